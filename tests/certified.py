@@ -29,5 +29,5 @@ def check_solution(
         offload=offload,
         lower_bounds={best.bound_by: best.lower_bound},
     )
-    assert claimed["claims"]["offloaded"] == best.offloaded
+    assert claimed["claim"]["offloaded"] == best.offloaded
     assert pj.verify(claimed).problems == ()

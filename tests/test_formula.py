@@ -98,17 +98,18 @@ def test_closed_forms_with_messages(p, m):
 
 def mutants(claimed):
     """Certificates with a facet less, or one count more or less."""
-    for k, facet in enumerate(claimed["facets"]):
+    for k, facet in enumerate(claimed["claim"]["facets"]):
         less = copy.deepcopy(claimed)
-        del less["facets"][k], less["points"][k]
-        kept = [cell for cell in less["cells"] if cell[0] != k]
-        less["cells"] = [[facet - (facet > k), *rays] for facet, *rays in kept]
+        proof = less["proof"]
+        del less["claim"]["facets"][k], proof["points"][k]
+        kept = [cell for cell in proof["cells"] if cell[0] != k]
+        proof["cells"] = [[facet - (facet > k), *rays] for facet, *rays in kept]
         yield less
         for j, count in enumerate(facet):
             for step in (-1, 1):
                 if count + step >= 0:
                     changed = copy.deepcopy(claimed)
-                    changed["facets"][k][j] += step
+                    changed["claim"]["facets"][k][j] += step
                     yield changed
 
 
@@ -168,18 +169,18 @@ def test_a_saved_form_is_the_same(name, options, tmp_path):
 def test_what_proves_a_form_is_checked():
     table, program = lowered("hanayo", 4, 4)
     claimed = json.loads(json.dumps(pj.formula(program).certificate(table)))
-    for key, change in (
-        ("cells", lambda cells: cells.pop()),
-        ("cells", lambda cells: cells.append(cells[0])),
-        ("cells", lambda cells: cells[0].__setitem__(0, 1 - min(1, cells[0][0]))),
-        ("rays", lambda rays: rays[2].__setitem__(0, rays[2][0] + 1)),
-        ("points", lambda points: points.reverse()),
-        ("parameters", lambda found: found[0]["weights"]["F"].__setitem__(2, 2)),
-        ("links", lambda links: links.__setitem__("model", "blocking")),
-        ("facets", lambda facets: facets.append(facets[0])),
+    for part, key, change in (
+        ("proof", "cells", lambda cells: cells.pop()),
+        ("proof", "cells", lambda cells: cells.append(cells[0])),
+        ("proof", "cells", lambda cells: cells[0].__setitem__(0, 1 - min(1, cells[0][0]))),
+        ("proof", "rays", lambda rays: rays[2].__setitem__(0, rays[2][0] + 1)),
+        ("proof", "points", lambda points: points.reverse()),
+        ("costs", "parameters", lambda found: found[0]["weights"]["F"].__setitem__(2, 2)),
+        ("costs", "links", lambda links: links.__setitem__("model", "blocking")),
+        ("claim", "facets", lambda facets: facets.append(facets[0])),
     ):
         wrong = copy.deepcopy(claimed)
-        change(wrong[key])
+        change(wrong[part][key])
         assert not accepted(wrong), key
 
 
@@ -194,8 +195,9 @@ def test_a_gap_is_certified():
     assert 1 < ratio.max() <= 1 + form.gap + 1e-12
     claimed = form.certificate(table)
     assert accepted(claimed)
-    part, whole = claimed["gap"]
-    assert not accepted({**claimed, "gap": [part * 99, whole * 100]})
+    part, whole = claimed["claim"]["gap"]
+    claimed["claim"]["gap"] = [part * 99, whole * 100]
+    assert not accepted(claimed)
 
 
 def test_a_box_leaves_out_what_is_beyond_it():

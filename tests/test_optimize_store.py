@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 from certified import check_solution
 
 import pipejax as pj
+from pipejax.analysis.verify.certificate_file import checksum_of
 from pipejax.base.files import DRAFT
 from pipejax.search.schedule import anytime_search as run
 from pipejax.search.schedule.problem import pose
@@ -24,7 +26,7 @@ from pipejax.search.schedule.store import (
     default_folder,
     stretch,
 )
-from pipejax.search.schedule.store_entry import _checksum, prover
+from pipejax.search.schedule.store_entry import prover
 
 pytestmark = pytest.mark.solver
 
@@ -224,12 +226,34 @@ def test_the_shorter_schedule_and_the_higher_bound_stay(store):
         put_table(store, small(3, **HARD), "gpipe")
 
 
+def test_an_entry_is_a_certificate(store):
+    """The checker derives what an entry claims, and names what does not hold."""
+    put_table(store, small(4, offload=20.0), "zb-h1", bound=20)
+    put_table(store, small(8, **HARD), "gpipe", bound=5)
+    (_, costs, options) = case = small(4, **HARD)
+    costs = dataclasses.replace(costs, all_reduce=0.5, update=0.25)
+    problem = pose(case[0], costs, **options, link="queued")
+    store.put(problem, case[0], 5, seconds=1.0, source="1f1b")
+    texts = [path.read_text() for path in store.path.glob("*.json")]
+    assert [pj.verify(json.loads(text)).problems for text in texts] == [()] * 3
+    for change, problem in (
+        (changed("proof", "starts", "0F1", to=5), "starts: 0F1: claimed 5, derived"),
+        (changed("claim", "value", to=10**6), "value: claimed 1000000, derived"),
+        (changed("claim", "limits", 0, to=1), "limit: worker 0: claimed 1, derived"),
+        (changed("claim", "lower_bounds", 0, "value", to=10**6), "which was reached"),
+        (changed("proof", "source", to="somebody"), "checksum: claimed"),
+    ):
+        for text in texts:
+            verdict = pj.verify(change(text, json.loads(text)))
+            assert problem in " ".join(map(str, verdict.problems))
+
+
 @pytest.mark.solver
 def test_a_bound_that_other_code_proved_is_not_taken_over(store, solved):
     data = json.loads(solved.read_text())
-    data["prover"] = prover() | {"ortools": "9.1"}
+    data["proof"]["prover"] = prover() | {"ortools": "9.1"}
     store.path.mkdir()
-    (store.path / solved.name).write_text(json.dumps(data | {"checksum": _checksum(data)}))
+    (store.path / solved.name).write_text(json.dumps(summed(data)))
     kept = store.get(problem_of(small()))
     assert (kept.objective, kept.bound, kept.proven_bound) == (31, 31, 0)
     assert store.nearest(problem_of(small(2))).bound == 0
@@ -238,55 +262,85 @@ def test_a_bound_that_other_code_proved_is_not_taken_over(store, solved):
     assert store.get(problem_of(small())).proven_bound == 31
 
 
+def changed(*where, to):
+    """A damage of one entry of a certificate, at some keys."""
+
+    def change(text, data):
+        inner = data
+        for key in where[:-1]:
+            inner = inner[key]
+        inner[where[-1]] = to(inner[where[-1]]) if callable(to) else to
+        return data
+
+    return change
+
+
+def left_out(*where):
+    """A damage that takes a key away."""
+
+    def change(text, data):
+        inner = data
+        for key in where[:-1]:
+            inner = inner[key]
+        del inner[where[-1]]
+        return data
+
+    return change
+
+
+def summed(data):
+    """The certificate with the checksum of its content."""
+    if "proof" in data:
+        data["proof"]["checksum"] = checksum_of(data)
+    return data
+
+
+ONE_BY_ONE = [[f"{stage}{phase}0" for phase in "FIW"] for stage in range(4)]
 DAMAGES = {
     "cut short": lambda text, data: text[: len(text) // 2],
     "without its end": lambda text, data: text[:-1],
     "empty": lambda text, data: "",
     "zeros": lambda text, data: "\0" * len(text),
-    "one digit": lambda text, data: text.replace('"bound": 31', '"bound": 30'),
+    "one digit": lambda text, data: text.replace('"value": 31}', '"value": 30}'),
     "no object": lambda text, data: "[1]",
     "nested": lambda text, data: "[" * 100000,
     "another file": lambda text, data: '{"format": "pipejax-table", "version": 1}',
-    "later format": lambda text, data: data | {"version": 2},
-    "no key": lambda text, data: {k: v for k, v in data.items() if k != "bound"},
+    "later format": changed("version", to=3),
+    "another kind": changed("kind", to="run"),
+    "no key": left_out("claim", "lower_bounds"),
     "more keys": lambda text, data: data | {"note": ""},
-    "rows of numbers": lambda text, data: data | {"rows": [[1]]},
-    "no schedule": lambda text, data: data | {"rows": [row[::-1] for row in data["rows"]]},
-    "half a schedule": lambda text, data: data | {"rows": data["rows"][:2]},
-    "another schedule": lambda text, data: (
-        data
-        | {
-            "rows": [
-                [str(op) for op in row]
-                for row in (
-                    ["0F0", "0I0", "0W0"],
-                    ["1F0", "1I0", "1W0"],
-                    ["2F0", "2I0", "2W0"],
-                    ["3F0", "3I0", "3W0"],
-                )
-            ]
-        }
+    "rows of numbers": changed("table", "rows", to=[[1]]),
+    "no schedule": changed("table", "rows", to=lambda rows: [row[::-1] for row in rows]),
+    "half a schedule": changed("table", "rows", to=lambda rows: rows[:2]),
+    "another schedule": changed("table", "rows", to=ONE_BY_ONE),
+    "too much memory": changed("claim", "limits", to=[8] * 4),
+    "too short": lambda text, data: changed("claim", "value", to=30)(
+        text, changed("claim", "lower_bounds", 0, "value", to=30)(text, data)
     ),
-    "too much memory": lambda text, data: data | {"problem": data["problem"] | {"limits": [8] * 4}},
-    "too short": lambda text, data: data | {"objective": 30, "bound": 30},
-    "bound above it": lambda text, data: data | {"bound": 32},
-    "a fraction": lambda text, data: data | {"bound": 30.5},
-    "no seconds": lambda text, data: data | {"seconds": -1.0},
-    "other starts": lambda text, data: (
-        data | {"starts": data["starts"] | {"forward": [[0] * 8] * 4}}
-    ),
-    "another problem": lambda text, data: (
-        data | {"problem": data["problem"] | {"limits": [12] * 4}}
-    ),
-    "ragged": lambda text, data: data | {"problem": data["problem"] | {"lag": [[[0], [0, 0]]]}},
-    "a worker too many": lambda text, data: (
-        data | {"problem": data["problem"] | {"placement": [[0, 1, 2, 9]]}}
-    ),
-    "a stage too few": lambda text, data: (
-        data | {"problem": data["problem"] | {"forward": [1] * 3}}
-    ),
-    "no problem": lambda text, data: data | {"problem": {}},
+    "bound above it": changed("claim", "lower_bounds", 0, "value", to=32),
+    "a fraction": changed("claim", "lower_bounds", 0, "value", to=30.5),
+    "no bound": changed("claim", "lower_bounds", to=[]),
+    "no seconds": changed("proof", "seconds", to=-1.0),
+    "other starts": changed("proof", "starts", "0F0", to=1),
+    "another problem": changed("claim", "limits", to=[12] * 4),
+    "ragged": changed("costs", "seconds", "latency", to=[[[0], [0, 0]]]),
+    "a worker too many": changed("table", "placement", to=[[0, 1, 2, 9]]),
+    "a stage too few": changed("costs", "seconds", "F", to=[1] * 3),
+    "no problem": changed("costs", "seconds", to={}),
+    "no sizes": changed("costs", "memory", to={}),
+    "no shares": changed("costs", "memory", "weight_share", to=["1", "1", "1", "1"]),
 }
+
+
+def test_an_entry_of_the_first_version_is_read():
+    """`certificates_1` holds what version 1 wrote; its bound was proved by other code."""
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3)
+    costs = pj.Costs(forward=1.0, input_grad=1.5, weight_grad=0.5, transmit=0.25)
+    problem = pose(table, costs, memory_limit=2.0, link="queued")
+    old = SolvedProblems(Path(__file__).parent / "data" / "certificates_1").get(problem)
+    assert (old.objective, old.bound, old.proven_bound) == (52, 36, 0)
+    assert (old.source, old.seconds) == ("1f1b", 1.0)
+    assert [*old.table.rows()] == [*table.rows()]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -294,7 +348,7 @@ def test_what_is_not_right_is_told_and_not_used(store, solved, damage):
     text = solved.read_text()
     damaged = DAMAGES[damage](text, json.loads(text))
     if isinstance(damaged, dict):  # by someone who knows about checksums
-        damaged = json.dumps(damaged | {"checksum": _checksum(damaged)})
+        damaged = json.dumps(summed(damaged))
     assert damaged != text
     store.path.mkdir()
     path = store.path / solved.name

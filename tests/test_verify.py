@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
 from pipejax.analysis.verify.bounds import derived_bounds
-from pipejax.analysis.verify.certificate_file import read_certificate
+from pipejax.analysis.verify.certificate_file import read_run
 from pipejax.search.schedule.bounds import area_bound, lower_bound
 from pipejax.search.schedule.initial_plans import greedy_plan
 from pipejax.search.schedule.plan import objective_of
@@ -104,7 +105,7 @@ def test_a_fused_pair_sends_its_activation_first():
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.5)
     claimed = certified(table, costs, "queued")
     assert pj.verify(claimed).ok
-    sent = claimed["claims"]["transfers"]
+    sent = claimed["proof"]["transfers"]
     first, second = sent["1SEND_F1 (worker 1 to 0)"], sent["1SEND_B0 (worker 1 to 0)"]
     assert first["arrives"] == second["leaves"]
 
@@ -139,7 +140,7 @@ def test_bounds_are_those_of_the_search(data):
     run = pj.evaluate(table, costs, link=links)
     memory = pj.activation_memory(run, sizes=sizes, weight_share=share)
     claimed = pj.certificate(run, memory=memory, limits=limits, **asked)
-    found = derived_bounds(read_certificate(claimed))
+    found = derived_bounds(read_run(claimed))
     assert found["stage"] <= found.get("memory chain", math.inf)
     assert area_bound(problem) * problem.unit <= found["memory area"] * (1 + 1e-9)
     best = max(found[kind] for kind in found if kind != "path")
@@ -156,7 +157,7 @@ def test_memory_area_of_times_that_are_no_multiples_is_not_rounded_up():
     problem = pose(table, costs, 3.0, offload=True)
     run = pj.evaluate(table, costs)
     claimed = pj.certificate(run, limits=[3.0] * 4, offload=True)
-    derived = derived_bounds(read_certificate(claimed))["memory area"]
+    derived = derived_bounds(read_run(claimed))["memory area"]
     assert derived == pytest.approx((16 * 8 + 15 + 6) / 3 + 1, rel=1e-8)  # x 1000 no whole units
     assert derived - problem.unit <= area_bound(problem) * problem.unit <= derived
 
@@ -183,7 +184,12 @@ F10 = "1F0 (worker 1, slot 1)"
 
 def claims(change):
     """A mutation of what is claimed."""
-    return lambda certificate: change(certificate["claims"])
+    return lambda certificate: change(certificate["claim"])
+
+
+def proof(change):
+    """A mutation of what proves it."""
+    return lambda certificate: change(certificate["proof"])
 
 
 def rename(section, old, new):
@@ -207,26 +213,26 @@ def raise_bound(by):
 
 MUTATIONS = {
     "a start": (
-        claims(lambda c: c["ops"][F10].update(start=1.0)),
+        proof(lambda c: c["ops"][F10].update(start=1.0)),
         rf"ops: {F10}: start: claimed 1.0, derived 2.25, behind 0SEND_F0 \(worker 0 to 1\)",
     ),
     "an end": (
-        claims(lambda c: c["ops"][F10].update(end=9.0)),
+        proof(lambda c: c["ops"][F10].update(end=9.0)),
         rf"ops: {F10}: end: claimed 9.0, derived 3.25",
     ),
     "no number": (
-        claims(lambda c: c["ops"][F10].update(end=None)),
+        proof(lambda c: c["ops"][F10].update(end=None)),
         rf"ops: {F10}: end: claimed nothing",
     ),
     "not a number": (
-        claims(lambda c: c["ops"][F10].update(end=float("nan"))),
+        proof(lambda c: c["ops"][F10].update(end=float("nan"))),
         rf"ops: {F10}: end: claimed nan",
     ),
     "worker of an op": (
-        claims(lambda c: rename(c["ops"], F10, "1F0 (worker 0, slot 1)")),
+        proof(lambda c: rename(c["ops"], F10, "1F0 (worker 0, slot 1)")),
         rf"ops: {F10}: claimed nothing, derived \{{.*ops: 1F0 \(worker 0, slot 1\): claimed \{{.*\}}, derived nothing",
     ),
-    "a missing op": (claims(lambda c: c["ops"].pop(F10)), rf"ops: {F10}: claimed nothing"),
+    "a missing op": (proof(lambda c: c["ops"].pop(F10)), rf"ops: {F10}: claimed nothing"),
     "the makespan": (
         claims(lambda c: c.update(makespan=c["makespan"] * (1 + 1e-6))),
         "makespan: claimed",
@@ -241,11 +247,11 @@ MUTATIONS = {
         "peak_in_flight: worker 0: claimed 2, derived 3",
     ),
     "an activation too many": (
-        claims(lambda c: c["held"]["worker 0"].__setitem__(0, 2.0)),
+        proof(lambda c: c["held"]["worker 0"].__setitem__(0, 2.0)),
         r"held: worker 0\[0\]: claimed 2.0, derived 1.0",
     ),
     "a moment": (
-        claims(lambda c: c["held_from"]["worker 0"].pop()),
+        proof(lambda c: c["held_from"]["worker 0"].pop()),
         "held_from: worker 0: claimed",
     ),
     "peak memory": (
@@ -254,11 +260,11 @@ MUTATIONS = {
     ),
     "offloads": (claims(lambda c: c.update(offloaded=1)), "offloaded: claimed 1, derived 0"),
     "messages that overlap": (
-        claims(lambda c: c["transfers"]["0SEND_F1 (worker 0 to 1)"].update(leaves=1.5)),
+        proof(lambda c: c["transfers"]["0SEND_F1 (worker 0 to 1)"].update(leaves=1.5)),
         r"transfers: 0SEND_F1 \(worker 0 to 1\): leaves: claimed 1.5, derived 2.0, behind",
     ),
     "arrival": (
-        claims(lambda c: c["transfers"]["0SEND_F1 (worker 0 to 1)"].update(arrives=0.0)),
+        proof(lambda c: c["transfers"]["0SEND_F1 (worker 0 to 1)"].update(arrives=0.0)),
         r"0SEND_F1 \(worker 0 to 1\): arrives: claimed 0.0",
     ),
     "a bound of paths": (raise_bound("stage"), "lower bound by stage: claimed 1000.0, derived"),
@@ -273,20 +279,23 @@ MUTATIONS = {
         "lower bound by solver: claimed 1000.0, derived .*, which was reached",
     ),
     "a cost": (
-        lambda c: c["costs"]["F"].__setitem__(0, 1.25),
+        lambda c: c["costs"]["seconds"]["F"].__setitem__(0, 1.25),
         r"ops: 0F0 \(worker 0, slot 0\): end: claimed 1.0, derived 1.25",
     ),
     "a message cost": (
-        lambda c: c["costs"]["latency"][0][0].__setitem__(0, 0.5),
+        lambda c: c["costs"]["seconds"]["latency"][0][0].__setitem__(0, 0.5),
         r"0SEND_F0 .*arrives: claimed 2.25, derived 2.5",
     ),
-    "the link model": (lambda c: c["links"].update(model="blocking"), "ops: .*start: claimed"),
+    "the link model": (
+        lambda c: c["costs"]["links"].update(model="blocking"),
+        "ops: .*start: claimed",
+    ),
     "a limit": (
-        lambda c: c["question"]["limits"].__setitem__(0, 2.9),
+        lambda c: c["claim"]["limits"].__setitem__(0, 2.9),
         "limit: worker 0: claimed 2.9, derived 3.0",
     ),
     "a size": (
-        lambda c: c["memory"]["sizes"].__setitem__(0, 2.0),
+        lambda c: c["costs"]["memory"]["sizes"].__setitem__(0, 2.0),
         r"peak_memory: worker 0: claimed 3.0, derived 6.0",
     ),
     "an order": (lambda c: swap(c["table"]["rows"]), r"ops: 0F1 .*claimed \{.*, derived nothing"),
@@ -327,29 +336,50 @@ def test_what_is_changed_is_named(changed):
 
 
 FORMS = {
-    "another version": (lambda c: c.update(version=2), "is not a certificate: expected .* and 2"),
+    "another version": (lambda c: c.update(version=3), "is not a certificate: expected .* and 3"),
+    "another kind": (lambda c: c.update(kind="proof"), "expected .*, got 'proof' and 2"),
+    "no kind": (lambda c: c.update(kind=[]), "is not a certificate"),
     "a truth for a version": (lambda c: c.update(version=True), "is not a certificate"),
-    "a missing key": (lambda c: c["claims"].pop("held"), "claims must have the keys .*held"),
+    "a missing key": (lambda c: c["proof"].pop("held"), "proof must have the keys .*held"),
     "an unknown key": (lambda c: c.update(more=1), "must have the keys .*'more'"),
-    "a missing cost": (lambda c: c["costs"].pop("W"), "costs must have the keys .*W"),
+    "a missing cost": (lambda c: c["costs"]["seconds"].pop("W"), "seconds must have the keys .*W"),
     "a negative cost": (
-        lambda c: c["costs"]["F"].__setitem__(0, -1),
-        "costs: F must be a number of at least 0, got -1",
+        lambda c: c["costs"]["seconds"]["F"].__setitem__(0, -1),
+        "seconds: F must be a number of at least 0, got -1",
     ),
-    "too few costs": (lambda c: c["costs"]["F"].pop(), "costs: F must be 3 numbers"),
-    "an unknown link": (lambda c: c["links"].update(model="wire"), "unknown link model 'wire'"),
+    "too few costs": (lambda c: c["costs"]["seconds"]["F"].pop(), "seconds: F must be 3 numbers"),
+    "an unknown link": (
+        lambda c: c["costs"]["links"].update(model="wire"),
+        "unknown link model 'wire'",
+    ),
     "no table": (lambda c: c.update(table=[]), "table must have the keys"),
     "half a table": (lambda c: c["table"].pop("rows"), "missing key 'rows' in the table"),
-    "no objective": (lambda c: c["question"].update(objective="speed"), "objective must be one of"),
+    "no objective": (lambda c: c["claim"].update(objective="speed"), "objective must be one of"),
     "a bound of no number": (
-        lambda c: c["claims"]["lower_bounds"][0].update(value="1"),
+        lambda c: c["claim"]["lower_bounds"][0].update(value="1"),
         "a lower bound must be a number",
     ),
     "no bounds": (
-        lambda c: c["claims"].update(lower_bounds=None),
+        lambda c: c["claim"].update(lower_bounds=None),
         "a lower bound must have the keys",
     ),
 }
+
+
+@pytest.mark.parametrize("kind", ["run", "formula"])
+def test_a_certificate_of_the_first_version_is_read(kind):
+    path = Path(__file__).parent / "data" / "certificates_1" / f"{kind}.json"
+    assert pj.verify(path).problems == ()
+    data = json.loads(path.read_text())
+    changed = copy.deepcopy(data)
+    changed["links"]["model"] = "blocking"
+    assert not pj.verify(changed).ok
+    for change in ({"version": 2}, {"version": True}, {"more": 1}, {"links": []}):
+        with pytest.raises(ValueError, match=r"certificate|must have the keys"):
+            pj.verify(data | change)
+    if kind == "run":
+        with pytest.raises(ValueError, match="claims must have the keys"):
+            pj.verify(data | {"claims": []})
 
 
 @after_each(FORMS)
@@ -366,7 +396,7 @@ def test_a_deadlock_of_transfers_is_named():
     ]
     table = pj.ScheduleTable.from_rows(rows)
     claimed = certified(table, pj.Costs(forward=1.0, backward=1.0), "queued")
-    claimed["links"]["model"] = "rendezvous"
+    claimed["costs"]["links"]["model"] = "rendezvous"
     (problem,) = pj.verify(claimed).problems
     cycle = r"deadlock: .*0SEND_F1 \(worker 0 to 1\) waits for 1SEND_B0 \(worker 1 to 0\)"
     assert re.search(cycle, str(problem))
@@ -399,7 +429,7 @@ def test_the_command_accepts_what_evaluate_wrote(written, answer, call):
 
 def test_the_command_names_what_does_not_hold(written, call):
     changed = json.loads(written.read_text())
-    changed["costs"]["F"][0] = 1.25
+    changed["costs"]["seconds"]["F"][0] = 1.25
     written.write_text(json.dumps(changed))
     code, out, err = call("verify", written, "--json")
     said = json.loads(out)

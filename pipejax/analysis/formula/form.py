@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import math
 from collections.abc import Mapping
 from fractions import Fraction
@@ -19,7 +18,7 @@ from pipejax.analysis.formula.parameters import (
     comparison_text,
     weights_by_key,
 )
-from pipejax.analysis.verify.certificate_file import FORMULA_FORMAT, FORMULA_VERSION
+from pipejax.analysis.verify.certificate_file import new_certificate
 from pipejax.base import longest_path
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import unknown
@@ -31,7 +30,6 @@ from pipejax.engine.pricing import by_microbatch
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.communication_cells import insert_transfers
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.schedules.table.table_files import to_json
 
 HALF = 0.5
 ARRAYS = ("preds", "duration_index", "lag_index")
@@ -262,6 +260,12 @@ class Formula:
     def certificate(self, table: ScheduleTable) -> dict[str, Any]:
         """State the form with its proof, which `verify` checks by other means than the engine.
 
+        The proof is a set of simplicial cells that cover the domain of the parameters. On each of
+        them one facet is the largest, and the makespan at its rays is no longer than that facet (or
+        longer by the gap at most); the makespan is convex, so it is no longer anywhere between
+        them. For each facet there is a point where it is the count of a longest path, so it is
+        never too large.
+
         Args:
           table: the schedule that was lowered.
 
@@ -277,11 +281,40 @@ class Formula:
           >>> claimed = pj.formula(pj.lower(table)).certificate(table)
           >>> pj.verify(claimed).ok
           True
-          >>> claimed["facets"][1][0] = 5
+          >>> claimed["claim"]["facets"][1][0] = 5
           >>> print(pj.verify(claimed).problems[0])
           facet 1: claimed a path of counts [5, 6, 3, 4], derived [4, 6, 3, 4]
         """
-        return formula_certificate(self, table)
+        _check_is_of(self.program, table)
+        links = self.program.links
+        if links.posting == "program" and not table.has_communication:
+            # the order in which transfers are posted is claimed too
+            table = insert_transfers(table, link=links)
+        cone, units = self.envelope.cone, self.units.tolist()
+        rays, _ = regions(cone, len(self.counts))
+        parameters = [
+            {"name": name, "unit": unit, "weights": weights_by_key(self.program, costs, unit)}
+            for name, unit, costs in zip(self.parameters, units, self.costs.costs, strict=True)
+        ]
+        box = {
+            name: [bound if bound < np.inf else None for bound in bounds]
+            for name, bounds in self.box.items()
+        }
+        return new_certificate(
+            "formula",
+            table,
+            links,
+            costs={"parameters": parameters, "box": box},
+            claim={
+                "facets": self.counts.tolist(),
+                "gap": [*Fraction(self.envelope.gap).as_integer_ratio()],
+            },
+            proof={
+                "points": self.envelope.points.tolist(),
+                "rays": rays.tolist(),
+                "cells": [list(cell) for cell in cells(cone, len(self.counts))],
+            },
+        )
 
 
 def smallest(counts: list[Fraction]) -> list[Fraction]:
@@ -289,49 +322,6 @@ def smallest(counts: list[Fraction]) -> list[Fraction]:
     parts = math.lcm(*(count.denominator for count in counts))
     common = math.gcd(*(int(count * parts) for count in counts))
     return [count * parts / common for count in counts]
-
-
-def formula_certificate(form: "Formula", table: ScheduleTable) -> dict[str, Any]:
-    """State a closed form with its proof: `verify` checks it by other means than the engine.
-
-    The proof is a set of simplicial cells that cover the domain of the parameters. On each of them
-    one facet is the largest, and the makespan at its rays is no longer than that facet (or longer
-    by the gap at most); the makespan is convex, so it is no longer anywhere between them. For each
-    facet there is a point where it is the count of a longest path, so it is never too large.
-
-    A `ValueError` says that the table is not the one whose makespan it is.
-    """
-    _check_is_of(form.program, table)
-    if form.program.links.posting == "program" and not table.has_communication:
-        # the order in which transfers are posted is claimed too
-        table = insert_transfers(table, link=form.program.links)
-    envelope, names = form.envelope, form.parameters
-    rays, _ = regions(envelope.cone, len(form.counts))
-    return ResultDict(
-        {
-            "format": FORMULA_FORMAT,
-            "version": FORMULA_VERSION,
-            "table": json.loads(to_json(table)),
-            "links": dataclasses.asdict(form.program.links),
-            "parameters": [
-                {
-                    "name": name,
-                    "unit": unit,
-                    "weights": weights_by_key(form.program, form.costs.costs[k], unit),
-                }
-                for k, (name, unit) in enumerate(zip(names, form.units.tolist(), strict=True))
-            ],
-            "box": {
-                name: [bound if bound < np.inf else None for bound in bounds]
-                for name, bounds in form.box.items()
-            },
-            "facets": form.counts.tolist(),
-            "points": envelope.points.tolist(),
-            "rays": rays.tolist(),
-            "cells": [list(cell) for cell in cells(envelope.cone, len(form.counts))],
-            "gap": [*Fraction(envelope.gap).as_integer_ratio()],
-        }
-    )
 
 
 def _check_is_of(program: Program, table: ScheduleTable) -> None:

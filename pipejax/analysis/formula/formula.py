@@ -173,8 +173,7 @@ def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
             )
         },
     )
-    facets, gap = np.array(content.facets), content.gap
-    box = data.get("certificate", data)["box"]
+    facets, gap, box = np.array(content.facets), content.gap, content.box
     return Formula(
         parameters=costs.names,
         counts=facets,

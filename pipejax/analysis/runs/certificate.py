@@ -3,8 +3,6 @@
 `verify` derives it by other means; what writes a certificate takes every number from the engine.
 """
 
-import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +10,7 @@ import numpy as np
 
 from pipejax.analysis.runs.activation_memory import ActivationMemory, activation_memory
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
-from pipejax.analysis.verify.certificate_file import FORMAT, SIZES, VERSION
+from pipejax.analysis.verify.certificate_file import SIZES, new_certificate
 from pipejax.analysis.verify.event_run import (
     by_worker,
     cell_name,
@@ -22,11 +20,9 @@ from pipejax.analysis.verify.event_run import (
 )
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.display import ResultDict
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS
 from pipejax.schedules.cells.ops import HOST, Op, Phase
 from pipejax.schedules.table.communication_cells import insert_transfers
-from pipejax.schedules.table.table_files import to_json
 
 Limits = Sequence[float] | Float[NumpyArray, " workers"]
 
@@ -59,12 +55,11 @@ def certificate(
       >>> table = pj.schedules.build("zb-h1", num_workers=2, num_microbatches=3)
       >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.5))
       >>> claimed = pj.certificate(run, limits=[2.0, 2.0])
-      >>> claimed["claims"]["makespan"], claimed["claims"]["peak_memory"]["worker 0"]
+      >>> claimed["claim"]["makespan"], claimed["claim"]["peak_memory"]["worker 0"]
       (12.0, 2.0)
       >>> pj.verify(claimed).ok
       True
     """
-    check_types(evaluation=(evaluation, Evaluation))
     check_types(evaluation=(evaluation, Evaluation))
     held = activation_memory(evaluation) if memory is None else memory
     if evaluation.links.posting == "program" and not evaluation.table.has_communication:
@@ -72,37 +67,35 @@ def certificate(
         table = insert_transfers(evaluation.table, link=evaluation.links)
         evaluation = evaluate(table, evaluation.costs, link=evaluation.links)
     table, sizes = evaluation.table, (held.sizes, held.weight_share, held.checkpoints)
-    return ResultDict(
-        {
-            "format": FORMAT,
-            "version": VERSION,
-            "table": json.loads(to_json(table)),
-            "links": dataclasses.asdict(evaluation.links),
-            "costs": _seconds(evaluation),
+    workers = range(evaluation.workers)
+    return new_certificate(
+        "run",
+        table,
+        evaluation.links,
+        costs={
+            "seconds": _seconds(evaluation),
             "memory": {name: size.tolist() for name, size in zip(SIZES, sizes, strict=True)},
-            "question": {
-                "objective": objective,
-                "limits": None if limits is None else np.asarray(limits, float).tolist(),
-                "offload": offload,
-            },
-            "claims": {
-                "makespan": evaluation.makespan,
-                "max_span": evaluation.max_span,
-                "busy": by_worker(evaluation.busy.tolist()),
-                "peak_in_flight": by_worker(evaluation.peak_in_flight.tolist()),
-                "offloaded": int((table.phase == Phase.O).sum()),
-                "ops": _ops(evaluation),
-                "transfers": _transfers(evaluation),
-                "peak_memory": by_worker(held.peak.tolist()),
-                "held_from": by_worker(
-                    held.curve(w)[0].tolist() for w in range(evaluation.workers)
-                ),
-                "held": by_worker(held.curve(w)[1].tolist() for w in range(evaluation.workers)),
-                "lower_bounds": [
-                    {"by": by, "value": float(value)} for by, value in (lower_bounds or {}).items()
-                ],
-            },
-        }
+        },
+        claim={
+            "objective": objective,
+            "limits": None if limits is None else np.asarray(limits, float).tolist(),
+            "offload": offload,
+            "makespan": evaluation.makespan,
+            "max_span": evaluation.max_span,
+            "busy": by_worker(evaluation.busy.tolist()),
+            "peak_in_flight": by_worker(evaluation.peak_in_flight.tolist()),
+            "offloaded": int((table.phase == Phase.O).sum()),
+            "peak_memory": by_worker(held.peak.tolist()),
+            "lower_bounds": [
+                {"by": by, "value": float(value)} for by, value in (lower_bounds or {}).items()
+            ],
+        },
+        proof={
+            "ops": _ops(evaluation),
+            "transfers": _transfers(evaluation),
+            "held_from": by_worker(held.curve(w)[0].tolist() for w in workers),
+            "held": by_worker(held.curve(w)[1].tolist() for w in workers),
+        },
     )
 
 

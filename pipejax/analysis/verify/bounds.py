@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from pipejax.analysis.verify.certificate_file import MESSAGE, OF_BOUNDS, CertificateContent
+from pipejax.analysis.verify.certificate_file import MESSAGE, OF_BOUNDS, RunContent
 from pipejax.analysis.verify.event_run import ActivationSizes, EventRun, Seconds, of_microbatch
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -39,7 +39,7 @@ class _Work(NamedTuple):
     update: Sequence[float]
 
 
-def derived_bounds(content: CertificateContent) -> dict[str, float]:
+def derived_bounds(content: RunContent) -> dict[str, float]:
     """Derive the best bound of each kind [s]."""
     table, costs = content.table, content.costs
     free = EventRun(table, costs, Links(host_links=content.links.host_links))
@@ -187,7 +187,7 @@ class _Held(NamedTuple):
     link: float
 
 
-def _area(content: CertificateContent, work: _Work, pipes: Sequence[_Pipe]) -> float:
+def _area(content: RunContent, work: _Work, pipes: Sequence[_Pipe]) -> float:
     """The least end at which memory times seconds, and the host links, suffice for all.
 
     An activation is held for all of its turn, or goes away for a part of it and uses the link.
@@ -206,7 +206,7 @@ def _area(content: CertificateContent, work: _Work, pipes: Sequence[_Pipe]) -> f
     return found
 
 
-def _durations(content: CertificateContent) -> list[float]:
+def _durations(content: RunContent) -> list[float]:
     """List what ops and messages take in any order of them [s]."""
     costs, pipes = content.costs, content.table.placement.tolist()
     microbatches = range(content.table.num_microbatches)
@@ -237,9 +237,7 @@ def _at_whole_unit(bound: float, shares: Sequence[float]) -> float:
     return math.ceil(bound / unit * (1 - 1e-9)) * unit if exact else bound
 
 
-def _held(
-    content: CertificateContent, work: _Work, pipes: Sequence[_Pipe], worker: int
-) -> Iterator[_Held]:
+def _held(content: RunContent, work: _Work, pipes: Sequence[_Pipe], worker: int) -> Iterator[_Held]:
     times, span = content.costs, content.objective == "span"
     for pipe in pipes:
         for s in [s for s, home in enumerate(pipe.homes) if home == worker and pipe.microbatches]:
@@ -284,6 +282,8 @@ def _transfers(held: list[_Held], limit: float, end: float) -> float:
     if lasts < sum(h.number * (h.forward + h.least) for h in held):
         return math.inf
     room = _filled(held, limit)
+    if room <= 0:  # not one activation fits
+        return math.inf
     lacks = sum(h.number * h.size * h.turn for h in held) + _empty(held, limit) - room * lasts
     able = [h for h in held if h.size * h.away > 0]
     if lacks <= 1e-9 * room * lasts:

@@ -1,38 +1,63 @@
-"""What certificates of runs and of closed forms hold; what has not their form is refused."""
+"""Certificates as files: one form for all kinds, how it is written, and how it is read.
+
+What has not the form of its kind is refused; what is claimed is judged elsewhere.
+"""
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from pipejax.analysis.verify.event_run import ActivationSizes, Seconds
 from pipejax.base.checks import number, one_of
+from pipejax.base.display import ResultDict
 from pipejax.schedules.cells.ops import TIMED, ScheduleError
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.schedules.table.table_files import check_json, from_json
+from pipejax.schedules.table.table_files import check_json, from_json, to_json
 
-FORMAT = "pipejax-certificate"
-FORMULA_FORMAT, FORMULA_VERSION = "pipejax-formula-certificate", 1
-VERSION = 1
-PARTS = ("table", "links", "costs", "memory", "question", "claims")
-FORMULA_PARTS = ("table", "links", "parameters", "box", "facets", "points", "rays", "cells", "gap")
+VERSION = 2
+KEYS = ("kind", "version", "table", "costs", "claim", "proof")
+
+
+class Keys(NamedTuple):
+    """What stands in three parts of a certificate, by its kind."""
+
+    costs: tuple[str, ...]
+    claim: tuple[str, ...]
+    proof: tuple[str, ...]
+
+
+PRICED = ("links", "seconds", "memory")
+QUESTION = ("objective", "limits", "offload")
+REACHED = ("makespan", "max_span", "busy", "peak_in_flight", "offloaded", "peak_memory")
+KINDS: Mapping[str, Keys] = {
+    # one run of the table, and bounds on others
+    "run": Keys(
+        PRICED,
+        (*QUESTION, *REACHED, "lower_bounds"),
+        ("ops", "transfers", "held_from", "held"),
+    ),
+    # the best known answer to a search of the schedule, in whole units of time and memory
+    "optimum": Keys(
+        PRICED,
+        (*QUESTION, "value", "lower_bounds"),
+        ("starts", "prover", "seconds", "source", "checksum"),
+    ),
+    # the makespan as a maximum of linear forms
+    "formula": Keys(("links", "parameters", "box"), ("facets", "gap"), ("points", "rays", "cells")),
+}
+FORMATS_1 = {"pipejax-certificate": "run", "pipejax-formula-certificate": "formula"}
+SECTIONS_1 = ("question", "claims")  # of the first version, whose keys are in `KINDS` as they are
+
 OUTER = ("parameters", "facets", "exact", "gap")  # what a report says that holds a certificate
 SIZES = ("sizes", "weight_share", "checkpoints")
-QUESTION = ("objective", "limits", "offload")
-CLAIMS = (
-    *("makespan", "max_span", "busy", "peak_in_flight", "offloaded", "ops", "transfers"),
-    *("peak_memory", "held_from", "held", "lower_bounds"),
-)
+# that the checker's run knows
 LINK_FIELDS = (
-    "model",
-    "queues",
-    "host_links",
-    "posting",
-    "shared_links",
-    "pair_links",
-    "eager_below",
-)  # that the checker's run knows
+    *("model", "queues", "host_links", "posting", "shared_links", "pair_links", "eager_below"),
+)
 MESSAGE = ("latency", "transmit")
 OBJECTIVES = ("makespan", "span")
 OF_STAGES = ("A", "UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")  # no microbatch
@@ -40,10 +65,11 @@ OF_BOUNDS = ("F", "B", "I", "W", "A", "U")  # times that bounds of all orders ad
 Row = list[int]
 
 
-class CertificateContent(NamedTuple):
-    """A certificate that was read.
+class RunContent(NamedTuple):
+    """A certificate of a run, or of the best known answer to a search, that was read.
 
     Attributes:
+      kind: "run" or "optimum".
       table: the schedule.
       links: how messages travel.
       costs: seconds as lists: phase letter, "pair" and the number "pair_factor" (stages),
@@ -53,9 +79,10 @@ class CertificateContent(NamedTuple):
       objective: what was to be least: "makespan" or "span".
       limits: (workers) memory for activations, or None.
       offload: whether activations may go to the host and back.
-      claims: what is claimed.
+      claims: what is claimed, and what proves it.
     """
 
+    kind: str
     table: ScheduleTable
     links: Links
     costs: Seconds
@@ -66,44 +93,187 @@ class CertificateContent(NamedTuple):
     claims: Mapping[str, Any]
 
 
-def read_certificate(data: Mapping[str, Any], name: str = "certificate") -> CertificateContent:
-    """Read a certificate; a `ScheduleError` says that its table cannot run."""
-    if data.get("format") != FORMAT or repr(data.get("version")) != repr(VERSION):
+class FormulaContent(NamedTuple):
+    """A certificate of a closed form that was read.
+
+    Attributes:
+      table: the schedule.
+      links: how messages travel.
+      names: of the parameters.
+      units: of the parameters: parts of which the counts are whole numbers.
+      weights: of each parameter, by phase letter or message part: whole numbers in its units.
+      box: range of each parameter that has one, as it is written.
+      domain: rows with row . x >= 0 for all x = (parameters in their units.., and 1 with a box).
+      facets: counts.
+      points: of each facet, where it is the count of a longest path.
+      rays: points x of the domain.
+      cells: facet and rays of each.
+      gap: by how much of the form the makespan may be longer.
+      report: what the file says around the certificate.
+    """
+
+    table: ScheduleTable
+    links: Links
+    names: list[str]
+    units: list[int]
+    weights: list[Seconds]
+    box: Mapping[str, Any]
+    domain: list[Row]
+    facets: list[Row]
+    points: list[Row]
+    rays: list[Row]
+    cells: list[Row]
+    gap: Fraction
+    report: Mapping[str, Any]
+
+
+def new_certificate(
+    kind: str,
+    table: ScheduleTable,
+    links: Links,
+    *,
+    costs: Mapping[str, Any],
+    claim: Mapping[str, Any],
+    proof: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return a certificate, which JSON can hold."""
+    written = json.loads(to_json(table))
+    costs = {"links": dataclasses.asdict(links), **costs}
+    parts = {"costs": costs, "claim": dict(claim), "proof": dict(proof)}
+    return ResultDict({"kind": kind, "version": VERSION, "table": written, **parts})
+
+
+def read_envelope(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the parts of a certificate of today's form; their content is not looked at."""
+    data = _from_version_1(data, name)
+    kind = data.get("kind")
+    if not (isinstance(kind, str) and kind in KINDS) or repr(data.get("version")) != repr(VERSION):
+        kinds = ", ".join(f'"{known}"' for known in KINDS)
         raise ValueError(
-            f'{name} is not a certificate: expected "format": "{FORMAT}" and "version": {VERSION}, '
-            f"got {data.get('format')!r} and {data.get('version')!r}"
+            f'{name} is not a certificate: expected "kind" {kinds} and "version" {VERSION}, '
+            f"got {kind!r} and {data.get('version')!r}"
         )
-    check_keys(data, ("format", "version", *PARTS), name)
-    links = read_links(data["links"], f"{name}: links")
-    memory = check_keys(data["memory"], SIZES, f"{name}: memory")
-    question = check_keys(data["question"], QUESTION, f"{name}: question")
+    check_keys(data, KEYS, name)
+    for part, keys in KINDS[kind]._asdict().items():
+        check_keys(data[part], keys, f"{name}: {part}")
+    return data
+
+
+def _from_version_1(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Certificates of the first version in today's form: the next release goes without."""
+    kind = FORMATS_1.get(str(data.get("format")))
+    if kind is None or repr(data.get("version")) != "1":
+        return data
+    found = {key: value for key, value in data.items() if key not in ("format", "version")}
+    if "costs" in found:
+        found["seconds"] = found.pop("costs")
+    for section in SECTIONS_1:
+        found |= _section(found.pop(section, {}), f"{name}: {section}")
+    parts = KINDS[kind]._asdict()
+    check_keys(found, ("table", *(key for keys in parts.values() for key in keys)), name)
+    nested = {part: {key: found[key] for key in keys} for part, keys in parts.items()}
+    return {"kind": kind, "version": VERSION, "table": found["table"], **nested}
+
+
+def is_formula(data: Any) -> bool:
+    """Return whether what a file holds is a closed form or its certificate."""
+    inner = data.get("certificate", data) if isinstance(data, Mapping) else data
+    if not isinstance(inner, Mapping):
+        return False
+    return "formula" in (inner.get("kind"), FORMATS_1.get(str(inner.get("format"))))
+
+
+def read_certificate(
+    data: Mapping[str, Any], name: str = "certificate"
+) -> RunContent | FormulaContent:
+    """Read a certificate, or a report of `pipejax formula --json` that holds one.
+
+    Raises:
+      ValueError: if a key is missing or unknown, or what it holds has the wrong form.
+      ScheduleError: if the table cannot run.
+    """
+    if is_formula(data):
+        return read_formula_certificate(data, name)
+    return read_run(data, name)
+
+
+def read_run(data: Mapping[str, Any], name: str = "certificate") -> RunContent:
+    """Read a certificate of a run or of an optimum; errors are those of `read_certificate`."""
+    parts = read_envelope(data, name)
+    costs, claims = parts["costs"], {**parts["claim"], **parts["proof"]}
+    links = read_links(costs["links"], f"{name}: links")
+    memory = check_keys(costs["memory"], SIZES, f"{name}: memory")
+    question = {key: claims.pop(key) for key in QUESTION}
     one_of(question["objective"], OBJECTIVES, f"{name}: objective")
     one_of(question["offload"], (True, False), f"{name}: offload")
-    claims = check_keys(data["claims"], CLAIMS, f"{name}: claims")
     bounds = claims["lower_bounds"]
     for given in bounds if isinstance(bounds, list) else [None]:
         bound = check_keys(given, ("by", "value"), f"{name}: a lower bound")
         number(bound["value"], f"{name}: a lower bound")
         if not isinstance(bound["by"], str):
             raise ValueError(f"{name}: what a bound rests on must be text, got {bound['by']!r}")
-    table = read_table_of(data["table"], f"{name}: table")
-    _check_costs(data["costs"], table, OF_BOUNDS if bounds else (), f"{name}: costs")
+    table = read_table_of(parts["table"], f"{name}: table")
+    _check_costs(costs["seconds"], table, OF_BOUNDS if bounds else (), f"{name}: seconds")
     for key in SIZES:
         shape = _of_microbatches(memory[key], (table.num_stages,), table)
         _check_numbers(memory[key], shape, f"{name}: {key}")
     if question["limits"] is not None:
         _check_numbers(question["limits"], (table.num_workers,), f"{name}: limits")
     sizes = ActivationSizes(*(memory[key] for key in SIZES))
-    return CertificateContent(table, links, data["costs"], sizes, **question, claims=claims)
+    return RunContent(
+        parts["kind"], table, links, costs["seconds"], sizes, **question, claims=claims
+    )
+
+
+def read_formula_certificate(data: Mapping[str, Any], name: str) -> FormulaContent:
+    """Read a certificate of a closed form; errors are those of `read_certificate`."""
+    report = data if "certificate" in data else {}
+    parts = read_envelope(data.get("certificate", data), name)
+    costs, claim, proof = parts["costs"], parts["claim"], parts["proof"]
+    table = read_table_of(parts["table"], f"{name}: table")
+    links = read_links(costs["links"], f"{name}: links")
+    parameters, box = costs["parameters"], costs["box"]
+    if not isinstance(parameters, list) or not parameters:
+        raise ValueError(f"{name}: parameters must be a list, got {parameters!r}")
+    for each in parameters:
+        check_keys(each, ("name", "unit", "weights"), f"{name}: a parameter")
+        _check_whole(each["unit"], (), f"{name}: unit", least=1)
+    names, units = ([each[key] for each in parameters] for key in ("name", "unit"))
+    domain = _domain(names, units, box, f"{name}: box")
+    dims, count = len(domain[0]), len(claim["facets"])
+    _check_whole(claim["facets"], (count, len(names)), f"{name}: facets")
+    _check_whole(proof["points"], (count, len(names)), f"{name}: points")
+    _check_whole(proof["rays"], (len(proof["rays"]), dims), f"{name}: rays")
+    _check_whole(proof["cells"], (len(proof["cells"]), dims + 1), f"{name}: cells")
+    _check_whole(claim["gap"], (2,), f"{name}: gap")
+    if claim["gap"][1] == 0:
+        raise ValueError(f"{name}: gap must be a fraction, got {claim['gap']!r}")
+    weights = _weights(parameters, table, name)
+    gap, facets = Fraction(*claim["gap"]), claim["facets"]
+    return FormulaContent(
+        table, links, names, units, weights, box, domain, facets, **proof, gap=gap, report=report
+    )
 
 
 def read_table_of(data: Any, where: str) -> ScheduleTable:
     """Read the table of a certificate; a `ScheduleError` says that it cannot run."""
     try:
-        check_json(check_keys(data, {*getattr(data, "keys", tuple)()}, where))
+        check_json(_section(data, where))
     except ScheduleError as error:  # no table at all: nothing that could be wrong of it
         raise ValueError(f"{where}: {error.reason}") from None
     return from_json(data)
+
+
+def checksum_of(parts: Mapping[str, Any]) -> str:
+    """SHA-256 of a certificate without its own checksum: it tells a file that was damaged."""
+    proof = {key: value for key, value in parts["proof"].items() if key != "checksum"}
+    text = json.dumps({**parts, "proof": proof}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _section(data: Any, where: str) -> Mapping[str, Any]:
+    """Return what is an object, with whatever keys."""
+    return check_keys(data, {*getattr(data, "keys", tuple)()}, where)
 
 
 def check_keys(section: Any, keys: Collection[str], where: str) -> Mapping[str, Any]:
@@ -161,92 +331,6 @@ def read_links(record: Any, where: str) -> Links:
     if links != Links(**known):
         raise ValueError(f"{where}: the checker knows {', '.join(LINK_FIELDS)} alone, got {links}")
     return links
-
-
-class FormulaContent(NamedTuple):
-    """A certificate of a closed form that was read.
-
-    Attributes:
-      table: the schedule.
-      links: how messages travel.
-      names: of the parameters.
-      units: of the parameters: parts of which the counts are whole numbers.
-      weights: of each parameter, by phase letter or message part: whole numbers in its units.
-      domain: rows with row . x >= 0 for all x = (parameters in their units.., and 1 with a box).
-      facets: counts.
-      points: of each facet, where it is the count of a longest path.
-      rays: points x of the domain.
-      cells: facet and rays of each.
-      gap: by how much of the form the makespan may be longer.
-      report: what the file says around the certificate.
-    """
-
-    table: ScheduleTable
-    links: Links
-    names: list[str]
-    units: list[int]
-    weights: list[Seconds]
-    domain: list[Row]
-    facets: list[Row]
-    points: list[Row]
-    rays: list[Row]
-    cells: list[Row]
-    gap: Fraction
-    report: Mapping[str, Any]
-
-
-def is_formula(data: Any) -> bool:
-    """Return whether what a file holds is a closed form or its certificate."""
-    if not isinstance(data, Mapping):
-        return False
-    inner = data.get("certificate", data)
-    return isinstance(inner, Mapping) and inner.get("format") == FORMULA_FORMAT
-
-
-def read_formula_certificate(data: Mapping[str, Any], name: str) -> FormulaContent:
-    """Read a certificate, or a report of `pipejax formula --json` that holds one.
-
-    Raises:
-      ValueError: if a key is missing or unknown, or what it holds has the wrong form.
-      ScheduleError: if the table cannot run.
-    """
-    report = data if "certificate" in data else {}
-    data = data.get("certificate", data)
-    if repr(data.get("version")) != repr(FORMULA_VERSION):
-        raise ValueError(f"{name}: version must be {FORMULA_VERSION}, got {data.get('version')!r}")
-    check_keys(data, ("format", "version", *FORMULA_PARTS), name)
-    table = read_table_of(data["table"], f"{name}: table")
-    links = read_links(data["links"], f"{name}: links")
-    parameters = data["parameters"]
-    if not isinstance(parameters, list) or not parameters:
-        raise ValueError(f"{name}: parameters must be a list, got {parameters!r}")
-    for each in parameters:
-        check_keys(each, ("name", "unit", "weights"), f"{name}: a parameter")
-        _check_whole(each["unit"], (), f"{name}: unit", least=1)
-    names, units = ([each[key] for each in parameters] for key in ("name", "unit"))
-    size, domain = len(names), _domain(names, units, data["box"], f"{name}: box")
-    dims, count = len(domain[0]), len(data["facets"])
-    _check_whole(data["facets"], (count, size), f"{name}: facets")
-    _check_whole(data["points"], (count, size), f"{name}: points")
-    _check_whole(data["rays"], (len(data["rays"]), dims), f"{name}: rays")
-    _check_whole(data["cells"], (len(data["cells"]), dims + 1), f"{name}: cells")
-    _check_whole(data["gap"], (2,), f"{name}: gap")
-    if data["gap"][1] == 0:
-        raise ValueError(f"{name}: gap must be a fraction, got {data['gap']!r}")
-    return FormulaContent(
-        table,
-        links,
-        names,
-        units,
-        _weights(parameters, table, name),
-        domain,
-        facets=data["facets"],
-        points=data["points"],
-        rays=data["rays"],
-        cells=data["cells"],
-        gap=Fraction(*data["gap"]),
-        report=report,
-    )
 
 
 def _weights(parameters: list[Any], table: ScheduleTable, name: str) -> list[Seconds]:

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from pipejax.analysis.verify.bounds import derived_bounds
 from pipejax.analysis.verify.certificate_file import (
-    CertificateContent,
-    is_formula,
+    FormulaContent,
+    RunContent,
+    checksum_of,
     read_certificate,
-    read_formula_certificate,
 )
 from pipejax.analysis.verify.event_run import (
     Event,
@@ -26,6 +26,7 @@ from pipejax.base.display import short_repr, short_repr_of
 from pipejax.schedules.cells.ops import ScheduleError
 
 NO_OPS = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD", "WAIT_SEND_F", "WAIT_SEND_B")
+SEARCHED = ("F", "B", "I", "W", "O", "L")  # phases that an optimum has starts of
 ROUNDING = 1e-9  # of the largest number of a claim, by which sums of floats may differ
 ROUNDING_OF_BOUNDS = 1e-8  # the search counts in whole units, which rounds durations as well
 
@@ -98,7 +99,7 @@ def verify(certificate: str | Path | Mapping[str, Any]) -> Verdict:
     events that wait for events, in plain Python, as docs/semantics.md says.
 
     Args:
-      certificate: what `certificate` returned, or a file that holds it.
+      certificate: of a run, of a closed form or of a solved problem, or a file that holds it.
 
     Returns:
       The makespan as derived, the claims that do not hold, and what lower bounds rest on.
@@ -118,7 +119,7 @@ def verify(certificate: str | Path | Mapping[str, Any]) -> Verdict:
       >>> verdict = pj.verify(claimed)
       >>> verdict.ok, verdict.makespan
       (True, 15.0)
-      >>> claimed["claims"]["ops"]["1F0 (worker 1, slot 1)"]["start"] = 0.5
+      >>> claimed["proof"]["ops"]["1F0 (worker 1, slot 1)"]["start"] = 0.5
       >>> print(*pj.verify(claimed).problems)
       ops: 1F0 (worker 1, slot 1): start: claimed 0.5, derived 1.0, behind 0SEND_F0 (worker 0 to 1)
     """
@@ -126,20 +127,20 @@ def verify(certificate: str | Path | Mapping[str, Any]) -> Verdict:
     data = certificate if isinstance(certificate, Mapping) else load_json(Path(certificate))
     name = "certificate" if isinstance(certificate, Mapping) else str(certificate)
     try:
-        if is_formula(data):
-            form = read_formula_certificate(data, name)
-            return Verdict(None, tuple(Discrepancy(*each) for each in formula_problems(form)))
         content = read_certificate(data, name)
     except ScheduleError as error:  # there is a table, and it cannot run
         return Verdict(None, (Discrepancy("table", "legal", error.reason),))
+    if isinstance(content, FormulaContent):
+        return Verdict(None, tuple(Discrepancy(*each) for each in formula_problems(content)))
     run = EventRun(content.table, content.costs, content.links)
     if cycle := run.deadlock():
         waits = " waits for ".join(map(run.name, [*cycle, cycle[0]]))
         return Verdict(None, (Discrepancy("run", "to the end", f"deadlock: {waits}"),))
     derived = derived_claims(run, content)
+    compared = derived if content.kind == "run" else _of_optimum(run, content, derived, data)
     problems = [
         problem
-        for name, value in derived.items()
+        for name, value in compared.items()
         for problem in _differences(content.claims[name], value, ROUNDING * _largest(value), name)
     ]
     problems = [*_explained(run, problems), *_above_limits(content, derived["peak_memory"])]
@@ -147,7 +148,7 @@ def verify(certificate: str | Path | Mapping[str, Any]) -> Verdict:
     return Verdict(derived["makespan"], (*problems, *wrong), bounds)
 
 
-def derived_claims(run: EventRun, content: CertificateContent) -> dict[str, Any]:
+def derived_claims(run: EventRun, content: RunContent) -> dict[str, Any]:
     """Derive what a certificate claims of a run, in the form in which it does."""
     events = sorted(run.end, key=lambda event: run.start[event])  # so that causes come first
     own: list[list[Event]] = [[] for _ in run.rows]
@@ -181,12 +182,25 @@ def derived_claims(run: EventRun, content: CertificateContent) -> dict[str, Any]
     }
 
 
+def _of_optimum(
+    run: EventRun, content: RunContent, derived: Mapping[str, Any], data: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Derive what an optimum claims of its run: times are whole units."""
+    starts = {
+        f"{stage}{phase}{microbatch}": run.start[cell]
+        for (phase, stage, microbatch), cell in run.at.items()
+        if phase in SEARCHED
+    }
+    value = derived["max_span" if content.objective == "span" else "makespan"]
+    return {"value": value, "starts": starts, "checksum": checksum_of(data)}
+
+
 def _largest(value: Any) -> float:
     """Largest number within a claim."""
     if isinstance(value, Mapping | list):
         values = value.values() if isinstance(value, Mapping) else value
         return max(map(_largest, values), default=0.0)
-    return abs(float(value))
+    return abs(float(value)) if isinstance(value, int | float) else 0.0
 
 
 def _differences(claimed: Any, derived: Any, within: float, where: str) -> Iterator[Discrepancy]:
@@ -220,14 +234,14 @@ def _explained(run: EventRun, problems: Iterable[Discrepancy]) -> Iterator[Discr
         yield problem
 
 
-def _above_limits(content: CertificateContent, peaks: Mapping[str, float]) -> Iterator[Discrepancy]:
+def _above_limits(content: RunContent, peaks: Mapping[str, float]) -> Iterator[Discrepancy]:
     for limit, (worker, peak) in zip(content.limits or (), peaks.items(), strict=False):
         if peak > limit * (1 + ROUNDING):
             yield Discrepancy(f"limit: {worker}", limit, peak)
 
 
 def _check_bounds(
-    content: CertificateContent, derived: Mapping[str, Any]
+    content: RunContent, derived: Mapping[str, Any]
 ) -> tuple[tuple[CheckedBound, ...], list[Discrepancy]]:
     """Derive the bounds that are combinatorial; no bound is above what was reached."""
     reached = derived["max_span" if content.objective == "span" else "makespan"]

@@ -1,4 +1,4 @@
-"""A solved problem as text; whatever can be checked is checked on reading.
+"""A solved problem as a certificate; whatever can be checked is checked on reading.
 
 A plan is checked by running it. A bound cannot be: it is kept with the versions of the code that
 proved it, and a checksum tells a file that was damaged.
@@ -14,18 +14,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipejax.analysis.verify.certificate_file import (
+    SIZES,
+    check_keys,
+    checksum_of,
+    new_certificate,
+    read_envelope,
+    read_links,
+    read_table_of,
+)
 from pipejax.base.checks import is_number, whole_number
 from pipejax.base.data_files import parse_json
 from pipejax.base.files import checksum
 from pipejax.base.provenance import code_hash
-from pipejax.schedules.cells.ops import format_cell
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.schedule.plan import Plan, objective_of, peaks, to_plan
-from pipejax.search.schedule.problem import OBJECTIVES, Problem
+from pipejax.search.schedule.plan import NEVER, Plan, objective_of, peaks, to_plan
+from pipejax.search.schedule.problem import NAMES, OBJECTIVES, Problem
 
-FORMAT = "pipejax-optimized"
-VERSION = 1
-MAY_BE_MISSING = ("offload", "load")  # where nothing may leave
+FORMAT_1 = "pipejax-optimized"
+OP_TIMES = {phase.name: name for phase, name in NAMES.items()}  # fields of a problem by letter
+HOST = ("O", "L")  # letters of times that stand there where activations may go to the host
+OTHER_TIMES = ("A", "U", "latency", "transmit")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,30 +78,46 @@ def prover() -> dict[str, str]:
 
 def to_text(entry: Entry) -> str:
     """Write an entry as JSON."""
-    plan = to_plan(entry.problem, entry.table)
-    data = {name: getattr(entry, name) for name in KEPT} | {
-        "format": FORMAT,
-        "version": VERSION,
-        "problem": entry.problem.content(),
-        "name": entry.table.name,
-        "rows": [[format_cell(cell) for cell in row] for row in entry.table.rows()],
-        "starts": _starts(plan),
-        "prover": dict(entry.prover),
-    }
-    return json.dumps(data | {"checksum": _checksum(data)})
+    problem = entry.problem
+    times = {letter: getattr(problem, name) for letter, name in OP_TIMES.items()}
+    times |= {"A": problem.all_reduce, "U": problem.update}
+    times |= {"latency": problem.lag, "transmit": problem.transmit}
+    memory = problem.sizes, problem.kept / problem.sizes, np.zeros_like(problem.sizes)
+    data = new_certificate(
+        "optimum",
+        entry.table,
+        Links("queued" if problem.queues else "delay", host_links=problem.host_links),
+        costs={
+            "seconds": {key: time.tolist() for key, time in times.items() if time is not None},
+            "memory": {name: size.tolist() for name, size in zip(SIZES, memory, strict=True)},
+        },
+        claim={
+            "objective": problem.objective,
+            "limits": problem.limits.tolist(),
+            "offload": problem.offload is not None,
+            "value": entry.objective,
+            "lower_bounds": [{"by": "solver", "value": entry.bound}],
+        },
+        proof={
+            "starts": _starts(to_plan(problem, entry.table)),
+            "prover": dict(entry.prover),
+            "seconds": entry.seconds,
+            "source": entry.source,
+        },
+    )
+    data["proof"]["checksum"] = checksum_of(data)
+    return json.dumps(data)
 
 
-def _starts(plan: Plan) -> dict[str, Any]:
-    return {name: starts.tolist() for name, starts in dataclasses.asdict(plan).items()}
-
-
-def _checksum(data: Mapping[str, Any]) -> str:
-    rest = {key: value for key, value in data.items() if key != "checksum"}
-    return checksum(json.dumps(rest, sort_keys=True))
-
-
-KEPT = ("objective", "bound", "seconds", "source")  # of an entry, as they are
-_KEYS = {*KEPT, "format", "version", "problem", "name", "rows", "starts", "prover", "checksum"}
+def _starts(plan: Plan) -> dict[str, int]:
+    """Start of each op by its name; a whole backward stands for its two halves."""
+    found = {}
+    for letter, starts in plan.starts.items():
+        for (stage, microbatch), start in np.ndenumerate(starts):
+            is_whole = letter in "IW" and plan.whole[stage, microbatch]
+            if start != NEVER and not (is_whole and letter == "W"):
+                found[f"{stage}{'B' if is_whole else letter}{microbatch}"] = int(start)
+    return found
 
 
 class Record(NamedTuple):
@@ -101,7 +127,7 @@ class Record(NamedTuple):
       problem: the problem.
       objective: what the entry says that its schedule reaches [units].
       bound: as in `Entry`, 0 if other code proved it.
-      data: the whole content.
+      data: the certificate.
     """
 
     problem: Problem
@@ -111,21 +137,16 @@ class Record(NamedTuple):
 
     def entry(self) -> Entry:
         """Run the schedule."""
-        data, problem = self.data, self.problem
-        table = ScheduleTable.from_rows(
-            data["rows"],
-            placement=problem.placement.astype(np.int32),
-            pipe_of_microbatch=problem.pipe_of.astype(np.int32),
-            name=data["name"],
-        )
+        problem, claim, proof = self.problem, self.data["claim"], self.data["proof"]
+        table = read_table_of(self.data["table"], "its table")
         plan = check_plan(problem, table)
         reached = objective_of(problem, plan)
         if reached != self.objective:
             raise ValueError(f"its schedule reaches {reached}, not {self.objective}")
-        if _starts(plan) != data["starts"]:
+        if _starts(plan) != proof["starts"]:
             raise ValueError("its ops do not start when it says")
-        known = (data[name] for name in ("bound", "prover", "seconds", "source"))
-        return Entry(problem, table, reached, *known)
+        known = (proof[name] for name in ("prover", "seconds", "source"))
+        return Entry(problem, table, reached, claim["lower_bounds"][0]["value"], *known)
 
 
 def from_text(text: str) -> Record:
@@ -133,26 +154,27 @@ def from_text(text: str) -> Record:
     data = parse_json(text)
     if not isinstance(data, dict):
         raise ValueError("it is not a JSON object")
-    if (data.get("format"), data.get("version")) != (FORMAT, VERSION):
-        raise ValueError(
-            f'expected "format": "{FORMAT}" and "version": {VERSION}, '
-            f"got {data.get('format')!r} and {data.get('version')!r}"
-        )
-    if set(data) != _KEYS:
-        raise ValueError(f"key {sorted(set(data) ^ _KEYS)[0]!r} is missing or unknown")
-    if data["checksum"] != _checksum(data):
+    if data.get("format") == FORMAT_1:
+        data = json.loads(to_text(_from_version_1(data)))
+    parts = read_envelope(data, "it")
+    claim, proof = parts["claim"], parts["proof"]
+    if parts["kind"] != "optimum":
+        raise ValueError(f"it is a certificate of a {parts['kind']}, not of an optimum")
+    if proof["checksum"] != checksum_of(parts):
         raise ValueError("its content does not agree with its checksum")
-    problem = _problem(data["problem"])
-    rows, proved = data["rows"], data["prover"]
-    texts = [*rows, [data["name"], data["source"]]] if isinstance(rows, list) else [rows]
-    if not all(map(_are_texts, texts)) or not isinstance(proved, dict):
-        raise ValueError("rows, name, source or prover is not of its form")
-    if not is_number(data["seconds"]):
-        raise ValueError(f"seconds must be a number of at least 0, got {data['seconds']!r}")
-    objective, bound = (whole_number(data[key], key, least=0) for key in ("objective", "bound"))
+    problem = _problem(parts)
+    if not isinstance(proof["source"], str) or not isinstance(proof["prover"], dict):
+        raise ValueError("source or prover is not of its form")
+    if not is_number(proof["seconds"]):
+        raise ValueError(f"seconds must be a number of at least 0, got {proof['seconds']!r}")
+    objective = whole_number(claim["value"], "value", least=0)
+    if not isinstance(claim["lower_bounds"], list) or len(claim["lower_bounds"]) != 1:
+        raise ValueError(f"lower_bounds must be one bound, got {claim['lower_bounds']!r}")
+    bound = check_keys(claim["lower_bounds"][0], ("by", "value"), "its bound")["value"]
+    bound = whole_number(bound, "bound", least=0)
     if bound > objective:
         raise ValueError(f"bound {bound} is above the objective, {objective}")
-    return Record(problem, objective, bound if proved == prover() else 0, data)
+    return Record(problem, objective, bound if proof["prover"] == prover() else 0, parts)
 
 
 def check_plan(problem: Problem, table: ScheduleTable) -> Plan:
@@ -168,44 +190,77 @@ def check_plan(problem: Problem, table: ScheduleTable) -> Plan:
     return plan
 
 
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
-
-
-def _problem(content: Any) -> Problem:
-    names = {field.name for field in dataclasses.fields(Problem)} - {"unit", "exact"}
-    if not isinstance(content, dict) or set(content) != names:
-        raise ValueError(f"problem must be an object with {', '.join(sorted(names))}")
-    hosts, objective = content["host_links"], content["objective"]
-    if objective not in OBJECTIVES:
-        raise ValueError(f"unknown objective {objective!r}")
-    if not (
-        isinstance(hosts, list) and all(_whole(group, "host_links").ndim == 1 for group in hosts)
-    ):
-        raise ValueError("host_links are not groups of workers")
-    given: dict[str, Any] = {
-        name: None if value is None and name in MAY_BE_MISSING else _whole(value, name)
-        for name, value in content.items()
-        if name not in ("objective", "host_links")
-    }
-    if given["placement"].ndim != 2 or given["placement"].size == 0:
+def _problem(parts: Mapping[str, Any]) -> Problem:
+    """Read the problem that a certificate is about; its table is not built."""
+    costs, claim = parts["costs"], parts["claim"]
+    if claim["objective"] not in OBJECTIVES:
+        raise ValueError(f"unknown objective {claim['objective']!r}")
+    host = HOST if claim["offload"] else ()
+    letters = [key for key in (*OP_TIMES, *OTHER_TIMES) if key in host or key not in HOST]
+    seconds = check_keys(costs["seconds"], letters, "its times")
+    memory = check_keys(costs["memory"], SIZES, "its memory")
+    table = {name: parts["table"].get(name) for name in ("placement", "pipe_of_microbatch")}
+    given = {**table, **seconds, "limits": claim["limits"], "sizes": memory["sizes"]}
+    found = {name: _whole(value, name) for name, value in given.items()}
+    placement, pipe_of, limits = (found[n] for n in (*table, "limits"))
+    if placement.ndim != 2 or placement.size == 0:
         raise ValueError("placement is no table of workers")
-    pipes, stages = given["placement"].shape
-    workers, microbatches = given["limits"].size, given["pipe_of"].size
-    shapes = {"placement": (pipes, stages), "limits": (workers,), "pipe_of": (microbatches,)}
-    shapes |= dict.fromkeys(("lag", "transmit"), (2, pipes, stages - 1))
-    for name, values in given.items():
-        if values is not None and values.shape != shapes.get(name, (stages,)):
-            raise ValueError(f"problem: {name} has the wrong shape")
-    if given["placement"].max() >= workers or given["pipe_of"].max(initial=0) >= pipes:
-        raise ValueError("problem: a worker or a pipe does not exist")
-    groups = tuple(tuple(group) for group in hosts)
-    return Problem(**given, objective=objective, host_links=groups, unit=1.0, exact=True)
+    pipes, stages = placement.shape
+    shapes = {"placement": (pipes, stages), "limits": (limits.size,)}
+    shapes |= {"pipe_of_microbatch": (pipe_of.size,)}
+    shapes |= dict.fromkeys(("latency", "transmit"), (2, pipes, stages - 1))
+    for name, values in found.items():
+        if values.shape != shapes.get(name, (stages,)):
+            raise ValueError(f"its {name} has the wrong shape")
+    if placement.max() >= limits.size or pipe_of.max(initial=0) >= pipes:
+        raise ValueError("a worker or a pipe does not exist")
+    shares = np.array(memory["weight_share"])
+    if shares.shape != (stages,) or shares.dtype.kind not in "if":
+        raise ValueError("its weight_share has the wrong shape")
+    return Problem(
+        placement=placement,
+        pipe_of=pipe_of,
+        **{name: found.get(letter) for letter, name in OP_TIMES.items()},
+        lag=found["latency"],
+        transmit=found["transmit"],
+        step_end=found["A"] + found["U"],
+        update=found["U"],
+        host_links=read_links(costs["links"], "its links").host_links,
+        sizes=found["sizes"],
+        kept=np.round(shares * found["sizes"]).astype(np.int64),
+        limits=limits,
+        objective=claim["objective"],
+        unit=1.0,
+        exact=True,
+    )
+
+
+def _from_version_1(data: Mapping[str, Any]) -> Entry:
+    """Read an entry of the first version: the next release goes without."""
+    content = {key: value for key, value in data.items() if key != "checksum"}
+    if data.get("checksum") != checksum(json.dumps(content, sort_keys=True)):
+        raise ValueError("its content does not agree with its checksum")
+    try:
+        fields = {
+            name: np.array(value) if isinstance(value, list) and name != "host_links" else value
+            for name, value in data["problem"].items()
+        }
+        fields["host_links"] = tuple(map(tuple, fields["host_links"]))
+        table = ScheduleTable.from_rows(
+            data["rows"],
+            placement=fields["placement"].astype(np.int32),
+            pipe_of_microbatch=fields["pipe_of"].astype(np.int32),
+            name=data["name"],
+        )
+        known = (data[name] for name in ("objective", "bound", "prover", "seconds", "source"))
+        return Entry(Problem(**fields, unit=1.0, exact=True), table, *known)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"it is not of the first version's form: {error}") from None
 
 
 def _whole(value: Any, name: str) -> Any:
     """Read nested lists of whole numbers of at least 0; what is ragged or not whole is refused."""
     values = np.array(value)
     if (values.size and values.dtype.kind != "i") or (values < 0).any():
-        raise ValueError(f"problem: {name} must be whole numbers of at least 0")
+        raise ValueError(f"its {name} must be whole numbers of at least 0")
     return values.astype(np.int64)
