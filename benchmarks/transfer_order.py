@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import pipejax as pj
-from pipejax.search.orders.transfers import SWAPS, OrderSearch
+from pipejax.search.orders.transfers import SWAPS, TransferSearch
 
 MESSAGES = (0.1, 0.5, 1.0)  # seconds, beside ops of one second
 SEARCHES = {"moves": 0, "swaps": SWAPS}
@@ -39,16 +39,15 @@ def searched(table, message, queues, seconds):
     costs = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0, transmit=message)
     found = {"table": table.name, "message": message, "queues": queues}
     for name, swaps in SEARCHES.items():
-        search = OrderSearch(table, costs, pj.Links("rendezvous", queues), 0, swaps=swaps)
-        stopped = search.run(10**6, seconds)
-        result = search.result(stopped)
-        found[name] = result.makespan
+        search = TransferSearch(table, costs, pj.Links("rendezvous", queues), 0, swaps=swaps)
+        result = search.run(10**6, seconds)
+        found[name] = result.value
         found[f"{name} evaluated"] = result.evaluated
-        found[f"{name} stopped"] = stopped
+        found[f"{name} stopped"] = result.stopped
     return found | {
         "pytorch": result.baselines["pytorch"],
         "greedy": result.baselines["by need"],
-        "bound": result.queue_bound,
+        "bound": result.lower_bound,
     }
 
 
@@ -69,7 +68,7 @@ def summary(rows):
             optimal = [
                 sum(row[f"{name} stopped"] == "optimal" for row in some) for name in SEARCHES
             ]
-            gap = [np.mean([row[name] / row["bound"] - 1 for row in some]) for name in SEARCHES]
+            gap = [np.mean([1 - row["bound"] / row[name] for row in some]) for name in SEARCHES]
             yield (
                 f"| {queues} | {message:g} | {len(some)} | "
                 + " | ".join(f"{value:.1%}" for value in saved.values())

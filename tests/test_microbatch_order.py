@@ -52,12 +52,12 @@ def test_the_search_equals_all_orders(case, tried, monkeypatch):
     if tried == "some":
         monkeypatch.setattr(permutation_search, "EXHAUSTIVE", 0)
     found = pj.arrange(table, costs, link=case[1], iterations=40)
-    assert found.makespan == pytest.approx(times.min(), rel=1e-12)
-    assert found.bound <= times.min() * (1 + 1e-12)
-    assert sorted(found.order.tolist()) == list(range(count))
-    assert pj.evaluate(table, found.costs, link=case[1]).makespan == found.makespan
+    assert found.value == pytest.approx(times.min(), rel=1e-12)
+    assert found.lower_bound <= times.min() * (1 + 1e-12)
+    assert sorted(found.best.order.tolist()) == list(range(count))
+    assert pj.evaluate(table, found.best.costs, link=case[1]).makespan == found.value
     assert found.baselines["given"] == times[0]
-    assert all(found.makespan <= time * (1 + 1e-12) for time in found.baselines.values())
+    assert all(found.value <= time * (1 + 1e-12) for time in found.baselines.values())
     lengths = np.asarray(costs.forward)[0]
     for name, order in (("ascending", lengths.argsort()), ("descending", (-lengths).argsort())):
         alone = pj.evaluate(table, in_order(costs, order), link=case[1]).makespan
@@ -83,17 +83,17 @@ def test_a_seed_gives_one_answer_and_no_time_the_best_baseline():
     table, lengths = table_of("1f1b", 4, 12), drawn(12, 5)
     costs = pj.scale_microbatches(TIMES, lengths)
     one, same = (pj.arrange(table, costs, iterations=5, seed=7) for _ in range(2))
-    assert one.order.tolist() == same.order.tolist()
-    assert (one.makespan, one.evaluated, one.stopped) == (
-        same.makespan,
+    assert one.best.order.tolist() == same.best.order.tolist()
+    assert (one.value, one.evaluated, one.stopped) == (
+        same.value,
         same.evaluated,
         "iterations",
     )
     for options, why in (({"time_limit": 0.0}, "time"), ({"iterations": 0}, "iterations")):
         none = pj.arrange(table, costs, seed=7, **options)
         assert none.stopped == why
-        assert one.makespan <= none.makespan <= min(none.baselines.values())
-        assert none.gap == 1 - none.bound / none.makespan > 0.1
+        assert one.value <= none.value <= min(none.baselines.values())
+        assert none.gap == 1 - none.lower_bound / none.value > 0.1
 
 
 @settings(max_examples=15)
@@ -281,16 +281,16 @@ def test_commands_take_lengths_and_orders(tmp_path, capsys):
     code, text, _ = printed(capsys, "arrange", *times, "--lengths", lengths, "--out", out, "--json")
     best = json.loads(text)
     assert (code, best["stopped"]) == (0, "optimal")
-    assert best["makespan"] <= min(best["baselines"].values())
+    assert best["value"] <= min(best["baselines"].values())
     saved = json.loads(out.read_text())
-    assert saved["order"] == best["order"]
+    assert saved["order"] == best["best"]["order"]
     for again in (
         ["--lengths", lengths, "--microbatch-order", out],
         ["--lengths", out],
-        ["--lengths", lengths, "--microbatch-order", ",".join(map(str, best["order"]))],
+        ["--lengths", lengths, "--microbatch-order", ",".join(map(str, best["best"]["order"]))],
     ):
         code, text, _ = printed(capsys, "evaluate", *times, *again, "--json")
-        assert json.loads(text)["makespan"] == best["makespan"]
+        assert json.loads(text)["makespan"] == best["value"]
     code, text, _ = printed(capsys, "arrange", *times, "--lengths", lengths)
     assert "mean of random" in text
 

@@ -77,13 +77,16 @@ def test_no_split_is_faster(name, link):
     splits = all_of(table, workload, H100, link)
     found = pj.partition(table, workload, H100, link=link, memory_limit=False)
     least = min(step for step, _ in splits.values())
-    assert found.status == "optimal"
-    assert found.step_time == splits[found.layout][0]  # to the last bit what evaluate says
-    assert found.step_time == pytest.approx(least, rel=3 * SLACK)
+    assert found.stopped == "optimal"
+    assert found.value == splits[found.best.layout][0]  # to the last bit what evaluate says
+    assert found.value == pytest.approx(least, rel=3 * SLACK)
     assert found.lower_bound <= least
     assert found.evaluated < len(splits)
     assert found.gap <= 3 * SLACK
-    np.testing.assert_array_equal(found.memory_bytes, pj.memory_bytes(found.workload, table))
+    needs = pj.memory_bytes(found.best.workload, table)
+    np.testing.assert_array_equal(found.best.memory_bytes, needs)
+    defaults = {name: split.step_time for name, split in found.best.defaults.items()}
+    assert found.baselines == defaults
 
 
 @pytest.mark.parametrize("name", ["1f1b", pytest.param("experts and MTP", marks=pytest.mark.slow)])
@@ -97,10 +100,10 @@ def test_of_those_that_fit_none_is_faster(name):
     found = pj.partition(table, workload, system)
     least = min(step for step, need in splits.values() if need <= system.memory_available)
     assert fastest[0] < least
-    assert (found.status, found.fits) == ("optimal", True)
-    assert found.step_time == pytest.approx(least, rel=3 * SLACK)
+    assert (found.stopped, found.best.fits) == ("optimal", True)
+    assert found.value == pytest.approx(least, rel=3 * SLACK)
     free = pj.partition(table, workload, system, memory_limit=False)
-    assert (free.step_time, free.fits) == (pytest.approx(fastest[0], rel=3 * SLACK), False)
+    assert (free.value, free.best.fits) == (pytest.approx(fastest[0], rel=3 * SLACK), False)
     small = dataclasses.replace(H100, memory_capacity=needs[0] / 2)
     with pytest.raises(ValueError, match=r"nothing fits: the smallest need found is .* GB"):
         pj.partition(table, workload, small)
@@ -149,15 +152,15 @@ def check_against_defaults(model, schedule, system, workers, count, seconds, ten
         table, workload, pj.load_system(system), memory_limit=False, time_limit=seconds
     )
     assert "torchtitan" in found.baselines  # Megatron needs layers that divide
-    assert all(found.step_time <= default.step_time for default in found.baselines.values())
-    assert found.lower_bound <= found.step_time
+    assert all(found.value <= default for default in found.baselines.values())
+    assert found.lower_bound <= found.value
     return found
 
 
 def test_never_slower_than_the_defaults():
     found = check_against_defaults("llama3-8b", "1f1b", "h100", 4, 8, 20, tensor=2)
-    assert found.status == "optimal"
-    assert found.step_time < min(split.step_time for split in found.baselines.values())
+    assert found.stopped == "optimal"
+    assert found.value < min(found.baselines.values())
 
 
 @pytest.mark.slow
@@ -176,7 +179,8 @@ def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
     out, text = tmp_path / "split.json", tmp_path / "split.txt"
     code, shown, _ = call("partition", *ARGUMENTS, "--out", out)
     assert code == 0
-    told = json.loads(out.read_text())
+    found = json.loads(out.read_text())
+    told = found["best"]
     layout = pj.PipelineLayout.of(told["pipeline_layout"])
     assert f'--pipeline-model-parallel-layout "{layout}"' in shown
     assert "no split is faster" in shown
@@ -193,15 +197,15 @@ def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
     again = answer("partition", *ARGUMENTS, "--out", text)
     assert text.read_text() == told["pipeline_layout"] + "\n"
     run = answer("evaluate", *ARGUMENTS, "--pipeline-layout", layout)
-    assert run["step_time"] == told["step_time"] == again["step_time"]
+    assert run["step_time"] == found["value"] == again["value"]
     assert run["memory_bytes"] == told["memory_bytes"]
 
 
 def test_a_search_that_is_out_of_time_says_what_it_knows():
     table, workload = given("interleaved")
     found = pj.partition(table, workload, H100, memory_limit=False, time_limit=0)
-    assert found.status in ("feasible", "optimal")
-    assert found.lower_bound <= found.step_time
+    assert found.stopped in ("time", "optimal")
+    assert found.lower_bound <= found.value
     assert set(found.baselines)
 
 
@@ -209,9 +213,9 @@ def test_fewer_layers_than_any_runtime_splits():
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
     workload = pj.Workload(dataclasses.replace(DENSE, layers=1), minibatch=4)
     found = pj.partition(table, workload, H100, memory_limit=False)
-    assert (found.baselines, found.status) == ({}, "optimal")
+    assert (found.baselines, found.stopped) == ({}, "optimal")
     steps = [step for step, _ in all_of(table, workload, H100).values()]
-    assert found.step_time == min(steps)
+    assert found.value == min(steps)
 
 
 def test_layers_for_further_tokens_are_of_no_torchtitan_pipeline():

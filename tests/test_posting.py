@@ -55,8 +55,8 @@ def test_wait_holds_the_row():  # 0F1 starts when the first activation has arriv
     assert makespan(held, "rendezvous", costs) == (5 + X) + (5 + X) + after
     assert makespan(held, "delay", costs) == makespan(free, "delay", costs)
     found = pj.order(held, costs, iterations=0)  # waits of its own, where they delay nothing
-    assert (found.baselines["own"], found.makespan) == (31, 28)
-    assert int(np.isin(found.table.phase, WAIT_SEND).sum()) == 4
+    assert (found.baselines["own"], found.value) == (31, 28)
+    assert int(np.isin(found.best.table.phase, WAIT_SEND).sum()) == 4
 
 
 def test_wait_at_the_end_of_a_row_is_no_op():

@@ -143,7 +143,7 @@ table
 ---
 pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
 ---
-pj.order(table, pj.Costs(forward=1.0, backward=2.0), iterations=1).makespan"""
+pj.order(table, pj.Costs(forward=1.0, backward=2.0), iterations=1).value"""
 
 
 @pytest.mark.slow

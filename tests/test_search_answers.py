@@ -228,6 +228,8 @@ def test_what_is_printed_is_what_the_written_table_gives(
     code, _, err = call("evaluate", "--table", out, *times, *link)
     assert code == 0, err
     run = answer("evaluate", "--table", out, *times, *link)
+    if command == "order":
+        found["makespan"] = found["value"]
     shared = ("makespan",) if command == "order" else ("makespan", "bubble_ratio", "peak_in_flight")
     if schedule == "chimera-asymmetric" and suffix == ".csv":
         return  # the stage shares are lost, and that was said

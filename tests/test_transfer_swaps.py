@@ -14,7 +14,7 @@ from pipejax.search.orders.transfer_graph import (
     transfer_graph,
 )
 from pipejax.search.orders.transfer_swaps import SwapSearch
-from pipejax.search.orders.transfers import OrderSearch
+from pipejax.search.orders.transfers import TransferSearch
 
 TABLE = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
 
@@ -65,9 +65,9 @@ def test_swaps_find_more_in_fewer_orders():
     costs = pj.Costs.uniform(TABLE, forward=1.0, backward=2.0, transfer=1.5)
     found = {}
     for swaps in (0, 64):
-        search = OrderSearch(TABLE, costs, pj.Links("rendezvous"), 0, swaps=swaps)
+        search = TransferSearch(TABLE, costs, pj.Links("rendezvous"), 0, swaps=swaps)
         search.run(6, None)
-        found[swaps] = search.best.makespan, search.evaluated
+        found[swaps] = search.value, search.evaluated
     assert found[64][0] < found[0][0]
 
 

@@ -110,7 +110,7 @@ def test_a_search_lowers_each_table_once(monkeypatch):
     monkeypatch.setattr(lower, "_lower", count)
     table, costs = build("chimera"), pj.Costs(forward=1.0, backward=2.0, transmit=0.7)
     found = pj.order(table, costs, iterations=3)
-    for each in (table, pj.insert_transfers(table), found.table):
+    for each in (table, pj.insert_transfers(table), found.best.table):
         queue_makespans(each, costs)
     assert len(lowered) == len(set(lowered))  # tables compare by identity
     assert len([links for each, links, _ in lowered if each is table]) == 4

@@ -31,8 +31,8 @@ class Found(Generic[Best]):
       baselines: the same value [s] of what one would take without a search, by name; None where
         that cannot run.
       evaluated: how many candidates were evaluated.
-      stopped: why the search ended: "optimal" (the bound is reached), "iterations", "time" or
-        "interrupted".
+      stopped: why the search ended: "optimal" (the bound is reached), "iterations", "time",
+        "interrupted", or "tolerance" (what is left is below that of a solver).
     """
 
     best: Best

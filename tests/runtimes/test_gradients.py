@@ -57,7 +57,7 @@ def test_repaired_tables(workers, microbatches, tmp_path):
         for queues in ("worker", "pair", "direction"):
             found = pj.order(built, costs, link=pj.Links("rendezvous", queues), iterations=20)
             path = tmp_path / f"{name}-{queues}.csv"
-            pj.write_table(found.table, path)
+            pj.write_table(found.best.table, path)
             tables.append(pj.read_table(path))
     found = errors(tables)
     assert len(found) == 18

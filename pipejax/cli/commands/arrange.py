@@ -12,6 +12,7 @@ from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.values import JsonFlag, Seed, TimeLimit, parse_seconds
 from pipejax.cli.output.files import NO_OUTPUT, ORDER, Output
 from pipejax.cli.output.report import (
+    FOUND,
     grid,
     percent,
     pick,
@@ -23,6 +24,7 @@ from pipejax.cli.output.report import (
 )
 
 if TYPE_CHECKING:
+    from pipejax.search.found import Found
     from pipejax.search.orders.microbatches import MicrobatchOrder
 
 
@@ -55,7 +57,7 @@ def arrange(
         )
     search = MicrobatchSearch(table, priced.of(table), links, seed)
 
-    def report(found: "MicrobatchOrder") -> Callable[[], None]:
+    def report(found: "Found[MicrobatchOrder]") -> Callable[[], None]:
         """Work out what the report says; return what writes and prints it."""
         result = _as_json(table, links, found, priced.microbatches.lengths)
         text = json_text.dumps(_saved(result), indent=2) + "\n"
@@ -76,14 +78,17 @@ def arrange(
 
 def _saved(result: dict[str, Any]) -> dict[str, Any]:
     """What a file of the order holds: enough to price it again, and to know what it is of."""
-    names = ("schedule", "workers", "microbatches", "order", "lengths", "makespan")
-    return {name: result[name] for name in names if name in result}
+    names = ("schedule", "workers", "microbatches")
+    return {name: result[name] for name in names} | result["best"] | {"makespan": result["value"]}
 
 
 def _as_json(
-    table: pj.ScheduleTable, links: pj.Links, found: "MicrobatchOrder", lengths: list[Any] | None
+    table: pj.ScheduleTable,
+    links: pj.Links,
+    found: "Found[MicrobatchOrder]",
+    lengths: list[Any] | None,
 ) -> dict[str, Any]:
-    order = found.order.tolist()
+    order = found.best.order.tolist()
     given = {} if lengths is None else {"lengths": [lengths[m] for m in order]}
     return {
         "schedule": table.name,
@@ -91,21 +96,20 @@ def _as_json(
         "stages": table.num_stages,
         "microbatches": table.num_microbatches,
         "link": links.model,
-        "order": order,
-        **given,
-        **pick(found, "makespan baselines bound gap evaluated stopped"),
+        "best": {"order": order, **given},
+        **pick(found, FOUND),
     }
 
 
-def _print(table: pj.ScheduleTable, links: pj.Links, found: "MicrobatchOrder") -> None:
-    orders = {"found": found.makespan, **found.baselines}
-    saved = (percent(1 - found.makespan / (time or 1.0)) for time in orders.values())
+def _print(table: pj.ScheduleTable, links: pj.Links, found: "Found[MicrobatchOrder]") -> None:
+    orders = {"found": found.value, **found.baselines}
+    saved = (percent(1 - found.value / (time or 1.0)) for time in orders.values())
     columns = ("order", orders), ("makespan", map(seconds, orders.values())), ("found saves", saved)
     print_all(
         f"[bold]{escape(table.name)}[/], {table.num_workers} workers, {table.num_microbatches} "
-        f"microbatches, {links.model} links: {seconds(found.makespan)} in the order found",
-        f"  no order saves more than {percent(found.gap)} of it ({seconds(found.bound)})",
+        f"microbatches, {links.model} links: {seconds(found.value)} in the order found",
+        f"  no order saves more than {percent(found.gap)} of it ({seconds(found.lower_bound)})",
         f"  {found.evaluated} orders evaluated; search ended: {found.stopped}\n",
         grid(columns),
-        f"order: {' '.join(map(str, found.order.tolist()))}",
+        f"order: {' '.join(map(str, found.best.order.tolist()))}",
     )

@@ -21,6 +21,7 @@ from pipejax.cli.output.files import (
     save_table,
 )
 from pipejax.cli.output.report import (
+    FOUND,
     grid,
     percent,
     pick,
@@ -31,13 +32,15 @@ from pipejax.cli.output.report import (
     seconds,
 )
 from pipejax.schedules.table.links import QUEUES
+from pipejax.search.found import gap
 
 if TYPE_CHECKING:
     from pipejax.analysis.paths.head_of_line_blocking import TransferWaits
+    from pipejax.search.found import Found
     from pipejax.search.orders.transfers import TransferOrder
 
 
-FOUND = "found"
+BETTER = "found"  # the order found, among others
 
 
 def order(
@@ -64,32 +67,34 @@ def order(
       pipejax order -s interleaved-1f1b -P 8 -M 16 -V 2 -T F=1,I=1.5,W=0.7 --comm 0.95
     """
     from pipejax.analysis.paths.head_of_line_blocking import queue_makespans
-    from pipejax.search.orders.transfers import OrderSearch
+    from pipejax.search.orders.transfers import TransferSearch
 
     limit = parse_seconds(time_limit, "--time-limit")
     costs = required(pricing).of(table)
 
-    def report(found: "TransferOrder") -> Callable[[], None]:
+    def report(found: "Found[TransferOrder]") -> Callable[[], None]:
         """Work out what the report says; return what writes and prints it."""
         tables = {"own": table, "by producer": pj.insert_transfers(table, link=rendezvous)}
         makespans = {
             name: queue_makespans(each, costs, link=rendezvous)
-            for name, each in {**tables, FOUND: found.table}.items()
+            for name, each in {**tables, BETTER: found.best.table}.items()
         }
         # where the table's own order deadlocks, nothing waits: the next best thing is looked at
         shown = "by producer" if found.baselines["own"] is None else "own"
-        runs = [pj.evaluate(each, costs, link=rendezvous) for each in (tables[shown], found.table)]
+        runs = [
+            pj.evaluate(each, costs, link=rendezvous) for each in (tables[shown], found.best.table)
+        ]
         waits, after = map(pj.transfer_waits, runs)
 
         def show() -> None:
-            save_table(found.table, out)
+            save_table(found.best.table, out)
             draw_runs({"before": runs[0], "after": runs[1]}, figure, messages=True)
             if found.stopped != "interrupted" or certificate.path is not None:
-                bounds = {"path": found.free_bound, "queue": found.queue_bound}
+                bounds = {"path": found.best.free_bound, "queue": found.lower_bound}
                 certify(pj.certificate(runs[1], lower_bounds=bounds), certificate)
             if json:
                 looked_at = {"makespans": makespans, "waits_of": shown, **out.as_json()}
-                looked_at["wait"] = {shown: _total(waits), FOUND: _total(after)}
+                looked_at["wait"] = {shown: _total(waits), BETTER: _total(after)}
                 beside = certificate.as_json() | figure.as_json()
                 print_json(_as_json(table, found, waits) | looked_at | beside)
                 return end_all(out, certificate, figure, json=True)
@@ -106,7 +111,7 @@ def order(
 
         return show
 
-    search = OrderSearch(table, costs, rendezvous, seed)
+    search = TransferSearch(table, costs, rendezvous, seed)
     search_and_report(search, iterations, limit, report)
 
 
@@ -114,19 +119,20 @@ Makespans = dict[str, dict[str, float | None]]
 
 
 def _as_json(
-    table: pj.ScheduleTable, found: "TransferOrder", waits: "TransferWaits"
+    table: pj.ScheduleTable, found: "Found[TransferOrder]", waits: "TransferWaits"
 ) -> dict[str, Any]:
     return {
         "schedule": table.name,
         "workers": table.num_workers,
         "stages": table.num_stages,
         "microbatches": table.num_microbatches,
-        "queues": found.links.queues,
+        "queues": found.best.links.queues,
         "own_order": "cells" if table.has_communication else "default",
-        **pick(
-            found,
-            "makespan gain baselines free_bound free_gap queue_bound gap evaluated stopped",
-        ),
+        "best": {"order": found.best.order.tolist()},
+        **pick(found, FOUND),
+        "gain": _gain(found),
+        "free_bound": found.best.free_bound,
+        "free_gap": gap(found.value, found.best.free_bound),
         "waits": [
             pick(w, "sender receiver ready start wait blocked worker")
             | {name: str(cell) for name, cell in pick(w, "send cell front").items()}
@@ -141,31 +147,40 @@ def _as_json(
     }
 
 
-def _print(table: pj.ScheduleTable, found: "TransferOrder", who_waits: str) -> None:
+def _print(table: pj.ScheduleTable, found: "Found[TransferOrder]", who_waits: str) -> None:
     producer = found.baselines["by producer"] or 0.0
-    less = 1 - found.makespan / producer if producer else 0.0
+    less = 1 - found.value / producer if producer else 0.0
+    free = gap(found.value, found.best.free_bound)
     print_all(
         f"[bold]{escape(table.name)}[/] on {table.num_workers} workers, one queue per "
-        f"{found.links.queues}: {seconds(found.makespan)} in the order found",
+        f"{found.best.links.queues}: {seconds(found.value)} in the order found",
         f"  {_against_own(table, found)}",
         f"  {who_waits}",
         f"  {percent(less)} less than producer by producer ({seconds(producer)})",
-        f"  messages that use no resource would save {percent(found.free_gap)} of it "
-        f"({seconds(found.free_bound)})",
-        f"  no order saves more than {percent(found.gap)} of it ({seconds(found.queue_bound)})",
+        f"  messages that use no resource would save {percent(free)} of it "
+        f"({seconds(found.best.free_bound)})",
+        f"  no order saves more than {percent(found.gap)} of it ({seconds(found.lower_bound)})",
         f"  {found.evaluated} orders evaluated; search ended: {found.stopped}\n",
     )
 
 
-def _against_own(table: pj.ScheduleTable, found: "TransferOrder") -> str:
+def _against_own(table: pj.ScheduleTable, found: "Found[TransferOrder]") -> str:
     """Say what the order gains over that of the table, or over the one that it runs in."""
-    own = found.baselines["own"]
-    if found.gain is None or own is None:
+    own, gain = found.baselines["own"], _gain(found)
+    if gain is None or own is None:
         return "its own order of SEND and RECV cells deadlocks"
     order = "its own order of SEND and RECV cells"
     if not table.has_communication:
         order = "the default order of transfers"
-    return f"{percent(found.gain)} less than in {order} ({seconds(own)})"
+    return f"{percent(gain)} less than in {order} ({seconds(own)})"
+
+
+def _gain(found: "Found[TransferOrder]") -> float | None:
+    """What the order saves of the makespan of the table's own; None where that deadlocks."""
+    own = found.baselines["own"]
+    if own is None:
+        return None
+    return 1 - found.value / own if own else 0.0
 
 
 def _total(waits: "TransferWaits") -> float:
@@ -187,7 +202,7 @@ def _who_waits(shown: str, waits: "TransferWaits", after: "TransferWaits") -> st
 
 
 def _makespan_grid(makespans: Makespans) -> Table:
-    queues = makespans[FOUND]
+    queues = makespans[BETTER]
     columns = {
         order: ["deadlock" if each[name] is None else seconds(each[name] or 0.0) for name in queues]
         for order, each in makespans.items()

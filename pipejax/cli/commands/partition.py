@@ -1,6 +1,7 @@
 """`pipejax partition`: which layers each stage holds."""
 
 import json as json_text
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,10 +14,12 @@ from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.values import JsonFlag, TimeLimit, parse_seconds
 from pipejax.cli.output.files import LAYOUT, NO_OUTPUT, Output
 from pipejax.cli.output.report import (
+    FOUND,
     best_so_far,
     gigabytes,
     grid,
     percent,
+    pick,
     print_all,
     print_json,
     print_written,
@@ -25,6 +28,7 @@ from pipejax.cli.output.report import (
 )
 
 if TYPE_CHECKING:
+    from pipejax.search.found import Found
     from pipejax.search.partition.partition import Partition
 
 WIDEST = 40  # blocks that the picture of a stage has at most
@@ -58,10 +62,12 @@ def partition(
         )
     limit = parse_seconds(time_limit, "--time-limit")
 
-    def report(found: "Partition", stopped: str | None = None) -> None:
-        result = _as_json(table, links, found) | ({} if stopped is None else {"stopped": stopped})
+    began = time.monotonic()
+
+    def report(found: "Found[Partition]") -> None:
+        result = _as_json(table, links, found) | {"seconds": time.monotonic() - began}
         text = (
-            str(found.layout)
+            str(found.best.layout)
             if out.path is not None and out.path.suffix == ".txt"
             else json_text.dumps(result, indent=2)
         )
@@ -72,7 +78,7 @@ def partition(
         print_written("wrote the layout to", out.written)
 
     with (
-        best_so_far(lambda found: report(found, "interrupted")) as keep,
+        best_so_far(report) as keep,
         progress("splitting", None) as bar,
     ):
         found = pj.partition(
@@ -88,8 +94,8 @@ def partition(
     report(found)
 
 
-def _as_json(table: pj.ScheduleTable, links: pj.Links, found: "Partition") -> dict[str, Any]:
-    layout = found.layout
+def _as_json(table: pj.ScheduleTable, links: pj.Links, found: "Found[Partition]") -> dict[str, Any]:
+    layout, best = found.best.layout, found.best
     has_mtp = layout.count("m").any()
     return {
         "schedule": table.name,
@@ -97,23 +103,20 @@ def _as_json(table: pj.ScheduleTable, links: pj.Links, found: "Partition") -> di
         "stages": table.num_stages,
         "microbatches": table.num_microbatches,
         "link": links.model,
-        "status": found.status,
-        "step_time": found.step_time,
-        "lower_bound": found.lower_bound,
-        "gap": found.gap,
-        "layers": layout.count("t").tolist(),
-        "mtp": layout.count("m").tolist(),
-        "pipeline_layout": str(layout),
-        # torchtitan has no layers for further tokens in pipelines
-        "module_fqns_per_model_part": None if has_mtp else layout.module_fqns(),
-        "memory_bytes": found.memory_bytes.tolist(),
-        "fits": found.fits,
-        "baselines": {
-            name: {**split._asdict(), "layout": str(split.layout)}
-            for name, split in found.baselines.items()
+        "best": {
+            "layers": layout.count("t").tolist(),
+            "mtp": layout.count("m").tolist(),
+            "pipeline_layout": str(layout),
+            # torchtitan has no layers for further tokens in pipelines
+            "module_fqns_per_model_part": None if has_mtp else layout.module_fqns(),
+            "memory_bytes": best.memory_bytes.tolist(),
+            "fits": best.fits,
         },
-        "evaluated": found.evaluated,
-        "seconds": found.seconds,
+        **pick(found, FOUND),
+        "defaults": {
+            name: {**split._asdict(), "layout": str(split.layout)}
+            for name, split in best.defaults.items()
+        },
     }
 
 
@@ -121,45 +124,45 @@ def _print(
     table: pj.ScheduleTable,
     workload: "pj.Workload",
     system: "pj.System",
-    found: "Partition",
+    found: "Found[Partition]",
     result: Mapping[str, Any],
 ) -> None:
     proof = "no split is faster"
-    if found.status != "optimal":
+    if found.stopped != "optimal":
         proof = f"no split saves more than {percent(found.gap)} of it"
     if found.lower_bound == 0:
         proof = "of which nothing is proven"
     print_all(
         f"[bold]{escape(table.name)}[/], {table.num_workers} workers, {table.num_stages} stages, "
-        f"{table.num_microbatches} microbatches: [bold]{seconds(found.step_time)}[/], {proof}",
+        f"{table.num_microbatches} microbatches: [bold]{seconds(found.value)}[/], {proof}",
         _stages(table, workload, system, found),
         _defaults(found),
         f"Megatron: --pipeline-model-parallel-size {table.num_workers} "
-        f'--pipeline-model-parallel-layout "{found.layout}"',
+        f'--pipeline-model-parallel-layout "{found.best.layout}"',
     )
-    if result["module_fqns_per_model_part"] is not None:
-        listed = json_text.dumps(result["module_fqns_per_model_part"])
+    if result["best"]["module_fqns_per_model_part"] is not None:
+        listed = json_text.dumps(result["best"]["module_fqns_per_model_part"])
         print_all(escape(f"torchtitan: module_fqns_per_model_part = {listed}"))
-    print_all(f"{found.evaluated} splits evaluated in {found.seconds:.1f} s")
-    if "stopped" in result:
-        print_all(f"{result['stopped']}: this is the best so far")
+    print_all(f"{found.evaluated} splits evaluated in {result['seconds']:.1f} s")
+    if found.stopped == "interrupted":
+        print_all("interrupted: this is the best so far")
 
 
 def _stages(
-    table: pj.ScheduleTable, workload: "pj.Workload", system: "pj.System", found: "Partition"
+    table: pj.ScheduleTable, workload: "pj.Workload", system: "pj.System", found: "Found[Partition]"
 ) -> object:
     """Draw what each stage holds, with its times."""
-    costs = pj.stage_costs(found.workload, system, table)
-    layers = found.layout.count("t") + found.layout.count("m")
+    costs = pj.stage_costs(found.best.workload, system, table)
+    layers = found.best.layout.count("t") + found.best.layout.count("m")
     blocks = np.ceil(layers * min(1.0, WIDEST / max(layers.max(), 1))).astype(int)
     room = float(system.memory_available)
     holders = [sorted(set(workers)) for workers in table.placement.T.tolist()]
-    needs = [found.memory_bytes[workers].max() for workers in holders]
+    needs = [found.best.memory_bytes[workers].max() for workers in holders]
     return grid(
         [
             ("stage", range(table.num_stages)),
             ("worker", [" ".join(map(str, workers)) for workers in holders]),
-            ("holds", map(_held, found.layout.stages)),
+            ("holds", map(_held, found.best.layout.stages)),
             ("layers", ["█" * count for count in blocks]),
             ("F", map(seconds, np.asarray(costs.forward))),
             ("B", map(seconds, np.asarray(costs.backward))),
@@ -178,9 +181,9 @@ def _held(stage: str) -> str:
     return ", ".join(found) or "nothing"
 
 
-def _defaults(found: "Partition") -> object:
-    splits = found.baselines
-    saved = [1 - found.step_time / (each.step_time or 1.0) for each in splits.values()]
+def _defaults(found: "Found[Partition]") -> object:
+    splits = found.best.defaults
+    saved = [1 - found.value / (each.step_time or 1.0) for each in splits.values()]
     return grid(
         [
             ("other split", splits),

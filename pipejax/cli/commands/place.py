@@ -14,6 +14,7 @@ from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.values import JsonFlag, Seed, TimeLimit, parse_seconds
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, ORDER, Output, end_all
 from pipejax.cli.output.report import (
+    FOUND,
     grid,
     percent,
     pick,
@@ -26,6 +27,7 @@ from pipejax.cli.output.report import (
 
 if TYPE_CHECKING:
     from pipejax.costs.topology import PlacedCosts
+    from pipejax.search.found import Found
     from pipejax.search.orders.places import WorkerPlaces
 
 
@@ -63,7 +65,7 @@ def place(
     given = places_on(table, priced.places, "--worker-places")
     search = PlacementSearch(placed, given, links, seed)
 
-    def report(found: "WorkerPlaces") -> Callable[[], None]:
+    def report(found: "Found[WorkerPlaces]") -> Callable[[], None]:
         """Work out what the report says; return what writes and prints it."""
         result = _as_json(placed, links, found)
         text = json_text.dumps(_saved(result), indent=2) + "\n"
@@ -86,11 +88,14 @@ def place(
 
 def _saved(result: dict[str, Any]) -> dict[str, Any]:
     """What a file of the places holds: enough to price them again, and to know what they are of."""
-    names = ("schedule", "workers", "microbatches", "places", "makespan")
-    return {name: result[name] for name in names}
+    names = ("schedule", "workers", "microbatches")
+    own = {"places": result["best"]["places"], "makespan": result["value"]}
+    return {name: result[name] for name in names} | own
 
 
-def _as_json(placed: "PlacedCosts", links: pj.Links, found: "WorkerPlaces") -> dict[str, Any]:
+def _as_json(
+    placed: "PlacedCosts", links: pj.Links, found: "Found[WorkerPlaces]"
+) -> dict[str, Any]:
     table = placed.table
     return {
         "schedule": table.name,
@@ -98,33 +103,35 @@ def _as_json(placed: "PlacedCosts", links: pj.Links, found: "WorkerPlaces") -> d
         "stages": table.num_stages,
         "microbatches": table.num_microbatches,
         "link": links.model,
-        "places": found.places.tolist(),
-        "nodes": [workers.tolist() for workers in placed.seated(found.places)],
-        "boundaries": placed.crossed(found.places).tolist(),
-        **pick(found, "makespan baselines bound gap evaluated stopped"),
+        "best": {
+            "places": found.best.places.tolist(),
+            "nodes": [workers.tolist() for workers in placed.seated(found.best.places)],
+            "boundaries": placed.crossed(found.best.places).tolist(),
+        },
+        **pick(found, FOUND),
     }
 
 
-def _print(placed: "PlacedCosts", links: pj.Links, found: "WorkerPlaces") -> None:
+def _print(placed: "PlacedCosts", links: pj.Links, found: "Found[WorkerPlaces]") -> None:
     table = placed.table
-    places = {"found": found.makespan, **found.baselines}
-    saved = (percent(1 - found.makespan / (time or 1.0)) for time in places.values())
+    places = {"found": found.value, **found.baselines}
+    saved = (percent(1 - found.value / (time or 1.0)) for time in places.values())
     columns = ("placement", places), ("makespan", map(seconds, places.values()))
     print_all(
         f"[bold]{escape(table.name)}[/], {table.num_workers} workers, {table.num_microbatches} "
-        f"microbatches, {links.model} links: {seconds(found.makespan)} in the places found",
-        f"  no placement saves more than {percent(found.gap)} of it ({seconds(found.bound)})",
+        f"microbatches, {links.model} links: {seconds(found.value)} in the places found",
+        f"  no placement saves more than {percent(found.gap)} of it ({seconds(found.lower_bound)})",
         f"  {found.evaluated} different placements evaluated; search ended: {found.stopped}\n",
         grid((*columns, ("found saves", saved))),
         _seats(placed, found),
-        f"places: {' '.join(map(str, found.places.tolist()))}",
+        f"places: {' '.join(map(str, found.best.places.tolist()))}",
     )
 
 
-def _seats(placed: "PlacedCosts", found: "WorkerPlaces") -> Table:
+def _seats(placed: "PlacedCosts", found: "Found[WorkerPlaces]") -> Table:
     """Who sits on which node, in order and as found, and which boundaries leave it."""
     in_order = np.arange(placed.table.num_workers)
-    both = {"in order": in_order, "found": found.places}
+    both = {"in order": in_order, "found": found.best.places}
     nodes = range(int(placed.nodes.max()) + 1)
     columns: list[tuple[str, list[str]]] = [("node", [*map(str, nodes), "between nodes"])]
     for name, places in both.items():
@@ -134,7 +141,7 @@ def _seats(placed: "PlacedCosts", found: "WorkerPlaces") -> Table:
     return grid(columns, caption="between nodes: stage boundaries whose messages leave a node")
 
 
-def _draw(placed: "PlacedCosts", found: "WorkerPlaces", figure: Output) -> None:
+def _draw(placed: "PlacedCosts", found: "Found[WorkerPlaces]", figure: Output) -> None:
     """Draw who sits where, in order and as found."""
     if figure.path is None:
         return
@@ -144,7 +151,7 @@ def _draw(placed: "PlacedCosts", found: "WorkerPlaces", figure: Output) -> None:
     in_order = np.arange(placed.table.num_workers)
     shown = {
         f"in order: {seconds(found.baselines['in order'])}": in_order,
-        f"found: {seconds(found.makespan)}": found.places,
+        f"found: {seconds(found.value)}": found.best.places,
     }
     picture = machine_picture(placed, shown)
     figure.save(lambda draft: save(picture, draft))

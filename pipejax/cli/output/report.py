@@ -334,6 +334,9 @@ def heading(run: Any, end: str, optimised: str = "") -> str:
     )
 
 
+FOUND = "value lower_bound gap baselines evaluated stopped"  # what every search answers
+
+
 def pick(found: Any, names: str) -> dict[str, Any]:
     """Take attributes, named with spaces between them, for `--json`."""
     return {name: getattr(found, name) for name in names.split()}
@@ -402,10 +405,9 @@ def search_and_report(
     `report` works out what is said of a result, and returns what writes and prints it.
     """
     with (
-        best_so_far(lambda search: report(search.result("interrupted"))()) as keep,
+        best_so_far(lambda search: report(search.found("interrupted"))()) as keep,
         progress("searching", iterations) as bar,
     ):
         keep(search)
-        stopped = search.run(iterations, limit, bar.tell)
-        show = report(search.result(stopped))
+        show = report(search.run(iterations, limit, bar.tell))
     show()

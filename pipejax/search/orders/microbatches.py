@@ -5,7 +5,6 @@ lengths differ that is a choice, and a local search over permutations makes it: 
 insertions, all neighbours of an order in one batch of the engine.
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +14,7 @@ from pipejax.analysis.runs.evaluate import evaluate, lower_and_price
 from pipejax.base import longest_path
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_local_search, check_types
-from pipejax.base.display import short_repr_of
+from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import PHASE_FIELDS, Costs, differs_by_microbatch
 from pipejax.costs.stage.microbatches import in_order, of_each_microbatch
@@ -24,7 +23,7 @@ from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.cells.ops import ROW_OPS, Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.found import gap
+from pipejax.search.found import Found
 from pipejax.search.orders.permutations import (
     BATCH,
     Order,
@@ -37,42 +36,17 @@ RANDOM = 256  # random orders that the result is compared with
 MAX_NUMBERS = 1 << 24  # of the costs of a batch
 
 
-@short_repr_of("makespan gap bound baselines evaluated stopped order costs")
+@short_repr
 class MicrobatchOrder(NamedTuple):
-    """An order of microbatches and how good it is. Times are seconds.
+    """An order of microbatches.
 
     Attributes:
       order: (microbatches) which of the given microbatches is microbatch k of the table.
-      makespan: in that order.
       costs: what the table is to be priced with then.
-      baselines: makespan in the "given" order, sorted "ascending" and "descending" by the time of
-        a microbatch, and of random orders the best ("best of random") and the mean ("mean of
-        random").
-      bound: no order is faster; the makespan itself where all orders were tried.
-      evaluated: orders that the engine ran.
-      stopped: "optimal" (the bound is reached), "iterations", "time" or "interrupted".
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
-      >>> costs = pj.scale_microbatches(pj.Costs(forward=1.0, backward=2.0), [1, 4, 2, 1])
-      >>> found = arrange(table, costs)
-      >>> found.order.tolist(), found.makespan, found.baselines["given"], found.stopped
-      ([0, 1, 2, 3], 32.0, 32.0, 'optimal')
     """
 
     order: Order
-    makespan: float
     costs: Costs
-    baselines: Mapping[str, float]
-    bound: float
-    evaluated: int
-    stopped: str
-
-    @property
-    def gap(self) -> float:
-        """What an unknown order could save, at most, as a share of the makespan."""
-        return gap(self.makespan, self.bound)
 
 
 def arrange(
@@ -84,7 +58,7 @@ def arrange(
     time_limit: float | None = None,
     seed: int = 0,
     on_progress: OnProgress | None = None,
-) -> MicrobatchOrder:
+) -> Found[MicrobatchOrder]:
     """Search the order of microbatches that makes the step shortest.
 
     The table stays as it is; its microbatch k becomes number `order[k]` of the given ones. Where
@@ -103,7 +77,9 @@ def arrange(
         far as a text; a bar in notebooks if None.
 
     Returns:
-      The best order beside baselines and a bound.
+      The best order; the bound is its makespan where all orders were tried. Baselines are the
+      "given" order, sorted "ascending" and "descending" by the time of a microbatch, and of random
+      orders the best ("best of random") and the mean ("mean of random").
 
     Raises:
       ValueError: as `evaluate`; if no cost differs by microbatch, or iterations, seed or time_limit
@@ -118,17 +94,17 @@ def arrange(
       >>> lengths = [1.0, 1.0, 1.0, 8.0, 2.0, 1.0, 4.0, 1.0]
       >>> costs = pj.scale_microbatches(pj.Costs(forward=1.0, backward=2.0), lengths)
       >>> found = pj.arrange(table, costs)
-      >>> found.makespan, found.baselines["ascending"], found.baselines["descending"]
+      >>> found.value, found.baselines["ascending"], found.baselines["descending"]
       (114.0, 121.0, 125.0)
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs))
     iterations, seed = check_local_search(iterations, seed, time_limit)
     search = MicrobatchSearch(table, costs, Links.of(link), seed)
     with telling("arrange", on_progress) as tell:
-        return search.result(search.run(iterations, time_limit, tell))
+        return search.run(iterations, time_limit, tell)
 
 
-class MicrobatchSearch(PermutationSearch):
+class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
     """State of the search for an order of microbatches."""
 
     def __init__(self, table: ScheduleTable, costs: Costs, links: Links, seed: int) -> None:
@@ -148,15 +124,15 @@ class MicrobatchSearch(PermutationSearch):
         self.kind = _kinds(costs, table.num_microbatches)
         given = np.arange(table.num_microbatches)
         longest = np.argsort(-_work(costs, table.num_microbatches), kind="stable")
-        random = self._rng.permuted(np.tile(given, (RANDOM, 1)), axis=1)
+        random = self.rng.permuted(np.tile(given, (RANDOM, 1)), axis=1)
         fixed = [given, longest[::-1], longest, *_hills(longest)]
         times = self.start_from(np.concatenate([fixed, random]))
         of_least, alone = _longest_alone(self._costs, int(longest[0]), len(given))
         shortest = batched_makespans(
             self.program, lambda orders: in_order(of_least, orders), alone, self.batch
         ).min()
-        self.bound = max(order_bound(table, costs, links), float(shortest))
-        self._baselines = {
+        self.lower_bound = max(order_bound(table, costs, links), float(shortest))
+        self.baselines = {
             "given": float(times[0]),
             "ascending": float(times[1]),
             "descending": float(times[2]),
@@ -168,19 +144,11 @@ class MicrobatchSearch(PermutationSearch):
         """Costs of orders of the microbatches."""
         return in_order(self._costs, orders)
 
-    def result(self, stopped: str) -> MicrobatchOrder:
-        """Return the best order so far, and what ended the search."""
+    def best_so_far(self) -> tuple[MicrobatchOrder, float]:
+        """The best order so far, and its makespan [s]."""
         table, costs, links = self._given
         ordered = in_order(costs, self.best)
-        return MicrobatchOrder(
-            order=self.best,
-            makespan=evaluate(table, ordered, link=links).makespan,
-            costs=ordered,
-            baselines=self._baselines,
-            bound=self.bound,
-            evaluated=self.evaluated,
-            stopped=stopped,
-        )
+        return MicrobatchOrder(self.best, ordered), evaluate(table, ordered, link=links).makespan
 
 
 def order_bound(table: ScheduleTable, costs: Costs, links: Links) -> float:

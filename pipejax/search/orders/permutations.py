@@ -5,18 +5,19 @@ on a machine. Where there are few permutations that differ, all of them are trie
 """
 
 import abc
+import functools
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.progress import OnProgress, to_nobody
 from pipejax.costs.costs import Costs
 from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.program import Program
+from pipejax.search.found import Best
+from pipejax.search.orders.local_search import LocalSearch
 
 Order = Int[NumpyArray, " members"]
 Orders = Int[NumpyArray, "orders members"]
@@ -26,34 +27,24 @@ EXHAUSTIVE = 50_000  # different orders up to which all are evaluated
 BATCH = 2048  # most orders in a batch
 PATIENCE = 4  # batches without a better order, from which the search goes on elsewhere
 SHAKES = 3  # swaps at random that lead there
-PRECISION = 1e-12  # relative, by which a makespan is above its bound when both are equal
 
 
-class PermutationSearch(abc.ABC):
-    """State of a search: current and best order.
+class PermutationSearch(LocalSearch[Best]):
+    """Local search over orders.
 
     Attributes:
       program: what runs under every order.
       kind: (members) orders whose members are of the same kinds are alike.
       batch: most orders that the engine runs at once.
-      bound: no order is faster [s].
-      evaluated: orders that the engine ran.
       best: fastest order so far.
-      makespan: of that [s].
+      current: order from which the search goes on.
     """
 
     program: Program
     kind: Order
     batch: int
-    bound: float
     best: Order
-    makespan: float
-
-    def __init__(self, seed: int) -> None:
-        """Start the clock."""
-        self._begun = time.monotonic()
-        self._rng = np.random.default_rng(seed)
-        self._stale = self.evaluated = 0
+    current: Order
 
     @abc.abstractmethod
     def costs_of(self, orders: Orders) -> Costs:
@@ -64,54 +55,41 @@ class PermutationSearch(abc.ABC):
         times = self.times(orders)
         first = int(times.argmin())
         self.best = self.current = orders[first]
-        self.makespan = self._current = float(times[first])
+        self.value = self._current = float(times[first])
+        self._tried = 0  # of every order, where there are few
         return times
-
-    def run(self, iterations: int, time_limit: float | None, tell: OnProgress = to_nobody) -> str:
-        """Search; return why it ended. The time runs from the start of the clock."""
-        deadline = np.inf if time_limit is None else self._begun + time_limit
-        steps = self._every_order() if self._are_few() else self._neighbours()
-        try:
-            for iteration, orders in enumerate(itertools.islice(steps, iterations), 1):
-                if self._is_optimal():
-                    return "optimal"
-                if time.monotonic() >= deadline:
-                    return "time"
-                self._step(orders)
-                tell(iteration, iterations, f"best {self.makespan:.6g} s")
-            if self._are_few() and next(steps, None) is None:  # no order is left
-                self.bound = self.makespan
-        except KeyboardInterrupt:
-            return "interrupted"
-        return "optimal" if self._is_optimal() else "iterations"
-
-    def _is_optimal(self) -> bool:
-        return self.makespan <= self.bound * (1 + PRECISION)
 
     def times(self, orders: Orders) -> Float[NumpyArray, " orders"]:
         """Evaluate orders: (orders) makespans [s]."""
         self.evaluated += len(orders)
         return batched_makespans(self.program, self.costs_of, orders, self.batch)
 
-    def _step(self, orders: Orders) -> None:
+    def step(self, iteration: int) -> None:
         """Go to the best of some orders, or elsewhere where none has been better for a while."""
-        times = self.times(orders)
-        # among equals any may be taken: a plateau is crossed at random
-        chosen = int(np.lexsort((self._rng.random(len(times)), times))[0])
-        self._stale = 0 if times[chosen] < self._current else self._stale + 1
-        self.current, self._current = orders[chosen], float(times[chosen])
-        if self._current < self.makespan:
-            self.best, self.makespan = self.current, self._current
-        if self._stale >= PATIENCE:
+        if self.stale >= PATIENCE:
             self._shake()
+        orders = next(self._batches)
+        times = self.times(orders)
+        chosen = self.choose(times)
+        self.stale = 0 if times[chosen] < self._current else self.stale + 1
+        self.current, self._current = orders[chosen], float(times[chosen])
+        if self._current < self.value:
+            self.best, self.value = self.current, self._current
+        self._tried += len(orders)
+        if self._are_few() and self._tried == num_orders(self.kind):
+            self.lower_bound = self.value
+
+    @functools.cached_property
+    def _batches(self) -> Iterator[Orders]:
+        return self._every_order() if self._are_few() else self._neighbours()
 
     def _shake(self) -> None:
         """Continue from the best order, with some members swapped at random."""
         order = self.best.copy()
         for _ in range(SHAKES):
-            pair = self._rng.choice(len(order), 2, replace=False)
+            pair = self.rng.choice(len(order), 2, replace=False)
             order[pair] = order[pair[::-1]]
-        self.current, self._current, self._stale = order, np.inf, 0
+        self.current, self._current, self.stale = order, np.inf, 0
 
     def _neighbours(self) -> Iterator[Orders]:
         """Yield orders one swap or insertion away from the current one, again and again."""
@@ -119,11 +97,11 @@ class PermutationSearch(abc.ABC):
         places = np.indices((size, size)).reshape(2, -1)
         while True:
             if places.shape[1] > 2 * BATCH:  # more than a batch can hold: some of them
-                places = self._rng.integers(0, size, (2, 2 * BATCH))
+                places = self.rng.integers(0, size, (2, 2 * BATCH))
             found = neighbours(self.current, *places)
             # what changes nothing is left out; to find all that are alike takes longer than a run
             differ = (self.kind[found] != self.kind[self.current]).any(axis=1)
-            yield found[self._rng.permutation(np.flatnonzero(differ))[: self.batch]]
+            yield found[self.rng.permutation(np.flatnonzero(differ))[: self.batch]]
 
     def _are_few(self) -> bool:
         """Whether there are so few different orders that all can be tried."""
@@ -150,7 +128,7 @@ def batched_makespans(
 
 
 def neighbours(order: Order, start: Places, target: Places) -> Orders:
-    """Swap two places of an order, and take a microbatch from one and insert it at the other.
+    """Swap two places of an order, and take a member from one and insert it at the other.
 
     Places (pairs); returns an order for each swap and for each insertion that is none.
     """
@@ -158,10 +136,16 @@ def neighbours(order: Order, start: Places, target: Places) -> Orders:
     low, high = start[swaps, None], target[swaps, None]
     swapped = np.where(at == low, high, np.where(at == high, low, at))
     moves = abs(start - target) > 1
-    start, target = start[moves, None], target[moves, None]
+    return np.concatenate([order[swapped], inserted(order, start[moves], target[moves])])
+
+
+def inserted(order: Order, start: Places, target: Places) -> Orders:
+    """Take a member from one place of an order and insert it at another: an order for each pair."""
+    at = np.arange(len(order))
+    start, target = start[:, None], target[:, None]
     # those between the old and the new place make room by one
     came_from = at + ((start <= at) & (at < target)) - ((target < at) & (at <= start))
-    return order[np.concatenate([swapped, np.where(at == target, start, came_from)])]
+    return order[np.where(at == target, start, came_from)]
 
 
 def num_orders(kind: Order) -> int:

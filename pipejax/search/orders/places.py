@@ -15,7 +15,6 @@ such sets is a bound; they are one batch.
 
 import itertools
 import math
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -24,7 +23,7 @@ import numpy as np
 from pipejax.analysis.runs.evaluate import evaluate, lower_and_price
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_local_search, check_types
-from pipejax.base.display import short_repr_of
+from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.model.workload import Workload
@@ -34,7 +33,7 @@ from pipejax.costs.topology import PlacedCosts, Topology, levels_on, places_on
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.found import gap
+from pipejax.search.found import Found
 from pipejax.search.orders.permutations import (
     BATCH,
     EXHAUSTIVE,
@@ -49,42 +48,17 @@ Edges = Int[NumpyArray, "2 edges"]
 RANDOM = 256  # scattered placements that the result is compared with
 
 
-@short_repr_of("makespan gap bound baselines evaluated stopped places costs")
+@short_repr
 class WorkerPlaces(NamedTuple):
-    """A placement of workers on a machine and how good it is. Times are seconds.
+    """A placement of workers on a machine.
 
     Attributes:
       places: (workers) place of each worker, numbered node by node.
-      makespan: there.
       costs: what the table is to be priced with then.
-      baselines: makespan as "given", "in order", in "round robin" over the nodes, "folded" (first
-        and last worker side by side, and so on), and of scattered placements the best ("best of
-        scattered") and the mean ("mean of scattered").
-      bound: no placement is faster; the makespan itself where all were tried.
-      evaluated: placements that the engine ran; of those that cost the same, one.
-      stopped: "optimal" (the bound is reached), "iterations", "time" or "interrupted".
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
-      >>> costs, machine = pj.Costs(forward=1.0, backward=2.0), pj.Topology(2, transmit=(0.0, 1.0))
-      >>> found = place(table, costs, machine)
-      >>> found.makespan, found.baselines["in order"], found.stopped
-      (19.0, 19.0, 'optimal')
     """
 
     places: Order
-    makespan: float
     costs: Costs
-    baselines: Mapping[str, float]
-    bound: float
-    evaluated: int
-    stopped: str
-
-    @property
-    def gap(self) -> float:
-        """What an unknown placement could save, at most, as a share of the makespan."""
-        return gap(self.makespan, self.bound)
 
 
 def place(
@@ -97,7 +71,7 @@ def place(
     time_limit: float | None = None,
     seed: int = 0,
     on_progress: OnProgress | None = None,
-) -> WorkerPlaces:
+) -> Found[WorkerPlaces]:
     """Search the places of the workers on a machine that make the step shortest.
 
     The table stays as it is: a worker takes its row and its stages along. Where there are at most
@@ -118,7 +92,10 @@ def place(
         far as a text; a bar in notebooks if None.
 
     Returns:
-      The best placement beside baselines and a bound.
+      The best placement; of those that cost the same, one is evaluated, and where all were tried
+      the bound is its makespan. Baselines are the places as "given", "in order", in "round robin"
+      over the nodes, "folded" (first and last worker side by side, and so on), and of scattered
+      placements the best ("best of scattered") and the mean ("mean of scattered").
 
     Raises:
       ValueError: as `evaluate`; if places are of another number of workers, or iterations, seed or
@@ -132,7 +109,7 @@ def place(
       >>> table = pj.schedules.build("interleaved-1f1b", num_workers=8, num_microbatches=8)
       >>> machine = pj.Topology(2, latency=(0.0, 0.25))
       >>> found = pj.place(table, pj.Costs(forward=0.5, backward=1.0), machine)
-      >>> found.makespan <= min(found.baselines.values())
+      >>> found.value <= min(found.baselines.values())
       True
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs, Workload))
@@ -146,10 +123,10 @@ def place(
         given, placed = places_on(table, machine.places), levels_on(costs, table, machine)
     search = PlacementSearch(placed, given, Links.of(link), seed)
     with telling("place", on_progress) as tell:
-        return search.result(search.run(iterations, time_limit, tell))
+        return search.run(iterations, time_limit, tell)
 
 
-class PlacementSearch(PermutationSearch):
+class PlacementSearch(PermutationSearch[WorkerPlaces]):
     """State of the search for a placement."""
 
     def __init__(
@@ -166,10 +143,10 @@ class PlacementSearch(PermutationSearch):
         self.batch, self.kind = BATCH, placed.nodes
         in_order = np.arange(table.num_workers)
         fixed = np.array([given, in_order, _round_robin(self.kind), _folded(table.num_workers)])
-        scattered = self._rng.permuted(np.tile(in_order, (RANDOM, 1)), axis=1)
+        scattered = self.rng.permuted(np.tile(in_order, (RANDOM, 1)), axis=1)
         times = self.start_from(np.concatenate([fixed, scattered]))
-        self.bound = cut_bound(placed, self.program)
-        self._baselines = {
+        self.lower_bound = cut_bound(placed, self.program)
+        self.baselines = {
             "given": float(times[0]),
             "in order": float(times[1]),
             "round robin": float(times[2]),
@@ -194,21 +171,14 @@ class PlacementSearch(PermutationSearch):
             self.evaluated += len(new)
         return np.array([self._known[key] for key in keys])[which.ravel()]
 
-    def result(self, stopped: str) -> WorkerPlaces:
-        """Return the best placement so far, and what ended the search."""
+    def best_so_far(self) -> tuple[WorkerPlaces, float]:
+        """The best placement so far, and its makespan [s]."""
         best = self.best.copy()
         for workers in self._placed.seated(best):  # in order within a node, where all are alike
             best[np.sort(workers)] = np.sort(best[workers])
         costs = self._placed.at(best)
-        return WorkerPlaces(
-            places=best,
-            makespan=evaluate(self._placed.table, costs, link=self._links).makespan,
-            costs=costs,
-            baselines=self._baselines,
-            bound=self.bound,
-            evaluated=self.evaluated,
-            stopped=stopped,
-        )
+        run = evaluate(self._placed.table, costs, link=self._links)
+        return WorkerPlaces(best, costs), run.makespan
 
 
 def _check_eager(placed: PlacedCosts, links: Links) -> None:

@@ -11,9 +11,6 @@ it only where transfers follow each other on it. So moves reorder two transfers 
 where there are too few of them, any transfer moves a little.
 """
 
-import dataclasses
-import time
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -21,8 +18,8 @@ import numpy as np
 from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_local_search, check_types
-from pipejax.base.display import short_repr_of
-from pipejax.base.progress import OnProgress, telling, to_nobody
+from pipejax.base.display import short_repr
+from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
 from pipejax.engine.lowering.lower import lower
@@ -35,7 +32,9 @@ from pipejax.schedules.table.communication_cells import (
 )
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.found import gap
+from pipejax.search.found import Found
+from pipejax.search.orders.local_search import LocalSearch
+from pipejax.search.orders.permutations import inserted
 from pipejax.search.orders.transfer_graph import (
     Order,
     Orders,
@@ -59,66 +58,24 @@ REST = (8, 20)  # iterations for which a transfer that has moved rests
 PATIENCE = 150  # iterations without a better order after which the best one is shaken
 SHAKES = 10  # random moves that shake it
 REACH = 32  # positions by which a transfer off the critical path moves at most
-PRECISION = 1e-9  # relative: what is closer is rounding
 AWAITED = TorchLowering(sharding=False)  # SEND, RECV and waits
 
 
-@short_repr_of("makespan gap free_bound queue_bound baselines evaluated stopped table order links")
-@dataclasses.dataclass(frozen=True)
-class TransferOrder:
-    """The best order of transfers that a search found. Times are seconds.
+@short_repr
+class TransferOrder(NamedTuple):
+    """An order of transfers.
 
     Attributes:
-      makespan: makespan of `table` under rendezvous.
-      table: the schedule with SEND and RECV cells in that order, and waits that delay nothing.
       order: (transfers) messages in order, as `Program.messages` numbers them.
+      table: the schedule with SEND and RECV cells in that order, and waits that delay nothing.
       links: rendezvous, and what else was said about the links.
-      baselines: makespan of known orders: "own" (the cells of the table, or the order that
-        rendezvous assumes without cells), "by producer", "by need" (the best greedy order) and
-        "pytorch" (cell by cell as PyTorch lowers a schedule); None where the order deadlocks.
-      free_bound: makespan if messages used no resource.
-      queue_bound: no order is faster: the larger of `free_bound` and what the busiest queue takes.
-      evaluated: orders that the engine ran.
-      stopped: "optimal" (the bound is reached), "iterations", "time" or "interrupted".
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
-      >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=0.5)
-      >>> found = order(table, costs)
-      >>> found.makespan, found.free_bound, found.gap, found.stopped
-      (10.0, 10.0, 0.0, 'optimal')
-      >>> found.gain
-      0.0
+      free_bound: makespan if messages used no resource [s].
     """
 
-    makespan: float
-    table: ScheduleTable
     order: Order
+    table: ScheduleTable
     links: Links
-    baselines: Mapping[str, float | None]
     free_bound: float
-    queue_bound: float
-    evaluated: int
-    stopped: str
-
-    @property
-    def gain(self) -> float | None:
-        """What the order saves of the makespan of the table's own; None where that deadlocks."""
-        own = self.baselines["own"]
-        if own is None:
-            return None
-        return 1 - self.makespan / own if own else 0.0
-
-    @property
-    def gap(self) -> float:
-        """What an unknown order could save, at most, as a share of the makespan."""
-        return gap(self.makespan, self.queue_bound)
-
-    @property
-    def free_gap(self) -> float:
-        """What messages that use no resource would save, as a share of the makespan."""
-        return gap(self.makespan, self.free_bound)
 
 
 class _FoundOrder(NamedTuple):
@@ -141,7 +98,7 @@ def order(
     time_limit: float | None = None,
     seed: int = 0,
     on_progress: OnProgress | None = None,
-) -> TransferOrder:
+) -> Found[TransferOrder]:
     """Search an order of SEND and RECV cells that makes a table faster under rendezvous.
 
     No order that is tried can deadlock, and the result is never slower than a baseline. The same
@@ -159,7 +116,10 @@ def order(
         so far as a text; a bar in notebooks if None.
 
     Returns:
-      The best order, as a table, beside baselines and bounds.
+      The best order, as a table; the bound is the larger of `free_bound` and what the busiest queue
+      takes. Baselines are the table's "own" order (its cells, or what rendezvous assumes without
+      cells; None where it deadlocks), "by producer", "pytorch" (cell by cell as PyTorch lowers a
+      schedule) and "by need" (the best greedy order).
 
     Raises:
       ValueError: if a cost is negative or not finite or has the wrong number of entries, the
@@ -174,14 +134,14 @@ def order(
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
       >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=1.0)
       >>> found = pj.order(table, costs, iterations=5)
-      >>> found.baselines["by producer"], found.makespan, found.free_bound
-      (32.0, 31.0, 31.0)
+      >>> found.baselines["by producer"], found.value, found.best.free_bound, found.stopped
+      (32.0, 31.0, 31.0, 'optimal')
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs))
     iterations, seed = check_local_search(iterations, seed, time_limit)
-    search = OrderSearch(table, costs, Links.of(link), seed)
+    search = TransferSearch(table, costs, Links.of(link), seed)
     with telling("order", on_progress) as tell:
-        return search.result(search.run(iterations, time_limit, tell))
+        return search.run(iterations, time_limit, tell)
 
 
 def _own_order(table: ScheduleTable, links: Links) -> Order | None:
@@ -192,42 +152,42 @@ def _own_order(table: ScheduleTable, links: Links) -> Order | None:
         return None
 
 
-class OrderSearch:
+class TransferSearch(LocalSearch[TransferOrder]):
     """State of the local search: current and best order, and which transfers rest."""
+
+    precision = 1e-9  # what is closer is rounding
 
     def __init__(
         self, table: ScheduleTable, costs: Costs, links: Links, seed: int, *, swaps: int = SWAPS
     ) -> None:
         """Start the clock, and begin with the best of the known orders."""
+        super().__init__(seed)
         costs.check_values()
         if links.model != "rendezvous":
             raise ValueError(f"link must be rendezvous, where order matters, got {links.model!r}")
         links.check_known(("model", "queues", "host_links"), "order")
-        self._begun = time.monotonic()
         self._given = table, costs, links
         self.graph = transfer_graph(table, costs, links)
         with np.errstate(over="ignore"):  # no order takes longer than one after the other
             check_finite(self.graph.duration.max() * len(self.graph.duration), costs)
         times = heads_and_tails(self.graph)
-        self.free_bound, self.bound = times.makespan, queue_bound(self.graph, times)
-        self.evaluated = 0
-        self._rng = np.random.default_rng(seed)
+        self.free_bound, self.lower_bound = times.makespan, queue_bound(self.graph, times)
         self._batch = max(1, min(BATCH, MAX_BATCH_NODES // self.graph.program.num_nodes))
         self._rests_until = np.zeros(self.graph.num_transfers, int)
-        self._stale = 0  # iterations since the best was found
         known = {"own": _own_order(table, links), "by producer": producer_order(table, links)}
         by_need = [priority_order(self.graph, times, urgency) for urgency in URGENCIES]
         starts = [order for order in known.values() if order is not None] + by_need
         makespans = self._begin(np.stack(starts))
-        values = iter(makespans)
-        self._baselines = {k: None if order is None else next(values) for k, order in known.items()}
-        if known["own"] is not None:  # as the table is, with its waits
-            self._baselines["own"] = evaluate(table, costs, link=links).makespan
-        lowered = insert_transfers(table, link=links, lowering=AWAITED)
-        self._baselines["pytorch"] = evaluate(lowered, costs, link=links).makespan
-        self._baselines["by need"] = min(makespans[-len(by_need) :])
+        pytorch = insert_transfers(table, link=links, lowering=AWAITED)
+        self.baselines = {
+            # as the table is, with its waits
+            "own": None if known["own"] is None else evaluate(table, costs, link=links).makespan,
+            "by producer": makespans[-len(by_need) - 1],
+            "pytorch": evaluate(pytorch, costs, link=links).makespan,
+            "by need": min(makespans[-len(by_need) :]),
+        }
         self._num_swaps = swaps
-        self._swaps = SwapSearch(self.graph, self.best.order, self._rng)
+        self._swaps = SwapSearch(self.graph, self.best.order, self.rng)
 
     def _begin(self, orders: Orders) -> list[float]:
         """Start from the best of some orders; return their makespans."""
@@ -236,60 +196,39 @@ class OrderSearch:
         makespans = finish.max(axis=1)
         first = int(makespans.argmin())
         self.best = self.current = _FoundOrder(orders[first], finish[first])
+        self.value = self.best.makespan
         return makespans.tolist()
 
-    def run(self, iterations: int, time_limit: float | None, tell: OnProgress = to_nobody) -> str:
-        """Search; return why it ended. The time runs from the start of the clock."""
-        deadline = np.inf if time_limit is None else self._begun + time_limit
-        try:
-            for iteration in range(1, iterations + 1):
-                if self._is_optimal():
-                    break
-                if time.monotonic() >= deadline:
-                    return "time"
-                self._step(iteration)
-                tell(iteration, iterations, f"best {self.best.makespan:.6g} s")
-        except KeyboardInterrupt:
-            return "interrupted"
-        return "optimal" if self._is_optimal() else "iterations"
+    def _keep_if_better(self) -> None:
+        makespan = self.current.makespan
+        if makespan < self.value:
+            self.best, self.value, self.stale = self.current, makespan, 0
 
-    def result(self, stopped: str) -> TransferOrder:
-        """Return the best order so far, and what ended the search."""
+    def best_so_far(self) -> tuple[TransferOrder, float]:
+        """The best order so far, and its makespan [s]."""
         table, costs, links = self._given
-        found = insert_transfers(table, self.best.order, link=links, lowering=AWAITED)
-        return TransferOrder(
-            makespan=evaluate(found, costs, link=links).makespan,
-            table=found,
-            order=self.best.order,
-            links=links,
-            baselines=self._baselines,
-            free_bound=self.free_bound,
-            queue_bound=self.bound,
-            evaluated=self.evaluated,
-            stopped=stopped,
-        )
-
-    def _is_optimal(self) -> bool:
-        return self.best.makespan <= self.bound * (1 + PRECISION)
+        ordered = insert_transfers(table, self.best.order, link=links, lowering=AWAITED)
+        best = TransferOrder(self.best.order, ordered, links, self.free_bound)
+        return best, evaluate(ordered, costs, link=links).makespan
 
     def _finish(self, orders: Orders) -> Float[NumpyArray, "orders nodes"]:
         self.evaluated += len(orders)
         return finish_of_orders(self.graph, orders)
 
-    def _step(self, iteration: int) -> None:
+    def step(self, iteration: int) -> None:
         """Swap for a while; where that finds nothing better, move one transfer further."""
-        if self._stale >= PATIENCE:
+        if self.stale >= PATIENCE:
             self._shake()
             self._swaps.begin(self.current.order)
-        self._stale += 1
+        self.stale += 1
         self._swap()
-        if self._stale:
+        if self.stale:
             self._move(iteration)
             self._swaps.begin(self.current.order)
 
     def _swap(self) -> None:
         """Make some swaps, and keep the best order on the way."""
-        best, found = self.best.makespan, None
+        best, found = self.value, None
         for _ in range(self._num_swaps):
             if not self._swaps.step(best):
                 break
@@ -299,32 +238,28 @@ class OrderSearch:
         for order in (self._swaps.order, found):  # the best last
             if order is not None:
                 self.current = _FoundOrder(order, finish_of_orders(self.graph, order[None])[0])
-        if self.current.makespan < self.best.makespan:
-            self.best, self._stale = self.current, 0
+        self._keep_if_better()
 
     def _move(self, iteration: int) -> None:
         """Take the best move of a batch whose transfer does not rest, or one to a new best."""
         order = by_start(self.graph, *self.current)
-        moves = propose(self.graph, order, self.current.finish, self._batch, self._rng)
+        moves = propose(self.graph, order, self.current.finish, self._batch, self.rng)
         orders = moved(order, moves)
         finish = self._finish(orders)
         makespans = finish.max(axis=1)
         rests = self._rests_until[moves.transfer] >= iteration
-        rests &= makespans >= self.best.makespan
-        # among equals any may be taken: a plateau is crossed at random
-        chosen = int(np.lexsort((self._rng.random(len(rests)), makespans, rests))[0])
+        chosen = self.choose(makespans, rests & (makespans >= self.value))
         self.current = _FoundOrder(orders[chosen], finish[chosen])
-        self._rests_until[moves.transfer[chosen]] = iteration + self._rng.integers(*REST)
-        if self.current.makespan < self.best.makespan:
-            self.best, self._stale = self.current, 0
+        self._rests_until[moves.transfer[chosen]] = iteration + self.rng.integers(*REST)
+        self._keep_if_better()
 
     def _shake(self) -> None:
         """Continue from the best order, with some transfers moved at random."""
         order = by_start(self.graph, *self.best)
         for _ in range(SHAKES):
-            (order,) = moved(order, nearby(self.graph, order, 1, self._rng))
+            (order,) = moved(order, nearby(self.graph, order, 1, self.rng))
         self.current = _FoundOrder(order, self._finish(order[None])[0])
-        self._stale = 0
+        self.stale = 0
 
 
 class Moves(NamedTuple):
@@ -410,9 +345,4 @@ def nearby(graph: TransferGraph, order: Order, count: int, rng: np.random.Genera
 
 def moved(order: Order, moves: Moves) -> Orders:
     """Apply each of some moves to one order: (moves, transfers) an order for every move."""
-    at = np.arange(len(order))[None]
-    start = positions_of(order[None])[0][moves.transfer][:, None]
-    target = moves.target[:, None]
-    # those between the old and the new position make room by one
-    came_from = at + ((start <= at) & (at < target)) - ((target < at) & (at <= start))
-    return order[np.where(at == target, start, came_from)]
+    return inserted(order, positions_of(order[None])[0][moves.transfer], moves.target)

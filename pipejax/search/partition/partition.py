@@ -21,7 +21,7 @@ import numpy as np
 from pipejax.analysis.runs.evaluate import evaluate, lower_and_price
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_local_search, check_types
-from pipejax.base.display import short_repr, short_repr_of
+from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload import Workload
@@ -33,7 +33,7 @@ from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.held_activations import held_counts
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.found import gap
+from pipejax.search.found import Found, gap
 from pipejax.search.partition.cuts import PathCuts, busy_of_stages
 from pipejax.search.partition.holdings import price_holdings
 from pipejax.search.partition.integer_program import SLACK, SplitProgram
@@ -114,8 +114,8 @@ class SplitSearch:
         """Whether no split is faster than the best one."""
         return self.bound >= self.limit * (1 - 2 * SLACK)
 
-    def search(self, seconds: float) -> None:
-        """Search for so long, or until the best split is proven to be the best."""
+    def search(self, seconds: float) -> str:
+        """Search for so long, or until no split is faster than the best; say what ended it."""
         began = time.monotonic()
         until = {name: began + share * seconds for name, share in SHARES_OF_TIME.items()}
         for name, layout in self.defaults.items():
@@ -131,13 +131,16 @@ class SplitSearch:
         is_new = True
         while not self.is_optimal and (left := began + seconds - time.monotonic()) > 0:
             # what would be thrown away when the next paths are known is not proven to the end
-            gap = 0.1 * max(0.0, 1 - self.bound / self.limit) * is_new
-            found = self.integer.solve(self.unit, self.limit, left, gap=gap)
+            close = 0.1 * gap(self.limit, self.bound) * is_new
+            found = self.integer.solve(self.unit, self.limit, left, gap=close)
             self.bound = max(self.bound, min(found.bound, self.limit))
             self.on_split()
             is_new = found.shares is not None and self._propose(found.shares)
-            if not is_new and gap == 0:
+            if not is_new and close == 0:
                 break
+        if self.is_optimal:
+            return "optimal"
+        return "time" if time.monotonic() - began >= seconds else "tolerance"
 
     def _prepare(self) -> None:
         """Price what stages may hold, and learn from the splits that were run."""
@@ -222,39 +225,23 @@ class SplitSearch:
         return None
 
 
-@short_repr_of("layout step_time lower_bound status memory_bytes evaluated seconds baselines")
-@dataclasses.dataclass(frozen=True)
-class Partition:
-    """The fastest split that was found, and how much faster one could be.
+@short_repr
+class Partition(NamedTuple):
+    """A split of a model into stages.
 
     Attributes:
       layout: what each stage holds.
       workload: with this layout.
-      step_time: exact [s].
-      lower_bound: no split that fits is faster [s].
-      status: "optimal" where the bound meets the step time, else "feasible".
       memory_bytes: (workers) need per accelerator [B].
       fits: whether the accelerators have so much.
-      baselines: splits that runtimes make by default, by name.
-      evaluated: splits that were run.
-      seconds: that the search took.
+      defaults: splits that runtimes make by default, by name.
     """
 
     layout: PipelineLayout
     workload: Workload
-    step_time: float
-    lower_bound: float
-    status: str
     memory_bytes: Float[NumpyArray, " workers"]
     fits: bool
-    baselines: Mapping[str, Split]
-    evaluated: int
-    seconds: float
-
-    @property
-    def gap(self) -> float:
-        """What an unknown split could save, at most, as a share of the step time."""
-        return gap(self.step_time, self.lower_bound)
+    defaults: Mapping[str, Split]
 
 
 def partition(
@@ -266,8 +253,8 @@ def partition(
     memory_limit: bool = True,
     time_limit: float | None = 60.0,
     on_progress: OnProgress | None = None,
-    on_best: Callable[[Partition], object] | None = None,
-) -> Partition:
+    on_best: Callable[[Found[Partition]], object] | None = None,
+) -> Found[Partition]:
     """Find the layers of every stage that make the step the shortest, and prove it.
 
     Embedding, head and the layers for further tokens (MTP) are units of the split beside the
@@ -283,10 +270,10 @@ def partition(
       time_limit: when the search ends, proven or not [s]; None for no limit.
       on_progress: called with how many splits were run, None, and the best as a text; a bar in
         notebooks if None.
-      on_best: called with the best so far, and what is proven of it, after each step.
+      on_best: called after each step with what an interrupt there would leave.
 
     Returns:
-      The split, its exact step time, a lower bound of all splits, and the runtimes' defaults.
+      The split, its exact step time, a lower bound of all that fit, and the runtimes' defaults.
 
     Raises:
       ValueError: if the workload has a layout already, time_limit is negative, or nothing fits.
@@ -296,7 +283,7 @@ def partition(
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=16)
       >>> workload = pj.Workload(pj.load_model("llama3-8b"), minibatch=16, tensor_parallel=2)
       >>> found = pj.partition(table, workload, pj.load_system("h100"))
-      >>> print(found.layout, found.status)
+      >>> print(found.best.layout, found.stopped)
       Et*9|t*9|t*8|t*6L optimal
     """
     check_types(
@@ -307,24 +294,23 @@ def partition(
     if workload.pipeline_layout:
         raise ValueError("pipeline_layout is what is searched here: leave it out")
     links = link if isinstance(link, Links) else Links(link)
-    began = time.monotonic()
 
     def tell_split() -> None:
         best = search.best
         found = "none fits" if best is None else f"best {best.step_time:.6g} s"
         tell(len(search.known), None, f"splits, {found}")
         if on_best is not None and best is not None:
-            on_best(_result(search, time.monotonic() - began))
+            on_best(_found(search, "interrupted"))
 
     with jax.enable_x64(True), telling("partition", on_progress) as tell:
         search = SplitSearch(
             table, workload, system, links, memory_limit=memory_limit, on_split=tell_split
         )
-        search.search(math.inf if time_limit is None else time_limit)
-    return _result(search, time.monotonic() - began)
+        stopped = search.search(math.inf if time_limit is None else time_limit)
+    return _found(search, stopped)
 
 
-def _result(search: SplitSearch, seconds: float) -> Partition:
+def _found(search: SplitSearch, stopped: str) -> Found[Partition]:
     """Say what is known by now."""
     best = search.best
     if best is None:
@@ -334,15 +320,12 @@ def _result(search: SplitSearch, seconds: float) -> Partition:
             f"system has {search.capacity / 1e9:.1f} GB"
         )
     workload = dataclasses.replace(search.workload, pipeline_layout=str(best.layout))
-    return Partition(
-        layout=best.layout,
-        workload=workload,
-        step_time=best.step_time,
+    needs = memory_bytes(workload, search.table)
+    return Found(
+        Partition(best.layout, workload, needs, best.fits, dict(search.baselines)),
+        value=best.step_time,
         lower_bound=min(search.bound, best.step_time),
-        status="optimal" if search.is_optimal else "feasible",
-        memory_bytes=memory_bytes(workload, search.table),
-        fits=best.fits,
-        baselines=dict(search.baselines),
+        baselines={name: split.step_time for name, split in search.baselines.items()},
         evaluated=len(search.known),
-        seconds=seconds,
+        stopped=stopped,
     )

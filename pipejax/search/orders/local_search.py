@@ -1,0 +1,85 @@
+"""One driver of all local searches: deadline, interruption, progress and seed in one loop.
+
+What is searched is said by a kernel: where it starts, which neighbours a candidate has, what they
+cost, and a bound that none of all can undercut.
+"""
+
+import abc
+import time
+from collections.abc import Mapping
+from typing import Generic
+
+import numpy as np
+
+from pipejax.base.array_types import Bool, Float, NumpyArray
+from pipejax.base.progress import OnProgress, to_nobody
+from pipejax.search.found import Best, Found
+
+
+class LocalSearch(abc.ABC, Generic[Best]):
+    """State of a search, which a kernel starts when it is made.
+
+    Attributes:
+      value: of the best candidate so far [s].
+      lower_bound: no candidate is faster [s].
+      baselines: values of what one would take without a search, by name [s].
+      evaluated: candidates that the engine ran.
+      precision: relative, by which a value is above its bound when both are equal.
+    """
+
+    value: float
+    lower_bound: float
+    baselines: Mapping[str, float | None]
+    precision = 1e-12
+
+    def __init__(self, seed: int) -> None:
+        """Start the clock."""
+        self._begun = time.monotonic()
+        self.rng = np.random.default_rng(seed)
+        self.evaluated = 0
+        self.stale = 0  # steps that found nothing better
+
+    @abc.abstractmethod
+    def step(self, iteration: int) -> None:
+        """Price neighbours of where the search is, and go on from one of them."""
+
+    @abc.abstractmethod
+    def best_so_far(self) -> tuple[Best, float]:
+        """The best candidate with what it is made of, and its value as `evaluate` says it [s]."""
+
+    def choose(
+        self,
+        values: Float[NumpyArray, " candidates"],
+        rests: Bool[NumpyArray, " candidates"] | None = None,
+    ) -> int:
+        """Choose the least value, of those that do not rest if there are any.
+
+        Among equals any may be taken: a plateau is crossed at random.
+        """
+        keys = (self.rng.random(len(values)), values)
+        return int(np.lexsort(keys if rests is None else (*keys, rests))[0])
+
+    def run(
+        self, iterations: int, time_limit: float | None = None, tell: OnProgress = to_nobody
+    ) -> Found[Best]:
+        """Search for so many steps; the time runs from the start of the clock."""
+        deadline = np.inf if time_limit is None else self._begun + time_limit
+        try:
+            for iteration in range(1, iterations + 1):
+                if self._is_optimal():
+                    break
+                if time.monotonic() >= deadline:
+                    return self.found("time")
+                self.step(iteration)
+                tell(iteration, iterations, f"best {self.value:.6g} s")
+        except KeyboardInterrupt:
+            return self.found("interrupted")
+        return self.found("optimal" if self._is_optimal() else "iterations")
+
+    def found(self, stopped: str) -> Found[Best]:
+        """What the search has found so far."""
+        best, value = self.best_so_far()
+        return Found(best, value, self.lower_bound, self.baselines, self.evaluated, stopped)
+
+    def _is_optimal(self) -> bool:
+        return self.value <= self.lower_bound * (1 + self.precision)
