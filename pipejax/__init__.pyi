@@ -70,12 +70,13 @@ from pipejax.engine.recurrence import (
     total_negative_slack as total_negative_slack,
 )
 from pipejax.plots.timeline import plot as plot
+from pipejax.runtimes.formats import write_table as write_table
 from pipejax.schedules.cells.cells import WeightRule as WeightRule
 from pipejax.schedules.cells.ops import Op as Op, Phase as Phase, ScheduleError as ScheduleError
 from pipejax.schedules.table.communication_cells import insert_transfers as insert_transfers
 from pipejax.schedules.table.links import Links as Links
 from pipejax.schedules.table.table import ScheduleTable as ScheduleTable
-from pipejax.schedules.table.table_files import read_table as read_table, write_table as write_table
+from pipejax.schedules.table.table_files import read_table as read_table
 from pipejax.search.calibration.calibrate import (
     Calibration as Calibration,
     calibrate as calibrate,

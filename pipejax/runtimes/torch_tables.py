@@ -10,6 +10,7 @@ import warnings
 
 import numpy as np
 
+from pipejax.runtimes.writers.mpmd_rows import with_known_cells
 from pipejax.schedules.cells.ops import (
     CELL_PHASES,
     COMMUNICATION,
@@ -22,7 +23,7 @@ from pipejax.schedules.cells.ops import (
 )
 from pipejax.schedules.table.communication_cells import TorchLowering, with_waits
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.schedules.table.table_files import RepairNotice
+from pipejax.schedules.table.table_files import RepairNotice, to_csv
 
 KNOWN = (*SPLIT, Phase.B, *SHARDING, *COMMUNICATION)
 ABSENT: dict[Phase, str] = {
@@ -62,6 +63,12 @@ def complete(table: ScheduleTable, *, sharding: bool) -> ScheduleTable:
             stacklevel=2,
         )
     return whole
+
+
+def to_torch_csv(table: ScheduleTable) -> str:
+    """Leave out what PyTorch's runtime does not know, put in what it needs, and say so."""
+    known = with_known_cells(table, tuple(ABSENT), "PyTorch")
+    return to_csv(complete(known, sharding=True))
 
 
 def check_sayable(table: ScheduleTable) -> None:

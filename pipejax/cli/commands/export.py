@@ -1,6 +1,5 @@
 """`pipejax export`: a table for other programs."""
 
-from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import pipejax as pj
@@ -10,30 +9,7 @@ from pipejax.cli.options.pricing import Pricing, or_slots
 from pipejax.cli.options.values import JsonFlag
 from pipejax.cli.output.files import ANY, Output
 from pipejax.cli.output.report import print_json, print_written
-from pipejax.runtimes.torch_tables import ABSENT, complete
-from pipejax.runtimes.writers.jaxpp import to_jaxpp
-from pipejax.runtimes.writers.mpmd_rows import with_known_cells
-from pipejax.runtimes.writers.shardy import to_shardy
-from pipejax.schedules.table.table_files import to_csv, to_json
-
-
-def _trace(table: pj.ScheduleTable, costs: "pj.Costs", links: pj.Links) -> str:
-
-    return pj.chrome_trace(pj.evaluate(table, costs, link=links))
-
-
-def _for_pytorch(table: pj.ScheduleTable, costs: "pj.Costs", links: pj.Links) -> str:
-    """Leave out what PyTorch's runtime does not know, put in what it needs, and say so."""
-    return to_csv(complete(with_known_cells(table, tuple(ABSENT), "PyTorch"), sharding=True))
-
-
-FORMATS: "Mapping[str, Callable[[pj.ScheduleTable, pj.Costs, pj.Links], str]]" = {
-    "torch-csv": _for_pytorch,
-    "jaxpp": lambda table, costs, links: to_jaxpp(table),
-    "shardy": lambda table, costs, links: to_shardy(table),
-    "json": lambda table, costs, links: to_json(table),
-    "chrome-trace": _trace,
-}
+from pipejax.runtimes.formats import FORMATS
 
 
 def export(
@@ -53,7 +29,9 @@ def export(
       pipejax export -s 1f1b -P 4 -M 8 --format torch-csv --out table.csv
     """
     format = one_of(format, FORMATS, "--format")
-    text = FORMATS[format](table, or_slots(pricing, table), links)
+    costs = or_slots(pricing, table)
+    given = pj.evaluate(table, costs, link=links) if FORMATS[format].of_run else table
+    text = FORMATS[format].writer(given)
     out.save(lambda draft: write_file(draft, text), lambda: text)
     result = {"format": format, **out.as_json(), "bytes": len(text.encode())}
     if json:

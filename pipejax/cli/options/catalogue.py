@@ -8,6 +8,8 @@ or of the record of options that declares it.
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from pipejax.runtimes.formats import FORMATS
+
 
 class ValueKind(NamedTuple):
     """Kind of a value.
@@ -79,7 +81,6 @@ _SEGMENTS = ("warmup", "steady", "cooldown")
 _TIME_UNITS = ("s", "ms", "us", "ns")
 _PLACES = ("under", "beside")
 _RUNTIMES = ("jax", "torch")
-_WRITTEN = ("torch-csv", "jaxpp", "shardy", "json", "chrome-trace")
 _FORMATS = ("text", "markdown", "latex", "csv")
 
 PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
@@ -332,7 +333,7 @@ OTHER_NAMES = {"--plot": "--figure"}  # that people try, and what they mean
 # options that mean something else in a command: export prints no table, and its format is that of
 # the file it writes; what a runtime trains has microbatches, and its gradients are equal or not
 EXCEPTIONS = {
-    ("export", "format"): OptionRecord(NAME, "|".join(_WRITTEN), "f", True, _WRITTEN),
+    ("export", "format"): OptionRecord(NAME, "|".join(FORMATS), "f", True, (*FORMATS,)),
     ("run", "batch_size"): OptionRecord(COUNT, "examples of a microbatch"),
     ("run", "tolerance"): OptionRecord(NUMBER, "largest error of a gradient that passes"),
 }

@@ -18,7 +18,7 @@ from typing import Any
 from pipejax.base.checks import check_types, one_of
 from pipejax.base.data_files import parse_json
 from pipejax.base.display import abbreviated
-from pipejax.base.files import read_file, write_file
+from pipejax.base.files import read_file
 from pipejax.base.progress import Notice
 from pipejax.schedules.cells.cells import WeightRule
 from pipejax.schedules.cells.ops import SHARDING, Op, Phase, ScheduleError, format_cell, parse_cell
@@ -86,31 +86,6 @@ def read_table(path: str | Path, *, repair: str | None = None) -> ScheduleTable:
         return _from_csv(text, path.stem, repair)
     except ScheduleError as error:
         raise ScheduleError(f"{path}: {error.reason}", error.grid) from None
-
-
-def write_table(table: ScheduleTable, path: str | Path) -> None:
-    """Write a table as JSON where the name ends in .json, otherwise as PyTorch's CSV.
-
-    JSON holds everything. A CSV holds the rows alone: where reading it back would give another
-    placement, other slot durations or stage shares, or another weight rule, a warning says which.
-    Its name is that of the file.
-
-    Args:
-      table: the schedule.
-      path: the file; it is replaced.
-
-    Raises:
-      OSError: if the file cannot be written.
-
-    Example:
-      >>> import pathlib, tempfile, pipejax as pj
-      >>> path = pathlib.Path(tempfile.mkdtemp()) / "chimera.json"
-      >>> pj.write_table(pj.schedules.build("chimera", num_workers=2, num_microbatches=2), path)
-      >>> pj.read_table(path).num_pipes
-      2
-    """
-    check_types(table=(table, ScheduleTable), path=(path, str, Path))
-    write_file(path, text_for(table, Path(path)))
 
 
 def text_for(table: ScheduleTable, path: Path) -> str:
