@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from turns import in_turn
 
 import pipejax as pj
 from pipejax.costs.costs import unchecked_costs
@@ -66,9 +67,16 @@ def all_costs(program):
     return pj.Costs(**costs, **messages)
 
 
-@pytest.mark.parametrize(("name", "workers", "microbatches", "step"), GROWING)
 @pytest.mark.parametrize(
-    "link", ["delay", "rendezvous", *(pytest.param(n, marks=slow) for n in ("queued", "blocking"))]
+    ("name", "workers", "microbatches", "step", "link"),
+    in_turn(
+        [
+            (*grows, link)
+            for grows in GROWING
+            for link in ("delay", "rendezvous", "queued", "blocking")
+        ],
+        always=2,
+    ),
 )
 def test_grown_equals_built(name, workers, microbatches, step, link):
     program = lowered(name, workers, microbatches, link)
@@ -82,9 +90,9 @@ def test_grown_equals_built(name, workers, microbatches, step, link):
 
 
 @pytest.mark.parametrize(
-    "link", ["delay", *(pytest.param(n, marks=slow) for n in LINKS if n != "delay")]
+    ("name", "link"),
+    in_turn([(name, link) for name in pj.schedules.names() for link in LINKS], of=12),
 )
-@pytest.mark.parametrize("name", pj.schedules.names())
 def test_every_schedule_grows_as_it_is_built(name, link):
     program = lowered(name, 4, 32, LINKS[link])
     if name in IRREGULAR:
@@ -108,7 +116,7 @@ def test_every_cycle_time_is_the_growth_of_the_makespan(name, link):
     check_cycle_time(lowered(name, 4, 32, LINKS[link]), 32)
 
 
-@pytest.mark.parametrize("name", sorted(set(pj.schedules.names()) - set(IRREGULAR)))
+@pytest.mark.parametrize("name", in_turn(sorted(set(pj.schedules.names()) - set(IRREGULAR))))
 def test_a_period_is_for_as_many_microbatches_under_every_link_model(name):
     steps = {
         link: steady_state(lowered(name, 4, 32, links)).microbatches
@@ -136,12 +144,10 @@ SHARED = [
     pj.Links("rendezvous", shared_links="pairs"),
 ]
 EVERY = [(*grows, links) for grows in [*GROWING, ("pipedream", 4, 16, 1)] for links in SHARED]
-SOME = [EVERY[0], EVERY[17], EVERY[24]]
 
 
 @pytest.mark.parametrize(
-    ("name", "workers", "microbatches", "step", "links"),
-    SOME + [pytest.param(*case, marks=pytest.mark.slow) for case in EVERY if case not in SOME],
+    ("name", "workers", "microbatches", "step", "links"), in_turn(EVERY, of=12)
 )
 def test_grown_equals_built_where_links_are_shared(name, workers, microbatches, step, links):
     test_grown_equals_built(name, workers, microbatches, step, links)
@@ -156,8 +162,13 @@ def test_1f1b_at_many_microbatches(microbatches):
     np.testing.assert_allclose(grown, built, rtol=1e-13)
 
 
-@pytest.mark.parametrize(("name", "workers", "microbatches", "step"), [*GROWING, *UPDATING])
-@pytest.mark.parametrize("link", ["delay", pytest.param("rendezvous", marks=slow)])
+@pytest.mark.parametrize(
+    ("name", "workers", "microbatches", "step", "link"),
+    in_turn(
+        [(*grows, link) for grows in [*GROWING, *UPDATING] for link in ("delay", "rendezvous")],
+        of=4,
+    ),
+)
 def test_cycle_time_is_the_growth_of_the_makespan(name, workers, microbatches, step, link):
     check_cycle_time(lowered(name, workers, microbatches, link), microbatches)
 

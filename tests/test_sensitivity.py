@@ -6,6 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from turns import in_turn
 
 import pipejax as pj
 from pipejax.analysis.step import many_systems
@@ -85,7 +86,12 @@ def step_time(program, table, workload, system, parameter, factor):
 
 @pytest.mark.parametrize(
     ("name", "link"),
-    [*((name, "delay") for name in CASES), ("chimera on a slow network", "rendezvous")],
+    in_turn(
+        [
+            *((name, "delay") for name in reversed(CASES)),
+            ("chimera on a slow network", "rendezvous"),
+        ]
+    ),
 )
 def test_elasticities_are_finite_differences_and_shares_sum_to_one(name, link):
     table, workload, system = case(name)
