@@ -1,6 +1,7 @@
 """What stands at the doors: options that were given, names, types of arguments."""
 
 import json
+import pickle
 import re
 import sys
 import warnings
@@ -8,7 +9,7 @@ import warnings
 import pytest
 
 import pipejax as pj
-from pipejax.base.checks import known_as, one_of
+from pipejax.base.checks import MismatchError, known_as, one_of, unknown, wrong
 from pipejax.base.progress import Notice, notices_as_lines
 from pipejax.cli.options.given import GivenOptions
 from pipejax.cli.options.values import declared
@@ -244,28 +245,51 @@ def test_one_line_is_all_that_a_command_says():
     assert lines == ["warning: a table is repaired\n"]
 
 
-def test_what_begins_with_a_file_or_an_argument_gets_its_option():
+def within(place, error):
+    """An error in the text of another, which says where."""
+    outer = ValueError(f"{place}: {error}")
+    outer.__context__ = error
+    return outer
+
+
+def test_an_error_names_the_option_of_its_file_or_of_its_argument():
     takes = declared(evaluate_options)
     given = GivenOptions(["--memory-limit", "2", "--table", "x.csv", "--slack"], takes)
-    for message, said in (
-        ("memory_limit must be 3", "--memory-limit must be 3"),
-        ("1f1b: memory_limit 2 is too small", "1f1b: --memory-limit 2 is too small"),
+    limit = wrong("memory_limit", "must be 3", 2)
+    first = "the memory limit of worker 0 is 2"
+    for error, said in (
+        (limit, "--memory-limit must be 3"),
+        (within("1f1b", limit), "1f1b: --memory-limit must be 3"),
+        (within("x.csv", limit), "--table x.csv: memory_limit must be 3"),
+        (MismatchError(first, "memory_limit"), f"--memory-limit 2: {first}"),
+        (MismatchError(first), first),
+        (pj.ScheduleError("a table is no table", argument="table"), "a --table is no table"),
+        (ValueError("memory_limit must be 3"), "memory_limit must be 3"),
+        (ValueError("x.csv is not a table"), "--table x.csv is not a table"),
+        (wrong("table: a cell", "is odd"), "--table: a cell is odd"),
+        (wrong("tables", "must be legal"), "tables must be legal"),
+        (unknown("table", "y", ["z"]), "--table: unknown table 'y': known are z"),
+        (unknown("cell", "x.csv", ["z"]), "unknown cell 'x.csv': known are z"),
         (
-            "the memory limit of worker 0 is 2",
-            "--memory-limit 2: the memory limit of worker 0 is 2",
+            within("--corner a", unknown("table", "y", ["z"])),
+            "--corner a: unknown table 'y': known are z",
         ),
-        ("x.csv: memory_limit must be 3", "--table x.csv: memory_limit must be 3"),
-        ("x.csv is not a table", "--table x.csv is not a table"),
-        ("table must be legal", "--table must be legal"),
-        ("the table must be legal", "the table must be legal"),
-        ("it needs tables: table must be there", "it needs tables: table must be there"),
-        ("unknown table 'y'", "--table: unknown table 'y'"),
-        ("what='x' needs table='y'", "what='x' needs --table='y'"),
-        ("give backward (B), or weight_grad (W)", "give B, or W"),
-        ("W = B - I (weight_grad) is -1", "W = B - I is -1"),
-        ("a multiple of num_stages 4", "a multiple of 4 stages"),
+        (ValueError("give backward (B), or weight_grad (W)"), "give B, or W"),
+        (ValueError("W = B - I (weight_grad) is -1"), "W = B - I is -1"),
     ):
-        assert given.named(message) == said
+        assert given.named(error) == said
+
+
+def test_an_error_of_an_argument_is_its_text_and_travels_between_processes():
+    for error in (
+        wrong("zero", "must be at most 3", 4),
+        unknown("model", "x", ["y"]),
+        MismatchError("no", "pipes"),
+        pj.ScheduleError("no", "grid", argument="slots"),
+    ):
+        copied = pickle.loads(pickle.dumps(error))
+        assert (type(copied), str(copied)) == (type(error), str(error))
+        assert copied.argument == error.argument != ""
 
 
 def evaluate_options(memory_limit: float, table: str, slack: bool = False) -> None:

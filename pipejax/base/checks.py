@@ -3,6 +3,7 @@
 import difflib
 import math
 import operator
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -14,8 +15,48 @@ MOST_LISTED = 12  # of what is legal
 MAX_COUNT = 10**9  # of what is counted: products of counts stay exact
 
 
-class MismatchError(ValueError):
+class ArgumentError(ValueError):
+    """An argument must not have the value that it has.
+
+    Whoever called by other names than Python's, as the command line does by options, can say which
+    of its own is meant.
+
+    Attributes:
+      argument: its name in Python.
+      value: what was given, where that tells which of several is meant.
+      text: the message.
+    """
+
+    def __init__(self, argument: str, value: Any, text: str) -> None:
+        """Keep which argument it is."""
+        self.argument, self.value, self.text = argument, value, text
+
+    def __str__(self) -> str:
+        """Return the message alone."""
+        return self.text
+
+
+class UnknownNameError(ArgumentError):
+    """A name is none of those that are known; `argument` is what it should be a name of."""
+
+
+class MismatchError(ArgumentError):
     """Values that are right each by itself and do not go together, as points of a grid may be."""
+
+    def __init__(self, text: str, argument: str = "") -> None:
+        """Keep the argument that does not go with the others, where it is one of them."""
+        super().__init__(argument, None, text)
+
+
+def wrong(where: str, text: str, value: Any = None) -> ArgumentError:
+    """Return the error of an argument that is not as it must be.
+
+    Args:
+      where: an argument, or a place in one or in a file, as `hold_out: column`.
+      text: what is wrong with it.
+      value: what was given.
+    """
+    return ArgumentError(re.split("[ :[]", where, maxsplit=1)[0], value, f"{where} {text}")
 
 
 def whole_number(value: Any, where: str, *, least: int = 1, most: int | None = None) -> int:
@@ -25,9 +66,9 @@ def whole_number(value: Any, where: str, *, least: int = 1, most: int | None = N
     except TypeError:
         count = least - 1
     if count < least:
-        raise ValueError(f"{where} must be a whole number of at least {least}, got {value!r}")
+        raise wrong(where, f"must be a whole number of at least {least}, got {value!r}", value)
     if most is not None and count > most:
-        raise ValueError(f"{where} must be at most {most}, got {value}")
+        raise wrong(where, f"must be at most {most}, got {value}", value)
     return count
 
 
@@ -60,9 +101,9 @@ def whole_numbers(values: Any, where: str) -> np.ndarray[Any, np.dtype[np.int32]
     is_whole = numbers.size == 0 or numbers.dtype.kind in "iu"
     is_whole &= not isinstance(values, np.ma.MaskedArray)
     if not is_whole or any(isinstance(value, bool | np.bool_) for value in mixed):
-        raise ValueError(f"{where} must be whole numbers, got {abbreviated(values)}")
+        raise wrong(where, f"must be whole numbers, got {abbreviated(values)}", values)
     if numbers.size and not -MAX_COUNT <= numbers.min() <= numbers.max() <= MAX_COUNT:
-        raise ValueError(f"{where} must be whole numbers of at most {MAX_COUNT}")
+        raise wrong(where, f"must be whole numbers of at most {MAX_COUNT}", values)
     return numbers.astype(np.int32)
 
 
@@ -92,7 +133,7 @@ def as_floats(value: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
     except ValueError:  # rows that differ in length
         numbers = np.array(None)
     if numbers.dtype.kind not in "iuf":
-        raise ValueError(f"{where} must be a number or several, got {abbreviated(value)}")
+        raise wrong(where, f"must be a number or several, got {abbreviated(value)}", value)
     return numbers.astype(float)
 
 
@@ -109,28 +150,28 @@ def is_number(value: Any, *, least: float = 0.0) -> bool:
 def number(value: Any, where: str, *, least: float = 0.0) -> float:
     """Check that a value is a finite number of at least `least`."""
     if not is_number(value, least=least):
-        raise ValueError(f"{where} must be a number of at least {least:g}, got {value!r}")
+        raise wrong(where, f"must be a number of at least {least:g}, got {value!r}", value)
     return float(value)
 
 
 def share(value: Any, where: str) -> float:
     """Check that a value is a number from 0 to 1."""
     if not is_number(value) or value > 1:
-        raise ValueError(f"{where} must be a number from 0 to 1, got {value!r}")
+        raise wrong(where, f"must be a number from 0 to 1, got {value!r}", value)
     return float(value)
 
 
 def efficiency(value: Any, where: str) -> float:
     """Check that a value is an efficiency: above 0 and at most 1."""
     if not is_number(value) or not 0 < value <= 1:
-        raise ValueError(f"{where} must be a number above 0 and at most 1, got {value!r}")
+        raise wrong(where, f"must be a number above 0 and at most 1, got {value!r}", value)
     return float(value)
 
 
 def positive(value: Any, where: str) -> float:
     """Check that a value is a finite number above 0."""
     if not is_number(value) or not value > 0:
-        raise ValueError(f"{where} must be a number above 0, got {value!r}")
+        raise wrong(where, f"must be a number above 0, got {value!r}", value)
     return float(value)
 
 
@@ -142,10 +183,11 @@ def meant(value: Any, known: Collection[Any]) -> Any:
     return value if value in tuple(known) else None
 
 
-def unknown(kind: str, value: Any, known: Collection[Any], more: str = "") -> str:
-    """Say that a value is none of those that are known, and which one is nearest to it."""
+def unknown(kind: str, value: Any, known: Collection[Any], more: str = "") -> UnknownNameError:
+    """Return the error that says which names are known, and which one is nearest to the value."""
     listed = ", ".join(map(str, known)) or "none"
-    return f"unknown {kind} {value!r}: known are {listed}{more}{nearest(value, known)}"
+    text = f"unknown {kind} {value!r}: known are {listed}{more}{nearest(value, known)}"
+    return UnknownNameError(kind.partition(" ")[0], value, text)
 
 
 def nearest(value: Any, known: Collection[Any]) -> str:
@@ -159,7 +201,7 @@ def known_as(value: Any, known: Collection[Any], kind: str, more: str = "") -> A
     """Return the known name that is meant, such as a schedule's or a model's."""
     found = meant(value, known)
     if found is None:
-        raise ValueError(unknown(kind, value, known, more))
+        raise unknown(kind, value, known, more)
     return found
 
 
@@ -168,7 +210,7 @@ def one_of(value: Any, known: Collection[Any], where: str) -> Any:
     found = meant(value, known)
     if found is None:
         listed = ", ".join(map(str, known))
-        raise ValueError(f"{where} must be one of {listed}, got {value!r}{nearest(value, known)}")
+        raise wrong(where, f"must be one of {listed}, got {value!r}{nearest(value, known)}", value)
     return found
 
 
@@ -189,5 +231,5 @@ def check_local_search(iterations: Any, seed: Any, time_limit: Any) -> tuple[int
     is_limit = isinstance(time_limit, int | float) and time_limit >= 0
     if time_limit is not None and not is_limit:
         given = abbreviated(time_limit)
-        raise ValueError(f"time_limit must be at least 0, or None for no limit, got {given}")
+        raise wrong("time_limit", f"must be at least 0, or None for no limit, got {given}")
     return whole_number(iterations, "iterations", least=0), whole_number(seed, "seed", least=0)

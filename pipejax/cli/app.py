@@ -172,11 +172,10 @@ def run(arguments: Sequence[str]) -> int:
         return _report(_with_value(error.format_message(), arguments))
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        return _report(given.named(text) if given else text)
+        return _report(given.named(OSError(text)) if given else text)
     except (ValueError, OverflowError) as error:  # a ScheduleError keeps its table apart
         grid = getattr(error, "grid", "") if sys.stderr.isatty() else ""
-        text = getattr(error, "reason", str(error))
-        return _report(given.named(text) if given else text, grid)
+        return _report(given.named(error) if given else str(error), grid)
     except MemoryError as error:
         return _report(f"too large for the memory of this machine: {error}")
     except (RuntimeError, AssertionError) as error:  # of JAX, among others

@@ -214,7 +214,7 @@ class Costs:
         """
         for name in times:
             if name not in FIELDS:
-                raise ValueError(unknown("cost", name, FIELDS))
+                raise unknown("cost", name, FIELDS)
         if transfer is not None:
             if times.get("transmit") is not None:
                 raise ValueError("transfer and transmit are the same cost: give one")

@@ -204,9 +204,9 @@ def _read(text: str) -> ScalingRule:
     fields = GROUPS.get(what) or ((_WORD[what],) if what in _WORD else ())
     if not fields:
         known = [*PHASE_FIELDS, "pair", *MESSAGE_FIELDS, *GROUPS]
-        raise ValueError(unknown("cost", what, known))
+        raise unknown("cost", what, known)
     if place and place not in PLACES:
-        raise ValueError(unknown("place", place, PLACES))
+        raise unknown("place", place, PLACES)
     times = _read_factor(factor, f"factor of {what}")
     return ScalingRule(what, fields, place, int(index or 0), times)
 

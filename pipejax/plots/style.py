@@ -16,7 +16,7 @@ from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont
 
-from pipejax.base.checks import number
+from pipejax.base.checks import number, wrong
 from pipejax.plots import palette
 
 SCREEN_DPI = 100.0  # resolution in which axes are measured before saving
@@ -84,14 +84,15 @@ def paper(
       ValueError: if the width is none, the font is not there or its size cannot be read.
     """
     if not 4.0 <= number(font_size, "font_size") <= 40.0:
-        raise ValueError(f"font_size must be from 4 to 40 points, got {font_size!r}")
+        raise wrong("font_size", f"must be from 4 to 40 points, got {font_size!r}")
     family = FONT if font is None else font
     try:
         findfont(FontProperties(family=family), fallback_to_default=False)
     except ValueError:
-        raise ValueError(
-            "font must be a family that is installed, or serif, sans-serif or monospace, got "
-            f"{family!r}"
+        raise wrong(
+            "font",
+            "must be a family that is installed, or serif, sans-serif or monospace, got "
+            f"{family!r}",
         ) from None
     return Paper(_inches(size), family, float(font_size))
 
@@ -104,9 +105,10 @@ def _inches(size: str | float) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(in|cm|mm|pt)?", str(size))
     width = float(found[1]) * INCHES[found[2] or "in"] if found else 0.0
     if not 1.0 <= width <= WIDEST:
-        raise ValueError(
-            f"size must be column, page or a width from 1 to {WIDEST:g} inches, as 8.5cm or 5in, "
-            f"got {size!r}"
+        raise wrong(
+            "size",
+            f"must be column, page or a width from 1 to {WIDEST:g} inches, as 8.5cm or 5in, "
+            f"got {size!r}",
         )
     return width
 

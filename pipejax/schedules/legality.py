@@ -295,7 +295,8 @@ def check_shares(shares: Sequence[float], num_stages: int) -> None:
     """Check that every stage has a positive share of the layers."""
     if not are_positive(shares, num_stages):
         raise ScheduleError(
-            f"stage_shares needs {num_stages} positive numbers, got {abbreviated(shares)}"
+            f"stage_shares needs {num_stages} positive numbers, got {abbreviated(shares)}",
+            argument="stage_shares",
         )
 
 
@@ -303,7 +304,8 @@ def check_slots(slots: Slots) -> None:
     """Check that slot durations are positive and belong to phases that have one."""
     if not isinstance(slots, Mapping):
         raise ScheduleError(
-            f"slots must be durations by phase letter, as {{'F': 1}}, got {slots!r}"
+            f"slots must be durations by phase letter, as {{'F': 1}}, got {slots!r}",
+            argument="slots",
         )
     for letter, duration in slots.items():
         if letter not in UNIT_SLOTS:

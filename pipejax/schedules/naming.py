@@ -435,7 +435,7 @@ def _found(text: str, repair: str | None = None) -> tuple[str, Builder]:
         raise ValueError(f"{text} is a folder: name one of its tables")
     if path.suffix in TABLES or os.path.isfile(text):
         return text, builder_of_table(text, None if path.suffix == ".json" else repair)
-    raise ValueError(unknown("schedule", text, names(), OWN))
+    raise unknown("schedule", text, names(), OWN)
 
 
 def _is_table(path: Path) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.checks import known_as, meant, one_of, unknown
+from pipejax.base.checks import known_as, meant, one_of, unknown, wrong
 from pipejax.base.data_files import WRITTEN, read_quantity
 from pipejax.base.provenance import ATTRIBUTES, is_dataset
 from pipejax.sweep.store import CHECKSUM, FEASIBLE, NO_RESOURCE, OUT_OF_MEMORY, STATUS
@@ -115,7 +115,7 @@ class SweepResults(NamedTuple):
     def _keeps(self, text: str) -> NumpyArray:
         found = _CONDITION.fullmatch(text)
         if found is None:
-            raise ValueError(f"where must be as system=h100 or memory_bytes<80GB, got {text!r}")
+            raise wrong("where", f"must be as system=h100 or memory_bytes<80GB, got {text!r}")
         given, sign, value = found.groups()
         name = meant(_KEYS.get(given, given), [*self.axes, *self.fixed, *self.measures])
         if name is None:

@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray, UInt
-from pipejax.base.checks import is_number, whole_number
+from pipejax.base.checks import is_number, whole_number, wrong
 from pipejax.base.display import short_repr
 
 CIPHER = "threefry2x32"
@@ -110,7 +110,7 @@ def gradient_noise(
 def checked_noise(noise: float) -> float:
     """Check the standard deviation of gradient noise."""
     if not is_number(noise) or noise < 0:
-        raise ValueError(f"noise must be a finite number of at least 0, got {noise!r}")
+        raise wrong("noise", f"must be a finite number of at least 0, got {noise!r}")
     return float(noise)
 
 
@@ -159,5 +159,5 @@ def checked_delays(delays: NumpyArray, num_stages: int) -> Int[NumpyArray, "stag
 def checked_delta(delta: int) -> int:
     """Check the largest delay."""
     if whole_number(delta, "delta", least=0) >= LARGEST_COUNT:
-        raise ValueError(f"delta must be at most {LARGEST_COUNT - 1}, got {delta}")
+        raise wrong("delta", f"must be at most {LARGEST_COUNT - 1}, got {delta}")
     return int(delta)

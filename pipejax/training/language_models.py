@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
-from pipejax.base.checks import MAX_COUNT, whole_number
+from pipejax.base.checks import MAX_COUNT, whole_number, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.files import read_file
 from pipejax.base.machine import check_fits
@@ -194,7 +194,7 @@ def language_model(
     characters, codes = encode(read_text(text, whole_number(seed, "seed", least=0)))
     border = int(SHARE * len(codes))
     if len(codes) - border <= context:
-        raise ValueError(f"text must have more than {10 * context} characters, got {len(codes)}")
+        raise wrong("text", f"must have more than {10 * context} characters, got {len(codes)}")
     random = np.random.default_rng([seed, 1])  # not the stream of the text
     starts = random.integers(0, border - context, (num_batches, batch_size))
     held_out = np.linspace(border, len(codes) - context - 1, HELD_OUT).astype(np.int64)

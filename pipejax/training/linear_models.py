@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
-from pipejax.base.checks import are_positive, is_number, one_of, whole_number
+from pipejax.base.checks import are_positive, is_number, one_of, whole_number, wrong
 from pipejax.base.display import short_repr
 from pipejax.training.objective import Blocks, DataPartition, Leaf, Linear, LinearBatch
 
@@ -182,12 +182,12 @@ def nesterov_quadratic(
       99.94
     """
     if not is_number(condition_number) or condition_number <= 1:
-        raise ValueError(
-            f"condition_number must be a finite number above 1, got {condition_number!r}"
+        raise wrong(
+            "condition_number", f"must be a finite number above 1, got {condition_number!r}"
         )
     if not is_number(strong_convexity) or strong_convexity <= 0:
-        raise ValueError(
-            f"strong_convexity must be a finite number above 0, got {strong_convexity!r}"
+        raise wrong(
+            "strong_convexity", f"must be a finite number above 0, got {strong_convexity!r}"
         )
     is_solved = one_of(minimiser, MINIMISERS, "minimiser") == "solved"
     partition = DataPartition(num_stages, dimension, num_batches, batch_size)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
-from pipejax.base.checks import MAX_COUNT, whole_number
+from pipejax.base.checks import MAX_COUNT, whole_number, wrong
 from pipejax.base.machine import check_fits
 
 Tree = Any  # a pytree of arrays
@@ -271,9 +271,9 @@ class DataPartition:
         for field in dataclasses.fields(self):
             whole_number(getattr(self, field.name), field.name, most=MAX_COUNT)
         if self.dimension % self.num_stages:
-            raise ValueError(
-                f"dimension must be a multiple of num_stages {self.num_stages}, "
-                f"got {self.dimension}"
+            raise wrong(
+                "dimension",
+                f"must be a multiple of num_stages {self.num_stages}, got {self.dimension}",
             )
 
         size = f"{self.num_examples} examples of dimension {self.dimension} need"

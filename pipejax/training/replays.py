@@ -14,7 +14,7 @@ import numpy as np
 
 from pipejax.analysis.runs.staleness import op_times
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
-from pipejax.base.checks import one_of, whole_number
+from pipejax.base.checks import one_of, whole_number, wrong
 from pipejax.costs.costs import Costs
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -239,7 +239,7 @@ def _checked_times(times: Times | int, end: float) -> Times:
         or chosen[0] < 0
         or np.any(np.diff(chosen) < 0)
     ):
-        raise ValueError(f"times must be finite, at least 0 and ascending, got {times!r}")
+        raise wrong("times", f"must be finite, at least 0 and ascending, got {times!r}")
     return chosen
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray, UInt
-from pipejax.base.checks import one_of, whole_number
+from pipejax.base.checks import one_of, whole_number, wrong
 from pipejax.training.draws import (
     LARGEST_COUNT,
     Delays,
@@ -152,7 +152,7 @@ def sweep_randomized_pipedream(
     """
     whole_number(every, "every")
     if whole_number(updates, "updates") % every:
-        raise ValueError(f"updates must be a multiple of every {every}, got {updates}")
+        raise wrong("updates", f"must be a multiple of every {every}, got {updates}")
     chosen, checked = checked_runs(objective, step_sizes, seeds, updates // every + 1, every)
     law = _law(objective, delta, delays)
     cyclic, deviation = one_of(batches, RANDOM_ORDERS, "batches") == "cyclic", checked_noise(noise)
@@ -202,12 +202,12 @@ def _law(objective: TrainingObjective, delta: int | Sequence[int], delays: Table
             raise ValueError(f"{name} must be at most {LARGEST_COUNT}, got {count}")
     if delays is not None:
         if not isinstance(delta, int) or delta != 0:
-            raise ValueError(f"delta must be left out where delays are given, got {delta!r}")
+            raise wrong("delta", f"must be left out where delays are given, got {delta!r}")
         return checked_delays(delays, objective.num_stages)
     if not isinstance(delta, Sequence | np.ndarray):
         return np.array(checked_delta(delta), np.int32)
     if not len(delta):
-        raise ValueError(f"delta must be one or more whole numbers, got {delta!r}")
+        raise wrong("delta", f"must be one or more whole numbers, got {delta!r}")
     return np.array([checked_delta(each) for each in delta], np.int32)
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray, UInt
-from pipejax.base.checks import are_positive, one_of, whole_number
+from pipejax.base.checks import are_positive, one_of, whole_number, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.machine import check_fits
 from pipejax.base.provenance import provenance
@@ -282,7 +282,7 @@ def run_alone(
 ) -> TrainingRun:
     """Do a sweep over one step size and one seed, and leave out these axes."""
     if not are_positive([step_size], 1):
-        raise ValueError(f"step_size must be a finite number above 0, got {step_size!r}")
+        raise wrong("step_size", f"must be a finite number above 0, got {step_size!r}")
     if np.ndim(objective.minimum):
         raise ValueError(f"objective must be a single one, got {len(objective.minimum)} stacked")
     whole_number(seed, "seed", least=0)
@@ -302,17 +302,18 @@ def checked_runs(
     num_bytes = num_runs * looks * BYTES_PER_LOOK + len(seeds) * updates * BYTES_PER_UPDATE
     check_fits(num_bytes, f"{num_runs} runs that are looked at {looks} times need")
     if not are_positive(step_sizes, len(step_sizes)) or not len(step_sizes):
-        raise ValueError(
-            f"step_sizes must be one or more finite numbers above 0, got {list(step_sizes)}"
+        raise wrong(
+            "step_sizes", f"must be one or more finite numbers above 0, got {list(step_sizes)}"
         )
     for seed in seeds:
         if whole_number(seed, "each of seeds", least=0) > LARGEST_SEED:
             raise ValueError(f"each of seeds must be at most {LARGEST_SEED}, got {seed}")
     stacked = np.shape(objective.minimum)
     if not len(seeds) or stacked not in ((), (len(seeds),)):
-        raise ValueError(
-            "seeds must be as many as objectives are stacked, or one or more for a single one: "
-            f"got {len(seeds)} seeds, and stacked {stacked}"
+        raise wrong(
+            "seeds",
+            "must be as many as objectives are stacked, or one or more for a single one: "
+            f"got {len(seeds)} seeds, and stacked {stacked}",
         )
     return np.asarray(step_sizes, np.float64), np.asarray(seeds, np.uint32)
 

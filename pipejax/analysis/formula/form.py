@@ -166,7 +166,7 @@ class Formula:
             values = {**values, **self._by_name(theta)}
         for name in values:
             if name not in self.parameters:
-                raise ValueError(unknown("parameter", name, self.parameters))
+                raise unknown("parameter", name, self.parameters)
         for name in self.parameters:
             if name not in values:
                 raise ValueError(

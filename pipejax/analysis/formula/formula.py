@@ -17,7 +17,7 @@ from pipejax.analysis.verify.certificate_file import (
     is_formula,
     read_formula_certificate,
 )
-from pipejax.base.checks import check_types, unknown, whole_number
+from pipejax.base.checks import check_types, unknown, whole_number, wrong
 from pipejax.base.data_files import load_json
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import PHASE_FIELDS, unchecked_costs
@@ -92,8 +92,8 @@ def formula(
 
         found = find_facets(run, domain, len(costs.names), max_facets)
     if found.gap == np.inf:
-        raise ValueError(
-            f"max_facets = {max_facets} is too few: the makespan exceeds them by any factor"
+        raise wrong(
+            "max_facets", f"= {max_facets} is too few: the makespan exceeds them by any factor"
         )
     return Formula(
         parameters=costs.names,
@@ -117,7 +117,7 @@ def _domain(costs: LinearCosts, box: Box) -> Cone:
     cone, units = Cone.orthant(size + 2), dict(zip(costs.names, costs.units.tolist(), strict=True))
     for name, (low, high) in box.items():
         if name not in costs.names:
-            raise ValueError(unknown("parameter of the box", name, costs.names))
+            raise unknown("parameter of the box", name, costs.names)
         if not 0 <= low < high:
             raise ValueError(f"box of {name} must have 0 <= low < high, got {low!r} and {high!r}")
         for bound, sign in ((low, 1), (high, -1)):

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipejax.analysis.formula.cone import LARGEST, Whole
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import check_types, unknown
+from pipejax.base.checks import ArgumentError, check_types, unknown, wrong
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import FIELDS, OF_COPIES, OF_STAGES, PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.engine.lowering.program import Program
@@ -130,7 +130,7 @@ def _direction(program: Program, name: str) -> tuple[str, NumpyArray]:
         more = (
             f", each also with _first, _mid, _last or _0 to _{last}; those of messages with _F, _B"
         )
-        raise ValueError(unknown("parameter", name, [*PHASE_FIELDS, *MESSAGES], more))
+        raise unknown("parameter", name, [*PHASE_FIELDS, *MESSAGES], more)
     return PHASE_FIELDS[kind], of_place[place].astype(float)
 
 
@@ -143,7 +143,7 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
     """
     chosen = default_parameters(program) if parameters is None else parameters
     if isinstance(chosen, str):
-        raise ValueError(f"parameters must be a sequence of names, got {chosen!r}")
+        raise wrong("parameters", f"must be a sequence of names, got {chosen!r}")
     check_types(parameters=(chosen, Sequence, Mapping))
     if not isinstance(chosen, Mapping):
         chosen = named_parameters(program, tuple(chosen))
@@ -156,13 +156,15 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
                 "give pair"
             )
     if not chosen:
-        raise ValueError("parameters must name at least one, got none")
+        raise wrong("parameters", "must name at least one, got none")
     known = {field for costs in chosen.values() for field in FIELDS if _is_given(costs, field)}
     check_known(program, unchecked_costs(dict.fromkeys(known, 0.0)))
     if program.links.eager_below:
-        raise ValueError(
+        raise ArgumentError(
+            "eager_below",
+            program.links.eager_below,
             "a closed form knows no eager_below: its parameters say which messages are buffered. "
-            "Name pairs of workers whose messages are, as pair_links={(0, 1): 'queued'}"
+            "Name pairs of workers whose messages are, as pair_links={(0, 1): 'queued'}",
         )
     for costs in chosen.values():
         program = program_for(program, costs)

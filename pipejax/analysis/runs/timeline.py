@@ -13,7 +13,7 @@ import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.base.checks import one_of
+from pipejax.base.checks import one_of, wrong
 from pipejax.engine.lowering.program import SOURCE
 from pipejax.schedules.cells.ops import HOST, NO_MICROBATCH, Op, Phase, format_cell
 from pipejax.schedules.table.table import ScheduleTable
@@ -194,10 +194,11 @@ def window_of(
     end = max(run.makespan for run in runs)
     window = Window(0.0 if start is None else start, end if stop is None else stop)
     if not 0.0 <= window.start < end:
-        raise ValueError(
-            f"start must be at least 0 and before {end:.5g}, the end of the longest run, got "
-            f"{window.start:.5g}"
+        raise wrong(
+            "start",
+            f"must be at least 0 and before {end:.5g}, the end of the longest run, got "
+            f"{window.start:.5g}",
         )
     if not window.stop > window.start:
-        raise ValueError(f"stop must be after start {window.start:.5g}, got {window.stop:.5g}")
+        raise wrong("stop", f"must be after start {window.start:.5g}, got {window.stop:.5g}")
     return Window(window.start, min(window.stop, end))

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipejax.analysis.step.step_time import StepTimes
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import check_types
+from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import ResultDict, ResultList, short_repr, short_repr_of
 from pipejax.costs.measured.measured_rows import MeasuredRows, joined
 from pipejax.costs.measured.rows_file import read_predictions, read_rows
@@ -230,7 +230,7 @@ def validate(
     if nameless.any():
         first = int(np.argmax(nameless))
         where = f"{rows.file[first]}, row {rows.row[first]}"
-        raise ValueError(f"system must be given: {where}, names none")
+        raise wrong("system", f"must be given: {where}, names none")
     found = Predictions(*(np.full(len(rows), np.nan) for _ in Predictions._fields))
     for name in dict.fromkeys(rows.system.tolist()):
         which = rows.system == name
@@ -252,7 +252,7 @@ def judge(own: Validation, path: str | Path) -> tuple[Validation, Validation]:
     """
     files = set(own.measured.file)
     if len(files) != 1:
-        raise ValueError(f"predictions are of one file of measured rows, got {len(files)} files")
+        raise wrong("predictions", f"are of one file of measured rows, got {len(files)} files")
     found = read_predictions(path, len(own.measured))
     none = np.full(len(own.measured), np.nan)
     theirs = Validation(own.measured, Predictions(**found, low=none, high=none))

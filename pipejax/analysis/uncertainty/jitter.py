@@ -16,7 +16,7 @@ import numpy as np
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.analysis.uncertainty.distributions import LARGEST_SCORE, Jitter, factor_table
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
-from pipejax.base.checks import check_types, is_number, whole_number
+from pipejax.base.checks import check_types, is_number, whole_number, wrong
 from pipejax.base.display import ResultList, short_repr, short_repr_of
 from pipejax.base.machine import check_fits
 from pipejax.base.progress import OnProgress, telling
@@ -155,7 +155,7 @@ def jitter(
     samples = whole_number(samples, "samples", most=MOST_SAMPLES)
     check_fits(samples * BYTES_PER_SAMPLE, f"{samples} samples need")
     if whole_number(seed, "seed", least=0) > LARGEST_SEED:
-        raise ValueError(f"seed must be at most {LARGEST_SEED}, got {seed}")
+        raise wrong("seed", f"must be at most {LARGEST_SEED}, got {seed}")
     whole_number(max_bytes, "max_bytes")
     run = evaluate(table, costs, link=link)
     own = per_op_costs(run.program, _price(run, costs))
@@ -352,7 +352,7 @@ def robustness(
       [('gpipe', 1, 2), ('1f1b', 2, 1)]
     """
     if not is_number(quantile) or quantile > 1:
-        raise ValueError(f"quantile must be from 0 to 1, got {quantile!r}")
+        raise wrong("quantile", f"must be from 0 to 1, got {quantile!r}")
     for run in runs if isinstance(runs, Sequence) else [runs]:
         check_types(runs=(run, Jittered))
     settings = {(run.jitter, run.seed, len(run.makespans)) for run in runs}

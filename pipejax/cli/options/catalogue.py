@@ -57,6 +57,7 @@ class OptionRecord(NamedTuple):
       frequent: whether `--help` gives it a line where it cannot give all of them one.
       names: what completes its value: words, or the name of a list of `completion`.
       more: its help beyond the line, wherever it stands.
+      argument: what the library calls it, where that is something else.
     """
 
     kind: ValueKind
@@ -65,12 +66,17 @@ class OptionRecord(NamedTuple):
     frequent: bool = False
     names: tuple[str, ...] | str = ()
     more: str = ""
+    argument: str = ""
 
 
 def _often(
-    kind: ValueKind, head: str, short: str = "", names: tuple[str, ...] | str = ()
+    kind: ValueKind,
+    head: str,
+    short: str = "",
+    names: tuple[str, ...] | str = (),
+    argument: str = "",
 ) -> OptionRecord:
-    return OptionRecord(kind, head, short, True, names)
+    return OptionRecord(kind, head, short, True, names, argument=argument)
 
 
 _PARALLEL = "accelerators that split"
@@ -103,15 +109,21 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         ),
         "tables": _often(FILE_OR_FOLDER, "a table, or a folder of tables, to look at too"),
         "table": _often(FILE, "table to read: PyTorch's CSV, or JSON", "t"),
-        "workers": _often(COUNT, "workers P", "P"),
-        "microbatches": _often(COUNT, "microbatches M", "M"),
+        "workers": _often(COUNT, "workers P", "P", argument="num_workers"),
+        "microbatches": _often(COUNT, "microbatches M", "M", argument="num_microbatches"),
         "stages_per_worker": OptionRecord(COUNT, "stages per worker V, where interleaved", "V"),
         "waves": OptionRecord(COUNT, "waves of hanayo"),
         "schedule_options": OptionRecord(RULES, "options of a schedule of your own, as depth=2"),
         "slots": OptionRecord(RULES, "slot durations the table is drawn with, as F=1,B=2"),
-        "planned_comm": OptionRecord(NUMBER, "slots of a message that a schedule is planned for"),
-        "planned_offload": OptionRecord(NUMBERS, "slots of O that a schedule is planned for"),
-        "planned_load": OptionRecord(NUMBERS, "slots of L that a schedule is planned for"),
+        "planned_comm": OptionRecord(
+            NUMBER, "slots of a message that a schedule is planned for", argument="transfer"
+        ),
+        "planned_offload": OptionRecord(
+            NUMBERS, "slots of O that a schedule is planned for", argument="offload"
+        ),
+        "planned_load": OptionRecord(
+            NUMBERS, "slots of L that a schedule is planned for", argument="load"
+        ),
         "offload_share": OptionRecord(NUMBER, "share of activations that pipe-offload may offload"),
         "group_size": OptionRecord(COUNT, "microbatches of a group of pipe-offload"),
         "pipes": OptionRecord(COUNT, "pipes of chimera: 2f, f down and f up"),
@@ -198,7 +210,9 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
             "share of an activation that W needs after I",
             more="from 0 to 1; if not given it follows from the layers of --model, else it is 1/3.",
         ),
-        "activation_sizes": OptionRecord(NUMBERS, "size of an activation, of all stages or each"),
+        "activation_sizes": OptionRecord(
+            NUMBERS, "size of an activation, of all stages or each", argument="sizes"
+        ),
         "memory": OptionRecord(FLAG, "show the activation memory of each worker over time"),
         "recompute_cells": OptionRecord(FLAG, "put R before every B or I"),
         "recompute_again": OptionRecord(FLAG, "W recomputes once more: it lasts W + R"),
@@ -219,7 +233,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "max_facets": OptionRecord(COUNT, "sums at which the search ends"),
     },
     "What varies": {
-        "op": OptionRecord(RULES, "jitter of each op, as lognormal:0.1"),
+        "op": OptionRecord(RULES, "jitter of each op, as lognormal:0.1", argument="distribution"),
         "worker": OptionRecord(RULES, "jitter of each worker"),
         "message": OptionRecord(RULES, "jitter of each message"),
         "straggler": OptionRecord(RULES, "a worker is slow, as 0.01:2"),
@@ -237,7 +251,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "strong_convexity": OptionRecord(NUMBER, "mu, of nesterov"),
         "minimiser": OptionRecord(NAME, "w* of nesterov", names=("solved", "normal")),
         "text": OptionRecord(FILE, "text to learn, of language"),
-        "batches": OptionRecord(COUNT, "batches of the objective"),
+        "batches": OptionRecord(COUNT, "batches of the objective", argument="num_batches"),
         "batch_size": OptionRecord(COUNT, "examples of a batch"),
     },
     "Training": {
@@ -284,7 +298,9 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "iterations": OptionRecord(WHOLE, "most batches of orders to try"),
         "samples": _often(COUNT, "runs of each schedule to sample"),
         "seed": OptionRecord(WHOLE, "seed of what is drawn at random"),
-        "threads": OptionRecord(COUNT, "threads of the solver; one per processor"),
+        "threads": OptionRecord(
+            COUNT, "threads of the solver; one per processor", argument="num_threads"
+        ),
         "store": OptionRecord(FOLDER, "folder of solved problems"),
         "no_store": OptionRecord(FLAG, "neither use nor keep solved problems"),
         "scheduler": OptionRecord(RULES, "Dask scheduler whose workers evaluate"),
@@ -295,8 +311,8 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "steps": OptionRecord(WHOLE, "steps to time"),
     },
     "Picture": {
-        "from_": OptionRecord(TIME, "left end of the time axis"),
-        "to": OptionRecord(TIME, "right end of the time axis"),
+        "from_": OptionRecord(TIME, "left end of the time axis", argument="start"),
+        "to": OptionRecord(TIME, "right end of the time axis", argument="stop"),
         "part": OptionRecord(NAME, "segment to show: warmup, steady or cooldown", names=_SEGMENTS),
         "unit": OptionRecord(NAME, "unit of the time axis", names=_TIME_UNITS),
         "messages": OptionRecord(FLAG, "show messages as thin lines"),
@@ -328,6 +344,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
 CATALOGUE: Mapping[str, OptionRecord] = {
     name: option for panel in PANELS.values() for name, option in panel.items()
 }
+OF_ARGUMENTS = {option.argument: name for name, option in CATALOGUE.items() if option.argument}
 SHORT = {option.short: name for name, option in CATALOGUE.items() if option.short}
 OTHER_NAMES = {"--plot": "--figure"}  # that people try, and what they mean
 # options that mean something else in a command: export prints no table, and its format is that of

@@ -13,11 +13,10 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin
 
-from pipejax.base.checks import nearest
+from pipejax.base.checks import ArgumentError, UnknownNameError, nearest
 from pipejax.base.data_files import load_json
 from pipejax.base.files import read_file
-from pipejax.cli.options.catalogue import CATALOGUE, OTHER_NAMES, SHORT, flag
-from pipejax.cli.options.tables import PLANNED
+from pipejax.cli.options.catalogue import CATALOGUE, OF_ARGUMENTS, OTHER_NAMES, SHORT, flag
 from pipejax.cli.options.values import is_plain, value_kinds
 from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES
 
@@ -58,28 +57,7 @@ NEEDS: Mapping[str, Needs] = {
     "font_size": Needs("out"),
     "distinct_counts": Needs("paths"),
 }
-# arguments of the library whose option has another name
-_RENAMED = {
-    "num_workers": "workers",
-    "num_microbatches": "microbatches",
-    "num_threads": "threads",
-    "num_batches": "batches",
-    "sizes": "activation_sizes",
-    "distribution": "op",
-    "start": "from_",
-    "stop": "to",
-    **PLANNED,
-}
 _NAMES = {flag(name): name for name in CATALOGUE}
-_CLAUSE = re.compile(
-    r"(^|: |(?<=knows no ))(\w+)"
-    r"(?=(=|, got | must | needs | names | does | are |(?: '[^']*') needs )?)"
-)
-# what a cost is called in Python, beside the letter that options and files call it by
-_LETTER = re.compile(r"\b[a-z]+(?:_[a-z]+)? \(([A-Z])\)|(?<=[A-Z]) \([a-z]+_[a-z]+\)")
-_NUMBER = re.compile(r"\bnum_(\w+) (\d+)")
-_KEYWORD = re.compile(r"((?<![\w-]))(\w+)(?=(=)')")
-_UNKNOWN = re.compile(r"unknown (\w+) (?:\w+ )?('.*?')?")
 
 
 class GivenOptions:
@@ -191,47 +169,68 @@ class GivenOptions:
                 wanted = f"{flag(needs.other)} {', '.join(needs.values)}".strip()
                 raise ValueError(f"{flag(name)} has no effect without {wanted}")
 
-    def named(self, message: str) -> str:
-        """Return an error of the library with options in place of arguments.
+    def named(self, error: Exception) -> str:
+        """Return what an error says, with the option in place of the argument that is wrong.
 
-        Where a clause begins, `memory_limit must be ...`, or a keyword has a text, `what='layers'`.
-        What a file says is left alone.
+        The error may stand in the text of another, which says where. What a file says is left
+        alone, behind the option that names the file.
         """
+        message = str(getattr(error, "reason", error))
         parts = [(name, part) for name, value in self.values for part in value.split(",")]
         for name, value in [*self.values, *parts]:
             is_file = "." in value and message.startswith(f"{value} ")
             if message.startswith(f"{value}: ") or is_file:
                 return f"{flag(name)} {_in_letters(message)}"
-        kind = _UNKNOWN.match(message)
-        if kind is not None and (option := self._option(kind[1])):
-            having = [
-                flag(name)
-                for name, part in parts
-                if repr(part.rpartition("=")[2].strip()) == kind[2]
-            ]
-            return f"{option if option in having else [*having, option][0]}: {message}"
-        message = _KEYWORD.sub(self._renamed, _CLAUSE.sub(self._renamed, _in_letters(message)))
-        for name, value in self.values:
-            if "--" not in message and "_" in name and name.replace("_", " ") in message:
-                return f"{flag(name)} {value}: {message}"
-        return message
+        cause: BaseException | None = error
+        while cause is not None and not (isinstance(cause, ArgumentError) and cause.argument):
+            cause = cause.__context__
+        if isinstance(cause, ArgumentError):
+            text = str(getattr(cause, "reason", cause))
+            message = message.replace(text, self._called(cause, text, alone="--" not in message))
+        return _in_letters(message)
 
-    def _renamed(self, clause: re.Match[str]) -> str:
-        begin, word, verb = clause.groups()
-        option = self._option(word) if "_" in word or (verb and not begin) else None
-        return begin + (option or word)
+    def _called(self, error: ArgumentError, text: str, *, alone: bool) -> str:
+        """Return the text of an error with an option in place of its argument.
 
-    def _option(self, argument: str) -> str | None:
-        """Return how the option of an argument is written, if the command has it."""
-        names = (argument, _RENAMED.get(argument, ""), f"{argument}s")
+        An option stands before a text that names no argument, where the text stands alone.
+        """
+        name = self._option(error)
+        if name is None:
+            return text
+        if isinstance(error, UnknownNameError):
+            return f"{flag(name)}: {text}" if alone else text
+        found = re.sub(rf"\b{error.argument}\b", flag(name), text, count=1)
+        if found == text and alone and self.asks_for(name):
+            return f"{flag(name)} {dict(self.values)[name]}: {text}"
+        return found
+
+    def _option(self, error: ArgumentError) -> str | None:
+        """Return the option of an argument: one that is given, if the command has several.
+
+        Of an unknown name it is the option that has this value, whatever the name should be of.
+        """
+        names = (error.argument, OF_ARGUMENTS.get(error.argument, ""), f"{error.argument}s")
         known = [name for name in names if name in self.takes]
         given = [name for name in known if self.asks_for(name)]
-        return flag((given or known)[0]) if known else None
+        option = next(iter(given or known), None)
+        if option is None or not isinstance(error, UnknownNameError):
+            return option
+        holding = [
+            name
+            for name, value in self.values
+            for part in value.split(",")
+            if part.rpartition("=")[2].strip() == error.value
+        ]
+        return option if option in holding else next(iter(holding), option)
 
 
 def _in_letters(message: str) -> str:
-    """Name costs by their letters, and counts in words."""
-    return _NUMBER.sub(r"\2 \1", _LETTER.sub(lambda found: found[1] or "", message))
+    """Name costs by their letters alone, where a text names them for Python too."""
+    from pipejax.costs.costs import PHASE_FIELDS
+
+    for letter, field in PHASE_FIELDS.items():
+        message = message.replace(f"{field} ({letter})", letter).replace(f" ({field})", "")
+    return message
 
 
 def _kinds(parameter: Parameter) -> set[Any]:

@@ -47,7 +47,11 @@ class ObjectiveOptions(NamedTuple):
             )
         settings = dict(self.settings)
         if self.name != "language":
-            settings.setdefault("dimension", COORDINATES * stages)
+            dimension = settings.setdefault("dimension", COORDINATES * stages)
+            if dimension % stages:
+                raise ValueError(
+                    f"--dimension must be a multiple of {stages} stages, got {dimension}"
+                )
         make: Callable[..., pj.training.TrainingObjective] = getattr(pj.training, MAKERS[self.name])
         return make(stages, seed=0, **settings)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 import pipejax as pj
 from pipejax.base.checks import MismatchError, one_of, share
-from pipejax.cli.options.catalogue import flag
+from pipejax.cli.options.catalogue import OF_ARGUMENTS, flag
 from pipejax.cli.options.memory import ActivationOptions, MemoryLimit
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.values import (
@@ -25,11 +25,8 @@ from pipejax.schedules import Builder, find, listed
 from pipejax.schedules.naming import named, told_options
 from pipejax.schedules.table.table_files import REPAIRS
 
-PLANNED = {  # options of builders that the command line calls otherwise: runs have these names too
-    "transfer": "planned_comm",
-    "offload": "planned_offload",
-    "load": "planned_load",
-}
+# options of builders that the command line calls otherwise: runs have these names too
+PLANNED = {argument: OF_ARGUMENTS[argument] for argument in ("transfer", "offload", "load")}
 OF_RUNS = ("weight_share",)  # options that say something of a run too, under any schedule
 
 

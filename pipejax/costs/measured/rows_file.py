@@ -20,6 +20,7 @@ from pipejax.base.checks import (
     known_as,
     legal_divisors,
     one_of,
+    wrong,
 )
 from pipejax.base.data_files import positive_cell, read_cells, relative_variance, whole_cell
 from pipejax.base.progress import Notice
@@ -347,4 +348,4 @@ def _check_spread(found: dict[str, Any], model: Model, cells: dict[str, str]) ->
             legal = legal_divisors(total, found[name])
             raise ValueError(f"{name} must divide {what}, {total}: {legal}, got {found[name]}")
     if found["expert"] > 1 and model.moe is None:
-        raise ValueError(f"expert must be 1 for a model without experts, got {found['expert']}")
+        raise wrong("expert", f"must be 1 for a model without experts, got {found['expert']}")

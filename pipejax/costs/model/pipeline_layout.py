@@ -13,7 +13,7 @@ from itertools import count, groupby
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.base.checks import MismatchError, check_types
+from pipejax.base.checks import MismatchError, check_types, wrong
 from pipejax.base.display import short_repr
 from pipejax.costs.model.model import Model
 
@@ -23,6 +23,7 @@ LETTERS = {
     "m": "layer for a further token (MTP)",
     "L": "head and loss",
 }
+LAYOUT = "pipeline_layout"  # how errors call it
 MOST = 100_000  # letters and stages of a layout: a text of few characters could name any number
 MOST_IN_GROUP = 16  # stages of a group that is looked for where a layout is written
 Counts = Sequence[int] | Int[NumpyArray, " stages"]
@@ -72,7 +73,7 @@ class PipelineLayout:
           >>> pj.PipelineLayout.of("Ett|t*2|x")
           Traceback (most recent call last):
           ...
-          ValueError: pipeline_layout 'Ett|t*2|x' is none at 'x': E, t, m, L, |, x*n and (..)*n, ...
+          pipejax.base.checks.ArgumentError: pipeline_layout 'Ett|t*2|x' is none at 'x': E, t, ...
         """
         check_types(pipeline_layout=(text, str, PipelineLayout))
         if isinstance(text, PipelineLayout):
@@ -120,7 +121,7 @@ class PipelineLayout:
           [['tok_embeddings', 'layers.0'], ['layers.1', 'layers.2', 'norm', 'lm_head']]
         """
         if self.count("m").any():
-            raise ValueError(f"pipeline_layout {self}: torchtitan pipelines no layers m")
+            raise wrong("pipeline_layout", f"{self}: torchtitan pipelines no layers m")
         names, numbers = {"E": ["tok_embeddings"], "L": ["norm", "lm_head"]}, count()
         return [
             [name for letter in stage for name in names.get(letter) or [f"layers.{next(numbers)}"]]
@@ -133,22 +134,23 @@ class PipelineLayout:
         Raises:
           ValueError: if they are not.
         """
-        told, whole = f"pipeline_layout {self}", "".join(self.stages)
+        told, whole = f"{LAYOUT} {self}", "".join(self.stages)
         if len(self.stages) != num_stages:
             raise MismatchError(
-                f"{told} has {len(self.stages)} stages, the schedule has {num_stages}"
+                f"{told} has {len(self.stages)} stages, the schedule has {num_stages}", LAYOUT
             )
         wanted = {"E": 1, "t": int(model.layers), "m": int(model.mtp_layers), "L": 1}
         for letter, needed in wanted.items():
             if (found := whole.count(letter)) != needed:
                 raise MismatchError(
                     f"{told}: {letter} ({LETTERS[letter]}) must stand {needed} times for "
-                    f"{model.name or 'the model'}, got {found}"
+                    f"{model.name or 'the model'}, got {found}",
+                    LAYOUT,
                 )
         if list(whole) != sorted(whole, key="EtmL".index):
-            raise MismatchError(f"{told}: the order must be E, all t, all m, L")
+            raise MismatchError(f"{told}: the order must be E, all t, all m, L", LAYOUT)
         if "E" not in self.stages[0] or "L" not in self.stages[-1]:
-            raise MismatchError(f"{told}: E must be on the first stage and L on the last")
+            raise MismatchError(f"{told}: E must be on the first stage and L on the last", LAYOUT)
 
 
 def _unrolled(bare: str, told: str) -> str:
@@ -159,16 +161,16 @@ def _unrolled(bare: str, told: str) -> str:
         match = _REPEATED.match(bare, place)
         if match is None:
             rest = bare[place : place + 9]
-            raise ValueError(
-                f"{told} is none at {rest!r}: E, t, m, L, |, x*n and (..)*n, without groups in "
-                "groups"
+            raise wrong(
+                told,
+                f"is none at {rest!r}: E, t, m, L, |, x*n and (..)*n, without groups in groups",
             )
         group, group_times, letter, times = match.groups()
         inside = letter if group is None else _unrolled(group, told)
         number = group_times if group is not None else times or "1"
         size += len(inside) * (int(number) if len(number) < 9 else MOST + 1)
         if size > MOST:
-            raise ValueError(f"{told}: at most {MOST} letters and stages can be read")
+            raise wrong(f"{told}:", f"at most {MOST} letters and stages can be read")
         found.append(inside * int(number))
         place = match.end()
     return "".join(found)

@@ -78,7 +78,7 @@ class Workload:
       >>> pj.Workload(pj.load_model("gpt-22b"), minibatch=0)
       Traceback (most recent call last):
       ...
-      ValueError: minibatch must be a whole number of at least 1, got 0
+      pipejax.base.checks.ArgumentError: minibatch must be a whole number of at least 1, got 0
     """
 
     model: Model
@@ -120,7 +120,8 @@ class Workload:
             if self.embedding_units or self.loss_units:
                 raise MismatchError(
                     "pipeline_layout says what each stage holds: units of embedding and loss do "
-                    "not go with it"
+                    "not go with it",
+                    "pipeline_layout",
                 )
             layout = str(PipelineLayout.of(self.pipeline_layout))  # one text for equal layouts
             object.__setattr__(self, "pipeline_layout", layout)
@@ -131,7 +132,8 @@ class Workload:
         if holders % self.expert_parallel:
             raise MismatchError(
                 f"expert_parallel {self.expert_parallel} must divide the {holders} accelerators "
-                "that hold a stage (tensor_parallel x context_parallel x data_parallel)"
+                "that hold a stage (tensor_parallel x context_parallel x data_parallel)",
+                "expert_parallel",
             )
 
     @property

@@ -14,7 +14,14 @@ import jax
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
-from pipejax.base.checks import MismatchError, as_floats, check_types, is_number, whole_numbers
+from pipejax.base.checks import (
+    MismatchError,
+    as_floats,
+    check_types,
+    is_number,
+    whole_numbers,
+    wrong,
+)
 from pipejax.base.data_files import parse_json
 from pipejax.base.display import ResultList, abbreviated
 from pipejax.base.files import read_file
@@ -217,9 +224,9 @@ class Packed(NamedTuple):
             raise ValueError("there are no lengths")
         for row in rows:
             if not row or not all(is_number(length) and length > 0 for length in row):
-                raise ValueError(
-                    "lengths must be finite numbers above 0, or lists of them, got "
-                    f"{abbreviated(row)}"
+                raise wrong(
+                    "lengths",
+                    f"must be finite numbers above 0, or lists of them, got {abbreviated(row)}",
                 )
         tokens = np.array([float(sum(row)) for row in rows])
         squares = np.array([float(sum(length**2 for length in row)) for row in rows])

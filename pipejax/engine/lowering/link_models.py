@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
+from pipejax.base.checks import wrong
 from pipejax.base.remembered import remembered
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program
@@ -246,9 +247,10 @@ def eager_messages(
     Returns booleans (messages), as bytes: a program is remembered by them.
     """
     if costs is None:
-        raise ValueError(
-            f"eager_below = {links.eager_below:g} s needs known costs: which messages lie below it "
-            "follows from their transmit times, got costs=None"
+        raise wrong(
+            "eager_below",
+            f"= {links.eager_below:g} s needs known costs: which messages lie below it "
+            "follows from their transmit times, got costs=None",
         )
     costs.check_shapes(table.num_stages, table.num_pipes, table.num_microbatches)
     smaller = below_threshold(costs.transmit, links.eager_below, 0)[0]

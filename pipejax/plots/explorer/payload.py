@@ -15,6 +15,7 @@ import numpy as np
 from pipejax.analysis.runs.evaluate import Evaluation, lower_and_price
 from pipejax.analysis.runs.timeline import timed_beside_cells
 from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.checks import ArgumentError
 from pipejax.engine.lowering.program import ZERO, Program
 from pipejax.plots.explorer.factors import (
     Factor,
@@ -70,9 +71,11 @@ def payload(explored: Sequence[Explored], *, unit: str) -> dict[str, Any]:
     """
     runs = [each.run for each in explored]
     if runs[0].links.eager_below:
-        raise ValueError(
+        raise ArgumentError(
+            "eager_below",
+            runs[0].links.eager_below,
             "explore knows no eager_below: its sliders change which messages are buffered; name "
-            "pairs of workers whose messages are, as pair_links 0-1=queued"
+            "pairs of workers whose messages are, as pair_links 0-1=queued",
         )
     factors, mean, given = factors_of(runs), mean_forward(runs), runs[0].links
     programs = [_programs(run) for run in runs]

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.checks import wrong
 from pipejax.runtimes.processes import call_together, serve
 from pipejax.runtimes.runtime_run import RuntimeJob, RuntimeRun
 from pipejax.runtimes.spmd.execute import (
@@ -200,9 +201,7 @@ def run_table(job: RuntimeJob) -> RuntimeRun:
       ValueError: if the table cannot be run.
     """
     if job.steps:
-        raise ValueError(
-            f"steps must be 0 in jax, whose devices share a processor, got {job.steps}"
-        )
+        raise wrong("steps", f"must be 0 in jax, whose devices share a processor, got {job.steps}")
     if job.costs is not None:
         raise ValueError("times have no effect in jax, which times no steps")
     if job.links != Links():

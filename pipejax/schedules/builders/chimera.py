@@ -115,7 +115,8 @@ def _bidirectional(
     if pipes % 2 or workers % pipes or microbatches % pipes:
         raise MismatchError(
             f"pipes must be even and divide the workers ({workers}) and the microbatches "
-            f"({microbatches}), got {pipes}"
+            f"({microbatches}), got {pipes}",
+            "pipes",
         )
     pipe_of = [m % pipes for m in range(microbatches)]
     return _admitted(name, bidirectional(workers, pipes), pipe_of, workers, shares, slots)

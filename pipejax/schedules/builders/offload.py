@@ -197,7 +197,8 @@ def pipe_offload(
 def _check_group_size(group: int, workers: int) -> int:
     if not 1 <= group <= workers:
         raise MismatchError(
-            f"group_size must be from 1 to {workers}, the number of workers, got {group}"
+            f"group_size must be from 1 to {workers}, the number of workers, got {group}",
+            "group_size",
         )
     return group
 

@@ -301,5 +301,6 @@ def check_stages_per_worker(name: str, stages_per_worker: int, with_one: str) ->
     if stages_per_worker < 2:
         raise MismatchError(
             f"{name} needs at least 2 stages per worker, got {stages_per_worker}: with one it is "
-            f"{with_one}"
+            f"{with_one}",
+            "stages_per_worker",
         )

@@ -194,7 +194,8 @@ def zb_v(
     limit = whole if memory_limit is None else number(memory_limit, "memory_limit")
     if limit * (1 + ROUNDING) < 2:
         raise MismatchError(
-            f"the memory limit of a worker is {limit:g}: a microbatch on its two stages takes 2"
+            f"the memory limit of a worker is {limit:g}: a microbatch on its two stages takes 2",
+            "memory_limit",
         )
     if limit == whole and not transfer and len({slots[phase.name] for phase in SPLIT}) == 1:
         return _repeated("zb-v", num_microbatches, ZB_V, [limit] * num_workers, slots)

@@ -43,7 +43,7 @@ class WeightRule:
       >>> pj.WeightRule(local_steps=0)
       Traceback (most recent call last):
       ...
-      ValueError: local_steps must be a whole number of at least 1, got 0
+      pipejax.base.checks.ArgumentError: local_steps must be a whole number of at least 1, got 0
     """
 
     behind: int | None = None

@@ -326,12 +326,17 @@ class ScheduleError(MismatchError):
       grid: the table as text with the place marked, empty where there is no place to show.
       worker: row of the fault, or None.
       slot: column of the fault, or None where it is the whole row.
+      argument: of a builder that has a wrong value, or empty.
     """
 
     def __init__(
-        self, reason: str, grid: str = "", place: tuple[Index, Index | None] | None = None
+        self,
+        reason: str,
+        grid: str = "",
+        place: tuple[Index, Index | None] | None = None,
+        argument: str = "",
     ) -> None:
         """Join the reason and the grid to the message; a place is a worker and a slot."""
-        super().__init__(f"{reason}\n{grid}" if grid else reason)
+        super().__init__(f"{reason}\n{grid}" if grid else reason, argument)
         self.reason, self.grid = reason, grid
         self.worker, self.slot = (None if p is None else int(p) for p in place or (None, None))

@@ -70,7 +70,8 @@ class LimitedPipe(NamedTuple):
             if limit * (1 + ROUNDING) < size:
                 raise MismatchError(
                     f"the memory limit of worker {worker} is {limit:g}: one activation of its "
-                    f"stage takes {size:g}"
+                    f"stage takes {size:g}",
+                    "memory_limit",
                 )
         return pipe
 

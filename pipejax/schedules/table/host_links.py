@@ -8,6 +8,7 @@ the order of the columns of the table, ties by worker; an op is issued where it 
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.checks import wrong
 from pipejax.base.longest_path import CycleError, topological_order
 from pipejax.schedules.cells.cells import NOWHERE, Content
 from pipejax.schedules.cells.dependencies import find_dependencies
@@ -26,8 +27,8 @@ def link_of_worker(links: Links, num_workers: int) -> Int[NumpyArray, " workers"
     first = np.arange(num_workers)
     for group in links.host_links:
         if max(group) >= num_workers:
-            raise ValueError(
-                f"host_links names worker {max(group)}: workers are 0 to {num_workers - 1}"
+            raise wrong(
+                "host_links", f"names worker {max(group)}: workers are 0 to {num_workers - 1}"
             )
         first[list(group)] = group[0]
     return first

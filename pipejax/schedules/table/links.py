@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.base.checks import check_types, known_as, number, whole_number
+from pipejax.base.checks import check_types, known_as, number, whole_number, wrong
 from pipejax.base.display import short_repr
 from pipejax.schedules.cells.ops import EXECUTED, WAIT_SEND, Phase
 
@@ -30,10 +30,10 @@ _TEXT = re.compile(r"\s*(\d+)\s*-\s*(\d+)\s*=\s*([A-Za-z]+)\s*", re.ASCII)
 def checked_pair(pair: Any, where: str) -> Pair:
     """Return a sender and a receiver, which are two workers."""
     if not isinstance(pair, Sequence) or len(pair) != 2:
-        raise ValueError(f"{where}: a pair is a sender and a receiver, got {pair!r}")
+        raise wrong(f"{where}:", f"a pair is a sender and a receiver, got {pair!r}")
     sender, receiver = (whole_number(w, f"{where}: a worker", least=0) for w in pair)
     if sender == receiver:
-        raise ValueError(f"{where}: worker {sender} sends nothing to itself")
+        raise wrong(f"{where}:", f"worker {sender} sends nothing to itself")
     return sender, receiver
 
 
@@ -41,14 +41,14 @@ def checked_pair_links(given: Any, known: Sequence[str]) -> Checked:
     """Return pairs with the link models that they follow, sorted: one record for one meaning."""
     items = list(given.items()) if isinstance(given, Mapping) else given
     if isinstance(items, str) or not isinstance(items, Sequence):
-        raise ValueError(f"pair_links must be as {{(0, 1): 'rendezvous'}}, got {given!r}")
+        raise wrong("pair_links", f"must be as {{(0, 1): 'rendezvous'}}, got {given!r}")
     found: dict[Pair, str] = {}
     for item in items:
         if isinstance(item, str) or not isinstance(item, Sequence) or len(item) != 2:
-            raise ValueError(f"pair_links: a pair and its link model are needed, got {item!r}")
+            raise wrong("pair_links:", f"a pair and its link model are needed, got {item!r}")
         pair = checked_pair(item[0], "pair_links")
         if pair in found:
-            raise ValueError(f"pair_links names the pair {pair} twice")
+            raise wrong("pair_links", f"names the pair {pair} twice")
         found[pair] = known_as(item[1], known, "link model")
     return tuple(sorted(found.items()))
 
@@ -70,7 +70,7 @@ def models_of_pairs(
     named = dict(pair_links)
     largest = max((worker for pair in named for worker in pair), default=-1)
     if largest >= num_workers:
-        raise ValueError(f"pair_links names worker {largest}: workers are 0 to {num_workers - 1}")
+        raise wrong("pair_links", f"names worker {largest}: workers are 0 to {num_workers - 1}")
     for (sender, receiver), model in named.items():
         follows[sender, receiver] = known.index(model)
         if (receiver, sender) not in named:
@@ -161,19 +161,22 @@ class Links:
         object.__setattr__(self, "pair_links", checked_pair_links(self.pair_links, LINKS))
         object.__setattr__(self, "eager_below", number(self.eager_below, "eager_below"))
         if self.posting == "program" and not self.meets:
-            raise ValueError(
-                f"posting 'program' needs the link model rendezvous, got {self.model!r}: only "
-                "there both ends of a transfer are posted"
+            raise wrong(
+                "posting",
+                f"'program' needs the link model rendezvous, got {self.model!r}: only "
+                "there both ends of a transfer are posted",
             )
         if self.eager_below and not self.meets:
-            raise ValueError(
-                f"eager_below needs the link model rendezvous, got {self.model!r}: only there "
-                "messages that are not buffered meet"
+            raise wrong(
+                "eager_below",
+                f"needs the link model rendezvous, got {self.model!r}: only there "
+                "messages that are not buffered meet",
             )
         if self.shared_links and self.models == {"delay"}:
-            raise ValueError(
-                "shared_links need the link model queued, blocking or rendezvous, got 'delay', "
-                "where messages use no resource"
+            raise wrong(
+                "shared_links",
+                "need the link model queued, blocking or rendezvous, got 'delay', "
+                "where messages use no resource",
             )
 
     @property
@@ -258,12 +261,12 @@ def _checked_groups(groups: Groups) -> tuple[tuple[int, ...], ...]:
     form = "host_links", "((0, 1), (2, 3))"
     for group in _as_sequence(groups, *form):
         if len(_as_sequence(group, *form)) == 0:
-            raise ValueError("host_links has an empty group: a group is the workers of one link")
+            raise wrong("host_links", "has an empty group: a group is the workers of one link")
         found.append(tuple(whole_number(w, "host_links: a worker", least=0) for w in group))
         for worker in found[-1]:
             if worker in named:
-                raise ValueError(
-                    f"host_links names worker {worker} twice: each worker has one host link"
+                raise wrong(
+                    "host_links", f"names worker {worker} twice: each worker has one host link"
                 )
             named.add(worker)
     return tuple(found)
@@ -273,18 +276,16 @@ def _checked_pairs(groups: str | PairGroups) -> str | PairGroups:
     if isinstance(groups, str):
         if groups.strip().casefold() == PAIRS:
             return PAIRS
-        raise ValueError(
-            f"shared_links are {PAIRS!r} or groups of pairs of workers, got {groups!r}"
-        )
+        raise wrong("shared_links", f"are {PAIRS!r} or groups of pairs of workers, got {groups!r}")
     found = []
     form = "shared_links", "(((0, 1), (1, 0)),)"
     for group in _as_sequence(groups, *form):
         if len(_as_sequence(group, *form)) == 0:
-            raise ValueError("shared_links has an empty group: a group is the pairs of one link")
+            raise wrong("shared_links", "has an empty group: a group is the pairs of one link")
         found.append(tuple(checked_pair(pair, "shared_links") for pair in group))
         if len(set(found[-1])) < len(group):
             twice = next(pair for pair in found[-1] if found[-1].count(pair) > 1)
-            raise ValueError(f"shared_links names the pair {twice} twice in one group")
+            raise wrong("shared_links", f"names the pair {twice} twice in one group")
     return tuple(found)
 
 
@@ -313,7 +314,7 @@ def format_pairs(groups: str | PairGroups) -> str:
 
 def _as_sequence(value: Any, where: str, example: str) -> Any:
     if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray):
-        raise ValueError(f"{where} must be groups, as {example}, got {value!r}")
+        raise wrong(where, f"must be groups, as {example}, got {value!r}")
     return value
 
 
@@ -350,8 +351,8 @@ def shared_links_of(
     size = np.array([len(group) for group in groups])
     ends = np.array([pair for group in groups for pair in group])
     if ends.max() >= num_workers:
-        raise ValueError(
-            f"shared_links names worker {ends.max()}: workers are 0 to {num_workers - 1}"
+        raise wrong(
+            "shared_links", f"names worker {ends.max()}: workers are 0 to {num_workers - 1}"
         )
     held, group = ends[:, 0] * num_workers + ends[:, 1], np.repeat(np.arange(len(groups)), size)
     by_pair = np.argsort(held, kind="stable")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, NumpyArray
-from pipejax.base.checks import MAX_COUNT, one_of, whole_number
+from pipejax.base.checks import MAX_COUNT, one_of, whole_number, wrong
 from pipejax.costs.measured.measured_rows import COLUMNS, MeasuredRows
 from pipejax.costs.system.system import Band
 
@@ -56,13 +56,14 @@ def folds_of(rows: MeasuredRows, hold_out: str, *, seed: int = 0) -> Folds:
     elif "=" in hold_out:
         folds = _value(rows, hold_out)
     else:
-        raise ValueError(f"hold_out must be such as {EXAMPLES}, got {hold_out!r}")
+        raise wrong("hold_out", f"must be such as {EXAMPLES}, got {hold_out!r}")
     counts = folds.left_out.sum(axis=1)
     for name, count in zip(folds.names, counts, strict=True):
         if count in (0, len(rows)):
-            raise ValueError(
-                f"hold_out {hold_out!r}: {name} leaves out {count} of {len(rows)} rows: nothing "
-                f"{'is predicted' if count == 0 else 'is left to fit'}"
+            raise wrong(
+                "hold_out",
+                f"{hold_out!r}: {name} leaves out {count} of {len(rows)} rows: nothing "
+                f"{'is predicted' if count == 0 else 'is left to fit'}",
             )
     return folds
 
@@ -99,7 +100,7 @@ def _group(rows: MeasuredRows, what: str, _: np.random.Generator) -> Folds:
 
 def _model(rows: MeasuredRows, what: str, _: np.random.Generator) -> Folds:
     if what:
-        raise ValueError(f"hold_out model takes nothing besides, got {what!r}")
+        raise wrong("hold_out", f"model takes nothing besides, got {what!r}")
     sizes = ("model", "layers", "hidden")
     return _by({name: rows.column(name) for name in sizes})
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import known_as
+from pipejax.base.checks import known_as, wrong
 from pipejax.costs.system.parts import dimension_of, number_of
 from pipejax.costs.system.system import FittedParameter, System
 from pipejax.search.calibration.robust_fit import RobustFit, uncertainty
@@ -126,7 +126,7 @@ def parameters_of(system: System, names: Sequence[str]) -> Parameters:
     """
     known = [known_as(name, PRIORS, "fit") for name in names]
     if not known or len(set(known)) < len(known):
-        raise ValueError(f"fit must name different numbers of a system, got {','.join(names)!r}")
+        raise wrong("fit", f"must name different numbers of a system, got {','.join(names)!r}")
     priors = [PRIORS[name] for name in known]
     centres = [
         _centre(float(number_of(system, name)), prior)

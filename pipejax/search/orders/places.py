@@ -22,7 +22,7 @@ import numpy as np
 
 from pipejax.analysis.runs.evaluate import evaluate, lower_and_price
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.checks import check_local_search, check_types
+from pipejax.base.checks import check_local_search, check_types, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs, unchecked_costs
@@ -185,9 +185,10 @@ def _check_eager(placed: PlacedCosts, links: Links) -> None:
     """Refuse messages that are eager at some places and not at others: their programs differ."""
     smaller = placed.messages["transmit"] < links.eager_below
     if (smaller != smaller[0]).any():
-        raise ValueError(
-            f"eager_below = {links.eager_below:g} s lies between what a message takes in a node "
-            "and between nodes: a search of places needs one that both are above or below"
+        raise wrong(
+            "eager_below",
+            f"= {links.eager_below:g} s lies between what a message takes in a node "
+            "and between nodes: a search of places needs one that both are above or below",
         )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.checks import check_local_search, check_types
+from pipejax.base.checks import check_local_search, check_types, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
@@ -164,7 +164,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
         super().__init__(seed)
         costs.check_values()
         if links.model != "rendezvous":
-            raise ValueError(f"link must be rendezvous, where order matters, got {links.model!r}")
+            raise wrong("link", f"must be rendezvous, where order matters, got {links.model!r}")
         links.check_known(("model", "queues", "host_links"), "order")
         self._given = table, costs, links
         self.graph = transfer_graph(table, costs, links)

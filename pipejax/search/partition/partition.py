@@ -20,7 +20,7 @@ import numpy as np
 
 from pipejax.analysis.runs.evaluate import evaluate, lower_and_price
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.checks import check_local_search, check_types
+from pipejax.base.checks import check_local_search, check_types, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.model.pipeline_layout import PipelineLayout
@@ -292,7 +292,7 @@ def partition(
     check_types(memory_limit=(memory_limit, bool))
     check_local_search(0, 0, time_limit)
     if workload.pipeline_layout:
-        raise ValueError("pipeline_layout is what is searched here: leave it out")
+        raise wrong("pipeline_layout", "is what is searched here: leave it out")
     links = link if isinstance(link, Links) else Links(link)
 
     def tell_split() -> None:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Generator
 from pathlib import Path
 
-from pipejax.base.checks import check_types, whole_number
+from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.display import abbreviated
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
@@ -75,7 +75,7 @@ def optimize(
     link_of_worker(links, table.num_workers)
     problem = pose(table, costs, memory_limit, sizes, weight_share, offload, links, objective)
     if not (isinstance(time_limit, int | float) and time_limit > 0):
-        raise ValueError(f"time_limit must be above 0 seconds, got {abbreviated(time_limit)}")
+        raise wrong("time_limit", f"must be above 0 seconds, got {abbreviated(time_limit)}")
     if num_threads is None:
         num_threads = os.cpu_count() or 1
     num_threads = whole_number(num_threads, "num_threads")

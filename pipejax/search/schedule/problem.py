@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.checks import as_floats, one_of
+from pipejax.base.checks import ArgumentError, as_floats, one_of, wrong
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.cells.ops import COMMUNICATION, HOST, KINDS, SHARDING, SPLIT, Phase
@@ -40,8 +40,12 @@ PerStage = Int[NumpyArray, " stages"]
 PerBoundary = Int[NumpyArray, "directions pipes boundaries"]
 
 
-class InfeasibleError(ValueError):
+class InfeasibleError(ArgumentError):
     """No schedule keeps the memory limit."""
+
+    def __init__(self, text: str, argument: str = "") -> None:
+        """Keep the argument that the text names, if it names one."""
+        super().__init__(argument, None, text)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -256,7 +260,7 @@ def pose(
     _check_costs(table, costs, offload)
     shares = np.broadcast_to(as_floats(weight_share, "weight_share"), table.num_stages)
     if not ((shares >= 0) & (shares <= 1)).all():
-        raise ValueError(f"weight_share must be in [0, 1], got {weight_share!r}")
+        raise wrong("weight_share", f"must be in [0, 1], got {weight_share!r}")
     size = _positive(sizes, table.num_stages, "sizes", "stages")
     limits = _positive(memory_limit, table.num_workers, "memory_limit", "workers")
     _check_room(table, size, limits, offload)
@@ -322,7 +326,7 @@ def _check_room(table: ScheduleTable, size: NumpyArray, limits: NumpyArray, offl
             if not offload and stages > 1:
                 one += f" of each of its {stages} stages"
             why = f"memory_limit {limit:g} of worker {worker} is below {one}, {need:g}"
-            raise InfeasibleError(f"{why}: infeasible")
+            raise InfeasibleError(f"{why}: infeasible", "memory_limit")
 
 
 def _of_one_microbatch(table: ScheduleTable, size: NumpyArray, offload: bool) -> NumpyArray:
@@ -363,7 +367,7 @@ def _positive(value: Any, count: int, name: str, what: str) -> Float[NumpyArray,
     """Read a number above 0, or one for each stage or worker."""
     numbers = as_floats(value, name)
     if numbers.ndim and numbers.shape != (count,):
-        raise ValueError(f"{name} has {numbers.size} entries, the table has {count} {what}")
+        raise wrong(name, f"has {numbers.size} entries, the table has {count} {what}")
     if not (np.isfinite(numbers) & (numbers > 0)).all():
-        raise ValueError(f"{name} must be finite and above 0, got {value!r}")
+        raise wrong(name, f"must be finite and above 0, got {value!r}")
     return np.broadcast_to(numbers, (count,)).copy()

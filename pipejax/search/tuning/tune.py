@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from pipejax.base.checks import check_types, one_of, whole_number
+from pipejax.base.checks import ArgumentError, check_types, one_of, whole_number, wrong
 from pipejax.base.display import short_repr_of
 from pipejax.base.progress import OnProgress, telling, to_nobody
 from pipejax.costs.model.workload import Workload
@@ -150,15 +150,19 @@ def tune(
         ("budget", budget is not None and "system" not in parts),
     ):
         if stray:
-            raise ValueError(f"{name} does not go with what={what!r}")
+            raise wrong(name, f"does not go with what={what!r}")
     if workload.pipeline_layout and "layers" in parts:
-        raise ValueError(f"pipeline_layout says the layers of each stage, which {what=} tunes")
+        raise wrong("pipeline_layout", f"says the layers of each stage, which {what=} tunes")
     if "system" in parts and (prices is None or len(prices) != len(PartPrices._fields)):
-        raise ValueError(f"what='system' needs prices of {', '.join(PartPrices._fields)}")
+        raise ArgumentError(
+            "what", what, f"what='system' needs prices of {', '.join(PartPrices._fields)}"
+        )
     if (least := Links.of(link).eager_below) > 0:
-        raise ValueError(
+        raise ArgumentError(
+            "eager_below",
+            least,
             f"tune knows no eager_below, got {least:g}: what it tunes changes which messages are "
-            "buffered"
+            "buffered",
         )
     family = ScheduleFamily(schedule, num_workers, schedule_options, link)
     paid = None if prices is None else PartPrices(*prices)
@@ -176,7 +180,7 @@ def _parts(what: str | Sequence[str]) -> tuple[str, ...]:
     given = what.split(",") if isinstance(what, str) else what
     names = [one_of(name, tuple(PARTS), "what") for name in given]
     if not names or len({*names}) < len(names):
-        raise ValueError(f"what must name each part once, got {what!r}")
+        raise wrong("what", f"must name each part once, got {what!r}")
     return tuple(name for name in PARTS if name in names)
 
 
@@ -190,8 +194,8 @@ def _microbatches(task: TuningTask, what: str, size: int | None) -> int:
         return _tune(task, "microbatch_size", None).microbatches
     count, rest = divmod(task.workload.minibatch, size)
     if rest:
-        raise ValueError(
-            f"microbatch_size {size} does not divide the minibatch of {task.workload.minibatch}"
+        raise wrong(
+            "microbatch_size", f"{size} does not divide the minibatch of {task.workload.minibatch}"
         )
     return count
 

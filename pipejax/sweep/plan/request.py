@@ -11,6 +11,7 @@ from pipejax.base.checks import (
     one_of,
     unknown,
     whole_number,
+    wrong,
 )
 from pipejax.base.display import short_repr
 from pipejax.costs.model.model import RECOMPUTE, Model
@@ -63,7 +64,7 @@ class PlanRequest:
         object.__setattr__(self, "links", Links.of(self.links))
         for name in self.shared:
             if name not in SHARED:
-                raise ValueError(unknown("field of all layouts", name, SHARED))
+                raise unknown("field of all layouts", name, SHARED)
         Workload(self.model, self.minibatch, **self.shared)  # which checks them
 
     @property
@@ -80,7 +81,7 @@ class PlanRequest:
 def _known_schedules(names: Sequence[str]) -> tuple[str, ...]:
     found = tuple(schedules.named(name) for name in names)
     if not found or len(set(found)) < len(found):
-        raise ValueError(f"schedules must be different names, got {', '.join(names) or 'none'}")
+        raise wrong("schedules", f"must be different names, got {', '.join(names) or 'none'}")
     for name in found:
         if schedules.find(name).sizes is not None:
             raise ValueError(f"schedule {name} is one table: a plan takes schedules of any size")
@@ -96,7 +97,7 @@ def _known_schedules(names: Sequence[str]) -> tuple[str, ...]:
 
 def _known_values(axis: str, values: Sequence[Any]) -> tuple[Any, ...]:
     if axis not in CHOICES:
-        raise ValueError(unknown("choice", axis, CHOICES))
+        raise unknown("choice", axis, CHOICES)
     if not values:
         raise ValueError(f"{axis} must have at least one value")
     if axis == "recompute":
