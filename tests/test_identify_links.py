@@ -180,12 +180,12 @@ def written(path, seed=None):
 
 def test_the_command_finds_the_links_and_writes_options(call, answer, tmp_path):
     rows, out = written(tmp_path / "runs.csv", seed=3), tmp_path / "links.json"
-    code, shown, _ = call("links", rows, "--time-noise", NOISE, "--out", out)
+    code, shown, _ = call("calibrate", rows, "--time-noise", NOISE, "--out", out)
     assert code == 0
     assert "--link rendezvous --queues pair --posting program\n" in shown
     assert "cannot be told apart from the best by these runs:\n" in shown
     assert "  --link rendezvous --queues pair --posting program --shared-links pairs\n" in shown
-    told = answer("links", rows, "--time-noise", NOISE)
+    told = answer("calibrate", rows, "--time-noise", NOISE)
     found = {"link": "rendezvous", "queues": "pair", "posting": "program"}
     assert told["links"] == found == json.loads(out.read_text())
     assert told["alike"] == [found | {"shared_links": "pairs"}]
@@ -200,7 +200,7 @@ def test_the_command_finds_the_links_and_writes_options(call, answer, tmp_path):
 
 def test_the_command_chooses_runs_that_it_can_read(answer, tmp_path):
     rows, out = written(tmp_path / "can.csv"), tmp_path / "runs.csv"
-    told = answer("links", rows, "--design", 3, "--delay", "2s", "--out", out)
+    told = answer("calibrate", rows, "--design", 3, "--delay", "2s", "--out", out)
     header, *lines = [line.split(",") for line in out.read_text().splitlines()]
     assert header[-3:] == ["delay_on", "delay", "seconds"]
     assert len(lines) == len(told["runs"]) == 3
@@ -210,6 +210,25 @@ def test_the_command_chooses_runs_that_it_can_read(answer, tmp_path):
     assert any(run.delay_on and run.delay == 2 for _, run in chosen)
     shared = {"link": "queued"}, {"link": "queued", "shared_links": "pairs"}
     assert all(shared[0] not in group or shared[1] not in group for group in told["alike"])
+
+
+def test_options_for_runs_of_the_other_kind_have_no_effect(mistake, tmp_path):
+    links, models = written(tmp_path / "runs.csv", seed=3), tmp_path / "models.csv"
+    models.write_text("model,tensor,pipeline,global_batch,seconds\ngpt-22b,8,2,4,0.6\n")
+    for option, value in (("--system", "a100"), ("--fit", "host.step"), ("--starts", 2)):
+        assert f"{option} has no effect on runs of links" in mistake(
+            "calibrate", links, option, value
+        )
+    for option, value in (
+        ("--design", [2]),
+        ("--time-noise", [0.02]),
+        ("--by-pair", []),
+        ("--delay", ["1s"]),
+    ):
+        assert f"{option} has no effect on runs of models" in mistake(
+            "calibrate", models, option, *value
+        )
+    assert "runs of links are one file, got 2" in mistake("calibrate", links, models)
 
 
 def test_what_meets_noise_better_than_is_called_for_is_not_taken():

@@ -37,7 +37,7 @@ OUTPUTS = {  # commands with a mistake that is found as soon as any work begins
     "train": (["train", *NO_TABLE], "--out", ".png"),
     "train save": (["train", *NO_TABLE], "--out", ".zarr"),
     "calibrate": (["calibrate", "no.csv", "--system", "a100"], "--out", ".json"),
-    "links": (["links", "no.csv"], "--out", ".json"),
+    "calibrate links": (["calibrate", "no.csv"], "--out", ".json"),
     "sweep": (["sweep", "no.toml"], "--out", ".zarr"),
     "validate": (["validate", "no.csv"], "--out", ".png"),
 }

@@ -11,12 +11,14 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipejax.base.checks import MAX_COUNT, number, unknown, whole_number
 from pipejax.base.files import read_file
+
+Row = TypeVar("Row")
 
 UNITS: Mapping[str, tuple[str, float]] = {
     "TFLOP_per_s": ("FLOP/s", 1e12),
@@ -175,14 +177,36 @@ def time_unit(longest: float) -> tuple[float, str]:
     return UNITS["ns" if longest else "s"][1], "ns" if longest else "s"
 
 
-def read_cells(path: Path, known: Collection[str]) -> list[dict[str, str]]:
-    """Read the cells of a CSV file that are not empty, by row and column."""
+def read_lines(path: Path) -> list[list[str]]:
+    """Read the cells of a CSV file, line by line, its header first."""
     try:
         text = read_file(path).decode("utf-8-sig")
         lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is not CSV: {error}") from None
-    lines = [[cell.strip() for cell in line] for line in lines if line]
+    return [[cell.strip() for cell in line] for line in lines if line] or [[]]
+
+
+def read_each(
+    path: Path, known: Collection[str], read: Callable[[int, dict[str, str]], Row]
+) -> list[Row]:
+    """Read every row of a CSV file by its number, from 1, and its cells that are not empty.
+
+    A mistake is named with its row.
+    """
+    found = []
+    for place, cells in enumerate(_cells(path, known), 1):
+        try:
+            found.append(read(place, cells))
+        except ValueError as error:
+            reason = getattr(error, "reason", error)  # a ScheduleError keeps its table apart
+            raise ValueError(f"{path}, row {place}: {reason}") from None
+    return found
+
+
+def _cells(path: Path, known: Collection[str]) -> list[dict[str, str]]:
+    """Cells that are not empty, by row and column."""
+    lines = read_lines(path)
     if len(lines) < 2:
         raise ValueError(f"{path} has no rows: give a header and a row for each run")
     header, *rows = lines

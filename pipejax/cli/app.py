@@ -31,9 +31,8 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "re-evaluations.",
     "tune": "Find what makes the step shortest, by gradient or by evaluating all that is legal.",
     "plan": "Find the layout of a training job that takes the shortest step, among all that fit.",
-    "calibrate": "Fit a system to measured step times, or collectives: robustly, with priors and "
-    "hold-outs.",
-    "links": "Find which link model a machine follows, from step times of known tables and delays.",
+    "calibrate": "Fit a system to measured runs, robustly; of runs that tell links apart, find the "
+    "link model.",
     "jitter": "Run schedules with random durations: quantiles of the step time, and who is robust.",
     "staleness": "Show weight versions and delays of an asynchronous table; in unit slots without "
     "times.",

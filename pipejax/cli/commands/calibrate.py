@@ -1,9 +1,9 @@
-"""`pipejax calibrate`: a system fitted to measured runs."""
+"""`pipejax calibrate`: what measured runs say of a machine: its numbers, or its link model."""
 
 import json as json_format
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.markup import escape
@@ -11,8 +11,10 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.base.data_files import load_json
 from pipejax.base.files import write_file
+from pipejax.cli.commands.link_models import LinkChoice, find_links
+from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.values import Count, FileIfGiven, JsonFlag, Seed, Text
-from pipejax.cli.output.files import SYSTEM, Output
+from pipejax.cli.output.files import LINK_OPTIONS, NO_OUTPUT, SYSTEM, Output
 from pipejax.cli.output.report import (
     grid,
     print_all,
@@ -33,39 +35,82 @@ SHOWN = 10  # outliers that a person reads
 SHOWN_IN = {"FLOP/s": ("TFLOP/s", 1e12), "B/s": ("GB/s", 1e9), "s": ("us", 1e-6), "B": ("GB", 1e9)}
 
 
-def calibrate(
-    out: Annotated[Output, SYSTEM],
-    system: str,
-    files: Annotated[
-        list[Path] | None, typer.Argument(metavar="DATA.csv...", help="Measured runs.")
-    ] = None,
-    collectives: FileIfGiven = None,
-    fit: Text = None,
-    hold_out: Text = None,
-    starts: Count = 1,
-    layer_times: Text = None,
-    seed: Seed = 0,
-    json: JsonFlag = False,
-) -> None:
-    """Fit a system to measured step times, or collectives: robustly, with priors and hold-outs.
+class FitOptions(NamedTuple):
+    """How a system is fitted to runs of models, and to collectives.
 
-    Options:
-      out: the system, which every command takes (.json).
+    Attributes:
       system: to begin with.
       collectives: what they decide of links is not fitted to runs again.
       fit: as compute.efficiency,host.layer; all that have priors if not given.
       hold_out: or group:h,t,b, or few:8 (all but eight).
       layer_times: as h,t,b.
+    """
+
+    system: Text = None
+    collectives: FileIfGiven = None
+    fit: Text = None
+    hold_out: Text = None
+    starts: Count = 1
+    layer_times: Text = None
+    seed: Seed = 0
+
+
+def calibrate(
+    fitting: FitOptions,
+    finding: LinkChoice,
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="DATA.csv...", help="Measured runs: of models, or of links."),
+    ] = None,
+    out: Annotated[Output, LINK_OPTIONS] = NO_OUTPUT,
+    json: JsonFlag = False,
+) -> None:
+    """Fit a system to measured runs, robustly; of runs that tell links apart, find the link model.
+
+    The columns of DATA.csv say which: a row of runs of links has a table, or workers and
+    microbatches of a schedule.
+
+    Options:
+      out: the system, which every command takes (.json); of links, what was found, for --config
+        (.json), or with --design the runs (.csv).
 
     Example:
       pipejax calibrate runs.csv --system a100 --out mine.json
     """
+    from pipejax.search.links.link_runs import are_link_runs
+
+    files = files or []
+    if not any(are_link_runs(file, otherwise=fitting.system is None) for file in files):
+        _check_no_effect(finding, "runs of models")
+        fit_system(files, fitting, out, json=json)
+        return
+    _check_no_effect(fitting, "runs of links")
+    if files[1:]:
+        raise ValueError(f"runs of links are one file, got {len(files)}")
+    find_links(files[0], finding, out, json=json)
+
+
+def _check_no_effect(options: FitOptions | LinkChoice, runs: str) -> None:
+    """Refuse options that are for runs of the other kind."""
+    for name, value in options._asdict().items():
+        if value != options._field_defaults[name]:
+            raise ValueError(f"{flag(name)} has no effect on {runs}")
+
+
+def fit_system(files: Sequence[Path], fitting: FitOptions, out: Output, *, json: bool) -> None:
+    """Fit a system to runs of models, to collectives, or first to these and then to runs."""
     from pipejax.costs.system.system import data_file
     from pipejax.search.calibration.calibrate import calibrated_file
     from pipejax.search.calibration.parameters import FITTED
 
+    system, collectives, fit, hold_out, starts, layer_times, seed = fitting
+    if out.path is None:
+        raise ValueError("Missing option '--out'.")
+    if system is None:
+        raise ValueError("Missing option '--system'.")
     if not files and collectives is None:
         raise ValueError("give DATA.csv, measured runs, or --collectives, or both: what to fit to")
+    out.check(SYSTEM)
     machine, base = pj.load_system(system), load_json(data_file("hardware", system, "system"))
     links = None if collectives is None else _fit_links(collectives, machine)
     decided: set[str] = set()
@@ -85,9 +130,7 @@ def calibrate(
             seed=seed,
         )
     parts = [each.system.calibration for each in (links, found) if each is not None]
-    content = calibrated_file(
-        base, [each for each in parts if each], "" if out.path is None else out.path.stem
-    )
+    content = calibrated_file(base, [each for each in parts if each], out.path.stem)
     text = json_format.dumps(content, indent=2) + "\n"
     out.save(lambda draft: write_file(draft, text.encode()), lambda: text)
     if json:

@@ -13,7 +13,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MAX_COUNT, check_types, one_of
-from pipejax.base.data_files import positive_cell, read_cells, relative_variance, whole_cell
+from pipejax.base.data_files import positive_cell, read_each, relative_variance, whole_cell
 from pipejax.base.display import short_repr_of
 from pipejax.costs.layers.collectives import DIRECT, PASSES
 from pipejax.costs.model.model import Model
@@ -237,12 +237,7 @@ def read_collectives(path: str | Path) -> CollectiveRows:
       array([2, 8])
     """
     check_types(path=(path, str, Path))
-    found = []
-    for number, cells in enumerate(read_cells(Path(path), TIMED_COLUMNS), 1):
-        try:
-            found.append(_row(cells))
-        except ValueError as error:
-            raise ValueError(f"{path}, row {number}: {error}") from None
+    found = read_each(Path(path), TIMED_COLUMNS, lambda _, cells: _row(cells))
     kinds, ranks, inside, volume, seconds, variance, sources = zip(*found, strict=True)
     return CollectiveRows(
         kind=kinds,

@@ -22,7 +22,7 @@ from pipejax.base.checks import (
     one_of,
     wrong,
 )
-from pipejax.base.data_files import positive_cell, read_cells, relative_variance, whole_cell
+from pipejax.base.data_files import positive_cell, read_each, relative_variance, whole_cell
 from pipejax.base.progress import Notice
 from pipejax.costs.measured.measured_rows import (
     COLUMNS,
@@ -101,8 +101,6 @@ def read_rows(path: str | Path) -> MeasuredRows:
     Example:
       >>> import pathlib, tempfile, warnings
       >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.csv"
-      >>> import pathlib, tempfile, warnings
-      >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.csv"
       >>> _ = path.write_text("model,tensor,pipeline,global_batch,seconds\ngpt-22b,8,2,4,0.6")
       >>> with warnings.catch_warnings(action="ignore"):  # of what is not given
       ...     rows = read_rows(path)
@@ -111,12 +109,10 @@ def read_rows(path: str | Path) -> MeasuredRows:
     """
     check_types(path=(path, str, Path))
     reader = RowReader(Path(path))
-    cells = [
-        reader.read(row, number) for number, row in enumerate(read_cells(Path(path), COLUMNS), 1)
-    ]
+    rows = read_each(Path(path), COLUMNS, reader.read)
     reader.say_defaults()
     columns: dict[str, NumpyArray] = {
-        name: np.array([row[name] for row in cells]) for name in cells[0]
+        name: np.array([row[name] for row in rows]) for name in rows[0]
     }
     return MeasuredRows(models=tuple(reader.models.values()), **columns)
 
@@ -133,16 +129,16 @@ def read_predictions(path: str | Path, count: int) -> dict[str, NumpyArray]:
     """
     found = {name: np.full(count, np.nan) for name in MEASURED}
     seen: set[int] = set()
-    for number, cells in enumerate(read_cells(Path(path), ("row", *MEASURED)), 1):
-        try:
-            row = whole_cell(cells.get("row", ""), "row", 1, count)
-            if row in seen:
-                raise ValueError(f"row {row} is predicted twice")
-            seen.add(row)
-            for name in MEASURED:
-                found[name][row - 1] = positive_cell(cells, name)
-        except ValueError as error:
-            raise ValueError(f"{path}, row {number}: {error}") from None
+
+    def read(_: int, cells: dict[str, str]) -> None:
+        row = whole_cell(cells.get("row", ""), "row", 1, count)
+        if row in seen:
+            raise ValueError(f"row {row} is predicted twice")
+        seen.add(row)
+        for name in MEASURED:
+            found[name][row - 1] = positive_cell(cells, name)
+
+    read_each(Path(path), ("row", *MEASURED), read)
     return found
 
 
@@ -161,22 +157,19 @@ class RowReader:
             said = ", ".join(f"{name} = {value}" for name, value in self.defaults.items())
             warnings.warn(f"{self.path}: not given in all rows, taken as {said}", Notice, 5)
 
-    def read(self, cells: dict[str, str], number: int) -> dict[str, Any]:
+    def read(self, number: int, cells: dict[str, str]) -> dict[str, Any]:
         """Read one row into the columns of `MeasuredRows`."""
         found: dict[str, Any] = {}
-        try:
-            for name, column in WHOLE.items():
-                found[name] = self._count(cells, name, column)
-            found["model"], model = self._model(cells)
-            found |= self._names(cells, found)
-            _check_spread(found, model, cells)
-            found |= _profiled(found, cells)
-            measured = {name: positive_cell(cells, name) for name in MEASURED}
-            if all(map(math.isnan, measured.values())):
-                raise ValueError("seconds is missing, and so is memory_bytes: give one")
-            found["variance"] = relative_variance(cells, measured["seconds"])
-        except ValueError as error:
-            raise ValueError(f"{self.path}, row {number}: {error}") from None
+        for name, column in WHOLE.items():
+            found[name] = self._count(cells, name, column)
+        found["model"], model = self._model(cells)
+        found |= self._names(cells, found)
+        _check_spread(found, model, cells)
+        found |= _profiled(found, cells)
+        measured = {name: positive_cell(cells, name) for name in MEASURED}
+        if all(map(math.isnan, measured.values())):
+            raise ValueError("seconds is missing, and so is memory_bytes: give one")
+        found["variance"] = relative_variance(cells, measured["seconds"])
         texts = {name: cells.get(name, "") for name in ("system", "group", "source")}
         return found | measured | texts | {"row": number, "file": str(self.path)}
 

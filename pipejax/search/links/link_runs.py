@@ -15,10 +15,11 @@ import numpy as np
 from pipejax import schedules
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import MAX_COUNT, check_types, number, one_of
-from pipejax.base.data_files import positive_cell, read_cells, whole_cell
+from pipejax.base.data_files import positive_cell, read_each, read_lines, whole_cell
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import PHASE_FIELDS, Costs, check_backward
 from pipejax.costs.measured.costs_file import read_costs
+from pipejax.costs.measured.measured_rows import COLUMNS as OF_MODELS
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.communication_cells import messages_of
 from pipejax.schedules.table.table import ScheduleTable
@@ -174,17 +175,24 @@ def read_link_runs(path: Path, *, is_measured: bool = True) -> list[tuple[dict[s
     Returns:
       Cells by column and the run, for each row.
     """
-    found = []
     tables: dict[tuple[str, ...], ScheduleTable] = {}  # rows share them: each is lowered once
-    for row_number, cells in enumerate(read_cells(path, COLUMNS), 1):
+
+    def read(_: int, cells: dict[str, str]) -> tuple[dict[str, str], LinkRun]:
         key = tuple(cells.get(name, "") for name in TABLE)
-        try:
-            table = tables[key] = tables.get(key) or _table(path, cells)
-            found.append((cells, _run(path, cells, table, is_measured)))
-        except ValueError as error:
-            reason = getattr(error, "reason", error)  # a ScheduleError keeps its table apart
-            raise ValueError(f"{path}, row {row_number}: {reason}") from None
-    return found
+        table = tables[key] = tables.get(key) or _table(path, cells)
+        return cells, _run(path, cells, table, is_measured)
+
+    return read_each(path, COLUMNS, read)
+
+
+def are_link_runs(path: Path, *, otherwise: bool = False) -> bool:
+    """Return whether the rows of a file are of links, not of models, by the columns of each.
+
+    `otherwise` is what they are if no column tells.
+    """
+    header, of_links, of_models = {*read_lines(path)[0]}, {*COLUMNS}, {*OF_MODELS}
+    more = len(header & (of_links - of_models)) - len(header & (of_models - of_links))
+    return more > 0 or (more == 0 and otherwise)
 
 
 def _run(path: Path, cells: Mapping[str, str], table: ScheduleTable, is_measured: bool) -> LinkRun:

@@ -1,4 +1,4 @@
-"""`pipejax links`: which link model a machine follows."""
+"""`pipejax calibrate` on runs of links: which link model a machine follows."""
 
 import csv
 import io
@@ -6,17 +6,16 @@ import json as json_text
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import typer
 from rich.markup import escape
 
 import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.values import CountIfGiven, JsonFlag, Text, parse_seconds
-from pipejax.cli.output.files import LINK_OPTIONS, NO_OUTPUT, Output
+from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
+from pipejax.cli.output.files import Output
 from pipejax.cli.output.report import (
     facts,
     grid,
@@ -38,30 +37,28 @@ SHOWN = 10  # candidates of a list that a person reads
 NOISE = 0.02  # relative, for which runs are chosen if none is given
 
 
-def links(
-    file: Annotated[Path, typer.Argument(metavar="RUNS.csv", help="Runs of known tables.")],
-    time_noise: float | None = None,
-    by_pair: bool = False,
-    design: CountIfGiven = None,
-    delay: Text = None,
-    out: Annotated[Output, LINK_OPTIONS] = NO_OUTPUT,
-    json: JsonFlag = False,
-) -> None:
-    """Find which link model a machine follows, from step times of known tables and delays.
+class LinkChoice(NamedTuple):
+    """How the link model is found, or which runs would tell it.
 
-    Options:
+    Attributes:
       time_noise: if not given, what the best candidate leaves, and 0.02 for --design.
       by_pair: where the runs call for them.
-      design: RUNS.csv has what can be run; delays and seconds in it do not count.
+      design: DATA.csv has what can be run; delays and seconds in it do not count.
       delay: on a message, a link or an op, for --design.
-      out: what was found, for --config (.json), or with --design the runs (.csv).
-
-    Example:
-      pipejax links runs.csv --time-noise 0.02 --out links.json
     """
+
+    time_noise: float | None = None
+    by_pair: bool = False
+    design: CountIfGiven = None
+    delay: Text = None
+
+
+def find_links(file: Path, choice: LinkChoice, out: Output, *, json: bool) -> None:
+    """Find which link model a machine follows, from step times of known tables and delays."""
     from pipejax.search.links.identify import check_noise
     from pipejax.search.links.link_runs import read_link_runs
 
+    time_noise, by_pair, design, delay = choice
     _check(design, delay, out, by_pair=by_pair)
     if time_noise is not None:
         check_noise(time_noise, "--time-noise")
@@ -79,7 +76,6 @@ def links(
     else:
         _print(rows, found)
         print_written("wrote the links to", out.written)
-    out.end(json=json)
 
 
 def link_options(found: pj.Links) -> dict[str, str]:
@@ -202,7 +198,6 @@ def _design(
     else:
         _print_design(header, chosen, found)
         print_written("wrote the runs to", out.written)
-    out.end(json=json)
 
 
 def _cells(cells: Mapping[str, str], run: pj.LinkRun) -> dict[str, str]:
