@@ -16,10 +16,11 @@ from pipejax.cli.app import run
 from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
+from pipejax.engine.batched import pricing
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.ops import PARTS
 from pipejax.schedules.table.held_activations import held_counts, held_in_rows
-from pipejax.search.tuning import descent, step_time_objective, ways
+from pipejax.search.tuning import descent, ways
 from pipejax.search.tuning.descent import descend
 from pipejax.search.tuning.layer_assignment import (
     LAYERS,
@@ -463,10 +464,9 @@ def test_the_way_is_chosen_by_candidates_and_cost(what, minibatch, workers, meth
 def test_a_second_call_compiles_nothing():
     workload = pj.Workload(pj.load_model("gpt-22b"), 8, tensor_parallel=8)
     jitted = (
-        step_time_objective._priced,
-        step_time_objective._priced_with_slopes,
-        step_time_objective._valued,
-        step_time_objective._valued_with_slopes,
+        pricing.priced,
+        pricing.priced_with_slopes,
+        pricing.pushed,
         descent._move,
     )
     first = pj.tune("1f1b", 4, workload, SYSTEM, method="both")

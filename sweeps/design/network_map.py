@@ -30,7 +30,7 @@ from pipejax.costs.system.parts import Number
 from pipejax.costs.system.system import System
 from pipejax.search.tuning.microbatch import TunedSizes, search_microbatches
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
-from pipejax.search.tuning.step_time_objective import Given, Pair, in_bucket
+from pipejax.search.tuning.step_time_objective import Given, Pair
 from sweeps.kit.command import write
 
 SCHEDULE, WORKERS, OPTIONS = "interleaved-1f1b", 8, {"stages_per_worker": 2}
@@ -108,7 +108,7 @@ def _step_times(
         return np.full(size, np.inf), np.zeros((2, size))
     with jax.enable_x64(True):  # of this thread
         given = problem.given(np.zeros(size, int), count, limited=False)
-        points, given = in_bucket((np.log(networks), given), size)
+        points, given = filled((np.log(networks), given), size)
         found = problem.objective(_on_network, count).value_and_grad(points, given)
     value, slope = (np.asarray(each)[:size] for each in found)
     return value, slope.T / value

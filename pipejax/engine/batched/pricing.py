@@ -1,11 +1,30 @@
-"""Programs of a batch of costs: one for each set of messages that lie below `Links.eager_below`."""
+"""The batched pricer: from the numbers of many configurations to costs, makespans and slopes.
 
-from collections.abc import Iterator
+    numbers --price--> Costs --solve--> makespans, counts --push, pull--> slopes
+
+What prices one configuration is a kernel: `kernel(shared, at, row)` returns a tree of arrays, such
+as `Costs`, from what all configurations share, from the numbers that slopes are taken by, and from
+what else differs between configurations. A kernel is a record or a function of a module: compiled
+programs are kept for it, so equal kernels compile once, and all numbers are arguments.
+
+The counts of the costs on the critical path (`makespans_and_grad`) turn a step time into a plain
+sum of costs. So its slopes are those of a sum: `pushed` where numbers are few or the reverse pass
+of the prices compiles slowly, `pulled` where they are many.
+
+Batches come in few sizes, for which everything compiles once: `filled` repeats the last
+configuration up to one of `SIZES`, `in_parts` cuts a batch into parts of one size.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
-from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.link_models import below_threshold, settled
 from pipejax.engine.lowering.lower import lower
@@ -13,7 +32,109 @@ from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
+# sizes of batches that are compiled for: few while work is little, closer where it counts
+SIZES = np.concatenate([[64, 512], 4096 * 2 ** np.arange(19)])
+
 Rows = Int[NumpyArray, " rows"]
+Tree = Any  # a pytree of arrays
+Kernel = Callable[..., Tree]  # kernel(shared, at, row)
+
+
+def size_of(batch: Tree) -> int:
+    """Number of configurations of a batch."""
+    return len(jax.tree.leaves(batch)[0])
+
+
+def filled(batch: Tree, size: int) -> Tree:
+    """Repeat the last of `size` configurations until a batch has one of the `SIZES`."""
+    return _taken(batch, int(SIZES[np.searchsorted(SIZES, size)]), size)
+
+
+def in_parts(function: Callable[[Tree], Tree], batch: Tree, at_once: int) -> Tree:
+    """Call a function on parts of one size, the last filled up; join what it returns, on the host.
+
+    Seven configurations, three at once: (0, 1, 2), (3, 4, 5), (6, 6, 6).
+    """
+    size = size_of(batch)
+    whole = -(-size // at_once) * at_once
+    rows = np.minimum(np.arange(whole), size - 1).reshape(-1, at_once)
+    parts = [
+        jax.tree.map(np.asarray, function(jax.tree.map(lambda leaf, own=own: leaf[own], batch)))
+        for own in rows
+    ]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:size], *parts)
+
+
+def _taken(batch: Tree, width: int, size: int) -> Tree:
+    rows = np.minimum(np.arange(width), size - 1)
+    return jax.tree.map(lambda leaf: leaf[rows], batch)
+
+
+@functools.partial(jax.jit, static_argnames="kernel")
+def priced(kernel: Kernel, shared: Tree, at: Tree, rows: Tree, times: Sequence[Array] = ()) -> Tree:
+    """Price a batch: what the kernel returns, with the axis of configurations first.
+
+    A kernel of values takes `times` (batch) behind the row.
+    """
+    return jax.vmap(lambda at, row, times: kernel(shared, at, row, *times))(at, rows, tuple(times))
+
+
+@functools.partial(jax.jit, static_argnames="kernel")
+def priced_with_slopes(
+    kernel: Kernel,
+    shared: Tree,
+    at: Tree,
+    rows: Tree,
+    times: Sequence[Array] = (),
+    moved: Sequence[Array] = (),
+) -> tuple[Tree, Tree]:
+    """The same, and slopes by the numbers of `at`: (batch, ...) values, (batch, numbers, ...).
+
+    `times` (batch) depend on `at`, too, with slopes `moved` (batch, numbers). Slopes are taken in
+    forward mode: counts of FLOP and bytes share so many terms that XLA takes five times as long to
+    compile their reverse pass.
+    """
+
+    def of_one(at: Tree, row: Tree, times: Sequence[Array], moved: Sequence[Array]) -> Any:
+        flat, put = ravel_pytree(at)
+
+        def along(direction: Float[Array, " numbers"], moved: Sequence[Array]) -> Any:
+            def value(flat: Array, times: Sequence[Array]) -> Tree:
+                return kernel(shared, put(flat), row, *times)
+
+            return jax.jvp(value, (flat, times), (direction, moved))
+
+        return jax.vmap(along, out_axes=(None, 0))(jnp.eye(len(flat)), moved)
+
+    found: tuple[Tree, Tree] = jax.vmap(of_one)(at, rows, tuple(times), tuple(moved))
+    return found
+
+
+@jax.jit
+def pushed(counts: Tree, moved: Tree) -> Float[Array, "batch numbers"]:
+    """How far the end of a critical path moves [s], if costs so often on it move so far.
+
+    `counts` are (batch, ...), `moved` the slopes (batch, numbers, ...) of the costs.
+    """
+
+    def along(counts: Tree, moved: Tree) -> Array:
+        parts = jax.tree.map(lambda count, move: (count * move).sum(), counts, moved)
+        return sum(jax.tree.leaves(parts), jnp.zeros(()))
+
+    slopes: Array = jax.vmap(jax.vmap(along, in_axes=(None, 0)))(counts, moved)
+    return slopes
+
+
+@functools.partial(jax.jit, static_argnames="kernel")
+def pulled(kernel: Kernel, shared: Tree, at: Tree, rows: Tree, counts: Tree) -> tuple[Tree, Tree]:
+    """What the kernel returns, and the slopes like `at` of its sum weighted by counts."""
+
+    def of_one(at: Tree, row: Tree, counts: Tree) -> tuple[Tree, Tree]:
+        value, back = jax.vjp(lambda at: kernel(shared, at, row), at)
+        return value, back(counts)[0]
+
+    found: tuple[Tree, Tree] = jax.vmap(of_one)(at, rows, counts)
+    return found
 
 
 def programs_of_batch(
@@ -21,7 +142,8 @@ def programs_of_batch(
 ) -> Iterator[tuple[Program, Rows | None]]:
     """Lower a table for a batch of costs, whose axis stands first on every leaf with axes.
 
-    Yields programs, each with the rows of the batch that it is for; None stands for all.
+    Yields programs, one for each set of messages that lie below `Links.eager_below`, each with the
+    rows of the batch that it is for; None stands for all.
     """
     if not links.eager_below:
         yield lower(table, link=links), None

@@ -21,9 +21,10 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.costs.model.workload import StageLayers
+from pipejax.engine.batched.pricing import filled
 from pipejax.search.tuning.joint_space import JointProblem, TunedJointly
 from pipejax.search.tuning.problem import as_they_are
-from pipejax.search.tuning.step_time_objective import Given, in_bucket
+from pipejax.search.tuning.step_time_objective import Given
 from pipejax.search.tuning.system_design import bought
 
 ROUNDS = 40
@@ -158,7 +159,7 @@ def _cut(joint: JointProblem, count: int, cells: list[_Cell]) -> None:
     objective, size = joint.problem.objective(as_they_are, count), len(cells)
     points = StageLayers(*np.split(np.stack([cell.point for cell in cells]), 2, axis=1))
     given = _given(joint, cells)
-    values, slopes = objective.value_and_grad(*in_bucket((points, given), size))
+    values, slopes = objective.value_and_grad(*filled((points, given), size))
     needs, uses = objective.need_and_grad(points, given)
     slope, use = (np.concatenate([np.asarray(x) for x in each], axis=1) for each in (slopes, uses))
     for row, cell in enumerate(cells):

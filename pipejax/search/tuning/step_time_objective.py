@@ -3,19 +3,15 @@
 A `Relax` says what variables mean: a model on a system, and a microbatch size, all real numbers.
 At fixed costs the makespan is affine in M beyond a few periods, so the makespans of a few small
 programs give that of every M = N / b; those of one program are exact for its own M.
-
-Compiled functions take all numbers as arguments, so one compilation serves all calls of a shape.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.costs.costs import Costs
@@ -25,15 +21,21 @@ from pipejax.costs.stage.stage_bytes import stage_bytes
 from pipejax.costs.stage.stage_costs import costs_of_shape
 from pipejax.costs.system.system import Number, System
 from pipejax.engine.batched.makespans import makespans, makespans_and_grad
+from pipejax.engine.batched.pricing import (
+    Tree,
+    filled,
+    priced,
+    priced_with_slopes,
+    pulled,
+    pushed,
+    size_of,
+)
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.held_activations import HeldCounts
 from pipejax.search.tuning.descent import Descent, descend
 
 OVERRUN = 10.0  # relative penalty of memory beyond the limit, per share of the limit
 PerConfiguration = Float[NumpyArray, " batch"]
-Tree = Any  # a pytree of arrays
-# sizes of batches that are compiled for: few while work is little, closer where it counts
-BUCKETS = np.concatenate([[64, 512], 4096 * 2 ** np.arange(19)])
 
 
 class Pair(NamedTuple):
@@ -71,10 +73,56 @@ class Given(NamedTuple):
 Relax = Callable[[Any, Given], tuple[Pair, Number]]
 
 
-def in_bucket(tree: Tree, size: int) -> Tree:
-    """Pad with the last configuration to one of a few sizes, so that few are compiled."""
-    index = np.minimum(np.arange(BUCKETS[np.searchsorted(BUCKETS, size)]), size - 1)
-    return jax.tree.map(lambda leaf: leaf[index], tree)
+@dataclasses.dataclass(frozen=True)
+class _Prices:
+    """Kernel of the costs of one configuration."""
+
+    shape: PricingShape
+    relax: Relax
+
+    def __call__(self, _: tuple[()], variables: Tree, given: Given) -> Costs:
+        pair, size = self.relax(variables, given)
+        return costs_of_shape(self.shape, pair.model, pair.system, pair.assigned, size)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Values:
+    """Kernel of value [s] and memory [B] of one configuration.
+
+    What is shared are the microbatches of each program and what its workers hold.
+    """
+
+    shape: PricingShape
+    relax: Relax
+
+    def __call__(
+        self,
+        shared: tuple[Array, tuple[HeldCounts, ...]],
+        variables: Tree,
+        given: Given,
+        *ends: Array,
+    ) -> tuple[Array, Array]:
+        nodes, held = shared
+        pair, size = self.relax(variables, given)
+        workload = dataclasses.replace(self.shape.workload, model=pair.model)
+        memory = stage_bytes(workload, self.shape.table, pair.assigned, size)
+        weights = _weights(pair.minibatch / size, nodes)
+        peaks = jnp.stack([each.activation_bytes(memory.parts) for each in held])
+        need = jnp.max(held[0].static_bytes(memory.static, memory.version) + weights @ peaks)
+        # a descent is led back to where memory is enough
+        overrun = jnp.maximum(need / given.capacity - 1, 0)
+        return weights @ jnp.stack(ends) * (1 + OVERRUN * overrun), need
+
+
+@dataclasses.dataclass(frozen=True)
+class _Needs:
+    """Kernel of the memory [B] of one configuration, which no cost is needed for."""
+
+    of: _Values
+
+    def __call__(self, shared: Any, variables: Tree, given: Given) -> Array:
+        none = [jnp.zeros(())] * len(shared[1])
+        return self.of(shared, variables, given, *none)[1]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -97,38 +145,39 @@ class StepTimeObjective:
 
     def evaluate(self, variables: Tree, given: Given) -> tuple[PerConfiguration, PerConfiguration]:
         """Evaluate a batch: (batch) values [s], and memory of the fullest worker [B]."""
-        size = len(jax.tree.leaves(variables)[0])
-        found = self._values(*in_bucket((variables, given), size))
-        value, need = (np.asarray(each)[:size] for each in found)
-        return value, need
+        size = size_of(variables)
+        variables, given = filled((variables, given), size)
+        costs = priced(self._prices, (), variables, given)
+        ends = tuple(makespans(program, costs, unroll=False) for program in self.programs)
+        value, need = priced(self._values, self._shared, variables, given, ends)
+        return np.asarray(value)[:size], np.asarray(need)[:size]
 
     def value_and_grad(self, variables: Tree, given: Given) -> tuple[Float[Array, " batch"], Tree]:
         """Evaluate a batch, and the derivative with respect to the variables.
 
         Returns (batch) values, and derivatives like the variables.
         """
-        how = {"shape": self.shape, "relax": self.relax}
-        costs, moved = _priced_with_slopes(variables, given, **how)
-        ends = [makespans_and_grad(program, costs) for program in self.programs]
-        nodes = np.array(self.counts, float)
-        return _valued_with_slopes(variables, ends, moved, given, nodes, self.held, **how)
+        costs, moved = priced_with_slopes(self._prices, (), variables, given)
+        solved = [makespans_and_grad(program, costs) for program in self.programs]
+        ends = tuple(time for time, _ in solved)
+        on_paths = tuple(pushed(counts, moved) for _, counts in solved)
+        (value, _), (slopes, _) = priced_with_slopes(
+            self._values, self._shared, variables, given, ends, on_paths
+        )
+        return value, _like(variables, slopes)
 
     def costs(self, variables: Tree, given: Given) -> Costs:
         """Price a batch: costs whose leaves have (batch, ...) entries [s]."""
-        size = len(jax.tree.leaves(variables)[0])
-        found = _priced(*in_bucket((variables, given), size), shape=self.shape, relax=self.relax)
+        size = size_of(variables)
+        found = priced(self._prices, (), *filled((variables, given), size))
         return jax.tree.map(lambda leaf: np.asarray(leaf)[:size], found)
 
     def need_and_grad(self, variables: Tree, given: Given) -> tuple[PerConfiguration, Tree]:
         """Memory of the fullest worker (batch) [B], and its derivatives like the variables."""
-        size = len(jax.tree.leaves(variables)[0])
-        found = _need_with_slopes(
-            *in_bucket((variables, given), size),
-            np.array(self.counts, float),
-            self.held,
-            shape=self.shape,
-            relax=self.relax,
-        )
+        size = size_of(variables)
+        variables, given = filled((variables, given), size)
+        one = jnp.ones(size_of(variables))
+        found = pulled(_Needs(self._values), self._shared, variables, given, one)
         need, slopes = jax.tree.map(lambda leaf: np.asarray(leaf)[:size], found)
         return need, slopes
 
@@ -151,7 +200,7 @@ class StepTimeObjective:
         flat = starts.reshape(size, *starts.shape[2:])
         low, high = (np.broadcast_to(each, starts.shape[1:])[owner] for each in (lower, upper))
         given = jax.tree.map(lambda leaf: leaf[owner], given)
-        flat, low, high, given = in_bucket((flat, low, high, given), size)
+        flat, low, high, given = filled((flat, low, high, given), size)
         found = descend(
             lambda points: self.value_and_grad(points, given),
             flat,
@@ -162,134 +211,27 @@ class StepTimeObjective:
         )
         return Descent(*(each[:size].reshape(count, pairs, *each.shape[1:]) for each in found))
 
-    def _values(self, variables: Tree, given: Given) -> tuple[Array, Array]:
-        how = {"shape": self.shape, "relax": self.relax}
-        costs = _priced(variables, given, **how)
-        ends = [makespans(program, costs, unroll=False) for program in self.programs]
-        return _valued(variables, ends, given, np.array(self.counts, float), self.held, **how)
+    @property
+    def _prices(self) -> _Prices:
+        return _Prices(self.shape, self.relax)
+
+    @property
+    def _values(self) -> _Values:
+        return _Values(self.shape, self.relax)
+
+    @property
+    def _shared(self) -> tuple[Float[NumpyArray, " programs"], tuple[HeldCounts, ...]]:
+        return np.array(self.counts, float), self.held
 
 
-# Of all configurations, without and with the derivatives along each of their variables. Those are
-# taken in forward mode: counts of FLOP and bytes share so many terms that XLA takes five times as
-# long to compile their reverse pass.
-
-
-@functools.partial(jax.jit, static_argnames=("shape", "relax"))
-def _priced(variables: Tree, given: Given, **how: Any) -> Costs:
-    return jax.vmap(lambda *each: _price(*each, **how))(variables, given)
-
-
-@functools.partial(jax.jit, static_argnames=("shape", "relax"))
-def _priced_with_slopes(variables: Tree, given: Given, **how: Any) -> tuple[Costs, Costs]:
-    """Costs (batch, ...), and their slopes (batch, variables, ...)."""
-
-    def of_one(variables: Tree, given: Given) -> tuple[Costs, Costs]:
-        flat, put = ravel_pytree(variables)
-
-        def along(direction: Float[Array, " variables"]) -> tuple[Costs, Costs]:
-            return jax.jvp(lambda at: _price(put(at), given, **how), (flat,), (direction,))
-
-        return jax.vmap(along, out_axes=(None, 0))(jnp.eye(len(flat)))
-
-    return jax.vmap(of_one)(variables, given)
-
-
-def _price(variables: Tree, given: Given, *, shape: PricingShape, relax: Relax) -> Costs:
-    """Costs of one configuration."""
-    pair, size = relax(variables, given)
-    return costs_of_shape(shape, pair.model, pair.system, pair.assigned, size)
-
-
-@functools.partial(jax.jit, static_argnames=("shape", "relax"))
-def _valued(
-    variables: Tree,
-    ends: Sequence[Any],
-    given: Given,
-    nodes: Float[Array, " programs"],
-    held: tuple[HeldCounts, ...],
-    **how: Any,
-) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
-    def of_one(variables: Tree, ends: Sequence[Array], given: Given) -> tuple[Array, Array]:
-        return _value(variables, ends, given, nodes=nodes, held=held, **how)
-
-    return jax.vmap(of_one)(variables, ends, given)
-
-
-@functools.partial(jax.jit, static_argnames=("shape", "relax"))
-def _valued_with_slopes(
-    variables: Tree,
-    ends: Sequence[tuple[PerConfiguration, Costs]],
-    moved: Costs,
-    given: Given,
-    nodes: Float[Array, " programs"],
-    held: tuple[HeldCounts, ...],
-    **how: Any,
-) -> tuple[Float[Array, " batch"], Tree]:
-    """Values, and their derivatives, from step times with their counts and slopes of costs."""
-
-    def of_one(variables: Tree, ends: Any, moved: Costs, given: Given) -> tuple[Array, Tree]:
-        flat, put = ravel_pytree(variables)
-        times, counts = [time for time, _ in ends], [count for _, count in ends]
-
-        def value(at: Array, times: Sequence[Array]) -> Array:
-            return _value(put(at), times, given, nodes=nodes, held=held, **how)[0]
-
-        def along(direction: Float[Array, " variables"], moved: Costs) -> tuple[Array, Array]:
-            on_paths = [_sum_along(count, moved) for count in counts]
-            return jax.jvp(value, (flat, times), (direction, on_paths))
-
-        found, slopes = jax.vmap(along, out_axes=(None, 0))(jnp.eye(len(flat)), moved)
-        return found, put(slopes)
-
-    return jax.vmap(of_one)(variables, ends, moved, given)
-
-
-@functools.partial(jax.jit, static_argnames=("shape", "relax"))
-def _need_with_slopes(
-    variables: Tree,
-    given: Given,
-    nodes: Float[Array, " programs"],
-    held: tuple[HeldCounts, ...],
-    **how: Any,
-) -> tuple[Float[Array, " batch"], Tree]:
-    """Memory needs, and their derivatives, which no cost is needed for."""
-
-    def of_one(variables: Tree, given: Given) -> tuple[Array, Tree]:
-        def need(at: Tree) -> Array:
-            none = [jnp.zeros(())] * len(held)
-            return _value(at, none, given, nodes=nodes, held=held, **how)[1]
-
-        return jax.value_and_grad(need)(variables)
-
-    return jax.vmap(of_one)(variables, given)
-
-
-def _sum_along(counts: Costs, moved: Costs) -> Array:
-    """How far the end of a critical path moves [s], if costs so often on it move."""
-    parts = jax.tree.map(lambda count, move: (count * move).sum(), counts, moved)
-    return sum(jax.tree.leaves(parts), jnp.zeros(()))
-
-
-def _value(
-    variables: Tree,
-    ends: Sequence[Array],
-    given: Given,
-    *,
-    nodes: Float[Array, " programs"],
-    held: tuple[HeldCounts, ...],
-    shape: PricingShape,
-    relax: Relax,
-) -> tuple[Array, Array]:
-    """Value [s] and memory [B] of one configuration."""
-    pair, size = relax(variables, given)
-    workload = dataclasses.replace(shape.workload, model=pair.model)
-    memory = stage_bytes(workload, shape.table, pair.assigned, size)
-    weights = _weights(pair.minibatch / size, nodes)
-    peaks = jnp.stack([each.activation_bytes(memory.parts) for each in held])
-    need = jnp.max(held[0].static_bytes(memory.static, memory.version) + weights @ peaks)
-    # a descent is led back to where memory is enough
-    overrun = jnp.maximum(need / given.capacity - 1, 0)
-    return weights @ jnp.stack(ends) * (1 + OVERRUN * overrun), need
+def _like(variables: Tree, slopes: Float[Array, "batch numbers"]) -> Tree:
+    """Slopes in the shape of the variables."""
+    leaves, structure = jax.tree.flatten(variables)
+    ends = np.cumsum([leaf[0].size for leaf in leaves]).tolist()
+    parts = (slopes[:, low:high] for low, high in zip([0, *ends], ends, strict=False))
+    return jax.tree.unflatten(
+        structure, [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+    )
 
 
 def _weights(count: Number, nodes: Float[Array, " programs"]) -> Float[Array, " programs"]:
