@@ -1,10 +1,13 @@
 """Link models on tables small enough to do by hand; expected values are the sums that explain."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import reference
 
 import pipejax as pj
+from pipejax.schedules.table.links import LINK_MODELS, LinkModel
 
 F, B, L, X = 1.0, 2.0, 0.25, 3.0
 COSTS = pj.Costs(forward=F, backward=B, latency=L, transmit=X)
@@ -101,6 +104,30 @@ def test_unknown_models_are_named():
 def test_the_pair_that_stands_twice_is_named():
     with pytest.raises(ValueError, match=r"names the pair \(1, 0\) twice in one group"):
         pj.Links("queued", shared_links=[[(2, 3)], [(0, 1), (1, 0), (1, 0)]])
+
+
+@pytest.mark.parametrize("like", ["queued", "blocking"])
+def test_a_link_model_is_a_record(monkeypatch, like):
+    """One that holds its link for the latency, too, is another with slower messages."""
+    own = LinkModel("store-and-forward", "message", "", blocks=LINK_MODELS[like].blocks)
+    monkeypatch.setitem(LINK_MODELS, own.name, own)
+    table = pj.schedules.build("gpipe", num_workers=3, num_microbatches=5)
+    costs = pj.Costs(forward=1.0, backward=2.0, latency=0.75, transmit=1.5)
+    run = pj.evaluate(table, costs, link=own.name)
+    slower = dataclasses.replace(costs, latency=0.0, transmit=2.25)
+    expected = pj.evaluate(table, slower, link=like)
+    np.testing.assert_array_equal(run.finish, expected.finish)
+    assert run.makespan > pj.evaluate(table, costs, link=like).makespan
+    # of one pair alone, and on links that are shared
+    mixed = pj.Links("delay", pair_links={(0, 1): own.name}, shared_links="pairs")
+    as_mixed = pj.Links("delay", pair_links={(0, 1): like}, shared_links="pairs")
+    found, expected = (
+        pj.evaluate(table, costs, link=mixed),
+        pj.evaluate(table, slower, link=as_mixed),
+    )
+    np.testing.assert_array_equal(found.finish, expected.finish)
+    with pytest.raises(ValueError, match="posting 'program' needs the link model rendezvous"):
+        pj.Links(own.name, posting="program")
 
 
 def test_links_between_and_inside_nodes_differ():  # per-pair latency and bandwidth

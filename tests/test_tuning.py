@@ -466,7 +466,6 @@ def test_a_second_call_compiles_nothing():
     jitted = (
         pricing.priced,
         pricing.priced_with_slopes,
-        pricing.pushed,
         descent._move,
     )
     first = pj.tune("1f1b", 4, workload, SYSTEM, method="both")

@@ -64,7 +64,7 @@ class IncrementalRun:
         self._ends_step = ends_step(evaluation.costs)
         shares = max(len({*stages}) for stages in _stages(evaluation.table)) > 1
         self._hangs_on_rows = (
-            evaluation.links.models != {"delay"}
+            evaluation.links.carries
             or evaluation.table.offloads
             or evaluation.table.updates_within
             or (self._ends_step and shares)

@@ -18,7 +18,7 @@ from pipejax.base.data_files import load_json
 from pipejax.base.files import read_file
 from pipejax.cli.options.catalogue import CATALOGUE, OF_ARGUMENTS, OTHER_NAMES, SHORT, flag
 from pipejax.cli.options.values import is_plain, value_kinds
-from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES
+from pipejax.schedules.table.links import CARRIED, MEETING, POSTINGS, QUEUES
 
 
 class Needs(NamedTuple):
@@ -44,11 +44,11 @@ class Needs(NamedTuple):
 
 
 NEEDS: Mapping[str, Needs] = {
-    "queues": Needs("link", ("rendezvous",), QUEUES, within="pair_links"),
-    "posting": Needs("link", ("rendezvous",), POSTINGS, within="pair_links"),
-    "eager_below": Needs("link", ("rendezvous",), within="pair_links"),
+    "queues": Needs("link", MEETING, QUEUES, within="pair_links"),
+    "posting": Needs("link", MEETING, POSTINGS, within="pair_links"),
+    "eager_below": Needs("link", MEETING, within="pair_links"),
     # under delay messages use no resource
-    "shared_links": Needs("link", LINKS[1:], within="pair_links"),
+    "shared_links": Needs("link", CARRIED, within="pair_links"),
     "sequence_parallel": Needs("tensor_parallel"),
     "scatter_gather": Needs("tensor_parallel"),
     "repair": Needs("table"),

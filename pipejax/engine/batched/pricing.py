@@ -8,8 +8,8 @@ what else differs between configurations. A kernel is a record or a function of 
 programs are kept for it, so equal kernels compile once, and all numbers are arguments.
 
 The counts of the costs on the critical path (`makespans_and_grad`) turn a step time into a plain
-sum of costs. So its slopes are those of a sum: `pushed` where numbers are few or the reverse pass
-of the prices compiles slowly, `pulled` where they are many.
+sum of costs, whose slopes are those of the step time: `priced_with_slopes` takes them forwards,
+`pulled` backwards.
 
 Batches come in few sizes, for which everything compiles once: `filled` repeats the last
 configuration up to one of `SIZES`, `in_parts` cuts a batch into parts of one size.
@@ -85,44 +85,37 @@ def priced_with_slopes(
     shared: Tree,
     at: Tree,
     rows: Tree,
-    times: Sequence[Array] = (),
-    moved: Sequence[Array] = (),
+    solved: Sequence[tuple[Array, Costs]] = (),
+    moved: Costs | None = None,
 ) -> tuple[Tree, Tree]:
     """The same, and slopes by the numbers of `at`: (batch, ...) values, (batch, numbers, ...).
 
-    `times` (batch) depend on `at`, too, with slopes `moved` (batch, numbers). Slopes are taken in
-    forward mode: counts of FLOP and bytes share so many terms that XLA takes five times as long to
-    compile their reverse pass.
+    What was `solved`, times (batch) and counts (batch, ...), depends on `at`, too: by slopes
+    `moved` (batch, numbers, ...) of the costs. Slopes are taken in forward mode: counts of FLOP and
+    bytes share so many terms that XLA takes five times as long to compile their reverse pass.
     """
 
-    def of_one(at: Tree, row: Tree, times: Sequence[Array], moved: Sequence[Array]) -> Any:
+    def of_one(at: Tree, row: Tree, solved: Sequence[tuple[Array, Costs]], moved: Any) -> Any:
         flat, put = ravel_pytree(at)
+        times, counts = [time for time, _ in solved], [count for _, count in solved]
 
-        def along(direction: Float[Array, " numbers"], moved: Sequence[Array]) -> Any:
-            def value(flat: Array, times: Sequence[Array]) -> Tree:
-                return kernel(shared, put(flat), row, *times)
+        def value(flat: Array, times: Sequence[Array]) -> Tree:
+            return kernel(shared, put(flat), row, *times)
 
-            return jax.jvp(value, (flat, times), (direction, moved))
+        def along(direction: Float[Array, " numbers"], moved: Any) -> Any:
+            on_paths = [_sum_along(count, moved) for count in counts]
+            return jax.jvp(value, (flat, times), (direction, on_paths))
 
         return jax.vmap(along, out_axes=(None, 0))(jnp.eye(len(flat)), moved)
 
-    found: tuple[Tree, Tree] = jax.vmap(of_one)(at, rows, tuple(times), tuple(moved))
+    found: tuple[Tree, Tree] = jax.vmap(of_one)(at, rows, tuple(solved), moved)
     return found
 
 
-@jax.jit
-def pushed(counts: Tree, moved: Tree) -> Float[Array, "batch numbers"]:
-    """How far the end of a critical path moves [s], if costs so often on it move so far.
-
-    `counts` are (batch, ...), `moved` the slopes (batch, numbers, ...) of the costs.
-    """
-
-    def along(counts: Tree, moved: Tree) -> Array:
-        parts = jax.tree.map(lambda count, move: (count * move).sum(), counts, moved)
-        return sum(jax.tree.leaves(parts), jnp.zeros(()))
-
-    slopes: Array = jax.vmap(jax.vmap(along, in_axes=(None, 0)))(counts, moved)
-    return slopes
+def _sum_along(counts: Costs, moved: Costs) -> Array:
+    """How far the end of a critical path moves [s], if costs so often on it move."""
+    parts = jax.tree.map(lambda count, move: (count * move).sum(), counts, moved)
+    return sum(jax.tree.leaves(parts), jnp.zeros(()))
 
 
 @functools.partial(jax.jit, static_argnames="kernel")

@@ -24,29 +24,40 @@ from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
 from pipejax.schedules.cells.ops import WAIT_SEND, Phase
 from pipejax.schedules.table.communication_cells import insert_transfers
-from pipejax.schedules.table.links import LINKS, Links, shared_links_of
+from pipejax.schedules.table.links import LINK_MODELS, Links, shared_links_of
 from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
 
 Which = Bool[NumpyArray, " messages"]
 Nodes = Int[NumpyArray, " messages"]
 Smaller = Bool[NumpyArray, "batch directions pipes boundaries microbatches"]
 
-DELAY, QUEUED, BLOCKING, RENDEZVOUS = range(len(LINKS))
-# by link model: for how long a message holds its link, and how much later it arrives
-_HOLDS = (None, "transmit", "transmit", "message")
-_BEHIND = ("message", "latency", "latency", None)
+EAGER = "queued"  # the model that a buffered message follows where others meet in a rendezvous
 
 
 def add_messages(builder: ProgramBuilder, found: Dependencies, sent: MessageTable) -> MessageTable:
-    """Add messages to a program: under `delay` as edges with a lag, else as nodes on their links.
+    """Add messages to a program: as nodes on their links, or as edges with a lag where none holds.
+
+    Edges are added in one order, for at a tie the first edge into a node wins:
+
+    1. into a transfer, from the op that makes the message;
+    2. from the transfer before it in a queue of either worker, or on its shared or own link;
+    3. from the ops before its cells, where both ends are posted by program;
+    4. into the op that consumes the message;
+    5. into the op that a blocking message, or a wait for a SEND, holds up.
 
     Returns the messages with what carries each, and how much later it arrives.
     """
     links, num_workers = builder.links, builder.table.num_workers
+    known = list(LINK_MODELS.values())
     follows = links.models_of(num_workers, sent.sender, sent.receiver)
-    follows = np.where(sent.eager, QUEUED, follows)
-    carried, meets, blocks = follows != DELAY, follows == RENDEZVOUS, follows == BLOCKING
-    holds, behind = (_positions(builder.layout, found, follows, each) for each in (_HOLDS, _BEHIND))
+    follows = np.where(sent.eager, list(LINK_MODELS).index(EAGER), follows)
+    carried = np.array([bool(model.holds) for model in known])[follows]
+    meets = np.array([model.meets for model in known])[follows]
+    blocks = np.array([model.blocks for model in known])[follows]
+    holds, behind = (
+        _positions(builder.layout, found, follows, costs)
+        for costs in ([model.holds for model in known], [model.behind for model in known])
+    )
     nodes = np.full_like(sent.producer, SOURCE)
     nodes[carried] = builder.add_nodes(
         duration=holds[carried],
@@ -58,7 +69,6 @@ def add_messages(builder: ProgramBuilder, found: Dependencies, sent: MessageTabl
         receiver=sent.receiver[carried],
     )
     builder.add_edges(sent.producer[carried], nodes[carried], ZERO)
-    # a transfer waits for its turn before it waits for a shared link: at a tie the first wins
     ends = _line_up(builder, found, sent, nodes, meets)
     alone = carried & ~meets & ~_share(builder, found, sent, nodes)
     builder.add_chains(nodes[alone], (sent.sender * num_workers + sent.receiver)[alone])
@@ -70,10 +80,8 @@ def add_messages(builder: ProgramBuilder, found: Dependencies, sent: MessageTabl
     return sent._replace(carrier=nodes, lag_index=behind)
 
 
-def _positions(
-    layout: CostLayout, found: Dependencies, follows: Nodes, costs: tuple[str | None, ...]
-) -> Nodes:
-    """Positions (messages) of a cost of each message, which is another one under each model."""
+def _positions(layout: CostLayout, found: Dependencies, follows: Nodes, costs: list[str]) -> Nodes:
+    """Positions (messages) of a cost of each message; `costs` names it by model, "" for none."""
     zero = np.full_like(follows, ZERO)
     by_model = np.stack([layout.link(cost, found) if cost else zero for cost in costs])
     return by_model[follows, np.arange(len(follows))]
@@ -257,9 +265,15 @@ def eager_messages(
     shape = 2, table.num_pipes, max(table.num_stages - 1, 0), table.num_microbatches
     place = found.direction, found.pipe, found.boundary, found.microbatch
     ends = found.producer // table.num_slots, found.consumer // table.num_slots
-    meets = links.models_of(table.num_workers, *ends) == RENDEZVOUS
+    meets = _meets(links, table.num_workers, *ends)
     eager: bytes = (meets & np.broadcast_to(smaller, shape)[place]).tobytes()
     return eager
+
+
+def _meets(links: Links, num_workers: int, sender: Nodes, receiver: Nodes) -> Which:
+    """Whether each message meets in a rendezvous, but for those that are buffered."""
+    of_model = np.array([model.meets for model in LINK_MODELS.values()])
+    return of_model[links.models_of(num_workers, sender, receiver)]
 
 
 def below_threshold(transmit: Any, eager_below: float, batch_axes: int) -> Smaller:
@@ -295,7 +309,7 @@ def check_eager(program: Program, transmit: Any, batch_axes: int = 0) -> None:
     layout = program.layout
     shape = 2, layout.num_pipes, layout.num_stages - 1, layout.num_microbatches
     some, every = (np.broadcast_to(x, shape)[place] for x in (smaller.any(0), smaller.all(0)))
-    meets = links.models_of(program.num_workers, sent.sender, sent.receiver) == RENDEZVOUS
+    meets = _meets(links, program.num_workers, sent.sender, sent.receiver)
     wrong = np.flatnonzero(meets & np.where(sent.eager, ~every, some))
     if len(wrong):
         send = sent.cells(int(wrong[0]))[0]

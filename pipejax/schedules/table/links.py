@@ -95,7 +95,40 @@ def format_pair_links(pair_links: Checked) -> str:
     return ",".join(f"{a}-{b}={model}" for (a, b), model in pair_links)
 
 
-LINKS = ("delay", "queued", "blocking", "rendezvous")
+@dataclasses.dataclass(frozen=True)
+class LinkModel:
+    """What a message between workers does besides arriving later (docs/semantics.md).
+
+    Attributes:
+      name: of the model.
+      holds: for how long a message occupies its link: "transmit", "message" (latency and transmit
+        time), or "" where it uses no resource.
+      behind: how much later it arrives than it leaves its link: "message", "latency" or "".
+      blocks: whether the next op of the sender waits until the message has left.
+      meets: whether SEND and RECV are one transfer, which has its turn in the queues of both
+        workers; otherwise messages from one worker to another follow each other.
+    """
+
+    name: str
+    holds: str
+    behind: str
+    blocks: bool = False
+    meets: bool = False
+
+
+# by name, the simplest first; what says "link model" anywhere reads it from here
+LINK_MODELS: dict[str, LinkModel] = {
+    model.name: model
+    for model in (
+        LinkModel("delay", holds="", behind="message"),
+        LinkModel("queued", holds="transmit", behind="latency"),
+        LinkModel("blocking", holds="transmit", behind="latency", blocks=True),
+        LinkModel("rendezvous", holds="message", behind="", meets=True),
+    )
+}
+LINKS = tuple(LINK_MODELS)
+CARRIED = tuple(model.name for model in LINK_MODELS.values() if model.holds)
+MEETING = tuple(model.name for model in LINK_MODELS.values() if model.meets)
 QUEUES = ("worker", "pair", "direction")
 POSTINGS = ("early", "program")
 PAIRS = "pairs"  # stands for a group of both directions of every pair of workers
@@ -151,14 +184,16 @@ class Links:
     def __post_init__(self) -> None:
         """Check all that can be checked without a table."""
         for name, known, kind in (
-            ("model", LINKS, "link model"),
+            ("model", tuple(LINK_MODELS), "link model"),
             ("queues", QUEUES, "queue scope"),
             ("posting", POSTINGS, "posting"),
         ):
             object.__setattr__(self, name, known_as(getattr(self, name), known, kind))
         object.__setattr__(self, "host_links", _checked_groups(self.host_links))
         object.__setattr__(self, "shared_links", _checked_pairs(self.shared_links))
-        object.__setattr__(self, "pair_links", checked_pair_links(self.pair_links, LINKS))
+        object.__setattr__(
+            self, "pair_links", checked_pair_links(self.pair_links, tuple(LINK_MODELS))
+        )
         object.__setattr__(self, "eager_below", number(self.eager_below, "eager_below"))
         if self.posting == "program" and not self.meets:
             raise wrong(
@@ -172,7 +207,7 @@ class Links:
                 f"needs the link model rendezvous, got {self.model!r}: only there "
                 "messages that are not buffered meet",
             )
-        if self.shared_links and self.models == {"delay"}:
+        if self.shared_links and not self.carries:
             raise wrong(
                 "shared_links",
                 "need the link model queued, blocking or rendezvous, got 'delay', "
@@ -193,7 +228,12 @@ class Links:
     @property
     def meets(self) -> bool:
         """Whether messages of any pair meet in a rendezvous."""
-        return "rendezvous" in self.models
+        return any(LINK_MODELS[model].meets for model in self.models)
+
+    @property
+    def carries(self) -> bool:
+        """Whether messages of any pair use a resource."""
+        return any(LINK_MODELS[model].holds for model in self.models)
 
     @property
     def text(self) -> str:
@@ -206,9 +246,10 @@ class Links:
         sender: Int[NumpyArray, " messages"],
         receiver: Int[NumpyArray, " messages"],
     ) -> Int[NumpyArray, " messages"]:
-        """Find the link model of each message: (messages) positions in `LINKS`."""
-        default = LINKS.index(self.model)
-        return models_of_pairs(self.named_pairs, default, LINKS, num_workers, (sender, receiver))
+        """Find the link model of each message: (messages) positions in `LINK_MODELS`."""
+        known, ends = tuple(LINK_MODELS), (sender, receiver)
+        default = known.index(self.model)
+        return models_of_pairs(self.named_pairs, default, known, num_workers, ends)
 
     @property
     def shared_groups(self) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -233,15 +274,12 @@ class Links:
 
     def with_model(self, model: str) -> "Links":
         """The same machine under another link model, without what that one does not know."""
-        models = {model, *(other for _, other in self.named_pairs)}
-        meets = "rendezvous" in models
-        return dataclasses.replace(
-            self,
-            model=model,
-            posting=self.posting if meets else "early",
-            eager_below=self.eager_below if meets else 0.0,
-            shared_links=() if models == {"delay"} else self.shared_links,
-        )
+        found = Links(model, self.queues, self.host_links, pair_links=self.pair_links)
+        if found.meets:
+            found = dataclasses.replace(found, posting=self.posting, eager_below=self.eager_below)
+        if found.carries:
+            found = dataclasses.replace(found, shared_links=self.shared_links)
+        return found
 
     @property
     def without_messages(self) -> "Links":

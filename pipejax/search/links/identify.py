@@ -20,7 +20,7 @@ from pipejax.base.display import short_repr_of
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.cells.ops import ScheduleError
 from pipejax.schedules.table.communication_cells import messages_of
-from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, Links
+from pipejax.schedules.table.links import CARRIED, LINKS, MEETING, POSTINGS, QUEUES, Links
 from pipejax.search.links.link_runs import LinkRun
 
 ODDS = 1000.0
@@ -38,14 +38,10 @@ def candidates_of(runs: Sequence[LinkRun] = ()) -> list[Links]:
 
     Eager messages are those below a size between two that the runs have.
     """
-    queues = [("rendezvous", scope, posting) for posting in POSTINGS for scope in QUEUES]
-    alone = [Links(model) for model in LINKS[:-1]]
-    alone += [Links(model, scope, posting=posting) for model, scope, posting in queues]
-    shared = [
-        dataclasses.replace(links, shared_links="pairs")
-        for links in alone
-        if links.model != "delay"
-    ]
+    ways = list(itertools.product(MEETING, POSTINGS, QUEUES))
+    alone = [Links(model) for model in LINKS if model not in MEETING]
+    alone += [Links(model, scope, posting=posting) for model, posting, scope in ways]
+    shared = [dataclasses.replace(links, shared_links="pairs") for links in alone if links.carries]
     sizes = np.unique([x for run in runs for x in np.ravel(np.asarray(run.costs.transmit))])
     gaps = [(a + b) / 2 for a, b in itertools.pairwise(sizes.tolist())]
     eager = [
@@ -298,12 +294,13 @@ def with_pair(links: Links, pair: tuple[int, int], model: str) -> list[Links]:
         return []
     named = {**dict(links.named_pairs), pair: model}
     named = {pair: own for pair, own in named.items() if own != links.model}
-    meets = "rendezvous" in (links.model, *named.values())
+    models = {links.model, *named.values()}
+    meets = bool(models & {*MEETING})
     if meets and not links.meets:
         kinds = [(scope, posting) for posting in POSTINGS for scope in QUEUES]
     else:
         kinds = [(links.queues, links.posting if meets else "early")]
-    is_carried = {links.model, *named.values()} != {"delay"}
+    is_carried = bool(models & {*CARRIED})
     return [
         dataclasses.replace(
             links,

@@ -27,7 +27,6 @@ from pipejax.engine.batched.pricing import (
     priced,
     priced_with_slopes,
     pulled,
-    pushed,
     size_of,
 )
 from pipejax.engine.lowering.program import Program
@@ -115,14 +114,15 @@ class _Values:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Needs:
-    """Kernel of the memory [B] of one configuration, which no cost is needed for."""
+class _Alone:
+    """Kernel of the value (0) or the memory (1) alone; memory needs no ends."""
 
     of: _Values
+    which: int
 
-    def __call__(self, shared: Any, variables: Tree, given: Given) -> Array:
+    def __call__(self, shared: Any, variables: Tree, given: Given, *ends: Array) -> Array:
         none = [jnp.zeros(())] * len(shared[1])
-        return self.of(shared, variables, given, *none)[1]
+        return self.of(shared, variables, given, *(ends or none))[self.which]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,11 +158,9 @@ class StepTimeObjective:
         Returns (batch) values, and derivatives like the variables.
         """
         costs, moved = priced_with_slopes(self._prices, (), variables, given)
-        solved = [makespans_and_grad(program, costs) for program in self.programs]
-        ends = tuple(time for time, _ in solved)
-        on_paths = tuple(pushed(counts, moved) for _, counts in solved)
-        (value, _), (slopes, _) = priced_with_slopes(
-            self._values, self._shared, variables, given, ends, on_paths
+        solved = tuple(makespans_and_grad(program, costs) for program in self.programs)
+        value, slopes = priced_with_slopes(
+            _Alone(self._values, 0), self._shared, variables, given, solved, moved
         )
         return value, _like(variables, slopes)
 
@@ -177,7 +175,7 @@ class StepTimeObjective:
         size = size_of(variables)
         variables, given = filled((variables, given), size)
         one = jnp.ones(size_of(variables))
-        found = pulled(_Needs(self._values), self._shared, variables, given, one)
+        found = pulled(_Alone(self._values, 1), self._shared, variables, given, one)
         need, slopes = jax.tree.map(lambda leaf: np.asarray(leaf)[:size], found)
         return need, slopes
 
