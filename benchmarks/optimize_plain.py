@@ -143,7 +143,7 @@ def search(case: Case, seconds: float, threads: int) -> tuple[float, list[str]]:
     times = {names[letter]: seconds.astype(float) for letter, seconds in case.times.items()}
     costs = pj.Costs(**times, transmit=float(case.message))
     links = pj.Links(host_links=case.host_links)
-    *_, best = pj.optimize(
+    found = pj.optimize(
         table,
         costs,
         memory_limit=case.limits,
@@ -154,15 +154,15 @@ def search(case: Case, seconds: float, threads: int) -> tuple[float, list[str]]:
         time_limit=seconds,
         num_threads=threads,
     )
-    run = pj.evaluate(best.table, costs, link=links)
+    run = pj.evaluate(found.best.table, costs, link=links)
     claimed = pj.certificate(
         run,
         memory=pj.activation_memory(run, sizes=case.sizes, weight_share=SHARE),
         limits=case.limits,
         offload=True,
-        lower_bounds={best.bound_by: best.lower_bound},
+        lower_bounds={found.best.bound_by: found.lower_bound},
     )
-    return best.makespan, [str(problem) for problem in pj.verify(claimed).problems]
+    return found.value, [str(problem) for problem in pj.verify(claimed).problems]
 
 
 def main():

@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from certified import check_solution
+from certified import check_solution, first_of
 
 import pipejax as pj
 from pipejax.analysis.verify.certificate_file import checksum_of
@@ -37,7 +37,7 @@ import sys, pipejax as pj
 table = pj.schedules.build("1f1b", num_workers=6, num_microbatches=16)
 costs = pj.Costs.uniform(table, **{HARD})
 """
-SOLVE = BEGIN + "for best in pj.optimize(table, costs, memory_limit=3, store=sys.argv[1]): pass"
+SOLVE = BEGIN + "pj.optimize(table, costs, memory_limit=3, store=sys.argv[1])"
 WRITE = (
     BEGIN
     + """
@@ -61,7 +61,7 @@ def small(limit=3, offload=None, scale=1.0, **times):
 
 def best(case, store, seconds=20.0):
     table, costs, options = case
-    *_, last = pj.optimize(table, costs, **options, time_limit=seconds, store=store)
+    last = pj.optimize(table, costs, **options, time_limit=seconds, store=store)
     check_solution(last, costs, **options)
     return last
 
@@ -102,15 +102,15 @@ def solved(tmp_path_factory):
 @pytest.mark.solver
 def test_the_same_problem_is_answered_at_once_in_any_unit_of_time(store):
     first = best(small(), store)
-    assert (first.makespan, first.status) == (310.0, "optimal")
+    assert (first.value, first.best.status) == (310.0, "optimal")
     for scale in (1.0, 1e-3, 0.3, 7e4):
-        one, *_ = pj.optimize(*small(scale=scale)[:2], memory_limit=3, store=store)
-        assert (one.source, one.status) == ("store", "optimal")
-        assert one.makespan == pytest.approx(310 * scale, rel=1e-12)
+        one = pj.optimize(*small(scale=scale)[:2], memory_limit=3, store=store)
+        assert (one.best.source, one.best.status) == ("store", "optimal")
+        assert one.value == pytest.approx(310 * scale, rel=1e-12)
     assert len(list(store.path.glob("*.json"))) == 1
     again = best(small(), store)
-    assert list(again.table.rows()) == list(first.table.rows())
-    assert again.baseline == {"1f1b": None}  # is looked at in any case
+    assert list(again.best.table.rows()) == list(first.best.table.rows())
+    assert again.baselines == {"1f1b": None}  # is looked at in any case
 
 
 def test_nothing_is_kept_without_a_store(tmp_path, monkeypatch):
@@ -133,15 +133,13 @@ def test_default_folder(monkeypatch):
 
 def test_a_search_that_was_ended_goes_on_from_its_best(store):
     table, costs, options = small(**HARD)
-    found = pj.optimize(table, costs, **options, store=store)
-    first = next(found)
-    found.close()
+    first = first_of(table, costs, **options, store=store)
     kept = store.get(problem_of((table, costs, options)))
     problem = problem_of((table, costs, options))
-    assert kept.objective * problem.unit == pytest.approx(first.makespan)
+    assert kept.objective * problem.unit == pytest.approx(first.value)
     assert kept.proven_bound * problem.unit == pytest.approx(first.lower_bound)
-    again = next(pj.optimize(table, costs, **options, store=store))
-    assert (again.source, again.makespan) == ("store", first.makespan)
+    again = first_of(table, costs, **options, store=store)
+    assert (again.best.source, again.value) == ("store", first.value)
 
 
 @pytest.mark.solver
@@ -149,10 +147,10 @@ def test_more_memory_is_never_slower(store):
     """The limits of the paper's Figure 3, with little time for each, and asked once more."""
     rounds = [[best(small(limit, **HARD), store, 0.2) for limit in range(1, 9)] for _ in range(2)]
     for found in rounds:
-        makespans = [one.makespan for one in found]
+        makespans = [one.value for one in found]
         assert makespans == sorted(makespans, reverse=True)
     for one, again in zip(*rounds, strict=True):
-        assert again.makespan <= one.makespan
+        assert again.value <= one.value
         assert again.lower_bound >= one.lower_bound
 
 
@@ -164,16 +162,16 @@ def test_what_is_found_for_a_tighter_problem_helps_a_looser_one_that_is_stored(s
     near = store.nearest(problem_of(small(8, **HARD)))
     assert [entry.source for entry in near.starts] == ["zb-h1"]
     assert good < poor
-    assert best(small(8, **HARD), store, 0.001).makespan <= good
+    assert best(small(8, **HARD), store, 0.001).value <= good
 
 
 @pytest.mark.solver
 def test_a_faster_host_link_is_never_slower(store):
     slow = best(small(2, offload=30.0), store, 1.0)
     fast = best(small(2, offload=20.0), store, 0.001)
-    assert fast.makespan <= slow.makespan
+    assert fast.value <= slow.value
     without = best(small(2), store, 5.0)
-    assert best(small(2, offload=40.0), store, 0.001).makespan <= without.makespan
+    assert best(small(2, offload=40.0), store, 0.001).value <= without.value
 
 
 @pytest.mark.compiles
@@ -258,7 +256,7 @@ def test_a_bound_that_other_code_proved_is_not_taken_over(store, solved):
     assert (kept.objective, kept.bound, kept.proven_bound) == (31, 31, 0)
     assert store.nearest(problem_of(small(2))).bound == 0
     found = best(small(), store)
-    assert (found.source, found.status) == ("store", "optimal")  # proved again
+    assert (found.best.source, found.best.status) == ("store", "optimal")  # proved again
     assert store.get(problem_of(small())).proven_bound == 31
 
 
@@ -368,17 +366,17 @@ def test_a_damaged_file_does_not_keep_an_answer_back(store, solved):
     path.write_text("{")
     with pytest.warns(StoreWarning, match="is not used"):
         found = best(small(), store, 0.001)
-    assert found.makespan == 310.0
+    assert found.value == 310.0
     assert store.get(problem_of(small())).objective == 31
 
 
 def test_a_folder_that_cannot_be_written_does_not_keep_an_answer_back(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.warns(StoreWarning, match="is not used"):
-        assert best(small(), tmp_path / "file", 0.001).makespan == 310.0
+        assert best(small(), tmp_path / "file", 0.001).value == 310.0
     (tmp_path / f"{problem_of(small()).key}.json").mkdir()
     with pytest.warns(StoreWarning, match="is not used"):
-        assert best(small(), tmp_path, 0.001).makespan == 310.0
+        assert best(small(), tmp_path, 0.001).value == 310.0
 
 
 def started(code, *arguments):

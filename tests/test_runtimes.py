@@ -140,8 +140,8 @@ def test_optimised_tables_have_them_too():
     found = []
     for name, limit in [(name, limit) for name, each in limits.items() for limit in each]:
         table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
-        *_, best = pj.optimize(table, costs, memory_limit=limit, time_limit=1.0)
-        found.append(best.table)
+        better = pj.optimize(table, costs, memory_limit=limit, time_limit=1.0)
+        found.append(better.best.table)
     errors = np.array(in_one_process(found)["errors"])
     assert len({to_json(table) for table in found}) == 10
     assert errors[:, [0, 2]].max() < EXACT

@@ -17,8 +17,8 @@ import pipejax as pj
 from pipejax.analysis.runs.activation_memory import activation_memory
 from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.schedules.cells.ops import Phase
-from pipejax.search.schedule.optimize import optimize
-from pipejax.search.schedule.solution import Solution
+from pipejax.search.found import Found
+from pipejax.search.schedule.plan import Optimum
 from sweeps.published.zero_bubble_tables import MODELS, PROFILES
 
 NO_LINK = math.inf  # time of an offload where there is no host link
@@ -291,7 +291,7 @@ def by_method(setting: Setting, method: str) -> dict[str, Any]:
 
 def solutions(
     setting: Setting, seconds: float, loops: int = 1, **options: Any
-) -> Iterator[Solution]:
+) -> list[Found[Optimum]]:
     """Optimise.
 
     Args:
@@ -304,7 +304,8 @@ def solutions(
       Better and better solutions.
     """
     table = setting.build("1f1b") if loops == 1 else _interleaved_start(setting)
-    return optimize(
+    found: list[Found[Optimum]] = []
+    pj.optimize(
         table,
         setting.costs(table),
         memory_limit=setting.activations,
@@ -313,8 +314,10 @@ def solutions(
         offload=setting.has_link,
         link=setting.links,
         time_limit=seconds,
+        on_best=found.append,
         **options,
     )
+    return found
 
 
 def _interleaved_start(setting: Setting) -> pj.ScheduleTable:
@@ -342,14 +345,14 @@ def optimum(setting: Setting, seconds: float, loops: int = 1) -> dict[str, Any]:
     """
     news: list[tuple[float, float]] = []
     for last in solutions(setting, seconds, loops):
-        if not news or last.makespan < news[-1][1] * (1 - ROUNDING):
-            news.append((last.seconds, last.makespan))
+        if not news or last.value < news[-1][1] * (1 - ROUNDING):
+            news.append((last.best.seconds, last.value))
     return {
-        **measured(setting, last.table),
+        **measured(setting, last.best.table),
         "out_of_memory": False,
         "lower_bound": last.lower_bound,
-        "status": last.status,
-        "source": last.source,
-        "seconds": last.seconds,
+        "status": last.best.status,
+        "source": last.best.source,
+        "seconds": last.best.seconds,
         "news": news,
     }

@@ -103,7 +103,8 @@ def _solved(row: Row, seconds: float) -> Record:
     if setting.pipe.workers * setting.microbatches > LARGEST:
         return _idle(setting, _heuristic_span(setting), 0.0, "zero-bubble", "feasible", np.nan)
     *_, last = solutions(setting, seconds, objective="span")
-    return _idle(setting, last.makespan, last.lower_bound, last.source, last.status, last.seconds)
+    best = last.best
+    return _idle(setting, last.value, last.lower_bound, best.source, best.status, best.seconds)
 
 
 def _idle(

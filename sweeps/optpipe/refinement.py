@@ -114,18 +114,18 @@ def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
 
 
 def _followed(setting: Setting, seconds: float) -> Record:
-    found = list(solutions(setting, seconds))
+    found = solutions(setting, seconds)
     news: list[News] = []
     for one in found:
         # not where only the bound is new, or the last bit of a sum
-        if not news or one.makespan < news[-1].makespan * (1 - ROUNDING):
-            news.append(News(one.seconds, one.makespan, one.lower_bound, one.source))
+        if not news or one.value < news[-1].makespan * (1 - ROUNDING):
+            news.append(News(one.best.seconds, one.value, one.lower_bound, one.best.source))
     last = found[-1]
     return {
         "news": news,
-        "seconds": last.seconds,
+        "seconds": last.best.seconds,
         "bound": last.lower_bound,
-        "status": last.status,
+        "status": last.best.status,
         "work": setting.work,
     }
 

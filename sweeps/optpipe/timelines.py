@@ -73,7 +73,7 @@ def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
 def _table(name: str, seconds: float) -> pj.ScheduleTable:
     if name == OPTIMUM:
         *_, last = solutions(SETTING, seconds)
-        return last.table
+        return last.best.table
     return next(METHODS[name](SETTING))
 
 

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -33,6 +33,7 @@ from pipejax.cli.output.files import (
     save_table,
 )
 from pipejax.cli.output.report import (
+    FOUND,
     best_so_far,
     facts,
     gigabytes,
@@ -46,10 +47,16 @@ from pipejax.cli.output.report import (
     progress,
     seconds,
 )
+from pipejax.schedules.cells.ops import format_cell
 
 if TYPE_CHECKING:
-    from pipejax.search.schedule.solution import Solution
+    from pipejax.search.found import Found
+    from pipejax.search.schedule.plan import Optimum
     from pipejax.search.schedule.store import SolvedProblems
+
+
+# what ended a search that had something left to find
+ENDED = {"time": "time limit", "interrupted": "interrupted"}
 
 
 class StoreOptions(NamedTuple):
@@ -123,23 +130,29 @@ def optimize(
     _check_solver()
     kept = stored.open()
 
-    def report(best: "Solution", stopped: str | None) -> None:
-        save_table(best.table, out)
-        run = pj.evaluate(best.table, task.costs, link=links)
+    def report(found: "Found[Optimum]") -> None:
+        save_table(found.best.table, out)
+        run = pj.evaluate(found.best.table, task.costs, link=links)
         held, folder = task.room.stages.held(run), None if kept is None else kept.path
-        asked = task.room, minimize, stopped, folder, out, certificate
-        outcome = Outcome(task.table, best, run, held, *asked)
-        if stopped != "interrupted" or certificate.path is not None:
+        outcome = Outcome(task.table, found, run, held, task.room, minimize, folder)
+        if found.stopped != "interrupted" or certificate.path is not None:
             certify(as_certificate(outcome, task.may_offload), certificate)
         if json:
-            print_json(as_json(outcome))
+            print_json(as_json(outcome) | out.as_json() | certificate.as_json())
         else:
             print_report(outcome)
+            print_written("wrote the table to", out.written)
+            print_written("wrote the certificate to", certificate.written)
         end_all(out, certificate, json=json)  # here too: it may be the report of an interruption
 
     try:
         task = _pose(choice, required(pricing), activations, limit)
-        with best_so_far(lambda best: report(best, "interrupted")) as keep, _shown() as show:
+        with best_so_far(report) as keep, _shown() as show:
+
+            def tell(found: "Found[Optimum]") -> None:
+                keep(found)
+                show(found)
+
             found = pj.optimize(
                 task.table,
                 task.costs,
@@ -152,18 +165,13 @@ def optimize(
                 time_limit=within,
                 num_threads=threads,
                 store=kept,
+                on_best=tell,
             )
-            with closing(found):
-                for best in found:
-                    keep(best)
-                    show(best)
     except pj.InfeasibleError as error:
         if json:
             print_json({"status": "infeasible", "makespan": None, "memory_limit": memory_limit})
         raise pj.InfeasibleError(f"{LIMIT_OPTION} {memory_limit}: {error}") from None
-    # one that ends before its time has left nothing to find, or nothing on its grid of times
-    is_over = best.status == "optimal" or best.seconds < 0.9 * within
-    report(best, None if is_over else "time limit")
+    report(found)
 
 
 class _PosedTask(NamedTuple):
@@ -212,21 +220,21 @@ def _check_solver() -> None:
 
 
 @contextmanager
-def _shown() -> "Iterator[Callable[[Solution], None]]":
+def _shown() -> "Iterator[Callable[[Found[Optimum]], None]]":
     """Show the best so far, and each improvement."""
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with progress("looking for a first schedule", None, *columns) as bar:
         last: list[float] = []
 
-        def show(best: "Solution") -> None:
+        def show(found: "Found[Optimum]") -> None:
             line = (
-                f"best {seconds(best.makespan)}, bound {seconds(best.lower_bound)}, gap "
-                f"{percent(best.gap)}, from {best.source}"
+                f"best {seconds(found.value)}, bound {seconds(found.lower_bound)}, gap "
+                f"{percent(found.gap)}, from {found.best.source}"
             )
             bar.move(description=line)
-            if last != [best.makespan]:
-                bar.note(f"{best.seconds:7.1f} s  {line}")
-            last[:] = [best.makespan]
+            if last != [found.value]:
+                bar.note(f"{found.best.seconds:7.1f} s  {line}")
+            last[:] = [found.value]
 
         yield show
 
@@ -236,37 +244,26 @@ class Outcome(NamedTuple):
 
     Attributes:
       given: the table that said where stages are.
-      best: the last solution.
+      found: the last solution.
       run: its schedule at the real costs.
       held: its activation memory.
       room: what activations may take.
       objective: what was to be least.
-      stopped: what ended the search; None if nothing was left to find.
       store: folder of solved problems, or None.
-      out: where the schedule was to be written.
-      certificate: where its certificate was to be written.
     """
 
     given: pj.ScheduleTable
-    best: "Solution"
+    found: "Found[Optimum]"
     run: "pj.Evaluation"
     held: HeldMemory
     room: Room
     objective: str
-    stopped: str | None
     store: Path | None
-    out: Output
-    certificate: Output
-
-    @property
-    def value(self) -> float:
-        """What was to be least [s]."""
-        return self.run.makespan if self.objective == "makespan" else self.run.max_span
 
     @property
     def best_baseline(self) -> tuple[str, float] | None:
         """The fastest of the schedules compared with that keep the limit."""
-        known = [(name, time) for name, time in self.best.baseline.items() if time is not None]
+        known = [(name, time) for name, time in self.found.baselines.items() if time is not None]
         return min(known, key=lambda entry: entry[1], default=None)
 
     @property
@@ -276,7 +273,7 @@ class Outcome(NamedTuple):
             return None
         busy, workers = float(self.run.busy.sum()), self.run.workers
         idle = workers * self.best_baseline[1] - busy
-        return 1 - (workers * self.value - busy) / idle if idle > 0 else 0.0
+        return 1 - (workers * self.found.value - busy) / idle if idle > 0 else 0.0
 
 
 def as_certificate(outcome: Outcome, may_offload: bool) -> dict[str, Any]:
@@ -287,28 +284,22 @@ def as_certificate(outcome: Outcome, may_offload: bool) -> dict[str, Any]:
         limits=outcome.room.limits,
         objective=outcome.objective,
         offload=may_offload,
-        lower_bounds={outcome.best.bound_by: outcome.best.lower_bound},
+        lower_bounds={outcome.found.best.bound_by: outcome.found.lower_bound},
     )
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
-    """Collect what `--json` prints.
-
-    Args:
-      outcome: what was found.
-
-    Returns:
-      Results by name; times in seconds.
-    """
-    best, run, room = outcome.best, outcome.run, outcome.room
+    """Collect what `--json` prints: results by name, times in seconds."""
+    found, run, room = outcome.found, outcome.run, outcome.room
     return {
         "schedule": outcome.given.name,
         **pick(run, "workers stages microbatches"),
         "link": run.links.model,
-        **pick(outcome, "objective stopped idle_saved store"),
-        **outcome.out.as_json(),
-        **outcome.certificate.as_json(),
-        **pick(best, "status lower_bound bound_by gap rounding offloaded seconds source baseline"),
+        **pick(outcome, "objective idle_saved store"),
+        "best": {"rows": [[*map(format_cell, row)] for row in found.best.table.rows()]},
+        **pick(found, FOUND),
+        **pick(found.best, "status bound_by rounding offloaded seconds source"),
+        "baseline": found.baselines,
         **pick(run, "makespan max_span bubble_ratio span_bubble_ratio peak_in_flight"),
         "peak_memory": outcome.held.memory.peak,
         "memory_limit": room.limits,
@@ -319,41 +310,30 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def print_report(outcome: Outcome) -> None:
-    """Print the result for a person.
-
-    Args:
-      outcome: what was found.
-    """
-    best, run = outcome.best, outcome.run
-    ended = f", ended by {outcome.stopped}" if outcome.stopped else ""
-    totals = [
-        ("status", best.status + ended),
-        ("makespan", f"[bold]{seconds(run.makespan)}[/]"),
-        (
-            "lower bound",
-            f"{seconds(best.lower_bound)}, gap {percent(best.gap)}, by {best.bound_by}",
-        ),
-        ("bubble ratio", percent(run.bubble_ratio) + "  idle / all"),
-        ("offloaded", f"{best.offloaded} activations"),
-        ("found by", f"{best.source}, in {seconds(best.seconds)}"),
-    ]
+    """Print the result for a person."""
+    found, run, best = outcome.found, outcome.run, outcome.found.best
+    ended = f", ended by {ENDED[found.stopped]}" if found.stopped in ENDED else ""
+    bound = f"{seconds(found.lower_bound)}, gap {percent(found.gap)}, by {best.bound_by}"
+    totals = [("status", best.status + ended), ("makespan", f"[bold]{seconds(run.makespan)}[/]")]
+    if outcome.objective == "span":
+        totals.append(("largest span", f"{seconds(run.max_span)}, which was to be least"))
+    totals.append(("lower bound", bound))
+    if best.rounding:
+        totals.append(("rounding", f"{seconds(best.rounding)}  times are whole units here"))
+    totals.append(("bubble ratio", percent(run.bubble_ratio) + "  idle / all"))
     if outcome.best_baseline is not None and outcome.idle_saved is not None:
         name, time = outcome.best_baseline
         less = f"{percent(outcome.idle_saved)} less than {name} ({seconds(time)})"
-        totals.insert(4, ("idle", less))
-    if best.rounding:
-        totals.insert(3, ("rounding", f"{seconds(best.rounding)}  times are whole units here"))
-    if outcome.objective == "span":
-        totals.insert(2, ("largest span", f"{seconds(run.max_span)}, which was to be least"))
+        totals.append(("idle", less))
+    totals.append(("offloaded", f"{best.offloaded} activations"))
+    totals.append(("found by", f"{best.source}, in {seconds(best.seconds)}"))
     print_all(
         heading(run, f"{run.links.model} links", outcome.given.name),
         facts(totals),
         _workers(outcome),
     )
-    if best.baseline:
+    if found.baselines:
         print_all(_baselines(outcome))
-    print_written("wrote the table to", outcome.out.written)
-    print_written("wrote the certificate to", outcome.certificate.written)
 
 
 def _workers(outcome: Outcome) -> Table:
@@ -373,15 +353,13 @@ def _workers(outcome: Outcome) -> Table:
 
 
 def _baselines(outcome: Outcome) -> Table:
-    known = sorted(outcome.best.baseline.items(), key=lambda e: (e[1] is None, e[1] or 0.0))
-    value = outcome.value
+    known = sorted(outcome.found.baselines.items(), key=lambda e: (e[1] is None, e[1] or 0.0))
+    value = outcome.found.value
+    longer = (None if t is None else t / value - 1 if value else 0.0 for _, t in known)
     return grid(
         [
             ("other schedules", (name for name, _ in known)),
             (outcome.objective, ("does not fit" if t is None else seconds(t) for _, t in known)),
-            (
-                "longer by",
-                ("-" if t is None else percent(t / value - 1 if value else 0.0) for _, t in known),
-            ),
+            ("longer by", map(percent, longer)),
         ]
     )

@@ -11,6 +11,7 @@ from pipejax.costs.costs import Costs
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
+from pipejax.search.found import Found
 from pipejax.search.schedule.block_plans import block_starts
 from pipejax.search.schedule.bounds import lower_bound, stage_bounds
 from pipejax.search.schedule.cp_model import ScheduleModel, relaxed_bound, search
@@ -33,6 +34,7 @@ from pipejax.search.schedule.periods import (
     shortest_ring,
 )
 from pipejax.search.schedule.plan import (
+    Optimum,
     Plan,
     gradient_end,
     horizon_of,
@@ -43,7 +45,6 @@ from pipejax.search.schedule.plan import (
     to_table,
 )
 from pipejax.search.schedule.problem import Problem
-from pipejax.search.schedule.solution import Solution
 from pipejax.search.schedule.store import SolvedProblems, rows_keep_limits
 
 LARGE = 1500  # ops from which a period is looked for before the whole is searched
@@ -55,6 +56,7 @@ COUNTS = (1, 2)  # microbatches of a period that are tried
 GREEDY_SECONDS = 20.0  # for greedy plans, however long the search may be
 BRIEF_SECONDS = 3.0  # for the whole before its parts, at least, where that is no large share
 BETWEEN = 0.5  # seconds between news of the bound alone, at least
+Answers = Iterator[Found[Optimum]]
 # of the time that is left then
 _SHARES = {
     "greedy": 0.2,
@@ -92,8 +94,9 @@ class AnytimeSearch:
         self.bound, self.bound_by = lower_bound(problem)
         self.plan: Plan | None = None
         self.value = 0
-        self.best: Solution | None = None
-        self.baseline: dict[str, float | None] = {}
+        self.best: Found[Optimum] | None = None
+        self.evaluated = 0  # plans and tables that were compared with the best
+        self.baselines: dict[str, float | None] = {}
         self.is_answered = False
 
     @property
@@ -106,27 +109,27 @@ class AnytimeSearch:
         """Whether the plan meets the bound."""
         return self.is_answered or (self.plan is not None and self.value <= self.bound)
 
-    def solutions(self) -> Generator[Solution, None, None]:
+    def solutions(self) -> Generator[Found[Optimum], None, None]:
         """Run all steps until the plan meets the bound, or time is up."""
         try:
             for step in self._steps():
                 if (not self.is_closed and self.left > 0) or self.plan is None:
                     yield from step()
-            if not self.baseline:  # ended before: at least the given one is looked at
+            if not self.baselines:  # ended before: at least the given one is looked at
                 yield from self._baselines()
             assert self.best is not None  # microbatches one by one fit wherever anything does
-            yield self._solution(self.best.table, self.best.makespan, self.best.source)
+            yield self._solution(self.best.best.table, self.best.value, self.best.best.source)
         finally:  # however it ends: what was found is kept
             self._save()
 
-    def _steps(self) -> Sequence[Callable[[], Iterator[Solution]]]:
+    def _steps(self) -> Sequence[Callable[[], Answers]]:
         """Order the steps; with offloads, a stage alone is too hard to bound by search."""
         starts = self._stored, self._first, self._baselines, self._blocks, self._greedy
         parts = self._brief_search, self._neighbourhoods
         bound = (self._relaxed,) if self.problem.offload is None else ()
         return *starts, *bound, *parts, self._period, self._search
 
-    def _stored(self) -> Iterator[Solution]:
+    def _stored(self) -> Answers:
         """Use the store: solutions of the problem itself, or of similar ones."""
         if self.store is None:
             return
@@ -134,7 +137,7 @@ class AnytimeSearch:
         if own is not None:
             self._raise_bound(own.proven_bound)
             yield from self._take("store", own.table)
-            self.is_answered = self.best is not None and self.best.status == "optimal"
+            self.is_answered = self.best is not None and self.best.best.status == "optimal"
         if self.is_answered:
             return
         near = self.store.nearest(self.problem)
@@ -150,28 +153,30 @@ class AnytimeSearch:
 
     def _save(self) -> None:
         if self.store is not None and self.best is not None:
-            seconds, found = time.monotonic() - self.saved, (self.best.table, self.bound)
-            self.store.put(self.problem, *found, seconds=seconds, source=self.best.source)
+            seconds, best = time.monotonic() - self.saved, self.best.best
+            self.store.put(
+                self.problem, best.table, self.bound, seconds=seconds, source=best.source
+            )
             self.saved += seconds
 
-    def _first(self) -> Iterator[Solution]:
+    def _first(self) -> Answers:
         plan = greedy_plan(self.problem, self.problem.limits)
         if plan is not None:
             yield from self._offer("greedy", plan)
         if self.plan is None:
             yield from self._offer("one by one", one_by_one(self.problem))
 
-    def _baselines(self) -> Iterator[Solution]:
+    def _baselines(self) -> Answers:
         for name, other in baseline_tables(self.problem, self.given):
             keeps = table_keeps_limits(self.problem, other)
-            self.baseline[name] = self._measure(other) if keeps else None
+            self.baselines[name] = self._measure(other) if keeps else None
             yield from self._offer(name, to_plan(self.problem, other))
             if keeps and not (other.offloads or other.is_fused.any()):
                 yield from self._take(name, other)  # may be better by less than a unit
             if self.left <= 0:
                 return
 
-    def _greedy(self) -> Iterator[Solution]:
+    def _greedy(self) -> Answers:
         if is_pipe(self.problem):
             for start in pipe_plans(self.problem):
                 yield from self._offer(*start)
@@ -180,14 +185,14 @@ class AnytimeSearch:
         for start in greedy_starts(self.problem, seconds, self.value):
             yield from self._offer(*start)
 
-    def _blocks(self) -> Iterator[Solution]:
+    def _blocks(self) -> Answers:
         if self._offloads_parts and is_pipe(self.problem):  # blocks know no offloads
             return
         share = _SHARES["many blocks" if self._is_huge else "blocks"]
         for start in block_starts(self.problem, self.left * share, self.bound):
             yield from self._offer(*start)
 
-    def _relaxed(self) -> Iterator[Solution]:
+    def _relaxed(self) -> Answers:
         """Bound by single stages, beginning with the one of the best simple bound."""
         if not is_pipe(self.problem):
             return
@@ -201,7 +206,7 @@ class AnytimeSearch:
             self._raise_bound(relaxed_bound(self.problem, *given))
         yield from ()
 
-    def _period(self) -> Iterator[Solution]:
+    def _period(self) -> Answers:
         """Optimise a ring of few microbatches, then warm-up, period and cool-down together."""
         if 3 * self.problem.worker.size < LARGE or self.plan is None:
             return
@@ -219,7 +224,7 @@ class AnytimeSearch:
                 yield from self._offer(f"period of {count}", plan)
                 yield from self._fold(ring, count, plan, until - time.monotonic())
 
-    def _fold(self, ring: Ring, count: int, plan: Plan, seconds: float) -> Iterator[Solution]:
+    def _fold(self, ring: Ring, count: int, plan: Plan, seconds: float) -> Answers:
         folded = fold(self.problem, count, depth_of(self.problem, plan) + 1)
         if folded is None:
             return
@@ -233,13 +238,13 @@ class AnytimeSearch:
                 whole = extended(self.problem, folded, found.plan)
                 yield from self._offer(f"period of {count}", whole)
 
-    def _neighbourhoods(self) -> Iterator[Solution]:
+    def _neighbourhoods(self) -> Answers:
         """Search parts of the plan anew."""
         if not self._has_parts or self.best is None:
             return
         share = _SHARES["neighbourhoods" if self._offloads_parts else "few neighbourhoods"]
         given = self.left * share, self.num_threads
-        for table in search_neighbourhoods(self.problem, self.best.table, *given):
+        for table in search_neighbourhoods(self.problem, self.best.best.table, *given):
             yield from self._take("neighbourhoods", table)
             if self.is_closed:
                 return
@@ -254,7 +259,7 @@ class AnytimeSearch:
     def _offloads_parts(self) -> bool:
         return self._has_parts and self.problem.offload is not None
 
-    def _brief_search(self) -> Iterator[Solution]:
+    def _brief_search(self) -> Answers:
         """Search the whole, before its parts: what is small enough is closed at once."""
         if self._offloads_parts:
             least = min(BRIEF_SECONDS, self.left * _SHARES["most brief"])
@@ -266,11 +271,11 @@ class AnytimeSearch:
     def _is_huge(self) -> bool:
         return 3 * self.problem.worker.size >= HUGE
 
-    def _search(self) -> Iterator[Solution]:
+    def _search(self) -> Answers:
         if not self._is_huge:
             yield from self._search_for(self.left)
 
-    def _search_for(self, seconds: float) -> Iterator[Solution]:
+    def _search_for(self, seconds: float) -> Answers:
         parts = self._parts
         problem = self.problem.finer(parts)
         model = ScheduleModel(problem, parts * self._horizon)
@@ -281,7 +286,8 @@ class AnytimeSearch:
             if found.plan is not None:
                 yield from self._offer("search", found.plan, problem)
             elif time.monotonic() > self.told + BETWEEN and self.best is not None:
-                yield from self._tell(self.best.table, self.best.makespan, self.best.source)
+                best = self.best
+                yield from self._tell(best.best.table, best.value, best.best.source)
 
     @property
     def _parts(self) -> int:
@@ -296,18 +302,21 @@ class AnytimeSearch:
         assert self.plan is not None
         return horizon_of(self.problem, self.plan)
 
-    def _offer(self, source: str, plan: Plan, problem: Problem | None = None) -> Iterator[Solution]:
+    def _offer(self, source: str, plan: Plan, problem: Problem | None = None) -> Answers:
         """Take a plan if it is better; it may come from the problem on another grid."""
+        self.evaluated += 1
         problem = problem or self.problem
         value = objective_of(problem, plan) * problem.unit
-        if self.plan is not None and value >= self.value * self.problem.unit * (1 - 1e-9):
-            return
-        if not keeps_limits(problem, plan):  # ops of no length hold nothing in the solver's model
+        is_longer = self.plan is not None and value >= self.value * self.problem.unit * (1 - 1e-9)
+        # ops of no length hold nothing in the solver's model
+        if is_longer or not keeps_limits(problem, plan):
+            self.evaluated += 1
             return
         yield from self._take(source, to_table(problem, plan, f"optimized {source}"))
 
-    def _take(self, source: str, table: ScheduleTable) -> Iterator[Solution]:
+    def _take(self, source: str, table: ScheduleTable) -> Answers:
         """Take a table that keeps the limits, if it is better; it is drawn as the given one."""
+        self.evaluated += 1
         slots, shares = self.given.slots, self.given.stage_shares
         table = dataclasses.replace(table, slots=slots, stage_shares=shares)
         plan = to_plan(self.problem, table)  # as early as its rows allow
@@ -316,10 +325,10 @@ class AnytimeSearch:
             self.plan, self.value = plan, value
             self._raise_bound(self.bound)
         makespan = self._measure(table)
-        if self.best is None or makespan < self.best.makespan:
+        if self.best is None or makespan < self.best.value:
             yield from self._tell(table, makespan, source)
 
-    def _tell(self, table: ScheduleTable, makespan: float, source: str) -> Iterator[Solution]:
+    def _tell(self, table: ScheduleTable, makespan: float, source: str) -> Answers:
         """Yield the best solution, after storing it."""
         self.best = self._solution(table, makespan, source)
         self._save()
@@ -334,22 +343,21 @@ class AnytimeSearch:
             above = f"bound {self.bound} by {self.bound_by} is above a plan of {self.value}"
             raise AssertionError(f"{above}: please report it")
 
-    def _solution(self, table: ScheduleTable, makespan: float, source: str) -> Solution:
+    def _solution(self, table: ScheduleTable, makespan: float, source: str) -> Found[Optimum]:
         rounding = self._rounding(makespan)
         bound = min(self.bound * self.problem.unit, makespan)
         if self.problem.exact and makespan - bound <= rounding:
             bound = makespan  # equal up to the rounding of floats
-        return Solution(
+        best = Optimum(
             table=table,
-            makespan=makespan,
-            lower_bound=bound,
-            bound_by=self.bound_by,
             status="optimal" if makespan - bound <= rounding else "feasible",
+            bound_by=self.bound_by,
             rounding=0.0 if self.problem.exact else rounding,
             source=source,
             seconds=time.monotonic() - self.begun,
-            baseline=dict(self.baseline),
         )
+        baselines = dict(self.baselines)
+        return Found(best, makespan, bound, baselines, self.evaluated, "interrupted")
 
     def _rounding(self, makespan: float) -> float:
         """Largest rounding error of a path in units: one per op and message on it."""

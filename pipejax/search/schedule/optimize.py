@@ -1,8 +1,9 @@
 """`optimize`, which can be imported without OR-Tools: the solver is loaded when it is called."""
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Generator
+from collections.abc import Callable
 from pathlib import Path
 
 from pipejax.base.checks import check_types, whole_number, wrong
@@ -13,8 +14,9 @@ from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.table.host_links import link_of_worker
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
+from pipejax.search.found import Found
+from pipejax.search.schedule.plan import Optimum
 from pipejax.search.schedule.problem import PerEntry, pose
-from pipejax.search.schedule.solution import Solution
 from pipejax.search.schedule.store import SolvedProblems
 
 
@@ -32,8 +34,9 @@ def optimize(
     num_threads: int | None = None,
     store: SolvedProblems | str | Path | None = None,
     on_progress: OnProgress | None = None,
-) -> Generator[Solution, None, None]:
-    """Optimise a schedule under a memory limit; every solution is better than the one before.
+    on_best: Callable[[Found[Optimum]], object] | None = None,
+) -> Found[Optimum]:
+    """Optimise a schedule under a memory limit.
 
     Args:
       table: says where stages are and which pipe a microbatch belongs to; its order is a start
@@ -52,10 +55,13 @@ def optimize(
         once, and others begin with the plans and bounds of those like them. None keeps nothing.
       on_progress: called at every solution with the seconds so far, `time_limit`, and makespan and
         gap as a text; a bar in notebooks if None.
+      on_best: called with every solution: each is shorter than the one before, or the same with a
+        better bound.
 
-    Yields:
-      Solutions, each shorter than the one before, or the same with a better bound; the last one
-      carries the final bound.
+    Returns:
+      The best schedule: `best.table`, its makespan or span, and the bound on all others. It
+      stopped with "optimal", "time", or "iterations" where nothing was left to try. Baselines are
+      None where they do not keep the limits.
 
     Raises:
       InfeasibleError: if no schedule keeps the limit.
@@ -66,8 +72,8 @@ def optimize(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
       >>> costs = pj.Costs.uniform(table, forward=10.0, input_grad=10.0, weight_grad=10.0)
-      >>> *_, best = pj.optimize(table, costs, memory_limit=3)
-      >>> best.makespan, best.status
+      >>> found = pj.optimize(table, costs, memory_limit=3)
+      >>> found.value, found.best.status
       (310.0, 'optimal')
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs), offload=(offload, bool))
@@ -89,17 +95,22 @@ def optimize(
             raise
         raise ModuleNotFoundError(NO_SOLVER, name="ortools") from None
     run = AnytimeSearch(problem, table, costs, links, time_limit, num_threads, store)
-    return _told(run.solutions(), time_limit, on_progress)
-
-
-def _told(
-    solutions: Generator[Solution, None, None], time_limit: float, on_progress: OnProgress | None
-) -> Generator[Solution, None, None]:
-    """Pass solutions on, and tell of each."""
-    with contextlib.closing(solutions), telling("optimize", on_progress) as tell:
+    with (
+        contextlib.closing(run.solutions()) as solutions,
+        telling("optimize", on_progress) as tell,
+    ):
         for found in solutions:
-            tell(found.seconds, time_limit, f"s, best {found.makespan:.6g} s, gap {found.gap:.1%}")
-            yield found
+            spent = found.best.seconds
+            tell(spent, time_limit, f"s, best {found.value:.6g} s, gap {found.gap:.1%}")
+            if on_best is not None:
+                on_best(found)
+    # one that ends before its time has left nothing to find, or nothing on its grid of times
+    is_over = found.best.seconds < ALMOST * time_limit
+    stopped = "iterations" if is_over else "time"
+    return dataclasses.replace(
+        found, stopped="optimal" if found.best.status == "optimal" else stopped
+    )
 
 
 NO_SOLVER = "optimize needs OR-Tools: pip install 'pipejax[optimize]'"
+ALMOST = 0.9  # of the time: a search that took as much was ended by it

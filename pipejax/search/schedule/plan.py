@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
+from pipejax.base.display import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.pricing import cost_vector
@@ -21,6 +22,34 @@ from pipejax.search.schedule.problem import NAMES, PerStage, Problem
 NEVER = -1  # start of an offload that does not happen
 
 PerOp = Int[NumpyArray, "stages microbatches"]
+
+
+@short_repr_of("table status bound_by source seconds offloaded rounding")
+@dataclasses.dataclass(frozen=True)
+class Optimum:
+    """The best schedule known, and what is known of it. Times are seconds.
+
+    Attributes:
+      table: the schedule.
+      status: "optimal" where it meets the bound within the rounding, otherwise "feasible".
+      bound_by: what the bound rests on: "worker", "stage", "memory chain" or "memory area", which
+        `verify` derives again, or the word of the "solver".
+      rounding: by how much whole units may keep the two apart.
+      source: what made the schedule.
+      seconds: time since the start.
+    """
+
+    table: ScheduleTable
+    status: str
+    bound_by: str
+    rounding: float
+    source: str
+    seconds: float
+
+    @property
+    def offloaded(self) -> int:
+        """Activations that go to the host and back."""
+        return int((self.table.phase == Phase.O).sum())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

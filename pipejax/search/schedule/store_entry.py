@@ -201,7 +201,7 @@ def _problem(parts: Mapping[str, Any]) -> Problem:
     memory = check_keys(costs["memory"], SIZES, "its memory")
     table = {name: parts["table"].get(name) for name in ("placement", "pipe_of_microbatch")}
     given = {**table, **seconds, "limits": claim["limits"], "sizes": memory["sizes"]}
-    found = {name: _whole(value, name) for name, value in given.items()}
+    found: dict[str, Any] = {name: _whole(value, name) for name, value in given.items()}
     placement, pipe_of, limits = (found[n] for n in (*table, "limits"))
     if placement.ndim != 2 or placement.size == 0:
         raise ValueError("placement is no table of workers")
@@ -217,15 +217,17 @@ def _problem(parts: Mapping[str, Any]) -> Problem:
     shares = np.array(memory["weight_share"])
     if shares.shape != (stages,) or shares.dtype.kind not in "if":
         raise ValueError("its weight_share has the wrong shape")
+    times: dict[str, Any] = {name: found.get(letter) for letter, name in OP_TIMES.items()}
+    groups = read_links(costs["links"], "its links").host_links
     return Problem(
         placement=placement,
         pipe_of=pipe_of,
-        **{name: found.get(letter) for letter, name in OP_TIMES.items()},
+        **times,
         lag=found["latency"],
         transmit=found["transmit"],
         step_end=found["A"] + found["U"],
         update=found["U"],
-        host_links=read_links(costs["links"], "its links").host_links,
+        host_links=tuple(map(tuple, groups)),
         sizes=found["sizes"],
         kept=np.round(shares * found["sizes"]).astype(np.int64),
         limits=limits,
@@ -241,7 +243,7 @@ def _from_version_1(data: Mapping[str, Any]) -> Entry:
     if data.get("checksum") != checksum(json.dumps(content, sort_keys=True)):
         raise ValueError("its content does not agree with its checksum")
     try:
-        fields = {
+        fields: dict[str, Any] = {
             name: np.array(value) if isinstance(value, list) and name != "host_links" else value
             for name, value in data["problem"].items()
         }
