@@ -158,11 +158,9 @@ class Costs:
           >>> pj.Costs.uniform(table, forward=1.0, backward=3.0).input_grad
           1.5
         """
-        check_types(table=(table, ScheduleTable))
-        del table
         split = {"backward": backward, "input_grad": input_grad, "weight_grad": weight_grad}
         times = {"forward": forward, **split, "latency": latency, **others}
-        return cls._alike(None, transfer=transfer, **times)
+        return cls._of_numbers(table, transfer=transfer, **times)
 
     @classmethod
     def per_worker(
@@ -203,15 +201,19 @@ class Costs:
           interleaved-1f1b [0.5 0.5 0.5 0.5] [24. 24.]
           hanayo [0.5 0.5 0.5 0.5] [24. 24.]
         """
-        check_types(table=(table, ScheduleTable))
-        return cls._alike(table.worker_parts, forward=forward, transfer=transfer, **others)
+        times = {"forward": forward, **others}
+        return cls._of_numbers(table, transfer=transfer, by_worker=True, **times)
 
     @classmethod
-    def _alike(cls, part: NumpyArray | None, *, transfer: Any, **times: Any) -> "Costs":
-        """Make equal costs for all stages from one number or batch each, times a stage's part.
+    def _of_numbers(
+        cls, table: ScheduleTable, *, transfer: Any, by_worker: bool = False, **times: Any
+    ) -> "Costs":
+        """Make costs from one number or batch for each time: of every stage, or of a worker.
 
-        A batch axis is written out on every leaf, before axes of stages or boundaries.
+        A batch axis is written out on every leaf, before axes of stages or boundaries. What is of a
+        worker is divided over the stages that a microbatch meets there.
         """
+        check_types(table=(table, ScheduleTable))
         for name in times:
             if name not in FIELDS:
                 raise unknown("cost", name, FIELDS)
@@ -232,9 +234,9 @@ class Costs:
                 xp: Any = jnp if isinstance(value, jax.Array) else np
                 array = value if hasattr(value, "dtype") else np.asarray(value, dtype)
                 times[name] = xp.broadcast_to(array.reshape(*array.shape, *axes), (*batch, *axes))
-        if part is not None:
+        if by_worker:
             times |= {
-                name: value * part
+                name: value * table.worker_parts
                 for name, value in times.items()
                 if name not in (*MESSAGE_FIELDS, *DIMENSIONLESS)
             }
@@ -299,11 +301,12 @@ class Costs:
             shape = getattr(value, "shape", ())
             if not shape:
                 continue
+            # a single axis is of stages, or of boundaries: microbatches are the second axis of an
+            # op, (1, M) where stages are alike, and the fourth of a message
             target = links if name in MESSAGE_FIELDS else stages
             of_all, microbatches = shape, ""
-            is_alike = (
-                name in OF_COPIES and shape[0] != num_stages
-            )  # U is never by microbatch alone
+            # copies of a stage tell U's second axis apart, so that all its stages are there
+            is_alike = name in OF_COPIES and shape[0] != num_stages
             if differs_by_microbatch(name, value) and not is_alike:
                 microbatches = f" and {num_microbatches} microbatches"
                 of_all = shape[:-1] if shape[-1] == num_microbatches else shape

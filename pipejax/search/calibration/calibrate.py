@@ -21,6 +21,7 @@ from pipejax.search.calibration.hold_outs import Folds, bands_of, columns_of, co
 from pipejax.search.calibration.parameters import (
     FITTED,
     Parameters,
+    calibrated_system,
     factors,
     fitted_numbers,
     joined,
@@ -232,13 +233,10 @@ def _result(
     by_fold = [residuals[own] for residuals, own in zip(left_out, folds.left_out, strict=True)]
     judged = np.concatenate(by_fold) if by_fold else residual
     bands = bands_of(judged, len(by_fold) if len(by_fold) > 1 else len(judged))
-    system = problem.system
-    for number in numbers:
-        system = system.with_number(number.name, number.value)
     record = CalibrationRecord(_sources(rows), len(rows), numbers, bands)
     times = [rows.seconds[own] for own in folds.left_out]
     return Calibration(
-        system=dataclasses.replace(system, calibration=record),
+        system=calibrated_system(problem.system, record),
         parameters={number.name: number for number in numbers},
         layer_factors={one.name: one.value for one in factors_},
         fit=prediction_errors(predicted, rows.seconds),

@@ -17,7 +17,12 @@ from pipejax.costs.layers.collectives import collective_time
 from pipejax.costs.measured.measured_rows import MESSAGE, CollectiveRows
 from pipejax.costs.model.layout import Group
 from pipejax.costs.system.system import CalibrationRecord, FittedParameter, System
-from pipejax.search.calibration.parameters import Parameters, fitted_numbers, parameters_of
+from pipejax.search.calibration.parameters import (
+    Parameters,
+    calibrated_system,
+    fitted_numbers,
+    parameters_of,
+)
 from pipejax.search.calibration.robust_fit import Points, robust_fit, weights_of
 
 LIBRARY = (
@@ -76,15 +81,10 @@ def calibrate_links(
     weights = weights_of(rows.variance, MODEL_NOISE)
     found = robust_fit(model, np.zeros((1, len(names))), weights[None])
     numbers = fitted_numbers(parameters, found)
-    for number in numbers:
-        system = system.with_number(number.name, number.value)
     record = CalibrationRecord(rows.source, len(rows.seconds), numbers, ())
     predicted = rows.seconds * np.exp(found.residual[0])
-    return LinkCalibration(
-        dataclasses.replace(system, calibration=record),
-        numbers,
-        prediction_errors(predicted, rows.seconds),
-    )
+    errors = prediction_errors(predicted, rows.seconds)
+    return LinkCalibration(calibrated_system(system, record), numbers, errors)
 
 
 def _numbers_of(rows: CollectiveRows) -> list[str]:

@@ -4,6 +4,7 @@ A calibration keeps numbers near their priors, by so much as its rows leave them
 whitened parameters, which are standard normal under the priors.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import known_as, wrong
 from pipejax.costs.system.parts import dimension_of, number_of
-from pipejax.costs.system.system import FittedParameter, System
+from pipejax.costs.system.system import CalibrationRecord, FittedParameter, System
 from pipejax.search.calibration.robust_fit import RobustFit, uncertainty
 
 
@@ -182,3 +183,10 @@ def fitted_numbers(
         known.identified[best].tolist(),
     )
     return tuple(FittedParameter(*each) for each in zip(*columns, strict=True))
+
+
+def calibrated_system(system: System, record: CalibrationRecord) -> System:
+    """A system with the numbers of a calibration, which it then says of itself."""
+    for each in record.parameters:
+        system = system.with_number(each.name, each.value)
+    return dataclasses.replace(system, calibration=record)
