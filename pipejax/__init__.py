@@ -1,36 +1,48 @@
 """pipejax: how long one LLM training step takes under a pipeline schedule, exactly and fast.
 
 The names here are the library; `import pipejax as pj` is the convention. They follow the line
-from a schedule to a number: build or read a table, lower it to a program, price it, evaluate.
-`__init__.pyi` lists them. Each is imported when it is first used, so that the command line can
-answer `--help` without JAX.
+from a schedule to a number: build or read a table, lower it to a program, price it, evaluate. What
+a question needs less often stands in namespaces, as `pj.schedules` and `pj.search`. `__init__.pyi`
+lists the names, and a stub of each namespace its own. Each is imported when it is first used.
 """
 
 import importlib
-import re
-from pathlib import Path
+import warnings
 from typing import Any
 
-_STUB = Path(__file__).with_suffix(".pyi").read_text()
-_HOME = {  # name -> module
-    name: module
-    for module, names in re.findall(r"^from (\S+) import (\([^)]*\)|.*)", _STUB, re.MULTILINE)
-    for name in re.findall(r"(\w+) as ", names)
+from pipejax.base import namespaces
+
+# of searches that had other names at the top
+_RENAMED = {
+    "order": "messages",
+    "arrange": "microbatches",
+    "place": "places",
+    "partition": "layers",
 }
-__all__ = sorted(_HOME, key=lambda name: (not name[0].isupper(), name))
+__all__ = namespaces.names_of(__name__)
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         found = importlib.import_module("pipejax.base.provenance").own_version()
-    elif name not in _HOME:
-        raise AttributeError(f"module 'pipejax' has no attribute {name!r}")
-    elif _HOME[name] == "pipejax":  # a room: a builder is `pj.schedules.build`
-        found = importlib.import_module(f"pipejax.{name}")
+    elif name in __all__ or name.startswith("_"):
+        found = namespaces.fetch(__name__, name)
     else:
-        found = getattr(importlib.import_module(_HOME[name]), name)
+        return _moved(name)
     globals()[name] = found
     return found
+
+
+def _moved(name: str) -> Any:
+    """Return what stood at the top before and has gone to a namespace, with a warning."""
+    homes = namespaces.homes(__name__)
+    new = _RENAMED.get(name, name)
+    for each in (each for each, home in homes.items() if home == __name__):
+        if new in namespaces.homes(f"{__name__}.{each}"):
+            told = f"pj.{name} is pj.{each}.{new} now: the old name goes with the next release"
+            warnings.warn(told, DeprecationWarning, stacklevel=3)
+            return namespaces.fetch(f"{__name__}.{each}", new)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -4,16 +4,6 @@ Builders of one family share a file. `REGISTRY` lists the published ones with th
 that commands, tests and sweeps cross over all of them; a user's own are found by `find`.
 """
 
-from pipejax.schedules.naming import build, find, listed, named, names, register
-from pipejax.schedules.registry import REGISTRY, Builder
+from pipejax.base.namespaces import lazy
 
-__all__ = [
-    "REGISTRY",
-    "Builder",
-    "build",
-    "find",
-    "listed",
-    "named",
-    "names",
-    "register",
-]
+__getattr__, __dir__, __all__ = lazy(__name__)

@@ -1,0 +1,43 @@
+"""What a run says beyond `pj.evaluate`: paths and slack, uncertainty, closed forms, errors."""
+
+from pipejax.analysis.comparison.closed_forms import closed_form as closed_form
+from pipejax.analysis.formula.cone import regions as regions
+from pipejax.analysis.formula.family import formula_family as formula_family
+from pipejax.analysis.formula.form import smallest as smallest
+from pipejax.analysis.formula.parameters import (
+    comparison_text as comparison_text,
+    named_parameters as named_parameters,
+)
+from pipejax.analysis.formula.versus import versus as versus
+from pipejax.analysis.paths.incremental_run import IncrementalRun as IncrementalRun
+from pipejax.analysis.paths.longest_paths import longest_paths as longest_paths
+from pipejax.analysis.runs.activation_memory import activation_memory as activation_memory
+from pipejax.analysis.runs.evaluate import bubble_ratio as bubble_ratio, op_counts as op_counts
+from pipejax.analysis.runs.staleness import op_times as op_times
+from pipejax.analysis.runs.timeline import bars as bars
+from pipejax.analysis.step.validation import (
+    judge as judge,
+    measured_tables as measured_tables,
+    prediction_errors as prediction_errors,
+)
+from pipejax.analysis.uncertainty.corners import corners as corners
+from pipejax.analysis.uncertainty.distributions import (
+    Distribution as Distribution,
+    Jitter as Jitter,
+    Straggler as Straggler,
+)
+from pipejax.analysis.uncertainty.jitter import (
+    jitter_dataset as jitter_dataset,
+    robustness as robustness,
+)
+from pipejax.analysis.uncertainty.sensitivity import (
+    PARAMETERS as PARAMETERS,
+    RESOURCES as RESOURCES,
+    swings as swings,
+)
+from pipejax.engine.periodic_makespan import extrapolated_makespans as extrapolated_makespans
+from pipejax.engine.recurrence import (
+    critical_path as critical_path,
+    slack as slack,
+    total_negative_slack as total_negative_slack,
+)

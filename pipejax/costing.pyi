@@ -1,0 +1,19 @@
+"""Makers of costs, and what they are made of."""
+
+from pipejax.costs.model.model import (
+    LatentAttention as LatentAttention,
+    MixtureOfExperts as MixtureOfExperts,
+)
+from pipejax.costs.model.pipeline_layout import PipelineLayout as PipelineLayout
+from pipejax.costs.scaling import scale_workers as scale_workers, scaled_costs as scaled_costs
+from pipejax.costs.stage.microbatches import (
+    length_costs as length_costs,
+    scale_microbatches as scale_microbatches,
+)
+from pipejax.costs.stage.stage_bytes import stage_bytes as stage_bytes
+from pipejax.costs.stage.stage_costs import work_costs as work_costs
+from pipejax.costs.stage.stage_work import StageWork as StageWork, stage_work as stage_work
+from pipejax.costs.system.parts import Efficiency as Efficiency, Number as Number
+from pipejax.costs.topology import topology_costs as topology_costs
+from pipejax.engine.lowering.program import LINK_COSTS as LINK_COSTS
+from pipejax.engine.pricing import NodeCosts as NodeCosts, cost_vector as cost_vector

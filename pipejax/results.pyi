@@ -1,0 +1,34 @@
+"""What functions return, by the room that it comes from."""
+
+from pipejax.analysis.comparison.comparison import Comparison as Comparison
+from pipejax.analysis.formula.family import Family as Family
+from pipejax.analysis.formula.form import Formula as Formula
+from pipejax.analysis.formula.versus import Region as Region, Versus as Versus
+from pipejax.analysis.paths.head_of_line_blocking import TransferWaits as TransferWaits
+from pipejax.analysis.paths.longest_paths import LongPath as LongPath
+from pipejax.analysis.runs.activation_memory import ActivationMemory as ActivationMemory
+from pipejax.analysis.runs.staleness import Staleness as Staleness
+from pipejax.analysis.runs.timeline import Bar as Bar
+from pipejax.analysis.step.step_report import StepReport as StepReport
+from pipejax.analysis.step.validation import (
+    PredictionErrors as PredictionErrors,
+    Validation as Validation,
+)
+from pipejax.analysis.uncertainty.corners import Corners as Corners
+from pipejax.analysis.uncertainty.jitter import Jittered as Jittered, Robustness as Robustness
+from pipejax.analysis.uncertainty.sensitivity import Sensitivity as Sensitivity
+from pipejax.analysis.verify.verify import Verdict as Verdict
+from pipejax.search.calibration.calibrate import Calibration as Calibration
+from pipejax.search.calibration.calibrate_links import LinkCalibration as LinkCalibration
+from pipejax.search.found import Found as Found
+from pipejax.search.links.design import LinkDesign as LinkDesign
+from pipejax.search.links.identify import LinkIdentification as LinkIdentification
+from pipejax.search.orders.microbatches import MicrobatchOrder as MicrobatchOrder
+from pipejax.search.orders.places import WorkerPlaces as WorkerPlaces
+from pipejax.search.orders.transfers import TransferOrder as TransferOrder
+from pipejax.search.partition.partition import Partition as Partition
+from pipejax.search.schedule.solution import Solution as Solution
+from pipejax.search.tuning.tune import TuningResult as TuningResult
+from pipejax.sweep.declaration import Sweep as Sweep
+from pipejax.sweep.plan.result import PlanResult as PlanResult
+from pipejax.sweep.store import STATUS as STATUS
