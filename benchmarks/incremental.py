@@ -64,7 +64,7 @@ def measure(name, change, repeats):
         transmit=0.1 + 0.01 * rng.random(table.num_stages - 1),
     )
     start = pj.evaluate(table, costs)
-    run = pj.IncrementalRun(start)
+    run = pj.analysis.IncrementalRun(start)
     preds, priced = np.asarray(start.program.preds), price(start.program, costs)
     seconds = {"change": [], "evaluate": [], "recurrence": []}
     for _ in range(repeats):

@@ -157,7 +157,7 @@ def search(case: Case, seconds: float, threads: int) -> tuple[float, list[str]]:
     run = pj.evaluate(found.best.table, costs, link=links)
     claimed = pj.certificate(
         run,
-        memory=pj.activation_memory(run, sizes=case.sizes, weight_share=SHARE),
+        memory=pj.analysis.activation_memory(run, sizes=case.sizes, weight_share=SHARE),
         limits=case.limits,
         offload=True,
         lower_bounds={found.best.bound_by: found.lower_bound},

@@ -50,7 +50,7 @@ from figures.tabular import (
     run_time,
     schedule_tables,
 )
-from pipejax.base.files import check_writable, drafted, write_file
+from pipejax.files import check_writable, drafted, write_file
 from pipejax.plots import style
 
 

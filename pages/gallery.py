@@ -131,7 +131,7 @@ def _head(shown: list[Shown]) -> str:
 def _held(each: Shown) -> ActivationMemory:
     """Memory of a run, in activations of a microbatch on a whole worker."""
     table = each.run.table
-    return pj.activation_memory(
+    return pj.analysis.activation_memory(
         each.run, sizes=np.divide(table.stage_shares, table.stages_per_worker)
     )
 
@@ -178,7 +178,7 @@ def _exact(each: Shown) -> str:
     names = tuple(dict.fromkeys(name.partition("_")[0] for name in given))
     text, where = str(pj.formula(program(MICROBATCHES), names)), f"M = {MICROBATCHES}"
     with contextlib.suppress(ValueError):  # counts may not repeat so soon
-        found = pj.formula_family(program, NUMBERS, names, verify_on=[LATER])
+        found = pj.analysis.formula_family(program, NUMBERS, names, verify_on=[LATER])
         if found.first <= MICROBATCHES and len(found.branches) == 1:
             text = str(found).partition(" for ")[0]
             where = f"M = {found.first}, {found.first + WORKERS}, {found.first + 2 * WORKERS}, .."

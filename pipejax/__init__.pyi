@@ -39,10 +39,11 @@ from pipejax.engine.lowering.program import Program as Program
 from pipejax.engine.periodic_makespan import cycle_time as cycle_time
 from pipejax.engine.recurrence import finish_times as finish_times, makespan as makespan
 from pipejax.plots.timeline import plot as plot
+from pipejax.runtimes.formats import write_table as write_table
 from pipejax.schedules.cells.ops import Op as Op, Phase as Phase, ScheduleError as ScheduleError
 from pipejax.schedules.table.links import Links as Links
 from pipejax.schedules.table.table import ScheduleTable as ScheduleTable
-from pipejax.schedules.table.table_files import read_table as read_table, write_table as write_table
+from pipejax.schedules.table.table_files import read_table as read_table
 from pipejax.search.calibration.calibrate import calibrate as calibrate
 from pipejax.search.schedule.optimize import optimize as optimize
 from pipejax.search.tuning.tune import tune as tune

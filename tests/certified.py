@@ -26,7 +26,7 @@ def check_solution(
     assert reached == found.value
     claimed = pj.certificate(
         run,
-        memory=pj.activation_memory(run, sizes=sizes, weight_share=weight_share),
+        memory=pj.analysis.activation_memory(run, sizes=sizes, weight_share=weight_share),
         limits=np.broadcast_to(memory_limit, run.workers),
         objective=objective,
         offload=offload,

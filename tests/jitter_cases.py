@@ -6,8 +6,10 @@ import pipejax as pj
 
 LINKS = [("delay", "worker"), ("queued", "worker"), ("blocking", "worker")]
 LINKS += [("rendezvous", queues) for queues in ("worker", "pair", "direction")]
-D, S = pj.Distribution, pj.Straggler
-ALL = pj.Jitter(D("lognormal", 0.2), D("uniform", 0.1), D("gamma", 0.5), S(0.2, 2.0), S(0.05, 3.0))
+D, S = pj.analysis.Distribution, pj.analysis.Straggler
+ALL = pj.analysis.Jitter(
+    D("lognormal", 0.2), D("uniform", 0.1), D("gamma", 0.5), S(0.2, 2.0), S(0.05, 3.0)
+)
 ONE = pj.ScheduleTable.from_rows([["0F0", "0B0"]])  # where F takes 1 s, a makespan is a factor
 
 

@@ -72,7 +72,7 @@ def test_equals_a_sweep_over_dictionaries(case, data):
         run = pj.evaluate(case.table, case.costs, link=pj.Links(host_links=groups))
     except pj.ScheduleError:
         run = pj.evaluate(case.table, case.costs)
-    memory = pj.activation_memory(
+    memory = pj.analysis.activation_memory(
         run,
         sizes=list(map(float, sizes)),
         weight_share=float(share),
@@ -105,7 +105,9 @@ def check_rows_against_time(table, costs, seed):
     run = pj.evaluate(table, dataclasses.replace(costs, **timed, offload=0.0, load=0.0, pair=None))
     whole, inputs = 8.0 * rng.integers(1, 9, (2, table.num_stages))
     shares = rng.integers(0, 9, table.num_stages) / 8
-    memory = pj.activation_memory(run, sizes=whole, weight_share=shares, checkpoints=inputs)
+    memory = pj.analysis.activation_memory(
+        run, sizes=whole, weight_share=shares, checkpoints=inputs
+    )
     sizes = np.stack([whole, shares * whole, inputs])
     assert memory.peak.tolist() == peaks_of_rows(table, sizes)
 
@@ -127,9 +129,11 @@ def test_random_rows_say_what_the_run_says(case, seed):
 @given(case=strategies.cases(pairs=True), shares=st.tuples(st.floats(0, 1), st.floats(0, 1)))
 def test_never_above_what_is_in_flight(case, shares):
     run = pj.evaluate(case.table, case.costs)
-    whole = pj.activation_memory(run, weight_share=1.0).peak
+    whole = pj.analysis.activation_memory(run, weight_share=1.0).peak
     assert (whole <= run.peak_in_flight).all()
-    less, more = (pj.activation_memory(run, weight_share=share).peak for share in sorted(shares))
+    less, more = (
+        pj.analysis.activation_memory(run, weight_share=share).peak for share in sorted(shares)
+    )
     assert (less <= more + 1e-9).all()
     assert (more <= whole + 1e-9).all()
     longer = {
@@ -139,7 +143,8 @@ def test_never_above_what_is_in_flight(case, shares):
     run = pj.evaluate(case.table, dataclasses.replace(case.costs, **longer, pair=None))
     if not case.table.offloads:  # and every op takes time
         assert (
-            pj.activation_memory(run, weight_share=1.0).peak.tolist() == run.peak_in_flight.tolist()
+            pj.analysis.activation_memory(run, weight_share=1.0).peak.tolist()
+            == run.peak_in_flight.tolist()
         )
 
 
@@ -171,7 +176,9 @@ def test_the_ledger_frees_what_it_takes(life):
 
 
 def memory_of(row, costs, **options):
-    return pj.activation_memory(pj.evaluate(pj.ScheduleTable.from_rows([row]), costs), **options)
+    return pj.analysis.activation_memory(
+        pj.evaluate(pj.ScheduleTable.from_rows([row]), costs), **options
+    )
 
 
 COSTS = pj.Costs(
@@ -220,7 +227,7 @@ def test_whole_activations_are_whole_numbers(name):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
     costs = pj.Costs.uniform(table, forward=0.1, backward=0.7 / 3, transfer=0.0)
     run = pj.evaluate(table, costs)
-    assert pj.activation_memory(run).peak.tolist() == run.peak_in_flight.tolist()
+    assert pj.analysis.activation_memory(run).peak.tolist() == run.peak_in_flight.tolist()
 
 
 def test_thirds_add_up_to_whole_numbers():
@@ -258,7 +265,7 @@ TIMES = ["--stage-times", "F=1,I=1,W=1"]
 def test_evaluate_prints_the_peak_and_when(answer, call):
     found = answer("evaluate", *ONE, *TIMES)["activation_memory"]
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-    memory = pj.activation_memory(
+    memory = pj.analysis.activation_memory(
         pj.evaluate(table, pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0))
     )
     assert found == {

@@ -258,7 +258,7 @@ def test_float64_is_what_arrays_ask_for_and_what_numbers_have():
             for found in (
                 pj.makespan(program, one),
                 pj.finish_times(program, one),
-                pj.slack(program, one),
+                pj.analysis.slack(program, one),
             ):
                 assert found.dtype == np.float64
 
@@ -631,7 +631,7 @@ def test_wrong_sizes_are_refused():
 def test_slack_is_what_a_node_may_take_longer(case, link):
     program = strategies.padded(pj.lower(case.table, link=link), num_nodes=512, max_preds=8)
     costs = price(program, case.costs)
-    late = np.asarray(pj.slack(program, case.costs))
+    late = np.asarray(pj.analysis.slack(program, case.costs))
     finish = np.asarray(pj.finish_times(program, case.costs))
     assert np.all(late >= 0)
     path = critical_path(program.preds, costs)

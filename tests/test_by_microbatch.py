@@ -131,7 +131,7 @@ def test_batches_and_gradients_are_those_of_one(name, link):
             np.testing.assert_array_equal(getattr(counts, field)[k], slope)
             products.append((slope * cost).sum())
         assert sum(products) == pytest.approx(value, rel=1e-12)  # Euler
-        late = pj.slack(program, one)
+        late = pj.analysis.slack(program, one)
         assert late.min() > -1e-12
         assert pj.finish_times(program, one).max() == value
 
@@ -196,7 +196,7 @@ WRONG = {  # shapes that fit nothing, and what is said of them
 def test_shapes_that_fit_nothing_are_refused(field):
     shape, message = WRONG[field]
     costs = pj.Costs(**{"forward": 1.0, "backward": 2.0, field: np.ones(shape)})
-    for run in (pj.makespan, pj.finish_times, pj.slack):
+    for run in (pj.makespan, pj.finish_times, pj.analysis.slack):
         with pytest.raises(ValueError, match=message):
             run(lowered(), costs)
     batch = pj.Costs(**{"forward": 1.0, "backward": 2.0, field: np.ones((5, *shape))})
@@ -218,7 +218,7 @@ def test_what_takes_microbatches_as_alike_refuses_others():
         pj.optimize(table, costs, memory_limit=4, time_limit=1)
     for repeats in (
         pj.cycle_time,
-        functools.partial(pj.extrapolated_makespans, num_microbatches=9),
+        functools.partial(pj.analysis.extrapolated_makespans, num_microbatches=9),
     ):
         with pytest.raises(ValueError, match="differ by microbatch: what repeats"):
             repeats(pj.lower(table), pj.Costs(forward=np.ones((1, 2, 8)), backward=2.0))
@@ -228,26 +228,30 @@ def test_what_takes_microbatches_as_alike_refuses_others():
 def test_memory_of_microbatches_that_differ(name):
     table = pj.schedules.build(name, num_workers=2, num_microbatches=6)
     stages, rng = table.num_stages, np.random.default_rng(0)
-    run = pj.evaluate(table, pj.scale_microbatches(pj.Costs(forward=1.0, backward=2.0), range(6)))
+    run = pj.evaluate(
+        table, pj.costing.scale_microbatches(pj.Costs(forward=1.0, backward=2.0), range(6))
+    )
     size, share = rng.random(stages), rng.random(stages)
-    alike = pj.activation_memory(run, sizes=size, weight_share=share)
+    alike = pj.analysis.activation_memory(run, sizes=size, weight_share=share)
     wide = np.repeat(size[:, None], 6, axis=1)
-    same = pj.activation_memory(run, sizes=wide, weight_share=share)
+    same = pj.analysis.activation_memory(run, sizes=wide, weight_share=share)
     np.testing.assert_array_equal(alike.held, same.held)
     assert same.sizes.shape == (stages, 6)
     differing = rng.random((stages, 6))
-    memory = pj.activation_memory(
+    memory = pj.analysis.activation_memory(
         run, sizes=differing, weight_share=np.repeat(share, 6).reshape(-1, 6)
     )
     assert all(memory.curve(worker)[1][-1] == 0 for worker in range(2))  # to the last bit
     verdict = pj.verify(json.loads(json.dumps(pj.certificate(run, memory=memory))))
     assert (verdict.ok, verdict.problems) == (True, ())
-    one = pj.activation_memory(run, sizes=np.eye(6)[2] * np.ones((stages, 1)))  # 2 alone takes any
+    one = pj.analysis.activation_memory(
+        run, sizes=np.eye(6)[2] * np.ones((stages, 1))
+    )  # 2 alone takes any
     assert one.peak.tolist() == [table.num_stages / 2] * 2
     with pytest.raises(
         ValueError, match=r"each of . stages and 6 microbatches, got shape \(1, 5\)"
     ):
-        pj.activation_memory(run, sizes=np.ones((1, 5)))
+        pj.analysis.activation_memory(run, sizes=np.ones((1, 5)))
 
 
 def test_bounds_of_a_certificate_hold_for_the_least_of_the_microbatches():

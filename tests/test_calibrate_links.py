@@ -63,8 +63,8 @@ def machine():
 
 
 def test_the_numbers_that_made_the_times_are_found(machine, tmp_path):
-    rows = pj.read_collectives(write(tmp_path / "x.csv", measured(machine)))
-    found = pj.calibrate_links(rows, pj.load_system("a100"))
+    rows = pj.files.read_collectives(write(tmp_path / "x.csv", measured(machine)))
+    found = pj.links.calibrate_links(rows, pj.load_system("a100"))
     assert {each.name for each in found.parameters} == set(TRUE)
     for each in found.parameters:
         assert each.identified
@@ -76,16 +76,16 @@ def test_the_numbers_that_made_the_times_are_found(machine, tmp_path):
 
 def test_only_links_that_rows_use_are_fitted(machine, tmp_path):
     rows = [row for row in measured(machine, [MESSAGE]) if row[2] == 1]
-    found = pj.calibrate_links(read_collectives(write(tmp_path / "x.csv", rows)), machine)
+    found = pj.links.calibrate_links(read_collectives(write(tmp_path / "x.csv", rows)), machine)
     assert {each.name for each in found.parameters} == {"network.efficiency", "network.latency"}
     near = [row for row in measured(machine, ["all_gather"]) if row[1] == row[2]]
-    found = pj.calibrate_links(read_collectives(write(tmp_path / "x.csv", near)), machine)
+    found = pj.links.calibrate_links(read_collectives(write(tmp_path / "x.csv", near)), machine)
     assert not [each.name for each in found.parameters if each.name.startswith("network")]
 
 
 def test_nccls_table_is_met_within_two_percent():
     """VIA-Research/vTrain, trace/a100: 553 all-reduces on 2 to 8 accelerators of a node."""
-    found = pj.calibrate_links(read_collectives(NCCL), pj.load_system("a100"))
+    found = pj.links.calibrate_links(read_collectives(NCCL), pj.load_system("a100"))
     assert found.fit.rows == 7 * 79
     assert found.fit.mape < 2
     # a100.json was fitted to these rows before
@@ -118,10 +118,10 @@ def test_rows_that_spread_count_less(machine, tmp_path):
     unsure = [(*row[:4], 2 * row[4], 1, 4 * row[4]) for row in measured(machine, [MESSAGE])]
     header = "kind,ranks,ranks_per_node,bytes,seconds,n,spread"
     rows = read_collectives(write(tmp_path / "x.csv", [*sure, *unsure], header))
-    found = {each.name: each.value for each in pj.calibrate_links(rows, machine).parameters}
+    found = {each.name: each.value for each in pj.links.calibrate_links(rows, machine).parameters}
     assert found["network.efficiency"] == pytest.approx(TRUE["network.efficiency"], rel=0.01)
     none = rows._replace(variance=np.zeros_like(rows.variance))
-    pulled = {each.name: each.value for each in pj.calibrate_links(none, machine).parameters}
+    pulled = {each.name: each.value for each in pj.links.calibrate_links(none, machine).parameters}
     assert pulled["network.efficiency"] < 0.9 * TRUE["network.efficiency"]
 
 
@@ -153,7 +153,7 @@ def test_the_command_writes_links_that_have_the_same_times(tmp_path, capsys):
     assert "collectives.copies" in told["parameters"]
     fitted, a100 = pj.load_system(out), pj.load_system("a100")
     rows = read_collectives(NCCL)
-    found = pj.calibrate_links(rows, a100).system
+    found = pj.links.calibrate_links(rows, a100).system
     group = Group(rows.ranks * 1.0, rows.inside * 1.0)
     times = [collective_time(one, "all_reduce", rows.volume, group) for one in (fitted, found)]
     np.testing.assert_allclose(*times, rtol=1e-12)

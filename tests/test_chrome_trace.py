@@ -56,7 +56,7 @@ def evaluated(name, link="delay", scale=1e-3, seed=0):
 
 
 def trace_of(run):
-    return json.loads(pj.chrome_trace(run))
+    return json.loads(pj.files.chrome_trace(run))
 
 
 @pytest.mark.parametrize("link", LINKS)

@@ -33,13 +33,13 @@ def test_corners_equal_one_by_one(case, link, data):
     ends = np.zeros(9, int)  # of workers that there are not: the source
     ends[: program.num_workers] = program.last_node
     program = dataclasses.replace(program, last_node=ends)
-    found = pj.corners(program, costs, target=target)
+    found = pj.analysis.corners(program, costs, target=target)
     for k, each in enumerate(costs.values()):
         assert found.makespan[k] == pj.makespan(program, each)
-        assert np.array_equal(found.slack[k], pj.slack(program, each, target=target))
+        assert np.array_equal(found.slack[k], pj.analysis.slack(program, each, target=target))
         spare = longest_path.slack(program.preds, *map(np.asarray, price(program, each)), target)
         assert np.array_equal(found.slack[k], spare)
-        late = 0.0 if target is None else pj.total_negative_slack(program, each, target)
+        late = 0.0 if target is None else pj.analysis.total_negative_slack(program, each, target)
         assert found.total_negative_slack[k] == late
     assert np.array_equal(found.worst_slack, found.slack.min(axis=0))
     nodes = np.arange(program.num_nodes)
@@ -59,7 +59,7 @@ def test_lateness_is_that_of_the_event_loop(case, link, late):
     program = strategies.padded(at_end, num_nodes=512, max_preds=8)
     last = np.append(at_end.last_node, [0] * (9 - len(ends)))
     program = dataclasses.replace(program, last_node=last)
-    found = pj.total_negative_slack(program, case.costs, target)
+    found = pj.analysis.total_negative_slack(program, case.costs, target)
     assert found == pytest.approx(sum(min(0.0, target - end) for end in ends), abs=1e-9)
 
 
@@ -70,7 +70,7 @@ def test_lateness_is_an_objective():
 
     def late(transmit, target):
         costs = pj.Costs(forward=1.0, backward=2.0, transmit=transmit)
-        return pj.total_negative_slack(program, costs, target)
+        return pj.analysis.total_negative_slack(program, costs, target)
 
     times = np.linspace(0.013, 1.0, 5)  # off the borders of pieces
     values, slopes = jax.jit(jax.vmap(jax.value_and_grad(late), (0, None)))(times, 33.5)
@@ -116,7 +116,7 @@ def test_rules_scale_what_they_name(data, pair):
     ):
         if pair is not None and rules in ("F@stage1*2", "compute@microbatch3*2"):
             continue  # a pair's time is by the stage and microbatch of its forward
-        found = pj.evaluate(table, pj.scaled_costs(costs, table, rules), link="queued")
+        found = pj.evaluate(table, pj.costing.scaled_costs(costs, table, rules), link="queued")
         factor = (
             found.node_duration[plain.node_duration > 0]
             / plain.node_duration[plain.node_duration > 0]
@@ -127,10 +127,12 @@ def test_rules_scale_what_they_name(data, pair):
     boundary = np.minimum(
         sent.stage, np.where(sent.phase == pj.Phase.SEND_F, sent.stage, sent.stage - 1)
     )
-    found = pj.evaluate(table, pj.scaled_costs(costs, table, "transmit@boundary1*2"), link="queued")
+    found = pj.evaluate(
+        table, pj.costing.scaled_costs(costs, table, "transmit@boundary1*2"), link="queued"
+    )
     factor = found.node_duration[sent.carrier] / plain.node_duration[sent.carrier]
     assert factor.tolist() == np.where(boundary == 1, 2.0, 1.0).tolist()
-    twice = pj.scaled_costs(costs, table, "transmit*2, transmit@boundary1*2, latency*3")
+    twice = pj.costing.scaled_costs(costs, table, "transmit*2, transmit@boundary1*2, latency*3")
     assert (twice.transmit / costs.transmit).tolist() == [2.0, 4.0, *[2.0] * (len(stages) - 3)]
     assert np.array_equal(twice.latency, 3 * costs.latency)
 
@@ -141,12 +143,12 @@ def test_corners_on_the_command_line(answer, call, mistake):
     found = answer(*SMALL, *slow, *hot, "--target", 18, "--slack")
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
     each = [pj.Costs(forward=1.0, backward=2.0, transmit=0.4)]
-    each.append(pj.scaled_costs(costs, CHIMERA, "compute@worker2*1.5"))
+    each.append(pj.costing.scaled_costs(costs, CHIMERA, "compute@worker2*1.5"))
     program = pj.lower(CHIMERA, step_end=False)
     assert [corner["name"] for corner in found["corners"]] == ["nominal", "slow link", "hot"]
     for corner, priced in zip(found["corners"], [costs, *each], strict=True):
         assert corner["makespan"] == pj.evaluate(CHIMERA, priced).makespan
-        late = pj.total_negative_slack(program, priced, 18.0)
+        late = pj.analysis.total_negative_slack(program, priced, 18.0)
         assert corner["total_negative_slack"] == late
         assert corner["worst_slack"] == pytest.approx(18 - corner["makespan"])
     assert sum(corner["binding_ops"] for corner in found["corners"]) == 32 == len(found["slack"])

@@ -342,7 +342,7 @@ def test_one_run_refuses_a_batch(field, shape):
     program = pj.lower(TABLE)
     for call in (
         lambda: pj.makespan(program, costs),
-        lambda: pj.slack(program, costs),
+        lambda: pj.analysis.slack(program, costs),
         lambda: price(program, costs),
         lambda: pj.evaluate(TABLE, costs),
     ):
@@ -632,7 +632,7 @@ def test_batches_that_overflow_are_refused():
         ):
             with pytest.raises(ValueError, match=f"makespan is too large for a {np.dtype(dtype)}"):
                 solve(program, costs)
-    for solve in (pj.makespan, pj.finish_times, pj.slack):
+    for solve in (pj.makespan, pj.finish_times, pj.analysis.slack):
         with pytest.raises(ValueError, match=r"too large for a float64: .* largest is forward"):
             solve(program, pj.Costs(forward=1e308, backward=0.0))
 

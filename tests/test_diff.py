@@ -65,7 +65,7 @@ def test_split_backwards_are_counted_once():
 
 
 def test_cells_of_communication_and_workers():
-    sent = pj.insert_transfers(PIPE, link=Links("rendezvous"))
+    sent = pj.links.insert_transfers(PIPE, link=Links("rendezvous"))
     found = table_difference(PIPE, sent)
     assert found.communication == (0, 2 * 2 * 3 * 8)
     assert found.other_placement is False

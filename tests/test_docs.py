@@ -83,8 +83,8 @@ def keys_on(page, first):
     ("page", "first", "record"),
     [
         ("models.md", "key", Model),
-        ("models.md", "key of `mla`", pj.LatentAttention),
-        ("models.md", "key of `moe`", pj.MixtureOfExperts),
+        ("models.md", "key of `mla`", pj.costing.LatentAttention),
+        ("models.md", "key of `moe`", pj.costing.MixtureOfExperts),
     ],
 )
 def test_the_page_on_models_has_every_key_and_default(page, first, record):

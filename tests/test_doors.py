@@ -66,7 +66,7 @@ def test_names_fold_case(answer):
     assert pj.load_model("Llama3-70B").layers == 80
     assert pj.load_system("H100").name == "h100"
     assert pj.Links("Rendezvous", queues="PAIR") == pj.Links("rendezvous", queues="pair")
-    assert pj.Distribution("Gamma", 0.1) == pj.Distribution("gamma", 0.1)
+    assert pj.analysis.Distribution("Gamma", 0.1) == pj.analysis.Distribution("gamma", 0.1)
     assert pj.Workload(pj.load_model("gpt-22b"), 8, recompute="FULL").recompute == "full"
 
 

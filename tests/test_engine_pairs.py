@@ -127,7 +127,9 @@ def grown(name, program, costs):
         except ValueError:  # it has no periods, which test_long_schedules.py looks at
             continue
         count = few + 3 * step
-        found = pj.extrapolated_makespans(small, batch(small, DISTINCT), num_microbatches=count)
+        found = pj.analysis.extrapolated_makespans(
+            small, batch(small, DISTINCT), num_microbatches=count
+        )
         np.testing.assert_array_equal(found, plain(name, program.links, count))
     return plain(name, program.links)
 

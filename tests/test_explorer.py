@@ -119,7 +119,7 @@ def test_memory_of_a_page_is_that_of_the_run(name):
     ops = unpack(schedule["programs"]["delay"])["op"]
     node, at_end = ops[held["moment"] >> 1], held["moment"] & 1
     time = np.where(at_end, shown.run.node_finish[node], shown.run.node_start[node])
-    memory = pj.activation_memory(shown.run)
+    memory = pj.analysis.activation_memory(shown.run)
     for worker in range(table.num_workers):
         mine = held["worker"] == worker
         level = [

@@ -159,7 +159,7 @@ def test_a_saved_form_is_the_same(name, options, tmp_path):
     path = tmp_path / "form.json"
     path.write_text(json.dumps(form.as_json() | {"certificate": form.certificate(table)}))
     assert pj.verify(path).ok
-    again = pj.read_formula(path)
+    again = pj.files.read_formula(path)
     assert str(again) == str(form)
     assert (again.borders, again.bound_by) == (form.borders, form.bound_by)
     assert again.as_json() == form.as_json()

@@ -16,7 +16,9 @@ def program_of(name, p, m, **options):
 
 
 def family(name, p, numbers, later, parameters=("F", "B", "c")):
-    return pj.formula_family(lambda m: program_of(name, p, m), numbers, parameters, verify_on=later)
+    return pj.analysis.formula_family(
+        lambda m: program_of(name, p, m), numbers, parameters, verify_on=later
+    )
 
 
 # DESIGN section 7: (M + P - 1) T + [2 (P - 1)(M / P + 1) - 2] c, and 2 (P - 1) c
@@ -54,7 +56,7 @@ def test_zb_h1_has_the_published_facet():
 
 
 def test_workers_may_be_the_number():
-    found = pj.formula_family(
+    found = pj.analysis.formula_family(
         lambda p: program_of("1f1b", p, 2 * p),
         range(2, 9),
         ("F", "B", "c"),
@@ -115,7 +117,7 @@ def within(regions, theta):
 )
 def test_regions_are_where_each_is_faster(names, p, m, box):
     one, other = forms_of(names, p, m, box=box)
-    found = pj.versus(one, other)
+    found = pj.analysis.versus(one, other)
     low, high = (1, 2) if box else (0, 4)
     theta = np.random.default_rng(0).uniform(low, high, (500, 3))
     ours, theirs = one(theta), other(theta)
@@ -130,11 +132,11 @@ def test_regions_are_where_each_is_faster(names, p, m, box):
 
 
 def test_a_verdict_is_a_proof_or_an_example():
-    assert pj.versus(*forms_of(("1f1b", "1f1b"), 4, 8)).verdict == "equal"
-    found = pj.versus(*forms_of(("gpipe", "1f1b"), 8, 16))
+    assert pj.analysis.versus(*forms_of(("1f1b", "1f1b"), 4, 8)).verdict == "equal"
+    found = pj.analysis.versus(*forms_of(("gpipe", "1f1b"), 8, 16))
     assert found.verdict == "one is never slower"
     assert found.one_at_most[0].texts == ()
-    found = pj.versus(*forms_of(("chimera", "1f1b"), 8, 32))
+    found = pj.analysis.versus(*forms_of(("chimera", "1f1b"), 8, 32))
     assert found.verdict == "it depends"
     assert [region.texts for region in found.one_at_most] == [("8B + 9c >= 4F", "26F + 13c >= 17B")]
 
@@ -142,7 +144,7 @@ def test_a_verdict_is_a_proof_or_an_example():
 def test_forms_must_compare():
     one, other = forms_of(("chimera", "1f1b"), 4, 8)
     with pytest.raises(ValueError, match="same parameters"):
-        pj.versus(one, forms_of(("1f1b",), 4, 8, ("F", "B", "c_F"))[0])
+        pj.analysis.versus(one, forms_of(("1f1b",), 4, 8, ("F", "B", "c_F"))[0])
     with pytest.raises(ValueError, match="chimera is not exact: give fewer parameters"):
-        pj.versus(forms_of(("chimera",), 4, 8, max_facets=2)[0], other)
+        pj.analysis.versus(forms_of(("chimera",), 4, 8, max_facets=2)[0], other)
     assert one.exact

@@ -275,14 +275,19 @@ def test_long_schedules_have_periods_with_host_ops():
     for offload in (0.1, 0.7, 2.0):
         costs = pj.Costs(forward=1.0, backward=2.0, offload=offload, load=0.3, transmit=0.2)
         expected = pj.evaluate(offloading(96), costs).makespan
-        found = pj.extrapolated_makespans(pj.lower(offloading(16)), costs, num_microbatches=96)
+        found = pj.analysis.extrapolated_makespans(
+            pj.lower(offloading(16)), costs, num_microbatches=96
+        )
         assert float(found[0]) == pytest.approx(expected)
 
 
 @pytest.mark.compiles
 def test_jitter_of_host_ops_is_their_own():
     result = pj.jitter(
-        offloading(4), COSTS, pj.Jitter(worker=pj.Distribution("gamma", 0.5)), samples=3
+        offloading(4),
+        COSTS,
+        pj.analysis.Jitter(worker=pj.analysis.Distribution("gamma", 0.5)),
+        samples=3,
     )
     priced = price(result.evaluation.program, COSTS)
     drawn = sample_costs(result, COSTS, 1)

@@ -33,7 +33,7 @@ def designed():
     ]
     sizes = (0.05, 0.4), (0.1, 1.5), (0.8, 0.3)
     costs = [pj.Costs(forward=1.0, backward=2.0, latency=x, transmit=y) for x, y in sizes]
-    design = pj.design_link_runs(tables, costs, count=16, delay=3.0, noise=NOISE)
+    design = pj.links.design_link_runs(tables, costs, count=16, delay=3.0, noise=NOISE)
     assert len(design.runs) == 16
     return design, predict(design.runs, KNOWN)
 
@@ -67,7 +67,10 @@ def few():
     ]
     costs = [pj.Costs(forward=1.0, backward=2.0, transmit=x) for x in (0.5, 1.5, 3.0)]
     return [
-        pj.LinkRun(table, each, on, 2.0) for table in tables for each in costs for on in ("", "0-1")
+        pj.links.LinkRun(table, each, on, 2.0)
+        for table in tables
+        for each in costs
+        for on in ("", "0-1")
     ]
 
 
@@ -75,7 +78,7 @@ def measured_runs(runs, links, noise=0.0, seed=0):
     rng = np.random.default_rng(seed)
     times = predict(runs, [links])[0] * np.exp(noise * rng.standard_normal(len(runs)))
     return [
-        pj.LinkRun(run.table, run.costs, run.delay_on, run.delay, seconds=float(seconds))
+        pj.links.LinkRun(run.table, run.costs, run.delay_on, run.delay, seconds=float(seconds))
         for run, seconds in zip(runs, times, strict=True)
     ]
 
@@ -84,7 +87,7 @@ def measured_runs(runs, links, noise=0.0, seed=0):
 def test_models_are_told_apart_with_noise(truth):
     machines = [pj.Links(model) for model in ("delay", "queued", "blocking", "rendezvous")]
     runs = measured_runs(few(), pj.Links(truth), NOISE, seed=5)
-    found = pj.identify_links(runs, noise=NOISE, candidates=machines)
+    found = pj.links.identify_links(runs, noise=NOISE, candidates=machines)
     assert (found.links.model, found.told_apart, found.explains) == (truth, True, True)
     assert found.fits[0].rms < 2 * NOISE < found.fits[1].rms
 
@@ -92,8 +95,8 @@ def test_models_are_told_apart_with_noise(truth):
 def test_what_predicts_the_same_cannot_be_told_apart():
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.5)  # one message at a time
-    runs = [pj.LinkRun(table, costs, seconds=pj.evaluate(table, costs).makespan)]
-    found = pj.identify_links(runs, noise=NOISE)
+    runs = [pj.links.LinkRun(table, costs, seconds=pj.evaluate(table, costs).makespan)]
+    found = pj.links.identify_links(runs, noise=NOISE)
     assert found.links == pj.Links()
     assert not found.told_apart
     assert {fit.verdict for fit in found.fits} == {"best", "same"}
@@ -101,10 +104,10 @@ def test_what_predicts_the_same_cannot_be_told_apart():
 
 def test_what_no_candidate_explains_is_said():
     slow = [
-        pj.LinkRun(run.table, run.costs, seconds=3 * run.seconds)
+        pj.links.LinkRun(run.table, run.costs, seconds=3 * run.seconds)
         for run in measured_runs(few(), pj.Links("queued"))
     ]
-    assert not pj.identify_links(
+    assert not pj.links.identify_links(
         slow, noise=NOISE, candidates=[pj.Links(), pj.Links("queued")]
     ).explains
 
@@ -114,14 +117,14 @@ def test_each_pair_of_workers_may_have_its_own():
     tables = [pj.schedules.build(name, num_workers=3, num_microbatches=4) for name in names]
     costs = [pj.Costs(forward=1.0, backward=2.0, latency=0.25, transmit=x) for x in (1.5, 3.0)]
     runs = [
-        pj.LinkRun(t, c, on, 2.0)
+        pj.links.LinkRun(t, c, on, 2.0)
         for t in tables
         for c in costs
         for on in ("", "0-1", "1-2", "2-1", "1-0")
     ]
     truth = pj.Links("delay", pair_links={(1, 2): "blocking"})
     machines = [pj.Links(model) for model in ("delay", "queued", "blocking")]
-    found = pj.identify_links(
+    found = pj.links.identify_links(
         measured_runs(runs, truth), noise=0.001, by_pair=True, candidates=machines
     )
     # blocking on one pair or the other costs these runs the same: what is left open is said
@@ -141,7 +144,7 @@ def test_buffered_sizes_are_candidates():
 def test_a_delay_is_where_it_is_said(on, longer):
     # GPipe without messages that take time: 0F0, all four ops of worker 1, 0B1, or 0F1 before 1F1
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
-    run = pj.LinkRun(table, pj.Costs(forward=1.0, backward=2.0), on, 2.0)
+    run = pj.links.LinkRun(table, pj.Costs(forward=1.0, backward=2.0), on, 2.0)
     before = pj.evaluate(table, run.costs).makespan
     assert pj.evaluate(table, run.delayed).makespan == before + longer
 
@@ -150,7 +153,7 @@ def test_a_delay_is_where_it_is_said(on, longer):
 def test_a_delay_on_nothing_is_refused(on):
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
     with pytest.raises(ValueError, match="delay_on"):
-        pj.LinkRun(table, pj.Costs(forward=1.0), on, 2.0)
+        pj.links.LinkRun(table, pj.Costs(forward=1.0), on, 2.0)
 
 
 HEADER = "schedule,workers,microbatches,costs,F,B,transmit,delay_on,delay,seconds"
@@ -168,7 +171,7 @@ def written(path, seed=None):
     for (name, transmit), (on, delay) in zip(POSSIBLE * 2, delays, strict=True):
         table = pj.schedules.build(name, num_workers=3, num_microbatches=4)
         costs = pj.Costs(forward=1.0, backward=2.0, transmit=transmit)
-        run = pj.LinkRun(table, costs, on, delay or 0.0)
+        run = pj.links.LinkRun(table, costs, on, delay or 0.0)
         seconds = pj.evaluate(table, run.delayed, link=MACHINE).makespan
         seconds *= np.exp(NOISE * rng.standard_normal())
         times = "costs.json,," if len(lines) % 2 else ",1,2"
@@ -234,10 +237,10 @@ def test_options_for_runs_of_the_other_kind_have_no_effect(mistake, tmp_path):
 def test_what_meets_noise_better_than_is_called_for_is_not_taken():
     table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=4)
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.1)
-    runs = [pj.LinkRun(table, costs, on, 1.0) for on in ("", "0-1")]
+    runs = [pj.links.LinkRun(table, costs, on, 1.0) for on in ("", "0-1")]
     runs = measured_runs(runs, pj.Links("queued"), NOISE, seed=1)
     machines = [pj.Links(model) for model in ("delay", "queued", "blocking")]
-    found = pj.identify_links(runs, noise=NOISE, by_pair=True, candidates=machines)
+    found = pj.links.identify_links(runs, noise=NOISE, by_pair=True, candidates=machines)
     assert min(fit.excess for fit in found.fits) < 0  # with models of pairs
     assert found.fits[0].links == found.links
     for pair, models in found.pairs.items():

@@ -87,7 +87,7 @@ def reference_text(cell):
 @settings(max_examples=25)
 def test_any_changes_of_a_run_and_back(case, link, seed):
     rng = np.random.default_rng(seed)
-    run = pj.IncrementalRun(pj.evaluate(case.table, case.costs, link=link))
+    run = pj.analysis.IncrementalRun(pj.evaluate(case.table, case.costs, link=link))
     costs, durations, states, table = case.costs, {}, [], case.table
     hangs_on_rows = table.offloads or table.updates_within or table.num_stages > table.num_workers
     for _ in range(10):
@@ -139,7 +139,7 @@ def test_any_changes_of_a_run_and_back(case, link, seed):
 @settings(max_examples=15)
 def test_what_if_an_op_took_another_time(case, link, seed):
     rng = np.random.default_rng(seed)
-    run = pj.IncrementalRun(pj.evaluate(case.table, case.costs, link=link))
+    run = pj.analysis.IncrementalRun(pj.evaluate(case.table, case.costs, link=link))
     ops = [*run.finish]
     for op in ops[:: 1 + len(ops) // 12]:
         time = float(rng.integers(0, 80)) / 8  # sums of eighths are exact
@@ -154,7 +154,7 @@ def test_what_if_an_op_took_another_time(case, link, seed):
 @settings(max_examples=25)
 def test_what_if_two_ops_were_swapped(case, seed):
     rng = np.random.default_rng(seed)
-    run = pj.IncrementalRun(pj.evaluate(case.table, case.costs))
+    run = pj.analysis.IncrementalRun(pj.evaluate(case.table, case.costs))
     for _ in range(12):
         row = [*run.table.rows()][rng.integers(case.table.num_workers)]
         row = [reference_text(cell) for cell in row if cell]
@@ -178,7 +178,7 @@ def test_swaps_that_no_order_allows():
     table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=3)
     table = table.with_rows([[cell for cell in row if cell] for row in table.rows()])
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.1, all_reduce=0.7, update=0.1)
-    run = pj.IncrementalRun(pj.evaluate(table, costs))
+    run = pj.analysis.IncrementalRun(pj.evaluate(table, costs))
     refused = legal = 0
     for worker, row in enumerate(table.rows()):
         for one, other in itertools.pairwise(row):

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.compiles
 def test_no_spread_is_the_deterministic_run_to_the_last_bit(name, link, queues):
     table = build(name, m=at_least(name, 4, 4))
     costs = costs_of(table)
-    run = pj.jitter(table, costs, pj.Jitter(), samples=3, link=pj.Links(link, queues))
+    run = pj.jitter(table, costs, pj.analysis.Jitter(), samples=3, link=pj.Links(link, queues))
     expected = pj.evaluate(table, costs, link=pj.Links(link, queues))
     assert run.makespans.tolist() == [expected.makespan] * 3
     assert (run.mean, run.slowdown(0.99)) == (expected.makespan, 1.0)
@@ -43,7 +43,7 @@ def test_no_spread_is_the_deterministic_run_to_the_last_bit(name, link, queues):
 
 def test_no_spread_is_one_whatever_the_distribution():
     for name in DISTRIBUTIONS:
-        none = pj.Jitter(D(name), D(name), D(name))
+        none = pj.analysis.Jitter(D(name), D(name), D(name))
         assert (
             np.ptp(pj.jitter(ONE, pj.Costs(forward=1 / 3, backward=0.0), none, samples=9).makespans)
             == 0
@@ -102,11 +102,11 @@ def test_spreads_and_distributions_do_not_recompile():
     table, costs = build(), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
     pj.jitter(table, costs, ALL, samples=100)
     before = module._durations._cache_size(), interpreter._compiled()._cache_size()
-    pj.jitter(table, costs, pj.Jitter(message=D("exponential", 0.3)), samples=90, seed=8)
+    pj.jitter(table, costs, pj.analysis.Jitter(message=D("exponential", 0.3)), samples=90, seed=8)
     pj.jitter(
         build("gpipe"),
         pj.Costs(forward=2.0, backward=0.0),
-        pj.Jitter(op_straggler=S(0.1, 2.0)),
+        pj.analysis.Jitter(op_straggler=S(0.1, 2.0)),
         samples=99,
     )
     assert (module._durations._cache_size(), interpreter._compiled()._cache_size()) == before
@@ -128,20 +128,20 @@ def test_critical_shares():
 
 
 def test_what_does_not_fit_ranks_behind_what_does():
-    uneven = pj.Jitter(op=pj.Distribution("gamma", 0.2))
+    uneven = pj.analysis.Jitter(op=pj.analysis.Distribution("gamma", 0.2))
     runs = [
         pj.jitter(build(), pj.Costs(forward=time, backward=2 * time), uneven, samples=32)
         for time in (1.0, 2.0, 3.0)
     ]
-    ranked = pj.robustness(runs, fits=[False, True, True])
+    ranked = pj.analysis.robustness(runs, fits=[False, True, True])
     assert [row.makespan_rank for row in ranked] == [3, 1, 2]
     assert [row.fastest_share for row in ranked] == [0.0, 1.0, 0.0]
     assert [row.fits for row in ranked] == [False, True, True]
-    nothing = pj.robustness(runs, fits=[False] * 3)
+    nothing = pj.analysis.robustness(runs, fits=[False] * 3)
     assert [row.makespan_rank for row in nothing] == [1, 2, 3]
     assert [row.fastest_share for row in nothing] == [0.0] * 3
     with pytest.raises(ValueError, match="fits must say of each of 3 runs whether it does"):
-        pj.robustness(runs, fits=[True])
+        pj.analysis.robustness(runs, fits=[True])
 
 
 def test_the_command_ranks_by_memory_too(answer):
@@ -158,7 +158,7 @@ def test_robustness_ranks():
     runs = [
         pj.jitter(build(n), costs, ALL, samples=300) for n in ("gpipe", "1f1b", "chimera", "gpipe")
     ]
-    rows = pj.robustness(runs, quantile=0.9)
+    rows = pj.analysis.robustness(runs, quantile=0.9)
     assert [row.schedule for row in rows] == ["gpipe", "1f1b", "chimera", "gpipe"]
     assert rows[0] == rows[3]  # equals share ranks
     for row, run in zip(rows, runs, strict=True):
@@ -171,9 +171,9 @@ def test_robustness_ranks():
     short = pj.jitter(build(), costs, ALL, samples=10)
     for wrong, message in (([runs[0], short], "300 samples.* and .*|10 samples"), ([], "no run")):
         with pytest.raises(ValueError, match=message):
-            pj.robustness(wrong)
+            pj.analysis.robustness(wrong)
     with pytest.raises(ValueError, match="quantile must be from 0 to 1, got 2"):
-        pj.robustness(runs, quantile=2)
+        pj.analysis.robustness(runs, quantile=2)
 
 
 @pytest.mark.parametrize(

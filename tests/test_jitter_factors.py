@@ -146,7 +146,7 @@ def test_factors_have_the_named_distribution(where, name):
     run = pj.jitter(
         ONE,
         pj.Costs(forward=1.0, backward=0.0),
-        pj.Jitter(**{where: D(name, spread)}),
+        pj.analysis.Jitter(**{where: D(name, spread)}),
         samples=COUNT,
         seed=3,
     )
@@ -160,7 +160,7 @@ def test_message_factors_have_the_named_distribution():
     run = pj.jitter(
         table,
         pj.Costs(forward=0.0, backward=0.0, transmit=1.0),
-        pj.Jitter(message=D("gamma", 0.3)),
+        pj.analysis.Jitter(message=D("gamma", 0.3)),
         samples=COUNT,
     )
     theirs = scipy.stats.gamma(2 * 0.3**-2, scale=0.3**2)  # of two messages that are independent
@@ -172,14 +172,17 @@ def test_stragglers_strike_as_often_as_stated():
         run = pj.jitter(
             ONE,
             pj.Costs(forward=1.0, backward=1.0),
-            pj.Jitter(**{where: S(0.1, 3.0)}),
+            pj.analysis.Jitter(**{where: S(0.1, 3.0)}),
             samples=COUNT,
         )
         struck = (run.makespans - 2) / 2 * ops / 2  # 0, or all ops at once; 0, 1 or 2 of them
         assert set(np.unique(struck)) == ({0, 1} if ops == 1 else {0, 1, 2})
         assert struck.mean() == pytest.approx(0.1 * ops, abs=4 * (0.09 * ops / COUNT) ** 0.5)
     always = pj.jitter(
-        ONE, pj.Costs(forward=1.0, backward=0.0), pj.Jitter(straggler=S(1.0, 2.5)), samples=5
+        ONE,
+        pj.Costs(forward=1.0, backward=0.0),
+        pj.analysis.Jitter(straggler=S(1.0, 2.5)),
+        samples=5,
     )
     assert always.makespans.tolist() == [2.5] * 5
 
@@ -188,7 +191,7 @@ def test_stragglers_strike_as_often_as_stated():
 @settings(max_examples=6)
 def test_stragglers_and_slower_ones_never_help(case, link):
     def makespans(**others):
-        factors = pj.Jitter(op=D("lognormal", 0.1), **others)
+        factors = pj.analysis.Jitter(op=D("lognormal", 0.1), **others)
         return pj.jitter(case.table, case.costs, factors, samples=64, link=link[0]).makespans
 
     without = makespans()
@@ -204,7 +207,7 @@ def test_jitter_makes_the_mean_longer():  # the makespan is convex in independen
     table, costs = build("1f1b"), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
     before = pj.evaluate(table, costs).makespan
     for spread in (0.05, 0.2, 0.5):
-        mean = pj.jitter(table, costs, pj.Jitter(op=D("gamma", spread)), samples=2000).mean
+        mean = pj.jitter(table, costs, pj.analysis.Jitter(op=D("gamma", spread)), samples=2000).mean
         assert mean > before
         before = mean
 
@@ -217,7 +220,7 @@ def test_schedules_share_their_random_numbers():
         ones.append(factors_of(run, costs, 7))
     assert ones[0] == pytest.approx(ones[1])
     assert len(set(ones[0].values())) == len(ones[0])
-    worker = pj.Jitter(worker=D("lognormal", 0.3))
+    worker = pj.analysis.Jitter(worker=D("lognormal", 0.3))
     of_worker = []
     for name in ("1f1b", "interleaved-1f1b"):
         run = pj.jitter(build(name), costs, worker, samples=9)
@@ -235,7 +238,7 @@ def test_who_has_which_factor(link):
 
     def factors(**given):
         return factors_of(
-            pj.jitter(table, costs, pj.Jitter(**given), samples=3, link=link), costs, 2
+            pj.jitter(table, costs, pj.analysis.Jitter(**given), samples=3, link=link), costs, 2
         )
 
     for chosen in ({"worker": D("gamma", 0.3)}, {"straggler": S(0.5, 2.0)}):
@@ -268,7 +271,10 @@ def test_lookup_is_a_line_between_knots():
 def test_quantiles_of_a_known_case():
     w = 0.3 * 3**0.5
     run = pj.jitter(
-        ONE, pj.Costs(forward=10.0, backward=0.0), pj.Jitter(op=D("uniform", 0.3)), samples=COUNT
+        ONE,
+        pj.Costs(forward=10.0, backward=0.0),
+        pj.analysis.Jitter(op=D("uniform", 0.3)),
+        samples=COUNT,
     )
     for level in (0.05, 0.5, 0.95, 0.99):
         assert run.slowdown(level) == pytest.approx(1 - w + 2 * w * level, abs=0.015)

@@ -84,7 +84,7 @@ def test_grown_equals_built(name, workers, microbatches, step, link):
     for more, dyadic in ((1, True), (5, False)):
         count = microbatches + more * step
         costs = random_costs(program, 3, more, dyadic=dyadic)
-        grown = pj.extrapolated_makespans(program, costs, num_microbatches=count)
+        grown = pj.analysis.extrapolated_makespans(program, costs, num_microbatches=count)
         built = pj.makespans(lowered(name, workers, count, link), costs)
         np.testing.assert_allclose(grown, built, rtol=1e-13)
 
@@ -103,7 +103,7 @@ def test_every_schedule_grows_as_it_is_built(name, link):
     batch = all_costs(program)
     costs = jax.tree.map(lambda leaf: leaf[0] if np.ndim(leaf) else leaf, batch)
     for more in (step, 3 * step):
-        grown = pj.extrapolated_makespans(program, batch, num_microbatches=32 + more)
+        grown = pj.analysis.extrapolated_makespans(program, batch, num_microbatches=32 + more)
         whole = lowered(name, 4, 32 + more, LINKS[link])
         built = run_on_host(whole, np.asarray(cost_vector(whole, costs))).finish.max()
         assert float(grown[0]) == pytest.approx(built, rel=1e-13)
@@ -132,7 +132,7 @@ def test_an_update_belongs_to_no_pipe():
         assert steady_state(program).microbatches == step
         if name != "local-sgd":  # which flushes
             assert pj.cycle_time(program, costs).tolist() == [3.0]
-            far = pj.extrapolated_makespans(program, costs, num_microbatches=1016)
+            far = pj.analysis.extrapolated_makespans(program, costs, num_microbatches=1016)
             assert far.tolist() == [3.0 * (1016 + 3)]
 
 
@@ -157,7 +157,7 @@ def test_grown_equals_built_where_links_are_shared(name, workers, microbatches, 
 def test_1f1b_at_many_microbatches(microbatches):
     program = lowered("1f1b", 8, 32)
     costs = random_costs(program, 2, microbatches)
-    grown = pj.extrapolated_makespans(program, costs, num_microbatches=microbatches)
+    grown = pj.analysis.extrapolated_makespans(program, costs, num_microbatches=microbatches)
     built = pj.makespans(lowered("1f1b", 8, microbatches), costs)
     np.testing.assert_allclose(grown, built, rtol=1e-13)
 
@@ -177,7 +177,9 @@ def check_cycle_time(program, microbatches):
     costs, step = all_costs(program), steady_state(program).microbatches
     few, many = (
         np.asarray(
-            pj.extrapolated_makespans(program, costs, num_microbatches=microbatches + step * k)
+            pj.analysis.extrapolated_makespans(
+                program, costs, num_microbatches=microbatches + step * k
+            )
         )
         for k in (2520 * 1000, 2520 * 2000)  # a multiple of the cycle's own period up to 10
     )
@@ -201,7 +203,7 @@ def test_gradients_sum_to_the_makespan():
 
     def total(leaves):
         costs = pj.Costs(**{name: leaf[None] for name, leaf in leaves.items()})
-        return pj.extrapolated_makespans(program, costs, num_microbatches=1000)[0]
+        return pj.analysis.extrapolated_makespans(program, costs, num_microbatches=1000)[0]
 
     value, slopes = jax.value_and_grad(total)(leaves)
     found = sum(float((leaves[name] * slopes[name]).sum()) for name in FIELDS)
@@ -217,7 +219,7 @@ def test_a_default_without_float64_loses_no_digits(microbatches):
     with jax.enable_x64(False):
         for forward in (1, 1.0, np.float32(1), np.ones(1), jnp.ones(1)):
             costs = pj.Costs(forward=forward, backward=2.0)
-            far = pj.extrapolated_makespans(program, costs, num_microbatches=microbatches)
+            far = pj.analysis.extrapolated_makespans(program, costs, num_microbatches=microbatches)
             assert far.dtype == np.float64
             assert far.tolist() == exact
         assert pj.cycle_time(program, pj.Costs(forward=0.1, backward=0.2)).tolist() == [0.1 + 0.2]
@@ -227,10 +229,12 @@ def test_scalars_and_single_precision():
     program = lowered("1f1b", 8, 32)
     exact = 3.0 * (10**6 + 7)
     costs = pj.Costs(forward=1.0, backward=2.0)
-    assert pj.extrapolated_makespans(program, costs, num_microbatches=10**6).tolist() == [exact]
+    assert pj.analysis.extrapolated_makespans(program, costs, num_microbatches=10**6).tolist() == [
+        exact
+    ]
     with jax.enable_x64(False):
         single = pj.Costs(forward=np.ones(3, np.float32), backward=np.full(3, 2, np.float32))
-        values = pj.extrapolated_makespans(program, single, num_microbatches=10**6)
+        values = pj.analysis.extrapolated_makespans(program, single, num_microbatches=10**6)
     assert values.dtype == np.float64
     assert values.tolist() == [exact] * 3
 
@@ -239,16 +243,18 @@ def test_wrong_numbers_of_microbatches_are_refused():
     program, costs = lowered("interleaved-1f1b", 4, 16), pj.Costs(forward=1.0, backward=2.0)
     for count in (12, 18):
         with pytest.raises(ValueError, match=f"num_microbatches={count}: a period is for 4 micro"):
-            pj.extrapolated_makespans(program, costs, num_microbatches=count)
+            pj.analysis.extrapolated_makespans(program, costs, num_microbatches=count)
     for count in (True, 20.0, "20", 0, -4):
         with pytest.raises(ValueError, match="num_microbatches must be a whole number of at least"):
-            pj.extrapolated_makespans(program, costs, num_microbatches=count)
+            pj.analysis.extrapolated_makespans(program, costs, num_microbatches=count)
     with pytest.raises(
         ValueError, match=r"too large for a float64: .* the largest is backward = 2 s"
     ):
-        pj.extrapolated_makespans(program, costs, num_microbatches=16 + 4 * 10**310)
+        pj.analysis.extrapolated_makespans(program, costs, num_microbatches=16 + 4 * 10**310)
     with pytest.raises(ValueError, match="backward must be finite"):
-        pj.extrapolated_makespans(program, unchecked_costs({"backward": -1.0}), num_microbatches=20)
+        pj.analysis.extrapolated_makespans(
+            program, unchecked_costs({"backward": -1.0}), num_microbatches=20
+        )
     with pytest.raises(ValueError, match="forward must be finite"):
         pj.cycle_time(program, unchecked_costs({"forward": -1.0}))
 

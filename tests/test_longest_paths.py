@@ -117,7 +117,7 @@ def test_equals_enumeration_on_the_graph_of_the_event_loop(data, link, count):
         sum(graph.edges[edge]["weight"] for edge in path)
         for path in nx.all_simple_edge_paths(graph, "start", ends)
     ]
-    found = pj.longest_paths(pj.evaluate(table, case.costs, link=link), count)
+    found = pj.analysis.longest_paths(pj.evaluate(table, case.costs, link=link), count)
     assert [path.length for path in found] == sorted(lengths, reverse=True)[:count]
 
 
@@ -125,7 +125,7 @@ def test_equals_enumeration_on_the_graph_of_the_event_loop(data, link, count):
 @settings(max_examples=30)
 def test_counts_are_what_is_on_the_path(case, link, distinct):
     run = pj.evaluate(case.table, case.costs, link=link)
-    found = pj.longest_paths(run, 12, distinct_counts=distinct)
+    found = pj.analysis.longest_paths(run, 12, distinct_counts=distinct)
     assert found[0].length == run.makespan
     assert found[0].nodes == tuple(np.flatnonzero(run.critical)[1:])  # the one of the gradient
     assert len({(path.nodes, path.messages, *path.counts.values()) for path in found}) == len(found)
@@ -156,7 +156,7 @@ def test_counts_times_costs_are_the_length(data):
     costs = pj.Costs(forward=1.0, input_grad=1.25, weight_grad=0.75, latency=0.0625, transmit=0.125)
     prices["B"] = 2.0
     for link, message in (("delay", 0.1875), ("queued", 0.125), ("rendezvous", 0.1875)):
-        for path in pj.longest_paths(
+        for path in pj.analysis.longest_paths(
             pj.evaluate(table, costs, link=link), 30, distinct_counts=True
         ):
             of = {**prices, "c": message}
@@ -164,7 +164,7 @@ def test_counts_times_costs_are_the_length(data):
             assert total == path.length, (link, path)
             assert ("latency_F" in path.counts) == (link == "queued")
     with_pairs = pj.Costs(forward=1.0, input_grad=1.25, weight_grad=0.75, pair=2.5)
-    for path in pj.longest_paths(pj.evaluate(table, with_pairs), 30, distinct_counts=True):
+    for path in pj.analysis.longest_paths(pj.evaluate(table, with_pairs), 30, distinct_counts=True):
         of = {**prices, "c": 0.0, "pair": 2.5}
         total = sum(count * of[name.split("_")[0]] for name, count in path.counts.items())
         assert total == path.length
@@ -175,12 +175,12 @@ def test_what_becomes_critical_next():
     """The two longest of gpipe: one message less is one later arrival less."""
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
     run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.5))
-    (first, second, *_) = pj.longest_paths(run, 10, distinct_counts=True)
+    (first, second, *_) = pj.analysis.longest_paths(run, 10, distinct_counts=True)
     assert first.counts == {"F": 3, "B": 3, "c_F": 1, "c_B": 1}
     assert (first.behind, first.length) == (0.0, 10.0)
     assert second.counts == {"F": 2, "B": 3, "c_F": 0, "c_B": 0} or second.behind > 0
     with pytest.raises(ValueError, match="count must be a whole number of at least 1, got 0"):
-        pj.longest_paths(run, 0)
+        pj.analysis.longest_paths(run, 0)
 
 
 def test_on_the_command_line(answer, call, mistake):
@@ -203,7 +203,7 @@ def test_on_the_command_line(answer, call, mistake):
 
 def test_a_long_schedule_takes_no_recursion():
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3000)
-    found = pj.longest_paths(pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0)), 3)
+    found = pj.analysis.longest_paths(pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0)), 3)
     assert [path.behind for path in found] == [0.0] * 3
     assert len(set(map(tuple, itertools.chain([path.nodes] for path in found)))) == 3
 
@@ -234,7 +234,7 @@ def test_an_update_that_takes_no_time_is_an_op_of_its_path():
     """Pictures leave it out; a path counts it, and a run that is changed knows it."""
     table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=1)
     run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, all_reduce=1.0, update=0.0))
-    (path,) = pj.longest_paths(run, 1)
+    (path,) = pj.analysis.longest_paths(run, 1)
     assert path.counts["U"] == sum(op.endswith("U") or "U" in op for op in path.ops)
     assert {bar.ops[0].phase.name for bar in bars(run)} == set("FBAU")
     assert {bar.ops[0].phase.name for bar in bars(run, untimed=False)} == set("FBA")

@@ -340,7 +340,7 @@ def test_selective_offload_saves_more_than_its_share():
         size = {"num_workers": 8, "num_microbatches": 16, "stages_per_worker": 4}
         table = pj.schedules.build("pipe-offload", **size, **options)
         run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, offload=1.0))
-        held.append(pj.activation_memory(run).peak.max())
+        held.append(pj.analysis.activation_memory(run).peak.max())
     assert held == [8.0, 32.0]
 
 

@@ -55,7 +55,7 @@ def test_flop_are_six_per_active_parameter_and_token():
 
 def test_experts_as_wide_as_the_mlp_that_all_tokens_meet_are_that_mlp():
     dense = pj.load_model("llama3-8b")
-    moe = pj.MixtureOfExperts(experts=1, top_k=1, expert_hidden=dense.ffn_hidden)
+    moe = pj.costing.MixtureOfExperts(experts=1, top_k=1, expert_hidden=dense.ffn_hidden)
     mixed = dataclasses.replace(dense, moe=moe)
     router = dense.hidden
     assert mixed.shared_parameters + mixed.expert_parameters == dense.layer_parameters + router

@@ -83,7 +83,7 @@ def test_a_file_gives_it_without_a_unit(tmp_path):
     assert np.ravel(costs.pair_factor).tolist() == [0.5] * 4
     assert pj.Costs.per_worker(table, forward=1.0, backward=2.0, pair_factor=0.5).pair_factor == 0.5
     with pytest.raises(ValueError, match="unknown cost 'pair_factor'"):
-        pj.scaled_costs(costs, table, "pair_factor*2")
+        pj.costing.scaled_costs(costs, table, "pair_factor*2")
 
 
 def test_what_a_run_claims_with_it_is_verified(tmp_path):

@@ -108,7 +108,7 @@ OTHER = r"transmit time of 0SEND_F0 is not below eager_below = 1 s.*lower the ta
 def test_a_program_is_for_its_eager_messages():
     program = pj.lower(GPIPE, link=EAGER, costs=SMALL)
     assert pj.makespan(program, SMALL) == makespan(GPIPE, EAGER, SMALL)
-    for run in (pj.makespan, pj.finish_times, pj.slack):
+    for run in (pj.makespan, pj.finish_times, pj.analysis.slack):
         with pytest.raises(ValueError, match=OTHER):
             run(program, COSTS)
     with pytest.raises(ValueError, match="transmit time of 1SEND_B0 is below eager_below = 1 s"):
@@ -311,14 +311,14 @@ def test_a_sweep_groups_systems_by_their_eager_messages(tmp_path):
 
 def test_what_cannot_follow_buffered_messages_refuses_them():
     run = pj.evaluate(GPIPE, SMALL, link=EAGER)
-    follows = pj.IncrementalRun(run)
+    follows = pj.analysis.IncrementalRun(run)
     assert follows.set_costs(dataclasses.replace(SMALL, forward=2.0)) > run.makespan
     with pytest.raises(ValueError, match=OTHER):
         follows.set_costs(COSTS)
     with pytest.raises(ValueError, match="a closed form knows no eager_below"):
         pj.formula(run.program)
     with pytest.raises(ValueError, match="order knows no eager_below"):
-        pj.order(GPIPE, SMALL, link=EAGER)
+        pj.search.messages(GPIPE, SMALL, link=EAGER)
     long = pj.schedules.build("gpipe", num_workers=2, num_microbatches=8)
     with pytest.raises(ValueError, match=OTHER):
         pj.cycle_time(pj.lower(long, link=EAGER, costs=SMALL), COSTS)

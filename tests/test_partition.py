@@ -26,12 +26,12 @@ def every_layout(model, stages, workers):
     for ends in itertools.combinations_with_replacement(range(layers + 1), stages - 1):
         split = np.diff([0, *ends, layers])
         if not model.mtp_layers:
-            yield pj.PipelineLayout.with_layers(split, 0 * split)
+            yield pj.costing.PipelineLayout.with_layers(split, 0 * split)
             continue
         for stage in range(max(stages - workers, 0), stages):
             if not split[stage + 1 :].any():
                 mtp = np.arange(stages) == stage
-                yield pj.PipelineLayout.with_layers(split, mtp * int(model.mtp_layers))
+                yield pj.costing.PipelineLayout.with_layers(split, mtp * int(model.mtp_layers))
 
 
 CASES = {
@@ -75,7 +75,7 @@ def all_of(table, workload, system, link="delay"):
 def test_no_split_is_faster(name, link):
     table, workload = given(name)
     splits = all_of(table, workload, H100, link)
-    found = pj.partition(table, workload, H100, link=link, memory_limit=False)
+    found = pj.search.layers(table, workload, H100, link=link, memory_limit=False)
     least = min(step for step, _ in splits.values())
     assert found.stopped == "optimal"
     assert found.value == splits[found.best.layout][0]  # to the last bit what evaluate says
@@ -97,16 +97,16 @@ def test_of_those_that_fit_none_is_faster(name):
     fastest = min(splits.values())
     room = max(need for need in needs if need < fastest[1])  # the fastest does not fit
     system = dataclasses.replace(H100, memory_capacity=room + float(H100.memory_reserve))
-    found = pj.partition(table, workload, system)
+    found = pj.search.layers(table, workload, system)
     least = min(step for step, need in splits.values() if need <= system.memory_available)
     assert fastest[0] < least
     assert (found.stopped, found.best.fits) == ("optimal", True)
     assert found.value == pytest.approx(least, rel=3 * SLACK)
-    free = pj.partition(table, workload, system, memory_limit=False)
+    free = pj.search.layers(table, workload, system, memory_limit=False)
     assert (free.value, free.best.fits) == (pytest.approx(fastest[0], rel=3 * SLACK), False)
     small = dataclasses.replace(H100, memory_capacity=needs[0] / 2)
     with pytest.raises(ValueError, match=r"nothing fits: the smallest need found is .* GB"):
-        pj.partition(table, workload, small)
+        pj.search.layers(table, workload, small)
 
 
 def test_defaults_of_the_runtimes():
@@ -148,7 +148,7 @@ def check_against_defaults(model, schedule, system, workers, count, seconds, ten
     split = pj.load_model(model)
     experts = 1 if split.moe is None else tensor
     workload = pj.Workload(split, count, tensor_parallel=tensor, expert_parallel=experts)
-    found = pj.partition(
+    found = pj.search.layers(
         table, workload, pj.load_system(system), memory_limit=False, time_limit=seconds
     )
     assert "torchtitan" in found.baselines  # Megatron needs layers that divide
@@ -181,7 +181,7 @@ def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
     assert code == 0
     found = json.loads(out.read_text())
     told = found["best"]
-    layout = pj.PipelineLayout.of(told["pipeline_layout"])
+    layout = pj.costing.PipelineLayout.of(told["pipeline_layout"])
     assert f'--pipeline-model-parallel-layout "{layout}"' in shown
     assert "no split is faster" in shown
     assert "█" * max(told["layers"]) in shown
@@ -203,7 +203,7 @@ def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
 
 def test_a_search_that_is_out_of_time_says_what_it_knows():
     table, workload = given("interleaved")
-    found = pj.partition(table, workload, H100, memory_limit=False, time_limit=0)
+    found = pj.search.layers(table, workload, H100, memory_limit=False, time_limit=0)
     assert found.stopped in ("time", "optimal")
     assert found.lower_bound <= found.value
     assert set(found.baselines)
@@ -212,7 +212,7 @@ def test_a_search_that_is_out_of_time_says_what_it_knows():
 def test_fewer_layers_than_any_runtime_splits():
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
     workload = pj.Workload(dataclasses.replace(DENSE, layers=1), minibatch=4)
-    found = pj.partition(table, workload, H100, memory_limit=False)
+    found = pj.search.layers(table, workload, H100, memory_limit=False)
     assert (found.baselines, found.stopped) == ({}, "optimal")
     steps = [step for step, _ in all_of(table, workload, H100).values()]
     assert found.value == min(steps)
@@ -220,4 +220,4 @@ def test_fewer_layers_than_any_runtime_splits():
 
 def test_layers_for_further_tokens_are_of_no_torchtitan_pipeline():
     with pytest.raises(ValueError, match="torchtitan"):
-        pj.PipelineLayout.of("Et|mL").module_fqns()
+        pj.costing.PipelineLayout.of("Et|mL").module_fqns()

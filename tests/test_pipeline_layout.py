@@ -39,7 +39,7 @@ PUBLISHED = {  # from Megatron-LM's documentation, help and tests
 
 @pytest.mark.parametrize("text", PUBLISHED)
 def test_published_strings(text):
-    assert pj.PipelineLayout.of(text).stages == PUBLISHED[text] == written_out(text)
+    assert pj.costing.PipelineLayout.of(text).stages == PUBLISHED[text] == written_out(text)
 
 
 BLOCKS = st.lists(st.text("EtmL", max_size=6), min_size=1, max_size=4)
@@ -50,8 +50,8 @@ STAGES = st.lists(st.tuples(BLOCKS, st.integers(1, 5)), min_size=1, max_size=4).
 
 @given(STAGES)
 def test_what_is_written_is_read_again(stages):
-    text = str(pj.PipelineLayout(stages))
-    assert pj.PipelineLayout.of(text).stages == stages == written_out(text)
+    text = str(pj.costing.PipelineLayout(stages))
+    assert pj.costing.PipelineLayout.of(text).stages == stages == written_out(text)
     assert len(text) <= len("|".join(stages))
 
 
@@ -63,9 +63,9 @@ TEXTS = st.recursive(
 
 @given(TEXTS)
 def test_what_is_read_is_written_alike(text):
-    layout = pj.PipelineLayout.of(text)
+    layout = pj.costing.PipelineLayout.of(text)
     assert layout.stages == written_out(text)
-    assert pj.PipelineLayout.of(str(layout)) == layout
+    assert pj.costing.PipelineLayout.of(str(layout)) == layout
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_what_is_read_is_written_alike(text):
 )
 def test_what_is_no_layout_says_where(text, why):
     with pytest.raises(ValueError, match=why):
-        pj.PipelineLayout.of(text)
+        pj.costing.PipelineLayout.of(text)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_units_and_a_layout_do_not_go_together():
 def test_the_even_layout_is_the_default(model, layers):
     plain = pj.Workload(model, minibatch=8, **SHARED)
     mtp = [0, 0, 0, model.mtp_layers]
-    layout = pj.PipelineLayout.with_layers(layers, mtp)
+    layout = pj.costing.PipelineLayout.with_layers(layers, mtp)
     told = dataclasses.replace(plain, pipeline_layout=str(layout))
     assert assign_layers(plain, TABLE).layers.tolist() == layers
     costs = (pj.stage_costs(each, H100, TABLE) for each in (plain, told))

@@ -54,7 +54,9 @@ def test_wait_holds_the_row():  # 0F1 starts when the first activation has arriv
     assert makespan(free, "rendezvous", costs) == (5 + 5 + X) + after
     assert makespan(held, "rendezvous", costs) == (5 + X) + (5 + X) + after
     assert makespan(held, "delay", costs) == makespan(free, "delay", costs)
-    found = pj.order(held, costs, iterations=0)  # waits of its own, where they delay nothing
+    found = pj.search.messages(
+        held, costs, iterations=0
+    )  # waits of its own, where they delay nothing
     assert (found.baselines["own"], found.value) == (31, 28)
     assert int(np.isin(found.best.table.phase, WAIT_SEND).sum()) == 4
 
@@ -176,7 +178,9 @@ def test_a_deadlock_names_all_reduces():
     rows = ["0F0 0F1 3F0 3B0 3F1 3B1 0B0 0B1", "1F0 1F1 1B0 1B1", "2F0 2F1 2B0 2B1"]
     rows += ["0F2 3F2 3B2 0B2", "1F2 1B2", "2F2 2B2"]
     placed = {"placement": [[0, 1, 2, 0], [3, 4, 5, 3]], "pipe_of_microbatch": [0, 0, 1]}
-    both = pj.insert_transfers(pj.ScheduleTable.from_rows([row.split() for row in rows], **placed))
+    both = pj.links.insert_transfers(
+        pj.ScheduleTable.from_rows([row.split() for row in rows], **placed)
+    )
     cells = [[str(op) for cell in row for op in cell] for row in both.rows()]
     for row, moved, front in (
         (0, "0RECV_B0", "3F1"),
@@ -201,7 +205,7 @@ def test_posting_by_program_is_that_of_the_cells_put_in(name):
     for queues in ("worker", "pair", "direction"):
         links = pj.Links("rendezvous", queues, posting="program")
         run = pj.evaluate(built, costs, link=links)
-        assert run.makespan == makespan(pj.insert_transfers(built), links, costs)
+        assert run.makespan == makespan(pj.links.insert_transfers(built), links, costs)
         assert run.makespan >= makespan(built, "delay", costs)
         assert run.start.shape == (built.num_workers, built.num_slots)
 
@@ -238,8 +242,11 @@ def test_wrong_links_are_refused(message):
 def test_what_knows_neither_posting_nor_shared_links_refuses_them():
     run = pj.evaluate(CHIMERA, COSTS, link=PROGRAM)
     for call, message in (
-        (lambda: pj.order(CHIMERA, COSTS, link=PROGRAM), "order knows no posting, got 'program'"),
-        (lambda: pj.transfer_waits(run), "transfer_waits knows no posting, got 'program'"),
+        (
+            lambda: pj.search.messages(CHIMERA, COSTS, link=PROGRAM),
+            "order knows no posting, got 'program'",
+        ),
+        (lambda: pj.links.transfer_waits(run), "transfer_waits knows no posting, got 'program'"),
         (
             lambda: pj.optimize(CHIMERA, COSTS, memory_limit=4.0, link=PAIRS),
             "optimize knows no shared_links, got 'pairs'",

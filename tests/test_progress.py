@@ -100,9 +100,17 @@ def calls():
     slow = pj.Costs(forward=[1.0, 1.3, 0.9, 1.1], backward=2.0, latency=0.5)
     table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
     two = pj.Costs(forward=1.0, backward=2.0, latency=0.9)
-    yield "order", lambda tell: pj.order(table, two, iterations=3, on_progress=tell), (3, 3)
-    uneven = pj.scale_microbatches(slow, [1.0, 1.1, 1.2, 8.0, 2.0, 1.3, 4.0, 1.4])
-    yield "arrange", lambda tell: pj.arrange(TABLE, uneven, iterations=2, on_progress=tell), (2, 2)
+    yield (
+        "order",
+        lambda tell: pj.search.messages(table, two, iterations=3, on_progress=tell),
+        (3, 3),
+    )
+    uneven = pj.costing.scale_microbatches(slow, [1.0, 1.1, 1.2, 8.0, 2.0, 1.3, 4.0, 1.4])
+    yield (
+        "arrange",
+        lambda tell: pj.search.microbatches(TABLE, uneven, iterations=2, on_progress=tell),
+        (2, 2),
+    )
     yield "formula", lambda tell: pj.formula(pj.lower(TABLE), on_progress=tell), (None, None)
 
 
@@ -143,7 +151,7 @@ table
 ---
 pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
 ---
-pj.order(table, pj.Costs(forward=1.0, backward=2.0), iterations=1).value"""
+pj.search.messages(table, pj.Costs(forward=1.0, backward=2.0), iterations=1).value"""
 
 
 @pytest.mark.slow

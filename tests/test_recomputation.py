@@ -30,8 +30,8 @@ def test_checkpoints_are_what_waits_for_a_backward():
     table = pj.schedules.build("zb-h1", **SIZE)
     costs = pj.Costs(forward=1.0, backward=2.0, recompute=1.0)
     sizes = {"sizes": [1.0] * 4, "checkpoints": [0.125] * 4, "weight_share": [0.25] * 4}
-    whole = pj.activation_memory(pj.evaluate(table, costs), **sizes)
-    less = pj.activation_memory(pj.evaluate(table.with_recomputation(), costs), **sizes)
+    whole = pj.analysis.activation_memory(pj.evaluate(table, costs), **sizes)
+    less = pj.analysis.activation_memory(pj.evaluate(table.with_recomputation(), costs), **sizes)
     assert whole.peak[0] == 4.0
     assert less.peak[0] == 3 * 0.125 + 1.0
 

@@ -229,7 +229,9 @@ def test_an_activation_that_is_taken_is_freed_where_it_was_taken():
 
 
 def test_what_is_not_executed_is_said():
-    table = pj.insert_transfers(pj.schedules.build("gpipe", num_workers=2, num_microbatches=2))
+    table = pj.links.insert_transfers(
+        pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+    )
     assert not executed(table).has_communication
     assert {phase.name for phase in LEFT_OUT} >= {"SEND_F", "RECV_B", "WAIT_SEND_F", "UNSHARD"}
 
@@ -246,7 +248,9 @@ def test_a_slot_has_a_permutation_for_each_distance(name, there, back):
 
 @pytest.mark.process
 def test_the_command_says_what_it_found_and_what_it_left_out(call, tmp_path):
-    table = pj.insert_transfers(pj.schedules.build("zb-h1", num_workers=2, num_microbatches=3))
+    table = pj.links.insert_transfers(
+        pj.schedules.build("zb-h1", num_workers=2, num_microbatches=3)
+    )
     pj.write_table(table, tmp_path / "table.csv")
     code, out, _ = call("run", "--table", tmp_path / "table.csv", "--tolerance", "1e-300", "--json")
     found = json.loads(out)

@@ -137,12 +137,12 @@ def test_large_tables_and_batches_of_costs(large):
 
 def test_lists_and_dictionaries_of_results_are_short_too(filler):
     run = filler.made["Evaluation"]
-    paths = pj.longest_paths(run, 5)
+    paths = pj.analysis.longest_paths(run, 5)
     assert repr(paths).startswith("[LongPath(length=9, behind=0, counts={'F': 3, 'B': 3, ")
     assert repr(paths).endswith(", ... 5 in all]")
     assert paths == list(paths)
     assert paths._repr_html_().count("<tr>") == 6
-    of_ops = pj.IncrementalRun(run).finish
+    of_ops = pj.analysis.IncrementalRun(run).finish
     rows = ResultList([{"row": 1, "file": HOSTILE}] * 100)
     numbers = ResultList([1.5, [2.0, 3.0]] * 10**5)
     own = (paths, pj.certificate(run), rows, numbers, ResultList(), of_ops, pj.schedules.REGISTRY)

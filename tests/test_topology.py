@@ -49,7 +49,7 @@ def test_messages_take_what_the_link_between_two_places_does(case, link, data):
     times = [[data.draw(strategies.TIMES) for _ in (*sizes, 0)] for _ in "LX"]
     places = data.draw(st.permutations(range(table.num_workers)))
     machine = pj.Topology(sizes, *times, places)
-    costs = pj.topology_costs(case.costs, table, machine)
+    costs = pj.costing.topology_costs(case.costs, table, machine)
     pipes = table.pipe_of_microbatch.tolist()
     expected = FarRun(sizes, times, places, case.rows, pipes, case.theirs, link)
     assert pj.evaluate(table, costs, link=link).makespan == expected.makespan
@@ -62,9 +62,11 @@ def test_times_of_links_are_differentiable():
 
     def total(far):
         machine = pj.Topology(2, transmit=(0.125, far))
-        return pj.makespan(program, pj.topology_costs(COSTS, table, machine))
+        return pj.makespan(program, pj.costing.topology_costs(COSTS, table, machine))
 
-    run = pj.evaluate(table, pj.topology_costs(COSTS, table, pj.Topology(2, transmit=(0.125, 0.5))))
+    run = pj.evaluate(
+        table, pj.costing.topology_costs(COSTS, table, pj.Topology(2, transmit=(0.125, 0.5)))
+    )
     with jax.enable_x64(True):
         slope = jax.grad(total)(0.5)
     assert slope == (run.makespan - total(0.5 - 2**-10)) * 2**10
@@ -85,7 +87,7 @@ def of_all_placements(name, sizes, transmit):
     table = build(name)
     orders = list(itertools.permutations(range(6)))
     each = [
-        pj.topology_costs(COSTS, table, pj.Topology(sizes, transmit=transmit, places=order))
+        pj.costing.topology_costs(COSTS, table, pj.Topology(sizes, transmit=transmit, places=order))
         for order in orders
     ]
     batch = jax.tree.map(lambda *leaves: np.stack([np.atleast_1d(leaf) for leaf in leaves]), *each)
@@ -101,13 +103,15 @@ def test_the_search_equals_all_placements(name, machine, tried, monkeypatch):
     sizes, transmit = machine
     table, times = build(name), of_all_placements(name, sizes, transmit)
     topology = pj.Topology(sizes, transmit=transmit)
-    found = pj.place(table, COSTS, topology, iterations=30)
+    found = pj.search.places(table, COSTS, topology, iterations=30)
     assert found.value == pytest.approx(times.min(), rel=1e-12)
     assert found.lower_bound <= times.min() * (1 + 1e-12)
     assert found.baselines["in order"] == pytest.approx(times[0], rel=1e-12)
     assert all(found.value <= time * (1 + 1e-12) for time in found.baselines.values())
     there = pj.Topology(sizes, transmit=transmit, places=found.best.places.tolist())
-    assert pj.evaluate(table, pj.topology_costs(COSTS, table, there)).makespan == found.value
+    assert (
+        pj.evaluate(table, pj.costing.topology_costs(COSTS, table, there)).makespan == found.value
+    )
     if tried == "all":
         assert (found.stopped, found.gap) == ("optimal", 0.0)
 
@@ -124,8 +128,8 @@ def test_sixteen_workers_on_two_nodes(name, start, monkeypatch):
         "scattered": np.random.default_rng(1).permutation(16).tolist(),
     }[start]
     machine = pj.Topology(8, transmit=(0.05, 0.5), places=places)
-    found = pj.place(table, COSTS, machine, iterations=6)
-    given = pj.evaluate(table, pj.topology_costs(COSTS, table, machine)).makespan
+    found = pj.search.places(table, COSTS, machine, iterations=6)
+    given = pj.evaluate(table, pj.costing.topology_costs(COSTS, table, machine)).makespan
     assert found.baselines["given"] == pytest.approx(given, rel=1e-12)
     assert found.value <= min(found.baselines.values()) * (1 + 1e-12)
 
@@ -135,22 +139,22 @@ def test_the_bound_knows_how_often_nodes_are_left():
     """A chain leaves four nodes three times at least, a ring four times."""
     ring, chain = build("interleaved-1f1b", 16, 16), build("1f1b", 16, 16)
     machine = pj.Topology(4, transmit=(0.05, 0.5))
-    found = pj.place(ring, COSTS, machine, iterations=0)
+    found = pj.search.places(ring, COSTS, machine, iterations=0)
     assert found.lower_bound == pytest.approx(found.baselines["in order"], rel=1e-12)
     three = np.full(15, 0.05)
     three[-3:] = 0.5  # the last ones cost least
     least = pj.evaluate(chain, pj.Costs(forward=1.0, backward=2.0, transmit=three)).makespan
-    found = pj.place(chain, COSTS, machine, iterations=0)
+    found = pj.search.places(chain, COSTS, machine, iterations=0)
     assert found.lower_bound <= least
     near = pj.evaluate(chain, pj.Costs(forward=1.0, backward=2.0, transmit=0.05)).makespan
     assert near < found.lower_bound <= found.value
-    far = pj.place(build("chimera", 8, 8), COSTS, machine, iterations=0)
+    far = pj.search.places(build("chimera", 8, 8), COSTS, machine, iterations=0)
     assert far.gap == 1 - far.lower_bound / far.value > 0.01
 
 
 def test_placements_that_cost_the_same_are_run_once():
     table = build("1f1b", 8, 8)
-    found = pj.place(table, COSTS, pj.Topology(4, transmit=(0.0, 1.0)))
+    found = pj.search.places(table, COSTS, pj.Topology(4, transmit=(0.0, 1.0)))
     assert (
         found.evaluated <= 35
     )  # 70 halves of 8 workers, less those with the nodes' names exchanged
@@ -189,7 +193,7 @@ def test_a_model_is_placed():
     table = build("chimera", 4, 4)
     model, system = pj.load_model("gpt3-175b"), pj.load_system("h100")
     work = pj.Workload(model, minibatch=4, tensor_parallel=4, worker_places=(0, 2, 1, 3))
-    found = pj.place(table, work, system)
+    found = pj.search.places(table, work, system)
     times = {
         order: pj.evaluate(
             table,
@@ -230,7 +234,7 @@ def test_places_on_the_command_line(answer, call, tmp_path):
     )
     table = build("interleaved-1f1b", 4, 4)
     machine = pj.Topology(2, latency=0.125, transmit=(0.0, 0.5), places=(0, 2, 1, 3))
-    given = pj.evaluate(table, pj.topology_costs(COSTS, table, machine)).makespan
+    given = pj.evaluate(table, pj.costing.topology_costs(COSTS, table, machine)).makespan
     assert found["baselines"]["given"] == given > found["value"]
     assert (found["best"]["boundaries"], found["best"]["nodes"]) == ([4, 3], [[0, 1], [2, 3]])
     assert sorted(found["best"]["places"]) == [0, 1, 2, 3]

@@ -32,10 +32,10 @@ def lowered(data):
 def test_equal_cell_by_cell(lowered):
     for case in lowered:
         table = pj.ScheduleTable.from_rows(split(case["compute"]))
-        ours = pj.insert_transfers(table, lowering=TorchLowering(**case["options"]))
+        ours = pj.links.insert_transfers(table, lowering=TorchLowering(**case["options"]))
         assert cells(ours) == split(case["lowered"]), case["schedule"]
         if not case["options"]:
-            assert cells(pj.insert_transfers(table, lowering="PyTorch")) == cells(ours)
+            assert cells(pj.links.insert_transfers(table, lowering="PyTorch")) == cells(ours)
 
 
 def test_read_written_and_lowered_again(lowered, tmp_path):
@@ -45,14 +45,14 @@ def test_read_written_and_lowered_again(lowered, tmp_path):
         read = pj.read_table(tmp_path / "table.csv")
         assert cells(read) == split(case["lowered"])
         if not case["options"]:  # SEND, RECV and waits give way, the rest stays
-            assert cells(pj.insert_transfers(read, lowering="pytorch")) == cells(read)
+            assert cells(pj.links.insert_transfers(read, lowering="pytorch")) == cells(read)
 
 
 @pytest.mark.parametrize("name", pj.schedules.names())
 def test_waits_delay_nothing(name):
     built = pj.schedules.build(name, num_workers=4, num_microbatches=8)
     costs = pj.Costs.uniform(built, forward=1.0, backward=2.0, transfer=0.7, offload=0.5)
-    free, held = pj.insert_transfers(built), pj.insert_transfers(built, lowering=WAITS)
+    free, held = pj.links.insert_transfers(built), pj.links.insert_transfers(built, lowering=WAITS)
     assert int(np.isin(held.phase, WAIT_SEND).sum()) == len(messages_of(free).producer)
     for posting in ("early", "program"):
         for queues in ("worker", "pair", "direction"):
@@ -64,20 +64,22 @@ def test_waits_delay_nothing(name):
 def test_sharding_cells_cost_nothing_unless_given():
     built = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=4)
     costs = pj.Costs.uniform(built, forward=1.0, backward=2.0, transfer=0.5)
-    whole = pj.insert_transfers(built, lowering="pytorch")
+    whole = pj.links.insert_transfers(built, lowering="pytorch")
     assert set(np.unique(whole.phase)) >= set(SHARDING)
-    bare = pj.insert_transfers(built, producer_order(built), lowering=WAITS)
+    bare = pj.links.insert_transfers(built, producer_order(built), lowering=WAITS)
     spans = [pj.evaluate(each, costs, link="rendezvous").makespan for each in (whole, bare)]
     assert spans[0] == spans[1]
-    assert cells(without(whole, SHARDING)) == cells(pj.insert_transfers(built, lowering=WAITS))
+    assert cells(without(whole, SHARDING)) == cells(
+        pj.links.insert_transfers(built, lowering=WAITS)
+    )
 
 
 def test_an_order_is_kept_beside_all_else():
     table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=4)
     order = producer_order(table)
-    ours = pj.insert_transfers(table, order, lowering="pytorch")
+    ours = pj.links.insert_transfers(table, order, lowering="pytorch")
     assert cells(without(without(ours, SHARDING), WAIT_SEND)) == cells(
-        pj.insert_transfers(table, order)
+        pj.links.insert_transfers(table, order)
     )
 
 
@@ -93,13 +95,13 @@ def test_an_order_is_kept_beside_all_else():
 )
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        pj.insert_transfers(PAIRED, lowering=TorchLowering(**options))
+        pj.links.insert_transfers(PAIRED, lowering=TorchLowering(**options))
 
 
 def test_unknown_lowerings_and_offloads_are_refused():
     table = pj.ScheduleTable.from_rows([["0F0", "0B0"]])
     with pytest.raises(ValueError, match="unknown lowering 'torch': known are pytorch"):
-        pj.insert_transfers(table, lowering="torch")
+        pj.links.insert_transfers(table, lowering="torch")
     offloading = pj.schedules.build("pipe-offload", num_workers=2, num_microbatches=4)
     with pytest.raises(ValueError, match="PyTorch offloads nothing, the table has O and L cells"):
-        pj.insert_transfers(offloading, lowering="pytorch")
+        pj.links.insert_transfers(offloading, lowering="pytorch")

@@ -90,7 +90,7 @@ def test_export_puts_in_what_the_runtime_needs(call, tmp_path):
 
 def test_a_lowered_table_is_what_export_makes_of_its_transfers():
     built = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=4)
-    lowered = pj.insert_transfers(built, lowering="pytorch")
+    lowered = pj.links.insert_transfers(built, lowering="pytorch")
     assert complete(lowered, sharding=True).phase.tolist() == lowered.phase.tolist()
 
 

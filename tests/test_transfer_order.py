@@ -91,7 +91,7 @@ def transfers_of(table):
 
 @pytest.fixture(scope="module")
 def found():
-    return pj.order(TABLE, COSTS, iterations=20)
+    return pj.search.messages(TABLE, COSTS, iterations=20)
 
 
 def test_interleaved_with_one_communicator_per_worker(found):
@@ -114,7 +114,9 @@ def test_queue_scopes_in_one_table(found):
         "delay": 153,
         "no messages": 125,
     }
-    assert queue_makespans(pj.insert_transfers(TABLE), COSTS)["worker"] == pytest.approx(355.75)
+    assert queue_makespans(pj.links.insert_transfers(TABLE), COSTS)["worker"] == pytest.approx(
+        355.75
+    )
     better = queue_makespans(found.best.table, COSTS)
     assert better["worker"] == found.value
     assert better["delay"] == own["delay"] == pytest.approx(found.best.free_bound)
@@ -131,7 +133,7 @@ def test_the_better_table_is_read_back_from_csv(found, tmp_path):
 @pytest.mark.parametrize("name", ["Interleaved1F1B_4_8", "1F1B_4_8", "DualPipeV_4_8"])
 def test_producer_by_producer_is_how_pytorch_lowers(name, data):
     lowered = pj.read_table(data / f"{name}.comms.csv")
-    ours = pj.insert_transfers(without_transfers(lowered))
+    ours = pj.links.insert_transfers(without_transfers(lowered))
     assert list(ours.rows()) == list(lowered.rows())
 
 
@@ -141,7 +143,7 @@ def test_producer_by_producer_is_how_pytorch_lowers(name, data):
 @settings(max_examples=25)
 def test_legal_orders_are_run_as_their_tables_are(case, communication, data, seed):
     links = data.draw(links_of(case.table))
-    table = pj.insert_transfers(case.table, link=links) if communication else case.table
+    table = pj.links.insert_transfers(case.table, link=links) if communication else case.table
     graph = transfer_graph(table, case.costs, links)
     order = producer_order(table, links)
     if len(order) == 0:
@@ -149,13 +151,13 @@ def test_legal_orders_are_run_as_their_tables_are(case, communication, data, see
     rng = np.random.default_rng(seed)
     for _ in range(8):
         (order,) = moved(order, nearby(graph, order, 1, rng))
-        pj.insert_transfers(table, order)  # refuses an order that is not legal
+        pj.links.insert_transfers(table, order)  # refuses an order that is not legal
     finish = finish_of_orders(graph, order[None])[0]
     orders = moved(order, propose(graph, order, finish, 8, rng))
     assert (np.sort(orders) == np.arange(len(order))).all()
     makespans = finish_of_orders(graph, orders).max(axis=1)
     for k in (0, -1):  # a critical move where there is one, and any
-        ordered = pj.insert_transfers(table, orders[k])
+        ordered = pj.links.insert_transfers(table, orders[k])
         assert ops_of(ordered) == ops_of(table)
         assert pj.evaluate(ordered, case.costs, link=links).makespan == makespans[k]
 
@@ -189,8 +191,8 @@ def test_found_orders_hold_what_they_promise(case, data):
     table, links = case.table, data.draw(links_of(case.table))
     shared = links.queues, links.host_links
     if data.draw(st.booleans()):  # cells in an order that may deadlock
-        table = pj.insert_transfers(table, link=links)
-    result = pj.order(table, case.costs, link=links, iterations=3)
+        table = pj.links.insert_transfers(table, link=links)
+    result = pj.search.messages(table, case.costs, link=links, iterations=3)
     assert pj.evaluate(result.best.table, case.costs, link=links).makespan == result.value
     assert by_reference(result.best.table, case.theirs, *shared).makespan == result.value
     assert all(result.value <= value for value in result.baselines.values())
@@ -199,7 +201,7 @@ def test_found_orders_hold_what_they_promise(case, data):
     assert result.best.free_bound <= result.lower_bound <= result.value
     assert ops_of(result.best.table) == ops_of(table)
     assert result.baselines["own"] == pj.evaluate(table, case.costs, link=links).makespan
-    naive = by_reference(pj.insert_transfers(table, link=links), case.theirs, *shared)
+    naive = by_reference(pj.links.insert_transfers(table, link=links), case.theirs, *shared)
     assert result.baselines["by producer"] == naive.makespan
 
 
@@ -221,7 +223,7 @@ def test_queue_bound_is_the_largest_over_sets_of_transfers(case, queues):
 @given(case=strategies.cases(communication=True), queues=SCOPES)
 def test_waits_are_those_of_the_event_loop(case, queues):
     theirs = by_reference(case.table, case.theirs, queues)
-    waits = pj.transfer_waits(
+    waits = pj.links.transfer_waits(
         pj.evaluate(case.table, case.costs, link=pj.Links("rendezvous", queues))
     )
     expected = {}
@@ -265,13 +267,13 @@ def test_a_receive_blocks_a_ready_send():
     ]
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.5)
     table = pj.ScheduleTable.from_rows(rows)
-    waits = pj.transfer_waits(pj.evaluate(table, costs, link="rendezvous"))
+    waits = pj.links.transfer_waits(pj.evaluate(table, costs, link="rendezvous"))
     worst = waits.transfers[0]
     assert (str(worst.cell), str(worst.front), worst.worker) == ("0SEND_F1", "0RECV_B0", 0)
     # ready at 2; the gradient leaves at 1 + 0.5 + 1 + 2 and arrives 0.5 later
     assert (worst.ready, worst.blocked, worst.wait) == (2.0, 2.5, 3.0)
     assert waits.by_worker.tolist() == [3.0, 0.0]
-    better = pj.order(table, costs, iterations=5)
+    better = pj.search.messages(table, costs, iterations=5)
     assert better.value == better.lower_bound < better.baselines["own"]
     assert better.stopped == "optimal"
 
@@ -281,7 +283,7 @@ def test_a_deadlock_is_searched_out_of(queues):
     table = pj.ScheduleTable.from_rows(CROSSED)
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.5)
     assert queue_makespans(table, costs)[queues] is None
-    result = pj.order(table, costs, link=pj.Links("rendezvous", queues))
+    result = pj.search.messages(table, costs, link=pj.Links("rendezvous", queues))
     assert result.baselines["own"] is None
     assert pj.evaluate(result.best.table, costs, link=pj.Links("rendezvous", queues)).makespan == (
         result.value
@@ -293,7 +295,7 @@ def test_a_deadlock_is_searched_out_of(queues):
 def test_every_schedule_gets_an_order(name, queues, tmp_path):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=at_least(name, 4, 4))
     costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=0.75, offload=0.5)
-    result = pj.order(table, costs, link=pj.Links("rendezvous", queues), iterations=4)
+    result = pj.search.messages(table, costs, link=pj.Links("rendezvous", queues), iterations=4)
     pj.write_table(result.best.table, tmp_path / "table.json")
     read = pj.read_table(tmp_path / "table.json")
     run = pj.evaluate(read, costs, link=pj.Links("rendezvous", queues))
@@ -303,21 +305,23 @@ def test_every_schedule_gets_an_order(name, queues, tmp_path):
 def test_one_worker_has_nothing_to_order():
     table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=3)
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.0)
-    result = pj.order(table, costs)
+    result = pj.search.messages(table, costs)
     assert (result.value, result.gap, result.best.free_bound) == (9.0, 0.0, 9.0)
     assert (result.stopped, result.best.order.tolist()) == ("optimal", [])
-    assert pj.transfer_waits(pj.evaluate(table, costs, link="rendezvous")).transfers == ()
+    assert pj.links.transfer_waits(pj.evaluate(table, costs, link="rendezvous")).transfers == ()
 
 
 def test_costs_of_nothing_are_no_division_by_zero():
-    result = pj.order(
+    result = pj.search.messages(
         pj.ScheduleTable.from_rows([["0F0", "0B0"]]), pj.Costs(forward=0.0, backward=0.0)
     )
     assert (result.value, result.gap, result.best.free_bound) == (0.0, 0.0, 0.0)
 
 
 def test_the_seed_decides():
-    one, same, other = (pj.order(TABLE, COSTS, iterations=4, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (
+        pj.search.messages(TABLE, COSTS, iterations=4, seed=seed) for seed in (1, 1, 2)
+    )
     assert one.best.order.tolist() == same.best.order.tolist()
     assert one.best.order.tolist() != other.best.order.tolist()
 
@@ -331,7 +335,7 @@ def test_an_interrupt_returns_the_best_so_far():
         if iteration == 3:
             raise KeyboardInterrupt
 
-    result = pj.order(TABLE, COSTS, on_progress=stop)
+    result = pj.search.messages(TABLE, COSTS, on_progress=stop)
     assert result.stopped == "interrupted"
     assert seen[-1] == float(f"{result.value:.6g}")  # as a text says it
     assert len(seen) == 3
@@ -339,7 +343,7 @@ def test_an_interrupt_returns_the_best_so_far():
 
 
 def test_the_time_ends_the_search():
-    result = pj.order(TABLE, COSTS, time_limit=0.0)
+    result = pj.search.messages(TABLE, COSTS, time_limit=0.0)
     assert result.stopped == "time"
     assert result.value == result.baselines["by need"]
 
@@ -355,7 +359,7 @@ def test_a_search_that_is_stuck_is_shaken(monkeypatch):
     monkeypatch.setattr(transfer_order.TransferSearch, "_shake", count)
     table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=4)
     costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=1.7)
-    result = pj.order(table, costs, iterations=12)
+    result = pj.search.messages(table, costs, iterations=12)
     assert result.value == pj.evaluate(result.best.table, costs, link="rendezvous").makespan
     assert result.stopped == "iterations"
     assert len(shaken) >= 2
@@ -374,22 +378,34 @@ def test_urgent_transfers_go_first():  # two workers, two pipes: who is needed s
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: pj.insert_transfers(TABLE, np.zeros(3, int)), "each of the 480 transfers once"),
         (
-            lambda: pj.insert_transfers(TABLE, producer_order(TABLE)[::-1].copy()),
+            lambda: pj.links.insert_transfers(TABLE, np.zeros(3, int)),
+            "each of the 480 transfers once",
+        ),
+        (
+            lambda: pj.links.insert_transfers(TABLE, producer_order(TABLE)[::-1].copy()),
             r"order: \w+ stands before \w+, which it waits for",
         ),
         (
-            lambda: pj.transfer_waits(pj.evaluate(TABLE, COSTS)),
+            lambda: pj.links.transfer_waits(pj.evaluate(TABLE, COSTS)),
             "only under rendezvous, the run has link='delay'",
         ),
         (lambda: pj.Links("rendezvous", "two"), "unknown queue scope 'two'"),
-        (lambda: pj.order(TABLE, COSTS, link="queued"), "be rendezvous, where"),
-        (lambda: pj.order(TABLE, COSTS, iterations=-1), "at least 0, got -1"),
-        (lambda: pj.order(TABLE, COSTS, time_limit=float("nan")), "no limit, got nan"),
-        (lambda: pj.order(TABLE, unchecked_costs({"forward": -1.0})), "forward must be finite"),
-        (lambda: pj.order(TABLE, pj.Costs(forward=1e308, backward=0.0)), "too large for a float"),
-        (lambda: pj.order(TABLE, pj.Costs(forward=np.ones(3), backward=0.0)), "16 stages"),
+        (lambda: pj.search.messages(TABLE, COSTS, link="queued"), "be rendezvous, where"),
+        (lambda: pj.search.messages(TABLE, COSTS, iterations=-1), "at least 0, got -1"),
+        (lambda: pj.search.messages(TABLE, COSTS, time_limit=float("nan")), "no limit, got nan"),
+        (
+            lambda: pj.search.messages(TABLE, unchecked_costs({"forward": -1.0})),
+            "forward must be finite",
+        ),
+        (
+            lambda: pj.search.messages(TABLE, pj.Costs(forward=1e308, backward=0.0)),
+            "too large for a float",
+        ),
+        (
+            lambda: pj.search.messages(TABLE, pj.Costs(forward=np.ones(3), backward=0.0)),
+            "16 stages",
+        ),
     ],
 )
 def test_mistakes_are_named(call, message):
@@ -398,9 +414,9 @@ def test_mistakes_are_named(call, message):
 
 
 def test_orders_of_programs_agree_with_their_queues():
-    ordered = pj.insert_transfers(TABLE)
+    ordered = pj.links.insert_transfers(TABLE)
     order = pj.lower(ordered, link="rendezvous").transfer_order
-    assert transfers_of(pj.insert_transfers(TABLE, order)) == transfers_of(ordered)
+    assert transfers_of(pj.links.insert_transfers(TABLE, order)) == transfers_of(ordered)
 
 
 SMALL = ["order", "--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
@@ -456,7 +472,7 @@ def test_the_gain_is_that_over_the_own_order(call, answer, data):
     given = ["--stage-times", "F=1,I=1.5,W=0.7", "--comm", 0.9, "--iterations", 20]
     costs = pj.Costs(forward=1.0, input_grad=1.5, weight_grad=0.7, transmit=0.9)
     own = pj.evaluate(pj.read_table(path), costs, link="rendezvous").makespan
-    found = pj.order(pj.read_table(path), costs, iterations=20)
+    found = pj.search.messages(pj.read_table(path), costs, iterations=20)
     assert answer("order", "--table", path, *given)["gain"] == 1 - found.value / own
     _, out, _ = call("order", "--table", path, *given)
     first, gain, who, total, *_ = out.splitlines()
@@ -465,9 +481,9 @@ def test_the_gain_is_that_over_the_own_order(call, answer, data):
         f"  {100 * (1 - found.value / own):.2f} % less than in its own order of SEND and RECV cells "
         f"({own:.5g} s)"
     )
-    worst = pj.transfer_waits(pj.evaluate(pj.read_table(path), costs, link="rendezvous")).transfers[
-        0
-    ]
+    worst = pj.links.transfer_waits(
+        pj.evaluate(pj.read_table(path), costs, link="rendezvous")
+    ).transfers[0]
     assert who == (
         f"  on worker {worst.worker}, {worst.cell} waits longest: {worst.wait:.5g} s behind "
         f"{worst.front}"

@@ -45,7 +45,7 @@ def test_the_twins_agree_to_the_last_bit(name, ties):
         assert np.array_equal(nodes, theirs.nodes[:n])
         assert np.array_equal(edges, theirs.edges[:n, : program.max_preds])
         spare = longest_path.slack(preds, duration, lag)
-        assert np.array_equal(spare, pj.slack(padded, costs)[:n])
+        assert np.array_equal(spare, pj.analysis.slack(padded, costs)[:n])
 
 
 @pytest.mark.compiles
@@ -58,13 +58,13 @@ def test_single_runs_compile_nothing():
             run = pj.evaluate(table, costs, link=pj.Links(link, queues))
         pj.staleness(table, costs)
         pj.compare(table, costs)
-        pj.transfer_waits(run)
+        pj.links.transfer_waits(run)
         queue_makespans(table, costs)
-        pj.order(build("chimera"), costs, iterations=3)
+        pj.search.messages(build("chimera"), costs, iterations=3)
 
     assert jax_events(call) == []
     program = pj.lower(table)
-    assert jax_events(lambda: pj.slack(program, costs)) != []  # they are counted
+    assert jax_events(lambda: pj.analysis.slack(program, costs)) != []  # they are counted
 
 
 def test_what_is_found_out_about_a_table_is_kept_with_it():
@@ -109,8 +109,8 @@ def test_a_search_lowers_each_table_once(monkeypatch):
 
     monkeypatch.setattr(lower, "_lower", count)
     table, costs = build("chimera"), pj.Costs(forward=1.0, backward=2.0, transmit=0.7)
-    found = pj.order(table, costs, iterations=3)
-    for each in (table, pj.insert_transfers(table), found.best.table):
+    found = pj.search.messages(table, costs, iterations=3)
+    for each in (table, pj.links.insert_transfers(table), found.best.table):
         queue_makespans(each, costs)
     assert len(lowered) == len(set(lowered))  # tables compare by identity
     assert len([links for each, links, _ in lowered if each is table]) == 4

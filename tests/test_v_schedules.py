@@ -71,7 +71,7 @@ def searched(setting, limit=1.0, **options):
     names = ("forward", "input_grad", "weight_grad")
     times = dict(zip(names, map(float, slots.values()), strict=True))
     run = pj.evaluate(table, pj.Costs(**times, transmit=float(comm)))
-    return run, pj.activation_memory(run, weight_share=share).peak.max()
+    return run, pj.analysis.activation_memory(run, weight_share=share).peak.max()
 
 
 def rows_of(prefix, schedule, always):
@@ -131,7 +131,9 @@ def test_zb_v_keeps_any_limit():
     spans = []
     for limit in (2, 2.5, 3, 5, 8, 13):
         run = pj.evaluate(built("zb-v", 4, 8, memory_limit=limit), pj.Costs(**EQUAL))
-        assert pj.activation_memory(run, weight_share=1 / 3).peak.max() <= limit * (1 + 1e-9)
+        assert pj.analysis.activation_memory(run, weight_share=1 / 3).peak.max() <= limit * (
+            1 + 1e-9
+        )
         spans.append(run.max_span)
     assert spans == sorted(spans, reverse=True)
     assert spans[-1] == 48  # no bubble

@@ -105,7 +105,7 @@ def test_a_row_in_a_precision_that_the_machine_has_no_peak_for_is_named(tmp_path
     wrong = r"runs.csv, row 2: a100: no peak is known for precision 'fp8'"
     for door in (pj.validate, pj.calibrate):
         with pytest.raises(ValueError, match=wrong):
-            door(pj.read_rows(runs), pj.load_system("a100"))
+            door(pj.files.read_rows(runs), pj.load_system("a100"))
 
 
 def test_a_simulator_is_judged_by_the_rows_that_it_predicts(runs, tmp_path):
@@ -161,7 +161,7 @@ def test_the_cost_model_gives_times_bands_and_memory_where_it_was_measured(runs,
     system = dataclasses.replace(
         pj.load_system("a100"), calibration=CalibrationRecord("runs", 9, (), bands)
     )
-    rows = pj.read_rows(runs).take(np.array([1, 3]))
+    rows = pj.files.read_rows(runs).take(np.array([1, 3]))
     found = validation.predicted_by_costs(rows, system)
     assert (found.seconds[0], found.low[0], found.high[0]) == pytest.approx((3.0, 2.7, 3.6))
     workload = pj.Workload(

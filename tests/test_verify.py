@@ -78,7 +78,9 @@ def accept(data, link):
     stages = case.table.num_stages
     sizes, shares = ([data.draw(st.sampled_from([0, 0.25, 1]))] * stages for _ in range(2))
     checkpoints = [data.draw(st.sampled_from([0, 0.125]))] * stages
-    memory = pj.activation_memory(run, sizes=sizes, weight_share=shares, checkpoints=checkpoints)
+    memory = pj.analysis.activation_memory(
+        run, sizes=sizes, weight_share=shares, checkpoints=checkpoints
+    )
     claimed = json.loads(json.dumps(pj.certificate(run, memory=memory)))
     assert pj.verify(claimed).problems == ()
 
@@ -138,7 +140,7 @@ def test_bounds_are_those_of_the_search(data):
     plan = greedy_plan(problem, problem.limits)
     assert plan is None or theirs.value <= objective_of(problem, plan)
     run = pj.evaluate(table, costs, link=links)
-    memory = pj.activation_memory(run, sizes=sizes, weight_share=share)
+    memory = pj.analysis.activation_memory(run, sizes=sizes, weight_share=share)
     claimed = pj.certificate(run, memory=memory, limits=limits, **asked)
     found = derived_bounds(read_run(claimed))
     assert found["stage"] <= found.get("memory chain", math.inf)

@@ -89,12 +89,15 @@ print(
 # %%
 model, system = pj.load_model("llama3-70b"), pj.load_system("h100")
 workload = pj.Workload(model, minibatch=128, tensor_parallel=8, sequence_parallel=True)
-uneven = pj.Jitter(op=pj.Distribution("lognormal", 0.05), worker=pj.Distribution("lognormal", 0.02))
+uneven = pj.analysis.Jitter(
+    op=pj.analysis.Distribution("lognormal", 0.05),
+    worker=pj.analysis.Distribution("lognormal", 0.02),
+)
 runs = []
 for name, count, options in (("interleaved-1f1b", 64, {"stages_per_worker": 5}), ("1f1b", 128, {})):
     table = pj.schedules.build(name, num_workers=8, num_microbatches=count, **options)
     runs.append(pj.jitter(table, pj.stage_costs(workload, system, table), uneven, samples=64))
-for row in pj.robustness(runs, quantile=0.95):
+for row in pj.analysis.robustness(runs, quantile=0.95):
     print(
         f"{row.schedule:17} p95 {row.makespan:.1f} s, {row.slowdown - 1:.0%} more than without jitter"
     )

@@ -14,9 +14,8 @@ from matplotlib.patches import Patch
 
 from figures.kit.cases import LOOK, network_axes, plain_numbers
 from figures.kit.rules import describe
-from pipejax.plots import palette, style
-from pipejax.plots.charts import PARAMETER_NAMES
-from pipejax.sweep import STATUS
+from pipejax.plots import PARAMETER_NAMES, palette, style
+from pipejax.results import STATUS
 
 # edges in the colour of the faces: without them viewers show gaps between the cells
 CELLS: Any = {"shading": "nearest", "edgecolors": "face", "linewidth": 0.3}

@@ -11,8 +11,8 @@ from matplotlib.lines import Line2D
 
 from figures.kit.cases import LOOK, network_of, plain_numbers
 from figures.kit.rules import describe
-from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.plots import palette, style
+from pipejax.typing import Bool, Float, NumpyArray
 
 BANDWIDTH, LATENCY = 50e9, 20e-6  # the nearest point of the grid is drawn [B/s], [s]
 # how markers are filled, by recomputation

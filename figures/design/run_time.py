@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from figures.kit.cases import LOOK, count_axis, network_of, plain_numbers
 from figures.kit.rules import AXES_DIFFER, describe
 from pipejax.plots import palette, style
-from pipejax.sweep import STATUS
+from pipejax.results import STATUS
 
 BANDWIDTHS = (5e9, 50e9, 400e9)  # the nearest ones of the grid are drawn [B/s]
 LATENCY = 20e-6  # likewise [s]

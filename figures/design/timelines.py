@@ -8,12 +8,11 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+import pipejax as pj
 from figures.kit.cases import LOOK
 from figures.kit.rules import describe
-from pipejax.analysis.runs.timeline import Bar
-from pipejax.plots import palette, style
-from pipejax.plots.bars import bar_entries, draw_bars
-from pipejax.schedules.cells.ops import Op, Phase
+from pipejax.plots import bar_entries, draw_bars, palette, style
+from pipejax.results import Bar
 
 HEIGHT = 1.1  # of a panel [inch]
 UPWARD = "from the last worker to the first"
@@ -28,7 +27,7 @@ class Run(NamedTuple):
     """
 
     bars: list[Bar]
-    upward: set[Op]
+    upward: set[pj.Op]
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
@@ -56,10 +55,10 @@ def run_of(data: xr.Dataset, name: str) -> Run:
     """Read the ops of a schedule."""
     ops = data.isel(op=np.flatnonzero((data.case == name).values))
     bars: list[Bar] = []
-    upward: set[Op] = set()
+    upward: set[pj.Op] = set()
     for k in range(ops.sizes["op"]):
         at = ops.isel(op=k)
-        op = Op(Phase[str(at.phase.item())], int(at.stage), int(at.microbatch))
+        op = pj.Op(pj.Phase[str(at.phase.item())], int(at.stage), int(at.microbatch))
         if bool(at.is_upward):
             upward.add(op)
         if int(at.part):

@@ -5,8 +5,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from figures.kit.rules import describe
-from pipejax.plots import style
-from pipejax.plots.charts import PARAMETER_NAMES, draw_tornado, tornado_entries
+from pipejax.plots import PARAMETER_NAMES, draw_tornado, style, tornado_entries
 
 COLUMNS = 2
 

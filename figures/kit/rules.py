@@ -18,8 +18,8 @@ from matplotlib.path import Path
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox, IdentityTransform
 
-from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.plots import style
+from pipejax.typing import Bool, Float, NumpyArray
 
 AXES_DIFFER = "axes differ"  # a caption with these words allows panels of unequal axes
 _SLACK = 2.0  # of positions: the white around letters [pixel]

@@ -7,13 +7,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+import pipejax as pj
 from figures.kit.rules import describe
 from figures.optpipe.cases import LOOK
-from pipejax.analysis.runs.activation_memory import ActivationMemory
-from pipejax.analysis.runs.timeline import Bar
-from pipejax.plots import palette, style
-from pipejax.plots.bars import LIMIT, Curves, bar_entries, draw_bars, draw_memory
-from pipejax.schedules.cells.ops import Op, Phase
+from pipejax.plots import LIMIT, Curves, bar_entries, draw_bars, draw_memory, palette, style
+from pipejax.results import ActivationMemory, Bar
 
 HEIGHTS = (1.9, 1.0)  # of a timeline and of its memory [inch]
 COLUMNS = ("worker", "start", "finish", "phase", "stage", "microbatch", "is_critical")
@@ -81,7 +79,7 @@ def _memory(axes: Axes, data: xr.Dataset, name: str, until: float) -> None:
 def _bars(ops: xr.Dataset) -> list[Bar]:
     columns = (ops[name].values.tolist() for name in COLUMNS)
     return [
-        Bar(worker, start, finish, (Op(Phase[phase], stage, microbatch),), critical)
+        Bar(worker, start, finish, (pj.Op(pj.Phase[phase], stage, microbatch),), critical)
         for worker, start, finish, phase, stage, microbatch, critical in zip(*columns, strict=True)
     ]
 

@@ -8,8 +8,7 @@ from matplotlib.figure import Figure
 
 from figures.design.timelines import draw_run, run_of
 from figures.kit.rules import describe
-from pipejax.plots import style
-from pipejax.plots.bars import bar_entries
+from pipejax.plots import bar_entries, style
 
 NAMES: Mapping[str, str] = {
     "naive": "Naive pipeline",

@@ -6,8 +6,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from figures.kit.rules import AXES_DIFFER, describe
-from pipejax.plots import style
-from pipejax.plots.charts import draw_predictions
+from pipejax.plots import draw_predictions, style
 
 COLUMNS = 4
 

@@ -6,8 +6,7 @@ from matplotlib.figure import Figure
 
 from figures.design.timelines import UPWARD, draw_run, label_of, run_of
 from figures.kit.rules import describe
-from pipejax.plots import palette, style
-from pipejax.plots.bars import bar_entries
+from pipejax.plots import bar_entries, palette, style
 
 COLUMNS = 2
 

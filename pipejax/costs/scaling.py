@@ -89,7 +89,7 @@ def scaled_costs(costs: Costs, table: ScheduleTable, rules: str) -> Costs:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3)
       >>> costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.5)
-      >>> hot = pj.scaled_costs(costs, table, "compute@worker1*1.5, transmit*2")
+      >>> hot = pj.costing.scaled_costs(costs, table, "compute@worker1*1.5, transmit*2")
       >>> hot.backward.tolist(), float(hot.transmit)
       ([2.0, 3.0], 1.0)
     """
@@ -126,7 +126,7 @@ def scale_workers(costs: Costs, table: ScheduleTable, factors: Stragglers) -> Co
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-      >>> slow = pj.scale_workers(pj.Costs(forward=1.0, backward=2.0), table, {3: 1.5})
+      >>> slow = pj.costing.scale_workers(pj.Costs(forward=1.0, backward=2.0), table, {3: 1.5})
       >>> slow.backward.tolist(), pj.evaluate(table, slow).busy.tolist()
       ([2.0, 2.0, 2.0, 3.0], [24.0, 24.0, 24.0, 36.0])
     """

@@ -48,7 +48,7 @@ class Topology:
       >>> import pipejax as pj
       >>> two_nodes = pj.Topology(4, transmit=(0.125, 1.0))
       >>> table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=8)
-      >>> pj.topology_costs(pj.Costs(forward=1.0, backward=2.0), table, two_nodes).transmit[0, 0]
+      >>> pj.costing.topology_costs(pj.Costs(forward=1.0, backward=2.0), table, two_nodes).transmit[0, 0]
       array([0.125, 0.125, 0.125, 1.   , 0.125, 0.125, 0.125])
     """
 
@@ -149,7 +149,7 @@ def topology_costs(costs: Costs, table: ScheduleTable, topology: Topology) -> Co
       >>> costs = pj.Costs(forward=0.5, backward=1.0)
       >>> for places in ([0, 1, 2, 3], [0, 2, 1, 3]):
       ...     machine = pj.Topology(2, transmit=(0.0, 0.5), places=places)
-      ...     pj.evaluate(table, pj.topology_costs(costs, table, machine)).makespan
+      ...     pj.evaluate(table, pj.costing.topology_costs(costs, table, machine)).makespan
       31.5
       35.5
     """

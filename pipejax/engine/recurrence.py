@@ -203,7 +203,7 @@ def slack(program: Program, costs: Costs, *, target: Target | None = None) -> Fo
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
       >>> program = pj.lower(table, step_end=False)
-      >>> late = pj.slack(program, pj.Costs(forward=1.0, backward=2.0))
+      >>> late = pj.analysis.slack(program, pj.Costs(forward=1.0, backward=2.0))
       >>> [f"{s}{pj.Phase(p).name}{m}: {x:g} s" for s, p, m, x in zip(
       ...     program.stage, program.phase, program.microbatch, late) if x > 0 and p]
       ['0F1: 2 s', '0B0: 1 s']
@@ -266,7 +266,7 @@ def total_negative_slack(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
       >>> program, costs = pj.lower(table), pj.Costs(forward=1.0, backward=2.0)
-      >>> float(pj.makespan(program, costs)), float(pj.total_negative_slack(program, costs, 30.0))
+      >>> float(pj.makespan(program, costs)), float(pj.analysis.total_negative_slack(program, costs, 30.0))
       (33.0, -4.0)
     """
     check_types(program=(program, Program), costs=(costs, Costs))

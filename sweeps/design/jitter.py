@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import pipejax as pj
-from pipejax.analysis.uncertainty.jitter import jitter_dataset
+from pipejax.analysis import jitter_dataset
 from sweeps.kit.cases import build
 from sweeps.kit.command import write
 
@@ -28,11 +28,11 @@ WORKERS, MICROBATCHES, SAMPLES, SEED = 8, 32, 10_000, 0
 SLOTS = {"F": 1, "B": 2}
 TIMES = {"forward": 0.010, "backward": 0.020}  # of a microbatch on a worker [s]
 MESSAGE = {"latency": 1e-5, "transmit": 4e-4}  # [s]
-JITTER = pj.Jitter(
-    op=pj.Distribution("lognormal", 0.05),
-    worker=pj.Distribution("lognormal", 0.02),
-    message=pj.Distribution("gamma", 0.3),
-    straggler=pj.Straggler(probability=0.002, slowdown=1.3),
+JITTER = pj.analysis.Jitter(
+    op=pj.analysis.Distribution("lognormal", 0.05),
+    worker=pj.analysis.Distribution("lognormal", 0.02),
+    message=pj.analysis.Distribution("gamma", 0.3),
+    straggler=pj.analysis.Straggler(probability=0.002, slowdown=1.3),
 )
 
 

@@ -21,13 +21,9 @@ import numpy as np
 import xarray as xr
 
 import pipejax as pj
-from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import are_positive, divisors
-from pipejax.base.provenance import provenance
-from pipejax.costs.model.workload import Workload
-from pipejax.costs.stage.stage_bytes import memory_bytes
-from pipejax.costs.system.parts import Number
-from pipejax.costs.system.system import System
+from pipejax.costing import Number
+from pipejax.files import provenance
 from pipejax.search.tuning.microbatch import TunedSizes, search_microbatches
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 from pipejax.search.tuning.step_time_objective import Given, Pair
@@ -65,8 +61,8 @@ class NetworkMap(NamedTuple):
 
 def map_networks(
     family: ScheduleFamily,
-    workload: Workload,
-    system: System,
+    workload: pj.Workload,
+    system: pj.System,
     bandwidth: Float[NumpyArray, " networks"],
     latency: Float[NumpyArray, " networks"],
     *,
@@ -104,7 +100,7 @@ def _step_times(
     """Step times with so many microbatches [s], infinite without room, and their elasticities."""
     size = len(networks)
     workload, table = problem.workload, problem.family.table(count)
-    if memory_bytes(workload, table).max() > problem.capacity[0]:
+    if pj.memory_bytes(workload, table).max() > problem.capacity[0]:
         return np.full(size, np.inf), np.zeros((2, size))
     with jax.enable_x64(True):  # of this thread
         given = problem.given(np.zeros(size, int), count, limited=False)

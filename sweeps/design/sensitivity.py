@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.progress import track
 
 import pipejax as pj
-from pipejax.analysis.uncertainty.sensitivity import PARAMETERS, RESOURCES, Sensitivity, swings
-from pipejax.base.provenance import provenance
+from pipejax.analysis import PARAMETERS, RESOURCES, swings
+from pipejax.files import provenance
+from pipejax.results import Sensitivity
 from sweeps.kit.command import write
 
 FACTORS = (0.5, 2.0)  # what a parameter is multiplied by

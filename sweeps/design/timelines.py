@@ -13,10 +13,9 @@ from rich.console import Console
 from rich.progress import track
 
 import pipejax as pj
-from pipejax.analysis.runs.evaluate import Evaluation
-from pipejax.analysis.runs.timeline import bars
-from pipejax.base.array_types import Bool, NumpyArray
-from pipejax.base.provenance import provenance
+from pipejax.analysis import bars
+from pipejax.files import provenance
+from pipejax.typing import Bool, NumpyArray
 from sweeps.kit.cases import build
 from sweeps.kit.command import write
 
@@ -89,12 +88,12 @@ def sweep(
     )
 
 
-def _run(table: pj.ScheduleTable, slots: Mapping[str, float], delay: float) -> Evaluation:
+def _run(table: pj.ScheduleTable, slots: Mapping[str, float], delay: float) -> pj.Evaluation:
     times = {"forward": float(slots["F"]), "backward": float(slots["B"])}
     return pj.evaluate(table, pj.Costs.per_worker(table, **times, latency=delay))
 
 
-def _ops(run: Evaluation) -> list[tuple[Any, ...]]:
+def _ops(run: pj.Evaluation) -> list[tuple[Any, ...]]:
     """One row per op, in the order of `COLUMNS`."""
     upward = _upward(run.table)
     return [

@@ -15,7 +15,7 @@ import xarray as xr
 from rich.console import Console
 from rich.table import Table
 
-from pipejax.base.files import write_file
+from pipejax.files import write_file
 
 Row = dict[str, str]
 OPEN, EXCLUSIVE = "open", "exclusive"

@@ -9,8 +9,7 @@ from pathlib import Path
 import xarray as xr
 from rich.console import Console
 
-from pipejax.base.files import check_writable, drafted
-from pipejax.base.provenance import ATTRIBUTES, is_dataset
+from pipejax.files import ATTRIBUTES, check_writable, drafted, is_dataset
 
 
 def write(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipejax.base.files import write_file
+from pipejax.files import write_file
 
 Record = dict[str, Any]
 

@@ -14,7 +14,7 @@ import xarray as xr
 from rich.console import Console
 from rich.progress import track
 
-from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe, zero_bubble_starts
+from pipejax.schedules import LimitedPipe, zero_bubble_starts
 from sweeps.kit.journal import Journal, Record
 from sweeps.optpipe.cases import NO_LINK, Pipe, Setting, solutions
 from sweeps.published.zero_bubble_tables import MODELS, PROFILES, SEARCHED

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from pipejax.base.array_types import Float, NumpyArray
+from pipejax.typing import Float, NumpyArray
 from sweeps.kit.journal import Record
 from sweeps.optpipe.cases import OPTIMUM, Setting
 

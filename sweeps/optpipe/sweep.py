@@ -12,7 +12,7 @@ from pathlib import Path
 import xarray as xr
 from rich.console import Console
 
-from pipejax.base.provenance import provenance
+from pipejax.files import provenance
 from sweeps.kit.command import check, save
 from sweeps.kit.journal import Journal
 from sweeps.optpipe import (

@@ -8,10 +8,8 @@ from rich.console import Console
 from rich.progress import track
 
 import pipejax as pj
-from pipejax.analysis.runs.activation_memory import ActivationMemory, activation_memory
-from pipejax.analysis.runs.evaluate import Evaluation
-from pipejax.analysis.runs.timeline import bars
-from pipejax.schedules.cells.ops import Phase
+from pipejax.analysis import activation_memory, bars
+from pipejax.results import ActivationMemory
 from sweeps.kit.journal import Journal
 from sweeps.optpipe.cases import METHODS, OPTIMUM, Pipe, Setting, run, solutions
 
@@ -84,13 +82,13 @@ def _columns(dimension: str, names: tuple[str, ...], rows: list[Any]) -> dict[st
     }
 
 
-def _ops(one: Evaluation) -> list[tuple[Any, ...]]:
+def _ops(one: pj.Evaluation) -> list[tuple[Any, ...]]:
     """One row per op, in the order of `COLUMNS`; waits for offloads have no length."""
     return [
         (bar.worker, bar.start, bar.finish, op.phase.name, op.stage, op.microbatch, bar.is_critical)
         for bar in bars(one)
         for op in bar.ops
-        if op.phase is not Phase.WAIT_O
+        if op.phase is not pj.Phase.WAIT_O
     ]
 
 

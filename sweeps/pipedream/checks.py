@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import xarray as xr
 
-from pipejax.training.training_run import RULES
+from pipejax.training import RULES
 from sweeps.kit.claims import Verdict
 from sweeps.pipedream.curves import (
     QUANTITY,

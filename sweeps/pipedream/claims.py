@@ -5,7 +5,7 @@ is read at the published ones. Of the seeds the median counts. One scheme is bel
 another if it is so with every seed: where seeds do not agree, the claim is open.
 """
 
-from pipejax.training.training_run import RULES
+from pipejax.training import RULES
 from sweeps.kit.claims import Claim, command
 from sweeps.pipedream.checks import (
     LOCAL,

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import track
 
 import pipejax.training as pt
-from pipejax.base.array_types import Bool, Float, NumpyArray
-from pipejax.base.provenance import provenance
+from pipejax.files import provenance
+from pipejax.typing import Bool, Float, NumpyArray
 from sweeps.kit.command import write
 
 STAGES, DIMENSION, UPDATES = 8, 88, 3200

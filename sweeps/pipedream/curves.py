@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import xarray as xr
 
-from pipejax.base.array_types import Float, NumpyArray
 from pipejax.training import choose_step_size
+from pipejax.typing import Float, NumpyArray
 from sweeps.pipedream.settings import AS_RUN
 
 QUANTITY: Mapping[str, str] = {  # of each store, what its experiment is read by; else the gap

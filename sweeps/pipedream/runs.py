@@ -13,7 +13,7 @@ import xarray as xr
 from rich.console import Console
 from rich.progress import track
 
-from pipejax.base.files import checksum
+from pipejax.files import checksum
 from sweeps.kit.command import save
 from sweeps.pipedream import convergence_bound, schedules, staleness
 from sweeps.pipedream.schemes import collected, train

@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 import pipejax as pj
-from pipejax.analysis.runs.staleness import op_times
+from pipejax.analysis import op_times
 from pipejax.training import (
     Logistic,
     TrainingObjective,

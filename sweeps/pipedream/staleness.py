@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import track
 
 import pipejax as pj
-from pipejax.analysis.runs.staleness import Staleness
-from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.provenance import provenance
+from pipejax.files import provenance
+from pipejax.results import Staleness
+from pipejax.typing import Float, Int, NumpyArray
 from sweeps.kit.command import write
 
 STAGES = (*range(2, 33), 40, 50, 64, 80, 100, 128, 150)

@@ -14,8 +14,7 @@ from types import ModuleType
 
 from rich.console import Console
 
-from pipejax.base.files import checksum
-from pipejax.base.provenance import provenance
+from pipejax.files import checksum, provenance
 from sweeps.kit.command import check, save, why_anew
 from sweeps.pipedream import (
     convergence_bound,

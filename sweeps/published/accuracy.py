@@ -6,7 +6,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from pipejax.analysis.step.validation import PredictionErrors
+from pipejax.results import PredictionErrors
 
 MEAN, EACH, BIAS = "mean", "each", "bias"
 

@@ -20,18 +20,9 @@ from rich.console import Console
 from rich.progress import track
 
 import pipejax as pj
-from pipejax.analysis.step.validation import (
-    PredictionErrors,
-    Validation,
-    judge,
-    measured_tables,
-    prediction_errors,
-    validate,
-)
-from pipejax.base.files import check_writable, write_file
-from pipejax.base.provenance import provenance
-from pipejax.costs.measured.measured_rows import MeasuredRows, joined
-from pipejax.costs.system.system import DATA
+from pipejax.analysis import judge, measured_tables, prediction_errors
+from pipejax.files import DATA, MeasuredRows, check_writable, joined, provenance, write_file
+from pipejax.results import PredictionErrors, Validation
 from sweeps.kit import command
 from sweeps.published import llama3_accuracy, zero_bubble_accuracy
 from sweeps.published.accuracy import BIAS, EACH, MEAN, Accuracy, report
@@ -98,7 +89,7 @@ FITS = (
 
 def read(*tables: str) -> MeasuredRows:
     """Read rows of the tables that come with pipejax."""
-    return joined([pj.read_rows(DATA / "measured" / f"{name}.csv") for name in tables])
+    return joined([pj.files.read_rows(DATA / "measured" / f"{name}.csv") for name in tables])
 
 
 def judged(group: str, runs: str, errors: PredictionErrors, *limits: Limit) -> list[Accuracy]:
@@ -206,7 +197,7 @@ def mlperf() -> Section:
     for what, fitted in CROSS:
         is_fitted = runs.column("model") == fitted
         system = pj.calibrate(runs.take(is_fitted), pj.load_system("h100")).system
-        others = validate(runs.take(~is_fitted), system)
+        others = pj.validate(runs.take(~is_fitted), system)
         rows += judged("mlperf_h100", what, of_times(others), Limit(8.0, EACH))
         reasons.append(f"{what}, by microbatches M: {by_microbatches(others)}.")
     text = (
@@ -233,7 +224,7 @@ def megatron() -> str:
 
     def bias(part: MeasuredRows, **columns: Any) -> str:
         changed: dict[str, Any] = {k: np.full(len(part), v) for k, v in columns.items()}
-        errors = of_times(validate(dataclasses.replace(part, **changed)))
+        errors = of_times(pj.validate(dataclasses.replace(part, **changed)))
         return f"{errors.bias:+.1f} %"
 
     sizes = ", ".join(f"{bias(alone, microbatch_size=b)} at b = {b}" for b in (1, 4, 8))
@@ -298,7 +289,7 @@ def dataset(found: Sequence[Validation]) -> xr.Dataset:
 
 def predicted(paths: Sequence[Path]) -> list[Validation]:
     """Predict some tables at once, and split them again."""
-    whole = validate(paths)
+    whole = pj.validate(paths)
     files = whole.measured.file
     return [whole.take(files == file) for file in dict.fromkeys(files.tolist())]
 
@@ -307,7 +298,7 @@ def by_machine() -> list[list[Path]]:
     """Group the tables by their machine: rows of one machine share compilations."""
     groups: dict[str, list[Path]] = {}
     for path in measured_tables():
-        groups.setdefault(pj.read_rows(path).system[0], []).append(path)
+        groups.setdefault(pj.files.read_rows(path).system[0], []).append(path)
     return list(groups.values())
 
 

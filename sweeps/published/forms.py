@@ -16,9 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.analysis.formula.cone import regions
-from pipejax.analysis.formula.form import smallest
-from pipejax.analysis.formula.parameters import comparison_text, named_parameters
+from pipejax.analysis import comparison_text, named_parameters, regions, smallest
 
 SIZES = tuple((p, factor * p) for p in (2, 4, 8) for factor in (2, 4))
 SHOWN = (4, 16)  # size whose region is shown
@@ -145,7 +143,7 @@ def _turned(text: str) -> str:
     return f"{right} >= {left}"
 
 
-def _where_equal(form: pj.Formula, facets: Sequence[Counts], counts: Counts) -> str:
+def _where_equal(form: pj.results.Formula, facets: Sequence[Counts], counts: Counts) -> str:
     """Equations on which a sum that is no facet is the makespan."""
     rays, spans = regions(form.envelope.cone, len(facets))
     thetas = (rays * form.units).tolist()

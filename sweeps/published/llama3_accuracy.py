@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 import pipejax as pj
-from pipejax.analysis.step.validation import PredictionErrors
-from pipejax.base.array_types import Float, NumpyArray
+from pipejax.results import PredictionErrors
+from pipejax.typing import Float, NumpyArray
 from sweeps.published.accuracy import EACH, Accuracy, report
 
 POINTS = 3.0  # of MFU

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.costs.measured.measured_rows import MeasuredRows
+from pipejax.files import MeasuredRows
+from pipejax.typing import Float, Int, NumpyArray
 
 # may differ between runs on one line: the rest is the machine and the layout of a pipeline
 FREE = ("data", "global_batch", "seconds", "memory_bytes", "source", "row")

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 
 import pipejax as pj
-from pipejax.analysis.step.validation import prediction_errors
-from pipejax.base.array_types import Float, NumpyArray
-from pipejax.costs.measured.measured_rows import MeasuredRows
-from pipejax.costs.measured.rows_file import read_rows
-from pipejax.costs.system.system import DATA
+from pipejax.analysis import prediction_errors
+from pipejax.files import DATA, MeasuredRows, read_rows
+from pipejax.typing import Float, NumpyArray
 from sweeps.published.accuracy import Accuracy, report
 from sweeps.published.step_line import on_one_line, step_line
 from sweeps.published.zero_bubble_tables import MODELS, PROFILES, SEARCHED, Profile, Shape

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from pipejax.base.array_types import NumpyArray
+from pipejax.typing import NumpyArray
 from sweeps.kit.claims import Verdict
 from sweeps.tabular.fit import OUTLIERS
 from sweeps.tabular.search import LINKS, slower, widest_gap

@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 
 import pipejax as pj
-from pipejax.base.array_types import Array, Float
+from pipejax.typing import Array, Float
 from sweeps.tabular.settings import (
     H100_BANDWIDTH,
     MAIN,

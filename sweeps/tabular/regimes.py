@@ -13,9 +13,9 @@ import numpy as np
 import xarray as xr
 
 import pipejax as pj
-from pipejax.analysis.formula.parameters import named_parameters
-from pipejax.analysis.formula.versus import Region
-from pipejax.base.provenance import provenance
+from pipejax.analysis import named_parameters
+from pipejax.files import provenance
+from pipejax.results import Region
 from sweeps.kit.command import write
 from sweeps.tabular.fit import fit
 from sweeps.tabular.settings import SYSTEMS, draw, system_at, workload
@@ -65,7 +65,7 @@ def sweep(points: int = POINTS) -> xr.Dataset:
     places = np.array(
         [[_place(system, pair) for system in systems.values()] for pair in PAIRS.values()]
     )
-    found = {name: pj.versus(*pair) for name, pair in forms.items()}
+    found = {name: pj.analysis.versus(*pair) for name, pair in forms.items()}
     return xr.Dataset(
         {
             "ratio": (("pair", "backward", "message"), np.array(ratio)),
@@ -96,7 +96,7 @@ def _texts(regions: Sequence[Region]) -> str:
     return " or ".join(" and ".join(region.texts) for region in regions)
 
 
-def _form(case: str, pair: Pair) -> pj.Formula:
+def _form(case: str, pair: Pair) -> pj.results.Formula:
     table = draw(case, pair.workers, pair.microbatches)
     program = pj.lower(table, step_end=False)
     return pj.formula(program, named_parameters(program, PARAMETERS, table.worker_parts))

@@ -17,24 +17,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import pipejax as pj
-from pipejax.analysis.comparison.closed_forms import closed_form
-from pipejax.analysis.runs.evaluate import bubble_ratio, op_counts
-from pipejax.base.array_types import Array, Float, Int
-from pipejax.base.provenance import provenance
-from pipejax.costs.stage.stage_bytes import stage_bytes
-from pipejax.costs.stage.stage_costs import work_costs
-from pipejax.costs.stage.stage_work import stage_work
-from pipejax.costs.system.system import System
-from pipejax.engine.lowering.program import LINK_COSTS
-from pipejax.engine.pricing import NodeCosts, cost_vector
-from pipejax.engine.recurrence import critical_path
-from pipejax.schedules.table.held_activations import (
-    held_in_rows,
-    peak_in_flight,
-    static_bytes,
-)
-from pipejax.schedules.table.slot_simulation import slot_times
-from pipejax.schedules.table.table import ScheduleTable
+from pipejax.analysis import bubble_ratio, closed_form, critical_path, op_counts
+from pipejax.costing import LINK_COSTS, NodeCosts, cost_vector, stage_bytes, stage_work, work_costs
+from pipejax.files import provenance
+from pipejax.schedules import held_in_rows, peak_in_flight, slot_times, static_bytes
+from pipejax.typing import Array, Float, Int
 from sweeps.kit.cases import CASES
 from sweeps.kit.command import write
 from sweeps.tabular.fit import FITTED_TO, Fit, fit
@@ -61,7 +48,7 @@ SHARES = ("F", "B", "message", "A", "U")
 Values = dict[str, Float[np.ndarray, "..."]]
 
 
-def run(table: ScheduleTable, systems: System, link: str) -> Values:
+def run(table: pj.ScheduleTable, systems: pj.System, link: str) -> Values:
     """Run one table on all systems at once.
 
     Args:
@@ -197,7 +184,7 @@ def sweep(
     return _label(ours, coords, found)
 
 
-def _runs(tables: Mapping[str, ScheduleTable], drawn: list[str], systems: System) -> Values:
+def _runs(tables: Mapping[str, pj.ScheduleTable], drawn: list[str], systems: pj.System) -> Values:
     """Run every order under every link model: (settings, links, drawn, systems, ...)."""
     runs: dict[Any, Values] = {}
     found: dict[str, list[Any]] = {}
@@ -217,7 +204,7 @@ def _runs(tables: Mapping[str, ScheduleTable], drawn: list[str], systems: System
     }
 
 
-def _in_table(tables: Mapping[str, ScheduleTable], drawn: list[str]) -> Values:
+def _in_table(tables: Mapping[str, pj.ScheduleTable], drawn: list[str]) -> Values:
     """Bubble ratios by the published formula, and of the idealised tables: (drawn, measured)."""
     form, arguments = closed_form(tables[drawn[0]])
     formula = np.nan if form.bubble_ratio is None else form.bubble_ratio[1](arguments)
@@ -233,7 +220,7 @@ def _in_table(tables: Mapping[str, ScheduleTable], drawn: list[str]) -> Values:
     }
 
 
-def _in_memory(tables: Mapping[str, ScheduleTable], drawn: list[str], width: int) -> Values:
+def _in_memory(tables: Mapping[str, pj.ScheduleTable], drawn: list[str], width: int) -> Values:
     """Activations in flight and bytes of each worker, NaN where the pipeline has fewer."""
     memory = stage_bytes(workload(), tables[drawn[0]])
     peaks = {

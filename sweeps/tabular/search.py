@@ -17,12 +17,9 @@ from rich.console import Console
 from rich.progress import track
 
 import pipejax as pj
-from pipejax.base.array_types import Array, Float, NumpyArray
-from pipejax.base.provenance import provenance
-from pipejax.costs.costs import Costs
-from pipejax.costs.stage.stage_costs import work_costs
-from pipejax.costs.stage.stage_work import StageWork, stage_work
-from pipejax.costs.system.system import System
+from pipejax.costing import StageWork, stage_work, work_costs
+from pipejax.files import provenance
+from pipejax.typing import Array, Float, NumpyArray
 from sweeps.kit.command import write
 from sweeps.tabular.fit import CHIMERA, FITTED_TO, HANAYO
 from sweeps.tabular.settings import (
@@ -72,7 +69,7 @@ def run(
 
 
 @jax.jit
-def _batch(work: StageWork, systems: System, times: Float[Array, " exchanges"]) -> Costs:
+def _batch(work: StageWork, systems: pj.System, times: Float[Array, " exchanges"]) -> pj.Costs:
     """Price the work on all systems, with every number of exchanges: (exchanges * systems)."""
     one = jax.vmap(work_costs, in_axes=(None, 0))(work, systems)
     many = jax.tree.map(lambda leaf: jnp.tile(leaf, (len(times), *[1] * (leaf.ndim - 1))), one)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import xarray as xr
 
 import pipejax as pj
-from pipejax.costs.system.system import Efficiency, Number, System
+from pipejax.costing import Efficiency, Number
 from sweeps.kit.cases import build
 
 MODEL = "tabular-128l"
@@ -53,7 +53,7 @@ REPORTED = Setting(1.0, 34e12)
 H100_BANDWIDTH = 3.35e12
 
 
-def system_at(name: str, setting: Setting) -> System:
+def system_at(name: str, setting: Setting) -> pj.System:
     """Load one of the paper's systems in a setting, whose numbers may be traced."""
     return dataclasses.replace(
         pj.load_system(name),
@@ -62,13 +62,13 @@ def system_at(name: str, setting: Setting) -> System:
     )
 
 
-def stack(systems: Sequence[System]) -> System:
+def stack(systems: Sequence[pj.System]) -> pj.System:
     """Stack systems along the first axis of every field."""
     alike = [dataclasses.replace(system, name="grid", source="grid") for system in systems]
     return jax.tree.map(lambda *leaves: jnp.array(leaves), *alike)
 
 
-def systems_at(settings: Sequence[Setting]) -> System:
+def systems_at(settings: Sequence[Setting]) -> pj.System:
     """Stack all systems in all settings, the systems of one setting after those of another."""
     return stack([system_at(name, setting) for setting in settings for name in SYSTEMS])
 

@@ -13,7 +13,7 @@ import xarray as xr
 from rich.console import Console
 from rich.table import Table
 
-from pipejax.base.files import write_file
+from pipejax.files import write_file
 from sweeps.tabular.fit import CHIMERA, FITTED_TO, HANAYO, MICROBATCHES, OUTLIERS, WORKERS
 from sweeps.tabular.settings import SYSTEMS, main_setting
 

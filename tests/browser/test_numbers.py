@@ -133,7 +133,7 @@ def test_memory_curves_are_those_of_the_run(alone, visit):
     path, given = alone
     opened = visit(path, "x.B=2&curve=memory")
     run = pj.evaluate(given.table, pj.Costs(forward=1.0, backward=4.0, transmit=0.25))
-    memory = pj.activation_memory(run)
+    memory = pj.analysis.activation_memory(run)
     steps = opened(
         """explorer.panes[0].curves.steps("memory").map(s =>
           [Array.from(s.time), Array.from(s.held), s.peak, s.peakAt])"""
@@ -176,7 +176,7 @@ def test_any_table_and_costs(name, tmp_path, visit):
         run = pj.evaluate(table, costs, link=link)
         assert opened.makespans() == [run.makespan]
         assert np.allclose(opened("Array.from(explorer.focused.busy)"), run.busy, rtol=1e-12)
-        memory = pj.activation_memory(run)
+        memory = pj.analysis.activation_memory(run)
         peaks = opened("explorer.panes[0].curves.steps('memory').map(s => s.peak)")
         assert np.allclose(peaks, memory.peak)
     for _ in range(12):  # through all that has details

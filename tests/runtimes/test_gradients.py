@@ -55,7 +55,9 @@ def test_repaired_tables(workers, microbatches, tmp_path):
         built = pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
         costs = pj.Costs.uniform(built, forward=1.0, backward=2.0, transfer=0.5)
         for queues in ("worker", "pair", "direction"):
-            found = pj.order(built, costs, link=pj.Links("rendezvous", queues), iterations=20)
+            found = pj.search.messages(
+                built, costs, link=pj.Links("rendezvous", queues), iterations=20
+            )
             path = tmp_path / f"{name}-{queues}.csv"
             pj.write_table(found.best.table, path)
             tables.append(pj.read_table(path))

@@ -33,7 +33,7 @@ def test_lowered_cell_by_cell(ranks):
         table = pj.ScheduleTable.from_rows(torch_own.texts(actions))
         for options in OPTIONS:
             theirs = torch_own.texts(torch_own.lowered(actions, ranks, per_rank, count, **options))
-            ours = pj.insert_transfers(table, lowering=TorchLowering(**options))
+            ours = pj.links.insert_transfers(table, lowering=TorchLowering(**options))
             assert cells(ours) == theirs, (name, ranks, per_rank, count, options)
             compared += 1
     assert compared > 100

@@ -27,7 +27,7 @@ def children():
 def test_a_deadlock_ends_by_time(monkeypatch):
     monkeypatch.setattr(runtime, "START_UP", 15.0)
     monkeypatch.setattr(runtime, "PER_STEP", 1.0)
-    sent = pj.insert_transfers(TABLE, lowering="pytorch")
+    sent = pj.links.insert_transfers(TABLE, lowering="pytorch")
     # the second rank never posts what the first waits for
     monkeypatch.setattr(runtime, "to_csv", lambda table: "0F0,0SEND_F0,0WAIT_SEND_F0\n1F0,1B0\n")
     begun = time.monotonic()

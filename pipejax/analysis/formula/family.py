@@ -44,7 +44,7 @@ class Family(NamedTuple):
       >>> import pipejax as pj
       >>> def program(m):
       ...     return pj.lower(pj.schedules.build("gpipe", num_workers=4, num_microbatches=m))
-      >>> found = pj.formula_family(program, range(1, 9), ("F", "B", "c"))
+      >>> found = pj.analysis.formula_family(program, range(1, 9), ("F", "B", "c"))
       >>> print(found)
       (M + 3)F + (M + 3)B + 6c for M >= 1
       >>> found(100)(F=1.0, B=2.0, c=0.0)
@@ -144,7 +144,7 @@ def formula_family(
       >>> import pipejax as pj
       >>> def program(m):
       ...     return pj.lower(pj.schedules.build("1f1b", num_workers=4, num_microbatches=m))
-      >>> print(pj.formula_family(program, range(4, 44, 4), ("F", "B", "c"), verify_on=[80]))
+      >>> print(pj.analysis.formula_family(program, range(4, 44, 4), ("F", "B", "c"), verify_on=[80]))
       (M + 3)F + (M + 3)B + (3/2 M + 4)c for M >= 4, M mod 4 = 0
     """
     whole_number(degree, "degree", least=0, most=2)

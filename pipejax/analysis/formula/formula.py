@@ -150,7 +150,7 @@ def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
       >>> path = pathlib.Path(tempfile.mkdtemp()) / "form.json"
       >>> claimed = pj.formula(pj.lower(table, step_end=False)).certificate(table)
       >>> _ = path.write_text(json.dumps(claimed))
-      >>> print(pj.read_formula(path))
+      >>> print(pj.files.read_formula(path))
       max(6F + 4B + 4c_F + 3c_B, 4F + 6B + 3c_F + 4c_B)
     """
     check_types(source=(source, str, Path, Mapping))

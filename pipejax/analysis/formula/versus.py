@@ -55,7 +55,7 @@ class Versus(NamedTuple):
       ...     pj.formula(pj.lower(pj.schedules.build(name, **size)), ("F", "B", "c"))
       ...     for name in ("chimera", "1f1b")
       ... ]
-      >>> found = pj.versus(*forms)
+      >>> found = pj.analysis.versus(*forms)
       >>> found.verdict, f"1F1B takes up to {found.other_slower[1]:.2f} times as long"
       ('one is never slower', '1F1B takes up to 1.43 times as long')
     """
@@ -101,7 +101,7 @@ def versus(one: Formula, other: Formula) -> Versus:
       >>> forms = [
       ...     pj.formula(pj.lower(pj.schedules.build(name, **size))) for name in ("gpipe", "1f1b")
       ... ]
-      >>> pj.versus(*forms).verdict
+      >>> pj.analysis.versus(*forms).verdict
       'one is never slower'
     """
     check_types(one=(one, Formula), other=(other, Formula))

@@ -102,7 +102,7 @@ def transfer_waits(evaluation: Evaluation) -> TransferWaits:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=3)
       >>> costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.5)
-      >>> worst = pj.transfer_waits(pj.evaluate(table, costs, link="rendezvous")).transfers[0]
+      >>> worst = pj.links.transfer_waits(pj.evaluate(table, costs, link="rendezvous")).transfers[0]
       >>> f"{worst.cell} waits {worst.wait} s behind {worst.front}, {worst.blocked} s blocked"
       '0SEND_F2 waits 1.0 s behind 0SEND_F1, 0.0 s blocked'
     """

@@ -51,7 +51,7 @@ class IncrementalRun:
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
-      >>> run = pj.IncrementalRun(pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0)))
+      >>> run = pj.analysis.IncrementalRun(pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0)))
       >>> run.makespan, run.set_duration("1B0", 4.0), run.swap("0F2", "0B1"), run.undo()
       (15.0, 17.0, 20.0, 17.0)
     """

@@ -75,7 +75,7 @@ def longest_paths(
       >>> table = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
       >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=0.125)
       >>> run = pj.evaluate(table, costs)
-      >>> for path in pj.longest_paths(run, 3, distinct_counts=True):
+      >>> for path in pj.analysis.longest_paths(run, 3, distinct_counts=True):
       ...     print(path.length, *(f"{count} {name}" for name, count in path.counts.items()))
       16.875 4 F 6 B 3 c_F 4 c_B
       16.75 4 F 6 B 3 c_F 3 c_B

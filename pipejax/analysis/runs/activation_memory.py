@@ -97,7 +97,7 @@ def activation_memory(
       >>> row = ["0F0", "0O0", "0WAIT_O0", "0F1", "0B1", "0L0", "0B0"]
       >>> table = pj.ScheduleTable.from_rows([row])
       >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, offload=3.0))
-      >>> memory = pj.activation_memory(run)
+      >>> memory = pj.analysis.activation_memory(run)
       >>> memory.peak.tolist(), run.peak_in_flight.tolist()
       ([1.0], [2])
     """

@@ -68,7 +68,7 @@ def chrome_trace(evaluation: Evaluation) -> str:
       >>> import json, pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3)
       >>> run = pj.evaluate(table, pj.Costs.uniform(table, forward=1.0, backward=2.0))
-      >>> events = json.loads(pj.chrome_trace(run))["traceEvents"]
+      >>> events = json.loads(pj.files.chrome_trace(run))["traceEvents"]
       >>> [event["dur"] for event in events if event.get("name") == "0F0"]
       [1000000.0]
       >>> compute = [event for event in events if event.get("cat") == "compute"]

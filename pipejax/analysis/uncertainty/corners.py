@@ -49,8 +49,8 @@ class Corners:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
       >>> costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
-      >>> slow = pj.scaled_costs(costs, table, "transmit*4")
-      >>> found = pj.corners(pj.lower(table), {"nominal": costs, "slow": slow}, target=40.0)
+      >>> slow = pj.costing.scaled_costs(costs, table, "transmit*4")
+      >>> found = pj.analysis.corners(pj.lower(table), {"nominal": costs, "slow": slow}, target=40.0)
       >>> found.makespan.tolist(), found.total_negative_slack.tolist()
       ([37.0, 49.0], [0.0, -18.0])
     """
@@ -86,8 +86,8 @@ def corners(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
       >>> costs = pj.Costs(forward=1.0, backward=2.0)
-      >>> hot = pj.scaled_costs(costs, table, "compute@worker1*2")
-      >>> found = pj.corners(pj.lower(table), {"nominal": costs, "hot": hot}, target=20.0)
+      >>> hot = pj.costing.scaled_costs(costs, table, "compute@worker1*2")
+      >>> found = pj.analysis.corners(pj.lower(table), {"nominal": costs, "hot": hot}, target=20.0)
       >>> found.makespan.tolist(), [found.names[k] for k in set(found.binding.tolist())]
       ([9.0, 15.0], ['hot'])
 

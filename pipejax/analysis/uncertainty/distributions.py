@@ -85,7 +85,7 @@ class Distribution:
 
     Example:
       >>> import pipejax as pj
-      >>> pj.Distribution("uniform", 0.7)
+      >>> pj.analysis.Distribution("uniform", 0.7)
       Traceback (most recent call last):
       ...
       ValueError: the spread of uniform must be a number from 0 to 0.577, got 0.7
@@ -128,7 +128,7 @@ class Straggler:
 
     Example:
       >>> import pipejax as pj
-      >>> str(pj.Straggler(probability=0.01, slowdown=2.0))
+      >>> str(pj.analysis.Straggler(probability=0.01, slowdown=2.0))
       '0.01:2'
     """
 
@@ -166,7 +166,7 @@ class Jitter:
 
     Example:
       >>> import pipejax as pj
-      >>> str(pj.Jitter(op=pj.Distribution("gamma", 0.1)).op)
+      >>> str(pj.analysis.Jitter(op=pj.analysis.Distribution("gamma", 0.1)).op)
       'gamma:0.1'
     """
 

@@ -59,7 +59,7 @@ class Jittered:
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=4)
-      >>> run = pj.jitter(table, pj.Costs(forward=1.0, backward=2.0), pj.Jitter(), samples=3)
+      >>> run = pj.jitter(table, pj.Costs(forward=1.0, backward=2.0), pj.analysis.Jitter(), samples=3)
       >>> run.makespans.tolist(), run.mean, run.slowdown(0.95)
       ([15.0, 15.0, 15.0], 15.0, 1.0)
     """
@@ -146,7 +146,7 @@ def jitter(
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-      >>> uneven = pj.Jitter(op=pj.Distribution("lognormal", 0.1))
+      >>> uneven = pj.analysis.Jitter(op=pj.analysis.Distribution("lognormal", 0.1))
       >>> run = pj.jitter(table, pj.Costs(forward=1.0, backward=2.0), uneven, samples=1000)
       >>> f"{run.deterministic:.0f} s, with jitter {run.mean:.1f} s"
       '33 s, with jitter 34.1 s'
@@ -345,10 +345,10 @@ def robustness(
     Example:
       >>> import pipejax as pj
       >>> costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.2)
-      >>> uneven = pj.Jitter(op=pj.Distribution("gamma", 0.1))
+      >>> uneven = pj.analysis.Jitter(op=pj.analysis.Distribution("gamma", 0.1))
       >>> runs = [pj.jitter(pj.schedules.build(name, num_workers=4, num_microbatches=8), costs,
       ...                   uneven, samples=200) for name in ("gpipe", "1f1b")]
-      >>> [(row.schedule, row.makespan_rank, row.slowdown_rank) for row in pj.robustness(runs)]
+      >>> [(row.schedule, row.makespan_rank, row.slowdown_rank) for row in pj.analysis.robustness(runs)]
       [('gpipe', 1, 2), ('1f1b', 2, 1)]
     """
     if not is_number(quantile) or quantile > 1:

@@ -149,15 +149,15 @@ def fit_system(files: Sequence[Path], fitting: FitOptions, out: Output, *, json:
 
 
 def _fit_links(path: str, machine: pj.System) -> "LinkCalibration":
-    rows = pj.read_collectives(path)
+    rows = pj.files.read_collectives(path)
     with waiting("calibrating links: compiling and fitting"):
-        return pj.calibrate_links(rows, machine)
+        return pj.links.calibrate_links(rows, machine)
 
 
 def _fit_runs(data: Sequence[Path], machine: pj.System, **options: Any) -> "Calibration":
     from pipejax.costs.measured.measured_rows import joined
 
-    rows = joined([pj.read_rows(path) for path in data])
+    rows = joined([pj.files.read_rows(path) for path in data])
     with waiting("calibrating: compiling and fitting"):
         return pj.calibrate(rows, machine, **options)
 

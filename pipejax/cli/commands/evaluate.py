@@ -66,7 +66,7 @@ class TimingSettings(NamedTuple):
         report = TimingReport({}, [])
         target = None if self.target is None else parse_seconds(self.target, "--target")
         if self.slack or self.corner or target is not None:
-            found = pj.corners(evaluation.program, self._costs(evaluation), target=target)
+            found = pj.analysis.corners(evaluation.program, self._costs(evaluation), target=target)
             if target is not None:
                 report.add_target(found)
             if self.corner:
@@ -75,7 +75,7 @@ class TimingSettings(NamedTuple):
                 report.add_slack(found, evaluation)
         if self.paths is not None:
             distinct = self.distinct_counts
-            paths = pj.longest_paths(evaluation, self.paths, distinct_counts=distinct)
+            paths = pj.analysis.longest_paths(evaluation, self.paths, distinct_counts=distinct)
             report.json["paths"] = paths_json(paths)
             report.tables.append(paths_table(paths))
         return report
@@ -90,7 +90,7 @@ class TimingSettings(NamedTuple):
             if name in costs:
                 raise ValueError(f"--corner: {name!r} is the name of another corner")
             try:
-                costs[name] = pj.scaled_costs(evaluation.costs, evaluation.table, rules)
+                costs[name] = pj.costing.scaled_costs(evaluation.costs, evaluation.table, rules)
             except ValueError as error:
                 raise ValueError(f"--corner {text}: {error}") from None
         return costs

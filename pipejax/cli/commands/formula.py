@@ -71,7 +71,9 @@ def formula(
     result = form.as_json() | {"certificate": form.certificate(table)}
     if found is not None:
         result["family"] = {"text": str(found)} | pick(found, "first period found_on verified_on")
-    against = None if versus is None else pj.versus(form, chosen.form(chosen.other(versus)))
+    against = (
+        None if versus is None else pj.analysis.versus(form, chosen.form(chosen.other(versus)))
+    )
     if against is not None:
         result["versus"] = against.as_json()
     text = json_text.dumps(result, allow_nan=False)
@@ -111,7 +113,7 @@ class _Chosen(NamedTuple):
         names = self.names or default_parameters(program)
         return named_parameters(program, names, table.worker_parts)
 
-    def form(self, table: pj.ScheduleTable) -> "pj.Formula":
+    def form(self, table: pj.ScheduleTable) -> "pj.results.Formula":
         parameters = self.parameters(table)
         return pj.formula(self.program(table), parameters, box=self.box, max_facets=self.max_facets)
 
@@ -132,7 +134,7 @@ def _messages_alike(program: "pj.Program") -> list[str]:
     return [name for name in names if name[:2] != "c_"] + ["c"] * ("c_F" in names)
 
 
-def _family(chosen: _Chosen, symbol: str) -> "pj.Family":
+def _family(chosen: _Chosen, symbol: str) -> "pj.results.Family":
     """Find the family that a schedule belongs to.
 
     M takes the multiples of P, for most schedules repeat themselves after these; P takes 2 to 13.
@@ -156,7 +158,7 @@ def _family(chosen: _Chosen, symbol: str) -> "pj.Family":
     numbers = range(step, 11 * step, step) if symbol == "M" else range(2, 2 + 7 * step, step)
     later = [13 * step, 16 * step] if symbol == "M" else [18 * step]
     with waiting("looking for the family"):
-        return pj.formula_family(
+        return pj.analysis.formula_family(
             lambda number: chosen.program(table(number)),
             numbers,
             lambda number: chosen.parameters(table(number)),
@@ -179,7 +181,7 @@ def _parse_box(text: str | None) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _print(form: "pj.Formula", table: pj.ScheduleTable) -> None:
+def _print(form: "pj.results.Formula", table: pj.ScheduleTable) -> None:
     shown = len(form.facets) <= SHOWN
     rows = [
         ("makespan", escape(form.text) if shown else f"the largest of {len(form.facets)} sums"),
@@ -199,7 +201,7 @@ def _print(form: "pj.Formula", table: pj.ScheduleTable) -> None:
         print_plain(f"and {len(form.borders) - SHOWN} more borders: --json lists all")
 
 
-def _regimes(form: "pj.Formula") -> Table:
+def _regimes(form: "pj.results.Formula") -> Table:
     """The first facets, each with what bounds the step where it is the largest."""
     count = min(SHOWN, len(form.facets))
     columns: list[tuple[str, Any]] = [("regime", range(count))]
@@ -210,14 +212,14 @@ def _regimes(form: "pj.Formula") -> Table:
     return grid([*columns, ("bound by", form.bound_by[:count])])
 
 
-def _print_family(found: "pj.Family") -> None:
+def _print_family(found: "pj.results.Family") -> None:
     print_plain("")
     print_plain(str(found))
     last = f", checked on {', '.join(map(str, found.verified_on))}" * bool(found.verified_on)
     print_plain(f"found on {found.symbol} = {found.found_on[0]} to {found.found_on[-1]}{last}")
 
 
-def _print_versus(found: "pj.Versus") -> None:
+def _print_versus(found: "pj.results.Versus") -> None:
     names = dict(zip(("one", "other"), found.names, strict=True))
     verdict = found.verdict
     for role, name in names.items():

@@ -55,12 +55,12 @@ class SamplingOptions(NamedTuple):
     samples: Count = 10_000
     seed: Seed = 0
 
-    def factors(self) -> "pj.Jitter":
+    def factors(self) -> "pj.analysis.Jitter":
         """Read the distributions."""
         spread, slow = f"NAME:SPREAD with a name of {KINDS}", "PROBABILITY:SLOWDOWN, as 0.01:2"
-        return pj.Jitter(
-            **{name: self._read(name, pj.Distribution, str, spread) for name in VARYING},
-            **{name: self._read(name, pj.Straggler, float, slow) for name in SLOW},
+        return pj.analysis.Jitter(
+            **{name: self._read(name, pj.analysis.Distribution, str, spread) for name in VARYING},
+            **{name: self._read(name, pj.analysis.Straggler, float, slow) for name in SLOW},
         )
 
     def _read(
@@ -117,7 +117,7 @@ def jitter(
     runs = _run(tables, priced, links, factors, sampling)
     needs = [priced.memory(table) for table in tables.values()]
     fits = [need.get("fits", True) for need in needs]
-    ranked = pj.robustness(list(runs.values()), quantile=quantile, fits=fits)
+    ranked = pj.analysis.robustness(list(runs.values()), quantile=quantile, fits=fits)
     if out.path is not None:
         write_dataset(jitter_dataset(runs), out)
     if json:
@@ -169,7 +169,7 @@ def _run(
     tables: dict[str, pj.ScheduleTable],
     pricing: Pricing,
     links: pj.Links,
-    factors: "pj.Jitter",
+    factors: "pj.analysis.Jitter",
     sampling: SamplingOptions,
 ) -> "dict[str, Jittered]":
     """Run every table, with progress on stderr where a person sees it."""

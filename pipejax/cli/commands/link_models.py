@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pipejax.search.links.design import LinkDesign
     from pipejax.search.links.identify import LinkIdentification
 
-    Rows = Sequence[tuple[dict[str, str], pj.LinkRun]]
+    Rows = Sequence[tuple[dict[str, str], pj.links.LinkRun]]
 
 SHOWN = 10  # candidates of a list that a person reads
 NOISE = 0.02  # relative, for which runs are chosen if none is given
@@ -68,7 +68,7 @@ def find_links(file: Path, choice: LinkChoice, out: Output, *, json: bool) -> No
         _design(rows, design, extra, NOISE if time_noise is None else time_noise, out, json=json)
         return
     with waiting("links: running all candidates"):
-        found = pj.identify_links([run for _, run in rows], noise=time_noise, by_pair=by_pair)
+        found = pj.links.identify_links([run for _, run in rows], noise=time_noise, by_pair=by_pair)
     text = json_text.dumps(link_options(found.links), indent=2) + "\n"
     out.save(lambda draft: write_file(draft, text), lambda: text)
     if json:
@@ -200,7 +200,7 @@ def _design(
         print_written("wrote the runs to", out.written)
 
 
-def _cells(cells: Mapping[str, str], run: pj.LinkRun) -> dict[str, str]:
+def _cells(cells: Mapping[str, str], run: pj.links.LinkRun) -> dict[str, str]:
     """Cells of a run that is to be measured."""
     from pipejax.search.links.link_runs import DELAYS
 

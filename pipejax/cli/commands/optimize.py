@@ -167,10 +167,10 @@ def optimize(
                 store=kept,
                 on_best=tell,
             )
-    except pj.InfeasibleError as error:
+    except pj.search.InfeasibleError as error:
         if json:
             print_json({"status": "infeasible", "makespan": None, "memory_limit": memory_limit})
-        raise pj.InfeasibleError(f"{LIMIT_OPTION} {memory_limit}: {error}") from None
+        raise pj.search.InfeasibleError(f"{LIMIT_OPTION} {memory_limit}: {error}") from None
     report(found)
 
 

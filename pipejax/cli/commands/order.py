@@ -74,7 +74,7 @@ def order(
 
     def report(found: "Found[TransferOrder]") -> Callable[[], None]:
         """Work out what the report says; return what writes and prints it."""
-        tables = {"own": table, "by producer": pj.insert_transfers(table, link=rendezvous)}
+        tables = {"own": table, "by producer": pj.links.insert_transfers(table, link=rendezvous)}
         makespans = {
             name: queue_makespans(each, costs, link=rendezvous)
             for name, each in {**tables, BETTER: found.best.table}.items()
@@ -84,7 +84,7 @@ def order(
         runs = [
             pj.evaluate(each, costs, link=rendezvous) for each in (tables[shown], found.best.table)
         ]
-        waits, after = map(pj.transfer_waits, runs)
+        waits, after = map(pj.links.transfer_waits, runs)
 
         def show() -> None:
             save_table(found.best.table, out)

@@ -81,7 +81,7 @@ def partition(
         best_so_far(report) as keep,
         progress("splitting", None) as bar,
     ):
-        found = pj.partition(
+        found = pj.search.layers(
             table,
             workload,
             system,

@@ -47,7 +47,7 @@ class StageSizes(NamedTuple):
     def held(self, evaluation: "pj.Evaluation") -> "HeldMemory":
         """Follow the memory of a run."""
         sizes = {name: getattr(self, name) for name in ("sizes", "weight_share", "checkpoints")}
-        return HeldMemory(pj.activation_memory(evaluation, **sizes), self)
+        return HeldMemory(pj.analysis.activation_memory(evaluation, **sizes), self)
 
 
 class HeldMemory(NamedTuple):
@@ -202,7 +202,7 @@ class MemoryLimit(NamedTuple):
             return Room(limits, stages)
         for worker, (limit, own) in enumerate(zip(limits, stages.static, strict=True)):
             if own >= limit:
-                raise pj.InfeasibleError(
+                raise pj.search.InfeasibleError(
                     f"parameters, gradients and optimizer of worker {worker} alone take "
                     f"{gigabytes(own)}: infeasible"
                 )

@@ -178,7 +178,7 @@ class Microbatches(NamedTuple):
                 "--lengths and --microbatch-scale both say how long they are: give one"
             )
         return cls(
-            None if lengths is None else pj.read_lengths(lengths),
+            None if lengths is None else pj.files.read_lengths(lengths),
             None if scale is None else np.array(parse_list(scale, "--microbatch-scale")),
             None if order is None else _read_order(order),
         )
@@ -230,14 +230,14 @@ class Microbatches(NamedTuple):
             count = table.num_microbatches
             if self.lengths is not None and workload is not None and system is not None:
                 _check_count("--lengths", self.lengths, count)
-                costs = pj.length_costs(workload, system, table, self.lengths)
+                costs = pj.costing.length_costs(workload, system, table, self.lengths)
             elif self.lengths is not None:
                 _check_count("--lengths", self.lengths, count)
                 tokens = Packed.of(self.lengths).tokens
-                costs = pj.scale_microbatches(costs_of(table), tokens / tokens.mean())
+                costs = pj.costing.scale_microbatches(costs_of(table), tokens / tokens.mean())
             elif self.scale is not None:
                 _check_count("--microbatch-scale", self.scale, count)
-                costs = pj.scale_microbatches(costs_of(table), self.scale)
+                costs = pj.costing.scale_microbatches(costs_of(table), self.scale)
             else:
                 costs = costs_of(table)
             if self.order is None:

@@ -40,7 +40,7 @@ class PipelineLayout:
 
     Example:
       >>> import pipejax as pj
-      >>> layout = pj.PipelineLayout.of("Et*2 | (t*3|)*2, m | L")
+      >>> layout = pj.costing.PipelineLayout.of("Et*2 | (t*3|)*2, m | L")
       >>> layout.stages
       ('Ett', 'ttt', 'ttt', 'm', 'L')
       >>> print(layout)
@@ -70,7 +70,7 @@ class PipelineLayout:
 
         Example:
           >>> import pipejax as pj
-          >>> pj.PipelineLayout.of("Ett|t*2|x")
+          >>> pj.costing.PipelineLayout.of("Ett|t*2|x")
           Traceback (most recent call last):
           ...
           pipejax.base.checks.ArgumentError: pipeline_layout 'Ett|t*2|x' is none at 'x': E, t, ...
@@ -117,7 +117,7 @@ class PipelineLayout:
 
         Example:
           >>> import pipejax as pj
-          >>> pj.PipelineLayout.of("Et|ttL").module_fqns()
+          >>> pj.costing.PipelineLayout.of("Et|ttL").module_fqns()
           [['tok_embeddings', 'layers.0'], ['layers.1', 'layers.2', 'norm', 'lm_head']]
         """
         if self.count("m").any():

@@ -71,7 +71,7 @@ def scale_microbatches(costs: Costs, scale: Scale) -> Costs:
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
-      >>> costs = pj.scale_microbatches(pj.Costs(forward=1.0, backward=2.0), [1.0, 2.0, 0.5, 0.5])
+      >>> costs = pj.costing.scale_microbatches(pj.Costs(forward=1.0, backward=2.0), [1.0, 2.0, 0.5, 0.5])
       >>> costs.forward.tolist(), pj.evaluate(table, costs).makespan
       ([[1.0, 2.0, 0.5, 0.5]], 17.0)
     """
@@ -137,7 +137,7 @@ def length_costs(
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
       >>> workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=4, tensor_parallel=8)
       >>> system = pj.load_system("h100")
-      >>> costs = pj.length_costs(workload, system, table, [2048, 4096, [2048, 2048], 2048])
+      >>> costs = pj.costing.length_costs(workload, system, table, [2048, 4096, [2048, 2048], 2048])
       >>> print(*(costs.forward[0] / costs.forward[0, 0]).round(2).tolist())
       1.0 2.08 1.77 1.0
     """
@@ -263,7 +263,7 @@ def read_lengths(path: str | Path) -> list[float | list[float]]:
       >>> import pathlib, tempfile, pipejax as pj
       >>> path = pathlib.Path(tempfile.mkdtemp()) / "lengths.txt"
       >>> _ = path.write_text("4096\n1024 512 512\n")
-      >>> pj.read_lengths(path)
+      >>> pj.files.read_lengths(path)
       [4096.0, [1024.0, 512.0, 512.0]]
     """
     check_types(path=(path, str, Path))

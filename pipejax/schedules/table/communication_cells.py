@@ -57,7 +57,7 @@ class TorchLowering:
       >>> import pipejax as pj
       >>> from pipejax.schedules.table.communication_cells import TorchLowering
       >>> table = pj.ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
-      >>> print(pj.insert_transfers(table, lowering=TorchLowering(sharding=False)))
+      >>> print(pj.links.insert_transfers(table, lowering=TorchLowering(sharding=False)))
                  0        1        2        3            4
         worker 0 0F0      0SEND_F0 0RECV_B0 0B0          0WAIT_SEND_F0
         worker 1 1RECV_F0 1F0      1B0      1SEND_B0     1WAIT_SEND_B0
@@ -315,7 +315,7 @@ def insert_transfers(
     Example:
       >>> import pipejax as pj
       >>> table = pj.ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
-      >>> print(pj.insert_transfers(table))
+      >>> print(pj.links.insert_transfers(table))
                  0        1        2        3
         worker 0 0F0      0SEND_F0 0RECV_B0 0B0
         worker 1 1RECV_F0 1F0      1B0      1SEND_B0

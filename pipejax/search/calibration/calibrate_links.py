@@ -71,8 +71,8 @@ def calibrate_links(
 
     Example:
       >>> import pipejax as pj
-      >>> rows = pj.read_collectives("nccl.csv")  # doctest: +SKIP
-      >>> pj.calibrate_links(rows, pj.load_system("a100")).fit.mape  # doctest: +SKIP
+      >>> rows = pj.files.read_collectives("nccl.csv")  # doctest: +SKIP
+      >>> pj.links.calibrate_links(rows, pj.load_system("a100")).fit.mape  # doctest: +SKIP
     """
     check_types(rows=(rows, CollectiveRows), system=(system, System))
     names = tuple(_numbers_of(rows) if fit is None else fit)

@@ -70,7 +70,7 @@ def design_link_runs(
       >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=4)
       >>> costs = [pj.Costs(forward=1.0, backward=2.0, transmit=x) for x in (0.5, 3.0)]
       >>> known = [pj.Links("delay"), pj.Links("queued"), pj.Links("blocking")]
-      >>> found = pj.design_link_runs([table], costs, count=2, candidates=known)
+      >>> found = pj.links.design_link_runs([table], costs, count=2, candidates=known)
       >>> [run.costs.transmit for run in found.runs], found.alike
       ([3.0, 3.0], [])
     """

@@ -145,8 +145,8 @@ def identify_links(
       >>> table = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=4)
       >>> costs = [pj.Costs(forward=1.0, backward=2.0, transmit=x) for x in (0.5, 1.5, 3.0)]
       >>> times = [pj.evaluate(table, c, link="blocking").makespan for c in costs]
-      >>> runs = [pj.LinkRun(table, c, seconds=t) for c, t in zip(costs, times)]
-      >>> found = pj.identify_links(runs, noise=0.02)
+      >>> runs = [pj.links.LinkRun(table, c, seconds=t) for c, t in zip(costs, times)]
+      >>> found = pj.links.identify_links(runs, noise=0.02)
       >>> found.links.model, found.told_apart
       ('blocking', True)
     """

@@ -54,7 +54,7 @@ class LinkRun:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
       >>> costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.5)
-      >>> run = pj.LinkRun(table, costs, "0SEND_F1", 3.0, seconds=13.4)
+      >>> run = pj.links.LinkRun(table, costs, "0SEND_F1", 3.0, seconds=13.4)
       >>> pj.evaluate(table, run.delayed).makespan
       13.0
     """

@@ -61,7 +61,7 @@ class WorkerPlaces(NamedTuple):
     costs: Costs
 
 
-def place(
+def places(
     table: ScheduleTable,
     costs: Costs | Workload,
     machine: Topology | System,
@@ -108,7 +108,7 @@ def place(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("interleaved-1f1b", num_workers=8, num_microbatches=8)
       >>> machine = pj.Topology(2, latency=(0.0, 0.25))
-      >>> found = pj.place(table, pj.Costs(forward=0.5, backward=1.0), machine)
+      >>> found = pj.search.places(table, pj.Costs(forward=0.5, backward=1.0), machine)
       >>> found.value <= min(found.baselines.values())
       True
     """

@@ -89,7 +89,7 @@ class _FoundOrder(NamedTuple):
         return float(self.finish.max())
 
 
-def order(
+def messages(
     table: ScheduleTable,
     costs: Costs,
     *,
@@ -133,7 +133,7 @@ def order(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
       >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=1.0)
-      >>> found = pj.order(table, costs, iterations=5)
+      >>> found = pj.search.messages(table, costs, iterations=5)
       >>> found.baselines["by producer"], found.value, found.best.free_bound, found.stopped
       (32.0, 31.0, 31.0, 'optimal')
     """

@@ -244,7 +244,7 @@ class Partition(NamedTuple):
     defaults: Mapping[str, Split]
 
 
-def partition(
+def layers(
     table: ScheduleTable,
     workload: Workload,
     system: System,
@@ -282,7 +282,7 @@ def partition(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=16)
       >>> workload = pj.Workload(pj.load_model("llama3-8b"), minibatch=16, tensor_parallel=2)
-      >>> found = pj.partition(table, workload, pj.load_system("h100"))
+      >>> found = pj.search.layers(table, workload, pj.load_system("h100"))
       >>> print(found.best.layout, found.stopped)
       Et*9|t*9|t*8|t*6L optimal
     """
