@@ -4,129 +4,79 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+from operator import attrgetter
+from pathlib import Path
 
 import jax
 import pytest
+from public_names import NAMES, PARTS, public
 
 import pipejax as pj
-
-NAMES = [
-    "Calibration",
-    "CollectiveRows",
-    "Corners",
-    "Costs",
-    "Distribution",
-    "Evaluation",
-    "Family",
-    "Formula",
-    "IncrementalRun",
-    "InfeasibleError",
-    "Jitter",
-    "LatentAttention",
-    "LinkCalibration",
-    "LinkRun",
-    "Links",
-    "MixtureOfExperts",
-    "Model",
-    "Op",
-    "Phase",
-    "PipelineLayout",
-    "Program",
-    "ScheduleError",
-    "ScheduleTable",
-    "StepReport",
-    "Straggler",
-    "System",
-    "Topology",
-    "Versus",
-    "WeightRule",
-    "Workload",
-    "activation_memory",
-    "arrange",
-    "calibrate",
-    "calibrate_links",
-    "certificate",
-    "chrome_trace",
-    "compare",
-    "corners",
-    "cycle_time",
-    "design_link_runs",
-    "evaluate",
-    "extrapolated_makespans",
-    "finish_times",
-    "formula",
-    "formula_family",
-    "identify_links",
-    "insert_transfers",
-    "jitter",
-    "length_costs",
-    "load_model",
-    "load_system",
-    "longest_paths",
-    "lower",
-    "makespan",
-    "makespans",
-    "makespans_and_grad",
-    "memory_bytes",
-    "optimize",
-    "order",
-    "partition",
-    "place",
-    "plan",
-    "plot",
-    "read_collectives",
-    "read_costs",
-    "read_formula",
-    "read_lengths",
-    "read_rows",
-    "read_sweep",
-    "read_table",
-    "robustness",
-    "run_sweep",
-    "scale_microbatches",
-    "scale_workers",
-    "scaled_costs",
-    "schedules",
-    "sensitivity",
-    "slack",
-    "stage_costs",
-    "staleness",
-    "step_report",
-    "topology_costs",
-    "total_negative_slack",
-    "training",
-    "transfer_waits",
-    "tune",
-    "validate",
-    "verify",
-    "versus",
-    "write_table",
-]
-
 
 RESULT = {"write_table": "Raises:", "optimize": "Yields:"}
 
 
+def order(name):
+    return not name[0].isupper(), name
+
+
 def test_names():
-    assert pj.__all__ == sorted(NAMES, key=lambda n: (not n[0].isupper(), n)) == NAMES
+    assert sorted(room for room in NAMES if room) == [
+        name for name in pj.__all__ if inspect.ismodule(getattr(pj, name))
+    ]
+    for room, names in NAMES.items():
+        listed = attrgetter(room)(pj).__all__ if room else pj.__all__
+        assert listed == sorted(names, key=order) == names
+    assert 40 <= len(NAMES[""]) - len(NAMES) + 1 <= 45
+
+
+def test_a_name_stands_in_one_place():
+    names = [name for room, names in NAMES.items() if room != "schedules" for name in names]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_no_name_hides_a_module():
+    """As `pj.search.messages` would if there were a file search/messages.py."""
+    for room, names in NAMES.items():
+        folder = Path(pj.__file__).parent / room
+        inside = {path.stem for path in folder.glob("*")} if folder.is_dir() else set()
+        modules = {name for name in names if inspect.ismodule(attrgetter(dotted(room, name))(pj))}
+        assert inside & set(names) == modules & inside
+
+
+def dotted(room, name):
+    return f"{room}.{name}" if room else name
 
 
 def test_functions_document_arguments_results_and_show_an_example():
-    for name in pj.__all__:
-        function = getattr(pj, name)
-        if not inspect.isfunction(function):
+    for name in public():
+        function = attrgetter(name)(pj)
+        if not inspect.isfunction(function) or name in PARTS or name.startswith("plots."):
             continue
         text = inspect.getdoc(function) or ""
-        for section in ("Args:", RESULT.get(name, "Returns:"), ">>>"):
+        parameters = inspect.signature(function).parameters
+        for section in ("Args:" if parameters else "", RESULT.get(name, "Returns:"), ">>>"):
             assert section in text, (name, section)
-        for parameter in inspect.signature(function).parameters:
+        for parameter in parameters:
             assert f"{parameter}:" in text, (name, parameter)
 
 
 def test_only_the_public_names_are_shown():
     assert dir(pj) == sorted(pj.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'evalute'"):
-        _ = pj.evalute
+    for wrong in ("evalute", "_pytest"):
+        with pytest.raises(AttributeError, match=f"no attribute '{wrong}'"):
+            getattr(pj, wrong)
+    with pytest.raises(AttributeError, match="'pipejax.costing' has no attribute 'Cost'"):
+        _ = pj.costing.Cost
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("order", "search.messages"), ("place", "search.places"), ("slack", "analysis.slack")],
+)
+def test_what_moved_works_for_a_release_and_says_where_it_is(old, new):
+    with pytest.warns(DeprecationWarning, match=f"pj.{old} is pj.{new} now"):
+        assert getattr(pj, old) is attrgetter(new)(pj)
 
 
 # run in processes of `make test-runtimes`; mypy holds that their functions are typed
@@ -153,9 +103,11 @@ def test_every_function_is_typed():
         assert inspect.Parameter.empty not in hints, name
 
 
-def test_every_public_class_is_documented():
-    for name in NAMES:
-        assert inspect.getdoc(getattr(pj, name)), name
+def test_everything_public_is_documented():
+    for name in public():
+        value = attrgetter(name)(pj)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            assert inspect.getdoc(value), name
 
 
 def test_importing_changes_nothing():

@@ -1,10 +1,12 @@
 """With --jaxtyping-packages the types and shapes in signatures are executed; else they are not."""
 
 import inspect
+from operator import attrgetter
 
 import jax.numpy as jnp
 import jaxtyping
 import pytest
+from public_names import public
 
 import pipejax as pj
 from pipejax.engine.pricing import NodeCosts
@@ -41,5 +43,6 @@ def test_wrong_shapes_are_found_where_asked(asked):
 
 def test_every_public_function_is_checked_where_asked(asked):
     if asked:
-        functions = [f for f in map(vars(pj).get, pj.__all__) if inspect.isfunction(f)]
+        values = [attrgetter(name)(pj) for name in public()]
+        functions = [f for f in values if inspect.isfunction(f)]
         assert [f.__name__ for f in functions if not hasattr(f, "__wrapped__")] == []

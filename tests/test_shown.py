@@ -3,11 +3,13 @@
 import dataclasses
 import inspect
 import typing
+from operator import attrgetter
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from justhtml import JustHTML
+from public_names import public
 
 import pipejax as pj
 from pipejax.base.display import WHOLE, ResultList, record_html, short_repr_of
@@ -25,8 +27,7 @@ def named_types(annotation):
 
 def public_types():
     """Classes that users name or get: those of the public functions and methods, and their fields."""
-    doors = [getattr(pj, name) for name in pj.__all__]
-    doors += [getattr(pj.training, name) for name in pj.training.__all__]
+    doors = [attrgetter(name)(pj) for name in public()]
     found, waiting = {}, [d for d in doors if callable(d)]
     while waiting:
         door = waiting.pop()
