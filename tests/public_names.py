@@ -270,6 +270,7 @@ PARTS = {
     "costing.stage_work",
     "costing.work_costs",
     "files.MeasuredRows",
+    "results.Bar",
     "files.check_writable",
     "files.checksum",
     "files.drafted",

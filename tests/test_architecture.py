@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from public_names import NAMES
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pipejax"
@@ -116,13 +117,33 @@ def test_the_checker_shares_no_code_with_the_engine():
 def test_the_rooms_are_those_of_the_house():
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0] != "_"}
     assert rooms == set(RANK)
-    assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py"}
+    files = {path.name for path in PACKAGE.glob("*.py")} - {f"{name}.py" for name in NAMES}
+    assert files == {"__init__.py", "__main__.py"}
 
 
 def test_imports_point_downwards():
     assert [
         wrong for path in FILES if path.parent != PACKAGE for wrong in wrong_imports(path)
     ] == []
+
+
+DOORS = {"pipejax", *(f"pipejax.{room}" for room in NAMES if room)}
+# the relaxed step time of one microbatch size, which no user is promised
+BEHIND_THE_DOOR = {"sweeps/design/network_map.py"}
+
+
+def deep_imports(path):
+    """Modules of the package that a paper imports, or imports from, where users have no door."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        modules += [node.module] if isinstance(node, ast.ImportFrom) else []
+        yield from (m for m in modules if m.split(".")[0] == "pipejax" and m not in DOORS)
+
+
+def test_papers_come_in_by_the_door():
+    papers = [*(ROOT / "sweeps").rglob("*.py"), *(ROOT / "figures").rglob("*.py")]
+    deep = {str(path.relative_to(ROOT)): set(deep_imports(path)) for path in papers}
+    assert {path for path, modules in deep.items() if modules} == BEHIND_THE_DOOR
 
 
 def test_the_ranks_are_held(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from justhtml import JustHTML
-from public_names import public
+from public_names import PARTS, public
 
 import pipejax as pj
 from pipejax.base.display import WHOLE, ResultList, record_html, short_repr_of
@@ -27,7 +27,9 @@ def named_types(annotation):
 
 def public_types():
     """Classes that users name or get: those of the public functions and methods, and their fields."""
-    doors = [attrgetter(name)(pj) for name in public()]
+    parts = ("plots.", "schedules.")
+    names = [name for name in public() if name not in PARTS and not name.startswith(parts)]
+    doors = [attrgetter(name)(pj) for name in names]
     found, waiting = {}, [d for d in doors if callable(d)]
     while waiting:
         door = waiting.pop()

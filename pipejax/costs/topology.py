@@ -48,7 +48,8 @@ class Topology:
       >>> import pipejax as pj
       >>> two_nodes = pj.Topology(4, transmit=(0.125, 1.0))
       >>> table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=8)
-      >>> pj.costing.topology_costs(pj.Costs(forward=1.0, backward=2.0), table, two_nodes).transmit[0, 0]
+      >>> costs = pj.Costs(forward=1.0, backward=2.0)
+      >>> pj.costing.topology_costs(costs, table, two_nodes).transmit[0, 0]
       array([0.125, 0.125, 0.125, 1.   , 0.125, 0.125, 0.125])
     """
 

@@ -67,7 +67,8 @@ def extrapolated_makespans(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=32)
       >>> costs = pj.Costs(forward=1.0, backward=2.0)
-      >>> pj.analysis.extrapolated_makespans(pj.lower(table), costs, num_microbatches=10**6).tolist()
+      >>> program = pj.lower(table)
+      >>> pj.analysis.extrapolated_makespans(program, costs, num_microbatches=10**6).tolist()
       [3000021.0]
 
     References:

@@ -266,8 +266,10 @@ def total_negative_slack(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
       >>> program, costs = pj.lower(table), pj.Costs(forward=1.0, backward=2.0)
-      >>> float(pj.makespan(program, costs)), float(pj.analysis.total_negative_slack(program, costs, 30.0))
-      (33.0, -4.0)
+      >>> float(pj.makespan(program, costs))
+      33.0
+      >>> float(pj.analysis.total_negative_slack(program, costs, 30.0))
+      -4.0
     """
     check_types(program=(program, Program), costs=(costs, Costs))
     finish, _ = _scan(*_graph(program, costs))

@@ -144,7 +144,8 @@ def formula_family(
       >>> import pipejax as pj
       >>> def program(m):
       ...     return pj.lower(pj.schedules.build("1f1b", num_workers=4, num_microbatches=m))
-      >>> print(pj.analysis.formula_family(program, range(4, 44, 4), ("F", "B", "c"), verify_on=[80]))
+      >>> names = ("F", "B", "c")
+      >>> print(pj.analysis.formula_family(program, range(4, 44, 4), names, verify_on=[80]))
       (M + 3)F + (M + 3)B + (3/2 M + 4)c for M >= 4, M mod 4 = 0
     """
     whole_number(degree, "degree", least=0, most=2)

@@ -50,7 +50,8 @@ class Corners:
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
       >>> costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
       >>> slow = pj.costing.scaled_costs(costs, table, "transmit*4")
-      >>> found = pj.analysis.corners(pj.lower(table), {"nominal": costs, "slow": slow}, target=40.0)
+      >>> both = {"nominal": costs, "slow": slow}
+      >>> found = pj.analysis.corners(pj.lower(table), both, target=40.0)
       >>> found.makespan.tolist(), found.total_negative_slack.tolist()
       ([37.0, 49.0], [0.0, -18.0])
     """

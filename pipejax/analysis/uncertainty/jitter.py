@@ -59,7 +59,8 @@ class Jittered:
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=4)
-      >>> run = pj.jitter(table, pj.Costs(forward=1.0, backward=2.0), pj.analysis.Jitter(), samples=3)
+      >>> costs = pj.Costs(forward=1.0, backward=2.0)
+      >>> run = pj.jitter(table, costs, pj.analysis.Jitter(), samples=3)
       >>> run.makespans.tolist(), run.mean, run.slowdown(0.95)
       ([15.0, 15.0, 15.0], 15.0, 1.0)
     """
@@ -348,7 +349,8 @@ def robustness(
       >>> uneven = pj.analysis.Jitter(op=pj.analysis.Distribution("gamma", 0.1))
       >>> runs = [pj.jitter(pj.schedules.build(name, num_workers=4, num_microbatches=8), costs,
       ...                   uneven, samples=200) for name in ("gpipe", "1f1b")]
-      >>> [(row.schedule, row.makespan_rank, row.slowdown_rank) for row in pj.analysis.robustness(runs)]
+      >>> ranked = pj.analysis.robustness(runs)
+      >>> [(row.schedule, row.makespan_rank, row.slowdown_rank) for row in ranked]
       [('gpipe', 1, 2), ('1f1b', 2, 1)]
     """
     if not is_number(quantile) or quantile > 1:

@@ -71,7 +71,8 @@ def scale_microbatches(costs: Costs, scale: Scale) -> Costs:
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
-      >>> costs = pj.costing.scale_microbatches(pj.Costs(forward=1.0, backward=2.0), [1.0, 2.0, 0.5, 0.5])
+      >>> even = pj.Costs(forward=1.0, backward=2.0)
+      >>> costs = pj.costing.scale_microbatches(even, [1.0, 2.0, 0.5, 0.5])
       >>> costs.forward.tolist(), pj.evaluate(table, costs).makespan
       ([[1.0, 2.0, 0.5, 0.5]], 17.0)
     """
