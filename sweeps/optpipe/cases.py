@@ -14,11 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import pipejax as pj
-from pipejax.analysis.runs.activation_memory import activation_memory
-from pipejax.analysis.runs.evaluate import Evaluation
-from pipejax.schedules.cells.ops import Phase
-from pipejax.search.found import Found
-from pipejax.search.schedule.plan import Optimum
+from pipejax.analysis import activation_memory
+from pipejax.results import Found, Optimum
 from sweeps.published.zero_bubble_tables import MODELS, PROFILES
 
 NO_LINK = math.inf  # time of an offload where there is no host link
@@ -233,7 +230,7 @@ INTERLEAVED = tuple(name for name in METHODS if "interleaved" in name)
 OF_LIMIT = ("ada-offload",)  # methods whose tables depend on the limit
 
 
-def run(setting: Setting, table: pj.ScheduleTable) -> Evaluation:
+def run(setting: Setting, table: pj.ScheduleTable) -> pj.Evaluation:
     """Run a table at the times of a setting.
 
     Args:
@@ -258,7 +255,7 @@ def measured(setting: Setting, table: pj.ScheduleTable) -> dict[str, Any]:
     """
     done, size = run(setting, table), setting.pipe.workers / table.num_stages
     held = activation_memory(done, sizes=size, weight_share=setting.pipe.weight_share)
-    moved = int((table.cells.phase == Phase.O).sum())
+    moved = int((table.cells.phase == pj.Phase.O).sum())
     return {"makespan": done.makespan, "peak": float(held.peak.max()), "offloaded": size * moved}
 
 
