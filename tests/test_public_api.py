@@ -13,7 +13,7 @@ from public_names import NAMES, PARTS, public
 
 import pipejax as pj
 
-RESULT = {"write_table": "Raises:", "optimize": "Yields:", "schedules.register": "Raises:"}
+RESULT = {"write_table": "Raises:", "schedules.register": "Raises:"}
 
 
 def order(name):

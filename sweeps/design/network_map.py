@@ -23,10 +23,12 @@ import xarray as xr
 import pipejax as pj
 from pipejax.base.checks import are_positive, divisors
 from pipejax.costing import Number
+from pipejax.engine.batched.pricing import filled
 from pipejax.files import provenance
 from pipejax.search.tuning.microbatch import TunedSizes, search_microbatches
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 from pipejax.search.tuning.step_time_objective import Given, Pair
+from pipejax.typing import Array, Float, Int, NumpyArray
 from sweeps.kit.command import write
 
 SCHEDULE, WORKERS, OPTIONS = "interleaved-1f1b", 8, {"stages_per_worker": 2}
