@@ -43,8 +43,8 @@ class Look(NamedTuple):
 
 
 def lightness(colour: str) -> float:
-    """Return how light a colour is in grey, from 0 to 1; of none 0."""
-    red, green, blue = (int(colour[k : k + 2] or "0", 16) / 255 for k in (1, 3, 5))
+    """Return how light a colour is in grey, from 0 to 1."""
+    red, green, blue = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
@@ -53,10 +53,10 @@ def ink(background: str) -> str:
     return BLACK if lightness(background) > 0.45 else WHITE
 
 
+_LOOKS = {phase: Look(kind.name, *kind.look) for phase, kind in KINDS.items() if kind.look}
 PHASES: Mapping[str, Look] = {  # from light to dark, also for a colour-blind reader
-    phase.name: Look(kind.name, kind.fill, kind.shade)
-    for phase, kind in sorted(KINDS.items(), key=lambda entry: -lightness(entry[1].fill))
-    if kind.fill
+    phase.name: look
+    for phase, look in sorted(_LOOKS.items(), key=lambda entry: -lightness(entry[1].fill))
 }
 NO_PIPE = tuple(phase for phase in PHASES if KINDS[Phase[phase]].of != MICROBATCH)
 

@@ -13,8 +13,6 @@ for more microbatches the pipe admits one when one has left, as 1F1B does.
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from pipejax.base.checks import MismatchError
 from pipejax.schedules.cells.ops import EQUAL_SLOTS, UNIT_SLOTS, Phase, Slots
 from pipejax.schedules.cells.placement import Placement, bidirectional, zigzag
@@ -157,17 +155,8 @@ def _admitted(
     """Order the ops of a placement in slots; a pipe admits so many microbatches, as 1F1B does."""
     check_slots(slots)
     pipes, stages = placement.shape
-    none, lag = [0] * stages, np.zeros((2, pipes, stages - 1)).tolist()
-    work = Work(
-        placement=placement.tolist(),
-        pipe_of=pipe_of,
-        lasts={phase: [slots[phase.name] * n for n in shares] for phase in (Phase.F, Phase.B)},
-        lag=lag,
-        transmit=lag,
-        sizes=none,
-        kept=none,
-        limits=[0] * (int(placement.max()) + 1),
-    )
+    lasts = {phase: [slots[phase.name] * n for n in shares] for phase in (Phase.F, Phase.B)}
+    work = Work.of(placement, pipe_of, lasts)
     run = list_schedule(work, Rules([[in_flight, *[NO_LIMIT] * (stages - 1)]] * pipes))
     assert run is not None  # memory has no limit
     return spread_rows(

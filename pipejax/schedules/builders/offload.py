@@ -1,6 +1,5 @@
 """Activations that go to the host: beside a fixed schedule, or where memory is short."""
 
-import itertools
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from math import ceil, floor, gcd
@@ -178,7 +177,10 @@ def pipe_offload(
     stages = num_workers * stages_per_worker
     size = num_workers, stages_per_worker, num_microbatches, group
     rows = [_row(worker, *size) for worker in range(num_workers)]
-    ops = run_rows(_work(num_workers, stages, num_microbatches, transfer, slots), rows)
+    placement = looped(num_workers, stages_per_worker)
+    lasts = {phase: [slots[phase.name]] * stages for phase in SPLIT}
+    hop = number(transfer, "transfer")
+    ops = run_rows(Work.of(placement, [0] * num_microbatches, lasts, hop), rows)
     if offload is not None:
         there = per_entry(offload, stages, "offload").tolist()
         back = there if load is None else per_entry(load, stages, "load").tolist()
@@ -191,7 +193,7 @@ def pipe_offload(
         weight_share=kept,
         host_links=host_links,
     )
-    return drawn("pipe-offload", cells, slots, host_links, looped(num_workers, stages_per_worker))
+    return drawn("pipe-offload", cells, slots, host_links, placement)
 
 
 def _check_group_size(group: int, workers: int) -> int:
@@ -236,23 +238,6 @@ def _longest_held(workers: int, microbatches: int, stages: float) -> Iterator[tu
         for m in range(microbatches):
             if floor((m + 1) * part) > floor(m * part):
                 yield from ((loop * workers + worker, m) for worker in range(workers))
-
-
-def _work(workers: int, stages: int, microbatches: int, transfer: float, slots: Slots) -> Work:
-    """The compute of a looped pipe, in slots."""
-    stage_workers = [stage % workers for stage in range(stages)]
-    lag = number(transfer, "transfer")
-    boundaries = [[float(lag * (a != b)) for a, b in itertools.pairwise(stage_workers)]]
-    return Work(
-        placement=[stage_workers],
-        pipe_of=[0] * microbatches,
-        lasts={phase: [slots[phase.name]] * stages for phase in SPLIT},
-        lag=[boundaries, boundaries],
-        transmit=np.zeros((2, 1, stages - 1)).tolist(),
-        sizes=[1.0] * stages,
-        kept=[0.0] * stages,
-        limits=[float(stages * microbatches)] * workers,
-    )
 
 
 def ada_offload(

@@ -89,10 +89,8 @@ def _evened(work: Work, order: Order) -> Iterator[tuple[Timeline, float]]:
 def _idle_in_spans(run: Timeline) -> tuple[Float[NumpyArray, " workers"], float]:
     """Idle time (workers) between the first op of a worker and its last, and the longest span."""
     ops = TimedOps.of(run.log)
-    first, busy = np.full(len(run.clock), FOREVER), np.zeros(len(run.clock))
-    np.minimum.at(first, ops.worker, ops.start)
+    busy, span = np.zeros(len(run.clock)), ops.spans(len(run.clock))
     np.add.at(busy, ops.worker, ops.end - ops.start)
-    span = np.array(run.clock, float) - first
     return span - busy, float(span.max())
 
 
@@ -221,11 +219,14 @@ def _fitting(work: Work, waits: Waits) -> BuildingBlock:
 
 def _timed(work: Work, slots: Slots, transfer: float, weight_share: float) -> Work:
     """Let ops last as long as their slots, and messages between workers as long as one takes."""
-    (row,), stages = work.placement, len(work.placement[0])
-    lag = [transfer if a != b else 0.0 for a, b in itertools.pairwise(row)]
-    return work._replace(
-        lasts={phase: [slots[phase.name]] * stages for phase in SPLIT},
-        lag=[[lag]] * 2,
+    stages = len(work.sizes)
+    lasts = {phase: [slots[phase.name]] * stages for phase in SPLIT}
+    return Work.of(
+        np.array(work.placement),
+        work.pipe_of,
+        lasts,
+        transfer,
+        sizes=work.sizes,
         kept=[weight_share] * stages,
         limits=[limit * (1 + ROUNDING) for limit in work.limits],
     )
@@ -257,8 +258,8 @@ def _repeated(
 
 def _work(microbatches: int, limits: Sequence[float]) -> Work:
     """All ops on a V placement, each of one slot, without messages; W frees an activation."""
-    placement = zigzag(len(limits)).tolist()
-    stages = len(placement[0])
-    ones, none = [1] * stages, [[[0] * (stages - 1)]] * 2
+    placement = zigzag(len(limits))
+    ones = [1] * placement.shape[1]
     lasts = dict.fromkeys(SPLIT, ones)
-    return Work(placement, [0] * microbatches, lasts, none, none, ones, ones, limits)
+    memory = {"sizes": ones, "kept": ones, "limits": limits}
+    return Work.of(placement, [0] * microbatches, lasts, **memory)

@@ -15,24 +15,43 @@ from pipejax.base.array_types import Bool, Int, Num, NumpyArray
 from pipejax.schedules.cells.cells import Content
 from pipejax.schedules.cells.ops import (
     CHECKPOINT,
-    END,
     FOR_W,
     KINDS,
     LEFT_BY_F,
     WHOLE,
-    LedgerEntry,
     Phase,
 )
 
 WEIGHT_SHARE = 1 / 3  # of an activation, that W needs after I, where no layer says how much
 
+START, END = 0, 1  # of an op
 MANY_SIZES = 64  # different ones, from which each worker is gone through by itself
 
 Size = TypeVar("Size", float, NumpyArray)
 
 
+class LedgerEntry(NamedTuple):
+    """One entry of the ledger.
+
+    Attributes:
+      moment: `START` or `END` of the op.
+      part: what is taken or freed.
+      change: how many more of it the worker holds from then on.
+    """
+
+    moment: int
+    part: int
+    change: int
+
+
 LEDGER: Mapping[Phase, tuple[LedgerEntry, ...]] = {
-    phase: kind.memory for phase, kind in KINDS.items() if kind.memory
+    phase: tuple(
+        LedgerEntry(moment, part, change)
+        for moment, changes in ((START, kind.at_start), (END, kind.at_end))
+        for part, change in changes.items()
+    )
+    for phase, kind in KINDS.items()
+    if kind.at_start or kind.at_end
 }
 
 

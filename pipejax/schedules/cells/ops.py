@@ -55,24 +55,9 @@ class Phase(enum.IntEnum):
 WORKER, HOST_LINK, NETWORK = "worker", "host link", "network"
 MICROBATCH, STAGE, COPY = "microbatch", "stage", "copy of a stage"
 
-START, END = 0, 1  # of an op: when it takes or frees memory
 # parts of an activation: all of it, what W needs after I, and what F leaves where R comes later
 PARTS = WHOLE, FOR_W, CHECKPOINT = 0, 1, 2
 LEFT_BY_F = 3  # the whole, or the checkpoint where the activation is recomputed
-
-
-class LedgerEntry(NamedTuple):
-    """What an op does to the activation memory of its worker.
-
-    Attributes:
-      moment: `START` or `END` of the op.
-      part: what is taken or freed.
-      change: how many more of it the worker holds from then on.
-    """
-
-    moment: int
-    part: int
-    change: int
 
 
 class OpKind(NamedTuple):
@@ -86,10 +71,11 @@ class OpKind(NamedTuple):
       runs_on: `WORKER`, in the order of the row, `HOST_LINK` or `NETWORK`, beside it.
       of: `MICROBATCH` (of a stage), `STAGE` or `COPY`.
       slot: duration in the drawing of a table, where it has one.
-      memory: what it takes and frees.
+      at_start: what its worker holds more of when it starts, or less: parts of activations.
+      at_end: the same when it ends.
       awaited: the kind of op for whose end it waits, if it does nothing else.
-      fill: colour, where pictures have one; lightness tells kinds apart.
-      shade: colour in the second pipe, where no strokes can be drawn.
+      look: colour in pictures, if it has one, and a darker shade for the second pipe where no
+        strokes can be drawn; lightness tells kinds apart.
     """
 
     name: str
@@ -97,52 +83,35 @@ class OpKind(NamedTuple):
     runs_on: str = WORKER
     of: str = MICROBATCH
     slot: int | None = None
-    memory: tuple[LedgerEntry, ...] = ()
+    at_start: Mapping[int, int] = MappingProxyType({})
+    at_end: Mapping[int, int] = MappingProxyType({})
     awaited: Phase | None = None
-    fill: str = ""
-    shade: str = ""
+    look: tuple[str, str] | None = None
 
 
 KINDS: Mapping[Phase, OpKind] = {
     Phase.F: OpKind(
-        "forward",
-        "forward",
-        slot=1,
-        memory=(LedgerEntry(START, LEFT_BY_F, 1),),
-        fill="#A6D4F5",
-        shade="#6F8EA4",
+        "forward", "forward", slot=1, at_start={LEFT_BY_F: 1}, look=("#A6D4F5", "#6F8EA4")
     ),
     Phase.B: OpKind(
-        "backward",
-        "backward",
-        slot=2,
-        memory=(LedgerEntry(END, WHOLE, -1),),
-        fill="#D87C00",
-        shade="#B06500",
+        "backward", "backward", slot=2, at_end={WHOLE: -1}, look=("#D87C00", "#B06500")
     ),
     Phase.I: OpKind(
         "input gradient",
         "input_grad",
         slot=1,
-        memory=(LedgerEntry(END, WHOLE, -1), LedgerEntry(END, FOR_W, 1)),
-        fill="#00875F",
-        shade="#005E42",
+        at_end={WHOLE: -1, FOR_W: 1},
+        look=("#00875F", "#005E42"),
     ),
     Phase.W: OpKind(
-        "weight gradient",
-        "weight_grad",
-        slot=1,
-        memory=(LedgerEntry(END, FOR_W, -1),),
-        fill="#F9F08F",
-        shade="#AEA864",
+        "weight gradient", "weight_grad", slot=1, at_end={FOR_W: -1}, look=("#F9F08F", "#AEA864")
     ),
     Phase.R: OpKind(
         "recompute",
         "recompute",
         slot=1,
-        memory=(LedgerEntry(START, CHECKPOINT, -1), LedgerEntry(START, WHOLE, 1)),
-        fill="#D9A2CB",
-        shade="#87647E",
+        at_start={CHECKPOINT: -1, WHOLE: 1},
+        look=("#D9A2CB", "#87647E"),
     ),
     Phase.UNSHARD: OpKind("gather weights", "unshard", of=STAGE),
     Phase.RESHARD: OpKind("drop weights", "reshard", of=STAGE),
@@ -153,23 +122,13 @@ KINDS: Mapping[Phase, OpKind] = {
     Phase.SEND_B: OpKind("send gradient", runs_on=NETWORK),
     Phase.RECV_B: OpKind("receive gradient", runs_on=NETWORK),
     # white is also where nothing runs: pictures hatch an all-reduce
-    Phase.A: OpKind("all-reduce", "all_reduce", NETWORK, of=STAGE, fill="#FFFFFF", shade="#FFFFFF"),
-    Phase.U: OpKind("update", "update", of=COPY, fill="#1C1C1C", shade="#1C1C1C"),
+    Phase.A: OpKind("all-reduce", "all_reduce", NETWORK, STAGE, look=("#FFFFFF", "#FFFFFF")),
+    Phase.U: OpKind("update", "update", of=COPY, look=("#1C1C1C", "#1C1C1C")),
     Phase.O: OpKind(
-        "offload",
-        "offload",
-        HOST_LINK,
-        memory=(LedgerEntry(END, LEFT_BY_F, -1),),
-        fill="#003C78",
-        shade="#002346",
+        "offload", "offload", HOST_LINK, at_end={LEFT_BY_F: -1}, look=("#003C78", "#002346")
     ),
     Phase.L: OpKind(
-        "load",
-        "load",
-        HOST_LINK,
-        memory=(LedgerEntry(START, LEFT_BY_F, 1),),
-        fill="#A83200",
-        shade="#651E00",
+        "load", "load", HOST_LINK, at_start={LEFT_BY_F: 1}, look=("#A83200", "#651E00")
     ),
     Phase.WAIT_O: OpKind("wait for offload", awaited=Phase.O),
     Phase.WAIT_SEND_F: OpKind("wait for activation", awaited=Phase.SEND_F),

@@ -198,12 +198,7 @@ def zero_bubble_starts(pipe: LimitedPipe, *, by_span: bool = True) -> TimedOps:
 
 def _lengths(ops: TimedOps, by_span: bool) -> tuple[float, ...]:
     """Longest span of a worker and makespan, the one to minimise first."""
-    order = np.argsort(ops.worker, kind="stable")
-    first = np.unique(ops.worker[order], return_index=True)[1]
-    spans = np.maximum.reduceat(ops.end[order], first) - np.minimum.reduceat(
-        ops.start[order], first
-    )
-    both = (float(spans.max()), float(ops.end.max()))
+    both = float(ops.spans(int(ops.worker.max()) + 1).max()), float(ops.end.max())
     return both if by_span else both[::-1]
 
 

@@ -11,8 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, change_of
-from pipejax.schedules.cells.ops import END, HOST, START, Cell, Op, Phase
+from pipejax.schedules.cells.memory_ledger import END, START, WEIGHT_SHARE, change_of
+from pipejax.schedules.cells.ops import HOST, Cell, Op, Phase
+from pipejax.schedules.cells.placement import Placement
+from pipejax.schedules.table.host_links import aligned
 
 Time = int | float
 FOREVER = float("inf")
@@ -44,6 +46,31 @@ class Work(NamedTuple):
     sizes: Sequence[Time]
     kept: Sequence[Time]
     limits: Sequence[Time]
+
+    @classmethod
+    def of(
+        cls,
+        placement: Placement,
+        pipe_of: Sequence[int],
+        lasts: Mapping[Phase, Sequence[Time]],
+        transfer: Time = 0,
+        **memory: Sequence[Time],
+    ) -> "Work":
+        """Let all messages between workers take one time, which occupies no link.
+
+        Memory, `sizes`, `kept` and `limits`, plays no part where it is not given.
+        """
+        lag = (np.diff(placement) != 0) * transfer  # (pipes, boundaries)
+        none = [0] * placement.shape[1]
+        unlimited = {"sizes": none, "kept": none, "limits": [0] * (int(placement.max()) + 1)}
+        return cls(
+            placement.tolist(),
+            pipe_of,
+            lasts,
+            lag=[lag.tolist()] * 2,
+            transmit=np.zeros((2, *lag.shape), int).tolist(),
+            **{**unlimited, **memory},
+        )
 
     @property
     def total(self) -> int:
@@ -195,6 +222,13 @@ class TimedOps(NamedTuple):
         columns = np.array(ops, float).reshape(len(ops), len(cls._fields)).T
         return cls(*columns[:4].astype(np.int64), *columns[4:])
 
+    def spans(self, num_workers: int) -> Float[NumpyArray, " workers"]:
+        """Time (workers) from the first start of each worker to its last end."""
+        first, last = np.full(num_workers, FOREVER), np.zeros(num_workers)
+        np.minimum.at(first, self.worker, self.start)
+        np.maximum.at(last, self.worker, self.end)
+        return last - first
+
 
 def rows_from_starts(
     ops: TimedOps,
@@ -226,30 +260,21 @@ def rows_from_starts(
             *(c.tolist() for c in (*ops[:3], ops.start)), strict=True
         )
     }
-    for group in host_links:
-        _align(rows, start, group)
-    return rows
-
-
-def _align(rows: list[list[Cell]], start: dict[Op, float], group: Sequence[int]) -> None:
-    """Insert idle cells until ops on a shared host link stand in the order of their starts."""
-    queue = sorted(
-        (start[cell[0]], worker, place)
-        for worker in group
-        for place, cell in enumerate(rows[worker])
-        if cell[0].phase in HOST
+    # on a link that workers share, ops stand in the order of their starts
+    queues = [
+        sorted(
+            (start[cell[0]], worker, place)
+            for worker in group
+            for place, cell in enumerate(rows[worker])
+            if cell[0].phase in HOST
+        )
+        for group in host_links
+    ]
+    return (
+        aligned(rows, [[(worker, place) for _, worker, place in queue] for queue in queues])
+        if queues
+        else rows
     )
-    aligned: dict[int, list[Cell]] = {worker: [] for worker in group}
-    placed = dict.fromkeys(group, 0)
-    column = 0
-    for _, worker, place in queue:
-        row = aligned[worker]
-        row += rows[worker][placed[worker] : place]
-        row += [()] * (column - len(row))
-        row.append(rows[worker][place])
-        column, placed[worker] = len(row), place + 1
-    for worker in group:
-        rows[worker] = aligned[worker] + rows[worker][placed[worker] :]
 
 
 def _tolerance(ops: TimedOps) -> float:

@@ -8,17 +8,15 @@ must have arrived before its producer can run, the queues that follow the order 
 """
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import check_types, known_as, whole_number
-from pipejax.base.longest_path import run_edges
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
 from pipejax.schedules.cells.ops import COMMUNICATION, COMPUTE, HOST, Cell, Op, Phase, receive_of
-from pipejax.schedules.table.host_links import check_host_links, waiting_cells
+from pipejax.schedules.table.host_links import aligned, check_host_links, waiting_cells
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, row_order, without
 
@@ -394,17 +392,9 @@ def _send_cells(sent: Dependencies) -> list[Op]:
 
 def _aligned(table: ScheduleTable, rows: list[list[Cell]]) -> list[list[Cell]]:
     """Move cells to later columns until offloads and loads keep their order over all rows."""
-    cells = [cell for row in rows for cell in row]
-    place = {cell: number for number, cell in enumerate(cells)}
+    at = {
+        cell: (worker, place) for worker, row in enumerate(rows) for place, cell in enumerate(row)
+    }
     slots, workers = np.nonzero(np.isin(table.phase, HOST).T)  # by column, then by worker
-    on_host = np.array([place[table.cell(*at)] for at in zip(workers, slots, strict=True)], int)
-    begins = np.cumsum([0, *map(len, rows)])
-    in_row = np.setdiff1d(np.arange(1, len(cells)), begins)
-    tail, head = np.append(in_row - 1, on_host[:-1]), np.append(in_row, on_host[1:])
-    column, _ = run_edges(tail, head, np.ones(len(cells)))
-    aligned: list[list[Cell]] = []
-    for low, high in itertools.pairwise(begins.tolist()):
-        aligned.append([()] * int(column[low:high].max(initial=-1) + 1))
-        for number in range(low, high):
-            aligned[-1][int(column[number])] = cells[number]
-    return aligned
+    on_host = [at[table.cell(*place)] for place in zip(workers, slots, strict=True)]
+    return aligned(rows, [on_host])

@@ -5,14 +5,16 @@ one switch do. Groups belong to the machine, not to the table. A link carries on
 the order of the columns of the table, ties by worker; an op is issued where it stands in its row.
 """
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import wrong
-from pipejax.base.longest_path import CycleError, topological_order
+from pipejax.base.longest_path import CycleError, run_edges, topological_order
 from pipejax.schedules.cells.cells import NOWHERE, Content
 from pipejax.schedules.cells.dependencies import find_dependencies
-from pipejax.schedules.cells.ops import HOST
+from pipejax.schedules.cells.ops import HOST, Cell
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
 
@@ -59,6 +61,29 @@ def waiting_cells(table: Content, links: Links) -> tuple[Cells, Cells]:
         np.concatenate([cells[:-1][same_row], edges.producer, tail]),
         np.concatenate([cells[1:][same_row], edges.consumer, head]),
     )
+
+
+def aligned(
+    rows: Sequence[Sequence[Cell]], queues: Iterable[Sequence[tuple[int, int]]]
+) -> list[list[Cell]]:
+    """Insert as few idle cells as possible, so that the cells of each queue go by column.
+
+    A cell of a queue is its worker and its place in the row; it stands behind the one before it.
+    """
+    begins = np.cumsum([0, *map(len, rows)])  # all cells are numbered, row by row
+    numbers = [[int(begins[worker]) + place for worker, place in queue] for queue in queues]
+    in_row = np.setdiff1d(np.arange(1, begins[-1]), begins)
+    # the column of a cell is the longest path to it: one more than that of what stands before it
+    tail = np.concatenate([in_row - 1, *(queue[:-1] for queue in numbers)])
+    head = np.concatenate([in_row, *(queue[1:] for queue in numbers)])
+    column, _ = run_edges(tail.astype(int), head.astype(int), np.ones(begins[-1]))
+    moved: list[list[Cell]] = []
+    for row, first in zip(rows, begins[:-1].tolist(), strict=True):
+        at = column[first : first + len(row)].astype(int).tolist()
+        moved.append([()] * (at[-1] + 1 if at else 0))
+        for place, cell in zip(at, row, strict=True):
+            moved[-1][place] = cell
+    return moved
 
 
 def check_host_links(table: Content, links: Links) -> None:
