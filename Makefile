@@ -57,7 +57,7 @@ optpipe: $(READY)  ## repeat OptPipe: dataset, figures, claims (ten minutes; SEC
 
 sweeps: $(READY)  ## datasets of the other figures: design space, networks, sensitivity, jitter, timelines
 	mkdir -p $(RESULTS)
-	$(BIN)/pipejax sweep sweeps/design/design_space.toml --out $(RESULTS)/design_space.zarr --resume
+	$(BIN)/pipejax sweep run sweeps/design/design_space.toml --out $(RESULTS)/design_space.zarr --resume
 	$(BIN)/python -m sweeps.design.sensitivity --out $(RESULTS)/sensitivity.zarr
 	$(BIN)/python -m sweeps.design.network_map --out $(RESULTS)/network_map.zarr
 	$(BIN)/python -m sweeps.design.jitter --out $(RESULTS)/jitter.zarr

@@ -97,7 +97,7 @@ STORES: Mapping[str, Source] = {
         "python -m sweeps.published.fidelity --page docs/accuracy.md --out", (accuracy,)
     ),
     "design_space.zarr": Source(
-        "pipejax sweep sweeps/design/design_space.toml --out",
+        "pipejax sweep run sweeps/design/design_space.toml --out",
         (design_run_time, best_schedule, pareto),
     ),
     "sensitivity.zarr": Source("python -m sweeps.design.sensitivity --out", (tornado,)),

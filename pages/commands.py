@@ -13,13 +13,13 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import typer
 
 from pages.repository import ROOT
-from pipejax.cli.app import COMMANDS, application, run
+from pipejax.cli.app import COMMANDS, application, run, split_command
 from pipejax.cli.options.given import GivenOptions
 
 OTHER_PROGRAMS = ("apt", "cd", "dask", "git", "pip", "pipx", "uvx")  # whose options are their own
@@ -130,8 +130,13 @@ def check_mention(text: str) -> None:
     words = text.split()
     if words[0] == "make":
         return check_line(text)
-    named = COMMANDS if words[0] != "pipejax" else [word for word in words[1:2] if word.islower()]
-    known = {"--version", "--help", "--help-all"}.union(*map(options_of, named))
+    named: Collection[str] = COMMANDS
+    if words[0] == "pipejax":
+        called, rest = split_command([word for word in words[1:3] if word.islower()])
+        if called is None and rest and not rest[0].startswith("-"):
+            raise ValueError(f"pipejax has no command {rest[0]}")
+        named = [] if called is None else [called]
+    known = {"--version", "--completion", "--help", "--help-all"}.union(*map(options_of, named))
     for word in words:
         option = word.partition("=")[0]
         if option.startswith("--") and option not in known:
@@ -146,20 +151,14 @@ def _parser(called: str) -> Any:
 
 @functools.cache
 def options_of(called: str) -> frozenset[str]:
-    """The options of a command, as they are written.
-
-    Raises:
-      ValueError: if there is no such command.
-    """
-    if called not in COMMANDS:
-        raise ValueError(f"pipejax has no command {called}")
+    """The options of a command, as they are written."""
     command = _parser(called)
     return frozenset(name for each in command.params for name in (*each.opts, *each.secondary_opts))
 
 
 def check_pipejax(arguments: list[str]) -> None:
     """Parse the arguments of `pipejax` as the program does, and do nothing else."""
-    called = arguments[0] if arguments and arguments[0] in COMMANDS else None
+    called, words = split_command(arguments)
     if called is None:
         program = typer.main.get_command(application(None))
         program.make_context("pipejax", arguments or ["--help"], resilient_parsing=True)
@@ -167,7 +166,7 @@ def check_pipejax(arguments: list[str]) -> None:
             raise ValueError(f"pipejax has no command {arguments[0]}")
         return
     command = _parser(called)
-    given = GivenOptions(arguments[1:], inspect.signature(command.callback).parameters)
+    given = GivenOptions(words, inspect.signature(command.callback).parameters)
     given.check()
     if not (given.asks_for("help") or given.asks_for("help_all")):
         command.make_context(called, given.words).close()

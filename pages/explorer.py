@@ -25,7 +25,7 @@ class Shot(NamedTuple):
     """A picture.
 
     Attributes:
-      options: of `pipejax explore`.
+      options: of `pipejax show`.
       at: what is chosen, as the address says it.
       scheme: "light" or "dark".
       height: of the window [pixels].
@@ -64,7 +64,7 @@ SHOTS = {
 def take(browser: Browser, name: str, shot: Shot, folder: Path) -> Path:
     """Write a page, open it, and take its picture."""
     page = folder / f"{name}.html"
-    if run(["explore", *shot.options.split(), "--out", str(page)]):
+    if run(["show", *shot.options.split(), "--out", str(page)]):
         raise SystemExit(f"{name}: the page could not be written")
     window = browser.new_page(
         viewport={"width": 1280, "height": shot.height},

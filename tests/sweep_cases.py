@@ -57,7 +57,7 @@ def write_grid(folder):
 
 
 def refused(capsys, *arguments):
-    assert run(["sweep", *map(str, arguments), "--json"]) == 2
+    assert run(["sweep", "run", *map(str, arguments), "--json"]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.count("\n") == 1

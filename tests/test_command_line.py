@@ -1,6 +1,5 @@
 """Conventions of the command line: options, help, letters, units, tables, files of options."""
 
-import importlib
 import inspect
 import json
 import re
@@ -12,23 +11,18 @@ from typing import get_args
 import pytest
 
 from pipejax.base.data_files import read_quantity
-from pipejax.cli.app import COMMANDS
+from pipejax.cli.app import COMMANDS, MOVED, command_of, function_of
 from pipejax.cli.options.catalogue import CATALOGUE, EXCEPTIONS, PANELS, SHORT, flag, record
 from pipejax.cli.options.given import GivenOptions
-from pipejax.cli.options.groups import with_options
 from pipejax.cli.options.values import value_kinds
 
 ONE = ["-s", "1f1b", "-P", "4", "-M", "8"]
 TIMES = ["-T", "F=1,B=2"]
 
 
-def command(name):
-    return getattr(importlib.import_module(f"pipejax.cli.commands.{name}"), name)
-
-
 def options(name):
     """Options of a command: types of the value, and what the parser knows."""
-    found = inspect.signature(with_options(command(name))).parameters.items()
+    found = inspect.signature(command_of(name)).parameters.items()
     return {key: get_args(p.annotation) for key, p in found if key in CATALOGUE}
 
 
@@ -61,19 +55,19 @@ def test_an_option_means_the_same_in_every_command():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_is_two_screens(name, call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    code, text, _ = call(name, "--help")
+    code, text, _ = call(*name.split(), "--help")
     lines = text.splitlines()
     assert (code, len(lines) <= 2 * 24, max(map(len, lines)) <= 80) == (0, True, True)
     named = set(re.findall(r"--[a-z][\w-]*", text))
     assert named >= {flag(key) for key in EVERY[name]}
     assert "…" not in text
-    assert call(name, "-h")[1] == text
+    assert call(*name.split(), "-h")[1] == text
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_all_explains_every_option(name, call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    code, text, _ = call(name, "--help-all")
+    code, text, _ = call(*name.split(), "--help-all")
     assert code == 0
     assert max(map(len, text.splitlines())) <= 80
     plain = " ".join(text.split())
@@ -83,10 +77,12 @@ def test_help_all_explains_every_option(name, call, monkeypatch):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_example_is_a_command_line(name):
-    found = re.search(r"Example:\n((?:  .*\n?)+)", inspect.getdoc(command(name)))
-    program, called, *words = shlex.split(found[1])
-    assert (program, called) == ("pipejax", name)
-    given = GivenOptions(words, inspect.signature(with_options(command(name))).parameters)
+    found = re.search(r"Example:\n((?:  .*\n?)+)", inspect.getdoc(function_of(name)))
+    program, *words = shlex.split(found[1])
+    count = len(name.split())
+    assert (program, *words[:count]) == ("pipejax", *name.split())
+    words = words[count:]
+    given = GivenOptions(words, inspect.signature(command_of(name)).parameters)
     given.check()
     given.check_effects()
     written = [word.partition("=")[0] for word in given.words if word.startswith("--")]
@@ -237,12 +233,11 @@ def test_a_time_of_ops_that_no_table_has_is_refused(mistake, what):
 
 
 @pytest.mark.compiles
-def test_of_several_schedules_one_uses_the_time(answer, mistake, tmp_path):
+def test_of_several_schedules_one_uses_the_time(answer, mistake):
     sizes = ["-P", "2", "-M", "2"]
     given = [*sizes, "-T", "F=1,I=1,W=1", "--offload", "1"]
-    for command in ("compare", "jitter", "show", "explore"):
-        more = ["--out", tmp_path / "x.html"] if command == "explore" else []
-        more = ["--samples", "2"] if command == "jitter" else more
+    for command in ("compare", "jitter", "show"):
+        more = ["--samples", "2"] if command == "jitter" else []
         assert "no O in gpipe, 1f1b" in mistake(command, "-S", "gpipe,1f1b", *given, *more)
         answer(command, "-S", "1f1b,pipe-offload", *given, *more)
     assert "--offload 1 has no effect" in mistake("diff", "gpipe", "1f1b", *given)
@@ -298,12 +293,14 @@ def test_a_unit_that_is_unknown_is_named_with_those_that_are(text):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_script_completes_what_there_is(answer, shell):
-    found = answer("completion", shell)
-    for word in (*COMMANDS, "zb-h1", "llama3-70b", "h100", "rendezvous", "chrome-trace"):
-        assert word in found["script"]
+def test_a_script_completes_what_there_is(call, shell):
+    code, script, _ = call("--completion", shell)
+    assert code == 0
+    first_words = {name.split()[0] for name in COMMANDS}
+    for word in (*first_words, "zb-h1", "llama3-70b", "h100", "rendezvous", "chrome-trace"):
+        assert word in script
     if shell == "bash":
-        assert "--planned-comm" in found["script"]
+        assert "--planned-comm" in script
 
 
 COMPLETED = {
@@ -317,7 +314,12 @@ COMPLETED = {
     "pipejax tune --model llama3-7": ["llama3-70b"],
     "pipejax export --format ch": ["chrome-trace"],
     "pipejax evaluate --format la": ["latex"],
-    "pipejax completion f": ["fish"],
+    "pipejax --completion f": ["fish"],
+    "pipejax swe": ["sweep"],
+    "pipejax sweep s": ["show"],
+    "pipejax sweep show mi": ["mine.csv"],
+    "pipejax sweep show --par": ["--pareto"],
+    "pipejax sweep run --par": [],
     "pipejax init m": ["model"],
     "pipejax diff eager": ["eager-1f1b"],
     "pipejax diff 1f1b zb-h": ["zb-h1", "zb-h2"],
@@ -331,7 +333,7 @@ COMPLETED = {
 @pytest.mark.process
 def test_bash_completes(call, tmp_path):
     (tmp_path / "mine.csv").touch()
-    script = call("completion", "bash")[1]
+    script = call("--completion", "bash")[1]
     ask = [
         f"COMP_WORDS=({line}); COMP_CWORD={len(line.split()) - 1}; _pipejax; "
         'echo "${COMPREPLY[*]}"'
@@ -342,3 +344,18 @@ def test_bash_completes(call, tmp_path):
     )
     assert done.stderr == ""
     assert [line.split() for line in done.stdout.splitlines()] == list(COMPLETED.values())
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_a_name_of_before_says_what_it_is_called_now(mistake, old):
+    if old in COMMANDS or old.partition("--")[2] in CATALOGUE:
+        return  # it has not moved yet
+    assert mistake(*old.split(), "x.toml") == f"error: pipejax {old} is now pipejax {MOVED[old]}\n"
+
+
+def test_a_command_of_two_words_lists_its_second_words(call, mistake):
+    assert "sweep is one of pipejax sweep run, pipejax sweep show" in mistake("sweep")
+    code, out, _ = call("sweep", "--help")
+    assert code == 0
+    listed = [line.split("  ")[0] for line in out.splitlines() if line.startswith("sweep")]
+    assert listed == ["sweep run", "sweep show"]

@@ -157,12 +157,12 @@ EXTRAS = {  # module -> what needs it, and the extra that has it
     "platformdirs": (RUNS["optimize"], "optimize"),
     "optax": ("tune --model gpt-22b --system a100 --minibatch 8", "tuning"),
     "matplotlib": (RUNS["drawing"], "figures"),
-    "xarray": ("sweep x.toml --out x.zarr", "sweeps"),
+    "xarray": ("sweep run x.toml --out x.zarr", "sweeps"),
     "zarr": (
         "jitter --schedules 1f1b --workers 4 --microbatches 8 --stage-times F=1,B=2 --out x.zarr",
         "sweeps",
     ),
-    "distributed": ("sweep x.toml --out x.zarr --scheduler tcp://no:1", "cluster"),
+    "distributed": ("sweep run x.toml --out x.zarr --scheduler tcp://no:1", "cluster"),
 }
 
 

@@ -194,10 +194,10 @@ def test_every_script_of_the_page_is_listed():
         assert {*imported} <= {*SCRIPTS[:place]}, name
 
 
-def test_explore_writes_a_page_of_several_schedules(call, answer, tmp_path):
+def test_show_writes_a_page_of_several_schedules(call, answer, tmp_path):
     out = tmp_path / "x.html"
     arguments = [
-        "explore",
+        "show",
         "--workers",
         "4",
         "--microbatches",
@@ -211,7 +211,7 @@ def test_explore_writes_a_page_of_several_schedules(call, answer, tmp_path):
     assert found["out"] == str(out)
     scene = scene_of(out.read_text())
     assert [s["name"] for s in scene["schedules"]] == ["gpipe", "1f1b", "chimera"]
-    for row, schedule in zip(found["schedules"], scene["schedules"], strict=True):
+    for row, schedule in zip(found["runs"], scene["schedules"], strict=True):
         finish, _, _ = run_of_page(schedule, [f["given"] for f in scene["factors"]], scene["link"])
         one = answer("evaluate", "--schedule", row["schedule"], *arguments[1:])
         assert finish.max() == row["makespan"] == one["makespan"]
@@ -230,7 +230,7 @@ def test_show_opens_the_page_at_what_is_asked_for(answer, tmp_path):
 
 def test_what_does_not_exist_is_said(answer, tmp_path):
     found = answer(
-        "explore",
+        "show",
         "--schedules",
         "1f1b,chimera",
         "--workers",
@@ -240,7 +240,7 @@ def test_what_does_not_exist_is_said(answer, tmp_path):
         "--out",
         tmp_path / "x.html",
     )
-    assert [row["schedule"] for row in found["schedules"]] == ["1f1b"]
+    assert [row["schedule"] for row in found["runs"]] == ["1f1b"]
     assert "even number" in found["missing"]["chimera"]
 
 
@@ -257,14 +257,14 @@ def test_a_model_draws_bytes_with_what_the_system_has_left(answer, tmp_path):
         "8",
     ]
     sizes = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
-    answer("explore", *sizes, *arguments, "--out", out)
+    answer("show", *sizes, *arguments, "--out", out)
     (schedule,) = scene_of(out.read_text())["schedules"]
     needs = answer("evaluate", *sizes, *arguments)
     system = pj.load_system("a100")
     static = np.array(needs["memory_bytes"]) - needs["activation_memory"]["peak"]
     assert schedule["memory"]["unit"] == "bytes"
     assert np.allclose(schedule["memory"]["limits"], float(system.memory_available) - static)
-    answer("explore", *sizes, *arguments, "--memory-limit", "30GB", "--out", out, "--force")
+    answer("show", *sizes, *arguments, "--memory-limit", "30GB", "--out", out, "--force")
     (asked,) = scene_of(out.read_text())["schedules"]
     assert np.allclose(asked["memory"]["limits"], 30e9 - static)
 
@@ -273,7 +273,7 @@ def test_a_limit_of_activations_is_drawn_under_any_schedule(answer, tmp_path):
     """And a schedule that knows a limit is planned for it."""
     out = tmp_path / "x.html"
     sizes = ["--workers", "4", "--microbatches", "8", "--memory-limit", "2.5"]
-    answer("explore", "--schedules", "1f1b,zero-bubble", *sizes, "--out", out)
+    answer("show", "--schedules", "1f1b,zero-bubble", *sizes, "--out", out)
     one, planned = scene_of(out.read_text())["schedules"]
     assert one["memory"]["limits"] == planned["memory"]["limits"] == [2.5] * 4
     held = unpack(planned["memory"])
@@ -281,14 +281,12 @@ def test_a_limit_of_activations_is_drawn_under_any_schedule(answer, tmp_path):
     assert 2 < levels.max() <= 2.5 + 1e-9
 
 
-def test_show_draws_a_memory_limit_as_explore_does(call, answer, tmp_path):
+def test_show_draws_a_memory_limit(call, answer, tmp_path):
     """On the page, in a picture and in the terminal, which says who exceeds it."""
-    pages = [tmp_path / "a.html", tmp_path / "b.html"]
+    page = tmp_path / "a.html"
     asked = ["-s", "1f1b", "-P", "3", "-M", "4", "--memory-limit", "2,2,1"]
-    for command, out in zip(("explore", "show"), pages, strict=True):
-        answer(command, *asked, "--out", out)
-    explored, shown = (scene_of(page.read_text())["schedules"] for page in pages)
-    assert explored == shown
+    answer("show", *asked, "--out", page)
+    shown = scene_of(page.read_text())["schedules"]
     assert shown[0]["memory"]["limits"] == [2, 2, 1]
     found = answer("show", *asked, "--memory", "--out", tmp_path / "a.svg")["activation_memory"]
     assert (found["memory_limit"], found["fits"]) == ([2, 2, 1], False)
@@ -306,7 +304,7 @@ def test_open_shows_the_page_in_the_browser(call, tmp_path, monkeypatch):
     monkeypatch.setattr("webbrowser.open", opened.append)
     out = tmp_path / "a b.html"
     sizes = ["--schedule", "1f1b", "--workers", "2", "--microbatches", "2"]
-    assert call("explore", *sizes, "--out", out)[0] == 0
+    assert call("show", *sizes, "--out", out)[0] == 0
     assert opened == []
-    assert call("explore", *sizes, "--out", out, "--force", "--open")[0] == 0
+    assert call("show", *sizes, "--out", out, "--force", "--open")[0] == 0
     assert opened == [out.as_uri()]

@@ -7,7 +7,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.cli.app import run
-from pipejax.cli.output.templates import TEMPLATES
+from pipejax.cli.commands.init import TEMPLATES
 from pipejax.sweep.declaration import read_sweep
 
 
@@ -26,7 +26,7 @@ def test_a_template_evaluates_as_it_is(kind, tmp_path, monkeypatch, answer, caps
 def test_a_sweep_is_declared_as_it_is(tmp_path, monkeypatch, answer):
     monkeypatch.chdir(tmp_path)
     made = answer("init", "sweep", "--out", "mine.toml")
-    assert made["used_by"] == "pipejax sweep mine.toml --out results.zarr"
+    assert made["used_by"] == "pipejax sweep run mine.toml --out results.zarr"
     sweep = read_sweep("mine.toml")
     assert sweep.num_points == 3 * 3 * 2 * 2 * 4
     # what is commented out, too, stands there as it would be taken
@@ -53,7 +53,7 @@ def test_a_sweep_runs_as_it_is(tmp_path, monkeypatch, answer):
     made = answer("init", "sweep")
     found = answer(*shlex.split(made["used_by"])[1:])
     assert found["feasible"] > 0
-    assert answer("results", "results.zarr")["best"]
+    assert answer("sweep", "show", "results.zarr")["best"]
 
 
 def test_copies_keep_numbers_and_source(tmp_path, answer, call):

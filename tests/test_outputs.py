@@ -20,7 +20,7 @@ NO_TABLE = ["--schedule", "nonsense", "--workers", "2", "--microbatches", "3"]
 LATE = "--stage-times", "F=1,B=2"
 OUTPUTS = {  # commands with a mistake that is found as soon as any work begins
     "show": (["show", *NO_TABLE], "--out", ".html"),
-    "explore": (["explore", *NO_TABLE], "--out", ".html"),
+    "show on a page": (["show", *NO_TABLE], "--out", ".html"),
     "export": (["export", *NO_TABLE, "--format", "json"], "--out", ".json"),
     "order": (["order", *NO_TABLE, *LATE], "--out", ".csv"),
     "arrange": (["arrange", *NO_TABLE, *LATE], "--out", ".json"),
@@ -38,7 +38,7 @@ OUTPUTS = {  # commands with a mistake that is found as soon as any work begins
     "train save": (["train", *NO_TABLE], "--out", ".zarr"),
     "calibrate": (["calibrate", "no.csv", "--system", "a100"], "--out", ".json"),
     "calibrate links": (["calibrate", "no.csv"], "--out", ".json"),
-    "sweep": (["sweep", "no.toml"], "--out", ".zarr"),
+    "sweep": (["sweep", "run", "no.toml"], "--out", ".zarr"),
     "validate": (["validate", "no.csv"], "--out", ".png"),
 }
 
@@ -105,7 +105,7 @@ def test_two_files_of_one_name_are_refused_before_the_work(tmp_path, mistake):
 @pytest.mark.parametrize("command", OUTPUTS)
 def test_force_is_one_option_of_every_command_that_writes(command, tmp_path, call, mistake):
     arguments, option, end = OUTPUTS[command]
-    code, text, _ = call(arguments[0], "--help")
+    code, text, _ = call(*arguments[: 2 if command == "sweep" else 1], "--help")
     assert code == 0
     assert "--force" in text
     if end != ".zarr":

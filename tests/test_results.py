@@ -45,21 +45,21 @@ def points(store):
 
 def test_best_points_are_those_of_the_dataset(store, answer):
     rows = points(store)
-    found = answer("results", store, "--best", 3)
+    found = answer("sweep", "show", store, "--best", 3)
     fitting = rows[rows.status == 1].sort_values("step_time", kind="stable")
     assert [row["step_time"] for row in found["best"]] == fitting.step_time.tolist()[:3]
     assert found["best"][0]["schedule"] == fitting.schedule.iloc[0]
     assert (found["points"], found["illegal"], found["not_evaluated"]) == (24, 8, 0)
     assert found["feasible"] + found["out_of_memory"] == 16
     assert found["reasons"] == {"microbatch size 3 does not divide a minibatch of 4": 8}
-    unlimited = answer("results", store, "--no-memory-limit", "--by", "tokens_per_second")
+    unlimited = answer("sweep", "show", store, "--no-memory-limit", "--by", "tokens_per_second")
     fastest = rows[rows.status > 0].tokens_per_second.max()
     assert unlimited["best"][0]["tokens_per_second"] == fastest
     assert len(unlimited["best"]) == 10
 
 
 def test_the_front_is_what_no_point_beats(store, answer):
-    found = answer("results", store, "--pareto", "--no-memory-limit")
+    found = answer("sweep", "show", store, "--pareto", "--no-memory-limit")
     rows = points(store).dropna(subset="step_time")
     pairs = list(zip(rows.step_time, rows.memory_bytes, strict=True))
     front = {
@@ -101,24 +101,24 @@ def test_conditions(store, answer, mistake):
     assert found["selected"] == 4
     assert {row["system"] for row in found["best"]} == {"slow_nw_fast_cp"}
     limit = float(rows.memory_bytes.median())
-    found = answer("results", store, "--where", f"memory_bytes<{limit}", "--no-memory-limit")
+    found = answer("sweep", "show", store, "--where", f"memory_bytes<{limit}", "--no-memory-limit")
     assert found["selected"] == int((rows.memory_bytes < limit).sum())
-    fitting = answer("results", store, "--where", "memory.capacity=80GB", "--no-memory-limit")
+    fitting = answer("sweep", "show", store, "--where", "memory.capacity=80GB", "--no-memory-limit")
     assert (fitting["selected"], {row["memory.capacity"] for row in fitting["best"]}) == (
         12,
         {80e9},
     )
-    assert "unknown unit 'ms'" in mistake("results", store, "--where", "memory_bytes<3ms")
-    assert answer("results", store, "--where", "workers=3")["best"] == []  # all have 2
+    assert "unknown unit 'ms'" in mistake("sweep", "show", store, "--where", "memory_bytes<3ms")
+    assert answer("sweep", "show", store, "--where", "workers=3")["best"] == []  # all have 2
     assert "did you mean fast_nw_slow_cp" in mistake(
         "results", store, "--where", "system=fast_nw_slow"
     )
-    assert "unknown axis 'systm'" in mistake("results", store, "--where", "systm=a")
-    assert "--where" in mistake("results", store, "--where", "h100")
-    assert "expected a number" in mistake("results", store, "--where", "step_time<fast")
-    assert "compared by = or !=" in mistake("results", store, "--where", "system<a")
-    assert "--by" in mistake("results", store, "--by", "speed")
-    assert "--axes" in mistake("results", store, "--axes", "step_time")
+    assert "unknown axis 'systm'" in mistake("sweep", "show", store, "--where", "systm=a")
+    assert "--where" in mistake("sweep", "show", store, "--where", "h100")
+    assert "expected a number" in mistake("sweep", "show", store, "--where", "step_time<fast")
+    assert "compared by = or !=" in mistake("sweep", "show", store, "--where", "system<a")
+    assert "--by" in mistake("sweep", "show", store, "--by", "speed")
+    assert "--axes" in mistake("sweep", "show", store, "--axes", "step_time")
 
 
 def test_conditions_on_rates_have_units():
@@ -145,25 +145,25 @@ def test_what_is_not_written_to_its_end_is_not_there(store, tmp_path, answer, ca
     assert read_results(part).status.tolist()[12:] == [0] * 12
     assert 0 not in read_results(part).status[:12]
     sums[0] = 0
-    found = answer("results", part)
+    found = answer("sweep", "show", part)
     assert (found["not_evaluated"], found["best"]) == (24, [])
-    code, out, _ = call("results", part)
+    code, out, _ = call("sweep", "show", part)
     assert code == 0
     assert "24 not evaluated" in out
-    assert "go on with it by pipejax sweep --resume" in out
+    assert "go on with it by pipejax sweep run --resume" in out
 
 
 def test_only_stores_of_sweeps_are_read(tmp_path, mistake):
     (tmp_path / "other.zarr").mkdir()
     (tmp_path / "other.zarr" / ".zattrs").write_text("{}")
-    assert "no store that was written here" in mistake("results", tmp_path / "other.zarr")
+    assert "no store that was written here" in mistake("sweep", "show", tmp_path / "other.zarr")
     (tmp_path / "other.zarr" / ".zattrs").write_text(json.dumps({"pipejax": "0"}))
-    assert "no store of a sweep" in mistake("results", tmp_path / "other.zarr")
+    assert "no store of a sweep" in mistake("sweep", "show", tmp_path / "other.zarr")
 
 
 def test_what_is_printed_and_drawn(store, tmp_path, call):
     plot = tmp_path / "front.svg"
-    code, out, err = call("results", store, "--pareto", "--no-memory-limit", "--figure", plot)
+    code, out, err = call("sweep", "show", store, "--pareto", "--no-memory-limit", "--figure", plot)
     assert (code, err) == (0, "")
     assert "24 points" in out
     assert "illegal, 8 points: microbatch size 3 does not divide a minibatch of 4" in out
@@ -174,7 +174,7 @@ def test_what_is_printed_and_drawn(store, tmp_path, call):
 
 
 def test_a_csv_has_all_columns_and_rows(store, call, monkeypatch):
-    monkeypatch.setattr("pipejax.cli.commands.results.LONGEST", 1)
+    monkeypatch.setattr("pipejax.cli.commands.sweep.LONGEST", 1)
     _, out, _ = call(
         "results", store, "--best", 2, "--where", "system=slow_nw_fast_cp", "-f", "csv"
     )
@@ -184,13 +184,15 @@ def test_a_csv_has_all_columns_and_rows(store, call, monkeypatch):
 
 
 def test_what_to_give_where_nothing_fits(store, call):
-    _, out, _ = call("results", store, "--where", "memory.capacity=80GB")
+    _, out, _ = call("sweep", "show", store, "--where", "memory.capacity=80GB")
     assert "no point can be chosen where these conditions hold" in out
     assert "--no-memory-limit" in out
-    _, out, _ = call("results", store, "--where", "workers=3")
+    _, out, _ = call("sweep", "show", store, "--where", "workers=3")
     assert "--no-memory-limit" not in out  # it would show none
 
 
 def test_another_word_for_a_figure(tmp_path, mistake):
-    assert "--figure must end in" in mistake("results", tmp_path, "--plot", "x.gif")
-    assert "--figure is given twice" in mistake("results", ".", "--plot=a.png", "--figure", "b.png")
+    assert "--figure must end in" in mistake("sweep", "show", tmp_path, "--plot", "x.gif")
+    assert "--figure is given twice" in mistake(
+        "sweep", "show", ".", "--plot=a.png", "--figure", "b.png"
+    )

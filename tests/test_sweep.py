@@ -245,7 +245,7 @@ def test_wrong_files(name, declared, tmp_path, capsys):
     assert old in TOML
     path, out = tmp_path / "wrong.toml", tmp_path / "out.zarr"
     path.write_text(TOML.replace(old, new, 1))
-    assert run(["sweep", str(path), "--out", str(out), "--json"]) == 2
+    assert run(["sweep", "run", str(path), "--out", str(out), "--json"]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("error: ")

@@ -134,7 +134,7 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes(
     seen = []
     for kill in range(kills):
         before = written(path)
-        process, end = start("sweep", grid_file, "--out", path, "--resume")
+        process, end = start("sweep", "run", grid_file, "--out", path, "--resume")
         if kill % 4 == 2:  # at any time, also before anything is written
             time.sleep(rng.uniform(0, 1))
         else:  # as soon as another block is written, and a little later
@@ -150,7 +150,7 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes(
     assert len(seen) >= 3
     assert any(0 < count < len(checksums) - 1 for count in seen), seen  # killed in the middle
     (path / "step_time" / "0.0.0123.partial").write_text("x")  # what Zarr leaves of a chunk
-    _, end = start("sweep", grid_file, "--out", path, "--resume", "--json")
+    _, end = start("sweep", "run", grid_file, "--out", path, "--resume", "--json")
     assert end() == 0
     assert files_of(path) == expected
     data = xr.open_zarr(path).load()
@@ -196,7 +196,7 @@ with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as 
         killed.append(True)
     threading.Thread(target=kill, daemon=True).start()
     address = cluster.scheduler_address
-    code = run(["sweep", str(grid), "--out", str(out), "--scheduler", address, "--json"])
+    code = run(["sweep", "run", str(grid), "--out", str(out), "--scheduler", address, "--json"])
     sys.exit(code or not killed)
 """
 
@@ -269,7 +269,7 @@ def test_other_code_is_refused(tmp_path):
 
 
 def test_report_for_people(whole, grid_file, capsys):
-    assert run(["sweep", str(grid_file), "--out", str(whole), "--resume"]) == 0
+    assert run(["sweep", "run", str(grid_file), "--out", str(whole), "--resume"]) == 0
     printed = capsys.readouterr().out
     assert "560 points" in printed
     assert "560 were there" in printed

@@ -32,7 +32,7 @@ data = pj.run_sweep(grid, f"{tempfile.mkdtemp()}/llama.zarr").load()
 dict(data.step_time.sizes)
 
 # %% [markdown]
-# The same grid as a TOML file goes through `pipejax sweep grid.toml --out llama.zarr`, which shows
+# The same grid as a TOML file goes through `pipejax sweep run grid.toml --out llama.zarr`, which shows
 # progress, can be interrupted and resumed, and takes a Dask scheduler.
 #
 # ## Memory

@@ -19,7 +19,8 @@ from pipejax.cli.process import OutputError
 if TYPE_CHECKING:
     from pipejax.cli.options.given import GivenOptions
 
-COMMANDS = {  # each the function of its name in the module of its name, whose first line this is
+# each the function of its name, with _ between two words, in the module of its first word
+COMMANDS = {
     "evaluate": "Evaluate one schedule: step time, bubbles, memory, critical path.",
     "compare": "Compare schedules as published formula, idealised table and communication-aware "
     "run.",
@@ -39,8 +40,6 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "train": "Train a small objective as an asynchronous schedule does: gap against time.",
     "show": "Show timelines of schedules under one time axis; without times, in the tables' own "
     "slots.",
-    "explore": "Write a page that shows schedules and prices them anew as sliders move; no server, "
-    "no net.",
     "export": "Write a table for PyTorch, JaxPP or Shardy, as JSON, or its run as a trace for "
     "Perfetto.",
     "run": "Run a table in a runtime: its gradients against those of the model without a pipeline.",
@@ -56,19 +55,41 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "verify": "Derive a certificate again by other means than the engine; of a table, what "
     "evaluate says.",
     "validate": "Predict measured runs, and show how far off the predictions are.",
-    "sweep": "Evaluate a grid of schedules, workloads and systems into a Zarr store, block by "
+    "sweep run": "Evaluate a grid of schedules, workloads and systems into a Zarr store, block by "
     "block.",
-    "results": "Show the best points of a sweep, the front that no point beats, and what was not "
-    "evaluated.",
+    "sweep show": "Show the best points of a sweep, the front that no point beats, and what was "
+    "not evaluated.",
     "init": "Write a file of costs, a model, a system or a sweep to begin with; it can be read "
     "as it is.",
-    "completion": "Print a script that completes commands, options and names of schedules in a "
-    "shell.",
     "schedules": "List the schedules that can be built, with their sources; also models and "
     "systems.",
 }
+# names of before, and what they are called now: said in one line, for as long as a release lasts
+MOVED = {
+    "order": "tune messages",
+    "arrange": "tune microbatches",
+    "place": "tune places",
+    "partition": "tune layers",
+    "links": "calibrate",
+    "explore": "show --out PAGE.html",
+    "results": "sweep show",
+    "completion": "--completion SHELL",
+    "sweep": "sweep run",
+    "tune --what": "tune WHAT",
+}
+PLACES: dict[str, tuple[str, str]] = {}  # modules and functions of commands that have other names
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # in what XLA raises
 ABOUT = "How long does one LLM training step take under this pipeline schedule on this machine?"
+
+
+def function_of(called: str) -> Callable[..., Any]:
+    """The function of a command, as it is written."""
+    own = called.partition(" ")[0], called.replace(" ", "_")
+    module, name = PLACES.get(called, own)
+    function: Callable[..., Any] = getattr(
+        importlib.import_module(f"pipejax.cli.commands.{module}"), name
+    )
+    return function
 
 
 @functools.cache
@@ -79,8 +100,31 @@ def command_of(called: str) -> Callable[..., Any]:
     """
     from pipejax.cli.options.groups import with_options
 
-    module = importlib.import_module(f"pipejax.cli.commands.{called}")
-    return with_options(getattr(module, called))
+    return with_options(function_of(called))
+
+
+def split_command(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Part the name of the command, one word or two, from what is given to it.
+
+    Raises:
+      ValueError: if it is a name of before, or lacks its second word.
+    """
+    for count in (2, 1):
+        called = " ".join(arguments[:count])
+        if called in COMMANDS:
+            return called, list(arguments[count:])
+    first = arguments[0] if arguments else ""
+    if _commands_of(first) and not arguments[1:]:
+        raise ValueError(f"{first} is one of pipejax {', pipejax '.join(_commands_of(first))}")
+    asks_for_help = arguments[1:2] in (["--help"], ["-h"], ["--help-all"])
+    if first in MOVED and not (asks_for_help and _commands_of(first)):
+        raise ValueError(f"pipejax {first} is now pipejax {MOVED[first]}")
+    return None, list(arguments)
+
+
+def _commands_of(first: str) -> dict[str, str]:
+    """Commands of two words that begin with one."""
+    return {name: about for name, about in COMMANDS.items() if name.startswith(f"{first} ")}
 
 
 @functools.cache
@@ -107,6 +151,15 @@ def _show_version(wanted: bool) -> bool:
     return wanted
 
 
+def _show_completion(shell: str | None) -> None:
+    """Print the script that completes command lines in a shell, and end."""
+    if shell is not None:
+        from pipejax.cli.output.completion import completion_script
+
+        sys.stdout.write(completion_script(shell))
+        raise typer.Exit
+
+
 def _program(
     version: Annotated[
         bool,
@@ -114,6 +167,15 @@ def _program(
             "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
+    completion: Annotated[
+        str | None,
+        typer.Option(
+            callback=_show_completion,
+            is_eager=True,
+            metavar="SHELL",
+            help="Print a script that completes command lines in bash, zsh or fish.",
+        ),
+    ] = None,
 ) -> None:
     """Take the options of the program itself; with it, one command is a command by name too."""
 
@@ -123,9 +185,10 @@ def _is_helped(called: str | None, given: "GivenOptions | None", arguments: Sequ
     from pipejax.cli.output.help import command_help, program_help
 
     if called is None or given is None:
-        if arguments and arguments[0] not in ("--help", "-h"):
+        own = _commands_of(arguments[0]) if arguments else {}
+        if arguments and not own and arguments[0] not in ("--help", "-h"):
             return False
-        sys.stdout.write(program_help(ABOUT, COMMANDS))
+        sys.stdout.write(program_help(ABOUT, own or COMMANDS))
         return True
     wanted = [name for name in ("help_all", "help") if given.asks_for(name)]
     if wanted:
@@ -147,14 +210,15 @@ def run(arguments: Sequence[str]) -> int:
     _compute_in_float64()
     given = None
     try:
-        called = arguments[0] if arguments and arguments[0] in COMMANDS else None
+        called, words = split_command(arguments)
         if called is not None:
             from pipejax.cli.options.given import GivenOptions
 
-            given = GivenOptions(arguments[1:], inspect.signature(command_of(called)).parameters)
+            given = GivenOptions(words, inspect.signature(command_of(called)).parameters)
         result = None
         if not _is_helped(called, given, arguments):
             if called is not None and given is not None:
+                _check_moved(called, given)
                 given.check()
                 given.add_config(called, COMMANDS)
                 given.check_effects()
@@ -186,6 +250,16 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, RuntimeError) or not error.args:
             raise
         return _report(f"internal error: {error}", code=1)  # a result that contradicts itself
+
+
+def _check_moved(called: str, given: "GivenOptions") -> None:
+    """Refuse an option that is a word of the command now."""
+    for word in given.words:
+        option = word.partition("=")[0]
+        if f"{called} {option}" in MOVED and option.removeprefix("--") not in given.takes:
+            raise ValueError(
+                f"pipejax {called} {option} is now pipejax {MOVED[f'{called} {option}']}"
+            )
 
 
 def _no_backend() -> str | None:

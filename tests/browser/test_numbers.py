@@ -45,7 +45,7 @@ def ten(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     times = [*SIZES, "--worker-times", "F=1,B=2", "--comm", "0.2"]
     page = folder / "ten.html"
-    assert pipejax(["explore", "--schedules", ",".join(SCHEDULES), *times, "--out", str(page)]) == 0
+    assert pipejax(["show", "--schedules", ",".join(SCHEDULES), *times, "--out", str(page)]) == 0
     tables = {name: folder / f"{name}.json" for name in SCHEDULES}
     for name, path in tables.items():
         export = ["export", "--schedule", name, *times, "--format", "json", "--out", str(path)]
@@ -150,7 +150,7 @@ def test_memory_curves_are_those_of_the_run(alone, visit):
 def test_the_form_says_which_sum_is_the_largest(tmp_path, visit, capsys):
     out = tmp_path / "x.html"
     arguments = ["--schedule", "chimera", "--workers", "4", "--microbatches", "4"]
-    assert pipejax(["explore", *arguments, "--stage-times", "F=1,B=1", "--out", str(out)]) == 0
+    assert pipejax(["show", *arguments, "--stage-times", "F=1,B=1", "--out", str(out)]) == 0
     capsys.readouterr()
     opened = visit(out)
     lines = opened.page.locator(".form li")

@@ -1,17 +1,169 @@
-"""`pipejax init`: a file to begin with, which can be read as it is."""
+"""`pipejax init`: a file to begin with, which can be read as it is and says what its keys mean.
 
+Models and systems are copies of those that come with pipejax, sources included.
+"""
+
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.markup import escape
 
 from pipejax.base.checks import one_of
+from pipejax.base.data_files import load_json
 from pipejax.base.files import write_file
 from pipejax.cli.options.values import JsonFlag, Text
 from pipejax.cli.output.files import NO_OUTPUT, TEMPLATE, Output
 from pipejax.cli.output.report import facts, print_all, print_json, print_plain
-from pipejax.cli.output.templates import TEMPLATES, text_of
+from pipejax.costs.model.model import load_model
+from pipejax.costs.system.system import data_file, load_system
+
+COSTS = """\
+{
+  "unit": "milliseconds",
+  "F": 10.2,
+  "B": 20.9,
+  "message": {"latency": 0.01, "bytes": 33554432, "bandwidth": 2.5e10}
+}
+"""
+
+SWEEP = """\
+# A grid of points: `pipejax sweep run` evaluates it into a store, `sweep show` lists the best.
+# A key takes a value, or a list of them: then the dataset has an axis for it.
+title = "Llama-3 70B: schedule, microbatch size, recomputation and network"
+
+# a name, a table ("mine.csv"), a folder of tables, "mine.py:build", or a name with options
+schedules = ["1f1b", { name = "interleaved-1f1b", stages_per_worker = 2 }, "zb-h1"]
+models = "llama3-70b"       # names, or paths of JSON files: `pipejax init model`
+systems = ["h100", "b200"]  # likewise: `pipejax init system`
+
+workers = 4                 # workers of a pipeline
+minibatch = 32              # sequences per step of one pipeline
+microbatch_size = [1, 2, 4] # sequences of a microbatch; or their number: microbatches = [8, 16]
+tensor_parallel = 8         # accelerators of a worker
+recompute = ["none", "full"]
+link = "delay"              # or queued, blocking, rendezvous
+
+# further keys, with what they are if left out:
+# context_parallel = 1
+# expert_parallel = 1
+# data_parallel = 1
+# zero = 0                  # what replicas split: 0 to 3
+# precision = "bf16"
+# dtype = "float64"
+outputs = ["bubble_ratio", "tokens_per_second"]  # beside step time and memory
+
+# fields of all systems, each with its unit as in a system's file
+[system]
+network.bandwidth_GB_per_s = { from = 10, to = 100, points = 4, scale = "log" }
+"""
+
+
+class Template(NamedTuple):
+    """A kind of file that can be begun.
+
+    Attributes:
+      file: its name if none is given.
+      meanings: of its keys, the most important ones first.
+      page: of the documentation, which lists all keys.
+      used_by: the command that reads it, with FILE in place of its name.
+      text: makes its text from the name of the file and of what is copied.
+      copied: what is copied if nothing else is asked for, or "".
+    """
+
+    file: str
+    meanings: Mapping[str, str]
+    page: str
+    used_by: str
+    text: Callable[[str, str], str]
+    copied: str = ""
+
+
+def _copy(folder: str, kind: str) -> Callable[[str, str], str]:
+    """Copy a file of data under another name, with its source and where it is from."""
+
+    def text(name: str, copied: str) -> str:
+        data = load_json(data_file(folder, copied, kind))
+        begun = f"A copy of {data['name']}, to be changed. {data['source']}"
+        return json.dumps({**data, "name": name, "source": begun}, indent=2) + "\n"
+
+    return text
+
+
+_RUN = "pipejax evaluate --schedule 1f1b --workers {} --microbatches 16"
+_MODEL = "--model {} --system {} --minibatch 16 --tensor-parallel 8"
+
+TEMPLATES: Mapping[str, Template] = {
+    "costs": Template(
+        "costs.json",
+        {
+            "unit": "of all times: seconds, milliseconds or microseconds",
+            "F, B": "forward and backward of one microbatch on one stage; a number for all stages, "
+            "or a list with one for each",
+            "I, W": "the two halves of a backward that is split; half of B each if left out",
+            "message": "from stage to stage: latency [time], and transmit [time] or bytes [B] and "
+            "bandwidth [B/s]",
+            "A, U": "gradient all-reduce and optimizer update of a stage; 0 if left out",
+        },
+        "Own costs",
+        f"{_RUN.format(4)} --costs FILE",
+        lambda name, copied: COSTS,
+    ),
+    "model": Template(
+        "model.json",
+        {
+            "source": "where the numbers are from",
+            "layers, hidden, heads, kv_heads": "sizes of the transformer [counts]",
+            "ffn_hidden, gated_mlp": "width of the MLP, and whether it has a gate",
+            "vocabulary, sequence_tokens": "entries, and tokens of a sequence",
+            "bytes_per_element": "of an activation and a weight [B]",
+            "optimizer_bytes_per_parameter": "of what the optimizer keeps [B]",
+        },
+        "Models",
+        f"{_RUN.format(8)} {_MODEL.format('FILE', 'h100')}",
+        _copy("models", "model"),
+        "llama3-70b",
+    ),
+    "system": Template(
+        "system.json",
+        {
+            "source": "where the numbers are from",
+            "compute": "peak of one accelerator [TFLOP/s], share of it that products reach, time "
+            "that a kernel takes at least",
+            "memory": "capacity and reserve [GB], bandwidth [TB/s] and the share of it by size",
+            "node": "accelerators of a node, and their links [GB/s each way, us]",
+            "network": "links between nodes, of one accelerator [GB/s each way, us]",
+            "collectives": "algorithms and latencies of all-reduce and all-gather",
+            "host_link": "to the memory of the host, for offloads",
+        },
+        "Systems",
+        f"{_RUN.format(8)} {_MODEL.format('llama3-70b', 'FILE')}",
+        _copy("hardware", "system"),
+        "h100",
+    ),
+    "sweep": Template(
+        "sweep.toml",
+        {"all keys": "the file explains them in comments"},
+        "Sweeps",
+        "pipejax sweep run FILE --out results.zarr",
+        lambda name, copied: SWEEP,
+    ),
+}
+READERS = {"model": load_model, "system": load_system}  # that check what is copied
+
+
+def text_of(kind: str, out: Path, copied: str | None) -> str:
+    """Return the text of a file to begin with.
+
+    Raises:
+      ValueError: if what is to be copied is unknown.
+    """
+    template = TEMPLATES[kind]
+    if copied is not None:
+        READERS[kind](copied)
+    return template.text(out.stem, copied or template.copied)
 
 
 def init(

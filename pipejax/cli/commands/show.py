@@ -1,20 +1,33 @@
-"""`pipejax show`: timelines, in the terminal or drawn."""
+"""`pipejax show`: timelines, in the terminal, drawn, or on a page that prices them anew."""
 
+import webbrowser
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rich.markup import escape
+from rich.table import Table
 
 import pipejax as pj
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import one_of
 from pipejax.base.files import write_file
-from pipejax.cli.options.memory import ActivationOptions, HeldMemory, MemoryLimit
-from pipejax.cli.options.picture import PictureSettings, by_name, caption_file, setting_of
+from pipejax.cli.options.catalogue import flag
+from pipejax.cli.options.memory import ActivationOptions, HeldMemory, MemoryLimit, StageSizes
 from pipejax.cli.options.pricing import Pricing, or_slots
 from pipejax.cli.options.tables import TableChoice, TableOptions, chosen_tables, naming
-from pipejax.cli.options.values import CountIfGiven, JsonFlag, Text
-from pipejax.cli.output.explored import save_page
+from pipejax.cli.options.values import CountIfGiven, JsonFlag, Text, parse_seconds
 from pipejax.cli.output.files import ANY, NO_OUTPUT, TIMELINE, Output
-from pipejax.cli.output.report import console, percent, pick, print_json, print_plain, print_written
+from pipejax.cli.output.report import (
+    console,
+    grid,
+    percent,
+    pick,
+    print_all,
+    print_json,
+    print_plain,
+    print_written,
+    waiting,
+)
 from pipejax.cli.output.terminal_timeline import (
     NAMES,
     ShownRun,
@@ -28,6 +41,103 @@ if TYPE_CHECKING:
     from pipejax.analysis.runs.timeline import Window
     from pipejax.plots.caption import TimeUnit
     from pipejax.plots.style import Paper
+
+
+PLACES = ("under", "beside")  # of a caption
+_OF_PAPER = ("size", "font", "font_size")
+
+
+class PictureSettings(NamedTuple):
+    """How a timeline is shown.
+
+    Attributes:
+      from_: without times in slots.
+      to: the end of the longest run if not given.
+      part: until all workers have begun a backward, while all have forwards left, or after that.
+      unit: what suits the longest run if not given.
+      size: of a drawing; 5in, 84mm and 240pt are widths too.
+      font: of a drawing.
+      font_size: of titles in a drawing; numbers have a point less.
+      caption: in the picture or the terminal, or in a file of the picture's name that ends in .md.
+      no_critical: as it is always marked else.
+    """
+
+    from_: Text = None
+    to: Text = None
+    part: Text = None
+    unit: Text = None
+    size: Text = None
+    font: Text = None
+    font_size: float | None = None
+    caption: Text = None
+    no_critical: bool = False
+
+    def check(self, out: str | None) -> None:
+        """Refuse what has no effect on a file of this suffix, or where none is written.
+
+        Raises:
+          ValueError: if there is such an option.
+        """
+        if self.caption is not None:
+            one_of(self.caption, PLACES, "--caption")
+        given = [name for name in _OF_PAPER if getattr(self, name) is not None]
+        if self.caption == "beside":
+            given.append("caption")
+        if given and out in (None, ".html"):
+            where = "without --out" if out is None else f"on a page ({out})"
+            raise ValueError(f"{flag(given[0])} has no effect {where}: it goes with a drawing")
+
+    def window(self, runs: "Sequence[pj.Evaluation]") -> "Window | None":
+        """Return the part of the time axis that is asked for."""
+        from pipejax.analysis.runs.timeline import window_of
+
+        start = None if self.from_ is None else parse_seconds(self.from_, "--from")
+        stop = None if self.to is None else parse_seconds(self.to, "--to")
+        return window_of(runs, start, stop, self.part)
+
+    def time_unit(self, runs: "Sequence[pj.Evaluation]", *, in_slots: bool) -> "TimeUnit":
+        """Return the unit of the time axis.
+
+        Raises:
+          ValueError: if one is asked for where there are no times.
+        """
+        from pipejax.plots.caption import SLOTS, TIME_UNITS, unit_of
+
+        if self.unit is None:
+            return unit_of(runs, SLOTS if in_slots else None)
+        if in_slots:
+            raise ValueError(
+                f"--unit {self.unit}: without times a timeline is in slots: give --stage-times, "
+                "--worker-times, --costs or --model"
+            )
+        return unit_of(runs, one_of(self.unit, TIME_UNITS, "--unit"))
+
+    def paper(self) -> "Paper":
+        """Return what a drawing is made for."""
+        from pipejax.plots import style  # matplotlib is an extra, slow to import
+
+        size = style.FONT_SIZE if self.font_size is None else self.font_size
+        return style.paper(self.size or "page", self.font, size)
+
+
+def setting_of(pricing: Pricing | None) -> str:
+    """Say where times come from, if that is a model on a system."""
+    if pricing is None or pricing.workload is None or pricing.system is None:
+        return ""
+    work = pricing.workload
+    return f"{work.model.name} on {pricing.system.name}, minibatch {work.minibatch}"
+
+
+def caption_file(label: str, caption: str) -> str:
+    """Return a caption as a page in Markdown, below its picture, as figures/ writes it."""
+    return f"![{label}]({label})\n\n{caption}\n"
+
+
+def by_name(runs: "Sequence[pj.Evaluation]") -> "Mapping[str, pj.Evaluation]":
+    """Give every run a name of its own."""
+    from pipejax.plots.caption import named
+
+    return named((run.schedule, run) for run in runs)
 
 
 NO_TIMES = Pricing(lambda table: or_slots(None, table))
@@ -67,19 +177,25 @@ def show(
     messages: bool = False,
     memory: bool = False,
     width: CountIfGiven = None,
+    open: bool = False,
     json: JsonFlag = False,
 ) -> None:
     """Show timelines of schedules under one time axis; without times, in the tables' own slots.
 
+    A page (.html) prices them anew as sliders move; it needs no server and no net.
+
     Options:
       schedules: one below the other.
-      out: .png, .pdf, .svg, or a page as `explore` writes (.html).
+      out: a drawing (.png, .pdf, .svg), or a page (.html).
+      open: a page.
 
     Example:
       pipejax show -s hanayo -P 4 -M 4 --waves 2 --messages
     """
     suffix = None if out.path is None else out.path.suffix
     picture.check(suffix)
+    if open and suffix != ".html":
+        raise ValueError("--open has no effect without --out PAGE.html")
     paper = None if suffix in (None, ".html") else picture.paper()
     beside = _caption_output(picture, out)
     with_curves = memory or suffix == ".html"
@@ -94,6 +210,8 @@ def show(
         save_page(tables, pricing, links, activations, out, limit=limit, show=more, view=view)
     elif paper is not None:
         _draw(scene, paper, out, beside)
+    if open and out.written is not None:
+        webbrowser.open(out.written.resolve().as_uri())
     if json:
         print_json(_as_json(scene, out, missing, several=schedules is not None))
         return
@@ -101,6 +219,8 @@ def show(
         print_plain(f"{name} is not there: {reason}")
     if out.path is None:
         _print(scene, width)
+    elif suffix == ".html":
+        print_all(_summary(scene))
     print_written("drawn to", out.written)
     print_written("caption in", beside.written)
     beside.end(json=json)
@@ -187,7 +307,7 @@ def _run_json(evaluation: "pj.Evaluation") -> dict[str, Any]:
     from pipejax.analysis.runs.timeline import arrows, bars
 
     return {
-        **pick(evaluation, "schedule makespan"),
+        **pick(evaluation, "schedule workers microbatches makespan bubble_ratio"),
         "ops": [
             {"op": bar.label, **pick(bar, "worker start finish"), "critical": bar.is_critical}
             for bar in bars(evaluation)
@@ -201,6 +321,18 @@ def _run_json(evaluation: "pj.Evaluation") -> dict[str, Any]:
             for arrow in arrows(evaluation)
         ],
     }
+
+
+def _summary(scene: Scene) -> Table:
+    """What a page shows, in short: it is looked at elsewhere."""
+    runs = scene.runs.values()
+    return grid(
+        [
+            ("schedule", map(escape, scene.runs)),
+            ("makespan", [scene.unit.text(run.makespan) for run in runs]),
+            ("idle", [percent(run.bubble_ratio) for run in runs]),
+        ]
+    )
 
 
 def _print(scene: Scene, width: int | None) -> None:
@@ -230,3 +362,67 @@ def _print(scene: Scene, width: int | None) -> None:
     print_legend(out, shown)
     if scene.picture.caption == "under":
         print_plain(scene.caption)
+
+
+if TYPE_CHECKING:
+    from pipejax.analysis.runs.timeline import Window
+    from pipejax.plots.caption import TimeUnit
+    from pipejax.plots.style import Paper
+
+
+def save_page(
+    tables: Sequence[pj.ScheduleTable],
+    pricing: Pricing | None,
+    links: pj.Links,
+    activations: ActivationOptions,
+    out: Output,
+    *,
+    limit: MemoryLimit | None = None,
+    show: Mapping[str, bool] | None = None,
+    view: tuple[float, float] | None = None,
+) -> list["pj.Evaluation"]:
+    """Write a page of some tables, in their own slots without times, and return their runs.
+
+    Args:
+      tables: the schedules.
+      pricing: how they are priced.
+      links: what they run under.
+      activations: how activations are sized.
+      out: where the page goes.
+      limit: what a worker may hold; if None, with a model what its system has.
+      show: what is shown at first, or not, as for `page`.
+      view: part of the time axis that is shown at first.
+
+    Returns:
+      (tables) runs.
+    """
+    from pipejax.plots.explorer.page import page
+    from pipejax.plots.explorer.payload import Explored, MemoryShown
+
+    given = Pricing(lambda table: or_slots(None, table)) if pricing is None else pricing
+    explored = []
+    for table in tables:
+        with naming(table):
+            run = pj.evaluate(table, given.of(table), link=links)
+        sized = activations.of(table, given.workload, given.microbatches)
+        limits = _limits(table, sized, given, activations, limit)
+        explored.append(Explored(run, MemoryShown(*sized[:4], limits)))
+    with waiting("looking for closed forms"):
+        text = page(explored, unit="slots" if pricing is None else "s", show=show, view=view)
+    out.save(lambda draft: write_file(draft, text))
+    return [each.run for each in explored]
+
+
+def _limits(
+    table: pj.ScheduleTable,
+    sized: StageSizes,
+    pricing: Pricing,
+    activations: ActivationOptions,
+    limit: MemoryLimit | None,
+) -> Float[NumpyArray, " workers"] | None:
+    """What the activations of each worker may take: what is asked, or what the system has left."""
+    if limit is not None:
+        return limit.levels(table, sized, activations, pricing.workload)
+    if sized.static is None or pricing.system is None:
+        return None
+    return (float(pricing.system.memory_available) - sized.static).clip(min=0.0)

@@ -55,7 +55,7 @@ class OptionRecord(NamedTuple):
       head: its help in one line.
       short: its letter, if it has one.
       frequent: whether `--help` gives it a line where it cannot give all of them one.
-      names: what completes its value: words, or the name of a list of `completion`.
+      names: what completes its value: words, or the name of a list of `--completion`.
       more: its help beyond the line, wherever it stands.
       argument: what the library calls it, where that is something else.
     """

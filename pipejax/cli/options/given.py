@@ -258,10 +258,14 @@ def read_config(
       ValueError: if a key is no option of the command, is given twice, or has no value of one.
     """
     content = _load(path)
-    sections = {name: own for name, own in content.items() if name in commands and _is_table(own)}
+    firsts = {each.partition(" ")[0] for each in commands}
+    sections = {name: own for name, own in content.items() if name in firsts and _is_table(own)}
     given = [(key, value) for key, value in content.items() if key not in sections]
+    own: dict[str, Any] = sections
+    for word in command.split():  # the section of `sweep run` is sweep.run
+        own = own.get(word, {})
     seen: set[str] = set()
-    for key, value in [*given, *sections.get(command, {}).items()]:
+    for key, value in [*given, *own.items()]:
         name = key.replace("-", "_")
         if name not in takes or name in OF_THE_LINE:
             known = [flag(each)[2:] for each in takes if each not in OF_THE_LINE]

@@ -51,7 +51,7 @@ def _always(
 
 
 ALWAYS = declared(_always)
-NO_TABLES = ("show", "completion")  # commands that print none, and need no --format
+NO_TABLES = ("show",)  # commands that print none, and need no --format
 
 
 def choose_links(

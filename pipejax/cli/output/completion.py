@@ -1,33 +1,44 @@
 """Scripts that complete a command line in bash, zsh and fish: words of the catalogue."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from pipejax.cli.options.catalogue import FLAG, NAMES, OptionRecord, begun, flag
+from pipejax.base.checks import one_of
+from pipejax.cli.commands.init import TEMPLATES
+from pipejax.cli.options.catalogue import CATALOGUE, FLAG, NAMES, OptionRecord, begun, flag, record
+from pipejax.costs.model.model import model_names
+from pipejax.costs.system.system import system_names
+from pipejax.schedules import names
 
 FILES = "FILE"  # in the metavar of what is a file
 BASH = """\
 _pipejax() {{
   local current=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}}
-  local words="" head=""
+  local words="" head="" command=${{COMP_WORDS[1]}}
+  if ((COMP_CWORD > 2)); then
+    case "$command ${{COMP_WORDS[2]}}" in
+{pairs}
+    esac
+  fi
   if [[ $current == "=" ]]; then current=""; fi
   if [[ $before == "=" ]]; then before=${{COMP_WORDS[COMP_CWORD-2]}}; fi
   COMPREPLY=()
   if ((COMP_CWORD == 1)); then
     words="{commands}"
   elif [[ $current != -* ]]; then
-    case "${{COMP_WORDS[1]}} $before" in
+    case "$command $before" in
 {values}
     esac
     if [[ $current == *,* ]]; then head="${{current%,*}},"; fi
   fi
   if [[ -z $words && $current == -* ]]; then
-    case "${{COMP_WORDS[1]}}" in
+    case "$command" in
 {options}
     esac
   fi
   if [[ -z $words && $current != -* && $before != -* ]]; then
-    case "${{COMP_WORDS[1]}}" in
+    case "$command" in
 {arguments}
     esac
   fi
@@ -63,6 +74,14 @@ class Completable(NamedTuple):
     arguments: Mapping[str, Iterable[str]]
     names: Mapping[str, Iterable[str]]
 
+    @property
+    def first_words(self) -> dict[str, str]:
+        """What completes the first word, with what the command of that word does."""
+        firsts: dict[str, str] = {}
+        for command, about in self.commands.items():
+            firsts.setdefault(command.partition(" ")[0], about)
+        return firsts
+
     def words(self, option: OptionRecord) -> str:
         """Words that complete the value of an option."""
         known = option.names
@@ -74,18 +93,20 @@ def _written(name: str, option: OptionRecord) -> list[str]:
 
 
 def _bash(known: Completable) -> str:
-    values = []
+    values = [f'"--completion --completion") words="{" ".join(SHELLS)}" ;;']
     for command, own in known.options.items():
         for name, option in own.items():
             if option.names:
                 where = " | ".join(f'"{command} {each}"' for each in _written(name, option))
                 values.append(f'{where}) words="{known.words(option)}" ;;')
+    pairs = " | ".join(f'"{command}"' for command in known.commands if " " in command)
     options = [
-        f'{command}) words="{" ".join(map(flag, own))}" ;;'
+        f'"{command}") words="{" ".join(map(flag, own))}" ;;'
         for command, own in known.options.items()
     ]
     return BASH.format(
-        commands=" ".join(known.commands),
+        commands=" ".join(known.first_words),
+        pairs=f'      {pairs}) command="$command ${{COMP_WORDS[2]}}" ;;',
         arguments="\n".join(
             f'      {command}) words="{" ".join(words)}" ;;'
             for command, words in known.arguments.items()
@@ -102,14 +123,15 @@ def _fish(known: Completable) -> str:
         lines.append(f"complete -c pipejax {where} -a {_quoted(' '.join(words))}")
     lines += [
         f"complete -c pipejax -n __fish_use_subcommand -a {name} -d {_quoted(about)}"
-        for name, about in known.commands.items()
+        for name, about in known.first_words.items()
     ]
     of: dict[tuple[str, OptionRecord], list[str]] = {}
     for command, options in known.options.items():
         for name, option in options.items():
             of.setdefault((name, option), []).append(command)
     for (name, option), commands in of.items():
-        parts = [f"-n '__fish_seen_subcommand_from {' '.join(commands)}'", f"-l {flag(name)[2:]}"]
+        firsts = dict.fromkeys(command.partition(" ")[0] for command in commands)
+        parts = [f"-n '__fish_seen_subcommand_from {' '.join(firsts)}'", f"-l {flag(name)[2:]}"]
         parts += [f"-s {option.short}"] if option.short else []
         words = known.words(option) if option.names else ""
         if option.kind == NAMES:
@@ -131,3 +153,29 @@ SHELLS: Mapping[str, Callable[[Completable], str]] = {
     "zsh": lambda known: ZSH + _bash(known),
     "fish": _fish,
 }
+
+
+def completion_script(shell: str) -> str:
+    """Return the script that completes commands, options and names of schedules in a shell.
+
+    Raises:
+      ValueError: if the shell is unknown.
+    """
+    from pipejax.cli.app import COMMANDS, command_of
+
+    shell = one_of(shell, SHELLS, "--completion SHELL")
+    options = {
+        called: {
+            name: record(name, called)
+            for name in inspect.signature(command_of(called)).parameters
+            if name in CATALOGUE
+        }
+        for called in COMMANDS
+    }
+    lists = {"schedules": names(), "models": model_names(), "systems": system_names()}
+    arguments: dict[str, list[str]] = {"init": [*TEMPLATES], "diff": names()}
+    for called in COMMANDS:
+        first, space, second = called.partition(" ")
+        if space:
+            arguments.setdefault(first, []).append(second)
+    return SHELLS[shell](Completable(COMMANDS, options, arguments, lists))

@@ -19,6 +19,11 @@ from pipejax.cli.options.catalogue import CATALOGUE, TIME, begun, flag, panels_o
 SCREENS = 48  # lines of two screens
 NARROWEST, WIDEST = 60, 100  # columns that help is written in
 LEFT = 36  # most columns of the names of options
+PROGRAM = {  # options without a command
+    "--version": "show the version",
+    "--completion SHELL": "print a script that completes command lines in bash, zsh or fish",
+    "-h, --help": "show this",
+}
 _EXAMPLE = re.compile(r"\n\nExample:\n((?:  .*\n?)+)")
 
 
@@ -35,7 +40,7 @@ def program_help(about: str, commands: Mapping[str, str]) -> str:
             *_columns(rows, max(map(len, commands)) + 4, width),
             "",
             _bold("Options"),
-            *_columns([("--version", "show the version"), ("-h, --help", "show this")], 15, width),
+            *_columns(PROGRAM.items(), max(map(len, PROGRAM)) + 4, width),
             "",
             *textwrap.wrap("`pipejax COMMAND --help` shows the options of a command.", width),
             "",
