@@ -7,6 +7,9 @@ READY := .venv/ready
 RESULTS := results
 FIGURES := figures/out
 SITE := site
+DEMO := demo
+# what PyTorch wrote, times that somebody measured, transfers as on NCCL
+REAL := --table examples/schedule.csv --costs examples/measured.json --link rendezvous
 # of the fuzzer
 EXAMPLES ?= 100000
 # processes of the tests
@@ -21,7 +24,7 @@ SAMPLE := $(addprefix tests/test_,run_time_types.py public_api.py closed_forms.p
 	tests/test_batch.py::test_interpreted_equals_one_by_one tests/test_batch.py::test_unrolled_equals_interpreted
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-serve formulas paper pipedream optpipe sweeps fidelity figures quick test test-all lint types tests test-browser test-runtimes explorer-pictures fuzz sample bench format lock clean
+.PHONY: help demo docs docs-serve formulas paper pipedream optpipe sweeps fidelity figures quick test test-all lint types tests test-browser test-runtimes explorer-pictures fuzz sample bench format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,6 +34,13 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
+
+demo: $(READY)  ## a real schedule with measured costs: its numbers, a picture and a page in demo/
+	mkdir -p $(DEMO)
+	$(BIN)/pipejax evaluate $(REAL)
+	$(BIN)/pipejax show $(REAL) --force --out $(DEMO)/timeline.png
+	$(BIN)/pipejax show $(REAL) --force --out $(DEMO)/explorer.html
+	@echo "look at $(DEMO)/timeline.png, and open $(DEMO)/explorer.html in a browser"
 
 paper: $(READY)  ## repeat the tabular-schedule paper: fit, datasets, figures, Table I, claims (3 minutes, anew each time)
 	mkdir -p $(RESULTS)
@@ -148,4 +158,4 @@ lock:  ## write requirements.lock anew (needs uv)
 		--fork-strategy fewest --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements.lock
 
 clean:  ## remove what can be made again
-	rm -rf .venv $(RUNTIMES) $(RESULTS) $(FIGURES) $(SITE) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv $(RUNTIMES) $(RESULTS) $(FIGURES) $(SITE) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis

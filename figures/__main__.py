@@ -5,7 +5,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import xarray as xr
@@ -21,6 +20,7 @@ from figures.design import (
     timelines,
     tornado,
 )
+from figures.kit.overview import Source, overview
 from figures.kit.rules import caption_of, faults
 from figures.optpipe import (
     gaps as optpipe_gaps,
@@ -52,21 +52,6 @@ from figures.tabular import (
 )
 from pipejax.files import check_writable, drafted, write_file
 from pipejax.plots import style
-
-
-class Source(NamedTuple):
-    """Where figures come from.
-
-    Attributes:
-      command: writes the store; a path comes behind it.
-      scripts: draw from it.
-      to_folder: whether that path is the store's folder, not the store itself.
-    """
-
-    command: str
-    scripts: tuple[ModuleType, ...]
-    to_folder: bool = False
-
 
 PIPEDREAM: Mapping[str, ModuleType] = {
     "quadratic": pipedream_curves,
@@ -140,9 +125,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
       Exit code: 2 if no store is there.
     """
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of Zarr stores to read")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--data", type=Path, help="folder of Zarr stores to read")
+    parser.add_argument("--out", type=Path, help="folder to write")
+    parser.add_argument("--overview", type=Path, help="write the page of all papers, and end")
     options = parser.parse_args(arguments)
+    if options.overview is not None:
+        write_file(options.overview, overview(STORES))
+        return 0
+    if options.data is None or options.out is None:
+        parser.error("the following arguments are required: --data, --out")
     there = [name for name in STORES if (options.data / name).exists()]
     if not there:
         print(

@@ -21,6 +21,7 @@ from figures.design import (
     tornado,
 )
 from figures.kit.cases import LOOK
+from figures.kit.overview import TARGETS, overview
 from figures.kit.rules import faults
 from figures.tabular import schedule_tables
 from pipejax.analysis.uncertainty.sensitivity import EFFICIENCIES
@@ -354,11 +355,21 @@ def test_every_script_has_a_store():
     assert files - scripts == {
         "figures.__main__",
         "figures.kit.cases",
+        "figures.kit.overview",
         "figures.kit.rules",
         "figures.optpipe.cases",
         "figures.pipedream.cases",
     }
     assert jitter.__name__ in scripts
+
+
+def test_the_page_of_papers_is_that_of_the_stores():
+    page = Path("sweeps/README.md").read_text()
+    assert page == overview(command.STORES)
+    papers = {path.parent.name for path in Path("sweeps").glob("*/__init__.py")} - {"kit"}
+    assert papers == set(TARGETS)
+    targets = Path("Makefile").read_text()
+    assert all(f"\n{target.split()[1]}: " in targets for target, _ in TARGETS.values())
 
 
 def test_every_figure_can_be_printed(space, elasticity, runs, shaken):

@@ -49,6 +49,36 @@ def examples(tmp_path, monkeypatch):
     return tmp_path
 
 
+def targets():
+    """Commands of each target of the Makefile, its variables filled in."""
+    text = (ROOT / "Makefile").read_text()
+    variables = dict(re.findall(r"^([A-Z]+) :?\??= (.*)$", text, re.M))
+    rules = re.findall(r"^([a-z-]+):.*\n((?:\t.*\n)*)", text, re.M)
+    return {
+        name: re.sub(r"\$\(([A-Z]+)\)", lambda found: variables.get(found[1], ""), lines)
+        for name, lines in rules
+    }
+
+
+def test_the_first_block_is_two_commands_for_a_fresh_clone():
+    block = re.search(r"^```\w+\n(.*?)^```$", README, re.M | re.S)[1]
+    begun = [line.split("#")[0].split() for line in block.splitlines()]
+    assert begun == [["make", "demo"], ["make", "test"]]
+    assert README.index(block) < README.index("\n## ")
+    assert {"demo", "test"} <= set(targets())
+
+
+@pytest.mark.compiles
+def test_the_demo_writes_a_picture_and_a_page(examples, capsys):
+    commands = re.findall(r"bin/pipejax (.*)", targets()["demo"])
+    (examples / "demo").mkdir()
+    for command in commands:
+        assert run(shlex.split(command)) == 0, (command, capsys.readouterr().err)
+    assert "751.14 ms" in capsys.readouterr().out
+    assert (examples / "demo/timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert "<canvas" in (examples / "demo/explorer.html").read_text()
+
+
 def test_readme_is_short():
     assert len(README.split()) <= LONGEST
 
