@@ -28,7 +28,7 @@ from pipejax.search.orders.places import WorkerPlaces as WorkerPlaces
 from pipejax.search.orders.transfers import TransferOrder as TransferOrder
 from pipejax.search.partition.partition import Partition as Partition
 from pipejax.search.schedule.plan import Optimum as Optimum
-from pipejax.search.tuning.tune import TuningResult as TuningResult
+from pipejax.search.tuning.tune import TunedSetting as TunedSetting
 from pipejax.sweep.declaration import Sweep as Sweep
 from pipejax.sweep.plan.result import PlanResult as PlanResult
 from pipejax.sweep.store import STATUS as STATUS

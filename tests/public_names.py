@@ -173,7 +173,7 @@ NAMES = {
         "Sweep",
         "TransferOrder",
         "TransferWaits",
-        "TuningResult",
+        "TunedSetting",
         "Validation",
         "Verdict",
         "Versus",

@@ -312,6 +312,8 @@ COMPLETED = {
     "pipejax evaluate --latenc": ["--latency"],
     "pipejax plan --latenc": [],
     "pipejax tune --model llama3-7": ["llama3-70b"],
+    "pipejax tune mic": ["microbatches"],
+    "pipejax tune messages --wors": ["--worst"],
     "pipejax export --format ch": ["chrome-trace"],
     "pipejax evaluate --format la": ["latex"],
     "pipejax --completion f": ["fish"],

@@ -48,7 +48,7 @@ def test_an_error_names_the_option(call, what):
 
 
 def test_a_share_is_checked_where_nothing_reads_it(mistake):
-    arguments = ["order", *ONE, *TIMES, "--weight-share"]
+    arguments = ["tune", "messages", *ONE, *TIMES, "--weight-share"]
     assert "--weight-share must be a number from 0 to 1, got nan" in mistake(*arguments, "nan")
     assert "--weight-share: 1f1b takes no weight share" in mistake(*arguments, "0.5")
 

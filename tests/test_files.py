@@ -181,7 +181,7 @@ def test_a_command_says_what_its_csv_does_not_hold(call, tmp_path):
     path = tmp_path / "better.csv"
     given = "--schedule", "pipedream-2bw", "--workers", 2, "--microbatches", 4
     code, _, err = call(
-        "order", *given, "--stage-times", "F=1,B=2", "--iterations", 0, "--out", path
+        "tune", "messages", *given, "--stage-times", "F=1,B=2", "--iterations", 0, "--out", path
     )
     assert code == 0
     assert err.startswith("warning: a CSV does not hold the slot durations and weight rule of pipe")

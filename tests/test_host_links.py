@@ -323,7 +323,7 @@ def test_the_command_line_shares_host_links(answer, mistake, written):
 def test_other_commands_know_what_host_links_may_be(mistake):
     times = ["--stage-times", "F=1,B=2"]
     tune = ["tune", "--model", "gpt-22b", "--system", "a100", "--minibatch", 8]
-    order = ["order", "--schedule", "gpipe", "--workers", 2, "--microbatches", 2, *times]
+    order = ["tune", "messages", "--schedule", "gpipe", "--workers", 2, "--microbatches", 2, *times]
     for command in (tune, order):
         assert "--host-links names worker 9" in mistake(*command, "--host-links", "0+9")
     compare = ["compare", "--schedules", "gpipe", "--workers", 2, "--microbatches", 2, *times]

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.compiles
 SYSTEM = dataclasses.replace(pj.load_system("h100"), memory_reserve=0.0, memory_capacity=10.6e9)
 MODEL = dataclasses.replace(pj.load_model("gpt-22b"), layers=6)
 FAMILY = ScheduleFamily("1f1b", 2)
-WHOLE = ("microbatch_size", "layers", "recompute")
+WHOLE = ("size", "layers", "recompute")
 
 
 def few(parts=WHOLE, spendable=0.0):
@@ -131,7 +131,7 @@ def test_where_stages_depend_on_each_other_there_is_no_bound():
     assert np.isnan(bound.lower_bound).all()
 
 
-@pytest.mark.parametrize("parts", [WHOLE, ("microbatch_size", "layers"), ("recompute", "system")])
+@pytest.mark.parametrize("parts", [WHOLE, ("size", "layers"), ("recompute", "system")])
 def test_settings_are_counted(parts):
     joint = few(parts)
     blocks = list(every_setting(joint, 2, 5))
@@ -168,17 +168,25 @@ def test_the_command_tunes_several_parts_together(capsys, monkeypatch):
     monkeypatch.setattr(
         ways, "bound_rounding", lambda joint, found: RoundingBound(0.8 * found.step_time, None, 1)
     )
-    arguments = ["tune", "--model", "gpt-22b", "--system", "h100", "--minibatch", "8"]
+    arguments = [
+        "tune",
+        "system,layers,size",
+        "--model",
+        "gpt-22b",
+        "--system",
+        "h100",
+        "--minibatch",
+        "8",
+    ]
     arguments += ["--workers", "2", "--tensor-parallel", "8", "--method", "gradient"]
-    arguments += ["--what", "system,layers,microbatch", "--prices"]
-    arguments += ["peak=20,memory=2,node=10,network=50,capacity=20"]
+    arguments += ["--prices", "peak=20,memory=2,node=10,network=50,capacity=20"]
     assert run([*arguments, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["what"] == "system,layers,microbatch"
-    assert seen[0].parts == ("microbatch_size", "layers", "system")
-    assert sum(result["layers"]) == 48
-    assert sum(result["shares"].values()) == pytest.approx(1)
-    assert result["budget"] == pytest.approx(result["baseline"]["price"])
+    assert result["what"] == "system,layers,size"
+    assert seen[0].parts == ("size", "layers", "system")
+    assert sum(result["best"]["layers"]) == 48
+    assert sum(result["best"]["shares"].values()) == pytest.approx(1)
+    assert result["best"]["budget"] == pytest.approx(result["best"]["price"])
     assert result["relaxed"]["lower_bound"] == pytest.approx(0.8 * result["step_time"])
     assert run(arguments) == 0
     assert "no whole layers save more than 20.00 % of it" in capsys.readouterr().out
@@ -187,14 +195,14 @@ def test_the_command_tunes_several_parts_together(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("layers,layers", "--what must name each part once, got 'layers,layers'"),
-        ("layers,speed", "--what must be one of microbatch_size, layers, recompute, system"),
-        ("layers,system", "--what system needs --prices"),
+        ("layers,layers", "WHAT must name each part once, got 'layers,layers'"),
+        ("layers,speed", "WHAT must be one of size, layers, recompute, system, messages"),
+        ("layers,system", "tune system needs --prices"),
     ],
 )
 def test_parts_that_cannot_be_are_one_line(capsys, what, message):
     given = ["--model", "gpt-22b", "--system", "h100", "--minibatch", "8", "--workers", "2"]
-    assert run(["tune", *given, "--what", what]) == 2
+    assert run(["tune", what, *given]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

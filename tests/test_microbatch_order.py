@@ -280,7 +280,9 @@ def test_commands_take_lengths_and_orders(tmp_path, capsys):
         assert code == 0
         found[name] = json.loads(text)["makespan"]
     assert found["lengths"] == pytest.approx(found["scale"])
-    code, text, _ = printed(capsys, "arrange", *times, "--lengths", lengths, "--out", out, "--json")
+    code, text, _ = printed(
+        capsys, "tune", "microbatches", *times, "--lengths", lengths, "--out", out, "--json"
+    )
     best = json.loads(text)
     assert (code, best["stopped"]) == (0, "optimal")
     assert best["value"] <= min(best["baselines"].values())
@@ -293,7 +295,7 @@ def test_commands_take_lengths_and_orders(tmp_path, capsys):
     ):
         code, text, _ = printed(capsys, "evaluate", *times, *again, "--json")
         assert json.loads(text)["makespan"] == best["value"]
-    code, text, _ = printed(capsys, "arrange", *times, "--lengths", lengths)
+    code, text, _ = printed(capsys, "tune", "microbatches", *times, "--lengths", lengths)
     assert "mean of random" in text
 
 

@@ -22,11 +22,11 @@ OUTPUTS = {  # commands with a mistake that is found as soon as any work begins
     "show": (["show", *NO_TABLE], "--out", ".html"),
     "show on a page": (["show", *NO_TABLE], "--out", ".html"),
     "export": (["export", *NO_TABLE, "--format", "json"], "--out", ".json"),
-    "order": (["order", *NO_TABLE, *LATE], "--out", ".csv"),
-    "arrange": (["arrange", *NO_TABLE, *LATE], "--out", ".json"),
-    "place": (["place", *NO_TABLE, *LATE], "--out", ".json"),
+    "order": (["tune", "messages", *NO_TABLE, *LATE], "--out", ".csv"),
+    "arrange": (["tune", "microbatches", *NO_TABLE, *LATE], "--out", ".json"),
+    "place": (["tune", "places", *NO_TABLE, *LATE], "--out", ".json"),
     "optimize": (["optimize", *NO_TABLE, *LATE, "--memory-limit", "2"], "--out", ".csv"),
-    "partition": (["partition", *NO_TABLE], "--out", ".txt"),
+    "partition": (["tune", "layers", *NO_TABLE], "--out", ".txt"),
     "sensitivity": (["sensitivity", *NO_TABLE], "--out", ".svg"),
     "staleness": (["staleness", *NO_TABLE], "--out", ".pdf"),
     "jitter": (
@@ -105,7 +105,7 @@ def test_two_files_of_one_name_are_refused_before_the_work(tmp_path, mistake):
 @pytest.mark.parametrize("command", OUTPUTS)
 def test_force_is_one_option_of_every_command_that_writes(command, tmp_path, call, mistake):
     arguments, option, end = OUTPUTS[command]
-    code, text, _ = call(*arguments[: 2 if command == "sweep" else 1], "--help")
+    code, text, _ = call(*arguments[: 2 if arguments[0] in ("sweep", "tune") else 1], "--help")
     assert code == 0
     assert "--force" in text
     if end != ".zarr":

@@ -276,9 +276,9 @@ def test_a_plan_refuses_a_single_table(folder, mistake):
     assert "gpipe.csv is one table: a plan takes schedules of any size" in line
 
 
-@pytest.mark.parametrize("command", ["show", "formula", "order", "staleness", "evaluate"])
+@pytest.mark.parametrize("command", ["show", "formula", "tune messages", "staleness", "evaluate"])
 def test_every_command_asks_the_same_resolver(command, mistake):
-    line = mistake(command, "--schedule", "no-such", *ONE[:4])
+    line = mistake(*command.split(), "--schedule", "no-such", *ONE[:4])
     assert "or a table (.csv, .json), or FILE.py:FUNCTION" in line
 
 

@@ -177,7 +177,7 @@ ARGUMENTS += ("--tensor-parallel", 8, "--stragglers", "1=1.2")
 
 def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
     out, text = tmp_path / "split.json", tmp_path / "split.txt"
-    code, shown, _ = call("partition", *ARGUMENTS, "--out", out)
+    code, shown, _ = call("tune", "layers", *ARGUMENTS, "--out", out)
     assert code == 0
     found = json.loads(out.read_text())
     told = found["best"]
@@ -194,7 +194,7 @@ def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
         "norm",
         "lm_head",
     ]
-    again = answer("partition", *ARGUMENTS, "--out", text)
+    again = answer("tune", "layers", *ARGUMENTS, "--out", text)
     assert text.read_text() == told["pipeline_layout"] + "\n"
     run = answer("evaluate", *ARGUMENTS, "--pipeline-layout", layout)
     assert run["step_time"] == found["value"] == again["value"]

@@ -15,7 +15,7 @@ WIDE = [*["compare", "-S", "gpipe,1f1b,chimera", "-P", "4", "-M", "4,8", "--comm
 REPORTS = {
     "evaluate": ["evaluate", *ONE, *TIMES, "--paths", "2"],
     "compare": WIDE,
-    "order": ["order", *ONE, *TIMES, "--comm", "0.5", "--iterations", "0"],
+    "order": ["tune", "messages", *ONE, *TIMES, "--comm", "0.5", "--iterations", "0"],
     "staleness": [*["staleness", "-s", "pipedream", "-P", "4", "-M", "16"]],
     "formula": ["formula", *ONE],
     "schedules": ["schedules"],

@@ -44,11 +44,11 @@ gpipe,2,4,1,2,1.5,19.5
 # command -> (seconds that it takes at most, or is left, its arguments); {} is a folder of its own
 RUNS = {
     "optimize": (6, [*SEARCH, "--memory-limit", "4", "--store", "{}/store", "--out", "{}/x.csv"]),
-    "order": (8, [*SEARCH, "--iterations", "9999", "--out", "{}/x.json"]),
-    "arrange": (8, [*SEARCH, "--microbatch-scale", SCALE, "--out", "{}/x.json"]),
-    "place": (8, [*SEARCH[:-2], *NODES, "--out", "{}/x.json"]),
+    "tune messages": (8, [*SEARCH, "--iterations", "9999", "--out", "{}/x.json"]),
+    "tune microbatches": (8, [*SEARCH, "--microbatch-scale", SCALE, "--out", "{}/x.json"]),
+    "tune places": (8, [*SEARCH[:-2], *NODES, "--out", "{}/x.json"]),
     "formula": (8, [*LONG, "--link", "rendezvous", "--max-facets", "2000", "--out", "{}/x.json"]),
-    "partition": (
+    "tune layers": (
         10,
         ["--schedule", "interleaved-1f1b", *LONG[2:], "--stages-per-worker", "4", *MODEL],
     ),
@@ -159,7 +159,8 @@ def arguments_in(folder, command):
     (folder / "links.csv").write_text(LINK_RUNS)
     table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=64)
     pj.write_table(table, folder / "table.csv")
-    return [command.split()[0], *(part.replace("{}", str(folder)) for part in RUNS[command][1])]
+    words = command.split() if command.startswith("tune") else command.split()[:1]
+    return [*words, *(part.replace("{}", str(folder)) for part in RUNS[command][1])]
 
 
 def check_whole(folder):

@@ -230,7 +230,16 @@ NODES = ["--workers-per-node", 2, "--latency", 0.125, "--transmit", "0,0.5"]
 def test_places_on_the_command_line(answer, call, tmp_path):
     out, figure = tmp_path / "places.json", tmp_path / "places.svg"
     found = answer(
-        "place", *LOOPED, *NODES, "--worker-places", "0,2,1,3", "--out", out, "--figure", figure
+        "tune",
+        "places",
+        *LOOPED,
+        *NODES,
+        "--worker-places",
+        "0,2,1,3",
+        "--out",
+        out,
+        "--figure",
+        figure,
     )
     table = build("interleaved-1f1b", 4, 4)
     machine = pj.Topology(2, latency=0.125, transmit=(0.0, 0.5), places=(0, 2, 1, 3))
@@ -242,7 +251,7 @@ def test_places_on_the_command_line(answer, call, tmp_path):
         there = answer("evaluate", *LOOPED, *NODES, "--worker-places", places)
         assert there["makespan"] == makespan
     assert "between nodes" in figure.read_text()
-    code, text, _ = call("place", *LOOPED, *NODES)
+    code, text, _ = call("tune", "places", *LOOPED, *NODES)
     assert (code, "3 of 7" in text, "0 1" in text) == (0, True, True)
     many = ["compare", "--schedules", "1f1b,chimera", *LOOPED[2:], *NODES]
     rows = answer(*many, "--worker-places", "0,2,1,3")
@@ -267,7 +276,7 @@ def test_files_say_what_levels_take(answer, mistake, tmp_path):
     assert answer(*both)["makespan"] == pj.evaluate(table, in_order).makespan
     moved = answer(*both, "--worker-places", "0,2,3,1")["makespan"]
     assert moved == pj.evaluate(table, costs).makespan
-    found = answer("place", *both[1:])
+    found = answer("tune", "places", *both[1:])
     assert found["value"] <= min(found["baselines"].values())
     assert "workers-per-node does not" in mistake(*both, "--workers-per-node", 2)
     with pytest.raises(ValueError, match="places need workers_per_node"):

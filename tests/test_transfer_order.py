@@ -419,7 +419,7 @@ def test_orders_of_programs_agree_with_their_queues():
     assert transfers_of(pj.links.insert_transfers(TABLE, order)) == transfers_of(ordered)
 
 
-SMALL = ["order", "--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
+SMALL = ["tune", "messages", "--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
 TIMES = ["--stage-times", "F=1,B=2", "--comm", "1"]
 
 
@@ -457,12 +457,12 @@ def test_command_reports_and_writes(capsys, tmp_path):
 def test_command_looks_past_a_deadlock(capsys, tmp_path):
     path = tmp_path / "crossed.csv"
     path.write_text("\n".join(",".join(row) for row in CROSSED))
-    assert run(["order", "--table", str(path), *TIMES, "--json"]) == 0
+    assert run(["tune", "messages", "--table", str(path), *TIMES, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["baselines"]["own"] is None
     assert result["waits_of"] == "by producer"
     assert (result["gain"], result["own_order"]) == (None, "cells")
-    assert run(["order", "--table", str(path), *TIMES]) == 0
+    assert run(["tune", "messages", "--table", str(path), *TIMES]) == 0
     assert "its own order of SEND and RECV cells deadlocks" in capsys.readouterr().out
 
 
@@ -473,8 +473,8 @@ def test_the_gain_is_that_over_the_own_order(call, answer, data):
     costs = pj.Costs(forward=1.0, input_grad=1.5, weight_grad=0.7, transmit=0.9)
     own = pj.evaluate(pj.read_table(path), costs, link="rendezvous").makespan
     found = pj.search.messages(pj.read_table(path), costs, iterations=20)
-    assert answer("order", "--table", path, *given)["gain"] == 1 - found.value / own
-    _, out, _ = call("order", "--table", path, *given)
+    assert answer("tune", "messages", "--table", path, *given)["gain"] == 1 - found.value / own
+    _, out, _ = call("tune", "messages", "--table", path, *given)
     first, gain, who, total, *_ = out.splitlines()
     assert "in the order found" in first
     assert gain == (

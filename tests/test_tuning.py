@@ -13,6 +13,7 @@ from legal_sizes import at_least
 import pipejax as pj
 from benchmarks.tuning import compare, random_pairs
 from pipejax.cli.app import run
+from pipejax.cli.output.report import FOUND
 from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
@@ -379,8 +380,8 @@ def run_once(monkeypatch):
     return calls
 
 
-def call(capsys, *arguments):
-    code = run([*COMMAND, *map(str, arguments)])
+def call(capsys, *arguments, what="size"):
+    code = run(["tune", what, *COMMAND[1:], *map(str, arguments)])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -400,7 +401,6 @@ def test_command_both_ways(capsys):
         "schedule",
         "workers",
         "minibatch",
-        "memory_bytes",
         "seconds",
         "reason",
     }
@@ -445,8 +445,8 @@ def test_only_the_way_that_is_asked_for_is_paid_for(capsys, monkeypatch, method,
 @pytest.mark.parametrize(
     ("what", "minibatch", "workers", "method", "reason"),
     [
-        ("microbatch_size", 32, 4, "exhaustive", r"6 candidates take about \S+ s, a descent"),
-        ("microbatch_size", 4096, 16, "gradient", r"13 candidates take about \S+ s, a descent"),
+        ("size", 32, 4, "exhaustive", r"6 candidates take about \S+ s, a descent"),
+        ("size", 4096, 16, "gradient", r"13 candidates take about \S+ s, a descent"),
         ("layers", 32, 4, "exhaustive", r"16215 candidates take about"),
         ("layers", 32, 8, "gradient", r"6.29e\+07 candidates are too many"),
         ("recompute", 32, 4, "exhaustive", r"28561 candidates take about"),
@@ -473,19 +473,19 @@ def test_a_second_call_compiles_nothing():
     seen = []
     system = pj.load_system("b200")
     again = pj.tune("1f1b", 4, workload, system, method="both", on_best=seen.append)
-    times = [each.step_time for each in seen]
+    times = [each.value for each in seen]
     assert len(times) > 4
     assert times == sorted(times, reverse=True)
-    assert times[-1] == again.step_time
+    assert times[-1] == again.value
     assert [each._cache_size() for each in jitted] == compiled
-    assert again.step_time < first.step_time
+    assert again.value < first.value
 
 
 @pytest.mark.parametrize(
     ("what", "more", "keys"),
     [
-        ("layers", ["--schedule", "interleaved-1f1b"], {"layers", "recomputed", "baseline"}),
-        pytest.param("recompute", [], {"layers", "recomputed", "baseline"}, marks=pytest.mark.slow),
+        ("layers", ["--schedule", "interleaved-1f1b"], {"layers", "recomputed"}),
+        pytest.param("recompute", [], {"layers", "recomputed"}, marks=pytest.mark.slow),
         pytest.param(  # what it finds is held by test_designs_are_not_worse_than_a_grid
             "system",
             ["--prices", "peak=20,memory=2,node=10,network=50,capacity=20"],
@@ -496,11 +496,12 @@ def test_a_second_call_compiles_nothing():
 )
 def test_other_things_to_tune(capsys, monkeypatch, what, more, keys):
     run_once(monkeypatch)
-    arguments = ["--minibatch", 8, "--what", what, "--microbatch-size", 2, *more]
-    code, out, _ = call(capsys, *arguments, "--method", "both", "--json")
+    arguments = ["--minibatch", 8, "--microbatch-size", 2, *more]
+    code, out, _ = call(capsys, *arguments, "--method", "both", "--json", what=what)
     result = json.loads(out)
     assert code == 0
-    assert set(result) >= keys | {
+    assert set(result["best"]) >= keys
+    assert set(result) >= {*FOUND.split(), "best"} | {
         "microbatch_size",
         "microbatches",
         "step_time",
@@ -514,10 +515,9 @@ def test_other_things_to_tune(capsys, monkeypatch, what, more, keys):
     if what == "layers":
         refusal = "ways to split 48 into 8: at most 200000 are tried"
         assert refusal in result["exhaustive"]["refused"]
-        code, out, _ = call(capsys, *arguments)
+        code, out, _ = call(capsys, *arguments, "--method", "gradient", what=what)
         assert "even as it is: " in out
-        assert "are too many to try them all" in out
-        code, _, err = call(capsys, *arguments, "--method", "exhaustive")
+        code, _, err = call(capsys, *arguments, "--method", "exhaustive", what=what)
         assert (code, refusal in err) == (2, True)
 
 
@@ -525,10 +525,11 @@ def test_other_things_to_tune(capsys, monkeypatch, what, more, keys):
 def test_a_design_has_the_memory_that_it_pays_for():
     small = dataclasses.replace(pj.load_system("h100"), memory_capacity=1e9)
     workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=8, tensor_parallel=8)
-    given = {"what": "system", "prices": (20.0, 2.0, 10.0, 50.0, 20.0), "budget": 1e5}
+    given = {"over": "system", "prices": (20.0, 2.0, 10.0, 50.0, 20.0), "budget": 1e5}
     found = pj.tune("1f1b", 4, workload, small, **given, microbatch_size=2, method="exhaustive")
-    assert found.memory_bytes == found.setting["quantities"]["memory_capacity"] > 1e9
-    assert found.fits
+    best = found.best
+    assert best.memory_bytes == best.setting["quantities"]["memory_capacity"] > 1e9
+    assert best.fits
 
 
 @pytest.mark.parametrize(
@@ -542,27 +543,15 @@ def test_a_design_has_the_memory_that_it_pays_for():
             "no microbatch size is legal for a minibatch of 9",
         ),
         (
-            ["--minibatch", 8, "--what", "batch"],
-            "--what must be one of microbatch_size, layers, recompute, system, got 'batch'",
-        ),
-        (
             ["--minibatch", 8, "--microbatch-size", 2],
-            "--microbatch-size does not go with --what='microbatch_size'",
+            "--microbatch-size does not go with tuning size",
         ),
-        (
-            ["--minibatch", 8, "--what", "layers", "--microbatch-size", 3],
-            "--microbatch-size 3 does not divide",
-        ),
-        (["--minibatch", 8, "--what", "system"], "--what system needs --prices"),
-        (["--minibatch", 8, "--budget", 3], "--budget does not go with --what='microbatch_size'"),
+        (["--minibatch", 8, "--budget", 3], "--budget does not go with tuning size"),
         (
             ["--minibatch", 8, "--method", "guess"],
             "--method must be one of gradient, exhaustive, both, got 'guess'",
         ),
-        (
-            ["--minibatch", 8, "--what", "system", "--prices", "peak=1"],
-            "--prices: expected peak, memory, node",
-        ),
+        (["--minibatch", 8, "--what", "layers"], "pipejax tune --what is now pipejax tune WHAT"),
     ],
 )
 def test_mistakes_are_one_line(capsys, arguments, message):
@@ -574,13 +563,33 @@ def test_mistakes_are_one_line(capsys, arguments, message):
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("what", "arguments", "message"),
+    [
+        ("batch", [], "WHAT must be one of size, layers, recompute, system, messages, "),
+        ("size,places", [], "WHAT: places are searched by themselves, got 'size,places'"),
+        ("recompute", ["--microbatch-size", 3], "--microbatch-size 3 does not divide"),
+        ("layers", ["--method", "both", "--microbatch-size", 3], "--microbatch-size 3 does not"),
+        ("layers", ["--method", "both", "--microbatches", 3], "--microbatches 3 does not divide"),
+        ("layers", ["--microbatch-size", 2], "--microbatch-size has no effect without --method"),
+        ("layers", ["--method", "both", "--out", "x.json"], "--out does not go with --method"),
+        ("system", [], "tune system needs --prices"),
+        ("system", ["--prices", "peak=1"], "--prices: expected peak, memory, node"),
+    ],
+)
+def test_what_cannot_be_tuned_is_one_line(capsys, what, arguments, message):
+    code, out, err = call(capsys, "--minibatch", 8, *arguments, what=what)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
 def test_a_command_where_nothing_fits_says_so(capsys):
     one_by_one = [*COMMAND[: COMMAND.index("--tensor-parallel")], "--workers", "4"]
     code = run([*one_by_one, "--minibatch", "8", "--json"])
     out, err = capsys.readouterr()
     assert code == 0
     result = json.loads(out)
-    assert not result["fits"]
+    assert not result["best"]["fits"]
     assert not any(size["fits"] for size in result["exhaustive"]["sizes"])
     assert "warning: no microbatch size fits: the smallest need is" in err
 

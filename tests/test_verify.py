@@ -490,7 +490,7 @@ def test_a_result_that_does_not_hold_is_an_internal_error(call, monkeypatch):
 @pytest.mark.compiles
 def test_order_certifies_its_order(answer, tmp_path):
     path = tmp_path / "order.json"
-    found = answer("order", *ONE, *TIMES, "--iterations", 2, "--certificate", path)
+    found = answer("tune", "messages", *ONE, *TIMES, "--iterations", 2, "--certificate", path)
     said = answer("verify", path)
     assert (said["ok"], said["makespan"]) == (True, found["makespan"])
     assert {bound["by"]: bound["checked"] for bound in said["bounds"]} == {

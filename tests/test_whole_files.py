@@ -122,7 +122,11 @@ TIMES = ["--stage-times", "F=1,B=2"]
 ONE = ["--schedule", "1f1b", "--workers", "2", "--microbatches", "3", *TIMES]
 OUTPUTS = {
     "export": (["export", *ONE, "--format", "json"], "x.json", "replace"),
-    "order": (["order", *ONE, "--comm", "0.1", "--time-limit", "0.1"], "x.csv", "replace"),
+    "order": (
+        ["tune", "messages", *ONE, "--comm", "0.1", "--time-limit", "0.1"],
+        "x.csv",
+        "replace",
+    ),
     "show": (["show", *ONE], "x.html", "replace"),
     "show svg": (["show", *ONE], "x.svg", "savefig"),
 }

@@ -52,7 +52,7 @@ int(tuned.sizes.is_known.sum()), int(best.sizes.is_known.sum())  # exact evaluat
 # `--method gradient`, `exhaustive` or `both` decides otherwise:
 #
 # ```sh
-# pipejax tune --schedule 1f1b --workers 8 --model llama3-70b --system b200 --minibatch 256 \
+# pipejax tune size --schedule 1f1b --workers 8 --model llama3-70b --system b200 --minibatch 256 \
 #              --tensor-parallel 8 --method both
 # ```
 #
@@ -90,14 +90,14 @@ for k in (0, 2, 4):
 #
 # ## Several parts together
 #
-# What is best for one of them depends on the others. `--what` takes several parts, and `pj.tune`
-# likewise (`what=("microbatch_size", "layers", "recompute")`):
+# What is best for one of them depends on the others. `pipejax tune` takes several parts, and `pj.tune`
+# likewise (`over=("size", "layers", "recompute")`):
 #
 # ```sh
-# pipejax tune --schedule 1f1b --workers 8 --model llama3-70b --system b200 --minibatch 256 \
-#              --tensor-parallel 8 --what microbatch,layers,recompute
-# pipejax tune --schedule 1f1b --workers 8 --model llama3-70b --system b200 --minibatch 256 \
-#              --tensor-parallel 8 --what microbatch,layers,system \
+# pipejax tune size,layers,recompute --schedule 1f1b --workers 8 --model llama3-70b --system b200 \
+#              --minibatch 256 --tensor-parallel 8
+# pipejax tune size,layers,system --schedule 1f1b --workers 8 --model llama3-70b --system b200 \
+#              --minibatch 256 --tensor-parallel 8 \
 #              --prices peak=20,memory=2,node=10,network=50,capacity=20
 # ```
 #

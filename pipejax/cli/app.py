@@ -30,7 +30,15 @@ COMMANDS = {
     "and proof.",
     "sensitivity": "Show elasticities of the step time, what bounds it, and a tornado of exact "
     "re-evaluations.",
-    "tune": "Find what makes the step shortest, by gradient or by evaluating all that is legal.",
+    "tune": "Find what makes the step shortest: microbatch size, layers, orders, places, and more.",
+    "tune messages": "Find which transfers block others under rendezvous, and search a better "
+    "order of them.",
+    "tune microbatches": "Search the order of microbatches that differ, against sorted and random "
+    "ones.",
+    "tune places": "Search the places of workers on a machine of nodes, against in order and round "
+    "robin.",
+    "tune layers": "Split a model into the stages that make the step shortest, for Megatron and "
+    "torchtitan.",
     "plan": "Find the layout of a training job that takes the shortest step, among all that fit.",
     "calibrate": "Fit a system to measured runs, robustly; of runs that tell links apart, find the "
     "link model.",
@@ -43,13 +51,6 @@ COMMANDS = {
     "export": "Write a table for PyTorch, JaxPP or Shardy, as JSON, or its run as a trace for "
     "Perfetto.",
     "run": "Run a table in a runtime: its gradients against those of the model without a pipeline.",
-    "order": "Find which transfers block others under rendezvous, and search a better order "
-    "of them.",
-    "arrange": "Search the order of microbatches that differ, against sorted and random ones.",
-    "place": "Search the places of workers on a machine of nodes, against in order and round "
-    "robin.",
-    "partition": "Split a model into the stages that make the step shortest, for Megatron and "
-    "torchtitan.",
     "optimize": "Find the fastest schedule that keeps a memory limit, and how far from the best "
     "it can be.",
     "verify": "Derive a certificate again by other means than the engine; of a table, what "
@@ -77,7 +78,12 @@ MOVED = {
     "sweep": "sweep run",
     "tune --what": "tune WHAT",
 }
-PLACES: dict[str, tuple[str, str]] = {}  # modules and functions of commands that have other names
+PLACES = {  # modules and functions of commands that have other names
+    "tune messages": ("tune_orders", "messages"),
+    "tune microbatches": ("tune_orders", "microbatches"),
+    "tune places": ("tune_orders", "places"),
+    "tune layers": ("tune_layers", "layers"),
+}
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # in what XLA raises
 ABOUT = "How long does one LLM training step take under this pipeline schedule on this machine?"
 

@@ -1,18 +1,31 @@
-"""`pipejax tune`: what to set so that a step takes the least time."""
+"""`pipejax tune WHAT`: what to set so that a step takes the least time.
 
-import dataclasses
+Messages, microbatches and places are orders, which local search finds (`tune_orders.py`).
+"""
+
+import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
 
 import pipejax as pj
+from pipejax.base.checks import one_of
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.tables import OF_RUNS, TableOptions
-from pipejax.cli.options.values import CountIfGiven, JsonFlag, Text, parse_number
+from pipejax.cli.options.values import (
+    CountIfGiven,
+    JsonFlag,
+    Text,
+    parse_number,
+)
 from pipejax.cli.output.report import (
+    FOUND,
     best_so_far,
     gigabytes,
     grid,
     percent,
+    pick,
     print_all,
     print_json,
     seconds,
@@ -22,7 +35,8 @@ from pipejax.schedules.naming import find, named
 from pipejax.search.found import gap
 
 if TYPE_CHECKING:
-    from pipejax.search.tuning.tune import TuningResult
+    from pipejax.search.found import Found
+    from pipejax.search.tuning.tune import TunedSetting
 
 PARTS = {  # of an accelerator: the word of --prices, and what its quantity is shown in
     "peak": (1e12, "TFLOP/s"),
@@ -31,7 +45,10 @@ PARTS = {  # of an accelerator: the word of --prices, and what its quantity is s
     "network": (1e9, "GB/s"),
     "capacity": (1e9, "GB"),
 }
-PART_NAMES = {"microbatch": "microbatch_size"}  # words of --what that the library spells out
+ORDERS = ("messages", "microbatches", "places")
+SETTINGS = ("size", "layers", "recompute", "system")  # of a model on a system
+WHAT = """Size of a microbatch, recompute (layers of each stage), system (how to spend --budget), or
+several as size,layers. With options of their own: layers alone, messages, microbatches, places."""
 EXAMPLE = "peak=20,memory=2,node=10,network=50,capacity=20"
 
 
@@ -39,9 +56,9 @@ def tune(
     options: TableOptions,
     pricing: Pricing | None,
     links: pj.Links,
+    over: Annotated[str, typer.Argument(metavar="WHAT", help=WHAT)] = "size",
     workers: CountIfGiven = None,
     schedule: str = "1f1b",
-    what: str = "microbatch",
     method: Text = None,
     microbatch_size: CountIfGiven = None,
     prices: Text = None,
@@ -49,12 +66,10 @@ def tune(
     no_memory_limit: bool = False,
     json: JsonFlag = False,
 ) -> None:
-    """Find what makes the step shortest, by gradient or by evaluating all that is legal.
+    """Find what makes the step shortest: microbatch size, layers, orders, places, and more.
 
     Options:
       workers: 8, or those of a table, if not given.
-      what: microbatch is its size, layers and recompute are those of each stage, system is how to
-        spend --budget; several as microbatch,layers.
       method: the faster of the two if not given.
       microbatch_size: where it is not tuned; the one that is best alone if not given.
       prices: for system, as peak=20,memory=2,node=10,network=50,capacity=20: per TFLOP/s, three
@@ -62,73 +77,119 @@ def tune(
       budget: for one accelerator; the price of --system if not given.
 
     Example:
-      pipejax tune -s 1f1b -P 8 -m llama3-70b -y b200 --minibatch 256 --tensor-parallel 8
+      pipejax tune size -s 1f1b -P 8 -m llama3-70b -y b200 --minibatch 256 --tensor-parallel 8
     """
-    if pricing is not None:
-        pricing.check_alike("tune")
-    if pricing is None or pricing.workload is None or pricing.system is None:
-        raise ValueError("tune needs --model NAME --system NAME --minibatch N")
+    parts = parts_of(over)
+    tuned = tuned_model(pricing, "tune")
     schedule = named(schedule)
     workers = workers or (find(schedule).sizes or (8,))[0]
     options = options._replace(of_runs=OF_RUNS)
     options.check([schedule])
     if "memory_limit" in options.options:
         raise ValueError("--memory-limit does not go with tune: --system says what fits")
-    parts = [PART_NAMES.get(part.strip(), part.strip()) for part in what.split(",")]
     if "system" in parts and prices is None:
-        raise ValueError(f"--what system needs --prices, as {EXAMPLE}")
-    minibatch, capacity = pricing.workload.minibatch, float(pricing.system.memory_available)
+        raise ValueError(f"tune system needs --prices, as {EXAMPLE}")
+    tune_settings(
+        TuningRequest(schedule, workers, *tuned, links, over),
+        over=parts,
+        method=method,
+        memory_limit=not no_memory_limit,
+        microbatch_size=microbatch_size,
+        prices=None if prices is None else _parse_prices(prices),
+        budget=None if budget is None else parse_number(budget, "--budget"),
+        json=json,
+        **options.of_table(schedule),
+    )
 
-    def report(found: "TuningResult", stopped: str | None = None) -> None:
-        result = dataclasses.asdict(found) | {"what": what, "schedule": schedule}
-        result |= {"workers": workers, "link": links.model, "minibatch": minibatch}
-        result |= {**result.pop("setting"), "stopped": stopped}
+
+def parts_of(what: str) -> list[str]:
+    """Names of what is tuned, each once.
+
+    Raises:
+      ValueError: if one is unknown, stands twice, or has a command of its own.
+    """
+    parts = [one_of(part.strip(), (*SETTINGS, *ORDERS), "WHAT") for part in what.split(",")]
+    if len({*parts}) < len(parts):
+        raise ValueError(f"WHAT must name each part once, got {what!r}")
+    for part in parts:
+        if part in ORDERS and len(parts) > 1:
+            raise ValueError(f"WHAT: {part} are searched by themselves, got {what!r}")
+        if part in ORDERS or parts == ["layers"]:
+            raise ValueError(f"WHAT must stand right behind tune: pipejax tune {part}")
+    return parts
+
+
+def tuned_model(pricing: Pricing | None, command: str) -> tuple["pj.Workload", "pj.System"]:
+    """The model and the system that are tuned."""
+    if pricing is not None:
+        pricing.check_alike(command)
+    if pricing is None or pricing.workload is None or pricing.system is None:
+        raise ValueError(f"{command} needs --model NAME --system NAME --minibatch N")
+    return pricing.workload, pricing.system
+
+
+class TuningRequest(NamedTuple):
+    """What is tuned for whom, as the library takes it, and the word for it."""
+
+    schedule: str
+    workers: int
+    workload: "pj.Workload"
+    system: "pj.System"
+    links: pj.Links
+    what: str
+
+
+def tune_settings(asked: TuningRequest, *, json: bool, **how: Any) -> None:
+    """Tune and report; if interrupted, what was found by then."""
+    capacity, began = float(asked.system.memory_available), time.monotonic()
+
+    def report(found: "Found[TunedSetting]") -> None:
+        best = found.best
+        contract = pick(best, "method reason microbatch_size microbatches relaxed exhaustive")
+        own = pick(best, "microbatch_size microbatches memory_bytes fits")
+        result = {
+            "what": asked.what,
+            **pick(asked, "schedule workers"),
+            "link": asked.links.model,
+            "minibatch": asked.workload.minibatch,
+            **{name: value for name, value in contract.items() if value is not None},
+            "step_time": found.value,
+            "best": {**own, **best.setting},
+            **pick(found, FOUND),
+            "seconds": time.monotonic() - began,
+        }
         if json:
-            print_json({name: value for name, value in result.items() if value is not None})
+            print_json(result)
         else:
             _print(found, result, capacity)
 
-    with best_so_far(lambda found: report(found, "interrupted")) as keep:
-        found = _tuned(
-            schedule,
-            workers,
-            pricing.workload,
-            pricing.system,
-            what=",".join(parts),
-            method=method,
-            link=links,
-            memory_limit=not no_memory_limit,
-            microbatch_size=microbatch_size,
-            prices=None if prices is None else _parse_prices(prices),
-            budget=None if budget is None else parse_number(budget, "--budget"),
-            on_best=keep,
-            **options.of_table(schedule),
-        )
+    with best_so_far(report) as keep:
+        found = _tuned(*asked[:4], link=asked.links, on_best=keep, **how)
     report(found)
 
 
-def _print(found: "TuningResult", result: Mapping[str, Any], capacity: float) -> None:
+def _print(found: "Found[TunedSetting]", result: Mapping[str, Any], capacity: float) -> None:
+    best = found.best
     print_all(
         f"[bold]{result['schedule']}[/], {result['workers']} workers, minibatch "
-        f"{result['minibatch']}, {found.microbatches} microbatches of {found.microbatch_size}: "
-        f"[bold]{seconds(found.step_time)}[/]"
+        f"{result['minibatch']}, {best.microbatches} microbatches of {best.microbatch_size}: "
+        f"[bold]{seconds(found.value)}[/]"
     )
-    if found.what == "microbatch_size":
-        _print_sizes(result, capacity)
+    if best.over == "size":
+        _print_sizes(found, capacity)
     else:
-        if "layers" in result:
-            _print_stages(result)
-        if "shares" in result:
-            _print_design(result)
-    for name, step in found.baseline.items():
-        if name != "price":
-            print_all(f"{name} as it is: {'does not fit' if step is None else seconds(step)}")
+        if "layers" in best.setting:
+            _print_stages(best)
+        if "shares" in best.setting:
+            _print_design(best.setting)
+    for name, step in found.baselines.items():
+        print_all(f"{name} as it is: {'does not fit' if step is None else seconds(step)}")
     _print_ways(found)
-    if result["stopped"] is not None:
-        print_all(f"{result['stopped']}: this is the best so far")
+    if found.stopped == "interrupted":
+        print_all("interrupted: this is the best so far")
 
 
-def _tuned(*given: Any, **how: Any) -> "TuningResult":
+def _tuned(*given: Any, **how: Any) -> "Found[TunedSetting]":
     """Tune; where no microbatch size fits, say so and tune without the memory limit."""
     try:  # what needs optax is imported only where it is needed
         from pipejax.search.tuning.microbatch import NothingFitsError
@@ -139,7 +200,7 @@ def _tuned(*given: Any, **how: Any) -> "TuningResult":
         try:
             return pj.tune(*given, **how)
         except NothingFitsError as error:
-            if how["what"] != "microbatch_size":
+            if how["over"] != ["size"]:
                 raise
             shown.print(
                 f"warning: {error}: tuned without the memory limit", markup=False, soft_wrap=True
@@ -158,11 +219,12 @@ def _parse_prices(text: str) -> tuple[float, ...]:
     return tuple(found[name] for name in PARTS)
 
 
-def _print_sizes(result: Mapping[str, Any], capacity: float) -> None:
-    is_all = result["exhaustive"] is not None and result["stopped"] is None
+def _print_sizes(found: "Found[TunedSetting]", capacity: float) -> None:
+    best = found.best
+    is_all = best.exhaustive is not None and found.stopped != "interrupted"
     title = "every legal microbatch size" if is_all else "microbatch sizes evaluated exactly"
-    sizes = (result["exhaustive"] or result["relaxed"])["sizes"]
-    chosen = [size["microbatch_size"] == result["microbatch_size"] for size in sizes]
+    sizes = (best.exhaustive or best.relaxed or {})["sizes"]
+    chosen = [size["microbatch_size"] == best.microbatch_size for size in sizes]
     columns: list[tuple[str, Iterable[object]]] = [
         ("b", [size["microbatch_size"] for size in sizes]),
         ("M", [size["microbatches"] for size in sizes]),
@@ -175,18 +237,18 @@ def _print_sizes(result: Mapping[str, Any], capacity: float) -> None:
     print_all(grid(columns, styles=styles, title=title))
 
 
-def _print_stages(result: Mapping[str, Any]) -> None:
-    names, relaxed = ("layers", "recomputed"), result["relaxed"]
-    columns = [(name, result[name]) for name in names]
-    for name in names if relaxed else ():
-        columns.append((f"{name}, relaxed", [f"{each:.2f}" for each in relaxed[name]]))
-    print_all(grid([("stage", range(len(result["layers"]))), *columns]))
+def _print_stages(best: "TunedSetting") -> None:
+    names, relaxed = ("layers", "recomputed"), best.relaxed
+    columns = [(name, best.setting[name]) for name in names]
+    if relaxed is not None:
+        columns += [(f"{k}, relaxed", [f"{each:.2f}" for each in relaxed[k]]) for k in names]
+    print_all(grid([("stage", range(len(best.setting["layers"]))), *columns]))
 
 
-def _print_design(result: Mapping[str, Any]) -> None:
-    price, shares = result["baseline"]["price"], result["shares"]
+def _print_design(setting: Mapping[str, Any]) -> None:
+    price, shares = setting["price"], setting["shares"]
     buys = [
-        f"{result['quantities'][part] / factor:.4g} {unit}"
+        f"{setting['quantities'][part] / factor:.4g} {unit}"
         for part, (factor, unit) in zip(shares, PARTS.values(), strict=True)
     ]
     columns = [
@@ -194,25 +256,26 @@ def _print_design(result: Mapping[str, Any]) -> None:
         ("share of the budget", map(percent, shares.values())),
         ("buys", buys),
     ]
-    title = f"budget {result['budget']:g}, price of the system as it is {price:g}"
+    title = f"budget {setting['budget']:g}, price of the system as it is {price:g}"
     print_all(grid(columns, title=title))
 
 
-def _print_ways(found: "TuningResult") -> None:
+def _print_ways(found: "Found[TunedSetting]") -> None:
     """Say which way was taken and why, and what each found and took."""
-    print_all(f"method: {found.method} ({found.reason})")
-    ways = {"by gradient": found.relaxed, "exhaustive search": found.exhaustive}
+    best = found.best
+    print_all(f"method: {best.method} ({best.reason})")
+    ways = {"by gradient": best.relaxed, "exhaustive search": best.exhaustive}
     for name, own in ways.items():
         if own is None:
             continue
-        told = own.get("refused") or (
+        what = own.get("refused") or (
             f"{seconds(own['tuned_step_time'])} in {own['seconds']:.1f} s with "
             f"{own['evaluated']} evaluations"
         )
-        print_all(f"{name}: {told}")
-    if found.relaxed is not None:
-        own = found.relaxed
+        print_all(f"{name}: {what}")
+    if best.relaxed is not None:
+        own = best.relaxed
         print_all(f"relaxed: b = {own['microbatch_size']:.3g}, {seconds(own['step_time'])}")
         if own.get("lower_bound") is not None:
-            most = gap(found.step_time, own["lower_bound"])
+            most = gap(found.value, own["lower_bound"])
             print_all(f"no whole layers save more than {percent(most)} of it")

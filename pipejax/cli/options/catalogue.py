@@ -289,7 +289,6 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "axes": OptionRecord(NAMES, "these two things, as step_time,memory_bytes"),
     },
     "Search and samples": {
-        "what": _often(RULES, "microbatch, layers, recompute, system, or several"),
         "method": OptionRecord(NAME, "how to tune", names=("gradient", "exhaustive", "both")),
         "budget": OptionRecord(NUMBER, "what a system may cost"),
         "prices": OptionRecord(RULES, "what the parts of a system cost"),

@@ -87,7 +87,7 @@ def _read_sizes(text: str) -> tuple[int, ...]:
 
 
 def _read_places(text: str) -> tuple[int, ...]:
-    """Read places such as 0,4,1,5, or the file that `pipejax place` wrote."""
+    """Read places such as 0,4,1,5, or the file that `pipejax tune places` wrote."""
     from pipejax.costs.topology import check_places, parse_places
 
     if not text.endswith(".json"):
@@ -256,7 +256,7 @@ def _check_count(option: str, given: Sequence[Any] | NumpyArray, count: int) -> 
 
 
 def _read_order(text: str) -> list[int]:
-    """Read an order such as 2,0,1, or the file that `pipejax arrange` wrote."""
+    """Read an order such as 2,0,1, or the file that `pipejax tune microbatches` wrote."""
     words = [word.strip() for word in text.split(",")]
     if all(word.isdigit() and is_plain(word) for word in words):
         return [int(word) for word in words]

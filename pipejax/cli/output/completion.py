@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from pipejax.base.checks import one_of
 from pipejax.cli.commands.init import TEMPLATES
+from pipejax.cli.commands.tune import SETTINGS
 from pipejax.cli.options.catalogue import CATALOGUE, FLAG, NAMES, OptionRecord, begun, flag, record
 from pipejax.costs.model.model import model_names
 from pipejax.costs.system.system import system_names
@@ -173,7 +174,7 @@ def completion_script(shell: str) -> str:
         for called in COMMANDS
     }
     lists = {"schedules": names(), "models": model_names(), "systems": system_names()}
-    arguments: dict[str, list[str]] = {"init": [*TEMPLATES], "diff": names()}
+    arguments = {"init": [*TEMPLATES], "diff": names(), "tune": [*SETTINGS]}
     for called in COMMANDS:
         first, space, second = called.partition(" ")
         if space:

@@ -248,7 +248,7 @@ def read_lengths(path: str | Path) -> list[float | list[float]]:
 
     Text has a line for each microbatch: its tokens, or several numbers, the lengths of the
     sequences that are packed into it. JSON is a list of those, or an object with such a list under
-    "lengths", as `pipejax arrange` writes it.
+    "lengths", as `pipejax tune microbatches` writes it.
 
     Args:
       path: the file.

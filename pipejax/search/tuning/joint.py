@@ -100,7 +100,7 @@ def _starts(
         own = rng.normal(0, part.spread, (starts, pairs, width))
         own[0] = 0
         low, high = np.full((2, pairs, width), [[[-np.inf]], [[np.inf]]])
-        if name == "microbatch_size":
+        if name == "size":
             fewest = joint.problem.family.few_microbatches[0]
             low[:] = 0
             high[:] = np.log(np.maximum(joint.problem.pairs.minibatch / fewest, 1.0))[:, None]

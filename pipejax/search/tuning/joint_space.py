@@ -44,7 +44,7 @@ class _Part(NamedTuple):
 
 # in the order in which they are applied: recomputed layers are a share of the layers
 PARTS: Mapping[str, _Part] = {
-    "microbatch_size": _Part(lambda own, given: any_size(own[0], given), lambda stages: 1, 1.0, 0),
+    "size": _Part(lambda own, given: any_size(own[0], given), lambda stages: 1, 1.0, 0),
     "layers": _Part(LAYERS.relax, lambda stages: stages, 0.3, 1.0),
     "recompute": _Part(RECOMPUTED.relax, lambda stages: stages, 1.0, 1.5),
     "system": _Part(bought, lambda stages: DIVIDED, 0.6, 1.0),

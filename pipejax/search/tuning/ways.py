@@ -78,9 +78,10 @@ class FoundSetting(NamedTuple):
     setting: Mapping[str, Any] = {}
     relaxed: Mapping[str, Any] = {}
     more: Mapping[str, Any] = {}
+    lower_bound: float = 0.0  # nothing that was to be chosen has a shorter step [s]
 
-    def told(self, task: TuningTask, seconds: float) -> dict[str, Any]:
-        """What is told of the method, which took so long."""
+    def summary(self, task: TuningTask, seconds: float) -> dict[str, Any]:
+        """What the method found, which took so long."""
         return {
             "microbatch_size": task.workload.minibatch // self.microbatches,
             **{name: getattr(self, name) for name in self._fields[:4]},
@@ -101,7 +102,7 @@ def faster(task: TuningTask, what: str) -> tuple[str, str]:
         return _sooner(settings, SECONDS_PER_SETTING * settings, MOST_SETTINGS, JOINT_SECONDS)
     layers = task.problem().pairs.assigned.layers[0].astype(int)
     ops = 2 * len(layers)  # of one microbatch
-    if what == "microbatch_size":
+    if what == "size":
         minibatch = task.workload.minibatch
         counts = divisors(minibatch)
         candidates, seconds = len(counts), SECONDS_PER_NEW_OP * ops * sum(counts)
@@ -137,7 +138,9 @@ def _size(task: TuningTask, way: str) -> FoundSetting:
         count, step, need = (getattr(found, name)[0].item() for name in names[1:])
         relaxed = {} if found.relaxed is None else found.relaxed._asdict()
         relaxed = {name: each[0].item() for name, each in relaxed.items()}
-        return FoundSetting(count, step, need, len(sizes), {}, relaxed, {"sizes": sizes})
+        is_all = way == "exhaustive" and known.is_known.all()
+        bound = step if is_all else 0.0
+        return FoundSetting(count, step, need, len(sizes), {}, relaxed, {"sizes": sizes}, bound)
 
     def tell(found: TunedSizes) -> None:
         if task.tell is not None:
@@ -157,7 +160,10 @@ def _stages(task: TuningTask, way: str, choice: StageChoice) -> FoundSetting:
         relaxed = {name: each[0].tolist() for name, each in found.relaxed._asdict().items()}
         relaxed["step_time"] = found.relaxed_step_time[0].item()
     step, need = found.step_time[0].item(), found.memory_bytes[0].item()
-    return FoundSetting(task.microbatches, step, need, found.evaluated, setting, relaxed)
+    bound = step if way == "exhaustive" else 0.0
+    return FoundSetting(
+        task.microbatches, step, need, found.evaluated, setting, relaxed, lower_bound=bound
+    )
 
 
 def _recompute(task: TuningTask, way: str) -> FoundSetting:
@@ -166,7 +172,8 @@ def _recompute(task: TuningTask, way: str) -> FoundSetting:
         return _stages(task, way, RECOMPUTED)
     except TooManyError as error:
         note = f"{error}; as many on every stage instead"
-        return _stages(task, way, RECOMPUTED_ALIKE)._replace(more={"note": note})
+        alike = _stages(task, way, RECOMPUTED_ALIKE)
+        return alike._replace(more={"note": note}, lower_bound=0.0)
 
 
 def _system(task: TuningTask, way: str) -> FoundSetting:
@@ -213,19 +220,23 @@ def _jointly(task: TuningTask, way: str, what: str) -> FoundSetting:
     setting: dict[str, Any] = {"layers": own.layers.tolist(), "recomputed": own.recomputed.tolist()}
     if "system" in joint.parts:
         setting |= _spent(task, joint, own.logits)
-    told: dict[str, Any] = {}
+    relaxed: dict[str, Any] = {}
+    # of all shares of a budget nothing is proven
+    bound = step if way == "exhaustive" and "system" not in joint.parts else 0.0
     if found.relaxed is not None and found.relaxed_step_time is not None:
         (size,), layers = found.relaxed
-        bound = bound_rounding(joint, found).lower_bound[0].item()
-        told = {
+        least = bound_rounding(joint, found).lower_bound[0].item()
+        if "system" not in joint.parts and not math.isnan(least):
+            bound = least
+        relaxed = {
             "microbatch_size": float(size),
             "microbatches": task.workload.minibatch / float(size),
             "step_time": found.relaxed_step_time[0].item(),
             **{name: each[0].tolist() for name, each in layers._asdict().items()},
-            "lower_bound": None if math.isnan(bound) else bound,
+            "lower_bound": None if math.isnan(least) else least,
         }
     count = joint.count(0, int(own.size))
-    return FoundSetting(count, step, need, found.evaluated, setting, told)
+    return FoundSetting(count, step, need, found.evaluated, setting, relaxed, lower_bound=bound)
 
 
 def _spent(task: TuningTask, joint: JointProblem, logits: Any) -> dict[str, Any]:
@@ -245,9 +256,9 @@ def _spent(task: TuningTask, joint: JointProblem, logits: Any) -> dict[str, Any]
     }
 
 
-def baseline_of(task: TuningTask, what: str) -> dict[str, float | None]:
+def baselines_of(task: TuningTask, what: str) -> dict[str, float | None]:
     """Step times of what one would set without tuning."""
-    if what == "microbatch_size" or "," in what:
+    if what == "size" or "," in what:
         return {}
     problem = task.problem()
     even = problem.pairs.assigned
@@ -264,13 +275,13 @@ def baseline_of(task: TuningTask, what: str) -> dict[str, float | None]:
     return times
 
 
-def price_told(task: TuningTask) -> dict[str, float | None]:
+def price_of_system(task: TuningTask) -> dict[str, float]:
     """What the system costs as it is, where prices are given."""
     return {} if task.prices is None else {"price": price_of(task.system, task.prices)}
 
 
 _WAYS: Mapping[str, Callable[[TuningTask, str], FoundSetting]] = {
-    "microbatch_size": _size,
+    "size": _size,
     "layers": functools.partial(_stages, choice=LAYERS),
     "recompute": _recompute,
     "system": _system,

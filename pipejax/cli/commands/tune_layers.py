@@ -1,9 +1,9 @@
-"""`pipejax partition`: which layers each stage holds."""
+"""`pipejax tune layers`: which layers each stage holds, with a proof."""
 
 import json as json_text
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 from rich.markup import escape
@@ -11,7 +11,14 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.values import JsonFlag, TimeLimit, parse_seconds
+from pipejax.cli.options.tables import TableChoice
+from pipejax.cli.options.values import (
+    CountIfGiven,
+    JsonFlag,
+    Text,
+    TimeLimit,
+    parse_seconds,
+)
 from pipejax.cli.output.files import LAYOUT, NO_OUTPUT, Output
 from pipejax.cli.output.report import (
     FOUND,
@@ -26,18 +33,23 @@ from pipejax.cli.output.report import (
     progress,
     seconds,
 )
+from pipejax.schedules.naming import find
 
 if TYPE_CHECKING:
     from pipejax.search.found import Found
     from pipejax.search.partition.partition import Partition
 
+from pipejax.cli.commands.tune import TuningRequest, tune_settings, tuned_model
+
 WIDEST = 40  # blocks that the picture of a stage has at most
 
 
-def partition(
-    table: pj.ScheduleTable,
+def layers(
+    choice: TableChoice,
     pricing: Pricing | None,
     links: pj.Links,
+    method: Text = None,
+    microbatch_size: CountIfGiven = None,
     no_memory_limit: bool = False,
     time_limit: TimeLimit = "60",
     out: Annotated[Output, LAYOUT] = NO_OUTPUT,
@@ -46,26 +58,68 @@ def partition(
     """Split a model into the stages that make the step shortest, for Megatron and torchtitan.
 
     Options:
+      method: in place of the proof, with at least one layer on every stage.
+      microbatch_size: of --method, in place of --microbatches; the one that is best alone if
+        neither is given.
       out: all that --json prints (.json), or Megatron's layout alone (.txt), for
         `--pipeline-layout`.
 
     Example:
-      pipejax partition -s 1f1b -P 4 -M 16 -m llama3-8b -y h100 --minibatch 16 --tensor-parallel 2
+      pipejax tune layers -s 1f1b -P 4 -M 16 -m llama3-8b -y h100 --minibatch 16
+      --tensor-parallel 2
     """
-    if pricing is None or pricing.workload is None or pricing.system is None:
-        raise ValueError("partition needs --model NAME --system NAME --minibatch N")
-    workload, system = pricing.workload, pricing.system
-    pricing.check_alike("partition")
-    if pricing.offloads:
+    workload, system = tuned_model(pricing, "tune layers")
+    if pricing is not None and pricing.offloads:
         raise ValueError(
-            "--offload does not go with partition: what O takes follows from the split"
+            "--offload does not go with tune layers: what O takes follows from the split"
         )
     limit = parse_seconds(time_limit, "--time-limit")
+    if method is None:
+        if microbatch_size is not None:
+            raise ValueError("--microbatch-size has no effect without --method")
+        split = _Split(choice.build(), workload, system, links)
+        return _search_split(split, limit, not no_memory_limit, out, json=json)
+    if out.path is not None or choice.table is not None:
+        option = "--out" if choice.table is None else "--table"
+        raise ValueError(f"{option} does not go with --method: leave one of them out")
+    schedule = choice.schedule or "1f1b"
+    if choice.microbatches is not None and microbatch_size is None:
+        microbatch_size, rest = divmod(workload.minibatch, choice.microbatches)
+        if rest:
+            raise ValueError(
+                f"--microbatches {choice.microbatches} does not divide the minibatch of "
+                f"{workload.minibatch}"
+            )
+    workers = choice.workers or (find(schedule).sizes or (8,))[0]
+    tune_settings(
+        TuningRequest(schedule, workers, workload, system, links, "layers"),
+        over=["layers"],
+        method=method,
+        memory_limit=not no_memory_limit,
+        microbatch_size=microbatch_size,
+        json=json,
+        **choice.options.of_table(schedule),
+    )
 
+
+class _Split(NamedTuple):
+    """What is split into the stages of which table."""
+
+    table: pj.ScheduleTable
+    workload: "pj.Workload"
+    system: "pj.System"
+    links: pj.Links
+
+
+def _search_split(
+    asked: _Split, limit: float, memory_limit: bool, out: Output, *, json: bool
+) -> None:
+    """Search the best split and report; if interrupted, what was found by then."""
+    table, workload, system, links = asked
     began = time.monotonic()
 
     def report(found: "Found[Partition]") -> None:
-        result = _as_json(table, links, found) | {"seconds": time.monotonic() - began}
+        result = _split_as_json(table, links, found) | {"seconds": time.monotonic() - began}
         text = (
             str(found.best.layout)
             if out.path is not None and out.path.suffix == ".txt"
@@ -74,19 +128,16 @@ def partition(
         out.save(lambda draft: write_file(draft, text + "\n"), lambda: text + "\n")
         if json:
             return print_json(result | out.as_json())
-        _print(table, workload, system, found, result)
+        _print_split(asked, found, result)
         print_written("wrote the layout to", out.written)
 
-    with (
-        best_so_far(report) as keep,
-        progress("splitting", None) as bar,
-    ):
+    with best_so_far(report) as keep, progress("splitting", None) as bar:
         found = pj.search.layers(
             table,
             workload,
             system,
             link=links,
-            memory_limit=not no_memory_limit,
+            memory_limit=memory_limit,
             time_limit=limit,
             on_progress=bar.tell,
             on_best=keep,
@@ -94,7 +145,9 @@ def partition(
     report(found)
 
 
-def _as_json(table: pj.ScheduleTable, links: pj.Links, found: "Found[Partition]") -> dict[str, Any]:
+def _split_as_json(
+    table: pj.ScheduleTable, links: pj.Links, found: "Found[Partition]"
+) -> dict[str, Any]:
     layout, best = found.best.layout, found.best
     has_mtp = layout.count("m").any()
     return {
@@ -103,6 +156,7 @@ def _as_json(table: pj.ScheduleTable, links: pj.Links, found: "Found[Partition]"
         "stages": table.num_stages,
         "microbatches": table.num_microbatches,
         "link": links.model,
+        "what": "layers",
         "best": {
             "layers": layout.count("t").tolist(),
             "mtp": layout.count("m").tolist(),
@@ -120,13 +174,8 @@ def _as_json(table: pj.ScheduleTable, links: pj.Links, found: "Found[Partition]"
     }
 
 
-def _print(
-    table: pj.ScheduleTable,
-    workload: "pj.Workload",
-    system: "pj.System",
-    found: "Found[Partition]",
-    result: Mapping[str, Any],
-) -> None:
+def _print_split(asked: _Split, found: "Found[Partition]", result: Mapping[str, Any]) -> None:
+    table = asked.table
     proof = "no split is faster"
     if found.stopped != "optimal":
         proof = f"no split saves more than {percent(found.gap)} of it"
@@ -135,7 +184,7 @@ def _print(
     print_all(
         f"[bold]{escape(table.name)}[/], {table.num_workers} workers, {table.num_stages} stages, "
         f"{table.num_microbatches} microbatches: [bold]{seconds(found.value)}[/], {proof}",
-        _stages(table, workload, system, found),
+        _stages(asked, found),
         _defaults(found),
         f"Megatron: --pipeline-model-parallel-size {table.num_workers} "
         f'--pipeline-model-parallel-layout "{found.best.layout}"',
@@ -148,14 +197,13 @@ def _print(
         print_all("interrupted: this is the best so far")
 
 
-def _stages(
-    table: pj.ScheduleTable, workload: "pj.Workload", system: "pj.System", found: "Found[Partition]"
-) -> object:
+def _stages(asked: _Split, found: "Found[Partition]") -> object:
     """Draw what each stage holds, with its times."""
-    costs = pj.stage_costs(found.best.workload, system, table)
+    table = asked.table
+    costs = pj.stage_costs(found.best.workload, asked.system, table)
     layers = found.best.layout.count("t") + found.best.layout.count("m")
     blocks = np.ceil(layers * min(1.0, WIDEST / max(layers.max(), 1))).astype(int)
-    room = float(system.memory_available)
+    room = float(asked.system.memory_available)
     holders = [sorted(set(workers)) for workers in table.placement.T.tolist()]
     needs = [found.best.memory_bytes[workers].max() for workers in holders]
     return grid(
