@@ -9,7 +9,7 @@ title = "a sweep of the tests"
 schedules = ["gpipe", "chimera", { name = "interleaved-1f1b", stages_per_worker = 2 }]
 workers = 2
 minibatch = 8
-microbatch_size = [1, 2, 3, 8]
+microbatch_size = [1, 3, 8]
 models = ["gpt-22b", "tabular-128l"]
 systems = ["h100", "slow_nw_mid_cp"]
 tensor_parallel = 2

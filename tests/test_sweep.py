@@ -36,7 +36,7 @@ def test_axes_and_units(data):
     assert dict(data.step_time.sizes) == {
         "schedule": 3,
         "model": 2,
-        "microbatch_size": 4,
+        "microbatch_size": 3,
         "recompute": 2,
         "system": 2,
         "node.gpus": 2,
@@ -162,7 +162,8 @@ def test_what_is_wrong_and_not_illegal_ends_the_sweep_and_names_the_point(tmp_pa
 @pytest.mark.compiles
 @pytest.mark.process
 def test_float32_is_close(tmp_path):
-    grid = {**GRID, "workers": 3, "outputs": ["bubble_ratio", "bound_by", "share"]}
+    grid = {**GRID, "workers": 3, "microbatch_size": [1, 5, 12]}
+    grid |= {"outputs": ["bubble_ratio", "bound_by", "share"]}
     exact, short = (
         run_sweep({**grid, "dtype": d}, tmp_path / d).load() for d in ("float64", "float32")
     )
@@ -191,7 +192,7 @@ WRONG = {
     "unknown system field": ("node.gpus", "node.cpus", "node: unknown key 'cpus': known are"),
     "wrong unit": ("bandwidth_GB_per_s", "bandwidth_us", "unknown key 'bandwidth_us'"),
     "no unit": ("bandwidth_GB_per_s", "bandwidth", "key 'bandwidth' has no unit: expected"),
-    "empty axis": ("[1, 2, 3, 8]", "[]", "microbatch_size is empty"),
+    "empty axis": ("[1, 3, 8]", "[]", "microbatch_size is empty"),
     "empty system axis": ("[200, 4000]", "[]", "capacity_GB is empty"),
     "negative": (
         "workers = 2",
@@ -201,7 +202,7 @@ WRONG = {
     "negative field": ("[200, 4000]", "[-1]", "capacity_GB must be a number above 0, got -1"),
     "text": ("[200, 4000]", '["a"]', "capacity_GB must be a number above 0, got 'a'"),
     "not a number": ("[200, 4000]", "[nan]", "capacity_GB must be a number above 0, got nan"),
-    "twice": ("[1, 2, 3, 8]", "[1, 1]", "microbatch_size holds 1 twice"),
+    "twice": ("[1, 3, 8]", "[1, 1]", "microbatch_size holds 1 twice"),
     "share": ("[0.5]", "[1.5]", "efficiency must be a number above 0 and at most 1, got 1.5"),
     "schedule": ('"gpipe"', '"gpip"', "unknown schedule 'gpip': known are gpipe"),
     "option": ("stages_per_worker = 2", "waves = 2", "interleaved-1f1b has no option 'waves'"),
