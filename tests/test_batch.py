@@ -10,6 +10,7 @@ import pytest
 import strategies
 from compilations import compilations
 from hypothesis import given, settings, strategies as st
+from turns import in_turn
 
 import pipejax as pj
 from benchmarks import compiled_simd
@@ -108,16 +109,21 @@ def interpreted_equals_one_by_one(data, link, seed):  # ties included: the same 
 
 
 @pytest.mark.parametrize(
-    ("name", "link"),
-    [
-        ("1f1b", "delay"),
-        ("chimera", "rendezvous"),
-        ("hanayo", "blocking"),
-        ("gpipe", "queued"),
-        ("interleaved-1f1b", "delay"),
-    ],
+    ("name", "link", "dyadic"),
+    in_turn(
+        [
+            (*case, dyadic)
+            for case in [
+                ("1f1b", "delay"),
+                ("chimera", "rendezvous"),
+                ("hanayo", "blocking"),
+                ("gpipe", "queued"),
+                ("interleaved-1f1b", "delay"),
+            ]
+            for dyadic in (True, False)
+        ]
+    ),
 )
-@pytest.mark.parametrize("dyadic", [False, True])
 def test_unrolled_equals_interpreted(name, link, dyadic, monkeypatch):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
     program = pj.lower(table, link=link)
@@ -336,11 +342,7 @@ SIZES = (1, 128, 129, 2049, 20_001)  # less and more than a row, a block
 
 @pytest.mark.parametrize(
     ("temperature", "size"),
-    [
-        *((None, size) for size in SIZES),
-        *((0.5, size) for size in (1, 129, 20_001)),
-        *(pytest.param(0.5, size, marks=pytest.mark.slow) for size in (128, 2049)),
-    ],
+    in_turn(itertools.product((None, 0.5), SIZES)),
 )
 def test_batches_of_any_size(size, temperature, monkeypatch):
     table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=4)

@@ -1,6 +1,7 @@
 """Costs per microbatch: what an op takes depends on its stage and on its microbatch."""
 
 import functools
+import itertools
 import json
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 import strategies
 from compilations import compilations
 from hypothesis import given, settings, strategies as st
+from turns import in_turn
 
 import pipejax as pj
 from pipejax.engine.pricing import by_microbatch
@@ -111,8 +113,7 @@ def _renamed(text, other):
     return strategies.reference.cell_text([(p, s, other[m]) for p, s, m in ops]) if ops else ""
 
 
-@pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize("name", ["zb-h1", "chimera"])
+@pytest.mark.parametrize(("name", "link"), in_turn(itertools.product(["zb-h1", "chimera"], LINKS)))
 def test_batches_and_gradients_are_those_of_one(name, link):
     program = lowered(name, link)
     many = random_costs((3,), pipes=program.layout.num_pipes)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from turns import in_turn
 
 import pipejax as pj
 from pipejax.analysis.formula import facets as batch
@@ -33,8 +34,16 @@ def costs_of(table, size, dtype, moving):
     return pj.Costs(**{name: leaf.astype(dtype) for name, leaf in leaves.items()})
 
 
-@pytest.mark.parametrize("moving", [1, 2, 3])
-@pytest.mark.parametrize(("name", "dtype"), [("1f1b", np.float64), ("chimera", np.float32)])
+@pytest.mark.parametrize(
+    ("name", "dtype", "moving"),
+    in_turn(
+        [
+            (*case, moving)
+            for case in [("1f1b", np.float64), ("chimera", np.float32)]
+            for moving in (1, 2, 3)
+        ]
+    ),
+)
 def test_the_form_is_the_recurrence(name, dtype, moving):
     table, program = lowered(name)
     costs = costs_of(table, 500, dtype, moving)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jitter_cases import ALL, LINKS, ONE, D, S, build, costs_of
 from legal_sizes import at_least
+from turns import in_turn
 
 import pipejax as pj
 from pipejax.analysis.uncertainty.distributions import DISTRIBUTIONS
@@ -28,7 +29,9 @@ pytestmark = pytest.mark.compiles
 
 @pytest.mark.parametrize(
     ("name", "link", "queues"),
-    [*((name, *LINKS[0]) for name in REGISTRY), *(("chimera", *link) for link in LINKS[1:])],
+    in_turn(
+        [*((name, *LINKS[0]) for name in REGISTRY), *(("chimera", *link) for link in LINKS[1:])]
+    ),
 )
 def test_no_spread_is_the_deterministic_run_to_the_last_bit(name, link, queues):
     table = build(name, m=at_least(name, 4, 4))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import reference
 from hypothesis import given, strategies as st
+from turns import in_turn
 
 import pipejax as pj
 from pipejax.schedules.cells.ops import format_cell
@@ -316,9 +317,15 @@ def test_pipe_offload_without_offloads_is_the_schedule_of_its_source(p, v, group
 
 
 @pytest.mark.parametrize(
-    ("v", "group", "share"), [(1, 4, 0.5), (1, 4, 1.0), (2, 4, 0.5), (2, 1, 1)]
+    ("v", "group", "share", "offload"),
+    in_turn(
+        [
+            (*given, offload)
+            for given in [(1, 4, 0.5), (1, 4, 1.0), (2, 4, 0.5), (2, 1, 1)]
+            for offload in [1.0, 3.0, 9.0]
+        ]
+    ),
 )
-@pytest.mark.parametrize("offload", [1.0, 3.0, 9.0])
 def test_pipe_offload_never_waits_for_its_link(v, group, share, offload):
     """At the times that it was planned for, however slow the link: what does not fit stays."""
     _, plain, whole = pipe_offload(4, v, 8, group_size=group, offload_share=0.0)

@@ -7,6 +7,7 @@ import optimum
 import pytest
 from certified import all_of, check_solution
 from hypothesis import given, settings, strategies as st
+from turns import in_turn
 
 import pipejax as pj
 from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds
@@ -187,7 +188,7 @@ def random_problem(rng):
     )
 
 
-SEEDS = [pytest.param(k, marks=pytest.mark.slow if k in (5, 8) else ()) for k in range(12)]
+SEEDS = in_turn(range(12))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

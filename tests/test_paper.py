@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import xarray as xr
+from turns import in_turn
 
 import pipejax as pj
 from pipejax.schedules.table.slot_simulation import slot_times
@@ -76,12 +77,14 @@ def test_published_orders_are_those_of_their_regime(few):
 
 @pytest.mark.parametrize(
     ("case", "p", "m", "system", "setting", "link", "drawn"),
-    [
-        ("gpipe", 4, 8, "mid_nw_mid_cp", "as reported", "delay", "published"),
-        ("chimera", 8, 16, "slow_nw_fast_cp", CALIBRATED, "blocking", "F=1, B=1"),
-        ("hanayo, 2 waves", 8, 8, "fast_nw_fast_cp", CALIBRATED, "delay", "published"),
-        ("chimera-asymmetric", 4, 16, "slow_nw_slow_cp", "as reported", "blocking", "F=1, B=2"),
-    ],
+    in_turn(
+        [
+            ("gpipe", 4, 8, "mid_nw_mid_cp", "as reported", "delay", "published"),
+            ("chimera", 8, 16, "slow_nw_fast_cp", CALIBRATED, "blocking", "F=1, B=1"),
+            ("hanayo, 2 waves", 8, 8, "fast_nw_fast_cp", CALIBRATED, "delay", "published"),
+            ("chimera-asymmetric", 4, 16, "slow_nw_slow_cp", "as reported", "blocking", "F=1, B=2"),
+        ]
+    ),
 )
 def test_the_batch_equals_one_evaluation(few, found, case, p, m, system, setting, link, drawn):
     table = draw(case, p, m, drawn)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from turns import in_turn
 
 import pipejax as pj
 from pipejax.costs.costs import unchecked_costs
@@ -185,7 +186,7 @@ class Logistic(Linear):
         return x.T @ given + self.objective.l2 * w, given
 
 
-@pytest.mark.parametrize(("name", "case"), CASES)
+@pytest.mark.parametrize(("name", "case"), in_turn(CASES))
 def test_equals_an_event_loop_that_stashes_weights(name, case):
     trained = OBJECTIVES[name]()
     table = build(TABLES[case][0], **TABLES[case][1])

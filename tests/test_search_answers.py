@@ -4,6 +4,7 @@ Costs differ by up to fourteen powers of ten here, ops may take no time at all, 
 anything from one activation up to more than there will ever be.
 """
 
+import itertools
 from fractions import Fraction
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import reference
 from certified import all_of, check_solution, first_of
 from test_optimize import held
+from turns import in_turn
 
 import pipejax as pj
 from pipejax.schedules.cells.ops import format_cell
@@ -119,10 +121,7 @@ def check(found, table, costs, options):
 
 
 @pytest.mark.solver
-@pytest.mark.parametrize(
-    "seed",
-    [*range(6), 70, 84, 136, *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, 60))],
-)
+@pytest.mark.parametrize("seed", in_turn([70, 84, 136, *range(60)], always=3, of=12))
 def test_every_solution_of_every_problem_is_what_it_says(seed):
     table, costs, options = extreme_problem(np.random.default_rng(seed))
     found = all_of(table, costs, time_limit=0.1, num_threads=2, **options)
@@ -221,9 +220,10 @@ WRITTEN = {
 
 
 @pytest.mark.solver
-@pytest.mark.parametrize("schedule", ASKED)
-@pytest.mark.parametrize("command", WRITTEN)
-@pytest.mark.parametrize("suffix", [".json", ".csv"])
+@pytest.mark.parametrize(
+    ("suffix", "command", "schedule"),
+    in_turn(itertools.product([".json", ".csv"], WRITTEN, ASKED)),
+)
 def test_what_is_printed_is_what_the_written_table_gives(
     schedule, command, suffix, call, answer, tmp_path
 ):

@@ -9,6 +9,7 @@ import pytest
 import reference
 import strategies
 from hypothesis import given, settings, strategies as st
+from turns import in_turn
 
 import pipejax as pj
 from pipejax.costs.stage.model_topology import model_placements
@@ -95,8 +96,10 @@ def of_all_placements(name, sizes, transmit):
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("tried", ["all", "some"])
-@pytest.mark.parametrize(("name", "machine"), CASES)
+@pytest.mark.parametrize(
+    ("name", "machine", "tried"),
+    in_turn([(*case, tried) for case in CASES for tried in ("all", "some")], always=2),
+)
 def test_the_search_equals_all_placements(name, machine, tried, monkeypatch):
     if tried == "some":
         monkeypatch.setattr(permutation_search, "EXHAUSTIVE", 0)
@@ -117,8 +120,14 @@ def test_the_search_equals_all_placements(name, machine, tried, monkeypatch):
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("start", ["in order", "round robin", "scattered"])
-@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "chimera"])
+@pytest.mark.parametrize(
+    ("name", "start"),
+    in_turn(
+        itertools.product(
+            ["1f1b", "interleaved-1f1b", "chimera"], ["in order", "round robin", "scattered"]
+        )
+    ),
+)
 def test_sixteen_workers_on_two_nodes(name, start, monkeypatch):
     monkeypatch.setattr(permutation_search, "EXHAUSTIVE", 0)  # 6435 placements in place of these
     table = build(name, 16, 16)

@@ -3,12 +3,14 @@
 import dataclasses
 import functools
 import gc
+import itertools
 import weakref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from turns import in_turn
 
 import pipejax as pj
 from pipejax.engine.batched import makespans as module
@@ -72,17 +74,9 @@ def stacked(leaves):
 
 
 SCHEDULES = ("1f1b", "chimera", "zb-h1")
-FEW = dict(zip(LINKS, (*SCHEDULES, "1f1b"), strict=True))  # each link and each schedule
 
 
-@pytest.mark.parametrize(
-    ("link", "name"),
-    [
-        pytest.param(link, name, marks=() if FEW[link] == name else slow)
-        for link in LINKS
-        for name in SCHEDULES
-    ],
-)
+@pytest.mark.parametrize(("link", "name"), in_turn(itertools.product(LINKS, SCHEDULES), of=4))
 def test_gradients_are_those_of_makespan(link, name):  # ties included
     program = lowered(link, name)
     run = functools.partial(total, program)
@@ -96,7 +90,7 @@ def test_gradients_are_those_of_makespan(link, name):  # ties included
                 np.testing.assert_array_equal(found[field], expected[field], f"{way} {field}")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", in_turn(WAYS))
 def test_every_way_gives_the_same_gradient(way):
     program, leaves = lowered("queued"), drawn(7, dyadic=True)
     found = WAYS[way](functools.partial(total, program))(leaves)

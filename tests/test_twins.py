@@ -1,6 +1,7 @@
 """The recurrence has a twin on the host: nothing is compiled, and every bit is the same."""
 
 import gc
+import itertools
 import weakref
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import strategies
 from compilations import jax_events
 from jitter_cases import LINKS, build, costs_of
+from turns import in_turn
 
 import pipejax as pj
 from pipejax.analysis.paths.head_of_line_blocking import queue_makespans
@@ -24,8 +26,7 @@ EQUAL = pj.Costs(
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("name", REGISTRY)
-@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(("ties", "name"), in_turn(itertools.product([False, True], REGISTRY)))
 def test_the_twins_agree_to_the_last_bit(name, ties):
     table = build(name)
     costs = EQUAL if ties else costs_of(table)
