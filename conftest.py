@@ -3,6 +3,7 @@
 Examples in docstrings and documents run as users run them, in JAX's own float32.
 """
 
+import gc
 import importlib.util
 import os
 import subprocess
@@ -52,6 +53,7 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+MOST_RESIDENT = 1.2e9  # bytes of a process above which it forgets what it compiled
 LEFT_OUT = ("compiles", "solver", "process", "slow")
 collect_ignore = ["docs/examples"]  # notebooks: tests/test_docs.py runs them
 if importlib.util.find_spec("torch") is None:  # they run in processes of `make test-runtimes`
@@ -86,6 +88,23 @@ def pytest_collection_modifyitems(config, items):
 
     config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
     items[:] = filter(is_quick, items)
+
+
+def resident():
+    """Bytes of this process that are in memory; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown():
+    """Keep a worker small: two of them, and what they start, run on a machine of 8 GB."""
+    if resident() > MOST_RESIDENT:
+        jax.clear_caches()  # what is needed again comes from the cache on disk
+        gc.collect()
 
 
 @pytest.fixture(autouse=True)
