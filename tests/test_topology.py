@@ -76,10 +76,6 @@ def test_times_of_links_are_differentiable():
 
 SCHEDULES = ["1f1b", "interleaved-1f1b", "chimera", "hanayo", "zb-h1"]
 MACHINES = [(2, (0.0, 1.0)), (3, (0.125, 0.75)), (4, (0.0, 0.5)), ((1, 3), (0.0, 0.25, 1.5))]
-CASES = [
-    pytest.param(*case, marks=[pytest.mark.slow] * (k % 6 > 0), id=f"{case[0]}-{case[1][0]}")
-    for k, case in enumerate(itertools.product(SCHEDULES, MACHINES))
-]
 
 
 @functools.cache
@@ -98,7 +94,7 @@ def of_all_placements(name, sizes, transmit):
 @pytest.mark.compiles
 @pytest.mark.parametrize(
     ("name", "machine", "tried"),
-    in_turn([(*case, tried) for case in CASES for tried in ("all", "some")], always=2),
+    in_turn(itertools.product(SCHEDULES, MACHINES, ("all", "some")), always=2, of=6),
 )
 def test_the_search_equals_all_placements(name, machine, tried, monkeypatch):
     if tried == "some":
