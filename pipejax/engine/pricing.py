@@ -108,7 +108,12 @@ def cost_vector(program: Program, costs: Costs) -> Vector:
     own = unchecked_costs({**vars(costs), "pair": None}) if layout.pairs_apart else costs
     own.check_shapes(layout.num_stages, layout.num_pipes, layout.num_microbatches)
     check_known(program, costs)
-    leaves = jax.tree.leaves(costs)
+    return checked_vector(program, costs)
+
+
+def checked_vector(program: Program, costs: Costs) -> Vector:
+    """Flatten costs as `cost_vector` does, whose shapes and phases were checked."""
+    layout, leaves = program.layout, jax.tree.leaves(costs)
     xp: Any = jnp if any(isinstance(leaf, jax.Array) for leaf in leaves) else np
     dtype = np.result_type(float, *leaves) if xp is np else float_type(*leaves)
 

@@ -12,9 +12,9 @@ from pipejax.base.checks import check_types
 from pipejax.base.display import Drawn, short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
-from pipejax.engine.lowering.lower import lower
+from pipejax.engine.lowering.lower import lowered
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
-from pipejax.engine.pricing import Vector, cost_vector, with_columns_for
+from pipejax.engine.pricing import Vector, by_microbatch, check_known, checked_vector
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.held_activations import peak_in_flight
 from pipejax.schedules.table.links import Links
@@ -181,7 +181,6 @@ def _evaluated(table: ScheduleTable, costs: Costs, link: str | Links) -> Evaluat
         bubble_overhead=float(bubble_overhead(busy, total)),
         max_span=span,
         span_bubble_ratio=float(bubble_ratio(busy, span)),
-        peak_in_flight=peak_in_flight(table),
         critical=critical,
         path_share=_path_share(program, vector, critical, edges),
         table=table,
@@ -194,6 +193,7 @@ def _evaluated(table: ScheduleTable, costs: Costs, link: str | Links) -> Evaluat
         message_finish=np.where(carried, finish[sent.carrier], finish[sent.producer])
         + vector[sent.lag_index],
         message_critical=np.where(carried, critical[sent.carrier], direct),
+        peak_in_flight=peak_in_flight(table),
     )
 
 
@@ -210,10 +210,12 @@ def lower_and_price(
 
     Returns the program and its cost vector (costs) [s].
     """
-    program = lower(table, link=link, step_end=ends_step(costs), costs=costs)
-    program = with_columns_for(program, costs)
+    costs.check_shapes(table.num_stages, table.num_pipes, table.num_microbatches)
+    program = lowered(table, Links.of(link), ends_step(costs), costs)
+    check_known(program, costs)
+    program = by_microbatch(program) if costs.per_microbatch() else program
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
-    return program, np.asarray(cost_vector(program, exact))
+    return program, np.asarray(checked_vector(program, exact))
 
 
 def op_counts(program: Program) -> Int[NumpyArray, "workers costs"]:

@@ -23,7 +23,7 @@ from pipejax.engine.lowering.program_builder import ProgramBuilder
 from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
 from pipejax.schedules.cells.ops import WAIT_SEND, Phase
-from pipejax.schedules.table.communication_cells import insert_transfers
+from pipejax.schedules.table.communication_cells import RunOrder, insert_transfers
 from pipejax.schedules.table.links import LINK_MODELS, Links, shared_links_of
 from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
 
@@ -34,7 +34,7 @@ Smaller = Bool[NumpyArray, "batch directions pipes boundaries microbatches"]
 EAGER = "queued"  # the model that a buffered message follows where others meet in a rendezvous
 
 
-def add_messages(builder: ProgramBuilder, found: Dependencies, sent: MessageTable) -> MessageTable:
+def add_messages(builder: ProgramBuilder, order: RunOrder, sent: MessageTable) -> MessageTable:
     """Add messages to a program: as nodes on their links, or as edges with a lag where none holds.
 
     Edges are added in one order, for at a tie the first edge into a node wins:
@@ -47,12 +47,11 @@ def add_messages(builder: ProgramBuilder, found: Dependencies, sent: MessageTabl
 
     Returns the messages with what carries each, and how much later it arrives.
     """
-    links, num_workers = builder.links, builder.table.num_workers
+    links, num_workers, found = builder.links, builder.table.num_workers, order.messages
     known = list(LINK_MODELS.values())
-    follows = links.models_of(num_workers, sent.sender, sent.receiver)
-    follows = np.where(sent.eager, list(LINK_MODELS).index(EAGER), follows)
+    follows = np.where(sent.eager, list(LINK_MODELS).index(EAGER), order.models)
     carried = np.array([bool(model.holds) for model in known])[follows]
-    meets = np.array([model.meets for model in known])[follows]
+    meets = _meet(follows)
     blocks = np.array([model.blocks for model in known])[follows]
     holds, behind = (
         _positions(builder.layout, found, follows, costs)
@@ -247,33 +246,43 @@ def _users(builder: ProgramBuilder, sent: MessageTable) -> Int[NumpyArray, "3 us
     )
 
 
-def eager_messages(
-    found: Dependencies, table: ScheduleTable, links: Links, costs: Costs | None
-) -> bytes:
-    """Find the messages that are buffered, those under rendezvous with a transmit time below it.
+def smaller_messages(table: ScheduleTable, links: Links, costs: Costs | None) -> bytes:
+    """Find what is smaller than `Links.eager_below`, if it says anything.
 
-    Returns booleans (messages), as bytes: a program is remembered by them.
+    Returns booleans (directions, pipes, boundaries, microbatches) as bytes, which programs are
+    remembered by.
     """
+    if not links.eager_below:
+        return b""
     if costs is None:
         raise wrong(
             "eager_below",
             f"= {links.eager_below:g} s needs known costs: which messages lie below it "
             "follows from their transmit times, got costs=None",
         )
-    costs.check_shapes(table.num_stages, table.num_pipes, table.num_microbatches)
     smaller = below_threshold(costs.transmit, links.eager_below, 0)[0]
-    shape = 2, table.num_pipes, max(table.num_stages - 1, 0), table.num_microbatches
-    place = found.direction, found.pipe, found.boundary, found.microbatch
-    ends = found.producer // table.num_slots, found.consumer // table.num_slots
-    meets = _meets(links, table.num_workers, *ends)
-    eager: bytes = (meets & np.broadcast_to(smaller, shape)[place]).tobytes()
-    return eager
+    found: bytes = np.broadcast_to(smaller, _shape_of_messages(table)).tobytes()
+    return found
 
 
-def _meets(links: Links, num_workers: int, sender: Nodes, receiver: Nodes) -> Which:
-    """Whether each message meets in a rendezvous, but for those that are buffered."""
-    of_model = np.array([model.meets for model in LINK_MODELS.values()])
-    return of_model[links.models_of(num_workers, sender, receiver)]
+def eager_messages(table: ScheduleTable, order: RunOrder, smaller: bytes) -> Which:
+    """Find the messages (messages) that are buffered: the smaller ones of those that would meet."""
+    sent = order.messages
+    if not smaller:
+        return np.zeros(len(sent.producer), bool)
+    is_smaller = np.frombuffer(smaller, bool).reshape(_shape_of_messages(table))
+    place = sent.direction, sent.pipe, sent.boundary, sent.microbatch
+    return _meet(order.models) & is_smaller[place]
+
+
+def _shape_of_messages(table: ScheduleTable) -> tuple[int, int, int, int]:
+    """Directions, pipes, boundaries and microbatches."""
+    return 2, table.num_pipes, max(table.num_stages - 1, 0), table.num_microbatches
+
+
+def _meet(models: Nodes) -> Which:
+    """Whether messages of these link models meet in a rendezvous."""
+    return np.array([model.meets for model in LINK_MODELS.values()])[models]
 
 
 def below_threshold(transmit: Any, eager_below: float, batch_axes: int) -> Smaller:
@@ -309,7 +318,7 @@ def check_eager(program: Program, transmit: Any, batch_axes: int = 0) -> None:
     layout = program.layout
     shape = 2, layout.num_pipes, layout.num_stages - 1, layout.num_microbatches
     some, every = (np.broadcast_to(x, shape)[place] for x in (smaller.any(0), smaller.all(0)))
-    meets = _meets(links, program.num_workers, sent.sender, sent.receiver)
+    meets = _meet(links.models_of(program.num_workers, sent.sender, sent.receiver))
     wrong = np.flatnonzero(meets & np.where(sent.eager, ~every, some))
     if len(wrong):
         send = sent.cells(int(wrong[0]))[0]

@@ -18,16 +18,22 @@ from pipejax.base.checks import check_types
 from pipejax.base.machine import check_fits
 from pipejax.base.remembered import remembered
 from pipejax.costs.costs import Costs
-from pipejax.engine.lowering.link_models import add_messages, eager_messages
+from pipejax.engine.lowering.link_models import (
+    Which,
+    add_messages,
+    eager_messages,
+    smaller_messages,
+)
 from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program
 from pipejax.engine.lowering.program_builder import ProgramBuilder, Reductions
 from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies, find_versions
-from pipejax.schedules.cells.ops import HOST, TIMED, Phase
-from pipejax.schedules.table.communication_cells import messages_of
-from pipejax.schedules.table.host_links import check_host_links, host_edges
+from pipejax.schedules.cells.ops import TIMED, Phase
+from pipejax.schedules.table.communication_cells import RunOrder, run_order
 from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.table import ScheduleTable, row_order
+from pipejax.schedules.table.table import ScheduleTable
+
+BYTES_PER_CELL = 70  # of a table, and of the arrays that its program is made in
 
 
 def lower(
@@ -77,19 +83,22 @@ def lower(
         costs=(costs, Costs, type(None)),
     )
     links = Links.of(link)
-    eager = eager_messages(messages_of(table), table, links, costs) if links.eager_below else b""
-    return _lower(table, links, step_end, eager)
+    if links.eager_below and costs is not None:
+        costs.check_shapes(table.num_stages, table.num_pipes, table.num_microbatches)
+    return lowered(table, links, step_end, costs)
 
 
-BYTES_PER_CELL = 70  # of a table, and of the arrays that its program is made in
+def lowered(table: ScheduleTable, links: Links, step_end: bool, costs: Costs | None) -> Program:
+    """Lower a table as `lower` does, for costs whose shapes were checked."""
+    return _lowered(table, links, step_end, smaller_messages(table, links, costs))
 
 
 @remembered
-def _lower(table: ScheduleTable, links: Links, step_end: bool, eager: bytes = b"") -> Program:
-    """Lower a table; `eager` are the messages (messages) that are buffered, none if empty."""
+def _lowered(table: ScheduleTable, links: Links, step_end: bool, smaller: bytes) -> Program:
+    """Lower a table; a program is remembered by what is smaller than `Links.eager_below`."""
+    order = run_order(table, links)
     size = f"a program of {table.num_workers} workers x {table.num_slots} slots needs"
     check_fits(table.cells.phase.size * BYTES_PER_CELL, size)
-    check_host_links(table, links)
     pairs, pair_of_cell = _distinct_pairs(table)
     fused = table.is_fused
     layout = CostLayout(
@@ -101,14 +110,12 @@ def _lower(table: ScheduleTable, links: Links, step_end: bool, eager: bytes = b"
         paired_phases=_timed(table.phase[fused], table.partners.phase[fused]),
     )
     builder = ProgramBuilder(table, links, layout)
-    _add_rows(builder, pair_of_cell)
-    if table.offloads:
-        _add_host_ops(builder)
+    _add_rows(builder, order.executed, pair_of_cell)
+    _add_host_ops(builder, order)
     if step_end:
         (add_reductions_within if table.updates_within else add_step_end)(builder)
-    found = messages_of(table)
-    messages = add_messages(builder, found, _messages(builder, found, eager))
-    return builder.finish(messages, pairs)
+    sent = _messages(builder, order.messages, eager_messages(table, order, smaller))
+    return builder.finish(add_messages(builder, order, sent), pairs)
 
 
 def _timed(*codes: Int[NumpyArray, " cells"]) -> tuple[Phase, ...]:
@@ -130,30 +137,34 @@ def _distinct_pairs(
     return pairs, pair_of_cell
 
 
-def _add_rows(builder: ProgramBuilder, pair_of_cell: Int[NumpyArray, " cells"]) -> None:
+def _add_rows(
+    builder: ProgramBuilder,
+    cells: Int[NumpyArray, " executed"],
+    pair_of_cell: Int[NumpyArray, " cells"],
+) -> None:
     """Add a node per op, chained by row."""
     table, layout = builder.table, builder.layout
-    cells = row_order(table, builder.links.executed)
     pair, worker = pair_of_cell[cells], cells // table.num_slots
     alone = layout.op(table.phase.ravel()[cells], table.stage.ravel()[cells])
     duration = np.where(pair >= 0, layout.pair(pair), alone)
     builder.add_chains(builder.add_cells(cells, duration=duration, worker=worker), worker)
 
 
-def _add_host_ops(builder: ProgramBuilder) -> None:
+def _add_host_ops(builder: ProgramBuilder, order: RunOrder) -> None:
     """Add a node per offload and load, beside compute."""
-    table, found = builder.table, builder.table.dependencies
-    cells = row_order(table, HOST)
+    table, found, cells = builder.table, builder.table.dependencies, order.host
+    if not len(cells):
+        return
     duration = builder.layout.op(table.phase.ravel()[cells], table.stage.ravel()[cells])
     builder.add_cells(cells, duration=duration)
     nodes = builder.node_of_cell.ravel()
-    tail, head = host_edges(table, builder.links)
+    tail, head = order.host_edges
     builder.add_edges(nodes[tail], nodes[head], ZERO)
     waits = np.isin(found.producer, cells)  # what stands in the row itself need not be said
     builder.add_edges(nodes[found.producer[waits]], nodes[found.consumer[waits]], ZERO)
 
 
-def _messages(builder: ProgramBuilder, found: Dependencies, eager: bytes) -> MessageTable:
+def _messages(builder: ProgramBuilder, found: Dependencies, eager: Which) -> MessageTable:
     """Describe the messages, before a link model says what carries them."""
     producer = builder.node_of_cell.ravel()[found.producer]
     return MessageTable(
@@ -166,7 +177,7 @@ def _messages(builder: ProgramBuilder, found: Dependencies, eager: bytes) -> Mes
         microbatch=found.microbatch,
         sender=found.producer // builder.table.num_slots,
         receiver=found.consumer // builder.table.num_slots,
-        eager=np.frombuffer(eager, bool) if eager else np.zeros(len(producer), bool),
+        eager=eager,
     )
 
 

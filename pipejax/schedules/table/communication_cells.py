@@ -9,6 +9,7 @@ must have arrived before its producer can run, the queues that follow the order 
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import check_types, known_as, whole_number
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
 from pipejax.schedules.cells.ops import COMMUNICATION, COMPUTE, HOST, Cell, Op, Phase, receive_of
-from pipejax.schedules.table.host_links import aligned, check_host_links, waiting_cells
+from pipejax.schedules.table.host_links import aligned, check_host_links, host_edges, waiting_cells
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, row_order, without
 
@@ -236,6 +237,40 @@ def messages_of(table: ScheduleTable) -> Dependencies:
     """Return the messages between workers, in the order in which producers stand in their rows."""
     found = table.dependencies.messages()
     return found.take(np.lexsort((found.direction, found.producer)))
+
+
+class RunOrder(NamedTuple):
+    """What a table says about its run under some links: in which order what runs, and what is sent.
+
+    Attributes:
+      executed: (executed) cells that workers execute, row by row.
+      host: (host) cells of offloads and loads, row by row.
+      host_edges: the cells (edges) that these wait for on host links, and the waiting ones.
+      messages: what is sent between workers.
+      models: (messages) link model of each message, as its position in `LINK_MODELS`.
+    """
+
+    executed: Int[NumpyArray, " executed"]
+    host: Int[NumpyArray, " host"]
+    host_edges: tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"]]
+    messages: Dependencies
+    models: Int[NumpyArray, " messages"]
+
+
+def run_order(table: ScheduleTable, links: Links) -> RunOrder:
+    """Read it off a table; refuse a deadlock on a shared host link."""
+    sent = messages_of(table)
+    ends = sent.producer // table.num_slots, sent.consumer // table.num_slots
+    none = np.zeros(0, int)
+    found = RunOrder(
+        executed=row_order(table, links.executed),
+        host=row_order(table, HOST) if table.offloads else none,
+        host_edges=host_edges(table, links) if table.offloads else (none, none),
+        messages=sent,
+        models=links.models_of(table.num_workers, *ends),
+    )
+    check_host_links(table, links)
+    return found
 
 
 def without_transfers(table: ScheduleTable) -> ScheduleTable:
