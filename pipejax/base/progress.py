@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 OnProgress = Callable[[float, float | None, str], object]
@@ -136,7 +136,7 @@ def notices_as_lines() -> Iterator[None]:
 
 def news_of(
     jobs: Sequence[Callable[[Callable[[News], None]], None]], stop: Callable[[], None]
-) -> Iterator[News]:
+) -> Generator[News, None, None]:
     """Run jobs side by side and yield what they tell, until all have ended.
 
     Each job is given the function that it tells its news with. An error of a job is raised here.

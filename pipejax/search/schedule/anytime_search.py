@@ -2,7 +2,8 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import numpy as np
 
@@ -56,7 +57,6 @@ COUNTS = (1, 2)  # microbatches of a period that are tried
 GREEDY_SECONDS = 20.0  # for greedy plans, however long the search may be
 BRIEF_SECONDS = 3.0  # for the whole before its parts, at least, where that is no large share
 BETWEEN = 0.5  # seconds between news of the bound alone, at least
-Answers = Iterator[Found[Optimum]]
 # of the time that is left then
 _SHARES = {
     "greedy": 0.2,
@@ -85,10 +85,11 @@ class AnytimeSearch:
         time_limit: float,
         num_threads: int,
         store: SolvedProblems | None,
+        on_best: Callable[[Found[Optimum]], object],
     ) -> None:
-        """Start the clock."""
+        """Start the clock; every better solution is told to `on_best`."""
         self.problem, self.given, self.costs, self.links = problem, given, costs, links
-        self.num_threads, self.store = num_threads, store
+        self.num_threads, self.store, self.on_best = num_threads, store, on_best
         self.begun = self.told = self.saved = time.monotonic()
         self.until = self.begun + time_limit
         self.bound, self.bound_by = lower_bound(problem)
@@ -109,34 +110,36 @@ class AnytimeSearch:
         """Whether the plan meets the bound."""
         return self.is_answered or (self.plan is not None and self.value <= self.bound)
 
-    def solutions(self) -> Generator[Found[Optimum], None, None]:
-        """Run all steps until the plan meets the bound, or time is up."""
+    def run(self) -> Found[Optimum]:
+        """Run all steps until the plan meets the bound, or time is up; return the last solution."""
         try:
             for step in self._steps():
                 if (not self.is_closed and self.left > 0) or self.plan is None:
-                    yield from step()
+                    step()
             if not self.baselines:  # ended before: at least the given one is looked at
-                yield from self._baselines()
+                self._baselines()
             assert self.best is not None  # microbatches one by one fit wherever anything does
-            yield self._solution(self.best.best.table, self.best.value, self.best.best.source)
+            last = self._solution(self.best.best.table, self.best.value, self.best.best.source)
+            self.on_best(last)
+            return last
         finally:  # however it ends: what was found is kept
             self._save()
 
-    def _steps(self) -> Sequence[Callable[[], Answers]]:
+    def _steps(self) -> Sequence[Callable[[], None]]:
         """Order the steps; with offloads, a stage alone is too hard to bound by search."""
         starts = self._stored, self._first, self._baselines, self._blocks, self._greedy
         parts = self._brief_search, self._neighbourhoods
         bound = (self._relaxed,) if self.problem.offload is None else ()
         return *starts, *bound, *parts, self._period, self._search
 
-    def _stored(self) -> Answers:
+    def _stored(self) -> None:
         """Use the store: solutions of the problem itself, or of similar ones."""
         if self.store is None:
             return
         own = self.store.get(self.problem)
         if own is not None:
             self._raise_bound(own.proven_bound)
-            yield from self._take("store", own.table)
+            self._take("store", own.table)
             self.is_answered = self.best is not None and self.best.best.status == "optimal"
         if self.is_answered:
             return
@@ -145,11 +148,11 @@ class AnytimeSearch:
             self.bound, self.bound_by = near.bound, "solver"
         for other in near.starts:
             if rows_keep_limits(other.problem, self.problem):  # the very table: not slower by a bit
-                yield from self._take("neighbour", other.table)
+                self._take("neighbour", other.table)
                 continue
             plan = to_plan(self.problem, other.table)
             if keeps_limits(self.problem, plan):
-                yield from self._offer("neighbour", plan)
+                self._offer("neighbour", plan)
 
     def _save(self) -> None:
         if self.store is not None and self.best is not None:
@@ -159,40 +162,40 @@ class AnytimeSearch:
             )
             self.saved += seconds
 
-    def _first(self) -> Answers:
+    def _first(self) -> None:
         plan = greedy_plan(self.problem, self.problem.limits)
         if plan is not None:
-            yield from self._offer("greedy", plan)
+            self._offer("greedy", plan)
         if self.plan is None:
-            yield from self._offer("one by one", one_by_one(self.problem))
+            self._offer("one by one", one_by_one(self.problem))
 
-    def _baselines(self) -> Answers:
+    def _baselines(self) -> None:
         for name, other in baseline_tables(self.problem, self.given):
             keeps = table_keeps_limits(self.problem, other)
             self.baselines[name] = self._measure(other) if keeps else None
-            yield from self._offer(name, to_plan(self.problem, other))
+            self._offer(name, to_plan(self.problem, other))
             if keeps and not (other.offloads or other.is_fused.any()):
-                yield from self._take(name, other)  # may be better by less than a unit
+                self._take(name, other)  # may be better by less than a unit
             if self.left <= 0:
                 return
 
-    def _greedy(self) -> Answers:
+    def _greedy(self) -> None:
         if is_pipe(self.problem):
             for start in pipe_plans(self.problem):
-                yield from self._offer(*start)
+                self._offer(*start)
         share = _SHARES["few greedy" if self._offloads_parts else "greedy"]
         seconds = min(GREEDY_SECONDS, self.left * share)
         for start in greedy_starts(self.problem, seconds, self.value):
-            yield from self._offer(*start)
+            self._offer(*start)
 
-    def _blocks(self) -> Answers:
+    def _blocks(self) -> None:
         if self._offloads_parts and is_pipe(self.problem):  # blocks know no offloads
             return
         share = _SHARES["many blocks" if self._is_huge else "blocks"]
         for start in block_starts(self.problem, self.left * share, self.bound):
-            yield from self._offer(*start)
+            self._offer(*start)
 
-    def _relaxed(self) -> Answers:
+    def _relaxed(self) -> None:
         """Bound by single stages, beginning with the one of the best simple bound."""
         if not is_pipe(self.problem):
             return
@@ -204,9 +207,8 @@ class AnytimeSearch:
                 return
             given = stage, self._horizon, seconds, self.num_threads
             self._raise_bound(relaxed_bound(self.problem, *given))
-        yield from ()
 
-    def _period(self) -> Answers:
+    def _period(self) -> None:
         """Optimise a ring of few microbatches, then warm-up, period and cool-down together."""
         if 3 * self.problem.worker.size < LARGE or self.plan is None:
             return
@@ -221,10 +223,10 @@ class AnytimeSearch:
             ring = shortest_ring(self.problem, count, longest, seconds, self.num_threads)
             if ring is not None:
                 plan = cut(self.problem, ring)
-                yield from self._offer(f"period of {count}", plan)
-                yield from self._fold(ring, count, plan, until - time.monotonic())
+                self._offer(f"period of {count}", plan)
+                self._fold(ring, count, plan, until - time.monotonic())
 
-    def _fold(self, ring: Ring, count: int, plan: Plan, seconds: float) -> Answers:
+    def _fold(self, ring: Ring, count: int, plan: Plan, seconds: float) -> None:
         folded = fold(self.problem, count, depth_of(self.problem, plan) + 1)
         if folded is None:
             return
@@ -233,21 +235,23 @@ class AnytimeSearch:
         horizon = int(gradient_end(small, start).max() + small.step_end.sum())
         model = FoldedModel(small, folded, horizon)
         model.hint(start)
-        for found in search(model, seconds, self.num_threads):
-            if found.plan is not None:
-                whole = extended(self.problem, folded, found.plan)
-                yield from self._offer(f"period of {count}", whole)
+        with closing(search(model, seconds, self.num_threads)) as news:
+            for found in news:
+                if found.plan is not None:
+                    whole = extended(self.problem, folded, found.plan)
+                    self._offer(f"period of {count}", whole)
 
-    def _neighbourhoods(self) -> Answers:
+    def _neighbourhoods(self) -> None:
         """Search parts of the plan anew."""
         if not self._has_parts or self.best is None:
             return
         share = _SHARES["neighbourhoods" if self._offloads_parts else "few neighbourhoods"]
         given = self.left * share, self.num_threads
-        for table in search_neighbourhoods(self.problem, self.best.best.table, *given):
-            yield from self._take("neighbourhoods", table)
-            if self.is_closed:
-                return
+        with closing(search_neighbourhoods(self.problem, self.best.best.table, *given)) as tables:
+            for table in tables:
+                self._take("neighbourhoods", table)
+                if self.is_closed:
+                    return
 
     @property
     def _has_parts(self) -> bool:
@@ -259,35 +263,36 @@ class AnytimeSearch:
     def _offloads_parts(self) -> bool:
         return self._has_parts and self.problem.offload is not None
 
-    def _brief_search(self) -> Answers:
+    def _brief_search(self) -> None:
         """Search the whole, before its parts: what is small enough is closed at once."""
         if self._offloads_parts:
             least = min(BRIEF_SECONDS, self.left * _SHARES["most brief"])
-            yield from self._search_for(max(least, self.left * _SHARES["brief"]))
+            self._search_for(max(least, self.left * _SHARES["brief"]))
         elif self._has_parts:  # proofs come sooner, and are lost where a search breaks off
-            yield from self._search_for(self.left * _SHARES["first"])
+            self._search_for(self.left * _SHARES["first"])
 
     @property
     def _is_huge(self) -> bool:
         return 3 * self.problem.worker.size >= HUGE
 
-    def _search(self) -> Answers:
+    def _search(self) -> None:
         if not self._is_huge:
-            yield from self._search_for(self.left)
+            self._search_for(self.left)
 
-    def _search_for(self, seconds: float) -> Answers:
+    def _search_for(self, seconds: float) -> None:
         parts = self._parts
         problem = self.problem.finer(parts)
         model = ScheduleModel(problem, parts * self._horizon)
         if self.plan is not None:
             model.hint(self.plan.moved(lambda starts: parts * starts))
-        for found in search(model, seconds, self.num_threads):
-            self._raise_bound(-(-found.bound // parts))
-            if found.plan is not None:
-                yield from self._offer("search", found.plan, problem)
-            elif time.monotonic() > self.told + BETWEEN and self.best is not None:
-                best = self.best
-                yield from self._tell(best.best.table, best.value, best.best.source)
+        with closing(search(model, seconds, self.num_threads)) as news:
+            for found in news:
+                self._raise_bound(-(-found.bound // parts))
+                if found.plan is not None:
+                    self._offer("search", found.plan, problem)
+                elif time.monotonic() > self.told + BETWEEN and self.best is not None:
+                    best = self.best
+                    self._tell(best.best.table, best.value, best.best.source)
 
     @property
     def _parts(self) -> int:
@@ -302,7 +307,7 @@ class AnytimeSearch:
         assert self.plan is not None
         return horizon_of(self.problem, self.plan)
 
-    def _offer(self, source: str, plan: Plan, problem: Problem | None = None) -> Answers:
+    def _offer(self, source: str, plan: Plan, problem: Problem | None = None) -> None:
         """Take a plan if it is better; it may come from the problem on another grid."""
         self.evaluated += 1
         problem = problem or self.problem
@@ -312,9 +317,9 @@ class AnytimeSearch:
         if is_longer or not keeps_limits(problem, plan):
             self.evaluated += 1
             return
-        yield from self._take(source, to_table(problem, plan, f"optimized {source}"))
+        self._take(source, to_table(problem, plan, f"optimized {source}"))
 
-    def _take(self, source: str, table: ScheduleTable) -> Answers:
+    def _take(self, source: str, table: ScheduleTable) -> None:
         """Take a table that keeps the limits, if it is better; it is drawn as the given one."""
         self.evaluated += 1
         slots, shares = self.given.slots, self.given.stage_shares
@@ -326,14 +331,14 @@ class AnytimeSearch:
             self._raise_bound(self.bound)
         makespan = self._measure(table)
         if self.best is None or makespan < self.best.value:
-            yield from self._tell(table, makespan, source)
+            self._tell(table, makespan, source)
 
-    def _tell(self, table: ScheduleTable, makespan: float, source: str) -> Answers:
+    def _tell(self, table: ScheduleTable, makespan: float, source: str) -> None:
         """Yield the best solution, after storing it."""
         self.best = self._solution(table, makespan, source)
         self._save()
         self.told = time.monotonic()
-        yield self.best
+        self.on_best(self.best)
 
     def _raise_bound(self, bound: int) -> None:
         """Take a bound if it is better; one above an existing plan is an internal error."""

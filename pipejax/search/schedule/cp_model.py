@@ -12,7 +12,7 @@ comes from one stage alone too: the others never keep it waiting, but messages a
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -344,7 +344,9 @@ def new_solver(seconds: float, num_threads: int) -> cp_model.CpSolver:
     return solver
 
 
-def search(model: ScheduleModel, seconds: float, num_threads: int) -> Iterator[SolverState]:
+def search(
+    model: ScheduleModel, seconds: float, num_threads: int
+) -> Generator[SolverState, None, None]:
     """Solve a model; stop when the iterator is closed."""
     solver = new_solver(seconds, num_threads)
 

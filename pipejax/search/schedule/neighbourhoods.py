@@ -14,7 +14,7 @@ paths has to be shortened for it, and after enough such steps the end moves too.
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -330,7 +330,7 @@ def grids_of(problem: Problem) -> list[Problem]:
 
 def search_neighbourhoods(
     problem: Problem, start: ScheduleTable, seconds: float, num_threads: int
-) -> Iterator[ScheduleTable]:
+) -> Generator[ScheduleTable, None, None]:
     """Improve a table; stop when the iterator is closed.
 
     Each thread goes from grid to grid as it gets stuck, and they begin on different ones; what one

@@ -1,6 +1,5 @@
 """`optimize`, which can be imported without OR-Tools: the solver is loaded when it is called."""
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
@@ -94,16 +93,18 @@ def optimize(
         if (error.name or "").partition(".")[0] != "ortools":
             raise
         raise ModuleNotFoundError(NO_SOLVER, name="ortools") from None
-    run = AnytimeSearch(problem, table, costs, links, time_limit, num_threads, store)
-    with (
-        contextlib.closing(run.solutions()) as solutions,
-        telling("optimize", on_progress) as tell,
-    ):
-        for found in solutions:
+    with telling("optimize", on_progress) as tell:
+
+        def pass_on(found: Found[Optimum]) -> None:
             spent = found.best.seconds
             tell(spent, time_limit, f"s, best {found.value:.6g} s, gap {found.gap:.1%}")
             if on_best is not None:
                 on_best(found)
+
+        search = AnytimeSearch(
+            problem, table, costs, links, time_limit, num_threads, store, pass_on
+        )
+        found = search.run()
     # one that ends before its time has left nothing to find, or nothing on its grid of times
     is_over = found.best.seconds < ALMOST * time_limit
     stopped = "iterations" if is_over else "time"
