@@ -112,6 +112,21 @@ def test_a_fused_pair_sends_its_activation_first():
     assert first["arrives"] == second["leaves"]
 
 
+def test_buffered_messages_and_transfers_of_one_pair_do_not_wait_for_each_other():
+    """2SEND_B0 is buffered; 1SEND_B0 meets its receiver in the queue of the pair."""
+    rows = [
+        ["1RECV_F0", "1F0", "1SEND_F0", "1RECV_B0", "1B0", "1SEND_B0"],
+        ["0F0", "0SEND_F0", "2RECV_F0", "2F0", "2B0", "2SEND_B0", "0RECV_B0", "0B0"],
+    ]
+    table = pj.ScheduleTable.from_rows(rows)
+    transmit = np.array([[[1.0, 2.0]], [[1.5, 0.0625]]])
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=transmit)
+    for queues in ("worker", "pair", "direction"):
+        links = pj.Links("rendezvous", queues=queues, eager_below=0.125)
+        verdict = pj.verify(certified(table, costs, links))
+        assert (verdict.problems, verdict.makespan) == ((), 13.5625)
+
+
 @settings(max_examples=30)
 @given(data=st.data())
 def test_bounds_are_those_of_the_search(data):

@@ -6,7 +6,7 @@ What has not the form of its kind is refused; what is claimed is judged elsewher
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -284,15 +284,30 @@ def check_keys(section: Any, keys: Collection[str], where: str) -> Mapping[str, 
     return section
 
 
-def _check_numbers(value: Any, shape: tuple[int, ...], where: str) -> None:
+def _check_numbers(
+    value: Any,
+    shape: tuple[int, ...],
+    where: str,
+    check: Callable[[Any, str], object] = number,
+) -> None:
     """A value is a finite number of at least 0, or a list of lists of them of a shape."""
     if not shape:
-        number(value, where)
+        check(value, where)
         return
     if not isinstance(value, list) or len(value) != shape[0]:
         raise ValueError(f"{where} must be {shape[0]} numbers or lists, got {value!r}")
     for entry in value:
-        _check_numbers(entry, shape[1:], where)
+        _check_numbers(entry, shape[1:], where, check)
+
+
+def _check_whole(value: Any, shape: tuple[int, ...], where: str, least: int = 0) -> None:
+    """As `_check_numbers`, of whole numbers."""
+
+    def check(entry: Any, where: str) -> None:
+        if isinstance(entry, bool) or not isinstance(entry, int) or entry < least:
+            raise ValueError(f"{where} must be whole numbers of at least {least}, got {entry!r}")
+
+    _check_numbers(value, shape, where, check)
 
 
 def _check_costs(costs: Any, table: ScheduleTable, more: Collection[str], where: str) -> None:
@@ -358,18 +373,6 @@ def _weights(parameters: list[Any], table: ScheduleTable, name: str) -> list[Sec
 
 def _zeros(shape: tuple[int, ...]) -> Any:
     return [_zeros(shape[1:]) for _ in range(shape[0])] if shape else 0
-
-
-def _check_whole(value: Any, shape: tuple[int, ...], where: str, least: int = 0) -> None:
-    """A value is a whole number of at least 0, or a list of lists of them of a shape."""
-    if not shape:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{where} must be whole numbers of at least {least}, got {value!r}")
-        return
-    if not isinstance(value, list) or len(value) != shape[0]:
-        raise ValueError(f"{where} must be {shape[0]} numbers or lists, got {value!r}")
-    for entry in value:
-        _check_whole(entry, shape[1:], where, least)
 
 
 def _domain(names: Collection[str], units: list[int], box: Any, where: str) -> list[Row]:

@@ -244,7 +244,7 @@ class EventRun:
         (sender, slot), receiver, model = producer, self.at[op][0], self.follows[send]
         direction, groups = send[0][-1], self._groups(sender, receiver) if model != "delay" else []
         if model in ("queued", "blocking") and not groups:
-            yield (sender, receiver), (slot, direction == "B")
+            yield ("link", sender, receiver), (slot, direction == "B")
         receive = f"RECV_{direction}", *op[1:]
         ends = ((send, sender, receiver), (receive, receiver, sender))
         for cell, worker, other in ends if model == "rendezvous" else ():
