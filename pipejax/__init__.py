@@ -12,8 +12,10 @@ from typing import Any
 
 from pipejax.base import namespaces
 
-# of searches that had other names at the top
+# of searches, and of what scales costs, that had other names at the top
 _RENAMED = {
+    "scale_workers": "scaled_costs",
+    "scale_microbatches": "scaled_costs",
     "order": "messages",
     "arrange": "microbatches",
     "place": "places",

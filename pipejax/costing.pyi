@@ -5,11 +5,7 @@ from pipejax.costs.model.model import (
     MixtureOfExperts as MixtureOfExperts,
 )
 from pipejax.costs.model.pipeline_layout import PipelineLayout as PipelineLayout
-from pipejax.costs.scaling import scale_workers as scale_workers, scaled_costs as scaled_costs
-from pipejax.costs.stage.microbatches import (
-    length_costs as length_costs,
-    scale_microbatches as scale_microbatches,
-)
+from pipejax.costs.scaling import scaled_costs as scaled_costs
 from pipejax.costs.stage.stage_bytes import stage_bytes as stage_bytes
 from pipejax.costs.stage.stage_costs import work_costs as work_costs
 from pipejax.costs.stage.stage_work import StageWork as StageWork, stage_work as stage_work

@@ -230,7 +230,8 @@ def test_memory_of_microbatches_that_differ(name):
     table = pj.schedules.build(name, num_workers=2, num_microbatches=6)
     stages, rng = table.num_stages, np.random.default_rng(0)
     run = pj.evaluate(
-        table, pj.costing.scale_microbatches(pj.Costs(forward=1.0, backward=2.0), range(6))
+        table,
+        pj.costing.scaled_costs(pj.Costs(forward=1.0, backward=2.0), table, microbatches=range(6)),
     )
     size, share = rng.random(stages), rng.random(stages)
     alike = pj.analysis.activation_memory(run, sizes=size, weight_share=share)

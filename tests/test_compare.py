@@ -61,7 +61,7 @@ def test_why(arguments, why):
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe", "interleaved-1f1b"])
 def test_a_slow_worker_is_a_reason_of_its_own(name):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
-    costs = pj.costing.scale_workers(pj.Costs(forward=1.0, backward=2.0), table, {1: 2.0})
+    costs = pj.costing.scaled_costs(pj.Costs(forward=1.0, backward=2.0), table, workers={1: 2.0})
     why = pj.compare(table, costs).why
     assert "workers are not equally fast (worker 1 takes 2 times as long)" in why
     assert "unequal" not in why

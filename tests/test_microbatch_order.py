@@ -34,7 +34,7 @@ def drawn(count, seed):
 def in_every_order(name, link, seed, microbatches=5):
     """Makespan of every order, one by one."""
     table = table_of(name, 4 if name == "chimera" else 2, microbatches)
-    costs = pj.costing.scale_microbatches(TIMES, drawn(microbatches, seed))
+    costs = pj.costing.scaled_costs(TIMES, table, microbatches=drawn(microbatches, seed))
     orders = [np.array(order) for order in itertools.permutations(range(microbatches))]
     times = [pj.evaluate(table, in_order(costs, order), link=link).makespan for order in orders]
     return table, costs, np.array(times)
@@ -81,7 +81,7 @@ def test_neighbours_are_all_swaps_and_insertions():
 
 def test_a_seed_gives_one_answer_and_no_time_the_best_baseline():
     table, lengths = table_of("1f1b", 4, 12), drawn(12, 5)
-    costs = pj.costing.scale_microbatches(TIMES, lengths)
+    costs = pj.costing.scaled_costs(TIMES, table, microbatches=lengths)
     one, same = (pj.search.microbatches(table, costs, iterations=5, seed=7) for _ in range(2))
     assert one.best.order.tolist() == same.best.order.tolist()
     assert (one.value, one.evaluated, one.stopped) == (
@@ -103,7 +103,8 @@ def test_a_seed_gives_one_answer_and_no_time_the_best_baseline():
     data=st.data(),
 )
 def test_microbatches_of_one_length_may_change_places(kinds, name, data):
-    table, costs = table_of(name, 2, len(kinds)), pj.costing.scale_microbatches(TIMES, kinds)
+    table = table_of(name, 2, len(kinds))
+    costs = pj.costing.scaled_costs(TIMES, table, microbatches=kinds)
     alike = [np.flatnonzero(np.array(kinds) == kind) for kind in sorted({*kinds})]
     order = np.arange(len(kinds))
     for members in alike:
@@ -117,8 +118,9 @@ def test_microbatches_of_one_length_may_change_places(kinds, name, data):
 
 
 def test_a_run_above_the_table_is_one_of_unequal_microbatches():
-    costs = pj.costing.scale_microbatches(pj.Costs(forward=1.0, backward=2.0), drawn(5, 0))
-    assert "microbatches are unequal" in pj.compare(table_of(), costs).why
+    table, alike = table_of(), pj.Costs(forward=1.0, backward=2.0)
+    costs = pj.costing.scaled_costs(alike, table, microbatches=drawn(5, 0))
+    assert "microbatches are unequal" in pj.compare(table, costs).why
 
 
 def test_what_an_order_is_of():
@@ -128,7 +130,8 @@ def test_what_an_order_is_of():
         with pytest.raises(ValueError, match="order must name each of 3 microbatches once, 0 to 2"):
             check_order(wrong, 3)
     several = in_order(
-        pj.costing.scale_microbatches(TIMES, [1.0, 2.0]), np.array([[0, 1], [1, 0], [1, 1]])
+        pj.costing.scaled_costs(TIMES, table_of(), microbatches=[1.0, 2.0]),
+        np.array([[0, 1], [1, 0], [1, 1]]),
     )
     assert several.forward.tolist() == [[[1.0, 2.0]], [[2.0, 1.0]], [[2.0, 2.0]]]
     assert several.transmit[1, 0, 0, 0].tolist() == [0.25, 0.125]
@@ -136,53 +139,60 @@ def test_what_an_order_is_of():
 
 @pytest.mark.usefixtures("unchecked")
 def test_costs_that_scale_are_functions_of_their_factors():
-    program, scale = pj.lower(table_of("zb-h1", 4, 8)), drawn(8, 1)
+    table, scale = table_of("zb-h1", 4, 8), drawn(8, 1)
+    program = pj.lower(table)
     stages = np.array([1.0, 2.0, 1.0, 1.0])
     costs = pj.Costs(forward=stages, backward=2 * stages, transmit=np.full(3, 0.25))
 
     def step(scale):
-        return pj.makespan(program, pj.costing.scale_microbatches(costs, scale))
+        return pj.makespan(program, pj.costing.scaled_costs(costs, table, microbatches=scale))
 
     slopes = jax.grad(step)(scale)
     assert (slopes * scale).sum() == pytest.approx(step(scale))  # Euler: there are no latencies
     assert step(2 * scale) == pytest.approx(2 * step(scale))
     assert step(np.ones(8)) == pj.makespan(program, costs)
-    scaled = pj.costing.scale_microbatches(pj.costing.scale_microbatches(costs, scale), 1 / scale)
+    scaled = pj.costing.scaled_costs(
+        pj.costing.scaled_costs(costs, table, microbatches=scale), table, microbatches=1 / scale
+    )
     np.testing.assert_allclose(scaled.forward, np.tile(stages[:, None], 8))
-    fixed = pj.costing.scale_microbatches(
-        pj.Costs(forward=1.0, backward=2.0, latency=0.5, update=3.0, all_reduce=1.0), scale
+    fixed = pj.costing.scaled_costs(
+        pj.Costs(forward=1.0, backward=2.0, latency=0.5, update=3.0, all_reduce=1.0),
+        table,
+        microbatches=scale,
     )
     assert (fixed.latency, fixed.update, fixed.all_reduce) == (0.5, 3.0, 1.0)
     for wrong in ([1.0, -1.0], [1.0, np.nan], 2.0, [[1.0]]):
         with pytest.raises(ValueError, match="scale must be one finite number of at least 0 for"):
-            pj.costing.scale_microbatches(costs, wrong)
+            pj.costing.scaled_costs(costs, table, microbatches=wrong)
     with pytest.raises(ValueError, match="pair is what two microbatches take together"):
-        pj.costing.scale_microbatches(pj.Costs(forward=1.0, backward=2.0, pair=3.0), scale)
+        pj.costing.scaled_costs(
+            pj.Costs(forward=1.0, backward=2.0, pair=3.0), table, microbatches=scale
+        )
 
 
 def test_lengths_of_a_model():
     table, system = table_of("1f1b", 2, 4), pj.load_system("h100")
     workload = pj.Workload(pj.load_model("gpt-22b"), **WORKLOAD)
     alike, own = pj.stage_costs(workload, system, table), workload.model.sequence
-    same = pj.costing.length_costs(workload, system, table, [own] * 4)
+    same = pj.stage_costs(workload, system, table, lengths=[own] * 4)
     for name in ("forward", "backward", "input_grad", "weight_grad", "transmit"):
         whole = np.asarray(getattr(alike, name))
         np.testing.assert_array_equal(getattr(same, name), np.stack([whole] * 4, axis=-1))
     assert same.update.tolist() == alike.update.tolist()
-    found = pj.costing.length_costs(workload, system, table, [own, 2 * own, [own, own], [2 * own]])
+    found = pj.stage_costs(workload, system, table, lengths=[own, 2 * own, [own, own], [2 * own]])
     short, long, packed, alone = np.asarray(found.forward)[0]
     assert long > 2 * short > packed  # attention grows with the square; products are the larger
     assert alone == long
     transmit = np.asarray(found.transmit)[0, 0, 0]
     np.testing.assert_allclose(transmit / transmit[0], [1, 2, 2, 2])
     with pytest.raises(ValueError, match="3 lengths are given, the table has 4 microbatches"):
-        pj.costing.length_costs(workload, system, table, [own] * 3)
+        pj.stage_costs(workload, system, table, lengths=[own] * 3)
 
 
 def test_a_window_is_no_longer_than_a_short_sequence():
     table, system = table_of("1f1b", 2, 4), pj.load_system("h100")
     workload = pj.Workload(pj.load_model("gpt-oss-120b"), minibatch=4)
-    found = pj.costing.length_costs(workload, system, table, [16, 32, 64, 4096])
+    found = pj.stage_costs(workload, system, table, lengths=[16, 32, 64, 4096])
     assert (np.diff(np.asarray(found.forward)) > 0).all()
     full = dataclasses.replace(workload.model, sequence=64, window=64)
     alone = pj.stage_costs(dataclasses.replace(workload, model=full), system, table)

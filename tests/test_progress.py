@@ -105,7 +105,9 @@ def calls():
         lambda tell: pj.search.messages(table, two, iterations=3, on_progress=tell),
         (3, 3),
     )
-    uneven = pj.costing.scale_microbatches(slow, [1.0, 1.1, 1.2, 8.0, 2.0, 1.3, 4.0, 1.4])
+    uneven = pj.costing.scaled_costs(
+        slow, table, microbatches=[1.0, 1.1, 1.2, 8.0, 2.0, 1.3, 4.0, 1.4]
+    )
     yield (
         "arrange",
         lambda tell: pj.search.microbatches(TABLE, uneven, iterations=2, on_progress=tell),

@@ -38,7 +38,7 @@ class SlowRun(reference.Run):
 def test_slow_workers_are_those_of_the_event_loop(case, link, data):
     table = case.table
     factors = [data.draw(st.integers(2, 12)) / 4 for _ in range(table.num_workers)]
-    costs = pj.costing.scale_workers(case.costs, table, factors)
+    costs = pj.costing.scaled_costs(case.costs, table, workers=factors)
     pipes = table.pipe_of_microbatch.tolist()
     expected = SlowRun(factors, case.rows, pipes, case.theirs, link)
     found = pj.evaluate(table, costs, link=link)
@@ -57,8 +57,8 @@ def test_slow_workers_are_those_of_the_event_loop(case, link, data):
 def test_copies_of_a_stage_are_as_slow_as_their_workers(data):
     """Chimera's update of a stage is short on one worker and long on the other."""
     table = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
-    costs = pj.costing.scale_workers(
-        pj.Costs(forward=1.0, backward=2.0, update=0.5), table, {1: 3.0}
+    costs = pj.costing.scaled_costs(
+        pj.Costs(forward=1.0, backward=2.0, update=0.5), table, workers={1: 3.0}
     )
     run = pj.evaluate(table, costs)
     assert run.busy.tolist() == [13.0, 39.0, 13.0, 13.0]
@@ -68,11 +68,11 @@ def test_copies_of_a_stage_are_as_slow_as_their_workers(data):
         == np.where(run.program.worker[updates] == 1, 1.5, 0.5).tolist()
     )
     rules = pj.costing.scaled_costs(pj.Costs(forward=1.0, backward=2.0), table, "compute@worker1*3")
-    plain = pj.costing.scale_workers(pj.Costs(forward=1.0, backward=2.0), table, {1: 3.0})
+    plain = pj.costing.scaled_costs(pj.Costs(forward=1.0, backward=2.0), table, workers={1: 3.0})
     assert np.array_equal(rules.forward, plain.forward)
     split = pj.read_table(data / "DualPipeV_4_8.csv")  # its fused pairs have a time of their own
     paired = pj.Costs(forward=1.0, backward=2.0, pair=2.5)
-    slow = pj.evaluate(split, pj.costing.scale_workers(paired, split, {2: 2.0}))
+    slow = pj.evaluate(split, pj.costing.scaled_costs(paired, split, workers={2: 2.0}))
     ratio = slow.busy / pj.evaluate(split, paired).busy
     assert ratio.tolist() == [1.0, 1.0, 2.0, 1.0]
 
@@ -84,12 +84,12 @@ def test_factors_are_differentiable():
     costs, program = pj.Costs(forward=1.0, backward=2.0, transmit=0.125), pj.lower(table)
 
     def total(factors):
-        return pj.makespan(program, pj.costing.scale_workers(costs, table, factors))
+        return pj.makespan(program, pj.costing.scaled_costs(costs, table, workers=factors))
 
     factors = np.array([1.0, 1.3, 1.1, 1.7])
     with jax.enable_x64(True):
         slopes = jax.grad(total)(factors)
-    run = pj.evaluate(table, pj.costing.scale_workers(costs, table, factors))
+    run = pj.evaluate(table, pj.costing.scaled_costs(costs, table, workers=factors))
     on_path = run.critical & (run.program.worker >= 0)
     expected = (
         np.bincount(run.program.worker[on_path], run.node_duration[on_path], minlength=4) / factors
@@ -109,16 +109,16 @@ def test_a_model_has_slow_workers_too(name):
     slow = pj.Workload(model, **MODEL, stragglers={2: 1.5})
     assert hash(slow.stragglers) == hash(((2, 1.5),))
     run = pj.evaluate(table, pj.stage_costs(slow, system, table))
-    by_hand = pj.costing.scale_workers(pj.stage_costs(plain, system, table), table, {2: 1.5})
+    by_hand = pj.costing.scaled_costs(pj.stage_costs(plain, system, table), table, workers={2: 1.5})
     assert run.makespan == pj.evaluate(table, by_hand).makespan
     report = pj.step_report(run, slow, system)
     assert sum(report.breakdown.values()) == pytest.approx(run.step_time)
     with pytest.raises(ValueError, match="priced"):
         pj.step_report(run, plain, system)
     lengths = [2048, 1024, 1024, 2048]
-    found = pj.costing.length_costs(slow, system, table, lengths)
-    whole = pj.costing.scale_workers(
-        pj.costing.length_costs(plain, system, table, lengths), table, {2: 1.5}
+    found = pj.stage_costs(slow, system, table, lengths=lengths)
+    whole = pj.costing.scaled_costs(
+        pj.stage_costs(plain, system, table, lengths=lengths), table, workers={2: 1.5}
     )
     assert jax.tree.all(jax.tree.map(np.array_equal, found, whole))
 

@@ -1,12 +1,13 @@
-"""Costs that are scaled: by rules such as "transmit*2, compute@worker3*1.3", or by slow workers.
+"""Costs that are scaled: by rules as "transmit*2", for slow workers, for long microbatches.
 
 A rule scales one field, or a group of them, everywhere or at one stage, worker, microbatch or stage
 boundary. All of it ends in leaves of `Costs`, with an axis more where the place asks for it.
 """
 
 import dataclasses
+import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from pipejax.base.checks import (
     unknown,
     whole_number,
 )
+from pipejax.base.display import abbreviated
 from pipejax.costs.costs import (
     DIMENSIONLESS,
     FIELDS,
@@ -38,11 +40,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "compute": ("forward", "backward", "input_grad", "weight_grad", "recompute", "pair"),
     "message": MESSAGE_FIELDS,
 }
+# of a microbatch, and longer for a longer one
+GROWING = tuple(x for x in FIELDS if x not in (*OF_STAGES, *DIMENSIONLESS, "latency"))
 ON_WORKERS = (*GROUPS["compute"], "update")  # what a slow worker takes longer for
 PLACES = ("stage", "worker", "microbatch", "boundary")
 _WORD = {**PHASE_FIELDS, **{field: field for field in FIELDS if field not in DIMENSIONLESS}}
 _LETTER = {field: letter for letter, field in PHASE_FIELDS.items()}
 Stragglers = Mapping[int, Any] | Float[NumpyArray, " workers"] | Float[Array, " workers"]
+Scale = Sequence[float] | Float[NumpyArray, " microbatches"] | Float[Array, " microbatches"]
 _RULE = re.compile(r"\s*([A-Za-z_]+)\s*(?:@\s*([A-Za-z]+)\s*(\d{1,9}))?\s*\*\s*(\S+)\s*")
 
 
@@ -64,26 +69,50 @@ class ScalingRule(NamedTuple):
     factor: float
 
 
-def scaled_costs(costs: Costs, table: ScheduleTable, rules: str) -> Costs:
-    """Scale costs by rules: a slow link, a hot accelerator, a long microbatch.
+def scaled_costs(
+    costs: Costs,
+    table: ScheduleTable,
+    rules: str | None = None,
+    *,
+    workers: Stragglers | None = None,
+    microbatches: Scale | None = None,
+) -> Costs:
+    """Scale costs: for microbatches that differ in length, for slow workers, and by rules.
 
-    A rule is `WHAT*FACTOR` or `WHAT@PLACE*FACTOR`; several are separated by commas and multiply.
-    WHAT is a letter (F, B, I, W, R, A, U, O, L), a field of `Costs`, `compute` (F, B, I, W, R and
-    fused pairs) or `message` (latency and transmit). PLACE is a stage, worker or microbatch with
-    its number, as `worker3`; for messages a `boundary` (0 lies between stages 0 and 1), a worker
-    that sends or receives, or a microbatch.
+    Microbatches: every time but latencies, all-reduces, updates and sharding is multiplied with the
+    factor of its microbatch.
+
+    Workers: every op that runs on a slow worker takes its factor times as long. That is F, B, I, W,
+    R, fused pairs and U, wherever they run: where pipes place a stage on several workers, each copy
+    has the factor of its own worker. Messages, all-reduces and what goes over host links keep their
+    times. Order microbatches before.
+
+    Rules: a slow link, a hot accelerator, a long microbatch. A rule is `WHAT*FACTOR` or
+    `WHAT@PLACE*FACTOR`; several are separated by commas and multiply. WHAT is a letter (F, B, I, W,
+    R, A, U, O, L), a field of `Costs`, `compute` (F, B, I, W, R and fused pairs) or `message`
+    (latency and transmit). PLACE is a stage, worker or microbatch with its number, as `worker3`;
+    for messages a `boundary` (0 lies between stages 0 and 1), a worker that sends or receives, or a
+    microbatch.
 
     Args:
       costs: unbatched costs [s].
       table: the schedule that they are for: says which worker holds which stage.
-      rules: text, as "transmit*2, compute@worker3*1.3".
+      rules: text, as "transmit*2, compute@worker3*1.3"; none if None.
+      workers: factor of each slow worker, as {3: 1.2}, or (workers) those of all; JAX may trace
+        them.
+      microbatches: (microbatches) factors of at least 0: tokens over those that `costs` are for;
+        JAX may trace them.
 
     Returns:
-      Costs, with an axis of stages or of stages and microbatches where a rule needs it.
+      Costs, with an axis of stages or of stages and microbatches where something asks for it; of
+      microbatches (stages or 1, microbatches), and of messages (directions, pipes, boundaries,
+      microbatches).
 
     Raises:
       ValueError: if a rule is not of that form, its place does not exist or does not go with what
-        it scales, or it scales what the table does not have.
+        it scales, or it scales what the table does not have; if a worker does not exist; if a
+        factor is negative or not finite, or 0 for a worker; if microbatches differ and a fused
+        pair, which holds two of them, has a cost of its own.
 
     Example:
       >>> import pipejax as pj
@@ -92,50 +121,49 @@ def scaled_costs(costs: Costs, table: ScheduleTable, rules: str) -> Costs:
       >>> hot = pj.costing.scaled_costs(costs, table, "compute@worker1*1.5, transmit*2")
       >>> hot.backward.tolist(), float(hot.transmit)
       ([2.0, 3.0], 1.0)
-    """
-    check_types(costs=(costs, Costs), table=(table, ScheduleTable), rules=(rules, str))
-    leaves = dict(vars(costs))
-    for rule in map(_read, rules.split(",")):
-        _check(rule, costs, table)
-        for field in rule.fields:
-            if leaves[field] is not None:
-                leaves[field] = _times(leaves[field], _factors(rule, field, table), field)
-    return dataclasses.replace(costs, **leaves)
-
-
-def scale_workers(costs: Costs, table: ScheduleTable, factors: Stragglers) -> Costs:
-    """Let workers be slow: every op that runs on a worker takes its factor times as long.
-
-    That is F, B, I, W, R, fused pairs and U, wherever they run: where pipes place a stage on
-    several workers, each copy has the factor of its own worker. Messages, all-reduces and what
-    goes over host links keep their times.
-
-    Args:
-      costs: unbatched costs [s].
-      table: the schedule that they are for: says which worker holds which stage.
-      factors: factor of each slow worker, as {3: 1.2}, or (workers) those of all; JAX may trace
-        them.
-
-    Returns:
-      Costs of shape (stages), or (stages, microbatches) where copies of a stage differ. Scale
-      and order microbatches before, not after.
-
-    Raises:
-      ValueError: if a worker does not exist, or a factor is not above 0 or not finite.
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-      >>> slow = pj.costing.scale_workers(pj.Costs(forward=1.0, backward=2.0), table, {3: 1.5})
+      >>> slow = pj.costing.scaled_costs(costs, table, workers={1: 1.5})
       >>> slow.backward.tolist(), pj.evaluate(table, slow).busy.tolist()
-      ([2.0, 2.0, 2.0, 3.0], [24.0, 24.0, 24.0, 36.0])
+      ([2.0, 3.0], [9.0, 13.5])
+      >>> pj.costing.scaled_costs(costs, table, microbatches=[1.0, 2.0, 0.5]).forward.tolist()
+      [[1.0, 2.0, 0.5]]
     """
-    check_types(costs=(costs, Costs), table=(table, ScheduleTable))
-    of_ops, leaves = factors_of_ops(table, factors), dict(vars(costs))
-    for field in ON_WORKERS:
-        if leaves[field] is not None:
-            leaves[field] = _times(leaves[field], of_ops, field)
+    check_types(costs=(costs, Costs), table=(table, ScheduleTable), rules=(rules, str, type(None)))
+    leaves = dict(vars(costs))
+
+    def scale(fields: Iterable[str], factors: Callable[[str], Any]) -> None:
+        for field in fields:
+            if leaves[field] is not None:
+                leaves[field] = _times(leaves[field], factors(field), field)
+
+    if microbatches is not None:
+        each = _of_microbatches(microbatches, costs)  # behind the axes of an op, or of a message
+        scale(GROWING, lambda field: each[(None,) * (3 if field in MESSAGE_FIELDS else 1)])
+    if workers is not None:
+        of_ops = factors_of_ops(table, workers)
+        scale(ON_WORKERS, lambda _: of_ops)
+    for rule in map(_read, () if rules is None else rules.split(",")):
+        _check(rule, costs, table)
+        scale(rule.fields, functools.partial(_of_rule, rule, table))
     return dataclasses.replace(costs, **leaves)
+
+
+def _of_microbatches(scale: Any, costs: Costs) -> Any:
+    """Factors (microbatches), checked."""
+    factors = scale if is_traced(scale) else as_floats(scale, "scale")
+    is_wrong = not is_traced(scale) and (
+        factors.ndim != 1 or not (np.isfinite(factors) & (factors >= 0)).all()
+    )
+    if is_wrong:
+        raise ValueError(
+            "scale must be one finite number of at least 0 for each microbatch, got "
+            f"{abbreviated(scale)}"
+        )
+    if costs.pair is not None:
+        raise ValueError(
+            "pair is what two microbatches take together, whose lengths differ: leave it out, and "
+            "it is the sum of both"
+        )
+    return factors
 
 
 def parse_stragglers(text: str, where: str) -> dict[int, float]:
@@ -249,7 +277,7 @@ def _check(rule: ScalingRule, costs: Costs, table: ScheduleTable) -> None:
         raise ValueError(f"{rule.what} is in no cell of the table: nothing to scale")
 
 
-def _factors(rule: ScalingRule, field: str, table: ScheduleTable) -> Float[NumpyArray, "..."]:
+def _of_rule(rule: ScalingRule, table: ScheduleTable, field: str) -> Float[NumpyArray, "..."]:
     """Factors of a field: (), (stages), (stages, microbatches); of messages up to four axes."""
     where: Any = True
     stages, boundaries = np.arange(table.num_stages), np.arange(table.num_stages - 1)
@@ -275,11 +303,14 @@ def _factors(rule: ScalingRule, field: str, table: ScheduleTable) -> Float[Numpy
 
 
 def _times(value: Any, factors: Float[NumpyArray, "..."], field: str) -> Any:
-    """Multiply a leaf with factors, which may each lack the axis of microbatches."""
+    """Multiply a leaf with factors; each may lack the axis of microbatches, and first ones."""
     most, axes = 4 if field in MESSAGE_FIELDS else 2, max(jnp.ndim(value), factors.ndim)
     if axes < most or jnp.ndim(value) == factors.ndim:
         return value * factors
     value, factors = (
-        part[..., None] if 0 < jnp.ndim(part) < most else part for part in (value, factors)
+        part.reshape(*[1] * (most - 1 - part.ndim), *part.shape, 1)
+        if 0 < jnp.ndim(part) < most
+        else part
+        for part in (value, factors)
     )
     return value * factors

@@ -289,7 +289,7 @@ class PricingSettings(NamedTuple):
 
         def of(table: pj.ScheduleTable) -> pj.Costs:
             check_workers(slow, table, "--stragglers")
-            return pj.costing.scale_workers(found.of(table), table, slow)
+            return pj.costing.scaled_costs(found.of(table), table, workers=slow)
 
         return found._replace(of=of, workload=work, stragglers=slow)
 

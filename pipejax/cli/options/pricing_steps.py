@@ -230,14 +230,16 @@ class Microbatches(NamedTuple):
             count = table.num_microbatches
             if self.lengths is not None and workload is not None and system is not None:
                 _check_count("--lengths", self.lengths, count)
-                costs = pj.costing.length_costs(workload, system, table, self.lengths)
+                costs = pj.stage_costs(workload, system, table, lengths=self.lengths)
             elif self.lengths is not None:
                 _check_count("--lengths", self.lengths, count)
                 tokens = Packed.of(self.lengths).tokens
-                costs = pj.costing.scale_microbatches(costs_of(table), tokens / tokens.mean())
+                costs = pj.costing.scaled_costs(
+                    costs_of(table), table, microbatches=tokens / tokens.mean()
+                )
             elif self.scale is not None:
                 _check_count("--microbatch-scale", self.scale, count)
-                costs = pj.costing.scale_microbatches(costs_of(table), self.scale)
+                costs = pj.costing.scaled_costs(costs_of(table), table, microbatches=self.scale)
             else:
                 costs = costs_of(table)
             if self.order is None:

@@ -17,7 +17,7 @@ from pipejax.costs.costs import (
     Costs,
     check_backward,
 )
-from pipejax.costs.scaling import scale_workers
+from pipejax.costs.scaling import scaled_costs
 from pipejax.costs.topology import PlacedCosts, check_sizes, places_on
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
@@ -111,7 +111,7 @@ def read_levels(path: str | Path, table: ScheduleTable) -> list[Costs]:
             costs.check_known((Phase.F, Phase.B))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-        found.append(scale_workers(costs, table, slow) if slow else costs)
+        found.append(scaled_costs(costs, table, workers=slow) if slow else costs)
     return found
 
 

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import (
     MismatchError,
-    as_floats,
     check_types,
     is_number,
     whole_numbers,
@@ -26,141 +25,20 @@ from pipejax.base.data_files import parse_json
 from pipejax.base.display import ResultList, abbreviated
 from pipejax.base.files import read_file
 from pipejax.costs.costs import (
-    DIMENSIONLESS,
-    FIELDS,
-    MESSAGE_FIELDS,
-    OF_STAGES,
     Costs,
     differs_by_microbatch,
     unchecked_costs,
 )
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Workload
-from pipejax.costs.precision import is_traced
-from pipejax.costs.scaling import scale_workers
 from pipejax.costs.stage.stage_bytes import stage_bytes
-from pipejax.costs.stage.stage_costs import costs_of_microbatch, stage_costs
-from pipejax.costs.system.system import System
 from pipejax.schedules.table.table import ScheduleTable
 
 Lengths = Sequence[float | Sequence[float]] | Float[NumpyArray, " microbatches"]
-Scale = Sequence[float] | Float[NumpyArray, " microbatches"] | Float[Array, " microbatches"]
-
-OF_MICROBATCHES = tuple(name for name in FIELDS if name not in OF_STAGES)
-FIXED = ("latency", *DIMENSIONLESS)  # of a microbatch, but not longer for a longer one
-
-
-def scale_microbatches(costs: Costs, scale: Scale) -> Costs:
-    """Let what an op takes, and what a message transmits, grow with the length of its microbatch.
-
-    Every time but latencies, all-reduces, updates and sharding is multiplied by the factor of its
-    microbatch.
-
-    Args:
-      costs: unbatched costs [s].
-      scale: (microbatches) factors of at least 0: tokens over those that `costs` are for.
-
-    Returns:
-      Costs of shape (stages or 1, microbatches), and of messages (directions, pipes, boundaries,
-      microbatches); a JAX function of both arguments.
-
-    Raises:
-      ValueError: if a factor is negative or not finite, or a fused pair has a cost of its own: it
-        holds two microbatches.
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
-      >>> even = pj.Costs(forward=1.0, backward=2.0)
-      >>> costs = pj.costing.scale_microbatches(even, [1.0, 2.0, 0.5, 0.5])
-      >>> costs.forward.tolist(), pj.evaluate(table, costs).makespan
-      ([[1.0, 2.0, 0.5, 0.5]], 17.0)
-    """
-    check_types(costs=(costs, Costs))
-    factors: Any = scale if is_traced(scale) else _factors(scale)
-    if costs.pair is not None:
-        raise ValueError(
-            "pair is what two microbatches take together, whose lengths differ: leave it out, and "
-            "it is the sum of both"
-        )
-
-    def scaled(name: str, time: Any) -> Any:
-        axes = 3 if name in MESSAGE_FIELDS else 1
-        last = factors[(None,) * axes]
-        if differs_by_microbatch(name, time):
-            return time * last
-        whole = np.reshape(time, (1,) * (axes - np.ndim(time)) + np.shape(time))
-        return whole[..., None] * last
-
-    times = {name: time for name, time in vars(costs).items() if time is not None}
-    grow = [name for name in times if name in OF_MICROBATCHES and name not in FIXED]
-    return Costs(**times | {name: scaled(name, times[name]) for name in grow})
-
-
-def _factors(scale: Any) -> Float[NumpyArray, " microbatches"]:
-    factors = as_floats(scale, "scale")
-    if factors.ndim != 1 or not (np.isfinite(factors) & (factors >= 0)).all():
-        raise ValueError(
-            "scale must be one finite number of at least 0 for each microbatch, got "
-            f"{abbreviated(scale)}"
-        )
-    return factors
-
-
-def length_costs(
-    workload: Workload, system: System, table: ScheduleTable, lengths: Lengths
-) -> Costs:
-    """Price a schedule whose microbatches have lengths of their own, by the model.
-
-    A microbatch of n tokens is priced as one of b sequences of n / b tokens, b as `stage_costs` has
-    it. What is packed is priced as sequences of the length at which tokens attend to as many others
-    as they do there: sum(s^2) / sum(s). So products grow with the tokens and attention with the
-    squares of the sequences, kernels keep their efficiencies, and messages their bytes per token.
-
-    Args:
-      workload: model, minibatch and parallelism.
-      system: the machine.
-      table: the schedule.
-      lengths: of each microbatch its tokens, or the lengths of its sequences.
-
-    Returns:
-      Costs per microbatch; latencies, A, U and sharding are those of `stage_costs`.
-
-    Raises:
-      ValueError: as `stage_costs`; if a length is not above 0 or there are not as many as
-        microbatches.
-
-    Cost:
-      That of `stage_costs` for each different length.
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
-      >>> workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=4, tensor_parallel=8)
-      >>> system = pj.load_system("h100")
-      >>> costs = pj.costing.length_costs(workload, system, table, [2048, 4096, [2048, 2048], 2048])
-      >>> print(*(costs.forward[0] / costs.forward[0, 0]).round(2).tolist())
-      1.0 2.08 1.77 1.0
-    """
-    check_types(
-        workload=(workload, Workload), system=(system, System), table=(table, ScheduleTable)
-    )
-
-    alike = dataclasses.replace(workload, stragglers=())  # who is slow has an axis of its own
-
-    def price(model: Model, size: float) -> dict[str, Any]:
-        found = vars(costs_of_microbatch(model, system, alike, table, size)).items()
-        grow = (pair for pair in found if pair[0] in OF_MICROBATCHES and pair[0] not in FIXED)
-        return {name: np.asarray(time) for name, time in grow if time is not None}
-
-    costs = Costs(
-        **vars(stage_costs(alike, system, table)) | _by_length(workload, table, lengths, price)
-    )
-    return scale_workers(costs, table, dict(workload.stragglers))
 
 
 def length_bytes(workload: Workload, table: ScheduleTable, lengths: Lengths) -> dict[str, Any]:
-    """Activations of microbatches with lengths of their own, as `length_costs` prices them.
+    """Activations of microbatches with lengths of their own, as `stage_costs` prices them.
 
     Returns (stages, microbatches) sizes [B], weight_share of them that W needs after I, and
     checkpoints [B].
@@ -173,10 +51,10 @@ def length_bytes(workload: Workload, table: ScheduleTable, lengths: Lengths) -> 
         names = ("sizes", "weight_share", "checkpoints")
         return {name: np.asarray(part) for name, part in zip(names, parts, strict=True)}
 
-    return _by_length(workload, table, lengths, price)
+    return by_length(workload, table, lengths, price)
 
 
-def _by_length(
+def by_length(
     workload: Workload,
     table: ScheduleTable,
     lengths: Lengths,

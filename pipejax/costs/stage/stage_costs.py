@@ -8,6 +8,7 @@ exchanges of one kind are priced as one array, which keeps that compilation shor
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,8 +29,9 @@ from pipejax.costs.model.workload import (
     assign_layers,
 )
 from pipejax.costs.precision import in_float64, is_traced
-from pipejax.costs.scaling import check_workers, scale_workers
+from pipejax.costs.scaling import GROWING, check_workers, scaled_costs
 from pipejax.costs.stage.exchanges import Exchanges, exposed_buckets, exposed_ring, price_exchanges
+from pipejax.costs.stage.microbatches import Lengths, by_length
 from pipejax.costs.stage.stage_work import PerKind, StageWork, stage_work
 from pipejax.costs.system.parts import Flag
 from pipejax.costs.system.system import Link, Number, System
@@ -290,20 +292,31 @@ def _both_ways(value: Number) -> Float[Array, "2 pipes boundaries"]:
     return xp.broadcast_to(value, (2, *np.shape(value)))
 
 
-def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Costs:
+def stage_costs(
+    workload: Workload, system: System, table: ScheduleTable, *, lengths: Lengths | None = None
+) -> Costs:
     """Price every op and message of a schedule.
+
+    Where microbatches have lengths of their own, one of n tokens is priced as b sequences of n / b
+    tokens, b as without lengths. What is packed is priced as sequences of the length at which
+    tokens attend to as many others as they do there: sum(s^2) / sum(s). So products grow with the
+    tokens and attention with the squares of the sequences, kernels keep their efficiencies, and
+    messages their bytes per token. Latencies, A, U and sharding do not depend on lengths.
 
     Args:
       workload: model, minibatch and parallelism.
       system: the machine.
       table: the schedule.
+      lengths: of each microbatch its tokens, or the lengths of its sequences; all alike if None.
 
     Returns:
       Costs with one entry per stage and, for messages, per direction, pipe and boundary, in
-      float64 where no number of model and system is traced.
+      float64 where no number of model and system is traced; with lengths, an axis of microbatches
+      more.
 
     Raises:
-      ValueError: if the microbatches do not divide the minibatch, or layers are too few.
+      ValueError: if the microbatches do not divide the minibatch, or layers are too few; if a
+        length is not above 0, or there are not as many as microbatches.
 
     Example:
       >>> import pipejax as pj
@@ -312,11 +325,25 @@ def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Cos
       >>> costs = pj.stage_costs(workload, pj.load_system("mid_nw_mid_cp"), table)
       >>> print(f"{float(costs.forward[0]):.4f} s")
       0.0616 s
+      >>> h100, lengths = pj.load_system("h100"), [2048, 4096, [2048, 2048], *5 * [2048]]
+      >>> costs = pj.stage_costs(workload, h100, table, lengths=lengths)
+      >>> print(*(costs.forward[0] / costs.forward[0, 0]).round(2)[:4].tolist())
+      1.0 2.08 1.77 1.0
     """
     check_types(
         workload=(workload, Workload), system=(system, System), table=(table, ScheduleTable)
     )
-    return costs_of_microbatch(workload.model, system, workload, table)
+    if lengths is None:
+        return costs_of_microbatch(workload.model, system, workload, table)
+    alike = dataclasses.replace(workload, stragglers=())  # who is slow has an axis of its own
+
+    def price(model: Model, size: float) -> dict[str, Any]:
+        found = vars(costs_of_microbatch(model, system, alike, table, size))
+        return {name: np.asarray(found[name]) for name in GROWING if found[name] is not None}
+
+    whole = costs_of_microbatch(workload.model, system, alike, table)
+    costs = Costs(**vars(whole) | by_length(workload, table, lengths, price))
+    return scaled_costs(costs, table, workers=dict(workload.stragglers))
 
 
 def stage_parts(workload: Workload, system: System, table: ScheduleTable) -> dict[str, Costs]:
@@ -348,7 +375,7 @@ def with_factors(costs: Costs, workload: Workload, table: ScheduleTable) -> Cost
         costs = dataclasses.replace(costs, pair_factor=workload.pair_factor)
     slow = dict(workload.stragglers)
     check_workers(slow, table, "stragglers")
-    return scale_workers(costs, table, slow) if slow else costs
+    return scaled_costs(costs, table, workers=slow) if slow else costs
 
 
 def _with_host_beyond(system: System, seconds: Float[Array, "parts stages"]) -> Array:

@@ -92,7 +92,8 @@ def microbatches(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
       >>> lengths = [1.0, 1.0, 1.0, 8.0, 2.0, 1.0, 4.0, 1.0]
-      >>> costs = pj.costing.scale_microbatches(pj.Costs(forward=1.0, backward=2.0), lengths)
+      >>> costs = pj.Costs(forward=1.0, backward=2.0)
+      >>> costs = pj.costing.scaled_costs(costs, table, microbatches=lengths)
       >>> found = pj.search.microbatches(table, costs)
       >>> found.value, found.baselines["ascending"], found.baselines["descending"]
       (114.0, 121.0, 125.0)
