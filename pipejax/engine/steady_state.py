@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, IntArray, Program
-from pipejax.schedules.cells.ops import NO_MICROBATCH, STEP_END, Phase
+from pipejax.schedules.cells.ops import INPUT_GRADS, NO_MICROBATCH, STEP_END, Phase
 
 NOT_IN_TABLE = -1
 ENDS = -1  # stands in a frontier for the last end of all nodes that nobody waits for
@@ -186,7 +186,7 @@ class _Columns:
         kind = self.kind[node]
         own = [kind] if kind[0] != Phase.B else []
         (phase, *rest), _ = self.backward.get(node, (kind, 0))
-        if phase in (Phase.B, Phase.I):
+        if phase in INPUT_GRADS:
             own += [(Phase.I, *rest), *[(Phase.W, *rest)] * (phase == Phase.B)]
         return list(dict.fromkeys(own))
 

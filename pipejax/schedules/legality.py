@@ -18,10 +18,12 @@ from pipejax.schedules.cells.dependencies import FORWARD, find_dependencies, fin
 from pipejax.schedules.cells.ops import (
     CELL_PHASES,
     HOST,
+    INPUT_GRADS,
     KINDS,
     MESSAGES,
     SHARDING,
     UNIT_SLOTS,
+    WEIGHT_GRADS,
     Op,
     Phase,
     ScheduleError,
@@ -71,7 +73,7 @@ def check_rows(content: Content) -> None:
         raise ScheduleError(
             f"worker {worker} has no op: every worker runs a stage", place=(worker, None)
         )
-    is_pair = (phase == Phase.F) & np.isin(partner, (Phase.B, Phase.I))
+    is_pair = (phase == Phase.F) & np.isin(partner, INPUT_GRADS)
     for cell in np.flatnonzero((partner != Phase.IDLE) & ~is_pair):
         reason = "{op} on worker {worker} fuses other ops than a forward and a backward"
         raise _wrong(content, cell, reason)
@@ -199,12 +201,12 @@ def check_updates(content: Content) -> None:
             )
         return
     versions, forward, own = find_versions(content), where[Phase.F], where[Phase.U]
-    gradient = np.maximum(where[Phase.B], where[Phase.W])
+    gradient = content.last_of_backward
     for stage, microbatch in np.argwhere(versions.update_cell == NOWHERE):
         of_run = f", run {microbatch % rule.runs}," if rule.runs > 1 else ""
         reason = f"the gradient of {{op}} is never applied: no U of stage {stage}{of_run}"
         cell = gradient[stage, microbatch]
-        raise _wrong(content, cell, f"{reason} stands after it", Phase.B, Phase.W)
+        raise _wrong(content, cell, f"{reason} stands after it", *WEIGHT_GRADS)
     for cell in own[(own != NOWHERE) & (own != versions.update_cell)]:
         reason = "op {op} does not apply the gradient that it is named after"
         raise _wrong(content, cell, f"{reason}: an update before it has done so", Phase.U)

@@ -103,9 +103,9 @@ def _gradients(
     table: ScheduleTable,
 ) -> tuple[Int[NumpyArray, " microbatches"], dict[str, NumpyArray]]:
     """Microbatches in the order in which their gradients can be computed, and what these do."""
-    found, where, rule = find_versions(table), table.where, table.weights
+    found, rule = find_versions(table), table.weights
     _, finish = op_times(table)
-    first = finish.ravel()[np.maximum(where[Phase.B], where[Phase.W])].min(axis=0)
+    first = finish.ravel()[table.last_of_backward].min(axis=0)
     order = np.argsort(first, kind="stable")
     run, applied = order % rule.runs, found.applied[:, order].T
     key = applied * rule.runs + run[:, None]

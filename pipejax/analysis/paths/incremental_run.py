@@ -20,7 +20,7 @@ from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.link_models import check_eager
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, ZERO
 from pipejax.engine.pricing import by_microbatch, cost_vector
-from pipejax.schedules.cells.ops import Op, Phase, ScheduleError
+from pipejax.schedules.cells.ops import WEIGHT_GRADS, Op, Phase, ScheduleError
 from pipejax.schedules.table.table import ScheduleTable
 
 ROUNDING = 1e-12  # relative: what is closer may be equal
@@ -372,7 +372,7 @@ class IncrementalRun:
         for node in behind:  # next in the row
             edges[node] = [(one, ZERO) if e == (other, ZERO) else e for e in self._edges[node]]
         # an all-reduce waits for the last gradient of its stage in the row
-        stages = {op.stage for op in self._ops[one] if op.phase in (Phase.B, Phase.W)}
+        stages = {op.stage for op in self._ops[one] if op.phase in WEIGHT_GRADS}
         for node in np.flatnonzero(self._program.phase == Phase.A).tolist():
             if self._program.stage[node] in stages and (other, ZERO) in self._edges[node]:
                 edges[node] = [(one, ZERO) if e == (other, ZERO) else e for e in self._edges[node]]

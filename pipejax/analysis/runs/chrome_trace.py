@@ -22,7 +22,7 @@ from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.analysis.runs.timeline import Arrow, Bar, arrows, bars
 from pipejax.base.checks import check_types
 from pipejax.engine.lowering.program import NO_WORKER
-from pipejax.schedules.cells.ops import NO_MICROBATCH, Phase
+from pipejax.schedules.cells.ops import NO_MICROBATCH, WEIGHT_GRADS, Phase
 
 COMPUTE, COLLECTIVES, HOST_LINK, SEND, RECEIVE = range(5)  # kinds of tracks, from top to bottom
 _CATEGORY = ("compute", "collective", "host link", "message", "message")
@@ -226,7 +226,7 @@ def _in_flight(ops: Sequence[Bar]) -> list[Event]:
     events, held = [], Counter[int]()
     for bar in ops:  # a row in its order: at one time what ended before comes before
         for op in bar.ops:
-            if op.phase in (Phase.F, Phase.B, Phase.W):
+            if op.phase in (Phase.F, *WEIGHT_GRADS):
                 held[bar.worker] += 1 if op.phase == Phase.F else -1
                 time = bar.start if op.phase == Phase.F else bar.finish
                 count = {"args": {"activations": held[bar.worker]}}

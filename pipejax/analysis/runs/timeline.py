@@ -15,11 +15,10 @@ from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import one_of, wrong
 from pipejax.engine.lowering.program import SOURCE
-from pipejax.schedules.cells.ops import HOST, NO_MICROBATCH, Op, Phase, format_cell
+from pipejax.schedules.cells.ops import HOST, INPUT_GRADS, NO_MICROBATCH, Op, Phase, format_cell
 from pipejax.schedules.table.table import ScheduleTable
 
 SEGMENTS = ("warmup", "steady", "cooldown")
-BACKWARDS = (Phase.B, Phase.I)  # W may come much later
 
 
 class Bar(NamedTuple):
@@ -155,7 +154,10 @@ def segment_of(run: Evaluation, segment: str) -> Window:
     ops = run.table.ops
     worker = ops.cell // run.table.num_slots
     start, finish = run.start.ravel()[ops.cell], run.finish.ravel()[ops.cell]
-    forward, backward = ops.phase == Phase.F, np.isin(ops.phase, BACKWARDS)
+    forward, backward = (
+        ops.phase == Phase.F,
+        np.isin(ops.phase, INPUT_GRADS),
+    )  # W may come much later
     if not (forward.any() and backward.any()):
         raise ValueError(f"part {name}: {run.schedule} has no forwards and backwards")
     first, last = np.full(run.workers, np.inf), np.full(run.workers, -np.inf)

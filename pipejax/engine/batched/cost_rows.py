@@ -26,7 +26,7 @@ from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS, Costs, unchecked_c
 from pipejax.costs.precision import float_type, is_traced, known
 from pipejax.engine.lowering.program import CostLayout, Program
 from pipejax.engine.pricing import cost_vector, overlapped
-from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.cells.ops import INPUT_GRADS, Phase
 
 ZERO_ROW = 0
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # of leaves by field
@@ -235,7 +235,7 @@ def _pair_times(program: Program, leaves: Leaves) -> Any:
         return entries(PHASE_FIELDS[kind.name], stage, microbatch)
 
     with known(leaves["pair_factor"].dtype):
-        kinds = [of(kind, backward) for kind in (Phase.B, Phase.I) if (phase == kind).any()]
+        kinds = [of(kind, backward) for kind in INPUT_GRADS if (phase == kind).any()]
         of_backward = kinds[0] if len(kinds) == 1 else xp.where(phase == Phase.B, *kinds)
         of_forward = np.divmod(np.asarray(program.pair_stage), layout.columns)
         factor = entries("pair_factor", *of_forward)

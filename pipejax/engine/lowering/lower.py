@@ -28,7 +28,7 @@ from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTab
 from pipejax.engine.lowering.program_builder import ProgramBuilder, Reductions
 from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies, find_versions
-from pipejax.schedules.cells.ops import TIMED, Phase
+from pipejax.schedules.cells.ops import TIMED, WEIGHT_GRADS, Phase
 from pipejax.schedules.table.communication_cells import RunOrder, run_order
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -185,10 +185,9 @@ def add_reductions_within(builder: ProgramBuilder) -> None:
     """Add an A before every U cell, for the replicas of its copy; other pipes do not take part."""
     table = builder.table
     update_cell = find_versions(table).update_cell
-    where = table.where
     update, which = np.unique(update_cell, return_inverse=True)
     last = np.full(len(update), NOWHERE)  # gradient before each update
-    np.maximum.at(last, which.ravel(), np.maximum(where[Phase.B], where[Phase.W]).ravel())
+    np.maximum.at(last, which.ravel(), table.last_of_backward.ravel())
     stage, nodes = table.stage.ravel()[update], builder.node_of_cell.ravel()
     reductions = builder.add_nodes(
         duration=builder.layout.op(Phase.A, stage),
@@ -207,7 +206,7 @@ def add_step_end(builder: ProgramBuilder) -> None:
     table, layout = builder.table, builder.layout
     place = np.full((table.num_workers, table.num_stages), -1)  # slot of the last gradient
     for cells in (table.cells, table.partners):
-        worker, slot = np.nonzero(np.isin(cells.phase, [Phase.B, Phase.W]))
+        worker, slot = np.nonzero(np.isin(cells.phase, WEIGHT_GRADS))
         np.maximum.at(place, (worker, cells.stage[worker, slot]), slot)
     copies = np.argwhere(place >= 0)  # by worker and stage: pipes share a worker's copy
     copies = copies[np.lexsort((place[place >= 0], copies[:, 0]))]

@@ -17,7 +17,14 @@ from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.longest_path import run_edges
 from pipejax.schedules.cells.cells import NOWHERE, HeldCells
 from pipejax.schedules.cells.dependencies import find_versions
-from pipejax.schedules.cells.ops import CELL_PHASES, COMMUNICATION, SHARDING, Phase
+from pipejax.schedules.cells.ops import (
+    CELL_PHASES,
+    COMMUNICATION,
+    INPUT_GRADS,
+    SHARDING,
+    WEIGHT_GRADS,
+    Phase,
+)
 from pipejax.schedules.table.table import ScheduleTable, without
 
 # what a device can do, by number; MEAN averages the weights of all runs after the last update of
@@ -255,53 +262,68 @@ def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) ->
     put("write", (Phase.L,), left, always)
     put("free", (Phase.F,), arrived, ~again)
     put("free", (Phase.R,), arrived, always)
-    put("free", (Phase.B, Phase.W), kept, always)
+    put("free", WEIGHT_GRADS, kept, always)
     put("free", (Phase.O,), left, always)
     is_last = ops.stage == table.num_stages - 1
     put("seed", (Phase.F,), placed.place, is_last)
     put("microbatch", (Phase.F,), ops.microbatch, is_last)
-    put("total", (Phase.B, Phase.W, Phase.U), placed.copy * runs + run, always)
-    put("sum", (Phase.B, Phase.W), placed.copy, always)
+    put("total", (*WEIGHT_GRADS, Phase.U), placed.copy * runs + run, always)
+    put("sum", WEIGHT_GRADS, placed.copy, always)
 
 
 def _write_updates(table: ScheduleTable, written: Instructions) -> None:
-    """Say which version every update reads and makes; average all runs after a round but the last.
+    """Say which version every update reads and makes, and how many gradients it applies.
 
     An update is named after a microbatch whose gradient it applies.
     """
     if not table.updates_within:
         return
-    placed, rule = _placed(table), table.weights
-    applied = find_versions(table).applied
-    mine = placed.take(placed.ops.phase == Phase.U)
-    ops, (slot, worker, _) = mine.ops, mine.at
-    number = applied[ops.stage, ops.microbatch]
-    home = table.placement[table.pipe_of_microbatch].T  # (stages, microbatches)
-    run_of = np.arange(table.num_microbatches) % rule.runs
-    same = (applied[ops.stage] == number[:, None]) & (home[ops.stage] == worker[:, None])
-    same &= run_of == (ops.microbatch % rule.runs)[:, None]
-    base = StageCopies.of(table).version[worker, ops.stage]
-    made = base + (number + 1) * rule.runs
-    written.weight[mine.at] = made - rule.runs + ops.microbatch % rule.runs
-    written.made[mine.at] = made + ops.microbatch % rule.runs
-    written.collected[mine.at] = same.sum(axis=1)
-    if rule.runs == 1:
-        return
-    run, rounds = ops.microbatch % rule.runs, ops.microbatch // rule.round_size
-    for where in sorted({*zip(worker.tolist(), ops.stage.tolist(), rounds.tolist(), strict=True)}):
-        own = (worker == where[0]) & (ops.stage == where[1]) & (rounds == where[2])
-        latest = np.full(rule.runs, NOWHERE)
-        np.maximum.at(latest, run[own], number[own])
-        if where[2] == rounds.max():
-            continue
-        if len({*latest.tolist()}) > 1:
+    placed, runs = _placed(table), table.weights.runs
+    updates = placed.take(placed.ops.phase == Phase.U)
+    ops, worker = updates.ops, updates.at[1]
+    applied = find_versions(table).applied  # number of the update, (stages, microbatches)
+    number, run = applied[ops.stage, ops.microbatch], ops.microbatch % runs
+    # it applies the gradients of that number which microbatches of its run leave on its copy
+    on_worker = table.placement[table.pipe_of_microbatch].T  # (stages, microbatches)
+    run_of = np.arange(table.num_microbatches) % runs
+    own = (applied[ops.stage] == number[:, None]) & (on_worker[ops.stage] == worker[:, None])
+    own &= run_of == run[:, None]
+    # version v of run r stands at first + v * runs + r
+    first = StageCopies.of(table).version[worker, ops.stage]
+    written.weight[updates.at] = first + number * runs + run
+    written.made[updates.at] = first + (number + 1) * runs + run
+    written.collected[updates.at] = own.sum(axis=1)
+    if runs > 1:
+        _write_means(table, updates, number, written)
+
+
+def _write_means(
+    table: ScheduleTable,
+    updates: _Placed,
+    number: Int[NumpyArray, " updates"],
+    written: Instructions,
+) -> None:
+    """Average the models of all runs, in the slot of the last update of each round but the last.
+
+    All runs have the same newest version then: their models stand side by side.
+    """
+    rule, ops, (slot, worker, _) = table.weights, updates.ops, updates.at
+    rounds = ops.microbatch // rule.round_size
+    kinds = np.stack([worker, ops.stage, rounds])  # of a copy of a stage in a round
+    for kind in np.unique(kinds[:, rounds < rounds.max()], axis=1).T:
+        own = np.flatnonzero((kinds == kind[:, None]).all(axis=0))
+        newest = np.full(rule.runs, NOWHERE)
+        np.maximum.at(newest, ops.microbatch[own] % rule.runs, number[own])
+        if len(np.unique(newest)) > 1:
             raise ValueError(
                 f"{table.name} averages runs that do not have equal numbers of updates"
             )
-        last = np.flatnonzero(own)[np.argmax(slot[own])]
-        written.code[slot[last], worker[last], 1] = MEAN
-        written.weight[slot[last], worker[last], 1] = base[last] + (latest[0] + 1) * rule.runs
-        written.collected[slot[last], worker[last], 1] = rule.runs
+        last = own[np.argmax(slot[own])]
+        at = slot[last], worker[last], 1
+        first = StageCopies.of(table).version[worker[last], ops.stage[last]]
+        written.code[at] = MEAN
+        written.weight[at] = first + (newest[0] + 1) * rule.runs
+        written.collected[at] = rule.runs
 
 
 def _write_messages(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) -> None:
@@ -311,10 +333,9 @@ def _write_messages(table: ScheduleTable, sizes: SpmdSizes, written: Instruction
     at most from the worker at a given distance.
     """
     placed = _placed(table)
-    forward, backward = (Phase.F,), (Phase.B, Phase.I)
     for phases, hop, field, shifts in (
-        (forward, 1, written.activation_to, sizes.activation_shifts),
-        (backward, -1, written.gradient_to, sizes.gradient_shifts),
+        ((Phase.F,), 1, written.activation_to, sizes.activation_shifts),
+        (INPUT_GRADS, -1, written.gradient_to, sizes.gradient_shifts),
     ):
         there = (placed.ops.stage + hop >= 0) & (placed.ops.stage + hop < table.num_stages)
         ops, (slot, worker, _) = placed.take(np.isin(placed.ops.phase, phases) & there)[:2]

@@ -7,7 +7,7 @@ few lines that make objects of them.
 import warnings
 from collections.abc import Iterable, Sequence
 
-from pipejax.schedules.cells.ops import CELL_PHASES, Cell, Op, Phase
+from pipejax.schedules.cells.ops import CELL_PHASES, SPLIT, Cell, Op, Phase
 from pipejax.schedules.table.slot_simulation import spread
 from pipejax.schedules.table.table import ScheduleTable, without
 from pipejax.schedules.table.table_files import LossWarning
@@ -32,7 +32,7 @@ def with_known_cells(
     return spread(without(table, unknown))
 
 
-UNKNOWN = tuple(p for p in CELL_PHASES if p not in (Phase.F, Phase.B, Phase.I, Phase.W))
+UNKNOWN = tuple(p for p in CELL_PHASES if p not in (*SPLIT, Phase.B))
 
 
 def checked(table: ScheduleTable, runtime: str) -> ScheduleTable:

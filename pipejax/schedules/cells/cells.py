@@ -11,7 +11,15 @@ from pipejax.base.array_types import Index, Int, NumpyArray
 from pipejax.base.checks import whole_number
 from pipejax.base.display import short_repr
 from pipejax.base.machine import check_fits
-from pipejax.schedules.cells.ops import COMPUTE, NUMBERED, Cell, Op, Phase, format_cell
+from pipejax.schedules.cells.ops import (
+    COMPUTE,
+    NUMBERED,
+    WEIGHT_GRADS,
+    Cell,
+    Op,
+    Phase,
+    format_cell,
+)
 
 # Which weights a forward reads, where a table updates them before its end.
 #
@@ -185,6 +193,12 @@ class Content:
             where[phase] = np.full(shape, NOWHERE)
             where[phase][own.stage, own.microbatch] = own.cell
         return where
+
+    @functools.cached_property
+    def last_of_backward(self) -> Int[NumpyArray, "stages microbatches"]:
+        """Cell (stages, microbatches) of the op that ends each backward."""
+        whole, split = (self.where[phase] for phase in WEIGHT_GRADS)
+        return np.maximum(whole, split)
 
     def cell(self, worker: Index, slot: Index) -> Cell:
         """Return the ops of one cell.

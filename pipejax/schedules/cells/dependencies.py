@@ -10,7 +10,7 @@ import numpy as np
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.remembered import remembered
 from pipejax.schedules.cells.cells import NOWHERE, Content
-from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.cells.ops import INPUT_GRADS, WEIGHT_GRADS, Phase
 
 FORWARD, BACKWARD = 0, 1  # direction of a message: activation, input gradient
 
@@ -38,10 +38,10 @@ RULES = (
     Rule(Phase.I, (Phase.F,), 0),
     Rule(Phase.B, (Phase.R,), 0),
     Rule(Phase.I, (Phase.R,), 0),
-    Rule(Phase.B, (Phase.I, Phase.B), 1),
-    Rule(Phase.I, (Phase.I, Phase.B), 1),
+    Rule(Phase.B, INPUT_GRADS, 1),
+    Rule(Phase.I, INPUT_GRADS, 1),
     Rule(Phase.W, (Phase.I,), 0),
-    Rule(Phase.U, (Phase.W, Phase.B), 0),
+    Rule(Phase.U, WEIGHT_GRADS, 0),
     Rule(Phase.O, (Phase.F,), 0),
     Rule(Phase.L, (Phase.O,), 0),
     Rule(Phase.WAIT_O, (Phase.O,), 0),
@@ -158,7 +158,7 @@ def find_versions(content: Content) -> Versions:
         return laid
 
     newest = by_microbatch(events.phase == Phase.F, seen)
-    gradient = np.isin(events.phase, (Phase.B, Phase.W))
+    gradient = np.isin(events.phase, WEIGHT_GRADS)
     applied, updates = by_microbatch(gradient, seen), by_microbatch(gradient, size[group])
     cells = np.append(events.cell[is_update], NOWHERE)
     nth = by_microbatch(gradient, before)  # in all groups: the update that comes next
@@ -179,7 +179,7 @@ def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
     """
     events, versions = _events(content), find_versions(content)
     slot = events.cell % content.num_slots
-    is_update, is_gradient = events.phase == Phase.U, np.isin(events.phase, (Phase.B, Phase.W))
+    is_update, is_gradient = events.phase == Phase.U, np.isin(events.phase, WEIGHT_GRADS)
     # All versions of all groups stand in one array, a group's versions side by side: version 0,
     # which is there from the start, then one for each of its updates. `made` is the slot of the
     # update that makes a version, `unread` the slot behind which nothing needs it any more: the
@@ -220,7 +220,7 @@ class _WeightEvents(NamedTuple):
 
 
 def _events(content: Content) -> _WeightEvents:
-    ops = content.ops.take(np.isin(content.ops.phase, (Phase.F, Phase.B, Phase.W, Phase.U)))
+    ops = content.ops.take(np.isin(content.ops.phase, (Phase.F, *WEIGHT_GRADS, Phase.U)))
     runs, (worker, slot) = content.weights.runs, np.divmod(ops.cell, content.num_slots)
     group = (worker * content.num_stages + ops.stage) * runs + ops.microbatch % runs
     columns = np.stack([group, ops.phase, ops.stage, ops.microbatch, ops.cell])

@@ -146,6 +146,8 @@ def _kinds(runs_on: str, *of: str, timed: bool) -> tuple[Phase, ...]:
 
 
 SPLIT = (Phase.F, Phase.I, Phase.W)  # of a microbatch on a stage, in this order
+INPUT_GRADS = (Phase.B, Phase.I)  # they send a gradient back; a forward may be fused with one
+WEIGHT_GRADS = (Phase.B, Phase.W)  # the last op of a backward
 STEP_END = (Phase.A, Phase.U)  # lowering adds them, where no cell of the table updates
 COMPUTE = _kinds(WORKER, MICROBATCH, timed=True)
 ROW_OPS = _kinds(WORKER, MICROBATCH, COPY, timed=True)  # without what serves a stage as a whole
@@ -235,7 +237,7 @@ def parse_cell(text: str) -> Cell:
     if pair is None:
         return (parse_op(text),)
     forward, backward = parse_op(pair[1]), parse_op(pair[2])
-    if forward.phase is not Phase.F or backward.phase not in (Phase.B, Phase.I):
+    if forward.phase is not Phase.F or backward.phase not in INPUT_GRADS:
         raise ValueError(f"{text!r} is not a fused pair: expected (F;B) or (F;I), forward first")
     return forward, backward
 

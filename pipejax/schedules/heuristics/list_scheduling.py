@@ -249,22 +249,32 @@ class _ListScheduler:
 
         Only pipes with one stage on each worker offload: stage w is on worker w.
         """
-        if self.link_busy[worker]:
-            return
+        if not self.link_busy[worker]:
+            op = self.returning(worker) or self.leaving(worker)
+            if op is not None:
+                self.transfer(op, now)
+
+    def returning(self, worker: int) -> Op | None:
+        """Return the load of what the next gradients need, if it is due and there is room."""
         oldest = min(self.away[worker], default=None)
-        after_return = self.timeline.held[worker] + self.work.sizes[worker]
-        is_due = oldest is not None and self.is_due(worker, oldest)
-        if oldest is not None and is_due and after_return <= self.work.limits[worker]:
-            self.transfer(Op(Phase.L, worker, oldest), now)
-            return
-        is_stuck = oldest == self.timeline.done[I][0][worker]
+        if oldest is None or not self.is_due(worker, oldest):
+            return None
+        level = self.timeline.held[worker] + self.work.sizes[worker]
+        return Op(Phase.L, worker, oldest) if level <= self.work.limits[worker] else None
+
+    def leaving(self, worker: int) -> Op | None:
+        """Return the offload of the youngest activation, if its room is needed.
+
+        Either the next gradient needs room, since its activation is away: then it goes at any
+        price. Or a forward asks for room that no weight gradient makes: then it goes if it pays.
+        """
+        is_stuck = self.timeline.done[I][0][worker] in self.away[worker]
         forward, weights = self.wanted(worker), self.ready[worker][WEIGHT]
         asks = forward is not None and not weights and not self.fits(forward, worker)
         youngest = self.youngest(worker) if is_stuck or asks else None
-        if youngest is not None and (is_stuck or self.pays(worker, youngest)):
-            self.went[worker].add(youngest)
-            self.away[worker].append(youngest)
-            self.transfer(Op(Phase.O, worker, youngest), now)
+        if youngest is None or not (is_stuck or self.pays(worker, youngest)):
+            return None
+        return Op(Phase.O, worker, youngest)
 
     def youngest(self, worker: int) -> int | None:
         """Return the activation whose gradient comes last, of those that may go."""
@@ -286,6 +296,10 @@ class _ListScheduler:
         return away >= lasts[Phase.O][worker] + lasts[Phase.L][worker]
 
     def transfer(self, op: Op, now: Time) -> None:
+        """Start an op on the host link."""
+        if op.phase is Phase.O:
+            self.went[op.stage].add(op.microbatch)
+            self.away[op.stage].append(op.microbatch)
         for sharer in self.sharing[op.stage]:
             self.link_busy[sharer] = True
         self.timeline.start(op, now)

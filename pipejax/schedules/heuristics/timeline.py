@@ -12,7 +12,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.schedules.cells.memory_ledger import END, START, WEIGHT_SHARE, change_of
-from pipejax.schedules.cells.ops import HOST, Cell, Op, Phase
+from pipejax.schedules.cells.ops import HOST, INPUT_GRADS, SPLIT, Cell, Op, Phase
 from pipejax.schedules.cells.placement import Placement
 from pipejax.schedules.table.host_links import aligned
 
@@ -75,7 +75,7 @@ class Work(NamedTuple):
     @property
     def total(self) -> int:
         """Number of ops that compute."""
-        phases = sum(phase in self.lasts for phase in (Phase.F, Phase.B, Phase.I, Phase.W))
+        phases = sum(phase in self.lasts for phase in (*SPLIT, Phase.B))
         return phases * len(self.placement[0]) * len(self.pipe_of)
 
     @property
@@ -348,7 +348,7 @@ def _with_waits(
             before_load[stage, microbatch] = len(offloads)
         else:
             free += gives
-            if op.phase in (Phase.B, Phase.I):
+            if op.phase in INPUT_GRADS:
                 # it waited for its load, and the load for all offloads before it on the link
                 certain = max(certain, before_load.get((stage, microbatch), 0))
         cells.append((op,))

@@ -16,7 +16,17 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import check_types, known_as, whole_number
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
-from pipejax.schedules.cells.ops import COMMUNICATION, COMPUTE, HOST, Cell, Op, Phase, receive_of
+from pipejax.schedules.cells.ops import (
+    COMMUNICATION,
+    COMPUTE,
+    HOST,
+    INPUT_GRADS,
+    WEIGHT_GRADS,
+    Cell,
+    Op,
+    Phase,
+    receive_of,
+)
 from pipejax.schedules.table.host_links import aligned, check_host_links, host_edges, waiting_cells
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, row_order, without
@@ -140,7 +150,7 @@ def with_waits(row: Sequence[Cell]) -> list[Cell]:
             if op.phase in _WAIT_OF:
                 pending[op._replace(phase=_WAIT_OF[op.phase])] = None
             wait = op._replace(phase=Phase.WAIT_SEND_F)
-            if op.phase in (Phase.B, Phase.I) and wait in pending and wait not in held:
+            if op.phase in INPUT_GRADS and wait in pending and wait not in held:
                 found.append((wait,))
                 del pending[wait]
     return found + [(wait,) for wait in pending if wait not in held]
@@ -184,14 +194,13 @@ def _with_unshards(row: Sequence[Cell], most: int, ahead: int) -> list[Cell]:
 
 def _with_reductions(row: Sequence[Cell], deferred: bool) -> list[Cell]:
     """Reduce the gradients of each stage behind its last backward, at most one at a time."""
-    makers = Phase.B, Phase.W
-    last = {op.stage: op for cell in row for op in cell if op.phase in makers}
+    last = {op.stage: op for cell in row for op in cell if op.phase in WEIGHT_GRADS}
     found: list[Cell] = []
     pending: list[Cell] = []
     for cell in row:
         found.append(cell)
         for op in cell:
-            if op.phase in makers and last[op.stage] == op:
+            if op.phase in WEIGHT_GRADS and last[op.stage] == op:
                 wait = (Op(Phase.WAIT_REDUCE_GRAD, op.stage),)
                 found += [*pending, (Op(Phase.REDUCE_GRAD, op.stage),)]
                 pending = [wait] if deferred else []

@@ -20,6 +20,7 @@ from pipejax.schedules.cells import placement as placements
 from pipejax.schedules.cells.cells import NEWEST, NOWHERE, Cells, Content, WeightRule, lay_out
 from pipejax.schedules.cells.dependencies import Dependencies, find_dependencies
 from pipejax.schedules.cells.ops import (
+    INPUT_GRADS,
     MESSAGES,
     UNIT_SLOTS,
     Cell,
@@ -265,7 +266,7 @@ class ScheduleTable(Content, Drawn):
         """
 
         def before(cell: Cell) -> list[Cell]:
-            backwards = (op for op in cell if op.phase in (Phase.B, Phase.I))
+            backwards = (op for op in cell if op.phase in INPUT_GRADS)
             return [
                 (Op(Phase.R, *op[1:]),)
                 for op in backwards
