@@ -26,8 +26,8 @@ from pipejax.costs.costs import Costs as Costs
 from pipejax.costs.measured.costs_file import read_costs as read_costs
 from pipejax.costs.model.model import Model as Model, load_model as load_model
 from pipejax.costs.model.workload import Workload as Workload
-from pipejax.costs.stage.stage_bytes import memory_bytes as memory_bytes
 from pipejax.costs.stage.stage_costs import stage_costs as stage_costs
+from pipejax.costs.stage.stage_work import memory_bytes as memory_bytes
 from pipejax.costs.system.system import System as System, load_system as load_system
 from pipejax.costs.topology import Topology as Topology
 from pipejax.engine.batched.makespans import (

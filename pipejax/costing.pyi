@@ -6,9 +6,12 @@ from pipejax.costs.model.model import (
 )
 from pipejax.costs.model.pipeline_layout import PipelineLayout as PipelineLayout
 from pipejax.costs.scaling import scaled_costs as scaled_costs
-from pipejax.costs.stage.stage_bytes import stage_bytes as stage_bytes
 from pipejax.costs.stage.stage_costs import work_costs as work_costs
-from pipejax.costs.stage.stage_work import StageWork as StageWork, stage_work as stage_work
+from pipejax.costs.stage.stage_work import (
+    StageWork as StageWork,
+    stage_bytes as stage_bytes,
+    stage_work as stage_work,
+)
 from pipejax.costs.system.parts import Efficiency as Efficiency, Number as Number
 from pipejax.costs.topology import topology_costs as topology_costs
 from pipejax.engine.lowering.program import LINK_COSTS as LINK_COSTS

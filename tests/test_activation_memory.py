@@ -10,7 +10,7 @@ import strategies
 from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
-from pipejax.costs.stage.stage_bytes import stage_bytes
+from pipejax.costs.stage.stage_work import stage_bytes
 from pipejax.schedules.cells.memory_ledger import END, START, change_of
 from pipejax.schedules.table.held_activations import held_counts, held_in_rows, static_bytes
 

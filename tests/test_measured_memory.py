@@ -9,7 +9,7 @@ import pipejax as pj
 from pipejax.costs.layers.formulas import buffer_bytes, head_weight_grad_bytes
 from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.model.layout import Layout
-from pipejax.costs.stage.stage_bytes import stage_bytes
+from pipejax.costs.stage.stage_work import stage_bytes
 from pipejax.costs.system.system import DATA
 
 WIDE = {"gradient_bytes": 4}

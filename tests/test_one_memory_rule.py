@@ -9,7 +9,7 @@ import pytest
 import pipejax as pj
 from pipejax.costs.layers.formulas import layer_activation_bytes, layer_weight_grad_bytes
 from pipejax.costs.model.layout import Layout
-from pipejax.costs.stage.stage_bytes import stage_bytes
+from pipejax.costs.stage.stage_work import stage_bytes
 from pipejax.costs.system.system import data_file
 from pipejax.sweep import run_sweep
 

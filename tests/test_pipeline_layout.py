@@ -9,9 +9,8 @@ from hypothesis import given, strategies as st
 
 import pipejax as pj
 from pipejax.costs.model.workload import assign_layers
-from pipejax.costs.stage.stage_bytes import stage_bytes
 from pipejax.costs.stage.stage_costs import work_costs
-from pipejax.costs.stage.stage_work import stage_work
+from pipejax.costs.stage.stage_work import stage_bytes, stage_work
 
 H100, DENSE = pj.load_system("h100"), pj.load_model("gpt-22b")
 SPARSE = pj.load_model("deepseek-v3-mtp")  # 3 dense layers, 58 with experts, one for MTP

@@ -11,7 +11,7 @@ from hypothesis import given
 
 import pipejax as pj
 from pipejax.analysis.runs.timeline import bars
-from pipejax.costs.stage.stage_bytes import stage_bytes
+from pipejax.costs.stage.stage_work import stage_bytes
 from pipejax.schedules.cells.cells import WeightRule
 from pipejax.schedules.cells.dependencies import find_versions, versions_held
 from pipejax.schedules.table.held_activations import peak_in_flight

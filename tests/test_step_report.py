@@ -9,8 +9,8 @@ import pipejax as pj
 from pipejax.analysis.runs.evaluate import op_counts
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.layers.formulas import model_flop
-from pipejax.costs.stage.stage_bytes import stage_bytes, static_parts
 from pipejax.costs.stage.stage_costs import PARTS, stage_parts
+from pipejax.costs.stage.stage_work import stage_bytes, static_parts
 from pipejax.costs.system.parts import Host, Kernels, Link
 from pipejax.costs.system.system import Band, CalibrationRecord
 from pipejax.engine.pricing import cost_vector

@@ -24,9 +24,8 @@ from pipejax.costs.layers.formulas import (
 from pipejax.costs.model.layout import Group, Layout
 from pipejax.costs.model.model import RECOMPUTE, model_names
 from pipejax.costs.model.workload import Stages, stage_layers, stage_parameters
-from pipejax.costs.stage.stage_bytes import stage_bytes
 from pipejax.costs.stage.stage_costs import work_costs
-from pipejax.costs.stage.stage_work import stage_work
+from pipejax.costs.stage.stage_work import stage_bytes, stage_work
 from pipejax.costs.system.parts import with_flags_as_numbers
 from pipejax.costs.system.system import data_file, roofline_time, system_names
 from pipejax.schedules.table.held_activations import peak_in_flight, static_bytes

@@ -159,7 +159,7 @@ class Costs:
           1.5
         """
         split = {"backward": backward, "input_grad": input_grad, "weight_grad": weight_grad}
-        times = {"forward": forward, **split, "latency": latency, **others}
+        times: dict[str, Any] = {"forward": forward, **split, "latency": latency, **others}
         return cls._of_numbers(table, transfer=transfer, **times)
 
     @classmethod
@@ -201,7 +201,7 @@ class Costs:
           interleaved-1f1b [0.5 0.5 0.5 0.5] [24. 24.]
           hanayo [0.5 0.5 0.5 0.5] [24. 24.]
         """
-        times = {"forward": forward, **others}
+        times: dict[str, Any] = {"forward": forward, **others}
         return cls._of_numbers(table, transfer=transfer, by_worker=True, **times)
 
     @classmethod

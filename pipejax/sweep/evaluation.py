@@ -17,8 +17,7 @@ from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.scaling import parse_stragglers
-from pipejax.costs.stage.stage_bytes import memory_bytes
-from pipejax.costs.stage.stage_work import StageWork, stage_work
+from pipejax.costs.stage.stage_work import StageWork, memory_bytes, stage_work
 from pipejax.costs.system.parts import with_flags_as_numbers
 from pipejax.costs.system.system import Efficiency, System
 from pipejax.costs.topology import parse_places

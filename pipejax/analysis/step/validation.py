@@ -13,7 +13,7 @@ from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import ResultDict, ResultList, short_repr, short_repr_of
 from pipejax.costs.measured.measured_rows import MeasuredRows, joined
 from pipejax.costs.measured.rows_file import read_predictions, read_rows
-from pipejax.costs.stage.stage_bytes import memory_bytes
+from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.costs.system.system import DATA, System, load_system
 
 

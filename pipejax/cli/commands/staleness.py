@@ -44,7 +44,7 @@ def staleness(
     Example:
       pipejax staleness -s pipedream -P 8 -M 320 -T F=1,B=2 --comm 0.5
     """
-    from pipejax.costs.stage.stage_bytes import stage_bytes
+    from pipejax.costs.stage.stage_work import stage_bytes
 
     costs = None if pricing is None else pricing.of(table)
     found = pj.staleness(table, costs, link=links)

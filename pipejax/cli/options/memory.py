@@ -112,7 +112,7 @@ class ActivationOptions(NamedTuple):
             raise ValueError("--activation-sizes does not go with --model, which has its own")
         if workload is None:
             return StageSizes("bytes", **microbatches.bytes_of(table), static=None)
-        from pipejax.costs.stage.stage_bytes import stage_bytes
+        from pipejax.costs.stage.stage_work import stage_bytes
 
         memory = stage_bytes(workload, table)
         lasting = static_bytes(table, np.asarray(memory.static), np.asarray(memory.version))

@@ -203,7 +203,7 @@ class Microbatches(NamedTuple):
         """
         assert self.workload is not None
         from pipejax.costs.stage.microbatches import length_bytes
-        from pipejax.costs.stage.stage_bytes import stage_bytes
+        from pipejax.costs.stage.stage_work import stage_bytes
 
         if self.lengths is not None:
             found = length_bytes(self.workload, table, self.lengths)

@@ -32,7 +32,7 @@ def memory_json(
     table: pj.ScheduleTable, workload: "pj.Workload", system: "pj.System", held: HeldMemory
 ) -> dict[str, Any]:
     """What `--json` says of the memory of each worker, in all and by part [B]."""
-    from pipejax.costs.stage.stage_bytes import static_parts
+    from pipejax.costs.stage.stage_work import static_parts
 
     parts = static_parts(workload, table) | {"activations": held.memory.peak}
     if float(system.memory_reserve) > 0:

@@ -14,8 +14,7 @@ import numpy as np
 from pipejax.base.array_types import Array, Float
 from pipejax.costs import array_functions as xp
 from pipejax.costs.array_functions import stacked, stacked_trees
-from pipejax.costs.layers.collectives import collective_time
-from pipejax.costs.layers.layer_collectives import Collective
+from pipejax.costs.layers.collectives import Collective, collective_time
 from pipejax.costs.model.layout import Group
 from pipejax.costs.model.workload import PerStage
 from pipejax.costs.precision import as_float

@@ -31,7 +31,7 @@ from pipejax.costs.costs import (
 )
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Workload
-from pipejax.costs.stage.stage_bytes import stage_bytes
+from pipejax.costs.stage.stage_work import stage_bytes
 from pipejax.schedules.table.table import ScheduleTable
 
 Lengths = Sequence[float | Sequence[float]] | Float[NumpyArray, " microbatches"]

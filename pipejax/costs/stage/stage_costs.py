@@ -18,8 +18,8 @@ from pipejax.base.checks import check_types
 from pipejax.costs import array_functions as xp
 from pipejax.costs.array_functions import stacked, stacked_trees
 from pipejax.costs.costs import Costs
+from pipejax.costs.layers.collectives import Collective
 from pipejax.costs.layers.kernels import LayerOp, device_time, host_time, phase_time, update_time
-from pipejax.costs.layers.layer_collectives import Collective
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import (
     PerStage,

@@ -1,22 +1,34 @@
-"""The work of a schedule's stages: what one accelerator computes, moves and sends.
+"""The work of a schedule's stages: what one accelerator computes, moves, sends and holds.
 
-It depends on model, layout and schedule, never on the speed of a machine. `stage_work` is for one
-schedule; `work_of_stages` counts the same from numbers alone, which may be padded and traced, so
-that many layouts are one batch.
+It depends on model, layout and schedule, never on the speed of a machine. `stage_work` and
+`stage_bytes` are for one schedule; `work_of_stages` and `bytes_of_stages` count the same from
+numbers alone, which may be padded and traced, so that many layouts are one batch.
 """
 
+import functools
 from typing import NamedTuple
 
+import numpy as np
+
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import check_types
 from pipejax.costs import array_functions as xp
-from pipejax.costs.layers.formulas import boundary_bytes
-from pipejax.costs.layers.kernels import LayerOp
-from pipejax.costs.layers.layer_collectives import (
+from pipejax.costs.layers.collectives import (
     Collective,
     embedding_collectives,
     head_collectives,
     layer_collectives,
     whole_layer_collectives,
 )
+from pipejax.costs.layers.formulas import (
+    boundary_bytes,
+    buffer_bytes,
+    edge_activation_bytes,
+    head_weight_grad_bytes,
+    layer_activation_bytes,
+    layer_weight_grad_bytes,
+)
+from pipejax.costs.layers.kernels import LayerOp
 from pipejax.costs.layers.layer_ops import (
     embedding_ops,
     head_ops,
@@ -25,7 +37,7 @@ from pipejax.costs.layers.layer_ops import (
     whole_layer,
 )
 from pipejax.costs.model.layout import Layout
-from pipejax.costs.model.model import Model
+from pipejax.costs.model.model import KINDS, Model
 from pipejax.costs.model.workload import (
     ParameterCounts,
     PerStage,
@@ -38,8 +50,8 @@ from pipejax.costs.model.workload import (
     stage_parameters,
     stages_held,
 )
-from pipejax.costs.stage.stage_bytes import bytes_of_stages
 from pipejax.costs.system.system import Number
+from pipejax.schedules.table.held_activations import held_in_rows, static_bytes
 from pipejax.schedules.table.table import ScheduleTable
 
 PerKind = tuple[PerStage, ...]
@@ -193,3 +205,160 @@ def _message_bytes(model: Model, layout: Layout, stages: Stages) -> Number:
     """Bytes of a message (1, boundaries): behind layers for further tokens their outputs too."""
     one = boundary_bytes(model, layout) * layout.shared_by / layout.message_shared_by
     return one * (1 + model.mtp_layers * xp.cumsum(stages.mtp)[None, :-1])
+
+
+class StageBytes(NamedTuple):
+    """Memory of one copy of each stage, per accelerator.
+
+    Attributes:
+      weights: (stages) [B].
+      gradients: (stages) [B].
+      optimizer: (stages) optimizer state [B].
+      gathered: (stages) weights of the layers at work, where replicas split all weights [B].
+      buffers: (stages) what the backward needs once per worker, spread over its stages [B].
+      activations: (stages) what one microbatch leaves there until its backward [B].
+      weight_share: (stages) share of that which W needs after I.
+      checkpoint: (stages) what it leaves between F and R, where the table recomputes it [B].
+      version: (stages) one more version of the weights, which asynchronous tables keep [B].
+    """
+
+    weights: Number
+    gradients: Number
+    optimizer: Number
+    gathered: Number
+    buffers: Number
+    activations: Number
+    weight_share: Number
+    checkpoint: Number
+    version: Number
+
+    @property
+    def static(self) -> Number:
+        """Weights, gradients, optimizer state, what is gathered, and buffers (stages) [B]."""
+        lasting = self.weights + self.gradients + self.optimizer
+        return lasting + self.gathered + self.buffers
+
+    @property
+    def parts(self) -> tuple[Number, Number, Number]:
+        """Sizes of an activation's parts, in the order of the memory ledger's `PARTS` [B]."""
+        return self.activations, self.weight_share * self.activations, self.checkpoint
+
+
+def stage_bytes(
+    workload: Workload,
+    table: ScheduleTable,
+    assigned: StageLayers | Stages | None = None,
+    microbatch_size: Number | None = None,
+) -> StageBytes:
+    """Memory of one copy of each stage, per accelerator.
+
+    Full recomputation leaves the input of every layer, all of it until W, or, on stages that the
+    table recomputes in R cells, the same until R and all activations after it.
+    """
+    layout = workload.layout(table, microbatch_size)
+    stages = stages_held(workload, table, assigned)
+    memory = bytes_of_stages(workload.model, layout, stages, workload.recompute_in_layer)
+    if workload.weight_share is None:
+        return memory
+    return memory._replace(weight_share=np.full(table.num_stages, float(workload.weight_share)))
+
+
+def bytes_of_stages(
+    model: Model, layout: Layout, stages: Stages, recompute: str = "none"
+) -> StageBytes:
+    """Memory of stages from numbers alone, all of which may be traced and padded."""
+    first, last = stages.first, stages.last
+    mask, head = edge_activation_bytes(model, layout)
+    inputs = layer_activation_bytes(model, layout, "full")
+    edges = first * mask + last * head
+    layers = all_layers_by_kind(model, stages)
+    recomputed = layers_by_kind(model, stages, stages.recomputed)
+    kept: Number = 0.0
+    needed: Number = 0.0
+    for kind, count, again in zip(model.layers_by_kind, layers, recomputed, strict=True):
+        kept += (count - again) * layer_activation_bytes(model, layout, recompute, kind)
+        needed += (count - again) * layer_weight_grad_bytes(model, layout, kind)
+    recomputed_inputs = sum(recomputed) * inputs
+    activations = kept + recomputed_inputs + edges
+    head_needs = last * head_weight_grad_bytes(model, layout)
+    parameters = stage_parameters(model, layout, stages)
+    sharing = layout.replicas, layout.expert_replicas
+
+    def shared(size: Number, level: int) -> Number:
+        """Bytes of what the replicas split from a level of ZeRO on."""
+        dense, experts = (1 + (count - 1) * (layout.zero >= level) for count in sharing)
+        return size * (parameters.dense / dense + parameters.experts / experts)
+
+    of_layers = [sum(part) for part in layer_weights(model, layout).values()]
+    biggest = functools.reduce(xp.maximum, of_layers)
+    return StageBytes(
+        weights=shared(model.element_bytes, 3),
+        gradients=shared(model.accumulated_bytes, 2),
+        optimizer=shared(model.optimizer_bytes, 1),
+        gathered=2 * model.element_bytes * biggest * (layout.zero >= 3) * stages.share,
+        buffers=_buffers(model, layout, layers, stages),
+        activations=activations,
+        # a stage that holds the embedding alone may leave nothing
+        weight_share=(needed + recomputed_inputs + head_needs) / (activations + (activations == 0)),
+        checkpoint=sum(layers) * inputs + edges,
+        version=model.element_bytes * (parameters.dense + parameters.experts),
+    )
+
+
+def _buffers(model: Model, layout: Layout, layers: tuple[PerStage, ...], stages: Stages) -> Number:
+    """Buffers of the backward (stages): stages of one worker share those of their layers [B]."""
+    kinds = dict(zip(model.layers_by_kind, layers, strict=True))
+    dense, moe = (1.0 * (kinds.get(kind, 0.0 * stages.last) > 0) for kind in KINDS)
+    own, with_head = (
+        buffer_bytes(model, layout, dense=dense, moe=moe, head=head) for head in (0.0, stages.last)
+    )
+    return own * stages.share + (with_head - own)
+
+
+def memory_bytes(
+    workload: Workload, table: ScheduleTable, assigned: StageLayers | None = None
+) -> Float[NumpyArray, " workers"]:
+    """Memory that each worker needs per accelerator: static, and activations at their peak.
+
+    An activation is taken at the start of F; the end of B frees it, the end of I all but the share
+    that W needs, and the end of W that share. Offloads count as ending at once: `activation_memory`
+    of a run follows them in time.
+
+    Args:
+      workload: model, minibatch and parallelism.
+      table: the schedule.
+      assigned: layers by stage, assigned by the table's shares if None.
+
+    Returns:
+      (workers) bytes.
+
+    Raises:
+      ValueError: if the microbatches do not divide the minibatch, or layers are too few.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=8)
+      >>> workload = pj.Workload(pj.load_model("gpt3-175b"), minibatch=8, tensor_parallel=8)
+      >>> print(f"{pj.memory_bytes(workload, table)[0] / 1e9:.1f} GB")
+      100.6 GB
+    """
+    check_types(workload=(workload, Workload), table=(table, ScheduleTable))
+    memory = stage_bytes(workload, table, assigned)
+    peaks = held_in_rows(table).peaks(np.stack(memory.parts), table.num_workers)
+    return static_bytes(table, np.asarray(memory.static), np.asarray(memory.version)) + peaks
+
+
+def static_parts(
+    workload: Workload, table: ScheduleTable
+) -> dict[str, Float[NumpyArray, " workers"]]:
+    """Memory that lasts the whole step, by part: (workers) bytes per accelerator."""
+    memory = stage_bytes(workload, table)
+    of_stages = {
+        "parameters": memory.weights,
+        "gradients": memory.gradients,
+        "optimizer": memory.optimizer,
+        "buffers": memory.gathered + memory.buffers,
+    }
+    found = {name: static_bytes(table, np.asarray(each)) for name, each in of_stages.items()}
+    older = static_bytes(table, np.zeros(table.num_stages), np.asarray(memory.version))
+    return found | {"parameters": found["parameters"] + older}

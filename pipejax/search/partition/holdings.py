@@ -14,9 +14,8 @@ from pipejax.costs.costs import DIMENSIONLESS, MESSAGE_FIELDS, Costs
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload import StageLayers, Stages, Workload, recomputed_stages, stages_of
-from pipejax.costs.stage.stage_bytes import StageBytes, stage_bytes
 from pipejax.costs.stage.stage_costs import has_host_link, with_factors, work_costs
-from pipejax.costs.stage.stage_work import stage_work
+from pipejax.costs.stage.stage_work import StageBytes, stage_bytes, stage_work
 from pipejax.costs.system.system import System
 from pipejax.schedules.table.table import ScheduleTable
 

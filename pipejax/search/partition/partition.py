@@ -25,8 +25,8 @@ from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload import Workload
-from pipejax.costs.stage.stage_bytes import memory_bytes
 from pipejax.costs.stage.stage_costs import stage_costs
+from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.costs.system.system import System
 from pipejax.engine.pricing import cost_vector
 from pipejax.engine.recurrence_host import run_on_host

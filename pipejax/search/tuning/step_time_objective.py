@@ -17,8 +17,8 @@ from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import PricingShape, StageLayers
-from pipejax.costs.stage.stage_bytes import stage_bytes
 from pipejax.costs.stage.stage_costs import costs_of_shape
+from pipejax.costs.stage.stage_work import stage_bytes
 from pipejax.costs.system.system import Number, System
 from pipejax.engine.batched.makespans import makespans, makespans_and_grad
 from pipejax.engine.batched.pricing import (

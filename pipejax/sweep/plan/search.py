@@ -20,7 +20,7 @@ from pipejax.analysis.uncertainty.sensitivity import POWER, RESOURCES
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress
-from pipejax.costs.stage.stage_bytes import StageBytes
+from pipejax.costs.stage.stage_work import StageBytes
 from pipejax.costs.system.parts import FIELDS
 from pipejax.costs.system.system import System
 from pipejax.sweep.plan.layouts import Layouts
