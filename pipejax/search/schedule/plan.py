@@ -222,10 +222,19 @@ def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
     return Plan.of({**at, "I": turn, "W": last}, whole)
 
 
+def fault_of(problem: Problem, plan: Plan) -> str | None:
+    """Say which limit of the problem a plan does not keep, or that it may not offload."""
+    if plan.offloaded and problem.offload is None:
+        return "its schedule offloads, which the problem does not allow"
+    for worker, (peak, limit) in enumerate(zip(peaks(problem, plan), problem.limits, strict=True)):
+        if peak > limit:
+            return f"its schedule takes {peak} of {limit} parts of the memory of worker {worker}"
+    return None
+
+
 def keeps_limits(problem: Problem, plan: Plan) -> bool:
     """Return whether a plan keeps the problem's limits, and offloads only where that may be."""
-    may_offload = problem.offload is not None or not plan.offloaded
-    return may_offload and bool((peaks(problem, plan) <= problem.limits).all())
+    return fault_of(problem, plan) is None
 
 
 def table_keeps_limits(problem: Problem, table: ScheduleTable) -> bool:

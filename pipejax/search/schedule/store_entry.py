@@ -29,7 +29,7 @@ from pipejax.base.files import checksum
 from pipejax.base.provenance import code_hash
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.schedule.plan import NEVER, Plan, objective_of, peaks, to_plan
+from pipejax.search.schedule.plan import NEVER, Plan, fault_of, objective_of, to_plan
 from pipejax.search.schedule.problem import NAMES, OBJECTIVES, Problem
 
 FORMAT_1 = "pipejax-optimized"
@@ -180,13 +180,8 @@ def from_text(text: str) -> Record:
 def check_plan(problem: Problem, table: ScheduleTable) -> Plan:
     """Run a table and check that it keeps the limits."""
     plan = to_plan(problem, table)
-    if plan.offloaded and problem.offload is None:
-        raise ValueError("its schedule offloads, which the problem does not allow")
-    for worker, (peak, limit) in enumerate(zip(peaks(problem, plan), problem.limits, strict=True)):
-        if peak > limit:
-            raise ValueError(
-                f"its schedule takes {peak} of {limit} parts of the memory of worker {worker}"
-            )
+    if fault := fault_of(problem, plan):
+        raise ValueError(fault)
     return plan
 
 
