@@ -17,7 +17,7 @@ from sweeps.pipedream import (
     settings as pipedream_settings,
     sweep as pipedream,
 )
-from sweeps.pipedream.curves import at_equal, below, ends, in_order, tuned, winner
+from sweeps.pipedream.curves import at_equal, below, ends, in_order, read, tuned, winner
 from sweeps.pipedream.runs import along, runs_of, together
 from sweeps.pipedream.schemes import table_of, train
 from sweeps.pipedream.settings import (
@@ -204,7 +204,7 @@ def test_every_figure_of_the_claims_is_drawn(data):
         if store == "pipedream_machines":
             drawn |= {f"{store}_{short}" for short in script.FILES.values()}
         else:
-            drawn |= set(script.draw(data[store].assign_attrs(store=store)))
+            drawn |= set(script.draw(read(data[store], store).assign_attrs(store=store)))
     assert named <= drawn | own
 
 

@@ -15,7 +15,7 @@ from figures.pipedream import (
     scaling as pipedream_scaling,
 )
 from pipejax.plots import style
-from sweeps.pipedream.curves import QUANTITY, ends
+from sweeps.pipedream.curves import QUANTITY, ends, read
 from sweeps.pipedream.settings import AS_RUN, CAPTION
 
 SEEDS, SAMPLES = 3, 7
@@ -76,9 +76,9 @@ RATES = {
 
 @pytest.fixture(scope="module")
 def matched():
-    return many(
-        "stages", {s: made({"pipedream": 1.0, "rpd": rate}) for s, rate in ((4, 0.9), (8, NEVER))}
-    )
+    rates = {4: 0.9, 8: NEVER}
+    each = {s: made({"pipedream": 1.0, "rpd": rate}) for s, rate in rates.items()}
+    return read(many("stages", each), "pipedream_match")
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,8 @@ def scaled():
     one = many("stages", each)
     fewer = one.copy(deep=True)
     fewer["gap"].loc[{"stages": 8}] = np.nan  # not run there
-    return many("setting", {AS_RUN: one, CAPTION: fewer}).isel(step=[1, 2])
+    both = many("setting", {AS_RUN: one, CAPTION: fewer}).isel(step=[1, 2])
+    return read(both, "pipedream_scaling")
 
 
 @pytest.fixture(scope="module")
@@ -101,14 +102,14 @@ def machines():
     speeds = pipedream_machines.SPEEDS
     names = [pipedream_machines.SYSTEM.format(n, c) for n in speeds for c in speeds]
     one = many("system", {name: slow if name.startswith("slow") else fast for name in names})
-    return many("objective", {"logistic regression": one})
+    return read(many("objective", {"logistic regression": one}), "pipedream_machines")
 
 
 def store(name, data=None):
     one = made(RATES) if data is None else data
     if name == "pipedream_quadratic":
         one = many("setting", {AS_RUN: one, CAPTION: made(RATES, until=16.0)})
-    return one.assign_attrs(store=name)
+    return read(one, name).assign_attrs(store=name)
 
 
 STORES = [f"pipedream_{name}" for name in ("quadratic", "nesterov", "logistic", "language")]
@@ -200,13 +201,13 @@ def test_map_of_winners(machines):
 
 
 def test_command_names_the_folder_of_stores(tmp_path, capsys):
-    made(RATES).to_zarr(tmp_path / "pipedream_nesterov.zarr", zarr_format=2)
+    store("pipedream_nesterov").to_zarr(tmp_path / "pipedream_nesterov.zarr", zarr_format=2)
     assert command.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "pipedream_nesterov.png").exists()
     printed = capsys.readouterr().out
-    store = tmp_path / "pipedream_match.zarr"
+    missing = tmp_path / "pipedream_match.zarr"
     assert (
-        f"no {store}: `python -m sweeps.pipedream.sweep --only match --out {tmp_path}` writes it"
+        f"no {missing}: `python -m sweeps.pipedream.sweep --only match --out {tmp_path}` writes it"
         in printed
     )
 

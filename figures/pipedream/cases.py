@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from figures.kit.cases import plain_numbers
 from pipejax.plots import palette
-from sweeps.pipedream.curves import End
+from sweeps.pipedream.curves import end_of
 
 SHADE = 0.15  # opacity of bands
 DECADES = 3  # a shorter logarithmic axis has plain numbers
@@ -94,17 +94,21 @@ def _family(scheme: str) -> str:
     return scheme.split(",")[0].split(" ")[0]
 
 
-def said(name: str, end: End) -> str:
-    """Name a scheme and where it ends.
+def said(one: xr.Dataset, x: str) -> str:
+    """Name the schemes of one case, and where each ends.
 
     Args:
-      name: of the scheme.
-      end: as from `sweeps.pipedream.curves.ends`.
+      one: as from `sweeps.pipedream.curves.read`, of one setting and number of stages.
+      x: "time" or "updates": what is equal there.
 
     Returns:
-      As "PipeDream 2.7 (2.6 to 2.9; 1/256)".
+      As "PipeDream 2.7 (2.6 to 2.9; 1/256); RPD 3 (2.9 to 3.1; 1/256)".
     """
-    return f"{label_of(name)} {end}"
+    each = [one.sel(by=x, scheme=name) for name in one.scheme.values]
+    return "; ".join(
+        f"{label_of(str(at.scheme.item()))} {end_of(at.end.values, float(at.chosen_step_size))}"
+        for at in each
+    )
 
 
 def plot_seeds(

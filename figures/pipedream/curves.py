@@ -20,7 +20,7 @@ from figures.pipedream.cases import (
     said,
 )
 from pipejax.plots import style
-from sweeps.pipedream.curves import PUBLISHED, QUANTITY, ends, fraction, rule_of, tuned
+from sweeps.pipedream.curves import PUBLISHED, QUANTITY, fraction, rule_of
 from sweeps.pipedream.settings import AS_RUN
 
 BY: Mapping[str, tuple[str, ...]] = {"pipedream_quadratic": ("updates",)}  # RPD has no clock
@@ -49,14 +49,13 @@ def _figure(data: xr.Dataset, name: str, x: str) -> Figure:
     for axes, setting in zip(drawn, settings, strict=True):
         rule = rule_of(name, setting)
         one = data if is_one else data.sel(setting=setting)
-        _curves(axes, tuned(one, quantity, rule), x, with_sizes=is_one)
+        _curves(axes, one, x, with_sizes=is_one)
         axes.set_xlabel(X_LABELS[x])
         if not is_one:
             axes.set_title(f"setting: {setting}", loc="left")
-        found = ends(one, quantity, x, rule)
         words.append(
             f"{setting.capitalize()}, at {SIZES[rule]} and equal {EQUAL[x]}, where the first of "
-            f"them ends: {'; '.join(said(scheme, end) for scheme, end in found.items())}."
+            f"them ends: {said(one, x)}."
         )
     drawn[0].set_ylabel(QUANTITIES[quantity])
     if quantity != "loss":
@@ -80,5 +79,5 @@ def _curves(axes: Axes, best: xr.Dataset, x: str, *, with_sizes: bool) -> None:
             axes.plot([], [], label=f"{label_of(name)}: diverges", **look)
             continue
         edge = ", edge" if at.edge else ""
-        size = f" ({fraction(float(at.step_size))}{edge})" if with_sizes else ""
+        size = f" ({fraction(float(at.chosen_step_size))}{edge})" if with_sizes else ""
         plot_seeds(axes, at[x], at.shown, label_of(name) + size, look)

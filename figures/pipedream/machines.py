@@ -22,7 +22,6 @@ from figures.pipedream.cases import (
     range_of_seeds,
 )
 from pipejax.plots import palette, style
-from sweeps.pipedream.curves import Winner, at_equal, tuned, winner
 
 SPEEDS = ("slow", "mid", "fast")
 SYSTEM = "{}_nw_{}_cp"
@@ -35,9 +34,8 @@ STRONG, PALE = 0.6, 0.2  # share of the colour where every seed agrees, and wher
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw a map of winners and three machines' curves for every objective."""
-    best = tuned(data, "gap")
     return {
-        f"pipedream_machines_{FILES[str(name)]}": _figure(best.sel(objective=name), str(name))
+        f"pipedream_machines_{FILES[str(name)]}": _figure(data.sel(objective=name), str(name))
         for name in data.objective.values
     }
 
@@ -72,13 +70,13 @@ def _map(axes: Axes, best: xr.Dataset) -> None:
     for row, compute in enumerate(SPEEDS):
         for column, network in enumerate(SPEEDS):
             one = best.sel(system=SYSTEM.format(network, compute))
-            found = winner(at_equal(one, "time"))
-            colour = look[found.scheme]["color"] if found.scheme else palette.GREY
-            filled = _mixed(colour, STRONG if found.seeds == seeds else PALE)
+            first = str(one["first"].item())
+            colour = look[first]["color"] if first else palette.GREY
+            filled = _mixed(colour, STRONG if int(one.wins) == seeds else PALE)
             place: dict[str, Any] = {"edgecolor": "white", "linewidth": 2, "facecolor": filled}
             axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **place))
             at: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
-            axes.text(column, row, _words(found, seeds), color=palette.ink(filled), **at)
+            axes.text(column, row, _words(one, seeds), color=palette.ink(filled), **at)
     axes.set(xlim=(-0.5, 2.5), ylim=(-0.5, 2.5), xlabel="network", ylabel="compute")
     axes.set_xticks(range(3), SPEEDS)
     axes.set_yticks(range(3), SPEEDS)
@@ -92,14 +90,15 @@ def _mixed(colour: str, share: float) -> str:
     return to_hex((red, green, blue))
 
 
-def _words(found: Winner, seeds: int) -> str:
-    if not found.scheme:
+def _words(one: xr.Dataset, seeds: int) -> str:
+    first, second = str(one["first"].item()), str(one["second"].item())
+    if not first:
         return "all diverge"
-    if not found.second:
-        return f"{label_of(found.scheme)}\nall others diverge"
+    if not second:
+        return f"{label_of(first)}\nall others diverge"
     return (
-        f"{label_of(found.scheme)}\n{found.lead:.3g} times below {label_of(found.second)}\n"
-        f"in {found.seeds} of {seeds} seeds"
+        f"{label_of(first)}\n{float(one.lead):.3g} times below {label_of(second)}\n"
+        f"in {int(one.wins)} of {seeds} seeds"
     )
 
 

@@ -20,21 +20,19 @@ from figures.pipedream.cases import (
     said,
 )
 from pipejax.plots import palette, style
-from sweeps.pipedream.curves import PUBLISHED, apart, ends, tuned
 
 BAND = 10.0  # factor that the band reaches to either side
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw both curves for each number of stages, with an order of magnitude to either side."""
-    best = tuned(data, "gap", PUBLISHED)
     figure, drawn = panels(data.sizes["stages"], style.PAGE, 3.0)
     words = []
     for axes, stages in zip(drawn, data.stages.values, strict=True):
-        one = best.sel(stages=stages)
+        one = data.sel(stages=stages)
         _panel(axes, one)
         axes.set_xlabel(X_LABELS["updates"])
-        worst = apart(one)
+        worst = float(one.apart)
         title = f"S = {int(stages)}, δ = {int(one.delta.sel(scheme='rpd'))}"
         axes.set_title(
             f"{title}:\nat most {worst:.2g} times apart"
@@ -42,8 +40,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
             else f"{title}:\none of them diverges",
             loc="left",
         )
-        found = ends(data.sel(stages=stages), "gap", "updates", PUBLISHED)
-        words.append(f"S = {int(stages)}: {'; '.join(said(*pair) for pair in found.items())}.")
+        words.append(f"S = {int(stages)}: {said(one, 'updates')}.")
     log_axis(drawn[0])
     drawn[0].set_ylabel(QUANTITIES["gap"])
     handles = [*drawn[0].get_legend_handles_labels()[0], range_of_seeds()]

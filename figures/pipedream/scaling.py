@@ -20,7 +20,7 @@ from figures.pipedream.cases import (
     said,
 )
 from pipejax.plots import palette, style
-from sweeps.pipedream.curves import QUANTITY, depths, ends, tuned
+from sweeps.pipedream.curves import QUANTITY, depths
 
 STORE = "pipedream_scaling"
 
@@ -35,17 +35,15 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         one = data.sel(setting=setting)
         run = depths(one)
         one = one.sel(stages=run)
-        best = tuned(one, quantity)
         for name, look in looks([str(name) for name in one.scheme.values]).items():
-            _scheme(axes, best.sel(scheme=name), look)
+            _scheme(axes, one.sel(scheme=name), look)
         count_axis(axes, data.stages.values)
         axes.set_xlim(float(data.stages.min()) / 1.2, float(data.stages.max()) * 1.2)
         until = float(one.time.max())
         axes.set_title(f"setting: {setting}, {until:g} slots", loc="left")
         axes.set_xlabel("stages S")
         for stages in (run[0], run[-1]):
-            found = ends(one.sel(stages=stages), quantity)
-            each = "; ".join(said(name, end) for name, end in found.items())
+            each = said(one.sel(stages=stages), "time")
             words.append(f"{setting.capitalize()} at S = {stages}: {each}.")
     drawn[0].set_ylabel(f"{QUANTITIES[quantity]} at the end")
     log_axis(drawn[0])

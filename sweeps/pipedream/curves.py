@@ -1,12 +1,12 @@
 """What the curves of an experiment say: step sizes, values at equal time or updates, who is below.
 
-Claims and figures both read it here, so that a table and a caption have the same numbers. Of the
-seeds the median and the range are shown.
+Claims read it here; what figures draw of it is added to the dataset (`read`), so that a table and a
+caption have the same numbers. Of the seeds the median and the range are shown.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -20,6 +20,9 @@ QUANTITY: Mapping[str, str] = {  # of each store, what its experiment is read by
     "pipedream_scaling": "value",
     "pipedream_language": "loss",
 }
+
+EQUAL = ("time", "updates")  # where ends are compared
+AXES = ("setting", "objective", "system", "stages")  # of experiments, some have none of them
 
 NONE = -1  # in place of a step size
 
@@ -314,3 +317,54 @@ def winner(found: xr.DataArray) -> Winner:
     lead = float(median.sel(scheme=second) / median.sel(scheme=first))
     wins = (found.sel(scheme=first) < found.sel(scheme=second)).sum()
     return Winner(first, second, lead, int(wins))
+
+
+def read(data: xr.Dataset, store: str) -> xr.Dataset:
+    """Add what figures draw of an experiment, so that they compute nothing.
+
+    Args:
+      data: as from `sweeps.pipedream.runs.together`.
+      store: its name.
+
+    Returns:
+      The data, and without the axis of step sizes: `shown`, `chosen_step_size`, `edge`, `hopeless`
+      as of `tuned`, by the rule of the store; `end` as of `at_equal`, by what is equal; of
+      "pipedream_match" `apart` by stages; of "pipedream_machines" `first`, `second`, `lead` and
+      `wins` as of `winner`, at equal time.
+    """
+    chosen = _chosen(data, store).drop_vars("step")
+    end = _of_cases(chosen, lambda one: xr.concat([at_equal(one, x) for x in EQUAL], "by"))
+    found = data.assign_coords(by=list(EQUAL)).assign(
+        shown=chosen.shown,
+        chosen_step_size=chosen.step_size,
+        edge=chosen.edge,
+        hopeless=chosen.hopeless,
+        end=end,
+    )
+    if store == "pipedream_match":
+        found = found.assign(apart=_of_cases(chosen, lambda one: xr.DataArray(apart(one))))
+    if store == "pipedream_machines":
+        best = _of_cases(end.isel(by=0), lambda one: xr.Dataset(winner(one)._asdict()))
+        found = found.assign(best.rename(scheme="first", seeds="wins"))
+    return found
+
+
+def _chosen(data: xr.Dataset, store: str) -> xr.Dataset:
+    """The curves at the step sizes that are chosen, which settings may do by other rules."""
+    quantity = QUANTITY.get(store, "gap")
+    if "setting" not in data.dims:
+        return tuned(data, quantity, rule_of(store))
+    each = [
+        tuned(data.sel(setting=[name]), quantity, rule_of(store, name))
+        for name in map(str, data.setting.values)
+    ]
+    return xr.concat(each, "setting", data_vars="minimal", coords="minimal")
+
+
+def _of_cases(data: Any, read_one: Callable[[Any], Any]) -> Any:
+    """Read each setting, objective, machine and number of stages; put what is found together."""
+    axis = next((axis for axis in AXES if axis in data.dims), None)
+    if axis is None:
+        return read_one(data)
+    each = [_of_cases(data.sel({axis: at}), read_one) for at in data[axis].values]
+    return xr.concat(each, data[axis], coords="minimal")

@@ -22,6 +22,7 @@ from sweeps.pipedream import (
     schemes,
     staleness,
 )
+from sweeps.pipedream.curves import read
 from sweeps.pipedream.runs import ALONE, make, runs_of, together
 from sweeps.pipedream.settings import EXPERIMENTS
 
@@ -93,7 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     make([run for runs in wanted.values() for run in runs], shown)
     for name, runs in wanted.items():
         attributes = {**provenance(), **origin_of(name), "title": f"PipeDream: {name}"}
-        save(together(name, runs).assign_attrs(attributes), store_of(name, out))
+        data, store = together(name, runs), store_of(name, out)
+        if name in EXPERIMENTS:
+            data = read(data, store.stem)
+        save(data.assign_attrs(attributes), store)
     if options.only is None:
         shutil.rmtree(out / RUNS, ignore_errors=True)
 
