@@ -118,7 +118,7 @@ def places_on(
     """Place of each worker of a table; in order if there are none."""
     if places and len(places) != table.num_workers:
         raise MismatchError(
-            f"{where} are of {len(places)} workers, the table has {table.num_workers}"
+            f"{where} are of {len(places)} workers, the table has {table.num_workers}", where
         )
     return tuple(places) or tuple(range(table.num_workers))
 
