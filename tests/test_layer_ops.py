@@ -5,10 +5,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
+from step_flop import step_flop
 
 import pipejax as pj
 from pipejax.costs.layers.collectives import layer_collectives
-from pipejax.costs.layers.formulas import Phases, boundary_bytes, head_flop, layer_flop, step_flop
+from pipejax.costs.layers.formulas import Phases, boundary_bytes, head_flop, layer_flop
 from pipejax.costs.layers.layer_ops import head_ops, layer_ops, whole_layer
 from pipejax.costs.model.layout import Layout
 

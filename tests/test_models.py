@@ -6,9 +6,10 @@ import json
 import jax
 import numpy as np
 import pytest
+from step_flop import step_flop
 
 import pipejax as pj
-from pipejax.costs.layers.formulas import layer_flop, step_flop
+from pipejax.costs.layers.formulas import layer_flop
 from pipejax.costs.model.model import model_names
 from pipejax.costs.system.system import data_file
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from step_flop import step_flop
 
 import pipejax as pj
 from pipejax.costs.layers.formulas import (
@@ -14,7 +15,6 @@ from pipejax.costs.layers.formulas import (
     layer_activation_bytes,
     layer_flop,
     layer_weight_grad_bytes,
-    step_flop,
 )
 from pipejax.costs.model.layout import Layout
 from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe, zero_bubble_starts

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compilations import compilations
+from step_flop import step_flop
 
 import pipejax as pj
 from pipejax.costs.layers.collectives import collective_time
@@ -19,7 +20,6 @@ from pipejax.costs.layers.formulas import (
     layer_activation_bytes,
     layer_flop,
     layer_weight_grad_bytes,
-    step_flop,
 )
 from pipejax.costs.model.layout import Group, Layout
 from pipejax.costs.model.model import RECOMPUTE, model_names

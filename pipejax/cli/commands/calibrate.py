@@ -9,7 +9,6 @@ import typer
 from rich.markup import escape
 
 import pipejax as pj
-from pipejax.base.data_files import load_json
 from pipejax.base.files import write_file
 from pipejax.cli.commands.link_models import LinkChoice, find_links
 from pipejax.cli.options.catalogue import flag
@@ -99,7 +98,7 @@ def _check_no_effect(options: FitOptions | LinkChoice, runs: str) -> None:
 
 def fit_system(files: Sequence[Path], fitting: FitOptions, out: Output, *, json: bool) -> None:
     """Fit a system to runs of models, to collectives, or first to these and then to runs."""
-    from pipejax.costs.system.system import data_file
+    from pipejax.costs.system.system import read_named
     from pipejax.search.calibration.calibrate import calibrated_file
     from pipejax.search.calibration.parameters import FITTED
 
@@ -111,7 +110,7 @@ def fit_system(files: Sequence[Path], fitting: FitOptions, out: Output, *, json:
     if not files and collectives is None:
         raise ValueError("give DATA.csv, measured runs, or --collectives, or both: what to fit to")
     out.check(SYSTEM)
-    machine, base = pj.load_system(system), load_json(data_file("hardware", system, "system"))
+    machine, base = pj.load_system(system), read_named("hardware", system, "system")[0]
     links = None if collectives is None else _fit_links(collectives, machine)
     decided: set[str] = set()
     if links is not None:

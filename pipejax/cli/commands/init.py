@@ -12,13 +12,12 @@ import typer
 from rich.markup import escape
 
 from pipejax.base.checks import one_of
-from pipejax.base.data_files import load_json
 from pipejax.base.files import write_file
 from pipejax.cli.options.values import JsonFlag, Text
 from pipejax.cli.output.files import NO_OUTPUT, TEMPLATE, Output
 from pipejax.cli.output.report import facts, print_all, print_json, print_plain
 from pipejax.costs.model.model import load_model
-from pipejax.costs.system.system import data_file, load_system
+from pipejax.costs.system.system import load_system, read_named
 
 COSTS = """\
 {
@@ -85,7 +84,7 @@ def _copy(folder: str, kind: str) -> Callable[[str, str], str]:
     """Copy a file of data under another name, with its source and where it is from."""
 
     def text(name: str, copied: str) -> str:
-        data = load_json(data_file(folder, copied, kind))
+        data = read_named(folder, copied, kind)[0]
         begun = f"A copy of {data['name']}, to be changed. {data['source']}"
         return json.dumps({**data, "name": name, "source": begun}, indent=2) + "\n"
 

@@ -69,18 +69,6 @@ def head_flop(model: Model, microbatch_size: Number) -> Phases:
     return Phases(each, each, each)
 
 
-def step_flop(model: Model, minibatch: Number, recompute: str = "none") -> Number:
-    """FLOP of a whole step: forward, backward and recomputation."""
-    layers = sum(
-        count * sum(layer_flop(model, minibatch, recompute, kind))
-        for kind, count in model.layers_by_kind.items()
-    )
-    head = sum(head_flop(model, minibatch))
-    projection = 3 * 2 * tokens_of(model, minibatch) * 2 * model.hidden**2
-    further = sum(layer_flop(model, minibatch, recompute, model.last_kind)) + projection + head
-    return layers + head + model.mtp_layers * further
-
-
 def model_flop(model: Model, sequences: Number) -> Number:
     """FLOP that a step needs on so many sequences, whatever is computed twice: the M of MFU.
 

@@ -14,10 +14,10 @@ from typing import Any, get_args
 import jax
 
 from pipejax.base.checks import MAX_COUNT, known_as, number, whole_number
-from pipejax.base.data_files import check_keys, load_json
+from pipejax.base.data_files import check_keys
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.costs.precision import floats_in
-from pipejax.costs.system.system import Number, _names, data_file
+from pipejax.costs.system.system import Number, names_in, read_named
 
 
 @short_repr
@@ -360,7 +360,7 @@ jax.tree_util.register_dataclass(Model)
 
 def model_names() -> tuple[str, ...]:
     """Return the names of the models that come with pipejax."""
-    return _names("models")
+    return names_in("models")
 
 
 def load_model(name: str | Path) -> Model:
@@ -381,9 +381,7 @@ def load_model(name: str | Path) -> Model:
       >>> pj.load_model("llama3-70b").layers
       80
     """
-    path = data_file("models", name, "model")
-    data = load_json(path)
-    where = str(path) if str(name).endswith(".json") else path.name
+    data, where = read_named("models", name, "model")
     model: Model = _record(Model, data, where)
     check_shape(model, where)
     return model

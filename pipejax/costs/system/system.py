@@ -294,7 +294,7 @@ def roofline_time(system: System, flop: Number, volume: Number, precision: str =
 
 def system_names() -> tuple[str, ...]:
     """Return the names of the systems that come with pipejax."""
-    return _names("hardware")
+    return names_in("hardware")
 
 
 def load_system(name: str | Path) -> System:
@@ -315,9 +315,7 @@ def load_system(name: str | Path) -> System:
       >>> pj.load_system("h100").memory_capacity
       85520000000.0
     """
-    path = data_file("hardware", name, "system")
-    data = load_json(path)
-    where = str(path) if str(name).endswith(".json") else path.name
+    data, where = read_named("hardware", name, "system")
     check_keys(data, dict.fromkeys(("name", "source", "calibration", *SECTIONS), ""), where)
     for key in ("name", "source"):
         if not isinstance(data.get(key), str):
@@ -440,7 +438,8 @@ def _efficiency(section: dict[str, Any], dimension: str, where: str) -> Efficien
     return Efficiency(tuple(sizes), tuple(shares))
 
 
-def _names(folder: str) -> tuple[str, ...]:
+def names_in(folder: str) -> tuple[str, ...]:
+    """Names of the data files of a folder."""
     return tuple(sorted(path.stem for path in (DATA / folder).glob("*.json")))
 
 
@@ -449,5 +448,11 @@ def data_file(folder: str, name: str | Path, kind: str) -> Path:
     check_types(name=(name, str, Path))
     if str(name).endswith(".json"):
         return Path(name)
-    found = known_as(str(name), _names(folder), kind, ", or the path of a .json file")
+    found = known_as(str(name), names_in(folder), kind, ", or the path of a .json file")
     return DATA / folder / f"{found}.json"
+
+
+def read_named(folder: str, name: str | Path, kind: str) -> tuple[dict[str, Any], str]:
+    """Read a data file by name or path, and say what it is called in errors."""
+    path = data_file(folder, name, kind)
+    return load_json(path), str(path) if str(name).endswith(".json") else path.name
