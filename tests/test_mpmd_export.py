@@ -15,6 +15,7 @@ from mpmd_stand_ins import (
 )
 
 import pipejax as pj
+from pipejax.runtimes.formats import FORMATS
 from pipejax.runtimes.writers.jaxpp import to_jaxpp
 from pipejax.runtimes.writers.shardy import to_shardy
 from pipejax.schedules import REGISTRY
@@ -162,3 +163,16 @@ def test_the_command_writes_both(tmp_path, call, monkeypatch):
         assert (code, "Traceback" in err) == (0, False)
         placement = executed(path.read_text(), monkeypatch).PLACEMENT
         assert np.array_equal(placement, [0, 1, 1, 0])
+
+
+def test_python_writes_what_the_command_writes(tmp_path, call):
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+    for name, form in FORMATS.items():
+        if not form.of_run:
+            paths = tmp_path / f"{name}.call", tmp_path / f"{name}.command"
+            pj.write_table(table, paths[0], format=name)
+            size = ("-s", "1f1b", "-P", "2", "-M", "4")
+            assert call("export", *size, "--format", name, "--out", paths[1])[0] == 0
+            assert paths[0].read_bytes() == paths[1].read_bytes()
+    with pytest.raises(ValueError, match="format"):
+        pj.write_table(table, tmp_path / "trace.json", format="chrome-trace")

@@ -14,7 +14,12 @@ from pipejax.base.checks import are_positive
 from pipejax.base.display import abbreviated
 from pipejax.base.longest_path import CycleError, topological_order
 from pipejax.schedules.cells.cells import NEWEST, NOWHERE, Content
-from pipejax.schedules.cells.dependencies import FORWARD, find_dependencies, find_versions
+from pipejax.schedules.cells.dependencies import (
+    FORWARD,
+    find_dependencies,
+    find_versions,
+    order_of_cells,
+)
 from pipejax.schedules.cells.ops import (
     CELL_PHASES,
     HOST,
@@ -180,12 +185,8 @@ def check_order(content: Content) -> None:
         raise _wrong(content, edges.consumer[k], reason)
     if np.all(tail_slot < head_slot):
         return  # the columns are an order
-    busy = np.flatnonzero(content.cells.phase)
-    same_row = busy[1:] // slots == busy[:-1] // slots
-    tail = np.concatenate([busy[:-1][same_row], edges.producer])
-    head = np.concatenate([busy[1:][same_row], edges.consumer])
     try:
-        topological_order(content.cells.phase.size, tail, head)
+        topological_order(content.cells.phase.size, *order_of_cells(content))
     except CycleError as error:
         reason = f"deadlock: no op of this cycle can start: {content.text_of_cycle(error.cycle)}"
         raise ScheduleError(reason, place=content.place(error.cycle[0])) from None

@@ -16,7 +16,7 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.longest_path import run_edges
 from pipejax.schedules.cells.cells import NOWHERE, HeldCells
-from pipejax.schedules.cells.dependencies import find_versions
+from pipejax.schedules.cells.dependencies import find_versions, order_of_cells
 from pipejax.schedules.cells.ops import (
     CELL_PHASES,
     COMMUNICATION,
@@ -120,11 +120,7 @@ def executed(table: ScheduleTable) -> ScheduleTable:
 
 def lockstep_slots(table: ScheduleTable) -> Int[NumpyArray, " cells"]:
     """Return the slot of each cell (cells), the first behind all that it waits for."""
-    edges, busy = table.dependencies, np.flatnonzero(table.phase)
-    in_row = busy[1:] // table.num_slots == busy[:-1] // table.num_slots
-    tail = np.concatenate([busy[:-1][in_row], edges.producer])
-    head = np.concatenate([busy[1:][in_row], edges.consumer])
-    start, _ = run_edges(tail, head, np.ones(table.phase.size))
+    start, _ = run_edges(*order_of_cells(table), np.ones(table.phase.size))
     return start.astype(np.int32)
 
 

@@ -111,6 +111,22 @@ def find_dependencies(content: Content) -> Dependencies:
     return Dependencies(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 
+def order_of_cells(
+    content: Content, cells: Int[NumpyArray, " some"] | None = None
+) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"]]:
+    """Return what cells wait for where messages take no time: edges (edges) from and to cells.
+
+    Each of the given cells, or of all that hold an op, waits for the one before it in its row.
+    """
+    edges = find_dependencies(content)
+    held = np.flatnonzero(content.cells.phase) if cells is None else cells  # row by row
+    same_row = held[1:] // content.num_slots == held[:-1] // content.num_slots
+    return (
+        np.concatenate([held[:-1][same_row], edges.producer]),
+        np.concatenate([held[1:][same_row], edges.consumer]),
+    )
+
+
 # Which updates of a stage every microbatch sees, and which update applies its gradient.
 #
 # Updates of a stage are numbered for each copy of the stage and each run; version v of its weights

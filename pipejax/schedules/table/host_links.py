@@ -13,7 +13,7 @@ from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import wrong
 from pipejax.base.longest_path import CycleError, run_edges, topological_order
 from pipejax.schedules.cells.cells import NOWHERE, Content
-from pipejax.schedules.cells.dependencies import find_dependencies
+from pipejax.schedules.cells.dependencies import order_of_cells
 from pipejax.schedules.cells.ops import HOST, Cell
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
@@ -54,13 +54,9 @@ def host_edges(table: Content, links: Links) -> tuple[Cells, Cells]:
 
 def waiting_cells(table: Content, links: Links) -> tuple[Cells, Cells]:
     """Return all edges between cells (edges) of a run in which messages take no time."""
-    cells, edges = row_order(table, links.executed), find_dependencies(table)
-    same_row = cells[1:] // table.num_slots == cells[:-1] // table.num_slots
-    tail, head = host_edges(table, links)
-    return (
-        np.concatenate([cells[:-1][same_row], edges.producer, tail]),
-        np.concatenate([cells[1:][same_row], edges.consumer, head]),
-    )
+    tail, head = order_of_cells(table, row_order(table, links.executed))
+    before, waiting = host_edges(table, links)
+    return np.concatenate([tail, before]), np.concatenate([head, waiting])
 
 
 def aligned(
