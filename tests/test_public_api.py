@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import typing
 from operator import attrgetter
 from pathlib import Path
 
@@ -59,6 +60,23 @@ def test_functions_document_arguments_results_and_show_an_example():
             assert section in text, (name, section)
         for parameter in parameters:
             assert f"{parameter}:" in text, (name, parameter)
+
+
+def classes_of(annotation):
+    """Classes of the library that an annotation names."""
+    if inspect.isclass(annotation) and annotation.__module__.startswith("pipejax."):
+        yield annotation
+    for part in typing.get_args(annotation):
+        yield from classes_of(part)
+
+
+def test_what_functions_return_is_public():
+    values = {name: attrgetter(name)(pj) for name in public()}
+    known = {value for value in values.values() if inspect.isclass(value)}
+    for name in values.keys() - PARTS:
+        if inspect.isfunction(values[name]):
+            returned = set(classes_of(inspect.signature(values[name]).return_annotation))
+            assert returned <= known, (name, returned - known)
 
 
 def test_only_the_public_names_are_shown():
