@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipejax.costs.model.layout import RANK_ORDERS, Layout
+from pipejax.costs.model.layout import Layout
+from pipejax.costs.model.workload_fields import RANK_ORDERS
 
 # the axes of each group: which degrees it takes part in
 GROUPS = {"tensor_group": "t", "context_group": "c", "replica_group": "cd"}

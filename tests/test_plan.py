@@ -15,7 +15,7 @@ from turns import in_turn
 import pipejax as pj
 from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 from pipejax.cli.app import run
-from pipejax.costs.model.model import RECOMPUTE
+from pipejax.costs.model.workload_fields import RECOMPUTE
 from pipejax.schedules.table.held_activations import held_counts
 from pipejax.sweep.plan import search
 from pipejax.sweep.plan.layouts import Layouts, enumerate_layouts

@@ -22,8 +22,9 @@ from pipejax.costs.layers.formulas import (
     layer_weight_grad_bytes,
 )
 from pipejax.costs.model.layout import Group, Layout
-from pipejax.costs.model.model import RECOMPUTE, model_names
+from pipejax.costs.model.model import model_names
 from pipejax.costs.model.workload import Stages, stage_layers, stage_parameters
+from pipejax.costs.model.workload_fields import RECOMPUTE
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_bytes, stage_work
 from pipejax.costs.system.parts import with_flags_as_numbers

@@ -27,9 +27,10 @@ from pipejax.base.data_files import check_keys, quantity
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.files import read_file
 from pipejax.base.machine import check_fits
-from pipejax.costs.model.layout import PRECISIONS, RANK_ORDERS
-from pipejax.costs.model.model import RECOMPUTE, Model, load_model
+from pipejax.costs.model.model import Model, load_model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
+from pipejax.costs.model.workload import Workload
+from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
 from pipejax.costs.scaling import parse_stragglers
 from pipejax.costs.system.parts import SECTIONS
 from pipejax.costs.system.system import System, load_system
@@ -375,6 +376,34 @@ def _pair_links(value: str) -> str:
     return value
 
 
+TEXTS = {  # fields of a workload that are texts, each read by its own rules
+    "pipeline_layout": _pipeline_layout,
+    "stragglers": _slow_workers,
+    "worker_places": _places,
+}
+
+
+def _fields_of_workload() -> dict[str, tuple[str, Callable[[Any, str], Any], Any]]:
+    """Keys of the fields of a workload, as their table says what they may be."""
+    defaults = {field.name: field.default for field in dataclasses.fields(Workload)}
+    found: dict[str, tuple[str, Callable[[Any, str], Any], Any]] = {}
+    for name, field in WORKLOAD_FIELDS.items():
+        checks: dict[str, Callable[[Any, str], Any]] = {
+            "whole": partial(whole_number, least=field.least, most=field.most or MAX_COUNT),
+            "flag": _flag,
+            "name": _one_of(field.known),
+            "number": number,
+        }
+        if field.kind == "text":
+            found[name] = name, _text(TEXTS[name], field.form), ""
+        else:
+            found[name] = name, checks[field.kind], defaults[name]
+    # datasets have had this axis behind the layout of stages
+    order = [name for name in found if name != "recompute"]
+    order.insert(order.index("pipeline_layout") + 1, "recompute")
+    return {name: found[name] for name in order}
+
+
 FILE = "a name or the path of a .json file"
 
 # key: dimension, check of a value, value if the key is absent (a key without one is needed)
@@ -385,23 +414,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any, str], Any], Any]] = {
     "minibatch": ("minibatch", count, None),
     "microbatches": ("microbatches", count, None),
     "microbatch_size": ("microbatch_size", count, None),
-    "tensor_parallel": ("tensor_parallel", count, 1),
-    "sequence_parallel": ("sequence_parallel", _flag, False),
-    "scatter_gather": ("scatter_gather", _flag, False),
-    "context_parallel": ("context_parallel", count, 1),
-    "expert_parallel": ("expert_parallel", count, 1),
-    "data_parallel": ("data_parallel", count, 1),
-    "zero": ("zero", partial(whole_number, least=0, most=3), 0),
-    "overlap": ("overlap", _flag, False),
-    "precision": ("precision", _one_of(PRECISIONS), PRECISIONS[0]),
-    "rank_order": ("rank_order", _one_of(RANK_ORDERS), RANK_ORDERS[0]),
-    "embedding_units": ("embedding_units", partial(whole_number, least=0, most=MAX_COUNT), 0),
-    "loss_units": ("loss_units", partial(whole_number, least=0, most=MAX_COUNT), 0),
-    "pipeline_layout": ("pipeline_layout", _text(_pipeline_layout, "a text, as E|(t|)*30ttL"), ""),
-    "recompute": ("recompute", _one_of(RECOMPUTE), "none"),
-    "pair_factor": ("pair_factor", number, 1.0),
-    "stragglers": ("stragglers", _text(_slow_workers, "a text, as 3=1.2,5=2"), ""),
-    "worker_places": ("worker_places", _text(_places, "a text, as 0,4,1,5"), ""),
+    **_fields_of_workload(),
     "link": ("link", _one_of(LINKS), "delay"),
     "queues": ("queues", _one_of(QUEUES), "worker"),
     "host_links": ("host_links", _text(_host_links, "a text, as 0+1,2+3"), ""),

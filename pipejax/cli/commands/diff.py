@@ -10,6 +10,7 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.cli.options.pricing import Pricing
+from pipejax.cli.options.pricing_steps import GivenTimes
 from pipejax.cli.options.tables import ScheduleList, TableOptions, naming
 from pipejax.cli.options.values import CountIfGiven, JsonFlag
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, draw_runs
@@ -69,7 +70,7 @@ def diff(
     listed = ScheduleList(options, tables=names, workers=workers)
     counts = None if microbatches is None else [microbatches]
     points = {point.name: point for point in listed.sized(counts)}
-    priced = pricing or Pricing(lambda table: pj.Costs(offload=0.0, **UNIT))
+    priced = pricing or Pricing(GivenTimes({"offload": 0.0, **UNIT}))
     tables = [options.of(name).build(*points[name], priced) for name in names]
     priced.check_used(tables, map(options.builder, names))
     runs = []

@@ -13,7 +13,8 @@ from pipejax.base.checks import one_of
 from pipejax.base.files import write_file
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import ActivationOptions, HeldMemory, MemoryLimit, StageSizes
-from pipejax.cli.options.pricing import Pricing, or_slots
+from pipejax.cli.options.pricing import Pricing
+from pipejax.cli.options.pricing_steps import TableSlots
 from pipejax.cli.options.tables import TableChoice, TableOptions, chosen_tables, naming
 from pipejax.cli.options.values import CountIfGiven, JsonFlag, Text, parse_seconds
 from pipejax.cli.output.files import ANY, NO_OUTPUT, TIMELINE, Output
@@ -140,7 +141,7 @@ def by_name(runs: "Sequence[pj.Evaluation]") -> "Mapping[str, pj.Evaluation]":
     return named((run.schedule, run) for run in runs)
 
 
-NO_TIMES = Pricing(lambda table: or_slots(None, table))
+NO_TIMES = Pricing(TableSlots())
 
 
 class Scene(NamedTuple):
@@ -399,7 +400,7 @@ def save_page(
     from pipejax.plots.explorer.page import page
     from pipejax.plots.explorer.payload import Explored, MemoryShown
 
-    given = Pricing(lambda table: or_slots(None, table)) if pricing is None else pricing
+    given = pricing or NO_TIMES
     explored = []
     for table in tables:
         with naming(table):

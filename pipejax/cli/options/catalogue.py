@@ -8,6 +8,7 @@ or of the record of options that declares it.
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS, WorkloadField
 from pipejax.runtimes.formats import FORMATS
 
 
@@ -30,7 +31,6 @@ class ValueKind(NamedTuple):
 FLAG = ValueKind("")
 COUNT = ValueKind("N", 1)
 WHOLE = ValueKind("N", 0)
-DEGREE = ValueKind("N", 0, 3)
 NUMBER = ValueKind("X")
 NUMBERS = ValueKind("X,..")
 NAME = ValueKind("NAME")
@@ -79,7 +79,11 @@ def _often(
     return OptionRecord(kind, head, short, True, names, argument=argument)
 
 
-_PARALLEL = "accelerators that split"
+def _of_workload(field: WorkloadField) -> OptionRecord:
+    """Return the option of a field of a workload."""
+    kinds = {"whole": ValueKind("N", field.least, field.most), "flag": FLAG, "name": NAME}
+    return OptionRecord(kinds.get(field.kind, RULES), field.head, names=field.known)
+
 
 _LINKS = ("delay", "queued", "blocking", "rendezvous")
 _QUEUES = ("worker", "pair", "direction")
@@ -155,24 +159,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "minibatch": OptionRecord(COUNT, "sequences per step"),
         "microbatch_size": OptionRecord(COUNT, "sequences of a microbatch b"),
         "sequence": OptionRecord(COUNT, "tokens of a sequence; the model's own if not given"),
-        "tensor_parallel": OptionRecord(COUNT, f"{_PARALLEL} every product of a layer"),
-        "sequence_parallel": OptionRecord(FLAG, "split norms and messages over them too"),
-        "scatter_gather": OptionRecord(FLAG, "let each of them send its part of a message"),
-        "context_parallel": OptionRecord(COUNT, f"{_PARALLEL} every sequence"),
-        "expert_parallel": OptionRecord(COUNT, "accelerators that share the experts"),
-        "data_parallel": OptionRecord(COUNT, "replicas of the pipeline"),
-        "zero": OptionRecord(DEGREE, "what replicas split, as stages of ZeRO"),
-        "overlap": OptionRecord(FLAG, "let gradients and weights travel beside compute"),
-        "recompute": OptionRecord(NAME, "recomputation", names=("none", "selective", "full")),
-        "precision": OptionRecord(
-            NAME, "number format of the products", names=("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
-        ),
-        "rank_order": OptionRecord(
-            NAME, "which ranks are neighbours", names=("tp-cp-ep-dp-pp", "tp-pp-dp")
-        ),
-        "embedding_units": OptionRecord(WHOLE, "layers that the embedding counts as"),
-        "loss_units": OptionRecord(WHOLE, "layers that the head and its loss count as"),
-        "pipeline_layout": OptionRecord(RULES, "what each stage holds, as E|(t|)*30ttL"),
+        **{name: _of_workload(field) for name, field in WORKLOAD_FIELDS.items() if field.head},
         "workers_per_node": OptionRecord(RULES, "workers that share a node of the machine"),
         "worker_places": OptionRecord(RULES, "place of each worker on the machine"),
     },

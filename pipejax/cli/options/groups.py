@@ -2,15 +2,15 @@
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import choose_activations
 from pipejax.cli.options.objective import ObjectiveSettings
-from pipejax.cli.options.pricing import PricingSettings
+from pipejax.cli.options.pricing import choose_pricing, pricing_options
 from pipejax.cli.options.tables import (
     OF_RUNS,
     ScheduleList,
@@ -93,29 +93,128 @@ def choose_rendezvous(queues: str = "worker", host_links: Text = None) -> pj.Lin
     return choose_links("rendezvous", queues, host_links)
 
 
-_GROUPS: dict[str, Callable[..., Any]] = {
-    "options": ScheduleSettings,
-    "table": TableChoice,  # built
-    "choice": TableChoice,
-    "listed": ScheduleList,
-    "objectives": ObjectiveSettings,
-    "pricing": PricingSettings,
-    "links": choose_links,
-    "rendezvous": choose_rendezvous,
-    "activations": choose_activations,
+class OptionGroup(NamedTuple):
+    """Options that together choose one argument of a command.
+
+    Attributes:
+      make: makes it, from the values of the options and from other groups by name.
+      takes: the options, and the groups that it is made from.
+    """
+
+    make: Callable[..., Any]
+    takes: Mapping[str, inspect.Parameter]
+
+    @classmethod
+    def of(cls, make: Callable[..., Any]) -> "OptionGroup":
+        """Take what a function or a record takes."""
+        return cls(make, declared(make))
+
+
+_TABLE = OptionGroup.of(TableChoice)
+_GROUPS: Mapping[str, OptionGroup] = {
+    "options": OptionGroup.of(ScheduleSettings),
+    "table": _TABLE,  # built
+    "choice": _TABLE,
+    "listed": OptionGroup.of(ScheduleList),
+    "objectives": OptionGroup.of(ObjectiveSettings),
+    "pricing": OptionGroup(choose_pricing, pricing_options()),
+    "links": OptionGroup.of(choose_links),
+    "rendezvous": OptionGroup.of(choose_rendezvous),
+    "activations": OptionGroup.of(choose_activations),
 }
 _TABLES = ("table", "choice", "listed")  # groups that need the options of schedules
 _INPUTS = ("options", "pricing")  # groups that those are made from
+
+
+class CommandOptions:
+    """The options of a command: its own, and those of the groups that it takes as arguments.
+
+    An argument that is a named tuple of options is a group too. An option of a group that has the
+    name of one of the command's own is read by the command, not by the group.
+
+    Attributes:
+      groups: by the name of the argument.
+      own: the command's own options.
+      outputs: the own options that name files to write, with their kinds.
+      parameters: all options, as typer reads them.
+    """
+
+    def __init__(self, command: Callable[..., Any]) -> None:
+        """Look up the groups, and put all options together."""
+        self.command = command
+        takes = inspect.signature(command).parameters
+        every = declared(command)
+        records = {
+            name: OptionGroup.of(parameter.annotation)
+            for name, parameter in takes.items()
+            if hasattr(parameter.annotation, "_fields") and name not in _GROUPS
+        }
+        self.groups = records | {name: _GROUPS[name] for name in _GROUPS if name in takes}
+        if any(name in self.groups for name in _TABLES):
+            self.groups.setdefault("options", _GROUPS["options"])
+        self.own = {name: every[name] for name in takes if name not in self.groups}
+        kinds = {name: output_kind(parameter) for name, parameter in takes.items()}
+        self.outputs = {name: kind for name, kind in kinds.items() if kind is not None}
+        left_out = {"force": not self.outputs, "format": command.__name__ in NO_TABLES}
+        always = {name: p for name, p in ALWAYS.items() if not left_out.get(name)}
+        of_records = [self._options_of(name) for name in records]
+        self._read_by_command = dict(
+            item for options in (always, self.own, *of_records) for item in options.items()
+        )
+        self._records = frozenset(records)
+        shared: dict[str, inspect.Parameter] = {}
+        for name in sorted(self.groups, key=lambda name: name == "options"):  # --schedule first
+            shared |= self._options_of(name)
+        self.parameters = {**shared, **self._read_by_command}
+
+    def _options_of(self, group: str) -> dict[str, inspect.Parameter]:
+        """Options of a group, without the groups that it is made from."""
+        is_table = group in _TABLES  # `table` is an option of theirs, and a group
+        return {
+            name: parameter
+            for name, parameter in self.groups[group].takes.items()
+            if name not in (*_GROUPS, *self.groups) or (name == "table" and is_table)
+        }
+
+    def chosen(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Make what the groups choose, those first that others are made from."""
+        found: dict[str, Any] = {}
+        for name in sorted(self.groups, key=lambda name: name not in _INPUTS):
+            group = self.groups[name]
+            inputs = {
+                each: found.get(each) if each in _INPUTS else given[each]
+                for each in group.takes
+                if name in self._records or each not in self._read_by_command
+            }
+            made = group.make(**inputs)
+            made = made.chosen() if hasattr(made, "chosen") else made
+            if name == "options" and "activations" in self.groups:
+                made = made._replace(of_runs=OF_RUNS)
+            found[name] = made.build() if name == "table" else made
+        return found
+
+    def run(self, given: Mapping[str, Any]) -> None:
+        """Run the command: its outputs are checked before any work."""
+        outputs = {
+            name: Output(given[name], flag(name), given["force"]).check(kind)
+            for name, kind in self.outputs.items()
+        }
+        check_apart(outputs.values())
+        takes = inspect.signature(self.command).parameters
+        chosen = {name: made for name, made in self.chosen(given).items() if name in takes}
+        format = None if "format" in self.own else given.get("format")
+        with printing(format, json=given["json"]):
+            self.command(**chosen, **{name: given[name] for name in self.own} | outputs)
+        for output in outputs.values():
+            output.end(json=given["json"])
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of every group that it takes as an argument.
 
     A command declares groups, such as `table`, `options`, `pricing` or `links`, as arguments and
-    receives what the group's options choose. An argument that is a named tuple of options is a
-    group too; every other argument is an option of its own. Where it has the name of a group's
-    option, it is the command that reads it. What docstrings say of options beyond the catalogue is
-    their help. An output is checked before all else; a command that has one has `--force`.
+    receives what the group's options choose. What docstrings say of options beyond the catalogue is
+    their help. A command that has an output has `--force`.
 
     Args:
       command: function of the command.
@@ -123,60 +222,13 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     Returns:
       The function that typer sees, with all options in its signature.
     """
-    wanted = declared(command)
-    given = inspect.signature(command).parameters.items()
-    makers = {name: p.annotation for name, p in given if hasattr(p.annotation, "_fields")}
-    makers |= _GROUPS
-    groups = [
-        name
-        for name in makers
-        if name in wanted or (name == "options" and any(group in wanted for group in _TABLES))
-    ]
-    takes = {group: declared(makers[group]) for group in groups}
-    shared: dict[str, inspect.Parameter] = {}
-    for group in sorted(groups, key=lambda name: name == "options"):  # --schedule comes first
-        shared |= {
-            name: parameter
-            for name, parameter in takes[group].items()
-            if name not in makers or (name == "table" and group in _TABLES)
-        }
-    own = {name: parameter for name, parameter in wanted.items() if name not in makers}
-    kinds = {name: kind for name, p in given if (kind := output_kind(p)) is not None}
-    records = [group for group in groups if group not in _GROUPS]
-    left_out = {"force": not kinds, "format": command.__name__ in NO_TABLES}
-    always = {name: p for name, p in ALWAYS.items() if not left_out.get(name)}
-    read_by_command = {**always, **own}
-    for record in records:
-        read_by_command |= {name: p for name, p in takes[record].items() if name not in makers}
+    options = CommandOptions(command)
 
     @functools.wraps(command)
-    def run(**given: Any) -> Any:
-        outputs = {  # before any work
-            name: Output(given[name], flag(name), given["force"]).check(kind)
-            for name, kind in kinds.items()
-        }
-        check_apart(outputs.values())
-        chosen: dict[str, Any] = {}
-        for group in sorted(groups, key=lambda name: name not in _INPUTS):
-            inputs = {
-                name: chosen.get(name) if name in _INPUTS else given[name]
-                for name in takes[group]
-                if group in records or name not in read_by_command
-            }
-            made = makers[group](**inputs)
-            made = made.chosen() if hasattr(made, "chosen") else made
-            if group == "options" and "activations" in groups:
-                made = made._replace(of_runs=OF_RUNS)
-            chosen[group] = made.build() if group == "table" else made
-        arguments = {name: chosen[name] for name in groups if name in wanted}
-        format = None if "format" in own else given.get("format")
-        with printing(format, json=given["json"]):
-            command(**arguments, **{name: given[name] for name in own} | outputs)
-        for output in outputs.values():
-            output.end(json=given["json"])
+    def run(**given: Any) -> None:
+        options.run(given)
 
-    parameters = list({**shared, **read_by_command}.values())
     described: Any = run
-    described.__signature__ = inspect.Signature(parameters)
-    described.__annotations__ = {p.name: p.annotation for p in parameters}
+    described.__signature__ = inspect.Signature([*options.parameters.values()])
+    described.__annotations__ = {p.name: p.annotation for p in options.parameters.values()}
     return run

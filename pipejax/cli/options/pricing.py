@@ -1,7 +1,9 @@
 """Options that say what ops and messages take: times, a file of costs, or a model on a system."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
+from inspect import Parameter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,15 +12,31 @@ import numpy as np
 import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.pricing_steps import HostTimes, Machine, Microbatches
+from pipejax.cli.options.pricing_steps import (
+    CostsFile,
+    GivenTimes,
+    HostTimes,
+    Machine,
+    Microbatches,
+    ModelCosts,
+    OverlappedPairs,
+    RecomputedAgain,
+    SlowWorkers,
+    Source,
+    Step,
+    TableSlots,
+)
 from pipejax.cli.options.values import (
     CountIfGiven,
     FileIfGiven,
     Text,
     WeightShare,
+    declared,
+    option,
     parse_number,
     parse_times,
 )
+from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
 from pipejax.schedules import Builder
 from pipejax.schedules.cells.ops import SPLIT, STEP_END, TIMED
 
@@ -27,10 +45,11 @@ if TYPE_CHECKING:
 
 
 class Pricing(NamedTuple):
-    """How tables are priced; `of` gives the costs of one.
+    """How tables are priced: a source of costs, and what is done to them, in this order.
 
     Attributes:
-      of: costs of a table.
+      source: gives the costs of a table, by level of the machine.
+      steps: change them.
       workload: where a model gives them.
       system: the machine that it is on.
       microbatches: what options say of microbatches that differ.
@@ -38,11 +57,11 @@ class Pricing(NamedTuple):
       rare: letters of ops that most tables have none of, and the option that gives their time.
       stragglers: factors of slow workers.
       of_pairs: the option that says how fused pairs overlap.
-      placed: costs of a table by where its workers sit, on a machine of nodes.
-      places: of each worker there; in order if none.
+      machine: the nodes that workers sit on.
     """
 
-    of: "Callable[[pj.ScheduleTable], pj.Costs]"
+    source: Source
+    steps: tuple[Step, ...] = ()
     workload: "pj.Workload | None" = None
     system: "pj.System | None" = None
     microbatches: Microbatches = Microbatches()
@@ -50,8 +69,43 @@ class Pricing(NamedTuple):
     rare: Mapping[str, str] = MappingProxyType({})
     stragglers: Mapping[int, float] = MappingProxyType({})
     of_pairs: str = ""
-    placed: "Callable[[pj.ScheduleTable], PlacedCosts] | None" = None
-    places: tuple[int, ...] = ()
+    machine: Machine = Machine()
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The place of each worker on the machine; in order if none."""
+        return self.machine.places
+
+    def of(self, table: pj.ScheduleTable) -> "pj.Costs":
+        """Return the costs of a table, whose workers sit where options say."""
+        if not self.machine.sizes:
+            return self._levels(table)[0]
+        from pipejax.costs.topology import places_on
+
+        return self._placed(table).at(places_on(table, self.places, "--worker-places"))
+
+    @property
+    def placed(self) -> "Callable[[pj.ScheduleTable], PlacedCosts] | None":
+        """What gives the costs of a table by where its workers sit, on a machine of nodes."""
+        has_nodes = self.machine.sizes or (self.workload is not None and self.system is not None)
+        return self._placed if has_nodes else None
+
+    def _levels(self, table: pj.ScheduleTable) -> "list[pj.Costs]":
+        """Return the costs of a table if all messages went over links of a level, by level."""
+        levels = self.source.levels(table)
+        for step in self.steps:
+            levels = [step.apply(costs, table) for costs in levels]
+        return levels
+
+    def _placed(self, table: pj.ScheduleTable) -> "PlacedCosts":
+        from pipejax.costs.topology import PlacedCosts
+
+        if self.workload is None or self.system is None:
+            return PlacedCosts.of_levels(self._levels(table), table, self.machine.sizes)
+        from pipejax.costs.stage.model_topology import model_placements
+
+        by_place = model_placements(self.workload, self.system, table)
+        return by_place._replace(base=self._levels(table)[0])
 
     def check_used(
         self, tables: Iterable[pj.ScheduleTable], builders: Iterable[Builder] = ()
@@ -102,27 +156,18 @@ class Pricing(NamedTuple):
 
 
 _TIMES = ("stage_times", "worker_times", "costs", "model")  # one of them says what ops take
-_WITH_MODEL = (
-    "system",
-    "minibatch",
-    "tensor_parallel",
-    "sequence_parallel",
-    "scatter_gather",
-    "context_parallel",
-    "expert_parallel",
-    "data_parallel",
-    "zero",
-    "overlap",
-    "precision",
-    "rank_order",
-    "embedding_units",
-    "loss_units",
-    "pipeline_layout",
-    "recompute",
-)
+_WITH_MODEL = ("system", "minibatch", *(name for name, f in WORKLOAD_FIELDS.items() if f.head))
 # times that are in vain where no table has such an op; without cells, the step ends with A and U
 _RARE = [phase.name for phase in TIMED if phase not in (*SPLIT, pj.Phase.B, *STEP_END)]
-_OF_MICROBATCHES = ("lengths", "microbatch_scale", "microbatch_order")
+_STEPS = (  # options that change costs, and need some
+    "offload",
+    "lengths",
+    "microbatch_scale",
+    "microbatch_order",
+    "recompute_again",
+    "pair_factor",
+    "stragglers",
+)
 _NO_MESSAGES = {  # why message times do not go with what else says, or does not say, times
     "model": "--comm, --latency and --transmit do not go with --model: the system's links give "
     "message times",
@@ -142,14 +187,6 @@ class PricingSettings(NamedTuple):
         takes. Where a schedule is searched, it lets activations go there.
       load: likewise; as O if not given.
       minibatch: of one pipeline, with --model.
-      zero: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too.
-      precision: bf16, fp16, fp8, mxfp8 or nvfp4.
-      rank_order: tp-cp-ep-dp-pp or tp-pp-dp.
-      embedding_units: when stages get theirs.
-      loss_units: likewise.
-      pipeline_layout: E is the embedding, t a layer, m one for a further token (MTP), L head and
-        loss, | ends a stage, x*n and (..)*n repeat, as in Megatron.
-      recompute: none, selective or full.
       lengths: a line for each, several numbers where sequences are packed, or JSON; times are
         those of the mean length, or follow from the model.
       microbatch_order: that arrange wrote.
@@ -158,6 +195,7 @@ class PricingSettings(NamedTuple):
       recompute_again: where split backwards free what R brought back.
       workers_per_node: or several, as 4,8, of a node and a rack of nodes; --comm, --latency and
         --transmit then take a time for each level, as 1ms,5ms.
+      of_workload: fields of `Workload` that are given, by name.
       worker_places: numbered node by node, as 0,4,1,5, or a file that place wrote.
     """
 
@@ -166,20 +204,6 @@ class PricingSettings(NamedTuple):
     model: Text = None
     system: Text = None
     minibatch: CountIfGiven = None
-    tensor_parallel: CountIfGiven = None
-    sequence_parallel: bool = False
-    scatter_gather: bool = False
-    context_parallel: CountIfGiven = None
-    expert_parallel: CountIfGiven = None
-    data_parallel: CountIfGiven = None
-    zero: CountIfGiven = None
-    overlap: bool = False
-    precision: Text = None
-    rank_order: Text = None
-    embedding_units: CountIfGiven = None
-    loss_units: CountIfGiven = None
-    pipeline_layout: Text = None
-    recompute: Text = None
     weight_share: WeightShare = None
     comm: Text = None
     latency: Text = None
@@ -195,136 +219,72 @@ class PricingSettings(NamedTuple):
     recompute_again: bool = False
     workers_per_node: Text = None
     worker_places: Text = None
+    of_workload: Mapping[str, Any] = MappingProxyType({})
 
     def chosen(self) -> Pricing | None:
         """Read how ops and messages are priced; None if no option says so."""
         machine = Machine.read(self.workers_per_node, self.worker_places, self.costs, self.model)
-        each = [self._on_level(machine, level) for level in range(len(machine.sizes) + 1)]
-        found, *_ = each
+        each = Microbatches.read(self.lengths, self.microbatch_scale, self.microbatch_order)
+        messages = self._message(machine)
+        found = self._read_source(messages, machine)
+        if self.load is not None and self.offload is None:
+            raise ValueError(f"--load {self.load} needs --offload")
+        asked = [name for name in _STEPS if getattr(self, name) not in (None, False)]
         if found is None:
+            if asked:
+                raise ValueError(
+                    f"{flag(asked[0])} needs op times: give --stage-times, --costs or --model"
+                )
             if machine != Machine():
                 raise ValueError("--workers-per-node needs op times: give --stage-times")
             return None
-        if self.model is None and not machine.sizes:
+        return self._with_steps(found._replace(machine=machine), each)
+
+    def _with_steps(self, found: Pricing, each: Microbatches) -> Pricing:
+        """Add what options do to the costs of the source, in this order."""
+        steps: list[Step] = []
+        rare, changes = dict(found.rare), {}
+        has_lengths = found.workload is not None and each.lengths is not None
+        if self.offload is not None:
+            host = HostTimes(self.offload, self.load, found.workload is not None, has_lengths)
+            assert host.seconds is not None  # what is wrong is said before any table
+            steps.append(host)
+            rare |= host.rare
+        if each.differ:
+            each = each._replace(workload=found.workload)
+            steps.append(each)
+        if self.recompute_again:
+            steps.append(RecomputedAgain())
+            rare |= dict.fromkeys("RW", "--recompute-again")
+        if self.pair_factor is not None:
+            factor = parse_number(self.pair_factor, "--pair-factor")
+            steps.append(OverlappedPairs(factor))
+            changes["pair_factor"] = factor
+        if self.stragglers is not None:
+            from pipejax.costs.scaling import parse_stragglers
+
+            slow = parse_stragglers(self.stragglers, "--stragglers")
+            steps.append(SlowWorkers(slow))
+            changes["stragglers"] = slow
+        found = found._replace(
+            steps=tuple(steps),
+            microbatches=each,
+            offloads=self.offload is not None,
+            rare=rare,
+            stragglers=changes.get("stragglers", {}),
+            of_pairs="" if self.pair_factor is None else f"--pair-factor {self.pair_factor}",
+        )
+        if found.workload is None or found.system is None:
             return found
-        from pipejax.costs.topology import PlacedCosts
+        if each.differ:  # reports of a step are of microbatches alike
+            source = ModelCosts(found.workload, found.system, each.lengths)
+            return found._replace(source=source, workload=None, system=None)
+        return found._replace(workload=dataclasses.replace(found.workload, **changes))
 
-        def placed(table: pj.ScheduleTable) -> PlacedCosts:
-            if found.workload is None or found.system is None:
-                levels = [level.of(table) for level in each if level is not None]
-                return PlacedCosts.of_levels(levels, table, machine.sizes)
-            from pipejax.costs.stage.model_topology import model_placements
-
-            by_place = model_placements(found.workload, found.system, table)
-            return by_place._replace(base=found.of(table))
-
-        if self.model is not None:
-            is_alike = found.workload is not None  # microbatches that differ have none
-            return found._replace(placed=placed if is_alike else None, places=machine.places)
-        from pipejax.costs.topology import places_on
-
-        def at_places(table: pj.ScheduleTable) -> "pj.Costs":
-            return placed(table).at(places_on(table, machine.places, "--worker-places"))
-
-        return found._replace(of=at_places, placed=placed, places=machine.places)
-
-    def _on_level(self, machine: Machine, level: int) -> Pricing | None:
-        """Price as if all messages went over links of one level."""
-        found = self._with_recompute(self._by_microbatch(machine, level))
-        return self._with_stragglers(self._with_pairs(found))
-
-    def _with_recompute(self, found: Pricing | None) -> Pricing | None:
-        """Let a weight gradient recompute once more: nothing can stand between its R and it."""
-        if not self.recompute_again:
-            return found
-        if found is None:
-            raise ValueError(
-                "--recompute-again needs op times: give --stage-times, --costs or --model"
-            )
-
-        def of(table: pj.ScheduleTable) -> pj.Costs:
-            costs = found.of(table)
-            costs.check_known((pj.Phase.W, pj.Phase.R))
-            weight, again = np.asarray(costs.weight_grad), np.asarray(costs.recompute)
-            if 1 in (weight.ndim, again.ndim):  # beside it one that differs by microbatch
-                weight, again = (
-                    x[:, None] if x.ndim == 1 < other.ndim else x
-                    for x, other in ((weight, again), (again, weight))
-                )
-            return dataclasses.replace(costs, weight_grad=weight + again)
-
-        rare = dict.fromkeys("RW", "--recompute-again")
-        return found._replace(of=of, rare={**found.rare, **rare})
-
-    def _with_pairs(self, found: Pricing | None) -> Pricing | None:
-        """Let fused pairs overlap."""
-        if self.pair_factor is None:
-            return found
-        if found is None:
-            raise ValueError("--pair-factor needs op times: give --stage-times, --costs or --model")
-        factor = parse_number(self.pair_factor, "--pair-factor")
-        work = found.workload and dataclasses.replace(found.workload, pair_factor=factor)
-
-        def of(table: pj.ScheduleTable) -> pj.Costs:
-            costs = found.of(table)
-            if costs.pair is not None or costs.pair_factor is not None:
-                raise ValueError(
-                    "--pair-factor: the file of --costs says already what a fused pair takes"
-                )
-            return dataclasses.replace(costs, pair_factor=factor)
-
-        given = f"--pair-factor {self.pair_factor}"
-        return found._replace(of=of, workload=work, of_pairs=given)
-
-    def _with_stragglers(self, found: Pricing | None) -> Pricing | None:
-        """Slow down what some workers execute."""
-        if self.stragglers is None:
-            return found
-        if found is None:
-            raise ValueError("--stragglers needs op times: give --stage-times, --costs or --model")
-        from pipejax.costs.scaling import check_workers, parse_stragglers
-
-        slow = parse_stragglers(self.stragglers, "--stragglers")
-        work = found.workload and dataclasses.replace(found.workload, stragglers=slow)
-
-        def of(table: pj.ScheduleTable) -> pj.Costs:
-            check_workers(slow, table, "--stragglers")
-            return pj.costing.scaled_costs(found.of(table), table, workers=slow)
-
-        return found._replace(of=of, workload=work, stragglers=slow)
-
-    def _by_microbatch(self, machine: Machine, level: int) -> Pricing | None:
-        """Price microbatches, which may differ."""
-        each = Microbatches.read(self.lengths, self.microbatch_scale, self.microbatch_order)
-        alike = self._with_host(self._alike(machine, level))
-        if not each.differ:
-            return alike
-        if alike is None:
-            first = next(name for name in _OF_MICROBATCHES if getattr(self, name) is not None)
-            raise ValueError(
-                f"{flag(first)} needs op times: give --stage-times, --costs or --model"
-            )
-        of = each.costs_of(alike.of, alike.workload, alike.system)
-        # reports of a step are of microbatches alike
-        microbatches = each._replace(workload=alike.workload)
-        return alike._replace(of=of, workload=None, system=None, microbatches=microbatches)
-
-    def _with_host(self, pricing: Pricing | None) -> Pricing | None:
-        """Add the times of O and L that are given."""
-        times = HostTimes(self.offload, self.load)
-        if not times.seconds and self.offload is None:
-            return pricing
-        if pricing is None:
-            raise ValueError("--offload needs op times: give --stage-times, --costs or --model")
-        of = times.costs_of(pricing.of, is_plain=pricing.workload is None)
-        given = {"O": f"--offload {self.offload}"}
-        given |= {} if self.load is None else {"L": f"--load {self.load}"}
-        return pricing._replace(of=of, offloads=True, rare={**pricing.rare, **given})
-
-    def _alike(self, machine: Machine, level: int) -> Pricing | None:
-        """Price microbatches that are alike."""
-        message = self._message(machine)[level]
+    def _read_source(self, messages: list[dict[str, float]], machine: Machine) -> Pricing | None:
+        """Read what gives the costs; None if no option does."""
         given = {k: v for k, v in self._asdict().items() if v is not None and v is not False}
+        given |= self.of_workload
         ways = [name for name in _TIMES if name in given]
         if len(ways) > 1:
             raise ValueError(f"{flag(ways[0])} and {flag(ways[1])} both give times: choose one")
@@ -332,31 +292,30 @@ class PricingSettings(NamedTuple):
         if stray and self.model is None:
             raise ValueError(f"{flag(stray[0])} needs --model")
         way = ways[0] if ways else ""
-        if message and way in _NO_MESSAGES:
+        if any(messages) and way in _NO_MESSAGES:
             raise ValueError(_NO_MESSAGES[way])
         if way == "":
             return None
         if self.model is not None:
             named = {name: given[name] for name in (*stray, "weight_share") if name in given}
             return _price_model(self.model, **named, worker_places=machine.places)
-        text: str = given[way]
-        if way == "costs":
-            from pipejax.costs.measured.costs_file import read_levels
+        if self.costs is not None:
+            return Pricing(CostsFile(self.costs))
+        return self._times(way, given[way], messages)
 
-            return Pricing(lambda table: read_levels(text, table)[level])
+    def _times(self, way: str, text: str, messages: list[dict[str, float]]) -> Pricing:
+        """Read times of ops; what is wrong with them is said before any table."""
         from pipejax.costs.costs import PHASE_FIELDS, check_backward
 
         times = parse_times(text, flag(way))
         try:
             check_backward(times)
-            of_stage = pj.Costs(**times, **message)
-            of_stage.check_known((pj.Phase.F, pj.Phase.B))  # what is wrong is said before any table
+            for message in messages:
+                pj.Costs(**times, **message).check_known((pj.Phase.F, pj.Phase.B))
         except ValueError as error:
             raise ValueError(f"{flag(way)} {text}: {error}") from None
         rare = {k: f"{flag(way)}: {k}" for k in _RARE if PHASE_FIELDS[k] in times}
-        if way == "stage_times":
-            return Pricing(lambda table: of_stage, rare=rare)
-        return Pricing(lambda table: pj.Costs.per_worker(table, **times, **message), rare=rare)
+        return Pricing(GivenTimes(times, messages, way == "worker_times"), rare=rare)
 
     def _message(self, machine: Machine) -> list[dict[str, float]]:
         """Read the times of a message [s] by level of the machine."""
@@ -370,21 +329,40 @@ class PricingSettings(NamedTuple):
         return [{"transmit": each["comm"]} for each in machine.times({"comm": self.comm})]
 
 
+def choose_pricing(**given: Any) -> Pricing | None:
+    """Read how ops and messages are priced, with the fields of a workload among the options."""
+    named = {name: given.pop(name) for name in workload_options()}
+    given["of_workload"] = {k: v for k, v in named.items() if v is not None and v is not False}
+    return PricingSettings(**given).chosen()
+
+
+def pricing_options() -> dict[str, Parameter]:
+    """Options of how ops and messages are priced."""
+    own = declared(PricingSettings)
+    del own["of_workload"]
+    return own | workload_options()
+
+
+@functools.cache
+def workload_options() -> dict[str, Parameter]:
+    """Options of the fields of a workload, which go with a model."""
+    kinds = {"whole": CountIfGiven, "flag": bool}
+    return {
+        name: option(name, kinds.get(field.kind, Text), field.detail)
+        for name, field in WORKLOAD_FIELDS.items()
+        if field.head
+    }
+
+
 def _price_model(
     model: str, system: Text = None, minibatch: int | None = None, **given: Any
 ) -> Pricing:
-    from pipejax.costs.model.layout import PRECISIONS, RANK_ORDERS
-    from pipejax.costs.model.model import RECOMPUTE
-
     if system is None or minibatch is None:
         raise ValueError(f"--model needs {'--system' if system is None else '--minibatch'}")
-    for name, known in (
-        ("recompute", RECOMPUTE),
-        ("precision", PRECISIONS),
-        ("rank_order", RANK_ORDERS),
-    ):
-        if name in given:
-            given[name] = one_of(given[name], known, flag(name))
+    for name in given:
+        field = WORKLOAD_FIELDS.get(name)
+        if field is not None and field.known:
+            given[name] = one_of(given[name], field.known, flag(name))
     found, machine = pj.load_model(model), pj.load_system(system)
     if given.get("expert_parallel", 1) > 1 and found.moe is None:
         raise ValueError(
@@ -392,7 +370,7 @@ def _price_model(
         )
     workload = pj.Workload(found, minibatch, **given)
     machine.peak(workload.precision)  # or it says that it has none
-    return Pricing(lambda table: pj.stage_costs(workload, machine, table), workload, machine)
+    return Pricing(ModelCosts(workload, machine), workload=workload, system=machine)
 
 
 def required(pricing: Pricing | None) -> Pricing:
@@ -411,6 +389,4 @@ def required(pricing: Pricing | None) -> Pricing:
 
 def or_slots(pricing: Pricing | None, table: pj.ScheduleTable) -> "pj.Costs":
     """Return the costs, or the table's own slots where no option gives times."""
-    from pipejax.costs.measured.costs_file import slot_costs
-
-    return slot_costs(table) if pricing is None else pricing.of(table)
+    return (pricing or Pricing(TableSlots())).of(table)

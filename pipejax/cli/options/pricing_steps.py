@@ -1,7 +1,7 @@
 """Options that change what a table costs: machines of nodes, times of the host, microbatches."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,50 +99,49 @@ BY_LINK = "system"  # as --offload: what the host link of the system takes
 
 
 class HostTimes(NamedTuple):
-    """Times of O and L, as options give them."""
+    """Times of O and L, as options give them.
 
-    offload: Text = None
+    Attributes:
+      offload: of O.
+      load: of L.
+      has_model: whether a model gives the costs besides.
+      is_left_out: whether a model prices microbatches by their lengths, which has its own times.
+    """
+
+    offload: str
     load: Text = None
+    has_model: bool = False
+    is_left_out: bool = False
+
+    @property
+    def rare(self) -> dict[str, str]:
+        """Letters of the ops whose times are given, and the options that give them."""
+        loads = {} if self.load is None else {"L": f"--load {self.load}"}
+        return {"O": f"--offload {self.offload}", **loads}
 
     @property
     def seconds(self) -> dict[str, list[float]]:
-        """Times by name, of those that are given: one for all stages, or one for each.
-
-        Raises:
-          ValueError: if one is no time, or what is never offloaded is loaded.
-        """
-        if self.load is not None and self.offload is None:
-            raise ValueError(f"--load {self.load} needs --offload")
-        given = self._asdict().items() if self.offload != BY_LINK else ()
-        texts = {name: text for name, text in given if text is not None}
+        """Times by name: one for all stages, or one for each; none where the system has them."""
+        given = {"offload": self.offload, "load": self.load} if self.offload != BY_LINK else {}
+        texts = {name: text for name, text in given.items() if text is not None}
         return {name: parse_list(text, flag(name), seconds=True) for name, text in texts.items()}
 
-    def costs_of(self, costs_of: "CostsOf", *, is_plain: bool) -> "CostsOf":
-        """Return what gives the costs of a table with these times in them.
-
-        Args:
-          costs_of: gives the costs besides.
-          is_plain: whether no model gives those.
-        """
+    def apply(self, costs: "pj.Costs", table: pj.ScheduleTable) -> "pj.Costs":
+        """Return the costs of a table with these times in them."""
+        if self.is_left_out:
+            return costs
+        if self.offload == BY_LINK and (not self.has_model or costs.offload is None):
+            raise ValueError("--offload system needs --model, and a --system with a host_link")
         host = self.seconds
-        if self.offload is None:
-            return costs_of
-
-        def with_host(table: pj.ScheduleTable) -> "pj.Costs":
-            costs = costs_of(table)
-            if self.offload == BY_LINK and (is_plain or costs.offload is None):
-                raise ValueError("--offload system needs --model, and a --system with a host_link")
-            if host and is_plain and takes_host_time(costs):
-                raise ValueError(
-                    f"--offload {self.offload} and the times of O or L given besides: choose one"
-                )
-            per_stage = {
-                name: for_each(times, table.num_stages, flag(name), "stages")
-                for name, times in host.items()
-            }
-            return dataclasses.replace(costs, **per_stage)
-
-        return with_host
+        if host and not self.has_model and takes_host_time(costs):
+            raise ValueError(
+                f"--offload {self.offload} and the times of O or L given besides: choose one"
+            )
+        per_stage = {
+            name: for_each(times, table.num_stages, flag(name), "stages")
+            for name, times in host.items()
+        }
+        return dataclasses.replace(costs, **per_stage)
 
 
 def takes_host_time(costs: "pj.Costs") -> bool:
@@ -150,9 +149,6 @@ def takes_host_time(costs: "pj.Costs") -> bool:
     return any(
         np.any(np.asarray(time) > 0) for time in (costs.offload, costs.load) if time is not None
     )
-
-
-CostsOf = Callable[[pj.ScheduleTable], "pj.Costs"]
 
 
 class Microbatches(NamedTuple):
@@ -219,35 +215,129 @@ class Microbatches(NamedTuple):
             }
         return {n: each if self.order is None else each[:, self.order] for n, each in found.items()}
 
-    def costs_of(
-        self, costs_of: CostsOf, workload: "pj.Workload | None", system: "pj.System | None"
-    ) -> CostsOf:
-        """Return what gives the costs of a table whose microbatches differ."""
+    def apply(self, costs: "pj.Costs", table: pj.ScheduleTable) -> "pj.Costs":
+        """Return the costs of a table whose microbatches differ, where a model gives no other."""
+        from pipejax.costs.stage.microbatches import Packed, check_order, in_order
 
-        def differing(table: pj.ScheduleTable) -> "pj.Costs":
-            from pipejax.costs.stage.microbatches import Packed, check_order, in_order
+        count = table.num_microbatches
+        if self.lengths is not None and self.workload is None:
+            _check_count("--lengths", self.lengths, count)
+            tokens = Packed.of(self.lengths).tokens
+            costs = pj.costing.scaled_costs(costs, table, microbatches=tokens / tokens.mean())
+        elif self.scale is not None:
+            _check_count("--microbatch-scale", self.scale, count)
+            costs = pj.costing.scaled_costs(costs, table, microbatches=self.scale)
+        if self.order is None:
+            return costs
+        costs.check_shapes(table.num_stages, table.num_pipes, count)
+        return in_order(costs, check_order(self.order, count, "--microbatch-order"))
 
-            count = table.num_microbatches
-            if self.lengths is not None and workload is not None and system is not None:
-                _check_count("--lengths", self.lengths, count)
-                costs = pj.stage_costs(workload, system, table, lengths=self.lengths)
-            elif self.lengths is not None:
-                _check_count("--lengths", self.lengths, count)
-                tokens = Packed.of(self.lengths).tokens
-                costs = pj.costing.scaled_costs(
-                    costs_of(table), table, microbatches=tokens / tokens.mean()
-                )
-            elif self.scale is not None:
-                _check_count("--microbatch-scale", self.scale, count)
-                costs = pj.costing.scaled_costs(costs_of(table), table, microbatches=self.scale)
-            else:
-                costs = costs_of(table)
-            if self.order is None:
-                return costs
-            costs.check_shapes(table.num_stages, table.num_pipes, count)
-            return in_order(costs, check_order(self.order, count, "--microbatch-order"))
 
-        return differing
+class RecomputedAgain(NamedTuple):
+    """A weight gradient recomputes once more: nothing can stand between its R and it."""
+
+    def apply(self, costs: "pj.Costs", table: pj.ScheduleTable) -> "pj.Costs":
+        """Add what R takes to what W takes."""
+        del table
+        costs.check_known((pj.Phase.W, pj.Phase.R))
+        weight, again = np.asarray(costs.weight_grad), np.asarray(costs.recompute)
+        if 1 in (weight.ndim, again.ndim):  # beside it one that differs by microbatch
+            weight, again = (
+                x[:, None] if x.ndim == 1 < other.ndim else x
+                for x, other in ((weight, again), (again, weight))
+            )
+        return dataclasses.replace(costs, weight_grad=weight + again)
+
+
+class OverlappedPairs(NamedTuple):
+    """How far fused pairs overlap: 0 is perfect, 1 none."""
+
+    factor: float
+
+    def apply(self, costs: "pj.Costs", table: pj.ScheduleTable) -> "pj.Costs":
+        """Set the factor."""
+        del table
+        if costs.pair is not None or costs.pair_factor is not None:
+            raise ValueError(
+                "--pair-factor: the file of --costs says already what a fused pair takes"
+            )
+        return dataclasses.replace(costs, pair_factor=self.factor)
+
+
+class SlowWorkers(NamedTuple):
+    """Factors on all that some workers execute."""
+
+    factors: Mapping[int, float]
+
+    def apply(self, costs: "pj.Costs", table: pj.ScheduleTable) -> "pj.Costs":
+        """Slow them down."""
+        from pipejax.costs.scaling import check_workers
+
+        check_workers(self.factors, table, "--stragglers")
+        return pj.costing.scaled_costs(costs, table, workers=self.factors)
+
+
+Step = HostTimes | Microbatches | RecomputedAgain | OverlappedPairs | SlowWorkers
+
+
+class GivenTimes(NamedTuple):
+    """Times of ops and of messages, as options give them.
+
+    Attributes:
+      times: of ops by fields of `Costs` [s].
+      messages: of a message, by level of the machine [s].
+      per_worker: whether ops take so long on a worker, not on a stage.
+    """
+
+    times: Mapping[str, float]
+    messages: Sequence[Mapping[str, float]] = ({},)
+    per_worker: bool = False
+
+    def levels(self, table: pj.ScheduleTable) -> "list[pj.Costs]":
+        """Return the costs of a table if all messages went over links of a level."""
+        if self.per_worker:
+            return [pj.Costs.per_worker(table, **self.times, **each) for each in self.messages]
+        return [pj.Costs(**self.times, **each) for each in self.messages]
+
+
+class CostsFile(NamedTuple):
+    """A file of measured costs."""
+
+    path: str
+
+    def levels(self, table: pj.ScheduleTable) -> "list[pj.Costs]":
+        """Return the costs of a table if all messages went over links of a level."""
+        from pipejax.costs.measured.costs_file import read_levels
+
+        return read_levels(self.path, table)
+
+
+class ModelCosts(NamedTuple):
+    """A model on a system; microbatches have the lengths that are given, or are alike."""
+
+    workload: "pj.Workload"
+    system: "pj.System"
+    lengths: list[Any] | None = None
+
+    def levels(self, table: pj.ScheduleTable) -> "list[pj.Costs]":
+        """Return the costs of a table: of all levels one, which the system knows."""
+        if self.lengths is None:
+            return [pj.stage_costs(self.workload, self.system, table)]
+        _check_count("--lengths", self.lengths, table.num_microbatches)
+        return [pj.stage_costs(self.workload, self.system, table, lengths=self.lengths)]
+
+
+class TableSlots(NamedTuple):
+    """A table's own slots, where no option gives times."""
+
+    def levels(self, table: pj.ScheduleTable) -> "list[pj.Costs]":
+        """Return slots in place of seconds."""
+        from pipejax.costs.measured.costs_file import slot_costs
+
+        return [slot_costs(table)]
+
+
+Source = GivenTimes | CostsFile | ModelCosts | TableSlots
 
 
 def _check_count(option: str, given: Sequence[Any] | NumpyArray, count: int) -> None:

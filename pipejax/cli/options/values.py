@@ -54,6 +54,14 @@ def declared(described: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     }
 
 
+def option(name: str, kind: Any, detail: str = "") -> inspect.Parameter:
+    """Return an option as `declared` does, without a function or record that takes it."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    default = False if kind is bool else None
+    bare = inspect.Parameter(name, keyword, default=default, annotation=kind)
+    return bare.replace(annotation=_with_help(bare, "", detail))
+
+
 def value_kinds(annotation: Any) -> set[Any]:
     """Return the types of a value, without None."""
     kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)

@@ -24,8 +24,9 @@ from pipejax.costs.layers.formulas import (
     operand_bytes,
     tokens_on_one,
 )
-from pipejax.costs.model.layout import PRECISIONS, Layout
+from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
+from pipejax.costs.model.workload_fields import PRECISIONS
 from pipejax.costs.precision import as_float
 from pipejax.costs.system.system import Number, System, roofline_time
 

@@ -35,8 +35,9 @@ from pipejax.costs.layers.kernels import (
     norm_of,
     with_forward_again,
 )
-from pipejax.costs.model.layout import PRECISIONS, Layout
+from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model, check_recompute
+from pipejax.costs.model.workload_fields import PRECISIONS
 from pipejax.costs.system.system import Number
 
 

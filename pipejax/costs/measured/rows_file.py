@@ -36,7 +36,8 @@ from pipejax.costs.measured.measured_rows import (
     STEP,
     MeasuredRows,
 )
-from pipejax.costs.model.model import RECOMPUTE, MixtureOfExperts, Model, check_shape, load_model
+from pipejax.costs.model.model import MixtureOfExperts, Model, check_shape, load_model
+from pipejax.costs.model.workload_fields import RECOMPUTE
 
 PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
 # below 16 bits nobody trains with separate kernels of attention, or with dropout

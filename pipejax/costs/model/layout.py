@@ -16,11 +16,10 @@ import jax
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.display import short_repr
 from pipejax.costs import array_functions as xp
+from pipejax.costs.model.workload_fields import RANK_ORDERS
 from pipejax.costs.precision import floats_in
 from pipejax.costs.system.system import Number
 
-PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
-RANK_ORDERS = ("tp-cp-ep-dp-pp", "tp-pp-dp")
 Workers = Int[NumpyArray, "..."] | Float[Array, "..."]
 
 

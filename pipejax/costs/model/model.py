@@ -16,6 +16,7 @@ import jax
 from pipejax.base.checks import MAX_COUNT, known_as, number, whole_number
 from pipejax.base.data_files import check_keys
 from pipejax.base.display import short_repr, short_repr_of
+from pipejax.costs.model.workload_fields import RECOMPUTE
 from pipejax.costs.precision import floats_in
 from pipejax.costs.system.system import Number, names_in, read_named
 
@@ -94,7 +95,6 @@ for _kind in (LatentAttention, MixtureOfExperts):
     jax.tree_util.register_dataclass(_kind)
 
 
-RECOMPUTE = ("none", "selective", "full")
 KINDS = ("dense", "moe")  # of a layer
 _STATIC = {"static": True}  # not a number: part of the tree, not a leaf
 

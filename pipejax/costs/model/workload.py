@@ -5,7 +5,7 @@ Layers are assigned to stages by the table's stage shares, in whole layers.
 
 import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import jax
@@ -25,9 +25,15 @@ from pipejax.base.checks import (
 )
 from pipejax.base.display import short_repr
 from pipejax.costs import array_functions as xp
-from pipejax.costs.model.layout import PRECISIONS, RANK_ORDERS, Layout
-from pipejax.costs.model.model import Model, check_recompute
+from pipejax.costs.model.layout import Layout
+from pipejax.costs.model.model import Model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
+from pipejax.costs.model.workload_fields import (
+    PRECISIONS,
+    RANK_ORDERS,
+    WORKLOAD_FIELDS,
+    WorkloadField,
+)
 from pipejax.costs.precision import as_float, is_traced
 from pipejax.costs.system.system import Number
 from pipejax.costs.topology import check_places, places_on
@@ -104,15 +110,11 @@ class Workload:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        check_types(model=(self.model, Model), overlap=(self.overlap, bool))
-        check_types(sequence_parallel=(self.sequence_parallel, bool))
-        check_types(scatter_gather=(self.scatter_gather, bool))
-        for name, (least, most) in _COUNTS.items():
-            count = whole_number(getattr(self, name), name, least=least, most=most)
-            object.__setattr__(self, name, count)
-        for name, names in (("precision", PRECISIONS), ("rank_order", RANK_ORDERS)):
-            object.__setattr__(self, name, known_as(getattr(self, name), names, name))
-        object.__setattr__(self, "recompute", check_recompute(self.recompute))
+        check_types(model=(self.model, Model))
+        count = whole_number(self.minibatch, "minibatch", most=MAX_COUNT)
+        object.__setattr__(self, "minibatch", count)
+        for name, field in WORKLOAD_FIELDS.items():
+            object.__setattr__(self, name, _checked(getattr(self, name), name, field))
         if self.weight_share is not None:
             share(self.weight_share, "weight_share")
         check_types(pipeline_layout=(self.pipeline_layout, str))
@@ -127,7 +129,6 @@ class Workload:
             object.__setattr__(self, "pipeline_layout", layout)
         object.__setattr__(self, "stragglers", _checked_stragglers(self.stragglers))
         object.__setattr__(self, "worker_places", check_places(self.worker_places, "worker_places"))
-        object.__setattr__(self, "pair_factor", number(self.pair_factor, "pair_factor"))
         holders = self.accelerators_per_worker * self.data_parallel
         if holders % self.expert_parallel:
             raise MismatchError(
@@ -201,17 +202,23 @@ def _checked_stragglers(given: Stragglers) -> tuple[tuple[int, float], ...]:
     )
 
 
-# counts, and the smallest and the largest of each
-_COUNTS = {
-    "minibatch": (1, MAX_COUNT),
-    "tensor_parallel": (1, MAX_COUNT),
-    "context_parallel": (1, MAX_COUNT),
-    "expert_parallel": (1, MAX_COUNT),
-    "data_parallel": (1, MAX_COUNT),
-    "zero": (0, 3),
-    "embedding_units": (0, MAX_COUNT),
-    "loss_units": (0, MAX_COUNT),
-}
+def _checked(value: Any, name: str, field: WorkloadField) -> Any:
+    """Return the value of a field as its line in the table says it; texts have checks of their own.
+
+    Raises:
+      ValueError: if a number is out of range, or a name unknown.
+      TypeError: if a flag is none.
+    """
+    if field.kind == "whole":
+        most = MAX_COUNT if field.most is None else field.most
+        return whole_number(value, name, least=field.least, most=most)
+    if field.kind == "name":
+        return known_as(value, field.known, name)
+    if field.kind == "number":
+        return number(value, name)
+    if field.kind == "flag":
+        check_types(**{name: (value, bool)})
+    return value
 
 
 def stage_layers(

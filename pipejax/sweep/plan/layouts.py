@@ -8,8 +8,9 @@ from pipejax import schedules
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import divisors
 from pipejax.base.display import short_repr
-from pipejax.costs.model.model import RECOMPUTE, Model
+from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import stage_layers
+from pipejax.costs.model.workload_fields import RECOMPUTE
 from pipejax.sweep.plan.programs import ProgramShape, refusal, table_of
 from pipejax.sweep.plan.request import EDGE_UNITS, ZERO, PlanRequest
 

@@ -14,16 +14,17 @@ from pipejax.base.checks import (
     wrong,
 )
 from pipejax.base.display import short_repr
-from pipejax.costs.model.model import RECOMPUTE, Model
+from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Workload
+from pipejax.costs.model.workload_fields import RECOMPUTE, WORKLOAD_FIELDS
 from pipejax.costs.system.system import System
 from pipejax.schedules.table.links import Links
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1")
-ZERO = (0, 1, 2, 3)  # what replicas split: nothing, optimizer state, gradients too, weights too
+ZERO = tuple(range(1 + (WORKLOAD_FIELDS["zero"].most or 0)))  # what replicas may split
 EDGE_UNITS = (0, 1)  # layers that embedding and head each count as when layers are assigned
 COUNTED = ("tensor", "context", "expert", "data", "pipeline", "stages_per_worker")
-SHARED = ("overlap", "precision", "rank_order", "scatter_gather")
+SHARED = tuple(sorted(name for name, field in WORKLOAD_FIELDS.items() if field.of_plan))
 CHOICES = (*COUNTED, "microbatch_size", "zero", "edge_units", "recompute")
 
 

@@ -13,7 +13,7 @@ from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.files import drafted
 from pipejax.base.provenance import provenance
-from pipejax.costs.model.model import RECOMPUTE
+from pipejax.costs.model.workload_fields import RECOMPUTE
 from pipejax.sweep.plan.layouts import Layouts
 from pipejax.sweep.plan.request import PlanRequest
 from pipejax.sweep.plan.search import Known

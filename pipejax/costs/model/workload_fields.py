@@ -1,0 +1,94 @@
+"""What is known of the fields of a workload at every door, as one table.
+
+Who adds a field to `Workload` adds a line here: the checks of `Workload`, the options of the
+command line, the declaration of sweeps and the request of a plan are made from it. It imports
+nothing, so that help needs no JAX.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
+RANK_ORDERS = ("tp-cp-ep-dp-pp", "tp-pp-dp")
+RECOMPUTE = ("none", "selective", "full")
+
+
+class WorkloadField(NamedTuple):
+    """A field of `Workload`.
+
+    Attributes:
+      kind: "whole" (a whole number), "flag", "name", "number" or "text".
+      head: its help in one line, or empty where no option of models has its name.
+      detail: its help beyond the line.
+      least: smallest whole number.
+      most: largest whole number, or None for what can be counted.
+      known: names that it may have.
+      form: how a text is written in a sweep.
+      of_plan: whether all layouts of a plan have it in common.
+    """
+
+    kind: str
+    head: str = ""
+    detail: str = ""
+    least: int = 1
+    most: int | None = None
+    known: tuple[str, ...] = ()
+    form: str = ""
+    of_plan: bool = False
+
+
+# in the order in which help lists them
+WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
+    "tensor_parallel": WorkloadField("whole", "accelerators that split every product of a layer"),
+    "sequence_parallel": WorkloadField("flag", "split norms and messages over them too"),
+    "scatter_gather": WorkloadField(
+        "flag", "let each of them send its part of a message", of_plan=True
+    ),
+    "context_parallel": WorkloadField("whole", "accelerators that split every sequence"),
+    "expert_parallel": WorkloadField("whole", "accelerators that share the experts"),
+    "data_parallel": WorkloadField("whole", "replicas of the pipeline"),
+    "zero": WorkloadField(
+        "whole",
+        "what replicas split, as stages of ZeRO",
+        "0 nothing, 1 optimizer state, 2 gradients too, 3 weights too.",
+        least=0,
+        most=3,
+    ),
+    "overlap": WorkloadField(
+        "flag", "let gradients and weights travel beside compute", of_plan=True
+    ),
+    "recompute": WorkloadField(
+        "name", "recomputation", "none, selective or full.", known=RECOMPUTE
+    ),
+    "precision": WorkloadField(
+        "name",
+        "number format of the products",
+        "bf16, fp16, fp8, mxfp8 or nvfp4.",
+        known=PRECISIONS,
+        of_plan=True,
+    ),
+    "rank_order": WorkloadField(
+        "name",
+        "which ranks are neighbours",
+        "tp-cp-ep-dp-pp or tp-pp-dp.",
+        known=RANK_ORDERS,
+        of_plan=True,
+    ),
+    "embedding_units": WorkloadField(
+        "whole", "layers that the embedding counts as", "when stages get theirs.", least=0
+    ),
+    "loss_units": WorkloadField(
+        "whole", "layers that the head and its loss count as", "likewise.", least=0
+    ),
+    "pipeline_layout": WorkloadField(
+        "text",
+        "what each stage holds, as E|(t|)*30ttL",
+        "E is the embedding, t a layer, m one for a further token (MTP), L head and loss, | ends a "
+        "stage, x*n and (..)*n repeat, as in Megatron.",
+        form="a text, as E|(t|)*30ttL",
+    ),
+    # on the command line these are options of any costs, with or without a model
+    "pair_factor": WorkloadField("number"),
+    "stragglers": WorkloadField("text", form="a text, as 3=1.2,5=2"),
+    "worker_places": WorkloadField("text", form="a text, as 0,4,1,5"),
+}
