@@ -19,9 +19,8 @@ from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Stages, Workload, assign_layers, stages_of
 from pipejax.costs.model.workload_fields import RECOMPUTE
-from pipejax.costs.stage.stage_bytes import StageBytes, bytes_of_stages
 from pipejax.costs.stage.stage_costs import work_costs
-from pipejax.costs.stage.stage_work import work_of_stages
+from pipejax.costs.stage.stage_work import StageBytes, bytes_of_stages, work_of_stages
 from pipejax.costs.system.system import Number, System
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.plan.layouts import Layouts
