@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.costs.stage.distinct_stages import LEAST_BOUNDARIES, LEAST_STAGES, distinct_stages
+from pipejax.analysis.step.many_systems import LEAST_BOUNDARIES, LEAST_STAGES, distinct_stages
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
 

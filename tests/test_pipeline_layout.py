@@ -184,7 +184,7 @@ def test_one_compilation_serves_all_layouts():
 
 
 def test_work_of_a_layout_is_priced_alike_from_its_distinct_stages():
-    from pipejax.costs.stage.distinct_stages import distinct_stages
+    from pipejax.analysis.step.many_systems import distinct_stages
 
     workload = pj.Workload(SPARSE, 8, pipeline_layout="Et*2|t*30|t*29m|L", **SHARED)
     work = stage_work(workload, TABLE)

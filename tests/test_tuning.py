@@ -464,7 +464,7 @@ def test_the_way_is_chosen_by_candidates_and_cost(what, minibatch, workers, meth
 def test_a_second_call_compiles_nothing():
     workload = pj.Workload(pj.load_model("gpt-22b"), 8, tensor_parallel=8)
     jitted = (
-        pricing.priced,
+        pricing._compiled(pricing._priced, False),
         pricing.priced_with_slopes,
         descent._move,
     )

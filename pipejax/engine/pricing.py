@@ -211,6 +211,9 @@ def _spread(
 
 def message_edges(program: Program, which: Int[NumpyArray, " some"]) -> Int[NumpyArray, "2 some"]:
     """Node, and position among its predecessors, of the edge that each of some messages delays."""
+    # An edge is told by its ends and its lag, for fused pairs may send each other an activation and
+    # a gradient: as one number, (head * nodes + tail) * positions + lag. Numbers of the edges with
+    # a lag are sorted, and those of the messages looked up among them.
     sent = MessageTable(*(np.asarray(field)[which] for field in program.messages))
     preds, lags = np.asarray(program.preds), np.asarray(program.lag_index)
     leaves = np.where(sent.carrier == SOURCE, sent.producer, sent.carrier)

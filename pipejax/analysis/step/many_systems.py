@@ -1,8 +1,13 @@
 """The work of one schedule on many systems: costs, and shares of the critical path by resource.
 
 A sweep prices thousands of systems for each of a few schedules, once. So what is compiled serves
-all schedules (`distinct_stages`), and where few systems are priced in all, quick compilation counts
-more than quick code. Systems go through in chunks whose prices stay in cache.
+all schedules, and where few systems are priced in all, quick compilation counts more than quick
+code.
+
+Stages that cost the same are priced as one. A pipeline has a first stage, a last one, and between
+them a few kinds that differ in their layers or in where their copies lie. With only these, work has
+the same shape for nearly all schedules: prices compile once, and not for each number of stages
+anew, which takes longer than all else.
 """
 
 import functools
@@ -10,26 +15,22 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax.analysis.uncertainty.sensitivity import POWER
-from pipejax.base.array_types import Array, Float, NumpyArray
-from pipejax.base.machine import cpu_options
-from pipejax.costs.costs import Costs, unchecked_costs
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.costs.costs import MESSAGE_FIELDS, Costs, unchecked_costs
 from pipejax.costs.scaling import ON_WORKERS, factors_of_ops
-from pipejax.costs.stage.distinct_stages import distinct_stages
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import StageWork
 from pipejax.costs.system.parts import FIELDS
 from pipejax.costs.system.system import System
 from pipejax.engine.batched.makespans import Found, makespans_and_grad
+from pipejax.engine.batched.pricing import in_parts, priced, pulled
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.table import ScheduleTable
 
-CHUNK = 1024  # systems that are priced at once
-# compiles in a fifth of the time; the code takes up to four times as long
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+LEAST_STAGES, LEAST_BOUNDARIES = 8, 16  # filled up to a power of two, at least to these
 
 
 class Slowed(NamedTuple):
@@ -88,8 +89,14 @@ def system_costs(
     `quickly` is for few systems: it compiles quickly, and computes slowly.
     """
     distinct, places = distinct_stages(work)
-    costs = _compiled(work_costs, quickly)(distinct, systems)
+    price = functools.partial(priced, _costs_of, distinct, quickly=quickly)
+    costs = in_parts(price, systems)
     return places.spread(jax.tree.map(lambda leaf: np.asarray(leaf, dtype), costs))
+
+
+def _costs_of(work: StageWork, system: System, _: tuple[()]) -> Costs:
+    """Kernel of the costs of work on one system."""
+    return work_costs(work, system)
 
 
 def resource_shares(
@@ -111,44 +118,131 @@ def resource_shares(
     counts = unchecked_costs({**vars(counts), "pair_factor": None})
     distinct, places = distinct_stages(work)
     of_work = places.gather(counts if slowed is None else slowed.counts(counts))
-    on_path = _compiled(_seconds_on_path, quickly)(distinct, systems, of_work)
-    return times, np.asarray(on_path) / np.asarray(times)[:, None]
+    pull = functools.partial(_system_slopes, distinct, quickly)
+    slopes = in_parts(pull, (systems, of_work))
+    on_path = [
+        power * _get(slopes, FIELDS[name]) * _get(systems, FIELDS[name])
+        for name, power in POWER.items()
+    ]
+    return times, np.stack(on_path, axis=-1) / np.asarray(times)[:, None]
 
 
-@functools.cache
-def _compiled(function: Callable[..., Any], quickly: bool) -> Callable[..., Any]:
-    """Compile a function of work and rows of batches for whole batches."""
-
-    def in_chunks(work: StageWork, *batch: Any) -> Any:
-        size = max(map(len, jax.tree.leaves(batch)))
-        width = -(-size // -(-size // CHUNK))  # of equal chunks
-        rows = np.minimum(np.arange(-(-size // width) * width), size - 1).reshape(-1, width)
-        of_chunk = jax.vmap(functools.partial(function, work))
-        found = jax.lax.map(
-            lambda chunk: of_chunk(*chunk), jax.tree.map(lambda leaf: leaf[rows], batch)
-        )
-        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], found)
-
-    return jax.jit(in_chunks, compiler_options=cpu_options(**QUICKLY) if quickly else {})
-
-
-def _seconds_on_path(work: StageWork, system: System, counts: Costs) -> Float[Array, " resources"]:
-    """Seconds that each resource takes of a path with so many of each cost."""
-
-    def step_time(system: System) -> Float[Array, ""]:
-        parts = jax.tree.map(
-            lambda count, cost: (count * cost).sum(), counts, work_costs(work, system)
-        )
-        return sum(jax.tree.leaves(parts), jnp.zeros(()))
-
-    slopes = jax.grad(step_time)(system)
-    return jnp.stack(
-        [
-            power * _get(slopes, FIELDS[name]) * _get(system, FIELDS[name])
-            for name, power in POWER.items()
-        ]
-    )
+def _system_slopes(work: StageWork, quickly: bool, solved: tuple[System, Costs]) -> System:
+    """Slopes of a path with so many of each cost by the numbers of each system."""
+    systems, counts = solved
+    slopes: System = pulled(_costs_of, work, systems, (), counts, quickly=quickly)[1]
+    return slopes
 
 
 def _get(tree: Any, path: tuple[str, ...]) -> Any:
     return functools.reduce(getattr, path, tree)
+
+
+class StagePlaces(NamedTuple):
+    """Where each stage and each boundary stands among the distinct ones.
+
+    Attributes:
+      stage: (stages) place of each stage.
+      boundary: (pipes, boundaries) place of each boundary.
+    """
+
+    stage: Int[NumpyArray, " stages"]
+    boundary: Int[NumpyArray, "pipes boundaries"]
+
+    def spread(self, costs: Costs) -> Costs:
+        """Costs of all stages from those of the distinct ones, behind the axis of a batch."""
+        return _each(
+            costs,
+            of_stage=lambda leaf: leaf[:, self.stage],
+            of_message=lambda leaf: leaf[:, :, 0, self.boundary],
+        )
+
+    def gather(self, counts: Costs) -> Costs:
+        """Add up what falls on stages that are one, in the shapes of distinct stages."""
+        to_stage = _members(self.stage, LEAST_STAGES)
+        to_boundary = _members(self.boundary.ravel(), LEAST_BOUNDARIES)
+        return _each(
+            counts,
+            of_stage=lambda leaf: leaf @ to_stage,
+            of_message=lambda leaf: leaf.reshape(*leaf.shape[:2], 1, -1) @ to_boundary,
+        )
+
+
+def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
+    """Keep one stage and one boundary of each kind, and say where all the others are."""
+    stages = work.stages
+    # copies of a stage matter to each other, and the two ends of the pipeline do
+    alone = (stages.nearest == stages.farthest) & (stages.first + stages.last == 0)
+    unlinked = stages._replace(
+        nearest=np.where(alone, 0.0, stages.nearest),
+        farthest=np.where(alone, 0.0, stages.farthest),
+        senders=np.zeros(()),
+        receivers=np.zeros(()),
+        before=np.zeros(()),  # the kinds of layers follow from it, and are there
+    )
+    given = (
+        unlinked,
+        work.layers,
+        work.recomputed,
+        work.heads,
+        work.parameters,
+        work.offload_bytes,
+    )
+    leaves, structure = jax.tree.flatten(given)
+    kept, stage = _kept([np.broadcast_to(leaf, len(alone)) for leaf in leaves], LEAST_STAGES)
+    found = [np.asarray(leaf)[kept] if np.ndim(leaf) else leaf for leaf in leaves]
+    unlinked, layers, recomputed, heads, parameters, offload_bytes = jax.tree.unflatten(
+        structure, found
+    )
+    is_real = np.arange(len(kept)) <= stage.max()  # what only fills up is no end of the pipeline
+    sent = np.broadcast_to(work.message_bytes, stages.senders.shape)
+    links = stages.senders.ravel(), stages.receivers.ravel(), sent.ravel()
+    pairs, boundary = _kept(links, LEAST_BOUNDARIES)
+    senders, receivers, sent = (np.append(each, 0.0)[None, pairs] for each in links)
+    few = work._replace(
+        stages=unlinked._replace(
+            first=unlinked.first * is_real,
+            last=unlinked.last * is_real,
+            senders=senders,
+            receivers=receivers,
+        ),
+        layers=layers,
+        recomputed=recomputed,
+        heads=heads,
+        message_bytes=sent,
+        parameters=parameters,
+        offload_bytes=offload_bytes,
+    )
+    return few, StagePlaces(stage, boundary.reshape(stages.senders.shape))
+
+
+def _kept(rows: Any, least: int) -> tuple[Int[NumpyArray, " kept"], Int[NumpyArray, " columns"]]:
+    """Columns to keep, the last one repeated to a power of two, and which of them each column is.
+
+    Without columns, the place behind the last is kept.
+    """
+    _, kept, place = np.unique(np.stack(rows), axis=1, return_index=True, return_inverse=True)
+    more = _size(len(kept), least) - len(kept)
+    return np.append(kept, np.full(more, kept[-1] if len(kept) else 0)), place.ravel()
+
+
+def _size(count: int, least: int) -> int:
+    return max(least, 1 << max(count - 1, 0).bit_length())
+
+
+def _members(place: Int[NumpyArray, " columns"], least: int) -> Int[NumpyArray, "columns kept"]:
+    """Which of the kept columns each column is, as a matrix of zeros and ones."""
+    return np.eye(_size(int(place.max(initial=0)) + 1, least))[place]
+
+
+def _each(
+    costs: Costs, *, of_stage: Callable[[Any], Any], of_message: Callable[[Any], Any]
+) -> Costs:
+    """Change the leaves (batch, ...) that have an axis of stages or of boundaries."""
+
+    def changed(name: str, leaf: Any) -> Any:
+        if leaf is None or np.ndim(leaf) < 2:
+            return leaf
+        return (of_message if name in MESSAGE_FIELDS else of_stage)(np.asarray(leaf))
+
+    return unchecked_costs({name: changed(name, leaf) for name, leaf in vars(costs).items()})

@@ -8,7 +8,6 @@ step time into a plain sum of costs, so that one reverse pass gives the gradient
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,14 +27,14 @@ from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import work_of_stages
 from pipejax.costs.system.system import Number, System
 from pipejax.engine.batched.makespans import makespans_and_grad
+from pipejax.engine.batched.pricing import in_parts, priced, pulled, size_of
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
-AT_ONCE = 8  # sets of values that one compiled call prices: a fixed number, so that few compile
-BLOCKS = (64, 1024)  # configurations that the engine solves at once, likewise
+AT_ONCE = 8  # sets of values that all rows are priced under at once
 
 Rows = Int[NumpyArray, " rows"]
 Varying = tuple[Array, ...]
@@ -63,8 +62,9 @@ class RowInputs(NamedTuple):
     overlap: Number
 
 
-class PricingKind(NamedTuple):
-    """What a compiled price is for: XLA leaves out what these say is not there.
+@dataclasses.dataclass(frozen=True)
+class PricingKind:
+    """Kernel of the costs of a row; XLA leaves out what it says is not there.
 
     Attributes:
       recompute: what a layer itself recomputes.
@@ -87,6 +87,26 @@ class PricingKind(NamedTuple):
         row: RowInputs = jax.tree.unflatten(self.form, leaves)
         return row
 
+    def __call__(self, system: System, values: Array, varying: Varying) -> Leaves:
+        """Costs of one row under one set of values, those that programs read."""
+        row = self.row(varying)
+        for k, name in enumerate(self.names):
+            system = system.with_number(name, values[k])
+        per_node = jnp.where(row.gpus_per_node > 0, row.gpus_per_node, system.gpus_per_node)
+        work = work_of_stages(
+            row.model, row.layout, row.stages, recompute=self.recompute, overlap=row.overlap
+        )
+        factors = values[len(self.names) :]
+        if factors.size:
+            factor = factors[jnp.asarray(row.layer_group).astype(int)]
+            layers, recomputed = (
+                tuple(count * factor for count in counts)
+                for counts in (work.layers, work.recomputed)
+            )
+            work = work._replace(layers=layers, recomputed=recomputed)
+        costs = work_costs(work, dataclasses.replace(system, gpus_per_node=per_node))
+        return {name: jnp.asarray(getattr(costs, name), float) for name in self.reads}
+
 
 class RowBatch(NamedTuple):
     """Rows that are priced together.
@@ -104,6 +124,19 @@ class RowBatch(NamedTuple):
     kind: PricingKind
     programs: tuple[tuple[Program, Rows], ...]
     ops: tuple[tuple[str, Rows, Rows], ...]
+
+    def prices(self, kind: PricingKind, system: System, values: Values) -> Leaves:
+        """Costs of all rows under each set of values: (batch, rows, ...)."""
+        found: Leaves = priced(kind, system, values, self.inputs, grid=True)
+        return found
+
+    def slopes(
+        self, kind: PricingKind, system: System, solved: tuple[Values, Leaves]
+    ) -> Float[Array, "batch rows values"]:
+        """Slopes by the values of the sum of the costs on each row's critical path."""
+        values, counts = solved
+        slopes: Array = pulled(kind, system, values, self.inputs, counts, grid=True)[1]
+        return slopes
 
 
 class StepTimes:
@@ -149,7 +182,7 @@ class StepTimes:
         values = np.zeros((1, 0))
         with jax.enable_x64(True):
             for batch in self.batches:
-                costs = _prices(system, values, batch.inputs, kind=batch.kind)
+                costs = batch.prices(batch.kind, system, values)
                 solved, _ = _solved(batch, jax.tree.map(np.asarray, costs))
                 seconds[batch.rows] = solved[0]
         return seconds
@@ -167,12 +200,12 @@ class StepTimes:
         slopes = np.empty((len(values), self.size, values.shape[1]))
         with jax.enable_x64(True):
             for batch in self.batches:
-                kind = batch.kind._replace(names=tuple(names))
-                price = functools.partial(_prices, system, kind=kind)
-                pull = functools.partial(_slopes, system, kind=kind)
-                costs = _in_chunks(price, values, batch.inputs)
+                kind = dataclasses.replace(batch.kind, names=tuple(names))
+                price = functools.partial(batch.prices, kind, system)
+                pull = functools.partial(batch.slopes, kind, system)
+                costs = in_parts(price, values, AT_ONCE)
                 seconds[:, batch.rows], counts = _solved(batch, costs)
-                slopes[:, batch.rows] = _in_chunks(pull, (values, counts), batch.inputs)
+                slopes[:, batch.rows] = in_parts(pull, (values, counts), AT_ONCE)
         return seconds, slopes
 
 
@@ -181,15 +214,6 @@ def _numbers(system: System) -> System:
     unnamed = dataclasses.replace(system, name="", source="", calibration=None)
     numbers: System = jax.tree.map(lambda leaf: np.asarray(leaf, float), unnamed)
     return numbers
-
-
-def _in_chunks(function: Callable[..., Any], batch: Any, inputs: tuple[NumpyArray, ...]) -> Any:
-    """Call a compiled function on `AT_ONCE` entries of a batch at a time, the last repeated."""
-    size = len(jax.tree.leaves(batch)[0])
-    index = np.minimum(np.arange(-(-size // AT_ONCE) * AT_ONCE), size - 1).reshape(-1, AT_ONCE)
-    cut = [jax.tree.map(operator.itemgetter(own), batch) for own in index]
-    parts = [jax.tree.map(np.asarray, function(part, inputs)) for part in cut]
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:size], *parts)
 
 
 def workloads_of(rows: MeasuredRows) -> tuple[Workload, ...]:
@@ -291,53 +315,6 @@ def _by_program(programs: Mapping[int, Program]) -> tuple[tuple[Program, Rows], 
     return tuple((programs[rows[0]], np.array(rows)) for rows in users.values())
 
 
-def _price(system: System, values: Array, varying: Varying, kind: PricingKind) -> Leaves:
-    """Costs of one row under one set of values, those that programs read."""
-    row = kind.row(varying)
-    for k, name in enumerate(kind.names):
-        system = system.with_number(name, values[k])
-    per_node = jnp.where(row.gpus_per_node > 0, row.gpus_per_node, system.gpus_per_node)
-    work = work_of_stages(
-        row.model, row.layout, row.stages, recompute=kind.recompute, overlap=row.overlap
-    )
-    factors = values[len(kind.names) :]
-    if factors.size:
-        factor = factors[jnp.asarray(row.layer_group).astype(int)]
-        layers, recomputed = (
-            tuple(count * factor for count in counts) for counts in (work.layers, work.recomputed)
-        )
-        work = work._replace(layers=layers, recomputed=recomputed)
-    costs = work_costs(work, dataclasses.replace(system, gpus_per_node=per_node))
-    return {name: jnp.asarray(getattr(costs, name), float) for name in kind.reads}
-
-
-@functools.partial(jax.jit, static_argnames="kind")
-def _prices(system: System, values: Array, inputs: Varying, *, kind: PricingKind) -> Leaves:
-    """Costs of all rows under all sets of values: batch and rows first on every leaf."""
-
-    def of_rows(one: Array) -> Leaves:
-        found: Leaves = jax.vmap(lambda row: _price(system, one, row, kind))(inputs)
-        return found
-
-    costs: Leaves = jax.vmap(of_rows)(values)
-    return costs
-
-
-@functools.partial(jax.jit, static_argnames="kind")
-def _slopes(
-    system: System, batch: tuple[Array, Leaves], inputs: Varying, *, kind: PricingKind
-) -> Float[Array, "batch rows values"]:
-    """Differentiate the sum of the costs on each row's critical path by the values."""
-
-    def seconds(values: Array, row: Varying, counts: Leaves) -> Array:
-        costs = _price(system, values, row, kind)
-        return sum(((counts[name] * cost).sum() for name, cost in costs.items()), jnp.zeros(()))
-
-    by_row = jax.vmap(jax.grad(seconds), in_axes=(None, 0, 0))
-    slopes: Array = jax.vmap(lambda values, counts: by_row(values, inputs, counts))(*batch)
-    return slopes
-
-
 def _solved(
     batch: RowBatch, costs: Mapping[str, NumpyArray]
 ) -> tuple[Float[NumpyArray, "batch rows"], dict[str, NumpyArray]]:
@@ -356,28 +333,16 @@ def _solved(
         size = shape[0] * shape[1]
         read = {name: leaf[of_program(name, leaf)] for name, leaf in costs.items()}
         flat = {name: leaf.reshape(size, *leaf.shape[2:]) for name, leaf in read.items()}
-        values, found = _solved_in_blocks(program, flat, size)
+        values, found = in_parts(functools.partial(_solved_part, program), flat)
         seconds[:, rows] = values.reshape(shape)
         for name, leaf in counts.items():
             leaf[of_program(name, leaf)] = found[name].reshape(*shape, *found[name].shape[1:])
     return seconds, counts
 
 
-def _solved_in_blocks(
-    program: Program, leaves: Mapping[str, NumpyArray], size: int
-) -> tuple[NumpyArray, dict[str, NumpyArray]]:
-    """Solve configurations in blocks of few sizes, for which the engine compiles once each."""
-    block = next((each for each in BLOCKS if each >= size), BLOCKS[-1])
-    index = np.minimum(np.arange(-(-size // block) * block), size - 1).reshape(-1, block)
-    parts = []
-    for own in index:
-        costs: Any = {name: leaf[own] for name, leaf in leaves.items()}
-        values, found = makespans_and_grad(program, Costs(**costs), batch_size=block)
-        parts.append(
-            (np.asarray(values), {name: np.asarray(getattr(found, name)) for name in leaves})
-        )
-    values, counts = jax.tree.map(lambda *each: np.concatenate(each)[:size], *parts)
-    return values, counts
+def _solved_part(program: Program, leaves: Leaves) -> tuple[Array, Leaves]:
+    values, counts = makespans_and_grad(program, Costs(**leaves), batch_size=size_of(leaves))
+    return values, {name: getattr(counts, name) for name in leaves}
 
 
 def _of_program(rows: Rows, stages: int) -> Callable[[str, NumpyArray], tuple[Any, ...]]:

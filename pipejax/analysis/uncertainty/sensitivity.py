@@ -25,7 +25,7 @@ from pipejax.costs.stage.stage_costs import costs_of_shape
 from pipejax.costs.system.parts import FIELDS, SECTIONS
 from pipejax.costs.system.system import Number, System
 from pipejax.engine.batched.makespans import makespans, makespans_and_grad
-from pipejax.engine.batched.pricing import programs_of_batch
+from pipejax.engine.batched.pricing import priced, programs_of_batch
 from pipejax.engine.lowering.lower import lower
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -115,8 +115,8 @@ def sensitivity(
         table=(table, ScheduleTable), workload=(workload, Workload), system=(system, System)
     )
     with jax.enable_x64(True):
-        shape = PricingShape.of(workload, table)
-        costs, moved = _prices_and_slopes(_point(table, workload, system), shape=shape)
+        prices = _Prices(PricingShape.of(workload, table))
+        costs, moved = _costs_and_slopes(_point(table, workload, system), prices=prices)
         # the longest path is no longer than all costs together
         check_finite({"step time": sum(float(leaf.sum()) for leaf in jax.tree.leaves(costs))}, ())
         program = lower(table, link=link, costs=costs)
@@ -156,8 +156,8 @@ def swings(
     with jax.enable_x64(True):
         one_each = np.eye(len(PARAMETERS))[[PARAMETERS.index(name) for name in names]]
         logs = np.kron(one_each, np.log(factors)[:, None])  # two rows for each name
-        point, shape = _point(table, workload, system), PricingShape.of(workload, table)
-        costs, times = _prices(logs, point, shape=shape), np.empty(len(logs))
+        prices, point = _Prices(PricingShape.of(workload, table)), _point(table, workload, system)
+        costs, times = priced(prices, point, logs), np.empty(len(logs))
         for program, rows in programs_of_batch(table, Links.of(link), costs):
             own = costs if rows is None else jax.tree.map(lambda x, r=rows: x[r], costs)
             times[slice(None) if rows is None else rows] = makespans(program, own)
@@ -181,30 +181,35 @@ def _point(table: ScheduleTable, workload: Workload, system: System) -> _Point:
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), point)
 
 
-def _price(logs: Float[Array, " parameters"], point: _Point, shape: PricingShape) -> Costs:
-    """Costs by the logarithms of all factors."""
-    factor = dict(zip(PARAMETERS, jnp.exp(logs), strict=True))
-    model = {
-        name: getattr(point.model, name) * factor[f"model.{name}"] for name in MODEL_PARAMETERS
-    }
-    of_field = {FIELDS[name]: factor[name] for name in (*RESOURCES, *EFFICIENCIES)}
+@dataclasses.dataclass(frozen=True)
+class _Prices:
+    """Kernel of the costs by the logarithms of all factors."""
 
-    def scaled(path: Any, leaf: Number) -> Number:
-        # the leaves of an efficiency are the entries of its curve: they have no name of their own
-        return leaf * of_field.get(tuple(key.name for key in path if hasattr(key, "name")), 1.0)
+    shape: PricingShape
 
-    costs = costs_of_shape(
-        shape,
-        dataclasses.replace(point.model, **model),
-        jax.tree_util.tree_map_with_path(scaled, point.system),
-        StageLayers(*(part * factor["model.layers"] for part in point.assigned)),
-        point.microbatch_size * factor["microbatch_size"],
-    )
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), costs)
+    def __call__(self, point: _Point, logs: Float[Array, " parameters"], _: tuple[()]) -> Costs:
+        factor = dict(zip(PARAMETERS, jnp.exp(logs), strict=True))
+        model = {
+            name: getattr(point.model, name) * factor[f"model.{name}"] for name in MODEL_PARAMETERS
+        }
+        of_field = {FIELDS[name]: factor[name] for name in (*RESOURCES, *EFFICIENCIES)}
+
+        def scaled(path: Any, leaf: Number) -> Number:
+            # the leaves of an efficiency are the entries of its curve, without names of their own
+            return leaf * of_field.get(tuple(key.name for key in path if hasattr(key, "name")), 1.0)
+
+        costs = costs_of_shape(
+            self.shape,
+            dataclasses.replace(point.model, **model),
+            jax.tree_util.tree_map_with_path(scaled, point.system),
+            StageLayers(*(part * factor["model.layers"] for part in point.assigned)),
+            point.microbatch_size * factor["microbatch_size"],
+        )
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), costs)
 
 
-@functools.partial(jax.jit, static_argnames="shape")
-def _prices_and_slopes(point: _Point, *, shape: PricingShape) -> tuple[Costs, Costs]:
+@functools.partial(jax.jit, static_argnames="prices")
+def _costs_and_slopes(point: _Point, *, prices: _Prices) -> tuple[Costs, Costs]:
     """Costs, and their derivatives by the logarithms of all factors on an axis at the end.
 
     Forward mode: counts of FLOP and bytes share so many terms that their reverse pass takes
@@ -212,13 +217,8 @@ def _prices_and_slopes(point: _Point, *, shape: PricingShape) -> tuple[Costs, Co
     """
 
     def price(logs: Float[Array, " parameters"]) -> tuple[Costs, Costs]:
-        costs = _price(logs, point, shape)
+        costs = prices(point, logs, ())
         return costs, costs
 
     slopes, costs = jax.jacfwd(price, has_aux=True)(jnp.zeros(len(PARAMETERS)))
     return costs, slopes
-
-
-@functools.partial(jax.jit, static_argnames="shape")
-def _prices(logs: Float[Array, "batch parameters"], point: _Point, *, shape: PricingShape) -> Costs:
-    return jax.vmap(lambda one: _price(one, point, shape))(logs)

@@ -160,6 +160,9 @@ def cost_rows(program: Program, costs: Costs) -> CostRows:
     make a fused pair, or latency and transmit time. So pricing itself says which: each entry is
     priced at its own number, those that stand second in a sum in the high digits.
     """
+    # Two stages: entries 1 and 2 are forwards, 3 and 4 backwards, priced as 3 HIGH and 4 HIGH. The
+    # position of a fused pair of 0F and 1B is then priced 1 + 4 HIGH, which says: its row is the
+    # sum of entries 1 and 4. One that no entry reaches is priced 0: the row of zeros.
     shapes = {name: np.shape(leaf)[1:] for name, leaf in vars(costs).items() if leaf is not None}
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     field = np.repeat(range(1 + len(sizes)), [1, *sizes.values()])  # of each entry; 0 is no cost
@@ -199,6 +202,8 @@ def with_pair_times(program: Program, leaves: Leaves) -> Leaves:
 
 def counts_of_ops(program: Program, leaves: Leaves, counts: Leaves) -> Leaves:
     """Pass counts of fused pairs on to the costs of their ops, and to the factor."""
+    # A pair that is n times on the path counts n d(pair)/d(cost) times for each of its costs: the
+    # reverse pass of `_pair_times` on the counts of pairs, added to the counts of ops alone.
     own = dict(counts)
     of_pairs = own.pop("pair", None)
     if of_pairs is None:  # none is on a path

@@ -25,6 +25,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.machine import Options, cpu_options
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.link_models import below_threshold, settled
 from pipejax.engine.lowering.lower import lower
@@ -34,6 +35,9 @@ from pipejax.schedules.table.table import ScheduleTable
 
 # sizes of batches that are compiled for: few while work is little, closer where it counts
 SIZES = np.concatenate([[64, 512], 4096 * 2 ** np.arange(19)])
+PART = 1024  # configurations whose prices stay in cache
+# compiles in a fifth of the time; the code takes up to four times as long
+QUICKLY: Options = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 
 Rows = Int[NumpyArray, " rows"]
 Tree = Any  # a pytree of arrays
@@ -50,12 +54,14 @@ def filled(batch: Tree, size: int) -> Tree:
     return _taken(batch, int(SIZES[np.searchsorted(SIZES, size)]), size)
 
 
-def in_parts(function: Callable[[Tree], Tree], batch: Tree, at_once: int) -> Tree:
+def in_parts(function: Callable[[Tree], Tree], batch: Tree, at_once: int | None = None) -> Tree:
     """Call a function on parts of one size, the last filled up; join what it returns, on the host.
 
-    Seven configurations, three at once: (0, 1, 2), (3, 4, 5), (6, 6, 6).
+    Seven configurations, three at once: (0, 1, 2), (3, 4, 5), (6, 6, 6). Where nothing is said,
+    few make a small part.
     """
     size = size_of(batch)
+    at_once = at_once or (int(SIZES[0]) if size <= SIZES[0] else PART)
     whole = -(-size // at_once) * at_once
     rows = np.minimum(np.arange(whole), size - 1).reshape(-1, at_once)
     parts = [
@@ -70,13 +76,76 @@ def _taken(batch: Tree, width: int, size: int) -> Tree:
     return jax.tree.map(lambda leaf: leaf[rows], batch)
 
 
-@functools.partial(jax.jit, static_argnames="kernel")
-def priced(kernel: Kernel, shared: Tree, at: Tree, rows: Tree, times: Sequence[Array] = ()) -> Tree:
+def priced(
+    kernel: Kernel,
+    shared: Tree,
+    at: Tree,
+    rows: Tree = (),
+    times: Sequence[Array] = (),
+    *,
+    grid: bool = False,
+    quickly: bool = False,
+) -> Tree:
     """Price a batch: what the kernel returns, with the axis of configurations first.
 
-    A kernel of values takes `times` (batch) behind the row.
+    A kernel of values takes `times` (batch) behind the row. In a `grid` every row is priced at
+    every entry of `at`: (batch, rows, ...). `quickly` is for few configurations: it compiles
+    quickly, and computes slowly.
     """
-    return jax.vmap(lambda at, row, times: kernel(shared, at, row, *times))(at, rows, tuple(times))
+    return _compiled(_priced, quickly)(kernel, shared, at, rows, tuple(times), grid=grid)
+
+
+def pulled(
+    kernel: Kernel,
+    shared: Tree,
+    at: Tree,
+    rows: Tree,
+    counts: Tree,
+    *,
+    grid: bool = False,
+    quickly: bool = False,
+) -> tuple[Tree, Tree]:
+    """What the kernel returns, and the slopes like `at` of its sum weighted by counts."""
+    found: tuple[Tree, Tree] = _compiled(_pulled, quickly)(
+        kernel, shared, at, rows, counts, grid=grid
+    )
+    return found
+
+
+@functools.cache
+def _compiled(function: Callable[..., Tree], quickly: bool) -> Callable[..., Tree]:
+    options = cpu_options(**QUICKLY) if quickly else {}
+    return jax.jit(function, static_argnames=("kernel", "grid"), compiler_options=options)
+
+
+def _priced(
+    kernel: Kernel, shared: Tree, at: Tree, rows: Tree, times: tuple[Array, ...], *, grid: bool
+) -> Tree:
+    def of_one(at: Tree, row: Tree, times: tuple[Array, ...]) -> Tree:
+        return kernel(shared, at, row, *times)
+
+    return _mapped(of_one, grid)(at, rows, times)
+
+
+def _pulled(
+    kernel: Kernel, shared: Tree, at: Tree, rows: Tree, counts: Tree, *, grid: bool
+) -> Tree:
+    def of_one(at: Tree, row: Tree, counts: Tree) -> tuple[Tree, Tree]:
+        def price(at: Tree) -> Tree:
+            return jax.tree.map(jnp.asarray, kernel(shared, at, row))
+
+        value, back = jax.vjp(price, at)
+        weights = jax.tree.map(lambda count, cost: count.astype(cost.dtype), counts, value)
+        return value, back(weights)[0]
+
+    return _mapped(of_one, grid)(at, rows, counts)
+
+
+def _mapped(of_one: Callable[..., Tree], grid: bool) -> Callable[..., Tree]:
+    """Map a function of (at, row, what both have) over a batch, or over all pairs of both."""
+    if not grid:
+        return jax.vmap(of_one)
+    return jax.vmap(jax.vmap(of_one, in_axes=(None, 0, 0)), in_axes=(0, None, 0))
 
 
 @functools.partial(jax.jit, static_argnames="kernel")
@@ -116,18 +185,6 @@ def _sum_along(counts: Costs, moved: Costs) -> Array:
     """How far the end of a critical path moves [s], if costs so often on it move."""
     parts = jax.tree.map(lambda count, move: (count * move).sum(), counts, moved)
     return sum(jax.tree.leaves(parts), jnp.zeros(()))
-
-
-@functools.partial(jax.jit, static_argnames="kernel")
-def pulled(kernel: Kernel, shared: Tree, at: Tree, rows: Tree, counts: Tree) -> tuple[Tree, Tree]:
-    """What the kernel returns, and the slopes like `at` of its sum weighted by counts."""
-
-    def of_one(at: Tree, row: Tree, counts: Tree) -> tuple[Tree, Tree]:
-        value, back = jax.vjp(lambda at: kernel(shared, at, row), at)
-        return value, back(counts)[0]
-
-    found: tuple[Tree, Tree] = jax.vmap(of_one)(at, rows, counts)
-    return found
 
 
 def programs_of_batch(

@@ -207,6 +207,11 @@ def _share(builder: ProgramBuilder, found: Dependencies, sent: MessageTable, nod
     is_shared = np.zeros(len(nodes), bool)
     if not builder.links.shared_links:
         return is_shared
+    # users are numbered messages first, all-reduces behind; a user of several groups has its turn
+    # in each, so it comes once for every (group, user). Groups are chained in the order of ranks:
+    #
+    #     group  0 0 0 1 1
+    #     user   0 3 4 0 2      ranks 3 < 0 < 4 and 0 < 2: chains 3 - 0 - 4 and 0 - 2
     carried = np.append(nodes, builder.reductions.node)
     uses = _users(builder, sent)
     user, sender, receiver = uses[:, carried[uses[0]] != SOURCE]
@@ -317,6 +322,8 @@ def check_eager(program: Program, transmit: Any, batch_axes: int = 0) -> None:
     )
     layout = program.layout
     shape = 2, layout.num_pipes, layout.num_stages - 1, layout.num_microbatches
+    # of a batch: a message that the program buffers must be smaller in every configuration, one
+    # that it does not buffer in none
     some, every = (np.broadcast_to(x, shape)[place] for x in (smaller.any(0), smaller.all(0)))
     meets = _meet(links.models_of(program.num_workers, sent.sender, sent.receiver))
     wrong = np.flatnonzero(meets & np.where(sent.eager, ~every, some))

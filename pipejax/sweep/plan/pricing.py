@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.array_types import Float, NumpyArray
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs
 from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
@@ -22,14 +22,13 @@ from pipejax.costs.model.workload_fields import RECOMPUTE
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import StageBytes, bytes_of_stages, work_of_stages
 from pipejax.costs.system.system import Number, System
+from pipejax.engine.batched.pricing import PART, in_parts, priced
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.plan.layouts import Layouts
 from pipejax.sweep.plan.programs import ProgramShape, table_of
 from pipejax.sweep.plan.request import PlanRequest
 
-CHUNK = 1024  # layouts that are priced at once
 LENGTH = 128  # stages are filled up to a multiple of it
-Rows = Int[NumpyArray, " some"]
 FULL = RECOMPUTE.index("full")
 
 
@@ -79,52 +78,37 @@ def price(
         _stages(request, shape, layouts),
     )
     in_layer = np.where(layouts.recompute == FULL, 0, layouts.recompute)
-    with jax.enable_x64(True):
-        parts = [
-            (own, _priced_chunk(request, numbers, own, mode))
-            for mode in np.unique(in_layer).tolist()
-            for own in _chunks(np.flatnonzero(in_layer == mode))
-        ]
-    order = np.argsort(np.concatenate([own for own, _ in parts]))
-    joined: Priced = jax.tree.map(
-        lambda *leaves: np.concatenate(leaves)[order], *(found for _, found in parts)
+    modes = np.unique(in_layer).tolist()
+    shared = (
+        dataclasses.replace(request.model, name="", source=""),
+        float(request.shared.get("overlap", False)),
     )
+    parts = []
+    with jax.enable_x64(True):
+        for mode in modes:
+            own = jax.tree.map(lambda leaf, m=mode: leaf[in_layer == m], numbers)
+            price_part = functools.partial(priced, _Layouts(RECOMPUTE[mode]), shared)
+            parts.append(in_parts(price_part, own, PART))
+    order = np.argsort(np.concatenate([np.flatnonzero(in_layer == mode) for mode in modes]))
+    joined: Priced = jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
     return _cut(joined, shape.stages)
 
 
-def _chunks(rows: Rows) -> list[Rows]:
-    return [rows[low : low + CHUNK] for low in range(0, len(rows), CHUNK)]
+@dataclasses.dataclass(frozen=True)
+class _Layouts:
+    """Kernel of the prices of a layout on its system, for what a layer itself recomputes."""
 
+    recompute: str
 
-def _priced_chunk(
-    request: PlanRequest, numbers: tuple[System, Layout, Stages], rows: Rows, mode: int
-) -> Priced:
-    """Price at most `CHUNK` layouts that recompute the same within a layer."""
-    filled = jax.tree.map(lambda leaf: leaf[np.resize(rows, CHUNK)], numbers)
-    model = dataclasses.replace(request.model, name="", source="")
-    overlap = float(request.shared.get("overlap", False))
-    found = _priced(model, *filled, overlap, recompute=RECOMPUTE[mode])
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[: len(rows)], found)
-
-
-@functools.partial(jax.jit, static_argnames="recompute")
-def _priced(
-    model: Model,
-    systems: System,
-    layouts: Layout,
-    stages: Stages,
-    overlap: Number,
-    *,
-    recompute: str,
-) -> Priced:
-    def one(system: System, layout: Layout, stages: Stages) -> Priced:
-        work = work_of_stages(model, layout, stages, recompute=recompute, overlap=overlap)
-        memory = bytes_of_stages(model, layout, stages, recompute)
+    def __call__(
+        self, shared: tuple[Model, Number], at: tuple[System, Layout, Stages], _: tuple[()]
+    ) -> Priced:
+        (model, overlap), (system, layout, stages) = shared, at
+        work = work_of_stages(model, layout, stages, recompute=self.recompute, overlap=overlap)
+        memory = bytes_of_stages(model, layout, stages, self.recompute)
         whole = jnp.zeros(len(stages.layers))
         wide = jax.tree.map(lambda leaf: leaf + whole if leaf.ndim < 2 else leaf, memory)
         return Priced(work_costs(work, system), wide)
-
-    return jax.vmap(one)(systems, layouts, stages)
 
 
 def _layout_numbers(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Layout:
