@@ -30,7 +30,7 @@ from pipejax.schedules.cells.ops import TIMED, ScheduleError
 from pipejax.schedules.table.links import Links, parse_groups, parse_pair_links, parse_pairs
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.declaration import Axis, Sweep, label
-from pipejax.sweep.schedule_axis import Choice
+from pipejax.sweep.schedule_axis import built
 from pipejax.sweep.store import FEASIBLE, ILLEGAL, OUT_OF_MEMORY, Block, variables_of
 
 MAX_NUMBERS = 1 << 24  # costs of one kind that are priced at once: configurations times stages
@@ -38,7 +38,6 @@ MANY_POINTS = 500_000  # from which code that computes quickly is worth its comp
 CURVES = ("compute_efficiency", "memory_efficiency")
 WORTH_A_FORM = 2 * 10**9  # nodes times configurations: what the recurrence takes seconds for
 FLAGGED = ("collectives", "kernels")
-PROGRAMS = 64  # that are kept for other models, parallelism and recomputation
 
 # axes that are fields of the workload as they stand
 WORKLOAD = tuple(
@@ -138,7 +137,7 @@ def _point(at: Values) -> _GridPoint:
         stragglers=parse_stragglers(at["stragglers"], "stragglers"),
         worker_places=parse_places(at["worker_places"], "worker_places"),
     )
-    table = _built(at["schedule"], at["workers"], counts)
+    table = built(at["schedule"], at["workers"], counts)
     slowed = Slowed.of(table, dict(workload.stragglers))
     return _GridPoint(table, workload, _links(at), slowed)
 
@@ -154,11 +153,6 @@ def _links(at: Values) -> Links:
         parse_pair_links(models, "pair_links") if models else (),
         at["eager_below"],
     )
-
-
-@functools.lru_cache(maxsize=PROGRAMS)
-def _built(choice: Choice, workers: int, microbatches: int) -> ScheduleTable:
-    return choice.build(workers, microbatches)  # it remembers its programs
 
 
 def _run(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> Values:

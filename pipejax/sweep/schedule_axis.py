@@ -1,5 +1,6 @@
 """The axis of schedules: names with their options, tables, and folders of tables."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -7,6 +8,8 @@ from pipejax import schedules
 from pipejax.base.checks import MAX_COUNT, unknown, whole_number
 from pipejax.schedules.naming import is_folder
 from pipejax.schedules.table.table import ScheduleTable
+
+KEPT = 64  # tables that are kept for other models, layouts and systems to come
 
 
 class Choice(NamedTuple):
@@ -31,6 +34,12 @@ class Choice(NamedTuple):
         builder = self.own or schedules.find(self.name)
         sizes = {"num_workers": workers, "num_microbatches": microbatches}
         return builder.function(**sizes, **dict(self.options))
+
+
+@functools.lru_cache(KEPT)
+def built(choice: Choice, workers: int, microbatches: int) -> ScheduleTable:
+    """Build a table, which remembers its programs; the latest are kept."""
+    return choice.build(workers, microbatches)
 
 
 def unfolded(given: Any) -> Any:

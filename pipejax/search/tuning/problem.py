@@ -70,10 +70,9 @@ class ScheduleFamily:
         build = functools.partial(schedules.build, self.schedule, num_workers=self.num_workers)
         return functools.cache(lambda count: build(num_microbatches=count, **self.options))
 
-    @functools.cached_property
-    def program(self) -> Callable[[int], Program]:
-        """The program for M microbatches, with all-reduce and update."""
-        return functools.cache(lambda m: lower(self.table(m), link=self.link, step_end=True))
+    def program(self, num_microbatches: int) -> Program:
+        """The program for M microbatches, with all-reduce and update; its table keeps it."""
+        return lower(self.table(num_microbatches), link=self.link, step_end=True)
 
     @functools.cached_property
     def held(self) -> Callable[[int], HeldCounts]:

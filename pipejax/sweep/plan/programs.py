@@ -28,9 +28,10 @@ from pipejax.schedules.registry import ANY
 from pipejax.schedules.table.held_activations import HeldCounts, held_counts
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
+from pipejax.sweep.schedule_axis import Choice, built
 
 MOST_OPS = 1 << 17  # of a program that is lowered whole: longer ones grow from their periods
-KEPT = 64  # tables that are kept for layouts to come
+HELD = 256  # answers about what workers hold that are kept
 SETTLED = (2, 3)  # microbatches for each worker after which what workers hold grows no more
 
 PerStage = Float[NumpyArray, "layouts stages"]
@@ -181,14 +182,11 @@ class ProgramShape(NamedTuple):
         return 2 * self.stages * microbatches
 
 
-@functools.lru_cache(KEPT)
 def table_of(shape: ProgramShape, microbatches: int) -> ScheduleTable:
-    """Build the table for M microbatches."""
+    """Build the table for M microbatches; the latest are kept."""
     several = "stages_per_worker" in schedules.find(shape.schedule).options
-    options = {"stages_per_worker": shape.stages_per_worker} if several else {}
-    return schedules.build(
-        shape.schedule, num_workers=shape.workers, num_microbatches=microbatches, **options
-    )
+    options = (("stages_per_worker", shape.stages_per_worker),) if several else ()
+    return built(Choice(shape.schedule, options), shape.workers, microbatches)
 
 
 def refusal(shape: ProgramShape, microbatches: int) -> str:
@@ -232,7 +230,7 @@ def held_in(shape: ProgramShape, microbatches: int) -> HeldCounts:
     return _held(shape, microbatches)
 
 
-@functools.lru_cache(4 * KEPT)
+@functools.lru_cache(HELD)
 def _held(shape: ProgramShape, microbatches: int) -> HeldCounts:
     return held_counts(table_of(shape, microbatches))
 
