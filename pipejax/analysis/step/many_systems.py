@@ -95,7 +95,7 @@ def system_costs(
 
 
 def _costs_of(work: StageWork, system: System, _: tuple[()]) -> Costs:
-    """Kernel of the costs of work on one system."""
+    """Costs of work on one system."""
     return work_costs(work, system)
 
 

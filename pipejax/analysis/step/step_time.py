@@ -64,7 +64,7 @@ class RowInputs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PricingKind:
-    """Kernel of the costs of a row; XLA leaves out what it says is not there.
+    """Costs of one row, for the pricer; XLA leaves out what it says is not there.
 
     Attributes:
       recompute: what a layer itself recomputes.

@@ -183,7 +183,7 @@ def _point(table: ScheduleTable, workload: Workload, system: System) -> _Point:
 
 @dataclasses.dataclass(frozen=True)
 class _Prices:
-    """Kernel of the costs by the logarithms of all factors."""
+    """Costs by the logarithms of all factors, for the pricer."""
 
     shape: PricingShape
 

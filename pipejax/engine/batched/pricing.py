@@ -1,11 +1,11 @@
 """The batched pricer: from the numbers of many configurations to costs, makespans and slopes.
 
-    numbers --price--> Costs --solve--> makespans, counts --push, pull--> slopes
+    numbers --price--> Costs --solve--> makespans, counts --> slopes
 
-What prices one configuration is a kernel: `kernel(shared, at, row)` returns a tree of arrays, such
+A function `price_one(shared, at, row)` prices one configuration: it returns a tree of arrays, such
 as `Costs`, from what all configurations share, from the numbers that slopes are taken by, and from
-what else differs between configurations. A kernel is a record or a function of a module: compiled
-programs are kept for it, so equal kernels compile once, and all numbers are arguments.
+what else differs between configurations. It is a function of a module or a record that can be
+called: programs are compiled for it, equal ones share them, and all numbers are arguments.
 
 The counts of the costs on the critical path (`makespans_and_grad`) turn a step time into a plain
 sum of costs, whose slopes are those of the step time: `priced_with_slopes` takes them forwards,
@@ -41,7 +41,7 @@ QUICKLY: Options = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emi
 
 Rows = Int[NumpyArray, " rows"]
 Tree = Any  # a pytree of arrays
-Kernel = Callable[..., Tree]  # kernel(shared, at, row)
+PriceOne = Callable[..., Tree]
 
 
 def size_of(batch: Tree) -> int:
@@ -51,7 +51,8 @@ def size_of(batch: Tree) -> int:
 
 def filled(batch: Tree, size: int) -> Tree:
     """Repeat the last of `size` configurations until a batch has one of the `SIZES`."""
-    return _taken(batch, int(SIZES[np.searchsorted(SIZES, size)]), size)
+    rows = np.minimum(np.arange(SIZES[np.searchsorted(SIZES, size)]), size - 1)
+    return jax.tree.map(lambda leaf: leaf[rows], batch)
 
 
 def in_parts(function: Callable[[Tree], Tree], batch: Tree, at_once: int | None = None) -> Tree:
@@ -71,13 +72,8 @@ def in_parts(function: Callable[[Tree], Tree], batch: Tree, at_once: int | None 
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:size], *parts)
 
 
-def _taken(batch: Tree, width: int, size: int) -> Tree:
-    rows = np.minimum(np.arange(width), size - 1)
-    return jax.tree.map(lambda leaf: leaf[rows], batch)
-
-
 def priced(
-    kernel: Kernel,
+    price_one: PriceOne,
     shared: Tree,
     at: Tree,
     rows: Tree = (),
@@ -86,17 +82,17 @@ def priced(
     grid: bool = False,
     quickly: bool = False,
 ) -> Tree:
-    """Price a batch: what the kernel returns, with the axis of configurations first.
+    """Price a batch: what it returns for each, with the axis of configurations first.
 
-    A kernel of values takes `times` (batch) behind the row. In a `grid` every row is priced at
+    One that returns values takes `times` (batch) behind the row. In a `grid` every row is priced at
     every entry of `at`: (batch, rows, ...). `quickly` is for few configurations: it compiles
     quickly, and computes slowly.
     """
-    return _compiled(_priced, quickly)(kernel, shared, at, rows, tuple(times), grid=grid)
+    return _compiled(_priced, quickly)(price_one, shared, at, rows, tuple(times), grid=grid)
 
 
 def pulled(
-    kernel: Kernel,
+    price_one: PriceOne,
     shared: Tree,
     at: Tree,
     rows: Tree,
@@ -105,9 +101,9 @@ def pulled(
     grid: bool = False,
     quickly: bool = False,
 ) -> tuple[Tree, Tree]:
-    """What the kernel returns, and the slopes like `at` of its sum weighted by counts."""
+    """What it returns for each, and the slopes like `at` of its sum weighted by counts."""
     found: tuple[Tree, Tree] = _compiled(_pulled, quickly)(
-        kernel, shared, at, rows, counts, grid=grid
+        price_one, shared, at, rows, counts, grid=grid
     )
     return found
 
@@ -115,24 +111,24 @@ def pulled(
 @functools.cache
 def _compiled(function: Callable[..., Tree], quickly: bool) -> Callable[..., Tree]:
     options = cpu_options(**QUICKLY) if quickly else {}
-    return jax.jit(function, static_argnames=("kernel", "grid"), compiler_options=options)
+    return jax.jit(function, static_argnames=("price_one", "grid"), compiler_options=options)
 
 
 def _priced(
-    kernel: Kernel, shared: Tree, at: Tree, rows: Tree, times: tuple[Array, ...], *, grid: bool
+    price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, times: tuple[Array, ...], *, grid: bool
 ) -> Tree:
     def of_one(at: Tree, row: Tree, times: tuple[Array, ...]) -> Tree:
-        return kernel(shared, at, row, *times)
+        return price_one(shared, at, row, *times)
 
     return _mapped(of_one, grid)(at, rows, times)
 
 
 def _pulled(
-    kernel: Kernel, shared: Tree, at: Tree, rows: Tree, counts: Tree, *, grid: bool
+    price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: Tree, *, grid: bool
 ) -> Tree:
     def of_one(at: Tree, row: Tree, counts: Tree) -> tuple[Tree, Tree]:
         def price(at: Tree) -> Tree:
-            return jax.tree.map(jnp.asarray, kernel(shared, at, row))
+            return jax.tree.map(jnp.asarray, price_one(shared, at, row))
 
         value, back = jax.vjp(price, at)
         weights = jax.tree.map(lambda count, cost: count.astype(cost.dtype), counts, value)
@@ -148,9 +144,9 @@ def _mapped(of_one: Callable[..., Tree], grid: bool) -> Callable[..., Tree]:
     return jax.vmap(jax.vmap(of_one, in_axes=(None, 0, 0)), in_axes=(0, None, 0))
 
 
-@functools.partial(jax.jit, static_argnames="kernel")
+@functools.partial(jax.jit, static_argnames="price_one")
 def priced_with_slopes(
-    kernel: Kernel,
+    price_one: PriceOne,
     shared: Tree,
     at: Tree,
     rows: Tree,
@@ -169,7 +165,7 @@ def priced_with_slopes(
         times, counts = [time for time, _ in solved], [count for _, count in solved]
 
         def value(flat: Array, times: Sequence[Array]) -> Tree:
-            return kernel(shared, put(flat), row, *times)
+            return price_one(shared, put(flat), row, *times)
 
         def along(direction: Float[Array, " numbers"], moved: Any) -> Any:
             on_paths = [_sum_along(count, moved) for count in counts]

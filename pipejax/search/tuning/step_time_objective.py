@@ -74,7 +74,7 @@ Relax = Callable[[Any, Given], tuple[Pair, Number]]
 
 @dataclasses.dataclass(frozen=True)
 class _Prices:
-    """Kernel of the costs of one configuration."""
+    """Costs of one configuration, for the pricer."""
 
     shape: PricingShape
     relax: Relax
@@ -86,7 +86,7 @@ class _Prices:
 
 @dataclasses.dataclass(frozen=True)
 class _Values:
-    """Kernel of value [s] and memory [B] of one configuration.
+    """Value [s] and memory [B] of one configuration, for the pricer.
 
     What is shared are the microbatches of each program and what its workers hold.
     """
@@ -115,7 +115,7 @@ class _Values:
 
 @dataclasses.dataclass(frozen=True)
 class _Alone:
-    """Kernel of the value (0) or the memory (1) alone; memory needs no ends."""
+    """The value (0) or the memory (1) alone; memory needs no ends."""
 
     of: _Values
     which: int

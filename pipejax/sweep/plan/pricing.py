@@ -96,7 +96,7 @@ def price(
 
 @dataclasses.dataclass(frozen=True)
 class _Layouts:
-    """Kernel of the prices of a layout on its system, for what a layer itself recomputes."""
+    """Prices of a layout on its system, for what a layer itself recomputes."""
 
     recompute: str
 
