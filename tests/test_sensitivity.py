@@ -9,7 +9,6 @@ import pytest
 from turns import in_turn
 
 import pipejax as pj
-from pipejax.analysis.step import many_systems
 from pipejax.analysis.step.many_systems import resource_shares, system_costs
 from pipejax.analysis.uncertainty import sensitivity
 from pipejax.analysis.uncertainty.sensitivity import MODEL_PARAMETERS, swings
@@ -18,6 +17,7 @@ from pipejax.costs.model.workload import assign_layers
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
 from pipejax.costs.system.parts import FIELDS
+from pipejax.engine.batched import pricing
 
 pytestmark = pytest.mark.compiles
 
@@ -119,16 +119,16 @@ def test_elasticities_are_finite_differences_and_shares_sum_to_one(name, link):
 
 
 def test_a_batch_has_the_shares_of_its_members(monkeypatch):
-    monkeypatch.setattr(many_systems, "CHUNK", 2)  # three systems: the last chunk is filled up
+    # three systems, two at once: the last part is filled up
+    monkeypatch.setattr(pricing, "SIZES", np.array([2]))
+    monkeypatch.setattr(pricing, "PART", 2)
     table, workload, system = case("1f1b on h100")
     names = ("compute.peak", "network.bandwidth", "network.latency")
     others = [put(system, FIELDS[name], 0.1) for name in names]
     stacked = jax.tree.map(lambda *leaves: np.array(leaves), *others)
     work = stage_work(workload, table)
-    many_systems._compiled.cache_clear()
     costs = system_costs(work, stacked, quickly=True)
     found = resource_shares(pj.lower(table), work, stacked, costs, quickly=True)
-    many_systems._compiled.cache_clear()
     for one, time, row in zip(others, *map(np.asarray, found), strict=True):
         alone = pj.sensitivity(table, workload, one)
         np.testing.assert_allclose(row, list(alone.share.values()), atol=1e-12)

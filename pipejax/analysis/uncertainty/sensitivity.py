@@ -115,7 +115,7 @@ def sensitivity(
         table=(table, ScheduleTable), workload=(workload, Workload), system=(system, System)
     )
     with jax.enable_x64(True):
-        prices = _Prices(PricingShape.of(workload, table))
+        prices = _ScaledPrices(PricingShape.of(workload, table))
         costs, moved = _costs_and_slopes(_point(table, workload, system), prices=prices)
         # the longest path is no longer than all costs together
         check_finite({"step time": sum(float(leaf.sum()) for leaf in jax.tree.leaves(costs))}, ())
@@ -156,7 +156,10 @@ def swings(
     with jax.enable_x64(True):
         one_each = np.eye(len(PARAMETERS))[[PARAMETERS.index(name) for name in names]]
         logs = np.kron(one_each, np.log(factors)[:, None])  # two rows for each name
-        prices, point = _Prices(PricingShape.of(workload, table)), _point(table, workload, system)
+        prices, point = (
+            _ScaledPrices(PricingShape.of(workload, table)),
+            _point(table, workload, system),
+        )
         costs, times = priced(prices, point, logs), np.empty(len(logs))
         for program, rows in programs_of_batch(table, Links.of(link), costs):
             own = costs if rows is None else jax.tree.map(lambda x, r=rows: x[r], costs)
@@ -182,7 +185,7 @@ def _point(table: ScheduleTable, workload: Workload, system: System) -> _Point:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Prices:
+class _ScaledPrices:
     """Costs by the logarithms of all factors, for the pricer."""
 
     shape: PricingShape
@@ -209,7 +212,7 @@ class _Prices:
 
 
 @functools.partial(jax.jit, static_argnames="prices")
-def _costs_and_slopes(point: _Point, *, prices: _Prices) -> tuple[Costs, Costs]:
+def _costs_and_slopes(point: _Point, *, prices: _ScaledPrices) -> tuple[Costs, Costs]:
     """Costs, and their derivatives by the logarithms of all factors on an axis at the end.
 
     Forward mode: counts of FLOP and bytes share so many terms that their reverse pass takes
