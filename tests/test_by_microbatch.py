@@ -269,8 +269,8 @@ def test_bounds_of_a_certificate_hold_for_the_least_of_the_microbatches():
     too_much = pj.certificate(run, limits=[3.0, 3.0], lower_bounds={"worker": 9.0})
     assert [p.claim for p in pj.verify(too_much).problems] == ["lower bound by worker"]
     wrong = pj.certificate(run)
-    wrong["costs"]["F"][0][1] = 0.75
+    wrong["costs"]["seconds"]["F"][0][1] = 0.75
     assert not pj.verify(wrong).ok
-    wrong["costs"]["F"][0] = [1.0, 2.0]
+    wrong["costs"]["seconds"]["F"][0] = [1.0, 2.0]
     with pytest.raises(ValueError, match="F must be 3 numbers or lists, got"):
         pj.verify(wrong)

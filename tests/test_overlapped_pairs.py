@@ -91,7 +91,7 @@ def test_what_a_run_claims_with_it_is_verified(tmp_path):
     claimed = json.loads(json.dumps(pj.certificate(pj.evaluate(table_of(), costs))))
     verdict = pj.verify(claimed)
     assert (verdict.ok, verdict.problems) == (True, ())
-    claimed["costs"]["pair_factor"][0] = 0.4
+    claimed["costs"]["seconds"]["pair_factor"][0] = 0.4
     assert not pj.verify(claimed).ok
 
 
