@@ -261,5 +261,4 @@ def _work(microbatches: int, limits: Sequence[float]) -> Work:
     placement = zigzag(len(limits))
     ones = [1] * placement.shape[1]
     lasts = dict.fromkeys(SPLIT, ones)
-    memory = {"sizes": ones, "kept": ones, "limits": limits}
-    return Work.of(placement, [0] * microbatches, lasts, **memory)
+    return Work.of(placement, [0] * microbatches, lasts, sizes=ones, kept=ones, limits=limits)

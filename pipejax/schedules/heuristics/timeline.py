@@ -61,8 +61,9 @@ class Work(NamedTuple):
         Memory, `sizes`, `kept` and `limits`, plays no part where it is not given.
         """
         lag = (np.diff(placement) != 0) * transfer  # (pipes, boundaries)
-        none = [0] * placement.shape[1]
-        unlimited = {"sizes": none, "kept": none, "limits": [0] * (int(placement.max()) + 1)}
+        none: Sequence[Time] = [0] * placement.shape[1]
+        limits: Sequence[Time] = [0] * (int(placement.max()) + 1)
+        unlimited = {"sizes": none, "kept": none, "limits": limits}
         return cls(
             placement.tolist(),
             pipe_of,
