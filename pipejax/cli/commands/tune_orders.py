@@ -398,7 +398,8 @@ def _print_permuted(
     table: pj.ScheduleTable, links: pj.Links, found: "Found[Any]", own: _Permuted
 ) -> None:
     one, those, every = own.found
-    times = {"found": found.value, **found.baselines}
+    others = {name: time or 0.0 for name, time in found.baselines.items()}
+    times = {"found": found.value, **others}
     saved = (percent(1 - found.value / (time or 1.0)) for time in times.values())
     columns = (one, times), ("makespan", map(seconds, times.values())), ("found saves", saved)
     print_all(
@@ -433,7 +434,7 @@ def _draw_seats(placed: "PlacedCosts", found: "Found[Any]", figure: Output) -> N
 
     in_order = np.arange(placed.table.num_workers)
     shown = {
-        f"in order: {seconds(found.baselines['in order'])}": in_order,
+        f"in order: {seconds(found.baselines['in order'] or 0.0)}": in_order,
         f"found: {seconds(found.value)}": found.best.places,
     }
     picture = machine_picture(placed, shown)
