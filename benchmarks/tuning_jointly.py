@@ -35,9 +35,9 @@ from pipejax.search.tuning.rounding import compositions
 from pipejax.search.tuning.rounding_bound import bound_rounding
 from pipejax.search.tuning.system_design import DIVIDED, UNITS
 
-LAYERS = ("microbatch_size", "layers")
-RECOMPUTED = ("microbatch_size", "layers", "recompute")
-BOUGHT = ("microbatch_size", "layers", "system")
+LAYERS = ("size", "layers")
+RECOMPUTED = ("size", "layers", "recompute")
+BOUGHT = ("size", "layers", "system")
 ALL = (*RECOMPUTED, "system")
 # schedule, workers, parts, layers, divisions of the budget
 KINDS = (

@@ -23,13 +23,8 @@ from pipejax.schedules.cells.ops import PARTS
 from pipejax.schedules.table.held_activations import held_counts, held_in_rows
 from pipejax.search.tuning import descent, ways
 from pipejax.search.tuning.descent import descend
-from pipejax.search.tuning.layer_assignment import (
-    LAYERS,
-    RECOMPUTED,
-    RECOMPUTED_ALIKE,
-    search_stages,
-    tune_stages,
-)
+from pipejax.search.tuning.joint import search_jointly, tune_jointly
+from pipejax.search.tuning.joint_space import JointProblem
 from pipejax.search.tuning.microbatch import (
     relax_microbatches,
     search_microbatches,
@@ -250,13 +245,14 @@ def few_layers(schedule="1f1b", count=3, **changes):
 @pytest.mark.parametrize("schedule", ["1f1b", SLOW_CHIMERA])
 def test_layers_are_those_of_the_exhaustive_search(schedule):
     problem = few_layers(schedule)
-    tuned, best = tune_stages(problem, 8, LAYERS), search_stages(problem, 8, LAYERS)
+    joint = JointProblem.of(problem, "layers", microbatches=8)
+    tuned, best = tune_jointly(joint), search_jointly(joint)
     assert best.evaluated == 3 * 84  # ways to write 10 as a sum of 4
     np.testing.assert_allclose(tuned.step_time, best.step_time, rtol=1e-12)
-    assert tuned.layers.sum(axis=1).tolist() == [10, 10, 10]
+    assert tuned.settings.layers.sum(axis=1).tolist() == [10, 10, 10]
     even, _ = problem.evaluate(8, problem.pairs.assigned, np.arange(3))
     assert np.all(tuned.step_time < even)  # the head makes the even split a bad one
-    np.testing.assert_allclose(tuned.relaxed.layers.sum(axis=1), 10)
+    np.testing.assert_allclose(tuned.relaxed[1].layers.sum(axis=1), 10)
 
 
 def test_recomputed_layers_are_those_of_the_exhaustive_search():
@@ -267,8 +263,9 @@ def test_recomputed_layers_are_those_of_the_exhaustive_search():
     )
     limit = (least + most) / 2
     problem = few_layers(memory_capacity=limit)
-    tuned, best = tune_stages(problem, 4, RECOMPUTED), search_stages(problem, 4, RECOMPUTED)
-    common = search_stages(problem, 4, RECOMPUTED_ALIKE)
+    joint = JointProblem.of(problem, "recompute", microbatches=4)
+    tuned, best = tune_jointly(joint), search_jointly(joint)
+    common = search_jointly(dataclasses.replace(joint, alike=True))
     np.testing.assert_allclose(tuned.step_time, best.step_time, rtol=1e-12)
     assert np.all(tuned.memory_bytes <= limit)
     full, _ = problem.evaluate(4, StageLayers(layers, layers), owner)
@@ -277,7 +274,7 @@ def test_recomputed_layers_are_those_of_the_exhaustive_search():
     with pytest.raises(
         ValueError, match=r"pair 0: nothing fits: the smallest need found is .* 1.0 GB"
     ):
-        tune_stages(few_layers(memory_capacity=1e9), 4, RECOMPUTED)
+        tune_jointly(JointProblem.of(few_layers(memory_capacity=1e9), "recompute", microbatches=4))
 
 
 def test_stage_times_and_memory_of_layers_are_those_of_the_library():
@@ -375,7 +372,7 @@ def run_once(monkeypatch):
 
         return run
 
-    for name in ("tune_microbatches", "search_microbatches", "tune_stages"):
+    for name in ("tune_microbatches", "search_microbatches", "tune_jointly"):
         monkeypatch.setattr(ways, name, once(name, getattr(ways, name)))
     return calls
 

@@ -6,6 +6,7 @@ followed once more. The exhaustive twin evaluates all settings, one after the ot
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 
 import jax
@@ -24,9 +25,16 @@ from pipejax.search.tuning.joint_space import (
     count_settings,
     joined,
 )
-from pipejax.search.tuning.layer_assignment import LAYERS, RECOMPUTED
 from pipejax.search.tuning.problem import Owners
-from pipejax.search.tuning.rounding import Points, TooManyError, compositions, improve, swaps
+from pipejax.search.tuning.rounding import (
+    MOST,
+    Points,
+    TooManyError,
+    compositions,
+    improve,
+    swaps,
+    whole_with_sum,
+)
 from pipejax.search.tuning.step_time_objective import Given, PerConfiguration
 from pipejax.search.tuning.system_design import DIVIDED, bought
 
@@ -57,7 +65,8 @@ def tune_jointly(
     soft = _relaxed(joint, found.points[order, np.arange(pairs)])
     evaluate = _Counted(joint)
     rounded = _rounded(joint, soft)
-    kept = rounded.at(_best_sizes(rounded, evaluate(rounded)))
+    # at one size all are improved
+    kept = rounded if joint.microbatches else rounded.at(_best_sizes(rounded, evaluate(rounded)))
     settings, times = improve_settings(joint, kept, evaluate)
     if "system" in joint.parts:
         polished = _polished(joint, settings)
@@ -147,7 +156,7 @@ def _rounded(joint: JointProblem, soft: Soft) -> Settings:
     tunes_layers, recomputes = "layers" in joint.parts, "recompute" in joint.parts
     for kept in range(len(size)):
         of = StageLayers(*(each[kept] for each in assigned))
-        layers = LAYERS.whole(of) if tunes_layers else np.asarray(even.layers, int)
+        layers = whole_with_sum(of.layers) if tunes_layers else np.asarray(even.layers, int)
         share = of.recomputed / of.layers
         for pair, own in enumerate(size[kept].tolist()):
             sizes = joint.sizes(pair)
@@ -214,7 +223,8 @@ def improve_settings(
 
 def _moves(joint: JointProblem, stages: int) -> Int[NumpyArray, "moves places"]:
     """Changes to a neighbour: of the layers of each stage, and of those recomputed."""
-    swap, more = swaps(stages), RECOMPUTED.moves(stages)
+    swap, one = swaps(stages), np.eye(stages, dtype=int)
+    more = np.concatenate([-one, one, swap])
     found = [np.zeros((0, 2 * stages), int)]
     if "layers" in joint.parts:
         found.append(np.hstack([swap, 0 * swap]))
@@ -247,7 +257,8 @@ def search_jointly(joint: JointProblem, *, divisions: int = DIVISIONS) -> TunedJ
     """Evaluate all settings of every pair; a budget is spent in so many parts."""
     pairs = range(len(joint.problem.capacity))
     counts = [count_settings(joint, pair, divisions) for pair in pairs]
-    if max(counts) > MOST_SETTINGS:
+    # of one part, what lists them refuses where they are too many
+    if max(counts) > MOST_SETTINGS and len(joint.parts) > 1:
         raise TooManyError(f"{max(counts):.3g} settings: at most {MOST_SETTINGS} are tried")
     best: list[tuple[Settings, Float[NumpyArray, " settings"]]] = []
     for pair in pairs:
@@ -282,9 +293,16 @@ def every_setting(joint: JointProblem, pair: int, divisions: int) -> Iterator[Se
 def every_assignment(joint: JointProblem, pair: int) -> tuple[Points, Points]:
     """All layers (ways, stages) of a pair, and those that are recomputed."""
     even, again = (np.asarray(each[pair], int) for each in joint.problem.pairs.assigned)
-    layers = LAYERS.every(even) if "layers" in joint.parts else even[None]
+    layers = even[None]
+    if "layers" in joint.parts:
+        layers = compositions(int(even.sum()), len(even))
     if "recompute" not in joint.parts:
         return layers, layers * (again > 0)
+    if joint.alike:
+        recomputed = np.minimum(np.arange(even.max() + 1)[:, None], even)
+        return np.broadcast_to(even, recomputed.shape), recomputed
+    if joint.parts == ("recompute",) and (count := math.prod((even + 1).tolist())) > MOST:
+        raise TooManyError(f"{count:.3g} ways to recompute: at most {MOST} are tried")
     return _with_every_recompute(layers)
 
 

@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import divisors
 from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.system.system import Number
-from pipejax.search.tuning.layer_assignment import LAYERS, RECOMPUTED
 from pipejax.search.tuning.microbatch import any_size
 from pipejax.search.tuning.problem import Owners, TuningProblem
 from pipejax.search.tuning.rounding import Points
@@ -24,6 +24,25 @@ from pipejax.search.tuning.system_design import DIVIDED, bought
 
 NO_ROOM = 1e12  # stands for the step time of a setting that needs all the memory, and more [s]
 LANES = 16_384  # settings that are evaluated at once: few batches are compiled for
+
+
+def real_layers(variables: Array, given: Given) -> tuple[Pair, Number]:
+    """One layer for each stage, the rest by a softmax; recomputed as the even split is.
+
+    At a given number of microbatches step time and memory are functions of layers that make sense
+    in between. Stages that hold embedding or head, or wait for messages, take fewer.
+    """
+    even, recomputed = given.pair.assigned
+    layers = 1 + jax.nn.softmax(variables) * (even.sum() - len(even))
+    assigned = StageLayers(layers, layers * recomputed / even)
+    return given.pair._replace(assigned=assigned), given.size
+
+
+def real_recompute(variables: Array, given: Given) -> tuple[Pair, Number]:
+    """Any share of the layers of each stage recomputed: as few as memory allows."""
+    layers = given.pair.assigned.layers
+    assigned = StageLayers(layers, jax.nn.sigmoid(variables) * layers)
+    return given.pair._replace(assigned=assigned), given.size
 
 
 class _Part(NamedTuple):
@@ -45,8 +64,8 @@ class _Part(NamedTuple):
 # in the order in which they are applied: recomputed layers are a share of the layers
 PARTS: Mapping[str, _Part] = {
     "size": _Part(lambda own, given: any_size(own[0], given), lambda stages: 1, 1.0, 0),
-    "layers": _Part(LAYERS.relax, lambda stages: stages, 0.3, 1.0),
-    "recompute": _Part(RECOMPUTED.relax, lambda stages: stages, 1.0, 1.5),
+    "layers": _Part(real_layers, lambda stages: stages, 0.3, 1.0),
+    "recompute": _Part(real_recompute, lambda stages: stages, 1.0, 1.5),
     "system": _Part(bought, lambda stages: DIVIDED, 0.6, 1.0),
 }
 
@@ -129,12 +148,19 @@ class JointProblem:
       parts: names, in the order of `PARTS`.
       microbatches: M where the microbatch size is given; 0 where it is tuned.
       bought: (pairs, parts) what a share of 1 of the budget buys; 0 where nothing is bought.
+      alike: whether an exhaustive search recomputes as many layers on every stage.
     """
 
     problem: TuningProblem
     parts: tuple[str, ...]
     microbatches: int
     bought: Float[NumpyArray, "pairs parts"]
+    alike: bool = False
+
+    @classmethod
+    def of(cls, problem: TuningProblem, *parts: str, microbatches: int = 0) -> "JointProblem":
+        """Parts of which none is bought."""
+        return cls(problem, parts, microbatches, np.zeros((len(problem.capacity), DIVIDED)))
 
     def given(self, pair: Owners, microbatches: int = 1, *, limited: bool = False) -> Given:
         """Fixed inputs of the step time, for settings of pairs."""

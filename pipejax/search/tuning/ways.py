@@ -13,14 +13,6 @@ from pipejax.costs.model.workload import StageLayers, Workload
 from pipejax.costs.system.system import System
 from pipejax.search.tuning.joint import DIVISIONS, MOST_SETTINGS, search_jointly, tune_jointly
 from pipejax.search.tuning.joint_space import JointProblem, count_settings
-from pipejax.search.tuning.layer_assignment import (
-    LAYERS,
-    RECOMPUTED,
-    RECOMPUTED_ALIKE,
-    StageChoice,
-    search_stages,
-    tune_stages,
-)
 from pipejax.search.tuning.microbatch import TunedSizes, search_microbatches, tune_microbatches
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 from pipejax.search.tuning.rounding import MOST, TooManyError
@@ -150,29 +142,13 @@ def _size(task: TuningTask, way: str) -> FoundSetting:
     return found_of(tune_(problem.family, [task.workload], [task.system], **how))
 
 
-def _stages(task: TuningTask, way: str, choice: StageChoice) -> FoundSetting:
-    """Whole numbers for each stage."""
-    tune_ = tune_stages if way == "gradient" else search_stages
-    found = tune_(task.problem(), task.microbatches, choice)
-    setting = {name: getattr(found, name)[0].tolist() for name in ("layers", "recomputed")}
-    relaxed: dict[str, Any] = {}
-    if found.relaxed is not None and found.relaxed_step_time is not None:
-        relaxed = {name: each[0].tolist() for name, each in found.relaxed._asdict().items()}
-        relaxed["step_time"] = found.relaxed_step_time[0].item()
-    step, need = found.step_time[0].item(), found.memory_bytes[0].item()
-    bound = step if way == "exhaustive" else 0.0
-    return FoundSetting(
-        task.microbatches, step, need, found.evaluated, setting, relaxed, lower_bound=bound
-    )
-
-
-def _recompute(task: TuningTask, way: str) -> FoundSetting:
+def _recompute(task: TuningTask, way: str, over: str) -> FoundSetting:
     """The recomputed layers of each stage: where there are too many ways, as many on each."""
     try:
-        return _stages(task, way, RECOMPUTED)
+        return _jointly(task, way, over)
     except TooManyError as error:
         note = f"{error}; as many on every stage instead"
-        alike = _stages(task, way, RECOMPUTED_ALIKE)
+        alike = _jointly(task, way, over, alike=True)
         return alike._replace(more={"note": note}, lower_bound=0.0)
 
 
@@ -212,9 +188,9 @@ def _joint(task: TuningTask, what: str) -> JointProblem:
     return JointProblem(task.problem(), parts, task.microbatches, bought)
 
 
-def _jointly(task: TuningTask, way: str, what: str) -> FoundSetting:
+def _jointly(task: TuningTask, way: str, what: str, *, alike: bool = False) -> FoundSetting:
     """Several parts together, and by gradient the bound on what rounding them costs."""
-    joint = _joint(task, what)
+    joint = dataclasses.replace(_joint(task, what), alike=alike)
     found = tune_jointly(joint) if way == "gradient" else search_jointly(joint)
     own, step, need = found.settings.at(0), found.step_time[0].item(), found.memory_bytes[0].item()
     setting: dict[str, Any] = {"layers": own.layers.tolist(), "recomputed": own.recomputed.tolist()}
@@ -225,7 +201,9 @@ def _jointly(task: TuningTask, way: str, what: str) -> FoundSetting:
     bound = step if way == "exhaustive" and "system" not in joint.parts else 0.0
     if found.relaxed is not None and found.relaxed_step_time is not None:
         (size,), layers = found.relaxed
-        least = bound_rounding(joint, found).lower_bound[0].item()
+        least = math.nan
+        if len(joint.parts) > 1:
+            least = bound_rounding(joint, found).lower_bound[0].item()
         if "system" not in joint.parts and not math.isnan(least):
             bound = least
         relaxed = {
@@ -282,8 +260,8 @@ def price_of_system(task: TuningTask) -> dict[str, float]:
 
 _WAYS: Mapping[str, Callable[[TuningTask, str], FoundSetting]] = {
     "size": _size,
-    "layers": functools.partial(_stages, choice=LAYERS),
-    "recompute": _recompute,
+    "layers": functools.partial(_jointly, what="layers"),
+    "recompute": functools.partial(_recompute, over="recompute"),
     "system": _system,
 }
 
