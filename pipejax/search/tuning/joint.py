@@ -39,7 +39,7 @@ from pipejax.search.tuning.step_time_objective import Given, PerConfiguration
 from pipejax.search.tuning.system_design import DIVIDED, bought
 
 KEPT = 3  # minima of a pair that are rounded
-KEPT_SIZES = 10  # of a pair, whose best setting is improved
+KEPT_SETTINGS = 10  # of a pair, that are improved
 RATE = 0.3
 MOST_SETTINGS = 5_000_000  # that are all evaluated
 DIVISIONS = 20  # parts of a budget that are tried
@@ -65,8 +65,7 @@ def tune_jointly(
     soft = _relaxed(joint, found.points[order, np.arange(pairs)])
     evaluate = _Counted(joint)
     rounded = _rounded(joint, soft)
-    # at one size all are improved
-    kept = rounded if joint.microbatches else rounded.at(_best_sizes(rounded, evaluate(rounded)))
+    kept = rounded.at(_best(rounded, evaluate(rounded), of_sizes=not joint.microbatches))
     settings, times = improve_settings(joint, kept, evaluate)
     if "system" in joint.parts:
         polished = _polished(joint, settings)
@@ -178,15 +177,18 @@ def _rounded(joint: JointProblem, soft: Soft) -> Settings:
     return Settings(pair_, size_, layers_.astype(int), recomputed_.astype(int), logits_)
 
 
-def _best_sizes(settings: Settings, times: PerConfiguration) -> Int[NumpyArray, " settings"]:
-    """The best setting of each pair and size, of the best few sizes of each pair."""
-    order = np.lexsort((times, settings.size, settings.pair))
-    key = np.column_stack([settings.pair, settings.size])[order]
+def _best(
+    settings: Settings, times: PerConfiguration, *, of_sizes: bool
+) -> Int[NumpyArray, " settings"]:
+    """The best few settings of each pair: one of each size, if these differ."""
+    group = settings.size if of_sizes else np.arange(len(times))
+    order = np.lexsort((times, group, settings.pair))
+    key = np.column_stack([settings.pair, group])[order]
     first = order[np.unique(key, axis=0, return_index=True)[1]]
     first = first[np.lexsort((times[first], settings.pair[first]))]
     _, start, count = np.unique(settings.pair[first], return_index=True, return_counts=True)
     rank = np.arange(len(first)) - np.repeat(start, count)
-    return first[rank < KEPT_SIZES]
+    return first[rank < KEPT_SETTINGS]
 
 
 def improve_settings(
