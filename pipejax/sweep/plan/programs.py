@@ -143,10 +143,13 @@ def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
     def least(whole: PerStage, split: PerStage) -> PerStage:
         return np.minimum(np.where(pipe.whole, whole, np.inf), np.where(pipe.split, split, np.inf))
 
+    # a fused pair lasts max(F, B) + k min(F, B), which is (1 + k) / 2 of their sum or more
+    factor = 1.0 if costs.pair_factor is None else np.min(np.asarray(costs.pair_factor))
     return _StageTimes(
         forward=of("forward"),
         back=least(of("backward"), of("input_grad")),
-        work=of("forward") + least(of("backward"), halves) + pipe.again * of("recompute"),
+        work=(of("forward") + least(of("backward"), halves)) * (1 + min(factor, 1.0)) / 2
+        + pipe.again * of("recompute"),
         ending=of("all_reduce") + of("update"),
         update=of("update"),
         there=sent[0].min(axis=1),
