@@ -65,7 +65,7 @@ def tune_jointly(
     soft = _relaxed(joint, found.points[order, np.arange(pairs)])
     evaluate = _Counted(joint)
     rounded = _rounded(joint, soft)
-    kept = rounded.at(_best(rounded, evaluate(rounded), of_sizes=not joint.microbatches))
+    kept = rounded.at(_best(rounded, evaluate(rounded), of_sizes=len(joint.parts) > 1))
     settings, times = improve_settings(joint, kept, evaluate)
     if "system" in joint.parts:
         polished = _polished(joint, settings)
