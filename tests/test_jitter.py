@@ -53,7 +53,7 @@ def test_no_spread_is_one_whatever_the_distribution():
         )
 
 
-@pytest.mark.parametrize("link", ["delay", "queued", "blocking", "rendezvous"])
+@pytest.mark.parametrize("link", in_turn(["delay", "queued", "blocking", "rendezvous"]))
 def test_a_sample_can_be_looked_at(link):
     table = build("zb-h1" if "zb-h1" in REGISTRY else "interleaved-1f1b", 2, 4)
     costs = costs_of(table)
