@@ -102,7 +102,7 @@ def _end_with_the_caller() -> None:
     os._exit(3)
 
 
-def _start(module: str, log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start(module: str, log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
     path = os.pathsep.join(filter(None, (PACKAGE_ROOT, os.environ.get("PYTHONPATH"))))
     with log.open("wb") as written:
         return subprocess.Popen(
@@ -114,13 +114,13 @@ def _start(module: str, log: Path, environment: Mapping[str, str]) -> subprocess
         )
 
 
-def _stdin(process: subprocess.Popen[bytes]) -> IO[bytes]:
+def _stdin(process: "subprocess.Popen[bytes]") -> IO[bytes]:
     assert process.stdin is not None
     return process.stdin
 
 
 def _wait(
-    processes: Sequence[subprocess.Popen[bytes]], timeout: float | None
+    processes: Sequence["subprocess.Popen[bytes]"], timeout: float | None
 ) -> tuple[int, str] | None:
     """Wait until all have ended or one has failed; return which, and how."""
     with concurrent.futures.ThreadPoolExecutor(len(processes)) as pool:
