@@ -340,7 +340,7 @@ def _solved(
     return seconds, counts
 
 
-def _solved_part(program: Program, leaves: Leaves) -> tuple[Array, Leaves]:
+def _solved_part(program: Program, leaves: Any) -> tuple[Any, Leaves]:
     values, counts = makespans_and_grad(program, Costs(**leaves), batch_size=size_of(leaves))
     return values, {name: getattr(counts, name) for name in leaves}
 
