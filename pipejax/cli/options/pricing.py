@@ -243,7 +243,8 @@ class PricingSettings(NamedTuple):
     def _with_steps(self, found: Pricing, each: Microbatches) -> Pricing:
         """Add what options do to the costs of the source, in this order."""
         steps: list[Step] = []
-        rare, changes = dict(found.rare), {}
+        rare = dict(found.rare)
+        changes: dict[str, Any] = {}  # of the workload, which reports read
         has_lengths = found.workload is not None and each.lengths is not None
         if self.offload is not None:
             host = HostTimes(self.offload, self.load, found.workload is not None, has_lengths)
