@@ -174,7 +174,7 @@ def completion_script(shell: str) -> str:
         for called in COMMANDS
     }
     lists = {"schedules": names(), "models": model_names(), "systems": system_names()}
-    arguments = {"init": [*TEMPLATES], "diff": names(), "tune": [*SETTINGS]}
+    arguments = {"init": [*TEMPLATES], "diff": [*names()], "tune": [*SETTINGS]}
     for called in COMMANDS:
         first, space, second = called.partition(" ")
         if space:

@@ -77,7 +77,7 @@ def priced(
     shared: Tree,
     at: Tree,
     rows: Tree = (),
-    times: Sequence[Array] = (),
+    times: Sequence[Array | NumpyArray] = (),
     *,
     grid: bool = False,
     quickly: bool = False,

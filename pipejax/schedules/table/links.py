@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.base.checks import check_types, known_as, number, whole_number, wrong
+from pipejax.base.checks import ArgumentError, check_types, known_as, number, whole_number, wrong
 from pipejax.base.display import short_repr
 from pipejax.schedules.cells.ops import EXECUTED, WAIT_SEND, Phase
 
@@ -270,7 +270,8 @@ class Links:
             value = getattr(self, field.name)
             if field.name not in names and value != field.default:
                 text = texts.get(field.name, lambda value: value)(value)
-                raise ValueError(f"{who} knows no {field.name}, got {text!r}")
+                message = f"{who} knows no {field.name}, got {text!r}"
+                raise ArgumentError(field.name, value, message)
 
     def with_model(self, model: str) -> "Links":
         """The same machine under another link model, without what that one does not know."""

@@ -155,7 +155,9 @@ def _rounded(joint: JointProblem, soft: Soft) -> Settings:
     tunes_layers, recomputes = "layers" in joint.parts, "recompute" in joint.parts
     for kept in range(len(size)):
         of = StageLayers(*(each[kept] for each in assigned))
-        layers = whole_with_sum(of.layers) if tunes_layers else np.asarray(even.layers, int)
+        layers = (
+            whole_with_sum(np.asarray(of.layers)) if tunes_layers else np.asarray(even.layers, int)
+        )
         share = of.recomputed / of.layers
         for pair, own in enumerate(size[kept].tolist()):
             sizes = joint.sizes(pair)
