@@ -33,11 +33,15 @@ from pipejax.costs.costs import (
     Costs,
 )
 from pipejax.costs.precision import is_traced
-from pipejax.schedules.cells.ops import STEP_END, Phase
+from pipejax.schedules.cells.ops import KINDS, MICROBATCH, STEP_END, WORKER, Phase
 from pipejax.schedules.table.table import ScheduleTable
 
+# what a worker computes for a microbatch, op by op, and for two of them at once
+_COMPUTED = (
+    kind.time for kind in KINDS.values() if (kind.runs_on, kind.of) == (WORKER, MICROBATCH)
+)
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "compute": ("forward", "backward", "input_grad", "weight_grad", "recompute", "pair"),
+    "compute": (*filter(None, _COMPUTED), "pair"),
     "message": MESSAGE_FIELDS,
 }
 # of a microbatch, and longer for a longer one

@@ -17,7 +17,7 @@ from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.ops import Op, ScheduleError
-from pipejax.schedules.table.links import QUEUES, Links
+from pipejax.schedules.table.links import LINK_MODELS, QUEUES, Links
 from pipejax.schedules.table.table import ScheduleTable
 
 
@@ -107,7 +107,7 @@ def transfer_waits(evaluation: Evaluation) -> TransferWaits:
       '0SEND_F2 waits 1.0 s behind 0SEND_F1, 0.0 s blocked'
     """
     check_types(evaluation=(evaluation, Evaluation))
-    if evaluation.links.model != "rendezvous":
+    if not LINK_MODELS[evaluation.links.model].meets:
         raise ValueError(
             f"transfers wait in queues only under rendezvous, "
             f"the run has link={evaluation.links.model!r}"

@@ -30,7 +30,7 @@ from pipejax.schedules.table.communication_cells import (
     insert_transfers,
     producer_order,
 )
-from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.links import LINK_MODELS, Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import Found
 from pipejax.search.orders.local_search import LocalSearch
@@ -163,7 +163,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
         """Start the clock, and begin with the best of the known orders."""
         super().__init__(seed)
         costs.check_values()
-        if links.model != "rendezvous":
+        if not LINK_MODELS[links.model].meets:
             raise wrong("link", f"must be rendezvous, where order matters, got {links.model!r}")
         links.check_known(("model", "queues", "host_links"), "order")
         self._given = table, costs, links
