@@ -54,6 +54,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 MOST_RESIDENT = 1.2e9  # bytes of a process above which it forgets what it compiled
+# what is freed stays with the process, so it forgets again only when it has grown by this much more
+GROWTH = 3e8
+forgets_above = [MOST_RESIDENT]
 LEFT_OUT = ("compiles", "solver", "process", "slow")
 collect_ignore = ["docs/examples"]  # notebooks: tests/test_docs.py runs them
 if importlib.util.find_spec("torch") is None:  # they run in processes of `make test-runtimes`
@@ -102,9 +105,10 @@ def resident():
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown():
     """Keep a worker small: two of them, and what they start, run on a machine of 8 GB."""
-    if resident() > MOST_RESIDENT:
+    if resident() > forgets_above[0]:
         jax.clear_caches()  # what is needed again comes from the cache on disk
         gc.collect()
+        forgets_above[0] = max(MOST_RESIDENT, resident() + GROWTH)
 
 
 @pytest.fixture(autouse=True)
