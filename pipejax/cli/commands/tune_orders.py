@@ -372,7 +372,7 @@ def _search_permutations(
             out.save(lambda draft: write_file(draft, text), lambda: text)
             own.draw(figure)
             if json:
-                print_json(result | out.as_json() | figure.as_json())
+                print_json(result | figure.as_json() | out.as_json())
             else:
                 _print_permuted(table, links, found, own)
                 print_written(f"wrote the {own.found[1]} to", out.written)

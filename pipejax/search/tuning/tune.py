@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ from pipejax.search.tuning.ways import (
 )
 
 METHODS = ("gradient", "exhaustive", "both")
+NO_BASELINES: Mapping[str, float | None] = MappingProxyType({})
 
 
 @short_repr
@@ -207,7 +209,9 @@ def _tune(
     ways: dict[str, Mapping[str, Any]] = {}
     price = price_of_system(task)
 
-    def answer(stopped: str = "interrupted", **baselines: float | None) -> Found[TunedSetting]:
+    def answer(
+        stopped: str = "interrupted", baselines: Mapping[str, float | None] = NO_BASELINES
+    ) -> Found[TunedSetting]:
         best = min(found.values(), key=lambda each: each.step_time)
         bound = max(each.lower_bound for each in found.values()) * (stopped != "interrupted")
         setting = TunedSetting(
@@ -244,4 +248,4 @@ def _tune(
             if method != "both":
                 raise
             ways[way] = {"refused": str(error)}
-    return answer("iterations", **baselines_of(task, over))
+    return answer("iterations", baselines_of(task, over))
