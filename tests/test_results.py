@@ -96,7 +96,13 @@ def test_fronts_with_ties(seed):
 def test_conditions(store, answer, mistake):
     rows = points(store)
     found = answer(
-        "results", store, "--where", "systems=SLOW_nw_fast_cp", "--where", "microbatch_size<=1"
+        "sweep",
+        "show",
+        store,
+        "--where",
+        "systems=SLOW_nw_fast_cp",
+        "--where",
+        "microbatch_size<=1",
     )
     assert found["selected"] == 4
     assert {row["system"] for row in found["best"]} == {"slow_nw_fast_cp"}
@@ -111,7 +117,7 @@ def test_conditions(store, answer, mistake):
     assert "unknown unit 'ms'" in mistake("sweep", "show", store, "--where", "memory_bytes<3ms")
     assert answer("sweep", "show", store, "--where", "workers=3")["best"] == []  # all have 2
     assert "did you mean fast_nw_slow_cp" in mistake(
-        "results", store, "--where", "system=fast_nw_slow"
+        "sweep", "show", store, "--where", "system=fast_nw_slow"
     )
     assert "unknown axis 'systm'" in mistake("sweep", "show", store, "--where", "systm=a")
     assert "--where" in mistake("sweep", "show", store, "--where", "h100")
@@ -176,7 +182,7 @@ def test_what_is_printed_and_drawn(store, tmp_path, call):
 def test_a_csv_has_all_columns_and_rows(store, call, monkeypatch):
     monkeypatch.setattr("pipejax.cli.commands.sweep.LONGEST", 1)
     _, out, _ = call(
-        "results", store, "--best", 2, "--where", "system=slow_nw_fast_cp", "-f", "csv"
+        "sweep", "show", store, "--best", 2, "--where", "system=slow_nw_fast_cp", "-f", "csv"
     )
     rows = list(csv.DictReader(out.strip().splitlines()))
     assert [row["system"] for row in rows] == ["slow_nw_fast_cp"] * 2
