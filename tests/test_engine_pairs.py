@@ -67,7 +67,7 @@ def each(costs, count=DISTINCT):
 @functools.cache
 def plain(name, links, microbatches=MICROBATCHES):
     """Makespans of the distinct configurations: nothing is remembered, batched or compiled."""
-    program = lower._lower.__wrapped__(build(name, microbatches), links, True)
+    program = lower._lowered.__wrapped__(build(name, microbatches), links, True, b"")
     vectors = [np.asarray(cost_vector(program, one)) for one in each(batch(program))]
     return np.array([run_on_host(program, vector).finish.max() for vector in vectors])
 

@@ -101,14 +101,14 @@ def test_a_table_keeps_the_latest_answers():
 
 
 def test_a_search_lowers_each_table_once(monkeypatch):
-    lowered, how = [], lower._lower.__wrapped__
+    lowered, how = [], lower._lowered.__wrapped__
 
     @remembered
-    def count(table, links, step_end, eager):
+    def count(table, links, step_end, smaller):
         lowered.append((table, links, step_end))
-        return how(table, links, step_end, eager)
+        return how(table, links, step_end, smaller)
 
-    monkeypatch.setattr(lower, "_lower", count)
+    monkeypatch.setattr(lower, "_lowered", count)
     table, costs = build("chimera"), pj.Costs(forward=1.0, backward=2.0, transmit=0.7)
     found = pj.search.messages(table, costs, iterations=3)
     for each in (table, pj.links.insert_transfers(table), found.best.table):

@@ -325,6 +325,7 @@ def stage_costs(
       >>> costs = pj.stage_costs(workload, pj.load_system("mid_nw_mid_cp"), table)
       >>> print(f"{float(costs.forward[0]):.4f} s")
       0.0616 s
+      >>> workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=8, tensor_parallel=8)
       >>> h100, lengths = pj.load_system("h100"), [2048, 4096, [2048, 2048], *5 * [2048]]
       >>> costs = pj.stage_costs(workload, h100, table, lengths=lengths)
       >>> print(*(costs.forward[0] / costs.forward[0, 0]).round(2)[:4].tolist())
