@@ -212,6 +212,7 @@ def test_a_box_leaves_out_what_is_beyond_it():
         form(F=2.0, B=2.0, c_F=0.0, c_B=0.0)
 
 
+@pytest.mark.compiles
 def test_any_weights():
     """Costs per worker, stages of their own, latency beside transmit time; pairs and offloads."""
     table, program = lowered("interleaved-1f1b", 4, 8, stages_per_worker=3)

@@ -37,7 +37,7 @@ def as_now(arguments):
 
 def each(mistake):
     """A command line; those with a model or an objective compute before they fail."""
-    compiles = {"train", "--model"} & {*mistake["args"]}
+    compiles = {"train", "--model", "--predictions"} & {*mistake["args"]}
     return pytest.param(
         mistake, id=" ".join(mistake["args"]), marks=[pytest.mark.compiles] * bool(compiles)
     )

@@ -221,6 +221,7 @@ def test_tables_have_sizes_of_their_own(folder, answer, mistake):
     assert "--workers" in mistake("compare", "--schedules", "gpipe", *TIMES)
 
 
+@pytest.mark.compiles
 def test_jitter_takes_tables(folder, answer, mistake):
     given = ["--schedules", "gpipe,mine.py:build,gpipe.csv,tables/a.csv", *ONE, "--samples", 8]
     rows = answer("jitter", *given, "--op", "lognormal:0.1")["rows"]

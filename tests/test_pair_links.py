@@ -105,6 +105,7 @@ SMALL = pj.Costs(forward=F, backward=B, transmit=np.array([[[0.5]], [[X]]]))
 OTHER = r"transmit time of 0SEND_F0 is not below eager_below = 1 s.*lower the table for these costs"
 
 
+@pytest.mark.compiles
 def test_a_program_is_for_its_eager_messages():
     program = pj.lower(GPIPE, link=EAGER, costs=SMALL)
     assert pj.makespan(program, SMALL) == makespan(GPIPE, EAGER, SMALL)
@@ -117,6 +118,7 @@ def test_a_program_is_for_its_eager_messages():
         pj.lower(GPIPE, link=EAGER)
 
 
+@pytest.mark.compiles
 def test_a_batch_has_one_set_of_eager_messages():
     program = pj.lower(GPIPE, link=EAGER, costs=SMALL)
     rows = [np.array([[[x]], [[X]]]) for x in (0.0, 0.5, 0.75)]
@@ -129,6 +131,7 @@ def test_a_batch_has_one_set_of_eager_messages():
             run(program, pj.Costs(forward=F, backward=B, transmit=np.stack(rows)))
 
 
+@pytest.mark.compiles
 def test_each_microbatch_has_a_size_of_its_own():
     transmit = np.array([0.5, X]).reshape(1, 1, 1, 2)
     costs = pj.Costs(forward=F, backward=B, transmit=transmit)
@@ -141,6 +144,7 @@ def test_each_microbatch_has_a_size_of_its_own():
         )
 
 
+@pytest.mark.compiles
 def test_a_message_of_a_fused_pair_is_of_its_own_pipe():
     transmit = np.array([[[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]], [[2.0, 2.0, 2.0], [1.0, 1.0, 1.0]]])
     costs = pj.Costs(forward=F, backward=B, transmit=transmit)

@@ -116,6 +116,7 @@ def calls():
     yield "formula", lambda tell: pj.formula(pj.lower(TABLE), on_progress=tell), (None, None)
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     ("call", "last"), [each[1:] for each in calls()], ids=["order", "arrange", "formula"]
 )

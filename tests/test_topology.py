@@ -157,6 +157,7 @@ def test_the_bound_knows_how_often_nodes_are_left():
     assert far.gap == 1 - far.lower_bound / far.value > 0.01
 
 
+@pytest.mark.compiles
 def test_placements_that_cost_the_same_are_run_once():
     table = build("1f1b", 8, 8)
     found = pj.search.places(table, COSTS, pj.Topology(4, transmit=(0.0, 1.0)))
@@ -263,6 +264,7 @@ def test_places_on_the_command_line(answer, call, tmp_path):
     assert rows != answer(*many)
 
 
+@pytest.mark.compiles
 def test_files_say_what_levels_take(answer, mistake, tmp_path):
     file, plain = tmp_path / "costs.json", tmp_path / "plain.json"
     times = '{"unit": "milliseconds", "F": 1, "B": 2, '

@@ -272,8 +272,9 @@ def total_negative_slack(
       -4.0
     """
     check_types(program=(program, Program), costs=(costs, Costs))
+    seconds = checked_seconds("target", target)
     finish, _ = _scan(*_graph(program, costs))
-    return tns_of(finish[jnp.asarray(program.last_node)], checked_seconds("target", target))
+    return tns_of(finish[jnp.asarray(program.last_node)], seconds)
 
 
 def tns_of(ends: Float[Array, " workers"], target: Target) -> Float[Array, ""]:
