@@ -1,5 +1,6 @@
 """Offloads and loads: when they run, what waits for them, who shares a host link."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -16,6 +17,7 @@ from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.measured.costs_file import read_costs
 from pipejax.engine.pricing import price
 from pipejax.schedules.cells.ops import EXECUTED, HOST
+from pipejax.schedules.table.communication_cells import without_transfers
 from pipejax.schedules.table.slot_simulation import slot_times, spread
 
 F, B, O, L = 1.0, 2.0, 4.0, 3.0  # noqa: E741
@@ -346,3 +348,23 @@ def test_exports(call, answer, written, tmp_path):
     }
     slices = {(e["pid"], e["name"]) for e in events if e["ph"] == "X" and e["tid"] in named}
     assert slices == {(0, "0O0"), (0, "0L0"), (1, "1O0"), (1, "1L0")}
+
+
+def test_the_order_on_a_shared_link_stays_without_transfers():
+    """Rows close up by different numbers of cells; who loads first may not change by that."""
+    table = pj.ScheduleTable.from_rows(
+        [
+            ["1F0", "1O0", "", "", "1L0", "1B0"],
+            ["2F0", "2O0", "2L0", "2B0"],
+            ["0F0", "0O0", "0L0", "0WAIT_O0", "", "0B0"],
+        ]
+    )
+    links = pj.Links("rendezvous", host_links=((0, 1, 2),))
+    costs = pj.Costs.uniform(table, forward=4.0, backward=1.0, transfer=1.0, offload=3.0, load=2.0)
+    cells = pj.links.insert_transfers(table, link=links)
+    free = dataclasses.replace(links, model="delay")
+    expected = pj.evaluate(table, costs, link=free).makespan
+    assert pj.evaluate(cells, costs, link=free).makespan == expected == 29.0
+    assert pj.evaluate(without_transfers(cells), costs, link=free).makespan == expected
+    found = pj.search.messages(cells, costs, link=links, iterations=1)
+    assert found.best.free_bound == expected <= found.baselines["own"]

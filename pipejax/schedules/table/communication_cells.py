@@ -15,6 +15,7 @@ import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import check_types, known_as, whole_number
+from pipejax.base.remembered import remembered
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
 from pipejax.schedules.cells.ops import (
     COMMUNICATION,
@@ -283,8 +284,17 @@ def run_order(table: ScheduleTable, links: Links) -> RunOrder:
 
 
 def without_transfers(table: ScheduleTable) -> ScheduleTable:
-    """Remove SEND and RECV cells from a table, and the waits for them."""
-    return without(table, COMMUNICATION)
+    """Remove SEND and RECV cells from a table, and the waits for them.
+
+    Each row closes up behind them, which may not change who goes first over a shared host link.
+    """
+    bare = without(table, COMMUNICATION)
+    return _in_host_order(table, bare) if bare.offloads and bare is not table else bare
+
+
+@remembered
+def _in_host_order(table: ScheduleTable, bare: ScheduleTable) -> ScheduleTable:
+    return bare.with_rows(_aligned(table, [[cell for cell in row if cell] for row in bare.rows()]))
 
 
 def producer_order(table: ScheduleTable, link: str | Links = "delay") -> Order:
