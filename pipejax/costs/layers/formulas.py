@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model, check_recompute
 from pipejax.costs.precision import as_float
-from pipejax.costs.system.system import Number
+from pipejax.costs.system.system import Number, Numbers
 
 
 class Phases(NamedTuple):
@@ -195,8 +195,8 @@ def boundary_bytes(model: Model, layout: Layout = WHOLE) -> Number:
 
 
 def buffer_bytes(
-    model: Model, layout: Layout, *, dense: Number, moe: Number, head: Number
-) -> Number:
+    model: Model, layout: Layout, *, dense: Numbers, moe: Numbers, head: Numbers
+) -> Numbers:
     """Bytes that the backward needs beside what F left, once per worker.
 
     Counted where gradients are accumulated in a wider type, as Megatron-core does; the formulas of
@@ -227,6 +227,6 @@ def buffer_bytes(
     return is_wider * e * (weights + _larger(of_layer, of_head))
 
 
-def _larger(one: Number, other: Number) -> Number:
+def _larger(one: Numbers, other: Numbers) -> Numbers:
     """The larger of two numbers, exact also outside of a trace."""
     return one + (other - one) * (other > one)

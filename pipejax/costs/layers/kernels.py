@@ -28,7 +28,7 @@ from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload_fields import PRECISIONS
 from pipejax.costs.precision import as_float
-from pipejax.costs.system.system import Number, System, roofline_time
+from pipejax.costs.system.system import Number, Numbers, System, roofline_time
 
 NONE = Phases(0.0, 0.0, 0.0)
 
@@ -191,11 +191,11 @@ def device_time(system: System, op: LayerOp, phase: str) -> Number:
 def host_time(
     system: System,
     *,
-    launches: Number = 0.0,
+    launches: Numbers = 0.0,
     collectives: Number = 0.0,
     layers: Number = 0.0,
     microbatches: Number = 0.0,
-) -> Number:
+) -> Numbers:
     """Time [s] in which the host starts so many kernels and collectives of so many layers."""
     host = system.host
     started = launches * host.launch + collectives * host.collective

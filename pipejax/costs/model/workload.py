@@ -35,7 +35,7 @@ from pipejax.costs.model.workload_fields import (
     WorkloadField,
 )
 from pipejax.costs.precision import as_float, is_traced
-from pipejax.costs.system.system import Number
+from pipejax.costs.system.system import Number, Numbers
 from pipejax.costs.topology import check_places, places_on
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
@@ -408,8 +408,8 @@ class ParameterCounts(NamedTuple):
       experts: routed experts, spread by expert parallelism.
     """
 
-    dense: Number
-    experts: Number
+    dense: Numbers
+    experts: Numbers
 
 
 def layer_weights(model: Model, layout: Layout) -> dict[str, ParameterCounts]:

@@ -19,7 +19,7 @@ from pipejax.costs.model.layout import Group
 from pipejax.costs.model.workload import PerStage
 from pipejax.costs.precision import as_float
 from pipejax.costs.stage.stage_work import StageWork
-from pipejax.costs.system.system import Number, System
+from pipejax.costs.system.system import Number, Numbers, System
 
 ByPhase = Float[Array, " phases"]
 
@@ -146,8 +146,8 @@ def _flat(leaf: Number, shape: tuple[int, ...]) -> Float[Array, " numbers"]:
 
 
 def exposed_buckets(
-    exchange: Number, compute: Number, layers: Number, before: Number = 0.0
-) -> Number:
+    exchange: Numbers, compute: Number, layers: Number, before: Number = 0.0
+) -> Numbers:
     """Seconds by which exchanges of equal layers lengthen their compute.
 
     Every layer's weights are gathered before its compute (`before`), the next layer's during this
@@ -171,7 +171,7 @@ def exposed_buckets(
     return xp.maximum(first + after, busy_links)
 
 
-def exposed_ring(exchange: Number, compute: Number, steps: Number) -> Number:
+def exposed_ring(exchange: Number, compute: Numbers, steps: Number) -> Numbers:
     """Seconds by which a ring exchange lengthens the compute on what it brings.
 
     Ring attention: in each of c steps an accelerator works on one part of the keys and values,

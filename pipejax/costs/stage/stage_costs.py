@@ -34,7 +34,7 @@ from pipejax.costs.stage.exchanges import Exchanges, exposed_buckets, exposed_ri
 from pipejax.costs.stage.microbatches import Lengths, by_length
 from pipejax.costs.stage.stage_work import PerKind, StageWork, stage_work
 from pipejax.costs.system.parts import Flag
-from pipejax.costs.system.system import Link, Number, System
+from pipejax.costs.system.system import Link, Number, Numbers, System
 from pipejax.schedules.table.table import ScheduleTable
 
 PHASES = ("forward", "input_grad", "weight_grad")
@@ -227,7 +227,7 @@ def _kernels(system: System, ops: Sequence[LayerOp]) -> list[ByPhase]:
     return [found[index] for index in range(len(ops))]
 
 
-def _host_transfer(work: StageWork, system: System) -> Number | None:
+def _host_transfer(work: StageWork, system: System) -> Numbers | None:
     """Seconds (stages) of O, and so of L; None where the system's host link is unknown."""
     if work.offload_bytes is None or not has_host_link(system):
         return None
@@ -287,7 +287,7 @@ def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Numb
     return update_time(system, own * work.update_bytes) + gathered
 
 
-def _both_ways(value: Number) -> Float[Array, "2 pipes boundaries"]:
+def _both_ways(value: Numbers) -> Float[Array, "2 pipes boundaries"]:
     """Give messages the same time in both directions: (2, pipes, boundaries)."""
     return xp.broadcast_to(value, (2, *np.shape(value)))
 

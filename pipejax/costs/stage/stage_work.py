@@ -50,7 +50,7 @@ from pipejax.costs.model.workload import (
     stage_parameters,
     stages_held,
 )
-from pipejax.costs.system.system import Number
+from pipejax.costs.system.system import Number, Numbers
 from pipejax.schedules.table.held_activations import held_in_rows, static_bytes
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -105,14 +105,14 @@ class StageWork(NamedTuple):
     embedding: PartWork
     head: PartWork
     heads: PerStage
-    message_bytes: Number
+    message_bytes: Numbers
     parameters: ParameterCounts
     gradient_bytes: Number
     element_bytes: Number
     update_bytes: Number
     tied_parameters: Number
     overlap: Number
-    offload_bytes: Number | None
+    offload_bytes: Numbers | None
 
     @property
     def parts(self) -> tuple[PartWork, ...]:
@@ -222,24 +222,24 @@ class StageBytes(NamedTuple):
       version: (stages) one more version of the weights, which asynchronous tables keep [B].
     """
 
-    weights: Number
-    gradients: Number
-    optimizer: Number
-    gathered: Number
-    buffers: Number
-    activations: Number
-    weight_share: Number
-    checkpoint: Number
-    version: Number
+    weights: Numbers
+    gradients: Numbers
+    optimizer: Numbers
+    gathered: Numbers
+    buffers: Numbers
+    activations: Numbers
+    weight_share: Numbers
+    checkpoint: Numbers
+    version: Numbers
 
     @property
-    def static(self) -> Number:
+    def static(self) -> Numbers:
         """Weights, gradients, optimizer state, what is gathered, and buffers (stages) [B]."""
         lasting = self.weights + self.gradients + self.optimizer
         return lasting + self.gathered + self.buffers
 
     @property
-    def parts(self) -> tuple[Number, Number, Number]:
+    def parts(self) -> tuple[Numbers, ...]:
         """Sizes of an activation's parts, in the order of the memory ledger's `PARTS` [B]."""
         return self.activations, self.weight_share * self.activations, self.checkpoint
 
@@ -273,8 +273,8 @@ def bytes_of_stages(
     edges = first * mask + last * head
     layers = all_layers_by_kind(model, stages)
     recomputed = layers_by_kind(model, stages, stages.recomputed)
-    kept: Number = 0.0
-    needed: Number = 0.0
+    kept: Numbers = 0.0
+    needed: Numbers = 0.0
     for kind, count, again in zip(model.layers_by_kind, layers, recomputed, strict=True):
         kept += (count - again) * layer_activation_bytes(model, layout, recompute, kind)
         needed += (count - again) * layer_weight_grad_bytes(model, layout, kind)
@@ -284,7 +284,7 @@ def bytes_of_stages(
     parameters = stage_parameters(model, layout, stages)
     sharing = layout.replicas, layout.expert_replicas
 
-    def shared(size: Number, level: int) -> Number:
+    def shared(size: Number, level: int) -> Numbers:
         """Bytes of what the replicas split from a level of ZeRO on."""
         dense, experts = (1 + (count - 1) * (layout.zero >= level) for count in sharing)
         return size * (parameters.dense / dense + parameters.experts / experts)
@@ -305,7 +305,7 @@ def bytes_of_stages(
     )
 
 
-def _buffers(model: Model, layout: Layout, layers: tuple[PerStage, ...], stages: Stages) -> Number:
+def _buffers(model: Model, layout: Layout, layers: tuple[PerStage, ...], stages: Stages) -> Numbers:
     """Buffers of the backward (stages): stages of one worker share those of their layers [B]."""
     kinds = dict(zip(model.layers_by_kind, layers, strict=True))
     dense, moe = (1.0 * (kinds.get(kind, 0.0 * stages.last) > 0) for kind in KINDS)

@@ -6,7 +6,7 @@ is read, replaced, and written to a system's file.
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -18,7 +18,11 @@ from pipejax.base.display import short_repr
 from pipejax.costs import array_functions as xp
 from pipejax.costs.precision import floats_in, is_traced
 
-Number = float | Float[Array, "..."] | Float[NumpyArray, "..."]
+Numbers = float | Float[Array, "..."] | Float[NumpyArray, "..."]  # one, or one for each stage
+if TYPE_CHECKING:
+    Number = float | Array  # NumPy's arrays, too: in every product they double what mypy takes
+else:
+    Number = Numbers
 Flag = bool | Number
 
 ALGORITHMS = ("halving", "ring", "tree", "hierarchical")

@@ -43,6 +43,7 @@ from pipejax.costs.system.parts import (
     Link as Link,
     NarrowPeaks,
     Number as Number,
+    Numbers as Numbers,
     with_number,
 )
 

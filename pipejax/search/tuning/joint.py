@@ -14,7 +14,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.costs.model.workload import StageLayers
-from pipejax.costs.system.system import Number
+from pipejax.costs.system.system import Numbers
 from pipejax.search.tuning.joint_space import (
     LANES,
     PARTS,
@@ -140,8 +140,8 @@ def _relaxed(joint: JointProblem, points: Float[NumpyArray, "kept pairs variable
 
 
 @functools.partial(jax.jit, static_argnames="relax")
-def _read(points: Array, given: Given, *, relax: Jointly) -> tuple[Number, ...]:
-    def of_one(point: Array, given: Given) -> tuple[Number, ...]:
+def _read(points: Array, given: Given, *, relax: Jointly) -> tuple[Numbers, ...]:
+    def of_one(point: Array, given: Given) -> tuple[Numbers, ...]:
         pair, size = relax(point, given)
         return size + 0.0, pair.assigned.layers, pair.assigned.recomputed
 

@@ -13,7 +13,7 @@ that changes its algorithm, an efficiency that jumps), and where stages depend o
 of several kinds), there is no bound.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -146,7 +146,8 @@ def bound_rounding(joint: JointProblem, found: TunedJointly) -> RoundingBound:
 def _given(joint: JointProblem, cells: list[_Cell]) -> Given:
     """Fixed inputs of cells, on the systems that their shares buy."""
     given = joint.given(np.array([cell.pair for cell in cells]))
-    given = given._replace(size=np.array([float(cell.size) for cell in cells]))
+    sizes: Any = np.array([float(cell.size) for cell in cells])
+    given = given._replace(size=sizes)
     if "system" not in joint.parts:
         return given
     logits = np.stack([cell.logits for cell in cells])

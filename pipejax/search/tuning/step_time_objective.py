@@ -19,7 +19,7 @@ from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import PricingShape, StageLayers
 from pipejax.costs.stage.stage_costs import costs_of_shape
 from pipejax.costs.stage.stage_work import stage_bytes
-from pipejax.costs.system.system import Number, System
+from pipejax.costs.system.system import Number, Numbers, System
 from pipejax.engine.batched.makespans import makespans, makespans_and_grad
 from pipejax.engine.batched.pricing import (
     Tree,
@@ -65,8 +65,8 @@ class Given(NamedTuple):
 
     pair: Pair
     size: Number
-    capacity: Number
-    bought: Number = 0.0
+    capacity: Numbers
+    bought: Numbers = 0.0
 
 
 Relax = Callable[[Any, Given], tuple[Pair, Number]]
@@ -232,7 +232,7 @@ def _like(variables: Tree, slopes: Float[Array, "batch numbers"]) -> Tree:
     )
 
 
-def _weights(count: Number, nodes: Float[Array, " programs"]) -> Float[Array, " programs"]:
+def _weights(count: Numbers, nodes: Float[Array, " programs"]) -> Float[Array, " programs"]:
     """Weights (programs) of linear interpolation, extrapolating from the last two."""
     if len(nodes) == 1:
         return jnp.ones(1)
