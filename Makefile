@@ -92,8 +92,7 @@ quick: lint  ## lint, and the tests that compile nothing, solve nothing and star
 	$(PYTEST) --quick tests
 
 test: lint  ## everything that must hold: lint, types, tests, doctests
-	$(MAKE) -j 2 types sample
-	$(MAKE) tests
+	$(MAKE) -j 2 types tests
 
 test-all: lint types  ## the same with what is slow, all of it with run-time types, and more examples
 	$(PYTEST)
@@ -107,7 +106,7 @@ lint: $(READY)  ## ruff, format included
 types: $(READY)  ## mypy, strict
 	$(BIN)/mypy
 
-tests: $(READY)  ## tests and doctests, but those of `make sample`
+tests: sample  ## tests and doctests, those of `make sample` first
 	$(PYTEST) -m "not slow" $(addprefix --deselect=,$(SAMPLE))
 
 test-browser: $(READY)  ## the explorer's page in a browser (apt install chromium), its speed too: three minutes

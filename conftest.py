@@ -82,6 +82,10 @@ def pytest_terminal_summary(terminalreporter):
 # first: it marks what an option then leaves out
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        for mark in item.iter_markers("takes_turns"):
+            if not turns.is_now(*mark.args or [item.nodeid]):
+                item.add_marker("slow")
     if not config.getoption("--quick"):
         return
 

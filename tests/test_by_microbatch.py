@@ -137,6 +137,7 @@ def test_batches_and_gradients_are_those_of_one(name, link):
         assert pj.finish_times(program, one).max() == value
 
 
+@pytest.mark.takes_turns
 def test_grad_of_a_batch_and_jit():
     program, many = lowered(), random_costs((5,))
     _, counts = pj.makespans_and_grad(program, many)

@@ -56,6 +56,7 @@ def found(data, a100):
     return pj.calibrate(rows, a100, fit=FIT, hold_out="group:t,b", starts=3)
 
 
+@pytest.mark.takes_turns
 def test_the_numbers_are_found_within_their_errors(found):
     for name, value in TRUTH.items():
         number = found.parameters[name]
@@ -83,6 +84,7 @@ def test_rows_left_out_are_predicted(found):
     assert found.coverage[80] <= found.coverage[90] <= 100
 
 
+@pytest.mark.takes_turns
 def test_the_command_writes_a_system_that_predicts_the_same(found, data, tmp_path, capsys):
     out = tmp_path / "fitted.json"
     options = ["--system", "a100", "--fit", ",".join(FIT), "--hold-out", "group:t,b"]

@@ -619,6 +619,7 @@ def test_tiny_times_give_ratios(tiny):
     assert run.path_share == whole.path_share
 
 
+@pytest.mark.takes_turns
 @pytest.mark.compiles
 def test_batches_that_overflow_are_refused():
     program = pj.lower(TABLE)

@@ -45,6 +45,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.takes_turns
 def test_the_site_leads_nowhere_wrong_and_fetches_nothing(site):
     assert list(faults(site)) == []
 

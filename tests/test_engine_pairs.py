@@ -195,6 +195,7 @@ def test_equals_the_plain_recurrence(way, link, names, monkeypatch):
         check(way, name, link)
 
 
+@pytest.mark.takes_turns
 @pytest.mark.process
 @pytest.mark.parametrize("step", [24, pytest.param(1, marks=pytest.mark.slow)])
 def test_equals_the_plain_recurrence_on_several_devices(step):

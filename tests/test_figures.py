@@ -134,6 +134,7 @@ def by_hand(data, bandwidth, latency):
     return min(found)
 
 
+@pytest.mark.takes_turns
 def test_the_fastest_schedule_of_every_network(space):
     best = best_schedule.fastest(space)
     winners = set()
@@ -230,6 +231,7 @@ def test_run_time_against_microbatches(space):
     assert hollow == int((at.status == STATUS.index("out of memory")).sum()) > 0
 
 
+@pytest.mark.takes_turns
 def test_tornado(elasticity):
     assert elasticity.swing.attrs["units"] == "s"
     assert elasticity.swing.isnull().any("factor").sum() == len(EFFICIENCIES)
@@ -292,6 +294,7 @@ def test_both_ops_of_a_fused_pair_are_drawn(runs):
     assert [op.microbatch for op in bar.ops] == runs.microbatch.values[:2].tolist()
 
 
+@pytest.mark.takes_turns
 def test_jitter(shaken):
     assert shaken.makespan.shape == (2, 50)
     drawn = jitter.draw(shaken)["jitter"]

@@ -56,7 +56,7 @@ EVERY = [(name, link) for name in SYNCHRONOUS for link in LINKS]
 MANY_FACETS = ("dualpipe-v", "interleaved-zb", "v-half", "v-min", "zb-v")
 
 
-@pytest.mark.parametrize(("name", "link"), EVERY)
+@pytest.mark.parametrize(("name", "link"), in_turn(EVERY))
 def test_it_is_the_recurrence_on_every_small_schedule(name, link):
     p = 2 if name in MANY_FACETS else 3 if is_legal(name, 3, 6) else 4
     check_form(name, p, at_least(name, p, 4), link)

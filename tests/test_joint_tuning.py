@@ -56,6 +56,7 @@ def found():
         return joint, tune_jointly(joint, starts=4, steps=25), search_jointly(joint)
 
 
+@pytest.mark.takes_turns
 def test_the_best_of_all_settings_is_found(found):
     joint, tuned, best = found
     assert np.all(tuned.step_time <= 1.005 * best.step_time)
@@ -81,6 +82,7 @@ def test_a_step_time_is_that_of_evaluate(found):
     assert tuned.memory_bytes[0] == pytest.approx(need, rel=1e-12)
 
 
+@pytest.mark.takes_turns
 def test_the_bound_lies_below_all_settings(found):
     """Also where it starts from the worst setting that fits, and has the best still to beat."""
     joint, tuned, best = found

@@ -37,6 +37,7 @@ def one_by_one(workload, system, bandwidth, latency):
     return np.array(times)
 
 
+@pytest.mark.takes_turns
 def test_a_map_is_that_of_single_evaluations():
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
     most = float(pj.memory_bytes(WORKLOAD, table).max())  # size 4 fits, larger ones may not

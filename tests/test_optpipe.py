@@ -170,6 +170,7 @@ def test_the_rows_of_the_published_table():
         assert record["bound"] <= record["ours"]
 
 
+@pytest.mark.takes_turns
 @pytest.mark.usefixtures("unchecked")
 def test_a_small_comparison(tmp_path):
     """Everything once, as tiny as it gets."""

@@ -162,6 +162,7 @@ def test_timelines(runs):
     assert len({axes.get_xlim()[1] for axes in figure.axes}) == 1
 
 
+@pytest.mark.takes_turns
 def test_command_names_what_is_missing(grid, tmp_path, capsys, monkeypatch):
     two = command.STORES["optpipe_grid.zarr"]._replace(scripts=(optpipe_memory, optpipe_quality))
     monkeypatch.setitem(command.STORES, "optpipe_grid.zarr", two)
@@ -176,6 +177,7 @@ def test_command_names_what_is_missing(grid, tmp_path, capsys, monkeypatch):
     )
 
 
+@pytest.mark.takes_turns
 def test_all_can_be_printed(grid, runs):
     drawn = [
         optpipe_memory.draw(grid),

@@ -31,7 +31,8 @@ from sweeps.tabular.settings import (
     workload,
 )
 
-pytestmark = pytest.mark.compiles
+# the sweep that most of these look at is made once for all, and again by `make paper`
+pytestmark = [pytest.mark.compiles, pytest.mark.takes_turns("paper")]
 MANY = tuple(case for case in CASES if case.split(",")[0] not in ("hanayo", "interleaved-1f1b"))
 
 

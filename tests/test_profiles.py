@@ -73,6 +73,7 @@ def test_slopes_are_finite_differences(a100, tmp_path):
         )
 
 
+@pytest.mark.takes_turns
 def test_a_profile_finds_the_numbers_that_made_it(a100, tmp_path):
     """Beside a few whole steps of the same machine."""
     machine = a100
@@ -97,6 +98,7 @@ def test_a_profile_finds_the_numbers_that_made_it(a100, tmp_path):
     assert found.fit.mape < 1
 
 
+@pytest.mark.takes_turns
 def test_ops_that_spread_count_less(a100, tmp_path):
     """Every op is listed once more as a fifth longer, from one look with a large spread."""
     exact = StepTimes(read(write(tmp_path / "x.csv", profile()))).predict(a100)

@@ -21,6 +21,7 @@ def data():
         return sweep.sweep(points=9)
 
 
+@pytest.mark.takes_turns
 def test_the_map_is_that_of_runs(data):
     for name, pair in sweep.PAIRS.items():
         tables = [draw(case, pair.workers, pair.microbatches) for case in pair[:2]]

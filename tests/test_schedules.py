@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from legal_sizes import is_legal
+from turns import in_turn
 
 import pipejax as pj
 from pipejax.base.longest_path import CycleError, run_chains, run_edges
@@ -36,7 +37,7 @@ OPTIONS = {
 CASES = [(name, options) for name in REGISTRY for options in OPTIONS.get(name, [{}])]
 
 
-@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize(("name", "options"), in_turn(CASES))
 def test_builds_at_every_legal_size(name, options):
     for p, m in SIZES:
         pipes = options.get("pipes", 1)

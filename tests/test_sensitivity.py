@@ -117,6 +117,7 @@ def test_elasticities_are_finite_differences_and_shares_sum_to_one(name, link):
             assert found.elasticity[efficiency] == pytest.approx(found.elasticity[rate])
 
 
+@pytest.mark.takes_turns
 def test_a_batch_has_the_shares_of_its_members(monkeypatch):
     # three systems, two at once: the last part is filled up
     monkeypatch.setattr(pricing, "SIZES", np.array([2]))
@@ -223,6 +224,7 @@ def test_mistakes_are_one_line(arguments, message, capsys):
     assert message in printed.err
 
 
+@pytest.mark.takes_turns
 @pytest.mark.compiles
 def test_a_step_time_beyond_floats_is_refused():
     h100 = pj.load_system("h100")

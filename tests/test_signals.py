@@ -194,6 +194,7 @@ def test_an_interrupt_while_modules_are_imported(seconds):
     assert (out, err) == ("", "error: interrupted\n")
 
 
+@pytest.mark.takes_turns
 @pytest.mark.process
 def test_a_search_ends_with_the_best_so_far(tmp_path):
     process = begin([*arguments_in(tmp_path, "optimize"), "--json"])

@@ -159,6 +159,7 @@ def test_what_is_wrong_and_not_illegal_ends_the_sweep_and_names_the_point(tmp_pa
         run_sweep(read_sweep(grid), tmp_path / "broken.zarr")
 
 
+@pytest.mark.takes_turns
 @pytest.mark.compiles
 @pytest.mark.process
 def test_float32_is_close(tmp_path):

@@ -35,6 +35,7 @@ def whole(tmp_path_factory):
     return path
 
 
+@pytest.mark.takes_turns
 def test_damaged_blocks_are_not_taken_for_whole(whole, tmp_path):
     """A chunk that was cut short, changed, emptied or lost is evaluated again, and no other."""
     path = tmp_path / "damaged.zarr"
@@ -159,6 +160,7 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes(
     assert [p.name for p in tmp_path.iterdir()] == ["killed.zarr"]  # no drafts left
 
 
+@pytest.mark.takes_turns
 def test_killed_before_the_store_is_made_it_begins_anew(whole, tmp_path, monkeypatch):
     """At any step in which labels and metadata come to their place; then without --resume."""
     sweep, expected, replace = read_sweep(GRID), files_of(whole), os.replace

@@ -70,6 +70,7 @@ def drawn(data):
     return figures | run_time.draw(data.sel(workers=[8]))
 
 
+@pytest.mark.takes_turns
 def test_every_figure_can_be_printed(drawn):
     assert {name: faults(figure) for name, figure in drawn.items()} == {name: [] for name in drawn}
 

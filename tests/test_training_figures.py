@@ -92,6 +92,7 @@ def test_figure_of_staleness(stale):
     assert "With a backward of 2 forwards" in caption_of(figure)
 
 
+@pytest.mark.takes_turns
 def test_divergence_is_data_and_never_a_number(runs):
     quadratic = runs.sel(objective="random quadratic")
     assert quadratic.diverged.sel(step_size=8.0, delta=0).all()

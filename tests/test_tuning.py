@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from legal_sizes import at_least
+from turns import in_turn
 
 import pipejax as pj
 from benchmarks.tuning import compare, random_pairs
@@ -110,7 +111,7 @@ def test_an_exact_evaluation_is_that_of_evaluate():
         assert need == pytest.approx(pj.memory_bytes(WORKLOAD, table).max(), rel=1e-12)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "chimera", "interleaved-1f1b"])
+@pytest.mark.parametrize("schedule", in_turn(["1f1b", "chimera", "interleaved-1f1b"]))
 def test_the_relaxation_is_exact_at_multiples_of_the_workers(schedule):
     """In the affine regime, from M = P on where messages are short: to rounding."""
     family = family_of(schedule)
@@ -125,7 +126,7 @@ def test_the_relaxation_is_exact_at_multiples_of_the_workers(schedule):
     np.testing.assert_allclose(need, best.sizes.memory_bytes[at], rtol=1e-6)
 
 
-@pytest.mark.parametrize("capacity", [30.0, 300.0])  # short of memory, and not
+@pytest.mark.parametrize("capacity", in_turn([300.0, 30.0], of=2))  # short of memory, and not
 def test_the_gradient_of_the_relaxed_step_time_is_that_of_differences(capacity):
     problem = TuningProblem.of(family_of("1f1b"), [WORKLOAD] * 3, [with_memory(capacity)] * 3)
     at, step = np.log([1.3, 4.7, 21.0]), 1e-6
@@ -140,6 +141,7 @@ def test_the_gradient_of_the_relaxed_step_time_is_that_of_differences(capacity):
     assert (capacity > 100) == np.all(need < capacity * 1e9)
 
 
+@pytest.mark.takes_turns
 def test_memory_is_a_limit():
     slow = dataclasses.replace(SYSTEM, compute_latency=5e-3)  # favours large microbatches
     free = tune_microbatches(family_of("1f1b"), [WORKLOAD], [slow], memory_limit=False)
@@ -154,6 +156,7 @@ def test_memory_is_a_limit():
     assert found.relaxed.microbatch_size[0] < same
 
 
+@pytest.mark.takes_turns
 def test_nothing_fits_is_an_error():
     message = (
         r"no microbatch size fits: the smallest need is \d+\.\d GB .* of 1; the system has 2.0 GB"
@@ -242,6 +245,7 @@ def few_layers(schedule="1f1b", count=3, **changes):
     return TuningProblem.of(family_of(schedule), [workload] * count, systems)
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("schedule", ["1f1b", SLOW_CHIMERA])
 def test_layers_are_those_of_the_exhaustive_search(schedule):
     problem = few_layers(schedule)
@@ -255,6 +259,7 @@ def test_layers_are_those_of_the_exhaustive_search(schedule):
     np.testing.assert_allclose(tuned.relaxed[1].layers.sum(axis=1), 10)
 
 
+@pytest.mark.takes_turns
 def test_recomputed_layers_are_those_of_the_exhaustive_search():
     owner, free = np.arange(3), few_layers()
     layers = free.pairs.assigned.layers
@@ -288,6 +293,7 @@ def test_stage_times_and_memory_of_layers_are_those_of_the_library():
     assert need == pytest.approx(pj.memory_bytes(workload, table, one).max())
 
 
+@pytest.mark.takes_turns
 def test_designs_are_not_worse_than_a_grid():
     problem, prices = few_layers(count=1), PartPrices(20.0, 2.0, 10.0, 50.0, 20.0)
     budgets = np.linspace(1e4, 1e5, 50)

@@ -338,6 +338,7 @@ def test_parallelism_and_recomputation_move_costs_the_right_way():
     assert float(np.min(np.asarray(copies.all_reduce))) > 0
 
 
+@pytest.mark.takes_turns
 @pytest.mark.compiles
 def test_costs_are_differentiable_in_the_system():
     model = pj.load_model("tabular-128l")
