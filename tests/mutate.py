@@ -66,8 +66,8 @@ TESTS = {
         "step_time profiles calibrate validation",
     ),
     "pipejax/costs/model": (
-        "models layer_ops activations pipeline_layout published layout",
-        "workload step_report",
+        "models layer_ops activations pipeline_layout published layout measured_memory",
+        "workload step_report one_memory_rule",
     ),
     "pipejax/costs/stage": (
         "activation_memory one_memory_rule measured_memory staleness pipeline_layout",

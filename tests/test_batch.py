@@ -322,6 +322,7 @@ def test_single_precision_is_as_close_as_it_says(link):
     assert error.max() > 1e-7  # or it would be no float32
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("unroll", [False, True])
 def test_a_large_batch_goes_through_in_parts(unroll):
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)

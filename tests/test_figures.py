@@ -149,6 +149,7 @@ def test_the_fastest_schedule_of_every_network(space):
     assert len(winners) > 1
 
 
+@pytest.mark.takes_turns
 def test_the_map_shows_the_fastest(space):
     figure = best_schedule.draw(space)["best_schedule"]
     left, middle, right, *_ = figure.axes
@@ -319,6 +320,7 @@ DRAWN = {"tornado"}  # of sensitivity.zarr
 ALL_DRAWN = DRAWN | {"best_schedule", "design_run_time", "jitter", "pareto", "timelines"}
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("names", [DRAWN, pytest.param(ALL_DRAWN, marks=pytest.mark.slow)])
 def test_command(names, stores, tmp_path, capsys):
     out = tmp_path / "out"
@@ -375,6 +377,7 @@ def test_the_page_of_papers_is_that_of_the_stores():
     assert all(f"\n{target.split()[1]}: " in targets for target, _ in TARGETS.values())
 
 
+@pytest.mark.takes_turns
 def test_every_figure_can_be_printed(space, elasticity, runs, shaken):
     drawn = {
         **design_run_time.draw(space),

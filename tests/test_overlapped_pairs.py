@@ -31,6 +31,7 @@ def test_a_pair_takes_the_longer_op_and_part_of_the_shorter(factor):
         assert pj.evaluate(table, costs).makespan == forward + pair + backward
 
 
+@pytest.mark.takes_turns
 @pytest.mark.compiles
 def test_batches_are_their_single_runs():
     for name, factor in (("dualpipe", 0.3), ("dualpipe-v", 0.0)):
@@ -109,6 +110,7 @@ def test_the_option(answer, call):
         assert message in said
 
 
+@pytest.mark.takes_turns
 @pytest.mark.compiles
 def test_sweeps_take_it(tmp_path):
     swept = pj.run_sweep(

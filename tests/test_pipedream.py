@@ -293,6 +293,7 @@ def test_runs_of_a_setting():
     assert by_machine.time.attrs["units"] == "s"
 
 
+@pytest.mark.takes_turns
 @pytest.mark.compiles
 def test_what_is_there_is_kept_and_what_has_changed_is_named(tiny, tmp_path, monkeypatch, capsys):
     made = []

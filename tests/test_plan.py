@@ -57,6 +57,7 @@ def one_by_one(request, layouts, row):
     return pj.evaluate(table, costs).step_time, pj.memory_bytes(workload, table).max()
 
 
+@pytest.mark.takes_turns
 @pytest.mark.compiles
 def test_the_best_is_that_of_brute_force(small):
     request, layouts = small.request, small.layouts

@@ -60,6 +60,7 @@ def test_ops_take_what_stage_costs_say(a100, tmp_path):
         assert seconds[k] == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.takes_turns
 def test_slopes_are_finite_differences(a100, tmp_path):
     rows = read(write(tmp_path / "x.csv", profile(sizes=(2,), tensors=(4,))))
     times, names = StepTimes(rows), tuple(TRUTH)

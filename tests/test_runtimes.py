@@ -259,6 +259,7 @@ def test_a_slot_has_a_permutation_for_each_distance(name, there, back):
     assert instruct(table, sizes).activation_to.shape == (sizes.slots, 4, len(there))
 
 
+@pytest.mark.takes_turns
 @pytest.mark.process
 def test_the_command_says_what_it_found_and_what_it_left_out(call, tmp_path):
     table = pj.links.insert_transfers(

@@ -124,6 +124,7 @@ def written(path):
     return len(list(path.glob("block_checksum/[0-9]*")))
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes(
     kills, whole, grid_file, start, tmp_path

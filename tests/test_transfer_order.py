@@ -107,6 +107,7 @@ def test_interleaved_with_one_communicator_per_worker(found):
     assert ops_of(found.best.table) == ops_of(TABLE)
 
 
+@pytest.mark.takes_turns
 def test_queue_scopes_in_one_table(found):
     own = queue_makespans(TABLE, COSTS)
     assert {name: round(value) for name, value in own.items()} == {

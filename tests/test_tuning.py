@@ -464,6 +464,7 @@ def test_the_way_is_chosen_by_candidates_and_cost(what, minibatch, workers, meth
     assert re.match(reason, why)
 
 
+@pytest.mark.takes_turns
 def test_a_second_call_compiles_nothing():
     workload = pj.Workload(pj.load_model("gpt-22b"), 8, tensor_parallel=8)
     jitted = (
@@ -484,6 +485,7 @@ def test_a_second_call_compiles_nothing():
     assert again.value < first.value
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("what", "more", "keys"),
     [

@@ -251,6 +251,7 @@ def test_known_numbers_are_priced_without_a_compiler(system):
     assert compilations(lambda: jax.jit(lambda s: pj.stage_costs(workload, s, table))(traced)) > 0
 
 
+@pytest.mark.takes_turns
 @pytest.mark.compiles
 def test_flags_as_numbers_give_the_same_prices():
     """Systems that price kernels and such that do not make one batch with flags as numbers."""
