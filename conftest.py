@@ -57,7 +57,7 @@ MOST_RESIDENT = 1.2e9  # bytes of a process above which it forgets what it compi
 # what is freed stays with the process, so it forgets again only when it has grown by this much more
 GROWTH = 3e8
 forgets_above = [MOST_RESIDENT]
-LEFT_OUT = ("compiles", "solver", "process", "slow")
+LEFT_OUT = ("compiles", "solver", "process", "takes_turns", "slow")
 collect_ignore = ["docs/examples"]  # notebooks: tests/test_docs.py runs them
 if importlib.util.find_spec("torch") is None:  # they run in processes of `make test-runtimes`
     collect_ignore += ["pipejax/runtimes/gloo/process.py"]

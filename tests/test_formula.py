@@ -266,6 +266,13 @@ def test_few_parameters(p):
         assert accepted(json.loads(json.dumps(form.certificate(table))))
 
 
+def test_a_backward_takes_what_its_halves_take():
+    table, program = lowered("1f1b", 2, 4)
+    form = pj.formula(program, ("F", "I", "W"))
+    costs = pj.Costs(forward=1.0, input_grad=2.0, weight_grad=3.5)
+    assert form(F=1.0, I=2.0, W=3.5) == pj.evaluate(table, costs).makespan == 32.5
+
+
 @pytest.mark.compiles
 def test_jax_takes_it():
     form = pj.formula(lowered("chimera", 4, 4)[1])
