@@ -74,6 +74,21 @@ def test_ranks_all_paths_of_a_graph(graph):
     assert of_kinds == sorted(longest.values(), reverse=True)
 
 
+@given(graph=graphs())
+def test_tails_are_what_is_left_behind_each_node(graph):
+    preds, duration, lag, _ = graph
+    network = nx.MultiDiGraph()
+    network.add_nodes_from(range(len(preds)))
+    for node in range(1, len(preds)):
+        for before, wait in zip(preds[node].tolist(), lag[node].tolist(), strict=True):
+            network.add_edge(before, node, weight=wait + duration[node])
+    expected = [0.0] * len(preds)
+    for node in reversed([*nx.topological_sort(network)]):
+        left = [w + expected[v] for _, v, w in network.out_edges(node, data="weight")]
+        expected[node] = max(left, default=0.0)
+    np.testing.assert_allclose(longest_path.tails(preds, duration, lag), expected, rtol=1e-12)
+
+
 def reference_graph(run):
     """What the event loop waited for: an edge weighs its lag, and what the user behind it takes.
 

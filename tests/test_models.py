@@ -45,6 +45,19 @@ def test_a_layer_of_further_prediction_is_none_of_the_published_parameters():
     assert (with_it.parameters + with_it.mtp_parameters + shared) / 1e9 == pytest.approx(685, 0.001)
 
 
+@pytest.mark.parametrize("query_rank", [None, 1536])
+def test_latent_attention_has_the_matrices_of_its_paper(query_rank):
+    """DeepSeek-V2 (arXiv:2405.04434), appendix C; queries may be projected at once, as in its Lite."""
+    model = pj.load_model("deepseek-v3")
+    mla = dataclasses.replace(model.mla, query_rank=query_rank)
+    h, heads, kv, without, rope, value = 7168, 128, 512, 128, 64, 128
+    queries = heads * (without + rope)
+    query = h * queries if query_rank is None else query_rank * (h + queries)
+    keys_and_values = h * (kv + rope) + kv * heads * (without + value)
+    found = dataclasses.replace(model, mla=mla).attention_matrices
+    assert found == query + keys_and_values + heads * value * h
+
+
 def test_flop_are_six_per_active_parameter_and_token():
     """In W each matrix that a token meets counts twice, in a step six times."""
     model = pj.load_model("mixtral-8x7b")

@@ -8,7 +8,7 @@ import pytest
 import pipejax as pj
 from pipejax.analysis.runs.evaluate import op_counts
 from pipejax.costs.costs import PHASE_FIELDS
-from pipejax.costs.layers.formulas import model_flop
+from pipejax.costs.layers.formulas import layer_flop, model_flop
 from pipejax.costs.stage.stage_costs import PARTS, stage_parts
 from pipejax.costs.stage.stage_work import stage_bytes, static_parts
 from pipejax.costs.system.parts import Host, Kernels, Link
@@ -101,6 +101,16 @@ def test_model_flop_is_the_published_count():
     assert model_flop(gpt, 64) == pytest.approx(published)
     fused = dataclasses.replace(gpt, flash_attention=True)  # computes scores twice
     assert model_flop(fused, 64) == pytest.approx(published)
+
+
+def test_a_layer_of_further_prediction_needs_its_flop_too():
+    """One layer more, a product of two inputs with h columns, and the output head once more."""
+    with_it, without = map(pj.load_model, ("deepseek-v3-mtp", "deepseek-v3"))
+    tokens = 64 * without.sequence
+    layer = layer_flop(without, 64, kind="moe").forward
+    products = 2 * tokens * (2 * 7168 * 7168 + 7168 * 129280)
+    found = model_flop(with_it, 64) - model_flop(without, 64)
+    assert found == pytest.approx(3 * (layer + products))
 
 
 def test_mfu_tokens_price_and_bands():
