@@ -2,22 +2,26 @@
 
 import json
 
+import turns
+
 from pipejax.cli.app import run
 
-TOML = """
+# a model of another structure takes programs of its own: it takes turns with one of the same
+OTHER_MODEL = "tabular-128l" if turns.is_now("models of a sweep") else "gpt3-175b"
+TOML = f"""
 title = "a sweep of the tests"
-schedules = ["gpipe", "chimera", { name = "interleaved-1f1b", stages_per_worker = 2 }]
+schedules = ["gpipe", "chimera", {{ name = "interleaved-1f1b", stages_per_worker = 2 }}]
 workers = 2
 minibatch = 8
 microbatch_size = [1, 3, 8]
-models = ["gpt-22b", "tabular-128l"]
+models = ["gpt-22b", "{OTHER_MODEL}"]
 systems = ["h100", "slow_nw_mid_cp"]
 tensor_parallel = 2
 recompute = ["none", "full"]
 outputs = ["bubble_ratio", "tokens_per_second", "bound_by", "share"]
 
 [system]
-network.bandwidth_GB_per_s = { from = 1, to = 100, points = 3, scale = "log" }
+network.bandwidth_GB_per_s = {{ from = 1, to = 100, points = 3, scale = "log" }}
 memory.capacity_GB = [200, 4000]
 node.gpus = [2, 8]
 compute.efficiency = [0.5]
