@@ -211,7 +211,9 @@ def replacements(token, before, after):
     if token.type != tokenize.NUMBER:
         return []
     value = ast.literal_eval(token.string)
-    found = [repr(value + 1), *([repr(value - 1)] if value >= 1 else [])]
+    # 1e9 and one more are the same to every tolerance
+    step = type(value)(value / 2) if value > 1000 else 1
+    found = [repr(value + step), *([repr(value - step)] if value >= 1 else [])]
     return [*found, "-1"] if (before, value, after) == ("[", 0, "]") else found
 
 
