@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
+from pipejax.costs.layers.collectives import embedding_collectives
 from pipejax.costs.layers.formulas import Phases
 from pipejax.costs.layers.kernels import (
     LayerOp,
@@ -17,6 +18,7 @@ from pipejax.costs.layers.kernels import (
     smooth_max,
     update_time,
 )
+from pipejax.costs.model.layout import Layout
 from pipejax.costs.system.parts import Efficiency, Host, Kernels
 from pipejax.costs.system.system import roofline_time
 
@@ -107,3 +109,28 @@ def test_the_smooth_maximum_is_a_norm_without_kinks_or_nans():
             assert slopes[0] * given[0] + slopes[1] * given[1] == pytest.approx(
                 float(smooth_max(*given))
             )
+
+
+def test_the_host_starts_layers_and_neither_embedding_nor_head():
+    """Where the host is slower than all devices, a phase takes what it takes for its layers."""
+    model = pj.load_model("gpt-22b")
+    system = dataclasses.replace(pj.load_system("h100"), host=Host(layer=1000.0))
+    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+    costs = pj.stage_costs(pj.Workload(model, 2, tensor_parallel=8), system, table)
+    expected = np.full(2, 1000.0 * model.layers / 2)
+    for times in (costs.forward, costs.input_grad, costs.weight_grad):
+        np.testing.assert_allclose(times, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shared", [0.0, 1.0])
+def test_the_embedding_exchanges_its_rows_once_each_way(shared):
+    """Vocabulary in parallel (Megatron): one sum of rows in F, and none behind it but a gathering."""
+    layout = Layout(tensor=8.0, sequence_parallel=shared)
+    found = {
+        (each.kind, phase): count
+        for each in embedding_collectives(pj.load_model("gpt-22b"), layout)
+        for phase, count in each.count._asdict().items()
+        if count
+    }
+    of_rows = ("reduce_scatter" if shared else "all_reduce", "forward")
+    assert found == {of_rows: 1.0} | ({("all_gather", "weight_grad"): 1.0} if shared else {})
