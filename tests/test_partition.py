@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.search.partition.integer_program import SLACK
+from pipejax.search.cutting_planes import SLACK
 from pipejax.search.partition.splits import default_layouts
 
 pytestmark = pytest.mark.solver

@@ -12,7 +12,7 @@ planes), and splits near it are looked at by these bounds, and run where they do
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -33,17 +33,17 @@ from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.held_activations import held_counts
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
+from pipejax.search.cutting_planes import SLACK, raise_bounds
 from pipejax.search.found import Found, gap
 from pipejax.search.partition.cuts import PathCuts, busy_of_stages
 from pipejax.search.partition.holdings import price_holdings
-from pipejax.search.partition.integer_program import SLACK, SplitProgram
-from pipejax.search.partition.splits import Splits, default_layouts
+from pipejax.search.partition.integer_program import SplitProgram
+from pipejax.search.partition.splits import Shares, Splits, default_layouts
 
 CLOSE = 1e-3  # of the step time: a relaxation that is known so well is not refined
 KEPT = 0.7  # of the centre of the relaxed points, where the second run of a round is
 SHARES_OF_TIME = {"relaxation": 0.3, "local search": 0.55}  # ends of both, as shares of the limit
-
-Shares = Float[NumpyArray, "holdings stages"]
+CLOSE_WHOLE = 0.1  # of the gap: a split that the next paths may rule out is known no better
 
 
 @short_repr
@@ -126,18 +126,8 @@ class SplitSearch:
             self.run(PipelineLayout.with_layers(layers.astype(int).tolist(), mtp.tolist()))
         self._prepare()
         relaxed = self._relax(until["relaxation"])
-        self.on_split()
         self._improve(relaxed, until["local search"])
-        is_new = True
-        while not self.is_optimal and (left := began + seconds - time.monotonic()) > 0:
-            # what would be thrown away when the next paths are known is not proven to the end
-            close = 0.1 * gap(self.limit, self.bound) * is_new
-            found = self.integer.solve(self.unit, self.limit, left, gap=close)
-            self.bound = max(self.bound, min(found.bound, self.limit))
-            self.on_split()
-            is_new = found.shares is not None and self._propose(found.shares)
-            if not is_new and close == 0:
-                break
+        self._propose(began + seconds)
         if self.is_optimal:
             return "optimal"
         return "time" if time.monotonic() - began >= seconds else "tolerance"
@@ -147,7 +137,6 @@ class SplitSearch:
         even = dataclasses.replace(self.workload, pipeline_layout=str(next(iter(self.known))))
         costs = stage_costs(even, self.system, self.table)
         self.program = lower_and_price(self.table, costs, self.links)[0]
-        self.unit = min(each.step_time for each in self.known.values())
         busy = busy_of_stages(self.program, self.workload.pair_factor)
         limit = self.limit * (1 + SLACK)
         self.prices = price_holdings(
@@ -159,7 +148,8 @@ class SplitSearch:
         self.splits = Splits(
             self.prices, may_hold, self.workload.model, self.table.num_workers, held, self.capacity
         )
-        self.integer = SplitProgram(self.splits)
+        unit = min(each.step_time for each in self.known.values())
+        self.integer = SplitProgram(self.splits, unit=unit, limit=self.limit)
         for split in self.known.values():
             for chosen in self.splits.chosen(split.layout):
                 self._learn(self.splits.shares(chosen))
@@ -170,31 +160,57 @@ class SplitSearch:
         run = run_on_host(self.program, vector)
         cuts = self.paths.of_run(run, vector)
         for cut in cuts:
-            self.integer.cut(cut, self.unit)
+            self.integer.cut_path(cut)
         return float(run.finish.max()), bool(cuts)
 
-    def _propose(self, shares: Shares) -> bool:
-        """Run a split that the bounds do not rule out; say whether that taught anything."""
-        layout = self.prices.layout(shares.argmax(axis=0))
-        is_known = layout in self.known
-        self.run(layout)
-        return self._learn(shares)[1] or not is_known
+    def _raise_bound(self, look: Callable[[], bool], until: float) -> None:
+        """Look at what the solver chooses, as long as that teaches something."""
+
+        def look_at(_: Sequence[SplitProgram]) -> None:
+            self.bound = self.integer.bound
+            goes_on = look()
+            self.integer.limit = self.limit
+            self.integer.is_open = goes_on and not self.is_optimal
+
+        if not self.is_optimal:
+            raise_bounds([self.integer], look_at, until=until)
+            self.bound = self.integer.bound
 
     def _relax(self, until: float) -> Shares | None:
         """Raise the bound by mixtures, with a second run at the centre of those so far."""
-        centre, best = None, None
-        while not self.is_optimal:
-            found = self.integer.solve(self.unit, self.limit, math.inf, whole=False)
-            self.bound = max(self.bound, min(found.bound, self.limit))
-            if found.shares is None:
-                break
-            best = found.shares
+        centre: Shares | None = None
+        best: Shares | None = None
+
+        def look() -> bool:
+            nonlocal centre, best
+            best = self.integer.shares
             centre = best if centre is None else KEPT * centre + (1 - KEPT) * best
             value, is_new = self._learn(best)
             is_new |= self._learn(centre)[1]
-            if value * (1 - CLOSE) <= self.bound or not is_new or time.monotonic() > until:
-                break
+            return is_new and value * (1 - CLOSE) > self.integer.bound
+
+        self._raise_bound(look, until)
+        self.on_split()
         return best
+
+    def _propose(self, until: float) -> None:
+        """Run the splits that the bounds do not rule out."""
+        program = self.integer
+
+        def look() -> bool:
+            self.on_split()
+            layout = self.prices.layout(program.shares.argmax(axis=0))
+            is_known = layout in self.known
+            self.run(layout)
+            is_new = self._learn(program.shares)[1] or not is_known
+            was_exact = program.gap == 0
+            program.gap = CLOSE_WHOLE * gap(self.limit, self.bound) * is_new
+            return is_new or not was_exact
+
+        program.is_whole, program.limit = True, self.limit
+        program.gap = CLOSE_WHOLE * gap(self.limit, self.bound)
+        if time.monotonic() < until:
+            self._raise_bound(look, until)
 
     def _improve(self, relaxed: Shares | None, until: float) -> None:
         """Move layers one at a time, from the best split and the relaxed one rounded."""

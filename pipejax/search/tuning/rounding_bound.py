@@ -22,6 +22,7 @@ import numpy as np
 from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.costs.model.workload import StageLayers
 from pipejax.engine.batched.pricing import filled
+from pipejax.search.cutting_planes import Columns, CuttingPlanes, raise_bounds
 from pipejax.search.tuning.joint_space import JointProblem, TunedJointly
 from pipejax.search.tuning.problem import as_they_are
 from pipejax.search.tuning.step_time_objective import Given
@@ -29,7 +30,6 @@ from pipejax.search.tuning.system_design import bought
 
 ROUNDS = 40
 CLOSE = 1e-4  # of the step time: a relaxed optimum that is known so well is not refined
-SLACK = 1e-6  # of a bound: what a linear program may be off by its tolerances
 ROUNDING = 1e-9  # of costs, below which a second difference is 0
 
 
@@ -48,68 +48,40 @@ class RoundingBound(NamedTuple):
     evaluated: int
 
 
-class _Cell:
-    """One microbatch size of one pair: tangents so far, and the bound that they give.
-
-    Columns of the linear program are layers, recomputed layers, and the step time in the unit of
-    the best one.
-    """
+class _Cell(CuttingPlanes):
+    """One microbatch size of one pair; columns are layers, then recomputed layers."""
 
     def __init__(self, joint: JointProblem, found: TunedJointly, pair: int, size: int) -> None:
-        even = joint.problem.pairs.assigned
+        even, always = (own[pair] for own in joint.problem.pairs.assigned)
         self.pair, self.size, self.logits = pair, size, found.settings.logits[pair]
         self.best, self.capacity = found.step_time[pair], joint.problem.capacity[pair]
-        self.even, self.always = even.layers[pair], even.recomputed[pair] > 0
-        self.tunes_layers = "layers" in joint.parts
-        self.recomputes = "recompute" in joint.parts
+        self.even = even
+        stages, total = len(even), float(even.sum())
+        one, none = np.eye(stages), np.zeros(stages)
+        most = np.full(stages, total)
+        layers = (np.ones(stages), most) if "layers" in joint.parts else (even, even)
+        super().__init__(
+            np.append(layers[0], none), np.append(layers[1], most), unit=self.best, limit=self.best
+        )
+        if "recompute" in joint.parts:  # at most all layers of a stage
+            self.restrict(np.hstack([-one, one]), -np.inf, 0.0)
+        self.restrict(np.append(none + 1, none)[None], total, total)
+        if "recompute" not in joint.parts:
+            self.restrict(np.hstack([-one * (always > 0), one]), 0.0, 0.0)
         settings = found.settings
         self.point = np.concatenate([settings.layers[pair], settings.recomputed[pair]]) + 0.0
-        self.bound, self.is_open = 0.0, True
-        self.rows: list[Float[NumpyArray, " columns"]] = []
-        self.limits: list[float] = []
 
-    def cut(self, value: float, slope: Float[NumpyArray, " columns"], need: float) -> bool:
-        """Add the tangent of the step time, unless the bound meets it where memory is enough."""
-        fits = need <= self.capacity
-        if fits and self.bound >= value * (1 - CLOSE):
-            self.is_open = False
-        self.rows.append(np.append(slope / self.best, -1.0))
-        self.limits.append((slope @ self.point - value) / self.best)
-        return bool(fits)
+    def touch(self, value: float, slope: Columns, need: float, use: Columns) -> None:
+        """Add the tangent at the point, and that of memory where too much is needed.
 
-    def cut_memory(self, need: float, slope: Float[NumpyArray, " columns"]) -> None:
-        """Add the tangent of a need that is too large."""
-        self.rows.append(np.append(slope / self.capacity, 0.0))
-        self.limits.append(1.0 + (slope @ self.point - need) / self.capacity)
-
-    def solve(self) -> None:
-        """Minimise the largest tangent; close the cell if it beats nothing, or if nothing fits."""
-        from scipy.optimize import linprog  # at first use: the import takes a while
-
-        stages, total = len(self.even), self.even.sum()
-        one, none = np.eye(stages), np.zeros((stages, 1))
-        if self.recomputes:  # at most all layers of a stage
-            upper, equal = np.hstack([-one, one, none]), np.zeros((0, 2 * stages + 1))
+        Close where the bound meets the step time.
+        """
+        self.cut(slope, float(value - slope @ self.point))
+        if need <= self.capacity:
+            self.is_open = self.bound < value * (1 - CLOSE)
         else:
-            upper, equal = np.zeros((0, 2 * stages + 1)), np.hstack([-one * self.always, one, none])
-        sums = np.concatenate([np.ones(stages), np.zeros(stages + 1)])
-        layers = [(1.0, total) if self.tunes_layers else (each, each) for each in self.even]
-        found = linprog(
-            np.append(np.zeros(2 * stages), 1.0),
-            A_ub=np.vstack([*self.rows, upper]),
-            b_ub=np.append(self.limits, np.zeros(len(upper))),
-            A_eq=np.vstack([sums, equal]),
-            b_eq=np.append(total, np.zeros(len(equal))),
-            bounds=[*layers, *[(0.0, total)] * stages, (None, None)],
-        )
-        if found.status == 2:  # nothing fits at this size
-            self.bound, self.is_open = np.inf, False
-        elif found.status == 0:
-            self.bound = max(self.bound, found.fun * self.best * (1 - SLACK))
-            self.point = found.x[:-1]
-            self.is_open = self.bound < self.best
-        else:  # what was proved so far stands
-            self.is_open = False
+            high = 1.0 + (use @ self.point - need) / self.capacity
+            self.restrict(use[None] / self.capacity, -np.inf, high)
 
 
 def bound_rounding(joint: JointProblem, found: TunedJointly) -> RoundingBound:
@@ -124,19 +96,21 @@ def bound_rounding(joint: JointProblem, found: TunedJointly) -> RoundingBound:
     convex = _are_convex(joint, cells)
     working = [cell for cell, is_convex in zip(cells, convex, strict=True) if is_convex]
     evaluated = 0
-    for _ in range(ROUNDS):
-        evaluated += len(working)
+
+    def look(cells: list[_Cell]) -> None:
+        nonlocal evaluated
+        evaluated += len(cells)
         groups: dict[int, list[_Cell]] = {}
-        for cell in working:
+        for cell in cells:
             groups.setdefault(joint.count(cell.pair, cell.size), []).append(cell)
         for count, own in groups.items():
-            _cut(joint, count, own)
-        working = [cell for cell in working if cell.is_open]
-        if not working:
-            break
+            _touch(joint, count, own)
+
+    look(working)
+    raise_bounds(working, look, rounds=ROUNDS)
     lower, same = np.full((2, len(pairs)), np.inf)
     for cell, is_convex in zip(cells, convex, strict=True):
-        bound = min(cell.bound, cell.best) if is_convex else np.nan
+        bound = cell.bound if is_convex else np.nan
         lower[cell.pair] = np.minimum(lower[cell.pair], bound)  # NaN stays
         if cell.size == found.settings.size[cell.pair]:
             same[cell.pair] = bound
@@ -155,8 +129,8 @@ def _given(joint: JointProblem, cells: list[_Cell]) -> Given:
     return given._replace(pair=jax.tree.map(np.asarray, pair))
 
 
-def _cut(joint: JointProblem, count: int, cells: list[_Cell]) -> None:
-    """One round of cells with so many microbatches: tangents, then the linear programs."""
+def _touch(joint: JointProblem, count: int, cells: list[_Cell]) -> None:
+    """Add tangents to cells with so many microbatches."""
     objective, size = joint.problem.objective(as_they_are, count), len(cells)
     points = StageLayers(*np.split(np.stack([cell.point for cell in cells]), 2, axis=1))
     given = _given(joint, cells)
@@ -164,10 +138,7 @@ def _cut(joint: JointProblem, count: int, cells: list[_Cell]) -> None:
     needs, uses = objective.need_and_grad(points, given)
     slope, use = (np.concatenate([np.asarray(x) for x in each], axis=1) for each in (slopes, uses))
     for row, cell in enumerate(cells):
-        if not cell.cut(float(values[row]), slope[row], needs[row]):
-            cell.cut_memory(needs[row], use[row])
-        if cell.is_open:
-            cell.solve()
+        cell.touch(float(values[row]), slope[row], needs[row], use[row])
 
 
 def _are_convex(joint: JointProblem, cells: list[_Cell]) -> Bool[NumpyArray, " cells"]:
