@@ -18,8 +18,11 @@ from pipejax.base.remembered import remembered
 from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.costs.precision import float_type, is_traced
 from pipejax.engine.lowering.link_models import check_eager, settled
+from pipejax.engine.lowering.lower import lowered
 from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program
 from pipejax.schedules.cells.ops import TIMED, Phase
+from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table import ScheduleTable
 
 Positions = Int[NumpyArray, "..."]
 Vector = Float[Array, " costs"] | Float[NumpyArray, " costs"]
@@ -62,6 +65,27 @@ def price(program: Program, costs: Costs) -> NodeCosts:
     program = program_for(program, costs)
     vector = cost_vector(program, costs)
     return NodeCosts(vector[program.duration_index], vector[program.lag_index])
+
+
+def ends_step(costs: Costs) -> bool:
+    """Return whether the all-reduce or the update after all rows costs anything."""
+    at_end = (cost for cost in (costs.all_reduce, costs.update) if cost is not None)
+    return any(np.any(np.asarray(cost) > 0) for cost in at_end)
+
+
+def lower_and_price(
+    table: ScheduleTable, costs: Costs, link: str | Links
+) -> tuple[Program, Float[NumpyArray, " costs"]]:
+    """Lower a table, with all-reduce and update where they cost anything, and price it in float64.
+
+    Returns the program and its cost vector (costs) [s].
+    """
+    costs.check_shapes(table.num_stages, table.num_pipes, table.num_microbatches)
+    program = lowered(table, Links.of(link), ends_step(costs), costs)
+    check_known(program, costs)
+    program = by_microbatch(program) if costs.per_microbatch() else program
+    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
+    return program, np.asarray(checked_vector(program, exact))
 
 
 def program_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> Program:

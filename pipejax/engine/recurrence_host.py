@@ -41,6 +41,11 @@ def run_on_host(program: Program, vector: Float[NumpyArray, " costs"]) -> HostRu
     return HostRun(preds, duration, lag, start, finish)
 
 
+def makespan_on_host(program: Program, vector: Float[NumpyArray, " costs"]) -> float:
+    """The makespan of a program at one cost vector [s]."""
+    return float(run_on_host(program, vector).finish.max())
+
+
 def run_many_on_host(program: Program, costs: NumpyArray) -> tuple[NumpyArray, NumpyArray]:
     """Run a program at many cost vectors (costs, runs), of whole numbers: every sum is exact.
 

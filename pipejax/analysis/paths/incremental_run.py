@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from pipejax.analysis.runs.evaluate import Evaluation, ends_step
+from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.analysis.runs.timeline import bars
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, number
@@ -19,7 +19,7 @@ from pipejax.base.longest_path import CycleError
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.link_models import check_eager
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, ZERO
-from pipejax.engine.pricing import by_microbatch, cost_vector
+from pipejax.engine.pricing import by_microbatch, cost_vector, ends_step
 from pipejax.schedules.cells.ops import WEIGHT_GRADS, Op, Phase, ScheduleError
 from pipejax.schedules.table.table import ScheduleTable
 

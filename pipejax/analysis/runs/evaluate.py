@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Mapping
 
-import jax
 import numpy as np
 
 from pipejax.base import longest_path
@@ -12,9 +11,8 @@ from pipejax.base.checks import check_types
 from pipejax.base.display import Drawn, short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
-from pipejax.engine.lowering.lower import lowered
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
-from pipejax.engine.pricing import Vector, by_microbatch, check_known, checked_vector
+from pipejax.engine.pricing import Vector, lower_and_price
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.held_activations import peak_in_flight
 from pipejax.schedules.table.links import Links
@@ -195,27 +193,6 @@ def _evaluated(table: ScheduleTable, costs: Costs, link: str | Links) -> Evaluat
         message_critical=np.where(carried, critical[sent.carrier], direct),
         peak_in_flight=peak_in_flight(table),
     )
-
-
-def ends_step(costs: Costs) -> bool:
-    """Return whether the all-reduce or the update after all rows costs anything."""
-    at_end = (cost for cost in (costs.all_reduce, costs.update) if cost is not None)
-    return any(np.any(np.asarray(cost) > 0) for cost in at_end)
-
-
-def lower_and_price(
-    table: ScheduleTable, costs: Costs, link: str | Links
-) -> tuple[Program, Float[NumpyArray, " costs"]]:
-    """Lower a table, with all-reduce and update where they cost anything, and price it in float64.
-
-    Returns the program and its cost vector (costs) [s].
-    """
-    costs.check_shapes(table.num_stages, table.num_pipes, table.num_microbatches)
-    program = lowered(table, Links.of(link), ends_step(costs), costs)
-    check_known(program, costs)
-    program = by_microbatch(program) if costs.per_microbatch() else program
-    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
-    return program, np.asarray(checked_vector(program, exact))
 
 
 def op_counts(program: Program) -> Int[NumpyArray, "workers costs"]:

@@ -22,7 +22,7 @@ from pipejax.costs.stage.stage_costs import PARTS, stage_parts
 from pipejax.costs.system.system import Number, System
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import cost_vector
-from pipejax.engine.recurrence_host import run_on_host
+from pipejax.engine.recurrence_host import makespan_on_host
 
 # what makes a step longer than its ops, in the order in which the breakdown adds them
 WAITS: Mapping[str, tuple[str, ...]] = {
@@ -169,4 +169,4 @@ def _ends(evaluation: Evaluation) -> Iterator[float]:
     for names in WAITS.values():
         costs = dataclasses.replace(costs, **{n: getattr(evaluation.costs, n) for n in names})
         vector = np.asarray(cost_vector(evaluation.program, costs), float)
-        yield float(run_on_host(evaluation.program, vector).finish.max())
+        yield makespan_on_host(evaluation.program, vector)

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.analysis.formula.formula import formula
-from pipejax.analysis.runs.evaluate import Evaluation, lower_and_price
+from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.costs.costs import FIELDS, PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.engine.lowering.program import Program
+from pipejax.engine.pricing import lower_and_price
 from pipejax.schedules.cells.ops import COMPUTE, HOST, KINDS, SHARDING, STEP_END
 
 MOST, MOST_OF_NONE = 4.0, 1.0  # largest factor of a slider, and where messages take no time

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.runs.evaluate import Evaluation, lower_and_price
+from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.analysis.runs.timeline import timed_beside_cells
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import ArgumentError
 from pipejax.engine.lowering.program import ZERO, Program
+from pipejax.engine.pricing import lower_and_price
 from pipejax.plots.explorer.factors import (
     Factor,
     FormSearch,

@@ -373,12 +373,18 @@ def insert_transfers(
         worker 1 1RECV_F0 1F0      1B0      1SEND_B0
     """
     check_types(table=(table, ScheduleTable))
-    given = without_transfers(table)
     torch = None if lowering is None else TorchLowering.of(lowering)
-    bare = given if torch is None else torch.sharded(given)
+    return with_transfers(without_transfers(table), order, Links.of(link), torch)
+
+
+def with_transfers(
+    table: ScheduleTable, order: Order | None, links: Links, torch: TorchLowering | None
+) -> ScheduleTable:
+    """Put SEND and RECV cells into a table that has none, as `insert_transfers` does."""
+    bare = table if torch is None else torch.sharded(table)
     sent = messages_of(bare)
     if order is None:
-        steps = _in_rounds(bare, Links.of(link))
+        steps = _in_rounds(bare, links)
     else:
         chosen = np.asarray(order).tolist()
         if sorted(chosen) != list(range(len(sent.producer))):

@@ -36,6 +36,18 @@ def link_of_worker(links: Links, num_workers: int) -> Int[NumpyArray, " workers"
     return first
 
 
+def tied_rows(table: ScheduleTable, links: Links) -> Int[NumpyArray, "workers rows"]:
+    """List the rows that offloads and loads tie to each worker's own: those on its host link.
+
+    Returns (workers, rows), where a worker's row stands among them; repeats fill up.
+    """
+    workers = np.arange(table.num_workers)
+    link = link_of_worker(links, len(workers)) if table.offloads else workers
+    groups = [np.flatnonzero(link == link[worker]) for worker in workers]
+    width = max(map(len, groups))
+    return np.stack([np.resize(group, width) for group in groups])
+
+
 def host_edges(table: Content, links: Links) -> tuple[Cells, Cells]:
     """Return the cells (edges) that offloads and loads wait for: the issuing op, the link."""
     link = link_of_worker(links, table.num_workers)
@@ -89,8 +101,9 @@ def check_host_links(table: Content, links: Links) -> None:
         return  # rows alone cannot disagree with themselves
     if not table.offloads:
         return
+    waiting = waiting_cells(table, links)
     try:
-        topological_order(table.phase.size, *waiting_cells(table, links))
+        topological_order(table.phase.size, *waiting)
     except CycleError as error:
         raise table.error(
             "deadlock on a shared host link, where ops go in the order of the columns: nothing in "

@@ -237,14 +237,12 @@ class ScheduleTable(Content, Drawn):
           >>> table.with_rows([[(), *next(table.rows())]]).num_slots
           3
         """
-        updates = any(op.phase is Phase.U for row in rows for cell in row for op in cell)
-        return ScheduleTable.from_rows(
-            rows,
-            placement=self.placement,
-            pipe_of_microbatch=self.pipe_of_microbatch.tolist(),
-            name=self.name,
-            slots=self.slots,
-            stage_shares=self.stage_shares,
+        given = _parse_rows(rows)
+        updates = any(op.phase is Phase.U for row in given for cell in row for op in cell)
+        return dataclasses.replace(
+            self,
+            cells=lay_out(given, 0, self.pipe_of_microbatch),
+            partners=lay_out(given, 1, self.pipe_of_microbatch),
             weights=self.weights if updates else NEWEST,
         )
 

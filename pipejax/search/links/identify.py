@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from pipejax.analysis.runs.evaluate import lower_and_price
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, is_number
 from pipejax.base.display import short_repr_of
-from pipejax.engine.recurrence_host import run_on_host
+from pipejax.engine.pricing import lower_and_price
+from pipejax.engine.recurrence_host import makespan_on_host
 from pipejax.schedules.cells.ops import ScheduleError
 from pipejax.schedules.table.communication_cells import messages_of
 from pipejax.schedules.table.links import CARRIED, LINKS, MEETING, POSTINGS, QUEUES, Links
@@ -63,7 +63,7 @@ def predict(runs: Sequence[LinkRun], candidates: Sequence[Links]) -> Predictions
                 program, vector = lower_and_price(run.table, costs[column], links)
             except ScheduleError:
                 continue
-            times[row, column] = run_on_host(program, vector).finish.max()
+            times[row, column] = makespan_on_host(program, vector)
     return times
 
 

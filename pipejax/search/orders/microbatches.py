@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pipejax.analysis.runs.evaluate import evaluate, lower_and_price
+from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base import longest_path
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_local_search, check_types
@@ -19,6 +19,7 @@ from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import PHASE_FIELDS, Costs, differs_by_microbatch
 from pipejax.costs.stage.microbatches import in_order, of_each_microbatch
 from pipejax.engine.lowering.program import NO_WORKER
+from pipejax.engine.pricing import lower_and_price
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.cells.ops import ROW_OPS, Phase
 from pipejax.schedules.table.links import Links

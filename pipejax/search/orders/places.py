@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from pipejax.analysis.runs.evaluate import evaluate, lower_and_price
+from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_local_search, check_types, wrong
 from pipejax.base.display import short_repr
@@ -31,6 +31,7 @@ from pipejax.costs.stage.model_topology import model_placements
 from pipejax.costs.system.system import System
 from pipejax.costs.topology import PlacedCosts, Topology, levels_on, places_on
 from pipejax.engine.lowering.program import Program
+from pipejax.engine.pricing import lower_and_price
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import Found

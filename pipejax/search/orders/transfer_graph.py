@@ -15,15 +15,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.runs.evaluate import lower_and_price
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.longest_path import finish_times, finish_times_of_many, start_times, tails
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.link_models import queue_keys
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
+from pipejax.engine.pricing import lower_and_price
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.communication_cells import without_transfers
-from pipejax.schedules.table.host_links import link_of_worker
+from pipejax.schedules.table.host_links import tied_rows
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -36,6 +36,7 @@ class TransferGraph:
     """What ops and transfers of a table wait for, before any queue.
 
     Attributes:
+      table: the schedule without communication cells.
       program: the table lowered under rendezvous, for its nodes and messages.
       preds: (nodes, max_preds) nodes to wait for; a transfer's second and third are left to the
         queues of its sender and receiver.
@@ -50,6 +51,7 @@ class TransferGraph:
       at_end: (some) all-reduces and updates after all rows.
     """
 
+    table: ScheduleTable
     program: Program
     preds: Int[NumpyArray, "nodes max_preds"]
     duration: Float[NumpyArray, " nodes"]
@@ -68,7 +70,9 @@ class TransferGraph:
 
 def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> TransferGraph:
     """Build the graph of a table."""
-    program, vector = lower_and_price(without_transfers(table), costs, links)
+    bare = without_transfers(table)
+    rows = tied_rows(bare, links)
+    program, vector = lower_and_price(bare, costs, links)
     sent = program.messages
     preds = np.pad(program.preds, ((0, 0), (0, max(0, 3 - program.max_preds))))
     preds[sent.carrier] = SOURCE
@@ -77,7 +81,7 @@ def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> Transfer
     at_end = np.setdiff1d(program.beside_cells, between)
     backward = (sent.phase == Phase.SEND_B).astype(int)
     queues = queue_keys(links.queues, sent.sender, sent.receiver, backward)
-    rows, place, row, reach = _reach(table, program, preds, at_end)
+    place, row, reach = _reach(program, preds, at_end, rows)
     received = np.lexsort((sent.consumer, sent.receiver))
     sends = np.lexsort((sent.producer, sent.sender))
     # A place in a row, over all rows: worker * nodes + node. It ascends along `received`, for the
@@ -98,6 +102,7 @@ def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> Transfer
         first[first == np.searchsorted(departures, begin + size)] = len(sends)
         earliest[mine] = first
     return TransferGraph(
+        table=bare,
         program=program,
         preds=preds,
         duration=vector[program.duration_index],
@@ -111,12 +116,11 @@ def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> Transfer
 
 
 def _reach(
-    table: ScheduleTable,
     program: Program,
     preds: Int[NumpyArray, "nodes max_preds"],
     at_end: Int[NumpyArray, " some"],
+    rows: Int[NumpyArray, "workers rows"],
 ) -> tuple[
-    Int[NumpyArray, "workers rows"],
     Int[NumpyArray, " workers"],
     Int[NumpyArray, " nodes"],
     Int[NumpyArray, "nodes rows"],
@@ -126,15 +130,11 @@ def _reach(
     What runs beside compute belongs to the row that issues it. Rows are tied to each other only
     by a host link that they share: elsewhere a node waits for one row, its own.
 
-    Returns (workers, rows) rows that may be tied to a worker's, (workers) which of them is its own,
-    (nodes) row of a node, (nodes, rows) the last op that it waits for in each, itself included.
+    Returns (workers) which of the rows tied to a worker's is its own, (nodes) row of a node,
+    (nodes, rows) the last op that it waits for in each, itself included.
     """
-    workers = np.arange(table.num_workers)
-    link = link_of_worker(program.links, len(workers)) if table.offloads else workers
-    groups = [np.flatnonzero(link == link[worker]) for worker in workers]
-    width = max(map(len, groups))
-    rows = np.stack([np.resize(group, width) for group in groups])  # repeats fill up
-    place = (rows == workers[:, None]).argmax(axis=1)
+    width = rows.shape[1]
+    place = (rows == np.arange(len(rows))[:, None]).argmax(axis=1)
     row = np.maximum(program.worker, 0).astype(np.int64)
     reach = np.zeros((program.num_nodes, width), np.int64)
     ops = np.flatnonzero(program.worker != NO_WORKER)
@@ -145,7 +145,7 @@ def _reach(
         if program.worker[node] == NO_WORKER:
             row[node] = row[preds[node].max()]
         reach[node] = np.maximum(reach[node], reach[preds[node]].max(axis=0))
-    return rows, place, row, reach
+    return place, row, reach
 
 
 def positions_of(orders: Orders) -> Orders:

@@ -15,20 +15,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_local_search, check_types, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
-from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import SOURCE
+from pipejax.engine.pricing import lower_and_price
+from pipejax.engine.recurrence_host import makespan_on_host
 from pipejax.schedules.cells.ops import ScheduleError
 from pipejax.schedules.table.communication_cells import (
     TorchLowering,
-    insert_transfers,
     producer_order,
+    with_transfers,
 )
 from pipejax.schedules.table.links import LINK_MODELS, Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -144,12 +144,18 @@ def messages(
         return search.run(iterations, time_limit, tell)
 
 
-def _own_order(table: ScheduleTable, links: Links) -> Order | None:
-    """The order of the table's own cells, or the default one; None for a deadlock."""
+def _own_order(
+    table: ScheduleTable, costs: Costs, links: Links
+) -> tuple[Order | None, float | None]:
+    """The order of the table's own cells, or the default one, and its makespan with its waits [s].
+
+    None for a deadlock.
+    """
     try:
-        return lower(table, link=links, step_end=False).transfer_order
+        program, vector = lower_and_price(table, costs, links)
     except ScheduleError:
-        return None
+        return None, None
+    return program.transfer_order, makespan_on_host(program, vector)
 
 
 class TransferSearch(LocalSearch[TransferOrder]):
@@ -166,24 +172,24 @@ class TransferSearch(LocalSearch[TransferOrder]):
         if not LINK_MODELS[links.model].meets:
             raise wrong("link", f"must be rendezvous, where order matters, got {links.model!r}")
         links.check_known(("model", "queues", "host_links"), "order")
-        self._given = table, costs, links
+        self._given = costs, links
         self.graph = transfer_graph(table, costs, links)
         with np.errstate(over="ignore"):  # no order takes longer than one after the other
             check_finite(self.graph.duration.max() * len(self.graph.duration), costs)
+        own, own_makespan = _own_order(table, costs, links)
+        by_producer = producer_order(self.graph.table, links)
+        _, by_pytorch = self._with_waits(None)
         times = heads_and_tails(self.graph)
         self.free_bound, self.lower_bound = times.makespan, queue_bound(self.graph, times)
         self._batch = max(1, min(BATCH, MAX_BATCH_NODES // self.graph.program.num_nodes))
         self._rests_until = np.zeros(self.graph.num_transfers, int)
-        known = {"own": _own_order(table, links), "by producer": producer_order(table, links)}
         by_need = [priority_order(self.graph, times, urgency) for urgency in URGENCIES]
-        starts = [order for order in known.values() if order is not None] + by_need
+        starts = [by_producer, *by_need] if own is None else [own, by_producer, *by_need]
         makespans = self._begin(np.stack(starts))
-        pytorch = insert_transfers(table, link=links, lowering=AWAITED)
         self.baselines = {
-            # as the table is, with its waits
-            "own": None if known["own"] is None else evaluate(table, costs, link=links).makespan,
+            "own": own_makespan,
             "by producer": makespans[-len(by_need) - 1],
-            "pytorch": evaluate(pytorch, costs, link=links).makespan,
+            "pytorch": by_pytorch,
             "by need": min(makespans[-len(by_need) :]),
         }
         self._num_swaps = swaps
@@ -206,10 +212,15 @@ class TransferSearch(LocalSearch[TransferOrder]):
 
     def best_so_far(self) -> tuple[TransferOrder, float]:
         """The best order so far, and its makespan [s]."""
-        table, costs, links = self._given
-        ordered = insert_transfers(table, self.best.order, link=links, lowering=AWAITED)
-        best = TransferOrder(self.best.order, ordered, links, self.free_bound)
-        return best, evaluate(ordered, costs, link=links).makespan
+        ordered, makespan = self._with_waits(self.best.order)
+        best = TransferOrder(self.best.order, ordered, self._given[1], self.free_bound)
+        return best, makespan
+
+    def _with_waits(self, order: Order | None) -> tuple[ScheduleTable, float]:
+        """The table with its transfers in an order, in PyTorch's if None, and its makespan [s]."""
+        costs, links = self._given
+        ordered = with_transfers(self.graph.table, order, links, AWAITED)
+        return ordered, makespan_on_host(*lower_and_price(ordered, costs, links))
 
     def _finish(self, orders: Orders) -> Float[NumpyArray, "orders nodes"]:
         self.evaluated += len(orders)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from pipejax.analysis.runs.evaluate import evaluate, lower_and_price
+from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_local_search, check_types, wrong
 from pipejax.base.display import short_repr
@@ -28,7 +28,7 @@ from pipejax.costs.model.workload import Workload
 from pipejax.costs.stage.stage_costs import stage_costs
 from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.costs.system.system import System
-from pipejax.engine.pricing import cost_vector
+from pipejax.engine.pricing import cost_vector, lower_and_price
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.held_activations import held_counts
 from pipejax.schedules.table.links import Links

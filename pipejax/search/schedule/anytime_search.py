@@ -7,8 +7,9 @@ from contextlib import closing
 
 import numpy as np
 
-from pipejax.analysis.runs.evaluate import lower_and_price, spans
+from pipejax.analysis.runs.evaluate import spans
 from pipejax.costs.costs import Costs
+from pipejax.engine.pricing import lower_and_price
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
