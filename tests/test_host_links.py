@@ -12,6 +12,7 @@ from hypothesis import given, settings
 import pipejax as pj
 from pipejax.analysis.runs.timeline import bars
 from pipejax.analysis.uncertainty.jitter import sample_costs
+from pipejax.base.checks import ArgumentError
 from pipejax.cli.options.values import parse_times
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.measured.costs_file import read_costs
@@ -182,6 +183,10 @@ def test_wrong_groups_are_refused(what):
         run(SHARED, host_links=groups)
     with pytest.raises(ValueError, match=message):
         run([["0F0", "0B0"], ["1F0", "1B0"]], host_links=groups)  # though nothing is offloaded
+    for name in ("pipe-offload", "ada-offload"):
+        with pytest.raises(ArgumentError, match=message) as caught:
+            pj.schedules.build(name, num_workers=2, num_microbatches=4, host_links=groups)
+        assert caught.value.argument == "host_links"
 
 
 WRONG = {

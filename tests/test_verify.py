@@ -438,7 +438,8 @@ def written(answer, tmp_path):
 def test_the_command_accepts_what_evaluate_wrote(written, answer, call):
     said = answer("verify", written)
     run = answer("evaluate", *ONE, *TIMES, "--link", "queued")
-    assert said == {"makespan": run["makespan"], "ok": True, "problems": [], "bounds": []}
+    wanted = {"makespan": run["makespan"], "unit": "seconds", "ok": True}
+    assert said == wanted | {"problems": [], "bounds": []}
     code, out, _ = call("verify", written)
     assert (code, "hold" in out, "22 s" in out) == (0, True, True)
     assert "certificate" not in run
@@ -491,6 +492,21 @@ def test_optimize_certifies_its_plan(answer, tmp_path):
     assert (said["ok"], said["makespan"]) == (True, best["makespan"])
     (bound,) = said["bounds"]
     assert (bound["value"], bound["by"]) == (best["lower_bound"], best["bound_by"])
+
+
+@pytest.mark.solver
+def test_a_solved_problem_is_in_units(answer, call, tmp_path):
+    """The store counts in whole units, of half a second here."""
+    best = answer(
+        *("optimize", *ONE, "--stage-times", "F=0.5,B=1", "--memory-limit", 2),
+        *("--time-limit", 5, "--store", tmp_path / "store"),
+    )
+    (path,) = (tmp_path / "store").glob("*.json")
+    said = answer("verify", path)
+    assert (said["unit"], said["makespan"]) == ("units", 2 * best["makespan"])
+    _, out, _ = call("verify", path)
+    assert f"makespan       {said['makespan']:g} units" in out
+    assert f"lower bound    {said['makespan']:g} units by solver" in out
 
 
 @pytest.mark.solver

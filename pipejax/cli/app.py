@@ -157,12 +157,17 @@ def _show_version(wanted: bool) -> bool:
     return wanted
 
 
+def _options_of(called: str) -> list[str]:
+    """Names of what a command takes."""
+    return [*inspect.signature(command_of(called)).parameters]
+
+
 def _show_completion(shell: str | None) -> None:
     """Print the script that completes command lines in a shell, and end."""
     if shell is not None:
         from pipejax.cli.output.completion import completion_script
 
-        sys.stdout.write(completion_script(shell))
+        sys.stdout.write(completion_script(shell, COMMANDS, _options_of))
         raise typer.Exit
 
 

@@ -163,8 +163,10 @@ def topology_costs(costs: Costs, table: ScheduleTable, topology: Topology) -> Co
 def levels_on(costs: Costs, table: ScheduleTable, topology: Topology) -> "PlacedCosts":
     """Costs of a table by where its workers sit on a machine."""
     leaves = dict(vars(costs))
-    # each has a time per level: the constructor makes tuples of single numbers
-    each = zip(topology.latency, topology.transmit, strict=True)  # type: ignore[arg-type]
+    latency, transmit = topology.latency, topology.transmit
+    assert isinstance(latency, tuple)  # a time per level: the constructor makes them
+    assert isinstance(transmit, tuple)
+    each = zip(latency, transmit, strict=True)
     by_level = [unchecked_costs(leaves | {"latency": x, "transmit": y}) for x, y in each]
     return PlacedCosts.of_levels(by_level, table, topology.sizes)
 

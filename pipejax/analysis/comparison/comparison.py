@@ -12,13 +12,13 @@ from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr_of
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.costs.scaling import factors_of_ops, workers_of_ops
-from pipejax.schedules.cells.ops import HOST, STEP_END, Phase, Slots
+from pipejax.schedules.cells.ops import COMPUTE, HOST, STEP_END, Phase, Slots
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
 
 TOLERANCE = 1e-9
-_PHASES = (Phase.F, Phase.B, Phase.I, Phase.W)
+_PHASES = tuple(phase for phase in COMPUTE if phase is not Phase.R)  # what all schedules have
 _ON_THE_PATH = {  # costs that the idealised table does not have
     ("latency", "transmit", "message"): "messages",
     tuple(phase.name for phase in HOST): "offloads and loads",

@@ -61,7 +61,7 @@ class CheckedBound(NamedTuple):
     """A lower bound that a certificate claims.
 
     Attributes:
-      value: the bound [s].
+      value: the bound, in the unit of the verdict.
       by: what it rests on: "path", "worker", "stage", "memory chain" or "memory area"; anything
         else is the word of who found it, as "solver".
       checked: whether it was derived again.
@@ -77,14 +77,16 @@ class Verdict(NamedTuple):
     """What a certificate is worth.
 
     Attributes:
-      makespan: as derived [s]; None where the schedule cannot run.
+      makespan: as derived, in `unit`; None where the schedule cannot run.
       problems: claims that do not hold.
       bounds: the lower bounds that are claimed.
+      unit: of times: "seconds", or "units" of a solved problem, which says no more of them.
     """
 
     makespan: float | None
     problems: tuple[Discrepancy, ...]
     bounds: tuple[CheckedBound, ...] = ()
+    unit: str = "seconds"
 
     @property
     def ok(self) -> bool:
@@ -145,7 +147,8 @@ def verify(certificate: str | Path | Mapping[str, Any]) -> Verdict:
     ]
     problems = [*_explained(run, problems), *_above_limits(content, derived["peak_memory"])]
     bounds, wrong = _check_bounds(content, derived)
-    return Verdict(derived["makespan"], (*problems, *wrong), bounds)
+    unit = "units" if content.kind == "optimum" else "seconds"
+    return Verdict(derived["makespan"], (*problems, *wrong), bounds, unit)
 
 
 def derived_claims(run: EventRun, content: RunContent) -> dict[str, Any]:

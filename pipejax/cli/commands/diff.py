@@ -26,7 +26,7 @@ from pipejax.cli.output.report import (
     progress,
     seconds,
 )
-from pipejax.schedules.cells.ops import COMMUNICATION, format_cell
+from pipejax.schedules.cells.ops import COMMUNICATION, KINDS, format_cell
 from pipejax.schedules.naming import named
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         TableDifference,
     )
 
-UNIT = {"forward": 1.0, "backward": 2.0, "input_grad": 1.0, "weight_grad": 1.0, "recompute": 1.0}
+UNIT = {kind.time: float(kind.slot) for kind in KINDS.values() if kind.slot is not None}
 QUICK = 10**6  # cells of all tables that are made of two: a few seconds
 AROUND = 3  # cells shown on both sides of the first that differs
 

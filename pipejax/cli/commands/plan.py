@@ -1,6 +1,7 @@
 """`pipejax plan`: the layout of a training job that takes the shortest step."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import pipejax as pj
@@ -90,6 +91,7 @@ def _values(name: str, text: str) -> list[Any]:
 
 def plan(
     choices: LayoutChoices,
+    shared: Mapping[str, Any],
     links: pj.Links,
     model: str,
     system: str,
@@ -97,10 +99,6 @@ def plan(
     minibatch: Count,
     schedules: Schedules = "1f1b,interleaved-1f1b,zb-h1",
     sequence: CountIfGiven = None,
-    precision: str = "bf16",
-    rank_order: str = "tp-cp-ep-dp-pp",
-    overlap: bool = False,
-    scatter_gather: bool = False,
     runners_up: int = 9,
     exhaustive: bool = False,
     out: Annotated[Output, PLAN] = NO_OUTPUT,
@@ -112,7 +110,6 @@ def plan(
 
     Options:
       minibatch: of the whole job.
-      scatter_gather: over the t accelerators of a worker.
       exhaustive: else only those that can be among the best.
       out: all layouts (.zarr or .csv).
       figure: step time against memory, its front exact (.png, .pdf, .svg).
@@ -143,10 +140,7 @@ def plan(
             schedules=[name.strip() for name in schedules.split(",")],
             choices=choices.values(),
             link=links,
-            overlap=overlap,
-            scatter_gather=scatter_gather,
-            precision=precision,
-            rank_order=rank_order,
+            **shared,
             runners_up=runners_up,
             exhaustive=exhaustive,
             front=figure.path is not None,

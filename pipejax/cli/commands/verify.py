@@ -44,7 +44,7 @@ def verify(
     problems = [*map(str, verdict.problems)]
     if json:
         bounds = [bound._asdict() for bound in verdict.bounds]
-        print_json(pick(verdict, "makespan ok") | {"problems": problems, "bounds": bounds})
+        print_json(pick(verdict, "makespan unit ok") | {"problems": problems, "bounds": bounds})
     else:
         _print(verdict, problems)
     if not verdict.ok:
@@ -52,12 +52,13 @@ def verify(
 
 
 def _print(verdict: "Verdict", problems: list[str]) -> None:
+    time = seconds if verdict.unit == "seconds" else lambda value: f"{value:g} {verdict.unit}"
     rows = [("all claims", "hold" if verdict.ok else f"[red]do not hold: {len(problems)}[/]")]
     if verdict.makespan is not None:
-        rows.append(("makespan", seconds(verdict.makespan)))
+        rows.append(("makespan", time(verdict.makespan)))
     for bound in verdict.bounds:
         word = "derived again" if bound.checked else "not checked: who says so is trusted"
-        rows.append(("lower bound", f"{seconds(bound.value)} by {escape(bound.by)}, {word}"))
+        rows.append(("lower bound", f"{time(bound.value)} by {escape(bound.by)}, {word}"))
     print_all(facts(rows))
     for problem in problems[:SHOWN]:
         print_plain(problem)

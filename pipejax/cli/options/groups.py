@@ -10,7 +10,12 @@ from pipejax.base.checks import one_of
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import choose_activations
 from pipejax.cli.options.objective import ObjectiveSettings
-from pipejax.cli.options.pricing import choose_pricing, pricing_options
+from pipejax.cli.options.pricing import (
+    choose_pricing,
+    choose_shared,
+    pricing_options,
+    shared_options,
+)
 from pipejax.cli.options.tables import (
     OF_RUNS,
     ScheduleList,
@@ -118,6 +123,7 @@ _GROUPS: Mapping[str, OptionGroup] = {
     "listed": OptionGroup.of(ScheduleList),
     "objectives": OptionGroup.of(ObjectiveSettings),
     "pricing": OptionGroup(choose_pricing, pricing_options()),
+    "shared": OptionGroup(choose_shared, shared_options()),
     "links": OptionGroup.of(choose_links),
     "rendezvous": OptionGroup.of(choose_rendezvous),
     "activations": OptionGroup.of(choose_activations),

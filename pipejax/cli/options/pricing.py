@@ -333,8 +333,18 @@ class PricingSettings(NamedTuple):
 def choose_pricing(**given: Any) -> Pricing | None:
     """Read how ops and messages are priced, with the fields of a workload among the options."""
     named = {name: given.pop(name) for name in workload_options()}
-    given["of_workload"] = {k: v for k, v in named.items() if v is not None and v is not False}
-    return PricingSettings(**given).chosen()
+    return PricingSettings(**given, of_workload=choose_shared(**named)).chosen()
+
+
+def choose_shared(**given: Any) -> dict[str, Any]:
+    """Read the fields of a workload that are given."""
+    return {name: value for name, value in given.items() if value not in (None, False)}
+
+
+def shared_options() -> dict[str, Parameter]:
+    """Options of the fields of a workload that all layouts of a plan have in common."""
+    every = workload_options()
+    return {name: each for name, each in every.items() if WORKLOAD_FIELDS[name].of_plan}
 
 
 def pricing_options() -> dict[str, Parameter]:

@@ -1,6 +1,5 @@
 """Scripts that complete a command line in bash, zsh and fish: words of the catalogue."""
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -156,27 +155,25 @@ SHELLS: Mapping[str, Callable[[Completable], str]] = {
 }
 
 
-def completion_script(shell: str) -> str:
+def completion_script(
+    shell: str, commands: Mapping[str, str], options_of: Callable[[str], Iterable[str]]
+) -> str:
     """Return the script that completes commands, options and names of schedules in a shell.
+
+    `commands` say what each is about, `options_of` what it takes.
 
     Raises:
       ValueError: if the shell is unknown.
     """
-    from pipejax.cli.app import COMMANDS, command_of
-
     shell = one_of(shell, SHELLS, "--completion SHELL")
     options = {
-        called: {
-            name: record(name, called)
-            for name in inspect.signature(command_of(called)).parameters
-            if name in CATALOGUE
-        }
-        for called in COMMANDS
+        called: {name: record(name, called) for name in options_of(called) if name in CATALOGUE}
+        for called in commands
     }
     lists = {"schedules": names(), "models": model_names(), "systems": system_names()}
     arguments = {"init": [*TEMPLATES], "diff": [*names()], "tune": [*SETTINGS]}
-    for called in COMMANDS:
+    for called in commands:
         first, space, second = called.partition(" ")
         if space:
             arguments.setdefault(first, []).append(second)
-    return SHELLS[shell](Completable(COMMANDS, options, arguments, lists))
+    return SHELLS[shell](Completable(commands, options, arguments, lists))

@@ -21,6 +21,7 @@ from pipejax.schedules.heuristics.timeline import (
     Work,
     rows_from_starts,
 )
+from pipejax.schedules.table.host_links import known_groups
 from pipejax.schedules.table.table import ScheduleTable
 
 # Offloads beside a schedule whose compute is fixed: they use what the host link has left.
@@ -164,7 +165,8 @@ def pipe_offload(
       The table, with P * V stages.
 
     Raises:
-      ValueError: if a group is too small or too large, or a share or time is out of range.
+      ValueError: if a group is too small or too large, a share or time is out of range, or a host
+        link is of a worker that does not exist or has one already.
 
     Example:
       >>> tables = [pipe_offload(4, 8, offload_share=share) for share in (0, 0.5, 1)]
@@ -174,6 +176,7 @@ def pipe_offload(
     part = share(offload_share, "offload_share")
     kept = share(weight_share, "weight_share")
     group = _check_group_size(num_workers if group_size is None else group_size, num_workers)
+    host_links = known_groups(host_links, num_workers)
     stages = num_workers * stages_per_worker
     size = num_workers, stages_per_worker, num_microbatches, group
     rows = [_row(worker, *size) for worker in range(num_workers)]
@@ -269,7 +272,8 @@ def ada_offload(
       The table.
 
     Raises:
-      ValueError: if the limit is below 1, or a share or time is out of range.
+      ValueError: if the limit is below 1, a share or time is out of range, or a host link is of a
+        worker that does not exist or has one already.
 
     Example:
       >>> tables = [ada_offload(4, 8, memory_limit=2, offload=t) for t in (None, 0.5)]
@@ -277,5 +281,6 @@ def ada_offload(
       [False, True]
     """
     pipe = pipe_of_slots(num_workers, num_microbatches, memory_limit, weight_share, transfer, slots)
+    host_links = known_groups(host_links, num_workers)
     ops = ada_offload_starts(pipe, offload=offload, load=load, host_links=host_links)
     return planned("ada-offload", pipe, ops, slots, host_links)

@@ -15,7 +15,7 @@ from pipejax.base.longest_path import CycleError, run_edges, topological_order
 from pipejax.schedules.cells.cells import NOWHERE, Content
 from pipejax.schedules.cells.dependencies import order_of_cells
 from pipejax.schedules.cells.ops import HOST, Cell
-from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.links import Groups, Links
 from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
 
 Cells = Int[NumpyArray, " edges"]  # worker * slots + slot
@@ -34,6 +34,13 @@ def link_of_worker(links: Links, num_workers: int) -> Int[NumpyArray, " workers"
             )
         first[list(group)] = group[0]
     return first
+
+
+def known_groups(groups: Groups, num_workers: int) -> Groups:
+    """Check groups of workers that share a host link: each worker exists, and is in one group."""
+    links = Links(host_links=groups)
+    link_of_worker(links, num_workers)
+    return links.host_links
 
 
 def tied_rows(table: ScheduleTable, links: Links) -> Int[NumpyArray, "workers rows"]:
