@@ -75,7 +75,7 @@ def all_of(table, workload, system, link="delay"):
 def test_no_split_is_faster(name, link):
     table, workload = given(name)
     splits = all_of(table, workload, H100, link)
-    found = pj.search.layers(table, workload, H100, link=link, memory_limit=False)
+    found = pj.search.layers(table, workload, H100, link=link, no_memory_limit=True)
     least = min(step for step, _ in splits.values())
     assert found.stopped == "optimal"
     assert found.value == splits[found.best.layout][0]  # to the last bit what evaluate says
@@ -102,11 +102,19 @@ def test_of_those_that_fit_none_is_faster(name):
     assert fastest[0] < least
     assert (found.stopped, found.best.fits) == ("optimal", True)
     assert found.value == pytest.approx(least, rel=3 * SLACK)
-    free = pj.search.layers(table, workload, system, memory_limit=False)
+    free = pj.search.layers(table, workload, system, no_memory_limit=True)
     assert (free.value, free.best.fits) == (pytest.approx(fastest[0], rel=3 * SLACK), False)
     small = dataclasses.replace(H100, memory_capacity=needs[0] / 2)
     with pytest.raises(ValueError, match=r"nothing fits: the smallest need found is .* GB"):
         pj.search.layers(table, workload, small)
+
+
+def test_the_name_of_before_says_the_new_one():
+    table, workload = given("1f1b")
+    free = pj.search.layers(table, workload, H100, no_memory_limit=True)
+    with pytest.warns(DeprecationWarning, match="memory_limit=False is no_memory_limit=True now"):
+        old = pj.search.layers(table, workload, H100, memory_limit=False)
+    assert (old.value, old.best.layout) == (free.value, free.best.layout)
 
 
 def test_defaults_of_the_runtimes():
@@ -149,7 +157,7 @@ def check_against_defaults(model, schedule, system, workers, count, seconds, ten
     experts = 1 if split.moe is None else tensor
     workload = pj.Workload(split, count, tensor_parallel=tensor, expert_parallel=experts)
     found = pj.search.layers(
-        table, workload, pj.load_system(system), memory_limit=False, time_limit=seconds
+        table, workload, pj.load_system(system), no_memory_limit=True, time_limit=seconds
     )
     assert "torchtitan" in found.baselines  # Megatron needs layers that divide
     assert all(found.value <= default for default in found.baselines.values())
@@ -203,7 +211,7 @@ def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
 
 def test_a_search_that_is_out_of_time_says_what_it_knows():
     table, workload = given("interleaved")
-    found = pj.search.layers(table, workload, H100, memory_limit=False, time_limit=0)
+    found = pj.search.layers(table, workload, H100, no_memory_limit=True, time_limit=0)
     assert found.stopped in ("time", "optimal")
     assert found.lower_bound <= found.value
     assert set(found.baselines)
@@ -212,7 +220,7 @@ def test_a_search_that_is_out_of_time_says_what_it_knows():
 def test_fewer_layers_than_any_runtime_splits():
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
     workload = pj.Workload(dataclasses.replace(DENSE, layers=1), minibatch=4)
-    found = pj.search.layers(table, workload, H100, memory_limit=False)
+    found = pj.search.layers(table, workload, H100, no_memory_limit=True)
     assert (found.baselines, found.stopped) == ({}, "optimal")
     steps = [step for step, _ in all_of(table, workload, H100).values()]
     assert found.value == min(steps)

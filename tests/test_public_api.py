@@ -132,3 +132,19 @@ def test_importing_changes_nothing():
     assert jax.config.jax_enable_x64  # set by the tests, not by the library
     assert not hasattr(pj, "config")
     assert pj.__version__ == "0.1.0"
+
+
+SEARCHES = (
+    pj.optimize,
+    pj.search.layers,
+    pj.search.messages,
+    pj.search.microbatches,
+    pj.search.places,
+)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_searches_end_after_the_same_time(search):
+    takes = inspect.signature(search).parameters
+    assert takes["time_limit"].default == 60.0
+    assert "seed" not in takes or takes["seed"].default == 0

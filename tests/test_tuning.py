@@ -599,6 +599,17 @@ def test_a_command_where_nothing_fits_says_so(capsys):
     assert "warning: no microbatch size fits: the smallest need is" in err
 
 
+def test_memory_is_no_limit_where_that_is_said():
+    given = "1f1b", 4, WORKLOAD, dataclasses.replace(SYSTEM, memory_capacity=1e9)
+    with pytest.raises(ValueError, match="fits"):
+        pj.tune(*given)
+    free = pj.tune(*given, no_memory_limit=True)
+    with pytest.warns(DeprecationWarning, match="memory_limit=False is no_memory_limit=True now"):
+        old = pj.tune(*given, memory_limit=False)
+    assert (old.value, old.best.microbatch_size) == (free.value, free.best.microbatch_size)
+    assert not free.best.fits
+
+
 def test_one_stage_keeps_all_layers():
     points, values = improve(
         np.array([[80]]),

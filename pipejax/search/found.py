@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 from pipejax.base.display import short_repr_of
 
 Best = TypeVar("Best")
+TIME_LIMIT = 60.0  # seconds, unless something else is said
 
 
 def gap(value: float, lower_bound: float) -> float:

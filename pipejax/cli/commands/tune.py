@@ -93,7 +93,7 @@ def tune(
         TuningRequest(schedule, workers, *tuned, links, over),
         over=parts,
         method=method,
-        memory_limit=not no_memory_limit,
+        no_memory_limit=no_memory_limit,
         microbatch_size=microbatch_size,
         prices=None if prices is None else _parse_prices(prices),
         budget=None if budget is None else parse_number(budget, "--budget"),
@@ -205,7 +205,7 @@ def _tuned(*given: Any, **how: Any) -> "Found[TunedSetting]":
             shown.print(
                 f"warning: {error}: tuned without the memory limit", markup=False, soft_wrap=True
             )
-            return pj.tune(*given, **how | {"memory_limit": False})
+            return pj.tune(*given, **how | {"no_memory_limit": True})
 
 
 def _parse_prices(text: str) -> tuple[float, ...]:

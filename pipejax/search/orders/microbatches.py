@@ -24,7 +24,7 @@ from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.cells.ops import ROW_OPS, Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.found import Found
+from pipejax.search.found import TIME_LIMIT, Found
 from pipejax.search.orders.permutations import (
     BATCH,
     Order,
@@ -56,7 +56,7 @@ def microbatches(
     *,
     link: str | Links = "delay",
     iterations: int = 200,
-    time_limit: float | None = None,
+    time_limit: float | None = TIME_LIMIT,
     seed: int = 0,
     on_progress: OnProgress | None = None,
 ) -> Found[MicrobatchOrder]:
@@ -72,7 +72,7 @@ def microbatches(
       costs: unbatched costs per microbatch [s].
       link: link model, or `Links`.
       iterations: most batches of orders to try.
-      time_limit: seconds after which no further batch starts; no limit if None.
+      time_limit: when no further batch starts [s]; None for no limit.
       seed: of all random choices.
       on_progress: called after each batch with its number, `iterations`, and the best makespan so
         far as a text; a bar in notebooks if None.

@@ -34,7 +34,7 @@ from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import lower_and_price
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.found import Found
+from pipejax.search.found import TIME_LIMIT, Found
 from pipejax.search.orders.permutations import (
     BATCH,
     EXHAUSTIVE,
@@ -69,7 +69,7 @@ def places(
     *,
     link: str | Links = "delay",
     iterations: int = 200,
-    time_limit: float | None = None,
+    time_limit: float | None = TIME_LIMIT,
     seed: int = 0,
     on_progress: OnProgress | None = None,
 ) -> Found[WorkerPlaces]:
@@ -87,7 +87,7 @@ def places(
         Places that they have are where the search begins.
       link: link model, or `Links`; shared links stay with their workers.
       iterations: most batches of placements to try.
-      time_limit: seconds after which no further batch starts; no limit if None.
+      time_limit: when no further batch starts [s]; None for no limit.
       seed: of all random choices.
       on_progress: called after each batch with its number, `iterations`, and the best makespan so
         far as a text; a bar in notebooks if None.

@@ -32,7 +32,7 @@ from pipejax.schedules.table.communication_cells import (
 )
 from pipejax.schedules.table.links import LINK_MODELS, Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.found import Found
+from pipejax.search.found import TIME_LIMIT, Found
 from pipejax.search.orders.local_search import LocalSearch
 from pipejax.search.orders.permutations import inserted
 from pipejax.search.orders.transfer_graph import (
@@ -95,7 +95,7 @@ def messages(
     *,
     link: str | Links = "rendezvous",
     iterations: int = 1000,
-    time_limit: float | None = None,
+    time_limit: float | None = TIME_LIMIT,
     seed: int = 0,
     on_progress: OnProgress | None = None,
 ) -> Found[TransferOrder]:
@@ -110,7 +110,7 @@ def messages(
       costs: unbatched costs [s].
       link: "rendezvous", or `Links` with that model.
       iterations: most batches of moves to try.
-      time_limit: seconds after which no further batch starts; no limit if None.
+      time_limit: when no further batch starts [s]; None for no limit.
       seed: of all random choices.
       on_progress: called after each iteration with its number, `iterations`, and the best makespan
         so far as a text; a bar in notebooks if None.

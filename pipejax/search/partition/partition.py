@@ -20,7 +20,7 @@ import numpy as np
 
 from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.checks import check_local_search, check_types, wrong
+from pipejax.base.checks import check_local_search, check_types, is_lifted, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.model.pipeline_layout import PipelineLayout
@@ -34,7 +34,7 @@ from pipejax.schedules.table.held_activations import held_counts
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.cutting_planes import SLACK, raise_bounds
-from pipejax.search.found import Found, gap
+from pipejax.search.found import TIME_LIMIT, Found, gap
 from pipejax.search.partition.cuts import PathCuts, busy_of_stages
 from pipejax.search.partition.holdings import price_holdings
 from pipejax.search.partition.integer_program import SplitProgram
@@ -266,10 +266,11 @@ def layers(
     system: System,
     *,
     link: str | Links = "delay",
-    memory_limit: bool = True,
-    time_limit: float | None = 60.0,
+    no_memory_limit: bool = False,
+    time_limit: float | None = TIME_LIMIT,
     on_progress: OnProgress | None = None,
     on_best: Callable[[Found[Partition]], object] | None = None,
+    memory_limit: bool | None = None,
 ) -> Found[Partition]:
     """Find the layers of every stage that make the step the shortest, and prove it.
 
@@ -282,11 +283,12 @@ def layers(
       workload: model, minibatch and parallelism, without a layout.
       system: the machine.
       link: link model, or `Links`.
-      memory_limit: whether every worker must have room on its accelerators.
+      no_memory_limit: whether workers may need more than their accelerators have.
       time_limit: when the search ends, proven or not [s]; None for no limit.
       on_progress: called with how many splits were run, None, and the best as a text; a bar in
         notebooks if None.
       on_best: called after each step with what an interrupt there would leave.
+      memory_limit: the opposite of `no_memory_limit`, as it was called before.
 
     Returns:
       The split, its exact step time, a lower bound of all that fit, and the runtimes' defaults.
@@ -305,7 +307,7 @@ def layers(
     check_types(
         table=(table, ScheduleTable), workload=(workload, Workload), system=(system, System)
     )
-    check_types(memory_limit=(memory_limit, bool))
+    lifted = is_lifted(no_memory_limit, memory_limit)
     check_local_search(0, 0, time_limit)
     if workload.pipeline_layout:
         raise wrong("pipeline_layout", "is what is searched here: leave it out")
@@ -320,7 +322,7 @@ def layers(
 
     with jax.enable_x64(True), telling("partition", on_progress) as tell:
         search = SplitSearch(
-            table, workload, system, links, memory_limit=memory_limit, on_split=tell_split
+            table, workload, system, links, memory_limit=not lifted, on_split=tell_split
         )
         stopped = search.search(math.inf if time_limit is None else time_limit)
     return _found(search, stopped)

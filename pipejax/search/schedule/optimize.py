@@ -13,7 +13,7 @@ from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.table.host_links import link_of_worker
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.found import Found
+from pipejax.search.found import TIME_LIMIT, Found
 from pipejax.search.schedule.plan import Optimum
 from pipejax.search.schedule.problem import PerEntry, pose
 from pipejax.search.schedule.store import SolvedProblems
@@ -29,7 +29,7 @@ def optimize(
     offload: bool = False,
     link: str | Links = "delay",
     objective: str = "makespan",
-    time_limit: float = 60.0,
+    time_limit: float = TIME_LIMIT,
     num_threads: int | None = None,
     store: SolvedProblems | str | Path | None = None,
     on_progress: OnProgress | None = None,
@@ -48,7 +48,7 @@ def optimize(
       link: link model "delay" or "queued", or `Links` with one of them.
       objective: "makespan", or "span": the longest time between a worker's first start and last
         end.
-      time_limit: seconds.
+      time_limit: when the search ends, proven or not [s]; its steps take shares of it.
       num_threads: of the solver; one per processor if None.
       store: where solved problems are kept, or its folder: a problem that is in it is answered at
         once, and others begin with the plans and bounds of those like them. None keeps nothing.

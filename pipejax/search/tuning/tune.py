@@ -8,7 +8,14 @@ from typing import Any
 
 import jax
 
-from pipejax.base.checks import ArgumentError, check_types, one_of, whole_number, wrong
+from pipejax.base.checks import (
+    ArgumentError,
+    check_types,
+    is_lifted,
+    one_of,
+    whole_number,
+    wrong,
+)
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling, to_nobody
 from pipejax.costs.model.workload import Workload
@@ -74,7 +81,7 @@ def tune(
     over: str | Sequence[str] = "size",
     method: str | None = None,
     link: str | Links = "delay",
-    memory_limit: bool = True,
+    no_memory_limit: bool = False,
     microbatch_size: int | None = None,
     prices: PartPrices | tuple[float, ...] | None = None,
     budget: float | None = None,
@@ -100,7 +107,7 @@ def tune(
         candidates and the cost of each is the faster. Shares of a budget are continuous: there
         the gradient is followed.
       link: link model, or `Links`.
-      memory_limit: whether every worker must have room on its accelerators.
+      no_memory_limit: whether workers may need more than their accelerators have.
       microbatch_size: where it is not tuned; the one that is best alone if None [sequences].
       prices: for "system": of a TFLOP/s, of GB/s of memory, inside a node and between nodes, and
         of a GB of capacity.
@@ -130,9 +137,11 @@ def tune(
       >>> found.best.microbatch_size, found.best.microbatches, found.best.method
       (2, 16, 'exhaustive')
     """
-    check_types(
-        workload=(workload, Workload), system=(system, System), memory_limit=(memory_limit, bool)
-    )
+    check_types(workload=(workload, Workload), system=(system, System))
+    of_before = None
+    if isinstance(schedule_options.get("memory_limit"), bool):  # of a schedule it is a number
+        of_before = schedule_options.pop("memory_limit")
+    lifted = is_lifted(no_memory_limit, of_before)
     num_workers = whole_number(num_workers, "num_workers")
     if microbatch_size is not None:
         microbatch_size = whole_number(microbatch_size, "microbatch_size")
@@ -161,7 +170,7 @@ def tune(
         )
     family = ScheduleFamily(schedule, num_workers, schedule_options, link)
     paid = None if prices is None else PartPrices(*prices)
-    task = TuningTask(family, workload, system, memory_limit, paid, budget)
+    task = TuningTask(family, workload, system, not lifted, paid, budget)
     with jax.enable_x64(True):
         if "size" not in parts:
             task = task._replace(microbatches=_microbatches(task, over, microbatch_size))
