@@ -197,6 +197,7 @@ def test_layouts_that_a_schedule_does_not_exist_for_are_left_out(schedule, exist
         ({"gpus": 64, "minibatch": 8, "choices": {"zero": (4,)}}, "zero must be one of 0, 1, 2, 3"),
         ({"gpus": 64, "minibatch": 8, "schedules": ["zb-2p"]}, "planned"),
         ({"gpus": 64, "minibatch": 8, "schedules": ["pipedream"]}, "asynchronous"),
+        ({"gpus": 64, "minibatch": 8, "precision": "mxfp8"}, "no peak is known for .*'mxfp8'"),
     ],
 )
 def test_what_cannot_be_planned_says_why(given_, message):

@@ -52,18 +52,15 @@ class CuttingPlanes:
         self.bound, self.gap = 0.0, 0.0
         self.point = lower
         self.is_open, self.is_whole = True, False
-        self._rows: list[Any] = []  # sparse
-        self._low: list[Float[NumpyArray, " rows"]] = []
-        self._high: list[Float[NumpyArray, " rows"]] = []
+        self._known: list[tuple[Any, Float[NumpyArray, " rows"], Float[NumpyArray, " rows"]]] = []
 
     def restrict(self, rows: Matrix, low: float, high: float, *, time: float = 0.0) -> None:
         """Keep each row's sum of columns, and of the time in units, between two numbers."""
         from scipy.sparse import csr_array  # at first use: it takes a while
 
         size = len(rows)
-        self._rows.append(csr_array(np.hstack([rows, np.full((size, 1), time)])))
-        self._low.append(np.full(size, low))
-        self._high.append(np.full(size, high))
+        whole = csr_array(np.hstack([rows, np.full((size, 1), time)]))
+        self._known.append((whole, np.full(size, low), np.full(size, high)))
 
     def cut(self, slope: Columns, fixed: float) -> None:
         """Nothing takes less time than the sum of slope times choice and what is fixed [s]."""
@@ -73,16 +70,13 @@ class CuttingPlanes:
         """Choose the least time that the cuts leave, which is a bound of all, in so much time."""
         from scipy.sparse import vstack
 
+        rows, low, high = zip(*self._known, strict=True)
         of_time = np.append(np.zeros(len(self._upper)), 1.0)
         given = {
             "c": of_time,
             "integrality": (1 - of_time) * self.is_whole,
             "bounds": (self._lower, np.append(self._upper, self.limit / self.unit)),
-            "constraints": (
-                vstack(self._rows),
-                np.concatenate(self._low),
-                np.concatenate(self._high),
-            ),
+            "constraints": (vstack(rows), np.concatenate(low), np.concatenate(high)),
         }
         found = solve_mixed(given, self.gap, seconds)
         if found.x is not None:
@@ -129,10 +123,18 @@ def solve_mixed(given: Mapping[str, Any], gap: float, seconds: float) -> Any:
     `given` are arguments of `scipy.optimize.milp`, bounds and constraints as tuples; returns what
     it returns.
     """
-    found = _solved(given, gap, min(seconds, HERE))
+    from scipy.optimize import milp  # at first use: it takes a while
+
+    given = {**given, "options": {"mip_rel_gap": gap, "time_limit": _within(seconds, HERE)}}
+    found = milp(**given)
     if found.status != _OUT_OF_TIME or seconds <= HERE:
         return found
-    return _solved_apart(given, gap, min(seconds, LONGEST))
+    given["options"]["time_limit"] = _within(seconds, LONGEST)
+    return _solved_apart(given)
+
+
+def _within(seconds: float, most: float) -> float:
+    return max(min(seconds, most), 0.01)
 
 
 # without this package, whose import would take longer than many a program
@@ -142,24 +144,14 @@ _PROGRAM = (
 )
 
 
-def _arguments(given: Mapping[str, Any], gap: float, seconds: float) -> dict[str, Any]:
-    return {**given, "options": {"mip_rel_gap": gap, "time_limit": max(seconds, 0.01)}}
-
-
-def _solved(given: Mapping[str, Any], gap: float, seconds: float) -> Any:
-    from scipy.optimize import milp  # at first use: it takes a while
-
-    return milp(**_arguments(given, gap, seconds))
-
-
-def _solved_apart(given: Mapping[str, Any], gap: float, seconds: float) -> Any:
+def _solved_apart(given: Mapping[str, Any]) -> Any:
     """Solve in a process of its own, which ends with this call."""
     process = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     with process, if_interrupted(process.kill):
         try:
-            told, _ = process.communicate(pickle.dumps(_arguments(given, gap, seconds)))
+            told, _ = process.communicate(pickle.dumps(given))
         finally:
             process.kill()
     return pickle.loads(told)

@@ -66,7 +66,8 @@ class PlanRequest:
         for name in self.shared:
             if name not in SHARED:
                 raise unknown("field of all layouts", name, SHARED)
-        Workload(self.model, self.minibatch, **self.shared)  # which checks them
+        workload = Workload(self.model, self.minibatch, **self.shared)  # which checks them
+        self.system.peak(workload.precision)  # or it says that it has none
 
     @property
     def room(self) -> float:
