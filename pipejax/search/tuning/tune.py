@@ -87,6 +87,7 @@ def tune(
     budget: float | None = None,
     on_progress: OnProgress | None = None,
     on_best: Callable[[Found[TunedSetting]], object] | None = None,
+    memory_limit: bool | None = None,
     **schedule_options: Any,
 ) -> Found[TunedSetting]:
     """Find what makes a step the shortest: the microbatch size, or what else is asked for.
@@ -116,6 +117,7 @@ def tune(
         as a text; a bar in notebooks if None.
       on_best: called with what an interrupt would leave when something has been evaluated exactly:
         one more microbatch size, or all that a method finds.
+      memory_limit: the opposite of `no_memory_limit`, as it was called before.
       **schedule_options: what the schedule takes besides, such as stages_per_worker.
 
     Returns:
@@ -138,10 +140,7 @@ def tune(
       (2, 16, 'exhaustive')
     """
     check_types(workload=(workload, Workload), system=(system, System))
-    of_before = None
-    if isinstance(schedule_options.get("memory_limit"), bool):  # of a schedule it is a number
-        of_before = schedule_options.pop("memory_limit")
-    lifted = is_lifted(no_memory_limit, of_before)
+    lifted = is_lifted(no_memory_limit, memory_limit)
     num_workers = whole_number(num_workers, "num_workers")
     if microbatch_size is not None:
         microbatch_size = whole_number(microbatch_size, "microbatch_size")
