@@ -12,7 +12,7 @@ import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.commands.link_models import LinkChoice, find_links
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.values import Count, FileIfGiven, JsonFlag, Seed, Text
+from pipejax.cli.options.values import Count, FileIfGiven, Seed, Text
 from pipejax.cli.output.files import LINK_OPTIONS, NO_OUTPUT, SYSTEM, Output
 from pipejax.cli.output.report import (
     grid,
@@ -62,7 +62,6 @@ def calibrate(
         typer.Argument(metavar="DATA.csv...", help="Measured runs: of models, or of links."),
     ] = None,
     out: Annotated[Output, LINK_OPTIONS] = NO_OUTPUT,
-    json: JsonFlag = False,
 ) -> None:
     """Fit a system to measured runs, robustly; of runs that tell links apart, find the link model.
 

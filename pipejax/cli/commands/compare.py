@@ -9,7 +9,7 @@ import pipejax as pj
 from pipejax.base.checks import MismatchError
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.tables import OF_RUNS, ScheduleList, SizedSchedule, TableOptions
-from pipejax.cli.options.values import JsonFlag, Text, is_plain
+from pipejax.cli.options.values import Text, is_plain
 from pipejax.cli.output.report import (
     grid,
     percent,
@@ -31,7 +31,6 @@ def compare(
     links: pj.Links,
     listed: ScheduleList,
     microbatches: Text = None,
-    json: JsonFlag = False,
 ) -> None:
     """Compare schedules as published formula, idealised table and communication-aware run.
 

@@ -12,7 +12,7 @@ import pipejax as pj
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.pricing_steps import GivenTimes
 from pipejax.cli.options.tables import ScheduleList, TableOptions, naming
-from pipejax.cli.options.values import CountIfGiven, JsonFlag
+from pipejax.cli.options.values import CountIfGiven
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, draw_runs
 from pipejax.cli.output.report import (
     gigabytes,
@@ -50,7 +50,6 @@ def diff(
     microbatches: CountIfGiven = None,
     exchange: bool = False,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
-    json: JsonFlag = False,
 ) -> None:
     """Show what two tables do differently, and what it costs: order, workers, phases, messages.
 

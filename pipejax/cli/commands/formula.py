@@ -10,7 +10,7 @@ import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.base.files import write_file
 from pipejax.cli.options.tables import TableChoice
-from pipejax.cli.options.values import Count, JsonFlag, Text, parse_seconds
+from pipejax.cli.options.values import Count, Text, parse_seconds
 from pipejax.cli.output.files import CERTIFICATE, NO_OUTPUT, Output
 from pipejax.cli.output.report import (
     facts,
@@ -39,7 +39,6 @@ def formula(
     box: Text = None,
     max_facets: Count = 200,
     out: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
-    json: JsonFlag = False,
 ) -> None:
     """Show the exact closed form of the makespan: a maximum of sums, with regimes and proof.
 

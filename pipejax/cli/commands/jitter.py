@@ -11,7 +11,7 @@ from pipejax.base.checks import MismatchError, is_number
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.tables import ScheduleList, SizedSchedule, TableOptions, naming
-from pipejax.cli.options.values import Count, CountIfGiven, JsonFlag, Seed
+from pipejax.cli.options.values import Count, CountIfGiven, Seed
 from pipejax.cli.output.files import DATASET, NO_OUTPUT, Output, write_dataset
 from pipejax.cli.output.report import (
     grid,
@@ -88,7 +88,6 @@ def jitter(
     quantile: float = 0.95,
     ops: bool = False,
     out: Annotated[Output, DATASET] = NO_OUTPUT,
-    json: JsonFlag = False,
 ) -> None:
     """Run schedules with random durations: quantiles of the step time, and who is robust.
 

@@ -21,7 +21,7 @@ from pipejax.cli.options.memory import (
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.pricing_steps import takes_host_time
 from pipejax.cli.options.tables import TableChoice
-from pipejax.cli.options.values import CountIfGiven, JsonFlag, TimeLimit, parse_seconds
+from pipejax.cli.options.values import CountIfGiven, TimeLimit, parse_seconds
 from pipejax.cli.output.files import (
     CERTIFICATE,
     NO_OUTPUT,
@@ -102,7 +102,6 @@ def optimize(
     threads: CountIfGiven = None,
     out: Annotated[Output, TABLE] = NO_OUTPUT,
     certificate: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
-    json: JsonFlag = False,
 ) -> None:
     """Find the fastest schedule that keeps a memory limit, and how far from the best it can be.
 

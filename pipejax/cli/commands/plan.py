@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import pipejax as pj
 from pipejax.base.progress import if_interrupted
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.values import Count, CountIfGiven, JsonFlag, Schedules, Text
+from pipejax.cli.options.values import Count, CountIfGiven, Schedules, Text
 from pipejax.cli.output.files import (
     DRAWING,
     NO_OUTPUT,
@@ -106,7 +106,6 @@ def plan(
     out: Annotated[Output, PLAN] = NO_OUTPUT,
     resume: bool = False,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
-    json: JsonFlag = False,
 ) -> None:
     """Find the layout of a training job that takes the shortest step, among all that fit.
 

@@ -16,7 +16,7 @@ from pipejax.cli.options.memory import ActivationOptions, HeldMemory, MemoryLimi
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.pricing_steps import TableSlots
 from pipejax.cli.options.tables import TableChoice, TableOptions, chosen_tables, naming
-from pipejax.cli.options.values import CountIfGiven, JsonFlag, Text, parse_seconds
+from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.files import ANY, NO_OUTPUT, TIMELINE, Output
 from pipejax.cli.output.report import (
     console,
@@ -179,7 +179,6 @@ def show(
     memory: bool = False,
     width: CountIfGiven = None,
     open: bool = False,
-    json: JsonFlag = False,
 ) -> None:
     """Show timelines of schedules under one time axis; without times, in the tables' own slots.
 

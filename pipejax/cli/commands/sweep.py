@@ -14,7 +14,7 @@ from rich.progress import Progress, ProgressColumn, Task, TimeElapsedColumn
 from rich.text import Text
 
 from pipejax.base.progress import if_interrupted
-from pipejax.cli.options.values import Count, JsonFlag
+from pipejax.cli.options.values import Count
 from pipejax.cli.output.files import (
     DRAWING,
     GRID,
@@ -44,7 +44,6 @@ def sweep_run(
     out: Annotated[Output, GRID],
     resume: bool = False,
     scheduler: str | None = None,
-    json: JsonFlag = False,
 ) -> None:
     """Evaluate a grid of schedules, workloads and systems into a Zarr store, block by block.
 
@@ -171,7 +170,6 @@ def sweep_show(
     axes: str = AXES,
     no_memory_limit: bool = False,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
-    json: JsonFlag = False,
 ) -> None:
     """Show the best points of a sweep, the front that no point beats, and what was not evaluated.
 

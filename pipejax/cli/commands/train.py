@@ -14,7 +14,7 @@ from pipejax.base.checks import one_of
 from pipejax.cli.options.objective import ObjectiveOptions, choose_step_sizes
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.tables import TableChoice, written
-from pipejax.cli.options.values import Count, CountIfGiven, JsonFlag, Text
+from pipejax.cli.options.values import Count, CountIfGiven, Text
 from pipejax.cli.output.files import (
     DRAWING,
     DRAWING_OR_DATASET,
@@ -150,7 +150,6 @@ def train(
     training: TrainingOptions,
     out: Annotated[Output, DRAWING_OR_DATASET] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
-    json: JsonFlag = False,
 ) -> None:
     """Train a small objective as an asynchronous schedule does: gap against time.
 

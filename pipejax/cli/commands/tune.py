@@ -15,7 +15,6 @@ from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.tables import OF_RUNS, TableOptions
 from pipejax.cli.options.values import (
     CountIfGiven,
-    JsonFlag,
     Text,
     parse_number,
 )
@@ -64,7 +63,6 @@ def tune(
     prices: Text = None,
     budget: Text = None,
     no_memory_limit: bool = False,
-    json: JsonFlag = False,
 ) -> None:
     """Find what makes the step shortest: microbatch size, layers, orders, places, and more.
 

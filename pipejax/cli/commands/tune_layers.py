@@ -14,7 +14,6 @@ from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.tables import TableChoice
 from pipejax.cli.options.values import (
     CountIfGiven,
-    JsonFlag,
     Text,
     TimeLimit,
     parse_seconds,
@@ -53,7 +52,6 @@ def layers(
     no_memory_limit: bool = False,
     time_limit: TimeLimit = "60",
     out: Annotated[Output, LAYOUT] = NO_OUTPUT,
-    json: JsonFlag = False,
 ) -> None:
     """Split a model into the stages that make the step shortest, for Megatron and torchtitan.
 

@@ -15,7 +15,7 @@ from rich.table import Table
 import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.pricing import Pricing, required
-from pipejax.cli.options.values import JsonFlag, Seed, TimeLimit, parse_seconds
+from pipejax.cli.options.values import Seed, TimeLimit, parse_seconds
 from pipejax.cli.output.files import (
     CERTIFICATE,
     DRAWING,
@@ -64,7 +64,6 @@ def messages(
     out: Annotated[Output, TABLE] = NO_OUTPUT,
     certificate: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
-    json: JsonFlag = False,
 ) -> None:
     """Find which transfers block others under rendezvous, and search a better order of them.
 
@@ -262,7 +261,6 @@ def microbatches(
     time_limit: TimeLimit = "60",
     seed: Seed = 0,
     out: Annotated[Output, ORDER] = NO_OUTPUT,
-    json: JsonFlag = False,
 ) -> None:
     """Search the order of microbatches that differ, against sorted and random ones.
 
@@ -302,7 +300,6 @@ def places(
     seed: Seed = 0,
     out: Annotated[Output, ORDER] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
-    json: JsonFlag = False,
 ) -> None:
     """Search the places of workers on a machine of nodes, against in order and round robin.
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.checks import positive
-from pipejax.cli.options.values import FileIfGiven, JsonFlag, Text, parse_float
+from pipejax.cli.options.values import FileIfGiven, Text, parse_float
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.report import (
     grid,
@@ -43,7 +43,6 @@ def validate(
     tolerance: str = "10",
     predictions: FileIfGiven = None,
     out: Annotated[Output, DRAWING] = NO_OUTPUT,
-    json: JsonFlag = False,
 ) -> None:
     """Predict measured runs, and show how far off the predictions are.
 

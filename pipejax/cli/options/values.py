@@ -28,7 +28,6 @@ Count = int
 CountIfGiven = int | None
 FileIfGiven = str | None
 Seed = int
-JsonFlag = bool
 Schedules = str
 TimeLimit = str
 WeightShare = float | None

@@ -9,7 +9,6 @@ import json
 import math
 import re
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -130,6 +129,32 @@ def grid(
     for row_style, drawn in zip(styles, table.rows, strict=False):
         drawn.style = row_style
     return table
+
+
+class Column(NamedTuple):
+    """A column of a table whose rows are those that `--json` prints.
+
+    Attributes:
+      header: what stands over it.
+      value: name of its value in a row, or what makes a cell of a row.
+      format: writes a value that has a name.
+    """
+
+    header: str
+    value: str | Callable[[Any], object]
+    format: Callable[[Any], object] = str
+
+    def cell(self, row: Mapping[str, Any]) -> object:
+        """What stands in a row."""
+        return self.value(row) if callable(self.value) else self.format(row[self.value])
+
+
+def table_of(
+    rows: Iterable[Mapping[str, Any]], columns: Iterable[Column], keys: int = 1, **style: Any
+) -> KeyedTable:
+    """Make a table of rows as `grid` makes one of columns."""
+    rows = list(rows)
+    return grid(((each.header, map(each.cell, rows)) for each in columns), keys, **style)
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> KeyedTable:
@@ -261,12 +286,13 @@ def _text(marked: str) -> str:
     return Text.from_markup(marked).plain
 
 
+JSON = "json"
 _chosen = ["text"]  # formats of what is printed: the last one counts
 
 
 @contextmanager
 def printing(format: str | None, *, json: bool) -> Iterator[None]:
-    """Print tables in a format, whoever prints them in this block.
+    """Print in a format, whoever prints in this block.
 
     Raises:
       ValueError: if there is no such format, or nothing is printed in it.
@@ -275,9 +301,15 @@ def printing(format: str | None, *, json: bool) -> Iterator[None]:
     try:
         if json and _chosen[-1] != "text":
             raise ValueError(f"--format {format} has no effect with --json")
+        _chosen[-1] = JSON if json else _chosen[-1]
         yield
     finally:
         _chosen.pop()
+
+
+def is_json() -> bool:
+    """Whether one JSON object is printed and nothing else."""
+    return _chosen[-1] == JSON
 
 
 def tells_lines() -> bool:
@@ -286,12 +318,12 @@ def tells_lines() -> bool:
 
 
 def print_all(*parts: object) -> None:
-    """Print lines with markup, and tables."""
+    """Print lines with markup, texts as they are, and tables."""
     for part in parts:
         if isinstance(part, Table):
             _print_table(part)
         else:
-            _print_line(Text.from_markup(str(part)))
+            _print_line(part if isinstance(part, Text) else Text.from_markup(str(part)))
 
 
 def print_plain(text: str) -> None:
@@ -319,18 +351,21 @@ def _print_line(text: Text) -> None:
         sys.stdout.write("".join(f"{begin}{line}\n" for line in lines) + end)
 
 
-def print_written(what: str, path: object) -> None:
-    """Say where something has been written, if it has."""
-    if path is not None:
-        print_plain(f"{what} {path}")
+def sizes_of(table: Any) -> dict[str, Any]:
+    """What a report is of, for `--json`."""
+    return {
+        "schedule": table.name,
+        "workers": table.num_workers,
+        "stages": table.num_stages,
+        "microbatches": table.num_microbatches,
+    }
 
 
-def heading(run: Any, end: str, optimised: str = "") -> str:
-    """Say what a report is about: schedule and sizes of a run, or of what was optimised to it."""
-    name = f"[bold]{escape(optimised or run.schedule)}[/]" + " optimised" * bool(optimised)
+def heading(sizes: Mapping[str, Any], found: str = "") -> str:
+    """Say what a report is about: the schedule, what was done to it, and its sizes."""
     return (
-        f"{name}, {run.workers} workers, {run.stages} stages, "
-        f"{run.microbatches} microbatches, {end}"
+        f"[bold]{escape(sizes['schedule'])}[/]{found}, {sizes['workers']} workers, "
+        f"{sizes['stages']} stages, {sizes['microbatches']} microbatches"
     )
 
 
@@ -380,34 +415,3 @@ def waiting(what: str) -> Iterator[Console]:
     err = Console(stderr=True)
     with err.status(what) as shown, if_interrupted(shown.stop):
         yield err
-
-
-@contextmanager
-def best_so_far(report: Callable[[Any], object]) -> Iterator[Callable[[Any], object]]:
-    """Report, if the command is interrupted in this block, what was last kept in it."""
-    kept: deque[Any] = deque(maxlen=1)
-
-    def say() -> str | None:
-        if not kept:
-            return None
-        report(kept[0])
-        return "this is the best so far"
-
-    with if_interrupted(say):
-        yield kept.append
-
-
-def search_and_report(
-    search: Any, iterations: int, limit: float, report: Callable[[Any], Callable[[], object]]
-) -> None:
-    """Run a local search under a bar, and report its result, if interrupted that so far.
-
-    `report` works out what is said of a result, and returns what writes and prints it.
-    """
-    with (
-        best_so_far(lambda search: report(search.found("interrupted"))()) as keep,
-        progress("searching", iterations) as bar,
-    ):
-        keep(search)
-        show = report(search.run(iterations, limit, bar.tell))
-    show()
