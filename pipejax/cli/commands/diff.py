@@ -1,6 +1,6 @@
 """`pipejax diff`: what two tables do differently, and what it costs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -13,18 +13,18 @@ from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.pricing_steps import GivenTimes
 from pipejax.cli.options.tables import ScheduleList, TableOptions, naming
 from pipejax.cli.options.values import CountIfGiven
+from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, draw_runs
 from pipejax.cli.output.report import (
+    Column,
     gigabytes,
     grid,
     percent,
     pick,
-    print_all,
-    print_json,
-    print_plain,
-    print_written,
+    plain,
     progress,
     seconds,
+    table_of,
 )
 from pipejax.schedules.cells.ops import COMMUNICATION, format_cell
 from pipejax.schedules.naming import named
@@ -50,7 +50,7 @@ def diff(
     microbatches: CountIfGiven = None,
     exchange: bool = False,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
-) -> None:
+) -> Answer:
     """Show what two tables do differently, and what it costs: order, workers, phases, messages.
 
     Options:
@@ -91,10 +91,7 @@ def diff(
             for row, makespan in zip(found.rows, exchanged, strict=bool(exchanged))
         ],
     }
-    if json:
-        return print_json(result | figure.as_json())
-    _print(found, result, exchanged)
-    print_written("drawn to", figure.written)
+    return Answer(result, _said(found, result), {"drawn to": figure})
 
 
 def _exchanged(found: "TableDifference", runs: Sequence["pj.Evaluation"]) -> list[float | None]:
@@ -138,24 +135,21 @@ def _as_json(found: "TableDifference") -> dict[str, Any]:
     }
 
 
-def _print(
-    found: "TableDifference", result: dict[str, Any], exchanged: Sequence[float | None]
-) -> None:
+def _said(found: "TableDifference", result: dict[str, Any]) -> Iterator[object]:
     one, other = result["tables"]
     names = [escape(each["schedule"]) for each in (one, other)]
     in_slots = result["unit"] == "slots"
     told = {True: "  in units of F = I = W = 1, B = 2: no times are given"}.get(in_slots, "")
-    print_all(f"[bold]A[/] {names[0]}   [bold]B[/] {names[1]}   {result['link']} links{told}")
-    print_all(_costs(one, other, in_slots))
+    yield f"[bold]A[/] {names[0]}   [bold]B[/] {names[1]}   {result['link']} links{told}"
+    yield _costs(one, other, in_slots)
     if found.is_none:
-        print_plain("the tables have the same cells in the same order")
+        yield "the tables have the same cells in the same order"
         return
-    for line in _sentences(found):
-        print_plain(f"  {line}")
+    yield from (plain(f"  {line}") for line in _sentences(found))
     if found.rows:
-        print_all(_first_differences(found.rows))
-    if exchanged:
-        print_all(_exchanges(found.rows, exchanged, one["makespan"], in_slots))
+        yield _first_differences(found.rows)
+    if result["exchanges"]:
+        yield _exchanges(result["exchanges"], one["makespan"], in_slots)
 
 
 def _costs(one: dict[str, Any], other: dict[str, Any], in_slots: bool) -> Table:
@@ -248,19 +242,12 @@ def _marked(at: int, texts: list[str]) -> str:
     return " ".join(texts)
 
 
-def _exchanges(
-    rows: Sequence["RowDifference"],
-    exchanged: Sequence[float | None],
-    makespan: float,
-    in_slots: bool,
-) -> Table:
+def _exchanges(exchanges: Sequence[dict[str, Any]], makespan: float, in_slots: bool) -> Table:
     """What the first table takes with one row of the second."""
     time = (lambda value: f"{value:.6g}") if in_slots else seconds
-    return grid(
-        [
-            ("worker", [row.worker for row in rows]),
-            ("makespan", ["cannot run" if each is None else time(each) for each in exchanged]),
-            ("against A", ["-" if each is None else _ratio(makespan, each) for each in exchanged]),
-        ],
-        title="A with the row of B on one worker",
+    columns = (
+        Column("worker", "worker"),
+        Column("makespan", "makespan", lambda it: "cannot run" if it is None else time(it)),
+        Column("against A", "makespan", lambda it: "-" if it is None else _ratio(makespan, it)),
     )
+    return table_of(exchanges, columns, title="A with the row of B on one worker")

@@ -16,7 +16,7 @@ from pipejax.base.files import write_file
 from pipejax.cli.options.values import Text
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, TEMPLATE, Output
-from pipejax.cli.output.report import facts
+from pipejax.cli.output.report import facts, plain
 from pipejax.costs.model.model import load_model
 from pipejax.costs.system.system import load_system, read_named
 
@@ -196,10 +196,10 @@ def init(
     out.save(lambda draft: write_file(draft, text), lambda: text)
     command = template.used_by.replace("FILE", str(out.path))
     said = [
-        *([] if out.written is None else [escape(f"wrote {out.written}")]),
+        *([] if out.written is None else [plain(f"wrote {out.written}")]),
         facts((key, escape(meaning)) for key, meaning in template.meanings.items()),
         f"All keys are on the page {template.page} of the documentation. Try:",
-        escape(f"  {command}"),
+        plain(f"  {command}"),
     ]
     result = {"kind": kind, **out.as_json(), "keys": template.meanings, "used_by": command}
     return Answer(result, said)

@@ -1,7 +1,7 @@
 """`pipejax show`: timelines, in the terminal, drawn, or on a page that prices them anew."""
 
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rich.markup import escape
@@ -17,18 +17,9 @@ from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.pricing_steps import TableSlots
 from pipejax.cli.options.tables import TableChoice, TableOptions, chosen_tables, naming
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
+from pipejax.cli.output.answer import Answer, lines_of
 from pipejax.cli.output.files import ANY, NO_OUTPUT, TIMELINE, Output
-from pipejax.cli.output.report import (
-    console,
-    grid,
-    percent,
-    pick,
-    print_all,
-    print_json,
-    print_plain,
-    print_written,
-    waiting,
-)
+from pipejax.cli.output.report import console, grid, percent, pick, plain, print_all, waiting
 from pipejax.cli.output.terminal_timeline import (
     NAMES,
     ShownRun,
@@ -179,7 +170,7 @@ def show(
     memory: bool = False,
     width: CountIfGiven = None,
     open: bool = False,
-) -> None:
+) -> Answer:
     """Show timelines of schedules under one time axis; without times, in the tables' own slots.
 
     A page (.html) prices them anew as sliders move; it needs no server and no net.
@@ -212,18 +203,8 @@ def show(
         _draw(scene, paper, out, beside)
     if open and out.written is not None:
         webbrowser.open(out.written.resolve().as_uri())
-    if json:
-        print_json(_as_json(scene, out, missing, several=schedules is not None))
-        return
-    for name, reason in missing.items():
-        print_plain(f"{name} is not there: {reason}")
-    if out.path is None:
-        _print(scene, width)
-    elif suffix == ".html":
-        print_all(_summary(scene))
-    print_written("drawn to", out.written)
-    print_written("caption in", beside.written)
-    beside.end(json=json)
+    result = _as_json(scene, out, missing, several=schedules is not None)
+    return Answer(result, _said(scene, missing, out, beside, width))
 
 
 def _caption_output(picture: PictureSettings, out: Output) -> Output:
@@ -335,6 +316,19 @@ def _summary(scene: Scene) -> Table:
     )
 
 
+def _said(
+    scene: Scene, missing: Mapping[str, str], out: Output, beside: Output, width: int | None
+) -> Iterator[object]:
+    for name, reason in missing.items():
+        yield plain(f"{name} is not there: {reason}")
+    if out.path is None:
+        _print(scene, width)
+    elif out.path.suffix == ".html":
+        yield _summary(scene)
+    yield from lines_of({"drawn to": out, "caption in": beside})
+    beside.end(json=False)
+
+
 def _print(scene: Scene, width: int | None) -> None:
     """Print runs one below the other, under one time axis."""
     from pipejax.analysis.runs.timeline import Window
@@ -361,7 +355,7 @@ def _print(scene: Scene, width: int | None) -> None:
         out.print(f"shown: {low / scene.unit.seconds:.5g} to {scene.unit.text(high)}")
     print_legend(out, shown)
     if scene.picture.caption == "under":
-        print_plain(scene.caption)
+        print_all(plain(scene.caption))
 
 
 if TYPE_CHECKING:

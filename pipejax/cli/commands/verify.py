@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.text import Text
 
 import pipejax as pj
 from pipejax.cli.options.memory import ActivationOptions
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.report import facts, pick, seconds
+from pipejax.cli.output.report import facts, pick, plain, seconds
 
 if TYPE_CHECKING:
     from pipejax.analysis.verify.verify import Verdict
@@ -56,6 +55,6 @@ def _said(verdict: "Verdict", problems: list[str]) -> Iterator[object]:
         word = "derived again" if bound.checked else "not checked: who says so is trusted"
         rows.append(("lower bound", f"{seconds(bound.value)} by {escape(bound.by)}, {word}"))
     yield facts(rows)
-    yield from map(Text, problems[:SHOWN])
+    yield from map(plain, problems[:SHOWN])
     if problems[SHOWN:]:
         yield f"and {len(problems) - SHOWN} more"

@@ -3,11 +3,14 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, NamedTuple
+
+from rich.text import Text
 
 from pipejax.base.progress import if_interrupted
 from pipejax.cli.output.files import Output
-from pipejax.cli.output.report import is_json, print_all, print_json, print_plain, progress
+from pipejax.cli.output.report import is_json, plain, print_all, print_json, progress
 
 
 class Answer(NamedTuple):
@@ -34,12 +37,17 @@ class Answer(NamedTuple):
                 result = result | output.as_json()
             print_json(result)
         else:
-            print_all(*self.said)
-            for words, output in self.written.items():
-                if output.written is not None:
-                    print_plain(f"{words} {output.written}")
+            for part in chain(self.said, lines_of(self.written)):
+                print_all(part)
         for output in self.written.values():
             output.end(json=is_json())
+
+
+def lines_of(written: Mapping[str, Output]) -> Iterator[Text]:
+    """Say where files have been written, behind these words; of others nothing."""
+    for words, output in written.items():
+        if output.written is not None:
+            yield plain(f"{words} {output.written}")
 
 
 @contextmanager

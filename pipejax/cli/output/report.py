@@ -326,9 +326,9 @@ def print_all(*parts: object) -> None:
             _print_line(part if isinstance(part, Text) else Text.from_markup(str(part)))
 
 
-def print_plain(text: str) -> None:
-    """Print a line as it is, with names of files in it, say."""
-    _print_line(Text(text))
+def plain(text: str) -> Text:
+    """Make a line that is printed as it is, with names of files in it, say."""
+    return Text(text)
 
 
 def _print_table(table: Table) -> None:
