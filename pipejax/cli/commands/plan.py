@@ -9,7 +9,7 @@ import pipejax as pj
 from pipejax.base.progress import if_interrupted
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.values import Count, CountIfGiven, Schedules, Text
-from pipejax.cli.output.answer import Answer, lines_of
+from pipejax.cli.output.answer import Answer, file_lines
 from pipejax.cli.output.files import (
     DRAWING,
     NO_OUTPUT,
@@ -154,7 +154,7 @@ def plan(
         **pick(found, "enumerated fitting evaluated programs seconds"),
         **({} if out.path is None else out.as_json()),
     }
-    files = lines_of({"all layouts in": out, "picture in": figure})
+    files = file_lines({"all layouts in": out, "picture in": figure})
     return Answer(result, chain(_said(found), files))
 
 

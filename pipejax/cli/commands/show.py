@@ -17,7 +17,7 @@ from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.pricing_steps import TableSlots
 from pipejax.cli.options.tables import TableChoice, TableOptions, chosen_tables, naming
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
-from pipejax.cli.output.answer import Answer, lines_of
+from pipejax.cli.output.answer import Answer, file_lines
 from pipejax.cli.output.files import ANY, NO_OUTPUT, TIMELINE, Output
 from pipejax.cli.output.report import console, grid, percent, pick, plain, print_all, waiting
 from pipejax.cli.output.terminal_timeline import (
@@ -325,7 +325,7 @@ def _said(
         _print(scene, width)
     elif out.path.suffix == ".html":
         yield _summary(scene)
-    yield from lines_of({"drawn to": out, "caption in": beside})
+    yield from file_lines({"drawn to": out, "caption in": beside})
     beside.end(json=False)
 
 

@@ -37,13 +37,13 @@ class Answer(NamedTuple):
                 result = result | output.as_json()
             print_json(result)
         else:
-            for part in chain(self.said, lines_of(self.written)):
+            for part in chain(self.said, file_lines(self.written)):
                 print_all(part)
         for output in self.written.values():
             output.end(json=is_json())
 
 
-def lines_of(written: Mapping[str, Output]) -> Iterator[Text]:
+def file_lines(written: Mapping[str, Output]) -> Iterator[Text]:
     """Say where files have been written, behind these words; of others nothing."""
     for words, output in written.items():
         if output.written is not None:
