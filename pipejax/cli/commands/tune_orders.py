@@ -5,7 +5,8 @@ that differ are given an order, workers are given places: permutations, searched
 """
 
 import json as json_text
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.values import Seed, TimeLimit, parse_seconds
+from pipejax.cli.output.answer import Answer, searched
 from pipejax.cli.output.files import (
     CERTIFICATE,
     DRAWING,
@@ -25,19 +27,17 @@ from pipejax.cli.output.files import (
     Output,
     certify,
     draw_runs,
-    end_all,
     save_table,
 )
 from pipejax.cli.output.report import (
     FOUND,
+    Column,
     grid,
     percent,
     pick,
-    print_all,
-    print_json,
-    print_written,
-    search_and_report,
     seconds,
+    sizes_of,
+    table_of,
 )
 from pipejax.schedules.table.links import QUEUES
 from pipejax.search.found import gap
@@ -51,6 +51,16 @@ if TYPE_CHECKING:
 
 
 BETTER = "found"  # the order found, among others
+WAITS = (
+    Column("transfer", "send"),
+    Column("workers", lambda row: f"{row['sender']} to {row['receiver']}"),
+    Column("ready", "ready", seconds),
+    Column("waits", "wait", seconds),
+    Column("blocked", "blocked", seconds),
+    Column("on worker", "worker"),
+    Column("cell", "cell"),
+    Column("behind", "front"),
+)
 
 
 def messages(
@@ -64,7 +74,7 @@ def messages(
     out: Annotated[Output, TABLE] = NO_OUTPUT,
     certificate: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
-) -> None:
+) -> Answer:
     """Find which transfers block others under rendezvous, and search a better order of them.
 
     Options:
@@ -81,8 +91,8 @@ def messages(
     limit = parse_seconds(time_limit, "--time-limit")
     costs = required(pricing).of(table)
 
-    def report(found: "Found[TransferOrder]") -> Callable[[], None]:
-        """Work out what the report says; return what writes and prints it."""
+    def report(found: "Found[TransferOrder]") -> Callable[[], Answer]:
+        """Work out what is said; return what writes the files and answers."""
         tables = {"own": table, "by producer": pj.links.insert_transfers(table, link=rendezvous)}
         makespans = {
             name: queue_makespans(each, costs, link=rendezvous)
@@ -95,43 +105,35 @@ def messages(
         ]
         waits, after = map(pj.links.transfer_waits, runs)
 
-        def show() -> None:
+        def answer() -> Answer:
             save_table(found.best.table, out)
             draw_runs({"before": runs[0], "after": runs[1]}, figure, messages=True)
             if found.stopped != "interrupted" or certificate.path is not None:
                 bounds = {"path": found.best.free_bound, "queue": found.lower_bound}
                 certify(pj.certificate(runs[1], lower_bounds=bounds), certificate)
-            if json:
-                looked_at = {"makespans": makespans, "waits_of": shown, **out.as_json()}
-                looked_at["wait"] = {shown: _total(waits), BETTER: _total(after)}
-                beside = certificate.as_json() | figure.as_json()
-                print_json(_messages_as_json(table, found, waits) | looked_at | beside)
-                return end_all(out, certificate, figure, json=True)
-            _print_messages(table, found, _who_waits(shown, waits, after))
-            print_all(
-                _makespan_grid(makespans),
-                _wait_grid(shown, waits, worst),
-                "wait by worker: " + ", ".join(map(seconds, waits.by_worker)),
-            )
-            print_written("wrote the better table to", out.written)
-            print_written("wrote the certificate to", certificate.written)
-            print_written("drawn to", figure.written)
-            end_all(out, certificate, figure, json=False)
+            result = _messages_as_json(table, found, waits) | {
+                "makespans": makespans,
+                "waits_of": shown,
+                **out.as_json(),
+                "wait": {shown: _total(waits), BETTER: _total(after)},
+            }
+            written = {
+                "wrote the better table to": out,
+                "wrote the certificate to": certificate,
+                "drawn to": figure,
+            }
+            return Answer(result, _said_of_messages(result, found, worst), written)
 
-        return show
+        return answer
 
-    search = TransferSearch(table, costs, rendezvous, seed)
-    search_and_report(search, iterations, limit, report)
-
-
-Makespans = dict[str, dict[str, float | None]]
+    return searched(TransferSearch(table, costs, rendezvous, seed), iterations, limit, report)
 
 
 def _messages_as_json(
     table: pj.ScheduleTable, found: "Found[TransferOrder]", waits: "TransferWaits"
 ) -> dict[str, Any]:
     return {
-        **_sizes(table),
+        **sizes_of(table),
         "queues": found.best.links.queues,
         "own_order": "cells" if table.has_communication else "default",
         "best": {"order": found.best.order.tolist()},
@@ -153,32 +155,47 @@ def _messages_as_json(
     }
 
 
-def _print_messages(table: pj.ScheduleTable, found: "Found[TransferOrder]", who_waits: str) -> None:
+def _said_of_messages(
+    result: Mapping[str, Any], found: "Found[TransferOrder]", worst: int
+) -> Iterator[object]:
     producer = found.baselines["by producer"] or 0.0
     less = 1 - found.value / producer if producer else 0.0
-    free = gap(found.value, found.best.free_bound)
-    print_all(
-        f"[bold]{escape(table.name)}[/] on {table.num_workers} workers, one queue per "
-        f"{found.best.links.queues}: {seconds(found.value)} in the order found",
-        f"  {_against_own(table, found)}",
-        f"  {who_waits}",
-        f"  {percent(less)} less than producer by producer ({seconds(producer)})",
-        f"  messages that use no resource would save {percent(free)} of it "
-        f"({seconds(found.best.free_bound)})",
-        f"  no order saves more than {percent(found.gap)} of it ({seconds(found.lower_bound)})",
-        f"  {found.evaluated} orders evaluated; search ended: {found.stopped}\n",
+    yield (
+        f"[bold]{escape(result['schedule'])}[/] on {result['workers']} workers, one queue per "
+        f"{result['queues']}: {seconds(found.value)} in the order found"
     )
+    yield f"  {_against_own(result, found.baselines['own'])}"
+    yield f"  {_who_waits(result)}"
+    yield f"  {percent(less)} less than producer by producer ({seconds(producer)})"
+    yield (
+        f"  messages that use no resource would save {percent(result['free_gap'])} of it "
+        f"({seconds(result['free_bound'])})"
+    )
+    yield from _proof(found, "order", "orders")
+    yield _makespans(result["makespans"])
+    yield table_of(
+        result["waits"][:worst],
+        WAITS,
+        title=f"{len(result['waits'])} transfers wait, order: {result['waits_of']}",
+        caption="blocked: while the one in front had not started either",
+    )
+    yield "wait by worker: " + ", ".join(map(seconds, result["waits_by_worker"]))
 
 
-def _against_own(table: pj.ScheduleTable, found: "Found[TransferOrder]") -> str:
+def _proof(found: "Found[Any]", one: str, every: str) -> Iterator[str]:
+    """Say how much better another might be, and how the search went."""
+    yield f"  no {one} saves more than {percent(found.gap)} of it ({seconds(found.lower_bound)})"
+    yield f"  {found.evaluated} {every} evaluated; search ended: {found.stopped}\n"
+
+
+def _against_own(result: Mapping[str, Any], own: float | None) -> str:
     """Say what the order gains over that of the table, or over the one that it runs in."""
-    own, gain = found.baselines["own"], _gain(found)
-    if gain is None or own is None:
-        return "its own order of SEND and RECV cells deadlocks"
     order = "its own order of SEND and RECV cells"
-    if not table.has_communication:
+    if own is None:
+        return f"{order} deadlocks"
+    if result["own_order"] == "default":
         order = "the default order of transfers"
-    return f"{percent(gain)} less than in {order} ({seconds(own)})"
+    return f"{percent(result['gain'])} less than in {order} ({seconds(own)})"
 
 
 def _gain(found: "Found[TransferOrder]") -> float | None:
@@ -193,21 +210,20 @@ def _total(waits: "TransferWaits") -> float:
     return float(waits.by_worker.sum())
 
 
-def _who_waits(shown: str, waits: "TransferWaits", after: "TransferWaits") -> str:
+def _who_waits(result: Mapping[str, Any]) -> str:
     """Say in a sentence what waits longest for what, and how much all wait before and after."""
-    order = "that order" if shown == "own" else "the order producer by producer"
-    if not waits.transfers or waits.transfers[0].wait <= 0:
+    order = "that order" if result["waits_of"] == "own" else "the order producer by producer"
+    if not result["waits"]:
         return f"no transfer waits in {order}"
-    worst = waits.transfers[0]
+    worst, (before, after) = result["waits"][0], result["wait"].values()
     return (
-        f"on worker {worst.worker}, {worst.cell} waits longest: {seconds(worst.wait)} behind "
-        f"{worst.front}\n"
-        f"  all transfers wait {seconds(_total(waits))} in {order}, "
-        f"{seconds(_total(after))} in the one found"
+        f"on worker {worst['worker']}, {worst['cell']} waits longest: {seconds(worst['wait'])} "
+        f"behind {worst['front']}\n"
+        f"  all transfers wait {seconds(before)} in {order}, {seconds(after)} in the one found"
     )
 
 
-def _makespan_grid(makespans: Makespans) -> Table:
+def _makespans(makespans: Mapping[str, Mapping[str, float | None]]) -> Table:
     queues = makespans[BETTER]
     columns = {
         order: ["deadlock" if each[name] is None else seconds(each[name] or 0.0) for name in queues]
@@ -218,23 +234,7 @@ def _makespan_grid(makespans: Makespans) -> Table:
     return grid([("queues", labels), *columns.items()], title=title)
 
 
-def _wait_grid(shown: str, waits: "TransferWaits", worst: int) -> Table:
-    late = [waited for waited in waits.transfers if waited.wait > 0]
-    listed = late[:worst]
-    return grid(
-        [
-            ("transfer", (w.send for w in listed)),
-            ("workers", (f"{w.sender} to {w.receiver}" for w in listed)),
-            ("ready", (seconds(w.ready) for w in listed)),
-            ("waits", (seconds(w.wait) for w in listed)),
-            ("blocked", (seconds(w.blocked) for w in listed)),
-            ("on worker", (w.worker for w in listed)),
-            ("cell", (w.cell for w in listed)),
-            ("behind", (w.front for w in listed)),
-        ],
-        title=f"{len(late)} transfers wait, order: {shown}",
-        caption="blocked: while the one in front had not started either",
-    )
+SAVED = ("order", "lengths", "places")  # of the best permutation, in the file of it
 
 
 class _Permuted(NamedTuple):
@@ -245,12 +245,14 @@ class _Permuted(NamedTuple):
       found: is what, of what none saves more.
       lines: behind the comparison with others.
       draw: writes a picture of it.
+      figure: the file of the picture, if there may be one.
     """
 
     best: Mapping[str, Any]
     found: tuple[str, str, str]
     lines: tuple[object, ...]
-    draw: Callable[[Output], None] = lambda figure: None
+    draw: Callable[[], None] = lambda: None
+    figure: Output | None = None
 
 
 def microbatches(
@@ -261,7 +263,7 @@ def microbatches(
     time_limit: TimeLimit = "60",
     seed: Seed = 0,
     out: Annotated[Output, ORDER] = NO_OUTPUT,
-) -> None:
+) -> Answer:
     """Search the order of microbatches that differ, against sorted and random ones.
 
     Options:
@@ -288,7 +290,7 @@ def microbatches(
         line = f"order: {' '.join(map(str, order))}"
         return _Permuted({"order": order, **own}, ("order", "order", "orders"), (line,))
 
-    _search_permutations(table, links, search, (iterations, limit), said, out, NO_OUTPUT, json=json)
+    return _search_permutations(table, links, search, (iterations, limit), said, out)
 
 
 def places(
@@ -300,7 +302,7 @@ def places(
     seed: Seed = 0,
     out: Annotated[Output, ORDER] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
-) -> None:
+) -> Answer:
     """Search the places of workers on a machine of nodes, against in order and round robin.
 
     Options:
@@ -335,9 +337,10 @@ def places(
         }
         lines = (_seats(placed, seats), f"places: {' '.join(map(str, best['places']))}")
         words = ("placement", "places", "different placements")
-        return _Permuted(best, words, lines, lambda figure: _draw_seats(placed, found, figure))
+        draw = partial(_draw_seats, placed, found, figure)
+        return _Permuted(best, words, lines, draw, figure)
 
-    _search_permutations(table, links, search, (iterations, limit), said, out, figure, json=json)
+    return _search_permutations(table, links, search, (iterations, limit), said, out)
 
 
 def _search_permutations(
@@ -347,66 +350,49 @@ def _search_permutations(
     limits: tuple[int, float],
     said: "Callable[[Found[Any]], _Permuted]",
     out: Output,
-    figure: Output,
-    *,
-    json: bool,
-) -> None:
-    """Search, print and write; if interrupted, what was found by then."""
+) -> Answer:
+    """Search, write and answer; if interrupted, with what was found by then."""
 
-    def report(found: "Found[Any]") -> Callable[[], None]:
-        """Work out what the report says; return what writes and prints it."""
+    def report(found: "Found[Any]") -> Callable[[], Answer]:
+        """Work out what is said; return what writes the files and answers."""
         own = said(found)
-        result = _sizes(table) | {"link": links.model, "best": own.best} | pick(found, FOUND)
-        names = ("schedule", "workers", "microbatches")  # what an order is of
-        kept = ("order", "lengths", "places")
-        saved = {k: result[k] for k in names} | {
-            **{k: own.best[k] for k in kept if k in own.best},
+        result = sizes_of(table) | {"link": links.model, "best": own.best} | pick(found, FOUND)
+        saved = {  # and what it is an order of
+            **{name: result[name] for name in ("schedule", "workers", "microbatches")},
+            **{name: own.best[name] for name in SAVED if name in own.best},
             "makespan": found.value,
         }
         text = json_text.dumps(saved, indent=2) + "\n"
 
-        def show() -> None:
+        def answer() -> Answer:
             out.save(lambda draft: write_file(draft, text), lambda: text)
-            own.draw(figure)
-            if json:
-                print_json(result | figure.as_json() | out.as_json())
-            else:
-                _print_permuted(table, links, found, own)
-                print_written(f"wrote the {own.found[1]} to", out.written)
-                print_written("drawn to", figure.written)
-            end_all(out, figure, json=json)
+            own.draw()
+            written, drawn = {f"wrote the {own.found[1]} to": out}, {}
+            if own.figure is not None:
+                written["drawn to"], drawn = own.figure, own.figure.as_json()
+            return Answer(result | drawn, _said_of_permuted(result, found, own), written)
 
-        return show
+        return answer
 
-    search_and_report(search, *limits, report)
+    return searched(search, *limits, report)
 
 
-def _sizes(table: pj.ScheduleTable) -> dict[str, Any]:
-    """What a report is of, for `--json`."""
-    return {
-        "schedule": table.name,
-        "workers": table.num_workers,
-        "stages": table.num_stages,
-        "microbatches": table.num_microbatches,
-    }
-
-
-def _print_permuted(
-    table: pj.ScheduleTable, links: pj.Links, found: "Found[Any]", own: _Permuted
-) -> None:
+def _said_of_permuted(
+    result: Mapping[str, Any], found: "Found[Any]", own: _Permuted
+) -> Iterator[object]:
     one, those, every = own.found
     others = {name: time or 0.0 for name, time in found.baselines.items()}
     times = {"found": found.value, **others}
     saved = (percent(1 - found.value / (time or 1.0)) for time in times.values())
     columns = (one, times), ("makespan", map(seconds, times.values())), ("found saves", saved)
-    print_all(
-        f"[bold]{escape(table.name)}[/], {table.num_workers} workers, {table.num_microbatches} "
-        f"microbatches, {links.model} links: {seconds(found.value)} in the {those} found",
-        f"  no {one} saves more than {percent(found.gap)} of it ({seconds(found.lower_bound)})",
-        f"  {found.evaluated} {every} evaluated; search ended: {found.stopped}\n",
-        grid(columns),
-        *own.lines,
+    yield (
+        f"[bold]{escape(result['schedule'])}[/], {result['workers']} workers, "
+        f"{result['microbatches']} microbatches, {result['link']} links: {seconds(found.value)} "
+        f"in the {those} found"
     )
+    yield from _proof(found, one, every)
+    yield grid(columns)
+    yield from own.lines
 
 
 def _seats(placed: "PlacedCosts", found: Any) -> Table:
