@@ -209,11 +209,10 @@ class CommandOptions:
         format = None if "format" in self.own else given.get("format")
         with printing(format, json=given["json"]):
             answer = self.command(**chosen, **{name: given[name] for name in self.own} | outputs)
-            if answer is not None:
-                answer.show()
+            answer.show()
         for output in outputs.values():
             output.end(json=given["json"])
-        return 0 if answer is None or answer.holds else 1
+        return 0 if answer.holds else 1
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -165,12 +165,6 @@ class Output:
 NO_OUTPUT = Output()  # of an option that is not given
 
 
-def end_all(*outputs: Output, json: bool) -> None:
-    """Raise what went wrong with the first of some files that could not be written."""
-    for output in outputs:
-        output.end(json=json)
-
-
 def check_apart(outputs: Iterable[Output]) -> None:
     """Refuse two options that name one file: the second would replace what the first wrote."""
     named: dict[str, str] = {}
