@@ -10,7 +10,6 @@ from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.base.files import write_file
 from pipejax.cli.commands.link_models import LinkChoice, find_links
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.values import Count, FileIfGiven, Seed, Text
@@ -123,7 +122,7 @@ def fit_system(files: Sequence[Path], fitting: FitOptions, out: Output) -> Answe
     parts = [each.system.calibration for each in (links, found) if each is not None]
     content = calibrated_file(base, [each for each in parts if each], out.path.stem)
     text = json_format.dumps(content, indent=2) + "\n"
-    out.save(lambda draft: write_file(draft, text.encode()), lambda: text)
+    out.save_text(text)
     result = {name: content["calibration"][name] for name in ("parameters", "bands")}
     said: list[object] = []
     if found is not None:

@@ -4,7 +4,6 @@ from typing import Annotated
 
 import pipejax as pj
 from pipejax.base.checks import one_of
-from pipejax.base.files import write_file
 from pipejax.cli.options.pricing import Pricing, or_slots
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import ANY, Output
@@ -30,7 +29,7 @@ def export(
     costs = or_slots(pricing, table)
     given = pj.evaluate(table, costs, link=links) if FORMATS[format].of_run else table
     text = FORMATS[format].writer(given)
-    out.save(lambda draft: write_file(draft, text), lambda: text)
+    out.save_text(text)
     size = len(text.encode())
     result = {"format": format, **out.as_json(), "bytes": size}
     return Answer(result, written={f"wrote {format}, {size} bytes, to": out})

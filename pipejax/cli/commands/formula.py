@@ -9,7 +9,6 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.checks import one_of
-from pipejax.base.files import write_file
 from pipejax.cli.options.tables import TableChoice
 from pipejax.cli.options.values import Count, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
@@ -68,7 +67,7 @@ def formula(
     if against is not None:
         result["versus"] = against.as_json()
     text = json_text.dumps(result, allow_nan=False)
-    out.save(lambda draft: write_file(draft, text), lambda: text)
+    out.save_text(text)
     written = {"wrote the form and its certificate to": out} if out.path is not None else {}
     return Answer(result, _said(table, form, found, against), written)
 

@@ -12,7 +12,6 @@ import typer
 from rich.markup import escape
 
 from pipejax.base.checks import one_of
-from pipejax.base.files import write_file
 from pipejax.cli.options.values import Text
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, TEMPLATE, Output
@@ -193,7 +192,7 @@ def init(
         out.path = Path(template.file)
     out.check(TEMPLATE._replace(suffixes=(Path(template.file).suffix,)))
     text = text_of(kind, out.path, {"model": model, "system": system}.get(kind))
-    out.save(lambda draft: write_file(draft, text), lambda: text)
+    out.save_text(text)
     command = template.used_by.replace("FILE", str(out.path))
     said = [
         *([] if out.written is None else [plain(f"wrote {out.written}")]),

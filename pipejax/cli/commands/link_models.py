@@ -12,7 +12,6 @@ import numpy as np
 from rich.markup import escape
 
 import pipejax as pj
-from pipejax.base.files import write_file
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
@@ -60,7 +59,7 @@ def find_links(file: Path, choice: LinkChoice, out: Output) -> Answer:
     with waiting("links: running all candidates"):
         found = pj.links.identify_links([run for _, run in rows], noise=time_noise, by_pair=by_pair)
     text = json_text.dumps(link_options(found.links), indent=2) + "\n"
-    out.save(lambda draft: write_file(draft, text), lambda: text)
+    out.save_text(text)
     result = _as_json(rows, found)
     return Answer(result, _said(rows, found, result), {"wrote the links to": out})
 
@@ -167,7 +166,7 @@ def _design(rows: "Rows", count: int, delay: float | None, noise: float, out: Ou
     chosen = [_cells(cells_of[id(run)], run) for run in found.runs]
     header = [name for name in COLUMNS if any(name in row for row in chosen)]
     text = _csv_text([*header, "seconds"], chosen)
-    out.save(lambda draft: write_file(draft, text), lambda: text)
+    out.save_text(text)
     groups = _groups(found.alike)
     result = {
         "runs": chosen,

@@ -140,6 +140,7 @@ class Scene(NamedTuple):
 
     Attributes:
       runs: by name.
+      sizes: how the activations of each are sized.
       held: memory of each run, or None where it is not shown.
       unit: of times.
       window: part of the time axis, if not all of it.
@@ -149,6 +150,7 @@ class Scene(NamedTuple):
     """
 
     runs: "Mapping[str, pj.Evaluation]"
+    sizes: Sequence[StageSizes]
     held: Sequence[HeldMemory | None]
     unit: "TimeUnit"
     window: "Window | None"
@@ -194,11 +196,7 @@ def show(
     limit = options.options.get("memory_limit") if with_curves else None
     scene = _scene(tables, pricing, links, activations, picture, messages, memory, limit)
     if suffix == ".html":
-        given = {"messages": messages, "memory": memory}
-        more = {name: True for name, wanted in given.items() if wanted}
-        more |= {"critical": False} if picture.no_critical else {}
-        view = scene.window
-        save_page(tables, pricing, links, activations, out, limit=limit, show=more, view=view)
+        _save_page(scene, pricing, activations, limit, memory, out)
     elif paper is not None:
         _draw(scene, paper, out, beside)
     if open and out.written is not None:
@@ -227,20 +225,21 @@ def _scene(
     """Run the tables."""
     from pipejax.plots.caption import caption_of_runs
 
-    evaluated, held = [], []
+    evaluated, sized, held = [], [], []
     priced = pricing or NO_TIMES
     for table in tables:
         with naming(table):
             run = pj.evaluate(table, priced.of(table), link=links)
         sizes = activations.of(table, priced.workload, priced.microbatches)
         evaluated.append(run)
+        sized.append(sizes)
         limits = limit and limit.levels(table, sizes, activations, priced.workload)
         held.append(sizes.held(run)._replace(limits=limits) if memory else None)
     runs = by_name(evaluated)
     unit = picture.time_unit(evaluated, in_slots=pricing is None)
     window = picture.window(evaluated)
     caption = caption_of_runs(runs, unit, setting=setting_of(pricing), window=window)
-    return Scene(runs, held, unit, window, messages, picture, caption)
+    return Scene(runs, sized, held, unit, window, messages, picture, caption)
 
 
 def _draw(scene: Scene, paper: "Paper", out: Output, beside: Output) -> None:
@@ -263,7 +262,7 @@ def _draw(scene: Scene, paper: "Paper", out: Output, beside: Output) -> None:
     drawn = draw_panels(panels, look)
     out.save(lambda draft: save(drawn, draft))
     text = caption_file(str(out.path and out.path.name), scene.caption)
-    beside.save(lambda draft: write_file(draft, text), lambda: text)
+    beside.save_text(text)
 
 
 def _as_json(
@@ -358,53 +357,30 @@ def _print(scene: Scene, width: int | None) -> None:
         print_all(plain(scene.caption))
 
 
-if TYPE_CHECKING:
-    from pipejax.analysis.runs.timeline import Window
-    from pipejax.plots.caption import TimeUnit
-    from pipejax.plots.style import Paper
-
-
-def save_page(
-    tables: Sequence[pj.ScheduleTable],
+def _save_page(
+    scene: Scene,
     pricing: Pricing | None,
-    links: pj.Links,
     activations: ActivationOptions,
+    limit: MemoryLimit | None,
+    memory: bool,
     out: Output,
-    *,
-    limit: MemoryLimit | None = None,
-    show: Mapping[str, bool] | None = None,
-    view: tuple[float, float] | None = None,
-) -> list["pj.Evaluation"]:
-    """Write a page of some tables, in their own slots without times, and return their runs.
-
-    Args:
-      tables: the schedules.
-      pricing: how they are priced.
-      links: what they run under.
-      activations: how activations are sized.
-      out: where the page goes.
-      limit: what a worker may hold; if None, with a model what its system has.
-      show: what is shown at first, or not, as for `page`.
-      view: part of the time axis that is shown at first.
-
-    Returns:
-      (tables) runs.
-    """
+) -> None:
+    """Write a page; its memory limit, if none is given, is with a model what its system has."""
     from pipejax.plots.explorer.page import page
     from pipejax.plots.explorer.payload import Explored, MemoryShown
 
     given = pricing or NO_TIMES
     explored = []
-    for table in tables:
-        with naming(table):
-            run = pj.evaluate(table, given.of(table), link=links)
-        sized = activations.of(table, given.workload, given.microbatches)
-        limits = _limits(table, sized, given, activations, limit)
-        explored.append(Explored(run, MemoryShown(*sized[:4], limits)))
+    for run, sizes in zip(scene.runs.values(), scene.sizes, strict=True):
+        limits = _limits(run.table, sizes, given, activations, limit)
+        explored.append(Explored(run, MemoryShown(*sizes[:4], limits)))
+    wanted = {"messages": scene.messages, "memory": memory}
+    show = {name: True for name, is_wanted in wanted.items() if is_wanted}
+    show |= {"critical": False} if scene.picture.no_critical else {}
+    unit = "slots" if pricing is None else "s"
     with waiting("looking for closed forms"):
-        text = page(explored, unit="slots" if pricing is None else "s", show=show, view=view)
+        text = page(explored, unit=unit, show=show, view=scene.window)
     out.save(lambda draft: write_file(draft, text))
-    return [each.run for each in explored]
 
 
 def _limits(

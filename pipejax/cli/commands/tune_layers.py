@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 
 import pipejax as pj
-from pipejax.base.files import write_file
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.tables import TableChoice
 from pipejax.cli.options.values import (
@@ -121,7 +120,7 @@ def _search_split(asked: _Split, limit: float, memory_limit: bool, out: Output) 
             if out.path is not None and out.path.suffix == ".txt"
             else json_text.dumps(result, indent=2)
         )
-        out.save(lambda draft: write_file(draft, text + "\n"), lambda: text + "\n")
+        out.save_text(text + "\n")
         return Answer(result, _said(asked, found, result), {"wrote the layout to": out})
 
     with best_so_far(report) as keep, progress("splitting", None) as bar:

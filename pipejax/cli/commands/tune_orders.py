@@ -6,7 +6,6 @@ that differ are given an order, workers are given places: permutations, searched
 
 import json as json_text
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,6 @@ from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.base.files import write_file
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.values import Seed, TimeLimit, parse_seconds
 from pipejax.cli.output.answer import Answer, searched
@@ -46,7 +44,8 @@ if TYPE_CHECKING:
     from pipejax.analysis.paths.head_of_line_blocking import TransferWaits
     from pipejax.costs.topology import PlacedCosts
     from pipejax.search.found import Found
-    from pipejax.search.orders.permutations import PermutationSearch
+    from pipejax.search.orders.microbatches import MicrobatchOrder
+    from pipejax.search.orders.places import WorkerPlaces
     from pipejax.search.orders.transfers import TransferOrder
 
 
@@ -238,21 +237,51 @@ SAVED = ("order", "lengths", "places")  # of the best permutation, in the file o
 
 
 class _Permuted(NamedTuple):
-    """What is said of the best permutation that a search found.
+    """The best permutation that a search found.
 
     Attributes:
-      best: for `--json`; the file that other commands read holds it too.
-      found: is what, of what none saves more.
-      lines: behind the comparison with others.
-      draw: writes a picture of it.
-      figure: the file of the picture, if there may be one.
+      table: what is permuted.
+      links: what it runs under.
+      found: the result of the search.
+      best: what `--json` says of the permutation.
+      words: what it is, what was found, and of what none saves more.
     """
 
+    table: pj.ScheduleTable
+    links: pj.Links
+    found: "Found[Any]"
     best: Mapping[str, Any]
-    found: tuple[str, str, str]
-    lines: tuple[object, ...]
-    draw: Callable[[], None] = lambda: None
-    figure: Output | None = None
+    words: tuple[str, str, str]
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What `--json` says."""
+        sizes = sizes_of(self.table) | {"link": self.links.model}
+        return sizes | {"best": self.best, **pick(self.found, FOUND)}
+
+    def save(self, out: Output) -> None:
+        """Write the file that other commands read: the permutation, and what it is one of."""
+        sizes = {k: v for k, v in sizes_of(self.table).items() if k != "stages"}
+        saved = {name: self.best[name] for name in SAVED if name in self.best}
+        text = json_text.dumps({**sizes, **saved, "makespan": self.found.value}, indent=2)
+        out.save_text(text + "\n")
+
+    def said(self, *lines: object) -> Iterator[object]:
+        """Say how it compares with others; these lines follow."""
+        found, (one, those, every) = self.found, self.words
+        others = {name: time or 0.0 for name, time in found.baselines.items()}
+        times = {"found": found.value, **others}
+        saved = (percent(1 - found.value / (time or 1.0)) for time in times.values())
+        yield (
+            f"[bold]{escape(self.table.name)}[/], {self.table.num_workers} workers, "
+            f"{self.table.num_microbatches} microbatches, {self.links.model} links: "
+            f"{seconds(found.value)} in the {those} found"
+        )
+        yield from _proof(found, one, every)
+        yield grid(
+            [(one, times), ("makespan", map(seconds, times.values())), ("found saves", saved)]
+        )
+        yield from lines
 
 
 def microbatches(
@@ -284,13 +313,20 @@ def microbatches(
     search = MicrobatchSearch(table, priced.of(table), links, seed)
     lengths = priced.microbatches.lengths
 
-    def said(found: "Found[Any]") -> _Permuted:
+    def report(found: "Found[MicrobatchOrder]") -> Callable[[], Answer]:
         order = found.best.order.tolist()
         own = {} if lengths is None else {"lengths": [lengths[m] for m in order]}
-        line = f"order: {' '.join(map(str, order))}"
-        return _Permuted({"order": order, **own}, ("order", "order", "orders"), (line,))
+        words = "order", "order", "orders"
+        best = _Permuted(table, links, found, {"order": order, **own}, words)
 
-    return _search_permutations(table, links, search, (iterations, limit), said, out)
+        def answer() -> Answer:
+            best.save(out)
+            said = best.said(f"order: {' '.join(map(str, order))}")
+            return Answer(best.result, said, {"wrote the order to": out})
+
+        return answer
+
+    return searched(search, iterations, limit, report)
 
 
 def places(
@@ -328,71 +364,26 @@ def places(
     given = places_on(table, priced.places, "--worker-places")
     search = PlacementSearch(placed, given, links, seed)
 
-    def said(found: "Found[Any]") -> _Permuted:
+    def report(found: "Found[WorkerPlaces]") -> Callable[[], Answer]:
         seats = found.best.places
-        best = {
+        own = {
             "places": seats.tolist(),
             "nodes": [workers.tolist() for workers in placed.seated(seats)],
             "boundaries": placed.crossed(seats).tolist(),
         }
-        lines = (_seats(placed, seats), f"places: {' '.join(map(str, best['places']))}")
-        words = ("placement", "places", "different placements")
-        draw = partial(_draw_seats, placed, found, figure)
-        return _Permuted(best, words, lines, draw, figure)
-
-    return _search_permutations(table, links, search, (iterations, limit), said, out)
-
-
-def _search_permutations(
-    table: pj.ScheduleTable,
-    links: pj.Links,
-    search: "PermutationSearch[Any]",
-    limits: tuple[int, float],
-    said: "Callable[[Found[Any]], _Permuted]",
-    out: Output,
-) -> Answer:
-    """Search, write and answer; if interrupted, with what was found by then."""
-
-    def report(found: "Found[Any]") -> Callable[[], Answer]:
-        """Work out what is said; return what writes the files and answers."""
-        own = said(found)
-        result = sizes_of(table) | {"link": links.model, "best": own.best} | pick(found, FOUND)
-        saved = {  # and what it is an order of
-            **{name: result[name] for name in ("schedule", "workers", "microbatches")},
-            **{name: own.best[name] for name in SAVED if name in own.best},
-            "makespan": found.value,
-        }
-        text = json_text.dumps(saved, indent=2) + "\n"
+        words = "placement", "places", "different placements"
+        best = _Permuted(table, links, found, own, words)
 
         def answer() -> Answer:
-            out.save(lambda draft: write_file(draft, text), lambda: text)
-            own.draw()
-            written, drawn = {f"wrote the {own.found[1]} to": out}, {}
-            if own.figure is not None:
-                written["drawn to"], drawn = own.figure, own.figure.as_json()
-            return Answer(result | drawn, _said_of_permuted(result, found, own), written)
+            best.save(out)
+            _draw_seats(placed, found, figure)
+            said = best.said(_seats(placed, seats), f"places: {' '.join(map(str, own['places']))}")
+            written = {"wrote the places to": out, "drawn to": figure}
+            return Answer(best.result | figure.as_json(), said, written)
 
         return answer
 
-    return searched(search, *limits, report)
-
-
-def _said_of_permuted(
-    result: Mapping[str, Any], found: "Found[Any]", own: _Permuted
-) -> Iterator[object]:
-    one, those, every = own.found
-    others = {name: time or 0.0 for name, time in found.baselines.items()}
-    times = {"found": found.value, **others}
-    saved = (percent(1 - found.value / (time or 1.0)) for time in times.values())
-    columns = (one, times), ("makespan", map(seconds, times.values())), ("found saves", saved)
-    yield (
-        f"[bold]{escape(result['schedule'])}[/], {result['workers']} workers, "
-        f"{result['microbatches']} microbatches, {result['link']} links: {seconds(found.value)} "
-        f"in the {those} found"
-    )
-    yield from _proof(found, one, every)
-    yield grid(columns)
-    yield from own.lines
+    return searched(search, iterations, limit, report)
 
 
 def _seats(placed: "PlacedCosts", found: Any) -> Table:

@@ -143,6 +143,10 @@ class Output:
         except OSError as error:
             self._error, self._unwritten = error, "" if text is None else text()
 
+    def save_text(self, text: str) -> None:
+        """Write a text, as `save` does: it is printed if it cannot be written."""
+        self.save(lambda draft: write_file(draft, text), lambda: text)
+
     @property
     def written(self) -> Path | None:
         """The file, if it has been written."""
@@ -205,7 +209,7 @@ def save_table(table: pj.ScheduleTable, out: Output) -> None:
     """Write a table as its suffix says."""
     if out.path is not None:
         text = text_for(table, out.path)
-        out.save(lambda draft: write_file(draft, text), lambda: text)
+        out.save_text(text)
 
 
 def write_dataset(data: Any, out: Output) -> None:
