@@ -112,11 +112,12 @@ def _said(
     if len({row["workers"] for row in rows}) > 1:  # tables may differ
         keys.insert(0, Column("P", "workers"))
     columns = [
-        Column("makespan", lambda row: _fastest(row, best) + seconds(row["makespan"])),
+        *keys,
+        Column("makespan", partial(_makespan, best)),
         Column("bubble: formula", "formula_bubble_ratio", percent),
         Column("bubble: table", "table_bubble_ratio", percent),
         Column("bubble: run", "bubble_ratio", percent),
-        Column("in flight: formula", "formula_in_flight", _or_dash),
+        Column("in flight: formula", "formula_in_flight"),
         Column("in flight: table", "peak_in_flight"),
         Column("copies", "weight_copies"),
         Column("bound by", "bound_by"),
@@ -127,19 +128,14 @@ def _said(
             Column("memory", "memory_bytes", lambda held: f"{max(held) / 1e9:.1f} GB"),
             Column("fits", "fits", lambda fits: "yes" if fits else "[red]no"),
         ]
-    shown = [*keys, *(Column(each.header, partial(_if_evaluated, each)) for each in columns)]
     if not tells_lines():
-        shown.append(Column("reason", lambda row: escape(_reason(row))))
+        columns.append(Column("reason", lambda row: escape(_reason(row))))
     ratio = ", ".join(f"{letter} = {slots[letter]:.4g}" for letter in "FBIW")
     title = f"formula: as published; table: idealised, in slots of {ratio}; run: with messages"
-    yield table_of(rows, shown, keys=len(keys), title=title)
+    yield table_of(rows, columns, keys=len(keys), title=title)
     yield "where the levels disagree, and why:"
     for row in rows:
         yield plain(f"  {row['schedule']}, M = {row['microbatches']}: {_reason(row)}")
-
-
-def _if_evaluated(column: Column, row: dict[str, Any]) -> object:
-    return "-" if "error" in row else column.cell(row)
 
 
 def _reason(row: dict[str, Any]) -> str:
@@ -150,11 +146,9 @@ def _size(row: dict[str, Any]) -> tuple[int, int]:
     return row["workers"], row["microbatches"]
 
 
-def _fastest(row: dict[str, Any], best: dict[tuple[int, int], float]) -> str:
+def _makespan(best: dict[tuple[int, int], float], row: dict[str, Any]) -> str:
     """Mark the fastest of those that fit, for its numbers of workers and microbatches."""
+    if "error" in row:
+        return "-"
     is_fastest = row["makespan"] <= best.get(_size(row), 0.0) * (1 + 1e-12)
-    return "[bold green]" * (is_fastest and row.get("fits", True))
-
-
-def _or_dash(value: object) -> object:
-    return "-" if value is None else value
+    return "[bold green]" * (is_fastest and row.get("fits", True)) + seconds(row["makespan"])

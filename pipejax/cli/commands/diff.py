@@ -247,7 +247,10 @@ def _exchanges(exchanges: Sequence[dict[str, Any]], makespan: float, in_slots: b
     time = (lambda value: f"{value:.6g}") if in_slots else seconds
     columns = (
         Column("worker", "worker"),
-        Column("makespan", "makespan", lambda it: "cannot run" if it is None else time(it)),
-        Column("against A", "makespan", lambda it: "-" if it is None else _ratio(makespan, it)),
+        Column(
+            "makespan",
+            lambda row: "cannot run" if row["makespan"] is None else time(row["makespan"]),
+        ),
+        Column("against A", "makespan", lambda value: _ratio(makespan, value)),
     )
     return table_of(exchanges, columns, title="A with the row of B on one worker")

@@ -46,6 +46,15 @@ NOMINAL = "nominal"  # the corner of the costs that are given
 ROUNDING = 1e-12  # of the makespan: below it a slack is what sums in double precision leave
 
 
+CORNERS = (
+    Column("corner", "name", escape),
+    Column("makespan", "makespan", seconds),
+    Column("worst slack", "worst_slack", seconds),
+    Column("total negative slack", "total_negative_slack", seconds),
+    Column("ops it binds", "binding_ops"),
+)
+
+
 class TimingSettings(NamedTuple):
     """What is to be shown beside the makespan.
 
@@ -124,21 +133,18 @@ class TimingReport(NamedTuple):
     def add_corners(self, found: "Corners", evaluation: "pj.Evaluation") -> None:
         """Compare corners: makespan, lateness, and how many ops have their least slack there."""
         binding = [op.value for op in op_values(evaluation, found.binding.astype(float))]
-        columns: dict[Column, Iterable[Any]] = {
-            Column("corner", "name", escape): found.names,
-            Column("makespan", "makespan", seconds): found.makespan,
-            Column("worst slack", "worst_slack", seconds): found.slack.min(axis=1),
-            Column(
-                "total negative slack", "total_negative_slack", seconds
-            ): found.total_negative_slack,
-            Column("ops it binds", "binding_ops"): map(binding.count, range(len(found.names))),
+        values: dict[str, Iterable[Any]] = {
+            "name": found.names,
+            "makespan": found.makespan.tolist(),
+            "worst_slack": found.slack.min(axis=1).tolist(),
+            "total_negative_slack": found.total_negative_slack.tolist(),
+            "binding_ops": map(binding.count, range(len(found.names))),
         }
         if found.target is None:  # each against its own makespan: none is late
-            columns = {column: v for column, v in columns.items() if "slack" not in column.value}
-        keys = [column.value for column in columns]
-        rows = [dict(zip(keys, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+            del values["worst_slack"], values["total_negative_slack"]
+        rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
         self.json["corners"] = rows
-        self.tables.append(table_of(rows, columns))
+        self.tables.append(table_of(rows, (each for each in CORNERS if each.value in values)))
 
     def add_slack(self, found: "Corners", evaluation: "pj.Evaluation") -> None:
         """List the slack of every op, of all corners the worst."""

@@ -13,7 +13,7 @@ SOURCES = (Column("name", "name"), Column("source", "source"))
 COLUMNS = (
     Column("schedule", "name"),
     Column("what it is", "summary"),
-    Column("legal", "legal", lambda legal: legal or "-"),
+    Column("legal", "legal"),
     Column("options", "options", lambda options: ", ".join(map(written, options))),
     Column("source", "source"),
 )

@@ -1,7 +1,6 @@
 """`pipejax validate`: predictions held against measured step times."""
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,7 +71,7 @@ def validate(
         "tolerance": allowed,
     }
     word = "within" if is_within else "[red]beyond[/]"
-    error = _percent(None if judged is None else judged.mape)
+    error = "-" if judged is None else _percent(judged.mape)
     said = (*_tables(result), f"mean error [bold]{error}[/], {word} {allowed:g} %")
     return Answer(result, said, {"drawn to": out} if out.path is not None else {}, is_within)
 
@@ -99,19 +98,17 @@ def _tables(result: Mapping[str, Any]) -> Iterator[object]:
         Column("in 90 % band", "coverage_90", _percent),
     ]
     if any("memory" in row for row in rows):
-        columns.append(Column("memory: mean", partial(_of_memory, "mape")))
-        columns.append(Column("bias", partial(_of_memory, "bias")))
+        columns += [
+            Column("memory: mean", "memory", lambda errors: _percent(errors["mape"])),
+            Column("bias", "memory", lambda errors: _percent(errors["bias"])),
+        ]
     yield table_of(rows, columns)
     yield "the rows that are predicted worst:"
     yield table_of(result["worst"], WORST)
 
 
-def _of_memory(name: str, row: Mapping[str, Any]) -> str:
-    return _percent(row["memory"][name] if "memory" in row else None)
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f} %"
+def _percent(value: float) -> str:
+    return f"{value:.2f} %"
 
 
 WORST = (

@@ -137,7 +137,7 @@ class Column(NamedTuple):
     Attributes:
       header: what stands over it.
       value: name of its value in a row, or what makes a cell of a row.
-      format: writes a value that has a name.
+      format: writes a value that has a name; a row that has none there gets a dash.
     """
 
     header: str
@@ -146,7 +146,10 @@ class Column(NamedTuple):
 
     def cell(self, row: Mapping[str, Any]) -> object:
         """What stands in a row."""
-        return self.value(row) if callable(self.value) else self.format(row[self.value])
+        if callable(self.value):
+            return self.value(row)
+        found = row.get(self.value)
+        return "-" if found is None else self.format(found)
 
 
 def table_of(
