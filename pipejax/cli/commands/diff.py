@@ -16,7 +16,6 @@ from pipejax.cli.options.values import CountIfGiven
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, draw_runs
 from pipejax.cli.output.report import (
-    Column,
     gigabytes,
     grid,
     percent,
@@ -24,7 +23,6 @@ from pipejax.cli.output.report import (
     plain,
     progress,
     seconds,
-    table_of,
 )
 from pipejax.schedules.cells.ops import COMMUNICATION, format_cell
 from pipejax.schedules.naming import named
@@ -245,12 +243,12 @@ def _marked(at: int, texts: list[str]) -> str:
 def _exchanges(exchanges: Sequence[dict[str, Any]], makespan: float, in_slots: bool) -> Table:
     """What the first table takes with one row of the second."""
     time = (lambda value: f"{value:.6g}") if in_slots else seconds
-    columns = (
-        Column("worker", "worker"),
-        Column(
-            "makespan",
-            lambda row: "cannot run" if row["makespan"] is None else time(row["makespan"]),
-        ),
-        Column("against A", "makespan", lambda value: _ratio(makespan, value)),
+    ran = [each["makespan"] for each in exchanges]
+    return grid(
+        [
+            ("worker", [each["worker"] for each in exchanges]),
+            ("makespan", ["cannot run" if each is None else time(each) for each in ran]),
+            ("against A", ["-" if each is None else _ratio(makespan, each) for each in ran]),
+        ],
+        title="A with the row of B on one worker",
     )
-    return table_of(exchanges, columns, title="A with the row of B on one worker")

@@ -16,7 +16,7 @@ from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import Output
-from pipejax.cli.output.report import Column, facts, grid, percent, pick, plain, table_of, waiting
+from pipejax.cli.output.report import facts, grid, percent, pick, plain, waiting
 
 if TYPE_CHECKING:
     from pipejax.search.links.identify import LinkIdentification
@@ -173,9 +173,9 @@ def _design(rows: "Rows", count: int, delay: float | None, noise: float, out: Ou
         "error_bound": found.error_bound,
         "alike": [[link_options(each) for each in group] for group in groups],
     }
-    columns = [Column(name, lambda row, name=name: escape(row.get(name, ""))) for name in header]
+    columns = [(name, [escape(row.get(name, "")) for row in chosen]) for name in header]
     said = [
-        table_of(chosen, columns, title=f"{len(chosen)} runs to be measured"),
+        grid(columns, title=f"{len(chosen)} runs to be measured"),
         facts([("a wrong link model", f"at most {percent(min(1.0, found.error_bound))} likely")]),
         *["no run can tell apart, line by line:"] * bool(groups),
         *(plain("  " + " | ".join(map(_line, group))) for group in groups),

@@ -33,8 +33,9 @@ class Answer(NamedTuple):
         """Print it, and raise what went wrong with the first file that could not be written."""
         if is_json():
             result = self.result
-            for output in self.written.values() if isinstance(result, dict) else ():
-                result = result | output.as_json()
+            if isinstance(result, dict):
+                for output in self.written.values():
+                    result = result | output.as_json()
             print_json(result)
         else:
             for part in chain(self.said, file_lines(self.written)):
