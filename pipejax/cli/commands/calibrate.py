@@ -14,8 +14,10 @@ from pipejax.cli.commands.link_models import LinkChoice, find_links
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.values import Count, FileIfGiven, Seed, Text
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import LINK_OPTIONS, NO_OUTPUT, SYSTEM, Output
-from pipejax.cli.output.report import Column, grid, pick, plain, table_of, waiting
+from pipejax.cli.output.files import NO_OUTPUT, Output
+from pipejax.cli.output.kinds import LINK_OPTIONS, SYSTEM
+from pipejax.cli.output.progress import waiting
+from pipejax.cli.output.report import Column, grid, pick, plain, table_of
 
 if TYPE_CHECKING:
     from pipejax.costs.system.system import FittedParameter
@@ -93,7 +95,7 @@ def fit_system(files: Sequence[Path], fitting: FitOptions, out: Output) -> Answe
     from pipejax.search.calibration.calibrate import calibrated_file
     from pipejax.search.calibration.parameters import FITTED
 
-    system, collectives, fit, hold_out, starts, layer_times, seed = fitting
+    system, collectives, fit = fitting.system, fitting.collectives, fitting.fit
     if out.path is None:
         raise ValueError("Missing option '--out'.")
     if system is None:
@@ -110,23 +112,15 @@ def fit_system(files: Sequence[Path], fitting: FitOptions, out: Output) -> Answe
     names = [name for name in FITTED if name not in decided] if fit is None else fit.split(",")
     found = None
     if files:
-        found = _fit_runs(
-            files,
-            machine,
-            fit=names,
-            hold_out=hold_out,
-            starts=starts,
-            layer_times=layer_times,
-            seed=seed,
-        )
+        how = pick(fitting, "hold_out starts layer_times seed")
+        found = _fit_runs(files, machine, fit=names, **how)
     parts = [each.system.calibration for each in (links, found) if each is not None]
     content = calibrated_file(base, [each for each in parts if each], out.path.stem)
-    text = json_format.dumps(content, indent=2) + "\n"
-    out.save_text(text)
+    out.save_text(json_format.dumps(content, indent=2) + "\n")
     result = {name: content["calibration"][name] for name in ("parameters", "bands")}
     said: list[object] = []
     if found is not None:
-        result |= _as_json(found) | {"starts": starts}
+        result |= _as_json(found) | {"starts": fitting.starts}
     if links is not None:
         result["collectives"] = links.fit._asdict()
         said.append(_numbers(links.parameters, f"{links.fit.rows} collectives and messages"))

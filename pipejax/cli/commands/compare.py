@@ -12,15 +12,9 @@ from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.tables import OF_RUNS, ScheduleList, SizedSchedule, TableOptions
 from pipejax.cli.options.values import Text, is_plain
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.report import (
-    Column,
-    percent,
-    plain,
-    progress,
-    seconds,
-    table_of,
-    tells_lines,
-)
+from pipejax.cli.output.numbers import percent, seconds
+from pipejax.cli.output.progress import progress
+from pipejax.cli.output.report import Column, plain, table_of, tells_lines
 from pipejax.cli.output.runs import step_json
 
 if TYPE_CHECKING:

@@ -14,16 +14,11 @@ from pipejax.cli.options.pricing_steps import GivenTimes
 from pipejax.cli.options.tables import ScheduleList, TableOptions, naming
 from pipejax.cli.options.values import CountIfGiven
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, draw_runs
-from pipejax.cli.output.report import (
-    gigabytes,
-    grid,
-    percent,
-    pick,
-    plain,
-    progress,
-    seconds,
-)
+from pipejax.cli.output.files import NO_OUTPUT, Output, draw_runs
+from pipejax.cli.output.kinds import DRAWING
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.progress import progress
+from pipejax.cli.output.report import grid, pick, plain
 from pipejax.schedules.cells.ops import COMMUNICATION, format_cell
 from pipejax.schedules.naming import named
 

@@ -13,18 +13,10 @@ from pipejax.cli.options.memory import ActivationOptions, HeldMemory
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import CERTIFICATE, NO_OUTPUT, Output, certify
-from pipejax.cli.output.report import (
-    Column,
-    facts,
-    gigabytes,
-    grid,
-    heading,
-    percent,
-    pick,
-    seconds,
-    table_of,
-)
+from pipejax.cli.output.files import NO_OUTPUT, Output, certify
+from pipejax.cli.output.kinds import CERTIFICATE
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.report import Column, facts, grid, heading, pick, table_of
 from pipejax.cli.output.runs import (
     memory_json,
     op_values,

@@ -6,7 +6,8 @@ import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.cli.options.pricing import Pricing, or_slots
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import ANY, Output
+from pipejax.cli.output.files import Output
+from pipejax.cli.output.kinds import ANY
 from pipejax.runtimes.formats import FORMATS
 
 

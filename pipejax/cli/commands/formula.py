@@ -12,8 +12,11 @@ from pipejax.base.checks import one_of
 from pipejax.cli.options.tables import TableChoice
 from pipejax.cli.options.values import Count, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import CERTIFICATE, NO_OUTPUT, Output
-from pipejax.cli.output.report import facts, grid, heading, percent, pick, plain, sizes_of, waiting
+from pipejax.cli.output.files import NO_OUTPUT, Output
+from pipejax.cli.output.kinds import CERTIFICATE
+from pipejax.cli.output.numbers import percent
+from pipejax.cli.output.progress import waiting
+from pipejax.cli.output.report import facts, grid, heading, pick, plain, sizes_of
 from pipejax.schedules.cells.ops import STEP_END
 from pipejax.schedules.naming import named
 

@@ -14,7 +14,8 @@ from rich.markup import escape
 from pipejax.base.checks import one_of
 from pipejax.cli.options.values import Text
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import NO_OUTPUT, TEMPLATE, Output
+from pipejax.cli.output.files import NO_OUTPUT, Output
+from pipejax.cli.output.kinds import TEMPLATE
 from pipejax.cli.output.report import facts, plain
 from pipejax.costs.model.model import load_model
 from pipejax.costs.system.system import load_system, read_named

@@ -14,18 +14,11 @@ from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.tables import ScheduleList, SizedSchedule, TableOptions, naming
 from pipejax.cli.options.values import Count, CountIfGiven, Seed
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import DATASET, NO_OUTPUT, Output, write_dataset
-from pipejax.cli.output.report import (
-    Column,
-    grid,
-    percent,
-    pick,
-    plain,
-    progress,
-    seconds,
-    table_of,
-    tells_lines,
-)
+from pipejax.cli.output.files import NO_OUTPUT, Output, write_dataset
+from pipejax.cli.output.kinds import DATASET
+from pipejax.cli.output.numbers import percent, seconds
+from pipejax.cli.output.progress import progress
+from pipejax.cli.output.report import Column, grid, pick, plain, table_of, tells_lines
 from pipejax.cli.output.runs import op_values, values_by_phase
 
 if TYPE_CHECKING:

@@ -16,7 +16,9 @@ from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import Output
-from pipejax.cli.output.report import facts, grid, percent, pick, plain, waiting
+from pipejax.cli.output.numbers import percent
+from pipejax.cli.output.progress import waiting
+from pipejax.cli.output.report import facts, grid, pick, plain
 
 if TYPE_CHECKING:
     from pipejax.search.links.identify import LinkIdentification

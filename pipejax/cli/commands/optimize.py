@@ -23,28 +23,11 @@ from pipejax.cli.options.pricing_steps import takes_host_time
 from pipejax.cli.options.tables import TableChoice
 from pipejax.cli.options.values import CountIfGiven, TimeLimit, parse_seconds
 from pipejax.cli.output.answer import Answer, best_so_far
-from pipejax.cli.output.files import (
-    CERTIFICATE,
-    NO_OUTPUT,
-    TABLE,
-    Output,
-    certify,
-    check_modules,
-    save_table,
-)
-from pipejax.cli.output.report import (
-    FOUND,
-    facts,
-    gigabytes,
-    grid,
-    heading,
-    is_json,
-    percent,
-    pick,
-    print_json,
-    progress,
-    seconds,
-)
+from pipejax.cli.output.files import NO_OUTPUT, Output, certify, check_modules, save_table
+from pipejax.cli.output.kinds import CERTIFICATE, TABLE
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.progress import progress
+from pipejax.cli.output.report import FOUND, facts, grid, heading, is_json, pick, print_json
 from pipejax.schedules.cells.ops import format_cell
 
 if TYPE_CHECKING:

@@ -10,16 +10,11 @@ from pipejax.base.progress import if_interrupted
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.values import Count, CountIfGiven, Schedules, Text
 from pipejax.cli.output.answer import Answer, file_lines
-from pipejax.cli.output.files import (
-    DRAWING,
-    NO_OUTPUT,
-    PLAN,
-    SWEEPS,
-    Output,
-    check_modules,
-    drawing,
-)
-from pipejax.cli.output.report import gigabytes, grid, percent, pick, plain, progress, seconds
+from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules, drawing
+from pipejax.cli.output.kinds import DRAWING, PLAN, SWEEPS
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.progress import progress
+from pipejax.cli.output.report import grid, pick, plain
 
 if TYPE_CHECKING:
     from pipejax.sweep.plan.result import PlannedLayout, PlanResult

@@ -11,16 +11,9 @@ from pipejax.base.checks import one_of, positive, whole_number
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.values import Count, Seed
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.report import (
-    facts,
-    grid,
-    heading,
-    percent,
-    pick,
-    seconds,
-    sizes_of,
-    waiting,
-)
+from pipejax.cli.output.numbers import percent, seconds
+from pipejax.cli.output.progress import waiting
+from pipejax.cli.output.report import facts, grid, heading, pick, sizes_of
 
 if TYPE_CHECKING:
     from pipejax.runtimes.runtime_run import RuntimeRun

@@ -7,8 +7,10 @@ from rich.table import Table
 import pipejax as pj
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
-from pipejax.cli.output.report import grid, percent, pick, seconds
+from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
+from pipejax.cli.output.kinds import DRAWING
+from pipejax.cli.output.numbers import percent, seconds
+from pipejax.cli.output.report import grid, pick
 
 if TYPE_CHECKING:
     from pipejax.analysis.uncertainty.sensitivity import Sensitivity

@@ -18,8 +18,11 @@ from pipejax.cli.options.pricing_steps import TableSlots
 from pipejax.cli.options.tables import TableChoice, TableOptions, chosen_tables, naming
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer, file_lines
-from pipejax.cli.output.files import ANY, NO_OUTPUT, TIMELINE, Output
-from pipejax.cli.output.report import console, grid, percent, pick, plain, print_all, waiting
+from pipejax.cli.output.files import NO_OUTPUT, Output
+from pipejax.cli.output.kinds import ANY, TIMELINE
+from pipejax.cli.output.numbers import percent
+from pipejax.cli.output.progress import waiting
+from pipejax.cli.output.report import console, grid, pick, plain, print_all
 from pipejax.cli.output.terminal_timeline import (
     NAMES,
     ShownRun,

@@ -10,8 +10,10 @@ import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
-from pipejax.cli.output.report import gigabytes, grid, heading, percent, pick
+from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
+from pipejax.cli.output.kinds import DRAWING
+from pipejax.cli.output.numbers import gigabytes, percent
+from pipejax.cli.output.report import grid, heading, pick
 
 if TYPE_CHECKING:
     from pipejax.analysis.runs.staleness import Staleness

@@ -17,25 +17,11 @@ from rich.text import Text
 from pipejax.base.progress import if_interrupted
 from pipejax.cli.options.values import Count
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import (
-    DRAWING,
-    GRID,
-    NO_OUTPUT,
-    SWEEPS,
-    Output,
-    check_modules,
-    drawing,
-)
-from pipejax.cli.output.report import (
-    facts,
-    gigabytes,
-    grid,
-    percent,
-    plain,
-    progress,
-    seconds,
-    tells_lines,
-)
+from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules, drawing
+from pipejax.cli.output.kinds import DRAWING, GRID, SWEEPS
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.progress import progress
+from pipejax.cli.output.report import facts, grid, plain, tells_lines
 
 
 def sweep_run(

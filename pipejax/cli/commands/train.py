@@ -16,15 +16,10 @@ from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.tables import TableChoice, written
 from pipejax.cli.options.values import Count, CountIfGiven, Text
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import (
-    DRAWING,
-    DRAWING_OR_DATASET,
-    NO_OUTPUT,
-    Output,
-    drawing,
-    write_dataset,
-)
-from pipejax.cli.output.report import grid, pick, waiting
+from pipejax.cli.output.files import NO_OUTPUT, Output, drawing, write_dataset
+from pipejax.cli.output.kinds import DRAWING, DRAWING_OR_DATASET
+from pipejax.cli.output.progress import waiting
+from pipejax.cli.output.report import grid, pick
 
 if TYPE_CHECKING:
     from pipejax.training.training_run import Masked

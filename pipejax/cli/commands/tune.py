@@ -20,17 +20,9 @@ from pipejax.cli.options.values import (
     parse_number,
 )
 from pipejax.cli.output.answer import Answer, best_so_far
-from pipejax.cli.output.report import (
-    FOUND,
-    Column,
-    gigabytes,
-    grid,
-    percent,
-    pick,
-    seconds,
-    table_of,
-    waiting,
-)
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.progress import waiting
+from pipejax.cli.output.report import FOUND, Column, grid, pick, table_of
 from pipejax.schedules.naming import find, named
 from pipejax.search.found import gap
 

@@ -17,21 +17,11 @@ from pipejax.cli.options.values import (
     parse_seconds,
 )
 from pipejax.cli.output.answer import Answer, best_so_far
-from pipejax.cli.output.files import LAYOUT, NO_OUTPUT, Output
-from pipejax.cli.output.report import (
-    FOUND,
-    Column,
-    gigabytes,
-    grid,
-    heading,
-    percent,
-    pick,
-    plain,
-    progress,
-    seconds,
-    sizes_of,
-    table_of,
-)
+from pipejax.cli.output.files import NO_OUTPUT, Output
+from pipejax.cli.output.kinds import LAYOUT
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.progress import progress
+from pipejax.cli.output.report import FOUND, Column, grid, heading, pick, plain, sizes_of, table_of
 from pipejax.schedules.naming import find
 
 if TYPE_CHECKING:

@@ -16,27 +16,10 @@ import pipejax as pj
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.values import Seed, TimeLimit, parse_seconds
 from pipejax.cli.output.answer import Answer, searched
-from pipejax.cli.output.files import (
-    CERTIFICATE,
-    DRAWING,
-    NO_OUTPUT,
-    ORDER,
-    TABLE,
-    Output,
-    certify,
-    draw_runs,
-    save_table,
-)
-from pipejax.cli.output.report import (
-    FOUND,
-    Column,
-    grid,
-    percent,
-    pick,
-    seconds,
-    sizes_of,
-    table_of,
-)
+from pipejax.cli.output.files import NO_OUTPUT, Output, certify, draw_runs, save_table
+from pipejax.cli.output.kinds import CERTIFICATE, DRAWING, ORDER, TABLE
+from pipejax.cli.output.numbers import percent, seconds
+from pipejax.cli.output.report import FOUND, Column, grid, pick, sizes_of, table_of
 from pipejax.schedules.table.links import QUEUES
 from pipejax.search.found import gap
 

@@ -12,8 +12,11 @@ import pipejax as pj
 from pipejax.base.checks import positive
 from pipejax.cli.options.values import FileIfGiven, Text, parse_float
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
-from pipejax.cli.output.report import Column, pick, seconds, table_of, waiting
+from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
+from pipejax.cli.output.kinds import DRAWING
+from pipejax.cli.output.numbers import seconds
+from pipejax.cli.output.progress import waiting
+from pipejax.cli.output.report import Column, pick, table_of
 
 if TYPE_CHECKING:
     from pipejax.analysis.step.validation import Validation

@@ -11,7 +11,8 @@ import pipejax as pj
 from pipejax.cli.options.memory import ActivationOptions
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.report import facts, pick, plain, seconds
+from pipejax.cli.output.numbers import seconds
+from pipejax.cli.output.report import facts, pick, plain
 
 if TYPE_CHECKING:
     from pipejax.analysis.verify.verify import Verdict

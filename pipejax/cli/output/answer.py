@@ -10,7 +10,8 @@ from rich.text import Text
 
 from pipejax.base.progress import if_interrupted
 from pipejax.cli.output.files import Output
-from pipejax.cli.output.report import is_json, plain, print_all, print_json, progress
+from pipejax.cli.output.progress import progress
+from pipejax.cli.output.report import is_json, plain, print_all, print_json
 
 
 class Answer(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a person reads: numbers, tables from columns, single lines, and bars while it takes time.
+"""What is printed: tables from columns or from the rows of the JSON, and single lines.
 
 A table has one description; it is printed as text that keeps the width, as Markdown, LaTeX or CSV.
 """
@@ -6,12 +6,10 @@ A table has one description; it is printed as text that keeps the width, as Mark
 import csv
 import io
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,13 +17,10 @@ import numpy as np
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 from rich.text import Text
 
 from pipejax.base.checks import one_of
-from pipejax.base.data_files import time_unit
-from pipejax.base.progress import if_interrupted
 
 NARROWEST = 40  # columns: in fewer, tables lose their text
 
@@ -50,37 +45,6 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
-
-
-def seconds(value: float) -> str:
-    """Format a time with the prefix that suits it.
-
-    Example:
-      >>> seconds(0.0616), seconds(33.0), seconds(0.0)
-      ('61.6 ms', '33 s', '0 s')
-    """
-    factor, unit = time_unit(value)
-    return f"{value / factor:.5g} {unit}"
-
-
-def percent(value: float | None) -> str:
-    """Format a ratio as a percentage, or a dash where there is none.
-
-    Example:
-      >>> percent(0.2727), percent(None)
-      ('27.27 %', '-')
-    """
-    return "-" if value is None or math.isnan(value) else f"{100 * value:.2f} %"
-
-
-def gigabytes(value: float) -> str:
-    """Format bytes.
-
-    Example:
-      >>> gigabytes(2.5e9)
-      '2.50 GB'
-    """
-    return f"{value / 1e9:.2f} GB"
 
 
 LONG = 20  # columns of a cell that is broken at its spaces where room is scarce
@@ -378,43 +342,3 @@ FOUND = "value lower_bound gap baselines evaluated stopped"  # what every search
 def pick(found: Any, names: str) -> dict[str, Any]:
     """Take attributes, named with spaces between them, for `--json`."""
     return {name: getattr(found, name) for name in names.split()}
-
-
-class ProgressBar(NamedTuple):
-    """A bar on stderr that nobody sees unless it is a terminal.
-
-    Attributes:
-      move: takes `advance` or `completed`, and `description`.
-      note: prints a line above the bar.
-    """
-
-    move: Callable[..., None]
-    note: Callable[[str], None]
-
-    def tell(self, done: float, total: float | None, text: str) -> None:
-        """Move to where a long call says that it is: the `on_progress` of the library."""
-        self.move(completed=done, total=total, description=text)
-
-    def after(self, before: float) -> Callable[[float, float | None, str], None]:
-        """Return the same for one of several calls, when so much was done before it."""
-        return lambda done, total, text: self.move(completed=before + done, description=text)
-
-
-@contextmanager
-def progress(
-    what: str, total: float | None, *columns: ProgressColumn, transient: bool = True
-) -> Iterator[ProgressBar]:
-    """Show how far work is, where a person sees it."""
-    err = Console(stderr=True, highlight=False)
-    shown: dict[str, Any] = {"console": err, "transient": transient, "disable": not err.is_terminal}
-    with Progress(*columns, **shown) as bar, if_interrupted(bar.stop):
-        note = partial(err.print, markup=False) if err.is_terminal else lambda text: None
-        yield ProgressBar(partial(bar.update, bar.add_task(what, total=total)), note)
-
-
-@contextmanager
-def waiting(what: str) -> Iterator[Console]:
-    """Show that work goes on, where a person sees it; the console prints above that."""
-    err = Console(stderr=True)
-    with err.status(what) as shown, if_interrupted(shown.stop):
-        yield err
