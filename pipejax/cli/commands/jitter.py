@@ -8,10 +8,10 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.analysis.uncertainty.distributions import DISTRIBUTIONS
-from pipejax.base.checks import MismatchError, is_number
+from pipejax.base.checks import is_number
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.pricing import Pricing, required
-from pipejax.cli.options.tables import ScheduleList, SizedSchedule, TableOptions, naming
+from pipejax.cli.options.tables import ScheduleList, built, naming
 from pipejax.cli.options.values import Count, CountIfGiven, Seed
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, write_dataset
@@ -105,7 +105,9 @@ def jitter(
     if len(sizes) > 1:
         raise ValueError("--tables and --schedules differ in size: jitter ranks those of one size")
     ((workers, microbatches),) = sizes
-    tables, missing = _build(points, listed.options, priced)
+    tables, missing = built(points, listed.options, priced)
+    if not tables:
+        raise ValueError(next(iter(missing.values())))
     priced.check_used(tables.values(), map(listed.options.builder, listed.names))
     runs = _run(tables, priced, links, factors, sampling)
     needs = [priced.memory(table) for table in tables.values()]
@@ -131,21 +133,6 @@ def jitter(
     }
     said = _said(rows, runs, ranked, quantile, ops)
     return Answer(result, chain(said, _said_of_missing(left_out)), {"samples in": out})
-
-
-def _build(
-    points: list[SizedSchedule], options: TableOptions, pricing: Pricing
-) -> tuple[dict[str, pj.ScheduleTable], dict[str, str]]:
-    """Build every schedule; one that does not exist for these numbers says why instead."""
-    tables, missing = {}, {}
-    for point in points:
-        try:
-            tables[point.name] = options.of(point.name).build(*point, pricing)
-        except MismatchError as error:
-            missing[point.name] = getattr(error, "reason", str(error))
-    if not tables:
-        raise ValueError(next(iter(missing.values())))
-    return tables, missing
 
 
 def _run(

@@ -168,7 +168,6 @@ def train(
 
 
 def _timeline(task: TrainingTask) -> Trained:
-
     for name in ("updates", "delta"):
         if getattr(task.training, name) is not None:
             raise ValueError(f"--{name} needs --rpd")
@@ -186,8 +185,6 @@ def _timeline(task: TrainingTask) -> Trained:
 
 
 def _randomized(task: TrainingTask) -> Trained:
-    import pipejax as pj
-
     choice, updates, delta = task.choice, task.training.updates, task.training.delta
     times = task.training.times
     if updates is None:
