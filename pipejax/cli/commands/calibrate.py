@@ -1,6 +1,5 @@
 """`pipejax calibrate`: what measured runs say of a machine: its numbers, or its link model."""
 
-import json as json_format
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -116,7 +115,7 @@ def fit_system(files: Sequence[Path], fitting: FitOptions, out: Output) -> Answe
         found = _fit_runs(files, machine, fit=names, **how)
     parts = [each.system.calibration for each in (links, found) if each is not None]
     content = calibrated_file(base, [each for each in parts if each], out.path.stem)
-    out.save_text(json_format.dumps(content, indent=2) + "\n")
+    out.save_json(content)
     result = {name: content["calibration"][name] for name in ("parameters", "bands")}
     said: list[object] = []
     if found is not None:

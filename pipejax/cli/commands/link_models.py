@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json as json_text
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -60,8 +59,7 @@ def find_links(file: Path, choice: LinkChoice, out: Output) -> Answer:
         return _design(rows, design, extra, NOISE if time_noise is None else time_noise, out)
     with waiting("links: running all candidates"):
         found = pj.links.identify_links([run for _, run in rows], noise=time_noise, by_pair=by_pair)
-    text = json_text.dumps(link_options(found.links), indent=2) + "\n"
-    out.save_text(text)
+    out.save_json(link_options(found.links))
     result = _as_json(rows, found)
     return Answer(result, _said(rows, found, result), {"wrote the links to": out})
 

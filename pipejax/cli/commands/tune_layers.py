@@ -105,12 +105,10 @@ def _search_split(asked: _Split, limit: float, memory_limit: bool, out: Output) 
 
     def report(found: "Found[Partition]") -> Answer:
         result = _split_as_json(table, links, found) | {"seconds": time.monotonic() - began}
-        text = (
-            str(found.best.layout)
-            if out.path is not None and out.path.suffix == ".txt"
-            else json_text.dumps(result, indent=2)
-        )
-        out.save_text(text + "\n")
+        if out.path is not None and out.path.suffix == ".txt":
+            out.save_text(f"{found.best.layout}\n")
+        else:
+            out.save_json(result)
         return Answer(result, _said(asked, found, result), {"wrote the layout to": out})
 
     with best_so_far(report) as keep, progress("splitting", None) as bar:

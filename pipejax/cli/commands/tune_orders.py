@@ -4,7 +4,6 @@ Messages are SEND and RECV cells, of which the command says too which wait for w
 that differ are given an order, workers are given places: permutations, searched alike.
 """
 
-import json as json_text
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -246,8 +245,7 @@ class _Permuted(NamedTuple):
         """Write the file that other commands read: the permutation, and what it is one of."""
         sizes = {k: v for k, v in sizes_of(self.table).items() if k != "stages"}
         saved = {name: self.best[name] for name in SAVED if name in self.best}
-        text = json_text.dumps({**sizes, **saved, "makespan": self.found.value}, indent=2)
-        out.save_text(text + "\n")
+        out.save_json({**sizes, **saved, "makespan": self.found.value})
 
     def said(self, *lines: object) -> Iterator[object]:
         """Say how it compares with others; these lines follow."""

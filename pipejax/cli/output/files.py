@@ -104,6 +104,10 @@ class Output:
         """Write a text, as `save` does: it is printed if it cannot be written."""
         self.save(lambda draft: write_file(draft, text), lambda: text)
 
+    def save_json(self, content: dict[str, Any]) -> None:
+        """Write a JSON object, as `save_text` does."""
+        self.save_text(json.dumps(content, indent=2) + "\n")
+
     @property
     def written(self) -> Path | None:
         """The file, if it has been written."""
