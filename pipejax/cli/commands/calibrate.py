@@ -16,7 +16,7 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import LINK_OPTIONS, SYSTEM
 from pipejax.cli.output.progress import waiting
-from pipejax.cli.output.report import Column, grid, pick, plain, table_of
+from pipejax.cli.output.report import Column, pick, plain, table_of
 
 if TYPE_CHECKING:
     from pipejax.costs.system.system import FittedParameter
@@ -160,16 +160,15 @@ def _numbers(numbers: Iterable["FittedParameter"], fitted_to: str) -> Table:
         unit, scale = SHOWN_IN.get(each.unit, (each.unit, 1.0))
         error = 0.0 if each.standard_error is None else each.standard_error
         rows.append(
-            (
-                each.name,
-                f"{each.value / scale:.4g} {unit}".strip(),
-                f"{error / scale:.2g}",
-                "rows" if each.identified else "prior",
-            )
+            {
+                "number": each.name,
+                "value": f"{each.value / scale:.4g} {unit}".strip(),
+                "standard error": f"{error / scale:.2g}",
+                "by": "rows" if each.identified else "prior",
+            }
         )
-    headers = ("number", "value", "standard error", "by")
-    columns = zip(headers, zip(*rows, strict=True), strict=True)
-    return grid(columns, title=f"fitted to {fitted_to}")
+    columns = [Column(name, name) for name in ("number", "value", "standard error", "by")]
+    return table_of(rows, columns, title=f"fitted to {fitted_to}")
 
 
 def _said(found: "Calibration", result: Mapping[str, Any]) -> Iterator[object]:

@@ -1,6 +1,6 @@
 """`pipejax diff`: what two tables do differently, and what it costs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -207,27 +207,20 @@ def _sentences(found: "TableDifference") -> list[str]:
 
 def _first_differences(rows: Sequence["RowDifference"]) -> Table:
     """Around the first cell that differs on each worker, both rows with the cell marked."""
-    heads = ("worker", "table", "from cell", "cells", "reordered")
-    columns: dict[str, list[object]] = {name: [] for name in heads}
+    cells = []
     for row in rows:
-        for name, (at, cells) in zip("AB", row.around(AROUND), strict=True):
-            is_first = name == "A"
-            values = (
-                row.worker if is_first else "",
-                name,
-                row.first if is_first else "",
-                _marked(at, [format_cell(cell) for cell in cells]),
-                row.reordered if is_first else "",
-            )
-            for column, value in zip(columns.values(), values, strict=True):
-                column.append(value)
+        of_row = (row.worker, row.first, row.reordered), ("", "", "")
+        for name, near, said in zip("AB", row.around(AROUND), of_row, strict=True):
+            (at, ops), (worker, first, reordered) = near, said
+            cells.append((worker, name, first, _marked(at, map(format_cell, ops)), reordered))
+    heads = ("worker", "table", "from cell", "cells", "reordered")
     title = "first difference of each worker, idle slots left out"
-    return grid(columns.items(), title=title)
+    return grid(zip(heads, zip(*cells, strict=True), strict=True), title=title)
 
 
-def _marked(at: int, texts: list[str]) -> str:
+def _marked(at: int, cells: Iterable[str]) -> str:
     """Write cells with one marked; a row that ends before it says so."""
-    texts = [escape(text) for text in texts]
+    texts = [*map(escape, cells)]
     if at < len(texts):
         texts[at] = f"[bold]>{texts[at]}<[/]"
     else:
