@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipejax.cli.output.report import grid, lines_of
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.files import Output
+from pipejax.cli.output.report import Column, grid, lines_of, printing, table_of
 
 ONE = ["-s", "1f1b", "-P", "4", "-M", "8"]
 TIMES = ["-T", "F=1,B=2"]
@@ -132,3 +134,23 @@ def test_slack_that_is_rounding_is_printed_as_none(call, monkeypatch):
     assert code == 0
     assert out.count(" 0 s ") == 8  # F and B of four workers
     assert "-" not in "".join(line for line in out.splitlines() if " 0 s " in line)
+
+
+def test_a_row_without_a_value_has_a_dash():
+    columns = Column("schedule", "name"), Column("times", "count", "{:+d}".format)
+    rows = [{"name": "a", "count": 1}, {"name": "b", "count": None}, {"name": "c"}]
+    assert lines_of(table_of(rows, columns), "csv") == "schedule,times\na,+1\nb,-\nc,-\n\n"
+
+
+def test_an_answer_is_said_or_one_json_object(capsys):
+    out, figure = Output(Path("x.csv")), Output(option="--figure")
+
+    def said():
+        yield "[bold]a[/]"
+
+    for json in (False, True):
+        answer = Answer({"out": "first", "value": 1}, said(), {"wrote": out, "drawn to": figure})
+        with printing(None, json=json):
+            answer.show()
+    texts = "a", "wrote x.csv", '{"out": "x.csv", "value": 1, "figure": null}'
+    assert capsys.readouterr().out.splitlines() == [*texts]

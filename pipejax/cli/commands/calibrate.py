@@ -1,30 +1,24 @@
 """`pipejax calibrate`: what measured runs say of a machine: its numbers, or its link model."""
 
-import json as json_format
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.markup import escape
+from rich.table import Table
 
 import pipejax as pj
-from pipejax.base.files import write_file
 from pipejax.cli.commands.link_models import LinkChoice, find_links
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.values import Count, FileIfGiven, JsonFlag, Seed, Text
-from pipejax.cli.output.files import LINK_OPTIONS, NO_OUTPUT, SYSTEM, Output
-from pipejax.cli.output.report import (
-    grid,
-    print_all,
-    print_json,
-    print_plain,
-    print_written,
-    waiting,
-)
+from pipejax.cli.options.values import Count, FileIfGiven, Seed, Text
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.files import NO_OUTPUT, Output
+from pipejax.cli.output.kinds import LINK_OPTIONS, SYSTEM
+from pipejax.cli.output.progress import waiting
+from pipejax.cli.output.report import Column, pick, plain, table_of
 
 if TYPE_CHECKING:
-    from pipejax.analysis.step.validation import PredictionErrors
     from pipejax.costs.system.system import FittedParameter
     from pipejax.search.calibration.calibrate import Calibration
     from pipejax.search.calibration.calibrate_links import LinkCalibration
@@ -62,8 +56,7 @@ def calibrate(
         typer.Argument(metavar="DATA.csv...", help="Measured runs: of models, or of links."),
     ] = None,
     out: Annotated[Output, LINK_OPTIONS] = NO_OUTPUT,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Fit a system to measured runs, robustly; of runs that tell links apart, find the link model.
 
     The columns of DATA.csv say which: a row of runs of links has a table, or workers and
@@ -81,12 +74,11 @@ def calibrate(
     files = files or []
     if not any(are_link_runs(file, otherwise=fitting.system is None) for file in files):
         _check_no_effect(finding, "runs of models")
-        fit_system(files, fitting, out, json=json)
-        return
+        return fit_system(files, fitting, out)
     _check_no_effect(fitting, "runs of links")
     if files[1:]:
         raise ValueError(f"runs of links are one file, got {len(files)}")
-    find_links(files[0], finding, out, json=json)
+    return find_links(files[0], finding, out)
 
 
 def _check_no_effect(options: FitOptions | LinkChoice, runs: str) -> None:
@@ -96,13 +88,13 @@ def _check_no_effect(options: FitOptions | LinkChoice, runs: str) -> None:
             raise ValueError(f"{flag(name)} has no effect on {runs}")
 
 
-def fit_system(files: Sequence[Path], fitting: FitOptions, out: Output, *, json: bool) -> None:
+def fit_system(files: Sequence[Path], fitting: FitOptions, out: Output) -> Answer:
     """Fit a system to runs of models, to collectives, or first to these and then to runs."""
     from pipejax.costs.system.system import read_named
     from pipejax.search.calibration.calibrate import calibrated_file
     from pipejax.search.calibration.parameters import FITTED
 
-    system, collectives, fit, hold_out, starts, layer_times, seed = fitting
+    system, collectives, fit = fitting.system, fitting.collectives, fitting.fit
     if out.path is None:
         raise ValueError("Missing option '--out'.")
     if system is None:
@@ -119,32 +111,22 @@ def fit_system(files: Sequence[Path], fitting: FitOptions, out: Output, *, json:
     names = [name for name in FITTED if name not in decided] if fit is None else fit.split(",")
     found = None
     if files:
-        found = _fit_runs(
-            files,
-            machine,
-            fit=names,
-            hold_out=hold_out,
-            starts=starts,
-            layer_times=layer_times,
-            seed=seed,
-        )
+        how = pick(fitting, "hold_out starts layer_times seed")
+        found = _fit_runs(files, machine, fit=names, **how)
     parts = [each.system.calibration for each in (links, found) if each is not None]
     content = calibrated_file(base, [each for each in parts if each], out.path.stem)
-    text = json_format.dumps(content, indent=2) + "\n"
-    out.save(lambda draft: write_file(draft, text.encode()), lambda: text)
-    if json:
-        of_runs = {} if found is None else _as_json(found) | {"starts": starts}
-        of_links = {} if links is None else {"collectives": links.fit._asdict()}
-        record = content["calibration"]
-        shown = {"parameters": record["parameters"], "bands": record["bands"]}
-        print_json(shown | of_runs | of_links | out.as_json())
-        return
-    if links is not None:
-        _print_numbers(links.parameters, f"fitted to {links.fit.rows} collectives and messages")
-        print_all(grid(_error_columns({"fitted": links.fit}), title="errors of their times"))
+    out.save_json(content)
+    result = {name: content["calibration"][name] for name in ("parameters", "bands")}
+    said: list[object] = []
     if found is not None:
-        _print(found, starts)
-    print_written("written to", out.written)
+        result |= _as_json(found) | {"starts": fitting.starts}
+    if links is not None:
+        result["collectives"] = links.fit._asdict()
+        said.append(_numbers(links.parameters, f"{links.fit.rows} collectives and messages"))
+        said.append(_errors({"fitted": result["collectives"]}, "errors of their times"))
+    if found is not None:
+        said += _said(found, result)
+    return Answer(result, said, {"written to": out})
 
 
 def _fit_links(path: str, machine: pj.System) -> "LinkCalibration":
@@ -168,56 +150,53 @@ def _as_json(found: "Calibration") -> dict[str, Any]:
         "outliers": [each._asdict() for each in found.outliers],
         "folds": {name: errors._asdict() for name, errors in found.folds.items()},
         "coverage": {str(percent): share for percent, share in found.coverage.items()},
-        "layer_factors": found.layer_factors,
-        "noise": found.noise,
-        "starts_differ": found.starts_differ,
-        "seconds": found.seconds,
+        **pick(found, "layer_factors noise starts_differ seconds"),
     }
 
 
-def _print_numbers(numbers: Iterable["FittedParameter"], title: str) -> None:
-    numbers = list(numbers)
-    shown = [(SHOWN_IN.get(each.unit, (each.unit, 1.0)), each) for each in numbers]
-    errors = [0.0 if each.standard_error is None else each.standard_error for each in numbers]
-    columns: Sequence[tuple[str, Sequence[object]]] = [
-        ("number", [each.name for each in numbers]),
-        ("value", [f"{each.value / scale:.4g} {unit}".strip() for (unit, scale), each in shown]),
-        (
-            "standard error",
-            [f"{error / scale:.2g}" for ((_, scale), _), error in zip(shown, errors, strict=True)],
-        ),
-        ("by", ["rows" if each.identified else "prior" for each in numbers]),
-    ]
-    print_all(grid(columns, title=title))
+def _numbers(numbers: Iterable["FittedParameter"], fitted_to: str) -> Table:
+    rows = []
+    for each in numbers:
+        unit, scale = SHOWN_IN.get(each.unit, (each.unit, 1.0))
+        error = 0.0 if each.standard_error is None else each.standard_error
+        rows.append(
+            {
+                "number": each.name,
+                "value": f"{each.value / scale:.4g} {unit}".strip(),
+                "standard error": f"{error / scale:.2g}",
+                "by": "rows" if each.identified else "prior",
+            }
+        )
+    columns = [Column(name, name) for name in ("number", "value", "standard error", "by")]
+    return table_of(rows, columns, title=f"fitted to {fitted_to}")
 
 
-def _print(found: "Calibration", starts: int) -> None:
-    runs = f"fitted to {found.fit.rows} runs in {found.seconds:.1f} s"
-    _print_numbers(found.parameters.values(), runs)
-    parts = {"fitted": found.fit} | ({} if found.held_out is None else {"held out": found.held_out})
-    print_all(grid(_error_columns(parts), title="errors of step times"))
+def _said(found: "Calibration", result: Mapping[str, Any]) -> Iterator[object]:
+    yield _numbers(found.parameters.values(), f"{found.fit.rows} runs in {found.seconds:.1f} s")
+    parts = {"fitted": result["fit"], "held out": result["held_out"]}
+    yield _errors({name: part for name, part in parts.items() if part}, "errors of step times")
     if len(found.folds) > 1:
-        worst = dict(sorted(found.folds.items(), key=lambda item: -item[1].mape)[:SHOWN])
-        print_all(grid(_error_columns(worst), title="held out, the worst"))
+        worst = sorted(result["folds"].items(), key=lambda item: -item[1]["mape"])[:SHOWN]
+        yield _errors(dict(worst), "held out, the worst")
     for percent, share in found.coverage.items():
-        print_all(f"{share:.1f} % of the rows held out lie in their {percent} % band")
-    if starts > 1:
-        print_all(f"{starts} starts agree to {100 * found.starts_differ:.2g} %")
+        yield f"{share:.1f} % of the rows held out lie in their {percent} % band"
+    if result["starts"] > 1:
+        yield f"{result['starts']} starts agree to {100 * found.starts_differ:.2g} %"
     for each in found.outliers[:SHOWN]:
-        print_plain(
+        yield plain(
             f"outlier: {each.file}, row {each.row}: measured {each.measured:.4g} s, predicted "
             f"{each.predicted:.4g} s ({each.error:+.1f} %)"
         )
     if found.outliers[SHOWN:]:
-        print_all(f"and {len(found.outliers) - SHOWN} more outliers")
+        yield f"and {len(found.outliers) - SHOWN} more outliers"
 
 
-def _error_columns(
-    parts: "Mapping[str, PredictionErrors]",
-) -> Sequence[tuple[str, Sequence[object]]]:
+def _errors(parts: Mapping[str, Mapping[str, Any]], title: str) -> Table:
+    rows = ({"part": name, **errors} for name, errors in parts.items())
     percents = ("mape", "median", "p90", "bias", "largest")
-    return [
-        ("part", [escape(name) for name in parts]),
-        ("rows", [each.rows for each in parts.values()]),
-        *((n, [f"{getattr(each, n):.2f} %" for each in parts.values()]) for n in percents),
-    ]
+    columns = (
+        Column("part", "part", escape),
+        Column("rows", "rows"),
+        *(Column(name, name, "{:.2f} %".format) for name in percents),
+    )
+    return table_of(rows, columns, title=title)

@@ -1,6 +1,7 @@
 """`pipejax compare`: schedules at three levels, side by side."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -9,17 +10,11 @@ import pipejax as pj
 from pipejax.base.checks import MismatchError
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.tables import OF_RUNS, ScheduleList, SizedSchedule, TableOptions
-from pipejax.cli.options.values import JsonFlag, Text, is_plain
-from pipejax.cli.output.report import (
-    grid,
-    percent,
-    print_all,
-    print_json,
-    print_plain,
-    progress,
-    seconds,
-    tells_lines,
-)
+from pipejax.cli.options.values import Text, is_plain
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.numbers import percent, seconds
+from pipejax.cli.output.progress import progress
+from pipejax.cli.output.report import Column, plain, table_of, tells_lines
 from pipejax.cli.output.runs import step_json
 
 if TYPE_CHECKING:
@@ -31,8 +26,7 @@ def compare(
     links: pj.Links,
     listed: ScheduleList,
     microbatches: Text = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Compare schedules as published formula, idealised table and communication-aware run.
 
     Options:
@@ -56,12 +50,10 @@ def compare(
     if slots is None:
         raise ValueError(rows[0]["error"])
     priced.check_used(tables, map(options.builder, listed.names))
-    if json:
-        sizes = {point.workers for point in points}
-        workers = sizes.pop() if len(sizes) == 1 else None  # tables may differ
-        print_json({"workers": workers, "link": links.model, "slots": slots, "rows": rows})
-        return
-    _print(rows, slots, priced)
+    sizes = {point.workers for point in points}
+    workers = sizes.pop() if len(sizes) == 1 else None  # tables may differ
+    result = {"workers": workers, "link": links.model, "slots": slots, "rows": rows}
+    return Answer(result, _said(rows, slots, priced))
 
 
 def _counts(text: str) -> list[int]:
@@ -102,54 +94,55 @@ def _row(
     return row | pricing.memory(table)
 
 
-def _print(rows: list[dict[str, Any]], slots: dict[str, float], pricing: Pricing) -> None:
+def _said(
+    rows: list[dict[str, Any]], slots: dict[str, float], pricing: Pricing
+) -> Iterator[object]:
     fitting = [row for row in rows if "error" not in row and row.get("fits", True)]
     best = {
         size: min(row["makespan"] for row in fitting if _size(row) == size)
         for size in {_size(row) for row in fitting}
     }
-    columns: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
-        ("makespan", lambda row: _fastest(row, best) + seconds(row["makespan"])),
-        ("bubble: formula", lambda row: percent(row["formula_bubble_ratio"])),
-        ("bubble: table", lambda row: percent(row["table_bubble_ratio"])),
-        ("bubble: run", lambda row: percent(row["bubble_ratio"])),
-        ("in flight: formula", lambda row: _or_dash(row["formula_in_flight"])),
-        ("in flight: table", lambda row: row["peak_in_flight"]),
-        ("copies", lambda row: row["weight_copies"]),
-        ("bound by", lambda row: row["bound_by"]),
+    keys = [Column("M", "microbatches"), Column("schedule", "schedule")]
+    if len({row["workers"] for row in rows}) > 1:  # tables may differ
+        keys.insert(0, Column("P", "workers"))
+    columns = [
+        *keys,
+        Column("makespan", partial(_makespan, best)),
+        Column("bubble: formula", "formula_bubble_ratio", percent),
+        Column("bubble: table", "table_bubble_ratio", percent),
+        Column("bubble: run", "bubble_ratio", percent),
+        Column("in flight: formula", "formula_in_flight"),
+        Column("in flight: table", "peak_in_flight"),
+        Column("copies", "weight_copies"),
+        Column("bound by", "bound_by"),
     ]
     if pricing.workload is not None:
-        columns.append(("MFU", lambda row: percent(row["mfu"])))
-        columns.append(("memory", lambda row: f"{max(row['memory_bytes']) / 1e9:.1f} GB"))
-        columns.append(("fits", lambda row: "yes" if row["fits"] else "[red]no"))
-    workers = [row["workers"] for row in rows]
-    keys = [
-        *([("P", workers)] if len({*workers}) > 1 else []),  # tables may differ
-        ("M", [row["microbatches"] for row in rows]),
-        ("schedule", [row["schedule"] for row in rows]),
-    ]
-    cells = [(name, ["-" if "error" in r else cell(r) for r in rows]) for name, cell in columns]
-    reasons = [row.get("why") or f"not evaluated: {row['error']}" for row in rows]
+        columns += [
+            Column("MFU", "mfu", percent),
+            Column("memory", "memory_bytes", lambda held: f"{max(held) / 1e9:.1f} GB"),
+            Column("fits", "fits", lambda fits: "yes" if fits else "[red]no"),
+        ]
     if not tells_lines():
-        cells.append(("reason", list(map(escape, reasons))))
+        columns.append(Column("reason", lambda row: escape(_reason(row))))
     ratio = ", ".join(f"{letter} = {slots[letter]:.4g}" for letter in "FBIW")
     title = f"formula: as published; table: idealised, in slots of {ratio}; run: with messages"
-    print_all(
-        grid([*keys, *cells], keys=len(keys), title=title), "where the levels disagree, and why:"
-    )
-    for row, reason in zip(rows, reasons, strict=True):
-        print_plain(f"  {row['schedule']}, M = {row['microbatches']}: {reason}")
+    yield table_of(rows, columns, keys=len(keys), title=title)
+    yield "where the levels disagree, and why:"
+    for row in rows:
+        yield plain(f"  {row['schedule']}, M = {row['microbatches']}: {_reason(row)}")
+
+
+def _reason(row: dict[str, Any]) -> str:
+    return row.get("why") or f"not evaluated: {row['error']}"
 
 
 def _size(row: dict[str, Any]) -> tuple[int, int]:
     return row["workers"], row["microbatches"]
 
 
-def _fastest(row: dict[str, Any], best: dict[tuple[int, int], float]) -> str:
+def _makespan(best: dict[tuple[int, int], float], row: dict[str, Any]) -> str:
     """Mark the fastest of those that fit, for its numbers of workers and microbatches."""
+    if "error" in row:
+        return "-"
     is_fastest = row["makespan"] <= best.get(_size(row), 0.0) * (1 + 1e-12)
-    return "[bold green]" * (is_fastest and row.get("fits", True))
-
-
-def _or_dash(value: object) -> object:
-    return "-" if value is None else value
+    return "[bold green]" * (is_fastest and row.get("fits", True)) + seconds(row["makespan"])

@@ -1,6 +1,6 @@
 """`pipejax diff`: what two tables do differently, and what it costs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -12,20 +12,13 @@ import pipejax as pj
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.pricing_steps import GivenTimes
 from pipejax.cli.options.tables import ScheduleList, TableOptions, naming
-from pipejax.cli.options.values import CountIfGiven, JsonFlag
-from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, draw_runs
-from pipejax.cli.output.report import (
-    gigabytes,
-    grid,
-    percent,
-    pick,
-    print_all,
-    print_json,
-    print_plain,
-    print_written,
-    progress,
-    seconds,
-)
+from pipejax.cli.options.values import CountIfGiven
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.files import NO_OUTPUT, Output, draw_runs
+from pipejax.cli.output.kinds import DRAWING
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.progress import progress
+from pipejax.cli.output.report import grid, pick, plain
 from pipejax.schedules.cells.ops import COMMUNICATION, KINDS, format_cell
 from pipejax.schedules.naming import named
 
@@ -50,8 +43,7 @@ def diff(
     microbatches: CountIfGiven = None,
     exchange: bool = False,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Show what two tables do differently, and what it costs: order, workers, phases, messages.
 
     Options:
@@ -92,10 +84,7 @@ def diff(
             for row, makespan in zip(found.rows, exchanged, strict=bool(exchanged))
         ],
     }
-    if json:
-        return print_json(result | figure.as_json())
-    _print(found, result, exchanged)
-    print_written("drawn to", figure.written)
+    return Answer(result, _said(found, result), {"drawn to": figure})
 
 
 def _exchanged(found: "TableDifference", runs: Sequence["pj.Evaluation"]) -> list[float | None]:
@@ -139,24 +128,21 @@ def _as_json(found: "TableDifference") -> dict[str, Any]:
     }
 
 
-def _print(
-    found: "TableDifference", result: dict[str, Any], exchanged: Sequence[float | None]
-) -> None:
+def _said(found: "TableDifference", result: dict[str, Any]) -> Iterator[object]:
     one, other = result["tables"]
     names = [escape(each["schedule"]) for each in (one, other)]
     in_slots = result["unit"] == "slots"
     told = {True: "  in units of F = I = W = 1, B = 2: no times are given"}.get(in_slots, "")
-    print_all(f"[bold]A[/] {names[0]}   [bold]B[/] {names[1]}   {result['link']} links{told}")
-    print_all(_costs(one, other, in_slots))
+    yield f"[bold]A[/] {names[0]}   [bold]B[/] {names[1]}   {result['link']} links{told}"
+    yield _costs(one, other, in_slots)
     if found.is_none:
-        print_plain("the tables have the same cells in the same order")
+        yield "the tables have the same cells in the same order"
         return
-    for line in _sentences(found):
-        print_plain(f"  {line}")
+    yield from (plain(f"  {line}") for line in _sentences(found))
     if found.rows:
-        print_all(_first_differences(found.rows))
-    if exchanged:
-        print_all(_exchanges(found.rows, exchanged, one["makespan"], in_slots))
+        yield _first_differences(found.rows)
+    if result["exchanges"]:
+        yield _exchanges(result["exchanges"], one["makespan"], in_slots)
 
 
 def _costs(one: dict[str, Any], other: dict[str, Any], in_slots: bool) -> Table:
@@ -221,27 +207,20 @@ def _sentences(found: "TableDifference") -> list[str]:
 
 def _first_differences(rows: Sequence["RowDifference"]) -> Table:
     """Around the first cell that differs on each worker, both rows with the cell marked."""
-    heads = ("worker", "table", "from cell", "cells", "reordered")
-    columns: dict[str, list[object]] = {name: [] for name in heads}
+    cells = []
     for row in rows:
-        for name, (at, cells) in zip("AB", row.around(AROUND), strict=True):
-            is_first = name == "A"
-            values = (
-                row.worker if is_first else "",
-                name,
-                row.first if is_first else "",
-                _marked(at, [format_cell(cell) for cell in cells]),
-                row.reordered if is_first else "",
-            )
-            for column, value in zip(columns.values(), values, strict=True):
-                column.append(value)
+        of_row = (row.worker, row.first, row.reordered), ("", "", "")
+        for name, near, said in zip("AB", row.around(AROUND), of_row, strict=True):
+            (at, ops), (worker, first, reordered) = near, said
+            cells.append((worker, name, first, _marked(at, map(format_cell, ops)), reordered))
+    heads = ("worker", "table", "from cell", "cells", "reordered")
     title = "first difference of each worker, idle slots left out"
-    return grid(columns.items(), title=title)
+    return grid(zip(heads, zip(*cells, strict=True), strict=True), title=title)
 
 
-def _marked(at: int, texts: list[str]) -> str:
+def _marked(at: int, cells: Iterable[str]) -> str:
     """Write cells with one marked; a row that ends before it says so."""
-    texts = [escape(text) for text in texts]
+    texts = [*map(escape, cells)]
     if at < len(texts):
         texts[at] = f"[bold]>{texts[at]}<[/]"
     else:
@@ -249,19 +228,15 @@ def _marked(at: int, texts: list[str]) -> str:
     return " ".join(texts)
 
 
-def _exchanges(
-    rows: Sequence["RowDifference"],
-    exchanged: Sequence[float | None],
-    makespan: float,
-    in_slots: bool,
-) -> Table:
+def _exchanges(exchanges: Sequence[dict[str, Any]], makespan: float, in_slots: bool) -> Table:
     """What the first table takes with one row of the second."""
     time = (lambda value: f"{value:.6g}") if in_slots else seconds
+    ran = [each["makespan"] for each in exchanges]
     return grid(
         [
-            ("worker", [row.worker for row in rows]),
-            ("makespan", ["cannot run" if each is None else time(each) for each in exchanged]),
-            ("against A", ["-" if each is None else _ratio(makespan, each) for each in exchanged]),
+            ("worker", [each["worker"] for each in exchanges]),
+            ("makespan", ["cannot run" if each is None else time(each) for each in ran]),
+            ("against A", ["-" if each is None else _ratio(makespan, each) for each in ran]),
         ],
         title="A with the row of B on one worker",
     )

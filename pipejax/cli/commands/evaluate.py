@@ -1,6 +1,7 @@
 """`pipejax evaluate`: one schedule, one set of costs."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
@@ -10,20 +11,12 @@ from rich.table import Table
 import pipejax as pj
 from pipejax.cli.options.memory import ActivationOptions, HeldMemory
 from pipejax.cli.options.pricing import Pricing, required
-from pipejax.cli.options.values import CountIfGiven, JsonFlag, Text, parse_seconds
-from pipejax.cli.output.files import CERTIFICATE, NO_OUTPUT, Output, certify
-from pipejax.cli.output.report import (
-    facts,
-    gigabytes,
-    grid,
-    heading,
-    percent,
-    pick,
-    print_all,
-    print_json,
-    print_written,
-    seconds,
-)
+from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.files import NO_OUTPUT, Output, certify
+from pipejax.cli.output.kinds import CERTIFICATE
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.report import Column, facts, grid, heading, pick, table_of
 from pipejax.cli.output.runs import (
     memory_json,
     op_values,
@@ -43,6 +36,15 @@ if TYPE_CHECKING:
 NOMINAL = "nominal"  # the corner of the costs that are given
 
 ROUNDING = 1e-12  # of the makespan: below it a slack is what sums in double precision leave
+
+
+CORNERS = (
+    Column("corner", "name", escape),
+    Column("makespan", "makespan", seconds),
+    Column("worst slack", "worst_slack", seconds),
+    Column("total negative slack", "total_negative_slack", seconds),
+    Column("ops it binds", "binding_ops"),
+)
 
 
 class TimingSettings(NamedTuple):
@@ -123,25 +125,18 @@ class TimingReport(NamedTuple):
     def add_corners(self, found: "Corners", evaluation: "pj.Evaluation") -> None:
         """Compare corners: makespan, lateness, and how many ops have their least slack there."""
         binding = [op.value for op in op_values(evaluation, found.binding.astype(float))]
-        columns: dict[str, list[Any]] = {
-            "name": list(found.names),
+        values: dict[str, Iterable[Any]] = {
+            "name": found.names,
             "makespan": found.makespan.tolist(),
             "worst_slack": found.slack.min(axis=1).tolist(),
             "total_negative_slack": found.total_negative_slack.tolist(),
-            "binding_ops": [binding.count(corner) for corner in range(len(found.names))],
+            "binding_ops": map(binding.count, range(len(found.names))),
         }
         if found.target is None:  # each against its own makespan: none is late
-            columns = {k: v for k, v in columns.items() if "slack" not in k}
-        rows = zip(*columns.values(), strict=True)
-        self.json["corners"] = [dict(zip(columns, row, strict=True)) for row in rows]
-        shown: dict[str, Callable[[Any], str]] = {"name": escape, "binding_ops": str}
-        heads = {"name": "corner", "binding_ops": "ops it binds"}
-        self.tables.append(
-            grid(
-                (heads.get(name, name.replace("_", " ")), [*map(shown.get(name, seconds), column)])
-                for name, column in columns.items()
-            )
-        )
+            del values["worst_slack"], values["total_negative_slack"]
+        rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+        self.json["corners"] = rows
+        self.tables.append(table_of(rows, (each for each in CORNERS if each.value in values)))
 
     def add_slack(self, found: "Corners", evaluation: "pj.Evaluation") -> None:
         """List the slack of every op, of all corners the worst."""
@@ -169,8 +164,7 @@ def evaluate(
     activations: ActivationOptions,
     timing: TimingSettings,
     certificate: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Evaluate one schedule: step time, bubbles, memory, critical path.
 
     Options:
@@ -186,12 +180,18 @@ def evaluate(
     held = activations.of(table, priced.workload, priced.microbatches).held(evaluation)
     result = summary(evaluation, priced, held)
     beside = timing.of(evaluation)
+    written = {}
     if certificate.path is not None:
         certify(pj.certificate(evaluation, memory=held.memory), certificate)
         result |= certificate.as_json()
-    if json:
-        print_json(result | beside.json)
-        return certificate.end(json=True)
+        written["wrote the certificate to"] = certificate
+    said = chain(_said(evaluation, result, priced, held), beside.tables)
+    return Answer(result | beside.json, said, written)
+
+
+def _said(
+    evaluation: "pj.Evaluation", result: dict[str, Any], pricing: Pricing, held: HeldMemory
+) -> Iterator[object]:
     path = sorted(result["critical_path"].items(), key=lambda item: -item[1])
     idle = percent(result["span_bubble_ratio"])
     totals = [
@@ -201,20 +201,15 @@ def evaluate(
         ("largest span", f"{seconds(result['max_span'])}, of which idle {idle}"),
         ("critical path", ", ".join(f"{name} {100 * share:.3g} %" for name, share in path)),
     ]
-    if priced.workload is not None:
+    if pricing.workload is not None:
         totals += step_facts(result)
     elif "tokens_per_second" in result:
         totals.append(("tokens", f"{result['tokens_per_second']:.4g} per second"))
-    print_all(
-        heading(evaluation, f"{_link(evaluation)} links"),
-        facts(totals),
-        _workers(evaluation, result, priced, held),
-    )
-    if priced.workload is not None:
-        print_all(step_parts(result))
-    print_all(*beside.tables)
-    print_written("wrote the certificate to", certificate.written)
-    certificate.end(json=False)
+    yield f"{heading(result)}, {_link(evaluation)} links"
+    yield facts(totals)
+    yield _workers(evaluation, result, pricing, held)
+    if pricing.workload is not None:
+        yield step_parts(result)
 
 
 def _check_pairs(evaluation: "pj.Evaluation") -> None:

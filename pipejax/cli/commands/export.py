@@ -4,11 +4,10 @@ from typing import Annotated
 
 import pipejax as pj
 from pipejax.base.checks import one_of
-from pipejax.base.files import write_file
 from pipejax.cli.options.pricing import Pricing, or_slots
-from pipejax.cli.options.values import JsonFlag
-from pipejax.cli.output.files import ANY, Output
-from pipejax.cli.output.report import print_json, print_written
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.files import Output
+from pipejax.cli.output.kinds import ANY
 from pipejax.runtimes.formats import FORMATS
 
 
@@ -18,8 +17,7 @@ def export(
     links: pj.Links,
     format: str,
     out: Annotated[Output, ANY],
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Write a table for PyTorch, JaxPP or Shardy, as JSON, or its run as a trace for Perfetto.
 
     Options:
@@ -32,9 +30,7 @@ def export(
     costs = or_slots(pricing, table)
     given = pj.evaluate(table, costs, link=links) if FORMATS[format].of_run else table
     text = FORMATS[format].writer(given)
-    out.save(lambda draft: write_file(draft, text), lambda: text)
-    result = {"format": format, **out.as_json(), "bytes": len(text.encode())}
-    if json:
-        print_json(result)
-    else:
-        print_written(f"wrote {format}, {result['bytes']} bytes, to", out.written)
+    out.save_text(text)
+    size = len(text.encode())
+    result = {"format": format, **out.as_json(), "bytes": size}
+    return Answer(result, written={f"wrote {format}, {size} bytes, to": out})

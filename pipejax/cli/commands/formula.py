@@ -1,6 +1,7 @@
 """`pipejax formula`: the makespan of a table as an exact form in a few parameters."""
 
 import json as json_text
+from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple
 
 from rich.markup import escape
@@ -8,21 +9,14 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.checks import one_of
-from pipejax.base.files import write_file
 from pipejax.cli.options.tables import TableChoice
-from pipejax.cli.options.values import Count, JsonFlag, Text, parse_seconds
-from pipejax.cli.output.files import CERTIFICATE, NO_OUTPUT, Output
-from pipejax.cli.output.report import (
-    facts,
-    grid,
-    percent,
-    pick,
-    print_all,
-    print_json,
-    print_plain,
-    print_written,
-    waiting,
-)
+from pipejax.cli.options.values import Count, Text, parse_seconds
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.files import NO_OUTPUT, Output
+from pipejax.cli.output.kinds import CERTIFICATE
+from pipejax.cli.output.numbers import percent
+from pipejax.cli.output.progress import waiting
+from pipejax.cli.output.report import facts, grid, heading, pick, plain, sizes_of
 from pipejax.schedules.cells.ops import STEP_END
 from pipejax.schedules.naming import named
 
@@ -39,8 +33,7 @@ def formula(
     box: Text = None,
     max_facets: Count = 200,
     out: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Show the exact closed form of the makespan: a maximum of sums, with regimes and proof.
 
     Options:
@@ -77,15 +70,9 @@ def formula(
     if against is not None:
         result["versus"] = against.as_json()
     text = json_text.dumps(result, allow_nan=False)
-    out.save(lambda draft: write_file(draft, text), lambda: text)
-    if json:
-        return print_json(result | out.as_json() if out.path is not None else result)
-    _print(form, table)
-    if found is not None:
-        _print_family(found)
-    if against is not None:
-        _print_versus(against)
-    print_written("wrote the form and its certificate to", out.written)
+    out.save_text(text)
+    written = {"wrote the form and its certificate to": out} if out.path is not None else {}
+    return Answer(result, _said(table, form, found, against), written)
 
 
 class _Chosen(NamedTuple):
@@ -181,24 +168,30 @@ def _parse_box(text: str | None) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _print(form: "pj.results.Formula", table: pj.ScheduleTable) -> None:
+def _said(
+    table: pj.ScheduleTable,
+    form: "pj.results.Formula",
+    family: "pj.results.Family | None",
+    versus: "pj.results.Versus | None",
+) -> Iterator[object]:
     shown = len(form.facets) <= SHOWN
     rows = [
         ("makespan", escape(form.text) if shown else f"the largest of {len(form.facets)} sums"),
         ("is", "exact" if form.exact else f"at most {percent(form.gap)} more"),
         ("found with", f"{form.evaluations} evaluations"),
     ]
-    title = (
-        f"[bold]{escape(table.name)}[/], {table.num_workers} workers, {table.num_stages} stages, "
-        f"{table.num_microbatches} microbatches, {form.program.links.model} links"
-    )
-    print_all(title, facts(rows), _regimes(form))
+    yield f"{heading(sizes_of(table))}, {form.program.links.model} links"
+    yield facts(rows)
+    yield _regimes(form)
     for border in form.borders[:SHOWN]:
-        print_plain(
-            f"{border.one} | {border.other}: {border.one} is the larger where {border.text}"
-        )
+        larger = f"{border.one} is the larger where {border.text}"
+        yield plain(f"{border.one} | {border.other}: {larger}")
     if form.borders[SHOWN:]:
-        print_plain(f"and {len(form.borders) - SHOWN} more borders: --json lists all")
+        yield f"and {len(form.borders) - SHOWN} more borders: --json lists all"
+    if family is not None:
+        yield from map(plain, _family_lines(family))
+    if versus is not None:
+        yield from map(plain, _versus_lines(versus))
 
 
 def _regimes(form: "pj.results.Formula") -> Table:
@@ -212,24 +205,22 @@ def _regimes(form: "pj.results.Formula") -> Table:
     return grid([*columns, ("bound by", form.bound_by[:count])])
 
 
-def _print_family(found: "pj.results.Family") -> None:
-    print_plain("")
-    print_plain(str(found))
+def _family_lines(found: "pj.results.Family") -> Iterator[str]:
+    yield from ("", str(found))
     last = f", checked on {', '.join(map(str, found.verified_on))}" * bool(found.verified_on)
-    print_plain(f"found on {found.symbol} = {found.found_on[0]} to {found.found_on[-1]}{last}")
+    yield f"found on {found.symbol} = {found.found_on[0]} to {found.found_on[-1]}{last}"
 
 
-def _print_versus(found: "pj.results.Versus") -> None:
+def _versus_lines(found: "pj.results.Versus") -> Iterator[str]:
     names = dict(zip(("one", "other"), found.names, strict=True))
     verdict = found.verdict
     for role, name in names.items():
         verdict = verdict.replace(role, name)
-    print_plain("")
-    print_plain(f"{' against '.join(found.names)}: {verdict}")
+    yield from ("", f"{' against '.join(found.names)}: {verdict}")
     sides = (found.one_at_most, found.one_slower), (found.other_at_most, found.other_slower)
     for name, (regions, (at, ratio)) in zip(found.names, sides, strict=True):
         rival = next((n for n in found.names if n != name), name)
         for region in regions[:SHOWN]:
-            print_plain(f"{name} is as fast or faster where {' and '.join(region.texts) or 'ever'}")
+            yield f"{name} is as fast or faster where {' and '.join(region.texts) or 'ever'}"
         where = ", ".join(f"{key}={value:.3g}" for key, value in at.items())
-        print_plain(f"{name} takes up to {ratio:.4g} times as long as {rival}, at {where}")
+        yield f"{name} takes up to {ratio:.4g} times as long as {rival}, at {where}"

@@ -12,10 +12,11 @@ import typer
 from rich.markup import escape
 
 from pipejax.base.checks import one_of
-from pipejax.base.files import write_file
-from pipejax.cli.options.values import JsonFlag, Text
-from pipejax.cli.output.files import NO_OUTPUT, TEMPLATE, Output
-from pipejax.cli.output.report import facts, print_all, print_json, print_plain
+from pipejax.cli.options.values import Text
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.files import NO_OUTPUT, Output
+from pipejax.cli.output.kinds import TEMPLATE
+from pipejax.cli.output.report import facts, plain
 from pipejax.costs.model.model import load_model
 from pipejax.costs.system.system import load_system, read_named
 
@@ -172,8 +173,7 @@ def init(
     model: Text = None,
     system: Text = None,
     out: Annotated[Output, TEMPLATE] = NO_OUTPUT,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Write a file of costs, a model, a system or a sweep to begin with; it can be read as it is.
 
     Options:
@@ -193,13 +193,13 @@ def init(
         out.path = Path(template.file)
     out.check(TEMPLATE._replace(suffixes=(Path(template.file).suffix,)))
     text = text_of(kind, out.path, {"model": model, "system": system}.get(kind))
-    out.save(lambda draft: write_file(draft, text), lambda: text)
+    out.save_text(text)
     command = template.used_by.replace("FILE", str(out.path))
-    if json:
-        told = {"keys": template.meanings, "used_by": command}
-        return print_json({"kind": kind, **out.as_json(), **told})
-    if out.written is not None:
-        print_plain(f"wrote {out.written}")
-    print_all(facts((key, escape(meaning)) for key, meaning in template.meanings.items()))
-    print_plain(f"All keys are on the page {template.page} of the documentation. Try:")
-    print_plain(f"  {command}")
+    said = [
+        *([] if out.written is None else [plain(f"wrote {out.written}")]),
+        facts((key, escape(meaning)) for key, meaning in template.meanings.items()),
+        f"All keys are on the page {template.page} of the documentation. Try:",
+        plain(f"  {command}"),
+    ]
+    result = {"kind": kind, **out.as_json(), "keys": template.meanings, "used_by": command}
+    return Answer(result, said)

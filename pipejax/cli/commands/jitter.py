@@ -1,30 +1,24 @@
 """`pipejax jitter`: step times of schedules when durations vary."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rich.markup import escape
 
 import pipejax as pj
 from pipejax.analysis.uncertainty.distributions import DISTRIBUTIONS
-from pipejax.base.checks import MismatchError, is_number
+from pipejax.base.checks import is_number
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.pricing import Pricing, required
-from pipejax.cli.options.tables import ScheduleList, SizedSchedule, TableOptions, naming
-from pipejax.cli.options.values import Count, CountIfGiven, JsonFlag, Seed
-from pipejax.cli.output.files import DATASET, NO_OUTPUT, Output, write_dataset
-from pipejax.cli.output.report import (
-    grid,
-    percent,
-    pick,
-    print_all,
-    print_json,
-    print_plain,
-    print_written,
-    progress,
-    seconds,
-    tells_lines,
-)
+from pipejax.cli.options.tables import ScheduleList, built, naming
+from pipejax.cli.options.values import Count, CountIfGiven, Seed
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.files import NO_OUTPUT, Output, write_dataset
+from pipejax.cli.output.kinds import DATASET
+from pipejax.cli.output.numbers import percent, seconds
+from pipejax.cli.output.progress import progress
+from pipejax.cli.output.report import Column, grid, pick, plain, table_of, tells_lines
 from pipejax.cli.output.runs import op_values, values_by_phase
 
 if TYPE_CHECKING:
@@ -88,8 +82,7 @@ def jitter(
     quantile: float = 0.95,
     ops: bool = False,
     out: Annotated[Output, DATASET] = NO_OUTPUT,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Run schedules with random durations: quantiles of the step time, and who is robust.
 
     Options:
@@ -112,7 +105,9 @@ def jitter(
     if len(sizes) > 1:
         raise ValueError("--tables and --schedules differ in size: jitter ranks those of one size")
     ((workers, microbatches),) = sizes
-    tables, missing = _build(points, listed.options, priced)
+    tables, missing = built(points, listed.options, priced)
+    if not tables:
+        raise ValueError(next(iter(missing.values())))
     priced.check_used(tables.values(), map(listed.options.builder, listed.names))
     runs = _run(tables, priced, links, factors, sampling)
     needs = [priced.memory(table) for table in tables.values()]
@@ -120,49 +115,24 @@ def jitter(
     ranked = pj.analysis.robustness(list(runs.values()), quantile=quantile, fits=fits)
     if out.path is not None:
         write_dataset(jitter_dataset(runs), out)
-    if json:
-        settings = {name: str(value) for name, value in vars(factors).items()}
-        rows = [
-            _row(run, rank, ops) | need
-            for run, rank, need in zip(runs.values(), ranked, needs, strict=True)
-        ]
-        rows += [{"schedule": name, "error": why} for name, why in missing.items()]
-        print_json(
-            {
-                "workers": workers,
-                "microbatches": microbatches,
-                "link": links.model,
-                **pick(links, "queues host_links posting shared_links pair_links eager_below"),
-                "jitter": settings,
-                **pick(sampling, "samples seed"),
-                "quantile": quantile,
-                **out.as_json(),
-                "rows": rows,
-            }
-        )
-        return
-    _print(runs, ranked, quantile, ops)
-    if missing and not tells_lines():
-        reasons = map(escape, missing.values())
-        print_all(grid([("schedule", missing), ("reason", reasons)]))
-    for name, why in missing.items():
-        print_plain(f"  {name}: not evaluated: {why}")
-    print_written("samples in", out.written)
-
-
-def _build(
-    points: list[SizedSchedule], options: TableOptions, pricing: Pricing
-) -> tuple[dict[str, pj.ScheduleTable], dict[str, str]]:
-    """Build every schedule; one that does not exist for these numbers says why instead."""
-    tables, missing = {}, {}
-    for point in points:
-        try:
-            tables[point.name] = options.of(point.name).build(*point, pricing)
-        except MismatchError as error:
-            missing[point.name] = getattr(error, "reason", str(error))
-    if not tables:
-        raise ValueError(next(iter(missing.values())))
-    return tables, missing
+    rows = [
+        _row(run, rank, ops) | need
+        for run, rank, need in zip(runs.values(), ranked, needs, strict=True)
+    ]
+    left_out = [{"schedule": name, "error": why} for name, why in missing.items()]
+    result = {
+        "workers": workers,
+        "microbatches": microbatches,
+        "link": links.model,
+        **pick(links, "queues host_links posting shared_links pair_links eager_below"),
+        "jitter": {name: str(value) for name, value in vars(factors).items()},
+        **pick(sampling, "samples seed"),
+        "quantile": quantile,
+        **out.as_json(),
+        "rows": rows + left_out,
+    }
+    said = _said(rows, runs, ranked, quantile, ops)
+    return Answer(result, chain(said, _said_of_missing(left_out)), {"samples in": out})
 
 
 def _run(
@@ -213,25 +183,24 @@ def _percentile(level: float) -> str:
     return f"p{100 * level:g}"
 
 
-def _print(
-    runs: "dict[str, Jittered]", ranked: "list[Robustness]", quantile: float, ops: bool
-) -> None:
-    from pipejax.analysis.uncertainty.jitter import QUANTILES
-
-    first, every, level = next(iter(runs.values())), runs.values(), _percentile(quantile)
+def _said(
+    rows: list[dict[str, Any]],
+    runs: "dict[str, Jittered]",
+    ranked: "list[Robustness]",
+    quantile: float,
+    ops: bool,
+) -> Iterator[object]:
+    first, level = next(iter(runs.values())), _percentile(quantile)
     times = [
-        ("schedule", runs),
-        ("no jitter", (seconds(rank.deterministic) for rank in ranked)),
-        ("mean", (seconds(run.mean) for run in every)),
-        *((_percentile(q), [seconds(run.quantile(q)) for run in every]) for q in QUANTILES),
-        ("worst", (seconds(float(run.makespans.max())) for run in every)),
+        Column("schedule", "schedule"),
+        Column("no jitter", "deterministic", seconds),
+        Column("mean", "mean", seconds),
+        *(Column(name, name, seconds) for name in rows[0]["quantiles"]),
+        Column("worst", "worst", seconds),
     ]
     ranks = [
         ("schedule", runs),
-        (
-            f"{level} time",
-            (_best(rank) + seconds(rank.makespan) for rank in ranked),
-        ),
+        (f"{level} time", (_best(rank) + seconds(rank.makespan) for rank in ranked)),
         ("rank by time", (rank.makespan_rank for rank in ranked)),
         (f"{level} slowdown", (f"{rank.slowdown:.4f}" for rank in ranked)),
         ("rank by slowdown", (rank.slowdown_rank for rank in ranked)),
@@ -240,12 +209,15 @@ def _print(
     if not all(rank.fits for rank in ranked):
         ranks.append(("fits", ("yes" if rank.fits else "[red]no" for rank in ranked)))
     title = f"step time over {len(first.makespans)} samples, seed {first.seed}"
-    print_all(
-        grid(times, title=title),
-        grid(ranks, title="who is fastest, and whom jitter slows least"),
-    )
+    yield table_of([row | row["quantiles"] for row in rows], times, title=title)
+    yield grid(ranks, title="who is fastest, and whom jitter slows least")
     for name, run in runs.items() if ops else ():
-        print_all(
-            f"{name}: share of samples in which ops are on the critical path",
-            values_by_phase(op_values(run.evaluation, run.node_share), "often", percent),
-        )
+        yield f"{name}: share of samples in which ops are on the critical path"
+        yield values_by_phase(op_values(run.evaluation, run.node_share), "often", percent)
+
+
+def _said_of_missing(rows: list[dict[str, Any]]) -> Iterator[object]:
+    if rows and not tells_lines():
+        yield table_of(rows, (Column("schedule", "schedule"), Column("reason", "error", escape)))
+    for row in rows:
+        yield plain(f"  {row['schedule']}: not evaluated: {row['error']}")

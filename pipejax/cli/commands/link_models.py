@@ -2,9 +2,8 @@
 
 import csv
 import io
-import json as json_text
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,23 +11,15 @@ import numpy as np
 from rich.markup import escape
 
 import pipejax as pj
-from pipejax.base.files import write_file
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
+from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import Output
-from pipejax.cli.output.report import (
-    facts,
-    grid,
-    percent,
-    print_all,
-    print_json,
-    print_plain,
-    print_written,
-    waiting,
-)
+from pipejax.cli.output.numbers import percent
+from pipejax.cli.output.progress import waiting
+from pipejax.cli.output.report import facts, grid, pick, plain
 
 if TYPE_CHECKING:
-    from pipejax.search.links.design import LinkDesign
     from pipejax.search.links.identify import LinkIdentification
 
     Rows = Sequence[tuple[dict[str, str], pj.links.LinkRun]]
@@ -53,7 +44,7 @@ class LinkChoice(NamedTuple):
     delay: Text = None
 
 
-def find_links(file: Path, choice: LinkChoice, out: Output, *, json: bool) -> None:
+def find_links(file: Path, choice: LinkChoice, out: Output) -> Answer:
     """Find which link model a machine follows, from step times of known tables and delays."""
     from pipejax.search.links.identify import check_noise
     from pipejax.search.links.link_runs import read_link_runs
@@ -65,17 +56,12 @@ def find_links(file: Path, choice: LinkChoice, out: Output, *, json: bool) -> No
     rows = read_link_runs(file, is_measured=design is None)
     if design is not None:
         extra = None if delay is None else parse_seconds(delay, "--delay")
-        _design(rows, design, extra, NOISE if time_noise is None else time_noise, out, json=json)
-        return
+        return _design(rows, design, extra, NOISE if time_noise is None else time_noise, out)
     with waiting("links: running all candidates"):
         found = pj.links.identify_links([run for _, run in rows], noise=time_noise, by_pair=by_pair)
-    text = json_text.dumps(link_options(found.links), indent=2) + "\n"
-    out.save(lambda draft: write_file(draft, text), lambda: text)
-    if json:
-        print_json(_as_json(rows, found) | out.as_json())
-    else:
-        _print(rows, found)
-        print_written("wrote the links to", out.written)
+    out.save_json(link_options(found.links))
+    result = _as_json(rows, found)
+    return Answer(result, _said(rows, found, result), {"wrote the links to": out})
 
 
 def link_options(found: pj.Links) -> dict[str, str]:
@@ -114,9 +100,7 @@ def _as_json(rows: "Rows", found: "LinkIdentification") -> dict[str, Any]:
     times = zip(rows, found.fits[0].predicted.tolist(), strict=True)
     return {
         "links": link_options(found.links),
-        "told_apart": found.told_apart,
-        "explains": found.explains,
-        "noise": found.noise,
+        **pick(found, "told_apart explains noise"),
         "alike": [link_options(each) for each in found.alike],
         "candidates": [
             link_options(fit.links)
@@ -131,56 +115,46 @@ def _as_json(rows: "Rows", found: "LinkIdentification") -> dict[str, Any]:
     }
 
 
-def _print(rows: "Rows", found: "LinkIdentification") -> None:
+def _said(rows: "Rows", found: "LinkIdentification", result: Mapping[str, Any]) -> Iterator[object]:
     measured = np.array([run.seconds for _, run in rows])
     left = np.abs(np.log(measured / found.fits[0].predicted))
     worst = int(left.argmax())
-    print_all(
-        f"[bold]{_line(found.links)}[/]",
+    yield f"[bold]{_line(found.links)}[/]"
+    yield (
         f"  leaves {percent(found.fits[0].rms)} of {len(rows)} step times (root mean square), at "
-        f"most {percent(float(left[worst]))}, in row {worst + 1}",
+        f"most {percent(float(left[worst]))}, in row {worst + 1}"
     )
     if not found.explains:
-        print_all(
+        yield (
             f"  that is more than noise of {percent(found.noise)}: no candidate explains these "
             "runs, whatever is best"
         )
-    shown = found.fits[:SHOWN]
-    left_by = [percent(fit.rms) if math.isfinite(fit.rms) else "-" for fit in shown]
-    columns: Sequence[tuple[str, Sequence[object]]] = [
-        ("candidate", [_line(fit.links) for fit in shown]),
-        ("residual", left_by),
-        ("verdict", [fit.verdict for fit in shown]),
+    shown = result["candidates"][:SHOWN]
+    columns: list[tuple[str, Iterable[object]]] = [
+        ("candidate", [_line(fit.links) for fit in found.fits[:SHOWN]]),
+        ("residual", [percent(each["residual"]) for each in shown]),
+        ("verdict", [each["verdict"] for each in shown]),
     ]
-    print_all(grid(columns))
+    yield grid(columns)
     if found.fits[SHOWN:]:
-        print_all(f"and {len(found.fits) - SHOWN} more candidates")
+        yield f"and {len(found.fits) - SHOWN} more candidates"
     if found.pairs:
-        print_all(grid(_pair_columns(found.pairs), title="link models of pairs of workers"))
-    print_all(
-        "these runs rule out every other candidate"
-        if found.told_apart
-        else "cannot be told apart from the best by these runs:"
-    )
-    for links in found.alike[:SHOWN]:
-        print_plain(f"  {_line(links)}")
+        columns = [
+            ("pair", result["pairs"]),
+            ("link", [models[0] for models in found.pairs.values()]),
+            ("or", [", ".join(models[1:]) for models in found.pairs.values()]),
+        ]
+        yield grid(columns, title="link models of pairs of workers")
+    if found.told_apart:
+        yield "these runs rule out every other candidate"
+    else:
+        yield "cannot be told apart from the best by these runs:"
+    yield from (plain(f"  {_line(links)}") for links in found.alike[:SHOWN])
     if found.alike[SHOWN:]:
-        print_all(f"and {len(found.alike) - SHOWN} more")
+        yield f"and {len(found.alike) - SHOWN} more"
 
 
-def _pair_columns(
-    pairs: Mapping[tuple[int, int], tuple[str, ...]],
-) -> Sequence[tuple[str, Sequence[object]]]:
-    return [
-        ("pair", [f"{a}-{b}" for a, b in pairs]),
-        ("link", [models[0] for models in pairs.values()]),
-        ("or", [", ".join(models[1:]) for models in pairs.values()]),
-    ]
-
-
-def _design(
-    rows: "Rows", count: int, delay: float | None, noise: float, out: Output, *, json: bool
-) -> None:
+def _design(rows: "Rows", count: int, delay: float | None, noise: float, out: Output) -> Answer:
     """Choose runs among those that are possible, and write them as rows to be measured."""
     from pipejax.search.links.design import choose_runs, with_delays
     from pipejax.search.links.link_runs import COLUMNS
@@ -192,12 +166,21 @@ def _design(
     chosen = [_cells(cells_of[id(run)], run) for run in found.runs]
     header = [name for name in COLUMNS if any(name in row for row in chosen)]
     text = _csv_text([*header, "seconds"], chosen)
-    out.save(lambda draft: write_file(draft, text), lambda: text)
-    if json:
-        print_json(_design_json(chosen, found) | out.as_json())
-    else:
-        _print_design(header, chosen, found)
-        print_written("wrote the runs to", out.written)
+    out.save_text(text)
+    groups = _groups(found.alike)
+    result = {
+        "runs": chosen,
+        "error_bound": found.error_bound,
+        "alike": [[link_options(each) for each in group] for group in groups],
+    }
+    columns = [(name, [escape(row.get(name, "")) for row in chosen]) for name in header]
+    said = [
+        grid(columns, title=f"{len(chosen)} runs to be measured"),
+        facts([("a wrong link model", f"at most {percent(min(1.0, found.error_bound))} likely")]),
+        *["no run can tell apart, line by line:"] * bool(groups),
+        *(plain("  " + " | ".join(map(_line, group))) for group in groups),
+    ]
+    return Answer(result, said, {"wrote the runs to": out})
 
 
 def _cells(cells: Mapping[str, str], run: pj.links.LinkRun) -> dict[str, str]:
@@ -215,28 +198,6 @@ def _csv_text(header: Sequence[str], rows: Sequence[Mapping[str, str]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
-
-
-def _design_json(chosen: Sequence[Mapping[str, str]], found: "LinkDesign") -> dict[str, Any]:
-    return {
-        "runs": [dict(row) for row in chosen],
-        "error_bound": found.error_bound,
-        "alike": [[link_options(each) for each in group] for group in _groups(found.alike)],
-    }
-
-
-def _print_design(
-    header: Sequence[str], chosen: Sequence[Mapping[str, str]], found: "LinkDesign"
-) -> None:
-    columns = [(name, [escape(row.get(name, "")) for row in chosen]) for name in header]
-    print_all(
-        grid(columns, title=f"{len(chosen)} runs to be measured"),
-        facts([("a wrong link model", f"at most {percent(min(1.0, found.error_bound))} likely")]),
-    )
-    if found.alike:
-        print_all("no run can tell apart, line by line:")
-    for group in _groups(found.alike):
-        print_plain("  " + " | ".join(map(_line, group)))
 
 
 def _groups(alike: Sequence[tuple[pj.Links, pj.Links]]) -> list[list[pj.Links]]:

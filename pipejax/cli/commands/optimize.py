@@ -1,7 +1,7 @@
 """`pipejax optimize`: the fastest schedule that keeps a memory limit, and a bound on all others."""
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -21,32 +21,13 @@ from pipejax.cli.options.memory import (
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.pricing_steps import takes_host_time
 from pipejax.cli.options.tables import TableChoice
-from pipejax.cli.options.values import CountIfGiven, JsonFlag, TimeLimit, parse_seconds
-from pipejax.cli.output.files import (
-    CERTIFICATE,
-    NO_OUTPUT,
-    TABLE,
-    Output,
-    certify,
-    check_modules,
-    end_all,
-    save_table,
-)
-from pipejax.cli.output.report import (
-    FOUND,
-    best_so_far,
-    facts,
-    gigabytes,
-    grid,
-    heading,
-    percent,
-    pick,
-    print_all,
-    print_json,
-    print_written,
-    progress,
-    seconds,
-)
+from pipejax.cli.options.values import CountIfGiven, TimeLimit, parse_seconds
+from pipejax.cli.output.answer import Answer, best_so_far
+from pipejax.cli.output.files import NO_OUTPUT, Output, certify, check_modules, save_table
+from pipejax.cli.output.kinds import CERTIFICATE, TABLE
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.progress import progress
+from pipejax.cli.output.report import FOUND, facts, grid, heading, is_json, pick, print_json
 from pipejax.schedules.cells.ops import format_cell
 
 if TYPE_CHECKING:
@@ -102,8 +83,7 @@ def optimize(
     threads: CountIfGiven = None,
     out: Annotated[Output, TABLE] = NO_OUTPUT,
     certificate: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Find the fastest schedule that keeps a memory limit, and how far from the best it can be.
 
     Options:
@@ -130,20 +110,16 @@ def optimize(
     _check_solver()
     kept = stored.open()
 
-    def report(found: "Found[Optimum]") -> None:
+    def report(found: "Found[Optimum]") -> Answer:
         save_table(found.best.table, out)
         run = pj.evaluate(found.best.table, task.costs, link=links)
         held, folder = task.room.stages.held(run), None if kept is None else kept.path
         outcome = Outcome(task.table, found, run, held, task.room, minimize, folder)
         if found.stopped != "interrupted" or certificate.path is not None:
             certify(as_certificate(outcome, task.may_offload), certificate)
-        if json:
-            print_json(as_json(outcome) | out.as_json() | certificate.as_json())
-        else:
-            print_report(outcome)
-            print_written("wrote the table to", out.written)
-            print_written("wrote the certificate to", certificate.written)
-        end_all(out, certificate, json=json)  # here too: it may be the report of an interruption
+        written = {"wrote the table to": out, "wrote the certificate to": certificate}
+        result = as_json(outcome)
+        return Answer(result, _said(outcome, result), written)
 
     try:
         task = _pose(choice, required(pricing), activations, limit)
@@ -168,10 +144,10 @@ def optimize(
                 on_best=tell,
             )
     except pj.search.InfeasibleError as error:
-        if json:
+        if is_json():
             print_json({"status": "infeasible", "makespan": None, "memory_limit": memory_limit})
         raise pj.search.InfeasibleError(f"{LIMIT_OPTION} {memory_limit}: {error}") from None
-    report(found)
+    return report(found)
 
 
 class _PosedTask(NamedTuple):
@@ -309,8 +285,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def print_report(outcome: Outcome) -> None:
-    """Print the result for a person."""
+def _said(outcome: Outcome, result: Mapping[str, Any]) -> Iterator[object]:
     found, run, best = outcome.found, outcome.run, outcome.found.best
     ended = f", ended by {ENDED[found.stopped]}" if found.stopped in ENDED else ""
     bound = f"{seconds(found.lower_bound)}, gap {percent(found.gap)}, by {best.bound_by}"
@@ -327,13 +302,11 @@ def print_report(outcome: Outcome) -> None:
         totals.append(("idle", less))
     totals.append(("offloaded", f"{best.offloaded} activations"))
     totals.append(("found by", f"{best.source}, in {seconds(best.seconds)}"))
-    print_all(
-        heading(run, f"{run.links.model} links", outcome.given.name),
-        facts(totals),
-        _workers(outcome),
-    )
+    yield f"{heading(result, ' optimised')}, {run.links.model} links"
+    yield facts(totals)
+    yield _workers(outcome)
     if found.baselines:
-        print_all(_baselines(outcome))
+        yield _baselines(outcome)
 
 
 def _workers(outcome: Outcome) -> Table:

@@ -1,34 +1,20 @@
 """`pipejax plan`: the layout of a training job that takes the shortest step."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import pipejax as pj
 from pipejax.base.progress import if_interrupted
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.values import Count, CountIfGiven, JsonFlag, Schedules, Text
-from pipejax.cli.output.files import (
-    DRAWING,
-    NO_OUTPUT,
-    PLAN,
-    SWEEPS,
-    Output,
-    check_modules,
-    drawing,
-    end_all,
-)
-from pipejax.cli.output.report import (
-    gigabytes,
-    grid,
-    percent,
-    print_all,
-    print_json,
-    print_plain,
-    print_written,
-    progress,
-    seconds,
-)
+from pipejax.cli.options.values import Count, CountIfGiven, Schedules, Text
+from pipejax.cli.output.answer import Answer, file_lines
+from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules, drawing
+from pipejax.cli.output.kinds import DRAWING, PLAN, SWEEPS
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.progress import progress
+from pipejax.cli.output.report import grid, pick, plain
 
 if TYPE_CHECKING:
     from pipejax.sweep.plan.result import PlannedLayout, PlanResult
@@ -104,8 +90,7 @@ def plan(
     out: Annotated[Output, PLAN] = NO_OUTPUT,
     resume: bool = False,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Find the layout of a training job that takes the shortest step, among all that fit.
 
     Options:
@@ -125,11 +110,9 @@ def plan(
         transformer = dataclasses.replace(transformer, sequence=sequence)
 
     def say() -> str | None:
-        return (
-            None
-            if out.path is None or out.path.suffix != ".zarr"
-            else (f"{out.path} keeps what was evaluated, go on with --resume")
-        )
+        if out.path is None or out.path.suffix != ".zarr":
+            return None
+        return f"{out.path} keeps what was evaluated, go on with --resume"
 
     with if_interrupted(say), progress("layouts", None) as bar:
         found = pj.plan(
@@ -150,32 +133,23 @@ def plan(
             on_progress=bar.tell,
         )
     _draw(found, figure)
-    if json:
-        print_json(_as_json(found) | ({} if out.path is None else {"out": out.path}))
-    else:
-        _print(found)
-        print_written("all layouts in", out.path)
-        print_written("picture in", figure.written)
-    end_all(figure, json=json)
-
-
-def _as_json(found: "PlanResult") -> dict[str, Any]:
-    counts = ("enumerated", "fitting", "evaluated", "programs", "seconds")
-    return {
+    result = {
         "model": found.request.model.name,
         "system": found.request.system.name,
-        "gpus": found.request.gpus,
-        "minibatch": found.request.minibatch,
+        **pick(found.request, "gpus minibatch"),
         "best": dataclasses.asdict(found.best),
         "runners_up": [dataclasses.asdict(one) for one in found.runners_up],
-        **{name: getattr(found, name) for name in counts},
+        **pick(found, "enumerated fitting evaluated programs seconds"),
+        **({} if out.path is None else out.as_json()),
     }
+    files = file_lines({"all layouts in": out, "picture in": figure})
+    return Answer(result, chain(_said(found), files))
 
 
-def _print(found: "PlanResult") -> None:
+def _said(found: "PlanResult") -> Iterator[object]:
     """Say what is best, how it compares, and how many layouts that stands on."""
     best, request = found.best, found.request
-    print_all(
+    yield (
         f"[bold]{request.model.name}[/] on {request.gpus} {request.system.name}, minibatch "
         f"{request.minibatch}: [bold]{seconds(best.step_time)}[/]{_band(best)}, MFU "
         f"{percent(best.mfu)}, bound by {best.bound_by}"
@@ -194,8 +168,8 @@ def _print(found: "PlanResult") -> None:
     columns = [
         (name, cells) for name, cells in columns if any(cell != usual.get(name) for cell in cells)
     ]
-    print_all(grid(columns, title="the shortest steps of all layouts that fit"))
-    print_plain(
+    yield grid(columns, title="the shortest steps of all layouts that fit")
+    yield plain(
         f"{found.enumerated:,} layouts, {found.fitting:,} fit the memory, {found.evaluated:,} "
         f"evaluated exactly with {found.programs:,} programs in {found.seconds:.1f} s: the lower "
         "bounds of the others are beyond these"

@@ -1,17 +1,19 @@
 """`pipejax run`: a table executed by a runtime, its gradients beside those without a pipeline."""
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import typer
-from rich.markup import escape
 
 import pipejax as pj
 from pipejax.base.checks import one_of, positive, whole_number
 from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.values import Count, JsonFlag, Seed
-from pipejax.cli.output.report import facts, grid, percent, print_all, print_json, seconds, waiting
+from pipejax.cli.options.values import Count, Seed
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.numbers import percent, seconds
+from pipejax.cli.output.progress import waiting
+from pipejax.cli.output.report import facts, grid, heading, pick, sizes_of
 
 if TYPE_CHECKING:
     from pipejax.runtimes.runtime_run import RuntimeRun
@@ -27,8 +29,7 @@ def run(
     steps: int = 0,
     seed: Seed = 0,
     tolerance: float = 1e-5,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Run a table in a runtime: its gradients against those of the model without a pipeline.
 
     Exit code 0 if the gradients are equal within the tolerance, 1 if they are not.
@@ -56,58 +57,41 @@ def run(
     with waiting(f"running {table.name} in {name}"):
         found = run_table(name, job)
     ok = found.error <= most
-    if json:
-        print_json(_summary(table, found, ok))
-    else:
-        _print(table, found, ok)
-    if not ok:
-        raise typer.Exit(1)
+    result = _summary(table, found, ok)
+    return Answer(result, _said(result, found), holds=ok)
 
 
-def _summary(table: pj.ScheduleTable, found: "RuntimeRun", ok: bool) -> dict[str, object]:
+def _summary(table: pj.ScheduleTable, found: "RuntimeRun", ok: bool) -> dict[str, Any]:
     """Collect what `--json` prints; an error that is no number is null."""
     errors = {"gradient_error": found.gradient_error, "loss_error": found.loss_error}
     return {
-        "schedule": table.name,
-        "workers": table.num_workers,
-        "stages": table.num_stages,
-        "microbatches": table.num_microbatches,
-        "runtime": found.runtime,
-        "version": found.version,
+        **sizes_of(table),
+        **pick(found, "runtime version"),
         "ok": ok,
         **{name: value if math.isfinite(value) else None for name, value in errors.items()},
         "loss": found.loss if math.isfinite(found.loss) else None,
-        "left_out": found.left_out,
-        "step_times": list(found.step_times),
-        "step_time": _step_time(found),
-        "predicted": found.predicted,
-        "profile": found.profile,
-        "message": list(found.message),
+        **pick(found, "left_out step_times"),
+        "step_time": float(np.median(found.step_times)) if len(found.step_times) else None,
+        **pick(found, "predicted profile message"),
     }
 
 
-def _step_time(found: "RuntimeRun") -> float | None:
-    """Median of the measured steps [s]."""
-    return float(np.median(found.step_times)) if len(found.step_times) else None
-
-
-def _print(table: pj.ScheduleTable, found: "RuntimeRun", ok: bool) -> None:
-    verdict = "equal" if ok else "[red]not equal[/]"
+def _said(result: Mapping[str, Any], found: "RuntimeRun") -> Iterator[object]:
+    verdict = "equal" if result["ok"] else "[red]not equal[/]"
     rows = [
         ("gradients", f"{verdict}, largest relative difference {found.gradient_error:.3g}"),
         ("loss", f"{found.loss:.6g}, relative difference {found.loss_error:.3g}"),
     ]
-    measured = _step_time(found)
+    measured = result["step_time"]
     if measured is not None:
         rows.append(("step time", f"[bold]{seconds(measured)}[/] measured"))
     if measured is not None and found.predicted is not None:
         error = percent(found.predicted / measured - 1)
         rows.append(("predicted", f"{seconds(found.predicted)}, {error} off"))
     rows += [(f"{phase} cells", f"left out: {why}") for phase, why in found.left_out.items()]
-    sizes = f"{table.num_workers} workers, {table.num_stages} stages"
-    name = f"[bold]{escape(table.name)}[/], {sizes}, {table.num_microbatches} microbatches"
-    print_all(f"{name}, {found.runtime} {found.version}", facts(rows))
+    yield f"{heading(result)}, {found.runtime} {found.version}"
+    yield facts(rows)
     if found.profile:
-        stages = range(table.num_stages)
+        stages = range(result["stages"])
         columns = [(letter, map(seconds, times)) for letter, times in found.profile.items()]
-        print_all(grid([("stage", stages), *columns]))
+        yield grid([("stage", stages), *columns])

@@ -1,19 +1,26 @@
 """`pipejax schedules`: what can be built, and which models and systems have a name."""
 
 import warnings
-from typing import Any
 
 from pipejax.base.progress import Notice
 from pipejax.cli.options.tables import written
-from pipejax.cli.options.values import JsonFlag
-from pipejax.cli.output.report import grid, print_all, print_json
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.report import Column, pick, table_of
 from pipejax.schedules import Builder, find, names
 from pipejax.schedules.cells.ops import Phase
 
+SOURCES = (Column("name", "name"), Column("source", "source"))
+COLUMNS = (
+    Column("schedule", "name"),
+    Column("what it is", "summary"),
+    Column("legal", "legal"),
+    Column("options", "options", lambda options: ", ".join(map(written, options))),
+    Column("source", "source"),
+)
 SMALL = {"num_workers": 2, "num_microbatches": 2}  # that every built-in schedule has
 
 
-def schedules(models: bool = False, systems: bool = False, json: JsonFlag = False) -> None:
+def schedules(models: bool = False, systems: bool = False) -> Answer:
     """List the schedules that can be built, with their sources; also models and systems.
 
     With --json it is a list of {name, phases, legal, source, ..}: phases of a table of two workers
@@ -29,32 +36,20 @@ def schedules(models: bool = False, systems: bool = False, json: JsonFlag = Fals
         raise ValueError("--models and --systems: choose one")
     if models or systems:
         load, every = (load_model, model_names()) if models else (load_system, system_names())
-        _print_sources({name: load(name).source for name in every}, json)
-        return
-    builders = _builders()
-    if json:
-        print_json([_as_json(name, builder) for name, builder in builders.items()])
-        return
-    print_all(
-        grid(
-            [
-                ("schedule", builders),
-                ("what it is", (builder.summary for builder in builders.values())),
-                ("legal", (builder.legal or "-" for builder in builders.values())),
-                ("options", (", ".join(map(written, each.options)) for each in builders.values())),
-                ("source", (builder.source for builder in builders.values())),
-            ]
-        ),
-        "models: " + ", ".join(model_names()),
-        "systems: " + ", ".join(system_names()),
-    )
-
-
-def _print_sources(sources: dict[str, str], json: bool) -> None:
-    if json:
-        print_json([{"name": name, "source": source} for name, source in sources.items()])
-    else:
-        print_all(grid([("name", sources), ("source", sources.values())]))
+        sources = [{"name": name, "source": load(name).source} for name in every]
+        return Answer(sources, [table_of(sources, SOURCES)])
+    rows = [
+        {
+            "name": name,
+            "phases": _phases(builder),
+            "legal": builder.legal or None,
+            **pick(builder, "source summary options"),
+        }
+        for name, builder in _builders().items()
+    ]
+    others = {"models": model_names(), "systems": system_names()}
+    names = (f"{kind}: {', '.join(every)}" for kind, every in others.items())
+    return Answer(rows, [table_of(rows, COLUMNS), *names])
 
 
 def _builders() -> dict[str, Builder]:
@@ -66,17 +61,6 @@ def _builders() -> dict[str, Builder]:
         except ValueError as error:
             warnings.warn(f"not loaded: {error}", Notice, stacklevel=2)
     return found
-
-
-def _as_json(name: str, builder: Builder) -> dict[str, Any]:
-    return {
-        "name": name,
-        "phases": _phases(builder),
-        "legal": builder.legal or None,
-        "source": builder.source,
-        "summary": builder.summary,
-        "options": builder.options,
-    }
 
 
 def _phases(builder: Builder) -> list[str] | None:

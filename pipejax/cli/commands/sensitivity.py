@@ -6,17 +6,11 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.cli.options.pricing import Pricing, required
-from pipejax.cli.options.values import JsonFlag
-from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
-from pipejax.cli.output.report import (
-    grid,
-    percent,
-    pick,
-    print_all,
-    print_json,
-    print_written,
-    seconds,
-)
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
+from pipejax.cli.output.kinds import DRAWING
+from pipejax.cli.output.numbers import percent, seconds
+from pipejax.cli.output.report import grid, pick
 
 if TYPE_CHECKING:
     from pipejax.analysis.uncertainty.sensitivity import Sensitivity
@@ -32,8 +26,7 @@ def sensitivity(
     links: pj.Links,
     factor: float = 2.0,
     out: Annotated[Output, DRAWING] = NO_OUTPUT,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Show elasticities of the step time, what bounds it, and a tornado of exact re-evaluations.
 
     Options:
@@ -60,23 +53,15 @@ def sensitivity(
     ends = swings(table, priced.workload, priced.system, factors=factors, link=links)
     if out.path is not None:
         _draw(out, table.name, found, ends, factors)
-    if json:
-        print_json(
-            {
-                "schedule": table.name,
-                **pick(found, "step_time bound_by share elasticity"),
-                "factors": factors,
-                "swings": ends,
-                **out.as_json(),
-            }
-        )
-        return
-    print_all(
-        f"step time [bold]{seconds(found.step_time)}[/], bound by {found.bound_by} "
-        f"({percent(found.share[found.bound_by])} of the critical path)",
-        _table(found, ends, factors),
-    )
-    print_written("drawn to", out.written)
+    result = {
+        "schedule": table.name,
+        **pick(found, "step_time bound_by share elasticity"),
+        "factors": factors,
+        "swings": ends,
+    }
+    bound = f"{found.bound_by} ({percent(found.share[found.bound_by])} of the critical path)"
+    said = f"step time [bold]{seconds(found.step_time)}[/], bound by {bound}"
+    return Answer(result, [said, _table(found, ends, factors)], {"drawn to": out})
 
 
 def _table(

@@ -1,7 +1,7 @@
 """`pipejax show`: timelines, in the terminal, drawn, or on a page that prices them anew."""
 
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rich.markup import escape
@@ -16,19 +16,13 @@ from pipejax.cli.options.memory import ActivationOptions, HeldMemory, MemoryLimi
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.pricing_steps import TableSlots
 from pipejax.cli.options.tables import TableChoice, TableOptions, chosen_tables, naming
-from pipejax.cli.options.values import CountIfGiven, JsonFlag, Text, parse_seconds
-from pipejax.cli.output.files import ANY, NO_OUTPUT, TIMELINE, Output
-from pipejax.cli.output.report import (
-    console,
-    grid,
-    percent,
-    pick,
-    print_all,
-    print_json,
-    print_plain,
-    print_written,
-    waiting,
-)
+from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
+from pipejax.cli.output.answer import Answer, file_lines
+from pipejax.cli.output.files import NO_OUTPUT, Output
+from pipejax.cli.output.kinds import ANY, TIMELINE
+from pipejax.cli.output.numbers import percent
+from pipejax.cli.output.progress import waiting
+from pipejax.cli.output.report import console, grid, pick, plain, print_all
 from pipejax.cli.output.terminal_timeline import (
     NAMES,
     ShownRun,
@@ -149,6 +143,7 @@ class Scene(NamedTuple):
 
     Attributes:
       runs: by name.
+      sizes: how the activations of each are sized.
       held: memory of each run, or None where it is not shown.
       unit: of times.
       window: part of the time axis, if not all of it.
@@ -158,6 +153,7 @@ class Scene(NamedTuple):
     """
 
     runs: "Mapping[str, pj.Evaluation]"
+    sizes: Sequence[StageSizes]
     held: Sequence[HeldMemory | None]
     unit: "TimeUnit"
     window: "Window | None"
@@ -179,8 +175,7 @@ def show(
     memory: bool = False,
     width: CountIfGiven = None,
     open: bool = False,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Show timelines of schedules under one time axis; without times, in the tables' own slots.
 
     A page (.html) prices them anew as sliders move; it needs no server and no net.
@@ -204,27 +199,13 @@ def show(
     limit = options.options.get("memory_limit") if with_curves else None
     scene = _scene(tables, pricing, links, activations, picture, messages, memory, limit)
     if suffix == ".html":
-        given = {"messages": messages, "memory": memory}
-        more = {name: True for name, wanted in given.items() if wanted}
-        more |= {"critical": False} if picture.no_critical else {}
-        view = scene.window
-        save_page(tables, pricing, links, activations, out, limit=limit, show=more, view=view)
+        _save_page(scene, pricing, activations, limit, memory, out)
     elif paper is not None:
         _draw(scene, paper, out, beside)
     if open and out.written is not None:
         webbrowser.open(out.written.resolve().as_uri())
-    if json:
-        print_json(_as_json(scene, out, missing, several=schedules is not None))
-        return
-    for name, reason in missing.items():
-        print_plain(f"{name} is not there: {reason}")
-    if out.path is None:
-        _print(scene, width)
-    elif suffix == ".html":
-        print_all(_summary(scene))
-    print_written("drawn to", out.written)
-    print_written("caption in", beside.written)
-    beside.end(json=json)
+    result = _as_json(scene, out, missing, several=schedules is not None)
+    return Answer(result, _said(scene, missing, out, beside, width))
 
 
 def _caption_output(picture: PictureSettings, out: Output) -> Output:
@@ -247,20 +228,21 @@ def _scene(
     """Run the tables."""
     from pipejax.plots.caption import caption_of_runs
 
-    evaluated, held = [], []
+    evaluated, sized, held = [], [], []
     priced = pricing or NO_TIMES
     for table in tables:
         with naming(table):
             run = pj.evaluate(table, priced.of(table), link=links)
         sizes = activations.of(table, priced.workload, priced.microbatches)
         evaluated.append(run)
+        sized.append(sizes)
         limits = limit and limit.levels(table, sizes, activations, priced.workload)
         held.append(sizes.held(run)._replace(limits=limits) if memory else None)
     runs = by_name(evaluated)
     unit = picture.time_unit(evaluated, in_slots=pricing is None)
     window = picture.window(evaluated)
     caption = caption_of_runs(runs, unit, setting=setting_of(pricing), window=window)
-    return Scene(runs, held, unit, window, messages, picture, caption)
+    return Scene(runs, sized, held, unit, window, messages, picture, caption)
 
 
 def _draw(scene: Scene, paper: "Paper", out: Output, beside: Output) -> None:
@@ -283,7 +265,7 @@ def _draw(scene: Scene, paper: "Paper", out: Output, beside: Output) -> None:
     drawn = draw_panels(panels, look)
     out.save(lambda draft: save(drawn, draft))
     text = caption_file(str(out.path and out.path.name), scene.caption)
-    beside.save(lambda draft: write_file(draft, text), lambda: text)
+    beside.save_text(text)
 
 
 def _as_json(
@@ -336,6 +318,19 @@ def _summary(scene: Scene) -> Table:
     )
 
 
+def _said(
+    scene: Scene, missing: Mapping[str, str], out: Output, beside: Output, width: int | None
+) -> Iterator[object]:
+    for name, reason in missing.items():
+        yield plain(f"{name} is not there: {reason}")
+    if out.path is None:
+        _print(scene, width)
+    elif out.path.suffix == ".html":
+        yield _summary(scene)
+    yield from file_lines({"drawn to": out, "caption in": beside})
+    beside.end(json=False)
+
+
 def _print(scene: Scene, width: int | None) -> None:
     """Print runs one below the other, under one time axis."""
     from pipejax.analysis.runs.timeline import Window
@@ -362,56 +357,33 @@ def _print(scene: Scene, width: int | None) -> None:
         out.print(f"shown: {low / scene.unit.seconds:.5g} to {scene.unit.text(high)}")
     print_legend(out, shown)
     if scene.picture.caption == "under":
-        print_plain(scene.caption)
+        print_all(plain(scene.caption))
 
 
-if TYPE_CHECKING:
-    from pipejax.analysis.runs.timeline import Window
-    from pipejax.plots.caption import TimeUnit
-    from pipejax.plots.style import Paper
-
-
-def save_page(
-    tables: Sequence[pj.ScheduleTable],
+def _save_page(
+    scene: Scene,
     pricing: Pricing | None,
-    links: pj.Links,
     activations: ActivationOptions,
+    limit: MemoryLimit | None,
+    memory: bool,
     out: Output,
-    *,
-    limit: MemoryLimit | None = None,
-    show: Mapping[str, bool] | None = None,
-    view: tuple[float, float] | None = None,
-) -> list["pj.Evaluation"]:
-    """Write a page of some tables, in their own slots without times, and return their runs.
-
-    Args:
-      tables: the schedules.
-      pricing: how they are priced.
-      links: what they run under.
-      activations: how activations are sized.
-      out: where the page goes.
-      limit: what a worker may hold; if None, with a model what its system has.
-      show: what is shown at first, or not, as for `page`.
-      view: part of the time axis that is shown at first.
-
-    Returns:
-      (tables) runs.
-    """
+) -> None:
+    """Write a page; its memory limit, if none is given, is with a model what its system has."""
     from pipejax.plots.explorer.page import page
     from pipejax.plots.explorer.payload import Explored, MemoryShown
 
     given = pricing or NO_TIMES
     explored = []
-    for table in tables:
-        with naming(table):
-            run = pj.evaluate(table, given.of(table), link=links)
-        sized = activations.of(table, given.workload, given.microbatches)
-        limits = _limits(table, sized, given, activations, limit)
-        explored.append(Explored(run, MemoryShown(*sized[:4], limits)))
+    for run, sizes in zip(scene.runs.values(), scene.sizes, strict=True):
+        limits = _limits(run.table, sizes, given, activations, limit)
+        explored.append(Explored(run, MemoryShown(*sizes[:4], limits)))
+    wanted = {"messages": scene.messages, "memory": memory}
+    show = {name: True for name, is_wanted in wanted.items() if is_wanted}
+    show |= {"critical": False} if scene.picture.no_critical else {}
+    unit = "slots" if pricing is None else "s"
     with waiting("looking for closed forms"):
-        text = page(explored, unit="slots" if pricing is None else "s", show=show, view=view)
+        text = page(explored, unit=unit, show=show, view=scene.window)
     out.save(lambda draft: write_file(draft, text))
-    return [each.run for each in explored]
 
 
 def _limits(

@@ -1,7 +1,7 @@
 """`pipejax staleness`: with which weights an asynchronous table computes its gradients."""
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from rich.table import Table
@@ -9,18 +9,11 @@ from rich.table import Table
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.values import JsonFlag
-from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
-from pipejax.cli.output.report import (
-    gigabytes,
-    grid,
-    heading,
-    percent,
-    pick,
-    print_all,
-    print_json,
-    print_written,
-)
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
+from pipejax.cli.output.kinds import DRAWING
+from pipejax.cli.output.numbers import gigabytes, percent
+from pipejax.cli.output.report import grid, heading, pick
 
 if TYPE_CHECKING:
     from pipejax.analysis.runs.staleness import Staleness
@@ -34,8 +27,7 @@ def staleness(
     pricing: Pricing | None,
     links: pj.Links,
     out: Annotated[Output, DRAWING] = NO_OUTPUT,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Show weight versions and delays of an asynchronous table; in unit slots without times.
 
     Options:
@@ -59,23 +51,24 @@ def staleness(
         result["weight_bytes"] = found.versions @ version
     if out.path is not None:
         _draw(out, found)
-        result |= out.as_json()
-    if json:
-        print_json(result)
-        return
-    print_all(
-        heading(found, "unit slots" if costs is None else f"{links.model} links"),
-        _workers(found, result.get("weight_bytes")),
-    )
+    drawn = {"drawn to": out} if out.path is not None else {}
+    return Answer(result, _said(table, found, result), drawn)
+
+
+def _said(
+    table: pj.ScheduleTable, found: "Staleness", result: Mapping[str, Any]
+) -> Iterator[object]:
+    links = f"{result['link']} links" if "link" in result else "unit slots"
+    yield f"{heading(result)}, {links}"
+    yield _workers(found, result.get("weight_bytes"))
     if not table.updates_within:
-        print_all("no cell updates weights: the table is synchronous, nothing is stale")
+        yield "no cell updates weights: the table is synchronous, nothing is stale"
         return
-    print_all(
+    yield (
         f"delay of an update in steady state: mean [bold]{found.mean_delay:.4g}[/], "
-        f"largest [bold]{found.max_delay}[/] block updates",
-        _histogram(found),
+        f"largest [bold]{found.max_delay}[/] block updates"
     )
-    print_written("drawn to", out.written)
+    yield _histogram(found)
 
 
 def _workers(found: "Staleness", held: Float[NumpyArray, " workers"] | None) -> Table:

@@ -2,7 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,29 +15,13 @@ from rich.progress import Progress, ProgressColumn, Task, TimeElapsedColumn
 from rich.text import Text
 
 from pipejax.base.progress import if_interrupted
-from pipejax.cli.options.values import Count, JsonFlag
-from pipejax.cli.output.files import (
-    DRAWING,
-    GRID,
-    NO_OUTPUT,
-    SWEEPS,
-    Output,
-    check_modules,
-    drawing,
-)
-from pipejax.cli.output.report import (
-    facts,
-    gigabytes,
-    grid,
-    percent,
-    print_all,
-    print_json,
-    print_plain,
-    print_written,
-    progress,
-    seconds,
-    tells_lines,
-)
+from pipejax.cli.options.values import Count
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules, drawing
+from pipejax.cli.output.kinds import DRAWING, GRID, SWEEPS
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.progress import progress
+from pipejax.cli.output.report import facts, grid, plain, tells_lines
 
 
 def sweep_run(
@@ -44,8 +29,7 @@ def sweep_run(
     out: Annotated[Output, GRID],
     resume: bool = False,
     scheduler: str | None = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Evaluate a grid of schedules, workloads and systems into a Zarr store, block by block.
 
     Killed at any moment and resumed, it ends with the same bytes as without a break.
@@ -91,7 +75,7 @@ def sweep_run(
             scheduler=scheduler,
             on_progress=on_progress,
         ).close()
-    _print_run(grid, path, done[0], time.perf_counter() - began, json)
+    return _answer(grid, path, done[0], time.perf_counter() - began)
 
 
 class _Rate(ProgressColumn):
@@ -102,7 +86,7 @@ class _Rate(ProgressColumn):
         return Text("-" if speed is None else f"{speed:,.0f} points/s")
 
 
-def _print_run(grid: Any, out: Path, from_before: int, seconds: float, json: bool) -> None:
+def _answer(grid: Any, out: Path, from_before: int, seconds: float) -> Answer:
     import xarray as xr
 
     from pipejax.sweep import STATUS
@@ -124,21 +108,18 @@ def _print_run(grid: Any, out: Path, from_before: int, seconds: float, json: boo
         "bytes": size,
         "reasons": reasons,
     }
-    if json:
-        print_json(result)
-        return
     sizes = ", ".join(f"{name} {size}" for name, size in grid.sizes.items())
-    print_plain(f"{grid.num_points:,} points ({sizes}) in {out}, {decimal(size)}")
     points = [(n, f"{count:,}") for n, count in zip(STATUS, counted, strict=True) if count]
     earlier = f"; {from_before:,} were there" if from_before else ""
-    print_all(
+    said = [
+        plain(f"{grid.num_points:,} points ({sizes}) in {out}, {decimal(size)}"),
         f"evaluated {new:,} in {seconds:.1f} s: {rate:,.0f} points/s{earlier}",
         facts(points),
-    )
-    for reason in reasons[:5]:
-        print_plain(f"  illegal: {reason}")
-    if len(reasons) > 5:
-        print_all(f"  and {len(reasons) - 5} further reasons, in the variable `reason`")
+        *(plain(f"  illegal: {reason}") for reason in reasons[:REASONS]),
+    ]
+    if len(reasons) > REASONS:
+        said.append(f"  and {len(reasons) - REASONS} further reasons, in the variable `reason`")
+    return Answer(result, said)
 
 
 if TYPE_CHECKING:
@@ -171,8 +152,7 @@ def sweep_show(
     axes: str = AXES,
     no_memory_limit: bool = False,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Show the best points of a sweep, the front that no point beats, and what was not evaluated.
 
     Options:
@@ -200,62 +180,60 @@ def sweep_show(
     first, front = found.best(among, rank, best), found.front(among, sides)
     if figure.path is not None:
         _draw(found, among, sides, front if pareto else front[:0], first[:1], figure)
-    if json:
-        print_json(
-            {
-                "store": dataset,
-                "points": len(found.status),
-                **{name.replace(" ", "_"): count for name, count in found.counts().items()},
-                "selected": int(kept.sum()),
-                "by": rank,
-                "best": [found.point(place) for place in first.tolist()],
-                **({"axes": sides, "pareto": _as_points(found, front)} if pareto else {}),
-                "reasons": dict(_reasons(found).most_common()),
-                **figure.as_json(),
-            }
-        )
-        return
-    _print_counts(found, dataset, int(kept.sum()), bool(where))
-    if len(first) == 0:
-        print_plain("no point can be chosen" + " where these conditions hold" * bool(where))
-        if np.any(kept & selectable(found, memory_limit=False)):
-            print_plain(
-                "  those that need more memory than there is are shown by --no-memory-limit"
-            )
-    else:
-        _print_table(found, first, f"best {len(first)} by {_words(rank)}")
-    if pareto and len(front):
-        _print_table(found, front, f"front of {_words(sides[0])} against {_words(sides[1])}")
-    print_written("drawn to", figure.written)
+    best_points, front_points = (_as_points(found, places) for places in (first, front))
+    reasons = Counter(str(text) for text in found.reasons if text)
+    result = {
+        "store": dataset,
+        "points": len(found.status),
+        **{name.replace(" ", "_"): count for name, count in found.counts().items()},
+        "selected": int(kept.sum()),
+        "by": rank,
+        "best": best_points,
+        **({"axes": sides, "pareto": front_points} if pareto else {}),
+        "reasons": dict(reasons.most_common()),
+    }
+
+    def said() -> Iterator[object]:
+        yield from map(plain, _counts(result, found.counts(), is_filtered=bool(where)))
+        if best_points:
+            yield from _table(found, best_points, f"best {len(first)} by {_words(rank)}")
+        else:
+            yield "no point can be chosen" + " where these conditions hold" * bool(where)
+            if np.any(kept & selectable(found, memory_limit=False)):
+                yield "  those that need more memory than there is are shown by --no-memory-limit"
+        if pareto and front_points:
+            title = f"front of {_words(sides[0])} against {_words(sides[1])}"
+            yield from _table(found, front_points, title)
+
+    return Answer(result, said(), {"drawn to": figure})
 
 
 def _as_points(found: "SweepResults", places: "Points") -> list[dict[str, Any]]:
     return [found.point(place) for place in places.tolist()]
 
 
-def _reasons(found: "SweepResults") -> Counter[str]:
-    return Counter(str(text) for text in found.reasons if text)
-
-
-def _print_counts(found: "SweepResults", dataset: Path, kept: int, is_filtered: bool) -> None:
+def _counts(
+    result: Mapping[str, Any], counts: Mapping[str, int], *, is_filtered: bool
+) -> Iterator[str]:
     """Say how many points there are, and how many are illegal or not there yet."""
-    counts = found.counts()
     told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-    chosen = f"; {kept:,} keep the conditions" if is_filtered else ""
-    print_plain(f"{dataset}: {len(found.status):,} points: {told}{chosen}")
+    chosen = f"; {result['selected']:,} keep the conditions" if is_filtered else ""
+    yield f"{result['store']}: {result['points']:,} points: {told}{chosen}"
     if counts["not evaluated"]:
-        print_plain("  the sweep is not complete: go on with it by pipejax sweep run --resume")
-    reasons = _reasons(found)
-    for reason, count in reasons.most_common(REASONS):
-        print_plain(f"  illegal, {count:,} points: {reason}")
+        yield "  the sweep is not complete: go on with it by pipejax sweep run --resume"
+    reasons = result["reasons"]
+    for reason, count in islice(reasons.items(), REASONS):
+        yield f"  illegal, {count:,} points: {reason}"
     if len(reasons) > REASONS:
-        print_plain(f"  and {len(reasons) - REASONS} further reasons: --json lists all")
+        yield f"  and {len(reasons) - REASONS} further reasons: --json lists all"
 
 
-def _print_table(found: "SweepResults", places: "Points", title: str) -> None:
-    """Print points; axes that are the same in all of them are told once, above."""
+def _table(
+    found: "SweepResults", points: Sequence[Mapping[str, Any]], title: str
+) -> Iterator[object]:
+    """Show points; axes that are the same in all of them are told once, below."""
     is_short = tells_lines()
-    rows = _as_points(found, places[:LONGEST] if is_short else places)
+    rows = points[:LONGEST] if is_short else points
     alike = {
         name: rows[0][name]
         for name in found.axes
@@ -269,14 +247,14 @@ def _print_table(found: "SweepResults", places: "Points", title: str) -> None:
             columns.append((escape(head), [_cell(found, name, row[name]) for row in rows]))
     if not is_short or not all(row["fits"] for row in rows):
         columns.append(("fits", ["yes" if row["fits"] else "[red]no" for row in rows]))
-    print_all(grid(columns, title=title))
-    if len(places) > LONGEST:
-        print_plain(f"and {len(places) - LONGEST:,} more: --json lists all")
+    yield grid(columns, title=title)
+    if len(points) > LONGEST:
+        yield f"and {len(points) - LONGEST:,} more: --json lists all"
     if alike:
         texts = [
             f"{_words(n)} {_cell(found, n, v)} {_scale(found, n)[1]}" for n, v in alike.items()
         ]
-        print_plain("all: " + ", ".join(map(str.rstrip, texts)))
+        yield plain("all: " + ", ".join(map(str.rstrip, texts)))
 
 
 def _words(name: str) -> str:

@@ -1,6 +1,6 @@
 """`pipejax train`: how fast a small objective is trained along a timeline."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -14,16 +14,12 @@ from pipejax.base.checks import one_of
 from pipejax.cli.options.objective import ObjectiveOptions, choose_step_sizes
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.tables import TableChoice, written
-from pipejax.cli.options.values import Count, CountIfGiven, JsonFlag, Text
-from pipejax.cli.output.files import (
-    DRAWING,
-    DRAWING_OR_DATASET,
-    NO_OUTPUT,
-    Output,
-    drawing,
-    write_dataset,
-)
-from pipejax.cli.output.report import grid, pick, print_all, print_json, print_written, waiting
+from pipejax.cli.options.values import Count, CountIfGiven, Text
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.files import NO_OUTPUT, Output, drawing, write_dataset
+from pipejax.cli.output.kinds import DRAWING, DRAWING_OR_DATASET
+from pipejax.cli.output.progress import waiting
+from pipejax.cli.output.report import grid, pick
 
 if TYPE_CHECKING:
     from pipejax.training.training_run import Masked
@@ -150,8 +146,7 @@ def train(
     training: TrainingOptions,
     out: Annotated[Output, DRAWING_OR_DATASET] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Train a small objective as an asynchronous schedule does: gap against time.
 
     The schedule is pipedream, pipedream-2bw, local-sgd, naive or a table with U cells; in slots
@@ -169,16 +164,10 @@ def train(
     for output in (out, figure):
         if output.path is not None:
             (_save if output.path.suffix == ".zarr" else _draw)(output, trained)
-    if json:
-        print_json(_as_json(trained, out, figure))
-        return
-    _print(trained)
-    print_written("written to", out.written)
-    print_written("drawn to", figure.written)
+    return Answer(_as_json(trained), _said(trained), {"written to": out, "drawn to": figure})
 
 
 def _timeline(task: TrainingTask) -> Trained:
-
     for name in ("updates", "delta"):
         if getattr(task.training, name) is not None:
             raise ValueError(f"--{name} needs --rpd")
@@ -196,8 +185,6 @@ def _timeline(task: TrainingTask) -> Trained:
 
 
 def _randomized(task: TrainingTask) -> Trained:
-    import pipejax as pj
-
     choice, updates, delta = task.choice, task.training.updates, task.training.delta
     times = task.training.times
     if updates is None:
@@ -245,7 +232,7 @@ def _table(table: pj.ScheduleTable) -> dict[str, Any]:
     return {"schedule": table.name, "microbatches": table.num_microbatches}
 
 
-def _as_json(trained: Trained, out: Output, figure: Output) -> dict[str, Any]:
+def _as_json(trained: Trained) -> dict[str, Any]:
     """Collect what `--json` prints; null wherever a seed diverged."""
     found, runs = trained.summary, trained.runs
     best = found.best
@@ -259,12 +246,10 @@ def _as_json(trained: Trained, out: Output, figure: Output) -> dict[str, Any]:
         "time": runs.time,
         "updates": runs.update,
         **{name: None if best is None else mean[best] for name, mean in means.items()},
-        **out.as_json(),
-        **figure.as_json(),
     }
 
 
-def _print(trained: Trained) -> None:
+def _said(trained: Trained) -> Iterator[object]:
     found, named = trained.summary, trained.named
     schedule = named["schedule"]
     what = {
@@ -273,28 +258,24 @@ def _print(trained: Trained) -> None:
         + (f"delays of {escape(schedule)}" if schedule else f"delta {named['delta']}"),
     }[named["method"]]
     end = trained.runs.update[-1] if trained.runs.time is None else trained.runs.time[-1]
-    print_all(
+    yield (
         f"{what}, {named['stages']} stages, {named['objective']}, {end:.6g} "
-        f"{trained.unit or 'block updates'}, seeds: {trained.seeds}",
-        _by_step_size(trained),
+        f"{trained.unit or 'block updates'}, seeds: {trained.seeds}"
     )
+    yield _by_step_size(trained)
     if found.best is None:
         why = "every step size diverged" if found.diverged.all() else "no step size is stable"
-        print_all(f"{why}: give smaller --step-sizes")
+        yield f"{why}: give smaller --step-sizes"
         return
     curve = trained.curves[found.best].compressed()
     over = "block updates" if trained.unit is None else "time"
-    print_all(
-        f"{SPOKEN[trained.report]} of the best over {over}, logarithmic: {curve[0]:.4g} to "
-        f"{curve[-1]:.4g}",
-        f"[cyan]{_bars(curve)}[/]",
-    )
+    ends = f"{curve[0]:.4g} to {curve[-1]:.4g}"
+    yield f"{SPOKEN[trained.report]} of the best over {over}, logarithmic: {ends}"
+    yield f"[cyan]{_bars(curve)}[/]"
     sizes, best = trained.step_sizes, trained.step_sizes[found.best]
     if len(sizes) > 1 and best in (min(sizes), max(sizes)):
-        print_all(
-            f"the best is the {'smallest' if best == min(sizes) else 'largest'} of the "
-            "step sizes: one beyond it may be better"
-        )
+        end = "smallest" if best == min(sizes) else "largest"
+        yield f"the best is the {end} of the step sizes: one beyond it may be better"
 
 
 def _by_step_size(trained: Trained) -> Table:

@@ -4,10 +4,11 @@ Messages, microbatches and places are orders, which local search finds (`tune_or
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.checks import one_of
@@ -15,22 +16,13 @@ from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.tables import OF_RUNS, TableOptions
 from pipejax.cli.options.values import (
     CountIfGiven,
-    JsonFlag,
     Text,
     parse_number,
 )
-from pipejax.cli.output.report import (
-    FOUND,
-    best_so_far,
-    gigabytes,
-    grid,
-    percent,
-    pick,
-    print_all,
-    print_json,
-    seconds,
-    waiting,
-)
+from pipejax.cli.output.answer import Answer, best_so_far
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.progress import waiting
+from pipejax.cli.output.report import FOUND, Column, grid, pick, table_of
 from pipejax.schedules.naming import find, named
 from pipejax.search.found import gap
 
@@ -64,8 +56,7 @@ def tune(
     prices: Text = None,
     budget: Text = None,
     no_memory_limit: bool = False,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Find what makes the step shortest: microbatch size, layers, orders, places, and more.
 
     Options:
@@ -89,7 +80,7 @@ def tune(
         raise ValueError("--memory-limit does not go with tune: --system says what fits")
     if "system" in parts and prices is None:
         raise ValueError(f"tune system needs --prices, as {EXAMPLE}")
-    tune_settings(
+    return tune_settings(
         TuningRequest(schedule, workers, *tuned, links, over),
         over=parts,
         method=method,
@@ -97,7 +88,6 @@ def tune(
         microbatch_size=microbatch_size,
         prices=None if prices is None else _parse_prices(prices),
         budget=None if budget is None else parse_number(budget, "--budget"),
-        json=json,
         **options.of_table(schedule),
     )
 
@@ -139,11 +129,11 @@ class TuningRequest(NamedTuple):
     what: str
 
 
-def tune_settings(asked: TuningRequest, *, json: bool, **how: Any) -> None:
-    """Tune and report; if interrupted, what was found by then."""
+def tune_settings(asked: TuningRequest, **how: Any) -> Answer:
+    """Tune and answer; if interrupted, what was found by then."""
     capacity, began = float(asked.system.memory_available), time.monotonic()
 
-    def report(found: "Found[TunedSetting]") -> None:
+    def report(found: "Found[TunedSetting]") -> Answer:
         best = found.best
         contract = pick(best, "method reason microbatch_size microbatches relaxed exhaustive")
         own = pick(best, "microbatch_size microbatches memory_bytes fits")
@@ -158,35 +148,34 @@ def tune_settings(asked: TuningRequest, *, json: bool, **how: Any) -> None:
             **pick(found, FOUND),
             "seconds": time.monotonic() - began,
         }
-        if json:
-            print_json(result)
-        else:
-            _print(found, result, capacity)
+        return Answer(result, _said(found, result, capacity))
 
     with best_so_far(report) as keep:
         found = _tuned(*asked[:4], link=asked.links, on_best=keep, **how)
-    report(found)
+    return report(found)
 
 
-def _print(found: "Found[TunedSetting]", result: Mapping[str, Any], capacity: float) -> None:
+def _said(
+    found: "Found[TunedSetting]", result: Mapping[str, Any], capacity: float
+) -> Iterator[object]:
     best = found.best
-    print_all(
+    yield (
         f"[bold]{result['schedule']}[/], {result['workers']} workers, minibatch "
         f"{result['minibatch']}, {best.microbatches} microbatches of {best.microbatch_size}: "
         f"[bold]{seconds(found.value)}[/]"
     )
     if best.over == "size":
-        _print_sizes(found, capacity)
+        yield _sizes(found, capacity)
     else:
         if "layers" in best.setting:
-            _print_stages(best)
+            yield _stages(best)
         if "shares" in best.setting:
-            _print_design(best.setting)
+            yield _design(best.setting)
     for name, step in found.baselines.items():
-        print_all(f"{name} as it is: {'does not fit' if step is None else seconds(step)}")
-    _print_ways(found)
+        yield f"{name} as it is: {'does not fit' if step is None else seconds(step)}"
+    yield from _ways(found)
     if found.stopped == "interrupted":
-        print_all("interrupted: this is the best so far")
+        yield "interrupted: this is the best so far"
 
 
 def _tuned(*given: Any, **how: Any) -> "Found[TunedSetting]":
@@ -219,33 +208,33 @@ def _parse_prices(text: str) -> tuple[float, ...]:
     return tuple(found[name] for name in PARTS)
 
 
-def _print_sizes(found: "Found[TunedSetting]", capacity: float) -> None:
+def _sizes(found: "Found[TunedSetting]", capacity: float) -> Table:
     best = found.best
     is_all = best.exhaustive is not None and found.stopped != "interrupted"
     title = "every legal microbatch size" if is_all else "microbatch sizes evaluated exactly"
     sizes = (best.exhaustive or best.relaxed or {})["sizes"]
     chosen = [size["microbatch_size"] == best.microbatch_size for size in sizes]
-    columns: list[tuple[str, Iterable[object]]] = [
-        ("b", [size["microbatch_size"] for size in sizes]),
-        ("M", [size["microbatches"] for size in sizes]),
-        ("step time", [seconds(size["step_time"]) for size in sizes]),
-        (f"memory (of {gigabytes(capacity)})", [gigabytes(s["memory_bytes"]) for s in sizes]),
-        ("fits", ["yes" if size["fits"] else "no" for size in sizes]),
-        ("chosen", ["tuned" * is_chosen for is_chosen in chosen]),
-    ]
+    columns = (
+        Column("b", "microbatch_size"),
+        Column("M", "microbatches"),
+        Column("step time", "step_time", seconds),
+        Column(f"memory (of {gigabytes(capacity)})", "memory_bytes", gigabytes),
+        Column("fits", "fits", lambda fits: "yes" if fits else "no"),
+        Column("chosen", "microbatch_size", lambda b: "tuned" * (b == best.microbatch_size)),
+    )
     styles = ["bold green" * is_chosen for is_chosen in chosen]
-    print_all(grid(columns, styles=styles, title=title))
+    return table_of(sizes, columns, styles=styles, title=title)
 
 
-def _print_stages(best: "TunedSetting") -> None:
+def _stages(best: "TunedSetting") -> Table:
     names, relaxed = ("layers", "recomputed"), best.relaxed
     columns = [(name, best.setting[name]) for name in names]
     if relaxed is not None:
         columns += [(f"{k}, relaxed", [f"{each:.2f}" for each in relaxed[k]]) for k in names]
-    print_all(grid([("stage", range(len(best.setting["layers"]))), *columns]))
+    return grid([("stage", range(len(best.setting["layers"]))), *columns])
 
 
-def _print_design(setting: Mapping[str, Any]) -> None:
+def _design(setting: Mapping[str, Any]) -> Table:
     price, shares = setting["price"], setting["shares"]
     buys = [
         f"{setting['quantities'][part] / factor:.4g} {unit}"
@@ -257,13 +246,13 @@ def _print_design(setting: Mapping[str, Any]) -> None:
         ("buys", buys),
     ]
     title = f"budget {setting['budget']:g}, price of the system as it is {price:g}"
-    print_all(grid(columns, title=title))
+    return grid(columns, title=title)
 
 
-def _print_ways(found: "Found[TunedSetting]") -> None:
+def _ways(found: "Found[TunedSetting]") -> Iterator[str]:
     """Say which way was taken and why, and what each found and took."""
     best = found.best
-    print_all(f"method: {best.method} ({best.reason})")
+    yield f"method: {best.method} ({best.reason})"
     ways = {"by gradient": best.relaxed, "exhaustive search": best.exhaustive}
     for name, own in ways.items():
         if own is None:
@@ -272,10 +261,10 @@ def _print_ways(found: "Found[TunedSetting]") -> None:
             f"{seconds(own['tuned_step_time'])} in {own['seconds']:.1f} s with "
             f"{own['evaluated']} evaluations"
         )
-        print_all(f"{name}: {what}")
+        yield f"{name}: {what}"
     if best.relaxed is not None:
         own = best.relaxed
-        print_all(f"relaxed: b = {own['microbatch_size']:.3g}, {seconds(own['step_time'])}")
+        yield f"relaxed: b = {own['microbatch_size']:.3g}, {seconds(own['step_time'])}"
         if own.get("lower_bound") is not None:
             most = gap(found.value, own["lower_bound"])
-            print_all(f"no whole layers save more than {percent(most)} of it")
+            yield f"no whole layers save more than {percent(most)} of it"

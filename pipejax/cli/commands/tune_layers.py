@@ -2,37 +2,26 @@
 
 import json as json_text
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
-from rich.markup import escape
 
 import pipejax as pj
-from pipejax.base.files import write_file
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.tables import TableChoice
 from pipejax.cli.options.values import (
     CountIfGiven,
-    JsonFlag,
     Text,
     TimeLimit,
     parse_seconds,
 )
-from pipejax.cli.output.files import LAYOUT, NO_OUTPUT, Output
-from pipejax.cli.output.report import (
-    FOUND,
-    best_so_far,
-    gigabytes,
-    grid,
-    percent,
-    pick,
-    print_all,
-    print_json,
-    print_written,
-    progress,
-    seconds,
-)
+from pipejax.cli.output.answer import Answer, best_so_far
+from pipejax.cli.output.files import NO_OUTPUT, Output
+from pipejax.cli.output.kinds import LAYOUT
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.progress import progress
+from pipejax.cli.output.report import FOUND, Column, grid, heading, pick, plain, sizes_of, table_of
 from pipejax.schedules.naming import find
 
 if TYPE_CHECKING:
@@ -53,8 +42,7 @@ def layers(
     no_memory_limit: bool = False,
     time_limit: TimeLimit = "60",
     out: Annotated[Output, LAYOUT] = NO_OUTPUT,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Split a model into the stages that make the step shortest, for Megatron and torchtitan.
 
     Options:
@@ -78,7 +66,7 @@ def layers(
         if microbatch_size is not None:
             raise ValueError("--microbatch-size has no effect without --method")
         split = _Split(choice.build(), workload, system, links)
-        return _search_split(split, limit, not no_memory_limit, out, json=json)
+        return _search_split(split, limit, not no_memory_limit, out)
     if out.path is not None or choice.table is not None:
         option = "--out" if choice.table is None else "--table"
         raise ValueError(f"{option} does not go with --method: leave one of them out")
@@ -91,13 +79,12 @@ def layers(
                 f"{workload.minibatch}"
             )
     workers = choice.workers or (find(schedule).sizes or (8,))[0]
-    tune_settings(
+    return tune_settings(
         TuningRequest(schedule, workers, workload, system, links, "layers"),
         over=["layers"],
         method=method,
         no_memory_limit=no_memory_limit,
         microbatch_size=microbatch_size,
-        json=json,
         **choice.options.of_table(schedule),
     )
 
@@ -111,25 +98,18 @@ class _Split(NamedTuple):
     links: pj.Links
 
 
-def _search_split(
-    asked: _Split, limit: float, memory_limit: bool, out: Output, *, json: bool
-) -> None:
-    """Search the best split and report; if interrupted, what was found by then."""
+def _search_split(asked: _Split, limit: float, memory_limit: bool, out: Output) -> Answer:
+    """Search the best split and answer; if interrupted, what was found by then."""
     table, workload, system, links = asked
     began = time.monotonic()
 
-    def report(found: "Found[Partition]") -> None:
+    def report(found: "Found[Partition]") -> Answer:
         result = _split_as_json(table, links, found) | {"seconds": time.monotonic() - began}
-        text = (
-            str(found.best.layout)
-            if out.path is not None and out.path.suffix == ".txt"
-            else json_text.dumps(result, indent=2)
-        )
-        out.save(lambda draft: write_file(draft, text + "\n"), lambda: text + "\n")
-        if json:
-            return print_json(result | out.as_json())
-        _print_split(asked, found, result)
-        print_written("wrote the layout to", out.written)
+        if out.path is not None and out.path.suffix == ".txt":
+            out.save_text(f"{found.best.layout}\n")
+        else:
+            out.save_json(result)
+        return Answer(result, _said(asked, found, result), {"wrote the layout to": out})
 
     with best_so_far(report) as keep, progress("splitting", None) as bar:
         found = pj.search.layers(
@@ -142,7 +122,7 @@ def _search_split(
             on_progress=bar.tell,
             on_best=keep,
         )
-    report(found)
+    return report(found)
 
 
 def _split_as_json(
@@ -151,10 +131,7 @@ def _split_as_json(
     layout, best = found.best.layout, found.best
     has_mtp = layout.count("m").any()
     return {
-        "schedule": table.name,
-        "workers": table.num_workers,
-        "stages": table.num_stages,
-        "microbatches": table.num_microbatches,
+        **sizes_of(table),
         "link": links.model,
         "what": "layers",
         "best": {
@@ -174,27 +151,37 @@ def _split_as_json(
     }
 
 
-def _print_split(asked: _Split, found: "Found[Partition]", result: Mapping[str, Any]) -> None:
-    table = asked.table
+def _said(asked: _Split, found: "Found[Partition]", result: Mapping[str, Any]) -> Iterator[object]:
+    best = result["best"]
     proof = "no split is faster"
     if found.stopped != "optimal":
         proof = f"no split saves more than {percent(found.gap)} of it"
     if found.lower_bound == 0:
         proof = "of which nothing is proven"
-    print_all(
-        f"[bold]{escape(table.name)}[/], {table.num_workers} workers, {table.num_stages} stages, "
-        f"{table.num_microbatches} microbatches: [bold]{seconds(found.value)}[/], {proof}",
-        _stages(asked, found),
-        _defaults(found),
-        f"Megatron: --pipeline-model-parallel-size {table.num_workers} "
-        f'--pipeline-model-parallel-layout "{found.best.layout}"',
+    yield f"{heading(result)}: [bold]{seconds(found.value)}[/], {proof}"
+    yield _stages(asked, found)
+    yield table_of(
+        ({"name": name, **own} for name, own in result["defaults"].items()),
+        (
+            Column("other split", "name"),
+            Column("layout", "layout"),
+            Column("step time", "step_time", seconds),
+            Column("fits", "fits", lambda fits: "yes" if fits else "no"),
+            Column(
+                "found saves", "step_time", lambda time: percent(1 - found.value / (time or 1.0))
+            ),
+        ),
     )
-    if result["best"]["module_fqns_per_model_part"] is not None:
-        listed = json_text.dumps(result["best"]["module_fqns_per_model_part"])
-        print_all(escape(f"torchtitan: module_fqns_per_model_part = {listed}"))
-    print_all(f"{found.evaluated} splits evaluated in {result['seconds']:.1f} s")
+    yield (
+        f"Megatron: --pipeline-model-parallel-size {result['workers']} "
+        f'--pipeline-model-parallel-layout "{best["pipeline_layout"]}"'
+    )
+    if best["module_fqns_per_model_part"] is not None:
+        listed = json_text.dumps(best["module_fqns_per_model_part"])
+        yield plain(f"torchtitan: module_fqns_per_model_part = {listed}")
+    yield f"{found.evaluated} splits evaluated in {result['seconds']:.1f} s"
     if found.stopped == "interrupted":
-        print_all("interrupted: this is the best so far")
+        yield "interrupted: this is the best so far"
 
 
 def _stages(asked: _Split, found: "Found[Partition]") -> object:
@@ -227,17 +214,3 @@ def _held(stage: str) -> str:
         if count := stage.count(letter):
             found.append(word if letter in "EL" else f"{count} {word}")
     return ", ".join(found) or "nothing"
-
-
-def _defaults(found: "Found[Partition]") -> object:
-    splits = found.best.defaults
-    saved = [1 - found.value / (each.step_time or 1.0) for each in splits.values()]
-    return grid(
-        [
-            ("other split", splits),
-            ("layout", [str(each.layout) for each in splits.values()]),
-            ("step time", [seconds(each.step_time) for each in splits.values()]),
-            ("fits", ["yes" if each.fits else "no" for each in splits.values()]),
-            ("found saves", map(percent, saved)),
-        ]
-    )

@@ -4,8 +4,7 @@ Messages are SEND and RECV cells, of which the command says too which wait for w
 that differ are given an order, workers are given places: permutations, searched alike.
 """
 
-import json as json_text
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
@@ -13,32 +12,13 @@ from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.base.files import write_file
 from pipejax.cli.options.pricing import Pricing, required
-from pipejax.cli.options.values import JsonFlag, Seed, TimeLimit, parse_seconds
-from pipejax.cli.output.files import (
-    CERTIFICATE,
-    DRAWING,
-    NO_OUTPUT,
-    ORDER,
-    TABLE,
-    Output,
-    certify,
-    draw_runs,
-    end_all,
-    save_table,
-)
-from pipejax.cli.output.report import (
-    FOUND,
-    grid,
-    percent,
-    pick,
-    print_all,
-    print_json,
-    print_written,
-    search_and_report,
-    seconds,
-)
+from pipejax.cli.options.values import Seed, TimeLimit, parse_seconds
+from pipejax.cli.output.answer import Answer, searched
+from pipejax.cli.output.files import NO_OUTPUT, Output, certify, draw_runs, save_table
+from pipejax.cli.output.kinds import CERTIFICATE, DRAWING, ORDER, TABLE
+from pipejax.cli.output.numbers import percent, seconds
+from pipejax.cli.output.report import FOUND, Column, grid, pick, sizes_of, table_of
 from pipejax.schedules.table.links import QUEUES
 from pipejax.search.found import gap
 
@@ -46,11 +26,22 @@ if TYPE_CHECKING:
     from pipejax.analysis.paths.head_of_line_blocking import TransferWaits
     from pipejax.costs.topology import PlacedCosts
     from pipejax.search.found import Found
-    from pipejax.search.orders.permutations import PermutationSearch
+    from pipejax.search.orders.microbatches import MicrobatchOrder
+    from pipejax.search.orders.places import WorkerPlaces
     from pipejax.search.orders.transfers import TransferOrder
 
 
 BETTER = "found"  # the order found, among others
+WAITS = (
+    Column("transfer", "send"),
+    Column("workers", lambda row: f"{row['sender']} to {row['receiver']}"),
+    Column("ready", "ready", seconds),
+    Column("waits", "wait", seconds),
+    Column("blocked", "blocked", seconds),
+    Column("on worker", "worker"),
+    Column("cell", "cell"),
+    Column("behind", "front"),
+)
 
 
 def messages(
@@ -64,8 +55,7 @@ def messages(
     out: Annotated[Output, TABLE] = NO_OUTPUT,
     certificate: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Find which transfers block others under rendezvous, and search a better order of them.
 
     Options:
@@ -82,8 +72,8 @@ def messages(
     limit = parse_seconds(time_limit, "--time-limit")
     costs = required(pricing).of(table)
 
-    def report(found: "Found[TransferOrder]") -> Callable[[], None]:
-        """Work out what the report says; return what writes and prints it."""
+    def report(found: "Found[TransferOrder]") -> Callable[[], Answer]:
+        """Work out what is said; return what writes the files and answers."""
         tables = {"own": table, "by producer": pj.links.insert_transfers(table, link=rendezvous)}
         makespans = {
             name: queue_makespans(each, costs, link=rendezvous)
@@ -96,43 +86,35 @@ def messages(
         ]
         waits, after = map(pj.links.transfer_waits, runs)
 
-        def show() -> None:
+        def answer() -> Answer:
             save_table(found.best.table, out)
             draw_runs({"before": runs[0], "after": runs[1]}, figure, messages=True)
             if found.stopped != "interrupted" or certificate.path is not None:
                 bounds = {"path": found.best.free_bound, "queue": found.lower_bound}
                 certify(pj.certificate(runs[1], lower_bounds=bounds), certificate)
-            if json:
-                looked_at = {"makespans": makespans, "waits_of": shown, **out.as_json()}
-                looked_at["wait"] = {shown: _total(waits), BETTER: _total(after)}
-                beside = certificate.as_json() | figure.as_json()
-                print_json(_messages_as_json(table, found, waits) | looked_at | beside)
-                return end_all(out, certificate, figure, json=True)
-            _print_messages(table, found, _who_waits(shown, waits, after))
-            print_all(
-                _makespan_grid(makespans),
-                _wait_grid(shown, waits, worst),
-                "wait by worker: " + ", ".join(map(seconds, waits.by_worker)),
-            )
-            print_written("wrote the better table to", out.written)
-            print_written("wrote the certificate to", certificate.written)
-            print_written("drawn to", figure.written)
-            end_all(out, certificate, figure, json=False)
+            result = _messages_as_json(table, found, waits) | {
+                "makespans": makespans,
+                "waits_of": shown,
+                **out.as_json(),
+                "wait": {shown: _total(waits), BETTER: _total(after)},
+            }
+            written = {
+                "wrote the better table to": out,
+                "wrote the certificate to": certificate,
+                "drawn to": figure,
+            }
+            return Answer(result, _said_of_messages(result, found, worst), written)
 
-        return show
+        return answer
 
-    search = TransferSearch(table, costs, rendezvous, seed)
-    search_and_report(search, iterations, limit, report)
-
-
-Makespans = dict[str, dict[str, float | None]]
+    return searched(TransferSearch(table, costs, rendezvous, seed), iterations, limit, report)
 
 
 def _messages_as_json(
     table: pj.ScheduleTable, found: "Found[TransferOrder]", waits: "TransferWaits"
 ) -> dict[str, Any]:
     return {
-        **_sizes(table),
+        **sizes_of(table),
         "queues": found.best.links.queues,
         "own_order": "cells" if table.has_communication else "default",
         "best": {"order": found.best.order.tolist()},
@@ -154,32 +136,47 @@ def _messages_as_json(
     }
 
 
-def _print_messages(table: pj.ScheduleTable, found: "Found[TransferOrder]", who_waits: str) -> None:
+def _said_of_messages(
+    result: Mapping[str, Any], found: "Found[TransferOrder]", worst: int
+) -> Iterator[object]:
     producer = found.baselines["by producer"] or 0.0
     less = 1 - found.value / producer if producer else 0.0
-    free = gap(found.value, found.best.free_bound)
-    print_all(
-        f"[bold]{escape(table.name)}[/] on {table.num_workers} workers, one queue per "
-        f"{found.best.links.queues}: {seconds(found.value)} in the order found",
-        f"  {_against_own(table, found)}",
-        f"  {who_waits}",
-        f"  {percent(less)} less than producer by producer ({seconds(producer)})",
-        f"  messages that use no resource would save {percent(free)} of it "
-        f"({seconds(found.best.free_bound)})",
-        f"  no order saves more than {percent(found.gap)} of it ({seconds(found.lower_bound)})",
-        f"  {found.evaluated} orders evaluated; search ended: {found.stopped}\n",
+    yield (
+        f"[bold]{escape(result['schedule'])}[/] on {result['workers']} workers, one queue per "
+        f"{result['queues']}: {seconds(found.value)} in the order found"
     )
+    yield f"  {_against_own(result, found.baselines['own'])}"
+    yield f"  {_who_waits(result)}"
+    yield f"  {percent(less)} less than producer by producer ({seconds(producer)})"
+    yield (
+        f"  messages that use no resource would save {percent(result['free_gap'])} of it "
+        f"({seconds(result['free_bound'])})"
+    )
+    yield from _proof(found, "order", "orders")
+    yield _makespans(result["makespans"])
+    yield table_of(
+        result["waits"][:worst],
+        WAITS,
+        title=f"{len(result['waits'])} transfers wait, order: {result['waits_of']}",
+        caption="blocked: while the one in front had not started either",
+    )
+    yield "wait by worker: " + ", ".join(map(seconds, result["waits_by_worker"]))
 
 
-def _against_own(table: pj.ScheduleTable, found: "Found[TransferOrder]") -> str:
+def _proof(found: "Found[Any]", one: str, every: str) -> Iterator[str]:
+    """Say how much better another might be, and how the search went."""
+    yield f"  no {one} saves more than {percent(found.gap)} of it ({seconds(found.lower_bound)})"
+    yield f"  {found.evaluated} {every} evaluated; search ended: {found.stopped}\n"
+
+
+def _against_own(result: Mapping[str, Any], own: float | None) -> str:
     """Say what the order gains over that of the table, or over the one that it runs in."""
-    own, gain = found.baselines["own"], _gain(found)
-    if gain is None or own is None:
-        return "its own order of SEND and RECV cells deadlocks"
     order = "its own order of SEND and RECV cells"
-    if not table.has_communication:
+    if own is None:
+        return f"{order} deadlocks"
+    if result["own_order"] == "default":
         order = "the default order of transfers"
-    return f"{percent(gain)} less than in {order} ({seconds(own)})"
+    return f"{percent(result['gain'])} less than in {order} ({seconds(own)})"
 
 
 def _gain(found: "Found[TransferOrder]") -> float | None:
@@ -194,21 +191,20 @@ def _total(waits: "TransferWaits") -> float:
     return float(waits.by_worker.sum())
 
 
-def _who_waits(shown: str, waits: "TransferWaits", after: "TransferWaits") -> str:
+def _who_waits(result: Mapping[str, Any]) -> str:
     """Say in a sentence what waits longest for what, and how much all wait before and after."""
-    order = "that order" if shown == "own" else "the order producer by producer"
-    if not waits.transfers or waits.transfers[0].wait <= 0:
+    order = "that order" if result["waits_of"] == "own" else "the order producer by producer"
+    if not result["waits"]:
         return f"no transfer waits in {order}"
-    worst = waits.transfers[0]
+    worst, (before, after) = result["waits"][0], result["wait"].values()
     return (
-        f"on worker {worst.worker}, {worst.cell} waits longest: {seconds(worst.wait)} behind "
-        f"{worst.front}\n"
-        f"  all transfers wait {seconds(_total(waits))} in {order}, "
-        f"{seconds(_total(after))} in the one found"
+        f"on worker {worst['worker']}, {worst['cell']} waits longest: {seconds(worst['wait'])} "
+        f"behind {worst['front']}\n"
+        f"  all transfers wait {seconds(before)} in {order}, {seconds(after)} in the one found"
     )
 
 
-def _makespan_grid(makespans: Makespans) -> Table:
+def _makespans(makespans: Mapping[str, Mapping[str, float | None]]) -> Table:
     queues = makespans[BETTER]
     columns = {
         order: ["deadlock" if each[name] is None else seconds(each[name] or 0.0) for name in queues]
@@ -219,39 +215,54 @@ def _makespan_grid(makespans: Makespans) -> Table:
     return grid([("queues", labels), *columns.items()], title=title)
 
 
-def _wait_grid(shown: str, waits: "TransferWaits", worst: int) -> Table:
-    late = [waited for waited in waits.transfers if waited.wait > 0]
-    listed = late[:worst]
-    return grid(
-        [
-            ("transfer", (w.send for w in listed)),
-            ("workers", (f"{w.sender} to {w.receiver}" for w in listed)),
-            ("ready", (seconds(w.ready) for w in listed)),
-            ("waits", (seconds(w.wait) for w in listed)),
-            ("blocked", (seconds(w.blocked) for w in listed)),
-            ("on worker", (w.worker for w in listed)),
-            ("cell", (w.cell for w in listed)),
-            ("behind", (w.front for w in listed)),
-        ],
-        title=f"{len(late)} transfers wait, order: {shown}",
-        caption="blocked: while the one in front had not started either",
-    )
+SAVED = ("order", "lengths", "places")  # of the best permutation, in the file of it
 
 
 class _Permuted(NamedTuple):
-    """What is said of the best permutation that a search found.
+    """The best permutation that a search found.
 
     Attributes:
-      best: for `--json`; the file that other commands read holds it too.
-      found: is what, of what none saves more.
-      lines: behind the comparison with others.
-      draw: writes a picture of it.
+      table: what is permuted.
+      links: what it runs under.
+      found: the result of the search.
+      best: what `--json` says of the permutation.
+      words: what it is, what was found, and of what none saves more.
     """
 
+    table: pj.ScheduleTable
+    links: pj.Links
+    found: "Found[Any]"
     best: Mapping[str, Any]
-    found: tuple[str, str, str]
-    lines: tuple[object, ...]
-    draw: Callable[[Output], None] = lambda figure: None
+    words: tuple[str, str, str]
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What `--json` says."""
+        sizes = sizes_of(self.table) | {"link": self.links.model}
+        return sizes | {"best": self.best, **pick(self.found, FOUND)}
+
+    def save(self, out: Output) -> None:
+        """Write the file that other commands read: the permutation, and what it is one of."""
+        sizes = {k: v for k, v in sizes_of(self.table).items() if k != "stages"}
+        saved = {name: self.best[name] for name in SAVED if name in self.best}
+        out.save_json({**sizes, **saved, "makespan": self.found.value})
+
+    def said(self, *lines: object) -> Iterator[object]:
+        """Say how it compares with others; these lines follow."""
+        found, (one, those, every) = self.found, self.words
+        others = {name: time or 0.0 for name, time in found.baselines.items()}
+        times = {"found": found.value, **others}
+        saved = (percent(1 - found.value / (time or 1.0)) for time in times.values())
+        yield (
+            f"[bold]{escape(self.table.name)}[/], {self.table.num_workers} workers, "
+            f"{self.table.num_microbatches} microbatches, {self.links.model} links: "
+            f"{seconds(found.value)} in the {those} found"
+        )
+        yield from _proof(found, one, every)
+        yield grid(
+            [(one, times), ("makespan", map(seconds, times.values())), ("found saves", saved)]
+        )
+        yield from lines
 
 
 def microbatches(
@@ -262,8 +273,7 @@ def microbatches(
     time_limit: TimeLimit = "60",
     seed: Seed = 0,
     out: Annotated[Output, ORDER] = NO_OUTPUT,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Search the order of microbatches that differ, against sorted and random ones.
 
     Options:
@@ -284,13 +294,20 @@ def microbatches(
     search = MicrobatchSearch(table, priced.of(table), links, seed)
     lengths = priced.microbatches.lengths
 
-    def said(found: "Found[Any]") -> _Permuted:
+    def report(found: "Found[MicrobatchOrder]") -> Callable[[], Answer]:
         order = found.best.order.tolist()
         own = {} if lengths is None else {"lengths": [lengths[m] for m in order]}
-        line = f"order: {' '.join(map(str, order))}"
-        return _Permuted({"order": order, **own}, ("order", "order", "orders"), (line,))
+        words = "order", "order", "orders"
+        best = _Permuted(table, links, found, {"order": order, **own}, words)
 
-    _search_permutations(table, links, search, (iterations, limit), said, out, NO_OUTPUT, json=json)
+        def answer() -> Answer:
+            best.save(out)
+            said = best.said(f"order: {' '.join(map(str, order))}")
+            return Answer(best.result, said, {"wrote the order to": out})
+
+        return answer
+
+    return searched(search, iterations, limit, report)
 
 
 def places(
@@ -302,8 +319,7 @@ def places(
     seed: Seed = 0,
     out: Annotated[Output, ORDER] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Search the places of workers on a machine of nodes, against in order and round robin.
 
     Options:
@@ -329,87 +345,26 @@ def places(
     given = places_on(table, priced.places, "--worker-places")
     search = PlacementSearch(placed, given, links, seed)
 
-    def said(found: "Found[Any]") -> _Permuted:
+    def report(found: "Found[WorkerPlaces]") -> Callable[[], Answer]:
         seats = found.best.places
-        best = {
+        own = {
             "places": seats.tolist(),
             "nodes": [workers.tolist() for workers in placed.seated(seats)],
             "boundaries": placed.crossed(seats).tolist(),
         }
-        lines = (_seats(placed, seats), f"places: {' '.join(map(str, best['places']))}")
-        words = ("placement", "places", "different placements")
-        return _Permuted(best, words, lines, lambda figure: _draw_seats(placed, found, figure))
+        words = "placement", "places", "different placements"
+        best = _Permuted(table, links, found, own, words)
 
-    _search_permutations(table, links, search, (iterations, limit), said, out, figure, json=json)
+        def answer() -> Answer:
+            best.save(out)
+            _draw_seats(placed, found, figure)
+            said = best.said(_seats(placed, seats), f"places: {' '.join(map(str, own['places']))}")
+            written = {"wrote the places to": out, "drawn to": figure}
+            return Answer(best.result | figure.as_json(), said, written)
 
+        return answer
 
-def _search_permutations(
-    table: pj.ScheduleTable,
-    links: pj.Links,
-    search: "PermutationSearch[Any]",
-    limits: tuple[int, float],
-    said: "Callable[[Found[Any]], _Permuted]",
-    out: Output,
-    figure: Output,
-    *,
-    json: bool,
-) -> None:
-    """Search, print and write; if interrupted, what was found by then."""
-
-    def report(found: "Found[Any]") -> Callable[[], None]:
-        """Work out what the report says; return what writes and prints it."""
-        own = said(found)
-        result = _sizes(table) | {"link": links.model, "best": own.best} | pick(found, FOUND)
-        names = ("schedule", "workers", "microbatches")  # what an order is of
-        kept = ("order", "lengths", "places")
-        saved = {k: result[k] for k in names} | {
-            **{k: own.best[k] for k in kept if k in own.best},
-            "makespan": found.value,
-        }
-        text = json_text.dumps(saved, indent=2) + "\n"
-
-        def show() -> None:
-            out.save(lambda draft: write_file(draft, text), lambda: text)
-            own.draw(figure)
-            if json:
-                print_json(result | figure.as_json() | out.as_json())
-            else:
-                _print_permuted(table, links, found, own)
-                print_written(f"wrote the {own.found[1]} to", out.written)
-                print_written("drawn to", figure.written)
-            end_all(out, figure, json=json)
-
-        return show
-
-    search_and_report(search, *limits, report)
-
-
-def _sizes(table: pj.ScheduleTable) -> dict[str, Any]:
-    """What a report is of, for `--json`."""
-    return {
-        "schedule": table.name,
-        "workers": table.num_workers,
-        "stages": table.num_stages,
-        "microbatches": table.num_microbatches,
-    }
-
-
-def _print_permuted(
-    table: pj.ScheduleTable, links: pj.Links, found: "Found[Any]", own: _Permuted
-) -> None:
-    one, those, every = own.found
-    others = {name: time or 0.0 for name, time in found.baselines.items()}
-    times = {"found": found.value, **others}
-    saved = (percent(1 - found.value / (time or 1.0)) for time in times.values())
-    columns = (one, times), ("makespan", map(seconds, times.values())), ("found saves", saved)
-    print_all(
-        f"[bold]{escape(table.name)}[/], {table.num_workers} workers, {table.num_microbatches} "
-        f"microbatches, {links.model} links: {seconds(found.value)} in the {those} found",
-        f"  no {one} saves more than {percent(found.gap)} of it ({seconds(found.lower_bound)})",
-        f"  {found.evaluated} {every} evaluated; search ended: {found.stopped}\n",
-        grid(columns),
-        *own.lines,
-    )
+    return searched(search, iterations, limit, report)
 
 
 def _seats(placed: "PlacedCosts", found: Any) -> Table:

@@ -1,30 +1,25 @@
 """`pipejax validate`: predictions held against measured step times."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.checks import positive
-from pipejax.cli.options.values import FileIfGiven, JsonFlag, Text, parse_float
-from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
-from pipejax.cli.output.report import (
-    grid,
-    pick,
-    print_all,
-    print_json,
-    print_written,
-    seconds,
-    waiting,
-)
+from pipejax.cli.options.values import FileIfGiven, Text, parse_float
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
+from pipejax.cli.output.kinds import DRAWING
+from pipejax.cli.output.numbers import seconds
+from pipejax.cli.output.progress import waiting
+from pipejax.cli.output.report import Column, pick, table_of
 
 if TYPE_CHECKING:
-    from pipejax.analysis.step.validation import PredictionErrors, Validation
+    from pipejax.analysis.step.validation import Validation
 
 SHOWN = 5  # worst rows
 MOST_NAMED = 14  # groups in a legend
@@ -43,8 +38,7 @@ def validate(
     tolerance: str = "10",
     predictions: FileIfGiven = None,
     out: Annotated[Output, DRAWING] = NO_OUTPUT,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Predict measured runs, and show how far off the predictions are.
 
     Exit code 0 if the mean error of the step times, or of memory where no time was measured, is
@@ -71,18 +65,18 @@ def validate(
     is_within = judged is not None and judged.mape <= allowed
     if out.path is not None:
         _draw(out, found)
-    if json:
-        of_ours = {} if beside is None else {"pipejax": _statistics(beside)}
-        drawn = out.as_json() if out.path is not None else {}
-        print_json(_as_json(found) | of_ours | {"tolerance": allowed} | drawn)
-    else:
-        _print(found, beside)
-        word = "within" if is_within else "[red]beyond[/]"
-        print_all(f"mean error [bold]{_percent(judged, 'mape')}[/], {word} {allowed:g} %")
-        print_written("drawn to", out.written)
-    out.end(json=json)
-    if not is_within:
-        raise typer.Exit(1)
+    of_ours = {} if beside is None else {"pipejax": _statistics(beside)}
+    result = {
+        **_statistics(found),
+        "worst": found.worst(SHOWN),
+        "groups": {name: _statistics(part) for name, part in found.groups.items()},
+        **of_ours,
+        "tolerance": allowed,
+    }
+    word = "within" if is_within else "[red]beyond[/]"
+    error = "-" if judged is None else _percent(judged.mape)
+    said = (*_tables(result), f"mean error [bold]{error}[/], {word} {allowed:g} %")
+    return Answer(result, said, {"drawn to": out} if out.path is not None else {}, is_within)
 
 
 def _statistics(found: "Validation") -> dict[str, Any]:
@@ -94,53 +88,39 @@ def _statistics(found: "Validation") -> dict[str, Any]:
     return result | ({} if memory is None else {"memory": memory._asdict()})
 
 
-def _as_json(found: "Validation") -> dict[str, Any]:
-    groups = {name: _statistics(part) for name, part in found.groups.items()}
-    return _statistics(found) | {"worst": found.worst(SHOWN), "groups": groups}
-
-
-def _print(found: "Validation", beside: "Validation | None") -> None:
-    parts = found.groups if len(found.groups) > 1 else {}
-    whole = {"all": found}
-    if beside is not None:
-        whole = {"predictions": found, "pipejax": beside}
-    print_all(_table({**parts, **whole}), "the rows that are predicted worst:", _worst(found))
-
-
-def _table(parts: "dict[str, Validation]") -> Table:
-    times = [part.time for part in parts.values()]
-    memories = [part.memory for part in parts.values()]
-    columns: list[tuple[str, Iterable[object]]] = [
-        ("group", map(escape, parts)),
-        ("rows", (len(part.measured) for part in parts.values())),
-        *((title, [_percent(t, name) for t in times]) for name, title in TITLES.items()),
-        ("in 90 % band", (_share(part.coverage_90) for part in parts.values())),
+def _tables(result: Mapping[str, Any]) -> Iterator[object]:
+    groups = result["groups"] if len(result["groups"]) > 1 else {}
+    whole = {"all": result}
+    if "pipejax" in result:
+        whole = {"predictions": result, "pipejax": result["pipejax"]}
+    rows = [{"group": name, **part} for name, part in {**groups, **whole}.items()]
+    columns = [
+        Column("group", "group", escape),
+        Column("rows", "rows"),
+        *(Column(title, name, _percent) for name, title in TITLES.items()),
+        Column("in 90 % band", "coverage_90", _percent),
     ]
-    if any(memories):
-        columns.append(("memory: mean", (_percent(memory, "mape") for memory in memories)))
-        columns.append(("bias", (_percent(memory, "bias") for memory in memories)))
-    return grid(columns)
-
-
-def _percent(errors: "PredictionErrors | None", name: str) -> str:
-    return "-" if errors is None else _share(getattr(errors, name))
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f} %"
-
-
-def _worst(found: "Validation") -> Table:
-    rows = found.worst(SHOWN)
-    return grid(
-        [
-            ("row", (escape(f"{Path(row['file']).stem}, row {row['row']}") for row in rows)),
-            ("group", (escape(row["group"]) for row in rows)),
-            ("measured", (seconds(row["measured"]) for row in rows)),
-            ("predicted", (seconds(row["predicted"]) for row in rows)),
-            ("error", (f"{row['error']:+.1f} %" for row in rows)),
+    if any("memory" in row for row in rows):
+        columns += [
+            Column("memory: mean", "memory", lambda errors: _percent(errors["mape"])),
+            Column("bias", "memory", lambda errors: _percent(errors["bias"])),
         ]
-    )
+    yield table_of(rows, columns)
+    yield "the rows that are predicted worst:"
+    yield table_of(result["worst"], WORST)
+
+
+def _percent(value: float) -> str:
+    return f"{value:.2f} %"
+
+
+WORST = (
+    Column("row", lambda row: escape(f"{Path(row['file']).stem}, row {row['row']}")),
+    Column("group", "group", escape),
+    Column("measured", "measured", seconds),
+    Column("predicted", "predicted", seconds),
+    Column("error", "error", "{:+.1f} %".format),
+)
 
 
 def _draw(out: Output, found: "Validation") -> None:

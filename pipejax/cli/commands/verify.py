@@ -1,5 +1,6 @@
 """`pipejax verify`: a certificate, or a table with its costs, derived again without the engine."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,8 +10,9 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.cli.options.memory import ActivationOptions
 from pipejax.cli.options.pricing import Pricing, required
-from pipejax.cli.options.values import JsonFlag
-from pipejax.cli.output.report import facts, pick, print_all, print_json, print_plain, seconds
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.numbers import seconds
+from pipejax.cli.output.report import facts, pick, plain
 
 if TYPE_CHECKING:
     from pipejax.analysis.verify.verify import Verdict
@@ -23,8 +25,7 @@ def verify(
     pricing: Pricing | None,
     links: pj.Links,
     activations: ActivationOptions,
-    json: JsonFlag = False,
-) -> None:
+) -> Answer:
     """Derive a certificate again by other means than the engine; of a table, what evaluate says.
 
     Exit code 0 if all claims hold, 1 if one does not.
@@ -42,16 +43,12 @@ def verify(
         held = activations.of(table, priced.workload, priced.microbatches).held(run)
         verdict = pj.verify(pj.certificate(run, memory=held.memory))
     problems = [*map(str, verdict.problems)]
-    if json:
-        bounds = [bound._asdict() for bound in verdict.bounds]
-        print_json(pick(verdict, "makespan unit ok") | {"problems": problems, "bounds": bounds})
-    else:
-        _print(verdict, problems)
-    if not verdict.ok:
-        raise typer.Exit(1)
+    bounds = [bound._asdict() for bound in verdict.bounds]
+    result = pick(verdict, "makespan unit ok") | {"problems": problems, "bounds": bounds}
+    return Answer(result, _said(verdict, problems), holds=verdict.ok)
 
 
-def _print(verdict: "Verdict", problems: list[str]) -> None:
+def _said(verdict: "Verdict", problems: list[str]) -> Iterator[object]:
     time = seconds if verdict.unit == "seconds" else lambda value: f"{value:g} {verdict.unit}"
     rows = [("all claims", "hold" if verdict.ok else f"[red]do not hold: {len(problems)}[/]")]
     if verdict.makespan is not None:
@@ -59,8 +56,7 @@ def _print(verdict: "Verdict", problems: list[str]) -> None:
     for bound in verdict.bounds:
         word = "derived again" if bound.checked else "not checked: who says so is trusted"
         rows.append(("lower bound", f"{time(bound.value)} by {escape(bound.by)}, {word}"))
-    print_all(facts(rows))
-    for problem in problems[:SHOWN]:
-        print_plain(problem)
+    yield facts(rows)
+    yield from map(plain, problems[:SHOWN])
     if problems[SHOWN:]:
-        print_plain(f"and {len(problems) - SHOWN} more")
+        yield f"and {len(problems) - SHOWN} more"

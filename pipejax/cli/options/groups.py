@@ -44,6 +44,7 @@ from pipejax.schedules.table.links import (
 def _always(
     format: str = "text",
     force: bool = False,
+    json: bool = False,
     config: FileIfGiven = None,
     help: bool = False,
     help_all: bool = False,
@@ -199,8 +200,11 @@ class CommandOptions:
             found[name] = made.build() if name == "table" else made
         return found
 
-    def run(self, given: Mapping[str, Any]) -> None:
-        """Run the command: its outputs are checked before any work."""
+    def run(self, given: Mapping[str, Any]) -> int:
+        """Run the command, print its answer and return the exit code.
+
+        Outputs are checked before any work.
+        """
         outputs = {
             name: Output(given[name], flag(name), given["force"]).check(kind)
             for name, kind in self.outputs.items()
@@ -210,9 +214,11 @@ class CommandOptions:
         chosen = {name: made for name, made in self.chosen(given).items() if name in takes}
         format = None if "format" in self.own else given.get("format")
         with printing(format, json=given["json"]):
-            self.command(**chosen, **{name: given[name] for name in self.own} | outputs)
+            answer = self.command(**chosen, **{name: given[name] for name in self.own} | outputs)
+            answer.show()
         for output in outputs.values():
             output.end(json=given["json"])
+        return 0 if answer.holds else 1
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -231,8 +237,8 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = CommandOptions(command)
 
     @functools.wraps(command)
-    def run(**given: Any) -> None:
-        options.run(given)
+    def run(**given: Any) -> int:
+        return options.run(given)
 
     described: Any = run
     described.__signature__ = inspect.Signature([*options.parameters.values()])

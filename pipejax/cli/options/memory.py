@@ -10,7 +10,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.data_files import read_quantity
 from pipejax.cli.options.pricing_steps import Microbatches
 from pipejax.cli.options.values import Text, WeightShare, for_each, parse_list
-from pipejax.cli.output.report import gigabytes
+from pipejax.cli.output.numbers import gigabytes
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.table.held_activations import static_bytes
 

@@ -410,6 +410,20 @@ def naming(table: pj.ScheduleTable) -> Iterator[None]:
         raise pj.ScheduleError(f"{table.name}: {error.reason}", error.grid) from error
 
 
+def built(
+    points: Sequence[SizedSchedule], options: TableOptions, pricing: Pricing | None
+) -> tuple[dict[str, pj.ScheduleTable], dict[str, str]]:
+    """Build every schedule; one that does not exist for these numbers says why instead."""
+    tables, missing = {}, {}
+    for point in points:
+        own = options.of(point.name)
+        try:
+            tables[point.name] = own.build(*point, pricing)
+        except MismatchError as error:
+            missing[point.name] = getattr(error, "reason", str(error))
+    return tables, missing
+
+
 def chosen_tables(
     options: TableOptions,
     choice: TableChoice,
@@ -432,15 +446,9 @@ def chosen_tables(
         raise ValueError(f"--schedules {schedules} and --schedule or --table: choose one")
     listed = ScheduleList(options, schedules, workers=choice.workers).chosen()
     counts = None if choice.microbatches is None else [choice.microbatches]
-    tables, missing_names = [], {}
-    for point in listed.sized(counts):
-        own = options.of(point.name)
-        try:
-            tables.append(own.build(*point, pricing))
-        except MismatchError as error:
-            missing_names[point.name] = getattr(error, "reason", str(error))
+    tables, missing = built(listed.sized(counts), options, pricing)
     if not tables:
-        raise ValueError("; ".join(f"{name}: {why}" for name, why in missing_names.items()))
+        raise ValueError("; ".join(f"{name}: {why}" for name, why in missing.items()))
     if pricing is not None:
-        pricing.check_used(tables, map(options.builder, listed.names))
-    return tables, missing_names
+        pricing.check_used(tables.values(), map(options.builder, listed.names))
+    return list(tables.values()), missing

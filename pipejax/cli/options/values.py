@@ -20,7 +20,8 @@ from typer.models import ArgumentInfo
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.data_files import read_quantity
 from pipejax.cli.options.catalogue import CATALOGUE, begun, flag, record
-from pipejax.cli.output.files import NO_OUTPUT, OutputKind
+from pipejax.cli.output.files import NO_OUTPUT
+from pipejax.cli.output.kinds import OutputKind
 
 # types of values; what an option is, and between which numbers it lies, is in the catalogue
 Text = str | None
@@ -28,7 +29,6 @@ Count = int
 CountIfGiven = int | None
 FileIfGiven = str | None
 Seed = int
-JsonFlag = bool
 Schedules = str
 TimeLimit = str
 WeightShare = float | None

@@ -8,60 +8,17 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pipejax as pj
 from pipejax.base.files import check_writable, drafted, write_file
 from pipejax.base.provenance import is_dataset
+from pipejax.cli.output.kinds import OutputKind
 from pipejax.schedules.table.table_files import text_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-SWEEPS = ("xarray", "zarr", "filelock")
-
-
-class OutputKind(NamedTuple):
-    """A kind of file that an option asks for.
-
-    Attributes:
-      suffixes: of its name.
-      modules: that write it.
-      needs: begins the sentence that names a module that is missing.
-      extra: of the package, which brings the modules.
-      is_folder: whether it is a Zarr store.
-      resumes: whether one that is there may be gone on with.
-      plain: suffixes of files that none of the modules writes.
-      other: kind of a file with other suffixes, if the option takes that too.
-    """
-
-    suffixes: tuple[str, ...]
-    modules: tuple[str, ...] = ()
-    needs: str = ""
-    extra: str = ""
-    is_folder: bool = False
-    resumes: bool = False
-    plain: tuple[str, ...] = ()
-    other: "OutputKind | None" = None
-
-
-ANY = OutputKind(())
-DRAWING = OutputKind((".png", ".pdf", ".svg"), ("matplotlib",), "drawing needs", "figures")
-TIMELINE = DRAWING._replace(suffixes=(*DRAWING.suffixes, ".html"), plain=(".html",))
-PAGE = OutputKind((".html",))
-TABLE = OutputKind((".csv", ".json"))
-TEMPLATE = OutputKind((".json", ".toml"))
-CERTIFICATE = OutputKind((".json",))
-ORDER = OutputKind((".json",))
-LAYOUT = OutputKind((".json", ".txt"))
-LINK_OPTIONS = OutputKind((".json", ".csv"))
-SYSTEM = OutputKind((".json",))
-DATASET = OutputKind((".zarr",), ("xarray", "zarr"), "datasets need", "sweeps", is_folder=True)
-DRAWING_OR_DATASET = DRAWING._replace(other=DATASET)
-PLAN = OutputKind((".zarr", ".csv"), SWEEPS, "plans need", "sweeps", resumes=True)
-GRID = OutputKind((), SWEEPS, "sweeps need", "sweeps", is_folder=True, resumes=True)
 
 
 @dataclasses.dataclass
@@ -143,6 +100,14 @@ class Output:
         except OSError as error:
             self._error, self._unwritten = error, "" if text is None else text()
 
+    def save_text(self, text: str) -> None:
+        """Write a text, as `save` does: it is printed if it cannot be written."""
+        self.save(lambda draft: write_file(draft, text), lambda: text)
+
+    def save_json(self, content: dict[str, Any]) -> None:
+        """Write a JSON object, as `save_text` does."""
+        self.save_text(json.dumps(content, indent=2) + "\n")
+
     @property
     def written(self) -> Path | None:
         """The file, if it has been written."""
@@ -163,12 +128,6 @@ class Output:
 
 
 NO_OUTPUT = Output()  # of an option that is not given
-
-
-def end_all(*outputs: Output, json: bool) -> None:
-    """Raise what went wrong with the first of some files that could not be written."""
-    for output in outputs:
-        output.end(json=json)
 
 
 def check_apart(outputs: Iterable[Output]) -> None:
@@ -211,7 +170,7 @@ def save_table(table: pj.ScheduleTable, out: Output) -> None:
     """Write a table as its suffix says."""
     if out.path is not None:
         text = text_for(table, out.path)
-        out.save(lambda draft: write_file(draft, text), lambda: text)
+        out.save_text(text)
 
 
 def write_dataset(data: Any, out: Output) -> None:

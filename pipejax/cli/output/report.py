@@ -1,4 +1,4 @@
-"""What a person reads: numbers, tables from columns, single lines, and bars while it takes time.
+"""What is printed: tables from columns or from the rows of the JSON, and single lines.
 
 A table has one description; it is printed as text that keeps the width, as Markdown, LaTeX or CSV.
 """
@@ -6,13 +6,10 @@ A table has one description; it is printed as text that keeps the width, as Mark
 import csv
 import io
 import json
-import math
 import re
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +17,10 @@ import numpy as np
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 from rich.text import Text
 
 from pipejax.base.checks import one_of
-from pipejax.base.data_files import time_unit
-from pipejax.base.progress import if_interrupted
 
 NARROWEST = 40  # columns: in fewer, tables lose their text
 
@@ -51,37 +45,6 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
-
-
-def seconds(value: float) -> str:
-    """Format a time with the prefix that suits it.
-
-    Example:
-      >>> seconds(0.0616), seconds(33.0), seconds(0.0)
-      ('61.6 ms', '33 s', '0 s')
-    """
-    factor, unit = time_unit(value)
-    return f"{value / factor:.5g} {unit}"
-
-
-def percent(value: float | None) -> str:
-    """Format a ratio as a percentage, or a dash where there is none.
-
-    Example:
-      >>> percent(0.2727), percent(None)
-      ('27.27 %', '-')
-    """
-    return "-" if value is None or math.isnan(value) else f"{100 * value:.2f} %"
-
-
-def gigabytes(value: float) -> str:
-    """Format bytes.
-
-    Example:
-      >>> gigabytes(2.5e9)
-      '2.50 GB'
-    """
-    return f"{value / 1e9:.2f} GB"
 
 
 LONG = 20  # columns of a cell that is broken at its spaces where room is scarce
@@ -130,6 +93,35 @@ def grid(
     for row_style, drawn in zip(styles, table.rows, strict=False):
         drawn.style = row_style
     return table
+
+
+class Column(NamedTuple):
+    """A column of a table whose rows are those that `--json` prints.
+
+    Attributes:
+      header: what stands over it.
+      value: name of its value in a row, or what makes a cell of a row.
+      format: writes a value that has a name; a row that has none there gets a dash.
+    """
+
+    header: str
+    value: str | Callable[[Any], object]
+    format: Callable[[Any], object] = str
+
+    def cell(self, row: Mapping[str, Any]) -> object:
+        """What stands in a row."""
+        if callable(self.value):
+            return self.value(row)
+        found = row.get(self.value)
+        return "-" if found is None else self.format(found)
+
+
+def table_of(
+    rows: Iterable[Mapping[str, Any]], columns: Iterable[Column], keys: int = 1, **style: Any
+) -> KeyedTable:
+    """Make a table of rows as `grid` makes one of columns."""
+    rows = list(rows)
+    return grid(((each.header, map(each.cell, rows)) for each in columns), keys, **style)
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> KeyedTable:
@@ -261,12 +253,13 @@ def _text(marked: str) -> str:
     return Text.from_markup(marked).plain
 
 
+JSON = "json"
 _chosen = ["text"]  # formats of what is printed: the last one counts
 
 
 @contextmanager
 def printing(format: str | None, *, json: bool) -> Iterator[None]:
-    """Print tables in a format, whoever prints them in this block.
+    """Print in a format, whoever prints in this block.
 
     Raises:
       ValueError: if there is no such format, or nothing is printed in it.
@@ -275,9 +268,15 @@ def printing(format: str | None, *, json: bool) -> Iterator[None]:
     try:
         if json and _chosen[-1] != "text":
             raise ValueError(f"--format {format} has no effect with --json")
+        _chosen[-1] = JSON if json else _chosen[-1]
         yield
     finally:
         _chosen.pop()
+
+
+def is_json() -> bool:
+    """Whether one JSON object is printed and nothing else."""
+    return _chosen[-1] == JSON
 
 
 def tells_lines() -> bool:
@@ -286,17 +285,17 @@ def tells_lines() -> bool:
 
 
 def print_all(*parts: object) -> None:
-    """Print lines with markup, and tables."""
+    """Print lines with markup, texts as they are, and tables."""
     for part in parts:
         if isinstance(part, Table):
             _print_table(part)
         else:
-            _print_line(Text.from_markup(str(part)))
+            _print_line(part if isinstance(part, Text) else Text.from_markup(str(part)))
 
 
-def print_plain(text: str) -> None:
-    """Print a line as it is, with names of files in it, say."""
-    _print_line(Text(text))
+def plain(text: str) -> Text:
+    """Make a line that is printed as it is, with names of files in it, say."""
+    return Text(text)
 
 
 def _print_table(table: Table) -> None:
@@ -319,18 +318,21 @@ def _print_line(text: Text) -> None:
         sys.stdout.write("".join(f"{begin}{line}\n" for line in lines) + end)
 
 
-def print_written(what: str, path: object) -> None:
-    """Say where something has been written, if it has."""
-    if path is not None:
-        print_plain(f"{what} {path}")
+def sizes_of(table: Any) -> dict[str, Any]:
+    """What a report is of, for `--json`."""
+    return {
+        "schedule": table.name,
+        "workers": table.num_workers,
+        "stages": table.num_stages,
+        "microbatches": table.num_microbatches,
+    }
 
 
-def heading(run: Any, end: str, optimised: str = "") -> str:
-    """Say what a report is about: schedule and sizes of a run, or of what was optimised to it."""
-    name = f"[bold]{escape(optimised or run.schedule)}[/]" + " optimised" * bool(optimised)
+def heading(sizes: Mapping[str, Any], found: str = "") -> str:
+    """Say what a report is about: the schedule, what was done to it, and its sizes."""
     return (
-        f"{name}, {run.workers} workers, {run.stages} stages, "
-        f"{run.microbatches} microbatches, {end}"
+        f"[bold]{escape(sizes['schedule'])}[/]{found}, {sizes['workers']} workers, "
+        f"{sizes['stages']} stages, {sizes['microbatches']} microbatches"
     )
 
 
@@ -340,74 +342,3 @@ FOUND = "value lower_bound gap baselines evaluated stopped"  # what every search
 def pick(found: Any, names: str) -> dict[str, Any]:
     """Take attributes, named with spaces between them, for `--json`."""
     return {name: getattr(found, name) for name in names.split()}
-
-
-class ProgressBar(NamedTuple):
-    """A bar on stderr that nobody sees unless it is a terminal.
-
-    Attributes:
-      move: takes `advance` or `completed`, and `description`.
-      note: prints a line above the bar.
-    """
-
-    move: Callable[..., None]
-    note: Callable[[str], None]
-
-    def tell(self, done: float, total: float | None, text: str) -> None:
-        """Move to where a long call says that it is: the `on_progress` of the library."""
-        self.move(completed=done, total=total, description=text)
-
-    def after(self, before: float) -> Callable[[float, float | None, str], None]:
-        """Return the same for one of several calls, when so much was done before it."""
-        return lambda done, total, text: self.move(completed=before + done, description=text)
-
-
-@contextmanager
-def progress(
-    what: str, total: float | None, *columns: ProgressColumn, transient: bool = True
-) -> Iterator[ProgressBar]:
-    """Show how far work is, where a person sees it."""
-    err = Console(stderr=True, highlight=False)
-    shown: dict[str, Any] = {"console": err, "transient": transient, "disable": not err.is_terminal}
-    with Progress(*columns, **shown) as bar, if_interrupted(bar.stop):
-        note = partial(err.print, markup=False) if err.is_terminal else lambda text: None
-        yield ProgressBar(partial(bar.update, bar.add_task(what, total=total)), note)
-
-
-@contextmanager
-def waiting(what: str) -> Iterator[Console]:
-    """Show that work goes on, where a person sees it; the console prints above that."""
-    err = Console(stderr=True)
-    with err.status(what) as shown, if_interrupted(shown.stop):
-        yield err
-
-
-@contextmanager
-def best_so_far(report: Callable[[Any], object]) -> Iterator[Callable[[Any], object]]:
-    """Report, if the command is interrupted in this block, what was last kept in it."""
-    kept: deque[Any] = deque(maxlen=1)
-
-    def say() -> str | None:
-        if not kept:
-            return None
-        report(kept[0])
-        return "this is the best so far"
-
-    with if_interrupted(say):
-        yield kept.append
-
-
-def search_and_report(
-    search: Any, iterations: int, limit: float, report: Callable[[Any], Callable[[], object]]
-) -> None:
-    """Run a local search under a bar, and report its result, if interrupted that so far.
-
-    `report` works out what is said of a result, and returns what writes and prints it.
-    """
-    with (
-        best_so_far(lambda search: report(search.found("interrupted"))()) as keep,
-        progress("searching", iterations) as bar,
-    ):
-        keep(search)
-        show = report(search.run(iterations, limit, bar.tell))
-    show()

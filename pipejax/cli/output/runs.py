@@ -10,7 +10,8 @@ from rich.table import Table
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.memory import HeldMemory
-from pipejax.cli.output.report import gigabytes, grid, percent, seconds
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.report import grid
 
 if TYPE_CHECKING:
     from pipejax.analysis.paths.longest_paths import LongPath

@@ -1,0 +1,46 @@
+"""Kinds of files that options ask for: their suffixes, and the modules that write them."""
+
+from typing import NamedTuple
+
+SWEEPS = ("xarray", "zarr", "filelock")
+
+
+class OutputKind(NamedTuple):
+    """A kind of file that an option asks for.
+
+    Attributes:
+      suffixes: of its name.
+      modules: that write it.
+      needs: begins the sentence that names a module that is missing.
+      extra: of the package, which brings the modules.
+      is_folder: whether it is a Zarr store.
+      resumes: whether one that is there may be gone on with.
+      plain: suffixes of files that none of the modules writes.
+      other: kind of a file with other suffixes, if the option takes that too.
+    """
+
+    suffixes: tuple[str, ...]
+    modules: tuple[str, ...] = ()
+    needs: str = ""
+    extra: str = ""
+    is_folder: bool = False
+    resumes: bool = False
+    plain: tuple[str, ...] = ()
+    other: "OutputKind | None" = None
+
+
+ANY = OutputKind(())
+DRAWING = OutputKind((".png", ".pdf", ".svg"), ("matplotlib",), "drawing needs", "figures")
+TIMELINE = DRAWING._replace(suffixes=(*DRAWING.suffixes, ".html"), plain=(".html",))
+PAGE = OutputKind((".html",))
+TABLE = OutputKind((".csv", ".json"))
+TEMPLATE = OutputKind((".json", ".toml"))
+CERTIFICATE = OutputKind((".json",))
+ORDER = OutputKind((".json",))
+LAYOUT = OutputKind((".json", ".txt"))
+LINK_OPTIONS = OutputKind((".json", ".csv"))
+SYSTEM = OutputKind((".json",))
+DATASET = OutputKind((".zarr",), ("xarray", "zarr"), "datasets need", "sweeps", is_folder=True)
+DRAWING_OR_DATASET = DRAWING._replace(other=DATASET)
+PLAN = OutputKind((".zarr", ".csv"), SWEEPS, "plans need", "sweeps", resumes=True)
+GRID = OutputKind((), SWEEPS, "sweeps need", "sweeps", is_folder=True, resumes=True)
