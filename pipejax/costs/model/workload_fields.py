@@ -42,7 +42,9 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
     "tensor_parallel": WorkloadField("whole", "accelerators that split every product of a layer"),
     "sequence_parallel": WorkloadField("flag", "split norms and messages over them too"),
     "scatter_gather": WorkloadField(
-        "flag", "let each of them send its part of a message", of_plan=True
+        "flag",
+        "let each of the t accelerators of a worker send its part of a message",
+        of_plan=True,
     ),
     "context_parallel": WorkloadField("whole", "accelerators that split every sequence"),
     "expert_parallel": WorkloadField("whole", "accelerators that share the experts"),
