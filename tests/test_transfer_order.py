@@ -208,6 +208,15 @@ def test_found_orders_hold_what_they_promise(case, data):
     assert result.baselines["by producer"] == naive.makespan
 
 
+@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "zb-h1"])
+def test_a_step_ends_behind_all_transfers(name):
+    table = pj.schedules.build(name, num_workers=3, num_microbatches=6)
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.5, all_reduce=5.0, update=1.0)
+    found = pj.search.messages(table, costs, iterations=1).baselines
+    naive = pj.links.insert_transfers(table, link="rendezvous")
+    assert found["by producer"] == pj.evaluate(naive, costs, link="rendezvous").makespan
+
+
 @given(case=strategies.cases(), queues=SCOPES)
 def test_queue_bound_is_the_largest_over_sets_of_transfers(case, queues):
     graph = transfer_graph(case.table, case.costs, pj.Links("rendezvous", queues))
