@@ -16,8 +16,6 @@ import tempfile
 from collections.abc import Collection, Iterator
 from typing import Any
 
-import typer
-
 from pages.repository import ROOT
 from pipejax.cli.app import COMMANDS, application, run, split_command
 from pipejax.cli.options.given import GivenOptions
@@ -145,7 +143,7 @@ def check_mention(text: str) -> None:
 
 def _parser(called: str) -> Any:
     """What parses a command: one of a group, of which typer says that it may be a command."""
-    program: Any = typer.main.get_command(application(called))
+    program: Any = application(called)
     return program.commands[called]
 
 
@@ -160,7 +158,7 @@ def check_pipejax(arguments: list[str]) -> None:
     """Parse the arguments of `pipejax` as the program does, and do nothing else."""
     called, words = split_command(arguments)
     if called is None:
-        program = typer.main.get_command(application(None))
+        program: Any = application(None)
         program.make_context("pipejax", arguments or ["--help"], resilient_parsing=True)
         if arguments and not arguments[0].startswith("-"):
             raise ValueError(f"pipejax has no command {arguments[0]}")

@@ -134,16 +134,17 @@ def _commands_of(first: str) -> dict[str, str]:
 
 
 @functools.cache
-def application(called: str | None) -> typer.Typer:
-    """The program with the command that is called, or with the names of all."""
+def application(called: str | None) -> Callable[..., Any]:
+    """The program with the command that is called, or with the names of all, made once."""
     app = typer.Typer(name="pipejax", add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_program)
     if called is None:
         for name in COMMANDS:
             app.command(name)(_listed)
-        return app
-    app.command(called, add_help_option=False)(command_of(called))
-    return app
+    else:
+        app.command(called, add_help_option=False)(command_of(called))
+    # a `Typer` makes this anew in each call, with what reads each option
+    return typer.main.get_command(app)
 
 
 def _listed() -> None:

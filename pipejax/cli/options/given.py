@@ -226,10 +226,11 @@ class GivenOptions:
 
 def _in_letters(message: str) -> str:
     """Name costs by their letters alone, where a text names them for Python too."""
-    from pipejax.costs.costs import PHASE_FIELDS
+    from pipejax.schedules.cells.ops import KINDS, TIMED  # needs no JAX: that may be what is wrong
 
-    for letter, field in PHASE_FIELDS.items():
-        message = message.replace(f"{field} ({letter})", letter).replace(f" ({field})", "")
+    for phase in TIMED:
+        field = KINDS[phase].time
+        message = message.replace(f"{field} ({phase.name})", phase.name).replace(f" ({field})", "")
     return message
 
 
