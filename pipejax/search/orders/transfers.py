@@ -178,7 +178,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
             check_finite(self.graph.duration.max() * len(self.graph.duration), costs)
         own, own_makespan = _own_order(table, costs, links)
         by_producer = producer_order(self.graph.table, links)
-        _, by_pytorch = self._with_waits(None)
+        _, by_pytorch = self._run(None, AWAITED)
         times = heads_and_tails(self.graph)
         self.free_bound, self.lower_bound = times.makespan, queue_bound(self.graph, times)
         self._batch = max(1, min(BATCH, MAX_BATCH_NODES // self.graph.program.num_nodes))
@@ -212,14 +212,18 @@ class TransferSearch(LocalSearch[TransferOrder]):
 
     def best_so_far(self) -> tuple[TransferOrder, float]:
         """The best order so far, and its makespan [s]."""
-        ordered, makespan = self._with_waits(self.best.order)
+        ordered, makespan = self._run(self.best.order, AWAITED)
+        if makespan > self.value * (1 + self.precision):  # the step's end waits for SENDs, too
+            ordered, makespan = self._run(self.best.order, None)
         best = TransferOrder(self.best.order, ordered, self._given[1], self.free_bound)
         return best, makespan
 
-    def _with_waits(self, order: Order | None) -> tuple[ScheduleTable, float]:
+    def _run(
+        self, order: Order | None, lowering: TorchLowering | None
+    ) -> tuple[ScheduleTable, float]:
         """The table with its transfers in an order, in PyTorch's if None, and its makespan [s]."""
         costs, links = self._given
-        ordered = with_transfers(self.graph.table, order, links, AWAITED)
+        ordered = with_transfers(self.graph.table, order, links, lowering)
         return ordered, makespan_on_host(*lower_and_price(ordered, costs, links))
 
     def _finish(self, orders: Orders) -> Float[NumpyArray, "orders nodes"]:
