@@ -1,76 +1,370 @@
-"""The shortest schedule by trying every order: an independent reference for tiny problems.
+"""The shortest schedule by trying every decision: an independent reference for tiny problems.
 
-Plain Python: for each worker all orders of F, I and W in which microbatches keep their order and
-an op comes after those of its own microbatch that it needs; each combination is run op by op, and
-those that exceed a memory limit are left out.
+Plain Python, no solver, no table, no order assumed: time goes from event to event, and at each a
+worker starts any op that is ready and has room, or waits; a host link does so with offloads and
+loads. Backwards are split or whole, each as it pays, and microbatches overtake each other. In a
+shortest schedule whose ops are moved as early as they can, each starts at time 0, where another op
+ends or starts, or where a message arrives: no decision is left out.
+
+A state is what the rest of the run depends on. One that was left without success at some time need
+not be looked at again at that time or later, and one whose work cannot end in time is left at once.
 """
 
-from fractions import Fraction
-from itertools import product
+import operator
+import sys
+from dataclasses import dataclass
+from itertools import permutations
+
+NEXT = {"": "F", "F": "IBO", "FO": "L", "FOL": "IB", "FI": "W", "FOLI": "W"}
+"""Ops that may follow those of one stage and microbatch; what is not here is over."""
 
 
-def orders(microbatches):
-    """All orders of one worker: each kind in the order of microbatches, F before I before W."""
-    found = []
+@dataclass(frozen=True)
+class Pipes:
+    """A tiny problem; all numbers are exact (int or Fraction).
 
-    def extend(row, counts):
-        if len(row) == 3 * microbatches:
-            found.append(tuple(row))
-        for k, letter in enumerate("FIW"):
-            if counts[k] < (counts[k - 1] if k else microbatches):
-                more = list(counts)
-                more[k] += 1
-                extend([*row, (letter, counts[k])], more)
+    Attributes:
+      placement: worker of each stage, by pipe.
+      pipe_of: pipe of each microbatch.
+      times: of each op by letter F, I, W, B, O, L: one entry a stage; no O where none may leave.
+      lag: of a message, by direction, pipe and boundary.
+      transmit: for which it occupies its link, in the same form.
+      all_reduce, update: one entry a stage.
+      sizes: of an activation, one entry a stage.
+      kept: what W needs of it, one entry a stage.
+      limits: what a worker can hold.
+      host_links: workers that share one.
+    """
 
-    extend([], [0, 0, 0])
-    return found
+    placement: tuple
+    pipe_of: tuple
+    times: dict
+    lag: list
+    transmit: list
+    all_reduce: tuple
+    update: tuple
+    sizes: tuple
+    kept: tuple
+    limits: tuple
+    host_links: tuple = ()
 
 
-def level(row, share):
-    """Most activations that a row holds at once; an op frees at its end."""
-    held = most = Fraction(0)
-    for letter, _ in row:
-        if letter == "F":
-            held += 1
-            most = max(most, held)
-        else:
-            held -= 1 - share if letter == "I" else share
-    return most
+class TooManyStates(Exception):
+    """The problem is not as tiny as was thought."""
 
 
-def run(rows, times, message):
-    """End of the last op, or None where the rows block each other."""
-    end, free, at = {}, [0] * len(rows), [0] * len(rows)
-    moved = True
-    while moved:
-        moved = False
-        for s, row in enumerate(rows):
-            while at[s] < len(row):
-                letter, m = row[at[s]]
-                ready = free[s]
-                if letter == "F" and s:
-                    needs, lag = ("F", s - 1, m), message
-                elif letter == "I" and s < len(rows) - 1:
-                    needs, lag = ("I", s + 1, m), message
-                elif letter == "F":
-                    needs, lag = None, 0
+class Search:
+    """Looks for a schedule that ends before a given time."""
+
+    def __init__(self, pipes, before, most=None):
+        self.pipes, self.before, self.most = pipes, before, most
+        self.stages, self.count = len(pipes.sizes), len(pipes.pipe_of)
+        self.workers = len(pipes.limits)
+        self.ops = [(s, m) for s in range(self.stages) for m in range(self.count)]
+        self.seen, self.states = {}, 0
+        # machines: the workers, then the host links
+        hosts = {w: (w,) for w in range(self.workers)}
+        hosts |= {w: tuple(group) for group in pipes.host_links for w in group}
+        groups = sorted(set(hosts.values())) if "O" in pipes.times else []
+        self.host_of = {w: self.workers + groups.index(g) for w, g in hosts.items() if groups}
+        self.machines = self.workers + len(groups)
+        self.least_back = [
+            min(pipes.times["I"][s], pipes.times["B"][s]) for s in range(self.stages)
+        ]
+        self.gradient = [
+            min(pipes.times["I"][s] + pipes.times["W"][s], pipes.times["B"][s])
+            for s in range(self.stages)
+        ]
+
+        carries = [
+            (direction, *row[boundary : boundary + 2][:: 1 - 2 * direction])
+            for row in pipes.placement
+            for direction in (0, 1)
+            for boundary in range(self.stages - 1)
+        ]
+        ends = [link[1:] for link in carries]
+        self.links = sorted(set(ends))
+        self.is_regular = len(set(ends)) == len(ends) or not any(
+            x for way in pipes.transmit for row in way for x in row
+        )
+        self.tail = [
+            [
+                sum(self.least_back[k] + self.hop(1, p, k) for k in range(s))
+                for s in range(self.stages)
+            ]
+            for p in range(len(pipes.placement))
+        ]
+
+    def worker(self, stage, microbatch):
+        return self.pipes.placement[self.pipes.pipe_of[microbatch]][stage]
+
+    def run(self):
+        """The starts {(letter, stage, microbatch): time} of a schedule that ends before, or None.
+
+        Of two microbatches of one pipe the first is the one whose first forward starts first: that
+        gives them names and leaves nothing out.
+        """
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(100_000)
+        try:
+            done = dict.fromkeys(self.ops, "")
+            ends = dict.fromkeys(self.ops, 0)
+            ready = {(0, m): 0 for m in range(self.count)}
+            found = self.decide(0, 0, done, ends, ready, {}, (0,) * self.machines, {}, {})
+        finally:
+            sys.setrecursionlimit(limit)
+        return found
+
+    def decide(self, now, machine, done, ends, ready, back, free, links, starts):
+        """Let the machines from `machine` on start something now or wait; then time goes on.
+
+        done: letters of each op so far; ends: end of the last one; ready, back: when F and I have
+        what they need from other stages; free: when machines are; links: when links are.
+        """
+        if machine == self.machines:
+            return self.wait(now, done, ends, ready, back, free, links, starts)
+        if free[machine] <= now and not self.left_a_hole(now, machine, done, ends, back, free):
+            for letter, key in self.choices(now, machine, done, ends, ready, back, free):
+                end = now + self.pipes.times[letter][key[0]]
+                new_done, new_ends = done | {key: done[key] + letter}, ends | {key: end}
+                new_ready, new_back, new_links = self.send(letter, key, end, ready, back, links)
+                new_free = (*free[:machine], end, *free[machine + 1 :])
+                # what takes no time may let others start at this moment
+                again = 0 if end == now else machine + 1
+                state = new_done, new_ends, new_ready, new_back, new_free, new_links
+                found = self.decide(now, again, *state, starts | {(letter, *key): now})
+                if found:
+                    return found
+        return self.decide(now, machine + 1, done, ends, ready, back, free, links, starts)
+
+    def choices(self, now, machine, done, ends, ready, back, free):
+        """Ops that a machine can start now.
+
+        What takes no memory is never better later than it can be: only a message that leaves
+        sooner may stand in the way of another one, where a link carries several kinds of them.
+        """
+        for key in self.ops:
+            worker, stage = self.worker(*key), key[0]
+            for letter in NEXT.get(done[key], "") if ends[key] <= now else "":
+                if letter not in self.pipes.times:
+                    continue
+                if machine != (self.host_of[worker] if letter in "OL" else worker):
+                    continue
+                if letter == "F" and not self.may_begin(now, key, done, ready):
+                    continue
+                if letter in "IB" and back.get(key, now + 1) > now:
+                    continue
+                if letter in "FL" and not self.has_room(now, worker, stage, done, ends):
+                    continue
+                since = max(free[machine], ends[key], back[key] if letter in "IB" else 0)
+                waited = letter in ("WOIB" if self.is_regular else "WO") and since < now
+                if not waited:
+                    yield letter, key
+
+    def left_a_hole(self, now, machine, done, ends, back, free):
+        """Whether a gradient fits in before now, where the worker waited: it was no worse there."""
+        times = self.pipes.times
+        for key in self.ops if machine < self.workers else ():
+            if self.worker(*key) != machine:
+                continue
+            since, stage, letters = max(free[machine], ends[key]), key[0], done[key]
+            lasts = times["W"][stage]
+            if self.is_regular and letters in ("F", "FOL") and key in back:
+                since, lasts = max(since, back[key]), max(times["I"][stage], times["B"][stage])
+            elif letters[-1:] != "I":
+                continue
+            if since < now and since + lasts <= now:
+                return True
+        return False
+
+    def may_begin(self, now, key, done, ready):
+        stage, microbatch = key
+        pipe_of = self.pipes.pipe_of
+        earlier = [m for m in range(microbatch) if pipe_of[m] == pipe_of[microbatch]]
+        named = stage > 0 or not earlier or done[0, earlier[-1]] != ""
+        return named and ready.get(key, now + 1) <= now
+
+    def has_room(self, now, worker, stage, done, ends):
+        """Whether an activation more fits; at one moment releases come before takes."""
+        held = self.pipes.sizes[stage]
+        for key in self.ops:
+            letters = done[key]
+            if not letters or self.worker(*key) != worker:
+                continue
+            size, kept = self.pipes.sizes[key[0]], self.pipes.kept[key[0]]
+            before = kept if letters[-1] == "W" else size
+            after = {"F": size, "L": size, "O": 0, "B": 0, "I": kept, "W": 0}[letters[-1]]
+            held += before if ends[key] > now else after
+        return held <= self.pipes.limits[worker]
+
+    def send(self, letter, key, end, ready, back, links):
+        """What others have from this op, and when: on the same worker at once."""
+        stage, microbatch = key
+        if letter == "F" and stage == self.stages - 1:
+            return ready, back | {key: end}, links
+        if letter not in "FIB" or (letter in "IB" and stage == 0):
+            return ready, back, links
+        pipe, direction = self.pipes.pipe_of[microbatch], "FIB".index(letter) > 0
+        boundary, other = (stage - 1, stage - 1) if direction else (stage, stage + 1)
+        link = self.worker(*key), self.worker(other, microbatch)
+        arrives = end
+        if link[0] != link[1]:
+            transmit = self.pipes.transmit[direction][pipe][boundary]
+            if transmit:
+                arrives = max(end, links.get(link, 0)) + transmit
+                links = links | {link: arrives}
+            arrives += self.pipes.lag[direction][pipe][boundary]
+        if direction:
+            return ready, back | {(other, microbatch): arrives}, links
+        return ready | {(other, microbatch): arrives}, back, links
+
+    def wait(self, now, done, ends, ready, back, free, links, starts):
+        """Go on to the next event."""
+        if all(letters[-1:] in ("W", "B") for letters in done.values()):
+            return starts if self.end(ends) < self.before else None
+        if not self.in_time(now, done, ends, ready, back, free):
+            return None
+        events = [*ends.values(), *ready.values(), *back.values(), *free]
+        following = min((at for at in events if at > now), default=None)
+        if following is None:
+            return None
+
+        state = done, ends, ready, back, free, links
+        others, left = self.left_at(following, *state)
+        if any(all(map(operator.le, other, left)) for other in others):
+            return None
+        found = self.decide(following, 0, *state, starts)
+        if found is None:  # only now: to wait is to go on in a state that is no better
+            others[:] = [o for o in others if not all(map(operator.le, left, o))]
+            others.append(left)
+            self.states += 1
+            if self.most is not None and self.states > self.most:
+                raise TooManyStates
+        return found
+
+    def left_at(self, now, done, ends, ready, back, free, links):
+        """States that were left where the same was done, and this one: times, of which none helps.
+
+        Microbatches of a pipe are alike: what is left does not depend on their names.
+        """
+        # what follows the last gradients depends on when they ended, however long ago that was
+        step_end = any(self.pipes.all_reduce) or any(self.pipes.update)
+        oldest = 0 if step_end else now
+        alike = []
+        for m in range(self.count):
+            keys = [(s, m) for s in range(self.stages)]
+            letters = [done[key] for key in keys]
+            times = [max(oldest, ends[key]) for key in keys]
+            times += [max(now, at[key]) for at in (ready, back) for key in keys if key in at]
+            alike.append((self.pipes.pipe_of[m], letters, times))
+        alike.sort()
+        over = [max(now, at) for at in (*free, *(links.get(link, 0) for link in self.links))]
+        left = now, *over, *(at for *_, times in alike for at in times)
+        return self.seen.setdefault(tuple((p, *letters) for p, letters, _ in alike), []), left
+
+    def in_time(self, now, done, ends, ready, back, free):
+        """Whether what is left can end in time: the work of each worker, the way of each op."""
+        times, pipes, last = self.pipes.times, self.pipes, self.stages - 1
+        earliest = [[] for _ in range(self.workers)]  # starts of what is left
+        work = [0] * self.workers
+        turns, behind = [0] * self.workers, [None] * self.workers
+        for microbatch in range(self.count):
+            at, pipe = now, pipes.pipe_of[microbatch]
+            for stage in range(self.stages):
+                key, worker = (stage, microbatch), self.worker(stage, microbatch)
+                if not done[key]:
+                    at = max(at, ready.get(key, 0))
+                    earliest[worker].append(at)
+                    work[worker] += times["F"][stage]
+                    turns[worker] += times["F"][stage]
+                    at += times["F"][stage]
+                    if stage < last:
+                        at += self.hop(0, pipe, stage)
                 else:
-                    needs, lag = ({"I": "F", "W": "I"}[letter], s, m), 0
-                if needs is not None:
-                    if needs not in end:
-                        break
-                    ready = max(ready, end[needs] + lag)
-                free[s] = end[letter, s, m] = ready + times[letter][s]
-                at[s] += 1
-                moved = True
-    done = all(k == len(row) for k, row in zip(at, rows, strict=True))
-    return max(free) if done else None
+                    at = max(at, ends[key]) if done[key] == "F" and stage == last else at
+            for stage in reversed(range(self.stages)):
+                key, worker = (stage, microbatch), self.worker(stage, microbatch)
+                letters = done[key]
+                if not ("I" in letters or "B" in letters):
+                    at = max(at, back.get(key, 0), ends[key])
+                    earliest[worker].append(at)
+                    if at + self.gradient[stage] >= self.before:
+                        return False
+                    work[worker] += self.gradient[stage]
+                    turns[worker] += self.least_back[stage]
+                    tail = self.tail[pipe][stage]
+                    behind[worker] = tail if behind[worker] is None else min(behind[worker], tail)
+                    at += self.least_back[stage] + (self.hop(1, pipe, stage - 1) if stage else 0)
+                else:
+                    if stage and (stage - 1, microbatch) not in back:
+                        raise AssertionError("a gradient was not sent")
+                    if letters[-1] == "I":
+                        earliest[worker].append(ends[key])
+                        work[worker] += times["W"][stage]
+        for worker, starts in enumerate(earliest):
+            if starts:
+                first = max(now, free[worker], min(starts))
+                if first + work[worker] >= self.before:
+                    return False
+                if behind[worker] and first + turns[worker] + behind[worker] >= self.before:
+                    return False
+        return True
+
+    def hop(self, direction, pipe, boundary):
+        ends = self.pipes.placement[pipe][boundary : boundary + 2]
+        if ends[0] == ends[1]:
+            return 0
+        return (
+            self.pipes.lag[direction][pipe][boundary]
+            + self.pipes.transmit[direction][pipe][boundary]
+        )
+
+    def end(self, ends):
+        """End of the step: all-reduces one at a time on a worker, in the best order; updates."""
+        pipes, last = self.pipes, {}
+        holders = [{row[s] for row in pipes.placement} for s in range(self.stages)]
+        over = [max(ends[s, m] for m in range(self.count)) for s in range(self.stages)]
+        for (stage, microbatch), end in ends.items():
+            worker = self.worker(stage, microbatch)
+            last[worker] = max(last.get(worker, 0), end)
+        updates = max(
+            last.get(w, 0) + sum(pipes.update[s] for s in range(self.stages) if w in holders[s])
+            for w in range(self.workers)
+        )
+        best = None
+        for order in (
+            permutations(range(self.stages)) if any(pipes.all_reduce) else [range(self.stages)]
+        ):
+            free, latest = [0] * self.workers, updates
+            for stage in order:
+                begins = max(over[stage], *(free[w] for w in holders[stage]))
+                for w in holders[stage]:
+                    free[w] = begins + pipes.all_reduce[stage]
+                latest = max(latest, begins + pipes.all_reduce[stage] + pipes.update[stage])
+            best = latest if best is None else min(best, latest)
+        return best
 
 
-def shortest(workers, microbatches, times, message, limits, share):
-    """The least makespan over all orders that keep the limits."""
-    choices = [
-        [row for row in orders(microbatches) if level(row, share) <= limit] for limit in limits
-    ]
-    ends = (run(rows, times, message) for rows in product(*choices))
-    return min((end for end in ends if end is not None), default=None)
+def schedule_before(pipes, before, most=None):
+    """Starts {(letter, stage, microbatch): time} of a schedule that ends before, or None.
+
+    `most` limits how many states are remembered; beyond it, `TooManyStates` is raised.
+    """
+    return Search(pipes, before, most).run()
+
+
+def end_of(pipes, starts):
+    """End of a schedule of these starts."""
+    search, ends = Search(pipes, 0), {}
+    for (letter, *key), at in starts.items():
+        if letter not in "OL":
+            ends[tuple(key)] = max(ends.get(tuple(key), 0), at + pipes.times[letter][key[0]])
+    return search.end(ends)
+
+
+def shortest(pipes, horizon):
+    """The least makespan of all schedules: shorter ones are asked for until there is none."""
+    best = horizon
+    while (starts := schedule_before(pipes, best)) is not None:
+        best = end_of(pipes, starts)
+    return best

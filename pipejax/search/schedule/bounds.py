@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.search.schedule.problem import FINEST, PerStage, Problem
+from pipejax.search.schedule.problem import PerStage, Problem
 
 PerPipe = Int[NumpyArray, "pipes stages"]
 
@@ -261,7 +261,6 @@ def _memory(problem: Problem, way: Paths, worker: int) -> _Memory:
     kinds = list(_kinds(problem, way, worker))
     largest, room = max(k.size for k in kinds), int(problem.limits[worker])
     alike = min(k.size for k in kinds) == largest
-    slack = int(2 * problem.limits.max() >= FINEST)  # then sizes were rounded up and limits down
 
     def whole(parts: int) -> int:
         """Return what whole activations can fill of it."""
@@ -271,12 +270,10 @@ def _memory(problem: Problem, way: Paths, worker: int) -> _Memory:
     number = limit // largest
     unused = number * limit - largest * number * (number + 1) // 2
     unused *= min(k.forward for k in kinds) + min(k.input_grad for k in kinds)
-    beside = [max(0, limit - whole(room - k.kept + 2 * slack)) for k in kinds]
+    beside = [max(0, limit - whole(room - k.kept)) for k in kinds]
     behind = min(k.last for k in kinds) - min(k.step_end for k in kinds)
     lost = sum(k.number * k.weight_grad * b for k, b in zip(kinds, beside, strict=True))
     demand = sum(k.number * k.size * k.turn for k in kinds)
-    if not alike:
-        limit, demand = limit + slack, demand - slack * sum(k.number * k.turn for k in kinds)
     return _Memory(limit, demand + unused + max(0, lost - max(beside) * behind), kinds)
 
 

@@ -1,10 +1,13 @@
 """The constraint model: starts of all ops, order on every worker and link, offloads.
 
 Microbatches of a pipe are alike, so where nothing is offloaded each kind of op runs in their order
-on every stage. Where activations may be away, gradients of others can go first, and only the first
-forwards are in order, which is a matter of names. Memory is a cumulative resource of each worker:
-an activation takes its size from the start of F to the end of I, and what W needs until the end of
-W; one that is offloaded does so from F to O and again from L on.
+on every stage; of the backwards, W in the order of those that are split, for a whole one need not
+wait for the W of others. Where activations may be away, gradients of others can go first, and only
+the first forwards are in order, which is a matter of names.
+
+Memory is a cumulative resource of each worker: an activation takes its size from the start of F to
+the end of I, and what W needs until the end of W; one that is offloaded does so from F to O and
+again from L on.
 
 CP-SAT searches it in a thread of its own, and its plans and bounds come as they are found. A bound
 comes from one stage alone too: the others never keep it waiting, but messages and memory do.
@@ -203,10 +206,12 @@ class ScheduleModel:
         problem = self.problem
         for pipe, stage in np.ndindex(problem.placement.shape):
             passing = np.flatnonzero(problem.pipe_of == pipe).tolist()
-            letters = "FIW" if self.in_order else "F" if stage == 0 else ""
+            letters = "FI" if self.in_order else "F" if stage == 0 else ""
             for letter, (one, other) in itertools.product(letters, itertools.pairwise(passing)):
                 before, later = (stage, one), self.start[letter][stage, other]
                 self.model.add(later >= self.end(letter, before))
+            if self.in_order:
+                self._add_order_of_weight_grads(stage, passing)
             # The cumulative resource knows this too, but propagates it only once starts are fixed;
             # as an order of ops it moves bounds at once. Offloads free memory without a gradient.
             if "memory-order" in self.redundant and problem.offload is None:
@@ -217,18 +222,37 @@ class ScheduleModel:
                         made = self._input_end[stage, passing[inputs - 1]]
                         self.model.add(self.start["F"][stage, microbatch] >= made)
 
+    def _add_order_of_weight_grads(self, stage: int, passing: list[int]) -> None:
+        """Order W of the microbatches whose backwards are split; the last one ends behind all.
+
+        `behind` is not before the end of any W so far: a whole backward hands it on.
+        """
+        behind: cp_model.LinearExprT = 0
+        for microbatch in passing:
+            key = stage, microbatch
+            ends, waits = self._gradient_end[key], self.start["W"][key] >= behind
+            if key not in self.whole:
+                self.model.add(waits)
+                behind = ends
+                continue
+            self.model.add(waits).only_enforce_if(~self.whole[key])
+            until = self._time("")
+            self.model.add(until >= ends)
+            self.model.add(until >= behind)
+            behind = until
+
     def _add_objective(self) -> None:
         problem, model, total = self.problem, self.model, self.objective
         work = problem.forward + problem.gradient
         passing = [np.flatnonzero(problem.pipe_of == pipe) for pipe in np.unique(problem.pipe_of)]
-        # of each pipe: those that may be the first and the last of all
-        first, last = ([own[k] for own in passing] for k in (0, -1))
+        # of each pipe: those that may be the first of all
+        first = [own[0] for own in passing]
         if not self.in_order:
-            first = last = [*range(problem.num_microbatches)]
+            first = [*range(problem.num_microbatches)]
         for worker in range(problem.num_workers):
             here = [(s, m) for s, m in self._ops() if self._worker(s, m) == worker]
             firsts = [self.start["F"][s, m] for s, m in here if m in first]
-            lasts = [(s, self._gradient_end[s, m]) for s, m in here if m in last]
+            lasts = [(s, self._gradient_end[s, m]) for s, m in here if self._may_be_last(s, m)]
             busy = int(sum(work[s] for s, _ in here))
             if problem.objective == "span":
                 begin = self._time("")
@@ -249,6 +273,12 @@ class ScheduleModel:
             for stage, microbatch in self._ops():
                 tail = int(self._paths.tail[self._pipe(microbatch), stage])
                 model.add(total >= self._input_end[stage, microbatch] + tail)
+
+    def _may_be_last(self, stage: int, microbatch: int) -> bool:
+        """Whether the gradient may end behind all others of its stage and pipe."""
+        if not self.in_order or self.whole:
+            return True
+        return bool((self.problem.pipe_of[microbatch + 1 :] != self._pipe(microbatch)).all())
 
     def _add_all_reduces(self) -> None:
         """Let a worker take part in one all-reduce at a time, in any order."""

@@ -30,6 +30,7 @@ OBJECTIVES = ("makespan", "span")
 LINKS_OF_SEARCH = ("delay", "queued")
 FINEST = 10**6  # units in the largest duration, at most, where all of them come out exactly
 COARSE = 20_000  # units in the largest duration, where they do not
+NEARLY = 2.0**-30  # of the largest limit, to which memory is counted where no common part is found
 _EQUAL = 1e-9  # relative difference that is rounding of floats and nothing else
 
 # phases of cells that a table may have: messages follow from the links, the rest is reordered
@@ -229,16 +230,20 @@ def _whole_multiples(values: Sequence[float], finest: int) -> tuple[list[int], i
 
 
 def common_parts(sizes: Sequence[float], limits: Sequence[float]) -> list[int]:
-    """Return whole numbers in the proportion of the values: sizes rounded up, limits down."""
+    """Return whole numbers in the proportion of the values, or what is nowhere harder to keep.
+
+    Where they have no common part, sizes are rounded down and limits up, by less than `NEARLY` of
+    the largest limit: what keeps the limits in bytes keeps them in parts, so no bound is too high,
+    and what keeps them in parts exceeds them by rounding alone.
+    """
     values = [value / max(sizes) for value in (*sizes, *limits)]
     found = _whole_multiples(values, 10**4)
     if found is not None:
         return found[0]
-    # the largest size gets whole parts: as many of it as fit exactly still do
-    scale_by = max(sizes) * FINEST // max(limits) / max(sizes)
+    part = NEARLY * max(limits)
     return [
-        *(math.ceil(v * scale_by * (1 - _EQUAL)) for v in sizes),
-        *(math.floor(v * scale_by * (1 + _EQUAL)) for v in limits),
+        *(math.floor(size / part) for size in sizes),
+        *(math.floor(limit / part * (1 + _EQUAL)) for limit in limits),
     ]
 
 
@@ -358,6 +363,7 @@ def _parts(
     useful = np.minimum(limits, of_all(size))
     whole = np.array(common_parts([*size, *size * shares], [*useful]), np.int64)
     parts, kept, room = np.split(whole, [len(size), 2 * len(size)])
+    parts = np.maximum(parts, 1)  # what is next to nothing still counts
     room = np.maximum(room, _of_one_microbatch(table, parts, offload))
     is_ample = limits >= of_all(size) * (1 - _EQUAL)
     return parts, kept, np.where(is_ample, of_all(parts), room)
