@@ -17,6 +17,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, NumpyArray
 from pipejax.base.checks import check_types, whole_number
+from pipejax.base.compiled import compiled
 from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.precision import in_float64
 from pipejax.engine.batched.cost_rows import Leaves, batch_leaves
@@ -154,7 +155,7 @@ def _of_batch(
     return jnp.broadcast_to(_mapped(one, program, leaves, *given), (size,))
 
 
-@functools.partial(jax.jit, static_argnames="one")
+@functools.partial(compiled, static_argnames="one")
 def _mapped(
     one: Callable[..., Float[Array, ""]], program: Program, leaves: Leaves, *given: Any
 ) -> Float[Array, " batch"]:

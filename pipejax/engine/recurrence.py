@@ -21,6 +21,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
+from pipejax.base.compiled import compiled
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import checked_seconds, in_float64
@@ -108,7 +109,7 @@ def makespan(program: Program, costs: Costs) -> Float[Array, ""] | np.float64:
     return _makespan(program_for(program, costs), costs)
 
 
-@jax.jit
+@compiled
 def _makespan(program: Program, costs: Costs) -> Float[Array, ""]:
     return _longest(*_graph(program, costs))
 
@@ -152,7 +153,7 @@ class CriticalPath(NamedTuple):
     edges: Bool[Array, "nodes max_preds"]
 
 
-@jax.jit
+@compiled
 def critical_path(
     preds: Preds | Int[NumpyArray, "nodes max_preds"], costs: NodeCosts
 ) -> CriticalPath:
@@ -217,7 +218,7 @@ def slack(program: Program, costs: Costs, *, target: Target | None = None) -> Fo
     return slack_of(finish, tail, until)
 
 
-@jax.jit
+@compiled
 def finish_and_tails(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Times]:
     """Finish times (nodes), and longest times (nodes) from there to the makespan [s]."""
 
@@ -283,7 +284,7 @@ def tns_of(ends: Float[Array, " workers"], target: Target) -> Float[Array, ""]:
     return jnp.where(spare < 0, spare, 0).sum()
 
 
-@jax.jit
+@compiled
 def _scan(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Int[Array, " nodes"]]:
     """Finish times (nodes) [s], and the column of the winning predecessor: argmax takes the first.
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import are_positive, is_number, one_of, whole_number, wrong
+from pipejax.base.compiled import compiled
 from pipejax.base.display import short_repr
 from pipejax.training.objective import Blocks, DataPartition, Leaf, Linear, LinearBatch
 
@@ -369,17 +370,17 @@ def _least(objective: Logistic) -> float:
     return float(found.fun)
 
 
-@jax.jit
+@compiled
 def _value(objective: Logistic, blocks: Blocks) -> Float[Array, ""]:
     return objective.value(blocks)
 
 
-@jax.jit
+@compiled
 def _gradient(objective: Logistic, blocks: Blocks) -> Float[Array, " dimension"]:
     return jax.grad(objective.value)(blocks).ravel()
 
 
-@jax.jit
+@compiled
 def _hessian(objective: Logistic, blocks: Blocks) -> Float[Array, "dimension dimension"]:
     x = objective.features.reshape(-1, blocks.size)
     margins = objective.targets.ravel() * (x @ blocks.ravel())

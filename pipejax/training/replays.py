@@ -15,6 +15,7 @@ import numpy as np
 from pipejax.analysis.runs.staleness import op_times
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.checks import one_of, whole_number, wrong
+from pipejax.base.compiled import compiled
 from pipejax.costs.costs import Costs
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -251,7 +252,7 @@ class _ReplaySettings(NamedTuple):
     noisy: bool
 
 
-@functools.partial(jax.jit, static_argnames="how")
+@functools.partial(compiled, static_argnames="how")
 def _compiled(
     objective: TrainingObjective,
     step_sizes: Float[Array, " step_sizes"],

@@ -19,6 +19,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray, UInt
 from pipejax.base.checks import one_of, whole_number, wrong
+from pipejax.base.compiled import compiled
 from pipejax.training.draws import (
     LARGEST_COUNT,
     Delays,
@@ -186,7 +187,7 @@ def _longest_rest(seeds: UInt[NumpyArray, " seeds"], updates: int, num_stages: i
     return longest
 
 
-@functools.partial(jax.jit, static_argnames="num_stages")
+@functools.partial(compiled, static_argnames="num_stages")
 def _stages(
     seeds: UInt[Array, " seeds"], updates: Int[Array, " updates"], num_stages: int
 ) -> Int[Array, "seeds updates"]:
@@ -272,7 +273,7 @@ class _Choice(NamedTuple):
     noise: Float[Array, "*updates width"]
 
 
-@functools.partial(jax.jit, static_argnames="how")
+@functools.partial(compiled, static_argnames="how")
 def _compiled(
     objective: TrainingObjective,
     step_sizes: Float[Array, " step_sizes"],

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Int, NumpyArray
+from pipejax.base.compiled import compiled
 from pipejax.base.display import short_repr
 from pipejax.costs.precision import float_type, handed_over, is_traced, known
 
@@ -239,4 +240,4 @@ def _largest_jvp(
     return value, jnp.broadcast_to(jnp.asarray(moves, value.dtype), value.shape)
 
 
-_compiled = functools.partial(jax.jit, static_argnums=0)(_largest)
+_compiled = functools.partial(compiled, static_argnums=0)(_largest)

@@ -14,6 +14,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
+from pipejax.base.compiled import compiled
 from pipejax.base.display import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite, checked_seconds
@@ -121,7 +122,7 @@ def corners(
     )
 
 
-@jax.jit
+@compiled
 def _run(
     preds: Preds,
     ends: Int[Array, " workers"],

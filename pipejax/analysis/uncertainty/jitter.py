@@ -17,6 +17,7 @@ from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.analysis.uncertainty.distributions import LARGEST_SCORE, Jitter, factor_table
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types, is_number, whole_number, wrong
+from pipejax.base.compiled import compiled
 from pipejax.base.display import ResultList, short_repr, short_repr_of
 from pipejax.base.machine import check_fits
 from pipejax.base.progress import OnProgress, telling
@@ -240,7 +241,7 @@ def _parts(
         yield first, np.asarray(values)[:count], on_path
 
 
-@functools.partial(jax.jit, static_argnames=("size", "num_workers"))
+@functools.partial(compiled, static_argnames=("size", "num_workers"))
 def _durations(
     key: Array,
     spread: tuple[Array, ...],

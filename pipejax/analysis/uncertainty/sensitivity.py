@@ -16,6 +16,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float
 from pipejax.base.checks import are_positive, check_types
+from pipejax.base.compiled import compiled
 from pipejax.base.display import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.model import Model
@@ -211,7 +212,7 @@ class _ScaledPrices:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), costs)
 
 
-@functools.partial(jax.jit, static_argnames="prices")
+@functools.partial(compiled, static_argnames="prices")
 def _costs_and_slopes(point: _Point, *, prices: _ScaledPrices) -> tuple[Costs, Costs]:
     """Costs, and their derivatives by the logarithms of all factors on an axis at the end.
 

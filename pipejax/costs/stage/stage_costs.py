@@ -15,6 +15,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float
 from pipejax.base.checks import check_types
+from pipejax.base.compiled import compiled
 from pipejax.costs import array_functions as xp
 from pipejax.costs.array_functions import stacked, stacked_trees
 from pipejax.costs.costs import Costs
@@ -413,7 +414,7 @@ def costs_of_microbatch(
     )
 
 
-@functools.partial(jax.jit, static_argnames=("shape", "offloads"))
+@functools.partial(compiled, static_argnames=("shape", "offloads"))
 def _costs_in_trace(
     model: Model,
     system: System,

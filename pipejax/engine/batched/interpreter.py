@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipejax.base.array_types import Array, Float, Int, Num, NumpyArray
+from pipejax.base.compiled import compiled
 from pipejax.base.machine import cpu_options
 from pipejax.engine.batched.binary_program import Task, Unsigned
 from pipejax.engine.batched.cost_rows import Leaves
@@ -113,7 +114,7 @@ def _compiled(
             out_specs=(cut, PartitionSpec(None, *cut)),
             check_vma=False,
         )
-    return jax.jit(run, compiler_options=cpu_options(**LOOPS))
+    return compiled(run, compiler_options=cpu_options(**LOOPS))
 
 
 def _run(task: Task, pieces: tuple[Array, ...], *, plain: bool = False) -> Result:
@@ -148,7 +149,7 @@ def _run(task: Task, pieces: tuple[Array, ...], *, plain: bool = False) -> Resul
 
 # Compiler options are for the outermost jit alone, which is the caller's. Nor do loops that are
 # one function each fit into every computation: where they do not, XLA aborts the process.
-_in_trace = jax.jit(functools.partial(_run, plain=True))
+_in_trace = compiled(functools.partial(_run, plain=True))
 
 
 def _in_blocks(solve: Callable[[Array], Solved], *, size: int, block: int) -> Solved:

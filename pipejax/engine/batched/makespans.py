@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import are_positive, check_types, whole_number
+from pipejax.base.compiled import compiled
 from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.precision import check_finite, handed_over, is_traced, known
 from pipejax.engine.batched.binary_program import (
@@ -324,7 +325,7 @@ def _values_jvp(
     return values, _along_path(counts, {name: moved[name] for name in counts})
 
 
-@jax.jit
+@compiled
 def _along_path(counts: Leaves, moved: Leaves) -> Values:
     """Sum (batch) over the path in one compiled function: op by op dispatch takes far longer."""
     products = [count * moved[name] for name, count in counts.items()]

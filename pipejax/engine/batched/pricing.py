@@ -25,6 +25,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.compiled import compiled
 from pipejax.base.machine import Options, cpu_options
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.link_models import below_threshold, settled
@@ -111,7 +112,7 @@ def pulled(
 @functools.cache
 def _compiled(function: Callable[..., Tree], quickly: bool) -> Callable[..., Tree]:
     options = cpu_options(**QUICKLY) if quickly else {}
-    return jax.jit(function, static_argnames=("price_one", "grid"), compiler_options=options)
+    return compiled(function, static_argnames=("price_one", "grid"), compiler_options=options)
 
 
 def _priced(
@@ -144,7 +145,7 @@ def _mapped(of_one: Callable[..., Tree], grid: bool) -> Callable[..., Tree]:
     return jax.vmap(jax.vmap(of_one, in_axes=(None, 0, 0)), in_axes=(0, None, 0))
 
 
-@functools.partial(jax.jit, static_argnames="price_one")
+@functools.partial(compiled, static_argnames="price_one")
 def priced_with_slopes(
     price_one: PriceOne,
     shared: Tree,

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float
+from pipejax.base.compiled import compiled
 from pipejax.base.machine import cpu_options
 from pipejax.engine.batched.binary_program import NO_OPERAND, START, BinaryOps
 from pipejax.engine.batched.cost_rows import ZERO_ROW, CostRows, Leaves
@@ -50,7 +51,7 @@ def unrolled_with_counts(
     return solve
 
 
-@jax.jit
+@compiled
 def _transposed(pieces: tuple[Array, ...]) -> tuple[Array, ...]:
     return tuple(piece.T for piece in pieces)
 

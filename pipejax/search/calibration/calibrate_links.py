@@ -12,6 +12,7 @@ import numpy as np
 from pipejax.analysis.step.validation import PredictionErrors, prediction_errors
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import check_types
+from pipejax.base.compiled import compiled
 from pipejax.base.display import short_repr_of
 from pipejax.costs.layers.collectives import collective_time
 from pipejax.costs.measured.measured_rows import MESSAGE, CollectiveRows
@@ -118,7 +119,7 @@ def _residuals(
     return np.log(seconds / rows.seconds), jacobian
 
 
-@functools.partial(jax.jit, static_argnames=("names", "kind"))
+@functools.partial(compiled, static_argnames=("names", "kind"))
 def _times(
     system: System,
     values: Float[Array, "batch values"],

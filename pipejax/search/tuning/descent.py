@@ -8,12 +8,12 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import whole_number
+from pipejax.base.compiled import compiled
 
 try:
     import optax
@@ -69,7 +69,7 @@ def _adam(rate: Array | float, steps: int) -> optax.GradientTransformation:
     return optax.adam(optax.cosine_decay_schedule(rate, steps, alpha=0.01), b1=0.8)
 
 
-@functools.partial(jax.jit, static_argnames="steps")
+@functools.partial(compiled, static_argnames="steps")
 def _move(
     points: Array,
     state: optax.OptState,

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.compiled import compiled
 from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.system.system import Numbers
 from pipejax.search.tuning.joint_space import (
@@ -139,7 +140,7 @@ def _relaxed(joint: JointProblem, points: Float[NumpyArray, "kept pairs variable
     return size.reshape(kept, pairs), assigned, logits
 
 
-@functools.partial(jax.jit, static_argnames="relax")
+@functools.partial(compiled, static_argnames="relax")
 def _read(points: Array, given: Given, *, relax: Jointly) -> tuple[Numbers, ...]:
     def of_one(point: Array, given: Given) -> tuple[Numbers, ...]:
         pair, size = relax(point, given)

@@ -1,0 +1,66 @@
+"""Functions compiled by XLA whose programs are let go again.
+
+What XLA compiles lies in memory maps, some 40 for a program of the recurrence, and JAX keeps it for
+as long as the function. A process has 65,530 maps on Linux, and dies at the limit. So one that
+meets hundreds of schedules drops what our functions compiled; what is needed again is compiled
+again. Functions of others keep theirs.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.stages import Wrapped
+
+MOST_MAPS = 6000
+EVERY = 64  # compilations from one look at the maps to the next
+MOST_COMPILATIONS = 256  # from one time to the next, where there are no maps to look at
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+class _Compilations:
+    """Our functions, and what was compiled since their programs were let go.
+
+    Attributes:
+      functions: those of JAX, each with a cache of its own.
+      count: compilations since then.
+      looked: how many there were at the last look at the maps.
+    """
+
+    def __init__(self) -> None:
+        self.functions: list[Any] = []
+        self.count = self.looked = 0
+
+    def hear(self, event: str, duration_secs: float, **_: Any) -> None:
+        """Count a compilation, of whatever function; drop our programs if there are too many."""
+        self.count += event == _COMPILED
+        if self.count - self.looked < EVERY:
+            return
+        self.looked, maps = self.count, _maps()
+        if self.count > MOST_COMPILATIONS if maps is None else maps > MOST_MAPS:
+            self.count = self.looked = 0
+            for function in self.functions:
+                function.clear_cache()
+
+
+_compilations = _Compilations()
+jax.monitoring.register_event_duration_secs_listener(_compilations.hear)
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Wrapped:
+    """Compile as `jax.jit` does, for the life of the process; programs may be let go and made anew.
+
+    What is compiled for one object goes with it, and is a matter for `jax.jit` itself.
+    """
+    run = jax.jit(function, **options)
+    _compilations.functions.append(run)
+    return run
+
+
+def _maps(own: Path = Path("/proc/self/maps")) -> int | None:
+    """Memory maps of this process; None where the system does not tell."""
+    try:
+        return own.read_bytes().count(b"\n")
+    except OSError:
+        return None

@@ -1,0 +1,66 @@
+"""A process that meets many programs lets go of what was compiled for the first ones."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.base import compiled
+from pipejax.engine import recurrence
+
+pytestmark = pytest.mark.compiles
+SIZES = (3, 4, 5, 6)
+
+
+def gradient(num_microbatches):
+    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=num_microbatches)
+    program = pj.lower(table)
+    costs = pj.Costs(forward=[1.0, 2.0], backward=[3.0, 4.0], transmit=0.5)
+    value = float(pj.makespan(program, costs))
+    return value, jax.grad(lambda costs: pj.makespan(program, costs))(costs)
+
+
+def test_programs_are_let_go_where_maps_are_many(monkeypatch):
+    monkeypatch.setattr(compiled, "MOST_MAPS", 0)
+    monkeypatch.setattr(compiled, "EVERY", 1)
+    recurrence._makespan.clear_cache()
+    found = [gradient(count) for count in SIZES]
+    assert recurrence._makespan._cache_size() <= 1
+    for count, (value, slopes) in zip(SIZES, found, strict=True):  # 2 + 1 ways through the pipe
+        assert value == 1 + 0.5 + 2 * count + 4 * count + 0.5 + 3
+        assert [int(x) for x in (*slopes.forward, *slopes.backward)] == [1, count, 1, count]
+
+
+def test_programs_stay_where_maps_are_few(monkeypatch):
+    monkeypatch.setattr(compiled, "MOST_MAPS", sys.maxsize)
+    monkeypatch.setattr(compiled, "EVERY", 1)
+    recurrence._makespan.clear_cache()
+    for count in SIZES:
+        gradient(count)
+    assert recurrence._makespan._cache_size() == len(SIZES)
+
+
+def test_compilations_are_counted_where_the_system_tells_no_maps(monkeypatch, tmp_path):
+    assert compiled._maps(tmp_path / "none") is None
+    monkeypatch.setattr(compiled, "_maps", lambda: None)
+    heard = compiled._Compilations()
+    heard.functions.append(dropped := jax.jit(lambda x: x + 1.0))
+    dropped(1.0)
+    for _ in range(compiled.MOST_COMPILATIONS + compiled.EVERY):
+        heard.hear(compiled._COMPILED, 0.1)
+        heard.hear("another event", 0.1)
+    assert dropped._cache_size() == 0
+
+
+@pytest.mark.slow
+def test_two_hundred_programs_fit_into_a_process():
+    process = Path(__file__).parent / "long_process.py"
+    ran = subprocess.run([sys.executable, process, "200"], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    maps, megabytes = np.array([line.split()[1:] for line in ran.stdout.splitlines()], int).T
+    assert maps.max() < 8000
+    assert megabytes.max() < 2000
