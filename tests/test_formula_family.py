@@ -79,13 +79,24 @@ def test_the_command(capsys):
 
 
 def test_what_has_no_family_says_so():
-    with pytest.raises(ValueError, match="no polynomials in M of degree 1 were found on 4 to 24"):
+    text = (
+        "no polynomials in M of degree 1 were found on 4 to 24: periods up to 4 show there, in mult"
+    )
+    with pytest.raises(ValueError, match=text):
         family("hanayo", 4, range(4, 28, 4), [])
     found = family("1f1b", 4, range(4, 28, 4), [])
     with pytest.raises(ValueError, match="M mod 4 must be one of 0, got 9"):
         found.facets(9)
     with pytest.raises(ValueError, match="at least 4, got 3"):
         found.facets(3)
+
+
+def test_a_period_that_multiples_of_p_do_not_show_is_found(capsys):
+    """Eager 1F1B repeats itself after 2P - 1 microbatches."""
+    size = ["--workers", "2", "--microbatches", "4", "--family", "M"]
+    assert run(["formula", "--schedule", "eager-1f1b", *size, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["family"]
+    assert (found["period"], found["found_on"][:3]) == (3, [1, 2, 3])
 
 
 def forms_of(names, p, m, parameters=("F", "B", "c"), **options):

@@ -1,6 +1,7 @@
 """V schedules against their published memory, bubbles and rows."""
 
 import pytest
+from hypothesis import given, settings, strategies as st
 from test_published import RECORDS, gpt, records, weight_share
 
 import pipejax as pj
@@ -139,3 +140,50 @@ def test_zb_v_keeps_any_limit():
     assert spans[-1] == 48  # no bubble
     with pytest.raises(ValueError, match="its two stages takes 2"):
         built("zb-v", 4, 8, memory_limit=1.5)
+
+
+# spans by the authors' generator (sail-sg/zero-bubble-pipeline-parallelism, zbv_greedy.py, run at
+# these times): name, P, M, (F, I, W, message), span
+BY_AUTHORS = [
+    ("v-half", 4, 8, (10, 11, 9, 1), 563),
+    ("v-half", 4, 16, (10, 11, 9, 1), 1043),
+    ("v-half", 4, 16, (1, 1.2, 0.8, 0), 103.8),
+    ("v-half", 6, 18, (10, 11, 9, 1), 1244),
+    ("v-half", 6, 18, (1.09, 1.1, 0.66, 0.3), 127.92),
+]
+
+
+def planned(name, workers, microbatches, times):
+    """Span of a V schedule planned for F, I, W and a message, and of the fixed order; the table."""
+    forward, input_grad, weight_grad, transfer = map(float, times)
+    costs = pj.Costs(
+        forward=forward, input_grad=input_grad, weight_grad=weight_grad, transmit=transfer
+    )
+    slots = dict(zip("FIW", (forward, input_grad, weight_grad), strict=True))
+    table = built(name, workers, microbatches, slots=slots, transfer=transfer)
+    fixed = built(name, workers, microbatches)
+    spans = (pj.evaluate(each, costs).max_span for each in (table, fixed))
+    return *spans, table
+
+
+@pytest.mark.parametrize("case", BY_AUTHORS, ids=lambda case: f"{case[0]} {case[1]} {case[3]}")
+@pytest.mark.usefixtures("unchecked")
+def test_spans_are_those_of_the_authors_at_their_times(case):
+    *given, span = case
+    own, fixed, table = planned(*given)
+    assert own <= 1.004 * span < fixed
+    assert peak_in_flight(table).max() <= 2 * (given[1] // 2 + 1)
+
+
+@settings(max_examples=10)
+@given(
+    name=st.sampled_from(["v-half", "v-min"]),
+    workers=st.integers(1, 5),
+    microbatches=st.integers(1, 9),
+    times=st.tuples(*(3 * [st.floats(0.2, 3)]), st.floats(0, 1)),
+)
+def test_what_is_planned_is_never_longer_than_the_fixed_order(name, workers, microbatches, times):
+    own, fixed, table = planned(name, workers, microbatches, times)
+    assert own <= fixed * (1 + 1e-12)
+    most = workers // 2 + 1 if name == "v-half" else (workers + 4) // 3
+    assert peak_in_flight(table).max() <= 2 * most

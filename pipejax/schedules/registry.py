@@ -125,8 +125,8 @@ _PUBLISHED = {
     "zero-bubble": Builder(zero_bubble, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
     "zb-1p": Builder(zb_1p, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
     "zb-2p": Builder(zb_2p, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
-    "v-half": Builder(v_half, CONTROLLABLE, bytes_per_op=PLANNED, stages_per_worker=2),
-    "v-min": Builder(v_min, CONTROLLABLE, bytes_per_op=PLANNED, stages_per_worker=2),
+    "v-half": Builder(v_half, CONTROLLABLE, True, PLANNED, stages_per_worker=2),
+    "v-min": Builder(v_min, CONTROLLABLE, True, PLANNED, stages_per_worker=2),
     "zb-v": Builder(
         zb_v, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED, stages_per_worker=2
     ),

@@ -27,6 +27,10 @@ Polynomial = tuple[Fraction, ...]  # coefficients, the constant first
 Branch = tuple[tuple[Polynomial, ...], ...]  # facets, and in each a polynomial by parameter
 
 
+class NoFamilyError(ValueError):
+    """No family was found on these numbers."""
+
+
 @short_repr_of("symbol parameters first period found_on verified_on branches")
 class Family(NamedTuple):
     """A closed form for all numbers from some on, as far as it was checked.
@@ -137,8 +141,9 @@ def formula_family(
       The family with the smallest period, from the first number on for which it holds.
 
     Raises:
-      ValueError: if there is none: facets become more with the number, or the numbers are too few
-        for its period.
+      NoFamilyError: if there is none: facets become more with the number, or the numbers are too
+        few for its period, or their step is no divisor of it.
+      ValueError: if an argument is not of that form.
 
     Example:
       >>> import pipejax as pj
@@ -178,9 +183,12 @@ def formula_family(
                 (*later,),
             )
     most = max(len(facets) for facets in known.values())
-    raise ValueError(
+    longest = len(numbers) // (degree + 1 + CHECKS) * step
+    steps = f", in multiples of {step}: rise by 1 for others" if step > 1 else ""
+    raise NoFamilyError(
         f"no polynomials in {symbol} of degree {degree} were found on {numbers[0]} to "
-        f"{numbers[-1]}: forms have up to {most} facets; give more numbers, or fewer parameters"
+        f"{numbers[-1]}: periods up to {longest} show there{steps}; forms have up to {most} "
+        "facets; give more numbers, or fewer parameters"
     )
 
 

@@ -1,7 +1,7 @@
 """`pipejax formula`: the makespan of a table as an exact form in a few parameters."""
 
 import json as json_text
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from rich.markup import escape
@@ -124,8 +124,11 @@ def _messages_alike(program: "pj.Program") -> list[str]:
 def _family(chosen: _Chosen, symbol: str) -> "pj.results.Family":
     """Find the family that a schedule belongs to.
 
-    M takes the multiples of P, for most schedules repeat themselves after these; P takes 2 to 13.
+    M takes the multiples of P, for most schedules repeat themselves after these, and where that
+    shows no family every number, of which periods up to 2P show; P takes 2 to 13.
     """
+    from pipejax.analysis.formula.family import NoFamilyError  # loads JAX
+
     workers, microbatches = chosen.choice.workers, chosen.choice.microbatches
     if chosen.choice.schedule is None or workers is None or microbatches is None:
         raise ValueError("--family needs --schedule: a table file is of one size")
@@ -141,10 +144,7 @@ def _family(chosen: _Chosen, symbol: str) -> "pj.results.Family":
         size = number * (microbatches // workers)
         return chosen.choice._replace(workers=number, microbatches=size).build()
 
-    step = workers if symbol == "M" else 2 if workers % 2 == 0 else 1
-    numbers = range(step, 11 * step, step) if symbol == "M" else range(2, 2 + 7 * step, step)
-    later = [13 * step, 16 * step] if symbol == "M" else [18 * step]
-    with waiting("looking for the family"):
+    def find(numbers: Sequence[int], later: Sequence[int]) -> "pj.results.Family":
         return pj.analysis.formula_family(
             lambda number: chosen.program(table(number)),
             numbers,
@@ -153,6 +153,15 @@ def _family(chosen: _Chosen, symbol: str) -> "pj.results.Family":
             symbol=symbol,
             degree=1 if symbol == "M" else 2,
         )
+
+    step = workers if symbol == "M" else 2 if workers % 2 == 0 else 1
+    with waiting("looking for the family"):
+        if symbol == "P":
+            return find(range(2, 2 + 7 * step, step), [18 * step])
+        try:
+            return find(range(step, 11 * step, step), [13 * step, 16 * step])
+        except NoFamilyError:
+            return find(range(1, 10 * step + 1), [13 * step, 16 * step])
 
 
 def _parse_box(text: str | None) -> dict[str, tuple[float, float]]:

@@ -3,9 +3,10 @@
 A building block says when the ops of one microbatch start; all others repeat it at the interval of
 six ops that a worker has of each. How long an activation stays in the block is the memory that the
 schedule takes, so slower blocks have fewer gaps and take more (arXiv:2405.15362). Offsets of the
-published blocks are in ops of one length (F = I = W), and the order that follows from them is kept
-whatever ops cost. Repeated, a block leaves the workers idle while the pipe fills and empties: the
-list scheduler runs it again from its order, squeezed, and reordered where the limit leaves room.
+published blocks are in ops of one length (F = I = W). Repeated, a block leaves the workers idle
+while the pipe fills and empties: the list scheduler runs it again from its order, squeezed, and
+reordered where the limit leaves room. Where ops do not last as long, or messages take time, the
+order that follows from equal ops is one of several that are tried.
 """
 
 import itertools
@@ -15,6 +16,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, number, share
+from pipejax.base.longest_path import run_edges
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.cells.ops import SPLIT, UNIT_SLOTS, Phase, Slots
 from pipejax.schedules.cells.placement import zigzag
@@ -28,7 +30,9 @@ from pipejax.schedules.heuristics.building_block import (
 )
 from pipejax.schedules.heuristics.list_scheduling import Rules, list_schedule
 from pipejax.schedules.heuristics.timeline import FOREVER, ROUNDING, TimedOps, Timeline, Work
-from pipejax.schedules.table.slot_simulation import spread_rows
+from pipejax.schedules.table.host_links import waiting_cells
+from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.slot_simulation import durations, spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 
 # Runs in the order of a building block that make the longest span of a worker short.
@@ -99,22 +103,27 @@ ZB_V = Waits(forward=[3, 1], gradient=[1, 3], turns=[2, 0, 2])
 DENSE_ZB_V = ZB_V._replace(turns=[0, 0, 0])  # the same way, F and I of both stages in a row
 
 
-def v_half(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
+def v_half(
+    num_workers: int, num_microbatches: int, *, transfer: float = 0.0, slots: Slots = UNIT_SLOTS
+) -> ScheduleTable:
     """V schedule in half the memory of 1F1B: at F = I = W about half of its bubble.
 
     Forwards go down at every second op, up at every op, gradients as well: a worker holds
-    P // 2 + 1 microbatches.
+    P // 2 + 1 microbatches. For other times several orders are tried in this memory, that of
+    F = I = W among them, and the one with the shortest span of a worker is taken.
 
     Args:
       num_workers: P; each holds stages w and 2 P - 1 - w.
       num_microbatches: M.
-      slots: slot durations of F, I and W, in which the table is drawn.
+      transfer: time of a message, in slots.
+      slots: durations of F, I and W that the schedule is planned for.
 
     Returns:
       The table, with 2 P stages.
 
     Raises:
-      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
+      ValueError: if a count is no whole number of at least 1, a slot duration is not above 0, or
+        `transfer` is below 0.
 
     Example:
       >>> print(v_half(2, 2))
@@ -122,25 +131,30 @@ def v_half(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS
         worker 0  0F0  0F1   .   3F0  3I0  3F1  3I1  0I0  3W0  0I1  0W0  3W1  0W1
         worker 1   .   1F0  2F0  1F1  2F1  2I0  1I0  2I1  1I1  1W0  2W0  1W1  2W1
     """
-    limit = 2 * (num_workers // 2 + 1)
-    return _repeated("v-half", num_microbatches, _half(num_workers), [limit] * num_workers, slots)
+    limits = [2 * (num_workers // 2 + 1)] * num_workers
+    return _planned("v-half", num_microbatches, _half(num_workers), limits, slots, transfer)
 
 
-def v_min(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
+def v_min(
+    num_workers: int, num_microbatches: int, *, transfer: float = 0.0, slots: Slots = UNIT_SLOTS
+) -> ScheduleTable:
     """V schedule in a third of the memory of 1F1B: at F = I = W about two thirds of its bubble.
 
-    A microbatch goes its way without a wait: a worker holds (P + 4) // 3 microbatches.
+    A microbatch goes its way without a wait: a worker holds (P + 4) // 3 microbatches. Other times
+    are planned for as in `v_half`.
 
     Args:
       num_workers: P; each holds stages w and 2 P - 1 - w.
       num_microbatches: M.
-      slots: slot durations of F, I and W, in which the table is drawn.
+      transfer: time of a message, in slots.
+      slots: durations of F, I and W that the schedule is planned for.
 
     Returns:
       The table, with 2 P stages.
 
     Raises:
-      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
+      ValueError: if a count is no whole number of at least 1, a slot duration is not above 0, or
+        `transfer` is below 0.
 
     Example:
       >>> print(v_min(2, 2))
@@ -148,8 +162,8 @@ def v_min(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
         worker 0  0F0   .    .   3F0  3I0  0F1  3W0  0I0  0W0  3F1  3I1  3W1   .   0I1  0W1
         worker 1   .   1F0  2F0   .    .   2I0  1I0  1F1  2F1  1W0  2W0  2I1  1I1  1W1  2W1
     """
-    waits, limit = _min(num_workers), 2 * ((num_workers + 4) // 3)
-    return _repeated("v-min", num_microbatches, waits, [limit] * num_workers, slots)
+    limits = [2 * ((num_workers + 4) // 3)] * num_workers
+    return _planned("v-min", num_microbatches, _min(num_workers), limits, slots, transfer)
 
 
 def zb_v(
@@ -195,7 +209,7 @@ def zb_v(
             f"the memory limit of a worker is {limit:g}: a microbatch on its two stages takes 2",
             "memory_limit",
         )
-    if limit == whole and not transfer and len({slots[phase.name] for phase in SPLIT}) == 1:
+    if limit == whole and _is_published(slots, transfer):
         return _repeated("zb-v", num_microbatches, ZB_V, [limit] * num_workers, slots)
     unit = _work(num_microbatches, [limit] * num_workers)
     run = shortest_run(_timed(unit, slots, *given), _blocks(unit))
@@ -242,15 +256,72 @@ def _min(workers: int) -> Waits:
     return Waits(forward=[0, 0], gradient=[0, 0], turns=[0, gap, 0])
 
 
+def _planned(
+    name: str,
+    microbatches: int,
+    waits: Waits,
+    limits: Sequence[float],
+    slots: Slots,
+    transfer: float,
+) -> ScheduleTable:
+    """Take the order of equal ops, or what has the shortest span of a worker at other times.
+
+    Weight gradients of the published order come half an interval behind their place in the block.
+    At other times it is often better that each fills the first gap, and in tight memory that ops
+    are laid anew: of the three orders none is the best everywhere.
+    """
+    transfer = number(transfer, "transfer")
+    published = _repeated(name, microbatches, waits, limits, slots)
+    if _is_published(slots, transfer):
+        return published
+    tables = [published, _repeated(name, microbatches, waits, limits, slots, delay=0)]
+    unit = _work(microbatches, limits)
+    run = shortest_run(_timed(unit, slots, transfer, weight_share=1.0), _blocks(unit))
+    if run is not None:
+        tables.append(spread_rows(name, run.rows(), slots, zigzag(len(limits))))
+    return min(tables, key=lambda table: _span(table, transfer))
+
+
+def _is_published(slots: Slots, transfer: float) -> bool:
+    """Whether ops last as long, and messages take no time."""
+    return not transfer and len({slots[phase.name] for phase in SPLIT}) == 1
+
+
+def _span(table: ScheduleTable, transfer: float) -> float:
+    """Longest span of a worker of a table whose messages take time [slots].
+
+    A message between two workers is a node of its own behind all cells.
+    """
+    tail, head = waiting_cells(table, Links())
+    duration = durations(table).ravel()
+    sent = np.flatnonzero(tail // table.num_slots != head // table.num_slots)
+    message = duration.size + np.arange(len(sent))
+    before, behind = np.append(tail, message), np.append(head, head[sent])
+    behind[sent] = message
+    start, finish = run_edges(before, behind, np.append(duration, np.full(len(sent), transfer)))
+    held = table.phase.ravel() != Phase.IDLE
+    ops = np.flatnonzero(held)
+    worker = ops // table.num_slots
+    first, last = np.full(table.num_workers, np.inf), np.zeros(table.num_workers)
+    np.minimum.at(first, worker, start[ops])
+    np.maximum.at(last, worker, finish[ops])
+    return float((last - first).max())
+
+
 def _repeated(
-    name: str, microbatches: int, waits: Waits, limits: Sequence[float], slots: Slots
+    name: str,
+    microbatches: int,
+    waits: Waits,
+    limits: Sequence[float],
+    slots: Slots,
+    delay: float = INTERVAL / 2,
 ) -> ScheduleTable:
     """Repeat a block of ops that take one slot each."""
     workers = len(limits)
     work = _work(microbatches, limits)
     block = building_block(work, waits, INTERVAL)
     runs_ahead = any(any(part) for part in waits)  # of V-Min without a gap it makes ops meet later
-    order = Order(block, INTERVAL / 2, True, runs_ahead, prefers_weights=False)
+    order = Order(block, delay, True, runs_ahead, prefers_weights=False)
     run = list_schedule(work, Rules(order=order))
     assert run is not None  # in its own limit a block can run
     return spread_rows(name, run.rows(), slots, zigzag(workers))

@@ -51,7 +51,7 @@ def slot_times(
     """
     links = Links.of(link)
     check_host_links(table, links)
-    duration = _durations(table, table.slots if slots is None else slots, shares)
+    duration = durations(table, slots, shares)
     shape, order = duration.shape, None
     if table.num_workers >= SIDE_BY_SIDE and np.isin(table.ops.phase, ROW_OPS).all():
         return _side_by_side(table, duration)
@@ -77,10 +77,11 @@ def _side_by_side(
     return start, finish
 
 
-def _durations(
-    table: ScheduleTable | _Rows, slots: Slots, shares: bool
+def durations(
+    table: ScheduleTable | _Rows, slots: Slots | None = None, shares: bool = True
 ) -> Float[NumpyArray, "workers slots"]:
-    """Duration of each cell (workers, slots) [slots]."""
+    """Duration of each cell (workers, slots) [slots]; by default in those of the table."""
+    slots = table.slots if slots is None else slots
     by_phase = np.array([slots.get(phase.name, 0) for phase in Phase], float)
     share = np.append(
         table.stage_shares if shares else np.ones(table.num_stages), 0.0
