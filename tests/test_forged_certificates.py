@@ -276,6 +276,12 @@ def verdict_of(changed):
         return None
 
 
+def is_accepted(changed):
+    """Whether the checker finds nothing wrong."""
+    verdict = verdict_of(changed)
+    return verdict is not None and verdict.ok
+
+
 def is_lower_bound(path, changed, verdict):
     """Whether a bound of the run is claimed that is true, or that is said to be on trust."""
     if not path.startswith("claim.lower_bounds."):
@@ -315,8 +321,7 @@ def test_no_change_of_any_kind_does(name):
 def test_an_optimum_that_was_damaged_is_refused_whatever_was_changed():
     data = written(optimum())
     for path, changed in forged(data, most=1):
-        verdict = verdict_of(changed)
-        assert verdict is None or not verdict.ok, path
+        assert not is_accepted(changed), path
 
 
 def test_a_closed_form_has_no_messages_that_are_buffered():

@@ -376,6 +376,8 @@ def read_links(record: Any, where: str) -> Links:
     """Read the links; what the checker's run does not know must be as it is by default."""
     fields = [field.name for field in dataclasses.fields(Links)]
     links = Links(**check_keys(record, fields, where))
+    if not isinstance(record["pair_links"], list | tuple):
+        raise ValueError(f"{where}: pair_links must be a list, got {record['pair_links']!r}")
     pairs = [*map(list, record["pair_links"])]  # in any order; all else is as it is written
     given, read = ({**own, "pair_links": None} for own in (record, dataclasses.asdict(links)))
     listed = [[list(pair), model] for pair, model in links.named_pairs]

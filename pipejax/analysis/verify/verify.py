@@ -216,7 +216,8 @@ class _Rounding(NamedTuple):
     @classmethod
     def of(cls, content: RunContent, derived: Mapping[str, Any]) -> "_Rounding":
         """Take the largest number of each kind."""
-        memory = max(_largest(content.sizes), _largest([*derived["peak_memory"].values()]))
+        sizes, peaks = content.sizes, derived["peak_memory"].values()
+        memory = _largest([sizes.whole, sizes.checkpoints, *peaks])
         return cls(ROUNDING * derived["makespan"], ROUNDING * memory)
 
     def of_claim(self, name: str) -> float:
@@ -226,7 +227,7 @@ class _Rounding(NamedTuple):
 
 def _largest(value: Any) -> float:
     """Largest number within lists."""
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return max(map(_largest, value), default=0.0)
     return float(value)
 
