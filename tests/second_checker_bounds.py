@@ -38,9 +38,11 @@ def least(value, axes):
 
 def derive(table, links, seconds, memory, claim):
     """The largest bound of each kind."""
-    free = Run(table, NO_LINKS | {"host_links": links["host_links"]}, seconds)
-    found = {"path": max(free.end.values())}
     span, limits, offload = claim["objective"] == "span", claim["limits"], claim["offload"]
+    found = {}
+    if not span:
+        free = Run(table, NO_LINKS | {"host_links": links["host_links"]}, seconds)
+        found["path"] = max(free.end.values())
     stages = [s for pipe in range(len(table.placement)) for s in ways(table, seconds, memory, pipe)]
     workers = range(len(table.rows))
     own = {w: [s for s in stages if s.worker == w] for w in workers}
@@ -168,7 +170,9 @@ def on_link(stages, limit, end, span, offload):
     lack = held + lost(stages, limit, room, span) - room * lasts
     if lack <= ROUNDING * room * lasts:
         return 0.0
-    able = sorted((s for s in stages if s.size * away[s] > 0), key=lambda s: link[s] / (s.size * away[s]))
+    able = sorted(
+        (s for s in stages if s.size * away[s] > 0), key=lambda s: link[s] / (s.size * away[s])
+    )
     if not able:
         return math.inf
     most = max(s.size * away[s] for s in able)
@@ -186,7 +190,9 @@ def lost(stages, limit, room, span):
     steps = int(room / largest + ROUNDING)
     step = min(s.forward for s in stages) + min(s.grad for s in stages)
     filling = step * sum(room - k * largest for k in range(1, steps + 1))
-    beside = {s: max(0.0, room - filled(stages, min(limit, every) - s.size * s.share)) for s in stages}
+    beside = {
+        s: max(0.0, room - filled(stages, min(limit, every) - s.size * s.share)) for s in stages
+    }
     after = min(behind(s, span) for s in stages) - min(0.0 if span else s.end for s in stages)
     kept_out = sum(s.n * s.weight * beside[s] for s in stages)
     return filling + max(0.0, kept_out - max(beside.values()) * after)

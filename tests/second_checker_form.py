@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from fractions import Fraction
+from itertools import pairwise
 
 from second_checker_run import (
     TIMED,
@@ -177,7 +178,7 @@ def check_cover(rays, cells, domain, num_facets):
     sides = defaultdict(list)  # of each wall: on which side of it its cells lie
     for facet, *corners in cells:
         hold(facet < num_facets and corners[-1] < len(rays), "a cell of no facet or ray")
-        hold(all(a < b for a, b in zip(corners, corners[1:], strict=False)), "rays not in order")
+        hold(all(a < b for a, b in pairwise(corners)), "rays not in order")
         sign = sign_of_determinant([rays[k] for k in corners])
         hold(sign, "a flat cell")
         for place in range(len(corners)):

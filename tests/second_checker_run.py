@@ -12,7 +12,9 @@ COMMUNICATION = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
 WAIT_SEND = ("WAIT_SEND_F", "WAIT_SEND_B")
 LETTERS = (*"FBIWRUOL", *SHARDING, "WAIT_O", *COMMUNICATION, *WAIT_SEND)
 TIMED = (*"FBIWRUOLA", *SHARDING)
-OP = re.compile(rf"([0-9]{{1,9}})({'|'.join(sorted(LETTERS, key=len, reverse=True))})([0-9]{{0,9}})")
+OP = re.compile(
+    rf"([0-9]{{1,9}})({'|'.join(sorted(LETTERS, key=len, reverse=True))})([0-9]{{0,9}})"
+)
 PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)\s*OVERLAP_F_B")
 UNIT = {"F": 1, "I": 1, "W": 1, "R": 1, "B": 2}
 INPUTS = {  # letters of the same stage and microbatch
@@ -140,7 +142,7 @@ class Table:
         self.runs = self.weights.get("runs", 1)
 
     def put(self, op, cell):
-        phase, s, m = op
+        _, s, m = op
         hold(s < self.stages and m < len(self.pipe_of), f"{op} is of no stage or microbatch")
         pipes = self.placement if m < 0 else [self.placement[self.pipe_of[m]]]
         hold(cell[0] in [pipe[s] for pipe in pipes], f"{op} is on another worker")
@@ -438,9 +440,9 @@ class Run:
                     self.add_message(maker, op)
         for op, cell in at.items():
             send = op[0].removeprefix("WAIT_"), *op[1:]
-            if op[0] in WAIT_SEND and send in self.messages:
-                if self.messages[send].model == "rendezvous":
-                    self.waits[cell].append((send, 0.0))
+            message = self.messages.get(send) if op[0] in WAIT_SEND else None
+            if message and message.model == "rendezvous":
+                self.waits[cell].append((send, 0.0))
 
     def add_message(self, maker, op):
         at, links = self.table.at, self.links
@@ -449,7 +451,8 @@ class Run:
         way, m = int(send[0] == "SEND_B"), send[2]
         place = way, self.table.pipe_of[m], min(maker[1], op[1])
         latency, transmit = (
-            of(self.seconds[key][place[0]][place[1]][place[2]], m) for key in ("latency", "transmit")
+            of(self.seconds[key][place[0]][place[1]][place[2]], m)
+            for key in ("latency", "transmit")
         )
         pairs = links["pairs"]
         model = pairs.get((w, v), pairs.get((v, w), links["model"]))
@@ -490,7 +493,9 @@ class Run:
                 followers[other].append(event)
         ready = [event for event, count in left.items() if not count]
         for event in ready:
-            self.start[event] = max((self.end[o] + lag for o, lag in self.waits[event]), default=0.0)
+            self.start[event] = max(
+                (self.end[o] + lag for o, lag in self.waits[event]), default=0.0
+            )
             self.end[event] = self.start[event] + self.lasts[event]
             for other in followers[event]:
                 left[other] -= 1

@@ -332,6 +332,24 @@ def test_a_closed_form_has_no_messages_that_are_buffered():
         pj.verify(claimed)
 
 
+@pytest.mark.parametrize(
+    ("by", "claim"),
+    [
+        ("path", {"objective": "span"}),
+        ("memory chain", {"limits": None}),
+        ("memory chain", {"offload": True}),
+        ("memory area", {"limits": None}),
+        ("memory area", {"offload": True}),
+    ],
+)
+def test_a_bound_that_cannot_be_derived_is_not_believed(by, claim):
+    """It is one of those that are checked, so it is not taken on trust."""
+    claimed = written(run_with_bounds())
+    claimed["claim"] |= {"lower_bounds": [{"by": by, "value": 1.0}], **claim}
+    (problem,) = pj.verify(claimed).problems
+    assert (problem.claim, problem.derived) == (f"lower bound by {by}", None)
+
+
 @pytest.mark.parametrize("make", [run_with_bounds, formula])
 def test_posting_by_program_needs_cells(make):
     claimed = written(make())

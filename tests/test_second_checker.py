@@ -5,6 +5,8 @@
 
 import copy
 import os
+import sys
+from pathlib import Path
 
 import pytest
 import second_checker
@@ -56,6 +58,15 @@ def test_both_agree_on_certificates_and_mutants(kind):
             assert is_accepted(changed) == (verdict == "holds"), why
 
     agree()
+
+
+def test_it_knows_nothing_of_pipejax():
+    files = [*Path(second_checker.__file__).parent.glob("second_checker*.py")]
+    lines = [line for path in files for line in path.read_text().splitlines()]
+    imports = {line.split()[1] for line in lines if line.startswith(("import ", "from "))}
+    own = {name for name in imports if name.startswith("second_checker")}
+    assert imports - own <= {*sys.stdlib_module_names}
+    assert len(own) == 3
 
 
 def test_a_file_is_read_as_pipejax_writes_it(answer, tmp_path):

@@ -45,8 +45,10 @@ class _Work(NamedTuple):
 def derived_bounds(content: RunContent) -> dict[str, float]:
     """Derive the best bound of each kind [s]."""
     table, costs = content.table, content.costs
-    free = EventRun(table, costs, Links(host_links=content.links.host_links))
-    found = {"path": max(free.end.values())}
+    found = {}
+    if content.objective == "makespan":  # a span may be shorter than the way to its first op
+        free = EventRun(table, costs, Links(host_links=content.links.host_links))
+        found["path"] = max(free.end.values())
     durations = _durations(content) if content.limits is not None else []
     costs = {name: _least(times, 3 if name in MESSAGE else 1) for name, times in costs.items()}
     sizes = ActivationSizes(*(_least(size, 1) for size in content.sizes))

@@ -29,7 +29,7 @@ NO_OPS = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD", "WAIT_SEND_F"
 SEARCHED = ("F", "B", "I", "W", "O", "L")  # phases that an optimum has starts of
 COUNTS = ("peak_in_flight", "offloaded")  # whole numbers, which nothing rounds
 MEMORY = ("peak_memory", "held")  # in the unit of the sizes; all other numbers are times
-UNPROVED = "which needs limits, no offloads for a chain, and times of O and L for an area"
+UNPROVED = "which needs a makespan (path), limits (memory), no offloads (chain), times of O and L"
 ROUNDING = 1e-9  # by which sums of floats may differ, of the largest time or memory (`_Rounding`)
 
 
