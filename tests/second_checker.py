@@ -13,7 +13,7 @@ from pathlib import Path
 import second_checker_bounds as bounds
 import second_checker_form as forms
 import second_checker_run as runs
-from second_checker_run import Failed, Malformed
+from second_checker_table import Failed, Malformed, Table, demand, hold
 
 TOLERANCE = 1e-9
 KEYS = {
@@ -36,16 +36,6 @@ KEYS = {
         "proof": ["points", "rays", "cells"],
     },
 }
-
-
-def demand(condition, what):
-    if not condition:
-        raise Malformed(what)
-
-
-def hold(condition, what):
-    if not condition:
-        raise Failed(what)
 
 
 def is_number(value, whole=False):
@@ -84,7 +74,7 @@ def check(data):
 
 # ------------------------------------------------------------------------------- runs and optima
 def check_run(data):
-    table = runs.Table(data["table"])
+    table = Table(data["table"])
     costs, claim, proof = data["costs"], data["claim"], data["proof"]
     is_optimum = data["kind"] == "optimum"
     check_question(claim, table)

@@ -4,19 +4,8 @@ from collections import defaultdict
 from fractions import Fraction
 from itertools import pairwise
 
-from second_checker_run import (
-    TIMED,
-    Run,
-    Table,
-    check_shape,
-    demand,
-    depth,
-    hold,
-    is_time,
-    is_whole,
-    read_links,
-    shape_of,
-)
+from second_checker_run import Run, check_shape, depth, read_links, shape_of
+from second_checker_table import TIMED, Table, demand, hold, is_time, is_whole
 
 
 def check_formula(data, report):
