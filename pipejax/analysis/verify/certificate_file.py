@@ -220,12 +220,12 @@ def read_run(data: Mapping[str, Any], name: str = "certificate") -> RunContent:
             raise ValueError(f"{name}: what a bound rests on must be text, got {bound['by']!r}")
     table = read_table_of(parts["table"], f"{name}: table")
     _check_links_of(links, table, f"{name}: links")
-    check = _whole_number if parts["kind"] == "optimum" else number
-    _check_costs(costs["seconds"], table, OF_BOUNDS if bounds else (), f"{name}: seconds", check)
+    time = _whole_number if parts["kind"] == "optimum" else number
+    _check_costs(costs["seconds"], table, OF_BOUNDS if bounds else (), f"{name}: seconds", time)
     for key in SIZES:
         shape = _of_microbatches(memory[key], (table.num_stages,), table)
-        check = share if key == "weight_share" else number
-        _check_numbers(memory[key], shape, f"{name}: {key}", check)
+        size = share if key == "weight_share" else number
+        _check_numbers(memory[key], shape, f"{name}: {key}", size)
     if question["limits"] is not None:
         _check_numbers(question["limits"], (table.num_workers,), f"{name}: limits")
     sizes = ActivationSizes(*(memory[key] for key in SIZES))
