@@ -53,8 +53,9 @@ def check(data):
     try:
         report = {}
         demand(isinstance(data, dict), "a certificate is an object")
-        if isinstance(data.get("certificate"), dict):
-            report, data = data, data["certificate"]
+        inner = data.get("certificate")
+        if isinstance(inner, dict) and inner.get("kind") == "formula":
+            report, data = data, inner
         has_keys(data, ["kind", "version", "table", "costs", "claim", "proof"], "certificate")
         kind = data["kind"]
         demand(isinstance(kind, str) and kind in KEYS and is_number(data["version"]), "kind")

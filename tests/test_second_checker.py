@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import second_checker
-from certificate_cases import KINDS
+from certificate_cases import KINDS, written
 from hypothesis import given, settings, strategies as st
 from test_forged_certificates import WORDS, is_accepted, others, places, signed
 
@@ -44,6 +44,18 @@ def mutants(draw, claimed):
         other = draw(st.sampled_from(siblings))
         inner[last], inner[other] = inner[other], inner[last]
     return signed(changed)
+
+
+def test_a_report_agrees_with_its_certificate():
+    table = pj.schedules.build("chimera", num_workers=2, num_microbatches=2)
+    form = pj.formula(pj.lower(table, step_end=False))
+    report = written(form.as_json() | {"certificate": form.certificate(table)})
+    for key in ("parameters", "facets", "exact", "gap"):
+        wrong = report | {key: [report[key]]}
+        assert not is_accepted(wrong)
+        assert second_checker.check(wrong) == ("fails", f"{key} of the report")
+    assert is_accepted(report)
+    assert second_checker.check(report) == ("holds", "")
 
 
 @pytest.mark.parametrize("kind", KINDS)
