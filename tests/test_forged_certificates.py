@@ -350,6 +350,14 @@ def test_a_bound_that_cannot_be_derived_is_not_believed(by, claim):
     assert (problem.claim, problem.derived) == (f"lower bound by {by}", None)
 
 
+@pytest.mark.parametrize("make", [run_with_bounds, optimum, formula])
+def test_there_are_no_microbatches_beside_those_of_the_rows(make):
+    claimed = written(make())
+    claimed["table"]["pipe_of_microbatch"].append(0)
+    (problem,) = pj.verify(signed(claimed)).problems
+    assert problem.derived == "pipe_of_microbatch names 3 microbatches, the rows hold 2"
+
+
 @pytest.mark.parametrize("make", [run_with_bounds, formula])
 def test_posting_by_program_needs_cells(make):
     claimed = written(make())

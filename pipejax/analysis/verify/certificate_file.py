@@ -277,7 +277,13 @@ def read_table_of(data: Any, where: str) -> ScheduleTable:
         check_json(_section(data, where))
     except ScheduleError as error:  # no table at all: nothing that could be wrong of it
         raise ValueError(f"{where}: {error.reason}") from None
-    return from_json(data)
+    table, pipes = from_json(data), data["pipe_of_microbatch"]
+    if len(pipes) > table.num_microbatches:  # a table does without those of which it has no op
+        raise ScheduleError(
+            f"pipe_of_microbatch names {len(pipes)} microbatches, the rows hold "
+            f"{table.num_microbatches}"
+        )
+    return table
 
 
 def checksum_of(parts: Mapping[str, Any]) -> str:
