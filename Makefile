@@ -125,8 +125,8 @@ test-runtimes: $(RUNTIMES)/ready  ## tables in PyTorch's runtime: lowering, grad
 explorer-pictures: $(READY)  ## the explorer's pictures in docs/assets, as a browser shows it (apt install chromium)
 	$(BIN)/python -m pages.explorer
 
-fuzz: $(READY)  ## files that nobody wrote, EXAMPLES=100000 of them
-	HYPOTHESIS_PROFILE=nightly EXAMPLES=$(EXAMPLES) $(PYTEST) tests/test_fuzz.py
+fuzz: $(READY)  ## files that nobody wrote and true certificates, EXAMPLES=100000 of each
+	HYPOTHESIS_PROFILE=nightly EXAMPLES=$(EXAMPLES) $(PYTEST) tests/test_fuzz.py tests/test_true_certificates.py
 
 sample: $(READY)  ## the engine as users compile it, and the types in signatures executed
 	XLA_FLAGS= $(PYTEST) -n 0 $(TYPED) $(SAMPLE)

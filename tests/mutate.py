@@ -93,7 +93,10 @@ TESTS = {
     ),
     "pipejax/analysis/step": ("validation", "step_time step_report sensitivity calibrate"),
     "pipejax/analysis/uncertainty": ("corners", "jitter jitter_factors corners sensitivity"),
-    "pipejax/analysis/verify": ("verify fuzz formula", "verify optimize"),
+    "pipejax/analysis/verify": (
+        "verify forged_certificates true_certificates second_checker formula",
+        "verify optimize",
+    ),
     "pipejax/search": ("", "tuning joint_tuning"),
     "pipejax/search/calibration": (
         "robust_fit hold_outs bands calibrated_numbers",

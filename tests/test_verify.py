@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import strategies
+from certificate_cases import LINKS
 from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
@@ -20,9 +21,6 @@ from pipejax.search.schedule.initial_plans import greedy_plan
 from pipejax.search.schedule.plan import objective_of
 from pipejax.search.schedule.problem import pose
 
-LINKS = [pj.Links(model) for model in ("delay", "queued", "blocking")]
-LINKS += [pj.Links("rendezvous", queues=queues) for queues in ("worker", "pair", "direction")]
-LINKS += [pj.Links("rendezvous", posting="program"), pj.Links("queued", shared_links="pairs")]
 SMALL = {"num_workers": 4, "num_microbatches": 8}
 
 
@@ -62,40 +60,6 @@ def test_every_schedule_is_accepted(name):
 @pytest.mark.parametrize("name", sorted(pj.schedules.REGISTRY))
 def test_every_schedule_is_accepted_under_all_links(name):
     accept_schedule(name, slice(None))
-
-
-def accept(data, link):
-    cells = data.draw(st.booleans())
-    given = {"communication": cells, "by_microbatch": data.draw(st.booleans())}
-    case = data.draw(strategies.cases(**given, pairs=True, step_end=True))
-    groups = data.draw(strategies.host_links(case.table.num_workers))
-    how = data.draw(strategies.carried(link.model, case.table.num_workers))
-    links = dataclasses.replace(link, host_links=groups, **how)
-    try:
-        run = pj.evaluate(case.table, case.costs, link=links)
-    except pj.ScheduleError:  # a shared host link can be a deadlock
-        return
-    stages = case.table.num_stages
-    sizes, shares = ([data.draw(st.sampled_from([0, 0.25, 1]))] * stages for _ in range(2))
-    checkpoints = [data.draw(st.sampled_from([0, 0.125]))] * stages
-    memory = pj.analysis.activation_memory(
-        run, sizes=sizes, weight_share=shares, checkpoints=checkpoints
-    )
-    claimed = json.loads(json.dumps(pj.certificate(run, memory=memory)))
-    assert pj.verify(claimed).problems == ()
-
-
-@settings(max_examples=25)
-@given(data=st.data(), link=st.sampled_from(LINKS))
-def test_every_table_is_accepted(data, link):
-    accept(data, link)
-
-
-@pytest.mark.slow
-@settings(max_examples=2000)
-@given(data=st.data(), link=st.sampled_from(LINKS))
-def test_many_tables_are_accepted(data, link):
-    accept(data, link)
 
 
 def test_a_fused_pair_sends_its_activation_first():

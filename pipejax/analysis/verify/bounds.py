@@ -18,6 +18,9 @@ from pipejax.analysis.verify.event_run import ActivationSizes, EventRun, Seconds
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
+ROUNDING = 1e-9  # of a time, which is rounding of floats and nothing else
+DERIVED = ("path", "worker", "stage", "memory chain", "memory area")  # others are on trust
+
 
 class _Pipe(NamedTuple):
     """Ways of a microbatch of one pipe, by stage: to its F, from F to its backward, and behind."""
@@ -42,8 +45,10 @@ class _Work(NamedTuple):
 def derived_bounds(content: RunContent) -> dict[str, float]:
     """Derive the best bound of each kind [s]."""
     table, costs = content.table, content.costs
-    free = EventRun(table, costs, Links(host_links=content.links.host_links))
-    found = {"path": max(free.end.values())}
+    found = {}
+    if content.objective == "makespan":  # a span may be shorter than the way to its first op
+        free = EventRun(table, costs, Links(host_links=content.links.host_links))
+        found["path"] = max(free.end.values())
     durations = _durations(content) if content.limits is not None else []
     costs = {name: _least(times, 3 if name in MESSAGE else 1) for name, times in costs.items()}
     sizes = ActivationSizes(*(_least(size, 1) for size in content.sizes))
@@ -233,8 +238,10 @@ def _at_whole_unit(bound: float, shares: Sequence[float]) -> float:
     if not all(math.isclose(e, t, rel_tol=1e-9) for e, t in zip(exact, given, strict=True)):
         return bound
     common = math.lcm(*(e.denominator for e in exact))
-    unit = scale * math.gcd(*(int(e * common) for e in exact)) / common
-    return math.ceil(bound / unit * (1 - 1e-9)) * unit if exact else bound
+    unit = scale * float(Fraction(math.gcd(*(int(e * common) for e in exact)), common))
+    if unit <= ROUNDING * bound:  # so fine, or of no duration at all, that it says nothing
+        return bound
+    return math.ceil(bound / unit * (1 - ROUNDING)) * unit
 
 
 def _held(content: RunContent, work: _Work, pipes: Sequence[_Pipe], worker: int) -> Iterator[_Held]:

@@ -4,14 +4,16 @@ What has not the form of its kind is refused; what is claimed is judged elsewher
 """
 
 import dataclasses
+import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from pipejax.analysis.verify.event_run import ActivationSizes, Seconds
-from pipejax.base.checks import number, one_of
+from pipejax.base.checks import number, share
 from pipejax.base.display import ResultDict
 from pipejax.schedules.cells.ops import TIMED, ScheduleError
 from pipejax.schedules.table.links import Links
@@ -59,6 +61,7 @@ LINK_FIELDS = (
     *("model", "queues", "host_links", "posting", "shared_links", "pair_links", "eager_below"),
 )
 MESSAGE = ("latency", "transmit")
+STEP_END = ("A", "U")
 OBJECTIVES = ("makespan", "span")
 OF_STAGES = ("A", "UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")  # no microbatch
 OF_BOUNDS = ("F", "B", "I", "W", "A", "U")  # times that bounds of all orders add up
@@ -165,6 +168,8 @@ def _from_version_1(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if kind is None or repr(data.get("version")) != "1":
         return data
     found = {key: value for key, value in data.items() if key not in ("format", "version")}
+    if isinstance(found.get("links"), Mapping):  # the first files lack what was added since
+        found["links"] = {"pair_links": [], "eager_below": 0.0, **found["links"]}
     if "costs" in found:
         found["seconds"] = found.pop("costs")
     for section in SECTIONS_1:
@@ -204,8 +209,9 @@ def read_run(data: Mapping[str, Any], name: str = "certificate") -> RunContent:
     links = read_links(costs["links"], f"{name}: links")
     memory = check_keys(costs["memory"], SIZES, f"{name}: memory")
     question = {key: claims.pop(key) for key in QUESTION}
-    one_of(question["objective"], OBJECTIVES, f"{name}: objective")
-    one_of(question["offload"], (True, False), f"{name}: offload")
+    _check_word(question["objective"], OBJECTIVES, f"{name}: objective")
+    if not isinstance(question["offload"], bool):
+        raise ValueError(f"{name}: offload must be true or false, got {question['offload']!r}")
     bounds = claims["lower_bounds"]
     for given in bounds if isinstance(bounds, list) else [None]:
         bound = check_keys(given, ("by", "value"), f"{name}: a lower bound")
@@ -213,10 +219,13 @@ def read_run(data: Mapping[str, Any], name: str = "certificate") -> RunContent:
         if not isinstance(bound["by"], str):
             raise ValueError(f"{name}: what a bound rests on must be text, got {bound['by']!r}")
     table = read_table_of(parts["table"], f"{name}: table")
-    _check_costs(costs["seconds"], table, OF_BOUNDS if bounds else (), f"{name}: seconds")
+    _check_links_of(links, table, f"{name}: links")
+    time = _whole_number if parts["kind"] == "optimum" else number
+    _check_costs(costs["seconds"], table, OF_BOUNDS if bounds else (), f"{name}: seconds", time)
     for key in SIZES:
         shape = _of_microbatches(memory[key], (table.num_stages,), table)
-        _check_numbers(memory[key], shape, f"{name}: {key}")
+        size = share if key == "weight_share" else number
+        _check_numbers(memory[key], shape, f"{name}: {key}", size)
     if question["limits"] is not None:
         _check_numbers(question["limits"], (table.num_workers,), f"{name}: limits")
     sizes = ActivationSizes(*(memory[key] for key in SIZES))
@@ -232,6 +241,11 @@ def read_formula_certificate(data: Mapping[str, Any], name: str) -> FormulaConte
     costs, claim, proof = parts["costs"], parts["claim"], parts["proof"]
     table = read_table_of(parts["table"], f"{name}: table")
     links = read_links(costs["links"], f"{name}: links")
+    _check_links_of(links, table, f"{name}: links")
+    if links.eager_below:  # which messages are buffered would depend on the parameters
+        raise ValueError(
+            f"{name}: eager_below must be 0 in a closed form, got {links.eager_below!r}"
+        )
     parameters, box = costs["parameters"], costs["box"]
     if not isinstance(parameters, list) or not parameters:
         raise ValueError(f"{name}: parameters must be a list, got {parameters!r}")
@@ -239,12 +253,14 @@ def read_formula_certificate(data: Mapping[str, Any], name: str) -> FormulaConte
         check_keys(each, ("name", "unit", "weights"), f"{name}: a parameter")
         _check_whole(each["unit"], (), f"{name}: unit", least=1)
     names, units = ([each[key] for each in parameters] for key in ("name", "unit"))
+    if not all(isinstance(each, str) for each in names) or len(set(names)) < len(names):
+        raise ValueError(f"{name}: parameters must have names of their own, got {names!r}")
     domain = _domain(names, units, box, f"{name}: box")
-    dims, count = len(domain[0]), len(claim["facets"])
+    dims, count = len(domain[0]), _length(claim["facets"])
     _check_whole(claim["facets"], (count, len(names)), f"{name}: facets")
     _check_whole(proof["points"], (count, len(names)), f"{name}: points")
-    _check_whole(proof["rays"], (len(proof["rays"]), dims), f"{name}: rays")
-    _check_whole(proof["cells"], (len(proof["cells"]), dims + 1), f"{name}: cells")
+    _check_whole(proof["rays"], (_length(proof["rays"]), dims), f"{name}: rays")
+    _check_whole(proof["cells"], (_length(proof["cells"]), dims + 1), f"{name}: cells")
     _check_whole(claim["gap"], (2,), f"{name}: gap")
     if claim["gap"][1] == 0:
         raise ValueError(f"{name}: gap must be a fraction, got {claim['gap']!r}")
@@ -261,7 +277,13 @@ def read_table_of(data: Any, where: str) -> ScheduleTable:
         check_json(_section(data, where))
     except ScheduleError as error:  # no table at all: nothing that could be wrong of it
         raise ValueError(f"{where}: {error.reason}") from None
-    return from_json(data)
+    table, pipes = from_json(data), data["pipe_of_microbatch"]
+    if len(pipes) > table.num_microbatches:  # a table does without those of which it has no op
+        raise ScheduleError(
+            f"pipe_of_microbatch names {len(pipes)} microbatches, the rows hold "
+            f"{table.num_microbatches}"
+        )
+    return table
 
 
 def checksum_of(parts: Mapping[str, Any]) -> str:
@@ -302,28 +324,48 @@ def _check_numbers(
 
 def _check_whole(value: Any, shape: tuple[int, ...], where: str, least: int = 0) -> None:
     """As `_check_numbers`, of whole numbers."""
-
-    def check(entry: Any, where: str) -> None:
-        if isinstance(entry, bool) or not isinstance(entry, int) or entry < least:
-            raise ValueError(f"{where} must be whole numbers of at least {least}, got {entry!r}")
-
-    _check_numbers(value, shape, where, check)
+    _check_numbers(value, shape, where, functools.partial(_whole_number, least=least))
 
 
-def _check_costs(costs: Any, table: ScheduleTable, more: Collection[str], where: str) -> None:
+def _whole_number(value: Any, where: str, least: int = 0) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{where} must be whole numbers of at least {least}, got {value!r}")
+
+
+def _length(value: Any) -> int:
+    """How many entries there are in a list; no other value has one."""
+    return len(value) if isinstance(value, list) else 0
+
+
+def _check_word(value: Any, known: Collection[str], where: str) -> None:
+    """A word is one of those that are known, letter for letter."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{where} must be one of {', '.join(known)}, got {value!r}")
+
+
+def _check_costs(
+    costs: Any,
+    table: ScheduleTable,
+    more: Collection[str],
+    where: str,
+    check: Callable[[Any, str], object],
+) -> None:
     """Every time has its shape; there is one of all that the table holds and that bounds add up."""
     known = [*(phase.name for phase in TIMED), "pair", "pair_factor"]
     given = {key for key in known if isinstance(costs, Mapping) and key in costs}
     cells = [cell for row in table.rows() for cell in row]
     priced = [cell for cell in cells if len(cell) == 1 or "pair" not in given]
     needs = {op.phase.name for cell in priced for op in cell if op.phase in TIMED}
-    for key, value in check_keys(costs, given | needs | {*more, *MESSAGE}, where).items():
+    needs |= {*STEP_END, *more, *MESSAGE}
+    if given >= {"pair", "pair_factor"}:
+        raise ValueError(f"{where}: pair and pair_factor both say what a fused pair takes")
+    for key, value in check_keys(costs, given | needs, where).items():
         shape: tuple[int, ...] = (table.num_stages,)
         if key in MESSAGE:
             shape = 2, table.num_pipes, table.num_stages - 1
         if key not in OF_STAGES:
             shape = _of_microbatches(value, shape, table)
-        _check_numbers(value, shape, f"{where}: {key}")
+        _check_numbers(value, shape, f"{where}: {key}", check)
 
 
 def _of_microbatches(value: Any, shape: tuple[int, ...], table: ScheduleTable) -> tuple[int, ...]:
@@ -339,13 +381,37 @@ def depth(value: Any) -> int:
 def read_links(record: Any, where: str) -> Links:
     """Read the links; what the checker's run does not know must be as it is by default."""
     fields = [field.name for field in dataclasses.fields(Links)]
-    if isinstance(record, Mapping):  # certificates of earlier versions lack what was added since
-        record = {"pair_links": [], "eager_below": 0.0, **record}
     links = Links(**check_keys(record, fields, where))
+    if not isinstance(record["pair_links"], list | tuple):
+        raise ValueError(f"{where}: pair_links must be a list, got {record['pair_links']!r}")
+    pairs = [*map(list, record["pair_links"])]  # in any order; all else is as it is written
+    given, read = ({**own, "pair_links": None} for own in (record, dataclasses.asdict(links)))
+    listed = [[list(pair), model] for pair, model in links.named_pairs]
+    if _plain(given) != _plain(read) or not all(each in listed for each in _plain(pairs)):
+        raise ValueError(f"{where} must be as {_plain(dataclasses.asdict(links))}, got {record!r}")
     known = {name: getattr(links, name) for name in LINK_FIELDS}
     if links != Links(**known):
         raise ValueError(f"{where}: the checker knows {', '.join(LINK_FIELDS)} alone, got {links}")
     return links
+
+
+def _plain(value: Any) -> Any:
+    """What JSON makes of a value."""
+    return json.loads(json.dumps(value))
+
+
+def _check_links_of(links: Links, table: ScheduleTable, where: str) -> None:
+    """The links name workers of the table, which says where transfers are posted if that counts."""
+    pairs = [pair for group in links.shared_groups for pair in group]
+    pairs += [pair for pair, _ in links.named_pairs]
+    for worker in (w for group in (*links.host_links, *pairs) for w in group):
+        if worker >= table.num_workers:
+            last = table.num_workers - 1
+            raise ValueError(f"{where}: workers are 0 to {last}, got {worker}")
+    homes = [table.placement[pipe].tolist() for pipe in {*table.pipe_of_microbatch.tolist()}]
+    sends = any(one != other for row in homes for one, other in itertools.pairwise(row))
+    if links.posting == "program" and sends and not table.has_communication:
+        raise ValueError(f"{where}: posting by program needs a table with SEND and RECV cells")
 
 
 def _weights(parameters: list[Any], table: ScheduleTable, name: str) -> list[Seconds]:

@@ -28,6 +28,7 @@ OPS = ("F", "B", "I", "W", "R", "U")  # Messages: what waits for `blocking` mess
 HOST = ("O", "L")
 MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
 WAIT_SEND = ("WAIT_SEND_F", "WAIT_SEND_B")
+UNTIMED = ("WAIT_O", *WAIT_SEND)  # WAIT_REDUCE_GRAD has a time of its own
 # Order 2, Offloading 2: phases on the same stage that an op waits for, of those that are there
 SAME_STAGE = {"R": "FL", "B": "FRL", "I": "FRL", "W": "I", "U": "BW", "O": "F", "L": "O"}
 SAME_STAGE["WAIT_O"] = "O"
@@ -107,7 +108,7 @@ class EventRun:
         """Order 3: a fused pair lasts the sum unless it has a cost, or a factor of overlap."""
         if len(cell) == 2 and "pair" in self.costs:
             cell = [("pair", *cell[0][1:])]
-        timed = (op for op in cell if op[0][:4] != "WAIT")
+        timed = (op for op in cell if op[0] not in UNTIMED)
         lasts = [of_microbatch(self.costs[phase][stage], m) for phase, stage, m in timed]
         if len(cell) == 2 and "pair_factor" in self.costs:
             factor = of_microbatch(self.costs["pair_factor"][cell[0][1]], cell[0][2])
@@ -157,7 +158,8 @@ class EventRun:
         turns: dict[int, list[tuple[Any, Event]]] = defaultdict(list)
         for (phase, stage, microbatch), cell in sorted(self.at.items(), key=itemgetter(1)):
             key = cell[0], stage, microbatch % runs
-            met[key[:2]] = min(microbatch, met.get(key[:2], microbatch))
+            if microbatch >= 0:  # sharding cells are of none
+                met[key[:2]] = min(microbatch, met.get(key[:2], microbatch))
             if phase in ("B", "W"):
                 last[key] = copies[key[:2]] = cell
             elif phase == "U":

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipejax.analysis.verify.bounds import derived_bounds
+from pipejax.analysis.verify.bounds import DERIVED, derived_bounds
 from pipejax.analysis.verify.certificate_file import (
     FormulaContent,
     RunContent,
@@ -27,8 +27,10 @@ from pipejax.schedules.cells.ops import ScheduleError
 
 NO_OPS = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD", "WAIT_SEND_F", "WAIT_SEND_B")
 SEARCHED = ("F", "B", "I", "W", "O", "L")  # phases that an optimum has starts of
-ROUNDING = 1e-9  # of the largest number of a claim, by which sums of floats may differ
-ROUNDING_OF_BOUNDS = 1e-8  # the search counts in whole units, which rounds durations as well
+COUNTS = ("peak_in_flight", "offloaded")  # whole numbers, which nothing rounds
+MEMORY = ("peak_memory", "held")  # in the unit of the sizes; all other numbers are times
+UNPROVED = "which needs a makespan (path), limits (memory), no offloads (chain), times of O and L"
+ROUNDING = 1e-9  # by which sums of floats may differ, of the largest time or memory (`_Rounding`)
 
 
 @short_repr
@@ -139,14 +141,16 @@ def verify(certificate: str | Path | Mapping[str, Any]) -> Verdict:
         waits = " waits for ".join(map(run.name, [*cycle, cycle[0]]))
         return Verdict(None, (Discrepancy("run", "to the end", f"deadlock: {waits}"),))
     derived = derived_claims(run, content)
+    within = _Rounding.of(content, derived)
     compared = derived if content.kind == "run" else _of_optimum(run, content, derived, data)
     problems = [
         problem
         for name, value in compared.items()
-        for problem in _differences(content.claims[name], value, ROUNDING * _largest(value), name)
+        for problem in _differences(content.claims[name], value, within.of_claim(name), name)
     ]
-    problems = [*_explained(run, problems), *_above_limits(content, derived["peak_memory"])]
-    bounds, wrong = _check_bounds(content, derived)
+    above = _above_limits(content, derived["peak_memory"], within.memory)
+    bounds, wrong = _check_bounds(content, derived, within.time)
+    problems = [*_explained(run, problems), *above]
     unit = "units" if content.kind == "optimum" else "seconds"
     return Verdict(derived["makespan"], (*problems, *wrong), bounds, unit)
 
@@ -198,17 +202,39 @@ def _of_optimum(
     return {"value": value, "starts": starts, "checksum": checksum_of(data)}
 
 
+class _Rounding(NamedTuple):
+    """By how much claims may differ from what is derived: the one tolerance of the checker.
+
+    Attributes:
+      time: of the makespan, the largest of all times [s].
+      memory: of the most that a worker holds, or of the largest activation, in their unit.
+    """
+
+    time: float
+    memory: float
+
+    @classmethod
+    def of(cls, content: RunContent, derived: Mapping[str, Any]) -> "_Rounding":
+        """Take the largest number of each kind."""
+        sizes, peaks = content.sizes, derived["peak_memory"].values()
+        memory = _largest([sizes.whole, sizes.checkpoints, *peaks])
+        return cls(ROUNDING * derived["makespan"], ROUNDING * memory)
+
+    def of_claim(self, name: str) -> float:
+        """Return what holds for the numbers of a claim."""
+        return 0.0 if name in COUNTS else self.memory if name in MEMORY else self.time
+
+
 def _largest(value: Any) -> float:
-    """Largest number within a claim."""
-    if isinstance(value, Mapping | list):
-        values = value.values() if isinstance(value, Mapping) else value
-        return max(map(_largest, values), default=0.0)
-    return abs(float(value)) if isinstance(value, int | float) else 0.0
+    """Largest number within lists."""
+    if isinstance(value, list):
+        return max(map(_largest, value), default=0.0)
+    return float(value)
 
 
 def _differences(claimed: Any, derived: Any, within: float, where: str) -> Iterator[Discrepancy]:
     """Compare a claim with what was derived, down to single numbers."""
-    if claimed == derived:  # to the last bit, as nearly always
+    if claimed == derived and not _has_truth(claimed):  # to the last bit, as nearly always
         return
     if isinstance(claimed, Mapping) and isinstance(derived, Mapping):
         for key in [*derived, *(key for key in claimed if key not in derived)]:
@@ -219,6 +245,13 @@ def _differences(claimed: Any, derived: Any, within: float, where: str) -> Itera
             yield from _differences(*pair, within, f"{where}[{number}]")
     elif not (_is_finite(claimed) and _is_finite(derived) and abs(claimed - derived) <= within):
         yield Discrepancy(where, claimed, derived)
+
+
+def _has_truth(value: Any) -> bool:
+    """Whether true or false stand within a claim: Python takes them for the numbers 1 and 0."""
+    if isinstance(value, Mapping | list):
+        return any(map(_has_truth, value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, bool)
 
 
 def _is_finite(value: Any) -> bool:
@@ -237,24 +270,26 @@ def _explained(run: EventRun, problems: Iterable[Discrepancy]) -> Iterator[Discr
         yield problem
 
 
-def _above_limits(content: RunContent, peaks: Mapping[str, float]) -> Iterator[Discrepancy]:
+def _above_limits(
+    content: RunContent, peaks: Mapping[str, float], within: float
+) -> Iterator[Discrepancy]:
     for limit, (worker, peak) in zip(content.limits or (), peaks.items(), strict=False):
-        if peak > limit * (1 + ROUNDING):
+        if peak > limit + within:
             yield Discrepancy(f"limit: {worker}", limit, peak)
 
 
 def _check_bounds(
-    content: RunContent, derived: Mapping[str, Any]
+    content: RunContent, derived: Mapping[str, Any], within: float
 ) -> tuple[tuple[CheckedBound, ...], list[Discrepancy]]:
     """Derive the bounds that are combinatorial; no bound is above what was reached."""
     reached = derived["max_span" if content.objective == "span" else "makespan"]
-    within = ROUNDING_OF_BOUNDS * reached
     bounds = [(bound["by"], bound["value"]) for bound in content.claims["lower_bounds"]]
     known = derived_bounds(content) if bounds else {}
     wrong = []
     for by, value in bounds:
-        if by in known and not value <= known[by] + within:
-            wrong.append(Discrepancy(f"lower bound by {by}", value, known[by]))
+        if by in DERIVED and not value <= known.get(by, -math.inf) + within:
+            why = "" if by in known else UNPROVED
+            wrong.append(Discrepancy(f"lower bound by {by}", value, known.get(by), why))
         if not value <= reached + within:
             wrong.append(Discrepancy(f"lower bound by {by}", value, reached, "which was reached"))
     return tuple(CheckedBound(value, by, by in known) for by, value in bounds), wrong

@@ -9,8 +9,9 @@ from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.display import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.lower import lower
+from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import cost_vector
-from pipejax.engine.recurrence_host import run_on_host
+from pipejax.engine.recurrence_host import HostRun, run_on_host
 from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.heuristics.timeline import TimedOps, rows_from_starts
@@ -203,14 +204,31 @@ def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
     return TimedOps(*ops, *ranks)
 
 
+def _run(problem: Problem, table: ScheduleTable, *, step_end: bool) -> tuple[Program, HostRun]:
+    """Run a table at the times of a problem [units], with the end of the step or without."""
+    links = Links("queued" if problem.queues else "delay", host_links=problem.host_links)
+    program = lower(table, link=links, step_end=step_end)
+    times = {NAMES[phase]: time for phase, time in problem.times.items()}
+    times |= {"latency": problem.lag, "transmit": problem.transmit}
+    times |= {"all_reduce": problem.all_reduce, "update": problem.update}
+    costs = Costs(**{name: time.astype(float) for name, time in times.items()})
+    return program, run_on_host(program, np.asarray(cost_vector(program, costs)))
+
+
+def reached_by(problem: Problem, table: ScheduleTable) -> int:
+    """Return the objective that a table reaches in a run [units].
+
+    The run has all-reduces in the order that semantics.md says; plans have them as they get ready.
+    """
+    if problem.objective == "span" or not problem.step_end.any():
+        return objective_of(problem, to_plan(problem, table))
+    return round(float(_run(problem, table, step_end=True)[1].finish.max()))
+
+
 def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
     """Run a table at the times of a problem, every op as early as it can."""
-    links = Links("queued" if problem.queues else "delay", host_links=problem.host_links)
-    program = lower(table, link=links, step_end=False)
-    lag, transmit = problem.lag.astype(float), problem.transmit.astype(float)
-    times = {NAMES[phase]: time.astype(float) for phase, time in problem.times.items()}
-    costs = Costs(latency=lag, transmit=transmit, **times)
-    start = run_on_host(program, np.asarray(cost_vector(program, costs))).start
+    program, run = _run(problem, table, step_end=False)
+    start = run.start
     at = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FBIWOL"}
     for letter, starts in at.items():
         own = table.ops.take(table.ops.phase == Phase[letter])

@@ -23,7 +23,7 @@ import numpy as np
 from pipejax.base.files import write_file
 from pipejax.base.progress import Notice
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.schedule.plan import objective_of
+from pipejax.search.schedule.plan import reached_by
 from pipejax.search.schedule.problem import HOST_TIMES, TIMES, Problem
 from pipejax.search.schedule.store_entry import (
     Entry,
@@ -81,7 +81,8 @@ class SolvedProblems:
         Raises:
           ValueError: if the schedule does not solve the problem, or goes below the bound.
         """
-        objective = objective_of(problem, check_plan(problem, table))
+        check_plan(problem, table)
+        objective = reached_by(problem, table)
         if bound > objective:
             raise ValueError(f"bound {bound} is above the objective, {objective}")
         problem = dataclasses.replace(problem, unit=1.0, exact=True)

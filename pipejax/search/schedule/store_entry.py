@@ -29,7 +29,7 @@ from pipejax.base.files import checksum
 from pipejax.base.provenance import code_hash
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.schedule.plan import NEVER, Plan, fault_of, objective_of, to_plan
+from pipejax.search.schedule.plan import NEVER, Plan, fault_of, reached_by, to_plan
 from pipejax.search.schedule.problem import NAMES, OBJECTIVES, Problem
 
 FORMAT_1 = "pipejax-optimized"
@@ -140,7 +140,7 @@ class Record(NamedTuple):
         problem, claim, proof = self.problem, self.data["claim"], self.data["proof"]
         table = read_table_of(self.data["table"], "its table")
         plan = check_plan(problem, table)
-        reached = objective_of(problem, plan)
+        reached = reached_by(problem, table)
         if reached != self.objective:
             raise ValueError(f"its schedule reaches {reached}, not {self.objective}")
         if _starts(plan) != proof["starts"]:

@@ -1,0 +1,221 @@
+"""Hypothesis: true certificates of every kind, of random legal tables and registered schedules."""
+
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import strategies
+from hypothesis import assume, strategies as st
+from legal_sizes import is_legal
+
+import pipejax as pj
+from pipejax.analysis.verify.bounds import derived_bounds
+from pipejax.analysis.verify.certificate_file import read_run
+from pipejax.schedules import REGISTRY
+from pipejax.search.schedule.initial_plans import greedy_plan
+from pipejax.search.schedule.plan import reached_by, to_table
+from pipejax.search.schedule.problem import pose
+from pipejax.search.schedule.store_entry import Entry, prover, to_text
+
+LINKS = [pj.Links(model) for model in ("delay", "queued", "blocking")]
+LINKS += [pj.Links("rendezvous", queues=queues) for queues in ("worker", "pair", "direction")]
+LINKS += [pj.Links("rendezvous", posting="program"), pj.Links("queued", shared_links="pairs")]
+SIZES = [
+    (name, p, m)
+    for name, p, m in itertools.product(sorted(REGISTRY), (1, 2, 3, 4), (1, 2, 3, 4, 6, 8))
+    if is_legal(name, p, m)
+]
+SHARDING = ("unshard", "reshard", "reduce_grad", "wait_reduce_grad")
+LETTERS = [name.upper() for name in SHARDING]
+# what is done to drawn costs: all of them, or those that a coin picks
+CHANGES = {
+    "as drawn": lambda rng, value: value,
+    "zero": lambda rng, value: 0.0 * value,
+    "some zero": lambda rng, value: value * (rng.random() < 0.5),
+    "rounding": lambda rng, value: rng.random(np.shape(value)),
+    "tiny": lambda rng, value: value * 1e-9 / 3,
+    "huge": lambda rng, value: value * 1e9 / 7,
+}
+
+
+def written(claimed):
+    """A certificate as it is read from a file."""
+    return json.loads(json.dumps(claimed))
+
+
+@st.composite
+def registered(draw):
+    """A registered schedule of some size, as it is or with the cells that PyTorch puts in."""
+    name, p, m = draw(st.sampled_from(SIZES))
+    table = pj.schedules.build(name, num_workers=p, num_microbatches=m)
+    return with_cells(table, draw(st.sampled_from(["", "", "plain", "pytorch"])))
+
+
+def with_cells(table, cells):
+    """Put SEND and RECV cells into a table, "pytorch" all others too."""
+    if not cells or table.updates_within or table.offloads:
+        return table
+    return pj.links.insert_transfers(table, lowering=cells if cells == "pytorch" else None)
+
+
+@st.composite
+def random_tables(draw):
+    """A random legal table, with sharding cells anywhere in it."""
+    table, rows = draw(strategies.tables(communication=draw(st.booleans())))
+    if not draw(st.booleans()):
+        return table
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rows = [list(row) for row in rows]
+    for _ in range(rng.integers(1, 5)):
+        pipe, stage = (rng.integers(size) for size in table.placement.shape)
+        row = rows[table.placement[pipe, stage]]
+        row.insert(rng.integers(len(row) + 1), f"{stage}{LETTERS[rng.integers(4)]}")
+    rest = {"placement": table.placement, "pipe_of_microbatch": table.pipe_of_microbatch}
+    return pj.ScheduleTable.from_rows(rows, **rest, weights=table.weights)
+
+
+@st.composite
+def costs_of(draw, table):
+    """Costs with ties, zeros, rounding, stragglers, microbatches of their own, fused pairs."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    kinds = {name: draw(st.booleans()) for name in ("pairs", "step_end", "by_microbatch")}
+    costs = strategies.price(table, [], rng, **kinds).costs
+    sharding = {name: rng.integers(0, 9, table.num_stages) / 8 for name in SHARDING}
+    costs = dataclasses.replace(costs, **sharding)
+    change = CHANGES[draw(st.sampled_from(list(CHANGES)))]
+    given = {f.name: getattr(costs, f.name) for f in dataclasses.fields(costs)}
+    drawn = {n: change(rng, np.asarray(v)) for n, v in given.items() if np.ndim(v)}
+    costs = dataclasses.replace(costs, **drawn)
+    if draw(st.integers(0, 4)) == 0:
+        slow = {int(rng.integers(table.num_workers)): 1 + rng.random()}
+        try:
+            return pj.costing.scaled_costs(costs, table, workers=slow)
+        except ValueError:  # a stage has copies on several workers
+            return costs
+    return costs
+
+
+@st.composite
+def links_of(draw, workers):
+    """Links of any kind, for a number of workers."""
+    link = draw(st.sampled_from(LINKS))
+    how = draw(strategies.carried(link.model, workers))
+    how["queues"] = draw(st.sampled_from(["worker", "pair", "direction"]))
+    how["host_links"] = draw(strategies.host_links(workers))
+    return dataclasses.replace(link, **how)
+
+
+@st.composite
+def runs(draw):
+    """A certificate of a run, with what may be claimed beside it."""
+    table = draw(registered() | random_tables() | random_tables())
+    costs, links = draw(costs_of(table)), draw(links_of(table.num_workers))
+    try:
+        run = pj.evaluate(table, costs, link=links)
+    except pj.ScheduleError:  # shared host links, or queues that cells order, can be a deadlock
+        assume(False)
+    memory = draw(memory_of(run))
+    claims = {"offload": table.offloads or draw(st.booleans())}
+    claims["objective"] = draw(st.sampled_from(["makespan", "span"]))
+    if draw(st.booleans()):
+        claims["limits"] = memory.peak * draw(st.sampled_from([1.0, 1.5]))
+    if draw(st.booleans()):
+        reached = run.max_span if claims["objective"] == "span" else run.makespan
+        claims["lower_bounds"] = {"solver": reached / 2}
+        claims["lower_bounds"] |= bounds_of(pj.certificate(run, memory=memory, **claims))
+    return written(pj.certificate(run, memory=memory, **claims))
+
+
+def bounds_of(claimed):
+    """Bounds as high as they are derived, of schedules of the kind that a search makes.
+
+    They have no fused pairs, which may be faster than their ops, and nothing recomputed.
+    """
+    content = read_run(claimed)
+    cells = [cell for row in content.table.rows() for cell in row]
+    is_searched = all(len(cell) < 2 and cell[0].phase.name != "R" for cell in cells if cell)
+    found = derived_bounds(content)
+    kinds = found if is_searched else {"path"} & found.keys()
+    return {kind: found[kind] for kind in kinds if np.isfinite(found[kind])}
+
+
+@st.composite
+def memory_of(draw, run):
+    """Activation memory of sizes by stage, or by stage and microbatch."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    shape = (run.stages, run.microbatches)[: draw(st.sampled_from([1, 1, 2]))]
+    numbers = draw(
+        st.sampled_from([lambda: rng.choice([0, 0.25, 1], shape), lambda: rng.random(shape)])
+    )
+    names = ("sizes", "weight_share", "checkpoints")
+    given = {name: numbers() for name in names if draw(st.booleans())}
+    return pj.analysis.activation_memory(run, **given)
+
+
+@st.composite
+def optima(draw):
+    """A certificate of a solved problem: a plan that a heuristic made, and a bound."""
+    name, p, m = draw(st.sampled_from([s for s in SIZES if s[0] in ("1f1b", "chimera", "hanayo")]))
+    table = pj.schedules.build(name, num_workers=p, num_microbatches=m)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    stages = table.num_stages
+    times = {
+        name: rng.integers(1, 9, stages) * 1.0
+        for name in ("forward", "input_grad", "weight_grad", "offload", "load")
+    }
+    times |= {name: rng.integers(0, 3, stages) * 1.0 for name in ("all_reduce", "update")}
+    transmit = rng.integers(0, 3, (2, table.num_pipes, stages - 1)) * 1.0
+    costs = pj.Costs(**times, transmit=transmit)
+    asked = {"objective": draw(st.sampled_from(["makespan", "span"]))}
+    asked["offload"] = draw(st.booleans())
+    limits = draw(st.sampled_from([2.0, 3.0, 100.0])) * stages / p
+    links = draw(st.sampled_from(["delay", "queued"]))
+    found = optimum_of(table, costs, limits, link=links, **asked)
+    assume(found is not None)
+    return found
+
+
+def optimum_of(table, costs, limits, **asked):
+    """A certificate of a plan that a heuristic made; None where it made none."""
+    problem = pose(table, costs, limits, 1.0, 0.5, **asked)
+    plan = greedy_plan(problem, problem.limits)
+    if plan is None:
+        return None
+    table = to_table(problem, plan, "greedy")
+    spent = {"prover": prover(), "seconds": 0.5, "source": "greedy"}
+    entry = Entry(problem, table, reached_by(problem, table), 1, **spent)
+    return json.loads(to_text(entry))
+
+
+@st.composite
+def formulas(draw):
+    """A certificate of a closed form."""
+    name = draw(st.sampled_from(["gpipe", "1f1b", "chimera", "zb-h1", "hanayo", "dualpipe-v"]))
+    sizes = [s for s in SIZES if s[0] == name and s[1] <= 3 and s[2] <= 4]
+    assume(sizes)
+    name, p, m = draw(st.sampled_from(sizes))
+    table = with_cells(
+        pj.schedules.build(name, num_workers=p, num_microbatches=m),
+        draw(st.sampled_from(["", "", "plain"])),
+    )
+    links = draw(links_of(p).filter(lambda links: not links.eager_below))
+    options = draw(
+        st.sampled_from(
+            [
+                {},
+                {"max_facets": 3},
+                {"parameters": ("F", "I", "W", "c")},
+                {"parameters": ("F", "B", "c_F"), "box": {"F": (1, 2), "c_F": (0, 0.5)}},
+            ]
+        )
+    )
+    try:
+        program = pj.lower(table, link=links, step_end=False)
+        form = pj.formula(program, **options)
+    except (pj.ScheduleError, pj.base.checks.UnknownNameError):
+        assume(False)
+    return written(form.certificate(table))
+
+
+KINDS = {"run": runs(), "optimum": optima(), "formula": formulas()}

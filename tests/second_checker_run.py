@@ -1,0 +1,330 @@
+"""Of the second checker: costs, and the run, as docs/certificates.md has them."""
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import NamedTuple
+
+from second_checker_table import (
+    COMMUNICATION,
+    HOST,
+    SHARDING,
+    TIMED,
+    WAIT_SEND,
+    cells_of,
+    demand,
+    hold,
+    inputs,
+    is_list,
+    is_time,
+    is_whole,
+)
+
+MODELS = ("delay", "queued", "blocking", "rendezvous")
+UNIT = {"F": 1, "I": 1, "W": 1, "R": 1, "B": 2}
+
+
+def of(time, microbatch):
+    return float(time[microbatch] if isinstance(time, list) else time)
+
+
+# ----------------------------------------------------------------------------------------- costs
+def read_links(record, table):
+    keys = {"model", "queues", "posting", "host_links", "shared_links", "pair_links", "eager_below"}
+    demand(isinstance(record, dict) and set(record) == keys, "keys of links")
+    demand(record["model"] in MODELS, "model")
+    demand(record["queues"] in ("worker", "pair", "direction"), "queues")
+    workers = len(table.rows)
+
+    def is_worker(w):
+        return is_whole(w) and w < workers
+
+    def is_pair(pair):
+        return is_list(pair, is_worker) and len(pair) == 2 and pair[0] != pair[1]
+
+    given, shared, host = record["pair_links"], record["shared_links"], record["host_links"]
+    demand(is_list(given, lambda each: isinstance(each, list) and len(each) == 2), "pair_links")
+    demand(all(is_pair(pair) and model in MODELS for pair, model in given), "pair_links")
+    of_pairs = {tuple(pair): model for pair, model in given}
+    demand(len(of_pairs) == len(given), "pair_links")
+    models = {record["model"], *of_pairs.values()}
+    demand(record["posting"] in ("early", "program") and is_time(record["eager_below"]), "posting")
+    meets = "rendezvous" in models
+    demand(meets or (record["posting"] == "early" and not record["eager_below"]), "posting")
+    sends = any(table.crossing())
+    demand(record["posting"] == "early" or table.has_cells or not sends, "posting needs cells")
+    if shared != "pairs":
+        demand(is_list(shared, lambda g: is_list(g, is_pair) and g), "shared_links")
+        demand(all(len({*map(tuple, g)}) == len(g) for g in shared), "shared_links")
+    demand(not shared or models != {"delay"}, "shared_links")
+    demand(is_list(host, lambda g: is_list(g, is_worker) and g), "host_links")
+    named = [w for group in host for w in group]
+    demand(len(named) == len(set(named)), "host_links")
+    return {**record, "pairs": of_pairs, "meets": meets}
+
+
+def check_shape(value, shape, check, what):
+    if not shape:
+        return demand(check(value), what)
+    demand(isinstance(value, list) and len(value) == shape[0], what)
+    for entry in value:
+        check_shape(entry, shape[1:], check, what)
+
+
+def depth(value):
+    return 1 + depth(value[0]) if isinstance(value, list) and value else 0
+
+
+def shape_of(key, table):
+    if key in ("latency", "transmit"):
+        return 2, len(table.placement), table.stages - 1
+    return (table.stages,)
+
+
+def check_axes(value, key, table, check):
+    """A list of its shape, or with an axis of microbatches."""
+    shape = shape_of(key, table)
+    if key not in ("A", *SHARDING) and depth(value) > len(shape):
+        shape = *shape, len(table.pipe_of)
+    check_shape(value, shape, check, key)
+
+
+def read_seconds(seconds, table, is_whole_units, with_bounds):
+    demand(isinstance(seconds, dict), "seconds")
+    demand(set(seconds) <= {*TIMED, "pair", "pair_factor", "latency", "transmit"}, "seconds")
+    demand(not {"pair", "pair_factor"} <= set(seconds), "pair and pair_factor")
+    cells = [cell for row in table.rows for cell in row]
+    priced = [cell for cell in cells if len(cell) == 1 or "pair" not in seconds]
+    needed = {op[0] for cell in priced for op in cell if op[0] in TIMED}
+    needed |= {"A", "U", "latency", "transmit", *("FBIW" if with_bounds else "")}
+    demand(needed <= set(seconds), "a time is missing")
+    for key, value in seconds.items():
+        check_axes(value, key, table, is_whole if is_whole_units else is_time)
+    return seconds
+
+
+def read_memory(memory, table):
+    keys = {"sizes", "weight_share", "checkpoints"}
+    demand(isinstance(memory, dict) and set(memory) == keys, "memory")
+    for key, value in memory.items():
+        most = 1 if key == "weight_share" else 1e308
+        check_axes(value, key, table, lambda x, most=most: is_time(x) and x <= most)
+    return memory
+
+
+# ------------------------------------------------------------------------------------------- run
+class Message(NamedTuple):
+    """An event beside the rows, by its SEND."""
+
+    sender: int
+    receiver: int
+    model: str
+    later: float  # that it arrives than it ends [s]
+
+
+NO_LINKS = {"model": "delay", "queues": "worker", "posting": "early", "host_links": []}
+NO_LINKS |= {"shared_links": [], "pair_links": [], "eager_below": 0, "pairs": {}, "meets": False}
+
+
+class Run:
+    """Start and end of all events. One is (worker, slot), a SEND, or an A or U of the step's end."""
+
+    def __init__(self, table, links, seconds, is_unit=False):
+        self.table, self.links, self.seconds, self.is_unit = table, links, seconds, is_unit
+        self.lasts, self.waits, self.messages = {}, defaultdict(list), {}
+        self.queues, self.arrives_at = defaultdict(list), defaultdict(set)
+        self.add_rows()
+        self.add_host_links()
+        self.add_step_end()
+        self.add_messages()
+        for users in self.queues.values():
+            users.sort(key=lambda user: user[0])
+            for (_, one), (_, other) in pairwise(users):
+                self.waits[other].append((one, 0.0))
+        self.go()
+
+    def unit_end(self, cell):
+        if not hasattr(self, "unit"):
+            seconds = {p: [UNIT.get(p, 0)] * self.table.stages for p in TIMED}
+            links = NO_LINKS | {"host_links": self.links["host_links"]}
+            self.unit = Run(self.table, links, seconds, is_unit=True)
+        return self.unit.end[cell]
+
+    def time(self, cell):
+        seconds = self.seconds
+        if len(cell) == 2 and "pair" in seconds:
+            return of(seconds["pair"][cell[0][1]], cell[0][2])
+        each = [of(seconds[p][s], m) if p in TIMED else 0.0 for p, s, m in cell]
+        if len(cell) == 2 and "pair_factor" in seconds:
+            factor = of(seconds["pair_factor"][cell[0][1]], cell[0][2])
+            return max(each) + factor * min(each)
+        return float(sum(each))
+
+    def add_rows(self):
+        """Rule 1; what is executed before each cell, and the next op after each."""
+        skipped = COMMUNICATION if self.links["meets"] else COMMUNICATION + WAIT_SEND
+        self.before, self.next_op, self.last, self.last_op = {}, {}, {}, {}
+        for w, row in enumerate(self.table.rows):
+            for k, cell in enumerate(row):
+                self.before[w, k] = self.last.get(w)
+                if not cell or cell[0][0] in skipped:
+                    continue
+                here, phase = (w, k), cell[0][0]
+                self.lasts[here] = self.time(cell)
+                if w in self.last:
+                    self.waits[here].append((self.last[w], 0.0))
+                if phase in tuple("FBIWRU"):
+                    self.next_op[self.last_op.get(w)] = here
+                    self.last_op[w] = here
+                if phase not in HOST:
+                    self.last[w] = here
+
+    def add_host_links(self):
+        """Rule 3."""
+        group = {w: ("host", *g) for g in self.links["host_links"] for w in g}
+        for op, (w, k) in self.table.at.items():
+            if op[0] in HOST:
+                self.queues[group.get(w, ("host", w))].append(((k, w), (w, k)))
+
+    def add_step_end(self):
+        """Rules 6 and 7."""
+        updates = [t for each in self.seconds["U"] for t in (each if depth(each) else [each])]
+        if not any([*self.seconds["A"], *updates]):
+            return
+        at = self.table.at
+        if self.table.updates:
+            for op, gradient in self.table.applied.items():
+                reduction = "A", op[1], op[2]
+                self.lasts[reduction] = float(self.seconds["A"][op[1]])
+                self.waits[reduction].append((at[gradient], 0.0))
+                self.waits[at[op]].append((reduction, 0.0))
+                self.queues["A", at[op][0]].append((at[gradient], reduction))
+            return
+        copies, first = {}, {}  # last gradient and first microbatch of each
+        for (phase, s, m), cell in at.items():
+            key = s, cell[0]
+            if phase in ("B", "W"):
+                copies[key] = max(cell, copies.get(key, cell))
+                first[key] = min(m, first.get(key, m))
+        for s in range(self.table.stages):
+            reduction, cells = ("A", s, -1), [c for (t, _), c in copies.items() if t == s]
+            self.lasts[reduction] = float(self.seconds["A"][s])
+            self.waits[reduction] += [(cell, 0.0) for cell in cells]
+            end, workers = max(map(self.unit_end, cells)), [cell[0] for cell in cells]
+            for w in workers:
+                self.queues["A", w].append(((end, s), reduction))
+            pairs = [(a, b) for a in workers for b in workers if a != b]
+            for group in {g for pair in pairs for g in self.groups(*pair)}:
+                self.queues[group].append(((end, len(self.table.rows), s), reduction))
+        for (s, w), _ in sorted(copies.items(), key=lambda copy: copy[1]):
+            update = "U", s, w
+            self.lasts[update] = of(self.seconds["U"][s], first[s, w])
+            self.waits[update] += [(self.last[w], 0.0), (("A", s, -1), 0.0)]
+            self.next_op[self.last_op[w]] = update
+            self.last[w] = self.last_op[w] = update
+
+    def groups(self, sender, receiver):
+        shared = self.links["shared_links"]
+        if shared == "pairs":
+            return [("shared", *sorted((sender, receiver)))]
+        return [("shared", k) for k, g in enumerate(shared) if [sender, receiver] in g]
+
+    def add_messages(self):
+        """Rules 2, 4 and 5."""
+        at = self.table.at
+        for op, cell in at.items():
+            for maker in inputs(op):
+                if maker not in at:
+                    continue
+                if self.is_unit or at[maker][0] == cell[0]:
+                    self.waits[cell].append((at[maker], 0.0))
+                else:
+                    self.add_message(maker, op)
+        for op, cell in at.items():
+            send = op[0].removeprefix("WAIT_"), *op[1:]
+            message = self.messages.get(send) if op[0] in WAIT_SEND else None
+            if message and message.model == "rendezvous":
+                self.waits[cell].append((send, 0.0))
+
+    def add_message(self, maker, op):
+        at, links = self.table.at, self.links
+        (w, slot), (v, _) = at[maker], at[op]
+        send, receive = cells_of(maker, op)
+        way, m = int(send[0] == "SEND_B"), send[2]
+        place = way, self.table.pipe_of[m], min(maker[1], op[1])
+        latency, transmit = (
+            of(self.seconds[key][place[0]][place[1]][place[2]], m)
+            for key in ("latency", "transmit")
+        )
+        pairs = links["pairs"]
+        model = pairs.get((w, v), pairs.get((v, w), links["model"]))
+        if model == "rendezvous" and transmit < links["eager_below"]:
+            model = "queued"
+        is_queued = model in ("queued", "blocking")
+        self.messages[send] = Message(w, v, model, latency if is_queued else 0.0)
+        self.lasts[send] = transmit if is_queued else latency + transmit
+        self.waits[send].append((at[maker], 0.0))
+        self.waits[at[op]].append((send, self.messages[send].later))
+        self.arrives_at[send].add(at[op])
+        if model == "blocking" and at[maker] in self.next_op:
+            self.waits[self.next_op[at[maker]]].append((send, 0.0))
+        groups = [] if model == "delay" else self.groups(w, v)
+        if is_queued and not groups:
+            self.queues["link", w, v].append(((slot, way), send))
+        if model == "rendezvous":
+            for cell, one, other in ((send, w, v), (receive, v, w)):
+                scope = {"worker": (), "pair": (other,), "direction": ("FB"[way],)}
+                rank = at[cell] if self.table.has_cells else self.turn(maker)
+                self.queues["queue", one, *scope[links["queues"]]].append((rank, send))
+                if links["posting"] == "program" and self.before[at[cell]] is not None:
+                    self.waits[send].append((self.before[at[cell]], 0.0))
+        for group in groups:
+            self.queues[group].append((self.turn(maker), send))
+
+    def turn(self, maker):
+        cell = self.table.at[maker]
+        return self.unit_end(cell), cell[0], *maker[1:]
+
+    def go(self):
+        """Run what is there until nothing is left."""
+        self.start, self.end = {}, {}
+        left = {event: len(self.waits[event]) for event in self.lasts}
+        followers = defaultdict(list)
+        for event in left:
+            for other, _ in self.waits[event]:
+                followers[other].append(event)
+        ready = [event for event, count in left.items() if not count]
+        for event in ready:
+            self.start[event] = max(
+                (self.end[o] + lag for o, lag in self.waits[event]), default=0.0
+            )
+            self.end[event] = self.start[event] + self.lasts[event]
+            for other in followers[event]:
+                left[other] -= 1
+                if not left[other]:
+                    ready.append(other)
+        hold(len(self.end) == len(self.lasts), "deadlock")
+
+    def phase(self, event):
+        """Letters of a cell's op; none of other events."""
+        is_cell = isinstance(event[0], int)
+        return self.table.rows[event[0]][event[1]][0][0] if is_cell else ""
+
+    def events_of(self, worker):
+        """Executed cells of a row that are no host ops, and updates behind it."""
+        cells = [e for e in self.end if e[0] == worker and self.phase(e) not in HOST]
+        return cells + [e for e in self.end if e[0] == "U" and e[2] == worker]
+
+    def is_rest(self, event):
+        return self.phase(event) in SHARDING + WAIT_SEND
+
+    def name(self, event):
+        if event in self.messages:
+            (letters, s, m), (sender, receiver, *_) = event, self.messages[event]
+            return f"{s}{letters}{m} (worker {sender} to {receiver})"
+        if event[0] == "A":
+            return f"{event[1]}A{event[2]}" if event[2] >= 0 else f"{event[1]}A"
+        if event[0] == "U":
+            return f"{event[1]}U (worker {event[2]})"
+        cell = self.table.rows[event[0]][event[1]]
+        texts = (f"{s}{p}{m if m >= 0 else ''}" for p, s, m in cell)
+        return f"{';'.join(texts)} (worker {event[0]}, slot {event[1]})"
