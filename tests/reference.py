@@ -20,6 +20,10 @@ WAITS = {  # phase: [(phases, of which the first that exists, stage offset)]
     "WAIT_O": [("O", 0)],
     "WAIT_SEND_F": [],  # the message is found by name
     "WAIT_SEND_B": [],
+    "UNSHARD": [],  # of a stage as a whole: the row is all that it waits for
+    "RESHARD": [],
+    "REDUCE_GRAD": [],
+    "WAIT_REDUCE_GRAD": [],
 }
 OPS = ("F", "B", "I", "W", "R", "U")  # what waits for blocking messages
 HOST = ("O", "L")  # beside compute, on the host link of the worker
@@ -54,6 +58,11 @@ def split(text):
     return [(phase, int(stage), int(m) if m else None) for stage, phase, m in found]
 
 
+def numbered(ops, slot):
+    """A cell whose ops have names of their own: one of no microbatch is called by its slot."""
+    return tuple((phase, stage, f"at {slot}" if m is None else m) for phase, stage, m in ops)
+
+
 class Run:
     """One execution of a table under one link model."""
 
@@ -76,10 +85,13 @@ class Run:
         self.pair_links, self.eager_below = {tuple(p): m for p, m in pair_links}, eager_below
         self.meets = "rendezvous" in (link, *self.pair_links.values())
         self.known_ends = None
-        self.rows = [[tuple(split(text)) for text in row if text.strip()] for row in rows]
+        self.rows = [
+            [numbered(split(text), slot) for slot, text in enumerate(row) if text.strip()]
+            for row in rows
+        ]
         if not self.meets:  # no transfer is waited for
             self.rows = [[c for c in row if "WAIT_SEND" not in c[0][0]] for row in self.rows]
-        runs = [[c for c in row if c[0][0] in WAITS] for row in self.rows]  # the rest is free
+        runs = [[c for c in row if c[0][0] in WAITS] for row in self.rows]  # the rest is messages
         self.cell_of = {op: (w, c) for w, row in enumerate(runs) for c in row for op in c}
         self.ops = [[c for c in row if c[0][0] not in HOST] for row in runs]
         self.issued, self.host = {}, {}  # cell after which a host op may start; ops of each link

@@ -214,7 +214,9 @@ def _step_times(program: Program, given: Costs) -> Float[NumpyArray, " batch"]:
     is_linear = given.pair_factor is None and not program.layout.per_microbatch
     if size * program.num_nodes >= WORTH_A_FORM and is_linear:
         times = makespans_by_form(program, given)
-    return np.asarray(makespans(program, given, unroll=False)) if times is None else times
+    if times is None:
+        times = makespans(program, given, batch_size=size, unroll=False)
+    return np.asarray(times)
 
 
 def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:

@@ -295,7 +295,7 @@ def _check(program: Program, costs: Costs, values: Batch) -> None:
         for name, leaf in vars(costs).items()
         if leaf is not None
     }
-    expected = np.asarray(makespans(program, unchecked_costs(sample)))
+    expected = np.asarray(makespans(program, unchecked_costs(sample), batch_size=len(chosen)))
     within = ROUNDING * np.finfo(values.dtype).eps * np.sqrt(program.num_nodes)
     off = np.abs(values[chosen] / np.where(expected, expected, 1) - (expected != 0)).max()
     if off > within:
