@@ -234,7 +234,8 @@ class Run:
     def unit_ends(self):
         """Ends of all cells in the message-free run with unit slots."""
         if self.known_ends is None:
-            free = Costs({(p, s): UNIT.get(p, 0) for p in UNIT for s in range(1000)}, {}, {})
+            stages = {stage for row in self.rows for cell in row for _, stage, _ in cell}
+            free = Costs({(p, s): UNIT[p] for p in UNIT for s in stages}, {}, {})
             rows = [
                 [text if text.strip() and split(text)[0][0] in WAITS else "" for text in row]
                 for row in self.texts
@@ -353,6 +354,8 @@ class Run:
 
     def try_run(self, user, before):
         """Run a cell or message if all that it waits for has ended."""
+        if any(other not in self.end for other in before.get(user, [])):
+            return False
         is_message = len(user) == 4
         waits = [(other, 0.0) for other in before.get(user, [])]
         if user[0] == "A":

@@ -39,7 +39,13 @@ class Choices(NamedTuple):
 
 @st.composite
 def tables(
-    draw, communication=False, max_workers=4, max_microbatches=5, offloads=True, sharding=False
+    draw,
+    communication=False,
+    max_workers=4,
+    max_microbatches=5,
+    max_pipes=2,
+    offloads=True,
+    sharding=False,
 ):
     """Draw a legal table."""
     workers = draw(st.integers(1, max_workers))
@@ -47,7 +53,7 @@ def tables(
     microbatches = draw(st.integers(1, max_microbatches))
     seed = draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(seed)
-    pipes = draw(st.integers(1, 2))
+    pipes = draw(st.integers(1, max_pipes))
     placement = np.stack(
         [
             rng.permutation(
@@ -208,11 +214,9 @@ def _send(rows, ops, phases, home, stages):
 
 
 @st.composite
-def cases(
-    draw, communication=False, pairs=False, step_end=False, by_microbatch=False, sharding=False
-):
-    """Draw a legal table and costs for it."""
-    table, rows = draw(tables(communication=communication, sharding=sharding))
+def cases(draw, communication=False, pairs=False, step_end=False, by_microbatch=False, **of_table):
+    """Draw a legal table and costs for it; `of_table` is what `tables` takes besides."""
+    table, rows = draw(tables(communication=communication, **of_table))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     step_end = step_end and draw(st.booleans())
     return price(table, rows, rng, pairs=pairs, step_end=step_end, by_microbatch=by_microbatch)
