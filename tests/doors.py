@@ -21,7 +21,7 @@ from pipejax.engine.steady_state import steady_state
 from pipejax.plots.explorer.payload import Explored, MemoryShown, payload
 from pipejax.sweep.evaluation import _step_times
 
-MANY = 3  # costs of a set
+MANY = 5  # costs of a set
 NODES, PREDS, WORKERS = 512, 8, 4  # one compiled shape for all drawn programs
 FAR = 2520 * 1000  # periods: a multiple of the cycle's own up to 10
 QUARTERS = st.integers(2, 8).map(lambda k: k / 4)
@@ -73,17 +73,17 @@ class Set(NamedTuple):
 
 
 # ------------------------------------------------------------------------------------ what is drawn
-def _shape(rng, field, table):
-    """One of the shapes that a cost of the table may have."""
+def _shape(rng, field, table, by_microbatch):
+    """One of the shapes that a cost of the table may have, those by microbatch last."""
     stages, pipes, count = table.num_stages, table.num_pipes, table.num_microbatches
     if field in MESSAGES:
         boundaries = 2, pipes, stages - 1
-        shapes = [(), (stages - 1,), boundaries, (1, 1, stages - 1), (*boundaries, count)]
+        shapes = [(), (stages - 1,), boundaries, (*boundaries, count), (1, 1, 1, count)]
     elif field in (*STEP_END, *PAIRS):
-        shapes = [(), (stages,)]
+        shapes = [(), (stages,), (stages,)]
     else:
         shapes = [(), (stages,), (stages,), (1, count), (stages, count)]
-    return shapes[rng.integers(len(shapes) if rng.random() < 0.5 else 3 - (field not in MESSAGES))]
+    return shapes[rng.integers(len(shapes) if by_microbatch else 3)]
 
 
 def _leaves(rng, table, shared):
@@ -92,9 +92,9 @@ def _leaves(rng, table, shared):
     fields = [*OPS, *MESSAGES, *(STEP_END if rng.random() < 0.5 else ())]
     if np.any(table.is_fused) and rng.random() < 0.7:
         fields.append(str(rng.choice(PAIRS)))
-    leaves = {}
+    leaves, by_microbatch = {}, rng.random() < 0.4
     for field in fields:
-        shape = _shape(rng, field, table)
+        shape = _shape(rng, field, table, by_microbatch)
         one = np.repeat(draw(rng, (1, *shape)), MANY, axis=0)
         leaves[field] = one if field in shared else draw(rng, (MANY, *shape))
         if field in MESSAGES:
@@ -244,21 +244,20 @@ def _trace(given):
 
 
 def _explorer(given):
+    """Of the first of the costs: a page looks for closed forms under all link models."""
     ones = np.ones(given.table.num_stages)
     memory = MemoryShown("activations", ones, ones / 3, ones, None)
-    for run in given.runs:
-        scene = payload([Explored(run, memory)], unit="s")
-        factors = [factor["given"] for factor in scene["factors"]]
-        finish, *_ = run_of_page(scene["schedules"][0], factors, run.links.model)
-        yield finish.max()
+    scene = payload([Explored(given.runs[0], memory)], unit="s")
+    factors = [factor["given"] for factor in scene["factors"]]
+    finish, *_ = run_of_page(scene["schedules"][0], factors, given.links.model)
+    return [finish.max()]
 
 
 def _jitter(given):
-    for row in given.rows[:2]:
-        run = pj.jitter(given.table, row, pj.analysis.Jitter(), samples=2, link=given.links)
-        assert run.makespans[0] == run.makespans[1]
-        yield run.makespans[0]
-    yield from [run.makespan for run in given.runs[2:]]
+    """Without variance, of the first of the costs."""
+    return pj.jitter(
+        given.table, given.rows[0], pj.analysis.Jitter(), samples=1, link=given.links
+    ).makespans
 
 
 def _sweep(given):
@@ -266,31 +265,29 @@ def _sweep(given):
 
 
 def _periods(given):
-    """As it is, grown by periods, and what each further microbatch takes, one by one."""
-    step = steady_state(given.program).microbatches
-    for row, run in zip(given.rows, given.runs, strict=True):
+    """As it is, grown by periods, and what each further microbatch takes, of the first costs."""
+    program, costs, step = given.program, given.rows[0], steady_state(given.program).microbatches
 
-        def far(more, row=row):
-            count = given.table.num_microbatches + more
-            return pj.analysis.extrapolated_makespans(
-                given.program, alone(row), num_microbatches=count, batch_size=1
-            ).item()
+    def far(more):
+        count = given.table.num_microbatches + more
+        return pj.analysis.extrapolated_makespans(
+            program, alone(costs), num_microbatches=count, batch_size=1
+        ).item()
 
-        slope = (far(2 * FAR * step) - far(FAR * step)) / (FAR * step)
-        found = pj.cycle_time(given.program, alone(row), batch_size=1).item()
-        assert abs(found - slope) <= 1e-9 * max(1.0, found)
-        if given.grown is not None:
-            longer = pj.evaluate(given.grown(step), row, link=given.links).makespan
-            assert abs(far(step) - longer) <= 1e-12 * max(1.0, longer)
-        yield far(0)
-        del run
+    slope = (far(2 * FAR * step) - far(FAR * step)) / (FAR * step)
+    found = pj.cycle_time(program, alone(costs), batch_size=1).item()
+    assert abs(found - slope) <= 1e-9 * max(1.0, found)
+    if given.grown is not None:
+        longer = pj.evaluate(given.grown(step), costs, link=given.links).makespan
+        assert abs(far(step) - longer) <= 1e-12 * max(1.0, longer)
+    return [far(0)]
 
 
 class Door(NamedTuple):
     """A way to the seconds of a set.
 
     Attributes:
-      seconds: of a set, one for each of its costs.
+      seconds: of a set, one for each of its costs, or of the first ones.
       rounding: by how much they may be off, as a part of the makespan, where sums are not exact.
       off: by how much, in seconds, where they are.
       applies: whether the door is one for a set.

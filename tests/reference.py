@@ -257,9 +257,13 @@ class Run:
         return any(c[0][0].startswith("SEND") for row in self.rows for c in row)
 
     def in_rounds(self):
-        """Cells as PyTorch's lowering meets them: each worker in turn takes the next, if it can."""
+        """Cells as PyTorch's lowering meets them: each worker in turn takes the next, if it can.
+
+        What it takes has run at once, but for host ops behind one that has not: these run as soon
+        as it has, and their rows go on meanwhile.
+        """
         left = [[c for c in row if c[0][0] in WAITS] for row in self.rows]
-        met, run, late = [], set(), []
+        met, run = [], set()
         before_on_host = {b: a for users in self.host.values() for a, b in pairwise(users)}
 
         def can(cell):
@@ -268,17 +272,14 @@ class Run:
             return all(other in run for other in waits)
 
         while any(left):
-            size = len(met) + len(run)
-            for cell in list(late):
-                if can(cell):
-                    run.add(cell)
-            late = [cell for cell in late if cell not in run]
+            size = len(met)
             for w, row in enumerate(left):
                 if row and (can((w, row[0])) or row[0][0][0] in HOST):
-                    cell = w, row.pop(0)
-                    met.append(cell)
-                    (run.add if can(cell) else late.append)(cell)
-            if size == len(met) + len(run):
+                    met.append((w, row.pop(0)))
+                    behind = [cell for cell in met if cell not in run]
+                    while found := [cell for cell in behind if cell not in run and can(cell)]:
+                        run.add(found[0])
+            if size == len(met):
                 raise DeadlockError(left)
         return met
 

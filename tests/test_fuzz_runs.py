@@ -55,4 +55,3 @@ def test_any_table_runs_as_the_event_loop(data):
                 times = found.start[worker, slot], found.finish[worker, slot]
                 theirs = expected.start[worker, cell], expected.end[worker, cell]
                 assert times == pytest.approx(theirs, rel=1e-12, abs=1e-12)
-

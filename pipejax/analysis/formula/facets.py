@@ -181,6 +181,8 @@ class _Search:
     def envelope(self, gap: Fraction | float) -> Envelope:
         """The facets that bound the cone, in falling order of their counts."""
         self.drop_redundant()
+        if not self.found:  # what takes no time, whatever the parameters are, is one facet of zeros
+            self.found = {(0,) * self.num_parameters: (1,) * self.num_parameters}
         counts = np.array([*self.found], object)
         facets = fitting(counts, int(counts.max()))
         points = self._points_of(facets)
