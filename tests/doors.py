@@ -16,7 +16,6 @@ from hypothesis import assume, strategies as st
 from test_explorer import run_of_page
 
 import pipejax as pj
-from pipejax.engine.pricing import lower_and_price
 from pipejax.engine.steady_state import steady_state
 from pipejax.plots.explorer.payload import Explored, MemoryShown, payload
 from pipejax.sweep.evaluation import _step_times
@@ -296,7 +295,7 @@ class Door(NamedTuple):
     seconds: Callable
     rounding: float = 1e-12
     off: float = 0.0
-    applies: Callable = lambda given: True  # noqa: E731
+    applies: Callable = lambda given: True
 
 
 def _has_period(given):
