@@ -38,6 +38,8 @@ ZERO_ROW = 0
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # of leaves by field
 Leaves = dict[str, Any]  # field of `Costs`: N or 1 first, then as in `Costs`
 SECOND_IN_A_SUM = ("backward", "input_grad", "weight_grad", "transmit")
+AXES_OF_OPS = ("stages", "microbatches")
+AXES_OF_MESSAGES = ("directions", "pipes", "boundaries", "microbatches")
 ONE_CONFIGURATION = "put an axis in front, x[None], and give batch_size=1, or use makespan"
 HIGH = 1 << 26  # above all numbers of entries; its square is still exact in float64
 
@@ -158,10 +160,9 @@ def _check_one_reading(given: Shapes, size: int, sizes: tuple[int, int, int]) ->
     if not differ:
         return
     name, shape = next(iter(differ.items()))
-    axes = ("directions", "pipes", "boundaries") if name in MESSAGE_FIELDS else ("stages",)
-    has_last = differs_by_microbatch(name, leaves[name])
-    axes = (*axes, "microbatches") if has_last else axes[-len(shape) :]
-    entries = " x ".join(f"{n} {axis}" for n, axis in zip(shape, axes, strict=True))
+    axes = AXES_OF_MESSAGES if name in MESSAGE_FIELDS else AXES_OF_OPS
+    own = axes if differs_by_microbatch(name, leaves[name]) else axes[:-1][-len(shape) :]
+    entries = " x ".join(f"{n} {axis}" for n, axis in zip(shape, own, strict=True))
     raise wrong(
         name,
         f"has shape {shape}: a batch, or one entry for each of {entries}? Give batch_size={size} "
