@@ -7,8 +7,8 @@ import os
 import jax
 import numpy as np
 import pytest
-from doors import DOORS, MANY, alone, sets
 from hypothesis import given, settings, strategies as st
+from one_object import DOORS, MANY, alone, sets
 
 import pipejax as pj
 from pipejax.base.checks import ArgumentError
