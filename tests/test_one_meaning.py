@@ -53,14 +53,15 @@ def test_what_reads_a_batch_refuses_one_configuration_or_reads_it_as_all_do(foun
     doors = BATCHED if DOORS["periods"].applies(found) else BATCHED[:1]
     for (costs, run), door in itertools.product(zip(found.rows, found.runs, strict=True), doors):
         if seconds := refused_or(door, found.program, costs):  # no axis has several entries
-            assert seconds == pytest.approx(list(door(found.program, alone(costs), batch_size=1)))
+            told = door(found.program, alone(costs), batch_size=1).tolist()
+            assert seconds == pytest.approx(told)
             assert door is not pj.makespans or seconds == pytest.approx([run.makespan])
 
 
 def refused_or(door, program, costs):
     """The seconds of a door that takes batches, none where it names what it refuses, and its shape."""
     try:
-        return list(door(program, costs))
+        return door(program, costs).tolist()
     except ArgumentError as refused:
         named, text = np.shape(getattr(costs, refused.argument)), str(refused)
         return [] if named == refused.value and "batch_size=1" in text else [text]
