@@ -10,8 +10,9 @@ SITE := site
 DEMO := demo
 # what PyTorch wrote, times that somebody measured, transfers as on NCCL
 REAL := --table examples/schedule.csv --costs examples/measured.json --link rendezvous
-# of the fuzzer
+# of the fuzzer: files; tables against the event loop; all doors on one table and its costs
 EXAMPLES ?= 100000
+FUZZ ?= tests/test_fuzz.py tests/test_fuzz_runs.py tests/test_one_meaning.py tests/test_true_certificates.py
 # processes of the tests
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
@@ -125,8 +126,8 @@ test-runtimes: $(RUNTIMES)/ready  ## tables in PyTorch's runtime: lowering, grad
 explorer-pictures: $(READY)  ## the explorer's pictures in docs/assets, as a browser shows it (apt install chromium)
 	$(BIN)/python -m pages.explorer
 
-fuzz: $(READY)  ## files that nobody wrote and true certificates, EXAMPLES=100000 of each
-	HYPOTHESIS_PROFILE=nightly EXAMPLES=$(EXAMPLES) $(PYTEST) tests/test_fuzz.py tests/test_true_certificates.py
+fuzz: $(READY)  ## files, tables, costs and certificates that nobody wrote, EXAMPLES=100000 of each (of one kind: FUZZ=tests/test_fuzz.py)
+	HYPOTHESIS_PROFILE=nightly EXAMPLES=$(EXAMPLES) $(PYTEST) $(FUZZ)
 
 sample: $(READY)  ## the engine as users compile it, and the types in signatures executed
 	XLA_FLAGS= $(PYTEST) -n 0 $(TYPED) $(SAMPLE)

@@ -20,6 +20,10 @@ WAITS = {  # phase: [(phases, of which the first that exists, stage offset)]
     "WAIT_O": [("O", 0)],
     "WAIT_SEND_F": [],  # the message is found by name
     "WAIT_SEND_B": [],
+    "UNSHARD": [],  # of a stage as a whole: the row is all that it waits for
+    "RESHARD": [],
+    "REDUCE_GRAD": [],
+    "WAIT_REDUCE_GRAD": [],
 }
 OPS = ("F", "B", "I", "W", "R", "U")  # what waits for blocking messages
 HOST = ("O", "L")  # beside compute, on the host link of the worker
@@ -54,6 +58,11 @@ def split(text):
     return [(phase, int(stage), int(m) if m else None) for stage, phase, m in found]
 
 
+def numbered(ops, slot):
+    """A cell whose ops have names of their own: one of no microbatch is called by its slot."""
+    return tuple((phase, stage, f"at {slot}" if m is None else m) for phase, stage, m in ops)
+
+
 class Run:
     """One execution of a table under one link model."""
 
@@ -76,10 +85,13 @@ class Run:
         self.pair_links, self.eager_below = {tuple(p): m for p, m in pair_links}, eager_below
         self.meets = "rendezvous" in (link, *self.pair_links.values())
         self.known_ends = None
-        self.rows = [[tuple(split(text)) for text in row if text.strip()] for row in rows]
+        self.rows = [
+            [numbered(split(text), slot) for slot, text in enumerate(row) if text.strip()]
+            for row in rows
+        ]
         if not self.meets:  # no transfer is waited for
             self.rows = [[c for c in row if "WAIT_SEND" not in c[0][0]] for row in self.rows]
-        runs = [[c for c in row if c[0][0] in WAITS] for row in self.rows]  # the rest is free
+        runs = [[c for c in row if c[0][0] in WAITS] for row in self.rows]  # the rest is messages
         self.cell_of = {op: (w, c) for w, row in enumerate(runs) for c in row for op in c}
         self.ops = [[c for c in row if c[0][0] not in HOST] for row in runs]
         self.issued, self.host = {}, {}  # cell after which a host op may start; ops of each link
@@ -222,7 +234,8 @@ class Run:
     def unit_ends(self):
         """Ends of all cells in the message-free run with unit slots."""
         if self.known_ends is None:
-            free = Costs({(p, s): UNIT.get(p, 0) for p in UNIT for s in range(1000)}, {}, {})
+            stages = {stage for row in self.rows for cell in row for _, stage, _ in cell}
+            free = Costs({(p, s): UNIT[p] for p in UNIT for s in stages}, {}, {})
             rows = [
                 [text if text.strip() and split(text)[0][0] in WAITS else "" for text in row]
                 for row in self.texts
@@ -244,9 +257,13 @@ class Run:
         return any(c[0][0].startswith("SEND") for row in self.rows for c in row)
 
     def in_rounds(self):
-        """Cells as PyTorch's lowering meets them: each worker in turn takes the next, if it can."""
+        """Cells as PyTorch's lowering meets them: each worker in turn takes the next, if it can.
+
+        What it takes has run at once, but for host ops behind one that has not: these run as soon
+        as it has, and their rows go on meanwhile.
+        """
         left = [[c for c in row if c[0][0] in WAITS] for row in self.rows]
-        met, run, late = [], set(), []
+        met, run = [], set()
         before_on_host = {b: a for users in self.host.values() for a, b in pairwise(users)}
 
         def can(cell):
@@ -255,17 +272,14 @@ class Run:
             return all(other in run for other in waits)
 
         while any(left):
-            size = len(met) + len(run)
-            for cell in list(late):
-                if can(cell):
-                    run.add(cell)
-            late = [cell for cell in late if cell not in run]
+            size = len(met)
             for w, row in enumerate(left):
                 if row and (can((w, row[0])) or row[0][0][0] in HOST):
-                    cell = w, row.pop(0)
-                    met.append(cell)
-                    (run.add if can(cell) else late.append)(cell)
-            if size == len(met) + len(run):
+                    met.append((w, row.pop(0)))
+                    behind = [cell for cell in met if cell not in run]
+                    while found := [cell for cell in behind if cell not in run and can(cell)]:
+                        run.add(found[0])
+            if size == len(met):
                 raise DeadlockError(left)
         return met
 
@@ -341,6 +355,8 @@ class Run:
 
     def try_run(self, user, before):
         """Run a cell or message if all that it waits for has ended."""
+        if any(other not in self.end for other in before.get(user, [])):
+            return False
         is_message = len(user) == 4
         waits = [(other, 0.0) for other in before.get(user, [])]
         if user[0] == "A":

@@ -15,6 +15,7 @@ import pipejax as pj
 from pipejax.costs.costs import PHASE_FIELDS
 
 LINKS = ("delay", "queued", "blocking", "rendezvous")
+SHARDING = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")
 TIMES = st.integers(0, 40).map(lambda k: k / 8)  # dyadic: sums are exact, ties happen
 
 
@@ -37,14 +38,22 @@ class Choices(NamedTuple):
 
 
 @st.composite
-def tables(draw, communication=False, max_workers=4, max_microbatches=5, offloads=True):
+def tables(
+    draw,
+    communication=False,
+    max_workers=4,
+    max_microbatches=5,
+    max_pipes=2,
+    offloads=True,
+    sharding=False,
+):
     """Draw a legal table."""
     workers = draw(st.integers(1, max_workers))
     stages = draw(st.integers(workers, 2 * workers + 1))
     microbatches = draw(st.integers(1, max_microbatches))
     seed = draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(seed)
-    pipes = draw(st.integers(1, 2))
+    pipes = draw(st.integers(1, max_pipes))
     placement = np.stack(
         [
             rng.permutation(
@@ -66,6 +75,8 @@ def tables(draw, communication=False, max_workers=4, max_microbatches=5, offload
         rows = [_with_updates(rng, row) for row in rows]
     if communication and draw(st.booleans()):
         rows = [_with_waits(rng, row) for row in rows]
+    if sharding and draw(st.booleans()):
+        rows = [_with_sharding(rng, row) for row in rows]
     for row in rows:  # idle cells mean order only
         for place in sorted(rng.integers(0, len(row) + 1, rng.integers(0, 3)), reverse=True):
             row.insert(int(place), "")
@@ -137,6 +148,16 @@ def _with_updates(rng, row):
     return updated
 
 
+def _with_sharding(rng, row):
+    """Put what serves a stage as a whole anywhere in the row of its worker, some of it twice."""
+    stages = sorted({stage for cell in row for _, stage, _ in reference.split(cell)})
+    row = list(row)
+    for _ in range(rng.integers(0, 4)):
+        cell = f"{rng.choice(stages)}{rng.choice(SHARDING)}"
+        row.insert(rng.integers(0, len(row) + 1), cell)
+    return row
+
+
 def _phases(rng, split, recompute, offload):
     """Ops of a stage and microbatch in an order that they could have; a wait may come at any time."""
     phases = ["F", *["O", "L"] * bool(offload), *["R"] * bool(recompute)]
@@ -193,9 +214,9 @@ def _send(rows, ops, phases, home, stages):
 
 
 @st.composite
-def cases(draw, communication=False, pairs=False, step_end=False, by_microbatch=False):
-    """Draw a legal table and costs for it."""
-    table, rows = draw(tables(communication=communication))
+def cases(draw, communication=False, pairs=False, step_end=False, by_microbatch=False, **of_table):
+    """Draw a legal table and costs for it; `of_table` is what `tables` takes besides."""
+    table, rows = draw(tables(communication=communication, **of_table))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     step_end = step_end and draw(st.booleans())
     return price(table, rows, rng, pairs=pairs, step_end=step_end, by_microbatch=by_microbatch)
@@ -216,6 +237,8 @@ def price(table, rows, rng, pairs=False, step_end=False, by_microbatch=False):
     }
     if rng.random() < 0.5:
         ops["load"] = values(stages)
+    if any(text.endswith(SHARDING) for row in rows for text in row):
+        ops |= {name.lower(): rng.integers(0, 40, stages) / 16 for name in SHARDING}
     if step_end:
         ops |= {name: rng.integers(0, 40, stages) / 4 for name in ("all_reduce", "update")}
     latency, transmit = values(2, pipes, stages - 1) / 4, values(2, pipes, stages - 1) / 2

@@ -207,7 +207,7 @@ def test_shapes_that_fit_nothing_are_refused(field):
 
 
 def test_a_batch_of_costs_per_microbatch_has_an_axis_of_its_own():
-    with pytest.raises(ValueError, match=r"have no batch axis here.*put one in front"):
+    with pytest.raises(ValueError, match=r"have no batch axis here.*put an axis in front"):
         pj.makespans(lowered(), pj.Costs(forward=np.ones((4, 8)), backward=2.0))
     one = pj.Costs(forward=np.ones((1, 4, 8)), backward=2.0)
     assert pj.makespans(lowered(), one).tolist() == [33.0]

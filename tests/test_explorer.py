@@ -36,11 +36,11 @@ def run_of_page(schedule, factors, model):
     latency, transmit, _ = vector[costs["firstLink"] :].reshape(3, links)
     vector[len(vector) - links :] = latency + transmit
     program = unpack(schedule["programs"][model])
-    finish = np.zeros(len(program["degree"]))
+    finish, back = np.zeros(len(program["degree"])), program["back"].tolist()
     edge = 0
     for node, degree in enumerate(program["degree"].tolist()):
         edges = range(edge, edge + degree)
-        arrivals = [finish[node - program["back"][e]] + vector[program["lag"][e]] for e in edges]
+        arrivals = [finish[node - back[e]] + vector[program["lag"][e]] for e in edges]
         finish[node] = max(arrivals, default=0.0) + vector[program["lasts"][node]]
         edge += degree
     return finish, vector, program

@@ -343,6 +343,17 @@ def test_numbers_of_any_size_stay_exact():
     assert (cone.tight.sum(axis=1) >= 2).all()
 
 
+def test_what_takes_no_time_has_a_form_too():
+    table, program = lowered("1f1b", 2, 2)
+    free = pj.Costs(forward=0.0, backward=0.0)
+    unread = pj.Costs(forward=0.0, backward=0.0, recompute=1.0)
+    form = pj.formula(program, {"free": free, "unread": unread})
+    assert (str(form), form.facets, form.exact) == ("0", [(0, 0)], True)
+    assert form(free=2.0, unread=3.0) == 0.0
+    assert jax.grad(lambda x: form(free=x, unread=x))(1.0) == 0.0
+    assert pj.verify(form.certificate(table)).ok
+
+
 def test_the_command(tmp_path, capsys):
     path, options = tmp_path / "form.json", ["--workers", "4", "--microbatches", "4"]
     assert run(["formula", "--schedule", "chimera", *options, "--json", "--out", str(path)]) == 0

@@ -373,3 +373,19 @@ def test_the_order_on_a_shared_link_stays_without_transfers():
     assert pj.evaluate(without_transfers(cells), costs, link=free).makespan == expected
     found = pj.search.messages(cells, costs, link=links, iterations=1)
     assert found.best.free_bound == expected <= found.baselines["own"]
+
+
+def test_what_waits_on_a_shared_link_has_run_as_soon_as_it_can():
+    """0O0 is issued behind 1O0 of the other row: 0WAIT_O0 goes on when that has run, not later."""
+    rows = [
+        ["1F0", "1O0", "2F0", "2B0", "1L0", "1B0"],
+        ["0F0", "0O0", "0WAIT_O0", "0L0", "3F0", "3B0", "0B0"],
+    ]
+    table = pj.ScheduleTable.from_rows(rows, placement=[[1, 0, 0, 1]])
+    links = pj.Links("rendezvous", "pair", host_links=((0, 1),), posting="program")
+    found = [
+        str(cell[0]) for cell in [*pj.links.insert_transfers(table, link=links).rows()][1] if cell
+    ]
+    assert found[2:5] == ["0O0", "0WAIT_O0", "3RECV_F0"]
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.0, offload=1.0)
+    assert pj.evaluate(table, costs, link=links).makespan == 18.0

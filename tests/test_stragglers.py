@@ -15,12 +15,12 @@ LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])
 class SlowRun(reference.Run):
     """The event loop with a factor on what each worker executes."""
 
-    def __init__(self, factors, *arguments):
+    def __init__(self, factors, *arguments, **more):
         self.factors = factors
-        super().__init__(*arguments)
+        super().__init__(*arguments, **more)
 
     def duration(self, cell):
-        if cell[0][0] in (*reference.HOST, "WAIT_O"):
+        if cell[0][0] in (*reference.HOST, "WAIT_O", *strategies.SHARDING):
             return super().duration(cell)
         phase, stage, m = cell[0]
         worker = -1 - m if phase == "U" and m < 0 else self.cell_of[phase, stage, m][0]

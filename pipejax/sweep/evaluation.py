@@ -210,11 +210,12 @@ def _run_program(
 def _step_times(program: Program, given: Costs) -> Float[NumpyArray, " batch"]:
     """Makespans (batch) [s]: of large batches that move few costs by their closed form."""
     size = max(len(leaf) for leaf in jax.tree.leaves(given) if np.ndim(leaf))
-    times = None
     is_linear = given.pair_factor is None and not program.layout.per_microbatch
     if size * program.num_nodes >= WORTH_A_FORM and is_linear:
         times = makespans_by_form(program, given)
-    return np.asarray(makespans(program, given, unroll=False)) if times is None else times
+        if times is not None:
+            return times
+    return np.asarray(makespans(program, given, batch_size=size, unroll=False))
 
 
 def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:

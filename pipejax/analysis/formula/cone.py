@@ -201,7 +201,8 @@ def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:
     shape = np.broadcast_shapes(*(np.shape(value) for value in values))
     if math.prod(shape) * len(facets) < WORTH_COMPILING:
         arrays = [np.asarray(value, dtype) for value in values]
-        found = np.broadcast_to(functools.reduce(np.maximum, _sums(facets, arrays)), shape)
+        found = np.asarray(functools.reduce(np.maximum, _sums(facets, arrays)), dtype)
+        found = np.broadcast_to(found, shape)
         return found.copy() if shape else found.item()
     with jax.core.eval_context(), known(dtype):
         found = _compiled(facets, tuple(_as(dtype, value) for value in values))
@@ -224,7 +225,8 @@ def _sums(facets: Facets, values: Sequence[Any]) -> list[Any]:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _largest(facets: Facets, values: tuple[Array, ...]) -> Array:
     shape = jnp.broadcast_shapes(*(value.shape for value in values))
-    return jnp.broadcast_to(functools.reduce(jnp.maximum, _sums(facets, values)), shape)
+    found = functools.reduce(jnp.maximum, _sums(facets, values))
+    return jnp.broadcast_to(jnp.asarray(found, values[0].dtype), shape)  # a facet of zeros is 0
 
 
 @_largest.defjvp

@@ -181,6 +181,8 @@ class _Search:
     def envelope(self, gap: Fraction | float) -> Envelope:
         """The facets that bound the cone, in falling order of their counts."""
         self.drop_redundant()
+        if not self.found:  # what takes no time, whatever the parameters are, is one facet of zeros
+            self.found = {(0,) * self.num_parameters: (1,) * self.num_parameters}
         counts = np.array([*self.found], object)
         facets = fitting(counts, int(counts.max()))
         points = self._points_of(facets)
@@ -295,7 +297,7 @@ def _check(program: Program, costs: Costs, values: Batch) -> None:
         for name, leaf in vars(costs).items()
         if leaf is not None
     }
-    expected = np.asarray(makespans(program, unchecked_costs(sample)))
+    expected = np.asarray(makespans(program, unchecked_costs(sample), batch_size=len(chosen)))
     within = ROUNDING * np.finfo(values.dtype).eps * np.sqrt(program.num_nodes)
     off = np.abs(values[chosen] / np.where(expected, expected, 1) - (expected != 0)).max()
     if off > within:

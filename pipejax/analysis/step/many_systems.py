@@ -113,7 +113,8 @@ def resource_shares(
     `costs` are the work's on these systems (`system_costs`), slowed. Returns (batch) step times
     [s], and (batch, resources) shares in the order of `RESOURCES`, which sum to 1.
     """
-    times, counts = makespans_and_grad(program, costs)
+    size = len(np.asarray(systems.gpus_per_node))
+    times, counts = makespans_and_grad(program, costs, batch_size=size)
     # no system has the factor of fused pairs; it is in the counts of their ops
     counts = unchecked_costs({**vars(counts), "pair_factor": None})
     distinct, places = distinct_stages(work)

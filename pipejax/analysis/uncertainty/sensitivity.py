@@ -121,7 +121,9 @@ def sensitivity(
         # the longest path is no longer than all costs together
         check_finite({"step time": sum(float(leaf.sum()) for leaf in jax.tree.leaves(costs))}, ())
         program = lower(table, link=link, costs=costs)
-        times, counts = makespans_and_grad(program, jax.tree.map(lambda leaf: leaf[None], costs))
+        times, counts = makespans_and_grad(
+            program, jax.tree.map(lambda leaf: leaf[None], costs), batch_size=1
+        )
     time = float(times[0])
     check_finite({"step time": time}, ())
     with np.errstate(all="ignore"):
@@ -164,7 +166,8 @@ def swings(
         costs, times = priced(prices, point, logs), np.empty(len(logs))
         for program, rows in programs_of_batch(table, Links.of(link), costs):
             own = costs if rows is None else jax.tree.map(lambda x, r=rows: x[r], costs)
-            times[slice(None) if rows is None else rows] = makespans(program, own)
+            which = np.arange(len(logs))[slice(None) if rows is None else rows]
+            times[which] = makespans(program, own, batch_size=len(which))
     found = times.tolist()
     return dict(zip(names, zip(found[::2], found[1::2], strict=True), strict=True))
 

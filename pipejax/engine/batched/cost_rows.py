@@ -20,9 +20,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
-from pipejax.base.checks import whole_number
+from pipejax.base.checks import whole_number, wrong
 from pipejax.base.remembered import remembered
-from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS, Costs, unchecked_costs
+from pipejax.costs.costs import (
+    MESSAGE_FIELDS,
+    PHASE_FIELDS,
+    Costs,
+    differs_by_microbatch,
+    unchecked_costs,
+)
 from pipejax.costs.precision import float_type, is_traced, known
 from pipejax.engine.lowering.program import CostLayout, Program
 from pipejax.engine.pricing import cost_vector, overlapped
@@ -32,6 +38,9 @@ ZERO_ROW = 0
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # of leaves by field
 Leaves = dict[str, Any]  # field of `Costs`: N or 1 first, then as in `Costs`
 SECOND_IN_A_SUM = ("backward", "input_grad", "weight_grad", "transmit")
+AXES_OF_OPS = ("stages", "microbatches")
+AXES_OF_MESSAGES = ("directions", "pipes", "boundaries", "microbatches")
+ONE_CONFIGURATION = "put an axis in front, x[None], and give batch_size=1, or use makespan"
 HIGH = 1 << 26  # above all numbers of entries; its square is still exact in float64
 
 
@@ -86,13 +95,16 @@ def batch_leaves(
     shapes = tuple((name, np.shape(leaf)) for name, leaf in given.items())
     if batch_size is not None:
         batch_size = whole_number(batch_size, "batch_size")
-    size = _batch_size(shapes, layout.num_stages, batch_size)
     sizes = layout.num_stages, layout.num_pipes, layout.num_microbatches
     try:
+        size = _batch_size(shapes, batch_size)
         _check_trailing(shapes, sizes)
     except ValueError:
-        _check_batched(costs, sizes)
+        if batch_size is None:
+            _check_batched(costs, sizes)
         raise
+    if batch_size is None:
+        _check_one_reading(shapes, size, sizes)
     dtype = float_type(*given.values())
     leaves: Leaves = {}
     for name, leaf in given.items():
@@ -114,33 +126,57 @@ def _check_trailing(shapes: Shapes, sizes: tuple[int, int, int]) -> None:
 
 
 def _check_batched(costs: Costs, sizes: tuple[int, int, int]) -> None:
-    """Say that a batch axis is missing, where costs per microbatch are all that they can be."""
+    """Say that a batch axis is missing, where costs can only be those of one configuration."""
     try:
         costs.check_shapes(*sizes)
     except ValueError:
         return
-    if costs.per_microbatch():
-        raise ValueError(
-            "costs per microbatch have no batch axis here, and makespans reads the first axis of "
-            "every array as one: put one in front (costs[None]), or use makespan"
-        ) from None
+    arrays = {name: leaf for name, leaf in vars(costs).items() if np.ndim(leaf)}
+    name, leaf = max(arrays.items(), key=lambda item: np.ndim(item[1]))
+    raise wrong(
+        name,
+        f"has shape {leaf.shape}: costs of one configuration have no batch axis here, where the "
+        f"first axis of every array is one: {ONE_CONFIGURATION}",
+        leaf.shape,
+    ) from None
 
 
 @functools.lru_cache(maxsize=256)
-def _batch_size(given: Shapes, num_stages: int, batch_size: int | None) -> int:
+def _check_one_reading(given: Shapes, size: int, sizes: tuple[int, int, int]) -> None:
+    """Refuse a batch that could as well be one configuration, as `makespan` would read it.
+
+    With a batch axis of 1 both say the same, unless an axis would be one of microbatches.
+    """
+    leaves = {name: np.broadcast_to(0.0, shape) for name, shape in given if shape}
+    differ = {
+        name: leaf.shape
+        for name, leaf in leaves.items()
+        if len(leaf) > 1 or (differs_by_microbatch(name, leaf) and leaf.size > 1)
+    }
+    try:
+        unchecked_costs(leaves).check_shapes(*sizes)
+    except ValueError:
+        return
+    if not differ:
+        return
+    name, shape = next(iter(differ.items()))
+    axes = AXES_OF_MESSAGES if name in MESSAGE_FIELDS else AXES_OF_OPS
+    own = axes if differs_by_microbatch(name, leaves[name]) else axes[:-1][-len(shape) :]
+    entries = " x ".join(f"{n} {axis}" for n, axis in zip(shape, own, strict=True))
+    raise wrong(
+        name,
+        f"has shape {shape}: a batch, or one entry for each of {entries}? Give batch_size={size} "
+        f"for a batch. For one configuration {ONE_CONFIGURATION}",
+        shape,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _batch_size(given: Shapes, batch_size: int | None) -> int:
     """Find the length of the batch axis, which is the first of every leaf that is no scalar."""
     shapes = {name: shape for name, shape in given if shape}
     if batch_size is None:
         size = max((shape[0] for shape in shapes.values()), default=1)
-        one = {name: num_stages - (name in MESSAGE_FIELDS) for name in shapes}
-        if size > 1 and all(shape == (size,) == (one[name],) for name, shape in shapes.items()):
-            name = next(iter(shapes))
-            what = "boundaries" if name in MESSAGE_FIELDS else "stages"
-            raise ValueError(
-                f"{name} has shape {shapes[name]}: a batch, or one entry for each of {size} "
-                f"{what}? Give batch_size={size} for a batch, or use makespan for one "
-                "configuration"
-            )
     else:
         size = batch_size
     for name, shape in shapes.items():

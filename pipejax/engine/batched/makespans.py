@@ -145,8 +145,8 @@ def makespans(
       program: lowered schedule.
       costs: every leaf a scalar, or with a leading batch axis N: (N,), (N, stages), (N, stages,
         microbatches), ...
-      batch_size: N, where shapes do not say it: all leaves are scalars, or have one axis that is
-        as long as that of the stages.
+      batch_size: N, where shapes do not say it: all leaves are scalars, or all could as well be
+        those of one configuration, as `makespan` reads them.
       temperature: smooth maxima T log(sum exp(x / T)) instead of exact ones; tends to them from
         above as T goes to 0 [s].
       unroll: whether to compile the program into one kernel of its own (exact maxima of costs that
@@ -157,9 +157,10 @@ def makespans(
       (batch) makespans [s]; float64 is NumPy's where JAX's default knows no float64.
 
     Raises:
-      ValueError: if batch axes differ or may be axes of stages, a leaf has the wrong number of
-        entries, a cost is negative or not finite, the times overflow, the temperature is not
-        above 0, max_bytes is below 1, or the program is traced.
+      ValueError: if batch axes differ, the costs could as well be one configuration and no
+        batch_size is given, a leaf has the wrong number of entries, a cost is negative or not
+        finite, the times overflow, the temperature is not above 0, max_bytes is below 1, or the
+        program is traced.
 
     Differentiation:
       The derivative with respect to a cost is how often it stands on the critical path, the same

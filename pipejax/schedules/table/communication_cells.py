@@ -310,7 +310,11 @@ def producer_order(table: ScheduleTable, link: str | Links = "delay") -> Order:
 
 
 def _in_rounds(bare: ScheduleTable, links: Links) -> list[tuple[int, list[int]]]:
-    """List cells with their messages round by round: each worker in turn runs an op, if it can."""
+    """List cells with their messages round by round: each worker in turn runs an op, if it can.
+
+    An offload or load is issued in its turn, and its row goes on; it has run as soon as all that it
+    waits for has, which on a shared host link may be of another row.
+    """
     check_host_links(bare, links)
     waits_for: dict[int, list[int]] = {}
     for before, cell in zip(*(ends.tolist() for ends in waiting_cells(bare, links)), strict=True):
@@ -322,17 +326,21 @@ def _in_rounds(bare: ScheduleTable, links: Links) -> list[tuple[int, list[int]]]
     left = [row[::-1] for row in _held_cells(bare)]
     has_run = [False] * bare.phase.size
     steps: list[tuple[int, list[int]]] = []
-    late: list[int] = []  # offloads and loads behind another row's: their own row goes on
+    issued: list[int] = []  # and has not run yet
+
+    def can_run(cell: int) -> bool:
+        return all(has_run[before] for before in waits_for.get(cell, ()))
+
     while any(left):
-        for row in (*([cell] for cell in late), *left):
-            able = bool(row) and all(has_run[before] for before in waits_for.get(row[-1], []))
-            if row and (able or row[-1] in on_host):
-                cell = row.pop()
-                has_run[cell] = able
-                if cell not in late:
-                    steps.append((cell, sends.get(cell, [])))
-                    late += [] if able else [cell]
-        late = [cell for cell in late if not has_run[cell]]
+        for row in filter(None, left):
+            if not can_run(row[-1]) and row[-1] not in on_host:
+                continue
+            issued.append(row.pop())
+            steps.append((issued[-1], sends.get(issued[-1], [])))
+            while ready := [cell for cell in issued if can_run(cell)]:
+                for cell in ready:
+                    has_run[cell] = True
+                issued = [cell for cell in issued if not has_run[cell]]
     return steps
 
 

@@ -123,7 +123,8 @@ def batched_makespans(
         part = orders[low : low + batch]
         size = min(batch, 1 << (len(part) - 1).bit_length())
         whole = np.concatenate([part, np.tile(part[-1:], (size - len(part), 1))])
-        found.append(np.asarray(makespans(program, costs_of(whole)))[: len(part)])
+        times = makespans(program, costs_of(whole), batch_size=size)
+        found.append(np.asarray(times)[: len(part)])
     return np.concatenate(found)
 
 

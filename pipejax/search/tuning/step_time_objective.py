@@ -148,7 +148,10 @@ class StepTimeObjective:
         size = size_of(variables)
         variables, given = filled((variables, given), size)
         costs = priced(self._prices, (), variables, given)
-        ends = tuple(makespans(program, costs, unroll=False) for program in self.programs)
+        whole = size_of(variables)
+        ends = tuple(
+            makespans(program, costs, batch_size=whole, unroll=False) for program in self.programs
+        )
         value, need = priced(self._values, self._shared, variables, given, ends)
         return np.asarray(value)[:size], np.asarray(need)[:size]
 
@@ -158,7 +161,10 @@ class StepTimeObjective:
         Returns (batch) values, and derivatives like the variables.
         """
         costs, moved = priced_with_slopes(self._prices, (), variables, given)
-        solved = tuple(makespans_and_grad(program, costs) for program in self.programs)
+        size = size_of(variables)
+        solved = tuple(
+            makespans_and_grad(program, costs, batch_size=size) for program in self.programs
+        )
         value, slopes = priced_with_slopes(
             _Alone(self._values, 0), self._shared, variables, given, solved, moved
         )

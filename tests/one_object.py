@@ -1,0 +1,334 @@
+"""Random objects, a table with costs and links, and every door that says how long they take.
+
+An object is drawn as a set: one table under one setting of the links, with several costs of equal
+shapes, which are a batch too. A door is a function of the set that returns seconds for each.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import strategies
+from hypothesis import assume, strategies as st
+from test_explorer import run_of_page
+
+import pipejax as pj
+from pipejax.engine.steady_state import steady_state
+from pipejax.plots.explorer.payload import Explored, MemoryShown, payload
+from pipejax.sweep.evaluation import _step_times
+
+MANY = 5  # costs of a set
+NODES, PREDS, WORKERS = 512, 8, 4  # one compiled shape for all drawn programs
+FAR = 2520 * 1000  # periods: a multiple of the cycle's own up to 10
+QUARTERS = st.integers(2, 8).map(lambda k: k / 4)
+LINKS = st.sampled_from(strategies.LINKS)
+QUEUES = st.sampled_from(["worker", "pair", "direction"])
+OPS = ("forward", "backward", "input_grad", "weight_grad", "recompute", "offload", "load")
+STEP_END = ("all_reduce", "update")
+MESSAGES = ("latency", "transmit")
+PAIRS = ("pair", "pair_factor")
+VALUES = {  # of a cost: seconds
+    "unequal": lambda rng, shape: rng.integers(0, 41, shape) / 8,
+    "ties": lambda rng, shape: rng.integers(1, 3, shape) / 1.0,
+    "zeros": lambda rng, shape: rng.integers(0, 2, shape) * rng.integers(0, 9, shape) / 4,
+    "no round numbers": lambda rng, shape: rng.random(shape) * (rng.random(shape) < 0.9),
+}
+
+
+class Set(NamedTuple):
+    """One table, one setting of the links, several costs of equal shapes.
+
+    Attributes:
+      table, links: the object but for its costs.
+      rows: the costs, each unbatched.
+      many: the same as one batch.
+      runs: evaluations, one for each.
+      exact: whether every sum of the costs is exact, in float32 too.
+      grown: the table of more microbatches, or None.
+    """
+
+    table: pj.ScheduleTable
+    links: pj.Links
+    rows: list
+    many: pj.Costs
+    runs: list
+    exact: bool
+    grown: Callable | None
+
+    @property
+    def program(self):
+        return self.runs[0].program
+
+    @property
+    def by_microbatch(self):
+        return self.rows[0].per_microbatch()
+
+    @property
+    def padded(self):
+        return strategies.padded(self.program, num_nodes=NODES, max_preds=PREDS)
+
+
+# ------------------------------------------------------------------------------------ what is drawn
+def _shape(rng, field, table, by_microbatch):
+    """One of the shapes that a cost of the table may have, those by microbatch last."""
+    stages, pipes, count = table.num_stages, table.num_pipes, table.num_microbatches
+    if field in MESSAGES:
+        boundaries = 2, pipes, stages - 1
+        shapes = [(), (stages - 1,), boundaries, (*boundaries, count), (1, 1, 1, count)]
+    elif field in (*STEP_END, *PAIRS):
+        shapes = [(), (stages,), (stages,)]
+    else:
+        shapes = [(), (stages,), (stages,), (1, count), (stages, count)]
+    return shapes[rng.integers(len(shapes) if by_microbatch else 3)]
+
+
+def _leaves(rng, table, shared):
+    """Leaves of a batch, the axis of its configurations first; `shared` fields are all alike."""
+    draw = VALUES[str(rng.choice([*VALUES, "unequal"]))]
+    fields = [*OPS, *MESSAGES, *(STEP_END if rng.random() < 0.5 else ())]
+    if np.any(table.is_fused) and rng.random() < 0.7:
+        fields.append(str(rng.choice(PAIRS)))
+    leaves, by_microbatch = {}, rng.random() < 0.4
+    for field in fields:
+        shape = _shape(rng, field, table, by_microbatch)
+        one = np.repeat(draw(rng, (1, *shape)), MANY, axis=0)
+        leaves[field] = one if field in shared else draw(rng, (MANY, *shape))
+        if field in MESSAGES:
+            leaves[field] = leaves[field] / 4
+    if "update" in leaves:  # where no all-reduce and no update takes time both are left out
+        leaves["update"] = leaves["update"] + 0.125
+    return leaves, draw is not VALUES["no round numbers"]
+
+
+@st.composite
+def links_of(draw, table):
+    """Draw links: the model, its queues, shared host links and what `carried` draws."""
+    model = draw(LINKS)
+    groups = draw(strategies.host_links(table.num_workers)) if table.offloads else ()
+    return pj.Links(
+        model, draw(QUEUES), groups, **draw(strategies.carried(model, table.num_workers))
+    )
+
+
+@st.composite
+def tables(draw):
+    """Draw a table of the registry, and how it grows; sizes for which there is none are left out."""
+    name = draw(st.sampled_from(pj.schedules.names()))
+    workers = draw(st.integers(1, WORKERS))
+    microbatches = draw(st.integers(1, 10) | st.integers(3 * workers, 5 * workers))
+    try:
+        table = pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
+    except ValueError:
+        assume(False)
+    if not table.offloads and draw(st.integers(0, 3)) == 0:
+        return pj.links.insert_transfers(table), None
+
+    def grown(more):
+        count = microbatches + more
+        return pj.schedules.build(name, num_workers=workers, num_microbatches=count)
+
+    return table, grown
+
+
+@st.composite
+def sets(draw):
+    """Draw a set; orders of transfers that deadlock are left out."""
+    table, grown = draw(tables())
+    links = draw(links_of(table))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    shared = {"transmit"} if links.eager_below else set()
+    leaves, exact = _leaves(rng, table, shared)
+    slow = draw(st.none() | st.lists(QUARTERS, min_size=WORKERS, max_size=WORKERS))
+    rows = [pj.Costs(**{name: leaf[k] for name, leaf in leaves.items()}) for k in range(MANY)]
+    if slow is not None:
+        factors = slow[: table.num_workers]
+        rows = [pj.costing.scaled_costs(row, table, workers=factors) for row in rows]
+    try:
+        runs = [pj.evaluate(table, row, link=links) for row in rows]
+    except pj.ScheduleError:
+        assume(False)
+    nodes, preds = runs[0].program.preds.shape
+    assume(nodes <= NODES and preds <= PREDS)
+    many = jax.tree.map(lambda *leaf: np.stack(leaf), *rows)
+    return Set(table, links, rows, many, runs, exact, grown)
+
+
+# ---------------------------------------------------------------------------------------- the doors
+def alone(costs):
+    """One configuration as a batch of one."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[None], costs)
+
+
+def _makespan(given):
+    return [float(pj.makespan(given.padded, row)) for row in given.rows]
+
+
+def _finish_times(given):
+    for row, run in zip(given.rows, given.runs, strict=True):
+        finish = np.asarray(pj.finish_times(given.padded, row))
+        assert np.array_equal(finish[: len(run.node_finish)], run.node_finish)
+        yield finish.max()
+
+
+def _batch(given):
+    return pj.makespans(given.program, given.many, batch_size=MANY, unroll=False)
+
+
+def _batch_of_one(given):
+    for row in given.rows:
+        yield from pj.makespans(given.program, alone(row), batch_size=1, unroll=False)
+
+
+def _single_precision(given):
+    single = jax.tree.map(lambda leaf: leaf.astype(np.float32), given.many)
+    return pj.makespans(given.program, single, batch_size=MANY, unroll=False)
+
+
+def _counts(given):
+    """The sum of counts times costs is the makespan; so is the value beside them."""
+    values, counts = pj.makespans_and_grad(given.program, given.many, batch_size=MANY)
+    products = jax.tree.map(lambda n, x: (n * x).reshape(MANY, -1).sum(1), counts, given.many)
+    if given.rows[0].pair_factor is None:  # a time that is no sum of costs
+        np.testing.assert_allclose(sum(jax.tree.leaves(products)), values, rtol=1e-12, atol=1e-12)
+    return values
+
+
+def _corners(given):
+    program, none = given.padded, [0] * WORKERS  # workers that there are not end at the source
+    last = np.append(program.last_node, none)[:WORKERS]
+    named = {f"costs {k}": row for k, row in enumerate(given.rows)}
+    return pj.analysis.corners(dataclasses.replace(program, last_node=last), named).makespan
+
+
+def _incremental(given):
+    run = pj.analysis.IncrementalRun(given.runs[-1])
+    return [run.set_costs(row) for row in given.rows]
+
+
+def _first_path(given):
+    return [pj.analysis.longest_paths(run, 1)[0].length for run in given.runs]
+
+
+def _formula(given):
+    """The closed form along each of the costs, and along its messages and all else apart."""
+    for row, run in zip(given.rows, given.runs, strict=True):
+        sent = {name: getattr(row, name) for name in MESSAGES}
+        free = {name: 0 * leaf for name, leaf in vars(row).items() if leaf is not None}
+        parts = {
+            "messages": pj.Costs(**{**free, **sent}),
+            "others": dataclasses.replace(row, **{name: 0 * leaf for name, leaf in sent.items()}),
+        }
+        value = float(pj.formula(run.program, {"all": row})(all=1.0))
+        assert float(pj.formula(run.program, parts)(messages=1.0, others=1.0)) == value
+        yield value
+
+
+def _certificate(given):
+    for run in given.runs:
+        verdict = pj.verify(pj.certificate(run))
+        # what is held is a sum of shares of activations, which need not end at 0 to the last bit
+        wrong = [p for p in verdict.problems if not abs(p.claimed - p.derived) <= 1e-12]
+        assert not wrong, wrong
+        yield verdict.makespan
+
+
+def _trace(given):
+    for run in given.runs:
+        events = json.loads(pj.files.chrome_trace(run))["traceEvents"]
+        ends = [event["ts"] + event["dur"] for event in events if event["ph"] == "X"]
+        yield max(ends, default=0.0) / 1e6
+
+
+def _explorer(given):
+    """Of the first of the costs: a page looks for closed forms under all link models."""
+    ones = np.ones(given.table.num_stages)
+    memory = MemoryShown("activations", ones, ones / 3, ones, None)
+    scene = payload([Explored(given.runs[0], memory)], unit="s")
+    factors = [factor["given"] for factor in scene["factors"]]
+    finish, *_ = run_of_page(scene["schedules"][0], factors, given.links.model)
+    return [finish.max()]
+
+
+def _jitter(given):
+    """Without variance, of the first of the costs."""
+    return pj.jitter(
+        given.table, given.rows[0], pj.analysis.Jitter(), samples=1, link=given.links
+    ).makespans
+
+
+def _sweep(given):
+    return _step_times(given.program, given.many)
+
+
+def _periods(given):
+    """As it is, grown by periods, and what each further microbatch takes, of the first costs."""
+    program, costs, step = given.program, given.rows[0], steady_state(given.program).microbatches
+
+    def far(more):
+        count = given.table.num_microbatches + more
+        return pj.analysis.extrapolated_makespans(
+            program, alone(costs), num_microbatches=count, batch_size=1
+        ).item()
+
+    slope = (far(2 * FAR * step) - far(FAR * step)) / (FAR * step)
+    found = pj.cycle_time(program, alone(costs), batch_size=1).item()
+    assert abs(found - slope) <= 1e-9 * max(1.0, found)
+    if given.grown is not None:
+        longer = pj.evaluate(given.grown(step), costs, link=given.links).makespan
+        assert abs(far(step) - longer) <= 1e-12 * max(1.0, longer)
+    return [far(0)]
+
+
+class Door(NamedTuple):
+    """A way to the seconds of a set.
+
+    Attributes:
+      seconds: of a set, one for each of its costs, or of the first ones.
+      rounding: by how much they may be off, as a part of the makespan, where sums are not exact.
+      off: by how much, in seconds, where they are.
+      applies: whether the door is one for a set.
+    """
+
+    seconds: Callable
+    rounding: float = 1e-12
+    off: float = 0.0
+    applies: Callable = lambda given: True
+
+
+def _has_period(given):
+    if given.by_microbatch or given.links.eager_below:
+        return False
+    try:
+        steady_state(given.program)
+    except ValueError:
+        return False
+    return True
+
+
+DOORS = {
+    "makespan": Door(_makespan),
+    "finish_times": Door(_finish_times, rounding=0.0),
+    "makespans": Door(_batch),
+    "makespans of one": Door(_batch_of_one),
+    "makespans in float32": Door(_single_precision, rounding=NODES * 2.0**-24),
+    "makespans_and_grad": Door(_counts),
+    "corners": Door(_corners),
+    "incremental run": Door(_incremental, rounding=0.0),
+    "first path": Door(_first_path),
+    "formula": Door(
+        _formula, applies=lambda x: x.exact and not x.links.eager_below and _is_linear(x)
+    ),
+    "certificate": Door(_certificate),
+    "trace": Door(_trace, rounding=1e-9, off=2e-9),
+    "explorer": Door(_explorer, applies=lambda x: not x.links.eager_below),
+    "jitter": Door(_jitter, rounding=0.0),
+    "sweep": Door(_sweep),
+    "periods": Door(_periods, off=1e-12, applies=_has_period),
+}
+
+
+def _is_linear(given):
+    return given.rows[0].pair_factor is None

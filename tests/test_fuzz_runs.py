@@ -1,0 +1,57 @@
+"""Any table runs as the event loop runs it: all settings of links, costs and cells at once.
+
+`make fuzz EXAMPLES=100000` draws so many others. Nothing is compiled: a run is one of `evaluate`.
+"""
+
+import os
+
+import numpy as np
+import pytest
+import reference
+import strategies
+from hypothesis import given, settings, strategies as st
+from test_stragglers import SlowRun
+
+import pipejax as pj
+
+EXAMPLES = int(os.environ.get("EXAMPLES", "300"))
+FACTORS = st.lists(st.integers(2, 12).map(lambda k: k / 4), min_size=4, max_size=4)
+QUEUES = st.sampled_from(["worker", "pair", "direction"])
+# what waits for most is drawn most often
+MODELS = st.sampled_from([*strategies.LINKS, "rendezvous", "rendezvous"])
+OF_TABLE = {"max_pipes": 4, "sharding": True}
+
+
+@settings(max_examples=EXAMPLES)
+@given(data=st.data())
+def test_any_table_runs_as_the_event_loop(data):
+    does = {"communication": data.draw(st.booleans()), "by_microbatch": data.draw(st.booleans())}
+    pairs = data.draw(st.booleans())
+    case = data.draw(strategies.cases(**does, pairs=pairs, step_end=True, **OF_TABLE))
+    table, workers = case.table, case.table.num_workers
+    model, queues = data.draw(MODELS), data.draw(QUEUES)
+    groups = data.draw(strategies.host_links(workers))
+    more = data.draw(strategies.carried(model, workers))
+    slow = [1.0] * workers
+    costs = case.costs
+    if not (pairs and does["by_microbatch"]) and data.draw(st.booleans()):
+        slow = data.draw(FACTORS)[:workers]
+        costs = pj.costing.scaled_costs(costs, table, workers=slow)
+    links = pj.Links(model, queues, groups, **more)
+    pipe_of = table.pipe_of_microbatch.tolist()
+    try:
+        expected = SlowRun(slow, case.rows, pipe_of, case.theirs, model, queues, groups, **more)
+    except reference.DeadlockError:
+        with pytest.raises(pj.ScheduleError, match="deadlock"):
+            pj.evaluate(table, costs, link=links)
+        return
+    found = pj.evaluate(table, costs, link=links)
+    assert found.makespan == pytest.approx(expected.makespan, rel=1e-12)
+    np.testing.assert_allclose(found.busy, expected.busy(), rtol=1e-12)
+    for worker, row in enumerate(case.rows):
+        for slot, text in enumerate(row):
+            cell = reference.numbered(reference.split(text), slot)
+            if text and (worker, cell) in expected.end:
+                times = found.start[worker, slot], found.finish[worker, slot]
+                theirs = expected.start[worker, cell], expected.end[worker, cell]
+                assert times == pytest.approx(theirs, rel=1e-12, abs=1e-12)
