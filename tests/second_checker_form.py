@@ -23,7 +23,7 @@ def check_formula(data, report):
     check_rows(proof["rays"], dims, "rays")
     check_rows(proof["cells"], dims + 1, "cells")
     check_shape(claim["gap"], (2,), is_whole, "gap")
-    demand(claim["gap"][1] > 0, "gap")
+    demand(claim["gap"][0] < claim["gap"][1], "gap")
     demand(len(proof["points"]) == len(claim["facets"]), "points")
     check_report(report, parameters, units, claim)
     runs = Runs(table, links, weights)
@@ -206,4 +206,4 @@ def check_gap(claim, proof, runs, size):
     part, whole = claim["gap"]
     for theta, form in zip(thetas, forms, strict=True):
         length = max(runs.ends(theta).values())
-        hold(length * whole <= max(form) * (whole + part), f"a longer run at {theta}")
+        hold(length * (whole - part) <= max(form) * whole, f"a longer run at {theta}")

@@ -253,7 +253,7 @@ def is_true_form(changed):
         makespan = pj.evaluate(table, pj.Costs(**given), link=links).makespan
         units = [each["unit"] for each in parameters]
         value = max(np.dot(facet, theta / units) for facet in claim["facets"])
-        if not value * (1 - 1e-9) <= makespan <= value * (1 + gap) * (1 + 1e-9):
+        if not value * (1 - 1e-9) <= makespan * (1 - gap) <= value * (1 + 1e-9):
             return False
     return True
 

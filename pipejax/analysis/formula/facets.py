@@ -60,7 +60,7 @@ class Envelope(NamedTuple):
       cone: of all (theta.., z) above the facets; its inequalities are those of the domain, z >= 0,
         and the facets in their order.
       lengths: makespan at each ray's theta, by its entries.
-      gap: how far the makespan lies above the facets at most, relative to them.
+      gap: 1 - facets / makespan at most.
       evaluations: points at which the program ran.
     """
 
@@ -68,7 +68,7 @@ class Envelope(NamedTuple):
     points: Vectors
     cone: Cone
     lengths: dict[tuple[int, ...], int]
-    gap: Fraction | float
+    gap: Fraction
     evaluations: int
 
 
@@ -105,16 +105,16 @@ class _Search:
         self.most = int(solve(ones)[0][0])
         self.shift, self.evaluations = self.most.bit_length() + 1, 1
 
-    def rays_below_makespan(self) -> list[tuple[Fraction | float, tuple[int, ...]]]:
-        """Rays whose z is below the makespan: by how much of it, most first, and the counts."""
+    def rays_below_makespan(self) -> list[tuple[Fraction, tuple[int, ...]]]:
+        """Rays whose z is below the makespan: by which share of that, most first, and counts."""
         self._run([theta for theta in self._thetas() if any(theta)])
-        found: dict[tuple[int, ...], Fraction | float] = {}
+        found: dict[tuple[int, ...], Fraction] = {}
         for theta, z in zip(self._thetas(), self.cone.rays[:, -1].tolist(), strict=True):
             length = self.lengths.get(theta, 0)
             if length > z:
-                gap = Fraction(length - z, z) if z else np.inf
+                gap = 1 - Fraction(z, length)
                 counts = self.counts[theta]
-                found[counts] = max(gap, found.get(counts, 0))
+                found[counts] = max(gap, found.get(counts, gap))
         return sorted(((gap, counts) for counts, gap in found.items()), reverse=True)
 
     def add(self, above: list[tuple[int, ...]], most: int) -> None:
@@ -178,7 +178,7 @@ class _Search:
         self.found = {counts: self.found[counts] for counts, _ in order}
         return len(order) < count
 
-    def envelope(self, gap: Fraction | float) -> Envelope:
+    def envelope(self, gap: Fraction) -> Envelope:
         """The facets that bound the cone, in falling order of their counts."""
         self.drop_redundant()
         if not self.found:  # what takes no time, whatever the parameters are, is one facet of zeros

@@ -67,7 +67,7 @@ class Formula:
       counts: (facets, parameters) whole numbers: how often a parameter counts, times its unit.
       units: (parameters) into how many parts the unit of each parameter is divided.
       exact: whether the form is the makespan, everywhere in the box.
-      gap: how far the makespan may lie above the form, relative to it; 0 if exact.
+      gap: 1 - form / makespan, at most; 0 if exact.
       evaluations: of the program, to find it and to prove it.
       box: range of each parameter that has one.
       program: what it is the makespan of.

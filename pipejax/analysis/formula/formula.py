@@ -91,7 +91,7 @@ def formula(
             return solve(costs.program, costs.weights, points)
 
         found = find_facets(run, domain, len(costs.names), max_facets)
-    if found.gap == np.inf:
+    if found.gap == 1:
         raise wrong(
             "max_facets", f"= {max_facets} is too few: the makespan exceeds them by any factor"
         )

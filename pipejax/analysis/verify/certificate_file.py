@@ -111,7 +111,7 @@ class FormulaContent(NamedTuple):
       points: of each facet, where it is the count of a longest path.
       rays: points x of the domain.
       cells: facet and rays of each.
-      gap: by how much of the form the makespan may be longer.
+      gap: 1 - form / makespan, at most.
       report: what the file says around the certificate.
     """
 
@@ -262,8 +262,8 @@ def read_formula_certificate(data: Mapping[str, Any], name: str) -> FormulaConte
     _check_whole(proof["rays"], (_length(proof["rays"]), dims), f"{name}: rays")
     _check_whole(proof["cells"], (_length(proof["cells"]), dims + 1), f"{name}: cells")
     _check_whole(claim["gap"], (2,), f"{name}: gap")
-    if claim["gap"][1] == 0:
-        raise ValueError(f"{name}: gap must be a fraction, got {claim['gap']!r}")
+    if claim["gap"][0] >= claim["gap"][1]:
+        raise ValueError(f"{name}: gap must be a fraction below 1, got {claim['gap']!r}")
     weights = _weights(parameters, table, name)
     gap, facets = Fraction(*claim["gap"]), claim["facets"]
     return FormulaContent(

@@ -6,8 +6,8 @@ the largest of the facets. Each cell is a simplex of rays.
 - The cells cover the domain: none is flat, and each wall of one is on the border of the domain or
   the wall of exactly one other, on its other side. A straight way from inside a cell to any point
   of the domain then never leaves them.
-- On each cell one facet is the largest at all rays, so E is linear there, and T <= (1 + gap) E at
-  all rays; by convexity, T <= (1 + gap) E on the whole cell.
+- On each cell one facet is the largest at all rays, so E is linear there, and (1 - gap) T <= E at
+  all rays; by convexity, (1 - gap) T <= E on the whole cell.
 - Each facet is the count of a path through the table, so E <= T everywhere.
 
 Nothing is rounded: the runs are those of `EventRun`, in whole numbers.
@@ -200,8 +200,7 @@ def _cell_problems(content: FormulaContent, runs: _CountedRun) -> Iterator[Probl
             yield f"cell {k}", f"facet {facet} is the largest", False, ""
     for theta, value in zip(thetas, largest, strict=True):
         length = max(runs.ends(theta), default=0)
-        if length > value * (1 + content.gap):
-            ratio = Fraction(length, value) if value else "no bound"
-            yield "gap", float(content.gap), length, f"{ratio} of the form at {theta}"
+        if length * (1 - content.gap) > value:
+            yield "gap", float(content.gap), float(1 - Fraction(value, length)), f"at {theta}"
     for facet in sorted(set(range(len(content.facets))) - {cell[0] for cell in content.cells}):
         yield f"facet {facet}", content.facets[facet], None, "which is nowhere the largest"

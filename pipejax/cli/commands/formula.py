@@ -186,7 +186,7 @@ def _said(
     shown = len(form.facets) <= SHOWN
     rows = [
         ("makespan", escape(form.text) if shown else f"the largest of {len(form.facets)} sums"),
-        ("is", "exact" if form.exact else f"at most {percent(form.gap)} more"),
+        ("is", "exact" if form.exact else f"at most {percent(form.gap)} too small"),
         ("found with", f"{form.evaluations} evaluations"),
     ]
     yield f"{heading(sizes_of(table))}, {form.program.links.model} links"
