@@ -4,7 +4,9 @@ Plain Python, no solver, no table, no order assumed: time goes from event to eve
 worker starts any op that is ready and has room, or waits; a host link does so with offloads and
 loads. Backwards are split or whole, each as it pays, and microbatches overtake each other. In a
 shortest schedule whose ops are moved as early as they can, each starts at time 0, where another op
-ends or starts, or where a message arrives: no decision is left out.
+ends or starts, or where a message arrives: no decision is left out. Only where one link carries
+messages of several stages, first come first served, may a later start be better: there some
+schedules are left out, and those that are found are schedules all the same.
 
 A state is what the rest of the run depends on. One that was left without success at some time need
 not be looked at again at that time or later, and one whose work cannot end in time is left at once.
@@ -75,16 +77,16 @@ class Search:
             min(pipes.times["I"][s] + pipes.times["W"][s], pipes.times["B"][s])
             for s in range(self.stages)
         ]
-
-        carries = [
-            (direction, *row[boundary : boundary + 2][:: 1 - 2 * direction])
+        # sender and receiver of each boundary of a pipe, forth and back
+        ends = [
+            row[boundary : boundary + 2][:: 1 - 2 * direction]
             for row in pipes.placement
             for direction in (0, 1)
             for boundary in range(self.stages - 1)
         ]
-        ends = [link[1:] for link in carries]
         self.links = sorted(set(ends))
-        self.is_regular = len(set(ends)) == len(ends) or not any(
+        # whether no message can stand in the way of one of another kind
+        self.is_regular = len(self.links) == len(ends) or not any(
             x for way in pipes.transmit for row in way for x in row
         )
         self.tail = [
@@ -280,8 +282,6 @@ class Search:
                     at += times["F"][stage]
                     if stage < last:
                         at += self.hop(0, pipe, stage)
-                else:
-                    at = max(at, ends[key]) if done[key] == "F" and stage == last else at
             for stage in reversed(range(self.stages)):
                 key, worker = (stage, microbatch), self.worker(stage, microbatch)
                 letters = done[key]
@@ -295,12 +295,9 @@ class Search:
                     tail = self.tail[pipe][stage]
                     behind[worker] = tail if behind[worker] is None else min(behind[worker], tail)
                     at += self.least_back[stage] + (self.hop(1, pipe, stage - 1) if stage else 0)
-                else:
-                    if stage and (stage - 1, microbatch) not in back:
-                        raise AssertionError("a gradient was not sent")
-                    if letters[-1] == "I":
-                        earliest[worker].append(ends[key])
-                        work[worker] += times["W"][stage]
+                elif letters[-1] == "I":
+                    earliest[worker].append(ends[key])
+                    work[worker] += times["W"][stage]
         for worker, starts in enumerate(earliest):
             if starts:
                 first = max(now, free[worker], min(starts))
