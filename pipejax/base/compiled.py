@@ -13,8 +13,8 @@ from typing import Any
 import jax
 from jax.stages import Wrapped
 
-MOST_MAPS = 6000
-EVERY = 64  # compilations from one look at the maps to the next
+MOST_MAPS = 5000
+EVERY = 32  # compilations from one look at the maps to the next
 MOST_COMPILATIONS = 256  # from one time to the next, where there are no maps to look at
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
