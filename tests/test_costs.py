@@ -678,3 +678,11 @@ def test_cost_file_in_full(tmp_path):
 def test_bad_times_are_refused(text, message):
     with pytest.raises(ValueError, match=message):
         parse_times(text, "--stage-times")
+
+
+@pytest.mark.parametrize("name", ["1f1b", "chimera", "dualpipe-v"])
+def test_each_position_of_a_layout_costs_one_thing(name):
+    layout = pj.lower(pj.schedules.build(name, num_workers=2, num_microbatches=4)).layout
+    groups = layout.groups
+    assert layout.size == len(groups)
+    assert groups.index("latency") == layout.first_link == layout.first_pair + groups.count("pair")
