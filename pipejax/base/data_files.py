@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipejax.base.checks import MAX_COUNT, number, unknown, whole_number
+from pipejax.base.checks import MAX_COUNT, number, share, unknown, whole_number
 from pipejax.base.files import read_file
 
 Row = TypeVar("Row")
@@ -234,6 +234,14 @@ def relative_variance(cells: Mapping[str, str], mean: float) -> float:
     repetitions = whole_cell(cells.get("n", "1"), "n", 1, MAX_COUNT)
     spread = positive_cell(cells, "spread") if "spread" in cells else 0.0
     return (spread / mean) ** 2 / repetitions if spread else 0.0
+
+
+def share_cell(cells: Mapping[str, str], name: str) -> float:
+    """Read a number from 0 to 1."""
+    try:
+        return share(float(cells[name]), name)
+    except ValueError:
+        raise ValueError(f"{name} must be a number from 0 to 1, got {cells[name]!r}") from None
 
 
 def positive_cell(cells: Mapping[str, str], name: str, *, or_zero: bool = False) -> float:

@@ -22,6 +22,7 @@ from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS, Costs
 from pipejax.costs.measured.measured_rows import OPS, STEP, MeasuredRows
 from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
+from pipejax.costs.model.stack import OF_WORKLOAD
 from pipejax.costs.model.workload import Stages, Workload, assign_layers, stages_of
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import work_of_stages
@@ -30,6 +31,8 @@ from pipejax.engine.batched.makespans import makespans_and_grad
 from pipejax.engine.batched.pricing import in_parts, priced, pulled, size_of
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
+from pipejax.engine.pricing import cost_vector
+from pipejax.engine.recurrence_host import makespan_on_host
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -51,7 +54,6 @@ class RowInputs(NamedTuple):
       stages: what each stage holds, and where; filled up with empty stages.
       gpus_per_node: accelerators of a node, 0 where the system says it.
       layer_group: which factor the time of its layers has, where they have factors.
-      overlap: 1 where gradients travel beside compute, else 0.
     """
 
     model: Model
@@ -59,7 +61,6 @@ class RowInputs(NamedTuple):
     stages: Stages
     gpus_per_node: Number
     layer_group: Number
-    overlap: Number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +94,7 @@ class PricingKind:
         for k, name in enumerate(self.names):
             system = system.with_number(name, values[k])
         per_node = jnp.where(row.gpus_per_node > 0, row.gpus_per_node, system.gpus_per_node)
-        work = work_of_stages(
-            row.model, row.layout, row.stages, recompute=self.recompute, overlap=row.overlap
-        )
+        work = work_of_stages(row.model, row.layout, row.stages, recompute=self.recompute)
         factors = values[len(self.names) :]
         if factors.size:
             factor = factors[jnp.asarray(row.layer_group).astype(int)]
@@ -154,37 +153,50 @@ class StepTimes:
         self.size = len(rows)
         self.workloads = workloads_of(rows)
         self.tables = tables_of(rows)
+        self.read = [(str(op), int(stage)) for op, stage in zip(rows.op, rows.stage, strict=True)]
         program = functools.cache(lambda table: lower(table, link=link, step_end=True))
-        alike: dict[Hashable, list[int]] = {}
-        inputs = []
-        for k, (workload, table) in enumerate(zip(self.workloads, self.tables, strict=True)):
-            one = _inputs(workload, table)._replace(
-                gpus_per_node=float(rows.accelerators_per_node[k]), layer_group=float(group[k])
+        self.programs = [program(table) for table in self.tables]
+        of_rows = (self.workloads, self.tables, rows.accelerators_per_node, group)
+        self.inputs = [
+            _inputs(workload, table)._replace(
+                gpus_per_node=float(per_node), layer_group=float(of_layers)
             )
-            inputs.append(one)
-            kind = (jax.tree.structure(one), table.num_pipes, workload.recompute_in_layer)
+            for workload, table, per_node, of_layers in zip(*of_rows, strict=True)
+        ]
+
+    @functools.cached_property
+    def batches(self) -> tuple[RowBatch, ...]:
+        """The rows as arrays, those together that are priced by one compiled function."""
+        alike: dict[Hashable, list[int]] = {}
+        for k, (one, table) in enumerate(zip(self.inputs, self.tables, strict=True)):
+            kind = (jax.tree.structure(one), table.num_pipes, self.workloads[k].recompute_in_layer)
             alike.setdefault(kind, []).append(k)
-        self.batches = tuple(
+        return tuple(
             _row_batch(
                 np.array(members),
-                [inputs[k] for k in members],
+                [self.inputs[k] for k in members],
                 self.workloads[members[0]].recompute_in_layer,
-                [program(self.tables[k]) for k in members],
-                [(str(rows.op[k]), int(rows.stage[k])) for k in members],
+                [self.programs[k] for k in members],
+                [self.read[k] for k in members],
             )
             for members in alike.values()
         )
 
     def predict(self, system: System) -> Float[NumpyArray, " rows"]:
-        """Predict the step time of each row [s]."""
+        """Predict the step time of each row [s].
+
+        Nothing is compiled, which would take longer than all else: rows are few, and equal ones
+        are priced once.
+        """
         seconds = np.empty(self.size)
-        system = _numbers(system)
-        values = np.zeros((1, 0))
-        with jax.enable_x64(True):
-            for batch in self.batches:
-                costs = batch.prices(batch.kind, system, values)
-                solved, _ = _solved(batch, jax.tree.map(np.asarray, costs))
-                seconds[batch.rows] = solved[0]
+        known: dict[Hashable, Costs] = {}
+        for k, one in enumerate(self.inputs):
+            recompute = self.workloads[k].recompute_in_layer
+            key = (id(self.workloads[k].model), recompute, one.layout, one.gpus_per_node)
+            key += tuple(np.asarray(leaf).tobytes() for leaf in one.stages)
+            if key not in known:
+                known[key] = _priced_row(one, recompute, system)
+            seconds[k] = _step_or_op(known[key], self.programs[k], *self.read[k])
         return seconds
 
     def predict_and_grad(
@@ -209,6 +221,21 @@ class StepTimes:
         return seconds, slopes
 
 
+def _priced_row(row: RowInputs, recompute: str, system: System) -> Costs:
+    """Price one row in NumPy."""
+    if row.gpus_per_node > 0:
+        system = dataclasses.replace(system, gpus_per_node=row.gpus_per_node)
+    work = work_of_stages(row.model, row.layout, row.stages, recompute=recompute)
+    return work_costs(work, system)
+
+
+def _step_or_op(costs: Costs, program: Program, op: str, stage: int) -> float:
+    """Seconds of a step, or of an op of one microbatch on a stage."""
+    if op != STEP:
+        return float(np.asarray(getattr(costs, PHASE_FIELDS[op]))[stage])
+    return makespan_on_host(program, cost_vector(program, costs))
+
+
 def _numbers(system: System) -> System:
     """A system whose name compiles nothing anew."""
     unnamed = dataclasses.replace(system, name="", source="", calibration=None)
@@ -227,7 +254,7 @@ def workloads_of(rows: MeasuredRows) -> tuple[Workload, ...]:
         "expert_parallel": rows.expert.tolist(),
         "data_parallel": rows.data.tolist(),
         "zero": rows.zero.tolist(),
-        "overlap": (rows.overlap > 0).tolist(),
+        **{name: getattr(rows, name).tolist() for name in OF_WORKLOAD},
         "scatter_gather": [True] * len(rows),  # as Megatron, DeepSpeed and NeMo do
         "recompute": rows.recompute.tolist(),
         "precision": rows.precision.tolist(),
@@ -256,7 +283,7 @@ def tables_of(rows: MeasuredRows) -> tuple[ScheduleTable, ...]:
 def _inputs(workload: Workload, table: ScheduleTable) -> RowInputs:
     model = dataclasses.replace(workload.model, name="", source="")
     stages = stages_of(table, assign_layers(workload, table))
-    return RowInputs(model, workload.layout(table), stages, 0.0, 0.0, float(workload.overlap))
+    return RowInputs(model, workload.layout(table), stages, 0.0, 0.0)
 
 
 def _row_batch(

@@ -13,6 +13,7 @@ from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import ResultDict, ResultList, short_repr, short_repr_of
 from pipejax.costs.measured.measured_rows import MeasuredRows, joined
 from pipejax.costs.measured.rows_file import read_predictions, read_rows
+from pipejax.costs.model.stack import load_stack
 from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.costs.system.system import DATA, System, load_system
 
@@ -231,12 +232,10 @@ def validate(
         first = int(np.argmax(nameless))
         where = f"{rows.file[first]}, row {rows.row[first]}"
         raise wrong("system", f"must be given: {where}, names none")
-    found = Predictions(*(np.full(len(rows), np.nan) for _ in Predictions._fields))
+    found = _none(len(rows))
     for name in dict.fromkeys(rows.system.tolist()):
         which = rows.system == name
-        part = _predict(rows.take(which), load_system(name), predict)
-        for values, new in zip(found, part, strict=True):
-            values[which] = new
+        _fill(found, which, _predict(rows.take(which), load_system(name), predict))
     return Validation(rows, found)
 
 
@@ -270,8 +269,23 @@ def _read(data: str | Path | Sequence[str | Path]) -> MeasuredRows:
     return joined([read_rows(path) for path in files or measured_tables()])
 
 
+def _none(rows: int) -> Predictions:
+    """Room for the predictions of so many rows."""
+    return Predictions(*(np.full(rows, np.nan) for _ in Predictions._fields))
+
+
+def _fill(found: Predictions, which: NumpyArray, part: Predictions) -> None:
+    for values, new in zip(found, part, strict=True):
+        values[which] = new
+
+
 def _predict(rows: MeasuredRows, system: System, predict: Predict | None) -> Predictions:
-    found = (predict or predicted_by_costs)(rows, system)
+    """Predict rows on a machine, as the stack of each uses it."""
+    found = _none(len(rows))
+    for name in dict.fromkeys(rows.stack.tolist()):
+        which = rows.stack == name
+        machine = load_stack(name).on(system) if name else system
+        _fill(found, which, (predict or predicted_by_costs)(rows.take(which), machine))
     for name in ("seconds", "memory_bytes"):
         values, wanted = getattr(found, name), getattr(rows, name)
         missing = ~np.isfinite(values) & np.isfinite(wanted)

@@ -39,6 +39,7 @@ class Spread(NamedTuple):
       nodes: n / q.
       far: 1 where there are several nodes, else 0.
       moved: what each accelerator sends in one pass, (n - 1) / n of the volume [B].
+      copies: accelerators that each piece goes to, 0 where a piece is of one.
     """
 
     volume: Number
@@ -47,12 +48,13 @@ class Spread(NamedTuple):
     nodes: Number
     far: Number
     moved: Number
+    copies: Number = 0.0
 
     @classmethod
-    def over(cls, group: Group, volume: Number) -> "Spread":
+    def over(cls, group: Group, volume: Number, copies: Number = 0.0) -> "Spread":
         """Spread a tensor over a group."""
         n, q, volume = map(as_float, (*group, volume))
-        return cls(volume, n, q, n / q, 1.0 * (n > q), (n - 1) / n * volume)
+        return cls(volume, n, q, n / q, 1.0 * (n > q), (n - 1) / n * volume, copies)
 
 
 class Route(NamedTuple):
@@ -113,10 +115,29 @@ def _hierarchical(of: Spread) -> Route:
 
 
 def _pairs(of: Spread) -> Route:
-    """All pairs at once: a share of 1 / n for each other accelerator."""
+    """All pairs at once: a share of 1 / n for each other accelerator.
+
+    Where a piece goes to k accelerators, one copy travels to each node that has any of them, and
+    from there inside the node. Of N nodes each has one with probability 1 - (1 - 1 / N)^k, and of
+    n accelerators likewise: a piece of 1 / k of the volume crosses to (N - 1) (1 - (1 - 1 / N)^k)
+    nodes, and of the n (1 - (1 - 1 / n)^k) accelerators that get it, one in q has it already.
+
+    References:
+      DeepSeek-V3 (arXiv:2412.19437), section 3.2.2: cross-node all-to-all.
+    """
     share = of.volume / of.size
-    near, far = of.inside - 1, of.size - of.inside
-    return Route(1.0 * (of.inside > 1), of.far, near * share, far * share)
+    near, far = (of.inside - 1) * share, (of.size - of.inside) * share
+    several = of.copies > 0
+    k = xp.where(several, of.copies, 1.0)
+    nodes, reached = (each * (1 - (1 - 1 / each) ** k) for each in (of.nodes, of.size))
+    once_near = (1 - 1 / of.inside) * reached * of.volume / k
+    once_far = (1 - 1 / of.nodes) * nodes * of.volume / k
+    return Route(
+        1.0 * (of.inside > 1),
+        of.far,
+        xp.where(several, once_near, near),
+        xp.where(several, once_far, far),
+    )
 
 
 def _steps(of: Spread) -> Route:
@@ -142,7 +163,12 @@ DIRECT: Mapping[str, Callable[[Spread], Route]] = {"all_to_all": _pairs, "ring":
 
 
 def collective_time(
-    system: System, kind: str, volume: Number, group: Group, count: Number = 1.0
+    system: System,
+    kind: str,
+    volume: Number,
+    group: Group,
+    count: Number = 1.0,
+    copies: Number = 0.0,
 ) -> Number:
     """Time [s] of `count` equal collectives, one after another; 0 within a group of one.
 
@@ -151,9 +177,10 @@ def collective_time(
     The minimum is over NCCL's two protocols: flags beside the data spare waiting, and cost a share
     of the bandwidth. Copies are passes of the tensor through memory that links wait for.
 
-    `kind`: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "ring".
+    `kind`: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "ring"; `copies` as in
+    `Collective`.
     """
-    spread = Spread.over(group, volume)
+    spread = Spread.over(group, volume, copies)
     peers = 1.0 if kind == "ring" else spread.inside - 1
     links = _links(system, passes=PASSES.get(kind, 1), volume=spread.volume, peers=peers)
     if kind in DIRECT:
@@ -242,7 +269,10 @@ class Collective:
         accelerator holds before it.
       count: how many there are.
       beside: what they may run beside: "attention" of the same phase; "input_grad" or
-        "weight_grad", the products of another phase that do not wait for them; "" for nothing.
+        "weight_grad", the products of another phase that do not wait for them; "layer", all of a
+        layer, of another microbatch; "" for nothing.
+      copies: of an all-to-all that sends one copy to a node, how many accelerators each piece goes
+        to; 0 where each of them gets a copy of its own.
     """
 
     kind: str = dataclasses.field(metadata={"static": True})
@@ -250,6 +280,7 @@ class Collective:
     volume: Phases
     count: Phases
     beside: str = dataclasses.field(default="", metadata={"static": True})
+    copies: Number = 0.0
 
 
 jax.tree_util.register_dataclass(Collective)
@@ -341,9 +372,12 @@ def _of_context(model: Model, layout: Layout, exchange: str) -> tuple[Collective
 def _of_experts(model: Model, layout: Layout) -> tuple[Collective, ...]:
     """Tokens on their way to experts and back."""
     assert model.moe is not None
-    routed = tokens_on_one(model, layout) / layout.shared_by * model.moe.slots
+    slots = model.moe.slots
+    routed = tokens_on_one(model, layout) / layout.shared_by * slots
     moved = _same(model.element_bytes * routed * model.hidden)
-    return (Collective("all_to_all", "expert", moved, Phases(2.0, 2.0, 0.0)),)
+    copies = layout.dispatch_per_node * slots
+    both_ways = Phases(2.0, 2.0, 0.0)
+    return (Collective("all_to_all", "expert", moved, both_ways, "layer", copies),)
 
 
 def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:

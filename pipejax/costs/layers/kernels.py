@@ -175,7 +175,8 @@ def device_time(system: System, op: LayerOp, phase: str) -> Number:
         return roofline_time(system, flop, volume, op.precision)
     bandwidth = system.memory_bandwidth * system.memory_efficiency.at(volume)
     if op.kind == "memory":
-        return volume / bandwidth + launches * system.memory_latency
+        moved = volume * system.kernels.elementwise
+        return moved / bandwidth + launches * system.memory_latency
     rate = system.peak(op.precision) * system.compute_efficiency.at(flop)
     kernels = system.kernels
     if op.kind == "attention":

@@ -318,7 +318,8 @@ def _flash(model: Model, layout: Layout) -> LayerOp:
     """One kernel that keeps no scores: I computes the first product again, five in all for two."""
     tokens, t, e = tokens_on_one(model, layout), layout.tensor, model.element_bytes
     queries, values = model.query_hidden / t, model.output_hidden / t
-    met = model.attended
+    # consecutive tokens under a causal mask: the last accelerator's meet (2 - 1 / c) times the mean
+    met = model.attended_by(1 + layout.contiguous_context * (1 - 1 / layout.context))
     scores, context = 2 * tokens * met * queries, 2 * tokens * met * values
     # keys and values of the other accelerators of the context come by in turn, each read once
     keys = layout.context * (model.kv_hidden + model.value_hidden) / t

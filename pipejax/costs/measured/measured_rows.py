@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MAX_COUNT, check_types, one_of
 from pipejax.base.data_files import positive_cell, read_each, relative_variance, whole_cell
 from pipejax.base.display import short_repr_of
@@ -45,10 +45,11 @@ COUNTS = (  # whole numbers
     "embedding_units",
     "loss_units",
     "accelerators_per_node",
-    "sequence_parallel",
-    "overlap",
 )
-NAMES = ("schedule", "recompute", "precision", "system", "group", "source")
+FRACTIONS = ("overlap", "expert_overlap")  # shares from 0 to 1
+FLAGS = ("sequence_parallel", "contiguous_context", "graphs")  # 0 or 1
+NAMES = ("schedule", "recompute", "precision", "dispatcher", "system", "stack")
+TEXTS = ("group", "release", "source")  # free
 MEASURED = ("seconds", "memory_bytes")
 STEP = "step"
 OPS = ("F", "B", "I", "W")  # whose seconds a row may give instead: those of one microbatch
@@ -56,8 +57,8 @@ OPS = ("F", "B", "I", "W")  # whose seconds a row may give instead: those of one
 OF_MODEL = (*MODEL_FIELDS, *EXPERT_FIELDS, *MODEL_SWITCHES)
 PROFILED = ("op", "stage", "n", "spread")
 COLUMNS = (
-    *("model", *OF_MODEL, *COUNTS, "accelerators", *NAMES[:4], *PROFILED),
-    *(*MEASURED, *NAMES[4:]),
+    *("model", *OF_MODEL, *COUNTS, *FLAGS, *FRACTIONS, "accelerators", *NAMES, *PROFILED),
+    *(*MEASURED, *TEXTS),
 )
 OF_SYSTEM = 0  # accelerators of a node: as many as the system has
 
@@ -83,17 +84,23 @@ class MeasuredRows:
       loss_units: (rows) layers that the head stands for there.
       accelerators_per_node: (rows) 0 where the system says it.
       sequence_parallel: (rows) 0 or 1.
-      overlap: (rows) whether gradients and gathered weights travel beside compute, 0 or 1.
+      contiguous_context: (rows) whether accelerators of a sequence hold consecutive tokens.
+      graphs: (rows) whether a step's kernels are started as one graph.
+      overlap: (rows) share of gradients and gathered weights that travels beside compute.
+      expert_overlap: (rows) the same of the tokens' way to their experts.
+      dispatcher: (rows) how tokens travel to their experts, by name.
       schedule: (rows) names.
       recompute: (rows) none, selective or full.
       precision: (rows) names.
       system: (rows) name or file of the machine, empty where the row does not say it.
+      stack: (rows) name or file of the software, empty where the row does not say it.
       op: (rows) what the seconds are of: a step, or F, B, I or W of one microbatch on a stage.
       stage: (rows) of that op, from 0.
       variance: (rows) of the seconds, relative to their square; 0 where no spread is given.
       seconds: (rows) a step or an op, NaN where it was not measured [s].
       memory_bytes: (rows) of the fullest worker, NaN where it was not measured [B].
       group: (rows) free text.
+      release: (rows) of the software, free text.
       source: (rows) free text.
       row: (rows) number in its file, from 1.
       file: (rows) the file.
@@ -114,17 +121,23 @@ class MeasuredRows:
     loss_units: Int[NumpyArray, " rows"]
     accelerators_per_node: Int[NumpyArray, " rows"]
     sequence_parallel: Int[NumpyArray, " rows"]
-    overlap: Int[NumpyArray, " rows"]
+    contiguous_context: Bool[NumpyArray, " rows"]
+    graphs: Bool[NumpyArray, " rows"]
+    overlap: Float[NumpyArray, " rows"]
+    expert_overlap: Float[NumpyArray, " rows"]
     schedule: NumpyArray
     recompute: NumpyArray
     precision: NumpyArray
+    dispatcher: NumpyArray
     system: NumpyArray
+    stack: NumpyArray
     op: NumpyArray
     stage: Int[NumpyArray, " rows"]
     variance: Float[NumpyArray, " rows"]
     seconds: Float[NumpyArray, " rows"]
     memory_bytes: Float[NumpyArray, " rows"]
     group: NumpyArray
+    release: NumpyArray
     source: NumpyArray
     row: Int[NumpyArray, " rows"]
     file: NumpyArray

@@ -22,7 +22,13 @@ from pipejax.base.checks import (
     one_of,
     wrong,
 )
-from pipejax.base.data_files import positive_cell, read_each, relative_variance, whole_cell
+from pipejax.base.data_files import (
+    positive_cell,
+    read_each,
+    relative_variance,
+    share_cell,
+    whole_cell,
+)
 from pipejax.base.progress import Notice
 from pipejax.costs.measured.measured_rows import (
     COLUMNS,
@@ -34,16 +40,19 @@ from pipejax.costs.measured.measured_rows import (
     OF_SYSTEM,
     OPS,
     STEP,
+    TEXTS,
     MeasuredRows,
 )
 from pipejax.costs.model.model import MixtureOfExperts, Model, check_shape, load_model
-from pipejax.costs.model.workload_fields import RECOMPUTE
+from pipejax.costs.model.stack import AS_THE_SYSTEM, Stack, load_stack
+from pipejax.costs.model.workload_fields import DISPATCHERS, RECOMPUTE, WORKLOAD_FIELDS
 
 PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
 # below 16 bits nobody trains with separate kernels of attention, or with dropout
 NARROW = {"flash_attention": "1", "dropout": "0"}
 GPT = "gpt-22b"  # rows that name no model are of this kind, in sizes of their own
 GPT_VOCABULARY = 51200  # as Megatron pads it
+DEFAULT_STACK = "that of the system's file"
 NEEDED = ("layers", "hidden", "heads", "sequence")  # of sizes, where no model is named
 
 
@@ -77,7 +86,7 @@ WHOLE: Mapping[str, WholeColumn] = {
 }
 
 
-def read_rows(path: str | Path) -> MeasuredRows:
+def read_rows(path: str | Path, stack: str | Path | None = None) -> MeasuredRows:
     r"""Read measured runs from a CSV file.
 
     A row names a model, or says its sizes and is then a GPT; next to a named model, sizes change
@@ -90,6 +99,8 @@ def read_rows(path: str | Path) -> MeasuredRows:
 
     Args:
       path: the file; its columns are `COLUMNS`, in any order.
+      stack: name or file of the software that all rows ran on; the one that each row names if
+        None. What it says of exchanges holds where a row has no cell of its own.
 
     Returns:
       The rows.
@@ -108,8 +119,8 @@ def read_rows(path: str | Path) -> MeasuredRows:
       >>> rows.microbatches, rows.accelerators, rows.seconds
       (array([4]), array([16]), array([0.6]))
     """
-    check_types(path=(path, str, Path))
-    reader = RowReader(Path(path))
+    check_types(path=(path, str, Path), stack=(stack, str, Path, type(None)))
+    reader = RowReader(Path(path), stack)
     rows = read_each(Path(path), COLUMNS, reader.read)
     reader.say_defaults()
     columns: dict[str, NumpyArray] = {
@@ -146,10 +157,12 @@ def read_predictions(path: str | Path, count: int) -> dict[str, NumpyArray]:
 class RowReader:
     """Reads one row after the other, and remembers models and defaults that rows share."""
 
-    def __init__(self, path: Path) -> None:
-        """Start with the first row of a file."""
+    def __init__(self, path: Path, stack: str | Path | None = None) -> None:
+        """Start with the first row of a file, all of which may have run on one stack."""
         self.path = path
         self.models: dict[tuple[str, ...], Model] = {}
+        self.stack = "" if stack is None else str(stack)
+        self.stacks: dict[str, Stack] = {"": AS_THE_SYSTEM}
         self.defaults: dict[str, object] = {}
 
     def say_defaults(self) -> None:
@@ -171,7 +184,7 @@ class RowReader:
         if all(map(math.isnan, measured.values())):
             raise ValueError("seconds is missing, and so is memory_bytes: give one")
         found["variance"] = relative_variance(cells, measured["seconds"])
-        texts = {name: cells.get(name, "") for name in ("system", "group", "source")}
+        texts = {name: cells.get(name, "") for name in ("system", *TEXTS)}
         return found | measured | texts | {"row": number, "file": str(self.path)}
 
     def _count(self, cells: dict[str, str], name: str, column: WholeColumn) -> int:
@@ -216,15 +229,39 @@ class RowReader:
             str(int(splits)),
             "1 where tensor > 1 and recompute is not full, else 0",
         )
-        shards = str(int(counts["zero"] > 0))
-        overlap = self._given(cells, "overlap", shards, "1 where zero is not 0, else 0")
         return {
             "schedule": known_as(schedule, schedules.names(), "schedule"),
             "recompute": recompute,
             "precision": one_of(self._given(cells, "precision", "bf16"), PRECISIONS, "precision"),
             "sequence_parallel": whole_cell(parallel, "sequence_parallel", 0, 1),
-            "overlap": whole_cell(overlap, "overlap", 0, 1),
+            **self._of_software(cells, counts["zero"]),
         }
+
+    def _of_software(self, cells: dict[str, str], zero: int) -> dict[str, Any]:
+        """What a row or, where it says nothing, its stack says of exchanges and the host."""
+        name = self.stack or _beside(self.path, self._given(cells, "stack", "", DEFAULT_STACK))
+        if name not in self.stacks:
+            self.stacks[name] = load_stack(name)
+        stack = self.stacks[name]
+        shards = float(zero > 0)
+        taken = {  # where neither says anything
+            "overlap": (shards, "1 where zero is not 0, else 0"),
+            "expert_overlap": (0.0, "0"),
+            "dispatcher": (DISPATCHERS[0], DISPATCHERS[0]),
+            "contiguous_context": (False, "0"),
+            "graphs": (False, "0"),
+        }
+        found: dict[str, Any] = {"stack": name}
+        for key, (value, said) in taken.items():
+            if key in cells:
+                found[key] = _of_workload(cells, key)
+            elif key in stack.workload:
+                found[key] = stack.workload[key]
+            else:
+                found[key] = value
+                if key == "overlap":  # the others are what nobody says who does not have them
+                    self.defaults[key] = said
+        return found
 
     def _given(self, cells: dict[str, str], name: str, default: str, said: str = "") -> str:
         if name not in cells:
@@ -272,6 +309,16 @@ class RowReader:
         found = dataclasses.replace(model, moe=_experts(model, sizes))
         check_shape(found, "model")
         return found
+
+
+def _of_workload(cells: Mapping[str, str], name: str) -> Any:
+    """Read a cell of a field of a workload: a share, a switch or a name."""
+    field = WORKLOAD_FIELDS[name]
+    if field.kind == "name":
+        return known_as(cells[name], field.known, name)
+    if field.kind == "flag":
+        return bool(whole_cell(cells[name], name, 0, 1))
+    return share_cell(cells, name)
 
 
 def _profiled(found: dict[str, Any], cells: dict[str, str]) -> dict[str, Any]:

@@ -72,6 +72,13 @@ class Layout:
         gathered behind it, else 0.
       zero: what the replicas split: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too.
       microbatch_size: b [sequences].
+      overlap: share of gradients and gathered weights that travels beside compute.
+      expert_overlap: the same of the tokens' way to experts and back.
+      dispatch_per_node: 1 where one copy of a token goes to each node that has any of its experts,
+        0 where one goes to each expert.
+      contiguous_context: 1 where accelerators of a sequence hold consecutive tokens, so that under
+        a causal mask the last meets most pairs; 0 where all meet as many.
+      graphs: 1 where the host starts a step as one graph, else 0.
       precision: of the products, by name.
       rank_order: one of `RANK_ORDERS`.
     """
@@ -85,6 +92,11 @@ class Layout:
     scatter_gather: Number = 0.0
     zero: Number = 0.0
     microbatch_size: Number = 1.0
+    overlap: Number = 0.0
+    expert_overlap: Number = 0.0
+    dispatch_per_node: Number = 0.0
+    contiguous_context: Number = 0.0
+    graphs: Number = 0.0
     precision: str = dataclasses.field(default="bf16", metadata={"static": True})
     rank_order: str = dataclasses.field(default=RANK_ORDERS[0], metadata={"static": True})
 

@@ -193,8 +193,12 @@ class Model:
     @property
     def attended(self) -> Number:
         """Tokens that a token attends to, the mean over a sequence and all layers."""
+        return self.attended_by(1.0)
+
+    def attended_by(self, share: Number) -> Number:
+        """The same of tokens that have so many times the mean before them under a causal mask."""
         s, window = self.sequence, self.window
-        whole = s / 2 if self.causal else s
+        whole = s / 2 * share if self.causal else s
         if window is None:
             return whole
         # the first tokens of a sequence have fewer before them than the window

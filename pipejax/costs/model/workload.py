@@ -29,6 +29,7 @@ from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload_fields import (
+    DISPATCHERS,
     PRECISIONS,
     RANK_ORDERS,
     WORKLOAD_FIELDS,
@@ -61,7 +62,14 @@ class Workload:
       data_parallel: replicas of the whole pipeline, each with its own minibatch.
       zero: what the replicas split: 0 nothing, 1 optimizer state (the distributed optimizer), 2
         gradients too, which every backward then reduces, 3 weights too (FSDP).
-      overlap: whether gradients and gathered weights travel beside compute, layer by layer.
+      overlap: share of gradients and gathered weights that travels beside compute, layer by layer,
+        of what fits beside it; False is 0, True 1.
+      expert_overlap: the same of the tokens' way to their experts and back.
+      dispatcher: "all-to-all" sends a copy of a token to each of its experts, "per-node" one to
+        each node that has any, where it is handed on.
+      contiguous_context: whether accelerators that split a sequence hold consecutive tokens; if
+        not, all have as many pairs of tokens under a causal mask.
+      graphs: whether a step's kernels are started as one graph, which spares the host.
       precision: of the matrix products: "bf16", "fp16", "fp8", "mxfp8" or "nvfp4".
       rank_order: which ranks are neighbours, from the nearest: "tp-cp-ep-dp-pp" or "tp-pp-dp".
       embedding_units: layers that the embedding counts as when layers are assigned to stages.
@@ -98,7 +106,7 @@ class Workload:
     context_parallel: int = 1
     expert_parallel: int = 1
     zero: int = 0
-    overlap: bool = False
+    overlap: float = 0.0
     precision: str = PRECISIONS[0]
     rank_order: str = RANK_ORDERS[0]
     embedding_units: int = 0
@@ -107,6 +115,10 @@ class Workload:
     stragglers: Stragglers = ()
     worker_places: Sequence[int] = ()
     pair_factor: float = 1.0
+    expert_overlap: float = 0.0
+    dispatcher: str = DISPATCHERS[0]
+    contiguous_context: bool = False
+    graphs: bool = False
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -155,6 +167,11 @@ class Workload:
             scatter_gather=float(self.scatter_gather),
             zero=self.zero,
             microbatch_size=size,
+            overlap=self.overlap,
+            expert_overlap=self.expert_overlap,
+            dispatch_per_node=float(self.dispatcher == "per-node"),
+            contiguous_context=float(self.contiguous_context),
+            graphs=float(self.graphs),
             precision=self.precision,
             rank_order=self.rank_order,
         )
@@ -216,6 +233,8 @@ def _checked(value: Any, name: str, field: WorkloadField) -> Any:
         return known_as(value, field.known, name)
     if field.kind == "number":
         return number(value, name)
+    if field.kind == "share":
+        return share(float(value) if isinstance(value, bool) else value, name)
     if field.kind == "flag":
         check_types(**{name: (value, bool)})
     return value

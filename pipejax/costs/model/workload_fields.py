@@ -11,13 +11,14 @@ from typing import NamedTuple
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 RANK_ORDERS = ("tp-cp-ep-dp-pp", "tp-pp-dp")
 RECOMPUTE = ("none", "selective", "full")
+DISPATCHERS = ("all-to-all", "per-node")  # how tokens travel to their experts
 
 
 class WorkloadField(NamedTuple):
     """A field of `Workload`.
 
     Attributes:
-      kind: "whole" (a whole number), "flag", "name", "number" or "text".
+      kind: "whole" (a whole number), "flag", "name", "number", "share" (0 to 1) or "text".
       head: its help in one line, or empty where no option of models has its name.
       detail: its help beyond the line.
       least: smallest whole number.
@@ -57,8 +58,30 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
         most=3,
     ),
     "overlap": WorkloadField(
-        "flag", "let gradients and weights travel beside compute", of_plan=True
+        "share",
+        "share of gradients and weights that travels beside compute",
+        "0 none of what fits beside it, 1 all.",
+        of_plan=True,
     ),
+    "expert_overlap": WorkloadField(
+        "share",
+        "share of the tokens' way to experts beside compute",
+        "0 none, 1 as much as fits beside the layer.",
+        of_plan=True,
+    ),
+    "dispatcher": WorkloadField(
+        "name",
+        "how tokens travel to their experts",
+        "all-to-all sends one copy to each expert, per-node one to each node.",
+        known=DISPATCHERS,
+        of_plan=True,
+    ),
+    "contiguous_context": WorkloadField(
+        "flag",
+        "split sequences in order, so that the last accelerator attends to most",
+        of_plan=True,
+    ),
+    "graphs": WorkloadField("flag", "start a step's kernels as one graph", of_plan=True),
     "recompute": WorkloadField(
         "name", "recomputation", "none, selective or full.", known=RECOMPUTE
     ),

@@ -52,6 +52,7 @@ class _Exchange(NamedTuple):
     volume: Number
     group: Group
     times: Number = 1.0
+    copies: Number = 0.0
 
 
 def price_exchanges(
@@ -97,7 +98,13 @@ def _within_layers(
         "expert": layout.expert_group.on(per_node),
     }
     return [
-        _Exchange(each.kind, stacked(each.volume), groups[each.group], stacked(each.count))
+        _Exchange(
+            each.kind,
+            stacked(each.volume),
+            groups[each.group],
+            stacked(each.count),
+            each.copies,
+        )
         for each in exchanges
     ]
 
@@ -126,14 +133,14 @@ def _tied(work: StageWork, system: System) -> _Exchange:
 
 def _priced(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Array, "..."]]:
     """Seconds of each exchange, of nothing 0: those of one kind as one array."""
-    leaves = [(each.volume, *each.group, each.times) for each in exchanges]
+    leaves = [(each.volume, *each.group, each.times, each.copies) for each in exchanges]
     shapes = [np.broadcast_shapes(*map(np.shape, each)) for each in leaves]
     found: dict[int, Float[Array, ...]] = {}
     for kind in dict.fromkeys(each.kind for each in exchanges):
         own = [index for index, each in enumerate(exchanges) if each.kind == kind]
         flat = [[_flat(leaf, shapes[index]) for leaf in leaves[index]] for index in own]
-        volume, size, inside, count = map(xp.concatenate, zip(*flat, strict=True))
-        seconds = collective_time(system, kind, volume, Group(size, inside), count)
+        volume, size, inside, *more = map(xp.concatenate, zip(*flat, strict=True))
+        seconds = collective_time(system, kind, volume, Group(size, inside), *more)
         seconds = xp.where(volume > 0, seconds, 0.0)
         ends = np.cumsum([np.prod(shapes[index], dtype=int) for index in own])
         cut = xp.split(seconds, ends[:-1])

@@ -50,6 +50,7 @@ OneWay = Float[Array, "parts phases"]
 PARTS = ("compute", "tensor", "context", "expert", "weights", "host")
 HOST = PARTS.index("host")
 _IS_HOST = (np.arange(len(PARTS)) == HOST)[:, None]  # (parts, stages)
+_IS_WEIGHTS = (np.arange(len(PARTS)) == PARTS.index("weights"))[:, None]
 Seconds = Float[Array, "parts stages"]
 Pieces = tuple[tuple[LayerOp, ...], tuple[Collective, ...]]
 APART, ONE_PASS = range(2)  # ways: each phase by itself; I and W as one, which hides more exchanges
@@ -109,16 +110,19 @@ def _lasts(
 
 
 def _input_grad(work: StageWork, system: System, parts: Sequence[OneWay]) -> Seconds:
-    """Seconds of one microbatch's I: full recomputation runs forwards once more."""
+    """Seconds of one microbatch's I: full recomputation runs forwards once more.
+
+    It finds the weights there: I gathers them once for both.
+    """
     again = _layers(parts, FORWARD, work.recomputed)
-    return _phase(work, system, parts, INPUT_GRAD) + again
+    return _phase(work, system, parts, INPUT_GRAD) + xp.where(_IS_WEIGHTS, 0.0, again)
 
 
 def _phase(work: StageWork, system: System, parts: Sequence[OneWay], phase: int) -> Seconds:
     """Seconds of one microbatch's F, I or W, without what full recomputation adds."""
     *_, embedding, head = parts
     passes = 0.0 if phase == WEIGHT_GRAD else 1.0  # I and W are one pass of the host
-    once = host_time(system, microbatches=passes)
+    once = (1 - work.layout.graphs) * host_time(system, microbatches=passes)
     edges = embedding[:, phase, None] * work.stages.first[None]
     edges += head[:, phase, None] * work.heads[None]
     return _layers(parts, phase, work.layers) + edges + once * _IS_HOST
@@ -138,15 +142,17 @@ def _parts(work: StageWork, system: System, exchanges: Exchanges) -> list[ByPart
     """Seconds of one layer of each kind, of the embedding and of the head.
 
     Weights that the replicas split (ZeRO 3) are gathered while the part before computes, and
-    gradients that they split (ZeRO 2) are given back so in every W: what is longer counts.
+    gradients that they split (ZeRO 2) are given back so in every W: of what fits beside compute,
+    the workload's share travels there.
     """
     found = []
     is_layer = [1.0] * len(work.kinds) + [0.0, 0.0]
     devices = _devices(work, system, exchanges.within_layers)
     split = exchanges.split_weights
     for part, device, seconds, layers in zip(work.parts, devices, split, is_layer, strict=True):
-        beyond = xp.maximum(seconds[None] - device.sum(axis=1), 0.0)  # (ways, phases)
-        host = host_time(
+        fits = xp.minimum(seconds[None], device.sum(axis=1))  # (ways, phases)
+        beyond = seconds[None] - work.layout.overlap * fits
+        host = (1 - work.layout.graphs) * host_time(
             system,
             launches=sum((stacked(op.launches) for op in part.ops), np.zeros(len(PHASES))),
             collectives=sum((stacked(each.count) for each in part.collectives), 0.0),
@@ -191,10 +197,12 @@ def _device(
     """Seconds of ops and, by group, of what compute does not hide of their exchanges.
 
     In one pass, I's exchanges run beside the products of W, and those of W beside I's, where the
-    workload lets exchanges travel beside compute.
+    workload lets exchanges travel beside compute. Tokens on their way to experts may travel beside
+    all of a layer, of another microbatch: in both ways.
     """
+    layout = work.layout
     compute, *groups = PARTS[: PARTS.index("weights")]
-    none = attention = products = np.zeros(len(PHASES))
+    none = attention = products = shown = np.zeros(len(PHASES))
     apart, hidden = dict.fromkeys((compute, *groups), none), dict.fromkeys((compute, *groups), none)
     for op in ops:
         seconds = next(kernels)
@@ -206,13 +214,16 @@ def _device(
     for exchange in exchanges:
         wait, group = next(waits), exchange.group
         if exchange.beside == "attention":
-            wait = xp.asarray(exposed_ring(wait, attention, work.layout.context))
+            wait = xp.asarray(exposed_ring(wait, attention, layout.context))
+        elif exchange.beside == "layer":
+            shown = shown + wait
         elif exchange.beside:
             beside = xp.minimum(wait, products[PHASES.index(exchange.beside)])
             hidden[group] = hidden[group] + beside
         apart[group] = apart[group] + wait
+    apart["expert"] = apart["expert"] - layout.expert_overlap * xp.minimum(shown, apart[compute])
     whole = xp.stack(list(apart.values()))
-    return xp.stack([whole, whole - work.overlap * xp.stack(list(hidden.values()))])
+    return xp.stack([whole, whole - layout.overlap * xp.stack(list(hidden.values()))])
 
 
 def _kernels(system: System, ops: Sequence[LayerOp]) -> list[ByPhase]:
@@ -262,7 +273,7 @@ def _gradient_exchange(work: StageWork, exchanges: Exchanges, backward: Number) 
     zero, stages = work.layout.zero, work.stages
     total = xp.where(zero >= 1, exchanges.gradient_parts, exchanges.gradients)
     exposed = exposed_buckets(total, backward, xp.maximum(sum(work.layers), 1.0))
-    after = xp.where(work.overlap > 0, exposed, total)
+    after = total - work.layout.overlap * (total - exposed)
     ends = stages.first + stages.last - 2 * stages.first * stages.last  # none with one stage
     return xp.where(zero >= 2, 0.0, after) + ends * exchanges.tied
 
@@ -283,7 +294,7 @@ def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Numb
     )
     gather = exchanges.weights
     exposed = exposed_buckets(gather, forward, xp.maximum(sum(work.layers), 1.0))
-    after = xp.where(work.overlap > 0, exposed, gather)
+    after = gather - layout.overlap * (gather - exposed)
     gathered = xp.where((zero >= 1) & (zero < 3), after, 0.0)
     return update_time(system, own * work.update_bytes) + gathered
 

@@ -93,7 +93,6 @@ class StageWork(NamedTuple):
       element_bytes: bytes per weight.
       update_bytes: bytes per parameter that the optimizer reads and writes.
       tied_parameters: of an embedding that first and last stage both hold.
-      overlap: 1 where gradients travel beside compute, else 0.
       offload_bytes: (stages) bytes that O takes to the host, if activations may go there.
     """
 
@@ -111,7 +110,6 @@ class StageWork(NamedTuple):
     element_bytes: Number
     update_bytes: Number
     tied_parameters: Number
-    overlap: Number
     offload_bytes: Numbers | None
 
     @property
@@ -137,7 +135,6 @@ def stage_work(
         workload.layout(table, microbatch_size),
         stages_held(workload, table, assigned),
         recompute=workload.recompute_in_layer,
-        overlap=float(workload.overlap),
         offloads=offloads or table.offloads,
     )
 
@@ -148,7 +145,6 @@ def work_of_stages(
     stages: Stages,
     *,
     recompute: str = "none",
-    overlap: Number = 0.0,
     offloads: bool = False,
 ) -> StageWork:
     """Count the work of stages from numbers alone, all of which may be traced.
@@ -196,7 +192,6 @@ def work_of_stages(
         element_bytes=element,
         update_bytes=2 * element + 2 * model.optimizer_bytes,
         tied_parameters=tied,
-        overlap=overlap,
         offload_bytes=kept,
     )
 

@@ -123,6 +123,9 @@ class Kernels:
       misaligned_efficiency: share of it where rows of the output are no multiple of 16 bytes.
       narrow_efficiency: share that products below 16 bits reach, of a plain product's share of its
         peak.
+      elementwise: bytes that norms, activation functions and residuals move, over those of fused
+        kernels in the model's precision: more where each operation reads and writes by itself, or
+        casts.
     """
 
     priced: Flag = False
@@ -130,6 +133,7 @@ class Kernels:
     attention_efficiency: Number = 1.0
     misaligned_efficiency: Number = 1.0
     narrow_efficiency: Number = 1.0
+    elementwise: Number = 1.0
 
     def __post_init__(self) -> None:
         """Take all numbers as floats, and known flags as such."""
@@ -256,7 +260,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "low_latency_share": "",
         "copies": "",
     },
-    "kernels": dict.fromkeys(("sharpness", *KERNEL_SHARES), ""),
+    "kernels": dict.fromkeys(("sharpness", *KERNEL_SHARES, "elementwise", "attention"), ""),
     "host": dict.fromkeys(("launch", "layer", "collective", "microbatch", "step"), "s"),
     "optimizer": {"efficiency": ""},
     "host_link": {"bandwidth": "B/s", "latency": "s", "efficiency": ""},
@@ -284,7 +288,9 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "collectives.low_latency_share": ("collectives", "low_latency_share"),
     "collectives.copies": ("collectives", "copies"),
     **{f"compute.{name}_peak": ("narrow_peaks", name) for name in ("fp8", "mxfp8", "nvfp4")},
-    **{f"{part}.{name}": (part, name) for part in ("kernels", "host") for name in SECTIONS[part]},
+    **{f"kernels.{name}": ("kernels", name) for name in ("sharpness", *KERNEL_SHARES)},
+    "kernels.elementwise": ("kernels", "elementwise"),
+    **{f"host.{name}": ("host", name) for name in SECTIONS["host"]},
     "optimizer.efficiency": ("optimizer_efficiency",),
     **{f"host_link.{name}": ("host_link", name) for name in SECTIONS["host_link"]},
 }

@@ -173,6 +173,8 @@ class System:
       host_link: link of one accelerator to its host's memory; of bandwidth 0 where it is unknown.
       memory_reserve: memory of one accelerator that no tensor can have [B].
       price: of one accelerator [USD/s]; 0 where none is known.
+      attention_kernels: kernels of attention by name, and the share of the peak that the products
+        of each reach, forward and backward under a causal mask.
       calibration: what the numbers were fitted to, and how well; None for a data sheet.
 
     Example:
@@ -204,6 +206,9 @@ class System:
     host_link: Link = NO_LINK
     memory_reserve: Number = 0.0
     price: Number = 0.0
+    attention_kernels: tuple[tuple[str, float], ...] = dataclasses.field(
+        default=(), metadata={"static": True}
+    )
     calibration: CalibrationRecord | None = dataclasses.field(
         default=None, metadata={"static": True}
     )
@@ -378,12 +383,14 @@ def _beyond_the_data_sheet(
     shares = {
         name: efficiency(kernels.get(name, 1.0), f"{in_kernels}: {name}") for name in KERNEL_SHARES
     }
+    elementwise = number(kernels.get("elementwise", 1.0), f"{in_kernels}: elementwise")
     seconds = {
         name: quantity(sections["host"], name, "s", f"{where}: host", 0.0)
         for name in SECTIONS["host"]
     }
     return {
-        "kernels": Kernels(float("kernels" in data), sharpness, **shares),
+        "kernels": Kernels(float("kernels" in data), sharpness, **shares, elementwise=elementwise),
+        "attention_kernels": _attention_kernels(kernels.get("attention", {}), in_kernels),
         "host": Host(**seconds),
         "optimizer_efficiency": efficiency(
             sections["optimizer"].get("efficiency", 1.0), f"{where}: optimizer: efficiency"
@@ -398,6 +405,15 @@ def _beyond_the_data_sheet(
             else None
         ),
     }
+
+
+def _attention_kernels(section: Any, where: str) -> tuple[tuple[str, float], ...]:
+    """Read how fast each kernel of attention is, as a share of the peak."""
+    if not isinstance(section, dict):
+        raise ValueError(f"{where}: attention must be an object of shares by kernel")
+    return tuple(
+        (name, efficiency(value, f"{where}: attention: {name}")) for name, value in section.items()
+    )
 
 
 def _link(section: dict[str, Any], where: str) -> Link:

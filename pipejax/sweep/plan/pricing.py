@@ -79,15 +79,12 @@ def price(
     )
     in_layer = np.where(layouts.recompute == FULL, 0, layouts.recompute)
     modes = np.unique(in_layer).tolist()
-    shared = (
-        dataclasses.replace(request.model, name="", source=""),
-        float(request.shared.get("overlap", False)),
-    )
+    model = dataclasses.replace(request.model, name="", source="")
     parts = []
     with jax.enable_x64(True):
         for mode in modes:
             own = jax.tree.map(lambda leaf, m=mode: leaf[in_layer == m], numbers)
-            price_part = functools.partial(priced, _Layouts(RECOMPUTE[mode]), shared)
+            price_part = functools.partial(priced, _Layouts(RECOMPUTE[mode]), model)
             parts.append(in_parts(price_part, own, PART))
     order = np.argsort(np.concatenate([np.flatnonzero(in_layer == mode) for mode in modes]))
     joined: Priced = jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
@@ -101,10 +98,10 @@ class _Layouts:
     recompute: str
 
     def __call__(
-        self, shared: tuple[Model, Number], at: tuple[System, Layout, Stages], _: tuple[()]
+        self, model: Model, at: tuple[System, Layout, Stages], _: tuple[()]
     ) -> Priced:
-        (model, overlap), (system, layout, stages) = shared, at
-        work = work_of_stages(model, layout, stages, recompute=self.recompute, overlap=overlap)
+        system, layout, stages = at
+        work = work_of_stages(model, layout, stages, recompute=self.recompute)
         memory = bytes_of_stages(model, layout, stages, self.recompute)
         whole = jnp.zeros(len(stages.layers))
         wide = jax.tree.map(lambda leaf: leaf + whole if leaf.ndim < 2 else leaf, memory)

@@ -1,0 +1,140 @@
+"""Stacks: what belongs to software, not to the machine it runs on, read from data files.
+
+A stack says which kernel computes attention, how much more than fused kernels move its norms and
+activation functions move, what the host takes to start kernels, and what its exchanges run beside.
+How fast a kernel of attention is on an accelerator is a number of the accelerator: `kernels:
+attention` of a system's file. So every stack goes with every system.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipejax.base.checks import known_as, number, share
+from pipejax.base.data_files import check_keys, quantity
+from pipejax.base.display import short_repr_of
+from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
+from pipejax.costs.system.parts import number_of
+from pipejax.costs.system.system import System, names_in, read_named
+
+OF_WORKLOAD = ("overlap", "expert_overlap", "dispatcher", "contiguous_context", "graphs")
+
+
+@short_repr_of("name attention elementwise workload source")
+@dataclasses.dataclass(frozen=True, repr=False)
+class Stack:
+    """What belongs to software.
+
+    Attributes:
+      name: of the stack.
+      source: where its numbers come from.
+      attention: the kernel of attention, by its name in the files of systems; empty for the one
+        that a system's file takes for granted.
+      elementwise: bytes that norms, activation functions and residuals move, over those of fused
+        kernels in the model's precision.
+      launch: what the host takes to start one kernel [s]; None for the system's number.
+      workload: fields of `Workload` (`OF_WORKLOAD`) where a run does not say otherwise.
+
+    Example:
+      >>> import pipejax as pj
+      >>> pj.load_stack("torchtitan-2024").attention
+      'flash-attention-2'
+    """
+
+    name: str
+    source: str
+    attention: str = ""
+    elementwise: float = 1.0
+    launch: float | None = None
+    workload: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def on(self, system: System) -> System:
+        """Return the system as this software uses it.
+
+        Args:
+          system: the machine.
+
+        Returns:
+          The machine with the stack's numbers.
+
+        Raises:
+          ValueError: if the system's file does not say how fast the stack's kernel of attention is.
+
+        Example:
+          >>> import pipejax as pj
+          >>> a100 = pj.load_stack("composer-2023").on(pj.load_system("a100"))
+          >>> print(f"{a100.kernels.attention_efficiency:.2f}")
+          0.34
+        """
+        kernels = dataclasses.replace(system.kernels, elementwise=self.elementwise)
+        if self.attention:
+            known = dict(system.attention_kernels)
+            kernel = known_as(self.attention, tuple(known), f"{system.name}: kernel of attention")
+            of_products = number_of(system, "compute.efficiency")
+            kernels = dataclasses.replace(kernels, attention_efficiency=known[kernel] / of_products)
+        host = system.host
+        if self.launch is not None:
+            host = dataclasses.replace(host, launch=self.launch)
+        return dataclasses.replace(system, kernels=kernels, host=host)
+
+
+AS_THE_SYSTEM = Stack("", "")  # where nobody says a stack
+
+
+def stack_names() -> tuple[str, ...]:
+    """Return the names of the stacks that come with pipejax."""
+    return names_in("stacks")
+
+
+def load_stack(name: str | Path) -> Stack:
+    """Read a stack by name, or from a JSON file.
+
+    Args:
+      name: one of `stack_names()`, or the path of a file that ends in .json.
+
+    Returns:
+      The stack, in SI units.
+
+    Raises:
+      ValueError: if the name or a key is unknown, or a value cannot be.
+      OSError: if the file cannot be read.
+
+    Example:
+      >>> import pipejax as pj
+      >>> pj.load_stack("megatron-core-2026").workload["dispatcher"]
+      'per-node'
+    """
+    data, where = read_named("stacks", name, "stack")
+    check_keys(data, dict.fromkeys(("name", "source", "kernels", "host", "workload"), ""), where)
+    for key in ("name", "source"):
+        if not isinstance(data.get(key), str):
+            raise ValueError(f"{where}: {key} must be a text, got {data.get(key)!r}")
+    sections = {key: data.get(key, {}) for key in ("kernels", "host", "workload")}
+    kernels, host, workload = sections.values()
+    check_keys(kernels, {"attention": "", "elementwise": ""}, f"{where}: kernels")
+    check_keys(host, {"launch": "s"}, f"{where}: host")
+    check_keys(workload, dict.fromkeys(OF_WORKLOAD, ""), f"{where}: workload")
+    attention = kernels.get("attention", "")
+    if not isinstance(attention, str):
+        raise ValueError(f"{where}: kernels: attention must be a text, got {attention!r}")
+    return Stack(
+        data["name"],
+        data["source"],
+        attention,
+        number(kernels.get("elementwise", 1.0), f"{where}: kernels: elementwise", least=0.0),
+        quantity(host, "launch", "s", f"{where}: host") if host else None,
+        {key: _of_workload(key, value, where) for key, value in workload.items()},
+    )
+
+
+def _of_workload(name: str, value: Any, where: str) -> Any:
+    """Check the value of a field of a workload as its line in the table says it."""
+    field, what = WORKLOAD_FIELDS[name], f"{where}: workload: {name}"
+    if field.kind == "share":
+        return share(value, what)
+    if field.kind == "flag":
+        if not isinstance(value, bool):
+            raise ValueError(f"{what} must be true or false, got {value!r}")
+        return value
+    return known_as(value, field.known, what)
