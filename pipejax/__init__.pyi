@@ -25,6 +25,7 @@ from pipejax.analysis.verify.verify import verify as verify
 from pipejax.costs.costs import Costs as Costs
 from pipejax.costs.measured.costs_file import read_costs as read_costs
 from pipejax.costs.model.model import Model as Model, load_model as load_model
+from pipejax.costs.model.stack import Stack as Stack, load_stack as load_stack
 from pipejax.costs.model.workload import Workload as Workload
 from pipejax.costs.stage.stage_costs import stage_costs as stage_costs
 from pipejax.costs.stage.stage_work import memory_bytes as memory_bytes

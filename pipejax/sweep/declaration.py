@@ -341,6 +341,10 @@ def _flag(value: Any, where: str) -> bool:
     return value
 
 
+def _fraction(value: Any, where: str) -> float:
+    return share(float(value) if isinstance(value, bool) else value, where)
+
+
 def _host_links(value: str) -> str:
     """Keep the text of the groups, which labels them, if they can be read."""
     Links(host_links=parse_groups(value, "host_links") if value else ())
@@ -393,6 +397,8 @@ def _fields_of_workload() -> dict[str, tuple[str, Callable[[Any, str], Any], Any
             "flag": _flag,
             "name": _one_of(field.known),
             "number": number,
+            "share": _fraction,
+            "recompute": lambda value, _: check_recompute(value),
         }
         if field.kind == "text":
             found[name] = name, _text(TEXTS[name], field.form), ""

@@ -1,6 +1,7 @@
 """Predictions held against measured runs: errors, groups, worst rows, reach of the bands."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from pipejax.costs.measured.rows_file import read_predictions, read_rows
 from pipejax.costs.model.stack import load_stack
 from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.costs.system.system import DATA, System, load_system
+from pipejax.schedules.table.links import Links
 
 
 @short_repr
@@ -192,6 +194,8 @@ def validate(
     data: str | Path | MeasuredRows | Sequence[str | Path] = (),
     system: System | str | Path | None = None,
     *,
+    stack: str | Path | None = None,
+    link: str | Links = "delay",
     predict: Predict | None = None,
 ) -> Validation:
     """Predict measured runs, and say how far the predictions are from what was measured.
@@ -200,6 +204,9 @@ def validate(
       data: measured rows: files, or rows that have been read; all tables that come with pipejax if
         there are none.
       system: the machine, its name or its file; the one that each row names if None.
+      stack: name or file of the software; the one that each row names if None. Rows that have been
+        read have theirs.
+      link: link model of messages, or `Links`.
       predict: gives the predictions of rows on a machine; the cost model if None.
 
     Returns:
@@ -223,7 +230,10 @@ def validate(
         data=(data, str, Path, MeasuredRows, Sequence),
         system=(system, System, str, Path, type(None)),
     )
-    rows = data if isinstance(data, MeasuredRows) else _read(data)
+    if isinstance(data, MeasuredRows) and stack is not None:
+        raise wrong("stack", f"of rows that were read is theirs: read them with it, got {stack!r}")
+    rows = data if isinstance(data, MeasuredRows) else _read(data, stack)
+    predict = predict or functools.partial(predicted_by_costs, link=link)
     if system is not None:
         machine = system if isinstance(system, System) else load_system(system)
         return Validation(rows, _predict(rows, machine, predict))
@@ -261,12 +271,14 @@ def judge(own: Validation, path: str | Path) -> tuple[Validation, Validation]:
     return theirs.take(which), own.take(which)
 
 
-def _read(data: str | Path | Sequence[str | Path]) -> MeasuredRows:
+def _read(
+    data: str | Path | Sequence[str | Path], stack: str | Path | None
+) -> MeasuredRows:
     files = [Path(data)] if isinstance(data, str | Path) else [Path(path) for path in data]
     for path in files:
         if files.count(path) > 1:
             raise ValueError(f"{path} is given twice")
-    return joined([read_rows(path) for path in files or measured_tables()])
+    return joined([read_rows(path, stack) for path in files or measured_tables()])
 
 
 def _none(rows: int) -> Predictions:
@@ -279,13 +291,13 @@ def _fill(found: Predictions, which: NumpyArray, part: Predictions) -> None:
         values[which] = new
 
 
-def _predict(rows: MeasuredRows, system: System, predict: Predict | None) -> Predictions:
+def _predict(rows: MeasuredRows, system: System, predict: Predict) -> Predictions:
     """Predict rows on a machine, as the stack of each uses it."""
     found = _none(len(rows))
     for name in dict.fromkeys(rows.stack.tolist()):
         which = rows.stack == name
         machine = load_stack(name).on(system) if name else system
-        _fill(found, which, (predict or predicted_by_costs)(rows.take(which), machine))
+        _fill(found, which, predict(rows.take(which), machine))
     for name in ("seconds", "memory_bytes"):
         values, wanted = getattr(found, name), getattr(rows, name)
         missing = ~np.isfinite(values) & np.isfinite(wanted)
@@ -295,13 +307,15 @@ def _predict(rows: MeasuredRows, system: System, predict: Predict | None) -> Pre
     return found
 
 
-def predicted_by_costs(rows: MeasuredRows, system: System) -> Predictions:
+def predicted_by_costs(
+    rows: MeasuredRows, system: System, link: str | Links = "delay"
+) -> Predictions:
     """Predict rows by the cost model, with the 90 % band of the machine's calibration.
 
     Memory is predicted where it was measured.
     """
     check_peaks(rows, system)
-    times = _step_times(rows)
+    times = _step_times(rows, link)
     seconds = times.predict(system)
     memory = np.full(len(rows), np.nan)
     for k in np.flatnonzero(np.isfinite(rows.memory_bytes)):
@@ -321,14 +335,14 @@ def check_peaks(rows: MeasuredRows, system: System) -> None:
             raise ValueError(f"{rows.file[first]}, row {rows.row[first]}: {error}") from None
 
 
-def _step_times(rows: MeasuredRows) -> StepTimes:
+def _step_times(rows: MeasuredRows, link: str | Links) -> StepTimes:
     """Build the schedules of all rows; a row that has none is named."""
     try:
-        return StepTimes(rows)
+        return StepTimes(rows, link=link)
     except ValueError:
         for k in range(len(rows)):
             try:
-                StepTimes(rows.take(np.array([k])))
+                StepTimes(rows.take(np.array([k])), link=link)
             except ValueError as error:
                 raise ValueError(f"{rows.file[k]}, row {rows.row[k]}: {error}") from None
         raise

@@ -1,4 +1,4 @@
-"""`pipejax schedules`: what can be built, and which models and systems have a name."""
+"""`pipejax schedules`: what can be built, and which models, systems and stacks have a name."""
 
 import warnings
 
@@ -20,8 +20,8 @@ COLUMNS = (
 SMALL = {"num_workers": 2, "num_microbatches": 2}  # that every built-in schedule has
 
 
-def schedules(models: bool = False, systems: bool = False) -> Answer:
-    """List the schedules that can be built, with their sources; also models and systems.
+def schedules(models: bool = False, systems: bool = False, stacks: bool = False) -> Answer:
+    """List the schedules that can be built, with their sources; also models, systems and stacks.
 
     With --json it is a list of {name, phases, legal, source, ..}: phases of a table of two workers
     and two microbatches, and which numbers can be built; both are null where they are not known.
@@ -30,12 +30,19 @@ def schedules(models: bool = False, systems: bool = False) -> Answer:
       pipejax schedules
     """
     from pipejax.costs.model.model import load_model, model_names
+    from pipejax.costs.model.stack import load_stack, stack_names
     from pipejax.costs.system.system import load_system, system_names
 
-    if models and systems:
-        raise ValueError("--models and --systems: choose one")
-    if models or systems:
-        load, every = (load_model, model_names()) if models else (load_system, system_names())
+    lists = {
+        "--models": (models, load_model, model_names()),
+        "--systems": (systems, load_system, system_names()),
+        "--stacks": (stacks, load_stack, stack_names()),
+    }
+    asked = [name for name, (is_asked, *_) in lists.items() if is_asked]
+    if asked[1:]:
+        raise ValueError(f"{asked[0]} and {asked[1]}: choose one")
+    if asked:
+        _, load, every = lists[asked[0]]
         sources = [{"name": name, "source": load(name).source} for name in every]
         return Answer(sources, [table_of(sources, SOURCES)])
     rows = [
@@ -47,9 +54,8 @@ def schedules(models: bool = False, systems: bool = False) -> Answer:
         }
         for name, builder in _builders().items()
     ]
-    others = {"models": model_names(), "systems": system_names()}
-    names = (f"{kind}: {', '.join(every)}" for kind, every in others.items())
-    return Answer(rows, [table_of(rows, COLUMNS), *names])
+    said = (f"{kind[2:]}: {', '.join(every)}" for kind, (*_, every) in lists.items())
+    return Answer(rows, [table_of(rows, COLUMNS), *said])
 
 
 def _builders() -> dict[str, Builder]:

@@ -35,6 +35,8 @@ def validate(
         ),
     ] = None,
     system: Text = None,
+    stack: Text = None,
+    link: Text = None,
     tolerance: str = "10",
     predictions: FileIfGiven = None,
     out: Annotated[Output, DRAWING] = NO_OUTPUT,
@@ -46,6 +48,7 @@ def validate(
 
     Options:
       system: the one that each row names if not given.
+      stack: likewise.
       predictions: pipejax is judged by the same rows; columns row (of DATA.csv, from 1), seconds
         and memory_bytes.
       out: a picture (.png, .pdf, .svg).
@@ -55,7 +58,7 @@ def validate(
     """
     allowed = positive(parse_float(tolerance.removesuffix("%")), "--tolerance")
     with waiting("predicting"):
-        own = pj.validate(files or (), system)
+        own = pj.validate(files or (), system, stack=stack, link=link or "delay")
     found, beside = own, None
     if predictions is not None:
         from pipejax.analysis.step.validation import judge

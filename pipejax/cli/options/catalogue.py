@@ -81,7 +81,10 @@ def _often(
 
 def _of_workload(field: WorkloadField) -> OptionRecord:
     """Return the option of a field of a workload."""
-    kinds = {"whole": ValueKind("N", field.least, field.most), "flag": FLAG, "name": NAME}
+    kinds = {
+        **{"whole": ValueKind("N", field.least, field.most), "flag": FLAG, "name": NAME},
+        "share": NUMBER,
+    }
     return OptionRecord(kinds.get(field.kind, RULES), field.head, names=field.known)
 
 
@@ -155,6 +158,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
     "Model and system": {
         "model": _often(NAME_OR_FILE, "model: a name, or a JSON file", "m", "models"),
         "system": _often(NAME_OR_FILE, "system: a name, or a JSON file", "y", "systems"),
+        "stack": _often(NAME_OR_FILE, "software: a name, or a JSON file", "k", "stacks"),
         "gpus": _often(COUNT, "accelerators of the job, all of which are used"),
         "minibatch": OptionRecord(COUNT, "sequences per step"),
         "microbatch_size": OptionRecord(COUNT, "sequences of a microbatch b"),
@@ -315,6 +319,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "certificate": OptionRecord(FILE, "write what is claimed to this file (.json)"),
         "models": OptionRecord(FLAG, "list models and their sources"),
         "systems": OptionRecord(FLAG, "list systems and their sources"),
+        "stacks": OptionRecord(FLAG, "list stacks of software and their sources"),
         "open": OptionRecord(FLAG, "open what is written in the browser"),
         "exchange": OptionRecord(FLAG, "run A with the row of B on one worker"),
         "force": OptionRecord(FLAG, "replace files that are there"),

@@ -156,7 +156,7 @@ class Pricing(NamedTuple):
 
 
 _TIMES = ("stage_times", "worker_times", "costs", "model")  # one of them says what ops take
-_WITH_MODEL = ("system", "minibatch", *(name for name, f in WORKLOAD_FIELDS.items() if f.head))
+_WITH_MODEL = ("system", "minibatch", "stack", *(name for name, f in WORKLOAD_FIELDS.items() if f.head))
 # times that are in vain where no table has such an op; without cells, the step ends with A and U
 _RARE = [phase.name for phase in TIMED if phase not in (*SPLIT, pj.Phase.B, *STEP_END)]
 _STEPS = (  # options that change costs, and need some
@@ -187,6 +187,7 @@ class PricingSettings(NamedTuple):
         takes. Where a schedule is searched, it lets activations go there.
       load: likewise; as O if not given.
       minibatch: of one pipeline, with --model.
+      stack: which kernels it has, and what its exchanges run beside where options do not say it.
       lengths: a line for each, several numbers where sequences are packed, or JSON; times are
         those of the mean length, or follow from the model.
       microbatch_order: that arrange wrote.
@@ -204,6 +205,7 @@ class PricingSettings(NamedTuple):
     model: Text = None
     system: Text = None
     minibatch: CountIfGiven = None
+    stack: Text = None
     weight_share: WeightShare = None
     comm: Text = None
     latency: Text = None
@@ -337,8 +339,12 @@ def choose_pricing(**given: Any) -> Pricing | None:
 
 
 def choose_shared(**given: Any) -> dict[str, Any]:
-    """Read the fields of a workload that are given."""
-    return {name: value for name, value in given.items() if value not in (None, False)}
+    """Read the fields of a workload that are given; those that are shares are numbers."""
+    return {
+        name: parse_number(value, flag(name)) if WORKLOAD_FIELDS[name].kind == "share" else value
+        for name, value in given.items()
+        if value not in (None, False)
+    }
 
 
 def shared_options() -> dict[str, Parameter]:
@@ -366,7 +372,11 @@ def workload_options() -> dict[str, Parameter]:
 
 
 def _price_model(
-    model: str, system: Text = None, minibatch: int | None = None, **given: Any
+    model: str,
+    system: Text = None,
+    minibatch: int | None = None,
+    stack: Text = None,
+    **given: Any,
 ) -> Pricing:
     if system is None or minibatch is None:
         raise ValueError(f"--model needs {'--system' if system is None else '--minibatch'}")
@@ -374,7 +384,11 @@ def _price_model(
         field = WORKLOAD_FIELDS.get(name)
         if field is not None and field.known:
             given[name] = one_of(given[name], field.known, flag(name))
-    found, machine = pj.load_model(model), pj.load_system(system)
+    from pipejax.costs.model.stack import AS_THE_SYSTEM, load_stack
+
+    software = AS_THE_SYSTEM if stack is None else load_stack(stack)
+    found, machine = pj.load_model(model), software.on(pj.load_system(system))
+    given = {**software.workload, **given}
     if given.get("expert_parallel", 1) > 1 and found.moe is None:
         raise ValueError(
             f"--expert-parallel {given['expert_parallel']}: {found.name} has no experts"

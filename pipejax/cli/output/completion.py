@@ -8,6 +8,7 @@ from pipejax.cli.commands.init import TEMPLATES
 from pipejax.cli.commands.tune import SETTINGS
 from pipejax.cli.options.catalogue import CATALOGUE, FLAG, NAMES, OptionRecord, begun, flag, record
 from pipejax.costs.model.model import model_names
+from pipejax.costs.model.stack import stack_names
 from pipejax.costs.system.system import system_names
 from pipejax.schedules import names
 
@@ -170,7 +171,12 @@ def completion_script(
         called: {name: record(name, called) for name in options_of(called) if name in CATALOGUE}
         for called in commands
     }
-    lists = {"schedules": names(), "models": model_names(), "systems": system_names()}
+    lists = {
+        "schedules": names(),
+        "models": model_names(),
+        "systems": system_names(),
+        "stacks": stack_names(),
+    }
     arguments = {"init": [*TEMPLATES], "diff": [*names()], "tune": [*SETTINGS]}
     for called in commands:
         first, space, second = called.partition(" ")

@@ -23,7 +23,7 @@ import jax
 from pipejax.costs import array_functions as xp
 from pipejax.costs.layers.formulas import Phases, boundary_bytes, tokens_on_one
 from pipejax.costs.model.layout import Group, Layout
-from pipejax.costs.model.model import LatentAttention, Model
+from pipejax.costs.model.model import LatentAttention, Model, recomputed_modules
 from pipejax.costs.precision import as_float
 from pipejax.costs.system.parts import Flag
 from pipejax.costs.system.system import Number, System
@@ -291,7 +291,11 @@ def _same(volume: Number) -> Phases:
 
 
 def layer_collectives(
-    model: Model, layout: Layout, kind: str = "dense", context: str = "ring"
+    model: Model,
+    layout: Layout,
+    kind: str = "dense",
+    context: str = "ring",
+    recompute: str = "none",
 ) -> tuple[Collective, ...]:
     """List the exchanges of a layer.
 
@@ -304,7 +308,8 @@ def layer_collectives(
     Context parallelism: keys and values go round a ring beside attention, in I their gradients
     follow them; or all-to-alls trade the split by tokens for one by heads and back ("all_to_all").
 
-    Experts: an all-to-all sends every token to its experts, one brings it back; the same in I.
+    Experts: an all-to-all sends every token to its experts, one brings it back; the same in I,
+    once more where the experts are recomputed.
 
     References:
       Korthikanti et al. (arXiv:2205.05198), section 4.2.2.
@@ -320,7 +325,7 @@ def layer_collectives(
         found += _of_tensor(e * tokens, (h, h), split_mlps, layout)
     found += _of_context(model, layout, context)
     if is_moe:
-        found += _of_experts(model, layout)
+        found += _of_experts(model, layout, "moe" in recomputed_modules(model, recompute))
     return found
 
 
@@ -369,14 +374,14 @@ def _of_context(model: Model, layout: Layout, exchange: str) -> tuple[Collective
     return (Collective("ring", "context", volume, Phases(1.0, 1.0, 0.0), "attention"),)
 
 
-def _of_experts(model: Model, layout: Layout) -> tuple[Collective, ...]:
+def _of_experts(model: Model, layout: Layout, again: bool = False) -> tuple[Collective, ...]:
     """Tokens on their way to experts and back."""
     assert model.moe is not None
     slots = model.moe.slots
     routed = tokens_on_one(model, layout) / layout.shared_by * slots
     moved = _same(model.element_bytes * routed * model.hidden)
     copies = layout.dispatch_per_node * slots
-    both_ways = Phases(2.0, 2.0, 0.0)
+    both_ways = Phases(2.0, 4.0 if again else 2.0, 0.0)
     return (Collective("all_to_all", "expert", moved, both_ways, "layer", copies),)
 
 

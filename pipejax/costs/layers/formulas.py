@@ -13,7 +13,7 @@ tokens.
 from typing import NamedTuple
 
 from pipejax.costs.model.layout import Layout
-from pipejax.costs.model.model import Model, check_recompute
+from pipejax.costs.model.model import Model, check_recompute, recomputed_modules
 from pipejax.costs.precision import as_float
 from pipejax.costs.system.system import Number, Numbers
 
@@ -56,11 +56,29 @@ def layer_flop(
     in_attention = (
         2 * tokens * model.sequence * model.query_hidden if model.flash_attention else 0.0
     )
-    selective = in_attention if model.flash_attention else scores
-    again = {"none": in_attention, "selective": selective, "full": in_attention + linear + scores}[
-        recompute
-    ]
-    return Phases(linear + scores, linear + 2 * scores + again, linear)
+    if recompute == "full":
+        again = linear + scores
+    else:
+        modules = recomputed_modules(model, recompute)
+        again = sum(2 * tokens * _matrices_of(model, kind, module) for module in modules)
+        again += scores * ("core_attn" in modules)
+    return Phases(linear + scores, linear + 2 * scores + in_attention + again, linear)
+
+
+def _matrices_of(model: Model, kind: str, module: str) -> Number:
+    """Weights that each token meets in a part of a layer that may be recomputed."""
+    moe, mlp, mla = model.moe, model.mlp_matrices, model.mla
+    if module == "half_products":
+        return model.active_matrices(kind) / 2
+    if module == "mla_up_proj" and mla is not None:
+        into = model.query_hidden if mla.query_rank is None else mla.query_rank
+        down_and_out = into + mla.kv_rank + mla.rope_width + model.output_hidden
+        return model.attention_matrices - model.hidden * down_and_out
+    if kind == "moe" and moe is not None:
+        shared = mlp(moe.shared_experts * moe.expert_hidden)
+        routed = moe.slots * mlp(moe.expert_hidden) + moe.experts * model.hidden
+        return {"moe": shared + routed, "shared_experts": shared}.get(module, 0.0)
+    return mlp(model.ffn_hidden) if module == "mlp" else 0.0
 
 
 def head_flop(model: Model, microbatch_size: Number) -> Phases:
@@ -113,46 +131,71 @@ def layer_activation_bytes(
     if recompute == "full":
         return model.element_bytes * tokens * model.hidden / layout.shared_by
     e, masks = model.element_bytes, (2 if model.dropout else 0)
-    keeps_scores = recompute == "none" and not model.flash_attention
+    modules = recomputed_modules(model, recompute)
+    keeps_scores = "core_attn" not in modules and not model.flash_attention
     per_score = (2 * e + 1 if model.dropout else e) if keeps_scores else 0
     scores = per_score * model.heads * tokens * model.sequence
-    needed = layer_weight_grad_bytes(model, layout, kind)
+    needed = layer_weight_grad_bytes(model, layout, kind, recompute)
     return needed + masks * tokens * model.hidden / layout.shared_by + scores / layout.tensor
 
 
-def layer_weight_grad_bytes(model: Model, layout: Layout = WHOLE, kind: str = "dense") -> Number:
+def layer_weight_grad_bytes(
+    model: Model, layout: Layout = WHOLE, kind: str = "dense", recompute: str = "none"
+) -> Number:
     """Bytes that W of one layer needs after I: both inputs of its weight GEMMs, 32sbh in a GPT.
 
     These are the layer's inputs of the four products (queries, keys and values; projection; both
     of the MLP), 14sbh, and the gradients of their outputs, 18sbh, which I leaves where norms,
     attention and activation function had theirs: only scores and dropout masks are gone after I.
-    Inputs of products have the bytes of the layout's precision, the rest those of the model.
+    Inputs of products have the bytes of the layout's precision, the rest those of the model. Parts
+    that are recomputed leave what they start from.
 
     References:
       Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1: M_W.
     """
     e, operand, moe = model.element_bytes, operand_bytes(model, layout), model.moe
-    # whole: inputs of the first product of attention and MLP, gradients of the second one's output
-    whole = 2 * (e + operand) * model.hidden
+    h, modules = model.hidden, recomputed_modules(model, recompute)
+    if "half_products" in modules:
+        return _half_products_bytes(model, layout)
+    # whole: inputs of norms and of the first product of attention and MLP, gradients of the second
+    # one's output, which lie where the norms' inputs were
+    whole = 2 * e * h + 2 * operand * h * ("layernorm" not in modules)
     # split by heads: the projection's input; queries, keys, values and, of a narrower precision,
     # the output that a flash kernel's I reads
     is_narrow = layout.precision in OPERAND_BYTES
-    own_output = e * model.output_hidden if is_narrow and model.flash_attention else 0
-    heads = e * (model.query_hidden + model.kv_hidden + model.value_hidden) + own_output
-    parts = operand * model.output_hidden + heads
+    keeps_output = is_narrow and model.flash_attention and "core_attn" not in modules
+    own_output = e * model.output_hidden if keeps_output else 0
+    heads = e * (model.query_hidden + model.kv_hidden + model.value_hidden)
+    parts = operand * model.output_hidden + heads * ("mla_up_proj" not in modules) + own_output
     if model.mla is not None:
         # inputs of the ways up, and of their norms
         rank = model.mla.kv_rank + (0 if model.mla.query_rank is None else model.mla.query_rank)
         whole += (e + operand) * rank + e * model.mla.rope_width
-    # of an MLP: what its activation function takes, and what it puts out
-    per_unit = operand + (2 if model.gated_mlp else 1) * e
+    # of an MLP: what its activation function puts out, and what it takes
+    takes = (2 if model.gated_mlp else 1) * e
     if kind == "moe" and moe is not None:
-        parts += per_unit * moe.shared_experts * moe.expert_hidden
+        is_kept = "moe" not in modules and "shared_experts" not in modules
+        parts += is_kept * (operand + takes) * moe.shared_experts * moe.expert_hidden
         # each token once more for every expert that it meets, as it comes in and as it goes out
-        whole += moe.slots * ((e + operand) * model.hidden + per_unit * moe.expert_hidden)
+        puts_out = operand * ("moe_act" not in modules)
+        routed = (e + operand) * h + (puts_out + takes) * moe.expert_hidden
+        whole += ("moe" not in modules) * moe.slots * routed
     else:
-        parts += per_unit * model.ffn_hidden
+        parts += ("mlp" not in modules) * (operand + takes) * model.ffn_hidden
     return tokens_on_one(model, layout) * (whole / layout.shared_by + parts / layout.tensor)
+
+
+def _half_products_bytes(model: Model, layout: Layout) -> Number:
+    """Bytes of a layer that keeps attention's output and that of every second product.
+
+    Beside them stay the inputs of both norms.
+    """
+    halves = 2 if model.gated_mlp else 1
+    whole = 2 * model.hidden + 2 * model.hidden / 2
+    in_attention = model.query_hidden + model.kv_hidden + model.value_hidden
+    parts = model.output_hidden + (in_attention + halves * model.ffn_hidden) / 2
+    each = tokens_on_one(model, layout) * model.element_bytes
+    return each * (whole / layout.shared_by + parts / layout.tensor)
 
 
 OPERAND_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # with their scales

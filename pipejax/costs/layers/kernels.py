@@ -153,11 +153,11 @@ def norm_of(name: str, volume: Number) -> LayerOp:
     return memory(name, 2 * volume, 3 * volume, (1.0, 2.0))
 
 
-def with_forward_again(op: LayerOp) -> LayerOp:
-    """An op whose F is run once more within I."""
+def with_forward_again(op: LayerOp, share: float = 1.0) -> LayerOp:
+    """An op of whose F a share is run once more within I."""
     parts = {name: getattr(op, name) for name in ("flop", "volume", "launches")}
     again = {
-        name: part._replace(input_grad=part.input_grad + part.forward)
+        name: part._replace(input_grad=part.input_grad + share * part.forward)
         for name, part in parts.items()
     }
     return dataclasses.replace(op, **again)

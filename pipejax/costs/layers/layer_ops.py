@@ -13,6 +13,7 @@ a sliding window fewer.
 """
 
 import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pipejax.costs.layers.formulas import (
     Phases,
@@ -36,7 +37,7 @@ from pipejax.costs.layers.kernels import (
     with_forward_again,
 )
 from pipejax.costs.model.layout import Layout
-from pipejax.costs.model.model import Model, check_recompute
+from pipejax.costs.model.model import Model, recomputed_modules
 from pipejax.costs.model.workload_fields import PRECISIONS
 from pipejax.costs.system.system import Number
 
@@ -55,28 +56,54 @@ def layer_ops(
       model: the transformer.
       layout: how it is split.
       kind: of the layer, "dense" or "moe".
-      recompute: "selective" runs attention that is written out once more in I.
+      recompute: what I runs once more: with "selective" attention that is written out, or parts of
+        the layer joined by +.
       fused: whether scale, mask and softmax are one kernel, and so are bias with activation
         function, and bias, dropout and residual.
     """
-    check_recompute(recompute)
-    core = attention(model, layout, fused=fused)
-    if recompute == "selective" and not model.flash_attention:
-        core = tuple(map(with_forward_again, core))
     mlp = _experts if kind == "moe" and model.moe is not None else _mlp
     ops = (
         norm("attention_norm", model, layout),
         *projections_in(model, layout),
-        *core,
+        *attention(model, layout, fused=fused),
         gemm("projection", model, layout, (model.output_hidden / layout.tensor, model.hidden)),
         _residual("attention_residual", model, layout, fused=fused),
         norm("mlp_norm", model, layout),
         *mlp(model, layout, fused=fused),
         _residual("mlp_residual", model, layout, fused=fused),
     )
-    if layout.precision in WIDE:
-        return ops
-    return (*ops, _quantization(model, layout, ops))
+    if layout.precision not in WIDE:
+        ops = (*ops, _quantization(model, layout, ops))
+    modules = recomputed_modules(model, recompute)
+    return tuple(with_forward_again(op, share) if share else op for op, share in again(ops, modules))
+
+
+# ops of the parts of a layer
+OF_MODULE: Mapping[str, tuple[str, ...]] = {
+    "core_attn": ("attention", "scores", "softmax", "attention_dropout", "context"),
+    "layernorm": ("attention_norm", "mlp_norm"),
+    "mla_up_proj": ("query_norm", "query_up", "kv_norm", "kv_up", "rotation"),
+    "mlp": ("mlp_in", "mlp_activation", "mlp_out"),
+    "moe": (
+        *("router", "routing", "dispatch", "expert_in", "expert_activation", "expert_out"),
+        *("combine", "shared_in", "shared_activation", "shared_out"),
+    ),
+    "moe_act": ("expert_activation",),
+    "shared_experts": ("shared_in", "shared_activation", "shared_out"),
+}
+
+
+def again(
+    ops: Iterable[LayerOp], modules: Collection[str]
+) -> Iterator[tuple[LayerOp, float]]:
+    """Say of each op which share of its F is run once more within I.
+
+    "half_products" is every second product and all that is neither product nor attention.
+    """
+    names = {name for module in modules for name in OF_MODULE.get(module, ())}
+    of_kind = {"gemm": 0.5, "memory": 1.0} if "half_products" in modules else {}
+    for op in ops:
+        yield op, 1.0 if op.name in names else of_kind.get(op.kind, 0.0)
 
 
 WIDE = ("bf16", "fp16")  # precisions in which products take activations as they are

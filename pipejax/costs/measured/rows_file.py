@@ -43,9 +43,15 @@ from pipejax.costs.measured.measured_rows import (
     TEXTS,
     MeasuredRows,
 )
-from pipejax.costs.model.model import MixtureOfExperts, Model, check_shape, load_model
+from pipejax.costs.model.model import (
+    MixtureOfExperts,
+    Model,
+    check_recompute,
+    check_shape,
+    load_model,
+)
 from pipejax.costs.model.stack import AS_THE_SYSTEM, Stack, load_stack
-from pipejax.costs.model.workload_fields import DISPATCHERS, RECOMPUTE, WORKLOAD_FIELDS
+from pipejax.costs.model.workload_fields import DISPATCHERS, WORKLOAD_FIELDS
 
 PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
 # below 16 bits nobody trains with separate kernels of attention, or with dropout
@@ -221,7 +227,7 @@ class RowReader:
             "interleaved-1f1b" if is_interleaved else "1f1b",
             "1f1b (interleaved-1f1b where stages_per_worker > 1)",
         )
-        recompute = one_of(self._given(cells, "recompute", "none"), RECOMPUTE, "recompute")
+        recompute = check_recompute(self._given(cells, "recompute", "none"))
         splits = counts["tensor"] > 1 and recompute != "full"
         parallel = self._given(
             cells,

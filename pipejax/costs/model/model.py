@@ -16,7 +16,7 @@ import jax
 from pipejax.base.checks import MAX_COUNT, known_as, number, whole_number
 from pipejax.base.data_files import check_keys
 from pipejax.base.display import short_repr, short_repr_of
-from pipejax.costs.model.workload_fields import RECOMPUTE
+from pipejax.costs.model.workload_fields import MODULES, RECOMPUTE
 from pipejax.costs.precision import floats_in
 from pipejax.costs.system.system import Number, names_in, read_named
 
@@ -457,6 +457,21 @@ def _check_at_most(where: str, name: str, value: Number, whole: str, most: Numbe
 
 
 def check_recompute(recompute: str) -> str:
-    """Return the recomputation mode that a name means."""
-    found: str = known_as(recompute, RECOMPUTE, "recompute")
-    return found
+    """Return the recomputation that a text means: a name, or parts of layers in order, each once.
+
+    Raises:
+      ValueError: if it is neither; the message says what is allowed.
+    """
+    parts = str(recompute).split("+")
+    if not set(parts) <= set(MODULES):
+        more = f", or parts of layers joined by +: {', '.join(MODULES)}"
+        return str(known_as(recompute, RECOMPUTE, "recompute", more))
+    return "+".join(sorted(set(parts)))
+
+
+def recomputed_modules(model: Model, recompute: str) -> frozenset[str]:
+    """Parts of a layer that it runs again within I; a flash kernel's attention is one anyway."""
+    recompute = check_recompute(recompute)
+    if recompute == "selective":
+        return frozenset(() if model.flash_attention else ("core_attn",))
+    return frozenset(() if recompute in RECOMPUTE else recompute.split("+"))

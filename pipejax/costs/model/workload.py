@@ -26,7 +26,7 @@ from pipejax.base.checks import (
 from pipejax.base.display import short_repr
 from pipejax.costs import array_functions as xp
 from pipejax.costs.model.layout import Layout
-from pipejax.costs.model.model import Model
+from pipejax.costs.model.model import Model, check_recompute
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload_fields import (
     DISPATCHERS,
@@ -76,7 +76,9 @@ class Workload:
       loss_units: layers that the head and its loss count as.
       pipeline_layout: what each stage holds, as Megatron writes it: "Ettt|(tt|)*29m|L"; layers are
         assigned by the table's stage shares if empty.
-      recompute: "none", "selective" or "full".
+      recompute: "none"; "selective", the core of attention where it is written out; "full"; or
+        parts of layers joined by +, as "core_attn+mlp" (`MODULES`).
+      recompute_layers: how many layers of a stage full recomputation runs again; all if 0.
       weight_share: share of an activation that W needs after I; what the layers need if None.
       stragglers: factor of each slow worker, as {3: 1.2}, on all that it executes.
       worker_places: place of each worker on the machine, numbered node by node; in order if empty.
@@ -101,6 +103,7 @@ class Workload:
     sequence_parallel: bool = False
     data_parallel: int = 1
     recompute: str = "none"
+    recompute_layers: int = 0
     weight_share: float | None = None
     scatter_gather: bool = False
     context_parallel: int = 1
@@ -178,8 +181,8 @@ class Workload:
 
     @property
     def recompute_in_layer(self) -> str:
-        """What a layer itself recomputes: "none" or "selective"."""
-        return "selective" if self.recompute == "selective" else "none"
+        """What a layer itself recomputes: "none", "selective" or its parts."""
+        return "none" if self.recompute == "full" else self.recompute
 
     def microbatch_size(self, table: ScheduleTable) -> int:
         """Sequences of one microbatch.
@@ -233,6 +236,8 @@ def _checked(value: Any, name: str, field: WorkloadField) -> Any:
         return known_as(value, field.known, name)
     if field.kind == "number":
         return number(value, name)
+    if field.kind == "recompute":
+        return check_recompute(value)
     if field.kind == "share":
         return share(float(value) if isinstance(value, bool) else value, name)
     if field.kind == "flag":
@@ -302,7 +307,8 @@ def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
         layout = PipelineLayout.of(workload.pipeline_layout)
         layout.check(workload.model, table.num_stages)
         layers = layout.count("t").astype(float)
-    return StageLayers(layers, layers * recomputed_stages(workload, table))
+    most = workload.recompute_layers or np.inf
+    return StageLayers(layers, np.minimum(layers, most) * recomputed_stages(workload, table))
 
 
 def recomputed_stages(workload: Workload, table: ScheduleTable) -> Bool[NumpyArray, " stages"]:

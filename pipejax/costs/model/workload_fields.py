@@ -11,6 +11,18 @@ from typing import NamedTuple
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 RANK_ORDERS = ("tp-cp-ep-dp-pp", "tp-pp-dp")
 RECOMPUTE = ("none", "selective", "full")
+# parts of a layer that selective recomputation may run again, as Megatron Core names them; and
+# torchtitan's policy: all but attention and every second product
+MODULES = (
+    "core_attn",
+    "half_products",
+    "layernorm",
+    "mla_up_proj",
+    "mlp",
+    "moe",
+    "moe_act",
+    "shared_experts",
+)
 DISPATCHERS = ("all-to-all", "per-node")  # how tokens travel to their experts
 
 
@@ -18,7 +30,8 @@ class WorkloadField(NamedTuple):
     """A field of `Workload`.
 
     Attributes:
-      kind: "whole" (a whole number), "flag", "name", "number", "share" (0 to 1) or "text".
+      kind: "whole" (a whole number), "flag", "name", "number", "share" (0 to 1), "text", or
+        "recompute" (one of `RECOMPUTE`, or `MODULES` joined by +).
       head: its help in one line, or empty where no option of models has its name.
       detail: its help beyond the line.
       least: smallest whole number.
@@ -83,7 +96,12 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
     ),
     "graphs": WorkloadField("flag", "start a step's kernels as one graph", of_plan=True),
     "recompute": WorkloadField(
-        "name", "recomputation", "none, selective or full.", known=RECOMPUTE
+        "recompute",
+        "recomputation",
+        "none, selective, full, or parts of layers joined by +: " + ", ".join(MODULES) + ".",
+    ),
+    "recompute_layers": WorkloadField(
+        "whole", "layers of a stage that full recomputation runs again", "0 is all.", least=0
     ),
     "precision": WorkloadField(
         "name",

@@ -150,7 +150,7 @@ def work_of_stages(
     """Count the work of stages from numbers alone, all of which may be traced.
 
     Full recomputation is the layers' forward once more, in I or, where the table has R cells for
-    the stage, in R; `recompute` is what a layer itself recomputes, "none" or "selective".
+    the stage, in R; `recompute` is what a layer itself recomputes, never "full".
     """
     parameters = stage_parameters(model, layout, stages)
     kept = bytes_of_stages(model, layout, stages, recompute).activations if offloads else None
@@ -164,7 +164,7 @@ def work_of_stages(
         kinds=tuple(
             PartWork(
                 layer_ops(model, layout, kind, recompute),
-                layer_collectives(model, layout, kind),
+                layer_collectives(model, layout, kind, recompute=recompute),
                 whole_layer(model, layout, kind, recompute),
                 whole_layer_collectives(model, layout, kind),
                 weights,
@@ -272,7 +272,7 @@ def bytes_of_stages(
     needed: Numbers = 0.0
     for kind, count, again in zip(model.layers_by_kind, layers, recomputed, strict=True):
         kept += (count - again) * layer_activation_bytes(model, layout, recompute, kind)
-        needed += (count - again) * layer_weight_grad_bytes(model, layout, kind)
+        needed += (count - again) * layer_weight_grad_bytes(model, layout, kind, recompute)
     recomputed_inputs = sum(recomputed) * inputs
     activations = kept + recomputed_inputs + edges
     head_needs = last * head_weight_grad_bytes(model, layout)

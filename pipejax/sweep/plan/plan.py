@@ -15,6 +15,7 @@ from pipejax.base.progress import OnProgress, telling
 from pipejax.base.provenance import is_dataset
 from pipejax.costs.layers.formulas import model_flop
 from pipejax.costs.model.model import Model, load_model
+from pipejax.costs.model.stack import AS_THE_SYSTEM, Stack, load_stack
 from pipejax.costs.system.system import System, load_system
 from pipejax.schedules.table.links import Links
 from pipejax.sweep.plan.layouts import Layouts, enumerate_layouts
@@ -48,6 +49,7 @@ def plan(
     resume: bool = False,
     replace: bool = False,
     on_progress: OnProgress | None = None,
+    stack: Stack | str | Path | None = None,
     **shared: Any,
 ) -> PlanResult:
     """Find the layout of a training job on so many accelerators that takes the shortest step.
@@ -77,8 +79,10 @@ def plan(
       replace: whether to replace what is there.
       on_progress: called with how many layouts are done, of how many, and what is done with them;
         a bar in notebooks if None.
+      stack: the software, or its name: its kernels, and its exchanges where `shared` does not say
+        them; as the system's file takes it if None.
       **shared: fields of `Workload` that all layouts have in common: overlap, precision,
-        rank_order, scatter_gather.
+        rank_order, scatter_gather, expert_overlap, dispatcher, contiguous_context, graphs.
 
     Returns:
       The best layout, runners-up, and what is known of all layouts.
@@ -100,15 +104,18 @@ def plan(
     began = time.perf_counter()
     check_types(exhaustive=(exhaustive, bool), front=(front, bool), resume=(resume, bool))
     runners_up = whole_number(runners_up, "runners_up", least=0)
+    check_types(stack=(stack, Stack, str, Path, type(None)))
+    software = AS_THE_SYSTEM if stack is None else stack
+    software = software if isinstance(software, Stack) else load_stack(software)
     request = PlanRequest(
         model if isinstance(model, Model) else load_model(model),
-        system if isinstance(system, System) else load_system(system),
+        software.on(system if isinstance(system, System) else load_system(system)),
         gpus,
         minibatch,
         tuple(schedules),
         {name: tuple(values) for name, values in (choices or {}).items()},
         Links.of(link),
-        shared,
+        {**software.workload, **shared},
     )
     earlier = None if out is None else _left_at(Path(out), request, resume, replace)
     with telling("plan", on_progress) as tell:
