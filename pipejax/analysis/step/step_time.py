@@ -18,6 +18,7 @@ import numpy as np
 from pipejax import schedules
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
+from pipejax.costs import array_functions as xp
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS, Costs
 from pipejax.costs.measured.measured_rows import OPS, STEP, MeasuredRows
 from pipejax.costs.model.layout import Layout
@@ -53,6 +54,7 @@ class RowInputs(NamedTuple):
       layout: how accelerators share the work.
       stages: what each stage holds, and where; filled up with empty stages.
       gpus_per_node: accelerators of a node, 0 where the system says it.
+      network_bandwidth: that a message between nodes reaches, 0 where the system says it [B/s].
       layer_group: which factor the time of its layers has, where they have factors.
     """
 
@@ -60,6 +62,7 @@ class RowInputs(NamedTuple):
     layout: Layout
     stages: Stages
     gpus_per_node: Number
+    network_bandwidth: Number
     layer_group: Number
 
 
@@ -93,7 +96,7 @@ class PricingKind:
         row = self.row(varying)
         for k, name in enumerate(self.names):
             system = system.with_number(name, values[k])
-        per_node = jnp.where(row.gpus_per_node > 0, row.gpus_per_node, system.gpus_per_node)
+        system = _as_it_was(system, row)
         work = work_of_stages(row.model, row.layout, row.stages, recompute=self.recompute)
         factors = values[len(self.names) :]
         if factors.size:
@@ -103,7 +106,7 @@ class PricingKind:
                 for counts in (work.layers, work.recomputed)
             )
             work = work._replace(layers=layers, recomputed=recomputed)
-        costs = work_costs(work, dataclasses.replace(system, gpus_per_node=per_node))
+        costs = work_costs(work, system)
         return {name: jnp.asarray(getattr(costs, name), float) for name in self.reads}
 
 
@@ -156,12 +159,13 @@ class StepTimes:
         self.read = [(str(op), int(stage)) for op, stage in zip(rows.op, rows.stage, strict=True)]
         program = functools.cache(lambda table: lower(table, link=link, step_end=True))
         self.programs = [program(table) for table in self.tables]
-        of_rows = (self.workloads, self.tables, rows.accelerators_per_node, group)
+        per_node, network = rows.accelerators_per_node, rows.network_bandwidth
+        machines = [map(float, column) for column in (per_node, network, group)]
         self.inputs = [
-            _inputs(workload, table)._replace(
-                gpus_per_node=float(per_node), layer_group=float(of_layers)
+            _inputs(workload, table, *machine)
+            for workload, table, *machine in zip(
+                self.workloads, self.tables, *machines, strict=True
             )
-            for workload, table, per_node, of_layers in zip(*of_rows, strict=True)
         ]
 
     @functools.cached_property
@@ -192,7 +196,7 @@ class StepTimes:
         known: dict[Hashable, Costs] = {}
         for k, one in enumerate(self.inputs):
             recompute = self.workloads[k].recompute_in_layer
-            key = (id(self.workloads[k].model), recompute, one.layout, one.gpus_per_node)
+            key = (id(self.workloads[k].model), recompute, one.layout, *one[3:])
             key += tuple(np.asarray(leaf).tobytes() for leaf in one.stages)
             if key not in known:
                 known[key] = _priced_row(one, recompute, system)
@@ -223,10 +227,17 @@ class StepTimes:
 
 def _priced_row(row: RowInputs, recompute: str, system: System) -> Costs:
     """Price one row in NumPy."""
-    if row.gpus_per_node > 0:
-        system = dataclasses.replace(system, gpus_per_node=row.gpus_per_node)
     work = work_of_stages(row.model, row.layout, row.stages, recompute=recompute)
-    return work_costs(work, system)
+    return work_costs(work, _as_it_was(system, row))
+
+
+def _as_it_was(system: System, row: RowInputs) -> System:
+    """The machine with what a row says of it."""
+    near, rate = row.gpus_per_node, row.network_bandwidth
+    per_node = xp.where(near > 0, near, system.gpus_per_node)
+    bandwidth = xp.where(rate > 0, rate / system.network.efficiency, system.network.bandwidth)
+    network = dataclasses.replace(system.network, bandwidth=bandwidth)
+    return dataclasses.replace(system, gpus_per_node=per_node, network=network)
 
 
 def _step_or_op(costs: Costs, program: Program, op: str, stage: int) -> float:
@@ -280,10 +291,12 @@ def tables_of(rows: MeasuredRows) -> tuple[ScheduleTable, ...]:
     return tuple(build(*shape) for shape in shapes)
 
 
-def _inputs(workload: Workload, table: ScheduleTable) -> RowInputs:
+def _inputs(
+    workload: Workload, table: ScheduleTable, per_node: float, network: float, group: float
+) -> RowInputs:
     model = dataclasses.replace(workload.model, name="", source="")
     stages = stages_of(table, assign_layers(workload, table))
-    return RowInputs(model, workload.layout(table), stages, 0.0, 0.0)
+    return RowInputs(model, workload.layout(table), stages, per_node, network, group)
 
 
 def _row_batch(

@@ -31,7 +31,7 @@ MODEL_FIELDS: Mapping[str, str] = {
 }
 # the same of its mixture of experts
 EXPERT_FIELDS = ("experts", "top_k", "dense_layers", "capacity_factor")
-MODEL_SWITCHES = ("flash_attention", "dropout", "fused_loss")  # 0 or 1
+MODEL_SWITCHES = ("flash_attention", "dropout", "fused_loss", "tied_embeddings")  # 0 or 1
 COUNTS = (  # whole numbers
     "tensor",
     "context",
@@ -46,10 +46,11 @@ COUNTS = (  # whole numbers
     "loss_units",
     "accelerators_per_node",
 )
-FRACTIONS = ("overlap", "expert_overlap")  # shares from 0 to 1
-FLAGS = ("sequence_parallel", "contiguous_context", "graphs")  # 0 or 1
+FRACTIONS = ("overlap", "expert_overlap", "graphs")  # shares from 0 to 1
+FLAGS = ("sequence_parallel", "contiguous_context", "out_of_memory")  # 0 or 1
 NAMES = ("schedule", "recompute", "precision", "dispatcher", "system", "stack")
 TEXTS = ("group", "release", "source")  # free
+RATES = ("network_bandwidth",)  # of the machine while it ran, in SI units
 MEASURED = ("seconds", "memory_bytes")
 STEP = "step"
 OPS = ("F", "B", "I", "W")  # whose seconds a row may give instead: those of one microbatch
@@ -57,7 +58,7 @@ OPS = ("F", "B", "I", "W")  # whose seconds a row may give instead: those of one
 OF_MODEL = (*MODEL_FIELDS, *EXPERT_FIELDS, *MODEL_SWITCHES)
 PROFILED = ("op", "stage", "n", "spread")
 COLUMNS = (
-    *("model", *OF_MODEL, *COUNTS, *FLAGS, *FRACTIONS, "accelerators", *NAMES, *PROFILED),
+    *("model", *OF_MODEL, *COUNTS, *FLAGS, *FRACTIONS, *RATES, "accelerators", *NAMES, *PROFILED),
     *(*MEASURED, *TEXTS),
 )
 OF_SYSTEM = 0  # accelerators of a node: as many as the system has
@@ -85,7 +86,10 @@ class MeasuredRows:
       accelerators_per_node: (rows) 0 where the system says it.
       sequence_parallel: (rows) 0 or 1.
       contiguous_context: (rows) whether accelerators of a sequence hold consecutive tokens.
-      graphs: (rows) whether a step's kernels are started as one graph.
+      graphs: (rows) share of the kernels that start as graphs.
+      out_of_memory: (rows) whether the run ended for lack of memory.
+      network_bandwidth: (rows) what one accelerator of a ring through all of them sent to another
+        node, 0 where the system says it [B/s].
       overlap: (rows) share of gradients and gathered weights that travels beside compute.
       expert_overlap: (rows) the same of the tokens' way to their experts.
       dispatcher: (rows) how tokens travel to their experts, by name.
@@ -122,7 +126,9 @@ class MeasuredRows:
     accelerators_per_node: Int[NumpyArray, " rows"]
     sequence_parallel: Int[NumpyArray, " rows"]
     contiguous_context: Bool[NumpyArray, " rows"]
-    graphs: Bool[NumpyArray, " rows"]
+    graphs: Float[NumpyArray, " rows"]
+    out_of_memory: Bool[NumpyArray, " rows"]
+    network_bandwidth: Float[NumpyArray, " rows"]
     overlap: Float[NumpyArray, " rows"]
     expert_overlap: Float[NumpyArray, " rows"]
     schedule: NumpyArray

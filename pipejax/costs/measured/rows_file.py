@@ -187,8 +187,17 @@ class RowReader:
         _check_spread(found, model, cells)
         found |= _profiled(found, cells)
         measured = {name: positive_cell(cells, name) for name in MEASURED}
-        if all(map(math.isnan, measured.values())):
-            raise ValueError("seconds is missing, and so is memory_bytes: give one")
+        is_over = bool(whole_cell(cells.get("out_of_memory", "0"), "out_of_memory", 0, 1))
+        if is_over != all(map(math.isnan, measured.values())):
+            raise ValueError(
+                f"out_of_memory is 1, but {next(iter(set(MEASURED) & set(cells)))} is given"
+                if is_over
+                else "seconds is missing, and so is memory_bytes: give one"
+            )
+        measured["network_bandwidth"] = (
+            positive_cell(cells, "network_bandwidth") if "network_bandwidth" in cells else 0.0
+        )
+        measured["out_of_memory"] = is_over
         found["variance"] = relative_variance(cells, measured["seconds"])
         texts = {name: cells.get(name, "") for name in ("system", *TEXTS)}
         return found | measured | texts | {"row": number, "file": str(self.path)}
@@ -255,7 +264,7 @@ class RowReader:
             "expert_overlap": (0.0, "0"),
             "dispatcher": (DISPATCHERS[0], DISPATCHERS[0]),
             "contiguous_context": (False, "0"),
-            "graphs": (False, "0"),
+            "graphs": (0.0, "0"),
         }
         found: dict[str, Any] = {"stack": name}
         for key, (value, said) in taken.items():

@@ -78,7 +78,7 @@ class Layout:
         0 where one goes to each expert.
       contiguous_context: 1 where accelerators of a sequence hold consecutive tokens, so that under
         a causal mask the last meets most pairs; 0 where all meet as many.
-      graphs: 1 where the host starts a step as one graph, else 0.
+      graphs: share of the kernels that start as graphs, which spare the host.
       precision: of the products, by name.
       rank_order: one of `RANK_ORDERS`.
     """

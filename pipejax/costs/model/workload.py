@@ -69,7 +69,7 @@ class Workload:
         each node that has any, where it is handed on.
       contiguous_context: whether accelerators that split a sequence hold consecutive tokens; if
         not, all have as many pairs of tokens under a causal mask.
-      graphs: whether a step's kernels are started as one graph, which spares the host.
+      graphs: share of the kernels that start as graphs, which spare the host.
       precision: of the matrix products: "bf16", "fp16", "fp8", "mxfp8" or "nvfp4".
       rank_order: which ranks are neighbours, from the nearest: "tp-cp-ep-dp-pp" or "tp-pp-dp".
       embedding_units: layers that the embedding counts as when layers are assigned to stages.
@@ -121,7 +121,7 @@ class Workload:
     expert_overlap: float = 0.0
     dispatcher: str = DISPATCHERS[0]
     contiguous_context: bool = False
-    graphs: bool = False
+    graphs: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -174,7 +174,7 @@ class Workload:
             expert_overlap=self.expert_overlap,
             dispatch_per_node=float(self.dispatcher == "per-node"),
             contiguous_context=float(self.contiguous_context),
-            graphs=float(self.graphs),
+            graphs=self.graphs,
             precision=self.precision,
             rank_order=self.rank_order,
         )

@@ -94,7 +94,12 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
         "split sequences in order, so that the last accelerator attends to most",
         of_plan=True,
     ),
-    "graphs": WorkloadField("flag", "start a step's kernels as one graph", of_plan=True),
+    "graphs": WorkloadField(
+        "share",
+        "share of a step's kernels that start as graphs",
+        "0 none, 1 all: the host then costs nothing.",
+        of_plan=True,
+    ),
     "recompute": WorkloadField(
         "recompute",
         "recomputation",
