@@ -15,6 +15,10 @@ from pipejax.analysis.runs.activation_memory import activation_memory as activat
 from pipejax.analysis.runs.evaluate import bubble_ratio as bubble_ratio, op_counts as op_counts
 from pipejax.analysis.runs.staleness import op_times as op_times
 from pipejax.analysis.runs.timeline import bars as bars
+from pipejax.analysis.step.evidence import (
+    EVIDENCE as EVIDENCE,
+    evidence_of_tables as evidence_of_tables,
+)
 from pipejax.analysis.step.validation import (
     judge as judge,
     measured_tables as measured_tables,

@@ -8,6 +8,7 @@ times that a publication profiled. Ends with exit code 1 where an error is beyon
 
 import argparse
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -20,7 +21,13 @@ from rich.console import Console
 from rich.progress import track
 
 import pipejax as pj
-from pipejax.analysis import judge, measured_tables, prediction_errors
+from pipejax.analysis import (
+    EVIDENCE,
+    evidence_of_tables,
+    judge,
+    measured_tables,
+    prediction_errors,
+)
 from pipejax.files import DATA, MeasuredRows, check_writable, joined, provenance, write_file
 from pipejax.results import PredictionErrors, Validation
 from sweeps.kit import command
@@ -343,6 +350,7 @@ def main() -> None:
     except OSError as error:
         parser.error(f"--page {options.page}: {error.strerror}")
     found, made = run()
+    write_file(EVIDENCE, json.dumps(evidence_of_tables(found), indent=1) + "\n")
     command.save(dataset(found), options.out)
     write_file(options.page, page(made, FIGURE))
     rows = [row for section in made for row in section.accuracies]

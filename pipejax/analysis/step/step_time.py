@@ -27,6 +27,7 @@ from pipejax.costs.model.stack import OF_WORKLOAD
 from pipejax.costs.model.workload import Stages, Workload, assign_layers, stages_of
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import work_of_stages
+from pipejax.costs.system.parts import with_known
 from pipejax.costs.system.system import Number, System
 from pipejax.engine.batched.makespans import makespans_and_grad
 from pipejax.engine.batched.pricing import in_parts, priced, pulled, size_of
@@ -39,6 +40,7 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 AT_ONCE = 8  # sets of values that all rows are priced under at once
+FEW = 64  # rows whose prices take less time than it takes to compile them well
 
 Rows = Int[NumpyArray, " rows"]
 Varying = tuple[Array, ...]
@@ -95,7 +97,7 @@ class PricingKind:
         """Costs of one row under one set of values, those that programs read."""
         row = self.row(varying)
         for k, name in enumerate(self.names):
-            system = system.with_number(name, values[k])
+            system = with_known(system, name, values[k])
         system = _as_it_was(system, row)
         work = work_of_stages(row.model, row.layout, row.stages, recompute=self.recompute)
         factors = values[len(self.names) :]
@@ -129,7 +131,9 @@ class RowBatch(NamedTuple):
 
     def prices(self, kind: PricingKind, system: System, values: Values) -> Leaves:
         """Costs of all rows under each set of values: (batch, rows, ...)."""
-        found: Leaves = priced(kind, system, values, self.inputs, grid=True)
+        found: Leaves = priced(
+            kind, system, values, self.inputs, grid=True, quickly=len(self.rows) <= FEW
+        )
         return found
 
     def slopes(
@@ -137,8 +141,11 @@ class RowBatch(NamedTuple):
     ) -> Float[Array, "batch rows values"]:
         """Slopes by the values of the sum of the costs on each row's critical path."""
         values, counts = solved
-        slopes: Array = pulled(kind, system, values, self.inputs, counts, grid=True)[1]
-        return slopes
+        _, slopes = pulled(
+            kind, system, values, self.inputs, counts, grid=True, quickly=len(self.rows) <= FEW
+        )
+        found: Array = slopes
+        return found
 
 
 class StepTimes:
@@ -206,7 +213,7 @@ class StepTimes:
     def predict_and_grad(
         self, system: System, names: Sequence[str], values: Values
     ) -> tuple[Float[NumpyArray, "batch rows"], Float[NumpyArray, "batch rows values"]]:
-        """Predict all rows under each set of values of named numbers of the system.
+        """Predict all rows under each set of values of named numbers of the system, NaN for its own.
 
         More values than names are factors of layer times, one for each group of layers.
         Returns (batch, rows) step times [s], and (batch, rows, values) their derivatives.

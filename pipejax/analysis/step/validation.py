@@ -271,9 +271,7 @@ def judge(own: Validation, path: str | Path) -> tuple[Validation, Validation]:
     return theirs.take(which), own.take(which)
 
 
-def _read(
-    data: str | Path | Sequence[str | Path], stack: str | Path | None
-) -> MeasuredRows:
+def _read(data: str | Path | Sequence[str | Path], stack: str | Path | None) -> MeasuredRows:
     files = [Path(data)] if isinstance(data, str | Path) else [Path(path) for path in data]
     for path in files:
         if files.count(path) > 1:

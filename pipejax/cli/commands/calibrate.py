@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from pipejax.search.calibration.calibrate import Calibration
     from pipejax.search.calibration.calibrate_links import LinkCalibration
 
+NOTHING: Mapping[str, Any] = {"parameters": {}, "bands": {}, "written": None}
+AS_IT_IS = (
+    "the system as it is predicts runs that a fit does not see no worse than any fit: nothing is "
+    "written (name numbers with --fit to fit them all the same)"
+)
 SHOWN = 10  # outliers that a person reads
 # how a number is shown: its unit by what it is in, and by how much that is larger
 SHOWN_IN = {"FLOP/s": ("TFLOP/s", 1e12), "B/s": ("GB/s", 1e9), "s": ("us", 1e-6), "B": ("GB", 1e9)}
@@ -33,18 +38,23 @@ class FitOptions(NamedTuple):
 
     Attributes:
       system: to begin with.
+      stack: the software of all runs; the one that rows name if not given.
       collectives: what they decide of links is not fitted to runs again.
-      fit: as compute.efficiency,host.layer; all that have priors if not given.
+      fit: as compute.efficiency,host.layer; if not given, what predicts runs best that the fit did
+        not see, or nothing where the system as it is does.
+      general: not the system's own numbers.
       hold_out: or group:h,t,b, or few:8 (all but eight).
       layer_times: as h,t,b.
     """
 
     system: Text = None
+    stack: Text = None
     collectives: FileIfGiven = None
     fit: Text = None
     hold_out: Text = None
     starts: Count = 1
     layer_times: Text = None
+    general: bool = False
     seed: Seed = 0
 
 
@@ -108,13 +118,18 @@ def fit_system(files: Sequence[Path], fitting: FitOptions, out: Output) -> Answe
     if links is not None:
         machine = links.system
         decided = {each.name for each in links.parameters if each.identified}
-    names = [name for name in FITTED if name not in decided] if fit is None else fit.split(",")
+    names = None if fit is None else fit.split(",")
+    if names is None and decided:
+        names = [name for name in FITTED if name not in decided]
     found = None
     if files:
-        how = pick(fitting, "hold_out starts layer_times seed")
-        found = _fit_runs(files, machine, fit=names, **how)
+        how = pick(fitting, "hold_out starts layer_times seed general")
+        found = _fit_runs(files, machine, fitting.stack, fit=names, **how)
+    if links is None and found is not None and not found.parameters:
+        return Answer(_as_json(found) | NOTHING, [*_said(found, _as_json(found)), AS_IT_IS], {})
     parts = [each.system.calibration for each in (links, found) if each is not None]
-    content = calibrated_file(base, [each for each in parts if each], out.path.stem)
+    numbers = {} if found is None else found.stack_numbers
+    content = calibrated_file(base, [each for each in parts if each], out.path.stem, numbers)
     out.save_json(content)
     result = {name: content["calibration"][name] for name in ("parameters", "bands")}
     said: list[object] = []
@@ -135,16 +150,20 @@ def _fit_links(path: str, machine: pj.System) -> "LinkCalibration":
         return pj.links.calibrate_links(rows, machine)
 
 
-def _fit_runs(data: Sequence[Path], machine: pj.System, **options: Any) -> "Calibration":
+def _fit_runs(
+    data: Sequence[Path], machine: pj.System, stack: str | None, **options: Any
+) -> "Calibration":
     from pipejax.costs.measured.measured_rows import joined
 
-    rows = joined([pj.files.read_rows(path) for path in data])
+    rows = joined([pj.files.read_rows(path, stack) for path in data])
     with waiting("calibrating: compiling and fitting"):
         return pj.calibrate(rows, machine, **options)
 
 
 def _as_json(found: "Calibration") -> dict[str, Any]:
     return {
+        "as_is": found.as_is._asdict(),
+        "left_out": None if found.left_out is None else found.left_out._asdict(),
         "fit": found.fit._asdict(),
         "held_out": None if found.held_out is None else found.held_out._asdict(),
         "outliers": [each._asdict() for each in found.outliers],
@@ -172,15 +191,22 @@ def _numbers(numbers: Iterable["FittedParameter"], fitted_to: str) -> Table:
 
 
 def _said(found: "Calibration", result: Mapping[str, Any]) -> Iterator[object]:
-    yield _numbers(found.parameters.values(), f"{found.fit.rows} runs in {found.seconds:.1f} s")
-    parts = {"fitted": result["fit"], "held out": result["held_out"]}
+    if found.parameters:
+        fitted_to = f"{found.fit.rows} runs in {found.seconds:.1f} s"
+        yield _numbers(found.parameters.values(), fitted_to)
+    parts = {
+        "as it is": result["as_is"],
+        "each run left out": result["left_out"],
+        "fitted": result["fit"],
+        "held out": result["held_out"],
+    }
     yield _errors({name: part for name, part in parts.items() if part}, "errors of step times")
     if len(found.folds) > 1:
         worst = sorted(result["folds"].items(), key=lambda item: -item[1]["mape"])[:SHOWN]
         yield _errors(dict(worst), "held out, the worst")
     for percent, share in found.coverage.items():
         yield f"{share:.1f} % of the rows held out lie in their {percent} % band"
-    if result["starts"] > 1:
+    if result.get("starts", 1) > 1:
         yield f"{result['starts']} starts agree to {100 * found.starts_differ:.2g} %"
     for each in found.outliers[:SHOWN]:
         yield plain(

@@ -1,7 +1,7 @@
 """`pipejax plan`: the layout of a training job that takes the shortest step."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -139,13 +139,20 @@ def plan(
         "model": found.request.model.name,
         "system": found.request.system.name,
         **pick(found.request, "gpus minibatch"),
-        "best": dataclasses.asdict(found.best),
-        "runners_up": [dataclasses.asdict(one) for one in found.runners_up],
+        "best": _as_json(found.best),
+        "runners_up": [_as_json(one) for one in found.runners_up],
+        "outside": [_as_json(one) for one in found.outside],
         **pick(found, "enumerated fitting evaluated programs seconds"),
         **({} if out.path is None else out.as_json()),
     }
     files = file_lines({"all layouts in": out, "picture in": figure})
     return Answer(result, chain(_said(found), files))
+
+
+def _as_json(one: "PlannedLayout") -> dict[str, Any]:
+    """A layout with what is known of its regime."""
+    evidence = None if one.evidence is None else pick(one.evidence, "configurations mean_error")
+    return dataclasses.asdict(one) | {"evidence": evidence}
 
 
 def _said(found: "PlanResult") -> Iterator[object]:
@@ -156,26 +163,48 @@ def _said(found: "PlanResult") -> Iterator[object]:
         f"{request.minibatch}: [bold]{seconds(best.step_time)}[/]{_band(best)}, MFU "
         f"{percent(best.mfu)}, bound by {best.bound_by}"
     )
-    shown = (best, *found.runners_up)
+    yield _evidence(best, request.system.name)
+    yield _table((best, *found.runners_up), best, "the shortest steps of all layouts that fit")
+    if found.outside:
+        reason = (
+            f"apart: nobody measured {' or '.join({one.regime: None for one in found.outside})} on "
+            f"{request.system.name} closely enough: calibrate on runs of your own before you trust"
+        )
+        yield _table(found.outside, best, reason)
+    yield plain(
+        f"{found.enumerated:,} layouts, {found.fitting:,} fit the memory, {found.evaluated:,} "
+        f"evaluated exactly with {found.programs:,} programs in {found.seconds:.1f} s: the lower "
+        "bounds of the others are beyond these"
+    )
+
+
+def _evidence(best: "PlannedLayout", system: str) -> object:
+    """Say what the best step time rests on."""
+    known = best.evidence
+    if known is None:
+        return plain(f"no run of its regime ({best.regime}) on {system} is known: extrapolated")
+    return plain(
+        f"its regime ({best.regime}): {known.configurations} measured configurations, predicted to "
+        f"{known.mean_error:.1f} % in the mean"
+    )
+
+
+def _table(shown: "Sequence[PlannedLayout]", best: "PlannedLayout", title: str) -> object:
     columns = [(header, [one.layout[name] for one in shown]) for name, header in COLUMNS.items()]
     columns += [
         ("step", [seconds(one.step_time) for one in shown]),
         ("MFU", [percent(one.mfu) for one in shown]),
         ("memory", [gigabytes(one.memory_bytes) for one in shown]),
         ("left", [gigabytes(one.memory_left) for one in shown]),
+        ("chance", [percent(one.chance) if one.chance else "" for one in shown]),
         ("bound by", [one.bound_by for one in shown]),
     ]
     # a column that is the same for all, where the headline says it or it is what is usual
-    usual = {"c": 1, "e": 1, "edges": 0, "bound by": best.bound_by}
+    usual = {"c": 1, "e": 1, "edges": 0, "chance": "", "bound by": best.bound_by}
     columns = [
         (name, cells) for name, cells in columns if any(cell != usual.get(name) for cell in cells)
     ]
-    yield grid(columns, title="the shortest steps of all layouts that fit")
-    yield plain(
-        f"{found.enumerated:,} layouts, {found.fitting:,} fit the memory, {found.evaluated:,} "
-        f"evaluated exactly with {found.programs:,} programs in {found.seconds:.1f} s: the lower "
-        "bounds of the others are beyond these"
-    )
+    return grid(columns, title=title)
 
 
 def _band(one: "PlannedLayout") -> str:

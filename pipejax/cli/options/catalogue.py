@@ -269,6 +269,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "hold_out": OptionRecord(RULES, "rows to predict without, as t=8, k-fold:5, model"),
         "layer_times": OptionRecord(RULES, "columns whose values have a layer time each"),
         "starts": OptionRecord(COUNT, "points to start from"),
+        "general": OptionRecord(FLAG, "take priors of machines in general"),
         "tolerance": OptionRecord(NUMBER, "mean error that passes, in percent"),
         "predictions": OptionRecord(FILE, "predictions of any simulator to judge: a CSV file"),
     },

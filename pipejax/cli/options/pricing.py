@@ -156,7 +156,12 @@ class Pricing(NamedTuple):
 
 
 _TIMES = ("stage_times", "worker_times", "costs", "model")  # one of them says what ops take
-_WITH_MODEL = ("system", "minibatch", "stack", *(name for name, f in WORKLOAD_FIELDS.items() if f.head))
+_WITH_MODEL = (
+    "system",
+    "minibatch",
+    "stack",
+    *(name for name, f in WORKLOAD_FIELDS.items() if f.head),
+)
 # times that are in vain where no table has such an op; without cells, the step ends with A and U
 _RARE = [phase.name for phase in TIMED if phase not in (*SPLIT, pj.Phase.B, *STEP_END)]
 _STEPS = (  # options that change costs, and need some

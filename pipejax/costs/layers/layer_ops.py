@@ -75,7 +75,9 @@ def layer_ops(
     if layout.precision not in WIDE:
         ops = (*ops, _quantization(model, layout, ops))
     modules = recomputed_modules(model, recompute)
-    return tuple(with_forward_again(op, share) if share else op for op, share in again(ops, modules))
+    return tuple(
+        with_forward_again(op, share) if share else op for op, share in again(ops, modules)
+    )
 
 
 # ops of the parts of a layer
@@ -93,9 +95,7 @@ OF_MODULE: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def again(
-    ops: Iterable[LayerOp], modules: Collection[str]
-) -> Iterator[tuple[LayerOp, float]]:
+def again(ops: Iterable[LayerOp], modules: Collection[str]) -> Iterator[tuple[LayerOp, float]]:
     """Say of each op which share of its F is run once more within I.
 
     "half_products" is every second product and all that is neither product nor attention.

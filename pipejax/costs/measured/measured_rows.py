@@ -61,6 +61,8 @@ COLUMNS = (
     *("model", *OF_MODEL, *COUNTS, *FLAGS, *FRACTIONS, *RATES, "accelerators", *NAMES, *PROFILED),
     *(*MEASURED, *TEXTS),
 )
+# what a run was, whatever was measured of it: equal ones are the same run again
+CONFIGURATION = (*("model", *OF_MODEL, *COUNTS, *FLAGS, *FRACTIONS, *RATES, *NAMES, "op", "stage"),)
 OF_SYSTEM = 0  # accelerators of a node: as many as the system has
 
 

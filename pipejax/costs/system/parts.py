@@ -314,6 +314,19 @@ def _with(tree: Any, path: tuple[str, ...], value: Number) -> Any:
     return dataclasses.replace(tree, **{name: new})
 
 
+def with_known(system: Any, name: str, value: Number) -> Any:
+    """Replace a number, of a curve all shares, where the value is one: NaN leaves what is there."""
+    path = FIELDS[name]
+    there: Any = system
+    for part in path:
+        there = getattr(there, part)
+    if path[-1] != "shares":
+        return _with(system, path, xp.where(value == value, value, there))
+    curve = getattr(system, path[0])
+    shares = tuple(xp.where(value == value, value, share) for share in there)
+    return dataclasses.replace(system, **{path[0]: dataclasses.replace(curve, shares=shares)})
+
+
 # in which unit a file states a quantity that was fitted
 WRITTEN_IN: Mapping[str, str] = {
     "FLOP/s": "TFLOP_per_s",

@@ -82,7 +82,7 @@ class Band(NamedTuple):
     high: float
 
 
-@short_repr_of("rows source parameters bands")
+@short_repr_of("rows source parameters bands stack evidence")
 class CalibrationRecord(NamedTuple):
     """What the numbers of a system were fitted to, and how well.
 
@@ -91,12 +91,17 @@ class CalibrationRecord(NamedTuple):
       rows: how many runs.
       parameters: what was fitted.
       bands: how far measured times lie from predicted ones.
+      stack: of the runs, by name or file; empty where they are of none that is named.
+      evidence: of what regimes they were, and how far predictions were from them, as
+        `analysis/step/evidence.py` writes it.
     """
 
     source: str
     rows: int
     parameters: tuple[FittedParameter, ...]
     bands: tuple[Band, ...]
+    stack: str = ""
+    evidence: tuple[tuple[float, ...], ...] = ()
 
 
 def read_calibration(data: Any, where: str) -> CalibrationRecord:
@@ -118,7 +123,18 @@ def read_calibration(data: Any, where: str) -> CalibrationRecord:
         tuple(
             _band(percent, ends, f"{where}: bands: {percent}") for percent, ends in bands.items()
         ),
+        str(data.get("stack", "")),
+        _evidence(data.get("evidence", []), f"{where}: evidence"),
     )
+
+
+def _evidence(data: Any, where: str) -> tuple[tuple[float, ...], ...]:
+    """Read rows of numbers: three flags, configurations, mean error."""
+    rows = data if isinstance(data, list) else [None]
+    for row in rows:
+        if not isinstance(row, list) or len(row) != 5 or not all(map(is_number, row)):
+            raise ValueError(f"{where} must be rows of five numbers, got {row!r}")
+    return tuple(map(tuple, rows))
 
 
 def _parameter(name: str, data: Any, where: str) -> FittedParameter:

@@ -2,24 +2,29 @@
 
 import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipejax.analysis.step.evidence import as_numbers, evidence_of
 from pipejax.analysis.step.step_time import StepTimes
 from pipejax.analysis.step.validation import PredictionErrors, check_peaks, prediction_errors
-from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import check_types, whole_number
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.progress import OnProgress, telling
-from pipejax.costs.measured.measured_rows import MeasuredRows
-from pipejax.costs.system.parts import written_with
+from pipejax.costs.measured.measured_rows import CONFIGURATION, MeasuredRows
+from pipejax.costs.model.stack import load_stack
+from pipejax.costs.system.parts import number_of, written_with
 from pipejax.costs.system.system import CalibrationRecord, FittedParameter, System
 from pipejax.search.calibration.hold_outs import Folds, bands_of, columns_of, coverage_of, folds_of
 from pipejax.search.calibration.parameters import (
     FITTED,
+    LADDER,
     Parameters,
     calibrated_system,
     factors,
@@ -32,6 +37,11 @@ from pipejax.search.calibration.robust_fit import NOISE, Points, RobustFit, robu
 OUTLIER = 3.5  # noises from which a row is listed as one
 LAYER_SPREAD = 1.0  # of the logarithm of a layer's time, where each shape has its own
 LAYER_SHAPE = "h,s,t,c,e,b"  # columns that the time of a layer depends on
+RUN = ",".join(CONFIGURATION)
+MOST_CHOSEN_BY = 60  # rows, drawn from more, that it is chosen by
+MOST_LEFT_OUT = 10  # fits that each leave rows out, to choose what is fitted
+UNBELIEVABLE = 20.0  # factor of half of the rows from which they are no times of this machine
+NEAR = 3.0  # how close it lies to that of another unit
 MOST_STARTS = 1000
 NO_FOLDS = Folds((), np.zeros((0, 0), bool))
 
@@ -67,6 +77,9 @@ class Calibration:
       fit: errors of all rows, which were fitted.
       held_out: errors of rows that were left out of the fit; None without a hold-out.
       folds: the same by what was left out.
+      as_is: errors of all rows by the machine as it is.
+      left_out: errors of rows that each fit of the same numbers left out, as `as_is` leaves all
+        out; None where they were named.
       coverage: share of left-out rows within a band from all other left-out rows, by the percent
         that it should be [%].
       outliers: rows that lie far off.
@@ -82,12 +95,23 @@ class Calibration:
     fit: PredictionErrors
     held_out: PredictionErrors | None
     folds: Mapping[str, PredictionErrors]
+    as_is: PredictionErrors
+    left_out: PredictionErrors | None
     coverage: Mapping[int, float]
     outliers: tuple[Outlier, ...]
     noise: float
     predicted: Float[NumpyArray, " rows"]
     starts_differ: float
     seconds: float
+
+    @property
+    def stack_numbers(self) -> dict[str, float]:
+        """Numbers of the software that the runs were of, in SI units; none where it has no name."""
+        record = self.system.calibration
+        if record is None or not record.stack:
+            return {}
+        names = ("kernels.attention_efficiency", "kernels.elementwise", "host.launch")
+        return {name: float(number_of(self.system, name)) for name in names}
 
 
 def calibrate(
@@ -99,24 +123,29 @@ def calibrate(
     starts: int = 1,
     layer_times: str | None = None,
     seed: int = 0,
+    general: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Calibration:
     """Fit numbers of a system to measured step times.
 
-    Robust least squares on the logarithm of time: each number has a prior that keeps it physical
-    where the rows leave it open, and rows that lie far off pull no more than a limit. Gradients
-    are exact, through the batched evaluator. Kernels are priced one by one.
+    Robust least squares on the logarithm of time: each number has a prior that keeps it near the
+    system's where the rows leave it open, and rows that lie far off pull no more than a limit.
+    Where nobody says what to fit, that set of numbers is which predicts rows best that its fit left
+    out; where none does better than the system as it is, it stays. Rows of one configuration
+    weigh as one. Gradients are exact, through the batched evaluator. Kernels are priced one by
+    one.
 
     Args:
-      rows: measured runs.
+      rows: measured runs, all of one stack.
       system: the machine; what is not fitted stays as it is.
-      fit: names of the numbers, as "compute.efficiency"; all that have priors if None.
+      fit: names of the numbers, as "compute.efficiency"; chosen from `LADDER` if None.
       hold_out: what else is fitted without, and predicted: "t=8", "group:h,t,b", "k-fold:5",
         "few:8" (all but eight rows, in several draws) or "model".
       starts: how many points to start from: the priors' medians, then draws from the priors.
       layer_times: columns, as "h,t,b": every combination of their values then has a layer time
         of its own, and only what is beside the layers follows from the system.
       seed: of the draws.
+      general: whether priors are those of machines in general, not the system's own numbers.
       on_progress: called with how many steps the fits have taken, None and "steps"; a bar in
         notebooks if None.
 
@@ -124,8 +153,9 @@ def calibrate(
       The fitted system with standard errors and residuals.
 
     Raises:
-      ValueError: if no row has seconds, a name is unknown, or the hold-out leaves nothing out or
-        nothing to fit.
+      ValueError: if no row has seconds, a name is unknown, the hold-out leaves nothing out or
+        nothing to fit, rows are of several stacks, or all of them are so far from the system that
+        their unit must be another.
 
     Example:
       >>> import pipejax as pj
@@ -139,7 +169,10 @@ def calibrate(
     rows = rows.take(np.isfinite(rows.seconds))
     if not len(rows):
         raise ValueError("rows: no step time was measured, there is nothing to fit")
-    problem = _fitting(rows, system, tuple(FITTED if fit is None else fit), layer_times)
+    system = _on_stack(rows, system)
+    problem = _fitting(rows, system, tuple(FITTED if fit is None else fit), layer_times, general)
+    as_is = problem.step_times.predict(problem.system)
+    _check_scale(rows, as_is)
     folds = NO_FOLDS if hold_out is None else folds_of(rows, hold_out, seed=seed)
     points = np.random.default_rng(seed).standard_normal((starts, len(problem.parameters.names)))
     points[0] = 0.0
@@ -147,20 +180,25 @@ def calibrate(
     with telling("calibrate", on_progress) as tell:
         steps = itertools.count(1)
         problem = problem._replace(after_step=lambda: tell(next(steps), None, "steps"))
+        chosen = None
+        if fit is None and layer_times is None:
+            problem, chosen = _chosen(problem, as_is, seed)
         found = robust_fit(problem.residuals, points, weights)
         best = int(found.objective.argmin())
         left_out = _left_out(problem, folds, found.point[best])
-    return _result(problem, found, best, folds, left_out, time.perf_counter() - began)
+    known, seconds = (as_is, chosen), time.perf_counter() - began
+    return _result(problem, found, best, folds, left_out, known, seconds)
 
 
 class _Fitting(NamedTuple):
-    """What is fitted to which rows."""
+    """What is fitted to which rows; numbers that are not `free` are the system's own."""
 
     rows: MeasuredRows
     system: System
     parameters: Parameters
     num_numbers: int
     step_times: StepTimes
+    free: Bool[NumpyArray, " parameters"]
     after_step: Callable[[], object] = lambda: None
 
     @property
@@ -174,38 +212,136 @@ class _Fitting(NamedTuple):
         """
         if len(self.parameters.names) > self.num_numbers:
             return 1.0
-        return len(columns_of(self.rows, LAYER_SHAPE).names) / len(self.rows)
+        shapes, runs = (len(columns_of(self.rows, what).names) for what in (LAYER_SHAPE, RUN))
+        return shapes / runs
 
     @property
     def weights(self) -> Float[NumpyArray, " rows"]:
         """Weights of rows: those whose repetitions spread count less."""
-        return self.independent_share * weights_of(self.rows.variance, NOISE)
+        configuration = columns_of(self.rows, RUN).left_out
+        alike = configuration.sum(axis=1)[configuration.argmax(axis=0)]
+        return self.independent_share * weights_of(self.rows.variance, NOISE) / alike
 
     def residuals(self, points: Points) -> tuple[NumpyArray, NumpyArray]:
         """Log of predicted over measured, and its derivatives by whitened parameters."""
         names = self.parameters.names[: self.num_numbers]
-        values = self.parameters.values(points)
+        values = np.where(self.free, self.parameters.values(points), np.nan)
         seconds, slopes = self.step_times.predict_and_grad(self.system, names, values)
         self.after_step()
         jacobian = slopes * self.parameters.slopes(points)[:, None] / seconds[..., None]
-        return np.log(seconds / self.rows.seconds), jacobian
+        return np.log(seconds / self.rows.seconds), jacobian * self.free
 
 
 def _fitting(
-    rows: MeasuredRows, system: System, names: tuple[str, ...], layer_times: str | None
+    rows: MeasuredRows,
+    system: System,
+    names: tuple[str, ...],
+    layer_times: str | None,
+    general: bool,
 ) -> _Fitting:
     check_peaks(rows, system)
     kernels = dataclasses.replace(system.kernels, priced=True)
     system = dataclasses.replace(system, kernels=kernels)
-    numbers = parameters_of(system, names)
+    numbers = parameters_of(system, names, general=general)
     if layer_times is None:
-        return _Fitting(rows, system, numbers, len(names), StepTimes(rows))
+        every = np.ones(len(names), bool)
+        return _Fitting(rows, system, numbers, len(names), StepTimes(rows), every)
     shapes = columns_of(rows, layer_times)
     group = shapes.left_out.argmax(axis=0)
     free = factors([f"layer {name}" for name in shapes.names], LAYER_SPREAD)
-    return _Fitting(
-        rows, system, joined(numbers, free), len(names), StepTimes(rows, layer_group=group)
+    both = joined(numbers, free)
+    every = np.ones(len(both.names), bool)
+    return _Fitting(rows, system, both, len(names), StepTimes(rows, layer_group=group), every)
+
+
+def _on_stack(rows: MeasuredRows, system: System) -> System:
+    """The machine as the software of all rows uses it."""
+    stacks = dict.fromkeys(rows.stack.tolist())
+    if len(stacks) > 1:
+        names = ", ".join(name or "none" for name in stacks)
+        raise wrong(
+            "stack",
+            f"must be one: rows are of {names}; what is fitted belongs to the software too, so "
+            "calibrate each by itself",
+        )
+    name = next(iter(stacks))
+    return load_stack(name).on(system) if name else system
+
+
+# factors between units of time that a column may be in by mistake
+UNITS = {"milliseconds": 1e3, "microseconds": 1e6, "minutes": 1 / 60, "hours": 1 / 3600}
+
+
+def _check_scale(rows: MeasuredRows, as_is: NumpyArray) -> None:
+    """Refuse rows that are all far from the machine on one side: they are in another unit.
+
+    Tokens per second, sequences per second and other units are named by their factor alone.
+    """
+    factor = float(np.median(rows.seconds / as_is))
+    close = {name: abs(math.log(factor / each)) for name, each in UNITS.items()}
+    name = min(close, key=lambda unit: close[unit])
+    is_unit = close[name] < math.log(NEAR)
+    if not is_unit and 1 / UNBELIEVABLE < factor < UNBELIEVABLE:
+        return
+    guess = f", as if they were {name}" if is_unit else ""
+    raise wrong(
+        "seconds",
+        f"of all rows must be of this machine: half of them are more than {factor:.3g} times what "
+        f"it is predicted to take{guess}",
     )
+
+
+class _Chosen(NamedTuple):
+    """How far rows are from what fits say that left them out, or the machine as it is.
+
+    Attributes:
+      rows: (some) which, at most `MOST_CHOSEN_BY`.
+      residual: (some) log of predicted over measured.
+      parts: of the rows, each of which a fit left out.
+    """
+
+    rows: Int[NumpyArray, " some"]
+    residual: Float[NumpyArray, " some"]
+    parts: int
+
+
+def _chosen(
+    problem: _Fitting, as_is: Float[NumpyArray, " rows"], seed: int
+) -> tuple[_Fitting, _Chosen]:
+    """Choose which numbers are fitted: those that predict rows best that their fit left out.
+
+    Each rung of `LADDER` is fitted without each of some parts of the rows. Rows of a
+    configuration are left out together, for one would tell of the other.
+    """
+    count = len(problem.rows)
+    some = np.arange(count)
+    if count > MOST_CHOSEN_BY:
+        some = np.sort(np.random.default_rng(seed).permutation(count)[:MOST_CHOSEN_BY])
+        rows = problem.rows.take(some)
+        few = problem._replace(rows=rows, step_times=StepTimes(rows))
+    else:
+        few = problem
+    folds = _parts(few.rows, seed)
+    errors = np.log(as_is / problem.rows.seconds)[some]
+    free = np.zeros(len(problem.free), bool)
+    if len(folds.names) > 1:
+        for names in LADDER:
+            rung = few._replace(free=np.isin(problem.parameters.names, names))
+            residual = _left_out(rung, folds, np.zeros(len(rung.free)))
+            found = residual[folds.left_out.argmax(axis=0), np.arange(len(some))]
+            if np.abs(np.expm1(found)).mean() < np.abs(np.expm1(errors)).mean():
+                free, errors = rung.free, found
+    return problem._replace(free=free), _Chosen(some, errors, len(folds.names))
+
+
+def _parts(rows: MeasuredRows, seed: int) -> Folds:
+    """At most `MOST_LEFT_OUT` parts of the rows, each of whole configurations."""
+    configuration = columns_of(rows, RUN).left_out.argmax(axis=0)
+    count = configuration.max() + 1
+    parts = min(count, MOST_LEFT_OUT)
+    part = np.random.default_rng(seed).permutation(count) % parts
+    names = tuple(f"part {k + 1} of {parts}" for k in range(parts))
+    return Folds(names, part[configuration] == np.arange(parts)[:, None])
 
 
 def _left_out(problem: _Fitting, folds: Folds, start: Points) -> Float[NumpyArray, "folds rows"]:
@@ -223,17 +359,33 @@ def _result(
     best: int,
     folds: Folds,
     left_out: Float[NumpyArray, "folds rows"],
+    known: tuple[NumpyArray, "_Chosen | None"],
     seconds: float,
 ) -> Calibration:
     rows, residual, noise = problem.rows, found.residual[best], float(found.noise[best])
     predicted = rows.seconds * np.exp(residual)
     values = problem.parameters.values(found.point)
     fitted = fitted_numbers(problem.parameters, found, best, problem.num_numbers)
-    numbers, factors_ = fitted[: problem.num_numbers], fitted[problem.num_numbers :]
+    own = zip(fitted[: problem.num_numbers], problem.free, strict=False)
+    numbers = tuple(number for number, is_free in own if is_free)
+    factors_ = fitted[problem.num_numbers :]
     by_fold = [residuals[own] for residuals, own in zip(left_out, folds.left_out, strict=True)]
-    judged = np.concatenate(by_fold) if by_fold else residual
-    bands = bands_of(judged, len(by_fold) if len(by_fold) > 1 else len(judged))
-    record = CalibrationRecord(_sources(rows), len(rows), numbers, bands)
+    as_is, chosen = known
+    is_far = np.abs(residual) > OUTLIER * noise
+    if by_fold:
+        judged, groups = np.concatenate(by_fold), len(by_fold)
+    elif chosen is not None:
+        judged, groups = chosen.residual[~is_far[chosen.rows]], chosen.parts
+    else:
+        judged, groups = residual[~is_far], len(rows)
+    bands = bands_of(judged, groups if groups > 1 else len(judged))
+    apart = residual.copy()
+    if chosen is not None:
+        apart[chosen.rows] = chosen.residual
+    evidence = evidence_of(rows, np.expm1(apart), float(problem.system.gpus_per_node))
+    record = CalibrationRecord(
+        _sources(rows), len(rows), numbers, bands, str(rows.stack[0]), as_numbers(evidence)
+    )
     times = [rows.seconds[own] for own in folds.left_out]
     return Calibration(
         system=calibrated_system(problem.system, record),
@@ -245,8 +397,10 @@ def _result(
             name: _errors(residuals, measured)
             for name, residuals, measured in zip(folds.names, by_fold, times, strict=True)
         },
+        as_is=prediction_errors(as_is, rows.seconds),
+        left_out=None if chosen is None else _errors(chosen.residual, rows.seconds[chosen.rows]),
         coverage=coverage_of(by_fold, left_out, folds.left_out),
-        outliers=_outliers(rows, predicted, residual, noise),
+        outliers=_outliers(rows, predicted, residual, is_far),
         noise=noise,
         predicted=predicted,
         starts_differ=float(np.abs(values / values[best] - 1).max()),
@@ -259,9 +413,9 @@ def _errors(residual: NumpyArray, measured: NumpyArray) -> PredictionErrors:
 
 
 def _outliers(
-    rows: MeasuredRows, predicted: NumpyArray, residual: NumpyArray, noise: float
+    rows: MeasuredRows, predicted: NumpyArray, residual: NumpyArray, is_far: NumpyArray
 ) -> tuple[Outlier, ...]:
-    """Rows beyond `OUTLIER` noises, the farthest first."""
+    """Rows that lie far off, the farthest first."""
     order = np.argsort(-np.abs(residual), kind="stable")
     return tuple(
         Outlier(
@@ -271,7 +425,7 @@ def _outliers(
             float(predicted[k]),
             100 * float(np.expm1(residual[k])),
         )
-        for k in order[np.abs(residual[order]) > OUTLIER * noise]
+        for k in order[is_far[order]]
     )
 
 
@@ -286,18 +440,24 @@ PRICED: Mapping[str, Any] = {"kernels": {}}
 
 
 def calibrated_file(
-    base: Mapping[str, Any], records: Sequence[CalibrationRecord], name: str
+    base: Mapping[str, Any],
+    records: Sequence[CalibrationRecord],
+    name: str,
+    of_stack: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Put fitted numbers and their provenance into the content of a system's file.
 
-    `base` is the content of the file that the calibration began with: what was not fitted stays.
-    `records` say what was fitted, one after the other; of bands the last ones count.
+    `base` is the content of the file that the calibration began with: what was not fitted stays,
+    but for numbers `of_stack`, in SI units, that the runs' software has. `records` say what was
+    fitted, one after the other; of bands and stacks the last ones count.
     """
+    stack = next((each.stack for each in reversed(records) if each.stack), "")
+    evidence = [list(row) for record in records for row in record.evidence]
     parameters = {each.name: each for record in records for each in record.parameters}
     bands = [band for record in records if record.bands for band in record.bands]
     content = written_with(
         {**(PRICED if bands else {}), **base},
-        {name: each.value for name, each in parameters.items()},
+        {**of_stack, **{name: each.value for name, each in parameters.items()}},
     )
     fitted = {known: each._asdict() for known, each in parameters.items()}
     for each in fitted.values():
@@ -311,5 +471,7 @@ def calibrated_file(
             "rows": sum(record.rows for record in records),
             "parameters": fitted,
             "bands": {f"{band.percent:g}": [band.low, band.high] for band in bands},
+            **({"stack": stack} if stack else {}),
+            **({"evidence": evidence} if evidence else {}),
         },
     }

@@ -81,7 +81,8 @@ def _value(rows: MeasuredRows, hold_out: str) -> Folds:
 
 def _by(columns: Mapping[str, NumpyArray]) -> Folds:
     """Leave out each combination of values."""
-    indices = [np.unique(column, return_inverse=True)[1].ravel() for column in columns.values()]
+    texts = [column.astype(str) for column in columns.values()]  # also of what may be None
+    indices = [np.unique(column, return_inverse=True)[1].ravel() for column in texts]
     _, first, which = np.unique(
         np.stack(indices, axis=1), axis=0, return_index=True, return_inverse=True
     )
@@ -153,8 +154,12 @@ def band(residual: Float[NumpyArray, " rows"], percent: float, groups: int) -> B
 
 
 def bands_of(residual: Float[NumpyArray, " rows"], groups: int) -> tuple[Band, ...]:
-    """Return a band for each of `PERCENTS`."""
-    return tuple(band(residual, percent, groups) for percent in PERCENTS)
+    """Return a band for each of `PERCENTS` that so many groups can tell of.
+
+    The new one of K + 1 groups is the farthest by the chance 1 / (K + 1): 90 % need nine groups.
+    """
+    told = [percent for percent in PERCENTS if percent * (groups + 1) <= 100 * groups]
+    return tuple(band(residual, percent, groups) for percent in told)
 
 
 def coverage_of(

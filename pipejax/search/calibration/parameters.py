@@ -22,11 +22,12 @@ class Prior(NamedTuple):
     """Where a number lies: its logarithm is normal, or the logit of a number with a limit.
 
     Attributes:
-      centre: median; None where the system file says it.
+      centre: median where the system's file says nothing, or where all files are set aside; None
+        where only a file can say it.
       spread: standard deviation of the logarithm, or of the logit.
       limit: what the number stays below: 1 for a share.
-      is_own: whether the system's own number is the median where it has one: vendors and tests of
-        single collectives know some of them better than step times do.
+      is_own: whether the system's own number is the median even then: vendors and tests of single
+        collectives know some of them better than step times do.
     """
 
     centre: float | None = None
@@ -42,6 +43,7 @@ PRIORS: Mapping[str, Prior] = {
     "memory.efficiency": Prior(0.7, 0.7, limit=1.0),
     "memory.latency": Prior(4e-6, 0.2),
     "kernels.attention_efficiency": Prior(0.7, 0.5, limit=1.0),
+    "kernels.elementwise": Prior(1.0, 0.4),
     "kernels.narrow_efficiency": Prior(0.85, 0.5, limit=1.0),
     "kernels.misaligned_efficiency": Prior(0.5, 0.7, limit=1.0),
     "kernels.sharpness": Prior(4.0, 0.5),
@@ -65,7 +67,6 @@ PRIORS: Mapping[str, Prior] = {
 # collectives measure; the host's seconds per layer beside those per kernel; kernels of their own
 # shares that not all runs have
 _ASKED_FOR = (
-    "kernels.attention_efficiency",
     "kernels.narrow_efficiency",
     "host.layer",
     "collectives.simple_latency",
@@ -75,6 +76,13 @@ _ASKED_FOR = (
     "node.latency",
 )
 FITTED = tuple(name for name in PRIORS if name not in _ASKED_FOR)  # where nobody says what to fit
+# what is fitted where nobody says it: the set that predicts rows best that it did not see, and
+# nothing where none does better than the machine as it is
+LADDER: tuple[tuple[str, ...], ...] = (
+    ("compute.efficiency",),
+    ("compute.efficiency", "kernels.attention_efficiency", "kernels.elementwise"),
+    FITTED,
+)
 
 PerParameter = Float[NumpyArray, " parameters"]
 Points = Float[NumpyArray, "batch parameters"]
@@ -119,8 +127,10 @@ class Parameters(NamedTuple):
         return np.where(self._bounded, share / (1 - share), 1.0)
 
 
-def parameters_of(system: System, names: Sequence[str]) -> Parameters:
-    """Look up what is known of named numbers; what a prior leaves open, the system says.
+def parameters_of(system: System, names: Sequence[str], *, general: bool = False) -> Parameters:
+    """Look up what is known of named numbers: the system's own, or where it has none the prior's.
+
+    `general` priors set the system's file aside, but for what it alone can say.
 
     Raises:
       ValueError: if a number has no prior, or the system's own lies outside of it.
@@ -130,7 +140,7 @@ def parameters_of(system: System, names: Sequence[str]) -> Parameters:
         raise wrong("fit", f"must name different numbers of a system, got {','.join(names)!r}")
     priors = [PRIORS[name] for name in known]
     centres = [
-        _centre(float(number_of(system, name)), prior)
+        _centre(float(number_of(system, name)), prior, general)
         for name, prior in zip(known, priors, strict=True)
     ]
     for name, centre, prior in zip(known, centres, priors, strict=True):
@@ -143,9 +153,13 @@ def parameters_of(system: System, names: Sequence[str]) -> Parameters:
     return Parameters(tuple(known), np.array(centres), np.array(spreads), np.array(limits))
 
 
-def _centre(own: float, prior: Prior) -> float:
-    """Median of a number that a system has of its own, 0 where it says nothing."""
-    if prior.centre is None or (prior.is_own and own > 0):
+def _centre(own: float, prior: Prior, general: bool) -> float:
+    """Median of a number that a system has of its own, 0 or all of a share where it says nothing.
+
+    A share of 1 is what a data sheet says that knows of no losses.
+    """
+    is_said = own > 0 and own < prior.limit
+    if prior.centre is None or (is_said and (prior.is_own or not general)):
         return own
     return prior.centre
 

@@ -1,6 +1,8 @@
 """`pj.plan`: the layout of a training job that takes the shortest step."""
 
+import dataclasses
 import errno
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -9,13 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from pipejax.analysis.step.evidence import Evidence, Regime, known_evidence
 from pipejax.analysis.step.step_report import bands, mfu
+from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, whole_number
 from pipejax.base.progress import OnProgress, telling
 from pipejax.base.provenance import is_dataset
-from pipejax.costs.layers.formulas import model_flop
+from pipejax.costs.layers.formulas import OPERAND_BYTES, model_flop
 from pipejax.costs.model.model import Model, load_model
 from pipejax.costs.model.stack import AS_THE_SYSTEM, Stack, load_stack
+from pipejax.costs.model.workload_fields import PRECISIONS
 from pipejax.costs.system.system import System, load_system
 from pipejax.schedules.table.links import Links
 from pipejax.sweep.plan.layouts import Layouts, enumerate_layouts
@@ -30,6 +35,8 @@ from pipejax.sweep.plan.result import (
 from pipejax.sweep.plan.search import Evaluator, Known, Times, bounds_of_steps, estimate
 
 RUNNERS_UP = 9
+LEAST_ERROR = 0.005  # of predictions: no table is met better than it was measured
+OUTSIDE = 3  # layouts of regimes that nobody measured, which are shown apart
 PATIENCE = 10.0  # seconds of work that an interruption may cost
 
 
@@ -116,6 +123,7 @@ def plan(
         {name: tuple(values) for name, values in (choices or {}).items()},
         Links.of(link),
         {**software.workload, **shared},
+        software.name,
     )
     earlier = None if out is None else _left_at(Path(out), request, resume, replace)
     with telling("plan", on_progress) as tell:
@@ -129,16 +137,23 @@ def plan(
         evaluator = Evaluator(request, layouts, known, keep.after_program)
         if exhaustive:
             evaluator.evaluate_all()
-        best = evaluator.find_best(1 + runners_up)
+        by_row = evidence_by_row(request, layouts)
+        is_known = np.array([each is not None and each.is_enough for each in by_row])
+        first = is_known if (is_known & known.fits).any() else ~is_known
+        best = evaluator.find_best(1 + runners_up, first)
+        beyond = evaluator.find_best(OUTSIDE, ~is_known & ~first)
         on_front = evaluator.find_front() if front else None
-    reasons = bounds_of_steps(request, layouts, best)
+    rows = np.concatenate([best, beyond])
+    reasons = bounds_of_steps(request, layouts, rows)
     found = [
-        _planned(request, layouts, known, row, reason)
-        for row, reason in zip(best.tolist(), reasons, strict=True)
+        _planned(request, layouts, known, row, reason, by_row[row])
+        for row, reason in zip(rows.tolist(), reasons, strict=True)
     ]
+    ranked = _ranked(found[: len(best)])
     result = PlanResult(
-        best=found[0],
-        runners_up=tuple(found[1:]),
+        best=ranked[0],
+        runners_up=ranked[1:],
+        outside=tuple(found[len(best) :]),
         enumerated=len(layouts),
         fitting=int(known.fits.sum()),
         evaluated=int((~np.isnan(known.step_time)).sum()),
@@ -200,8 +215,30 @@ class _Keeper:
             self._saved = time.perf_counter()
 
 
+def evidence_by_row(request: PlanRequest, layouts: Layouts) -> list[Evidence | None]:
+    """What was measured of the regime of each layout; None where nothing was."""
+    known = known_evidence(request.system, request.stack)
+    is_narrow = request.shared.get("precision", PRECISIONS[0]) in OPERAND_BYTES
+    splits, far = layouts.zero >= 3, layouts.expert > float(request.system.gpus_per_node)
+    told = {
+        regime: max(
+            (each for each in known if regime.is_told_by(each.regime)),
+            key=lambda each: (each.is_enough, each.configurations),
+            default=None,
+        )
+        for regime in {Regime(bool(a), bool(b), is_narrow) for a in (0, 1) for b in (0, 1)}
+    }
+    pairs = zip(splits.tolist(), far.tolist(), strict=True)
+    return [told[Regime(one, other, is_narrow)] for one, other in pairs]
+
+
 def _planned(
-    request: PlanRequest, layouts: Layouts, known: Known, row: int, bound_by: str
+    request: PlanRequest,
+    layouts: Layouts,
+    known: Known,
+    row: int,
+    bound_by: str,
+    evidence: Evidence | None,
 ) -> PlannedLayout:
     """Say what is to be said of one of the best layouts."""
     step, need = float(known.step_time[row]), float(known.memory_bytes[row])
@@ -210,13 +247,55 @@ def _planned(
     return PlannedLayout(
         layout=layouts.described(request, row),
         step_time=step,
-        band=bands(request.system, step).get("90"),
+        band=None if evidence is None else bands(request.system, step).get("90"),
         mfu=float(mfu(flop, step, request.gpus, peak)),
         tokens_per_second=request.minibatch * float(request.model.sequence) / step,
         memory_bytes=need,
         memory_left=request.room - need,
         bound_by=bound_by,
+        regime=str(
+            Regime(
+                bool(layouts.zero[row] >= 3),
+                bool(layouts.expert[row] > float(request.system.gpus_per_node)),
+                request.shared.get("precision", PRECISIONS[0]) in OPERAND_BYTES,
+            )
+        ),
+        evidence=evidence,
     )
+
+
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
+
+
+def chances(times: Sequence[float], spreads: Sequence[float]) -> Float[NumpyArray, " layouts"]:
+    """Chance of each layout to have the shortest step, where each is off by itself.
+
+    The logarithm of a step time is normal around that of its prediction m_i, with spread s_i:
+
+        P(i) = integral over z of phi(z) product over j != i of Phi((m_j - m_i - s_i z) / s_j)
+    """
+    log, spread = np.log(times), np.asarray(spreads)
+    at = log[:, None] + spread[:, None] * NODES  # (layouts, nodes)
+    beyond = (log[None, :, None] - at[:, None]) / spread[None, :, None]
+    above = np.vectorize(math.erfc)(-beyond / math.sqrt(2)) / 2  # (layouts, others, nodes)
+    own = np.eye(len(log), dtype=bool)[..., None]
+    found = np.where(own, 1.0, above).prod(axis=1) @ WEIGHTS
+    return np.asarray(found / found.sum())
+
+
+def _ranked(found: Sequence[PlannedLayout]) -> tuple[PlannedLayout, ...]:
+    """Rank layouts by their chance to be the best, where it is known how far predictions are off.
+
+    The mean absolute value of a normal error is sqrt(2 / pi) of its spread.
+    """
+    errors = [each.evidence.mean_error / 100 for each in found if each.evidence is not None]
+    if len(errors) < len(found):
+        return tuple(found)
+    spreads = [math.sqrt(math.pi / 2) * max(error, LEAST_ERROR) for error in errors]
+    of_each = chances([each.step_time for each in found], spreads).tolist()
+    pairs = zip(found, of_each, strict=True)
+    told = [dataclasses.replace(each, chance=chance) for each, chance in pairs]
+    return tuple(sorted(told, key=lambda each: -each.chance))
 
 
 def _nearest(request: PlanRequest, layouts: Layouts, known: Known) -> str:

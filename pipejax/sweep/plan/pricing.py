@@ -97,9 +97,7 @@ class _Layouts:
 
     recompute: str
 
-    def __call__(
-        self, model: Model, at: tuple[System, Layout, Stages], _: tuple[()]
-    ) -> Priced:
+    def __call__(self, model: Model, at: tuple[System, Layout, Stages], _: tuple[()]) -> Priced:
         system, layout, stages = at
         work = work_of_stages(model, layout, stages, recompute=self.recompute)
         memory = bytes_of_stages(model, layout, stages, self.recompute)

@@ -42,6 +42,7 @@ class PlanRequest:
       choices: by axis (`CHOICES`) the values that are allowed; for the others all that are legal.
       links: link model, and what is shared.
       shared: fields of `Workload` that all layouts have in common (`SHARED`).
+      stack: the software, by name; empty for what the system's file takes for granted.
     """
 
     model: Model
@@ -52,6 +53,7 @@ class PlanRequest:
     choices: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     links: Links = dataclasses.field(default_factory=Links)
     shared: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    stack: str = ""
 
     def __post_init__(self) -> None:
         """Check the numbers and names."""

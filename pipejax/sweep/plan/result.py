@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipejax.analysis.step.evidence import Evidence
 from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.files import drafted
@@ -52,6 +53,11 @@ class PlannedLayout:
       memory_bytes: need of the fullest worker, per accelerator [B].
       memory_left: what is left of the capacity there [B].
       bound_by: the resource with the largest share of the critical path, as `sensitivity` says.
+      regime: what its step time rests on.
+      evidence: measured runs of that regime on the machine, and how far predictions were from
+        them; None where there are none.
+      chance: to be the best of those shown, where each is off by itself as far as the evidence
+        says; 0 where there is none.
     """
 
     layout: Mapping[str, Any]
@@ -62,16 +68,21 @@ class PlannedLayout:
     memory_bytes: float
     memory_left: float
     bound_by: str
+    regime: str
+    evidence: Evidence | None
+    chance: float = 0.0
 
 
-@short_repr_of("best runners_up enumerated fitting evaluated programs seconds")
+@short_repr_of("best runners_up outside enumerated fitting evaluated programs seconds")
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class PlanResult:
     """The best layouts of a job, and what is known of all others.
 
     Attributes:
-      best: the layout of the shortest step.
-      runners_up: the next ones, shortest first.
+      best: the layout of the shortest step, of those whose regime was measured on the machine; of
+        all where none was.
+      runners_up: the next ones of them, by their chance to be the best.
+      outside: the best of the others, whose step times are extrapolations.
       enumerated: legal layouts.
       fitting: those of them that the memory has room for.
       evaluated: those evaluated exactly; the others' lower bounds are beyond the runners-up.
@@ -86,6 +97,7 @@ class PlanResult:
 
     best: PlannedLayout
     runners_up: tuple[PlannedLayout, ...]
+    outside: tuple[PlannedLayout, ...]
     enumerated: int
     fitting: int
     evaluated: int

@@ -121,18 +121,18 @@ class Evaluator:
         for number, rows in enumerate(self._of_program):
             self._program[rows] = number
 
-    def find_best(self, wanted: int) -> Rows:
-        """Evaluate all that can be among the `wanted` best; return these, shortest step first."""
+    def find_best(self, wanted: int, among: Bool[NumpyArray, " layouts"]) -> Rows:
+        """Evaluate all that can be among the `wanted` best of some; return these, shortest first."""
         bound, times = self.known.lower_bound, self.known.step_time
-        rows = np.flatnonzero(self.known.fits)
+        rows = np.flatnonzero(self.known.fits & among)
         for row in rows[np.argsort(bound[rows], kind="stable")].tolist():
-            limit = self._last_of_best(wanted) * (1 + ROUNDING)
+            limit = self._last_of_best(wanted, among) * (1 + ROUNDING)
             if bound[row] > limit:
                 break
             if np.isnan(times[row]):
-                self._evaluate(self._program[row], bound <= limit)
+                self._evaluate(self._program[row], among & (bound <= limit))
         order = np.lexsort((self.known.memory_bytes, times))
-        return order[~np.isnan(times[order])][:wanted]
+        return order[(among & ~np.isnan(times))[order]][:wanted]
 
     def find_front(self) -> Bool[NumpyArray, " layouts"]:
         """Evaluate all that can be on the front of step time against memory; return (layouts)."""
@@ -170,9 +170,9 @@ class Evaluator:
         self.programs += 1
         self.tell()
 
-    def _last_of_best(self, wanted: int) -> float:
+    def _last_of_best(self, wanted: int, among: Bool[NumpyArray, " layouts"]) -> float:
         """The longest of the best step times known [s]; infinite as long as there are too few."""
-        times = self.known.step_time[~np.isnan(self.known.step_time)]
+        times = self.known.step_time[among & ~np.isnan(self.known.step_time)]
         return (
             float(np.partition(times, wanted - 1)[wanted - 1]) if len(times) >= wanted else np.inf
         )

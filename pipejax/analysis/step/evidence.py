@@ -1,0 +1,147 @@
+"""Evidence: in which regimes of training predictions were held against measured runs, and how far off.
+
+A search goes to where its model errs on the fast side. So every layout knows its regime, and a plan
+ranks those apart that nobody has measured on the machine: their step times are extrapolations.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.analysis.step.validation import Validation
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.display import short_repr
+from pipejax.costs.layers.formulas import OPERAND_BYTES
+from pipejax.costs.measured.measured_rows import CONFIGURATION, MeasuredRows, joined
+from pipejax.costs.system.system import DATA, System, load_system
+
+EVIDENCE = DATA / "evidence.json"
+LEAST = 3  # configurations from which measured runs are evidence
+MOST_ERROR = 15.0  # mean error of their predictions up to which they are [%]
+PROFILES = ("a100-vtrain", "b200-simumax")  # machines whose numbers are of the same runs
+USUAL = "megatron-core-2024"  # the stack that systems take for granted where nobody names one
+
+
+@short_repr
+class Regime(NamedTuple):
+    """What decides which terms of the model a step time rests on.
+
+    Attributes:
+      splits_weights: whether replicas split weights (ZeRO 3): exchanges beside every layer.
+      experts_over_nodes: whether tokens travel to experts on other nodes.
+      is_narrow: whether products are below 16 bits.
+    """
+
+    splits_weights: bool
+    experts_over_nodes: bool
+    is_narrow: bool
+
+    def __str__(self) -> str:
+        """Name it."""
+        parts = [
+            "below 16 bits" if self.is_narrow else "16 bits",
+            "ZeRO 3" if self.splits_weights else "ZeRO 0 to 2",
+        ]
+        return ", ".join([*parts, *["experts over nodes"] * self.experts_over_nodes])
+
+    def is_told_by(self, other: "Regime") -> bool:
+        """Whether runs of another regime tell of this one: those below 16 bits of 16 bits too."""
+        return other[:2] == self[:2] and other.is_narrow >= self.is_narrow
+
+
+@short_repr
+class Evidence(NamedTuple):
+    """Measured runs of a regime, and how far predictions were from them.
+
+    Attributes:
+      regime: of the runs.
+      configurations: different ones.
+      mean_error: mean of the absolute errors of their predictions [%].
+    """
+
+    regime: Regime
+    configurations: int
+    mean_error: float
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether a step time of the regime is no extrapolation."""
+        return self.configurations >= LEAST and self.mean_error <= MOST_ERROR
+
+
+def regimes_of(rows: MeasuredRows, per_node: float) -> list[Regime]:
+    """Return the regime of each row on nodes of so many accelerators where rows do not say it.
+
+    The accelerators that experts are spread over are neighbours: they fill a node first.
+    """
+    nodes = np.where(rows.accelerators_per_node > 0, rows.accelerators_per_node, per_node)
+    far = rows.expert > nodes
+    narrow = np.isin(rows.precision, list(OPERAND_BYTES))
+    columns = zip((rows.zero >= 3).tolist(), far.tolist(), narrow.tolist(), strict=True)
+    return [Regime(*each) for each in columns]
+
+
+def evidence_of(
+    rows: MeasuredRows, error: Float[NumpyArray, " rows"], per_node: float
+) -> tuple[Evidence, ...]:
+    """Sum up the relative errors of each regime; those of one configuration count once."""
+    texts = [rows.column(name).astype(str) for name in CONFIGURATION]
+    runs = list(zip(*(column.tolist() for column in texts), strict=True))
+    errors: dict[Regime, dict[tuple[str, ...], list[float]]] = {}
+    for regime, run, one in zip(regimes_of(rows, per_node), runs, error.tolist(), strict=True):
+        if np.isfinite(one):
+            errors.setdefault(regime, {}).setdefault(run, []).append(one)
+    return tuple(
+        Evidence(
+            regime,
+            len(by_run),
+            100 * float(np.mean([abs(np.mean(each)) for each in by_run.values()])),
+        )
+        for regime, by_run in sorted(errors.items())
+    )
+
+
+def as_numbers(evidence: Iterable[Evidence]) -> tuple[tuple[float, ...], ...]:
+    """Evidence as files have it: its regime, configurations and mean error, a row each."""
+    return tuple(
+        (*map(int, each.regime), each.configurations, round(each.mean_error, 2))
+        for each in evidence
+    )
+
+
+def from_numbers(rows: Iterable[Sequence[float]]) -> tuple[Evidence, ...]:
+    """Read what `as_numbers` wrote."""
+    return tuple(
+        Evidence(Regime(*map(bool, regime)), int(configurations), float(error))
+        for *regime, configurations, error in rows
+    )
+
+
+def evidence_of_tables(found: Sequence[Validation]) -> dict[str, dict[str, list[list[float]]]]:
+    """What tables tell of each machine and stack, as the file has it; those of its own fit nothing.
+
+    Raises:
+      ValueError: if a row names no machine.
+    """
+    measured = joined([one.measured for one in found])
+    error = np.concatenate([one.errors for one in found])
+    stacks = np.where(measured.stack == "", USUAL, measured.stack)
+    known: dict[str, dict[str, list[list[float]]]] = {}
+    for name, stack in sorted(set(zip(measured.system.tolist(), stacks.tolist(), strict=True))):
+        if name in PROFILES:
+            continue
+        own = (measured.system == name) & (stacks == stack)
+        per_node = float(load_system(name).gpus_per_node)
+        told = as_numbers(evidence_of(measured.take(own), error[own], per_node))
+        known.setdefault(name, {})[stack] = list(map(list, told))
+    return known
+
+
+def known_evidence(system: System, stack: str) -> tuple[Evidence, ...]:
+    """What is known of a machine and its software: by its calibration, or by the tables here."""
+    if system.calibration is not None:
+        return from_numbers(system.calibration.evidence)
+    known = json.loads(EVIDENCE.read_text("utf-8")).get(system.name, {})
+    return from_numbers(known.get(stack or USUAL, []))
