@@ -99,3 +99,71 @@ def test_the_command_writes_a_system_that_predicts_the_same(found, data, tmp_pat
     with pytest.warns():
         again = StepTimes(read_rows(data)).predict(fitted)
     np.testing.assert_allclose(again, found.predicted, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def six(data, a100):
+    """Six rows of large layers as the machine itself has them."""
+    with pytest.warns():
+        rows = read_rows(data).take(np.arange(38, 54, 3))
+    return dataclasses.replace(rows, seconds=StepTimes(rows).predict(a100))
+
+
+def test_where_the_machine_is_right_nothing_is_fitted_nor_written(six, a100, tmp_path, capsys):
+    found = pj.calibrate(six, a100)
+    assert not found.parameters
+    assert found.as_is.mape < 1e-9
+    np.testing.assert_allclose(StepTimes(six).predict(found.system), six.seconds)
+    path, out = tmp_path / "rows.csv", tmp_path / "mine.json"
+    path.write_text("model,tensor,global_batch,seconds\ngpt-22b,8,4,1.4\n")  # one row tells nothing
+    with pytest.warns():
+        assert run(["calibrate", str(path), "--system", "a100", "--out", str(out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["parameters"], told["bands"], told["written"]) == ({}, {}, None)
+    assert not out.exists()
+
+
+def test_what_helps_rows_that_a_fit_did_not_see_is_fitted(six, a100):
+    slow = a100.with_number("compute.efficiency", 0.5)
+    rows = dataclasses.replace(six, seconds=StepTimes(six).predict(slow))
+    found = pj.calibrate(rows, a100)
+    assert found.left_out.mape < found.as_is.mape / 2
+    assert found.parameters["compute.efficiency"].value < 0.75
+    assert [band.percent for band in found.system.calibration.bands] == [80]  # of six parts
+
+
+def test_rows_in_another_unit_are_refused(six, a100):
+    for factor, unit in ((1e3, "milliseconds"), (1 / 60, "minutes")):
+        rows = dataclasses.replace(six, seconds=factor * six.seconds)
+        with pytest.raises(ValueError, match=f"seconds of all rows must be .* as if .* {unit}"):
+            pj.calibrate(rows, a100)
+    rows = dataclasses.replace(six, seconds=40 * six.seconds)
+    with pytest.raises(ValueError, match="more than 40 times"):
+        pj.calibrate(rows, a100)
+
+
+def test_a_run_that_stands_there_often_weighs_as_one(six, a100):
+    """Fitted by name: one row takes twice as long, alone or fifty times."""
+    wrong = dataclasses.replace(six, seconds=six.seconds * np.array([2.0, 1, 1, 1, 1, 1]))
+    often = wrong.take(np.repeat(np.arange(6), [50, 1, 1, 1, 1, 1]))
+    once, many = (pj.calibrate(rows, a100, fit=["compute.efficiency"]) for rows in (wrong, often))
+    name = "compute.efficiency"
+    assert many.parameters[name].value == pytest.approx(once.parameters[name].value, rel=0.01)
+    assert {each.row for each in many.outliers} == {int(six.row[0])}
+
+
+def test_rows_of_several_stacks_are_refused(six, a100):
+    stacks = np.array(["", "", "", "", "", "megatron-lm-2021"])
+    with pytest.raises(ValueError, match="stack must be one: rows are of none, megatron-lm-2021"):
+        pj.calibrate(dataclasses.replace(six, stack=stacks), a100)
+
+
+def test_rows_far_off_widen_no_band(data, a100):
+    with pytest.warns():
+        rows = read_rows(data)
+    bands = []
+    for factor in (1.0, 1000.0):
+        seconds = rows.seconds * np.where(rows.row == OUTLIER, factor / 2, 1.0)
+        found = pj.calibrate(dataclasses.replace(rows, seconds=seconds), a100, fit=FIT)
+        bands.append([each[1:] for each in found.system.calibration.bands])
+    np.testing.assert_allclose(bands[0], bands[1], rtol=0.01)

@@ -69,9 +69,14 @@ def test_mistakes_are_named(a100):
         parameters_of(a100, ["memory.latency", "memory.latency"])
 
 
-def test_a_measured_latency_of_the_system_comes_before_that_of_others(a100):
+def test_a_number_of_the_system_comes_before_that_of_others(a100):
     """The H100's file has 10 us from NCCL's constants, other machines 40."""
-    name = "collectives.latency"
-    for system, centre in ((pj.load_system("h100"), 1e-5), (pj.load_system("mid_nw_mid_cp"), 4e-5)):
-        assert parameters_of(system, [name]).centre.tolist() == [centre]
-    assert parameters_of(a100, ["host.step"]).centre.tolist() == [PRIORS["host.step"].centre]
+    name, h100 = "collectives.latency", pj.load_system("h100")
+    for system, centre in ((h100, 1e-5), (pj.load_system("mid_nw_mid_cp"), 4e-5)):
+        for general in (False, True):  # known better than step times tell
+            assert parameters_of(system, [name], general=general).centre.tolist() == [centre]
+    own, others = (parameters_of(a100, ["host.step"], general=g).centre[0] for g in (False, True))
+    assert (own, others) == (a100.host.step, PRIORS["host.step"].centre)
+    unsaid = a100.with_number("kernels.attention_efficiency", 1.0)  # a data sheet knows no losses
+    name = "kernels.attention_efficiency"
+    assert parameters_of(unsaid, [name]).centre[0] == PRIORS[name].centre

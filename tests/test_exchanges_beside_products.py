@@ -10,9 +10,9 @@ from pipejax.costs.layers.collectives import collective_time
 from pipejax.costs.layers.kernels import device_time
 from pipejax.costs.layers.layer_ops import layer_ops
 from pipejax.costs.model.layout import Group, Layout
-from pipejax.costs.system.parts import Kernels
+from pipejax.costs.system.parts import Host, Kernels
 
-H100 = dataclasses.replace(pj.load_system("h100"), kernels=Kernels(priced=1.0))
+H100 = dataclasses.replace(pj.load_system("h100"), kernels=Kernels(priced=1.0), host=Host())
 MODEL = pj.load_model("gpt-22b")
 TABLE = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
 LAYERS = MODEL.layers / 4

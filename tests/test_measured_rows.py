@@ -29,6 +29,7 @@ GIVEN = {
     "accelerators_per_node": "8",
     "sequence_parallel": "0",
     "overlap": "0",
+    "stack": "megatron-lm-2021",
     "seconds": "18.13",
 }
 
@@ -132,7 +133,7 @@ WRONG = [
     ({"zero": "4"}, "row 2: zero must be at most 3, got 4"),
     ({"model": "gpt3"}, "row 2: unknown model 'gpt3': known are"),
     ({"schedule": "1f2b"}, "row 2: unknown schedule '1f2b': known are"),
-    ({"recompute": "some"}, "row 2: recompute must be one of none, selective, full, got 'some'"),
+    ({"recompute": "some"}, "row 2: unknown recompute 'some': known are none, selective, full"),
     ({"precision": "int4"}, "row 2: precision must be one of bf16, fp8, mxfp8, nvfp4, got 'int4'"),
     ({"sequence_parallel": "2"}, "row 2: sequence_parallel must be at most 1, got 2"),
     ({"seconds": "0"}, "row 2: seconds must be a number above 0, got '0'"),

@@ -177,7 +177,13 @@ LAYOUT = {
     "--loss-units": 1,
     "--rank-order": "tp-pp-dp",
 }
-GIVEN = *ONE, *(word for pair in LAYOUT.items() for word in pair), "--overlap", "--scatter-gather"
+GIVEN = (
+    *ONE,
+    *(word for pair in LAYOUT.items() for word in pair),
+    "--overlap",
+    "1",
+    "--scatter-gather",
+)
 
 
 def test_options_are_fields_of_the_workload(answer, call):

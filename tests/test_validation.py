@@ -30,12 +30,12 @@ def test_what_is_not_predicted_is_no_error_of_nothing():
 
 HEAD = "model,tensor,context,expert,data,pipeline,stages_per_worker,microbatch_size,global_batch,"
 HEAD += "zero,embedding_units,loss_units,accelerators_per_node,sequence_parallel,overlap,schedule,recompute,"
-HEAD += "precision,system,seconds,memory_bytes,group"
+HEAD += "precision,stack,system,seconds,memory_bytes,group"
 
 
 def write(path, *ends):
     """A file of rows that are alike but for their machine, time, memory and group."""
-    row = "gpt-22b,8,1,1,1,1,1,4,4,0,0,0,8,0,0,1f1b,full,bf16,"
+    row = "gpt-22b,8,1,1,1,1,1,4,4,0,0,0,8,0,0,1f1b,full,bf16,megatron-lm-2021,"
     path.write_text("\n".join([HEAD, *(row + end for end in ends)]) + "\n")
     return path
 
@@ -51,7 +51,7 @@ def runs(tmp_path):
     )
 
 
-def as_peak(rows, system):
+def as_peak(rows, system, link="delay"):
     """Predict 2 s on an A100, 1 s on an H100, 44 GB, and a band of 10 % around."""
     seconds = np.full(len(rows), {"a100": 2.0, "h100": 1.0}[system.name])
     return Predictions(seconds, np.full(len(rows), 44e9), 0.9 * seconds, 1.1 * seconds)

@@ -414,7 +414,7 @@ def test_recompute_cells_say_when_activations_come_back():
     assert memory.activations[0] - memory.checkpoint[0] == pytest.approx(layer - kept)
     need = pj.memory_bytes(workload, table)[0] - memory.static[0]
     assert need == pytest.approx(memory.checkpoint[0] + memory.activations[0])
-    system = pj.load_system("h100")
+    system = pj.load_system("h100").with_number("host.launch", 0.0)
     cells, inside = (
         pj.stage_costs(workload, system, t)
         for t in (table, pj.ScheduleTable.from_rows([["0F0", "0F1", "0B1", "0B0"]]))

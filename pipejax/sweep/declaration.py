@@ -27,7 +27,7 @@ from pipejax.base.data_files import check_keys, quantity
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.files import read_file
 from pipejax.base.machine import check_fits
-from pipejax.costs.model.model import Model, load_model
+from pipejax.costs.model.model import Model, check_recompute, load_model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS

@@ -1,4 +1,4 @@
-"""Evidence: in which regimes of training predictions were held against measured runs, and how far off.
+"""Evidence: which regimes of training were measured, and how far predictions were off.
 
 A search goes to where its model errs on the fast side. So every layout knows its regime, and a plan
 ranks those apart that nobody has measured on the machine: their step times are extrapolations.

@@ -156,6 +156,7 @@ class StepTimes:
     ) -> None:
         """Build the schedule of every row, and lay the numbers of all rows out as arrays.
 
+        `link` is that of rows that do not say theirs.
         `layer_group` says which factor the time of a row's layers has (`predict_and_grad`).
         """
         check_types(rows=(rows, MeasuredRows))
@@ -164,8 +165,9 @@ class StepTimes:
         self.workloads = workloads_of(rows)
         self.tables = tables_of(rows)
         self.read = [(str(op), int(stage)) for op, stage in zip(rows.op, rows.stage, strict=True)]
-        program = functools.cache(lambda table: lower(table, link=link, step_end=True))
-        self.programs = [program(table) for table in self.tables]
+        program = functools.cache(lambda table, name: lower(table, link=name, step_end=True))
+        names = [name or link for name in rows.link.tolist()]
+        self.programs = [program(*each) for each in zip(self.tables, names, strict=True)]
         per_node, network = rows.accelerators_per_node, rows.network_bandwidth
         machines = [map(float, column) for column in (per_node, network, group)]
         self.inputs = [
@@ -213,7 +215,7 @@ class StepTimes:
     def predict_and_grad(
         self, system: System, names: Sequence[str], values: Values
     ) -> tuple[Float[NumpyArray, "batch rows"], Float[NumpyArray, "batch rows values"]]:
-        """Predict all rows under each set of values of named numbers of the system, NaN for its own.
+        """Predict all rows under each set of values of named numbers; NaN is the system's own.
 
         More values than names are factors of layer times, one for each group of layers.
         Returns (batch, rows) step times [s], and (batch, rows, values) their derivatives.

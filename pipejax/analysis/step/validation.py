@@ -81,16 +81,34 @@ class Predictions(NamedTuple):
       memory_bytes: (rows) of the fullest worker, NaN where it is not known [B].
       low: (rows) lower end of the 90 % band of a step, NaN where there is none [s].
       high: (rows) its upper end [s].
+      fits: (rows) 1 where its memory is predicted to be enough, 0 where it is not, NaN where that
+        is not known; None where nobody asks.
     """
 
     seconds: Float[NumpyArray, " rows"]
     memory_bytes: Float[NumpyArray, " rows"]
     low: Float[NumpyArray, " rows"]
     high: Float[NumpyArray, " rows"]
+    fits: Float[NumpyArray, " rows"] | None = None
 
     def take(self, which: NumpyArray) -> "Predictions":
         """Select rows by a mask or by their indices."""
-        return Predictions(*(values[which] for values in self))
+        return Predictions(*(None if values is None else values[which] for values in self))
+
+
+@short_repr
+class MemoryVerdicts(NamedTuple):
+    """Predictions of which runs end for lack of memory.
+
+    Attributes:
+      rows: how many did.
+      precision: share of those predicted to that did [%].
+      recall: share of those that did that was predicted [%].
+    """
+
+    rows: int
+    precision: float
+    recall: float
 
 
 Predict = Callable[[MeasuredRows, System], Predictions]
@@ -118,6 +136,18 @@ class Validation:
     def memory(self) -> PredictionErrors | None:
         """Errors of the memory of the fullest worker; None where there is nothing to compare."""
         return _errors(self.predicted.memory_bytes, self.measured.memory_bytes)
+
+    @property
+    def out_of_memory(self) -> "MemoryVerdicts | None":
+        """How well runs that ended for lack of memory are told from others; None without any."""
+        fits, over = self.predicted.fits, self.measured.out_of_memory
+        if fits is None or not over.any():
+            return None
+        told = fits == 0
+        both = int((told & over).sum())
+        return MemoryVerdicts(
+            int(over.sum()), 100 * both / max(int(told.sum()), 1), 100 * both / int(over.sum())
+        )
 
     @property
     def errors(self) -> Float[NumpyArray, " rows"]:
@@ -185,9 +215,13 @@ def _errors(
     return prediction_errors(predicted[both], measured[both]) if both.any() else None
 
 
-def measured_tables() -> tuple[Path, ...]:
-    """Files of measured rows that come with pipejax."""
-    return tuple(sorted((DATA / "measured").glob("*.csv")))
+LARGE = ("nanotron_h100",)  # tables that take longer than all others, and are asked for by name
+
+
+def measured_tables(*, large: bool = False) -> tuple[Path, ...]:
+    """Files of measured rows that come with pipejax, those that are `LARGE` only if asked for."""
+    every = sorted((DATA / "measured").glob("*.csv"))
+    return tuple(path for path in every if large or path.stem not in LARGE)
 
 
 def validate(
@@ -286,7 +320,8 @@ def _none(rows: int) -> Predictions:
 
 def _fill(found: Predictions, which: NumpyArray, part: Predictions) -> None:
     for values, new in zip(found, part, strict=True):
-        values[which] = new
+        if new is not None and values is not None:
+            values[which] = new
 
 
 def _predict(rows: MeasuredRows, system: System, predict: Predict) -> Predictions:
@@ -310,17 +345,18 @@ def predicted_by_costs(
 ) -> Predictions:
     """Predict rows by the cost model, with the 90 % band of the machine's calibration.
 
-    Memory is predicted where it was measured.
+    Memory is predicted where it was measured, and of all rows where some ran out of it.
     """
     check_peaks(rows, system)
     times = _step_times(rows, link)
     seconds = times.predict(system)
     memory = np.full(len(rows), np.nan)
-    for k in np.flatnonzero(np.isfinite(rows.memory_bytes)):
+    for k in np.flatnonzero(np.isfinite(rows.memory_bytes) | rows.out_of_memory.any()):
         memory[k] = memory_bytes(times.workloads[k], times.tables[k]).max()
+    fits = np.where(np.isfinite(memory), memory <= float(system.memory_available), np.nan)
     bands = () if system.calibration is None else system.calibration.bands
     low, high = next(((b.low, b.high) for b in bands if b.percent == 90), (np.nan, np.nan))
-    return Predictions(seconds, memory, low * seconds, high * seconds)
+    return Predictions(seconds, memory, low * seconds, high * seconds, fits)
 
 
 def check_peaks(rows: MeasuredRows, system: System) -> None:

@@ -88,6 +88,8 @@ def _statistics(found: "Validation") -> dict[str, Any]:
     result: dict[str, Any] = {"rows": len(found.measured)}
     result |= dict.fromkeys(TITLES) if time is None else pick(time, " ".join(TITLES))
     result["coverage_90"] = found.coverage_90
+    verdicts = found.out_of_memory
+    result |= {} if verdicts is None else {"out_of_memory": verdicts._asdict()}
     return result | ({} if memory is None else {"memory": memory._asdict()})
 
 
@@ -109,6 +111,12 @@ def _tables(result: Mapping[str, Any]) -> Iterator[object]:
             Column("bias", "memory", lambda errors: _percent(errors["bias"])),
         ]
     yield table_of(rows, columns)
+    if "out_of_memory" in result:
+        verdicts = result["out_of_memory"]
+        yield (
+            f"{verdicts['rows']} runs ended for lack of memory: {verdicts['recall']:.1f} % of them "
+            f"are predicted to, and {verdicts['precision']:.1f} % of those predicted to did"
+        )
     yield "the rows that are predicted worst:"
     yield table_of(result["worst"], WORST)
 

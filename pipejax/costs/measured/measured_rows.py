@@ -48,7 +48,7 @@ COUNTS = (  # whole numbers
 )
 FRACTIONS = ("overlap", "expert_overlap", "graphs")  # shares from 0 to 1
 FLAGS = ("sequence_parallel", "contiguous_context", "out_of_memory")  # 0 or 1
-NAMES = ("schedule", "recompute", "precision", "dispatcher", "system", "stack")
+NAMES = ("schedule", "link", "recompute", "precision", "dispatcher", "system", "stack")
 TEXTS = ("group", "release", "source")  # free
 RATES = ("network_bandwidth",)  # of the machine while it ran, in SI units
 MEASURED = ("seconds", "memory_bytes")
@@ -96,7 +96,8 @@ class MeasuredRows:
       expert_overlap: (rows) the same of the tokens' way to their experts.
       dispatcher: (rows) how tokens travel to their experts, by name.
       schedule: (rows) names.
-      recompute: (rows) none, selective or full.
+      link: (rows) link model of messages, empty where the row does not say it.
+      recompute: (rows) none, selective, full, or parts of layers joined by +.
       precision: (rows) names.
       system: (rows) name or file of the machine, empty where the row does not say it.
       stack: (rows) name or file of the software, empty where the row does not say it.
@@ -134,6 +135,7 @@ class MeasuredRows:
     overlap: Float[NumpyArray, " rows"]
     expert_overlap: Float[NumpyArray, " rows"]
     schedule: NumpyArray
+    link: NumpyArray
     recompute: NumpyArray
     precision: NumpyArray
     dispatcher: NumpyArray

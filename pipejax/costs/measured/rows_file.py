@@ -52,6 +52,7 @@ from pipejax.costs.model.model import (
 )
 from pipejax.costs.model.stack import AS_THE_SYSTEM, Stack, load_stack
 from pipejax.costs.model.workload_fields import DISPATCHERS, WORKLOAD_FIELDS
+from pipejax.schedules.table.links import LINKS
 
 PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
 # below 16 bits nobody trains with separate kernels of attention, or with dropout
@@ -244,7 +245,9 @@ class RowReader:
             str(int(splits)),
             "1 where tensor > 1 and recompute is not full, else 0",
         )
+        link = cells.get("link", "")
         return {
+            "link": one_of(link, LINKS, "link") if link else "",
             "schedule": known_as(schedule, schedules.names(), "schedule"),
             "recompute": recompute,
             "precision": one_of(self._given(cells, "precision", "bf16"), PRECISIONS, "precision"),

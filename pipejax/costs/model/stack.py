@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipejax.base.checks import known_as, number, share
+from pipejax.base.checks import number, one_of, share
 from pipejax.base.data_files import check_keys, quantity
 from pipejax.base.display import short_repr_of
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
-from pipejax.costs.system.parts import number_of
+from pipejax.costs.system.parts import ATTENTION, number_of
 from pipejax.costs.system.system import System, names_in, read_named
 
 OF_WORKLOAD = ("overlap", "expert_overlap", "dispatcher", "contiguous_context", "graphs")
@@ -71,10 +71,14 @@ class Stack:
             return system
         kernels = dataclasses.replace(system.kernels, elementwise=self.elementwise)
         if self.attention:
-            known = dict(system.attention_kernels)
-            kernel = known_as(self.attention, tuple(known), f"{system.name}: kernel of attention")
+            share = getattr(system.attention_kernels, self.attention.replace("-", "_"))
+            if not share:
+                raise ValueError(
+                    f"stack {self.name}: {system.name} does not say how fast {self.attention} is: "
+                    "give it in its file, as kernels: attention"
+                )
             of_products = number_of(system, "compute.efficiency")
-            kernels = dataclasses.replace(kernels, attention_efficiency=known[kernel] / of_products)
+            kernels = dataclasses.replace(kernels, attention_efficiency=share / of_products)
         host = system.host
         if self.launch is not None:
             host = dataclasses.replace(host, launch=self.launch)
@@ -118,8 +122,8 @@ def load_stack(name: str | Path) -> Stack:
     check_keys(host, {"launch": "s"}, f"{where}: host")
     check_keys(workload, dict.fromkeys(OF_WORKLOAD, ""), f"{where}: workload")
     attention = kernels.get("attention", "")
-    if not isinstance(attention, str):
-        raise ValueError(f"{where}: kernels: attention must be a text, got {attention!r}")
+    if attention:
+        attention = one_of(attention, ATTENTION, f"{where}: kernels: attention")
     return Stack(
         data["name"],
         data["source"],
@@ -139,4 +143,4 @@ def _of_workload(name: str, value: Any, where: str) -> Any:
         if not isinstance(value, bool):
             raise ValueError(f"{what} must be true or false, got {value!r}")
         return value
-    return known_as(value, field.known, what)
+    return one_of(value, field.known, what)

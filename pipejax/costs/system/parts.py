@@ -143,6 +143,35 @@ class Kernels:
 
 @short_repr
 @dataclasses.dataclass(frozen=True)
+class AttentionKernels:
+    """How fast kernels of attention are: the share of the peak that their products reach.
+
+    Forward and backward under a causal mask together; 0 where it is not known.
+
+    Attributes:
+      flash_attention_1: FlashAttention 1 and its Triton kernels.
+      flash_attention_2: FlashAttention 2.
+      flash_attention_3: FlashAttention 3.
+      flash_attention_4: FlashAttention 4.
+      cudnn: cuDNN's, as Transformer Engine calls it.
+    """
+
+    flash_attention_1: Number = 0.0
+    flash_attention_2: Number = 0.0
+    flash_attention_3: Number = 0.0
+    flash_attention_4: Number = 0.0
+    cudnn: Number = 0.0
+
+    def __post_init__(self) -> None:
+        """Take all numbers as floats."""
+        floats_in(self)
+
+
+ATTENTION = tuple(field.name.replace("_", "-") for field in dataclasses.fields(AttentionKernels))
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True)
 class Host:
     """What the processor that starts the kernels takes, beside the device.
 
@@ -223,13 +252,14 @@ def _register(kind: type) -> None:
     jax.tree_util.register_pytree_with_keys(kind, flatten_with_keys, unflatten)
 
 
-for _kind in (Efficiency, Link, Host, NarrowPeaks):
+for _kind in (AttentionKernels, Efficiency, Link, Host, NarrowPeaks):
     jax.tree_util.register_dataclass(_kind)
 _register(Collectives)
 _register(Kernels)
 
 # what a file without these sections means
 WHOLE_LAYERS, FREE_HOST, NO_NARROW_PEAKS = Kernels(), Host(), NarrowPeaks()
+NO_KERNELS = AttentionKernels()
 NO_LINK, HALVING = Link(0.0, 0.0), Collectives()
 
 

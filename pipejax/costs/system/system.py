@@ -29,13 +29,16 @@ from pipejax.costs import array_functions as xp
 from pipejax.costs.precision import as_float, floats_in, is_traced
 from pipejax.costs.system.parts import (
     ALGORITHMS,
+    ATTENTION,
     FREE_HOST,
     HALVING,
     KERNEL_SHARES,
+    NO_KERNELS,
     NO_LINK,
     NO_NARROW_PEAKS,
     SECTIONS,
     WHOLE_LAYERS,
+    AttentionKernels,
     Collectives as Collectives,
     Efficiency as Efficiency,
     Host,
@@ -189,8 +192,7 @@ class System:
       host_link: link of one accelerator to its host's memory; of bandwidth 0 where it is unknown.
       memory_reserve: memory of one accelerator that no tensor can have [B].
       price: of one accelerator [USD/s]; 0 where none is known.
-      attention_kernels: kernels of attention by name, and the share of the peak that the products
-        of each reach, forward and backward under a causal mask.
+      attention_kernels: how fast each kernel of attention is.
       calibration: what the numbers were fitted to, and how well; None for a data sheet.
 
     Example:
@@ -222,9 +224,7 @@ class System:
     host_link: Link = NO_LINK
     memory_reserve: Number = 0.0
     price: Number = 0.0
-    attention_kernels: tuple[tuple[str, float], ...] = dataclasses.field(
-        default=(), metadata={"static": True}
-    )
+    attention_kernels: AttentionKernels = NO_KERNELS
     calibration: CalibrationRecord | None = dataclasses.field(
         default=None, metadata={"static": True}
     )
@@ -423,13 +423,17 @@ def _beyond_the_data_sheet(
     }
 
 
-def _attention_kernels(section: Any, where: str) -> tuple[tuple[str, float], ...]:
+def _attention_kernels(section: Any, where: str) -> AttentionKernels:
     """Read how fast each kernel of attention is, as a share of the peak."""
+    where = f"{where}: attention"
     if not isinstance(section, dict):
-        raise ValueError(f"{where}: attention must be an object of shares by kernel")
-    return tuple(
-        (name, efficiency(value, f"{where}: attention: {name}")) for name, value in section.items()
-    )
+        raise ValueError(f"{where} must be an object of shares by kernel, got {section!r}")
+    check_keys(section, dict.fromkeys(ATTENTION, ""), where)
+    shares = {
+        name.replace("-", "_"): efficiency(value, f"{where}: {name}")
+        for name, value in section.items()
+    }
+    return AttentionKernels(**shares)
 
 
 def _link(section: dict[str, Any], where: str) -> Link:

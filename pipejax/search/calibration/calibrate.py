@@ -291,7 +291,7 @@ def _check_scale(rows: MeasuredRows, as_is: NumpyArray) -> None:
     )
 
 
-class _Chosen(NamedTuple):
+class _FitChoice(NamedTuple):
     """How far rows are from what fits say that left them out, or the machine as it is.
 
     Attributes:
@@ -307,7 +307,7 @@ class _Chosen(NamedTuple):
 
 def _chosen(
     problem: _Fitting, as_is: Float[NumpyArray, " rows"], seed: int
-) -> tuple[_Fitting, _Chosen]:
+) -> tuple[_Fitting, _FitChoice]:
     """Choose which numbers are fitted: those that predict rows best that their fit left out.
 
     Each rung of `LADDER` is fitted without each of some parts of the rows. Rows of a
@@ -331,7 +331,7 @@ def _chosen(
             found = residual[folds.left_out.argmax(axis=0), np.arange(len(some))]
             if np.abs(np.expm1(found)).mean() < np.abs(np.expm1(errors)).mean():
                 free, errors = rung.free, found
-    return problem._replace(free=free), _Chosen(some, errors, len(folds.names))
+    return problem._replace(free=free), _FitChoice(some, errors, len(folds.names))
 
 
 def _parts(rows: MeasuredRows, seed: int) -> Folds:
@@ -359,7 +359,7 @@ def _result(
     best: int,
     folds: Folds,
     left_out: Float[NumpyArray, "folds rows"],
-    known: tuple[NumpyArray, "_Chosen | None"],
+    known: tuple[NumpyArray, "_FitChoice | None"],
     seconds: float,
 ) -> Calibration:
     rows, residual, noise = problem.rows, found.residual[best], float(found.noise[best])

@@ -192,7 +192,8 @@ def _advanced(
     after = _objective(new_residual, trial, noise, weights, of)
     better = after <= before + ROUNDING * np.abs(before)  # a minimum is flat
     promised = (step * (weight * step - gradient)).sum(axis=1) / 2
-    gain = np.where(better, before - after, 0.0) / np.maximum(promised, ROUNDING * np.abs(before))
+    least = ROUNDING * np.abs(before) + np.finfo(float).tiny  # rows met exactly promise nothing
+    gain = np.where(better, before - after, 0.0) / np.maximum(promised, least)
 
     def chosen(new: NumpyArray, old: NumpyArray) -> NumpyArray:
         return np.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)

@@ -21,7 +21,7 @@ from pipejax.costs.model.workload import Stages, Workload, assign_layers, stages
 from pipejax.costs.model.workload_fields import RECOMPUTE
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import StageBytes, bytes_of_stages, work_of_stages
-from pipejax.costs.system.system import Number, System
+from pipejax.costs.system.system import System
 from pipejax.engine.batched.pricing import PART, in_parts, priced
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.plan.layouts import Layouts

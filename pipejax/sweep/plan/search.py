@@ -122,7 +122,7 @@ class Evaluator:
             self._program[rows] = number
 
     def find_best(self, wanted: int, among: Bool[NumpyArray, " layouts"]) -> Rows:
-        """Evaluate all that can be among the `wanted` best of some; return these, shortest first."""
+        """Evaluate all that can be among the best of some; return `wanted`, shortest first."""
         bound, times = self.known.lower_bound, self.known.step_time
         rows = np.flatnonzero(self.known.fits & among)
         for row in rows[np.argsort(bound[rows], kind="stable")].tolist():

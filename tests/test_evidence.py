@@ -1,0 +1,99 @@
+"""A plan ranks apart what nobody measured, and says what the rest stands on."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.analysis.step.evidence import (
+    EVIDENCE,
+    Evidence,
+    Regime,
+    as_numbers,
+    evidence_of,
+    evidence_of_tables,
+    from_numbers,
+    known_evidence,
+)
+from pipejax.costs.measured.rows_file import read_rows
+from pipejax.costs.system.system import DATA, CalibrationRecord
+from pipejax.sweep.plan.plan import chances
+
+QUICK = ("llm_foundry_h100", "torchtitan_h100", "megatron_bridge_b300")  # tables
+SPLIT, WHOLE = Regime(True, False, False), Regime(False, False, False)
+
+
+def test_the_file_says_what_the_tables_say():
+    found = [pj.validate(DATA / "measured" / f"{name}.csv") for name in QUICK]
+    stored = json.loads(EVIDENCE.read_text("utf-8"))
+    for name, by_stack in evidence_of_tables(found).items():
+        for stack, told in by_stack.items():
+            assert stored[name][stack] == told
+
+
+def test_runs_of_one_configuration_count_once():
+    rows = read_rows(DATA / "measured" / "llm_foundry_h100.csv").take(np.array([0, 0, 1]))
+    (found,) = evidence_of(rows, np.array([0.1, 0.3, -0.4]), 8.0)
+    assert found[:2] == (SPLIT, 2)
+    assert found.mean_error == pytest.approx(100 * (0.2 + 0.4) / 2)
+    assert from_numbers(as_numbers([found])) == (found,)
+
+
+def test_what_is_enough_and_tells_of_what():
+    assert [Evidence(WHOLE, n, e).is_enough for n, e in ((3, 15), (2, 1), (9, 16))] == [1, 0, 0]
+    narrow = Regime(False, False, True)
+    assert WHOLE.is_told_by(narrow)
+    assert not narrow.is_told_by(WHOLE)
+    assert not SPLIT.is_told_by(WHOLE)
+    assert str(Regime(True, True, True)) == "below 16 bits, ZeRO 3, experts over nodes"
+
+
+def test_a_calibrated_machine_stands_on_its_own_rows():
+    h100 = pj.load_system("h100")
+    assert known_evidence(h100, "") == known_evidence(h100, "megatron-core-2024") != ()
+    assert known_evidence(h100, "a stack of one's own") == ()
+    rows = as_numbers([Evidence(WHOLE, 5, 4.0)])
+    mine = dataclasses.replace(h100, calibration=CalibrationRecord("runs", 5, (), (), "", rows))
+    assert known_evidence(mine, "") == (Evidence(WHOLE, 5, 4.0),)
+
+
+@pytest.fixture(scope="module")
+def layouts():
+    choices = {"tensor": [2], "pipeline": [1, 2], "zero": [1, 3], "recompute": ["none"]}
+    more = {"choices": choices | {"edge_units": [0], "microbatch_size": [1]}, "overlap": 1}
+    return lambda system, **given: pj.plan(
+        "llama3-8b", system, gpus=8, minibatch=8, schedules=["1f1b"], **more, **given
+    )
+
+
+@pytest.mark.compiles
+def test_no_layout_that_nobody_measured_stands_first(layouts):
+    h100 = pj.load_system("h100")
+    found = layouts(h100)
+    first = (found.best, *found.runners_up)
+    assert {one.layout["zero"] for one in first} == {1}
+    assert {one.layout["zero"] for one in found.outside} == {3}
+    assert all(one.evidence.is_enough for one in first)
+    assert sum(one.chance for one in first) == pytest.approx(1)
+    assert {str(one.evidence) for one in found.outside} != {"None"}  # one run, which is no evidence
+    rows = as_numbers([Evidence(SPLIT, 5, 4.0)])
+    record = CalibrationRecord("runs of FSDP", 5, (), (), "", rows)
+    own = layouts(dataclasses.replace(h100, calibration=record))
+    assert {one.layout["zero"] for one in (own.best, *own.runners_up)} == {3}
+    assert {one.evidence for one in own.outside} == {None}
+    unknown = layouts(dataclasses.replace(h100, name="of one's own"))
+    assert (unknown.outside, unknown.best.evidence, unknown.best.chance) == ((), None, 0)
+    assert unknown.best.step_time == min(one.step_time for one in (*first, *found.outside))
+
+
+def test_chances_are_those_of_draws():
+    times, spreads = np.array([1.0, 1.01, 1.1, 1.02]), np.array([0.02, 0.02, 0.02, 0.1])
+    draws = np.log(times) + spreads * np.random.default_rng(0).standard_normal((200_000, 4))
+    counted = np.bincount(draws.argmin(axis=1), minlength=4) / len(draws)
+    np.testing.assert_allclose(chances(times, spreads), counted, atol=0.005)
+    alike = chances([1.0, 1.0, 2.0], [0.01] * 3)
+    assert alike[0] == pytest.approx(0.5)
+    assert alike[2] < 1e-6
+    assert chances([3.0], [0.1]) == pytest.approx([1.0])

@@ -1,0 +1,106 @@
+"""Stacks: software apart from machines, at every door."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.cli.app import run
+from pipejax.costs.measured.rows_file import read_rows
+from pipejax.costs.model.stack import stack_names
+from pipejax.costs.system.system import CalibrationRecord
+
+EVALUATE = ["evaluate", "-s", "1f1b", "--workers", "2", "--microbatches", "4", "--minibatch", "4"]
+EVALUATE += ["--model", "gpt-22b", "--system", "h100"]
+
+
+@pytest.mark.parametrize("name", stack_names())
+def test_a_stack_says_its_source_and_goes_with_the_h100(name):
+    stack = pj.load_stack(name)
+    assert (stack.name, bool(stack.source)) == (name, True)
+    h100 = pj.load_system("h100")
+    found = stack.on(h100)
+    assert found.kernels.elementwise == stack.elementwise >= 1
+    if stack.attention:
+        share = found.kernels.attention_efficiency * h100.compute_efficiency.shares[-1]
+        assert share == pytest.approx(
+            getattr(h100.attention_kernels, stack.attention.replace("-", "_"))
+        )
+
+
+def test_a_kernel_that_a_machine_does_not_know_is_named():
+    with pytest.raises(ValueError, match="b200 does not say how fast flash-attention-1 is"):
+        pj.load_stack("composer-2023").on(pj.load_system("b200"))
+
+
+def test_what_was_fitted_to_runs_of_a_stack_stays():
+    h100, stack = pj.load_system("h100"), pj.load_stack("composer-2023")
+    fitted = h100.with_number("kernels.attention_efficiency", 0.3)
+    for name, share in ((stack.name, 0.3), ("torchtitan-2024", 0.17 / 0.803)):
+        record = CalibrationRecord("runs", 9, (), (), name)
+        found = stack.on(dataclasses.replace(fitted, calibration=record))
+        assert found.kernels.attention_efficiency == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kernels": {"attention": "fast"}}, "kernels: attention must be one of"),
+        ({"kernels": {"elementwise": -1}}, "elementwise must be a number of at least 0, got -1"),
+        ({"kernels": {"speed": 1}}, "speed"),
+        ({"workload": {"overlap": 2}}, "workload: overlap must be a number from 0 to 1, got 2"),
+        ({"workload": {"dispatcher": "none"}}, "dispatcher must be one of all-to-all, per-node"),
+        ({"workload": {"contiguous_context": 1}}, "contiguous_context must be true or false"),
+        ({"host": {"launch": 3}}, "launch"),
+        ({"source": 3}, "source must be a text, got 3"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named(tmp_path, change, message):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"name": "mine", "source": "", **change}))
+    with pytest.raises(ValueError, match=message):
+        pj.load_stack(path)
+
+
+def test_a_file_of_ones_own_is_a_stack(tmp_path, capsys):
+    path = tmp_path / "mine.json"
+    content = {"name": "mine", "source": "", "host": {"launch_us": 5}, "workload": {"graphs": 1.0}}
+    path.write_text(json.dumps(content))
+    assert pj.load_stack(path).on(pj.load_system("h100")).host.launch == 5e-6
+    times = []
+    for options in (
+        ["--stack", str(path)],
+        ["--graphs", "1"],
+        ["--stack", str(path), "--graphs", "0"],
+    ):
+        assert run([*EVALUATE, *options, "--json"]) == 0
+        times.append(json.loads(capsys.readouterr().out)["step_time"])
+    assert times[0] == times[1] < times[2]  # what an option says comes before the stack
+
+
+def test_a_row_takes_from_its_stack_what_it_does_not_say(tmp_path):
+    head = "model,data,zero,global_batch,overlap,contiguous_context,stack,seconds\n"
+    path = tmp_path / "rows.csv"
+    path.write_text(
+        f"{head}llama3-8b,8,3,16,,,torchtitan-2024,1\nllama3-8b,8,3,16,0.5,0,torchtitan-2024,1\n"
+    )
+    with pytest.warns():
+        rows, composer = read_rows(path), read_rows(path, "composer-2023")
+    assert (list(rows.overlap), list(rows.contiguous_context)) == ([1, 0.5], [True, False])
+    assert (list(composer.overlap), set(composer.stack)) == ([0, 0.5], {"composer-2023"})
+    with pytest.warns():
+        apart = [
+            pj.validate(path, "h100", stack=s).predicted.seconds for s in (None, "composer-2023")
+        ]
+    assert (np.diff(apart, axis=0) > 0).all()  # a slower kernel of attention, and weights that wait
+    with pytest.raises(ValueError, match="stack of rows that were read is theirs"):
+        pj.validate(rows, "h100", stack="composer-2023")
+
+
+def test_stacks_are_listed(capsys):
+    assert run(["schedules", "--stacks"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in stack_names())
+    assert run(["schedules", "--stacks", "--models"]) == 2
