@@ -387,7 +387,10 @@ MISTAKES = {
     "indivisible": ([E, *ONE, *MODEL[:5], "9"], "do not divide a minibatch of 9"),
     "model and comm": ([E, *ONE, *MODEL, "--comm", "1"], "do not go with --model"),
     "stray system": ([E, *ONE, *TIMES, "--system", "a100"], "--system needs --model"),
-    "recompute": ([E, *ONE, *MODEL, "--recompute", "most"], "--recompute must be one of"),
+    "recompute": (
+        [E, *ONE, *MODEL, "--recompute", "most"],
+        "--recompute: unknown recompute 'most'",
+    ),
     "bad slots": ([E, *ONE, *TIMES, "--slots", "F=0,B=1"], "slots"),
     "half a backward": (
         [E, *ONE, *TIMES, "--slots", "F=1,W=1"],

@@ -11,8 +11,10 @@ import pipejax as pj
 from pipejax.costs.model.workload import assign_layers
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_bytes, stage_work
+from pipejax.costs.system.parts import Host
 
-H100, DENSE = pj.load_system("h100"), pj.load_model("gpt-22b")
+DENSE = pj.load_model("gpt-22b")
+H100 = dataclasses.replace(pj.load_system("h100"), host=Host())  # sums of layers, exactly
 SPARSE = pj.load_model("deepseek-v3-mtp")  # 3 dense layers, 58 with experts, one for MTP
 TABLE = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
 SHARED = {"tensor_parallel": 8, "expert_parallel": 8}
@@ -203,7 +205,8 @@ def test_commands_take_the_layout(answer, mistake):
     layout = "--pipeline-layout", "Et*13|t*13|t*13|t*9L"
     told = answer("evaluate", "-s", "1f1b", *ARGUMENTS, *layout)
     workload = pj.Workload(DENSE, 8, tensor_parallel=8, pipeline_layout=layout[1])
-    exact = pj.evaluate(TABLE, pj.stage_costs(workload, H100, TABLE)).step_time
+    costs = pj.stage_costs(workload, pj.load_system("h100"), TABLE)
+    exact = pj.evaluate(TABLE, costs).step_time
     assert told["step_time"] == exact
     np.testing.assert_array_equal(told["memory_bytes"], pj.memory_bytes(workload, TABLE))
     plain = answer("evaluate", "-s", "1f1b", *ARGUMENTS)

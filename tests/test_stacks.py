@@ -13,7 +13,7 @@ from pipejax.costs.model.stack import stack_names
 from pipejax.costs.system.system import CalibrationRecord
 
 EVALUATE = ["evaluate", "-s", "1f1b", "--workers", "2", "--microbatches", "4", "--minibatch", "4"]
-EVALUATE += ["--model", "gpt-22b", "--system", "h100"]
+EVALUATE += ["--model", "gpt-22b", "--system", "h100", "--tensor-parallel", "8"]
 
 
 @pytest.mark.parametrize("name", stack_names())
@@ -66,18 +66,19 @@ def test_a_mistake_in_a_file_is_named(tmp_path, change, message):
 
 def test_a_file_of_ones_own_is_a_stack(tmp_path, capsys):
     path = tmp_path / "mine.json"
-    content = {"name": "mine", "source": "", "host": {"launch_us": 5}, "workload": {"graphs": 1.0}}
+    content = {"name": "mine", "source": "", "host": {"launch_us": 5}, "workload": {"overlap": 1.0}}
     path.write_text(json.dumps(content))
     assert pj.load_stack(path).on(pj.load_system("h100")).host.launch == 5e-6
     times = []
     for options in (
         ["--stack", str(path)],
-        ["--graphs", "1"],
-        ["--stack", str(path), "--graphs", "0"],
+        ["--overlap", "1"],
+        ["--stack", str(path), "--overlap", "0"],
     ):
         assert run([*EVALUATE, *options, "--json"]) == 0
         times.append(json.loads(capsys.readouterr().out)["step_time"])
-    assert times[0] == times[1] < times[2]  # what an option says comes before the stack
+    assert times[0] < min(times[1:])  # what an option says comes before the stack
+    assert times[2] < times[1]  # a quicker host
 
 
 def test_a_row_takes_from_its_stack_what_it_does_not_say(tmp_path):

@@ -209,7 +209,7 @@ WRONG = {
     "option": ("stages_per_worker = 2", "waves = 2", "interleaved-1f1b has no option 'waves'"),
     "model": ('"gpt-22b"', '"gpt-23b"', "models: unknown model 'gpt-23b'"),
     "system": ('"h100"', '"h1"', "systems: unknown system 'h1'"),
-    "recompute": ('"full"', '"half"', "recompute must be one of none, selective, full, got 'half'"),
+    "recompute": ('"full"', '"half"', "unknown recompute 'half': known are none, selective, full"),
     "output": ('"share"', '"shares"', "outputs must be one of bubble_ratio"),
     "log of 0": ("from = 1", "from = 0", "a log range needs ends above 0"),
     "points": ("points = 3", "points = 0", "points must be a whole number of at least 1"),

@@ -62,8 +62,8 @@ COMMANDS = {
     "not evaluated.",
     "init": "Write a file of costs, a model, a system or a sweep to begin with; it can be read "
     "as it is.",
-    "schedules": "List the schedules that can be built, with their sources; also models and "
-    "systems.",
+    "schedules": "List the schedules that can be built, with their sources; also models, "
+    "systems and stacks.",
 }
 # names of before, and what they are called now: said in one line, for as long as a release lasts
 MOVED = {

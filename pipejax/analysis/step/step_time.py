@@ -205,8 +205,8 @@ class StepTimes:
         known: dict[Hashable, Costs] = {}
         for k, one in enumerate(self.inputs):
             recompute = self.workloads[k].recompute_in_layer
-            key = (id(self.workloads[k].model), recompute, one.layout, *one[3:])
-            key += tuple(np.asarray(leaf).tobytes() for leaf in one.stages)
+            stages = tuple(np.asarray(leaf).tobytes() for leaf in one.stages)
+            key = (id(self.workloads[k].model), recompute, one.layout, *one[3:], stages)
             if key not in known:
                 known[key] = _priced_row(one, recompute, system)
             seconds[k] = _step_or_op(known[key], self.programs[k], *self.read[k])
@@ -253,7 +253,7 @@ def _step_or_op(costs: Costs, program: Program, op: str, stage: int) -> float:
     """Seconds of a step, or of an op of one microbatch on a stage."""
     if op != STEP:
         return float(np.asarray(getattr(costs, PHASE_FIELDS[op]))[stage])
-    return makespan_on_host(program, cost_vector(program, costs))
+    return makespan_on_host(program, np.asarray(cost_vector(program, costs)))
 
 
 def _numbers(system: System) -> System:

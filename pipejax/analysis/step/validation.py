@@ -93,7 +93,10 @@ class Predictions(NamedTuple):
 
     def take(self, which: NumpyArray) -> "Predictions":
         """Select rows by a mask or by their indices."""
-        return Predictions(*(None if values is None else values[which] for values in self))
+        fits = None if self.fits is None else self.fits[which]
+        return Predictions(
+            self.seconds[which], self.memory_bytes[which], self.low[which], self.high[which], fits
+        )
 
 
 @short_repr

@@ -126,7 +126,8 @@ def fit_system(files: Sequence[Path], fitting: FitOptions, out: Output) -> Answe
         how = pick(fitting, "hold_out starts layer_times seed general")
         found = _fit_runs(files, machine, fitting.stack, fit=names, **how)
     if links is None and found is not None and not found.parameters:
-        return Answer(_as_json(found) | NOTHING, [*_said(found, _as_json(found)), AS_IT_IS], {})
+        told = _as_json(found)
+        return Answer({**told, **NOTHING}, [*_said(found, told), AS_IT_IS], {})
     parts = [each.system.calibration for each in (links, found) if each is not None]
     numbers = {} if found is None else found.stack_numbers
     content = calibrated_file(base, [each for each in parts if each], out.path.stem, numbers)

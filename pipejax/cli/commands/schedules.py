@@ -1,6 +1,8 @@
 """`pipejax schedules`: what can be built, and which models, systems and stacks have a name."""
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 from pipejax.base.progress import Notice
 from pipejax.cli.options.tables import written
@@ -33,7 +35,7 @@ def schedules(models: bool = False, systems: bool = False, stacks: bool = False)
     from pipejax.costs.model.stack import load_stack, stack_names
     from pipejax.costs.system.system import load_system, system_names
 
-    lists = {
+    lists: dict[str, tuple[bool, Callable[[str], Any], tuple[str, ...]]] = {
         "--models": (models, load_model, model_names()),
         "--systems": (systems, load_system, system_names()),
         "--stacks": (stacks, load_stack, stack_names()),

@@ -158,7 +158,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
     "Model and system": {
         "model": _often(NAME_OR_FILE, "model: a name, or a JSON file", "m", "models"),
         "system": _often(NAME_OR_FILE, "system: a name, or a JSON file", "y", "systems"),
-        "stack": _often(NAME_OR_FILE, "software: a name, or a JSON file", "k", "stacks"),
+        "stack": OptionRecord(NAME_OR_FILE, "software: a name, or a JSON file", names="stacks"),
         "gpus": _often(COUNT, "accelerators of the job, all of which are used"),
         "minibatch": OptionRecord(COUNT, "sequences per step"),
         "microbatch_size": OptionRecord(COUNT, "sequences of a microbatch b"),

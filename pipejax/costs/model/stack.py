@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipejax.base.checks import number, one_of, share
+from pipejax.base.checks import check_types, number, one_of, share
 from pipejax.base.data_files import check_keys, quantity
 from pipejax.base.display import short_repr_of
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
@@ -65,7 +65,7 @@ class Stack:
           >>> import pipejax as pj
           >>> a100 = pj.load_stack("composer-2023").on(pj.load_system("a100"))
           >>> print(f"{a100.kernels.attention_efficiency:.2f}")
-          0.34
+          0.35
         """
         if self.name and system.calibration is not None and system.calibration.stack == self.name:
             return system
@@ -111,6 +111,7 @@ def load_stack(name: str | Path) -> Stack:
       >>> pj.load_stack("megatron-core-2026").workload["dispatcher"]
       'per-node'
     """
+    check_types(name=(name, str, Path))
     data, where = read_named("stacks", name, "stack")
     check_keys(data, dict.fromkeys(("name", "source", "kernels", "host", "workload"), ""), where)
     for key in ("name", "source"):

@@ -76,38 +76,18 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
         "0 none of what fits beside it, 1 all.",
         of_plan=True,
     ),
-    "expert_overlap": WorkloadField(
-        "share",
-        "share of the tokens' way to experts beside compute",
-        "0 none, 1 as much as fits beside the layer.",
-        of_plan=True,
-    ),
-    "dispatcher": WorkloadField(
-        "name",
-        "how tokens travel to their experts",
-        "all-to-all sends one copy to each expert, per-node one to each node.",
-        known=DISPATCHERS,
-        of_plan=True,
-    ),
-    "contiguous_context": WorkloadField(
-        "flag",
-        "split sequences in order, so that the last accelerator attends to most",
-        of_plan=True,
-    ),
-    "graphs": WorkloadField(
-        "share",
-        "share of a step's kernels that start as graphs",
-        "0 none, 1 all: the host then costs nothing.",
-        of_plan=True,
-    ),
+    # on the command line these four come with a stack
+    "expert_overlap": WorkloadField("share", of_plan=True),
+    "dispatcher": WorkloadField("name", known=DISPATCHERS, of_plan=True),
+    "contiguous_context": WorkloadField("flag", of_plan=True),
+    "graphs": WorkloadField("share", of_plan=True),
     "recompute": WorkloadField(
         "recompute",
         "recomputation",
         "none, selective, full, or parts of layers joined by +: " + ", ".join(MODULES) + ".",
     ),
-    "recompute_layers": WorkloadField(
-        "whole", "layers of a stage that full recomputation runs again", "0 is all.", least=0
-    ),
+    # in Python and sweeps: Megatron's recipes set it seldom
+    "recompute_layers": WorkloadField("whole", least=0),
     "precision": WorkloadField(
         "name",
         "number format of the products",
