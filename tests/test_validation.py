@@ -180,3 +180,13 @@ def test_all_tables_that_come_with_pipejax_are_predicted():
     assert found.time.rows == len(found.measured) > 1000
     assert len({*found.measured.file}) == 13
     assert 0 < found.time.median < 50
+
+
+def test_a_configuration_that_was_run_often_counts_once(tmp_path):
+    found = pj.validate(
+        write(tmp_path / "runs.csv", "a100,2,,x", "a100,4,,y", "h100,1,,x"), predict=as_peak
+    )
+    np.testing.assert_allclose(found.errors, [0, -0.5, 0])
+    once = found.by_configuration
+    np.testing.assert_allclose(once.measured.seconds, [3, 1])
+    np.testing.assert_allclose(once.errors, [2 / 3 - 1, 0])

@@ -76,5 +76,5 @@ for name in ("1f1b", "chimera"):
     )
 
 # %% [markdown]
-# At 10 GB/s a fifth of Chimera's step is the network, against an eighth of 1F1B's: that is what the
+# At 10 GB/s a fifth of Chimera's step is the network, against a sixth of 1F1B's: that is what the
 # smaller bubbles have to pay for.

@@ -52,12 +52,24 @@ class Limit(NamedTuple):
 
 
 # step times by the machine's own file; what is not named here is reported without a limit
-OUT_OF_BOX: Mapping[str, Limit] = {
-    "korthikanti_a100": Limit(2.5),
-    "megatron_2021_a100": Limit(4.0),
-    "mlperf_h100": Limit(15.0, EACH),
+OUT_OF_BOX: Mapping[str, tuple[Limit, ...]] = {
+    "korthikanti_a100": (Limit(2.5),),
+    "llm_foundry_a100_40gb": (Limit(9.0),),
+    "llm_foundry_h100": (Limit(9.0),),
+    "megatron_2021_a100": (Limit(4.0),),
+    "mlperf_h100": (Limit(3.0), Limit(15.0, EACH)),
+    "simumax_b200": (Limit(5.5),),
+    "torchtitan_h100": (Limit(9.0),),
 }
-MEMORY: Mapping[str, Limit] = {"simumax_b200": Limit(5.0)}
+MEMORY: Mapping[str, tuple[Limit, ...]] = {"simumax_b200": (Limit(5.0),)}
+# kinds of models in one source, judged together: what their names contain, and what is allowed
+KINDS: Mapping[str, tuple[tuple[str, ...], Limit | None]] = {
+    "dense": (("llama",), Limit(9.0)),
+    "experts": (("qwen", "deepseek"), Limit(15.0)),
+    "gpt-oss": (("oss",), None),
+}
+BRIDGE = "megatron_bridge"
+NANOTRON = "nanotron_h100"
 SIMULATORS: Mapping[str, tuple[str, str]] = {  # whose predictions, of which table
     "simumax_b200": ("SimuMax", "simumax_b200"),
     "calculon_korthikanti_a100": ("Calculon", "korthikanti_a100"),
@@ -118,18 +130,81 @@ def out_of_box(found: Sequence[Validation], *reasons: str) -> Section:
         name = Path(one.measured.file[0]).stem
         machines = ", ".join(dict.fromkeys(one.measured.system.tolist()))
         machines += ", fitted to these rows" * (name in (SINGLE, MULTI))
-        rows += judged(name, machines, of_times(one), *limits_of(OUT_OF_BOX, name))
+        machines += ", a profile of these runs" * (name == "simumax_b200")
+        once = one.by_configuration
+        rows += judged(name, machines, of_times(once), *limits_of(OUT_OF_BOX, name))
     text = (
-        "Step times of every table by the machine's file as it comes with pipejax. The A100's "
-        "kernels and host are fitted to vTrain's rows, the others' rates are the data sheet's and "
-        "what others measured of kernels. Tables without a limit are shown as they are."
+        "Step times of every table by the machine's file and the stack as they come with pipejax, "
+        "one row for each configuration. The A100's kernels and the host of all machines are fitted "
+        "to vTrain's rows, other rates are the data sheet's and what others measured of kernels; "
+        "shares of stacks are published or counted. Tables without a limit are shown as they are."
     )
     return Section("Out of the box", text, tuple(rows), reasons)
 
 
-def limits_of(limits: Mapping[str, Limit], name: str) -> list[Limit]:
-    """The limit of a table, if it has one."""
-    return [limits[name]] if name in limits else []
+def limits_of(limits: Mapping[str, tuple[Limit, ...]], name: str) -> tuple[Limit, ...]:
+    """The limits of a table, if it has any."""
+    return limits.get(name, ())
+
+
+def bridge(found: Sequence[Validation]) -> Section:
+    """Megatron-Bridge's tables by kind of model, on all machines together."""
+    rows = []
+    every = [one for one in found if Path(one.measured.file[0]).stem.startswith(BRIDGE)]
+    for kind, (names, limit) in KINDS.items():
+        parts = []
+        for one in every:
+            models = one.measured.column("model")
+            parts.append(one.take(np.array([any(n in m for n in names) for m in models])))
+        machines = [part for part in parts if len(part.measured)]
+        together = np.concatenate([part.by_configuration.errors for part in machines])
+        limits = () if limit is None else (limit,)
+        errors = prediction_errors(1 + together, np.ones(len(together)))
+        rows += judged(kind, "all machines, by configuration", errors, *limits)
+        for part in machines:
+            name = part.measured.system[0]
+            rows += judged(kind, name, of_times(part.by_configuration))
+    text = (
+        "One row for each configuration: what several releases measured of it is their mean. "
+        "Dispatcher, overlap, graphs and recomputed modules are those of the recipes at the time of "
+        "each release; nothing is fitted. Releases of one framework differ by up to a factor of "
+        "two on one layout."
+    )
+    return Section("Megatron-Bridge, by kind of model", text, tuple(rows))
+
+
+def nanotron() -> Section:
+    """The playbook's runs: network-bound ones apart, and what ran out of memory."""
+    one = pj.validate(DATA / "measured" / f"{NANOTRON}.csv")
+    measured = one.measured
+    ran = one.take(~measured.out_of_memory & (measured.release != "before the mend of pipelines"))
+    slow = one.take(~measured.out_of_memory & (measured.release == "before the mend of pipelines"))
+    flop = np.array([6 * _parameters(model) for model in measured.models])[ran.measured.model]
+    tokens = ran.measured.global_batch * ran.measured.column("sequence")
+    mfu = flop * tokens / (ran.measured.seconds * ran.measured.accelerators * 989e12)
+    rows = [
+        *judged(NANOTRON, "above 10 % of the peak", of_times(ran.take(mfu > 0.1))),
+        *judged(NANOTRON, "below", of_times(ran.take(mfu <= 0.1))),
+        *judged(NANOTRON, "pipelines that a fault slowed, mended since", of_times(slow)),
+    ]
+    verdicts = one.out_of_memory
+    assert verdicts is not None
+    reason = (
+        f"{verdicts.rows:,} runs ended for lack of memory: {verdicts.recall:.1f} % of them are "
+        f"predicted to (90 wanted), and {verdicts.precision:.1f} % of those predicted to did (90 "
+        "wanted). Medians of 15 % above a tenth of the peak and 25 % below were wanted: both are "
+        "missed."
+    )
+    text = (
+        "Runs of nanotron on 8 to 512 H100 with the bandwidth that each job measured between its "
+        "nodes. Counted apart are pipelines that a fault of the framework slowed. Nothing is fitted."
+    )
+    return Section("The Hugging Face playbook's runs", text, tuple(rows), (reason,))
+
+
+def _parameters(model: pj.Model) -> float:
+    layers = model.layers * model.layer_parameters
+    return float(layers + model.hidden * model.vocabulary)
 
 
 def memory(found: Sequence[Validation]) -> Section:
@@ -165,6 +240,8 @@ def fitted(fit: Fit) -> Fitted:
         pj.load_system("a100"),
         hold_out=fit.hold_out or None,
         layer_times=fit.layer_times,
+        fit=["all"],  # the A100's own numbers are of the same runs: these start from all machines'
+        general=True,
     )
     return Fitted(found.held_out or found.fit, found.coverage.get(90))
 
@@ -203,7 +280,9 @@ def mlperf() -> Section:
         rows += judged(own.group[0], "line through two M", errors, Limit(1.0, EACH))
     for what, fitted in CROSS:
         is_fitted = runs.column("model") == fitted
-        system = pj.calibrate(runs.take(is_fitted), pj.load_system("h100")).system
+        machine = pj.load_system("h100")
+        found = pj.calibrate(runs.take(is_fitted), machine, fit=["all"], general=True)
+        system = found.system
         others = pj.validate(runs.take(~is_fitted), system)
         rows += judged("mlperf_h100", what, of_times(others), Limit(8.0, EACH))
         reasons.append(f"{what}, by microbatches M: {by_microbatches(others)}.")
@@ -317,7 +396,7 @@ def run() -> tuple[list[Validation], list[Section]]:
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         fits = [pool.submit(fitted, fit) for fit in FITS]
         tables = [pool.submit(predicted, paths) for paths in by_machine()]
-        others = [pool.submit(make) for make in (mlperf, zero_bubble, llama3)]
+        others = [pool.submit(make) for make in (mlperf, zero_bubble, llama3, nanotron)]
         left_open = pool.submit(megatron)
         jobs: list[Future[Any]] = [*fits, *tables, *others, left_open]
         console = Console(stderr=True)
@@ -325,9 +404,11 @@ def run() -> tuple[list[Validation], list[Section]]:
             job.result()
     found = [one for job in tables for one in job.result()]
     found.sort(key=lambda one: str(one.measured.file[0]))
-    on_mlperf, of_zero_bubble, of_llama3 = (job.result() for job in others)
+    on_mlperf, of_zero_bubble, of_llama3, of_nanotron = (job.result() for job in others)
     made = [
         out_of_box(found, left_open.result()),
+        bridge(found),
+        of_nanotron,
         calibrated([job.result() for job in fits]),
         on_mlperf,
         memory(found),

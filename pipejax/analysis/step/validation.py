@@ -12,7 +12,7 @@ from pipejax.analysis.step.step_time import StepTimes
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import ResultDict, ResultList, short_repr, short_repr_of
-from pipejax.costs.measured.measured_rows import MeasuredRows, joined
+from pipejax.costs.measured.measured_rows import CONFIGURATION, MeasuredRows, joined
 from pipejax.costs.measured.rows_file import read_predictions, read_rows
 from pipejax.costs.model.stack import load_stack
 from pipejax.costs.stage.stage_work import memory_bytes
@@ -169,6 +169,20 @@ class Validation:
     def take(self, which: NumpyArray) -> "Validation":
         """Select rows by a mask or by their indices."""
         return Validation(self.measured.take(which), self.predicted.take(which))
+
+    @property
+    def by_configuration(self) -> "Validation":
+        """The same with one row for each configuration: what was measured often is its mean."""
+        texts = [self.measured.column(name).astype(str) for name in CONFIGURATION]
+        runs = list(zip(*(text.tolist() for text in texts), strict=True))
+        place = {run: k for k, run in reversed(list(enumerate(runs)))}
+        first = np.array([place[run] for run in runs])
+        which = np.unique(first)
+        seconds = [self.measured.seconds[first == k] for k in which]
+        measured = dataclasses.replace(
+            self.measured.take(which), seconds=np.array([each.mean() for each in seconds])
+        )
+        return Validation(measured, self.predicted.take(which))
 
     @property
     def names(self) -> NumpyArray:

@@ -71,6 +71,7 @@ def validate(
     of_ours = {} if beside is None else {"pipejax": _statistics(beside)}
     result = {
         **_statistics(found),
+        "configurations": _statistics(found.by_configuration),
         "worst": found.worst(SHOWN),
         "groups": {name: _statistics(part) for name, part in found.groups.items()},
         **of_ours,
@@ -96,6 +97,8 @@ def _statistics(found: "Validation") -> dict[str, Any]:
 def _tables(result: Mapping[str, Any]) -> Iterator[object]:
     groups = result["groups"] if len(result["groups"]) > 1 else {}
     whole = {"all": result}
+    if result["configurations"]["rows"] < result["rows"]:
+        whole["all, by configuration"] = result["configurations"]
     if "pipejax" in result:
         whole = {"predictions": result, "pipejax": result["pipejax"]}
     rows = [{"group": name, **part} for name, part in {**groups, **whole}.items()]

@@ -37,6 +37,7 @@ from pipejax.search.calibration.robust_fit import NOISE, Points, RobustFit, robu
 OUTLIER = 3.5  # noises from which a row is listed as one
 LAYER_SPREAD = 1.0  # of the logarithm of a layer's time, where each shape has its own
 LAYER_SHAPE = "h,s,t,c,e,b"  # columns that the time of a layer depends on
+ALL = ("all",)  # numbers to fit
 RUN = ",".join(CONFIGURATION)
 MOST_CHOSEN_BY = 60  # rows, drawn from more, that it is chosen by
 MOST_LEFT_OUT = 10  # fits that each leave rows out, to choose what is fitted
@@ -138,7 +139,8 @@ def calibrate(
     Args:
       rows: measured runs, all of one stack.
       system: the machine; what is not fitted stays as it is.
-      fit: names of the numbers, as "compute.efficiency"; chosen from `LADDER` if None.
+      fit: names of the numbers, as "compute.efficiency", or "all" that have priors and are seldom
+        known better; chosen from `LADDER` if None.
       hold_out: what else is fitted without, and predicted: "t=8", "group:h,t,b", "k-fold:5",
         "few:8" (all but eight rows, in several draws) or "model".
       starts: how many points to start from: the priors' medians, then draws from the priors.
@@ -170,7 +172,8 @@ def calibrate(
     if not len(rows):
         raise ValueError("rows: no step time was measured, there is nothing to fit")
     system = _on_stack(rows, system)
-    problem = _fitting(rows, system, tuple(FITTED if fit is None else fit), layer_times, general)
+    names = FITTED if fit is None or tuple(fit) == ALL else tuple(fit)
+    problem = _fitting(rows, system, names, layer_times, general)
     as_is = problem.step_times.predict(problem.system)
     _check_scale(rows, as_is)
     folds = NO_FOLDS if hold_out is None else folds_of(rows, hold_out, seed=seed)
