@@ -135,8 +135,9 @@ def out_of_box(found: Sequence[Validation], *reasons: str) -> Section:
         rows += judged(name, machines, of_times(once), *limits_of(OUT_OF_BOX, name))
     text = (
         "Step times of every table by the machine's file and the stack as they come with pipejax, "
-        "one row for each configuration. The A100's kernels and the host of all machines are fitted "
-        "to vTrain's rows, other rates are the data sheet's and what others measured of kernels; "
+        "one row for each configuration. The A100's kernels and the host of all machines are "
+        "fitted to vTrain's rows, other rates are the data sheet's and what others measured of "
+        "kernels; "
         "shares of stacks are published or counted. Tables without a limit are shown as they are."
     )
     return Section("Out of the box", text, tuple(rows), reasons)
@@ -166,8 +167,8 @@ def bridge(found: Sequence[Validation]) -> Section:
             rows += judged(kind, name, of_times(part.by_configuration))
     text = (
         "One row for each configuration: what several releases measured of it is their mean. "
-        "Dispatcher, overlap, graphs and recomputed modules are those of the recipes at the time of "
-        "each release; nothing is fitted. Releases of one framework differ by up to a factor of "
+        "Dispatcher, overlap, graphs and recomputed modules are those of the recipes at the time "
+        "of each release; nothing is fitted. Releases of one framework differ by up to a factor of "
         "two on one layout."
     )
     return Section("Megatron-Bridge, by kind of model", text, tuple(rows))
@@ -197,7 +198,8 @@ def nanotron() -> Section:
     )
     text = (
         "Runs of nanotron on 8 to 512 H100 with the bandwidth that each job measured between its "
-        "nodes. Counted apart are pipelines that a fault of the framework slowed. Nothing is fitted."
+        "nodes. Counted apart are pipelines that a fault of the framework slowed. Nothing is "
+        "fitted."
     )
     return Section("The Hugging Face playbook's runs", text, tuple(rows), (reason,))
 

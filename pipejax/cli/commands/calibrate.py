@@ -40,8 +40,8 @@ class FitOptions(NamedTuple):
       system: to begin with.
       stack: the software of all runs; the one that rows name if not given.
       collectives: what they decide of links is not fitted to runs again.
-      fit: as compute.efficiency,host.layer, or all; if not given, what predicts runs best that the fit did
-        not see, or nothing where the system as it is does.
+      fit: as compute.efficiency,host.layer, or all; if not given, what predicts runs best that the
+        fit did not see, or nothing where the system as it is does.
       general: not the system's own numbers.
       hold_out: or group:h,t,b, or few:8 (all but eight).
       layer_times: as h,t,b.

@@ -73,6 +73,7 @@ class Layout:
       zero: what the replicas split: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too.
       microbatch_size: b [sequences].
       overlap: share of gradients and gathered weights that travels beside compute.
+      tensor_overlap: the same of exchanges of tensor parallelism.
       expert_overlap: the same of the tokens' way to experts and back.
       dispatch_per_node: 1 where one copy of a token goes to each node that has any of its experts,
         0 where one goes to each expert.
@@ -93,6 +94,7 @@ class Layout:
     zero: Number = 0.0
     microbatch_size: Number = 1.0
     overlap: Number = 0.0
+    tensor_overlap: Number = 0.0
     expert_overlap: Number = 0.0
     dispatch_per_node: Number = 0.0
     contiguous_context: Number = 0.0

@@ -64,6 +64,7 @@ class Workload:
         gradients too, which every backward then reduces, 3 weights too (FSDP).
       overlap: share of gradients and gathered weights that travels beside compute, layer by layer,
         of what fits beside it; False is 0, True 1.
+      tensor_overlap: the same of exchanges of tensor parallelism; as overlap if None.
       expert_overlap: the same of the tokens' way to their experts and back.
       dispatcher: "all-to-all" sends a copy of a token to each of its experts, "per-node" one to
         each node that has any, where it is handed on.
@@ -122,6 +123,7 @@ class Workload:
     dispatcher: str = DISPATCHERS[0]
     contiguous_context: bool = False
     graphs: float = 0.0
+    tensor_overlap: float | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -130,8 +132,9 @@ class Workload:
         object.__setattr__(self, "minibatch", count)
         for name, field in WORKLOAD_FIELDS.items():
             object.__setattr__(self, name, _checked(getattr(self, name), name, field))
-        if self.weight_share is not None:
-            share(self.weight_share, "weight_share")
+        for name in ("weight_share", "tensor_overlap"):
+            if getattr(self, name) is not None:
+                share(getattr(self, name), name)
         check_types(pipeline_layout=(self.pipeline_layout, str))
         if self.pipeline_layout:
             if self.embedding_units or self.loss_units:
@@ -171,6 +174,7 @@ class Workload:
             zero=self.zero,
             microbatch_size=size,
             overlap=self.overlap,
+            tensor_overlap=self.overlap if self.tensor_overlap is None else self.tensor_overlap,
             expert_overlap=self.expert_overlap,
             dispatch_per_node=float(self.dispatcher == "per-node"),
             contiguous_context=float(self.contiguous_context),

@@ -223,7 +223,7 @@ def _device(
         apart[group] = apart[group] + wait
     apart["expert"] = apart["expert"] - layout.expert_overlap * xp.minimum(shown, apart[compute])
     whole = xp.stack(list(apart.values()))
-    return xp.stack([whole, whole - layout.overlap * xp.stack(list(hidden.values()))])
+    return xp.stack([whole, whole - layout.tensor_overlap * xp.stack(list(hidden.values()))])
 
 
 def _kernels(system: System, ops: Sequence[LayerOp]) -> list[ByPhase]:
