@@ -190,3 +190,22 @@ def test_a_configuration_that_was_run_often_counts_once(tmp_path):
     once = found.by_configuration
     np.testing.assert_allclose(once.measured.seconds, [3, 1])
     np.testing.assert_allclose(once.errors, [2 / 3 - 1, 0])
+
+
+def test_layouts_of_one_job_are_ranked(tmp_path):
+    """Two layouts of a job, swapped; another job has one layout only."""
+    head = "model,tensor,data,global_batch,stack,system,seconds\n"
+    path = tmp_path / "runs.csv"
+    rows = ["gpt-22b,8,1,4", "gpt-22b,4,2,4", "gpt-22b,2,4,4", "gpt-22b,8,1,8"]
+    seconds = (2.0, 2.5, 4.0, 1.0)
+    lines = [f"{row},megatron-lm-2021,a100,{s}" for row, s in zip(rows, seconds, strict=True)]
+    path.write_text(head + "\n".join(lines))
+
+    def swapped(rows, system, link="delay"):
+        order = np.array([1.5, 1.0, 3.0, 9.0])
+        return Predictions(order, *np.full((3, 4), np.nan))
+
+    with pytest.warns():
+        found = pj.validate(path, predict=swapped).ranking
+    assert found[:2] == (1, 3)
+    assert found[2:] == pytest.approx((1 / 3, 0, 25, 25))

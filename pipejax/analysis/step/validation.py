@@ -12,7 +12,12 @@ from pipejax.analysis.step.step_time import StepTimes
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import ResultDict, ResultList, short_repr, short_repr_of
-from pipejax.costs.measured.measured_rows import CONFIGURATION, MeasuredRows, joined
+from pipejax.costs.measured.measured_rows import (
+    CONFIGURATION,
+    OF_MODEL,
+    MeasuredRows,
+    joined,
+)
 from pipejax.costs.measured.rows_file import read_predictions, read_rows
 from pipejax.costs.model.stack import load_stack
 from pipejax.costs.stage.stage_work import memory_bytes
@@ -114,6 +119,34 @@ class MemoryVerdicts(NamedTuple):
     recall: float
 
 
+@short_repr
+class Ranking(NamedTuple):
+    """How well layouts of one job are ranked: same model, accelerators, batch, precision, machine.
+
+    Attributes:
+      jobs: with at least two different layouts.
+      layouts: of all of them.
+      kendall: tau of predicted and measured step times, mean over the jobs.
+      best_found: share of the jobs whose layout of the shortest step is predicted to be it [%].
+      regret: how much longer the predicted best takes than the best, mean over the jobs [%].
+      worst_regret: of any job [%].
+    """
+
+    jobs: int
+    layouts: int
+    kendall: float
+    best_found: float
+    regret: float
+    worst_regret: float
+
+
+def _kendall(one: NumpyArray, other: NumpyArray) -> float:
+    """Kendall's tau-a of two orders: pairs alike less pairs reversed, over all pairs."""
+    first, second = np.triu_indices(len(one), 1)
+    alike = np.sign(one[first] - one[second]) * np.sign(other[first] - other[second])
+    return float(alike.mean())
+
+
 Predict = Callable[[MeasuredRows, System], Predictions]
 
 
@@ -183,6 +216,42 @@ class Validation:
             self.measured.take(which), seconds=np.array([each.mean() for each in seconds])
         )
         return Validation(measured, self.predicted.take(which))
+
+    @property
+    def ranking(self) -> Ranking | None:
+        """How well layouts of one job are ranked; None where no job has several."""
+        once = self.by_configuration
+        known = np.isfinite(once.errors)
+        rows, times = once.measured.take(known), once.predicted.seconds[known]
+        columns = (
+            *OF_MODEL,
+            "model",
+            "accelerators",
+            "global_batch",
+            "precision",
+            "system",
+            "stack",
+        )
+        texts = [rows.column(name).astype(str).tolist() for name in columns]
+        of_job: dict[tuple[str, ...], list[int]] = {}
+        for k, job in enumerate(zip(*texts, strict=True)):
+            of_job.setdefault(job, []).append(k)
+        several = [np.array(own) for own in of_job.values() if len(own) > 1]
+        if not several:
+            return None
+        taus, regrets = [], []
+        for own in several:
+            taken, predicted = rows.seconds[own], times[own]
+            taus.append(_kendall(predicted, taken))
+            regrets.append(100 * (taken[predicted.argmin()] / taken.min() - 1))
+        return Ranking(
+            jobs=len(several),
+            layouts=sum(map(len, several)),
+            kendall=float(np.mean(taus)),
+            best_found=100 * float(np.mean(np.array(regrets) == 0)),
+            regret=float(np.mean(regrets)),
+            worst_regret=max(regrets),
+        )
 
     @property
     def names(self) -> NumpyArray:

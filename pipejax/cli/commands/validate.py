@@ -72,6 +72,7 @@ def validate(
     result = {
         **_statistics(found),
         "configurations": _statistics(found.by_configuration),
+        "ranking": None if found.ranking is None else found.ranking._asdict(),
         "worst": found.worst(SHOWN),
         "groups": {name: _statistics(part) for name, part in found.groups.items()},
         **of_ours,
@@ -114,6 +115,13 @@ def _tables(result: Mapping[str, Any]) -> Iterator[object]:
             Column("bias", "memory", lambda errors: _percent(errors["bias"])),
         ]
     yield table_of(rows, columns)
+    if result["ranking"] is not None:
+        of = result["ranking"]
+        yield (
+            f"{of['layouts']} layouts of {of['jobs']} jobs: Kendall's tau {of['kendall']:.2f}; the "
+            f"predicted best is the best in {of['best_found']:.0f} % of the jobs, and takes "
+            f"{of['regret']:.2f} % longer in the mean, at most {of['worst_regret']:.1f} %"
+        )
     if "out_of_memory" in result:
         verdicts = result["out_of_memory"]
         yield (
