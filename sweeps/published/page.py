@@ -18,9 +18,9 @@ its absolute value.
 EXPECTED = """\
 ## What to expect of other runs
 
-All tables above were in sight when terms of the model were chosen, though no number is fitted to a
-table that it is judged by. What we expect, said beforehand, of runs that are in none of them, as the
-mean absolute error by configuration, as they come and after five rows of the same stack:
+All tables above were in sight when terms of the model were chosen, though no number is fitted to
+a table that it is judged by. What we expect, said beforehand, of runs that are in none of them, as
+the mean absolute error by configuration, as they come and after five rows of the same stack:
 
 | runs | as they come | five rows |
 | --- | ---: | ---: |
