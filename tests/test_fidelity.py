@@ -32,8 +32,8 @@ def test_errors_are_held_against_their_limits(found):
     assert {name: (row.tolerance, row.holds) for name, row in box.items()} == {
         "korthikanti_a100": (2.5, False),
         "mlperf_h100": (15.0, True),
-        "simumax_b200": (None, True),
-        "torchtitan_h100": (None, True),
+        "simumax_b200": (5.5, True),
+        "torchtitan_h100": (9.0, True),
     }
     memory = {row.group: row for row in fidelity.memory(found).accuracies}
     assert memory["simumax_b200"].errors.bias == pytest.approx(-4)
