@@ -166,3 +166,15 @@ def test_rows_far_off_widen_no_band(data, a100):
         found = pj.calibrate(dataclasses.replace(rows, seconds=seconds), a100, fit=FIT)
         bands.append([each[1:] for each in found.system.calibration.bands])
     np.testing.assert_allclose(bands[0], bands[1], rtol=0.01)
+
+
+def test_rows_of_two_kinds_are_told(data, a100):
+    with pytest.warns():
+        rows = read_rows(data)
+    seconds = StepTimes(rows).predict(a100)
+    for factor, told in ((1.0, []), (2.0, ["32 of 54 rows take about 2 times as long"])):
+        wrong = np.where(rows.row % 5 < 3, factor, 1.0)
+        found = pj.calibrate(
+            dataclasses.replace(rows, seconds=seconds * wrong), a100, fit=["network.latency"]
+        )
+        assert [each.split(",")[0] for each in found.remarks] == told

@@ -168,6 +168,7 @@ def _as_json(found: "Calibration") -> dict[str, Any]:
         "fit": found.fit._asdict(),
         "held_out": None if found.held_out is None else found.held_out._asdict(),
         "outliers": [each._asdict() for each in found.outliers],
+        "remarks": list(found.remarks),
         "folds": {name: errors._asdict() for name, errors in found.folds.items()},
         "coverage": {str(percent): share for percent, share in found.coverage.items()},
         **pick(found, "layer_factors noise starts_differ seconds"),
@@ -209,6 +210,7 @@ def _said(found: "Calibration", result: Mapping[str, Any]) -> Iterator[object]:
         yield f"{share:.1f} % of the rows held out lie in their {percent} % band"
     if result.get("starts", 1) > 1:
         yield f"{result['starts']} starts agree to {100 * found.starts_differ:.2g} %"
+    yield from map(plain, found.remarks)
     for each in found.outliers[:SHOWN]:
         yield plain(
             f"outlier: {each.file}, row {each.row}: measured {each.measured:.4g} s, predicted "

@@ -42,6 +42,8 @@ RUN = ",".join(CONFIGURATION)
 MOST_CHOSEN_BY = 60  # rows, drawn from more, that it is chosen by
 MOST_LEFT_OUT = 10  # fits that each leave rows out, to choose what is fitted
 UNBELIEVABLE = 20.0  # factor of half of the rows from which they are no times of this machine
+APART = 1.3  # factor of the gap between rows of two kinds
+LEAST_KIND = 0.15  # share of the rows that make a kind
 NEAR = 3.0  # how close it lies to that of another unit
 MOST_STARTS = 1000
 NO_FOLDS = Folds((), np.zeros((0, 0), bool))
@@ -84,6 +86,7 @@ class Calibration:
       coverage: share of left-out rows within a band from all other left-out rows, by the percent
         that it should be [%].
       outliers: rows that lie far off.
+      remarks: what is wrong with the rows as a whole.
       noise: standard deviation of log predicted over measured, outliers bounded.
       predicted: (rows) step times of the fit [s].
       starts_differ: largest relative difference of a number between all starts.
@@ -100,6 +103,7 @@ class Calibration:
     left_out: PredictionErrors | None
     coverage: Mapping[int, float]
     outliers: tuple[Outlier, ...]
+    remarks: tuple[str, ...]
     noise: float
     predicted: Float[NumpyArray, " rows"]
     starts_differ: float
@@ -404,6 +408,7 @@ def _result(
         left_out=None if chosen is None else _errors(chosen.residual, rows.seconds[chosen.rows]),
         coverage=coverage_of(by_fold, left_out, folds.left_out),
         outliers=_outliers(rows, predicted, residual, is_far),
+        remarks=_remarks(residual),
         noise=noise,
         predicted=predicted,
         starts_differ=float(np.abs(values / values[best] - 1).max()),
@@ -429,6 +434,22 @@ def _outliers(
             100 * float(np.expm1(residual[k])),
         )
         for k in order[is_far[order]]
+    )
+
+
+def _remarks(residual: Float[NumpyArray, " rows"]) -> tuple[str, ...]:
+    """Say where rows are of two kinds: many on each side of a wide gap."""
+    order = np.sort(residual)
+    gaps = np.diff(order)
+    least = max(2, math.ceil(LEAST_KIND * len(order)))  # rows of each kind
+    inner = gaps[least - 1 : len(order) - least]
+    if not len(inner) or inner.max() < math.log(APART):
+        return ()
+    cut = least + int(inner.argmax())
+    factor = math.exp(float(np.median(order[cut:]) - np.median(order[:cut])))
+    return (
+        f"{cut} of {len(order)} rows take about {factor:.3g} times as long, beside what the others "
+        "say: they are of another unit, stack or machine, and no fit meets both kinds",
     )
 
 
