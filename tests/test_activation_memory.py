@@ -118,6 +118,13 @@ def test_rows_say_what_the_run_says(name):
         check_rows_against_time(table, pj.Costs(update=0.5), seed)
 
 
+def test_counts_price_many_sizes_at_once():
+    held = held_counts(pj.schedules.build("chimera", num_workers=4, num_microbatches=8))
+    sizes = np.random.default_rng(0).integers(1, 9, (3, 5, 4)).astype(float)  # parts, batch, stages
+    each = [held.activation_bytes(tuple(one)) for one in sizes.swapaxes(0, 1)]
+    assert np.array_equal(held.activation_bytes(tuple(sizes)), each)
+
+
 @settings(max_examples=60)
 @given(case=strategies.cases(pairs=True, step_end=True), seed=st.integers(0, 99))
 def test_random_rows_say_what_the_run_says(case, seed):

@@ -23,7 +23,7 @@ from pipejax.engine.batched.binary_program import (
     binary_ops,
     forward_program,
 )
-from pipejax.engine.batched.cost_rows import cost_rows
+from pipejax.engine.batched.cost_rows import ZERO_ROW, cost_rows
 from pipejax.engine.pricing import NodeCosts, cost_vector, price
 from pipejax.engine.recurrence import critical_path
 
@@ -566,6 +566,17 @@ def test_slots_are_reused_and_never_too_early(data, link):
     assert state[ops.slot[-1]] == pytest.approx(pj.evaluate(table, costs, link=link).makespan)
     long = pj.schedules.build("1f1b", num_workers=4, num_microbatches=64)
     assert binary_ops(pj.lower(long)).num_slots < 20
+
+
+def test_rows_are_sums_of_columns_the_first_of_nothing():
+    table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=2)
+    leaves = {f: np.atleast_1d(getattr(batch_of(table, 4, 0), f)) for f in FIELDS}
+    rows = cost_rows(pj.lower(table), pj.Costs(**leaves))
+    entries = np.concatenate([piece.T for piece in rows.pieces(leaves)])
+    columns = np.concatenate([np.zeros((1, 4)), entries])
+    listed = [np.broadcast_to(row, 4) for row in rows.list(leaves)]
+    assert np.array_equal(listed, columns[rows.terms].sum(axis=1))
+    assert not listed[ZERO_ROW].any()
 
 
 def test_programs_are_padded_to_buckets():

@@ -17,7 +17,7 @@ from pipejax.schedules.heuristics.building_block import (
 from pipejax.schedules.heuristics.list_scheduling import Goal, Rules, list_schedule
 from pipejax.schedules.heuristics.timeline import Timeline, Work
 from pipejax.search.schedule import anytime_search
-from pipejax.search.schedule.block_plans import block_starts, num_legs
+from pipejax.search.schedule.block_plans import BlockSearch, block_starts, num_legs
 from pipejax.search.schedule.plan import keeps_limits, objective_of
 from pipejax.search.schedule.problem import pose
 
@@ -112,6 +112,14 @@ def test_published_v_schedules_are_reached(workers, microbatches, limit, publish
         values.append(objective_of(problem, start.plan))
     assert values == sorted(values, reverse=True)
     assert values[-1] <= published
+
+
+@pytest.mark.parametrize(("name", "waits"), [("1f1b", 3), ("hanayo", 7)])
+def test_a_block_waits_within_and_between_the_legs_of_its_way(name, waits):
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
+    costs = pj.Costs.uniform(table, forward=1.0, input_grad=1.0, weight_grad=1.0)
+    search = BlockSearch(pose(table, costs, memory_limit=4.0), 0)
+    assert len(search.draw().waits) == waits  # of forwards, of gradients and between: 4 legs - 1
 
 
 def test_of_many_microbatches_a_few_are_run_first():

@@ -122,6 +122,7 @@ BROKEN = {
     "another order": [*DUMP[:-1], [*DUMP[-1][:4], *DUMP[-1][6:8], *DUMP[-1][4:6], *DUMP[-1][8:]]],
     "too few microbatches": torch_1f1b(4, 2, reduces=False),
     "no op": [*DUMP[:-1], [*DUMP[-1], "hello"]],
+    "a pair before": [[*DUMP[0], "(0F9;0B8)OVERLAP_F_B"], *DUMP[1:]],
     "a pair": [*DUMP[:-1], [*DUMP[-1], "(3F9;3B8)OVERLAP_F_B"]],
 }
 

@@ -152,6 +152,13 @@ def test_offloads_keep_the_limits_whatever_the_times(pipe, offload, load, seed, 
         assert np.all(held <= pipe.limits * (1 + 1e-6))
 
 
+@pytest.mark.parametrize("message", [0, 1, 5])
+def test_two_microbatches_that_fit_go_through_the_pipe_behind_each_other(message):
+    pipe = LimitedPipe.of(3, 2, forward=1, input_grad=1, weight_grad=1, there=message, limits=3)
+    way = 2 * 2 * (1 + message)  # to the last stage and back
+    assert zero_bubble_starts(pipe).end.max() == way + 2 * 2 + 1  # there F and I, then a W
+
+
 @given(pipe=pipes(), offload=TIMES)
 def test_without_offloads_the_greedy_schedule_is_plain(pipe, offload):
     plain = ada_offload_starts(pipe)

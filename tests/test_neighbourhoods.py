@@ -67,6 +67,14 @@ def test_what_is_not_free_keeps_its_order(kind, steps):
     assert len(chains) - len(link) == 3 * 3 * 4 - 3
 
 
+@pytest.mark.parametrize(("share", "count"), [(0.1, 2), (0.5, 5), (1.0, 10)])
+def test_as_many_microbatches_are_free_as_the_share_says(share, count):
+    problem = problem_of(microbatches=10)
+    plan, rng = one_by_one(problem), np.random.default_rng(0)
+    free = (draw("microbatches", problem, plan, share, rng)["F"] for _ in range(50))
+    assert {one.all(axis=0).sum() for one in free} == {*range(count // 2 + 1, count + 1)}
+
+
 def test_gradients_overtake_an_activation_that_is_away():
     # F0 O0, F1 I1 W1, L0 I0 W0: in the memory of one activation
     problem, known = problem_of(workers=2, microbatches=2), []

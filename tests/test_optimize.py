@@ -11,8 +11,10 @@ from certified import all_of, check_solution
 from turns import NUMBER, in_turn
 
 import pipejax as pj
+from pipejax.search.schedule import anytime_search
 from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds
 from pipejax.search.schedule.cp_model import ScheduleModel, relaxed_bound, search
+from pipejax.search.schedule.initial_plans import one_by_one, pipe_plans
 from pipejax.search.schedule.periods import (
     FoldedModel,
     cut,
@@ -22,7 +24,7 @@ from pipejax.search.schedule.periods import (
     shortest_ring,
 )
 from pipejax.search.schedule.plan import gradient_end, objective_of, peaks, to_plan, to_table
-from pipejax.search.schedule.problem import pose
+from pipejax.search.schedule.problem import FINEST, choose_grid, pose
 
 pytestmark = pytest.mark.solver
 
@@ -265,6 +267,18 @@ def test_a_period_put_in_keeps_limits_and_the_end():
         assert (gradient_end(problem, again) <= gradient_end(problem, many)).all()
 
 
+@pytest.mark.parametrize(("name", "pipes"), [("1f1b", 1), ("chimera", 2)])
+def test_a_period_has_as_many_microbatches_as_there_are_pipes(monkeypatch, name, pipes):
+    monkeypatch.setattr(anytime_search, "LARGE", 0)
+    table = pj.schedules.build(name, num_workers=2, num_microbatches=12)
+    problem, told = pose(table, equal(table), memory_limit=2), []
+    given = table, equal(table), pj.Links(), 10.0, 1, None, told.append
+    steps = anytime_search.AnytimeSearch(problem, *given)
+    steps._offer("one by one", one_by_one(problem))
+    steps._period()
+    assert [better.best.source for better in told] == ["one by one", f"period of {pipes}"]
+
+
 def test_one_stage_alone_bounds_the_whole():
     table = pipe(4, 8)
     problem = pose(table, equal(table), memory_limit=2)
@@ -318,6 +332,29 @@ def test_workers_of_one_link_share_its_time():
     # (16 x 6 + 14 + 2 - 2 x 46) / 2 = 10: 23 x 2 units of the link, between its first F and last I.
     assert area_bound(shared) == 1 + 23 * 2 + 2
     assert area_bound(own) == 45
+
+
+def test_an_op_stands_in_its_window_from_the_time_of_one_microbatch_on():
+    table = pipe(3, 1)
+    problem = pose(table, equal(table, transfer=10.0), memory_limit=1)
+    model = ScheduleModel(problem, 100)
+    *_, plan = (found.plan for found in search(model, 5.0, 1) if found.plan is not None)
+    for letter in "FIW":
+        lows = [start.proto.domain[0] for start in model.start[letter].values()]
+        assert lows == plan.starts[letter][:, 0].tolist()
+
+
+@pytest.mark.parametrize(("objective", "best"), [("span", 28), ("makespan", 29)])
+def test_a_pipe_is_planned_for_what_is_to_be_short(objective, best):
+    costs = pj.Costs(forward=[3, 4, 1, 3], input_grad=[2, 2, 3, 3], weight_grad=[1, 2, 4, 2])
+    problem = pose(pipe(4, 2), costs, memory_limit=8, objective=objective)
+    (start,) = pipe_plans(problem)
+    assert objective_of(problem, start.plan) == best
+
+
+@pytest.mark.parametrize(("largest", "exact"), [(FINEST, True), (FINEST + 1, False)])
+def test_times_are_exact_up_to_the_finest_grid(largest, exact):
+    assert choose_grid(np.array([largest, 1.0])).exact == exact
 
 
 def test_behind_the_last_input_gradient_there_is_its_way():

@@ -104,6 +104,13 @@ def test_a_registered_function_is_a_schedule_like_others(registered, call):
         pj.schedules.build("fill", **SIZE, waves=2)
 
 
+def test_a_table_of_a_registered_function_bears_its_name(registered):
+    pj.schedules.register(
+        "mine", lambda num_workers, num_microbatches: pj.schedules.build("gpipe", **SIZE)
+    )
+    assert pj.schedules.build("mine", **SIZE).name == "mine"
+
+
 def test_an_entry_point_is_found_when_it_is_asked_for(tmp_path, monkeypatch, answer, call):
     package = tmp_path / "acme_schedules-1.5.dist-info"
     package.mkdir()

@@ -213,6 +213,13 @@ def test_a_link_carries_one_message_at_a_time():
     assert [found[f"1F{m}"] for m in range(3)] == [6, 11, 16]
 
 
+def test_messages_take_time_between_workers_alone():
+    placement = np.array([[0, 1, 1, 0], [1, 0, 0, 1]])
+    work = Work.of(placement, [0, 1], dict.fromkeys((F, I, W), [1] * 4), transfer=5)
+    assert work.lag == [[[5, 0, 5]] * 2] * 2
+    assert not np.any(work.transmit)
+
+
 @pytest.mark.parametrize(
     ("rules", "worker_0"),
     [  # a gradient is on its way to worker 0 while it has a W of 3 left and nothing else to do
@@ -226,6 +233,14 @@ def test_a_link_carries_one_message_at_a_time():
 def test_rules_of_the_list_scheduler(rules, worker_0):
     found = starts(pipe_of_two(lasts=(1, 2, 3), microbatches=2), **rules)
     assert {name: found[name] for name in worker_0} == worker_0
+
+
+def test_a_forward_overtakes_those_that_are_too_far_ahead():
+    given, at_once = pipe_of_two(), [[[0]] * 2] * 2
+    two_pipes = {"placement": [[0, 1]] * 2, "pipe_of": [0, 1, 0, 1], "limits": [99, 99]}
+    work = given._replace(**two_pipes, lag=at_once, transmit=at_once)
+    found = starts(work, depth=[[1, 9], [2, 9]])
+    assert [found[f"0F{m}"] for m in range(4)] == [0, 1, 4, 2]
 
 
 @st.composite

@@ -295,6 +295,11 @@ ILLEGAL = {
         "gradient of 0B1 is never applied",
     ),
     "split, lost": ([["0F0", "0F1", "0I0", "0W0", "0U0", "0I1", "0W1"]], {}, "of 0W1 is never"),
+    "lost on the first stage": (
+        [["0F0", "0F1", "0B0", "0U0", "0B1"], ["1F0", "1F1", "1B0", "1B1", "1U1"]],
+        {},
+        "gradient of 0B1 is never applied",
+    ),
     "before its gradient": ([["0F0", "0U0", "0B0"]], {}, "deadlock: 0U0 on worker 0 waits for 0B0"),
     "before W": ([["0F0", "0I0", "0U0", "0W0"]], {}, "deadlock: 0U0 on worker 0 waits for 0W0"),
     "twice": ([["0F0", "0F1", "0B0", "0B1", "0U1", "0U0"]], {}, "0U0 does not apply the gradient"),

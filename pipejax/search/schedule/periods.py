@@ -256,7 +256,7 @@ class FoldedModel(ScheduleModel):
         sharing = {w: group for group in problem.host_links for w in group}
         stages = range(problem.num_stages)
         for one in range(before + 1 - self.folded.length, before + 1):
-            for other in range(behind, min(behind + self.folded.length, problem.num_microbatches)):
+            for other in range(behind, problem.num_microbatches)[: self.folded.length]:
                 for stage in stages:
                     here = self._worker(stage, one)
                     near = sharing.get(here, (here,))
