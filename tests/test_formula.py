@@ -343,6 +343,7 @@ def test_numbers_of_any_size_stay_exact():
     assert (cone.tight.sum(axis=1) >= 2).all()
 
 
+@pytest.mark.compiles
 def test_what_takes_no_time_has_a_form_too():
     table, program = lowered("1f1b", 2, 2)
     free = pj.Costs(forward=0.0, backward=0.0)
