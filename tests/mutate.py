@@ -20,6 +20,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -321,13 +322,19 @@ class Copy:
         environment |= {"PYTHONPATH": str(self.folder), **FEWER_EXAMPLES}
         left_out = [f"--deselect={name}" for name in sorted(self.failing)]
         command = [sys.executable, *PYTEST.split(), *left_out, *arguments]
+        # a session of its own: tests start processes, and those that hang must end with them
         with subprocess.Popen(
-            command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, text=True
+            command,
+            cwd=self.folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         ) as process:
             try:
                 out, _ = process.communicate(timeout=LIMIT)
             except BaseException as error:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 if isinstance(error, subprocess.TimeoutExpired):
                     return "timeout"
                 raise
