@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.stages import Wrapped
 
-MOST_MAPS = 5000
+MOST_MAPS = 4000
 EVERY = 32  # compilations from one look at the maps to the next
 MOST_COMPILATIONS = 256  # from one time to the next, where there are no maps to look at
 _COMPILED = "/jax/core/compile/backend_compile_duration"

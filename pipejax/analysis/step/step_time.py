@@ -1,13 +1,16 @@
 """Step times of measured rows, and their exact gradients by numbers of the system.
 
-Rows whose models and layouts differ in numbers alone are priced by one compiled function, with
-stages filled up to the most that a row has. Each program then solves the costs of all its rows,
-under all values of the numbers, as one batch. Its counts of the costs on the critical path turn the
-step time into a plain sum of costs, so that one reverse pass gives the gradient by all numbers.
+The work of every row is counted on the host, once: no number of a system changes it. Rows whose
+work differs in numbers alone are priced by one compiled function, with stages filled up to the most
+that a row has: their numbers are one matrix, for XLA compiles it in a fraction of the time that it
+takes for the counting. Each program then solves the costs of all its rows, under all values of the
+numbers, as one batch. Its counts of the costs on the critical path turn the step time into a plain
+sum of costs, so that one reverse pass gives the gradient by all numbers.
 """
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +29,7 @@ from pipejax.costs.model.model import Model
 from pipejax.costs.model.stack import OF_WORKLOAD
 from pipejax.costs.model.workload import Stages, Workload, assign_layers, stages_of
 from pipejax.costs.stage.stage_costs import work_costs
-from pipejax.costs.stage.stage_work import work_of_stages
+from pipejax.costs.stage.stage_work import StageWork, work_of_stages
 from pipejax.costs.system.parts import with_known
 from pipejax.costs.system.system import Number, System
 from pipejax.engine.batched.makespans import makespans_and_grad
@@ -39,30 +42,41 @@ from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
-AT_ONCE = 8  # sets of values that all rows are priced under at once
-FEW = 64  # rows whose prices take less time than it takes to compile them well
+PAIRS = 512  # of a row and a set of values that are priced at once
+FEW_PAIRS, FEW = 64, 8  # the same of at most so many rows, of which a fit makes few pairs
 
 Rows = Int[NumpyArray, " rows"]
-Varying = tuple[Array, ...]
 Leaves = dict[str, Array]
 Values = Float[NumpyArray, "batch values"]
 
 
 class RowInputs(NamedTuple):
-    """What the price of a row depends on beside the system: numbers, with a row axis first.
+    """What the price of a row depends on beside the system.
 
     Attributes:
       model: the transformer.
       layout: how accelerators share the work.
-      stages: what each stage holds, and where; filled up with empty stages.
-      gpus_per_node: accelerators of a node, 0 where the system says it.
-      network_bandwidth: that a message between nodes reaches, 0 where the system says it [B/s].
-      layer_group: which factor the time of its layers has, where they have factors.
+      stages: what each stage holds, and where.
+      recompute: what a layer itself recomputes.
+      setting: what a row says of its machine.
     """
 
     model: Model
     layout: Layout
     stages: Stages
+    recompute: str
+    setting: "Setting"
+
+
+class Setting(NamedTuple):
+    """What a row says of its machine, and which of the fitted layers it has.
+
+    Attributes:
+      gpus_per_node: accelerators of a node, 0 where the system says it.
+      network_bandwidth: that a message between nodes reaches, 0 where the system says it [B/s].
+      layer_group: which factor the time of its layers has, where they have factors.
+    """
+
     gpus_per_node: Number
     network_bandwidth: Number
     layer_group: Number
@@ -70,39 +84,38 @@ class RowInputs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PricingKind:
-    """Costs of one row, for the pricer; XLA leaves out what it says is not there.
+    """Costs of one row, for the pricer.
 
     Attributes:
-      recompute: what a layer itself recomputes.
       reads: fields of `Costs` that the programs read.
-      form: structure of `RowInputs`.
-      constants: (leaves) the number that all rows share, None where they differ.
+      form: structure of the row's work and setting.
+      shapes: (leaves) of their numbers, which lie one behind the other.
       names: numbers of the system that values are given for.
     """
 
-    recompute: str
     reads: tuple[str, ...]
     form: Any
-    constants: tuple[float | None, ...]
+    shapes: tuple[tuple[int, ...], ...]
     names: tuple[str, ...] = ()
 
-    def row(self, varying: Sequence[Array]) -> RowInputs:
-        """Put together the inputs of a row."""
-        rest = iter(varying)
-        leaves = [next(rest) if each is None else each for each in self.constants]
-        row: RowInputs = jax.tree.unflatten(self.form, leaves)
+    def row(self, numbers: Float[Array, " numbers"]) -> tuple[StageWork, Setting]:
+        """Put together the work and the setting of a row."""
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes])
+        parts = zip(jnp.split(numbers, ends[:-1]), self.shapes, strict=True)
+        row: tuple[StageWork, Setting] = jax.tree.unflatten(
+            self.form, [part.reshape(shape) for part, shape in parts]
+        )
         return row
 
-    def __call__(self, system: System, values: Array, varying: Varying) -> Leaves:
+    def __call__(self, system: System, values: Array, numbers: Array) -> Leaves:
         """Costs of one row under one set of values, those that programs read."""
-        row = self.row(varying)
+        work, setting = self.row(numbers)
         for k, name in enumerate(self.names):
             system = with_known(system, name, values[k])
-        system = _as_it_was(system, row)
-        work = work_of_stages(row.model, row.layout, row.stages, recompute=self.recompute)
+        system = _as_it_was(system, setting)
         factors = values[len(self.names) :]
         if factors.size:
-            factor = factors[jnp.asarray(row.layer_group).astype(int)]
+            factor = factors[jnp.asarray(setting.layer_group).astype(int)]
             layers, recomputed = (
                 tuple(count * factor for count in counts)
                 for counts in (work.layers, work.recomputed)
@@ -117,35 +130,48 @@ class RowBatch(NamedTuple):
 
     Attributes:
       rows: which of all rows.
-      inputs: the leaves of their inputs that differ, with a row axis first.
+      numbers: (rows, numbers) their work and settings.
       kind: all else.
       programs: each program, and which of these rows run it.
       ops: fields of `Costs` that rows of profiles read, which rows, and of which stages.
     """
 
     rows: Rows
-    inputs: tuple[NumpyArray, ...]
+    numbers: Float[NumpyArray, "rows numbers"]
     kind: PricingKind
     programs: tuple[tuple[Program, Rows], ...]
     ops: tuple[tuple[str, Rows, Rows], ...]
 
     def prices(self, kind: PricingKind, system: System, values: Values) -> Leaves:
         """Costs of all rows under each set of values: (batch, rows, ...)."""
-        found: Leaves = priced(
-            kind, system, values, self.inputs, grid=True, quickly=len(self.rows) <= FEW
-        )
-        return found
+
+        def price(pairs: tuple[Values, NumpyArray]) -> Leaves:
+            found: Leaves = priced(kind, system, *pairs, quickly=True)
+            return found
+
+        return self._of_pairs(price, values, {})
 
     def slopes(
-        self, kind: PricingKind, system: System, solved: tuple[Values, Leaves]
-    ) -> Float[Array, "batch rows values"]:
+        self, kind: PricingKind, system: System, values: Values, counts: Leaves
+    ) -> Float[NumpyArray, "batch rows values"]:
         """Slopes by the values of the sum of the costs on each row's critical path."""
-        values, counts = solved
-        _, slopes = pulled(
-            kind, system, values, self.inputs, counts, grid=True, quickly=len(self.rows) <= FEW
-        )
-        found: Array = slopes
+
+        def pull(pairs: tuple[Values, NumpyArray, Leaves]) -> Array:
+            _, slopes = pulled(kind, system, *pairs, quickly=True)
+            found: Array = slopes
+            return found
+
+        found: NumpyArray = self._of_pairs(pull, values, counts)
         return found
+
+    def _of_pairs(self, function: Callable[..., Any], values: Values, counts: Leaves) -> Any:
+        """Call a function on parts of all pairs of values and rows: (batch, rows, ...) each."""
+        size, rows = len(values), len(self.rows)
+        value, row = (each.ravel() for each in np.indices((size, rows)))
+        flat = {name: leaf.reshape(size * rows, *leaf.shape[2:]) for name, leaf in counts.items()}
+        pairs = (values[value], self.numbers[row], *([flat] if flat else []))
+        found = in_parts(function, pairs, FEW_PAIRS if rows <= FEW else PAIRS)
+        return jax.tree.map(lambda leaf: leaf.reshape(size, rows, *leaf.shape[1:]), found)
 
 
 class StepTimes:
@@ -168,32 +194,42 @@ class StepTimes:
         program = functools.cache(lambda table, name: lower(table, link=name, step_end=True))
         names = [name or link for name in rows.link.tolist()]
         self.programs = [program(*each) for each in zip(self.tables, names, strict=True)]
-        per_node, network = rows.accelerators_per_node, rows.network_bandwidth
-        machines = [map(float, column) for column in (per_node, network, group)]
+        columns = (rows.accelerators_per_node, rows.network_bandwidth, group)
+        settings = (Setting(*map(float, row)) for row in zip(*columns, strict=True))
         self.inputs = [
-            _inputs(workload, table, *machine)
-            for workload, table, *machine in zip(
-                self.workloads, self.tables, *machines, strict=True
-            )
+            _inputs(*each) for each in zip(self.workloads, self.tables, settings, strict=True)
         ]
 
     @functools.cached_property
     def batches(self) -> tuple[RowBatch, ...]:
         """The rows as arrays, those together that are priced by one compiled function."""
+        most = max((one.stages.layers.shape[-1] for one in self.inputs), default=0)
         alike: dict[Hashable, list[int]] = {}
-        for k, (one, table) in enumerate(zip(self.inputs, self.tables, strict=True)):
-            kind = (jax.tree.structure(one), table.num_pipes, self.workloads[k].recompute_in_layer)
-            alike.setdefault(kind, []).append(k)
+        leaves: list[list[NumpyArray]] = []
+        for k, one in enumerate(self.inputs):
+            full = one._replace(stages=_filled(one.stages, most))
+            found, form = jax.tree.flatten((_work(full), full.setting))
+            leaves.append([np.asarray(leaf, float) for leaf in found])
+            alike.setdefault((form, tuple(leaf.shape for leaf in leaves[k])), []).append(k)
         return tuple(
-            _row_batch(
-                np.array(members),
-                [self.inputs[k] for k in members],
-                self.workloads[members[0]].recompute_in_layer,
-                [self.programs[k] for k in members],
-                [self.read[k] for k in members],
-            )
-            for members in alike.values()
+            self._batch(np.array(members), [leaves[k] for k in members], *kind)
+            for kind, members in alike.items()
         )
+
+    def _batch(
+        self,
+        rows: Rows,
+        leaves: Sequence[Sequence[NumpyArray]],
+        form: Any,
+        shapes: tuple[tuple[int, ...], ...],
+    ) -> RowBatch:
+        read = [self.read[k] for k in rows]
+        programs = {k: self.programs[row] for k, row in enumerate(rows) if read[k][0] == STEP}
+        ops = _by_op(read)
+        fields = {"forward"} | _reads(programs.values()) | {field for field, _, _ in ops}
+        kind = PricingKind((*sorted(fields), *MESSAGE_FIELDS), form, shapes)
+        numbers = np.array([np.concatenate([leaf.ravel() for leaf in one]) for one in leaves])
+        return RowBatch(rows, numbers, kind, _by_program(programs), ops)
 
     def predict(self, system: System) -> Float[NumpyArray, " rows"]:
         """Predict the step time of each row [s].
@@ -204,11 +240,10 @@ class StepTimes:
         seconds = np.empty(self.size)
         known: dict[Hashable, Costs] = {}
         for k, one in enumerate(self.inputs):
-            recompute = self.workloads[k].recompute_in_layer
             stages = tuple(np.asarray(leaf).tobytes() for leaf in one.stages)
-            key = (id(self.workloads[k].model), recompute, one.layout, *one[3:], stages)
+            key = (id(self.workloads[k].model), *one._replace(model=None, stages=stages))
             if key not in known:
-                known[key] = _priced_row(one, recompute, system)
+                known[key] = work_costs(_work(one), _as_it_was(system, one.setting))
             seconds[k] = _step_or_op(known[key], self.programs[k], *self.read[k])
         return seconds
 
@@ -226,23 +261,20 @@ class StepTimes:
         with jax.enable_x64(True):
             for batch in self.batches:
                 kind = dataclasses.replace(batch.kind, names=tuple(names))
-                price = functools.partial(batch.prices, kind, system)
-                pull = functools.partial(batch.slopes, kind, system)
-                costs = in_parts(price, values, AT_ONCE)
+                costs = batch.prices(kind, system, values)
                 seconds[:, batch.rows], counts = _solved(batch, costs)
-                slopes[:, batch.rows] = in_parts(pull, (values, counts), AT_ONCE)
+                slopes[:, batch.rows] = batch.slopes(kind, system, values, counts)
         return seconds, slopes
 
 
-def _priced_row(row: RowInputs, recompute: str, system: System) -> Costs:
-    """Price one row in NumPy."""
-    work = work_of_stages(row.model, row.layout, row.stages, recompute=recompute)
-    return work_costs(work, _as_it_was(system, row))
+def _work(row: RowInputs) -> StageWork:
+    """Count the work of one row in NumPy."""
+    return work_of_stages(row.model, row.layout, row.stages, recompute=row.recompute)
 
 
-def _as_it_was(system: System, row: RowInputs) -> System:
+def _as_it_was(system: System, setting: Setting) -> System:
     """The machine with what a row says of it."""
-    near, rate = row.gpus_per_node, row.network_bandwidth
+    near, rate = setting.gpus_per_node, setting.network_bandwidth
     per_node = xp.where(near > 0, near, system.gpus_per_node)
     bandwidth = xp.where(rate > 0, rate / system.network.efficiency, system.network.bandwidth)
     network = dataclasses.replace(system.network, bandwidth=bandwidth)
@@ -300,44 +332,17 @@ def tables_of(rows: MeasuredRows) -> tuple[ScheduleTable, ...]:
     return tuple(build(*shape) for shape in shapes)
 
 
-def _inputs(
-    workload: Workload, table: ScheduleTable, per_node: float, network: float, group: float
-) -> RowInputs:
+def _inputs(workload: Workload, table: ScheduleTable, setting: Setting) -> RowInputs:
     model = dataclasses.replace(workload.model, name="", source="")
     stages = stages_of(table, assign_layers(workload, table))
-    return RowInputs(model, workload.layout(table), stages, per_node, network, group)
+    return RowInputs(model, workload.layout(table), stages, workload.recompute_in_layer, setting)
 
 
-def _row_batch(
-    rows: Rows,
-    inputs: Sequence[RowInputs],
-    recompute: str,
-    programs: Sequence[Program],
-    read: Sequence[tuple[str, int]],
-) -> RowBatch:
-    """Stack rows, with stages filled up to the most: a stage without layers is never read."""
-    most = max(one.stages.layers.shape[-1] for one in inputs)
-
-    def filled(stages: Stages) -> Stages:
-        more = [(0, 0)] * 2 + [(0, most - np.shape(stages.layers)[-1])]
-        full = Stages(*(np.pad(leaf, more[-np.ndim(leaf) :]) for leaf in stages))
-        return full._replace(copies=np.maximum(full.copies, 1.0))  # a group of none has no price
-
-    alike = [jax.tree.flatten(one._replace(stages=filled(one.stages))) for one in inputs]
-    columns = [np.array(column, float) for column in zip(*(one for one, _ in alike), strict=True)]
-    shared = [column.ndim == 1 and bool((column == column[0]).all()) for column in columns]
-    pairs = list(zip(columns, shared, strict=True))
-    constants = tuple(float(column[0]) if is_one else None for column, is_one in pairs)
-    steps = {k: program for k, program in enumerate(programs) if read[k][0] == STEP}
-    ops = _by_op(read)
-    fields = {"forward"} | _reads(steps.values()) | {field for field, _, _ in ops}
-    return RowBatch(
-        rows,
-        tuple(column for column, is_one in pairs if not is_one),
-        PricingKind(recompute, (*sorted(fields), *MESSAGE_FIELDS), alike[0][1], constants),
-        _by_program(steps),
-        ops,
-    )
+def _filled(stages: Stages, most: int) -> Stages:
+    """Fill up with stages without layers, which are never read."""
+    more = [(0, 0)] * 2 + [(0, most - np.shape(stages.layers)[-1])]
+    full = Stages(*(np.pad(leaf, more[-np.ndim(leaf) :]) for leaf in stages))
+    return full._replace(copies=np.maximum(full.copies, 1.0))  # a group of none has no price
 
 
 def _by_op(read: Sequence[tuple[str, int]]) -> tuple[tuple[str, Rows, Rows], ...]:

@@ -80,16 +80,14 @@ def priced(
     rows: Tree = (),
     times: Sequence[Array | NumpyArray] = (),
     *,
-    grid: bool = False,
     quickly: bool = False,
 ) -> Tree:
     """Price a batch: what it returns for each, with the axis of configurations first.
 
-    One that returns values takes `times` (batch) behind the row. In a `grid` every row is priced at
-    every entry of `at`: (batch, rows, ...). `quickly` is for few configurations: it compiles
-    quickly, and computes slowly.
+    One that returns values takes `times` (batch) behind the row. `quickly` is for few
+    configurations: it compiles quickly, and computes slowly.
     """
-    return _compiled(_priced, quickly)(price_one, shared, at, rows, tuple(times), grid=grid)
+    return _compiled(_priced, quickly)(price_one, shared, at, rows, tuple(times))
 
 
 def pulled(
@@ -99,34 +97,29 @@ def pulled(
     rows: Tree,
     counts: Tree,
     *,
-    grid: bool = False,
     quickly: bool = False,
 ) -> tuple[Tree, Tree]:
     """What it returns for each, and the slopes like `at` of its sum weighted by counts."""
-    found: tuple[Tree, Tree] = _compiled(_pulled, quickly)(
-        price_one, shared, at, rows, counts, grid=grid
-    )
+    found: tuple[Tree, Tree] = _compiled(_pulled, quickly)(price_one, shared, at, rows, counts)
     return found
 
 
 @functools.cache
 def _compiled(function: Callable[..., Tree], quickly: bool) -> Callable[..., Tree]:
     options = cpu_options(**QUICKLY) if quickly else {}
-    return compiled(function, static_argnames=("price_one", "grid"), compiler_options=options)
+    return compiled(function, static_argnames="price_one", compiler_options=options)
 
 
 def _priced(
-    price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, times: tuple[Array, ...], *, grid: bool
+    price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, times: tuple[Array, ...]
 ) -> Tree:
     def of_one(at: Tree, row: Tree, times: tuple[Array, ...]) -> Tree:
         return price_one(shared, at, row, *times)
 
-    return _mapped(of_one, grid)(at, rows, times)
+    return jax.vmap(of_one)(at, rows, times)
 
 
-def _pulled(
-    price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: Tree, *, grid: bool
-) -> Tree:
+def _pulled(price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: Tree) -> Tree:
     def of_one(at: Tree, row: Tree, counts: Tree) -> tuple[Tree, Tree]:
         def price(at: Tree) -> Tree:
             return jax.tree.map(jnp.asarray, price_one(shared, at, row))
@@ -135,14 +128,7 @@ def _pulled(
         weights = jax.tree.map(lambda count, cost: count.astype(cost.dtype), counts, value)
         return value, back(weights)[0]
 
-    return _mapped(of_one, grid)(at, rows, counts)
-
-
-def _mapped(of_one: Callable[..., Tree], grid: bool) -> Callable[..., Tree]:
-    """Map a function of (at, row, what both have) over a batch, or over all pairs of both."""
-    if not grid:
-        return jax.vmap(of_one)
-    return jax.vmap(jax.vmap(of_one, in_axes=(None, 0, 0)), in_axes=(0, None, 0))
+    return jax.vmap(of_one)(at, rows, counts)
 
 
 @functools.partial(compiled, static_argnames="price_one")

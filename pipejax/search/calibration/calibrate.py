@@ -178,7 +178,7 @@ def calibrate(
     system = _on_stack(rows, system)
     names = FITTED if fit is None or tuple(fit) == ALL else tuple(fit)
     problem = _fitting(rows, system, names, layer_times, general)
-    as_is = problem.step_times.predict(problem.system)
+    as_is = problem.as_is()
     _check_scale(rows, as_is)
     folds = NO_FOLDS if hold_out is None else folds_of(rows, hold_out, seed=seed)
     points = np.random.default_rng(seed).standard_normal((starts, len(problem.parameters.names)))
@@ -228,6 +228,13 @@ class _Fitting(NamedTuple):
         configuration = columns_of(self.rows, RUN).left_out
         alike = configuration.sum(axis=1)[configuration.argmax(axis=0)]
         return self.independent_share * weights_of(self.rows.variance, NOISE) / alike
+
+    def as_is(self) -> Float[NumpyArray, " rows"]:
+        """Step times by the system's own numbers, priced as all fits are [s]."""
+        own = np.ones((1, len(self.parameters.names)))
+        own[:, : self.num_numbers] = np.nan
+        names = self.parameters.names[: self.num_numbers]
+        return self.step_times.predict_and_grad(self.system, names, own)[0][0]
 
     def residuals(self, points: Points) -> tuple[NumpyArray, NumpyArray]:
         """Log of predicted over measured, and its derivatives by whitened parameters."""
