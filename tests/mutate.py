@@ -52,8 +52,19 @@ TESTS = {
     "pipejax/base/incremental_path.py": ("", "incremental"),
     "pipejax/base/longest_path.py": ("schedules", "longest_paths recurrence incremental"),
     "pipejax/schedules": (f"{_TABLES} staleness schedules activation_memory", "recurrence"),
-    "pipejax/schedules/builders": (f"{_BUILT} activation_memory", "memory_limits"),
-    "pipejax/schedules/heuristics": (f"{_BUILT} transfer_order", "memory_limits optimize"),
+    "pipejax/schedules/builders": (
+        f"{_BUILT} activation_memory fused_schedules",
+        "memory_limits",
+    ),
+    "pipejax/schedules/heuristics": (
+        f"building_blocks {_BUILT} transfer_order",
+        "memory_limits optimize",
+    ),
+    "pipejax/schedules/naming.py": ("own_schedules schedules", "own_schedules"),
+    "pipejax/schedules/table/table_files.py": (
+        "doors whole_files pytorch_tables table",
+        "own_schedules",
+    ),
     "pipejax/costs": (
         "costs models sizes workload layout stragglers topology by_microbatch doors",
         "costs workload step_report stragglers topology by_microbatch",
@@ -79,7 +90,10 @@ TESTS = {
         "collectives workload step_report",
     ),
     "pipejax/engine": ("twins fuzz_runs", "recurrence transformations engine_pairs one_meaning"),
-    "pipejax/engine/lowering": (f"{_TABLES} staleness transfer_order", "recurrence engine_pairs"),
+    "pipejax/engine/lowering": (
+        f"{_TABLES} staleness transfer_order",
+        "recurrence engine_pairs formula",
+    ),
     "pipejax/engine/batched": ("", "batch engine_pairs transformations devices one_meaning"),
     "pipejax/engine/batched/per_op_costs.py": ("", "jitter_factors jitter"),
     "pipejax/engine/steady_state.py": ("", "long_schedules engine_pairs"),
@@ -147,6 +161,11 @@ EQUIVALENT = {
         "1 -> 0",
     ): "one part joined with nothing is that part, copied",
     ("makespans.py", "matrix[size:] = 0", "0 -> 1"): "padding of the batch that is never read",
+    (
+        "interpreter_loops.py",
+        "kept = jnp.zeros((GROUP + 1, cost.shape[1]), bool if temperature is None else cost.dtype)",
+        "1 -> 2",
+    ): "one more row of zeros behind the one that is read",
     (
         "table_files.py",
         "return format_cell((cell[0]._replace(microbatch=cell[0].microbatch - 1),))",

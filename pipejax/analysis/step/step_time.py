@@ -47,6 +47,8 @@ FEW_PAIRS, FEW = 64, 8  # the same of at most so many rows, of which a fit makes
 
 Rows = Int[NumpyArray, " rows"]
 Leaves = dict[str, Array]
+Known = dict[str, NumpyArray]
+Shapes = tuple[tuple[int, ...], ...]
 Values = Float[NumpyArray, "batch values"]
 
 
@@ -95,7 +97,7 @@ class PricingKind:
 
     reads: tuple[str, ...]
     form: Any
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: Shapes
     names: tuple[str, ...] = ()
 
     def row(self, numbers: Float[Array, " numbers"]) -> tuple[StageWork, Setting]:
@@ -142,21 +144,22 @@ class RowBatch(NamedTuple):
     programs: tuple[tuple[Program, Rows], ...]
     ops: tuple[tuple[str, Rows, Rows], ...]
 
-    def prices(self, kind: PricingKind, system: System, values: Values) -> Leaves:
+    def prices(self, kind: PricingKind, system: System, values: Values) -> Known:
         """Costs of all rows under each set of values: (batch, rows, ...)."""
 
         def price(pairs: tuple[Values, NumpyArray]) -> Leaves:
             found: Leaves = priced(kind, system, *pairs, quickly=True)
             return found
 
-        return self._of_pairs(price, values, {})
+        found: Known = self._of_pairs(price, values, {})
+        return found
 
     def slopes(
-        self, kind: PricingKind, system: System, values: Values, counts: Leaves
+        self, kind: PricingKind, system: System, values: Values, counts: Known
     ) -> Float[NumpyArray, "batch rows values"]:
         """Slopes by the values of the sum of the costs on each row's critical path."""
 
-        def pull(pairs: tuple[Values, NumpyArray, Leaves]) -> Array:
+        def pull(pairs: tuple[Values, NumpyArray, Known]) -> Array:
             _, slopes = pulled(kind, system, *pairs, quickly=True)
             found: Array = slopes
             return found
@@ -164,7 +167,7 @@ class RowBatch(NamedTuple):
         found: NumpyArray = self._of_pairs(pull, values, counts)
         return found
 
-    def _of_pairs(self, function: Callable[..., Any], values: Values, counts: Leaves) -> Any:
+    def _of_pairs(self, function: Callable[..., Any], values: Values, counts: Known) -> Any:
         """Call a function on parts of all pairs of values and rows: (batch, rows, ...) each."""
         size, rows = len(values), len(self.rows)
         value, row = (each.ravel() for each in np.indices((size, rows)))
@@ -204,7 +207,7 @@ class StepTimes:
     def batches(self) -> tuple[RowBatch, ...]:
         """The rows as arrays, those together that are priced by one compiled function."""
         most = max((one.stages.layers.shape[-1] for one in self.inputs), default=0)
-        alike: dict[Hashable, list[int]] = {}
+        alike: dict[tuple[Any, Shapes], list[int]] = {}
         leaves: list[list[NumpyArray]] = []
         for k, one in enumerate(self.inputs):
             full = one._replace(stages=_filled(one.stages, most))
@@ -212,8 +215,8 @@ class StepTimes:
             leaves.append([np.asarray(leaf, float) for leaf in found])
             alike.setdefault((form, tuple(leaf.shape for leaf in leaves[k])), []).append(k)
         return tuple(
-            self._batch(np.array(members), [leaves[k] for k in members], *kind)
-            for kind, members in alike.items()
+            self._batch(np.array(members), [leaves[k] for k in members], form, shapes)
+            for (form, shapes), members in alike.items()
         )
 
     def _batch(
@@ -221,7 +224,7 @@ class StepTimes:
         rows: Rows,
         leaves: Sequence[Sequence[NumpyArray]],
         form: Any,
-        shapes: tuple[tuple[int, ...], ...],
+        shapes: Shapes,
     ) -> RowBatch:
         read = [self.read[k] for k in rows]
         programs = {k: self.programs[row] for k, row in enumerate(rows) if read[k][0] == STEP}
@@ -241,7 +244,8 @@ class StepTimes:
         known: dict[Hashable, Costs] = {}
         for k, one in enumerate(self.inputs):
             stages = tuple(np.asarray(leaf).tobytes() for leaf in one.stages)
-            key = (id(self.workloads[k].model), *one._replace(model=None, stages=stages))
+            model = id(self.workloads[k].model)
+            key = (model, one.layout, stages, one.recompute, one.setting)
             if key not in known:
                 known[key] = work_costs(_work(one), _as_it_was(system, one.setting))
             seconds[k] = _step_or_op(known[key], self.programs[k], *self.read[k])
