@@ -80,6 +80,8 @@ def test_outliers_are_listed_and_pull_little(found):
 
 def test_rows_left_out_are_predicted(found):
     assert found.held_out.rows == found.fit.rows == 54
+    errors = np.abs(found.predicted_unseen / found.predicted - 1)  # each row has been left out once
+    assert 0 < errors.max() < 0.2
     assert len(found.folds) == 12
     assert found.fit.median < found.held_out.median < 3
     assert found.coverage[80] <= found.coverage[90] <= 100

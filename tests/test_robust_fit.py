@@ -141,3 +141,18 @@ def test_losses_are_quadratic_then_bounded():
         np.testing.assert_allclose(loss.second(z), bent, rtol=1e-4)
     assert HUBER.slope(np.array(1e4)) == pytest.approx(BEND, rel=1e-3)
     assert STUDENT.slope(np.array(1e4)) == pytest.approx(FREEDOM / 1e4, rel=1e-3)
+
+
+def test_no_step_leaves_what_can_be_evaluated():
+    """A parameter that rows say little of at the start moves by a few spreads at a time."""
+
+    def model(points):
+        assert np.abs(points).max() < 60, "a step to where times overflow"
+        rise = np.exp(np.clip(5.0 * (points - 8.0), -700, 700))  # nothing is seen of it below 7
+        time = 1.0 + rise
+        return np.log(np.tile(time, ROWS) / 200.0), np.repeat(
+            (5.0 * rise / time)[:, None], ROWS, axis=1
+        )
+
+    found = robust_fit(model, np.full((1, 1), 7.2), np.full((1, ROWS), 1.0))
+    assert np.log(199.0) / 5.0 + 8.0 == pytest.approx(found.point[0, 0], rel=0.02)

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from pipejax.results import PredictionErrors
 
-MEAN, EACH, BIAS = "mean", "each", "bias"
+MEAN, MEDIAN, EACH, BIAS = "mean", "median", "each", "bias"
 
 
 class Accuracy(NamedTuple):
@@ -19,7 +19,7 @@ class Accuracy(NamedTuple):
       runs: which runs, and what is predicted of them.
       errors: of them, in percent.
       tolerance: what is allowed [%]; None where errors are only reported.
-      of: what the tolerance is of: their `MEAN`, `EACH` of them, or their `BIAS`.
+      of: what the tolerance is of: their `MEAN` or `MEDIAN`, `EACH` of them, or their `BIAS`.
     """
 
     group: str
@@ -32,7 +32,7 @@ class Accuracy(NamedTuple):
     def holds(self) -> bool:
         """Whether the errors are within the tolerance."""
         e = self.errors
-        error = {MEAN: e.mape, EACH: e.largest, BIAS: abs(e.bias)}[self.of]
+        error = {MEAN: e.mape, MEDIAN: e.median, EACH: e.largest, BIAS: abs(e.bias)}[self.of]
         return self.tolerance is None or error <= self.tolerance
 
     @property

@@ -107,7 +107,7 @@ class MeasuredRows:
       seconds: (rows) a step or an op, NaN where it was not measured [s].
       memory_bytes: (rows) of the fullest worker, NaN where it was not measured [B].
       group: (rows) free text.
-      release: (rows) of the software, free text.
+      release: (rows) of the software, or what else was another then, free text.
       source: (rows) free text.
       row: (rows) number in its file, from 1.
       file: (rows) the file.

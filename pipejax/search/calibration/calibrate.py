@@ -37,7 +37,7 @@ from pipejax.search.calibration.robust_fit import NOISE, Points, RobustFit, robu
 OUTLIER = 3.5  # noises from which a row is listed as one
 LAYER_SPREAD = 1.0  # of the logarithm of a layer's time, where each shape has its own
 LAYER_SHAPE = "h,s,t,c,e,b"  # columns that the time of a layer depends on
-ALL = ("all",)  # numbers to fit
+ALL = "all"  # numbers to fit
 RUN = ",".join(CONFIGURATION)
 MOST_CHOSEN_BY = 60  # rows, drawn from more, that it is chosen by
 MOST_LEFT_OUT = 10  # fits that each leave rows out, to choose what is fitted
@@ -46,7 +46,6 @@ APART = 1.3  # factor of the gap between rows of two kinds
 LEAST_KIND = 0.15  # share of the rows that make a kind
 NEAR = 3.0  # how close it lies to that of another unit
 MOST_STARTS = 1000
-NO_FOLDS = Folds((), np.zeros((0, 0), bool))
 
 
 @short_repr
@@ -89,6 +88,8 @@ class Calibration:
       remarks: what is wrong with the rows as a whole.
       noise: standard deviation of log predicted over measured, outliers bounded.
       predicted: (rows) step times of the fit [s].
+      predicted_unseen: (rows) those of fits that held the row out, their geometric mean [s]; NaN
+        where none did.
       starts_differ: largest relative difference of a number between all starts.
       seconds: that calibration took.
     """
@@ -106,6 +107,7 @@ class Calibration:
     remarks: tuple[str, ...]
     noise: float
     predicted: Float[NumpyArray, " rows"]
+    predicted_unseen: Float[NumpyArray, " rows"]
     starts_differ: float
     seconds: float
 
@@ -176,11 +178,12 @@ def calibrate(
     if not len(rows):
         raise ValueError("rows: no step time was measured, there is nothing to fit")
     system = _on_stack(rows, system)
-    names = FITTED if fit is None or tuple(fit) == ALL else tuple(fit)
+    names = _names(fit)
     problem = _fitting(rows, system, names, layer_times, general)
     as_is = problem.as_is()
     _check_scale(rows, as_is)
-    folds = NO_FOLDS if hold_out is None else folds_of(rows, hold_out, seed=seed)
+    none = Folds((), np.zeros((0, len(rows)), bool))
+    folds = none if hold_out is None else folds_of(rows, hold_out, seed=seed)
     points = np.random.default_rng(seed).standard_normal((starts, len(problem.parameters.names)))
     points[0] = 0.0
     weights = np.tile(problem.weights, (starts, 1))
@@ -195,6 +198,12 @@ def calibrate(
         left_out = _left_out(problem, folds, found.point[best])
     known, seconds = (as_is, chosen), time.perf_counter() - began
     return _result(problem, found, best, folds, left_out, known, seconds)
+
+
+def _names(fit: Sequence[str] | None) -> tuple[str, ...]:
+    """What may be fitted: "all" stands for those that have priors and are seldom known better."""
+    each = (FITTED if name == ALL else (name,) for name in ((ALL,) if fit is None else fit))
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(each)))
 
 
 class _Fitting(NamedTuple):
@@ -418,9 +427,19 @@ def _result(
         remarks=_remarks(residual),
         noise=noise,
         predicted=predicted,
+        predicted_unseen=rows.seconds * np.exp(_mean_left_out(left_out, folds)),
         starts_differ=float(np.abs(values / values[best] - 1).max()),
         seconds=seconds,
     )
+
+
+def _mean_left_out(
+    left_out: Float[NumpyArray, "folds rows"], folds: Folds
+) -> Float[NumpyArray, " rows"]:
+    """Mean residual of each row in the folds that left it out; NaN where none did."""
+    times = folds.left_out.sum(axis=0)
+    total = (left_out * folds.left_out).sum(axis=0)
+    return np.where(times > 0, total / np.maximum(times, 1), np.nan)
 
 
 def _errors(residual: NumpyArray, measured: NumpyArray) -> PredictionErrors:

@@ -59,9 +59,10 @@ PRIORS: Mapping[str, Prior] = {
     "collectives.low_latency_share": Prior(0.92, 0.5, limit=1.0),
     "collectives.copies": Prior(1.0, 1.0),
     "node.efficiency": Prior(0.8, 0.7, limit=1.0),
-    "node.latency": Prior(None, 0.7),
+    # a hop takes 2 us over NVLink and 10 us over InfiniBand, and hundreds where hosts pass it on
+    "node.latency": Prior(None, 2.0),
     "network.efficiency": Prior(0.7, 0.7, limit=1.0),
-    "network.latency": Prior(None, 0.7),
+    "network.latency": Prior(None, 2.0),
 }
 # what step times seldom decide, or other measurements do: links of a node, which tables of
 # collectives measure; the host's seconds per layer beside those per kernel; kernels of their own
@@ -73,7 +74,6 @@ _ASKED_FOR = (
     "collectives.low_latency_share",
     "collectives.copies",
     "node.efficiency",
-    "node.latency",
 )
 FITTED = tuple(name for name in PRIORS if name not in _ASKED_FOR)  # where nobody says what to fit
 # what is fitted where nobody says it: the set that predicts rows best that it did not see, and

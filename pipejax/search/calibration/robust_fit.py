@@ -24,6 +24,7 @@ FREEDOM = 3.0  # degrees of freedom of Student's loss
 NOISE = 0.05  # of a model of step times, before any row is seen
 NOISE_ROWS = 2.0  # how many rows that guess counts for
 STEP = 1e-4  # a fit has converged once no parameter moves by more, in spreads of its prior
+LONGEST_STEP = 4.0  # of one parameter, in spreads of its prior
 MOST_STEPS = 200
 DAMPING = 1e-3  # at the start
 ROUNDING = 1e-12  # of the objective
@@ -186,6 +187,10 @@ def _advanced(
     weight = damping[:, None] * np.einsum("bpp->bp", curvature)
     damped = curvature + weight[:, None] * np.eye(point.shape[1])
     step = -np.linalg.solve(damped, gradient[..., None])[..., 0]
+    # far off, times overflow: what is too long is cut, and goes on from there
+    step *= np.minimum(1, LONGEST_STEP / np.maximum(np.abs(step).max(axis=1, initial=0), STEP))[
+        :, None
+    ]
     trial = point + step
     new_residual, new_jacobian = model(trial)
     before = _objective(residual, point, noise, weights, of)
