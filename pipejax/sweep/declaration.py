@@ -29,6 +29,7 @@ from pipejax.base.files import read_file
 from pipejax.base.machine import check_fits
 from pipejax.costs.model.model import Model, check_recompute, load_model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
+from pipejax.costs.model.stack import AS_THE_SYSTEM, OF_WORKLOAD, Stack, load_stack
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
 from pipejax.costs.scaling import parse_stragglers
@@ -148,10 +149,12 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
     Args:
       given: the declaration, or the path of a TOML file that holds it. Keys that take a value or
         a list: schedules (a name, a table, a folder of tables, FILE.py:FUNCTION, or
-        `{name, stages_per_worker, waves}`), models, systems,
+        `{name, stages_per_worker, waves}`), models, systems, stack,
         workers, minibatch, microbatch_size or microbatches, tensor_parallel, sequence_parallel,
-        scatter_gather, context_parallel, expert_parallel, data_parallel, zero, overlap, precision,
-        rank_order, embedding_units, loss_units, pipeline_layout (as Megatron writes it), recompute,
+        scatter_gather, context_parallel, expert_parallel, data_parallel, zero, overlap,
+        expert_overlap, dispatcher, contiguous_context, graphs (all five the stack's where they are
+        left out), optimizer_offload, precision, attention_precision, head_precision, rank_order,
+        embedding_units, loss_units, pipeline_layout (as Megatron writes it), recompute,
         pair_factor, stragglers (as 3=1.2,5=2), worker_places (as 0,4,1,5), link, queues,
         host_links (as 0+1,2+3), posting, shared_links (as 0-1+1-0,2-3+1-3, or pairs),
         pair_links (as 0-1=rendezvous,1-2=queued), eager_below [s]. `system` holds axes over
@@ -193,7 +196,8 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
     for key, (name, check, default) in _KEYS.items():
         if key not in given and default is None and name not in ("microbatches", "microbatch_size"):
             raise ValueError(f"{where}: {key} is missing")
-        if key in given or default is not None:
+        is_of_stack = key in OF_WORKLOAD and "stack" in given
+        if key in given or not (default is None or is_of_stack):
             values = given.get(key, default)
             values = unfolded(values) if key == "schedules" else values
             axes[name] = read_axis(name, values, f"{where}: {key}", check)
@@ -314,7 +318,7 @@ def _plain(value: Any) -> Any:
     """The identity of a value: for models and systems, all their numbers."""
     if isinstance(value, Choice) and value.own is not None:
         return {"schedule": label(value), "content": value.own.content}
-    return dataclasses.asdict(value) if isinstance(value, Model | System) else label(value)
+    return dataclasses.asdict(value) if isinstance(value, Model | System | Stack) else label(value)
 
 
 def _text(read: Callable[[str], Any], form: str) -> Callable[[Any, str], Any]:
@@ -410,12 +414,18 @@ def _fields_of_workload() -> dict[str, tuple[str, Callable[[Any, str], Any], Any
     return {name: found[name] for name in order}
 
 
+def _stack(value: str) -> Stack:
+    """Read a stack; an empty name leaves the systems as their files have them."""
+    return load_stack(value) if value else AS_THE_SYSTEM
+
+
 FILE = "a name or the path of a .json file"
 
 # key: dimension, check of a value, value if the key is absent (a key without one is needed)
 _KEYS: Mapping[str, tuple[str, Callable[[Any, str], Any], Any]] = {
     "schedules": ("schedule", read_schedule, None),
     "models": ("model", _text(load_model, FILE), None),
+    "stack": ("stack", _text(_stack, FILE), ""),
     "workers": ("workers", count, None),
     "minibatch": ("minibatch", count, None),
     "microbatches": ("microbatches", count, None),

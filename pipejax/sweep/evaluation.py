@@ -15,8 +15,10 @@ from pipejax.analysis.step.many_systems import Slowed, resource_shares, system_c
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
+from pipejax.costs.model.stack import Stack
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.scaling import parse_stragglers
+from pipejax.costs.stage.stage_costs import check_host_of_optimizer
 from pipejax.costs.stage.stage_work import StageWork, memory_bytes, stage_work
 from pipejax.costs.system.parts import with_flags_as_numbers
 from pipejax.costs.system.system import Efficiency, System
@@ -54,12 +56,14 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
         for axis, cut in zip(sweep.axes, block.cuts, strict=True)
     ]
     shape_axes, system_axes = axes[: len(sweep.shape_axes)], axes[len(sweep.shape_axes) :]
-    systems = stack_systems(system_axes)
     names = [axis.name for axis in shape_axes]
+    software: tuple[Stack, ...] = shape_axes[names.index("stack")].values
+    systems = {each.name: stack_systems(_on_stack(system_axes, each)) for each in software}
     with jax.enable_x64(True):  # priced in float64, then evaluated in the sweep's dtype
         found = [
-            _named(sweep, dict(zip(names, point, strict=True)), systems)
+            _named(sweep, at, systems[at["stack"].name])
             for point in itertools.product(*(axis.values for axis in shape_axes))
+            for at in [dict(zip(names, point, strict=True))]
         ]
     values = {}
     for name, variable in variables_of(sweep).items():
@@ -67,6 +71,12 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
         stacked = np.stack([each[name] for each in found])
         values[name] = stacked.reshape((*shape, *variable.extra_shape))
     return values
+
+
+def _on_stack(axes: list[Axis], software: Stack) -> list[Axis]:
+    """The systems as a stack uses them."""
+    of_systems, *fields = axes
+    return [of_systems._replace(values=tuple(map(software.on, of_systems.values))), *fields]
 
 
 class _GridPoint(NamedTuple):
@@ -100,6 +110,7 @@ def _at_point(sweep: Sweep, at: Values, systems: System) -> Values:
     except MismatchError as error:
         reason = error.reason if isinstance(error, ScheduleError) else str(error)
         return values | {"reason": np.array(reason, object)}
+    check_host_of_optimizer(point.workload.optimizer_offload, systems)
     if point.table.offloads and not np.all(np.asarray(systems.host_link.bandwidth) > 0):
         raise ValueError("activations are offloaded, and a system has no host_link")
     fits = need <= np.asarray(systems.memory_available)
@@ -130,7 +141,7 @@ def _point(at: Values) -> _GridPoint:
     share = dict(at["schedule"].options).get("weight_share")
     workload = Workload(
         at["model"],
-        **{name: at[name] for name in WORKLOAD},
+        **{**at["stack"].workload, **{name: at[name] for name in WORKLOAD if name in at}},
         weight_share=share,
         stragglers=parse_stragglers(at["stragglers"], "stragglers"),
         worker_places=parse_places(at["worker_places"], "worker_places"),

@@ -21,7 +21,6 @@ from pipejax.costs.array_functions import stacked, stacked_trees
 from pipejax.costs.costs import Costs
 from pipejax.costs.layers.collectives import Collective
 from pipejax.costs.layers.kernels import LayerOp, device_time, host_time, phase_time, update_time
-from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import (
     PerStage,
@@ -63,7 +62,7 @@ def work_costs(work: StageWork, system: System) -> Costs:
     On every stage the host starts kernels while the accelerator runs them: a phase lasts as long
     as the slower of both, joined smoothly.
     """
-    _check_offload(work.layout, system)
+    check_host_of_optimizer(work.layout.optimizer_offload, system)
     exchanges = _exchanges(work, system)
     ops = _op_seconds(work, system, exchanges)
     seconds = xp.stack(list(ops.values()), axis=1)  # (parts, ops, stages)
@@ -320,9 +319,13 @@ def _host_update(work: StageWork, system: System, parameters: Numbers) -> Number
     return moved + updated + 2 * link.latency * (1 - none)
 
 
-def _check_offload(layout: Layout, system: System) -> None:
-    """Refuse an optimizer on a host that the system's file does not describe."""
-    if is_traced(layout, system) or not layout.optimizer_offload:
+def check_host_of_optimizer(offload: Number, system: System) -> None:
+    """Refuse an optimizer on a host that the file of the system, or of one of several, leaves out.
+
+    Raises:
+      ValueError: if so; what is traced is not looked at.
+    """
+    if is_traced(offload, system) or not offload:
         return
     lacks = [
         name
@@ -334,8 +337,8 @@ def _check_offload(layout: Layout, system: System) -> None:
     ]
     if lacks:
         raise ValueError(
-            f"optimizer_offload {layout.optimizer_offload:g} needs {' and '.join(lacks)} in the "
-            f"file of system {system.name}"
+            f"optimizer_offload {offload:g} needs {' and '.join(lacks)} in the file of the system"
+            + f" {system.name}" * bool(system.name)
         )
 
 
