@@ -202,8 +202,10 @@ def calibrate(
 
 def _names(fit: Sequence[str] | None) -> tuple[str, ...]:
     """What may be fitted: "all" stands for those that have priors and are seldom known better."""
-    each = (FITTED if name == ALL else (name,) for name in ((ALL,) if fit is None else fit))
-    return tuple(dict.fromkeys(itertools.chain.from_iterable(each)))
+    given = (ALL,) if fit is None else tuple(fit)
+    rest = tuple(name for name in FITTED if name not in given)  # a name given twice stays a mistake
+    each = (rest if name == ALL else (name,) for name in given)
+    return tuple(itertools.chain.from_iterable(each))
 
 
 class _Fitting(NamedTuple):
