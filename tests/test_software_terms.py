@@ -10,7 +10,7 @@ import pipejax as pj
 from pipejax.costs.layers.collectives import Spread, _pairs
 from pipejax.costs.layers.formulas import layer_activation_bytes, layer_flop
 from pipejax.costs.layers.kernels import device_time
-from pipejax.costs.layers.layer_ops import head_ops, layer_ops
+from pipejax.costs.layers.layer_ops import layer_ops
 from pipejax.costs.model.layout import Group, Layout
 from pipejax.costs.model.workload_fields import MODULES
 from pipejax.costs.system.parts import Host
@@ -153,51 +153,3 @@ def test_some_layers_of_a_stage_are_recomputed():
         for n in (8, 16, 0)
     ]
     assert need[0] > need[1] > need[2]
-
-
-def update(system=QUIET, **given):
-    costs = pj.stage_costs(pj.Workload(LLAMA, 1, **given), system, TABLE)
-    return float(np.asarray(costs.update)[0])
-
-
-def test_the_host_updates_its_share_of_the_optimizer_beside_the_accelerator():
-    """Gradients over the link, state through the host's memory, weights back."""
-    table, link, share = TABLE, H100.host_link, 0.6
-    work = pj.costing.stage_work(pj.Workload(LLAMA, 1), table)
-    parameters = share * float(np.sum([np.asarray(part)[0] for part in work.parameters]))
-    moved = parameters * (work.gradient_bytes + work.element_bytes)
-    on_host = 2 * link.latency + moved / link.rate + parameters * work.update_bytes / 76.8e9
-    assert update(H100, optimizer_offload=share) == pytest.approx(on_host)
-    assert update(H100, optimizer_offload=0.0) == update(H100)
-    # a share so small that the accelerator is behind it
-    assert update(H100, optimizer_offload=1e-3) == pytest.approx(update(H100), rel=2e-3)
-    kept, moved_away = (
-        pj.costing.stage_bytes(pj.Workload(LLAMA, 1, optimizer_offload=x), table) for x in (0, 0.6)
-    )
-    np.testing.assert_allclose(moved_away.optimizer, 0.4 * kept.optimizer)
-    np.testing.assert_array_equal(moved_away.weights, kept.weights)
-
-
-def test_an_optimizer_needs_a_host_that_is_known():
-    with pytest.raises(ValueError, match=r"optimizer_offload 0.5 needs host: memory_bandwidth .*"):
-        update(QUIET, optimizer_offload=0.5)
-    with pytest.raises(ValueError, match=r"optimizer_offload .*1.5"):
-        pj.Workload(LLAMA, 1, optimizer_offload=1.5)
-
-
-def test_attention_and_head_have_precisions_of_their_own():
-    """Twice the peak, at the share that products of 8 bits reach; casts of the head beside it."""
-    ratio = H100.peak("fp8") / H100.peak("bf16") * H100.kernels.narrow_efficiency
-    ops = layer_ops(LLAMA, Layout()), layer_ops(LLAMA, Layout(attention_precision="fp8"))
-    for wide, narrow in zip(*ops, strict=True):
-        parts = [device_time(H100, op, "forward") for op in (wide, narrow)]
-        rate = H100.peak("bf16") * H100.compute_efficiency.at(float(wide.flop.forward))
-        products = float(wide.flop.forward) / (rate * H100.kernels.attention_efficiency)
-        saved = products * (1 - 1 / ratio) if wide.kind == "attention" else 0.0
-        assert parts[0] - parts[1] == pytest.approx(saved, abs=1e-12)
-    names = [op.name for op in head_ops(LLAMA, Layout(head_precision="fp8"))]
-    assert names == ["final_norm", "logits", "cross_entropy", "quantization"]
-    assert (phases(head_precision="fp8") < phases()).all()
-    assert (phases(precision="fp8", attention_precision="bf16") == phases(precision="fp8")).all()
-    with pytest.raises(ValueError, match="unknown attention_precision 'fp7'"):
-        pj.Workload(LLAMA, 1, attention_precision="fp7")

@@ -24,7 +24,6 @@ ALL = {
         "collective_us": 60,
         "microbatch_ms": 0.3,
         "step_ms": 1,
-        "memory_bandwidth_GB_per_s": 77,
     },
     "optimizer": {"efficiency": 0.9},
     "host_link": {"bandwidth_GB_per_s": 25, "latency_us": 10},
@@ -53,7 +52,7 @@ def test_sections_are_read_in_si_units(tmp_path):
     assert system.kernels.attention_efficiency == 0.7
     assert system.kernels.misaligned_efficiency == 0.3
     assert system.kernels.narrow_efficiency == 0.9
-    assert dataclasses.astuple(system.host) == pytest.approx((50e-6, 2e-6, 60e-6, 3e-4, 1e-3, 77e9))
+    assert dataclasses.astuple(system.host) == pytest.approx((50e-6, 2e-6, 60e-6, 3e-4, 1e-3))
     assert system.optimizer_efficiency == 0.9
     assert (system.host_link.bandwidth, system.host_link.latency) == pytest.approx((25e9, 1e-5))
     assert system.price == pytest.approx(1e-3)

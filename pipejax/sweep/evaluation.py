@@ -18,7 +18,7 @@ from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.costs.model.stack import Stack
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.scaling import parse_stragglers
-from pipejax.costs.stage.stage_costs import check_host_of_optimizer
+from pipejax.costs.stage.stage_costs import check_machine
 from pipejax.costs.stage.stage_work import StageWork, memory_bytes, stage_work
 from pipejax.costs.system.parts import with_flags_as_numbers
 from pipejax.costs.system.system import Efficiency, System
@@ -110,7 +110,7 @@ def _at_point(sweep: Sweep, at: Values, systems: System) -> Values:
     except MismatchError as error:
         reason = error.reason if isinstance(error, ScheduleError) else str(error)
         return values | {"reason": np.array(reason, object)}
-    check_host_of_optimizer(point.workload.optimizer_offload, systems)
+    check_machine(point.workload, systems)
     if point.table.offloads and not np.all(np.asarray(systems.host_link.bandwidth) > 0):
         raise ValueError("activations are offloaded, and a system has no host_link")
     fits = need <= np.asarray(systems.memory_available)

@@ -74,12 +74,6 @@ def layer_ops(
     )
     if layout.precision not in WIDE:
         ops = (*ops, _quantization(model, layout, ops))
-    ops = tuple(
-        dataclasses.replace(op, precision=layout.attention_precision)
-        if op.kind == "attention"
-        else op
-        for op in ops
-    )
     modules = recomputed_modules(model, recompute)
     return tuple(
         with_forward_again(op, share) if share else op for op, share in again(ops, modules)
@@ -226,19 +220,18 @@ def _activation(name: str, model: Model, units: Number, kernels: Number, fused: 
 
 def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """Final norm, logits and cross entropy, in float32 unless it is fused."""
-    own = dataclasses.replace(layout, precision=layout.head_precision)  # whatever the layers have
+    plain = dataclasses.replace(layout, precision=PRECISIONS[0])  # whatever the layers have
     logits = tokens_on_one(model, layout) * model.vocabulary / layout.tensor
     e = model.element_bytes
     # fused: the logits are read twice and their gradient written in their place; apart: float32 is
     # written, read for the maximum, shifted, raised and summed, and I scales what is left
     forward, backward = (2 * e, e) if model.fused_loss else (e + 6 * 4, 2 * 4 + e)
     kernels = (2.0, 1.0) if model.fused_loss else (7.0, 3.0)
-    ops = (
+    return (
         norm("final_norm", model, layout),
-        gemm("logits", model, own, (model.hidden, model.vocabulary / layout.tensor)),
+        gemm("logits", model, plain, (model.hidden, model.vocabulary / layout.tensor)),
         memory("cross_entropy", forward * logits, backward * logits, kernels),
     )
-    return ops if own.precision in WIDE else (*ops, _quantization(model, own, ops))
 
 
 def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:

@@ -80,10 +80,7 @@ class Layout:
       contiguous_context: 1 where accelerators of a sequence hold consecutive tokens, so that under
         a causal mask the last meets most pairs; 0 where all meet as many.
       graphs: share of the kernels that start as graphs, which spare the host.
-      optimizer_offload: share of the optimizer's state that lies, and is updated, on the host.
       precision: of the products, by name.
-      attention_precision: of the products of queries with keys, and of what follows with values.
-      head_precision: of the head's product.
       rank_order: one of `RANK_ORDERS`.
     """
 
@@ -102,10 +99,7 @@ class Layout:
     dispatch_per_node: Number = 0.0
     contiguous_context: Number = 0.0
     graphs: Number = 0.0
-    optimizer_offload: Number = 0.0
     precision: str = dataclasses.field(default="bf16", metadata={"static": True})
-    attention_precision: str = dataclasses.field(default="bf16", metadata={"static": True})
-    head_precision: str = dataclasses.field(default="bf16", metadata={"static": True})
     rank_order: str = dataclasses.field(default=RANK_ORDERS[0], metadata={"static": True})
 
     def __post_init__(self) -> None:

@@ -71,12 +71,7 @@ class Workload:
       contiguous_context: whether accelerators that split a sequence hold consecutive tokens; if
         not, all have as many pairs of tokens under a causal mask.
       graphs: share of the kernels that start as graphs, which spare the host.
-      optimizer_offload: share of the optimizer's state that lies, and is updated, on the host, as
-        Megatron's --optimizer-cpu-offload with its fraction has it.
       precision: of the matrix products: "bf16", "fp16", "fp8", "mxfp8" or "nvfp4".
-      attention_precision: of attention's products, one of the same; what they read and write keeps
-        its bytes.
-      head_precision: of the product with the vocabulary, one of the same.
       rank_order: which ranks are neighbours, from the nearest: "tp-cp-ep-dp-pp" or "tp-pp-dp".
       embedding_units: layers that the embedding counts as when layers are assigned to stages.
       loss_units: layers that the head and its loss count as.
@@ -129,9 +124,6 @@ class Workload:
     contiguous_context: bool = False
     graphs: float = 0.0
     tensor_overlap: float | None = None
-    optimizer_offload: float = 0.0
-    attention_precision: str = PRECISIONS[0]
-    head_precision: str = PRECISIONS[0]
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -187,10 +179,7 @@ class Workload:
             dispatch_per_node=float(self.dispatcher == "per-node"),
             contiguous_context=float(self.contiguous_context),
             graphs=self.graphs,
-            optimizer_offload=self.optimizer_offload,
             precision=self.precision,
-            attention_precision=self.attention_precision,
-            head_precision=self.head_precision,
             rank_order=self.rank_order,
         )
 

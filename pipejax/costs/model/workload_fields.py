@@ -95,10 +95,6 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
         known=PRECISIONS,
         of_plan=True,
     ),
-    # in Python and sweeps, as recomputed layers: few runs have them
-    "attention_precision": WorkloadField("name", known=PRECISIONS, of_plan=True),
-    "head_precision": WorkloadField("name", known=PRECISIONS, of_plan=True),
-    "optimizer_offload": WorkloadField("share", of_plan=True),
     "rank_order": WorkloadField(
         "name",
         "which ranks are neighbours",

@@ -62,7 +62,6 @@ def work_costs(work: StageWork, system: System) -> Costs:
     On every stage the host starts kernels while the accelerator runs them: a phase lasts as long
     as the slower of both, joined smoothly.
     """
-    check_host_of_optimizer(work.layout.optimizer_offload, system)
     exchanges = _exchanges(work, system)
     ops = _op_seconds(work, system, exchanges)
     seconds = xp.stack(list(ops.values()), axis=1)  # (parts, ops, stages)
@@ -282,8 +281,7 @@ def _gradient_exchange(work: StageWork, exchanges: Exchanges, backward: Number) 
 def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Number) -> PerStage:
     """Seconds (stages) of U: the optimizer on its share, and what the replicas gather after it.
 
-    Beside compute the gathers hide behind the first forward, layer by layer. The host updates its
-    part of the state while the accelerator updates the rest.
+    Beside compute the gathers hide behind the first forward, layer by layer.
     """
     layout, zero = work.layout, work.layout.zero
     sharing = layout.replicas, layout.expert_replicas
@@ -298,48 +296,7 @@ def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Numb
     exposed = exposed_buckets(gather, forward, xp.maximum(sum(work.layers), 1.0))
     after = gather - layout.overlap * (gather - exposed)
     gathered = xp.where((zero >= 1) & (zero < 3), after, 0.0)
-    on_host = layout.optimizer_offload * own
-    on_device = update_time(system, (own - on_host) * work.update_bytes)
-    return xp.maximum(on_device, _host_update(work, system, on_host)) + gathered
-
-
-def _host_update(work: StageWork, system: System, parameters: Numbers) -> Numbers:
-    """Seconds (stages) of U on the host: gradients go there, are applied, and weights come back.
-
-    One after the other, as ZeRO-Offload does without its delayed update (arXiv:2101.06840, section
-    4) and Megatron's hybrid optimizer without overlapped copies; Adam is bound by the host's
-    memory, of which each accelerator has its part.
-    """
-    link, none = (
-        system.host_link,
-        1.0 * (work.layout.optimizer_offload == 0),
-    )  # divides nothing by 0
-    moved = parameters * (work.gradient_bytes + work.element_bytes) / (link.rate + none)
-    updated = parameters * work.update_bytes / (system.host.memory_bandwidth + none)
-    return moved + updated + 2 * link.latency * (1 - none)
-
-
-def check_host_of_optimizer(offload: Number, system: System) -> None:
-    """Refuse an optimizer on a host that the file of the system, or of one of several, leaves out.
-
-    Raises:
-      ValueError: if so; what is traced is not looked at.
-    """
-    if is_traced(offload, system) or not offload:
-        return
-    lacks = [
-        name
-        for name, value in (
-            ("host_link", system.host_link.bandwidth),
-            ("host: memory_bandwidth", system.host.memory_bandwidth),
-        )
-        if not np.all(np.asarray(value) > 0)
-    ]
-    if lacks:
-        raise ValueError(
-            f"optimizer_offload {offload:g} needs {' and '.join(lacks)} in the file of the system"
-            + f" {system.name}" * bool(system.name)
-        )
+    return update_time(system, own * work.update_bytes) + gathered
 
 
 def _both_ways(value: Numbers) -> Float[Array, "2 pipes boundaries"]:

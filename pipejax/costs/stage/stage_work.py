@@ -289,7 +289,7 @@ def bytes_of_stages(
     return StageBytes(
         weights=shared(model.element_bytes, 3),
         gradients=shared(model.accumulated_bytes, 2),
-        optimizer=shared(model.optimizer_bytes, 1) * (1 - layout.optimizer_offload),
+        optimizer=shared(model.optimizer_bytes, 1),
         gathered=2 * model.element_bytes * biggest * (layout.zero >= 3) * stages.share,
         buffers=_buffers(model, layout, layers, stages),
         activations=activations,

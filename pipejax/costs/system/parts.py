@@ -181,7 +181,6 @@ class Host:
       collective: of one collective [s].
       microbatch: of one phase of a stage, beside its layers [s].
       step: of one step [s].
-      memory_bandwidth: of its memory, an accelerator's part; 0 where it is not known [B/s].
     """
 
     launch: Number = 0.0
@@ -189,7 +188,6 @@ class Host:
     collective: Number = 0.0
     microbatch: Number = 0.0
     step: Number = 0.0
-    memory_bandwidth: Number = 0.0
 
     def __post_init__(self) -> None:
         """Take all numbers as floats."""
@@ -293,10 +291,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "copies": "",
     },
     "kernels": dict.fromkeys(("sharpness", *KERNEL_SHARES, "elementwise", "attention"), ""),
-    "host": {
-        **dict.fromkeys(("launch", "layer", "collective", "microbatch", "step"), "s"),
-        "memory_bandwidth": "B/s",
-    },
+    "host": dict.fromkeys(("launch", "layer", "collective", "microbatch", "step"), "s"),
     "optimizer": {"efficiency": ""},
     "host_link": {"bandwidth": "B/s", "latency": "s", "efficiency": ""},
     "price": {"accelerator": "USD/s"},

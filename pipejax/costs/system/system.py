@@ -400,14 +400,14 @@ def _beyond_the_data_sheet(
         name: efficiency(kernels.get(name, 1.0), f"{in_kernels}: {name}") for name in KERNEL_SHARES
     }
     elementwise = number(kernels.get("elementwise", 1.0), f"{in_kernels}: elementwise")
-    of_host = {
-        name: quantity(sections["host"], name, dimension, f"{where}: host", 0.0)
-        for name, dimension in SECTIONS["host"].items()
+    seconds = {
+        name: quantity(sections["host"], name, "s", f"{where}: host", 0.0)
+        for name in SECTIONS["host"]
     }
     return {
         "kernels": Kernels(float("kernels" in data), sharpness, **shares, elementwise=elementwise),
         "attention_kernels": _attention_kernels(kernels.get("attention", {}), in_kernels),
-        "host": Host(**of_host),
+        "host": Host(**seconds),
         "optimizer_efficiency": efficiency(
             sections["optimizer"].get("efficiency", 1.0), f"{where}: optimizer: efficiency"
         ),
