@@ -17,6 +17,7 @@ from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.scaling import parse_stragglers
+from pipejax.costs.stage.stage_costs import check_machine
 from pipejax.costs.stage.stage_work import StageWork, memory_bytes, stage_work
 from pipejax.costs.system.parts import with_flags_as_numbers
 from pipejax.costs.system.system import Efficiency, System
@@ -102,6 +103,7 @@ def _at_point(sweep: Sweep, at: Values, systems: System) -> Values:
         return values | {"reason": np.array(reason, object)}
     if point.table.offloads and not np.all(np.asarray(systems.host_link.bandwidth) > 0):
         raise ValueError("activations are offloaded, and a system has no host_link")
+    check_machine(point.workload, systems)
     fits = need <= np.asarray(systems.memory_available)
     values["memory_bytes"][...] = need
     values["status"][:] = np.where(fits, FEASIBLE, OUT_OF_MEMORY)
