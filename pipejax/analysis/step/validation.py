@@ -447,7 +447,7 @@ def predicted_by_costs(
 
 
 def check_machine_of_rows(rows: MeasuredRows, system: System) -> None:
-    """Name the first row that needs what the system does not say: a peak, or numbers of the host."""
+    """Name the first row that needs what the system does not say: a peak, or a rate of its host."""
     for k, workload in enumerate(workloads_of(rows)):
         try:
             check_machine(workload, system)

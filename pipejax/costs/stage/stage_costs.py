@@ -260,7 +260,7 @@ def has_host_link(system: System) -> bool:
 
 
 def check_machine(workload: Workload, system: System) -> None:
-    """Refuse a workload that needs what the system does not say: a peak, or numbers of the host."""
+    """Refuse a workload that needs what the system does not say: a peak, or a rate of its host."""
     for precision in workload.precisions:
         system.peak(precision)
     check_host(system, workload.optimizer_offload)

@@ -293,7 +293,7 @@ class System:
         if known not in narrow:
             return self.peak_flops
         if not is_traced(narrow[known]) and not np.all(np.asarray(narrow[known]) > 0):
-            raise ValueError(f"{self.name}: no peak is known for precision {known!r}")
+            raise ValueError(f"{self.name or 'a system'}: no peak is known for precision {known!r}")
         return narrow[known]
 
 
