@@ -169,6 +169,9 @@ def on_host(rate, system=QUIET):
     return system.with_number("host.memory_bandwidth", rate)
 
 
+QUIET_HOST = on_host(50e9)
+
+
 def parameters(**given):
     """Parameters of the one accelerator: as many as 2 bytes of a weight are in its memory."""
     return float(static_parts(pj.Workload(LLAMA, 1, **given), TABLE)["parameters"][0]) / 2
@@ -240,6 +243,20 @@ def test_a_host_that_is_not_known_takes_no_offload(name):
     assert caught.value.argument == "optimizer_offload"
     with pytest.raises(ValueError, match=says):
         pj.plan(LLAMA, system, gpus=8, minibatch=8, optimizer_offload=0.1)
+    with pytest.raises(ValueError, match=says):
+        pj.sensitivity(TABLE, pj.Workload(LLAMA, 1, optimizer_offload=0.1), system)
+    with pytest.raises(ValueError, match=says):
+        pj.tune("1f1b", 2, pj.Workload(LLAMA, 4, optimizer_offload=0.1), system)
+
+
+@pytest.mark.compiles
+def test_an_offloaded_step_depends_on_link_and_host_by_the_time_that_they_take():
+    found = pj.sensitivity(TABLE, pj.Workload(LLAMA, 1, optimizer_offload=1), QUIET_HOST)
+    on_link = parameters() * (2 + 2) / (LINK.bandwidth * LINK.efficiency)
+    taken = {"host.memory_bandwidth": parameters() * 28 / 50e9, "host_link.bandwidth": on_link}
+    for name, seconds in taken.items():
+        assert found.share[name] == pytest.approx(seconds / found.step_time, rel=1e-6)
+    assert sum(found.share.values()) == pytest.approx(1)
 
 
 GPT = pj.load_model("gpt-22b")  # whose attention is written out

@@ -311,9 +311,9 @@ def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Numb
     exposed = exposed_buckets(gather, forward, xp.maximum(sum(work.layers), 1.0))
     after = gather - layout.overlap * (gather - exposed)
     gathered = xp.where((zero >= 1) & (zero < 3), after, 0.0)
-    away = layout.optimizer_offload * own
-    here, there = (1 - layout.optimizer_offload) * own * work.update_bytes, away * work.update_bytes
-    exchanged = away * (work.gradient_bytes + work.element_bytes)
+    share = layout.optimizer_offload
+    here, there = (part * own * work.update_bytes for part in (1 - share, share))
+    exchanged = share * own * (work.gradient_bytes + work.element_bytes)
     return update_time(system, here, there, exchanged) + gathered
 
 
@@ -429,6 +429,7 @@ def costs_of_microbatch(
     The microbatch size is that of the workload if None.
     """
     workload = dataclasses.replace(workload, model=model)
+    check_machine(workload, system)
     offloads = not is_traced(system.host_link.bandwidth) and has_host_link(system)
     if not is_traced(model, system):
         work = stage_work(workload, table, microbatch_size=microbatch_size, offloads=offloads)
