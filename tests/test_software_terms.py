@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 
+import jax
 import numpy as np
 import pytest
 
@@ -10,13 +11,17 @@ import pipejax as pj
 from pipejax.costs.layers.collectives import Spread, _pairs
 from pipejax.costs.layers.formulas import layer_activation_bytes, layer_flop
 from pipejax.costs.layers.kernels import device_time
-from pipejax.costs.layers.layer_ops import layer_ops
+from pipejax.costs.layers.layer_ops import head_ops, layer_ops
 from pipejax.costs.model.layout import Group, Layout
 from pipejax.costs.model.workload_fields import MODULES
+from pipejax.costs.stage.stage_costs import work_costs
+from pipejax.costs.stage.stage_work import stage_work, static_parts
 from pipejax.costs.system.parts import Host
 
 H100 = pj.load_system("h100")
 QUIET = dataclasses.replace(H100, host=Host())  # a host that costs nothing
+LINK = H100.host_link
+NOWHERE = dataclasses.replace(H100, host=Host())  # of whose host no rate is known
 LLAMA, QWEN = pj.load_model("llama3-8b"), pj.load_model("qwen3-30b-a3b")
 DEEPSEEK = pj.load_model("deepseek-v3")
 TABLE = pj.schedules.build("1f1b", num_workers=1, num_microbatches=1)
@@ -153,3 +158,197 @@ def test_some_layers_of_a_stage_are_recomputed():
         for n in (8, 16, 0)
     ]
     assert need[0] > need[1] > need[2]
+
+
+def update(share, system=QUIET, model=LLAMA, **given):
+    workload = pj.Workload(model, 1, optimizer_offload=share, **given)
+    return float(np.asarray(pj.stage_costs(workload, system, TABLE).update)[0])
+
+
+def on_host(rate, system=QUIET):
+    return system.with_number("host.memory_bandwidth", rate)
+
+
+QUIET_HOST = on_host(50e9)
+
+
+def parameters(**given):
+    """Parameters of the one accelerator: as many as 2 bytes of a weight are in its memory."""
+    return float(static_parts(pj.Workload(LLAMA, 1, **given), TABLE)["parameters"][0]) / 2
+
+
+def test_an_offloaded_update_takes_what_link_and_host_take():
+    """Of a parameter 4 + 2 bytes cross the link; the host moves 2 (2 + 12) of its memory."""
+    model = dataclasses.replace(LLAMA, gradient_bytes=4)
+    away = 0.75 * parameters()
+    ways = 2 * LINK.latency + away * (4 + 2) / (LINK.bandwidth * LINK.efficiency)
+    assert update(0.75, on_host(50e9), model) == pytest.approx(ways + away * 28 / 50e9)
+    sharded = {"data_parallel": 8, "zero": 1}  # each replica's host has its own part
+    one, eight = (update(1, on_host(50e9), **given) - update(0, **given) for given in ({}, sharded))
+    assert eight == pytest.approx(one / 8, rel=0.05)
+
+
+def test_the_accelerator_updates_its_part_beside_the_host():
+    """With a host that takes no time a quarter is left, and what crosses the link."""
+    free = on_host(1e30).with_number("host_link.bandwidth", 1e30)
+    assert update(0.75, free) - 2 * LINK.latency == pytest.approx(update(0) / 4, rel=1e-3)
+    same = on_host(3.35e12 * 0.9)  # as fast as the accelerator's memory
+    ways = 2 * LINK.latency + parameters() / 2 * (2 + 2) / (LINK.bandwidth * LINK.efficiency)
+    assert update(0.5, same) - ways == pytest.approx(update(0) / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_what_is_offloaded_leaves_the_accelerator(zero):
+    given = {"data_parallel": 4, "zero": zero}
+    whole, part = (
+        static_parts(pj.Workload(LLAMA, 1, optimizer_offload=share, **given), TABLE)
+        for share in (0, 0.75)
+    )
+    assert part["optimizer"] == whole["optimizer"] / 4
+    assert all(part[name] == whole[name] for name in ("parameters", "gradients", "buffers"))
+
+
+def test_without_offload_nothing_depends_on_the_host():
+    plain, known = (
+        vars(pj.stage_costs(pj.Workload(LLAMA, 1), system, TABLE))
+        for system in (NOWHERE, on_host(1e9, NOWHERE))
+    )
+    assert all(
+        np.array_equal(plain[name], known[name]) for name in plain if plain[name] is not None
+    )
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_offloads_are_priced_alike_in_numpy_and_in_jax(share):
+    def of_rate(rate, system=QUIET):
+        found = work_costs(work, system.with_number("host.memory_bandwidth", rate))
+        return found.update[0]
+
+    work = stage_work(pj.Workload(LLAMA, 1, optimizer_offload=share), TABLE)
+    with jax.enable_x64(True):
+        value, slope = jax.jit(jax.value_and_grad(of_rate))(50e9)
+        unknown = jax.grad(lambda rate: of_rate(rate, NOWHERE))(0.0)
+    assert float(value) == pytest.approx(float(of_rate(50e9)), rel=1e-14)
+    assert float(slope) == pytest.approx(-share * parameters() * 28 / 50e9**2)
+    assert np.isfinite(unknown)
+
+
+@pytest.mark.parametrize("name", ["host_link: bandwidth", "host: memory_bandwidth"])
+def test_a_host_that_is_not_known_takes_no_offload(name):
+    system = H100.with_number(name.replace(": ", "."), 0.0)
+    says = f"optimizer_offload must be 0 on h100, whose file does not say {name}"
+    with pytest.raises(ValueError, match=says) as caught:
+        pj.stage_costs(pj.Workload(LLAMA, 1, optimizer_offload=0.1), system, TABLE)
+    assert caught.value.argument == "optimizer_offload"
+    with pytest.raises(ValueError, match=says):
+        pj.plan(LLAMA, system, gpus=8, minibatch=8, optimizer_offload=0.1)
+    with pytest.raises(ValueError, match=says):
+        pj.sensitivity(TABLE, pj.Workload(LLAMA, 1, optimizer_offload=0.1), system)
+    with pytest.raises(ValueError, match=says):
+        pj.tune("1f1b", 2, pj.Workload(LLAMA, 4, optimizer_offload=0.1), system)
+
+
+@pytest.mark.compiles
+def test_an_offloaded_step_depends_on_link_and_host_by_the_time_that_they_take():
+    found = pj.sensitivity(TABLE, pj.Workload(LLAMA, 1, optimizer_offload=1), QUIET_HOST)
+    on_link = parameters() * (2 + 2) / (LINK.bandwidth * LINK.efficiency)
+    taken = {"host.memory_bandwidth": parameters() * 28 / 50e9, "host_link.bandwidth": on_link}
+    for name, seconds in taken.items():
+        assert found.share[name] == pytest.approx(seconds / found.step_time, rel=1e-6)
+    assert sum(found.share.values()) == pytest.approx(1)
+
+
+GPT = pj.load_model("gpt-22b")  # whose attention is written out
+
+
+@pytest.mark.parametrize(("model", "names"), [(LLAMA, {"attention"}), (GPT, {"scores", "context"})])
+def test_attention_has_the_peak_and_the_bytes_of_its_precision(model, names):
+    plain, narrow = (
+        {op.name: op for op in layer_ops(model, Layout(tensor=2, attention_precision=p))}
+        for p in ("bf16", "fp8")
+    )
+    assert {name for name in plain if plain[name] != narrow[name]} == names
+    peak = H100.narrow_peaks.fp8 * H100.compute_efficiency.shares[-1]
+    rate = peak * H100.kernels.attention_efficiency * H100.kernels.narrow_efficiency
+    for name in names:
+        op = narrow[name]
+        assert op.flop == plain[name].flop
+        for phase in PHASES[:2]:
+            flop, volume, starts = (
+                float(getattr(each, phase)) for each in (op.flop, op.volume, op.launches)
+            )
+            bandwidth = H100.memory_bandwidth * H100.memory_efficiency.at(volume)
+            by_hand = flop / rate + volume / bandwidth + starts * H100.compute_latency
+            assert device_time(H100, op, phase) == pytest.approx(by_hand)
+
+
+def test_a_flash_kernel_reads_narrow_factors_and_writes_wide_results():
+    """F: Q, K, V in, O out. I: Q, K, V, dO in 8 bits and O in, dQ, dK, dV out."""
+    tokens, queries, keys = LLAMA.sequence, LLAMA.query_hidden, LLAMA.kv_hidden + LLAMA.value_hidden
+    for precision, factor in (("bf16", 2), ("fp8", 1)):
+        layout = Layout(attention_precision=precision)
+        (op,) = (op for op in layer_ops(LLAMA, layout) if op.name == "attention")
+        assert op.volume.forward == tokens * (factor * (queries + keys) + 2 * queries)
+        read = factor * (queries + keys + queries) + 2 * queries
+        assert op.volume.input_grad == tokens * (read + 2 * (queries + keys))
+
+
+def test_the_head_has_the_peak_and_the_bytes_of_its_precision():
+    plain, narrow = (
+        {op.name: op for op in head_ops(LLAMA, Layout(head_precision=p))} for p in ("bf16", "fp8")
+    )
+    casts = narrow.pop("quantization")
+    assert {name for name in plain if plain[name] != narrow[name]} == {"logits"}
+    tokens, h, logits = LLAMA.sequence, LLAMA.hidden, LLAMA.vocabulary
+    assert narrow["logits"].volume.forward == tokens * (h + 2 * logits) + h * logits
+    assert plain["logits"].volume.forward == 2 * (tokens * (h + logits) + h * logits)
+    assert (casts.volume.forward, casts.volume.input_grad) == (0, tokens * logits * (2 + 2 * 1))
+    seconds = [
+        float(device_time(QUIET, ops["logits"], "forward"))
+        - float(ops["logits"].volume.forward)
+        / (H100.memory_bandwidth * H100.memory_efficiency.shares[-1])
+        - H100.compute_latency
+        for ops in (plain, narrow)
+    ]
+    peaks = H100.narrow_peaks.fp8 * H100.kernels.narrow_efficiency / H100.peak_flops
+    assert seconds[0] / seconds[1] == pytest.approx(peaks)
+
+
+@pytest.mark.parametrize("name", ["attention_precision", "head_precision"])
+def test_products_are_in_16_bits_unless_a_precision_is_said(name):
+    for precision in ("bf16", "fp8"):
+        plain = phases(precision=precision)
+        for same in ("", "bf16", "fp16"):
+            np.testing.assert_array_equal(phases(precision=precision, **{name: same}), plain)
+        narrow = phases(precision=precision, **{name: "FP8"})
+        assert (narrow <= plain).all()
+        assert (narrow < plain).any()
+    with pytest.raises(ValueError, match="no peak is known for precision 'fp8'"):
+        phases(system=pj.load_system("a100"), **{name: "fp8"})
+    with pytest.raises(ValueError, match=f"unknown {name} 'int8': known are '', bf16, fp16, fp8"):
+        phases(**{name: "int8"})
+
+
+def test_shares_of_an_offload_are_from_0_to_1():
+    with pytest.raises(ValueError, match="optimizer_offload must be a number from 0 to 1, got 2"):
+        pj.Workload(LLAMA, 1, optimizer_offload=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ({}, 7.52),
+        ({"optimizer_offload": 1}, 7.77),
+        ({"attention_precision": "fp8"}, 7.24),
+        ({"head_precision": "fp8"}, 7.41),
+    ],
+)
+def test_the_page_says_what_the_terms_are_predicted_to_bring(given, seconds):
+    """As docs/cost_model.md has it: llama3-70b on 128 H100."""
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=32)
+    layout = {"tensor_parallel": 8, "sequence_parallel": True, "data_parallel": 4, "zero": 1}
+    model = pj.load_model("llama3-70b")
+    workload = pj.Workload(model, 32, precision="fp8", **layout, **given)
+    run = pj.evaluate(table, pj.stage_costs(workload, H100, table))
+    assert run.step_time == pytest.approx(seconds, abs=5e-3)

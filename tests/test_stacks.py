@@ -53,6 +53,11 @@ def test_what_was_fitted_to_runs_of_a_stack_stays():
         ({"workload": {"overlap": 2}}, "workload: overlap must be a number from 0 to 1, got 2"),
         ({"workload": {"dispatcher": "none"}}, "dispatcher must be one of all-to-all, per-node"),
         ({"workload": {"contiguous_context": 1}}, "contiguous_context must be true or false"),
+        ({"workload": {"optimizer_offload": -1}}, "offload must be a number from 0 to 1, got -1"),
+        (
+            {"workload": {"head_precision": "f8"}},
+            "head_precision must be one of '', bf16, fp16, fp8",
+        ),
         ({"host": {"launch": 3}}, "launch"),
         ({"source": 3}, "source must be a text, got 3"),
     ],
@@ -79,6 +84,26 @@ def test_a_file_of_ones_own_is_a_stack(tmp_path, capsys):
         times.append(json.loads(capsys.readouterr().out)["step_time"])
     assert times[0] < min(times[1:])  # what an option says comes before the stack
     assert times[2] < times[1]  # a quicker host
+
+
+def test_a_stack_says_precisions_and_what_the_host_has(tmp_path, call):
+    path, terms = tmp_path / "mine.json", {"optimizer_offload": 0.5, "attention_precision": "fp8"}
+    path.write_text(json.dumps({"name": "mine", "source": "", "workload": terms}))
+    rows = tmp_path / "rows.csv"
+    head = "model,data,zero,global_batch,stack,optimizer_offload,head_precision,seconds\n"
+    rows.write_text(f"{head}llama3-8b,8,1,16,mine.json,,,1\nllama3-8b,8,1,16,mine.json,1,fp8,1\n")
+    with pytest.warns():
+        read = read_rows(rows)
+    assert list(read.optimizer_offload) == [0.5, 1]
+    assert list(read.attention_precision) == ["fp8", "fp8"]
+    assert list(read.head_precision) == ["", "fp8"]
+    seconds = pj.validate(read, "h100").predicted.seconds
+    assert seconds[0] < seconds[1]  # more of the update on the host
+    with pytest.raises(ValueError, match=r"rows.csv, row 1: a100: no peak .* 'fp8'"):
+        pj.validate(read, "a100")
+    on_b200 = ["b200" if option == "h100" else option for option in EVALUATE]
+    code, _, told = call(*on_b200, "--stack", path)
+    assert (code, "optimizer_offload must be 0 on b200" in told) == (2, True)
 
 
 def test_a_row_takes_from_its_stack_what_it_does_not_say(tmp_path):

@@ -24,6 +24,7 @@ ALL = {
         "collective_us": 60,
         "microbatch_ms": 0.3,
         "step_ms": 1,
+        "memory_bandwidth_GB_per_s": 76.8,
     },
     "optimizer": {"efficiency": 0.9},
     "host_link": {"bandwidth_GB_per_s": 25, "latency_us": 10},
@@ -52,7 +53,9 @@ def test_sections_are_read_in_si_units(tmp_path):
     assert system.kernels.attention_efficiency == 0.7
     assert system.kernels.misaligned_efficiency == 0.3
     assert system.kernels.narrow_efficiency == 0.9
-    assert dataclasses.astuple(system.host) == pytest.approx((50e-6, 2e-6, 60e-6, 3e-4, 1e-3))
+    assert dataclasses.astuple(system.host) == pytest.approx(
+        (50e-6, 2e-6, 60e-6, 3e-4, 1e-3, 76.8e9)
+    )
     assert system.optimizer_efficiency == 0.9
     assert (system.host_link.bandwidth, system.host_link.latency) == pytest.approx((25e9, 1e-5))
     assert system.price == pytest.approx(1e-3)
@@ -116,6 +119,7 @@ BAD = {
     ),
     "unit": ("host", {"launch": 5}, "key 'launch' has no unit"),
     "unknown": ("host", {"lunch_us": 5}, "unknown key 'lunch_us'"),
+    "no rate": ("host", {"memory_bandwidth_GB_per_s": 0}, "memory_bandwidth must be above 0"),
     "no bandwidth": ("host_link", {"latency_us": 5}, "host_link: bandwidth is missing"),
     "price": ("price", {"accelerator_EUR_per_hour": 5}, "unknown key"),
     "no rows": ("calibration", {"source": "x"}, "calibration: rows must be a whole number"),

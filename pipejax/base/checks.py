@@ -186,9 +186,14 @@ def meant(value: Any, known: Collection[Any]) -> Any:
 
 def unknown(kind: str, value: Any, known: Collection[Any], more: str = "") -> UnknownNameError:
     """Return the error that says which names are known, and which one is nearest to the value."""
-    listed = ", ".join(map(str, known)) or "none"
+    listed = ", ".join(map(_shown, known)) or "none"
     text = f"unknown {kind} {value!r}: known are {listed}{more}{nearest(value, known)}"
     return UnknownNameError(kind.partition(" ")[0], value, text)
+
+
+def _shown(name: Any) -> str:
+    """A name in a list of them: an empty one is seen by its quotes."""
+    return str(name) or repr(name)
 
 
 def nearest(value: Any, known: Collection[Any]) -> str:
@@ -210,7 +215,7 @@ def one_of(value: Any, known: Collection[Any], where: str) -> Any:
     """Return the one of the known values that an argument, option or key means."""
     found = meant(value, known)
     if found is None:
-        listed = ", ".join(map(str, known))
+        listed = ", ".join(map(_shown, known))
         raise wrong(where, f"must be one of {listed}, got {value!r}{nearest(value, known)}", value)
     return found
 

@@ -110,9 +110,9 @@ def _at_point(sweep: Sweep, at: Values, systems: System) -> Values:
     except MismatchError as error:
         reason = error.reason if isinstance(error, ScheduleError) else str(error)
         return values | {"reason": np.array(reason, object)}
-    check_machine(point.workload, systems)
     if point.table.offloads and not np.all(np.asarray(systems.host_link.bandwidth) > 0):
         raise ValueError("activations are offloaded, and a system has no host_link")
+    check_machine(point.workload, systems)
     fits = need <= np.asarray(systems.memory_available)
     values["memory_bytes"][...] = need
     values["status"][:] = np.where(fits, FEASIBLE, OUT_OF_MEMORY)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.step.step_time import StepTimes
+from pipejax.analysis.step.step_time import StepTimes, workloads_of
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import ResultDict, ResultList, short_repr, short_repr_of
@@ -20,6 +20,7 @@ from pipejax.costs.measured.measured_rows import (
 )
 from pipejax.costs.measured.rows_file import read_predictions, read_rows
 from pipejax.costs.model.stack import load_stack
+from pipejax.costs.stage.stage_costs import check_machine
 from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.costs.system.system import DATA, System, load_system
 from pipejax.schedules.table.links import Links
@@ -433,7 +434,7 @@ def predicted_by_costs(
 
     Memory is predicted where it was measured, and of all rows where some ran out of it.
     """
-    check_peaks(rows, system)
+    check_machine_of_rows(rows, system)
     times = _step_times(rows, link)
     seconds = times.predict(system)
     memory = np.full(len(rows), np.nan)
@@ -445,14 +446,13 @@ def predicted_by_costs(
     return Predictions(seconds, memory, low * seconds, high * seconds, fits)
 
 
-def check_peaks(rows: MeasuredRows, system: System) -> None:
-    """Name the first row in a precision that the system has no peak for."""
-    for precision in dict.fromkeys(rows.precision.tolist()):
+def check_machine_of_rows(rows: MeasuredRows, system: System) -> None:
+    """Name the first row that needs what the system does not say: a peak, or a rate of its host."""
+    for k, workload in enumerate(workloads_of(rows)):
         try:
-            system.peak(precision)
+            check_machine(workload, system)
         except ValueError as error:
-            first = int(np.argmax(rows.precision == precision))
-            raise ValueError(f"{rows.file[first]}, row {rows.row[first]}: {error}") from None
+            raise ValueError(f"{rows.file[k]}, row {rows.row[k]}: {error}") from None
 
 
 def _step_times(rows: MeasuredRows, link: str | Links) -> StepTimes:

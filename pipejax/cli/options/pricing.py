@@ -390,6 +390,7 @@ def _price_model(
         if field is not None and field.known:
             given[name] = one_of(given[name], field.known, flag(name))
     from pipejax.costs.model.stack import AS_THE_SYSTEM, load_stack
+    from pipejax.costs.stage.stage_costs import check_machine
 
     software = AS_THE_SYSTEM if stack is None else load_stack(stack)
     found, machine = pj.load_model(model), software.on(pj.load_system(system))
@@ -399,7 +400,7 @@ def _price_model(
             f"--expert-parallel {given['expert_parallel']}: {found.name} has no experts"
         )
     workload = pj.Workload(found, minibatch, **given)
-    machine.peak(workload.precision)  # or it says that it has none
+    check_machine(workload, machine)
     return Pricing(ModelCosts(workload, machine), workload=workload, system=machine)
 
 

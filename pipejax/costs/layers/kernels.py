@@ -15,7 +15,9 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
+from pipejax.base.checks import wrong
 from pipejax.costs import array_functions as xp
 from pipejax.costs.layers.formulas import (
     OPERAND_BYTES,
@@ -27,7 +29,8 @@ from pipejax.costs.layers.formulas import (
 from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload_fields import PRECISIONS
-from pipejax.costs.precision import as_float
+from pipejax.costs.precision import as_float, is_traced
+from pipejax.costs.system.parts import number_of
 from pipejax.costs.system.system import Number, Numbers, System, roofline_time
 
 NONE = Phases(0.0, 0.0, 0.0)
@@ -120,11 +123,14 @@ def gemm(
     )
 
 
-def batched(name: str, model: Model, shape: Product, heads: Number) -> LayerOp:
-    """A product per head; I has two of its kind, one per factor, and W none."""
+def batched(name: str, model: Model, layout: Layout, shape: Product, heads: Number) -> LayerOp:
+    """A product per head; I has two of its kind, one per factor, and W none.
+
+    Its factors have the bytes of the layout's precision, its result those of the model.
+    """
     m, n, k = shape
     flop = 2 * heads * m * n * k
-    moved = model.element_bytes * heads * (m * k + n * k + m * n)
+    moved = heads * (operand_bytes(model, layout) * (m * k + n * k) + model.element_bytes * m * n)
     return LayerOp(
         "attention",
         name,
@@ -133,6 +139,7 @@ def batched(name: str, model: Model, shape: Product, heads: Number) -> LayerOp:
         Phases(1.0, 2.0, 0.0),
         shape,
         heads,
+        layout.precision,
     )
 
 
@@ -221,7 +228,45 @@ def smooth_max(one: Number, other: Number, sharpness: Number) -> Number:
     return xp.where(overlap, large * norm, large)
 
 
-def update_time(system: System, volume: Number) -> Number:
-    """Time [s] of the optimizer's update, which reads and writes so many bytes, and of the step."""
+def update_time(
+    system: System, volume: Numbers, on_host: Numbers = 0.0, exchanged: Numbers = 0.0
+) -> Numbers:
+    """Time [s] of the optimizer's update, and of the step.
+
+    The accelerator starts its own part and leaves the host to its part meanwhile: the longer of
+    both counts. Gradients come to the host before that, and weights go back behind it, as in
+    Megatron's hybrid optimizer without `--overlap-cpu-optimizer-d2h-h2d`.
+
+    Args:
+      system: the machine.
+      volume: what the accelerator reads and writes of weights, gradients and state [B].
+      on_host: what the host reads and writes of its part of them [B].
+      exchanged: gradients of that part and its new weights [B].
+
+    References:
+      Ren et al., ZeRO-Offload (arXiv:2101.06840), section 4; Megatron Core,
+      optimizer/cpu_offloading/hybrid_optimizer.py.
+    """
+    check_host(system, on_host)
     on_device = roofline_time(system, 0.0, as_float(volume) / system.optimizer_efficiency)
-    return on_device + system.host.step
+    # where nothing is offloaded what is not known has no part in it, in gradients neither
+    link, memory = (
+        xp.where(rate > 0, rate, 1.0)
+        for rate in (system.host_link.rate, system.host.memory_bandwidth)
+    )
+    ways = 2 * system.host_link.latency * (on_host > 0) + exchanged / link
+    return xp.maximum(on_device, on_host / memory) + ways + system.host.step
+
+
+def check_host(system: System, offloaded: Numbers) -> None:
+    """Refuse to offload the optimizer to a host that is not known; what is traced has to be."""
+    if is_traced(offloaded) or not np.any(np.asarray(offloaded) > 0):
+        return
+    for name in ("host_link.bandwidth", "host.memory_bandwidth"):
+        rate = number_of(system, name)
+        if not is_traced(rate) and not np.all(np.asarray(rate) > 0):
+            raise wrong(
+                "optimizer_offload",
+                f"must be 0 on {system.name or 'a system'}, whose file does not say "
+                f"{name.replace('.', ': ')}",
+            )

@@ -72,8 +72,7 @@ def layer_ops(
         *mlp(model, layout, fused=fused),
         _residual("mlp_residual", model, layout, fused=fused),
     )
-    if layout.precision not in WIDE:
-        ops = (*ops, _quantization(model, layout, ops))
+    ops = _with_casts(model, layout, ops)
     modules = recomputed_modules(model, recompute)
     return tuple(
         with_forward_again(op, share) if share else op for op, share in again(ops, modules)
@@ -109,6 +108,12 @@ def again(ops: Iterable[LayerOp], modules: Collection[str]) -> Iterator[tuple[La
 WIDE = ("bf16", "fp16")  # precisions in which products take activations as they are
 
 
+def _with_casts(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> tuple[LayerOp, ...]:
+    """Ops, and the casts that products with weights in the layout's precision need."""
+    is_wide = layout.precision in WIDE
+    return ops if is_wide else (*ops, _quantization(model, layout, ops))
+
+
 def _quantization(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> LayerOp:
     """Casts: rows are read once, and written row by row for I or F and column by column for W.
 
@@ -137,6 +142,7 @@ BEHIND_A_NORM = (
     "kv_up",
     "mlp_in",
     "shared_in",
+    "logits",
 )
 
 
@@ -220,18 +226,19 @@ def _activation(name: str, model: Model, units: Number, kernels: Number, fused: 
 
 def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """Final norm, logits and cross entropy, in float32 unless it is fused."""
-    plain = dataclasses.replace(layout, precision=PRECISIONS[0])  # whatever the layers have
+    own = dataclasses.replace(layout, precision=layout.head_precision)  # whatever the layers have
     logits = tokens_on_one(model, layout) * model.vocabulary / layout.tensor
     e = model.element_bytes
     # fused: the logits are read twice and their gradient written in their place; apart: float32 is
     # written, read for the maximum, shifted, raised and summed, and I scales what is left
     forward, backward = (2 * e, e) if model.fused_loss else (e + 6 * 4, 2 * 4 + e)
     kernels = (2.0, 1.0) if model.fused_loss else (7.0, 3.0)
-    return (
+    ops = (
         norm("final_norm", model, layout),
-        gemm("logits", model, plain, (model.hidden, model.vocabulary / layout.tensor)),
+        gemm("logits", model, own, (model.hidden, model.vocabulary / layout.tensor)),
         memory("cross_entropy", forward * logits, backward * logits, kernels),
     )
+    return _with_casts(model, own, ops)
 
 
 def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
@@ -335,15 +342,26 @@ def _rotation(model: Model, layout: Layout) -> LayerOp:
 
 
 def attention(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...]:
-    """Attention of one accelerator's heads and tokens to all tokens of the sequence."""
+    """Attention of one accelerator's heads and tokens to all tokens of the sequence.
+
+    In 8 bits all its products are, those of I too (Transformer Engine's `fp8_dpa`). No cast is
+    counted beside them: the op before, which writes queries and keys anyway, can write them
+    narrow (FlashAttention-3, arXiv:2407.08608, section 3.3).
+    """
+    own = dataclasses.replace(layout, precision=layout.attention_precision)
     if model.flash_attention:
-        return (_flash(model, layout),)
-    return _written_out(model, layout, fused=fused)
+        return (_flash(model, own),)
+    return _written_out(model, own, fused=fused)
 
 
 def _flash(model: Model, layout: Layout) -> LayerOp:
-    """One kernel that keeps no scores: I computes the first product again, five in all for two."""
+    """One kernel that keeps no scores: I computes the first product again, five in all for two.
+
+    Factors of products (queries, keys, values, the output's gradient) have the bytes of the
+    layout's precision; the output and the other gradients have those of the model.
+    """
     tokens, t, e = tokens_on_one(model, layout), layout.tensor, model.element_bytes
+    factor = operand_bytes(model, layout)
     queries, values = model.query_hidden / t, model.output_hidden / t
     # consecutive tokens under a causal mask: the last accelerator's meet (2 - 1 / c) times the mean
     met = model.attended_by(1 + layout.contiguous_context * (1 - 1 / layout.context))
@@ -356,13 +374,14 @@ def _flash(model: Model, layout: Layout) -> LayerOp:
         "attention",
         Phases(scores + context, 3 * scores + 2 * context, 0.0),
         Phases(
-            e * tokens * (queries + values + keys),
-            e * tokens * (2 * queries + 2 * values + 2 * keys),
+            tokens * (factor * queries + e * values + factor * keys),
+            (factor + e) * tokens * (queries + values + keys),
             0.0,
         ),
         Phases(layout.context, 3 * layout.context, 0.0),
         Product(model.sequence / layout.context, met, model.query_hidden / model.heads),
         heads,
+        layout.precision,
     )
 
 
@@ -372,12 +391,13 @@ def _written_out(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp,
     rows, columns = model.sequence / layout.context, model.sequence
     heads = layout.microbatch_size * model.heads / t
     pairs = heads * rows * columns  # scores
+    queries, values = model.query_hidden / model.heads, model.output_hidden / model.heads
     # softmax in one kernel reads and writes them once; apart: scale, mask and softmax
     passes = 1 if fused else 3
     ops = [
-        batched("scores", model, Product(rows, columns, model.query_hidden / model.heads), heads),
+        batched("scores", model, layout, Product(rows, columns, queries), heads),
         memory("softmax", 2 * e * passes * pairs, 3 * e * pairs, (1.0 * passes, 1.0)),
-        batched("context", model, Product(rows, model.output_hidden / model.heads, columns), heads),
+        batched("context", model, layout, Product(rows, values, columns), heads),
     ]
     if model.dropout:
         moved = (2 * e + 1) * pairs

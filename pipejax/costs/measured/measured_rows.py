@@ -46,9 +46,12 @@ COUNTS = (  # whole numbers
     "loss_units",
     "accelerators_per_node",
 )
-FRACTIONS = ("overlap", "expert_overlap", "graphs")  # shares from 0 to 1
+FRACTIONS = ("overlap", "expert_overlap", "graphs", "optimizer_offload")  # shares from 0 to 1
 FLAGS = ("sequence_parallel", "contiguous_context", "out_of_memory")  # 0 or 1
-NAMES = ("schedule", "link", "recompute", "precision", "dispatcher", "system", "stack")
+NAMES = (
+    *("schedule", "link", "recompute", "precision", "attention_precision", "head_precision"),
+    *("dispatcher", "system", "stack"),
+)
 TEXTS = ("group", "release", "source")  # free
 RATES = ("network_bandwidth",)  # of the machine while it ran, in SI units
 MEASURED = ("seconds", "memory_bytes")
@@ -89,6 +92,7 @@ class MeasuredRows:
       sequence_parallel: (rows) 0 or 1.
       contiguous_context: (rows) whether accelerators of a sequence hold consecutive tokens.
       graphs: (rows) share of the kernels that start as graphs.
+      optimizer_offload: (rows) share of the optimizer's state that the host has.
       out_of_memory: (rows) whether the run ended for lack of memory.
       network_bandwidth: (rows) what one accelerator of a ring through all of them sent to another
         node, 0 where the system says it [B/s].
@@ -99,6 +103,8 @@ class MeasuredRows:
       link: (rows) link model of messages, empty where the row does not say it.
       recompute: (rows) none, selective, full, or parts of layers joined by +.
       precision: (rows) names.
+      attention_precision: (rows) names of those of attention's products, empty for 16 bits.
+      head_precision: (rows) names of those of the head's products, empty for 16 bits.
       system: (rows) name or file of the machine, empty where the row does not say it.
       stack: (rows) name or file of the software, empty where the row does not say it.
       op: (rows) what the seconds are of: a step, or F, B, I or W of one microbatch on a stage.
@@ -130,6 +136,7 @@ class MeasuredRows:
     sequence_parallel: Int[NumpyArray, " rows"]
     contiguous_context: Bool[NumpyArray, " rows"]
     graphs: Float[NumpyArray, " rows"]
+    optimizer_offload: Float[NumpyArray, " rows"]
     out_of_memory: Bool[NumpyArray, " rows"]
     network_bandwidth: Float[NumpyArray, " rows"]
     overlap: Float[NumpyArray, " rows"]
@@ -138,6 +145,8 @@ class MeasuredRows:
     link: NumpyArray
     recompute: NumpyArray
     precision: NumpyArray
+    attention_precision: NumpyArray
+    head_precision: NumpyArray
     dispatcher: NumpyArray
     system: NumpyArray
     stack: NumpyArray

@@ -268,6 +268,9 @@ class RowReader:
             "dispatcher": (DISPATCHERS[0], DISPATCHERS[0]),
             "contiguous_context": (False, "0"),
             "graphs": (0.0, "0"),
+            "optimizer_offload": (0.0, "0"),
+            "attention_precision": ("", "16 bits"),
+            "head_precision": ("", "16 bits"),
         }
         found: dict[str, Any] = {"stack": name}
         for key, (value, said) in taken.items():

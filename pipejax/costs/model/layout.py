@@ -16,7 +16,7 @@ import jax
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.display import short_repr
 from pipejax.costs import array_functions as xp
-from pipejax.costs.model.workload_fields import RANK_ORDERS
+from pipejax.costs.model.workload_fields import PRECISIONS, RANK_ORDERS
 from pipejax.costs.precision import floats_in
 from pipejax.costs.system.system import Number
 
@@ -80,7 +80,10 @@ class Layout:
       contiguous_context: 1 where accelerators of a sequence hold consecutive tokens, so that under
         a causal mask the last meets most pairs; 0 where all meet as many.
       graphs: share of the kernels that start as graphs, which spare the host.
+      optimizer_offload: share of the optimizer's state, and of its update, that the host has.
       precision: of the products, by name.
+      attention_precision: of the products of attention, by name.
+      head_precision: of the output head's products, by name.
       rank_order: one of `RANK_ORDERS`.
     """
 
@@ -99,7 +102,10 @@ class Layout:
     dispatch_per_node: Number = 0.0
     contiguous_context: Number = 0.0
     graphs: Number = 0.0
-    precision: str = dataclasses.field(default="bf16", metadata={"static": True})
+    optimizer_offload: Number = 0.0
+    precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
+    attention_precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
+    head_precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
     rank_order: str = dataclasses.field(default=RANK_ORDERS[0], metadata={"static": True})
 
     def __post_init__(self) -> None:

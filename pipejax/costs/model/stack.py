@@ -18,7 +18,10 @@ from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
 from pipejax.costs.system.parts import ATTENTION, number_of
 from pipejax.costs.system.system import System, names_in, read_named
 
-OF_WORKLOAD = ("overlap", "expert_overlap", "dispatcher", "contiguous_context", "graphs")
+OF_WORKLOAD = (
+    *("overlap", "expert_overlap", "dispatcher", "contiguous_context", "graphs"),
+    *("optimizer_offload", "attention_precision", "head_precision"),
+)
 
 
 @short_repr_of("name attention elementwise workload source")

@@ -71,7 +71,10 @@ class Workload:
       contiguous_context: whether accelerators that split a sequence hold consecutive tokens; if
         not, all have as many pairs of tokens under a causal mask.
       graphs: share of the kernels that start as graphs, which spare the host.
+      optimizer_offload: share of the optimizer's state, and of its update, that the host has.
       precision: of the matrix products: "bf16", "fp16", "fp8", "mxfp8" or "nvfp4".
+      attention_precision: of the products of attention, forward and backward; 16 bits if empty.
+      head_precision: of the output head's products; 16 bits if empty.
       rank_order: which ranks are neighbours, from the nearest: "tp-cp-ep-dp-pp" or "tp-pp-dp".
       embedding_units: layers that the embedding counts as when layers are assigned to stages.
       loss_units: layers that the head and its loss count as.
@@ -124,6 +127,9 @@ class Workload:
     contiguous_context: bool = False
     graphs: float = 0.0
     tensor_overlap: float | None = None
+    optimizer_offload: float = 0.0
+    attention_precision: str = ""
+    head_precision: str = ""
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -160,9 +166,16 @@ class Workload:
         """Accelerators that make up one worker: t c."""
         return self.tensor_parallel * self.context_parallel
 
+    @property
+    def precisions(self) -> tuple[str, str, str]:
+        """Of the products of layers with weights, of attention's, and of the head's."""
+        of_attention, of_head = self.attention_precision, self.head_precision
+        return self.precision, of_attention or PRECISIONS[0], of_head or PRECISIONS[0]
+
     def layout(self, table: ScheduleTable, microbatch_size: Number | None = None) -> Layout:
         """The numbers of the layout on the workers of a schedule."""
         size = self.microbatch_size(table) if microbatch_size is None else microbatch_size
+        of_layers, of_attention, of_head = self.precisions
         return Layout(
             tensor=self.tensor_parallel,
             context=self.context_parallel,
@@ -179,7 +192,10 @@ class Workload:
             dispatch_per_node=float(self.dispatcher == "per-node"),
             contiguous_context=float(self.contiguous_context),
             graphs=self.graphs,
-            precision=self.precision,
+            optimizer_offload=self.optimizer_offload,
+            precision=of_layers,
+            attention_precision=of_attention,
+            head_precision=of_head,
             rank_order=self.rank_order,
         )
 

@@ -76,11 +76,14 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
         "0 none of what fits beside it, 1 all.",
         of_plan=True,
     ),
-    # on the command line these four come with a stack
+    # on the command line these seven come with a stack
     "expert_overlap": WorkloadField("share", of_plan=True),
     "dispatcher": WorkloadField("name", known=DISPATCHERS, of_plan=True),
     "contiguous_context": WorkloadField("flag", of_plan=True),
     "graphs": WorkloadField("share", of_plan=True),
+    "optimizer_offload": WorkloadField("share", of_plan=True),
+    "attention_precision": WorkloadField("name", known=("", *PRECISIONS), of_plan=True),
+    "head_precision": WorkloadField("name", known=("", *PRECISIONS), of_plan=True),
     "recompute": WorkloadField(
         "recompute",
         "recomputation",

@@ -20,7 +20,14 @@ from pipejax.costs import array_functions as xp
 from pipejax.costs.array_functions import stacked, stacked_trees
 from pipejax.costs.costs import Costs
 from pipejax.costs.layers.collectives import Collective
-from pipejax.costs.layers.kernels import LayerOp, device_time, host_time, phase_time, update_time
+from pipejax.costs.layers.kernels import (
+    LayerOp,
+    check_host,
+    device_time,
+    host_time,
+    phase_time,
+    update_time,
+)
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import (
     PerStage,
@@ -252,6 +259,13 @@ def has_host_link(system: System) -> bool:
     return is_traced(bandwidth) or bool(np.all(np.asarray(bandwidth) > 0))
 
 
+def check_machine(workload: Workload, system: System) -> None:
+    """Refuse a workload that needs what the system does not say: a peak, or a rate of its host."""
+    for precision in workload.precisions:
+        system.peak(precision)
+    check_host(system, workload.optimizer_offload)
+
+
 def _message_link(work: StageWork, system: System) -> Link:
     """The link (pipes, boundaries) of a message: inside a node, or between nodes."""
     stages = work.stages
@@ -281,6 +295,7 @@ def _gradient_exchange(work: StageWork, exchanges: Exchanges, backward: Number) 
 def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Number) -> PerStage:
     """Seconds (stages) of U: the optimizer on its share, and what the replicas gather after it.
 
+    Of an update that the host has a share of, gradients go there and weights come back.
     Beside compute the gathers hide behind the first forward, layer by layer.
     """
     layout, zero = work.layout, work.layout.zero
@@ -296,7 +311,10 @@ def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Numb
     exposed = exposed_buckets(gather, forward, xp.maximum(sum(work.layers), 1.0))
     after = gather - layout.overlap * (gather - exposed)
     gathered = xp.where((zero >= 1) & (zero < 3), after, 0.0)
-    return update_time(system, own * work.update_bytes) + gathered
+    share = layout.optimizer_offload
+    here, there = (part * own * work.update_bytes for part in (1 - share, share))
+    exchanged = share * own * (work.gradient_bytes + work.element_bytes)
+    return update_time(system, here, there, exchanged) + gathered
 
 
 def _both_ways(value: Numbers) -> Float[Array, "2 pipes boundaries"]:
@@ -411,6 +429,7 @@ def costs_of_microbatch(
     The microbatch size is that of the workload if None.
     """
     workload = dataclasses.replace(workload, model=model)
+    check_machine(workload, system)
     offloads = not is_traced(system.host_link.bandwidth) and has_host_link(system)
     if not is_traced(model, system):
         work = stage_work(workload, table, microbatch_size=microbatch_size, offloads=offloads)

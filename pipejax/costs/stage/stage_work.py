@@ -208,7 +208,7 @@ class StageBytes(NamedTuple):
     Attributes:
       weights: (stages) [B].
       gradients: (stages) [B].
-      optimizer: (stages) optimizer state [B].
+      optimizer: (stages) optimizer state that is not in the host's memory [B].
       gathered: (stages) weights of the layers at work, where replicas split all weights [B].
       buffers: (stages) what the backward needs once per worker, spread over its stages [B].
       activations: (stages) what one microbatch leaves there until its backward [B].
@@ -289,7 +289,7 @@ def bytes_of_stages(
     return StageBytes(
         weights=shared(model.element_bytes, 3),
         gradients=shared(model.accumulated_bytes, 2),
-        optimizer=shared(model.optimizer_bytes, 1),
+        optimizer=(1 - layout.optimizer_offload) * shared(model.optimizer_bytes, 1),
         gathered=2 * model.element_bytes * biggest * (layout.zero >= 3) * stages.share,
         buffers=_buffers(model, layout, layers, stages),
         activations=activations,

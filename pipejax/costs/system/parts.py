@@ -173,7 +173,7 @@ ATTENTION = tuple(field.name.replace("_", "-") for field in dataclasses.fields(A
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """What the processor that starts the kernels takes, beside the device.
+    """What the processor that starts the kernels takes, beside the device, and its memory's rate.
 
     Attributes:
       launch: of one kernel [s].
@@ -181,6 +181,7 @@ class Host:
       collective: of one collective [s].
       microbatch: of one phase of a stage, beside its layers [s].
       step: of one step [s].
+      memory_bandwidth: of its memory, the part of one accelerator; 0 where it is unknown [B/s].
     """
 
     launch: Number = 0.0
@@ -188,6 +189,7 @@ class Host:
     collective: Number = 0.0
     microbatch: Number = 0.0
     step: Number = 0.0
+    memory_bandwidth: Number = 0.0
 
     def __post_init__(self) -> None:
         """Take all numbers as floats."""
@@ -291,7 +293,10 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "copies": "",
     },
     "kernels": dict.fromkeys(("sharpness", *KERNEL_SHARES, "elementwise", "attention"), ""),
-    "host": dict.fromkeys(("launch", "layer", "collective", "microbatch", "step"), "s"),
+    "host": {
+        **dict.fromkeys(("launch", "layer", "collective", "microbatch", "step"), "s"),
+        "memory_bandwidth": "B/s",
+    },
     "optimizer": {"efficiency": ""},
     "host_link": {"bandwidth": "B/s", "latency": "s", "efficiency": ""},
     "price": {"accelerator": "USD/s"},

@@ -187,7 +187,7 @@ class System:
       collectives: how collectives are run.
       narrow_peaks: dense peaks below 16 bits.
       kernels: how long the kernels of a layer take.
-      host: what the processor that starts them takes.
+      host: what the processor that starts them takes, and the rate of its memory.
       optimizer_efficiency: share of a large op's memory rate that the optimizer reaches.
       host_link: link of one accelerator to its host's memory; of bandwidth 0 where it is unknown.
       memory_reserve: memory of one accelerator that no tensor can have [B].
@@ -293,7 +293,7 @@ class System:
         if known not in narrow:
             return self.peak_flops
         if not is_traced(narrow[known]) and not np.all(np.asarray(narrow[known]) > 0):
-            raise ValueError(f"{self.name}: no peak is known for precision {known!r}")
+            raise ValueError(f"{self.name or 'a system'}: no peak is known for precision {known!r}")
         return narrow[known]
 
 
@@ -400,14 +400,10 @@ def _beyond_the_data_sheet(
         name: efficiency(kernels.get(name, 1.0), f"{in_kernels}: {name}") for name in KERNEL_SHARES
     }
     elementwise = number(kernels.get("elementwise", 1.0), f"{in_kernels}: elementwise")
-    seconds = {
-        name: quantity(sections["host"], name, "s", f"{where}: host", 0.0)
-        for name in SECTIONS["host"]
-    }
     return {
         "kernels": Kernels(float("kernels" in data), sharpness, **shares, elementwise=elementwise),
         "attention_kernels": _attention_kernels(kernels.get("attention", {}), in_kernels),
-        "host": Host(**seconds),
+        "host": _host(sections["host"], f"{where}: host"),
         "optimizer_efficiency": efficiency(
             sections["optimizer"].get("efficiency", 1.0), f"{where}: optimizer: efficiency"
         ),
@@ -421,6 +417,19 @@ def _beyond_the_data_sheet(
             else None
         ),
     }
+
+
+def _host(section: dict[str, Any], where: str) -> Host:
+    """Read what the host takes; its memory's rate is unknown if not given, and never 0."""
+    host = Host(
+        **{
+            name: quantity(section, name, dimension, where, 0.0)
+            for name, dimension in SECTIONS["host"].items()
+        }
+    )
+    if any(key.startswith("memory_bandwidth") for key in section) and not host.memory_bandwidth > 0:
+        raise ValueError(f"{where}: memory_bandwidth must be above 0")
+    return host
 
 
 def _attention_kernels(section: Any, where: str) -> AttentionKernels:

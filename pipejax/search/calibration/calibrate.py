@@ -12,7 +12,11 @@ import numpy as np
 
 from pipejax.analysis.step.evidence import as_numbers, evidence_of
 from pipejax.analysis.step.step_time import StepTimes
-from pipejax.analysis.step.validation import PredictionErrors, check_peaks, prediction_errors
+from pipejax.analysis.step.validation import (
+    PredictionErrors,
+    check_machine_of_rows,
+    prediction_errors,
+)
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.display import short_repr, short_repr_of
@@ -264,7 +268,7 @@ def _fitting(
     layer_times: str | None,
     general: bool,
 ) -> _Fitting:
-    check_peaks(rows, system)
+    check_machine_of_rows(rows, system)
     kernels = dataclasses.replace(system.kernels, priced=True)
     system = dataclasses.replace(system, kernels=kernels)
     numbers = parameters_of(system, names, general=general)

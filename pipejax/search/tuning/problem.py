@@ -13,6 +13,7 @@ from pipejax import schedules
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.model.workload import PricingShape, StageLayers, Workload, assign_layers
+from pipejax.costs.stage.stage_costs import check_machine
 from pipejax.costs.system.system import Number, System
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
@@ -133,6 +134,8 @@ class TuningProblem:
         memory_limit: bool = True,
     ) -> "TuningProblem":
         """Stack the pairs as arrays."""
+        for workload, system in zip(workloads, systems, strict=True):
+            check_machine(workload, system)
         table = family.table(family.few_microbatches[0])
         if workloads[0].stragglers and (table.placement != table.placement[0]).any():
             raise ValueError(

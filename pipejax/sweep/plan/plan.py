@@ -89,7 +89,8 @@ def plan(
       stack: the software, or its name: its kernels, and its exchanges where `shared` does not say
         them; as the system's file takes it if None.
       **shared: fields of `Workload` that all layouts have in common: overlap, precision,
-        rank_order, scatter_gather, expert_overlap, dispatcher, contiguous_context, graphs.
+        rank_order, scatter_gather, expert_overlap, dispatcher, contiguous_context, graphs,
+        optimizer_offload, attention_precision, head_precision.
 
     Returns:
       The best layout, runners-up, and what is known of all layouts.

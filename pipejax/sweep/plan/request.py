@@ -17,6 +17,7 @@ from pipejax.base.display import short_repr
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.model.workload_fields import RECOMPUTE, WORKLOAD_FIELDS
+from pipejax.costs.stage.stage_costs import check_machine
 from pipejax.costs.system.system import System
 from pipejax.schedules.table.links import Links
 
@@ -69,7 +70,7 @@ class PlanRequest:
             if name not in SHARED:
                 raise unknown("field of all layouts", name, SHARED)
         workload = Workload(self.model, self.minibatch, **self.shared)  # which checks them
-        self.system.peak(workload.precision)  # or it says that it has none
+        check_machine(workload, self.system)
 
     @property
     def room(self) -> float:
