@@ -29,6 +29,7 @@ from pipejax.base.files import read_file
 from pipejax.base.machine import check_fits
 from pipejax.costs.model.model import Model, check_recompute, load_model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
+from pipejax.costs.model.stack import AS_THE_SYSTEM, OF_WORKLOAD, Stack, load_stack
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
 from pipejax.costs.scaling import parse_stragglers
@@ -152,7 +153,8 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
         workers, minibatch, microbatch_size or microbatches, tensor_parallel, sequence_parallel,
         scatter_gather, context_parallel, expert_parallel, data_parallel, zero, overlap, precision,
         rank_order, embedding_units, loss_units, pipeline_layout (as Megatron writes it), recompute,
-        pair_factor, stragglers (as 3=1.2,5=2), worker_places (as 0,4,1,5), link, queues,
+        frozen, lora_rank, pair_factor, stragglers (as 3=1.2,5=2), worker_places (as 0,4,1,5),
+        stack (what the other keys leave out of its exchanges, it says), link, queues,
         host_links (as 0+1,2+3), posting, shared_links (as 0-1+1-0,2-3+1-3, or pairs),
         pair_links (as 0-1=rendezvous,1-2=queued), eager_below [s]. `system` holds axes over
         fields of the systems. Further: title, outputs, dtype.
@@ -197,6 +199,9 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
             values = given.get(key, default)
             values = unfolded(values) if key == "schedules" else values
             axes[name] = read_axis(name, values, f"{where}: {key}", check)
+    left_out = [name for name in OF_WORKLOAD if name not in given]
+    axes |= {name: _as_stacks_say(axes[name], axes["stack"].values) for name in left_out}
+    _check_stacks(axes, where)
     if ("microbatches" in given) == ("microbatch_size" in given):
         raise ValueError(f"{where}: give microbatch_size or microbatches, one of them")
     fields = {
@@ -213,6 +218,23 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
         outputs=tuple(name for name in OUTPUTS if name in outputs),
         dtype=one_of(given.get("dtype", "float64"), DTYPES, f"{where}: dtype"),
     )
+
+
+def _as_stacks_say(axis: Axis, stacks: Sequence[Stack]) -> Axis:
+    """Give what a sweep leaves out the value of its stacks, or None where they differ in it."""
+    (default,) = axis.values
+    said = {stack.workload.get(axis.name, default) for stack in stacks}
+    return axis._replace(values=tuple(said) if len(said) == 1 else (None,))
+
+
+def _check_stacks(axes: Mapping[str, Axis], where: str) -> None:
+    """Refuse a stack whose kernel of attention a system does not know."""
+    for stack in axes["stack"].values:
+        for system in axes["system"].values:
+            try:
+                stack.on(system)
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from None
 
 
 def _check_size(given: Mapping[str, Any], where: str) -> None:
@@ -311,10 +333,10 @@ def _read_range(given: Mapping[str, Any], where: str) -> list[float]:
 
 
 def _plain(value: Any) -> Any:
-    """The identity of a value: for models and systems, all their numbers."""
+    """The identity of a value: for models, stacks and systems, all their numbers."""
     if isinstance(value, Choice) and value.own is not None:
         return {"schedule": label(value), "content": value.own.content}
-    return dataclasses.asdict(value) if isinstance(value, Model | System) else label(value)
+    return dataclasses.asdict(value) if isinstance(value, Model | Stack | System) else label(value)
 
 
 def _text(read: Callable[[str], Any], form: str) -> Callable[[Any, str], Any]:
@@ -349,6 +371,11 @@ def _host_links(value: str) -> str:
     """Keep the text of the groups, which labels them, if they can be read."""
     Links(host_links=parse_groups(value, "host_links") if value else ())
     return value
+
+
+def _stack(value: str) -> Stack:
+    """Read a stack; without one, systems are taken as their files are."""
+    return load_stack(value) if value else AS_THE_SYSTEM
 
 
 def _pipeline_layout(value: str) -> str:
@@ -421,6 +448,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any, str], Any], Any]] = {
     "microbatches": ("microbatches", count, None),
     "microbatch_size": ("microbatch_size", count, None),
     **_fields_of_workload(),
+    "stack": ("stack", _text(_stack, FILE), ""),
     "link": ("link", _one_of(LINKS), "delay"),
     "queues": ("queues", _one_of(QUEUES), "worker"),
     "host_links": ("host_links", _text(_host_links, "a text, as 0+1,2+3"), ""),

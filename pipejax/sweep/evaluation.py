@@ -15,6 +15,7 @@ from pipejax.analysis.step.many_systems import Slowed, resource_shares, system_c
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
+from pipejax.costs.model.stack import Stack
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.scaling import parse_stragglers
 from pipejax.costs.stage.stage_work import StageWork, memory_bytes, stage_work
@@ -54,12 +55,14 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
         for axis, cut in zip(sweep.axes, block.cuts, strict=True)
     ]
     shape_axes, system_axes = axes[: len(sweep.shape_axes)], axes[len(sweep.shape_axes) :]
-    systems = stack_systems(system_axes)
+    (stacks,) = (axis.values for axis in shape_axes if axis.name == "stack")
+    systems = {label(stack): stack_systems(system_axes, stack) for stack in stacks}
     names = [axis.name for axis in shape_axes]
     with jax.enable_x64(True):  # priced in float64, then evaluated in the sweep's dtype
+        points = itertools.product(*(axis.values for axis in shape_axes))
         found = [
-            _named(sweep, dict(zip(names, point, strict=True)), systems)
-            for point in itertools.product(*(axis.values for axis in shape_axes))
+            _named(sweep, at, systems[label(at["stack"])])
+            for at in (dict(zip(names, point, strict=True)) for point in points)
         ]
     values = {}
     for name, variable in variables_of(sweep).items():
@@ -128,9 +131,10 @@ def _point(at: Values) -> _GridPoint:
                 f"of {at['minibatch']}"
             )
     share = dict(at["schedule"].options).get("weight_share")
+    said = {name: at[name] for name in WORKLOAD if at[name] is not None}
     workload = Workload(
         at["model"],
-        **{name: at[name] for name in WORKLOAD},
+        **{**at["stack"].workload, **said},
         weight_share=share,
         stragglers=parse_stragglers(at["stragglers"], "stragglers"),
         worker_places=parse_places(at["worker_places"], "worker_places"),
@@ -237,9 +241,13 @@ def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
     return functools.reduce(operator.add, parts)
 
 
-def stack_systems(axes: list[Axis]) -> System:
-    """Stack all systems of a block along the first axis of every field, the last field fastest."""
+def stack_systems(axes: list[Axis], software: Stack) -> System:
+    """Stack all systems of a block along the first axis of every field, the last field fastest.
+
+    The software takes them as their files are, before fields are varied.
+    """
     of_systems, per_node, *fields = axes
+    of_systems = of_systems._replace(values=tuple(map(software.on, of_systems.values)))
     inner = tuple(len(axis.values) for axis in fields)
     full = (len(of_systems.values), len(per_node.values), *inner)
     gpus = [
