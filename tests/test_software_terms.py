@@ -1,4 +1,4 @@
-"""What software adds to a step: exchanges that wait, kernels, experts' ways, graphs, recomputation."""
+"""What software adds to a step: exchanges, kernels, experts' ways, graphs, recomputation, adapters."""
 
 import dataclasses
 import itertools
@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.costs.layers.collectives import Spread, _pairs
-from pipejax.costs.layers.formulas import layer_activation_bytes, layer_flop
+from pipejax.costs.layers.collectives import Spread, _pairs, layer_collectives
+from pipejax.costs.layers.formulas import layer_activation_bytes, layer_flop, model_flop
 from pipejax.costs.layers.kernels import device_time
-from pipejax.costs.layers.layer_ops import head_ops, layer_ops
+from pipejax.costs.layers.layer_ops import ADAPTED, adapter_ops, head_ops, layer_ops
 from pipejax.costs.model.layout import Group, Layout
+from pipejax.costs.model.workload import layer_weights
 from pipejax.costs.model.workload_fields import MODULES
 from pipejax.costs.stage.stage_costs import work_costs
-from pipejax.costs.stage.stage_work import stage_work, static_parts
+from pipejax.costs.stage.stage_work import stage_bytes, stage_work, static_parts
 from pipejax.costs.system.parts import Host
 
 H100 = pj.load_system("h100")
@@ -352,3 +353,248 @@ def test_the_page_says_what_the_terms_are_predicted_to_bring(given, seconds):
     workload = pj.Workload(model, 32, precision="fp8", **layout, **given)
     run = pj.evaluate(table, pj.stage_costs(workload, H100, table))
     assert run.step_time == pytest.approx(seconds, abs=5e-3)
+LORA = {"lora_rank": 16}
+# inputs and outputs of the linear layers of one layer, counted by hand: all but routed experts, and
+# those of one expert
+SIDES = {
+    "llama3-8b": ("dense", (4096 + 6144) + (4096 + 4096) + (4096 + 28672) + (14336 + 4096), 0),
+    "qwen3-30b-a3b": ("moe", (2048 + 5120) + (4096 + 2048), (2048 + 1536) + (768 + 2048)),
+    "deepseek-v3": (
+        "moe",
+        (7168 + 1536)
+        + (1536 + 128 * 192)
+        + (7168 + 576)
+        + (512 + 128 * 256)
+        + (128 * 128 + 7168)
+        # one shared expert
+        + (7168 + 4096)
+        + (2048 + 7168),
+        (7168 + 4096) + (2048 + 7168),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIDES)
+@pytest.mark.parametrize("tensor", [1, 4])
+def test_adapters_add_two_narrow_products_to_each_phase_and_frozen_ones_lose_w(name, tensor):
+    model, (kind, shared, expert) = pj.load_model(name), SIDES[name]
+    layout = Layout(tensor=tensor, sequence_parallel=1.0 * (tensor > 1))
+    plain, frozen, lora = (
+        layer_ops(model, dataclasses.replace(layout, **given), kind)
+        for given in ({}, {"frozen": True}, LORA)
+    )
+    for one, other in zip(plain, frozen, strict=True):
+        assert (one.flop[:2], one.volume[:2]) == (other.flop[:2], other.volume[:2])
+        assert not any((other.flop[2], other.volume[2], other.launches[2]))
+    assert lora[: len(frozen)] == frozen
+    adapters = lora[len(frozen) :]
+    slots = 0 if model.moe is None else model.moe.top_k
+    flop = 2 * 16 * model.sequence * (shared + slots * expert) / tensor
+    for phase in range(3):
+        assert sum(op.flop[phase] for op in adapters) == pytest.approx(flop)
+    # their results are added: two read and one written, of two bytes
+    outputs = sum(op.batch * op.shape.m * op.shape.n for op in frozen if op.name in ADAPTED)
+    added = sum(op.volume.forward for op in adapters if op.kind == "memory")
+    assert added == pytest.approx(6 * outputs)
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_only_adapters_have_gradients_optimizer_state_and_exchanges(name):
+    model, (kind, shared, expert) = pj.load_model(name), SIDES[name]
+    experts = 0 if model.moe is None else model.moe.experts
+    layout = Layout(tensor=4, expert=2, lora_rank=16)
+    held, trained, own = (
+        layer_weights(model, at, base=base)[kind]
+        for at, base in ((layout, True), (layout, False), (Layout(tensor=4, expert=2), True))
+    )
+    assert trained == (16 * shared / 4, 16 * experts * expert / 2)
+    np.testing.assert_allclose(held, np.add(own, trained))
+    one = dataclasses.replace(model, layers=1, mtp_layers=0)
+    if model.moe is not None:
+        one = dataclasses.replace(one, moe=dataclasses.replace(model.moe, dense_layers=0))
+    count = 16 * (shared + experts * expert)
+    need, frozen = (
+        stage_bytes(pj.Workload(one, 1, **given), TABLE) for given in (LORA, {"frozen": True})
+    )
+    assert need.gradients[0] == count * one.accumulated_bytes
+    assert need.optimizer[0] == count * one.optimizer_bytes
+    assert need.weights[0] - frozen.weights[0] == pytest.approx(2 * count)
+    assert (frozen.gradients[0], frozen.optimizer[0], frozen.version[0]) == (0, 0, 0)
+    work = stage_work(pj.Workload(one, 1, **LORA), TABLE)
+    assert sum(float(np.sum(each)) for each in work.parameters) == count  # what A and U are of
+    assert sum(work.kinds[-1].trained) == count  # what ZeRO 2 and 3 reduce in W
+    assert work.head.trained == (0, 0)
+    assert work.tied_parameters == 0
+
+
+def test_replicas_of_frozen_weights_exchange_nothing_and_adapters_their_part():
+    replicas = {"data_parallel": 8, "zero": 2}
+    network = QUIET.with_number("node.latency", 0.0)
+    w = [phases(system=network, **replicas, **given)[2] for given in ({}, LORA, {"frozen": True})]
+    alone = [phases(system=network, **given)[2] for given in ({}, LORA, {"frozen": True})]
+    waits = np.subtract(w, alone)
+    assert waits[2] == w[2] == 0
+    assert 0 < waits[1] < waits[0] / 50
+    update = [
+        float(np.asarray(pj.stage_costs(pj.Workload(LLAMA, 1, **g), QUIET, TABLE).update)[0])
+        for g in ({}, LORA)
+    ]
+    share = 16 * 32 * SIDES["llama3-8b"][1] / LLAMA.parameters
+    latency = QUIET.memory_latency
+    assert update[1] - latency == pytest.approx((update[0] - latency) * share, rel=1e-2)
+
+
+def test_frozen_layers_keep_what_i_needs_and_those_with_adapters_inputs_too():
+    """Per token of Llama 3 8B: outputs of both norms and of the activation function are W's only."""
+    tokens, layers = LLAMA.sequence, LLAMA.layers
+    plain, frozen, lora = (
+        stage_bytes(pj.Workload(LLAMA, 1, **given), TABLE) for given in ({}, {"frozen": True}, LORA)
+    )
+    head = 2 * 4096  # the final norm's output
+    spared = 2 * tokens * (layers * (2 * 4096 + 14336)) + tokens * head
+    assert plain.activations[0] - frozen.activations[0] == pytest.approx(spared)
+    assert frozen.weight_share[0] == 0
+    narrow = 2 * tokens * layers * 4 * 16  # A x of four adapters
+    assert lora.activations[0] == pytest.approx(plain.activations[0] + narrow - tokens * head)
+    fp8 = {"precision": "fp8"}
+    in_fp8 = [
+        stage_bytes(pj.Workload(LLAMA, 1, **given, **fp8), TABLE).activations[0]
+        for given in ({"frozen": True}, LORA)
+    ]
+    # frozen products keep nothing in FP8 for W; adapters are in the model's own precision
+    np.testing.assert_allclose(in_fp8, [frozen.activations[0], lora.activations[0]])
+
+
+@pytest.mark.parametrize("recompute", ["full", "mlp", "core_attn"])
+def test_adapters_are_recomputed_with_what_they_lie_beside(recompute):
+    """What recomputation adds to I beside adapters, in FLOP of their products."""
+    added = []
+    for given in ({"frozen": True}, LORA):
+        none, again = (phases(**given, recompute=r) for r in ("none", recompute))
+        added.append(again[1] - none[1])
+        assert again[2] == none[2]
+        need = [
+            stage_bytes(pj.Workload(LLAMA, 1, recompute=r, **given), TABLE).activations[0]
+            for r in ("none", recompute)
+        ]
+        assert need[1] <= need[0]
+    if recompute == "core_attn":
+        assert added[1] == pytest.approx(added[0])
+    if recompute == "full":
+        edge = phases(**LORA)[0] - phases(frozen=True)[0]
+        assert added[1] - added[0] == pytest.approx(edge)
+    assert added[1] >= added[0] * (1 - 1e-12)
+
+
+def test_exchanges_of_adapters_are_those_of_megatron():
+    """Of a layer: two narrow all-gathers, two narrow all-reduces, outputs of two adapters."""
+    at = {"tensor": 4, "sequence_parallel": 1.0}
+    plain, lora = (layer_collectives(LLAMA, Layout(**at, **given)) for given in ({}, LORA))
+    frozen = layer_collectives(LLAMA, Layout(**at, frozen=True))
+    tokens = 2 * LLAMA.sequence
+    found = {}
+    for one in lora:
+        for phase in range(3):
+            key = one.kind, one.volume[phase] / tokens, phase
+            found[key] = found.get(key, 0) + one.count[phase]
+    for one in plain:
+        for phase in range(3):
+            found[one.kind, one.volume[phase] / tokens, phase] -= one.count[phase]
+    assert {key: count for key, count in found.items() if count} == {
+        ("all_gather", 16, 0): 2,
+        ("all_reduce", 16, 0): 2,
+        ("all_reduce", 16, 1): 4,
+        ("all_gather", 4096, 0): 2,
+        ("all_gather", 4096, 1): 2,
+    }
+    gathers = [sum(one.count.weight_grad for one in each) for each in (plain, lora, frozen)]
+    assert gathers == [2, 2, 0]  # inputs of W once more
+
+
+def test_layers_priced_as_one_op_lose_w_and_gain_adapters():
+    slow = pj.load_system("mid_nw_mid_cp")
+    plain, frozen, lora = (phases(system=slow, **given) for given in ({}, {"frozen": True}, LORA))
+    np.testing.assert_array_equal(frozen, [*plain[:2], 0])
+    ops = adapter_ops(LLAMA, Layout(lora_rank=16))
+    beside = 32 * sum(device_time(slow, op, "forward") for op in ops)
+    assert lora[0] - plain[0] == pytest.approx(beside)
+    assert 0 < lora[2] < plain[2] / 10
+
+
+def test_what_is_not_said_changes_nothing_and_what_is_wrong_is_named():
+    np.testing.assert_array_equal(phases(), phases(frozen=False, lora_rank=0))
+    np.testing.assert_array_equal(phases(**LORA), phases(**LORA, frozen=True))
+    for wrong, message in (
+        ({"lora_rank": -1}, "lora_rank must be a whole number of at least 0, got -1"),
+        ({"lora_rank": 1.5}, "lora_rank must be a whole number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pj.Workload(LLAMA, 1, **wrong)
+    with pytest.raises(TypeError, match="frozen"):
+        pj.Workload(LLAMA, 1, frozen=1)
+
+
+@pytest.mark.parametrize("given", [LORA, {"frozen": True}])
+def test_fine_tuning_is_the_same_number_in_a_trace(given):
+    workload = pj.Workload(LLAMA, 2, **given, tensor_parallel=8, data_parallel=2, zero=1)
+
+    def step(bandwidth):
+        costs = pj.stage_costs(workload, H100.with_number("network.bandwidth", bandwidth), TABLE)
+        return [costs.forward[0], costs.backward[0], costs.weight_grad[0], costs.update[0]]
+
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(jax.jit(step)(5e10), step(5e10), rtol=1e-12)
+
+
+def test_model_flop_of_frozen_products_are_two_thirds():
+    """Attention's own products have both gradients; adapters count all three times."""
+    tokens, layer = LLAMA.sequence, layer_flop(LLAMA, 1)
+    head = 2 * tokens * LLAMA.head_parameters
+    frozen, lora = (model_flop(LLAMA, 1, Layout(**given)) for given in ({"frozen": True}, LORA))
+    w = 32 * layer.weight_grad + head
+    assert frozen == pytest.approx(model_flop(LLAMA, 1) - w)
+    assert lora - frozen == pytest.approx(3 * 32 * 2 * tokens * 16 * SIDES["llama3-8b"][1])
+
+
+# Llama 2 on H100 in FP8 with adapters beside queries, keys and values alone, in tokens per second
+# and accelerator: NeMo 24.12, performance summary, fine-tuning; tensor x pipeline, stages per
+# worker of the 70B as in Megatron-Bridge's recipe of Llama 3 70B
+LLAMA2 = {
+    "7b": (24824, 1, 1, 1, {"kv_heads": 32, "ffn_hidden": 11008}),
+    "13b": (
+        14629,
+        *(1, 1, 1),
+        {"layers": 40, "hidden": 5120, "heads": 40, "kv_heads": 40, "ffn_hidden": 13824},
+    ),
+    "70b": (2621, 2, 4, 20, {"layers": 80, "hidden": 8192, "heads": 64, "ffn_hidden": 28672}),
+}
+
+
+@pytest.mark.parametrize("size", LLAMA2)
+def test_measured_fine_tuning_is_met_by_frozen_weights(size):
+    measured, tensor, workers, chunks, numbers = LLAMA2[size]
+    model = dataclasses.replace(LLAMA, sequence=4096, vocabulary=32000, **numbers)
+    replicas = 8 // (tensor * workers)
+    name, options = (
+        ("interleaved-1f1b", {"stages_per_worker": chunks}) if workers > 1 else ("1f1b", {})
+    )
+    table = pj.schedules.build(
+        name, num_workers=workers, num_microbatches=32 // replicas, **options
+    )
+    found = {}
+    for frozen in (True, False):
+        workload = pj.Workload(
+            model,
+            32 // replicas,
+            tensor_parallel=tensor,
+            sequence_parallel=tensor > 1,
+            data_parallel=replicas,
+            zero=1,
+            overlap=1,
+            precision="fp8",
+            frozen=frozen,
+        )
+        run = pj.evaluate(table, pj.stage_costs(workload, H100, table))
+        found[frozen] = 32 * 4096 / run.step_time / 8
+    assert found[True] == pytest.approx(measured, rel=0.1)
+    assert found[False] < 0.8 * measured

@@ -1,6 +1,7 @@
 """Stacks: software apart from machines, at every door."""
 
 import dataclasses
+import itertools
 import json
 
 import numpy as np
@@ -11,6 +12,7 @@ from pipejax.cli.app import run
 from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.model.stack import stack_names
 from pipejax.costs.system.system import CalibrationRecord
+from pipejax.sweep import read_sweep, run_sweep
 
 EVALUATE = ["evaluate", "-s", "1f1b", "--workers", "2", "--microbatches", "4", "--minibatch", "4"]
 EVALUATE += ["--model", "gpt-22b", "--system", "h100", "--tensor-parallel", "8"]
@@ -130,3 +132,57 @@ def test_stacks_are_listed(capsys):
     said = capsys.readouterr().out
     assert all(name in said for name in stack_names())
     assert run(["schedules", "--stacks", "--models"]) == 2
+
+
+GRID = {
+    "schedules": "1f1b",
+    "workers": 2,
+    "minibatch": 4,
+    "microbatch_size": 1,
+    "models": "gpt-22b",
+    "systems": ["h100", "a100"],
+    "tensor_parallel": 8,
+    "data_parallel": 4,
+    "zero": 3,
+}
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("said", [{}, {"overlap": 0.5}])
+def test_a_sweep_over_stacks_is_what_evaluate_says_of_each(tmp_path, capsys, said):
+    names = ["", "torchtitan-2024", "composer-2023"]
+    data = run_sweep(GRID | said | {"stack": names}, tmp_path / "out.zarr")
+    assert dict(data.step_time.sizes) == {"stack": 3, "system": 2}
+    options = ["--data-parallel", "4", "--zero", "3", "--json"]
+    options += [part for name, value in said.items() for part in (f"--{name}", str(value))]
+    for name, system in itertools.product(names, GRID["systems"]):
+        evaluate = [system if each == "h100" else each for each in EVALUATE]
+        stack = ["--stack", name] if name else []
+        assert run([*evaluate, *options, *stack]) == 0
+        expected = json.loads(capsys.readouterr().out)["step_time"]
+        found = float(data.step_time.sel(stack=name, system=system))
+        assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_sweep_is_known_by_what_its_stacks_say(tmp_path):
+    with_numbers = read_sweep(GRID | {"stack": "torchtitan-2024"}).to_json()
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"name": "torchtitan-2024", "source": ""}))
+    assert read_sweep(GRID | {"stack": str(path)}).to_json() != with_numbers
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stack": "torch"}, "sweep: stack: unknown stack 'torch': known are composer-2023"),
+        ({"stack": 3}, "sweep: stack must be a name or the path of a .json file, got 3"),
+        ({"stack": ["", ""]}, "sweep: stack holds  twice"),
+        (
+            {"stack": ["", "composer-2023"], "systems": ["h100", "b200"]},
+            "sweep: stack composer-2023: b200 does not say how fast flash-attention-1 is",
+        ),
+    ],
+)
+def test_a_mistake_in_the_stacks_of_a_sweep_is_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        read_sweep(GRID | change)

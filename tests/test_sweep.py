@@ -101,29 +101,6 @@ def test_points_are_single_evaluations(data):
     assert RESOURCES[int(at.bound_by)] == found.bound_by
 
 
-STACKS = ("", "composer-2023", "megatron-core-2026")
-
-
-@pytest.mark.compiles
-@pytest.mark.parametrize("said", [{}, {"overlap": 0.25}])
-def test_a_stack_is_an_axis(said, tmp_path):
-    """Its kernels and host, and what it says of exchanges where no key does."""
-    grid = {"schedules": "1f1b", "workers": 2, "minibatch": 4, "microbatch_size": 1}
-    grid |= {"models": "gpt-22b", "systems": "h100", "stack": [*STACKS], "data_parallel": 8}
-    data = run_sweep({**grid, "zero": 3, **said}, tmp_path / "x.zarr")
-    assert data.step_time.sizes == {"stack": 3}
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
-    for name in STACKS:
-        stack = pj.load_stack(name) if name else None
-        fields = {"data_parallel": 8, "zero": 3} | (dict(stack.workload) if stack else {}) | said
-        workload = pj.Workload(pj.load_model("gpt-22b"), 4, **fields)
-        system = pj.load_system("h100") if stack is None else stack.on(pj.load_system("h100"))
-        alone = pj.evaluate(table, pj.stage_costs(workload, system, table))
-        assert float(data.step_time.sel(stack=name)) == pytest.approx(alone.makespan, rel=1e-12)
-    with pytest.raises(ValueError, match=r"stack: .*composer"):
-        read_sweep({**grid, "stack": "composer"})
-
-
 @pytest.mark.compiles
 def test_an_optimizer_on_the_host_needs_one_that_is_known(tmp_path):
     grid = {"schedules": "1f1b", "workers": 2, "minibatch": 4, "microbatch_size": 1}

@@ -152,10 +152,11 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
         `{name, stages_per_worker, waves}`), models, systems, stack,
         workers, minibatch, microbatch_size or microbatches, tensor_parallel, sequence_parallel,
         scatter_gather, context_parallel, expert_parallel, data_parallel, zero, overlap,
-        expert_overlap, dispatcher, contiguous_context, graphs (all five the stack's where they are
-        left out), optimizer_offload, precision, attention_precision, head_precision, rank_order,
-        embedding_units, loss_units, pipeline_layout (as Megatron writes it), recompute,
-        pair_factor, stragglers (as 3=1.2,5=2), worker_places (as 0,4,1,5), link, queues,
+        expert_overlap, dispatcher, contiguous_context, graphs, optimizer_offload,
+        attention_precision, head_precision (all eight the stack's where they are left out),
+        precision, rank_order, embedding_units, loss_units, pipeline_layout (as Megatron writes it),
+        recompute, frozen, lora_rank, pair_factor, stragglers (as 3=1.2,5=2), worker_places (as
+        0,4,1,5), link, queues,
         host_links (as 0+1,2+3), posting, shared_links (as 0-1+1-0,2-3+1-3, or pairs),
         pair_links (as 0-1=rendezvous,1-2=queued), eager_below [s]. `system` holds axes over
         fields of the systems. Further: title, outputs, dtype.
@@ -201,6 +202,7 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
             values = given.get(key, default)
             values = unfolded(values) if key == "schedules" else values
             axes[name] = read_axis(name, values, f"{where}: {key}", check)
+    _check_stacks(axes, where)
     if ("microbatches" in given) == ("microbatch_size" in given):
         raise ValueError(f"{where}: give microbatch_size or microbatches, one of them")
     fields = {
@@ -217,6 +219,16 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
         outputs=tuple(name for name in OUTPUTS if name in outputs),
         dtype=one_of(given.get("dtype", "float64"), DTYPES, f"{where}: dtype"),
     )
+
+
+def _check_stacks(axes: Mapping[str, Axis], where: str) -> None:
+    """Refuse a stack whose kernel of attention a system does not know."""
+    for stack in axes["stack"].values:
+        for system in axes["system"].values:
+            try:
+                stack.on(system)
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from None
 
 
 def _check_size(given: Mapping[str, Any], where: str) -> None:
@@ -315,7 +327,7 @@ def _read_range(given: Mapping[str, Any], where: str) -> list[float]:
 
 
 def _plain(value: Any) -> Any:
-    """The identity of a value: for models and systems, all their numbers."""
+    """The identity of a value: for models, stacks and systems, all their numbers."""
     if isinstance(value, Choice) and value.own is not None:
         return {"schedule": label(value), "content": value.own.content}
     return dataclasses.asdict(value) if isinstance(value, Model | System | Stack) else label(value)

@@ -58,7 +58,7 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
     shape_axes, system_axes = axes[: len(sweep.shape_axes)], axes[len(sweep.shape_axes) :]
     names = [axis.name for axis in shape_axes]
     software: tuple[Stack, ...] = shape_axes[names.index("stack")].values
-    systems = {each.name: stack_systems(_on_stack(system_axes, each)) for each in software}
+    systems = {each.name: stack_systems(system_axes, each) for each in software}
     with jax.enable_x64(True):  # priced in float64, then evaluated in the sweep's dtype
         found = [
             _named(sweep, at, systems[at["stack"].name])
@@ -71,12 +71,6 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
         stacked = np.stack([each[name] for each in found])
         values[name] = stacked.reshape((*shape, *variable.extra_shape))
     return values
-
-
-def _on_stack(axes: list[Axis], software: Stack) -> list[Axis]:
-    """The systems as a stack uses them."""
-    of_systems, *fields = axes
-    return [of_systems._replace(values=tuple(map(software.on, of_systems.values))), *fields]
 
 
 class _GridPoint(NamedTuple):
@@ -139,9 +133,10 @@ def _point(at: Values) -> _GridPoint:
                 f"of {at['minibatch']}"
             )
     share = dict(at["schedule"].options).get("weight_share")
+    said = {name: at[name] for name in WORKLOAD if name in at}
     workload = Workload(
         at["model"],
-        **{**at["stack"].workload, **{name: at[name] for name in WORKLOAD if name in at}},
+        **{**at["stack"].workload, **said},
         weight_share=share,
         stragglers=parse_stragglers(at["stragglers"], "stragglers"),
         worker_places=parse_places(at["worker_places"], "worker_places"),
@@ -248,9 +243,13 @@ def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
     return functools.reduce(operator.add, parts)
 
 
-def stack_systems(axes: list[Axis]) -> System:
-    """Stack all systems of a block along the first axis of every field, the last field fastest."""
+def stack_systems(axes: list[Axis], software: Stack) -> System:
+    """Stack all systems of a block along the first axis of every field, the last field fastest.
+
+    The software takes them as their files are, before fields are varied.
+    """
     of_systems, per_node, *fields = axes
+    of_systems = of_systems._replace(values=tuple(map(software.on, of_systems.values)))
     inner = tuple(len(axis.values) for axis in fields)
     full = (len(of_systems.values), len(per_node.values), *inner)
     gpus = [

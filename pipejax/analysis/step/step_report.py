@@ -106,7 +106,8 @@ def step_report(evaluation: Evaluation, workload: Workload, system: System) -> S
     )
     step, sequences = evaluation.step_time, workload.minibatch * workload.data_parallel
     accelerators = workload.accelerators_per_worker * workload.data_parallel * evaluation.workers
-    tokens, flop = sequences * float(workload.model.sequence), model_flop(workload.model, sequences)
+    tokens = sequences * float(workload.model.sequence)
+    flop = model_flop(workload.model, sequences, workload.layout(evaluation.table))
     price = float(system.price) * accelerators * step if float(system.price) > 0 else None
     return StepReport(
         step_time=step,

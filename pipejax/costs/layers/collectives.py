@@ -311,22 +311,34 @@ def layer_collectives(
     Experts: an all-to-all sends every token to its experts, one brings it back; the same in I,
     once more where the experts are recomputed.
 
+    Adapters have exchanges of their own, r units wide but for the outputs of one that follows a
+    split input.
+
     References:
       Korthikanti et al. (arXiv:2205.05198), section 4.2.2.
     """
     tokens, e, h = tokens_on_one(model, layout), model.element_bytes, model.hidden
     is_moe = kind == "moe" and model.moe is not None
-    # routed experts take the part of the tokens that an accelerator has; shared ones are split
-    split_mlps = 1.0 * (model.moe.shared_experts > 0) if is_moe and model.moe else 1.0
+    split_mlps = _split_mlps(model, kind)
     if model.mla is None:
         found = _of_tensor(e * tokens, (h, h), 1 + split_mlps, layout)
     else:
         found = _of_tensor(e * tokens, (_gathered(model.mla, h), h), 1.0, layout)
         found += _of_tensor(e * tokens, (h, h), split_mlps, layout)
+    found += _of_adapters(model, layout, 1 + split_mlps)
     found += _of_context(model, layout, context)
     if is_moe:
         found += _of_experts(model, layout, "moe" in recomputed_modules(model, recompute))
     return found
+
+
+def _split_mlps(model: Model, kind: str) -> Number:
+    """MLPs of a layer that tensor parallelism splits.
+
+    Routed experts take the part of the tokens that an accelerator has; shared ones are split.
+    """
+    is_moe = kind == "moe" and model.moe is not None
+    return 1.0 * (model.moe.shared_experts > 0) if is_moe and model.moe else 1.0
 
 
 def _gathered(mla: LatentAttention, hidden: Number) -> Number:
@@ -347,6 +359,7 @@ def _of_tensor(
       layout: how the layer is split.
     """
     shared = layout.sequence_parallel * count
+    again = layout.trains_layers * shared  # frozen weights need no inputs once more
     into, out = (volume * each for each in units)
     whole = count - shared
     return (
@@ -357,7 +370,32 @@ def _of_tensor(
         Collective(
             "reduce_scatter", "tensor", _same(into), Phases(0.0, shared, 0.0), "weight_grad"
         ),
-        Collective("all_gather", "tensor", _same(into), Phases(0.0, 0.0, shared), "input_grad"),
+        Collective("all_gather", "tensor", _same(into), Phases(0.0, 0.0, again), "input_grad"),
+    )
+
+
+def _of_adapters(model: Model, layout: Layout, count: Number) -> tuple[Collective, ...]:
+    """Exchanges of the adapters beside so many pairs of products, as Megatron-Bridge has them.
+
+    Beside the first product of a pair A x is gathered, beside the second it is summed; both of
+    their gradients are. Tensor parallelism splits what the second adapter puts out: it is gathered,
+    and under sequence parallelism so is its gradient. Without, the first adapter's I sums the
+    gradient of its input.
+
+    References:
+      Megatron-Bridge, peft/utils.py: ParallelLinearAdapter.
+    """
+    if not layout.lora_rank:
+        return ()
+    tokens = model.element_bytes * tokens_on_one(model, layout)
+    narrow, wide = tokens * layout.lora_rank, tokens * model.hidden
+    count = count * (layout.tensor > 1)
+    shared = layout.sequence_parallel * count
+    return (
+        Collective("all_gather", "tensor", _same(narrow), Phases(count, 0.0, 0.0)),
+        Collective("all_reduce", "tensor", _same(narrow), Phases(count, 2 * count, 0.0)),
+        Collective("all_gather", "tensor", _same(wide), Phases(count, shared, 0.0)),
+        Collective("all_reduce", "tensor", _same(wide), Phases(0.0, count - shared, 0.0)),
     )
 
 
@@ -393,6 +431,7 @@ def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
     """
     whole = model.element_bytes * tokens_on_one(model, layout) * model.hidden
     shared = layout.sequence_parallel
+    again = layout.trains_base * shared
     scalars = 4 * tokens_on_one(model, layout)
     return (
         Collective("all_gather", "tensor", _same(whole), Phases(shared, 0.0, 0.0)),
@@ -403,7 +442,7 @@ def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
         Collective(
             "reduce_scatter", "tensor", _same(whole), Phases(0.0, shared, 0.0), "weight_grad"
         ),
-        Collective("all_gather", "tensor", _same(whole), Phases(0.0, 0.0, shared), "input_grad"),
+        Collective("all_gather", "tensor", _same(whole), Phases(0.0, 0.0, again), "input_grad"),
     )
 
 
@@ -414,7 +453,9 @@ def embedding_collectives(model: Model, layout: Layout) -> tuple[Collective, ...
     return (
         Collective("all_reduce", "tensor", _same(whole), Phases(1 - shared, 0.0, 0.0)),
         Collective("reduce_scatter", "tensor", _same(whole), Phases(shared, 0.0, 0.0)),
-        Collective("all_gather", "tensor", _same(whole), Phases(0.0, 0.0, shared)),
+        Collective(
+            "all_gather", "tensor", _same(whole), Phases(0.0, 0.0, layout.trains_base * shared)
+        ),
     )
 
 
@@ -428,4 +469,5 @@ def whole_layer_collectives(
     volume = boundary_bytes(model, dataclasses.replace(layout, sequence_parallel=0.0))
     found = Collective("all_reduce", "tensor", _same(volume), Phases(2.0, 2.0, 0.0))
     experts = _of_experts(model, layout) if kind == "moe" and model.moe is not None else ()
-    return (found, *_of_context(model, layout, context), *experts)
+    beside = _of_adapters(model, layout, 1 + _split_mlps(model, kind))
+    return (found, *beside, *_of_context(model, layout, context), *experts)

@@ -10,6 +10,7 @@ heads, t the tensor-parallel degree; context parallelism divides bytes by c, for
 tokens.
 """
 
+from collections.abc import Callable, Set
 from typing import NamedTuple
 
 from pipejax.costs.model.layout import Layout
@@ -87,23 +88,32 @@ def head_flop(model: Model, microbatch_size: Number) -> Phases:
     return Phases(each, each, each)
 
 
-def model_flop(model: Model, sequences: Number) -> Number:
+def model_flop(model: Model, sequences: Number, layout: Layout | None = None) -> Number:
     """FLOP that a step needs on so many sequences, whatever is computed twice: the M of MFU.
 
     Products of the layers and of the output head, forward and backward; attention counts all pairs
-    of tokens, as `layer_flop` does. The backward has two products for each of the forward.
+    of tokens, as `layer_flop` does. The backward has two products for each of the forward, of
+    weights that the layout freezes one; the adapters' products count beside them.
 
     References:
       Megatron-LM (arXiv:2104.04473), section 3; PaLM (arXiv:2204.02311), appendix B.
     """
+    layout = WHOLE if layout is None else layout
     head = head_flop(model, sequences).forward
-    layers = sum(
-        count * layer_flop(model, sequences, kind=kind).forward
-        for kind, count in model.layers_by_kind.items()
-    )
     projection = 2 * tokens_of(model, sequences) * 2 * model.hidden**2
-    further = layer_flop(model, sequences, kind=model.last_kind).forward + projection + head
-    return 3 * (layers + head + model.mtp_layers * further)
+
+    def of_model(of_layer: Callable[[str], Number], edge: float = 1.0) -> Number:
+        layers = sum(count * of_layer(kind) for kind, count in model.layers_by_kind.items())
+        further = of_layer(model.last_kind) + edge * projection + edge * head
+        return layers + edge * head + model.mtp_layers * further
+
+    def adapters(kind: str) -> Number:
+        return 2 * tokens_of(model, sequences) * layout.lora_rank * model.active_sides(kind)
+
+    forward = of_model(lambda kind: layer_flop(model, sequences, kind=kind).forward)
+    weight_grad = of_model(lambda kind: layer_flop(model, sequences, kind=kind).weight_grad)
+    trained = forward + of_model(adapters, edge=0.0)
+    return 3 * trained - (not layout.trains_base) * weight_grad
 
 
 WHOLE = Layout()
@@ -148,22 +158,23 @@ def layer_weight_grad_bytes(
     of the MLP), 14sbh, and the gradients of their outputs, 18sbh, which I leaves where norms,
     attention and activation function had theirs: only scores and dropout masks are gone after I.
     Inputs of products have the bytes of the layout's precision, the rest those of the model. Parts
-    that are recomputed leave what they start from.
+    that are recomputed leave what they start from. Adapters need all of that too, and their own
+    activations; where weights are frozen without adapters, it is what I needs, and W nothing.
 
     References:
       Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1: M_W.
     """
-    e, operand, moe = model.element_bytes, operand_bytes(model, layout), model.moe
+    e, operand, moe = model.element_bytes, kept_input_bytes(model, layout), model.moe
     h, modules = model.hidden, recomputed_modules(model, recompute)
     if "half_products" in modules:
         return _half_products_bytes(model, layout)
     # whole: inputs of norms and of the first product of attention and MLP, gradients of the second
     # one's output, which lie where the norms' inputs were
     whole = 2 * e * h + 2 * operand * h * ("layernorm" not in modules)
-    # split by heads: the projection's input; queries, keys, values and, of a narrower precision,
-    # the output that a flash kernel's I reads
-    is_narrow = layout.precision in OPERAND_BYTES
-    keeps_output = is_narrow and model.flash_attention and "core_attn" not in modules
+    # split by heads: the projection's input; queries, keys, values and, where that input is kept in
+    # a narrower precision or not at all, the output that a flash kernel's I reads
+    is_apart = not _keeps_inputs_as_they_are(layout)
+    keeps_output = is_apart and model.flash_attention and "core_attn" not in modules
     own_output = e * model.output_hidden if keeps_output else 0
     heads = e * (model.query_hidden + model.kv_hidden + model.value_hidden)
     parts = operand * model.output_hidden + heads * ("mla_up_proj" not in modules) + own_output
@@ -182,7 +193,38 @@ def layer_weight_grad_bytes(
         whole += ("moe" not in modules) * moe.slots * routed
     else:
         parts += ("mlp" not in modules) * (operand + takes) * model.ffn_hidden
-    return tokens_on_one(model, layout) * (whole / layout.shared_by + parts / layout.tensor)
+    adapters = e * layout.lora_rank * _adapters_met(model, layout, kind, modules)
+    shared = whole / layout.shared_by + parts / layout.tensor
+    return tokens_on_one(model, layout) * (shared + adapters)
+
+
+def kept_input_bytes(model: Model, layout: Layout) -> Number:
+    """Bytes of an input of a linear layer that stays until W.
+
+    Frozen weights have no W; that of an adapter's A takes it in the model's precision, the
+    gradient of A x is r units wide and not counted.
+    """
+    base = layout.trains_base * operand_bytes(model, layout)
+    return base + (layout.lora_rank > 0) * model.element_bytes
+
+
+def _keeps_inputs_as_they_are(layout: Layout) -> bool:
+    """Whether inputs of linear layers stay until W in the model's own precision."""
+    is_wide = layout.precision not in OPERAND_BYTES
+    return layout.lora_rank > 0 or (layout.trains_base and is_wide)
+
+
+def _adapters_met(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:
+    """Adapters whose A x one token leaves: no tensor parallelism splits these few units."""
+    attention: Number = 2
+    if model.mla is not None:
+        ups = 1 + (model.mla.query_rank is not None)
+        attention = 3 + ups * ("mla_up_proj" not in modules)
+    if kind == "moe" and model.moe is not None:
+        is_kept = "moe" not in modules and "shared_experts" not in modules
+        routed = ("moe" not in modules) * model.moe.slots / layout.shared_by
+        return attention + 2 * is_kept * (model.moe.shared_experts > 0) + 2 * routed
+    return attention + 2 * ("mlp" not in modules)
 
 
 def _half_products_bytes(model: Model, layout: Layout) -> Number:
@@ -195,7 +237,8 @@ def _half_products_bytes(model: Model, layout: Layout) -> Number:
     in_attention = model.query_hidden + model.kv_hidden + model.value_hidden
     parts = model.output_hidden + (in_attention + halves * model.ffn_hidden) / 2
     each = tokens_on_one(model, layout) * model.element_bytes
-    return each * (whole / layout.shared_by + parts / layout.tensor)
+    adapters = layout.lora_rank * _adapters_met(model, layout, "dense", frozenset()) / 2
+    return each * (whole / layout.shared_by + parts / layout.tensor + adapters)
 
 
 OPERAND_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # with their scales
@@ -210,25 +253,28 @@ def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number,
     """Bytes that one microbatch leaves on the first stage's embedding and last stage's head.
 
     The head keeps its norm's input and output, and the softmax of its logits in float32 or, where
-    the loss is fused, the logits.
+    the loss is fused, the logits. Where both are frozen, no gradient reaches the embedding, and
+    only the head's W would need the norm's output.
 
     References:
       Korthikanti et al. (arXiv:2205.05198), section 4.3.
     """
     tokens = tokens_on_one(model, layout) * (model.vocabulary > 0)
-    mask = tokens * model.hidden / layout.shared_by if model.dropout else 0.0
-    inputs = tokens * 2 * model.element_bytes * model.hidden / layout.shared_by
+    trained = layout.trains_base
+    mask = trained * tokens * model.hidden / layout.shared_by if model.dropout else 0.0
+    inputs = tokens * (1 + trained) * model.element_bytes * model.hidden / layout.shared_by
     per_logit = model.element_bytes if model.fused_loss else 4
     return mask, inputs + tokens * per_logit * model.vocabulary / layout.tensor
 
 
 def head_weight_grad_bytes(model: Model, layout: Layout = WHOLE) -> Number:
-    """Bytes that W of the head needs after I: its input, and the gradient of the logits.
+    """Bytes that W of the head, if it has one, needs after I: its input and the logits' gradient.
 
     The loss hands that gradient back in `element_bytes`, whatever it was computed in.
     """
     units = model.hidden / layout.shared_by + model.vocabulary / layout.tensor
-    return tokens_on_one(model, layout) * (model.vocabulary > 0) * model.element_bytes * units
+    tokens = layout.trains_base * tokens_on_one(model, layout)
+    return tokens * (model.vocabulary > 0) * model.element_bytes * units
 
 
 def boundary_bytes(model: Model, layout: Layout = WHOLE) -> Number:
@@ -245,8 +291,8 @@ def buffer_bytes(
     Counted where gradients are accumulated in a wider type, as Megatron-core does; the formulas of
     the literature leave them out. Products then write gradients of weights in `element_bytes`
     first: into one buffer for each shape of matrix, which all layers share, as
-    TransformerEngine keeps them, and into one for the head while it runs. Beside them lie the
-    gradients of the widest activations.
+    TransformerEngine keeps them, and into one for the head while it runs; those of adapters are too
+    narrow to count. Beside them lie the gradients of the widest activations.
 
     Args:
       model: the transformer.
@@ -265,9 +311,10 @@ def buffer_bytes(
         routed = model.moe.slots * (mlp_parts * one + 2 * h) / layout.shared_by
         width = _larger(width, moe * routed)
     of_layer = tokens * (width + 2 * h)
-    of_head = head * (tokens * 2 * h + model.head_parameters / t)
+    trained = layout.trains_base
+    of_head = head * (tokens * 2 * h + trained * model.head_parameters / t)
     is_wider = model.accumulated_bytes > e
-    return is_wider * e * (weights + _larger(of_layer, of_head))
+    return is_wider * e * (trained * weights + _larger(of_layer, of_head))
 
 
 def _larger(one: Numbers, other: Numbers) -> Numbers:

@@ -93,7 +93,7 @@ def gemm(
     """A product of tokens with a weight matrix of `shape` (k, n), or several: once in each phase.
 
     Its factors have the bytes of the layout's precision, its results those of the model; W adds to
-    the accumulated gradient: it reads and writes that.
+    the accumulated gradient: it reads and writes that. Frozen weights have no W.
 
     Args:
       name: of the op.
@@ -107,16 +107,17 @@ def gemm(
     m = tokens_on_one(model, layout) if tokens is None else tokens
     each, factor = model.element_bytes, operand_bytes(model, layout)
     flop, weights = 2 * batch * m * n * k, batch * n * k
+    trained = layout.trains_base
     return LayerOp(
         "gemm",
         name,
-        Phases(flop, flop, flop),
+        Phases(flop, flop, trained * flop),
         Phases(
             batch * m * (factor * k + each * n) + factor * weights,
             batch * m * (factor * n + each * k) + factor * weights,
-            batch * m * factor * (n + k) + 2 * model.accumulated_bytes * weights,
+            trained * (batch * m * factor * (n + k) + 2 * model.accumulated_bytes * weights),
         ),
-        Phases(batch, batch, batch),
+        Phases(batch, batch, trained * batch),
         Product(m, n, k),
         batch,
         layout.precision,
@@ -179,7 +180,7 @@ def device_time(system: System, op: LayerOp, phase: str) -> Number:
         as_float(getattr(each, phase)) for each in (op.flop, op.volume, op.launches)
     )
     if op.kind == "layer":
-        return roofline_time(system, flop, volume, op.precision)
+        return launches * roofline_time(system, flop, volume, op.precision)
     bandwidth = system.memory_bandwidth * system.memory_efficiency.at(volume)
     if op.kind == "memory":
         moved = volume * system.kernels.elementwise

@@ -50,7 +50,7 @@ def layer_ops(
     *,
     fused: bool = True,
 ) -> tuple[LayerOp, ...]:
-    """List the ops of a layer, in the order of F.
+    """List the ops of a layer, in the order of F, and those of adapters beside it.
 
     Args:
       model: the transformer.
@@ -61,6 +61,12 @@ def layer_ops(
       fused: whether scale, mask and softmax are one kernel, and so are bias with activation
         function, and bias, dropout and residual.
     """
+    own = _own_ops(model, layout, kind, fused=fused)
+    return (*_recomputed(model, own, recompute), *adapter_ops(model, layout, kind, recompute))
+
+
+def _own_ops(model: Model, layout: Layout, kind: str, *, fused: bool = True) -> tuple[LayerOp, ...]:
+    """Ops of a layer without adapters, nothing recomputed."""
     mlp = _experts if kind == "moe" and model.moe is not None else _mlp
     ops = (
         norm("attention_norm", model, layout),
@@ -72,7 +78,11 @@ def layer_ops(
         *mlp(model, layout, fused=fused),
         _residual("mlp_residual", model, layout, fused=fused),
     )
-    ops = _with_casts(model, layout, ops)
+    return _with_casts(model, layout, ops)
+
+
+def _recomputed(model: Model, ops: Iterable[LayerOp], recompute: str) -> tuple[LayerOp, ...]:
+    """Ops, with the F of those that are recomputed once more within I."""
     modules = recomputed_modules(model, recompute)
     return tuple(
         with_forward_again(op, share) if share else op for op, share in again(ops, modules)
@@ -105,6 +115,53 @@ def again(ops: Iterable[LayerOp], modules: Collection[str]) -> Iterator[tuple[La
         yield op, 1.0 if op.name in names else of_kind.get(op.kind, 0.0)
 
 
+# linear layers that have adapters, and by which powers of t tensor parallelism splits what an
+# adapter's factors A and B put out: an input that is whole meets a part of A's rows, an input that
+# is split a part of B's; A's sums are then reduced, B's parts gathered (`layer_collectives`)
+ADAPTED: Mapping[str, tuple[int, int]] = {
+    **dict.fromkeys(("qkv", "query", "query_up", "kv_up", "mlp_in", "shared_in"), (1, 0)),
+    **dict.fromkeys(("projection", "mlp_out", "shared_out"), (0, 1)),
+    **dict.fromkeys(("query_down", "kv_down", "expert_in", "expert_out"), (0, 0)),
+}
+
+
+def adapter_ops(
+    model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
+) -> tuple[LayerOp, ...]:
+    """Adapters beside linear layers: two narrow products each, whose scaled result is added.
+
+    They bear the name of what they lie beside, and are recomputed with it. The router has none.
+
+    References:
+      LoRA (arXiv:2106.09685), section 4.1; Megatron-Bridge's peft/utils.py, ParallelLinearAdapter.
+    """
+    if not layout.lora_rank:
+        return ()
+    beside = [op for op in _own_ops(model, layout, kind) if op.name in ADAPTED]
+    ops = [each for op in beside for each in _adapter(op, model, layout)]
+    return _recomputed(model, ops, recompute)
+
+
+def _adapter(op: LayerOp, model: Model, layout: Layout) -> tuple[LayerOp, ...]:
+    """The adapter of one linear layer, in the model's own precision."""
+    plain = _trained(dataclasses.replace(layout, precision=PRECISIONS[0]))
+    m, n, k = op.shape
+    first, second = (layout.tensor**power for power in ADAPTED[op.name])
+    into, out = (k, layout.lora_rank / first), (layout.lora_rank, n / second)
+    # two read and one written: outputs in F, in I gradients of the input
+    added, launched = 3 * model.element_bytes * op.batch * m, 1.0 * (op.batch > 0)
+    return (
+        gemm(op.name, model, plain, into, tokens=m, batch=op.batch),
+        gemm(op.name, model, plain, out, tokens=m, batch=op.batch),
+        memory(op.name, added * n, added * k, (launched, launched)),
+    )
+
+
+def _trained(layout: Layout) -> Layout:
+    """The layout of a model whose own weights are all trained."""
+    return dataclasses.replace(layout, frozen=False, lora_rank=0)
+
+
 WIDE = ("bf16", "fp16")  # precisions in which products take activations as they are
 
 
@@ -115,12 +172,12 @@ def _with_casts(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> tuple
 
 
 def _quantization(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> LayerOp:
-    """Casts: rows are read once, and written row by row for I or F and column by column for W.
+    """Casts: rows are read once, and written row by row for I or F and column by column for any W.
 
     A norm casts what it puts out, in the bytes that it would write anyway; in I every product's
     gradient is cast.
     """
-    moved = model.element_bytes + 2 * operand_bytes(model, layout)
+    moved = model.element_bytes + (1 + layout.trains_base) * operand_bytes(model, layout)
     forward: Number = 0.0
     backward: Number = 0.0
     products = [op for op in ops if op.kind == "gemm" and op.precision == layout.precision]
@@ -242,15 +299,18 @@ def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 
 def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """Look-up of tokens, positions and dropout; W adds rows to the gradient."""
-    units = tokens_on_one(model, layout) * model.hidden
+    """Look-up of tokens, positions and dropout; W adds rows to the gradient.
+
+    Below what is trained there is no backward: frozen, it has neither I nor W.
+    """
+    units, trained = tokens_on_one(model, layout) * model.hidden, layout.trains_base
     e, gradient = model.element_bytes, model.accumulated_bytes
     looked_up = LayerOp(
         "memory",
         "embedding",
         NONE,
-        Phases(2 * e * units, 0.0, (e + 2 * gradient) * units),
-        Phases(1.0, 0.0, 1.0),
+        Phases(2 * e * units, 0.0, trained * (e + 2 * gradient) * units),
+        Phases(1.0, 0.0, 1.0 * trained),
     )
     one = boundary_bytes(model, layout)
     more = []
@@ -258,7 +318,8 @@ def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
         more.append(memory("positions", 3 * one, 0.0, (1.0, 0.0)))
     if model.dropout:
         moved = 2 * one + one / e
-        more.append(memory("embedding_dropout", moved, moved, (1.0, 1.0)))
+        again = trained * moved
+        more.append(memory("embedding_dropout", moved, again, (1.0, 1.0 * trained)))
     return (looked_up, *more)
 
 
@@ -267,10 +328,12 @@ def whole_layer(
 ) -> tuple[LayerOp, ...]:
     """A layer as one op per phase, whose bytes are its weights and what it leaves in memory.
 
-    FLOP are the formula's, whether or not a kernel skips masked pairs.
+    FLOP are the formula's, whether or not a kernel skips masked pairs. Frozen weights have no W;
+    adapters are ops of their own.
     """
     t, size = layout.tensor, layout.microbatch_size
-    kept, boundary = layer_activation_bytes(model, layout, kind=kind), boundary_bytes(model, layout)
+    kept = layer_activation_bytes(model, _trained(layout), kind=kind)
+    boundary, has_w = boundary_bytes(model, layout), 1.0 * layout.trains_base
     weights = model.layer_parameters / t
     if kind == "moe":
         weights = model.shared_parameters / t + model.expert_parameters / layout.expert
@@ -282,19 +345,22 @@ def whole_layer(
             "layer",
             Phases(*(each / (t * layout.context) for each in flop)),
             Phases(moved, moved + 2 * boundary, moved),
-            Phases(1.0, 1.0, 1.0),
+            Phases(1.0, 1.0, has_w),
         ),
+        *adapter_ops(model, layout, kind, recompute),
     )
 
 
 def whole_head(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """The head as one op per phase."""
     t = layout.tensor
-    _, kept = edge_activation_bytes(model, layout)
+    _, kept = edge_activation_bytes(model, _trained(layout))
+    has_w = 1.0 * layout.trains_base
     flop = head_flop(model, layout.microbatch_size)
     volume = model.element_bytes * model.head_parameters / t + kept
     each = Phases(*(each / (t * layout.context) for each in flop))
-    return (LayerOp("layer", "head", each, Phases(volume, volume, volume), Phases(1.0, 1.0, 1.0)),)
+    moved, once = Phases(volume, volume, volume), Phases(1.0, 1.0, has_w)
+    return (LayerOp("layer", "head", each, moved, once),)
 
 
 # attention: projections, positions, products of queries, keys and values

@@ -85,6 +85,8 @@ class Layout:
       attention_precision: of the products of attention, by name.
       head_precision: of the output head's products, by name.
       rank_order: one of `RANK_ORDERS`.
+      frozen: whether no base weight has a gradient; those beside adapters never have.
+      lora_rank: r of the adapters beside linear layers, 0 without.
     """
 
     tensor: Number = 1.0
@@ -107,10 +109,22 @@ class Layout:
     attention_precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
     head_precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
     rank_order: str = dataclasses.field(default=RANK_ORDERS[0], metadata={"static": True})
+    frozen: bool = dataclasses.field(default=False, metadata={"static": True})
+    lora_rank: int = dataclasses.field(default=0, metadata={"static": True})
 
     def __post_init__(self) -> None:
         """Take all numbers as floats."""
         floats_in(self)
+
+    @property
+    def trains_base(self) -> bool:
+        """Whether the model's own weights have gradients."""
+        return not (self.frozen or self.lora_rank)
+
+    @property
+    def trains_layers(self) -> bool:
+        """Whether the weights of layers have gradients, or adapters beside them."""
+        return self.trains_base or self.lora_rank > 0
 
     @property
     def shared_by(self) -> Number:

@@ -237,6 +237,46 @@ class Model:
             return h * self.query_hidden + down + unfolded + projection
         return mla.query_rank * (h + self.query_hidden) + down + unfolded + projection
 
+    @property
+    def attention_sides(self) -> Number:
+        """Inputs and outputs of attention's linear layers in sum: 6 h in a GPT.
+
+        Queries, keys and values are one layer, unless attention is latent.
+        """
+        h, mla = self.hidden, self.mla
+        projection = self.output_hidden + h
+        if mla is None:
+            return h + self.query_hidden + self.kv_hidden + self.value_hidden + projection
+        down = h + mla.kv_rank + mla.rope_width
+        up = mla.kv_rank + self.heads * (self._head_width + mla.value_width)
+        if mla.query_rank is None:
+            return h + self.query_hidden + down + up + projection
+        return h + 2 * mla.query_rank + self.query_hidden + down + up + projection
+
+    def mlp_sides(self, width: Number) -> Number:
+        """The same of an MLP of some width: 10 h in a GPT. Its gate is part of the first layer."""
+        return 2 * self.hidden + (3 if self.gated_mlp else 2) * width
+
+    @property
+    def shared_sides(self) -> Number:
+        """The same of one layer, but for routed experts."""
+        if self.moe is None:
+            return self.active_sides()
+        any_shared = self.moe.shared_experts > 0
+        width = self.moe.shared_experts * self.moe.expert_hidden
+        return self.attention_sides + any_shared * self.mlp_sides(width)
+
+    @property
+    def expert_sides(self) -> Number:
+        """The same of the routed experts of one layer: each has adapters of its own."""
+        return 0 if self.moe is None else self.moe.experts * self.mlp_sides(self.moe.expert_hidden)
+
+    def active_sides(self, kind: str = "dense") -> Number:
+        """The same of the linear layers that one token meets in a layer of a kind."""
+        if kind == "dense" or self.moe is None:
+            return self.attention_sides + self.mlp_sides(self.ffn_hidden)
+        return self.shared_sides + self.moe.top_k * self.mlp_sides(self.moe.expert_hidden)
+
     def mlp_matrices(self, width: Number) -> Number:
         """Parameters of the products of an MLP of some width: 8 h^2 in a GPT."""
         return (3 if self.gated_mlp else 2) * self.hidden * width

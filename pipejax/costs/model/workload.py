@@ -83,6 +83,11 @@ class Workload:
       recompute: "none"; "selective", the core of attention where it is written out; "full"; or
         parts of layers joined by +, as "core_attn+mlp" (`MODULES`).
       recompute_layers: how many layers of a stage full recomputation runs again; all if 0.
+      frozen: whether the model's weights have no gradients, as below what is trained: I passes
+        through, W and update are of adapters only.
+      lora_rank: r of the adapters A (r x inputs) and B (outputs x r) beside every linear layer of
+        attention, MLPs and experts, whose own weights are frozen (LoRA, arXiv:2106.09685); 0 for
+        none.
       weight_share: share of an activation that W needs after I; what the layers need if None.
       stragglers: factor of each slow worker, as {3: 1.2}, on all that it executes.
       worker_places: place of each worker on the machine, numbered node by node; in order if empty.
@@ -130,6 +135,8 @@ class Workload:
     optimizer_offload: float = 0.0
     attention_precision: str = ""
     head_precision: str = ""
+    frozen: bool = False
+    lora_rank: int = 0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -197,6 +204,8 @@ class Workload:
             attention_precision=of_attention,
             head_precision=of_head,
             rank_order=self.rank_order,
+            frozen=self.frozen,
+            lora_rank=self.lora_rank,
         )
 
     @property
@@ -457,29 +466,40 @@ class ParameterCounts(NamedTuple):
     experts: Numbers
 
 
-def layer_weights(model: Model, layout: Layout) -> dict[str, ParameterCounts]:
-    """Parameters of one layer on one accelerator, by kind of layer."""
+def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[str, ParameterCounts]:
+    """Parameters of one layer on one accelerator, by kind of layer: its own, if any, and adapters.
+
+    Tensor parallelism splits both factors of an adapter, one by its rank or inputs and one by its
+    outputs, as Megatron does: r (inputs + outputs) / t.
+    """
     shared = {"dense": model.layer_parameters, "moe": model.shared_parameters}
     experts = {"dense": 0.0, "moe": model.expert_parameters}
+    sides = {"dense": model.active_sides(), "moe": model.shared_sides}
+    expert_sides = {"dense": 0.0, "moe": model.expert_sides}
     return {
-        kind: ParameterCounts(shared[kind] / layout.tensor, experts[kind] / layout.expert)
+        kind: ParameterCounts(
+            (base * shared[kind] + layout.lora_rank * sides[kind]) / layout.tensor,
+            (base * experts[kind] + layout.lora_rank * expert_sides[kind]) / layout.expert,
+        )
         for kind in model.layers_by_kind
     }
 
 
-def stage_parameters(model: Model, layout: Layout, stages: Stages) -> ParameterCounts:
-    """Parameters (stages) of one copy of each stage on one accelerator.
+def stage_parameters(
+    model: Model, layout: Layout, stages: Stages, *, base: bool = True
+) -> ParameterCounts:
+    """Parameters (stages) of one copy of each stage on one accelerator: its own, if any, adapters.
 
     A tied head is a second copy of the embedding where it lies on another stage.
     """
     counts = all_layers_by_kind(model, stages)
-    parts = layer_weights(model, layout).values()
+    parts = layer_weights(model, layout, base=base).values()
     dense = sum((part.dense * count for part, count in zip(parts, counts, strict=True)), 0.0)
     experts = sum((part.experts * count for part, count in zip(parts, counts, strict=True)), 0.0)
     heads = stages.last * (1 - stages.first) if model.tied_embeddings else stages.last
     edges = stages.first * model.embedding_parameters + heads * model.head_parameters
     edges += stages.mtp * model.mtp_layers * model.mtp_projection
-    return ParameterCounts(dense + edges / layout.tensor, experts)
+    return ParameterCounts(dense + base * edges / layout.tensor, experts)
 
 
 _tables: WeakValueDictionary[Hashable, ScheduleTable] = WeakValueDictionary()

@@ -91,6 +91,9 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
     ),
     # in Python and sweeps: Megatron's recipes set it seldom
     "recompute_layers": WorkloadField("whole", least=0),
+    # in Python and sweeps: fine-tuning
+    "frozen": WorkloadField("flag"),
+    "lora_rank": WorkloadField("whole", least=0),
     "precision": WorkloadField(
         "name",
         "number format of the products",

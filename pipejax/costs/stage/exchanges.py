@@ -63,8 +63,10 @@ def price_exchanges(
     Dense weights and experts have groups of their own; copies of a stage in other pipes are
     members too.
     """
-    parts = stacked_trees([part.weights for part in work.parts])  # (parts) each
-    volume = xp.stack([*parts], axis=1) * work.element_bytes  # (parts, groups)
+    held, trained = (
+        xp.stack([*stacked_trees(list(parts))], axis=1) * work.element_bytes  # (parts, groups)
+        for parts in zip(*((part.weights, part.trained) for part in work.parts), strict=True)
+    )
     replicas, of_stages = _replicas(work, system)
     parameters = xp.stack([each + 0 * work.stages.copies for each in work.parameters])
     gradients = parameters * work.gradient_bytes  # (groups, stages)
@@ -72,8 +74,8 @@ def price_exchanges(
         system,
         [
             *_within_layers(work, system, within_layers),
-            _Exchange("all_gather", volume, replicas),
-            _Exchange("reduce_scatter", volume, replicas),
+            _Exchange("all_gather", held, replicas),
+            _Exchange("reduce_scatter", trained, replicas),
             _Exchange("reduce_scatter", gradients, of_stages),
             _Exchange("all_reduce", gradients, of_stages),
             _Exchange("all_gather", parameters * work.element_bytes, of_stages),

@@ -66,6 +66,7 @@ class PartWork(NamedTuple):
       whole: all kernels as one op, for systems that price layers, not kernels.
       whole_collectives: exchanges that go with it.
       weights: parameters of one accelerator, which replicas may split.
+      trained: those of them that have gradients.
     """
 
     ops: tuple[LayerOp, ...]
@@ -73,6 +74,7 @@ class PartWork(NamedTuple):
     whole: tuple[LayerOp, ...]
     whole_collectives: tuple[Collective, ...]
     weights: ParameterCounts
+    trained: ParameterCounts
 
 
 class StageWork(NamedTuple):
@@ -88,7 +90,7 @@ class StageWork(NamedTuple):
       head: work of the output head and its loss.
       heads: (stages) output heads: one on the last stage, and one for each further token.
       message_bytes: (1, boundaries) bytes of one message.
-      parameters: of one accelerator, before replicas split them.
+      parameters: trained ones of one accelerator, before replicas split them.
       gradient_bytes: bytes per parameter in the gradient exchange.
       element_bytes: bytes per weight.
       update_bytes: bytes per parameter that the optimizer reads and writes.
@@ -152,10 +154,11 @@ def work_of_stages(
     Full recomputation is the layers' forward once more, in I or, where the table has R cells for
     the stage, in R; `recompute` is what a layer itself recomputes, never "full".
     """
-    parameters = stage_parameters(model, layout, stages)
+    trained = layout.trains_base
     kept = bytes_of_stages(model, layout, stages, recompute).activations if offloads else None
     element = model.element_bytes
-    tied = model.head_parameters / layout.tensor if model.tied_embeddings else 0.0
+    head = ParameterCounts(model.head_parameters / layout.tensor, 0.0)
+    tied = trained * model.head_parameters / layout.tensor if model.tied_embeddings else 0.0
     return StageWork(
         layout=layout,
         stages=stages,
@@ -168,6 +171,7 @@ def work_of_stages(
                 whole_layer(model, layout, kind, recompute),
                 whole_layer_collectives(model, layout, kind),
                 weights,
+                layer_weights(model, layout, base=trained)[kind],
             )
             for kind, weights in layer_weights(model, layout).items()
         ),
@@ -177,17 +181,19 @@ def work_of_stages(
             (),
             (),
             ParameterCounts(0.0, 0.0),
+            ParameterCounts(0.0, 0.0),
         ),
         head=PartWork(
             head_ops(model, layout),
             head_collectives(model, layout),
             whole_head(model, layout),
             (),
-            ParameterCounts(model.head_parameters / layout.tensor, 0.0),
+            head,
+            ParameterCounts(trained * head.dense, 0.0),
         ),
         heads=stages.last * (1 + model.mtp_layers) * (model.vocabulary > 0),
         message_bytes=_message_bytes(model, layout, stages),
-        parameters=parameters,
+        parameters=stage_parameters(model, layout, stages, base=trained),
         gradient_bytes=model.accumulated_bytes,
         element_bytes=element,
         update_bytes=2 * element + 2 * model.optimizer_bytes,
@@ -214,7 +220,7 @@ class StageBytes(NamedTuple):
       activations: (stages) what one microbatch leaves there until its backward [B].
       weight_share: (stages) share of that which W needs after I.
       checkpoint: (stages) what it leaves between F and R, where the table recomputes it [B].
-      version: (stages) one more version of the weights, which asynchronous tables keep [B].
+      version: (stages) one more version of trained weights, which asynchronous tables keep [B].
     """
 
     weights: Numbers
@@ -273,13 +279,15 @@ def bytes_of_stages(
     for kind, count, again in zip(model.layers_by_kind, layers, recomputed, strict=True):
         kept += (count - again) * layer_activation_bytes(model, layout, recompute, kind)
         needed += (count - again) * layer_weight_grad_bytes(model, layout, kind, recompute)
+    has_w = layout.trains_layers  # or nothing stays after I
     recomputed_inputs = sum(recomputed) * inputs
     activations = kept + recomputed_inputs + edges
     head_needs = last * head_weight_grad_bytes(model, layout)
     parameters = stage_parameters(model, layout, stages)
+    trained = stage_parameters(model, layout, stages, base=layout.trains_base)
     sharing = layout.replicas, layout.expert_replicas
 
-    def shared(size: Number, level: int) -> Numbers:
+    def shared(parameters: ParameterCounts, size: Number, level: int) -> Numbers:
         """Bytes of what the replicas split from a level of ZeRO on."""
         dense, experts = (1 + (count - 1) * (layout.zero >= level) for count in sharing)
         return size * (parameters.dense / dense + parameters.experts / experts)
@@ -287,16 +295,17 @@ def bytes_of_stages(
     of_layers = [sum(part) for part in layer_weights(model, layout).values()]
     biggest = functools.reduce(xp.maximum, of_layers)
     return StageBytes(
-        weights=shared(model.element_bytes, 3),
-        gradients=shared(model.accumulated_bytes, 2),
-        optimizer=(1 - layout.optimizer_offload) * shared(model.optimizer_bytes, 1),
+        weights=shared(parameters, model.element_bytes, 3),
+        gradients=shared(trained, model.accumulated_bytes, 2),
+        optimizer=(1 - layout.optimizer_offload) * shared(trained, model.optimizer_bytes, 1),
         gathered=2 * model.element_bytes * biggest * (layout.zero >= 3) * stages.share,
         buffers=_buffers(model, layout, layers, stages),
         activations=activations,
         # a stage that holds the embedding alone may leave nothing
-        weight_share=(needed + recomputed_inputs + head_needs) / (activations + (activations == 0)),
+        weight_share=(has_w * (needed + recomputed_inputs) + head_needs)
+        / (activations + (activations == 0)),
         checkpoint=sum(layers) * inputs + edges,
-        version=model.element_bytes * (parameters.dense + parameters.experts),
+        version=model.element_bytes * (trained.dense + trained.experts),
     )
 
 
