@@ -353,6 +353,8 @@ def test_the_page_says_what_the_terms_are_predicted_to_bring(given, seconds):
     workload = pj.Workload(model, 32, precision="fp8", **layout, **given)
     run = pj.evaluate(table, pj.stage_costs(workload, H100, table))
     assert run.step_time == pytest.approx(seconds, abs=5e-3)
+
+
 LORA = {"lora_rank": 16}
 # inputs and outputs of the linear layers of one layer, counted by hand: all but routed experts, and
 # those of one expert
