@@ -134,15 +134,15 @@ class TuningProblem:
         memory_limit: bool = True,
     ) -> "TuningProblem":
         """Stack the pairs as arrays."""
-        for workload, system in zip(workloads, systems, strict=True):
-            check_machine(workload, system)
         table = family.table(family.few_microbatches[0])
         if workloads[0].stragglers and (table.placement != table.placement[0]).any():
             raise ValueError(
                 "stragglers: where pipes place a stage on several workers, slow ones make costs "
                 "differ by microbatch, and tuning takes microbatches as alike"
             )
-        pairs = stack_pairs(workloads, systems, table)
+        pairs = stack_pairs(workloads, systems, table)  # as many of both, or it refuses them
+        for workload, system in zip(workloads, systems, strict=True):
+            check_machine(workload, system)
         limit = pairs.system.memory_available
         capacity = np.asarray(limit) if memory_limit else np.full(len(workloads), np.inf)
         return cls(family, workloads[0], pairs, capacity)
