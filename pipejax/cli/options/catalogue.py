@@ -154,6 +154,8 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "load": OptionRecord(TIME_OF_STAGES, "time of L, an activation back from the host"),
         "pair_factor": OptionRecord(NUMBER, "k of a fused pair: max(F, B) + k min(F, B)"),
         "stragglers": OptionRecord(RULES, "slow workers and their factors, as 3=1.2,5=2"),
+        "scale": OptionRecord(RULES, "factors on times, as compute@stage3*0.8,message*2"),
+        "measured_stages": OptionRecord(COUNT, "stages that times are of, if the table has others"),
     },
     "Model and system": {
         "model": _often(NAME_OR_FILE, "model: a name, or a JSON file", "m", "models"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from pipejax.costs.costs import (
     Costs,
     check_backward,
 )
+from pipejax.costs.restaging import restaged_costs
 from pipejax.costs.scaling import scaled_costs
 from pipejax.costs.topology import PlacedCosts, check_sizes, places_on
 from pipejax.schedules.cells.ops import Phase
@@ -87,8 +88,19 @@ def read_sizes(path: str | Path) -> tuple[int, ...]:
     return () if given is None else check_sizes(given, f"{path}: workers_per_node")
 
 
-def read_levels(path: str | Path, table: ScheduleTable) -> list[Costs]:
-    """Read measured costs as if all messages went over links of each level of the machine."""
+class _Sizes(NamedTuple):
+    """How many stages and microbatches a file is of."""
+
+    num_stages: int
+    num_microbatches: int
+
+
+def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = None) -> list[Costs]:
+    """Read measured costs as if all messages went over links of each level of the machine.
+
+    Those of another number of stages become those of the table, see `restaged_costs`.
+    """
+    of = _Sizes(stages or table.num_stages, table.num_microbatches)
     data = load_json(Path(path))
     check_keys(data, dict.fromkeys(_KEYS, ""), str(path))
     scale = UNIT_SECONDS[one_of(data.get("unit"), UNIT_SECONDS, f'{path}: "unit"')]
@@ -99,24 +111,25 @@ def read_levels(path: str | Path, table: ScheduleTable) -> list[Costs]:
     for key, field in fields.items():
         if key in data:
             unit = 1.0 if field in DIMENSIONLESS else scale
-            times[field] = unit * _numbers(data[key], table, "stages", f"{path}: {key}")
+            times[field] = unit * _numbers(data[key], of, "stages", f"{path}: {key}")
             if field in OF_STAGES and times[field].shape[1] > 1:
                 raise ValueError(f"{path}: {key} is of no microbatch: give one entry per stage")
     slow = _stragglers(data.get("stragglers", {}), f"{path}: stragglers")
     found = []
-    for messages in _messages(data, table, str(path), scale):
+    for messages in _messages(data, of, str(path), scale):
         try:
             check_backward(times)
             costs = Costs(**_without_equal_microbatches(times | messages))
             costs.check_known((Phase.F, Phase.B))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
+        costs = restaged_costs(costs, of.num_stages, table)
         found.append(scaled_costs(costs, table, workers=slow) if slow else costs)
     return found
 
 
 def _messages(
-    data: dict[str, Any], table: ScheduleTable, path: str, scale: float
+    data: dict[str, Any], table: _Sizes, path: str, scale: float
 ) -> Iterator[dict[str, NumpyArray]]:
     """Latency and transmit time (2, 1, boundaries, microbatches) [s] of messages, by level."""
     levels = len(read_sizes(path)) + 1
@@ -162,7 +175,7 @@ def _without_equal_microbatches(times: dict[str, Any]) -> dict[str, Any]:
     return {name: time[..., 0] if time.shape[-1] == 1 else time for name, time in times.items()}
 
 
-def _numbers(value: Any, table: ScheduleTable, what: str, where: str) -> PerMicrobatch:
+def _numbers(value: Any, table: _Sizes, what: str, where: str) -> PerMicrobatch:
     """Read a number, or a list with an entry per stage or boundary, which may be a list itself."""
     count = table.num_stages - (what != "stages")
     entries = value if isinstance(value, list) else [value] * count
@@ -184,7 +197,7 @@ def _numbers(value: Any, table: ScheduleTable, what: str, where: str) -> PerMicr
 
 
 def _message(
-    section: Any, table: ScheduleTable, where: str, scale: float
+    section: Any, table: _Sizes, where: str, scale: float
 ) -> dict[str, PerMicrobatch]:
     """Read latency and transmit time (boundaries, microbatches) [s] of every stage boundary."""
     check_keys(section, dict.fromkeys((*MESSAGE_FIELDS, "bytes", "bandwidth"), ""), where)
