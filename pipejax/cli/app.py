@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # each the function of its name, with _ between two words, in the module of its first word
 COMMANDS = {
     "evaluate": "Evaluate one schedule: step time, bubbles, memory, critical path.",
+    "explain": "Say why a step takes so long, and what would make it shorter, with the commands.",
     "compare": "Compare schedules as published formula, idealised table and communication-aware "
     "run.",
     "diff": "Show what two tables do differently, and what it costs: order, workers, phases, "

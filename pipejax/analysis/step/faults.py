@@ -23,6 +23,7 @@ from pipejax.schedules.table.table import ScheduleTable
 
 NOTABLE = 1.02  # a stage, worker or link that takes less than so many times the median is like it
 MOSTLY = 0.5  # of what imbalance costs: one stage or worker that makes up as much is named alone
+UNEVEN = 0.1  # that a stage differs from the median where the split is called uneven
 ENOUGH = 2  # microbatches by worker from which on start and end are no fault (ours)
 NEGLIGIBLE = 0.01  # of the step: what saves less is no cause
 
@@ -165,18 +166,21 @@ def _imbalance(undone: Undone) -> Iterator[Fault]:
     every = max((undone.saves(rules) for rules in even), default=0.0)
     if best is None and every <= 0:
         return
+    table, best_worker = undone.table, -1 if best is None else best.worker
     fullest = int(times.workers.argmax())
     total, mean = undone.run.makespan, float(times.workers.mean())
     full = (
         f"computes {_share(times.workers[fullest], total)} of the step, the mean worker "
         f"{_share(mean, total)}"
     )
-    if best is not None and best.seconds >= MOSTLY * every:
+    ratio = times.stages / np.median(times.stages)
+    # stages that differ on other workers too: no single one is to blame
+    others = (np.abs(ratio - 1) > UNEVEN) & (table.placement != best_worker).all(axis=0)
+    if best is not None and best.seconds >= MOSTLY * every and not others.any():
         why = f"{best.why}; it {full}" if best.worker == fullest else best.why
         yield best._replace(seconds=max(every, best.seconds), why=why)
         return
-    ratio = times.stages / np.median(times.stages)
-    on_it = np.flatnonzero((undone.table.placement == fullest).any(axis=0))
+    on_it = np.flatnonzero((table.placement == fullest).any(axis=0))
     yield Fault(
         "imbalance",
         every,

@@ -291,6 +291,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "iterations": OptionRecord(WHOLE, "most batches of orders to try"),
         "samples": _often(COUNT, "runs of each schedule to sample"),
         "seed": OptionRecord(WHOLE, "seed of what is drawn at random"),
+        "search": OptionRecord(FLAG, "run the solvers too, which take some seconds"),
         "threads": OptionRecord(
             COUNT, "threads of the solver; one per processor", argument="num_threads"
         ),

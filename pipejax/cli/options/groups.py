@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.cli.options.catalogue import flag
+from pipejax.cli.options.given import Line
 from pipejax.cli.options.memory import choose_activations
 from pipejax.cli.options.objective import ObjectiveSettings
 from pipejax.cli.options.pricing import (
@@ -128,6 +129,7 @@ _GROUPS: Mapping[str, OptionGroup] = {
     "links": OptionGroup.of(choose_links),
     "rendezvous": OptionGroup.of(choose_rendezvous),
     "activations": OptionGroup.of(choose_activations),
+    "line": OptionGroup(Line, {}),  # what is given, whatever it is
 }
 _TABLES = ("table", "choice", "listed")  # groups that need the options of schedules
 _INPUTS = ("options", "pricing")  # groups that those are made from
@@ -188,6 +190,9 @@ class CommandOptions:
         found: dict[str, Any] = {}
         for name in sorted(self.groups, key=lambda name: name not in _INPUTS):
             group = self.groups[name]
+            if name == "line":
+                found[name] = Line.of(self.parameters, given)
+                continue
             inputs = {
                 each: found.get(each) if each in _INPUTS else given[each]
                 for each in group.takes

@@ -108,6 +108,26 @@ class Pricing(NamedTuple):
         by_place = model_placements(self.workload, self.system, table)
         return by_place._replace(base=self._levels(table)[0])
 
+    def with_workload(self, workload: "pj.Workload") -> "Pricing":
+        """Price another workload, where a model gives the costs."""
+        assert self.system is not None
+        lengths = self.microbatches.lengths
+        return self._replace(workload=workload, source=ModelCosts(workload, self.system, lengths))
+
+    def of_stages(self, count: int) -> "Pricing":
+        """Take times of stages as those of so many, whatever the table that is priced has."""
+        source = self.source
+        if isinstance(source, GivenTimes | CostsFile) and self.is_of_stages:
+            return self._replace(source=source._replace(stages=source.stages or count))
+        return self
+
+    @property
+    def is_of_stages(self) -> bool:
+        """Whether times are of the stages of one table."""
+        return isinstance(self.source, CostsFile) or (
+            isinstance(self.source, GivenTimes) and not self.source.per_worker
+        )
+
     def check_used(
         self, tables: Iterable[pj.ScheduleTable], builders: Iterable[Builder] = ()
     ) -> None:
