@@ -58,9 +58,7 @@ def restaged_costs(costs: Costs, stages: int, table: ScheduleTable) -> Costs:
                 f"{name} has {each.shape[0]} entries, the costs are of {stages} stages"
             )
         # one number, or one for each microbatch, is of every stage
-        of_stages = np.broadcast_to(
-            each if each.ndim else each[None], (stages, *each.shape[1:])
-        )
+        of_stages = np.broadcast_to(each if each.ndim else each[None], (stages, *each.shape[1:]))
         weights = share / share.sum(axis=1, keepdims=True) if name in RATIOS else share
         leaves[name] = weights @ of_stages
     return dataclasses.replace(costs, **leaves)
@@ -88,7 +86,7 @@ def _messages(
         raise ValueError(f"{name} differs between pipes: costs of other stages do not follow")
     value = np.broadcast_to(value[:, :1], (2, 1, stages - 1, *value.shape[3:]))
     workers = (np.arange(stages) % table.num_workers).tolist()
-    sent: dict[tuple[int, int], list[Float[NumpyArray, "..."]]] = {}
+    sent: dict[tuple[int, int], list[Float[NumpyArray, ...]]] = {}
     for boundary, pair in enumerate(itertools.pairwise(workers)):
         each = value[:, :, boundary]
         # from the other worker, activations go the way on which gradients come here

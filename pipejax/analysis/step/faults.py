@@ -5,25 +5,27 @@ the others, for a pipeline is as fast as its slowest worker; start and end are h
 of 2 P microbatches, from which on they take less than a third of the step.
 """
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from pipejax.analysis.paths.head_of_line_blocking import transfer_waits
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.analysis.step.step_parts import Part, step_parts
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs
-from pipejax.costs.scaling import scaled_costs
-from pipejax.engine.lowering.program import NO_WORKER
+from pipejax.costs.scaling import GROUPS, scaled_costs
 from pipejax.engine.pricing import lower_and_price
 from pipejax.engine.recurrence_host import makespan_on_host
+from pipejax.schedules.cells.ops import KINDS, Phase
 from pipejax.schedules.table.table import ScheduleTable
 
 NOTABLE = 1.02  # a stage, worker or link that takes less than so many times the median is like it
 MOSTLY = 0.5  # of what imbalance costs: one stage or worker that makes up as much is named alone
 UNEVEN = 0.1  # that a stage differs from the median where the split is called uneven
+# of what a worker is slower, that each of its stages is at least: half where two pipes share them
+ALL_ITS = 0.4
 ENOUGH = 2  # microbatches by worker from which on start and end are no fault (ours)
 NEGLIGIBLE = 0.01  # of the step: what saves less is no cause
 
@@ -115,14 +117,19 @@ class ComputeTimes(NamedTuple):
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> "ComputeTimes":
-        """Add up the ops of a run."""
-        program = evaluation.program
-        worker, stage = np.asarray(program.worker), np.asarray(program.stage)
-        computes = (worker != NO_WORKER) & (stage >= 0) & (np.asarray(program.microbatch) >= 0)
-        seconds = np.where(computes, evaluation.node_duration, 0.0)
-        of_stages = np.bincount(
-            stage[computes], seconds[computes], minlength=evaluation.stages
-        )
+        """Add up the ops of a run; of a fused pair both as if they ran alone."""
+        ops, costs = evaluation.table.ops, evaluation.costs
+        shape = evaluation.stages, evaluation.microbatches
+        of_stages = np.zeros(evaluation.stages)
+        for phase in np.unique(ops.phase).tolist():
+            time = getattr(costs, KINDS[Phase(phase)].time or "", None)
+            if KINDS[Phase(phase)].time not in GROUPS["compute"] or time is None:
+                continue
+            each = np.asarray(time, float)
+            seconds = np.broadcast_to(each[:, None] if each.ndim == 1 else each, shape)
+            mine = ops.phase == phase
+            stage, microbatch = ops.stage[mine], ops.microbatch[mine]
+            of_stages += np.bincount(stage, seconds[stage, microbatch], evaluation.stages)
         return cls(of_stages / evaluation.microbatches, evaluation.busy)
 
     @property
@@ -138,9 +145,7 @@ class ComputeTimes(NamedTuple):
 
 def _even(place: str, seconds: Float[NumpyArray, " places"]) -> str:
     """Rules that bring the ops at all places to their mean; what computes nothing stays so."""
-    factors = {
-        where: float(seconds.mean() / own) for where, own in enumerate(seconds) if own > 0
-    }
+    factors = {where: float(seconds.mean() / own) for where, own in enumerate(seconds) if own > 0}
     return ",".join(
         f"compute@{place}{where}*{factor!r}"
         for where, factor in factors.items()
@@ -150,9 +155,9 @@ def _even(place: str, seconds: Float[NumpyArray, " places"]) -> str:
 
 def against_others(values: Float[NumpyArray, " places"]) -> Float[NumpyArray, " places"]:
     """How many times the median of the others each is; 1 where there are none, or all are 0."""
-    others = np.array([np.median(np.delete(values, k)) for k in range(len(values))])
     if len(values) < 2:
         return np.ones(len(values))
+    others = np.array([np.median(np.delete(values, k)) for k in range(len(values))])
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(values == others, 1.0, values / others)
 
@@ -160,7 +165,7 @@ def against_others(values: Float[NumpyArray, " places"]) -> Float[NumpyArray, " 
 def _imbalance(undone: Undone) -> Iterator[Fault]:
     """Stages and workers that differ: the one that is to blame, or all of them."""
     times = ComputeTimes.of(undone.run)
-    singles = [*_singles(undone, "stage", times.stages), *_singles(undone, "worker", times.workers)]
+    singles = [*_stages(undone, times), *_workers(undone, times)]
     even = [rules for rules in (times.even, times.even_workers) if rules]
     best = max(singles, key=lambda each: (each.seconds, each.stage is not None), default=None)
     every = max((undone.saves(rules) for rules in even), default=0.0)
@@ -196,29 +201,30 @@ def _share(seconds: float, total: float) -> str:
     return f"{100 * seconds / (total or 1.0):.3g} %"
 
 
-def _singles(
-    undone: Undone, place: str, seconds: Float[NumpyArray, " places"]
-) -> Iterator[Fault]:
-    """Stages or workers that are slower than the median of the others."""
-    table = undone.table
-    for where, times in enumerate(against_others(seconds).tolist()):
-        if not NOTABLE < times < np.inf:
-            continue
-        rules = f"compute@{place}{where}*{1 / times!r}"
-        saved = undone.saves(rules)
-        if place == "stage":
-            holders = sorted(set(table.placement[:, where].tolist()))
+def _stages(undone: Undone, times: ComputeTimes) -> Iterator[Fault]:
+    """Stages that are slower than the median of the others."""
+    for stage, ratio in enumerate(against_others(times.stages).tolist()):
+        if NOTABLE < ratio < np.inf:
+            rules = f"compute@stage{stage}*{1 / ratio!r}"
+            holders = sorted(set(undone.table.placement[:, stage].tolist()))
             on = " and ".join(map(str, holders))
-            why = f"stage {where} on worker {on} takes {times:.3g} times the median of the others"
-            yield Fault("imbalance", saved, why, holders[0], where, rules=rules)
+            why = f"stage {stage} on worker {on} takes {ratio:.3g} times the median of the others"
+            yield Fault("imbalance", undone.saves(rules), why, holders[0], stage, rules=rules)
+
+
+def _workers(undone: Undone, times: ComputeTimes) -> Iterator[Fault]:
+    """Workers that are slower than the median of the others, on all of their stages."""
+    of_stages = against_others(times.stages)
+    for worker, ratio in enumerate(against_others(times.workers).tolist()):
+        stages = np.flatnonzero((undone.table.placement == worker).any(axis=0))
+        least = 1 + ALL_ITS * (ratio - 1)
+        if not NOTABLE < ratio < np.inf or (of_stages[stages] < least).any():
             continue
-        stages = np.flatnonzero((table.placement == where).any(axis=0)).tolist()
-        why = (
-            f"worker {where} (stages {', '.join(map(str, stages))}) takes {times:.3g} times the "
-            "median of the others"
-        )
-        one = stages[0] if len(stages) == 1 else None
-        yield Fault("imbalance", saved, why, where, one, rules=rules)
+        rules = f"compute@worker{worker}*{1 / ratio!r}"
+        named = ", ".join(map(str, stages))
+        why = f"worker {worker} (stages {named}) takes {ratio:.3g} times the median of the others"
+        one = int(stages[0]) if len(stages) == 1 else None
+        yield Fault("imbalance", undone.saves(rules), why, worker, one, rules=rules)
 
 
 def _links(undone: Undone) -> Iterator[Fault]:
@@ -236,7 +242,9 @@ def _links(undone: Undone) -> Iterator[Fault]:
         many = f"take {times:.3g} times the median of the others"
         if np.isinf(times):
             many = "take time, those of most others none"
-        why = f"messages between workers {pair[0]} and {pair[1]} (stage boundary {boundaries}) {many}"
+        why = (
+            f"messages between workers {pair[0]} and {pair[1]} (stage boundary {boundaries}) {many}"
+        )
         found.append(Fault("link", undone.saves(rules), why, link=pair, rules=rules))
     if found:
         yield max(found, key=lambda fault: fault.seconds)
@@ -264,6 +272,17 @@ def message_times(
     return found
 
 
+def _longest_wait(run: Evaluation) -> str:
+    """Which transfer waits longest in a queue, and behind which, where transfers have queues."""
+    try:
+        worst = transfer_waits(run).transfers[0]
+    except ValueError:  # of other links nothing stands in a queue that has a front
+        return ""
+    if worst.front is None:
+        return ""
+    return f"; on worker {worst.worker}, {worst.cell} waits longest, behind {worst.front}"
+
+
 WAITED: Mapping[str, str] = {
     "messages": "messages are waited for",
     "blocking": "messages block others (head-of-line), or the worker that sends them",
@@ -279,8 +298,9 @@ def _of_parts(undone: Undone, seconds: Mapping[str, float]) -> Iterator[Fault]:
     run = undone.run
     for name, why in WAITED.items():
         if seconds[name] > 0:
+            which = _longest_wait(run) if name == "blocking" else ""
             share = _share(seconds[name], run.makespan)
-            yield Fault(name, seconds[name], f"{why}: {share} of the step")
+            yield Fault(name, seconds[name], f"{why}: {share} of the step{which}")
     ends = seconds["start"] + seconds["gaps"] + seconds["end"]
     wanted = ENOUGH * run.workers
     fewer = max(0.0, 1 - run.microbatches / wanted)

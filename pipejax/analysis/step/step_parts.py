@@ -114,9 +114,7 @@ def _telescoped(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
         total = longer
 
 
-def _idle_until_turns(
-    table: ScheduleTable, program: Program, run: HostRun
-) -> tuple[float, float]:
+def _idle_until_turns(table: ScheduleTable, program: Program, run: HostRun) -> tuple[float, float]:
     """Idle time of the mean worker before its first backward, and from there to its last forward.
 
     Ops of a row run one after the other, so what is idle before an op is its start less the

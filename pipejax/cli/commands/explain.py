@@ -1,6 +1,5 @@
 """`pipejax explain`: why a step takes so long, what would make it shorter, and the commands."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.tables import TableChoice
 from pipejax.cli.options.values import Text
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import Column, heading, plain, sizes_of, table_of
 

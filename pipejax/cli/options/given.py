@@ -81,7 +81,9 @@ class Line(NamedTuple):
             }
         )
 
-    def command(self, called: str, changes: Mapping[str, str | None], without: Collection[str]) -> str:
+    def command(
+        self, called: str, changes: Mapping[str, str | None], without: Collection[str]
+    ) -> str:
         """The line of another command: with other values, None for none, and without these."""
         options = {name: value for name, value in self.given.items() if name not in without}
         options |= {name: value for name, value in changes.items() if value is not None}

@@ -196,9 +196,7 @@ def _numbers(value: Any, table: _Sizes, what: str, where: str) -> PerMicrobatch:
     return np.array(rows, float).reshape(count, columns)
 
 
-def _message(
-    section: Any, table: _Sizes, where: str, scale: float
-) -> dict[str, PerMicrobatch]:
+def _message(section: Any, table: _Sizes, where: str, scale: float) -> dict[str, PerMicrobatch]:
     """Read latency and transmit time (boundaries, microbatches) [s] of every stage boundary."""
     check_keys(section, dict.fromkeys((*MESSAGE_FIELDS, "bytes", "bandwidth"), ""), where)
     values = {

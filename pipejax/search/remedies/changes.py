@@ -2,9 +2,11 @@
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
+from pipejax.analysis.step.faults import ENOUGH
 from pipejax.analysis.step.step_parts import SHARDING
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS
@@ -23,10 +25,10 @@ VARIANTS: Mapping[str, tuple[Mapping[str, int], ...]] = {
     "circular": ({"stages_per_worker": 2},),
     "hanayo": ({"waves": 1}, {"waves": 2}),
 }
-ORDERS = 40  # batches of orders of messages that are tried
+ORDERS = 10  # batches of orders of messages that are tried
 # these try many orders for the times of the run, each as long as the table
 SLOWLY_PLANNED = ("v-half", "v-min", "zb-v", "ada-offload")
-FEW_OPS = 512  # microbatches times workers up to which they are planned nonetheless
+FEW_OPS = 128  # microbatches times workers up to which they are planned nonetheless
 MOST_OPS = 1 << 14  # stages times microbatches of tables that are tried
 
 
@@ -51,7 +53,7 @@ def _schedules(setup: Setup, names: Collection[str]) -> Iterator[tuple[str, Setu
             continue
         for options in VARIANTS.get(name, ({},)):
             schedule = Schedule(name, options)
-            if schedule == setup.schedule:
+            if setup.schedule is not None and schedule[:2] == setup.schedule[:2]:
                 continue
             try:
                 found = setup.rebuilt(schedule, setup.table.num_microbatches)
@@ -85,7 +87,8 @@ def microbatches(setup: Setup) -> Iterator[tuple[str, Setup]]:
     count = setup.table.num_microbatches
     if setup.schedule is None or setup.costs.per_microbatch():
         return
-    for times in (4, 2, 0.5, 0.25):
+    is_short = 2 * count < ENOUGH * setup.table.num_workers
+    for times in (2, 0.5, *([4] if is_short else [])):
         many = int(count * times)
         if many / times != count or many * setup.table.num_stages > MOST_OPS:
             continue
@@ -194,16 +197,14 @@ def settings(setup: Setup) -> Iterator[tuple[str, Setup]]:
                 name: None if value is False else "" if value is True else str(value)
                 for name, value in changes.items()
             }
-            found = dataclasses.replace(
-                setup, source=source, options={**setup.options, **options}
-            )
+            found = dataclasses.replace(setup, source=source, options={**setup.options, **options})
             found.run  # noqa: B018 - whether it runs
         except (ValueError, MismatchError):
             continue
         yield what, found
 
 
-def _settings_of(workload: Workload) -> Iterator[tuple[str, Mapping[str, object]]]:
+def _settings_of(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
     for recompute in ("none", "selective", "full"):
         if workload.recompute != recompute:
             yield f"recomputation {recompute}", {"recompute": recompute}

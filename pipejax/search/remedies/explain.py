@@ -17,6 +17,7 @@ from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.system.system import System
+from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.remedies import changes
@@ -163,11 +164,9 @@ def explain(
     else:
         assert isinstance(costs, Costs)
         source = MeasuredTimes(costs, table.num_stages)
-    known = Schedule(table.name, {}) if table.name in changes.REGISTRY else None
+    known = Schedule(table.name, {}) if table.name in REGISTRY else None
     first = begin(table, Links.of(link), source, _checked(known, table))
-    return explain_setup(
-        first, _limit(memory_limit, first), search=search, on_progress=on_progress
-    )
+    return explain_setup(first, _limit(memory_limit, first), search=search, on_progress=on_progress)
 
 
 def _checked(schedule: Schedule | None, table: ScheduleTable) -> Schedule | None:
@@ -175,7 +174,7 @@ def _checked(schedule: Schedule | None, table: ScheduleTable) -> Schedule | None
     if schedule is None:
         return None
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
-    builder = changes.REGISTRY[schedule.name]
+    builder = REGISTRY[schedule.name]
     for options in changes.VARIANTS.get(schedule.name, ({},)):
         try:
             if builder.planned or _is_same(builder.function(**size, **options), table):
@@ -201,9 +200,7 @@ def _limit(
         return None if system is None else float(system.memory_available)
     limit = np.asarray(given, float)
     if limit.shape not in ((), (first.table.num_workers,)) or not (limit > 0).all():
-        raise wrong(
-            "memory_limit", f"must be above 0, or so for each worker, got {given!r}"
-        )
+        raise wrong("memory_limit", f"must be above 0, or so for each worker, got {given!r}")
     return limit
 
 

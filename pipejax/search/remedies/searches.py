@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from pipejax.analysis.runs.activation_memory import activation_memory
-from pipejax.search.found import Found
 from pipejax.search.partition.partition import layers
 from pipejax.search.remedies.setup import Setup
 from pipejax.search.schedule.optimize import optimize
@@ -47,12 +46,12 @@ def layouts(setup: Setup) -> Iterator[tuple[str, Setup]]:
     if workload is None or system is None or workload.pipeline_layout:
         return
     try:
-        found: Found = layers(
-            setup.table, workload, system, link=setup.links, time_limit=SECONDS
-        )
+        found = layers(setup.table, workload, system, link=setup.links, time_limit=SECONDS)
     except ValueError:
         return
     layout = str(found.best.layout)
     source = setup.source.with_workload(found.best.workload)
-    options = {**setup.options, "pipeline_layout": layout, "embedding_units": None, "loss_units": None}
-    yield f"layers over stages: {layout}", dataclasses.replace(setup, source=source, options=options)
+    ends = dict.fromkeys(("embedding_units", "loss_units"))
+    options = {**setup.options, **ends, "pipeline_layout": layout}
+    what = f"layers over stages: {layout}"
+    yield what, dataclasses.replace(setup, source=source, options=options)

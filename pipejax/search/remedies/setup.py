@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -87,10 +88,33 @@ class ModelTimes(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """A schedule that can be built for other sizes."""
+    """A schedule that can be built for other sizes.
+
+    Attributes:
+      name: of its builder.
+      options: of its builder, as they are given.
+      plan: the same with the times that it was planned for; empty where it is not planned.
+    """
 
     name: str
     options: Mapping[str, Any]
+    plan: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def pinned(self) -> dict[str, str | None]:
+        """Options of the command line that repeat the plan, whatever the times of the run are."""
+        return {PLANNED_AS.get(name, name): _written(each) for name, each in self.plan.items()}
+
+
+# options of builders that the command line calls otherwise
+PLANNED_AS = {"transfer": "planned_comm", "offload": "planned_offload", "load": "planned_load"}
+
+
+def _written(value: Any) -> str:
+    """Write the value of an option."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={each!r}" for key, each in value.items())
+    return ",".join(map(repr, value)) if isinstance(value, list) else str(value)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -169,10 +193,12 @@ class Setup:
     def scaled(self, *rules: str, assumes: tuple[str, ...] = ()) -> "Setup":
         """The same with costs that are scaled further."""
         every = (*self.rules, *rules)
+        # the table stays as it is, where it was planned for times before
+        pinned = self.schedule.pinned if self.schedule else {}
         return dataclasses.replace(
             self,
             rules=every,
-            options={**self.options, "scale": ",".join(every)},
+            options={**self.options, **pinned, "scale": ",".join(every)},
             assumes=(*self.assumes, *assumes),
         )
 
@@ -187,15 +213,13 @@ class Setup:
         rules = tuple(rule for rule in self.rules if "@" not in rule)
         bare = dataclasses.replace(self, rules=rules)
         size = {"num_workers": self.table.num_workers, "num_microbatches": num_microbatches}
-        builder = find(schedule.name)
-        table = builder.function(
-            **size, **for_times(builder, size, schedule.options, bare.price)
-        )
-        given = {name: str(value) for name, value in schedule.options.items()}
-        of_before = dict.fromkeys(self.schedule.options if self.schedule else ())
+        before = self.schedule or schedule
+        schedule = planned(schedule, size, bare.price)
+        table = find(schedule.name).function(**size, **(schedule.plan or schedule.options))
+        given = {name: _written(value) for name, value in schedule.options.items()}
         options: dict[str, str | None] = {
             **self.options,
-            **of_before,
+            **dict.fromkeys((*before.options, *before.pinned)),
             "table": None,
             "schedule": schedule.name,
             "workers": str(table.num_workers),
@@ -207,6 +231,15 @@ class Setup:
         return dataclasses.replace(
             self, table=table, schedule=schedule, rules=rules, options=options
         )
+
+
+def planned(
+    schedule: Schedule, size: Mapping[str, int], price: Callable[[ScheduleTable], Costs]
+) -> Schedule:
+    """A schedule with the times that it is planned for."""
+    builder = find(schedule.name)
+    plan = for_times(builder, size, schedule.options, price) if builder.planned else {}
+    return schedule._replace(plan=plan)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -261,6 +294,9 @@ def begin(
     schedule: Schedule | None = None,
 ) -> Setup:
     """The setup that is to be explained, which must run as it is."""
+    if schedule is not None:
+        size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
+        schedule = planned(schedule, size, source.of)
     setup = Setup(table, links, source, schedule)
     if table.updates_within:
         raise wrong(
