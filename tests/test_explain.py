@@ -1,10 +1,13 @@
 """Why a step is slow, and what helps: parts sum to it, planted faults are named, remedies hold."""
 
 import dataclasses
+import html
 import itertools
 import json
+import re
 import shlex
 
+import justhtml
 import numpy as np
 import pytest
 import reference
@@ -223,6 +226,16 @@ def test_a_planted_fault_is_the_first_one(fault, schedule):
     assert saves == sorted(saves, reverse=True)
 
 
+def test_messages_may_be_so_much_slower():
+    table = built(*BUILT[0])
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
+    found = pj.explain(table, costs)
+    for times, is_longer in ((found.tolerated, False), (found.tolerated * 1.001, True)):
+        slower = pj.costing.scaled_costs(costs, table, f"message*{times}")
+        assert (pj.evaluate(table, slower).makespan > 1.01 * found.step_time) == is_longer
+    assert pj.explain(table, dataclasses.replace(costs, transmit=0.0)).tolerated is None
+
+
 def test_nothing_wrong_is_said():
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=64)
     found = pj.explain(table, pj.Costs(forward=1.0, backward=2.0))
@@ -323,3 +336,19 @@ def test_the_report_says_cause_parts_and_commands(call, tmp_path, monkeypatch):
     assert "stage 2 on worker 2 takes" in text
     assert "imbalance" in text
     assert "1. pipejax evaluate --schedule" in text
+
+
+def test_a_report_is_one_page_with_the_explorer_in_it(answer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.json").write_text(json.dumps(FILE))
+    found = answer("explain", *LINES[0], "-C", "m.json", "--out", "report.html")
+    assert found["out"] == "report.html"
+    text = (tmp_path / "report.html").read_text()
+    justhtml.JustHTML(text, strict=True)
+    for remedy in found["remedies"]:
+        assert html.escape(remedy["command"]) in text
+    widths = [float(each) for each in re.findall(r"width:([\d.]+)%", text)]
+    assert sum(widths) == pytest.approx(100.0, abs=0.01)
+    (inside,) = re.findall(r'srcdoc="([^"]*)"', text)
+    assert html.unescape(inside).startswith("<!doctype html>")
+    assert "://" not in text.replace("http://www.w3.org/", "")

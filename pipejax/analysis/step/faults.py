@@ -42,6 +42,10 @@ class Fault(NamedTuple):
       stage: likewise.
       link: pair of workers, likewise.
       rules: what undoes it, as `scaled_costs` reads it; empty where no times do.
+
+    Example:
+      >>> Fault("exchange", 2.0, "the exchange of gradients is waited for").worker is None
+      True
     """
 
     kind: str

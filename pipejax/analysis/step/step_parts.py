@@ -49,6 +49,10 @@ class Part(NamedTuple):
       name: compute, start, gaps, end, uneven microbatches, imbalance, or one of `WAITS`.
       seconds: how long the step is because of it [s].
       of: what it is of, in words.
+
+    Example:
+      >>> Part("update", 0.5, "optimizer").seconds
+      0.5
     """
 
     name: str

@@ -1,20 +1,25 @@
 """`pipejax explain`: why a step takes so long, what would make it shorter, and the commands."""
 
+import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from rich.markup import escape
+from rich.text import Text as Marked
 
 import pipejax as pj
+from pipejax.base.files import write_file
 from pipejax.cli.options.given import Line
-from pipejax.cli.options.memory import MemoryLimit
+from pipejax.cli.options.memory import ActivationOptions, MemoryLimit
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.tables import TableChoice
 from pipejax.cli.options.values import Text
 from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.files import NO_OUTPUT, Output
+from pipejax.cli.output.kinds import PAGE
 from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.progress import progress
+from pipejax.cli.output.progress import progress, waiting
 from pipejax.cli.output.report import Column, heading, plain, sizes_of, table_of
 
 if TYPE_CHECKING:
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
 # options that say something of this command alone
 OWN = ("memory_limit", "search", "out", "force", "format", "json", "config")
 OF_LINKS = ("link", "posting", "shared_links", "pair_links", "eager_below")
+ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
 SHOWN = 8  # remedies that a person reads
 
 
@@ -35,6 +41,7 @@ def explain(
     line: Line,
     memory_limit: Text = None,
     search: bool = False,
+    out: Annotated[Output, PAGE] = NO_OUTPUT,
 ) -> Answer:
     """Say why a step takes so long, and what would make it shorter, with the commands.
 
@@ -43,6 +50,7 @@ def explain(
     Options:
       memory_limit: remedies that need more are left out; what the system has if not given. Without
         any limit, those that need more than the run now.
+      out: a report as one page (.html), with the explorer in it.
       search: schedules in the memory of now, layers over stages, schedules that take long to plan.
 
     Example:
@@ -64,7 +72,10 @@ def explain(
     with progress("explaining", None) as bar:
         found = explain_setup(setup, limit, search=search, on_progress=bar.tell)
     result = sizes_of(table) | {"link": links.model} | _as_json(found, line)
-    return Answer(result, _said(found, result))
+    if out.path is not None:
+        text = _page(found, result)
+        out.save(lambda draft: write_file(draft, text))
+    return Answer(result, _said(found, result), {"wrote the report to": out})
 
 
 def _limit(text: Text, setup: "Setup") -> Any:
@@ -110,6 +121,8 @@ def _as_json(found: "Explanation", line: Line) -> dict[str, Any]:
         "parts": [part._asdict() for part in found.parts],
         "bottleneck": worst._asdict(),
         "faults": [fault._asdict() for fault in found.faults],
+        # JSON has no infinity: what tolerates any time has none
+        "tolerated": found.tolerated if math.isfinite(found.tolerated or math.inf) else None,
         "memory": {
             "unit": found.memory.unit,
             "needs": found.memory.at_first,
@@ -133,16 +146,70 @@ def _as_json(found: "Explanation", line: Line) -> dict[str, Any]:
     }
 
 
-def _said(found: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
+def _page(found: "Explanation", result: Mapping[str, Any]) -> str:
+    """The report, with the run as it is and with the first remedy."""
+    from pipejax.plots.explorer.page import page
+    from pipejax.plots.explorer.payload import Explored, MemoryShown
+    from pipejax.plots.report import PartShown, RemedyShown, report
+
+    setups = [found.memory.begin, *(remedy.setup for remedy in found.remedies[:1])]
+    # what holds of the table, whatever a model says of bytes
+    sized = ActivationOptions(None, None)
+    explored = [
+        Explored(setup.run, MemoryShown(*sized.of(setup.table, None)[:4], None)) for setup in setups
+    ]
+    remedies = [
+        RemedyShown(
+            row["what"],
+            seconds(row["saves"]),
+            seconds(row["step_time"]),
+            f"x {row['memory']:.3g}",
+            seconds(row["bound"]),
+            row["assumes"],
+            row["command"],
+        )
+        for row in result["remedies"]
+    ]
+    parts = [
+        PartShown(name, seconds(time), time / (found.step_time or 1.0), of)
+        for name, time, of in found.parts
+        if abs(time) > ROUNDING * found.step_time
+    ]
+    title = Marked.from_markup(f"{heading(result)}: {seconds(found.step_time)}").plain
+    lines = [*_diagnosis(found), *filter(None, [_slower(found)])]
+    shown = "As it is" if len(setups) == 1 else f"As it is, and below: {found.remedies[0].what}"
+    with waiting("looking for closed forms"):
+        explorer = page(explored)
+    return report(title, lines, parts, remedies, shown, explorer)
+
+
+def _diagnosis(found: "Explanation") -> Iterator[str]:
+    """The cause, what it costs, and what comes next."""
     worst = found.bottleneck
-    yield f"{heading(result)}: [bold]{seconds(found.step_time)}[/]"
-    yield f"  [bold]{escape(worst.why)}[/]"
+    yield worst.why
     if worst.seconds > 0:
         without = seconds(found.step_time - worst.seconds)
-        yield f"  that costs {seconds(worst.seconds)}: without it the step takes {without}"
+        yield f"that costs {seconds(worst.seconds)}: without it the step takes {without}"
     for fault in found.faults[1:3]:
-        yield f"  then: {escape(fault.why)} ({seconds(fault.seconds)})"
-    parts = [part for part in result["parts"] if abs(part["seconds"]) > 1e-12 * found.step_time]
+        yield f"then: {fault.why} ({seconds(fault.seconds)})"
+
+
+def _slower(found: "Explanation") -> str:
+    """How much slower messages may be."""
+    if found.tolerated is None:
+        return ""
+    if math.isinf(found.tolerated):
+        return "messages may take any time: none is waited for"
+    return f"messages may take {found.tolerated:.3g} times as long before the step is 1 % longer"
+
+
+def _said(found: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
+    yield f"{heading(result)}: [bold]{seconds(found.step_time)}[/]"
+    first, *others = _diagnosis(found)
+    yield f"  [bold]{escape(first)}[/]"
+    yield from (f"  {escape(line)}" for line in others)
+    least = ROUNDING * found.step_time
+    parts = [part for part in result["parts"] if abs(part["seconds"]) > least]
     yield table_of(
         parts,
         (
@@ -152,6 +219,8 @@ def _said(found: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
             Column("what it is", "of"),
         ),
     )
+    if slower := _slower(found):
+        yield slower
     if not found.remedies:
         yield "nothing that was tried makes it shorter"
         return

@@ -17,6 +17,8 @@ from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.system.system import System
+from pipejax.engine.pricing import lower_and_price
+from pipejax.engine.recurrence_host import makespan_on_host
 from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -63,6 +65,14 @@ class Remedy(NamedTuple):
       memory: what the fullest worker needs then, against what it needs now.
       fits: whether that keeps the limit; without a limit, whether it is no more than now.
       setup: table, costs and links, and the options that give them on the command line.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=8)
+      >>> costs = pj.Costs(forward=1.0, backward=2.0, transmit=4.0)
+      >>> faster = next(r for r in pj.explain(table, costs).remedies if r.kind == "hardware")
+      >>> faster.what, faster.saves
+      ('links twice as fast', 16.0)
     """
 
     kind: str
@@ -88,6 +98,8 @@ class Explanation:
       bottleneck: the first of them; where nothing is wrong, start and end of the pipeline.
       remedies: by what they save.
       memory: what workers need and have.
+      tolerated: how many times as long messages may take before the step is 1 % longer; infinite
+        where none is waited for, None where none takes any time.
 
     Example:
       >>> import pipejax as pj
@@ -106,6 +118,7 @@ class Explanation:
     bottleneck: Fault
     remedies: Sequence[Remedy]
     memory: Memory
+    tolerated: float | None
 
     @property
     def step_time(self) -> float:
@@ -235,7 +248,33 @@ def explain_setup(
         bottleneck=faults[0] if faults else _nothing_wrong(first),
         remedies=found,
         memory=memory,
+        tolerated=_tolerated(first),
     )
+
+
+TOLERANCE = 0.01  # of the step, that slower messages may cost
+SLOWEST = 1e6  # messages that may take so many times as long may take any time
+
+
+def _tolerated(first: Setup) -> float | None:
+    """How many times as long messages may take before the step is longer by the tolerance."""
+    program, vector = lower_and_price(first.table, first.costs, first.links)
+    first_link = program.layout.first_link
+    if not vector[first_link:].any():
+        return None
+
+    def too_long(times: float) -> bool:
+        slower = vector.copy()
+        slower[first_link:] *= times  # everything behind it is of messages
+        return makespan_on_host(program, slower) > (1 + TOLERANCE) * first.step_time
+
+    if not too_long(SLOWEST):
+        return math.inf
+    low, high = 1.0, SLOWEST  # the step grows with the factor: halve its logarithm
+    while high > low * (1 + 1e-4):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if too_long(middle) else (middle, high)
+    return low
 
 
 def _named_parts(first: Setup) -> list[Part]:

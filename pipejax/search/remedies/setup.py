@@ -13,7 +13,7 @@ from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.analysis.step.faults import ComputeTimes, Fault, find_faults
 from pipejax.analysis.step.step_parts import step_parts
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import MismatchError, wrong
+from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.planning import for_times
@@ -299,8 +299,8 @@ def begin(
         schedule = planned(schedule, size, source.of)
     setup = Setup(table, links, source, schedule)
     if table.updates_within:
-        raise wrong(
-            "table",
-            "updates weights before its end: an asynchronous schedule has no step to explain",
+        raise ValueError(
+            f"{table.name} updates weights before its end: an asynchronous schedule has no step to "
+            "explain"
         )
     return setup
