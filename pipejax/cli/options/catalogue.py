@@ -146,7 +146,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
     "Times and costs": {
         "stage_times": _often(TIMES, "time of each op of a stage, as F=1ms,B=2ms", "T"),
         "worker_times": _often(TIMES, "time of one microbatch on one worker", "W"),
-        "costs": _often(FILE, "measured costs: a JSON file", "C"),
+        "costs": _often(FILE, "measured costs: JSON, or CSV with a row for each stage", "C"),
         "comm": _often(TIME, "time of a message: latency 0, this transmit", "c"),
         "latency": OptionRecord(TIME, "latency of a message"),
         "transmit": OptionRecord(TIME, "transmit time of a message"),
