@@ -58,8 +58,8 @@ COMMANDS = {
     "validate": "Predict measured runs, and show how far off the predictions are.",
     "sweep run": "Evaluate a grid of schedules, workloads and systems into a Zarr store, block by "
     "block.",
-    "sweep show": "Show the best points of a sweep, the front that no point beats, and what was "
-    "not evaluated.",
+    "sweep show": "Show the best points of a sweep, its front, where an axis stops to pay, and who "
+    "wins where.",
     "init": "Write a file of costs, a model, a system or a sweep to begin with; it can be read "
     "as it is.",
     "schedules": "List the schedules that can be built, with their sources; also models, "
@@ -83,6 +83,7 @@ PLACES = {  # modules and functions of commands that have other names
     "tune microbatches": ("tune_orders", "microbatches"),
     "tune places": ("tune_orders", "places"),
     "tune layers": ("tune_layers", "layers"),
+    "sweep show": ("sweep_show", "sweep_show"),
 }
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # in what XLA raises
 ABOUT = "How long does one LLM training step take under this pipeline schedule on this machine?"

@@ -279,6 +279,9 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "where": _often(RULES, "points to look at, as systems=h100 or step_time<3s"),
         "pareto": _often(FLAG, "list the points that no other beats in two things"),
         "axes": OptionRecord(NAMES, "these two things, as step_time,memory_bytes"),
+        "knee": _often(NAME, "an axis: from which value on does it not pay any more?"),
+        "within": OptionRecord(NUMBER, "how near to the best is near enough, in percent"),
+        "map": OptionRecord(NAMES, "two axes: which schedule is best where?"),
     },
     "Search and samples": {
         "method": OptionRecord(NAME, "how to tune", names=("gradient", "exhaustive", "both")),

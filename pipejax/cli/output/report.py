@@ -227,7 +227,7 @@ def fitted(table: Table, width: int) -> Iterator[Table | str]:
         drawn = Table(box=table.box)
         for k, columns in zip(part, room, strict=True):
             where: Any = "right" if _is_number(cells[k]) else "left"
-            drawn.add_column(headers[k], width=columns, justify=where, overflow="fold")
+            drawn.add_column(escape(headers[k]), width=columns, justify=where, overflow="fold")
         marked = [list(table.columns[k].cells) for k in part]
         for style, *row in zip((row.style for row in table.rows), *marked, strict=True):
             drawn.add_row(*row, style=style)
