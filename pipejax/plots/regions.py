@@ -26,6 +26,7 @@ COLOURS = (
 )
 HATCHES = ("", "////", "....", "xxxx", "----")
 WIDE = 20.0  # ratio of the largest to the least value from which an axis is logarithmic
+EQUAL = 1e-6  # by which steps differ that are equal
 MOST_NAMED = 12  # values of an axis that all get a tick
 
 
@@ -47,9 +48,11 @@ class Side(NamedTuple):
 
     @property
     def is_log(self) -> bool:
-        """Whether values spread over more than a decade."""
+        """Whether values spread over more than a decade, in steps that are not equal."""
         values = self.positions
-        return not self.is_named and values.min() > 0 and values.max() > WIDE * values.min()
+        if self.is_named or values.min() <= 0 or values.max() <= WIDE * values.min():
+            return False
+        return bool(np.ptp(np.diff(values)) > EQUAL * np.ptp(values))
 
     @property
     def positions(self) -> NumpyArray:

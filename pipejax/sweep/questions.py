@@ -18,7 +18,7 @@ TIE = 1e-9  # by which costs differ that only rounding tells apart
 Among = Bool[NumpyArray, " points"]
 
 
-class Best(NamedTuple):
+class DistinctPoint(NamedTuple):
     """A point, and others that are as good.
 
     Attributes:
@@ -30,7 +30,7 @@ class Best(NamedTuple):
     same: dict[str, list[Any]]
 
 
-def distinct_best(found: SweepResults, among: Among, name: str, count: int) -> list[Best]:
+def distinct_best(found: SweepResults, among: Among, name: str, count: int) -> list[DistinctPoint]:
     """Return the best points by one measure, the best first.
 
     Points that are alike in all measures, to the digits that a table shows, are one if they fill a
@@ -42,7 +42,7 @@ def distinct_best(found: SweepResults, among: Among, name: str, count: int) -> l
     is_free[order] = True
     is_free = is_free.reshape(sizes)  # of the points that can be chosen, those in no row
     measures = [each.reshape(sizes) for each in (found.costs(name), *found.measures.values())]
-    rows: list[Best] = []
+    rows: list[DistinctPoint] = []
     for place in order.tolist():
         if len(rows) == count:
             break
@@ -60,7 +60,7 @@ def distinct_best(found: SweepResults, among: Among, name: str, count: int) -> l
         is_free[np.ix_(*own)] = False
         labels = zip(found.axes.items(), own, strict=True)
         same = {axis: each[kept].tolist() for (axis, each), kept in labels if len(kept) > 1}
-        rows.append(Best(place, same))
+        rows.append(DistinctPoint(place, same))
     return rows
 
 

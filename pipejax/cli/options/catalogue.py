@@ -217,8 +217,10 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
     },
     "Closed form": {
         "parameters": OptionRecord(RULES, "what it is a function of, as F,B,c_F,c_B"),
-        "family": OptionRecord(NAME, "show how it depends on M, or on P", names=("M", "P")),
-        "versus": OptionRecord(NAME, "another schedule: where is which faster?", names="schedules"),
+        "family": OptionRecord(
+            NAME, "show how it depends on M, or on P, or M=8:80:8", names=("M", "P")
+        ),
+        "versus": OptionRecord(NAMES, "other schedules: where is which faster?", names="schedules"),
         "per_worker": OptionRecord(FLAG, "phases take what --worker-times says"),
         "box": OptionRecord(RULES, "ranges of parameters, as F=1ms:2ms,c_F=0:1ms"),
         "max_facets": OptionRecord(COUNT, "sums at which the search ends"),
