@@ -205,8 +205,11 @@ class CommandOptions:
 
         Outputs are checked before any work.
         """
+        draws = flag("figure") if "figure" in self.outputs else ""
         outputs = {
-            name: Output(given[name], flag(name), given["force"]).check(kind)
+            name: Output(given[name], flag(name), given["force"], draws * (name != "figure")).check(
+                kind
+            )
             for name, kind in self.outputs.items()
         }
         check_apart(outputs.values())
