@@ -566,6 +566,19 @@ def test_nan_in_a_cost_file_is_refused(tmp_path):
         pj.read_costs(path, TABLE)
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("F", "forward="), ("W", "weight_grad="), ("c", "transmit="), ("transfer", "transmit=")],
+)
+def test_a_name_of_elsewhere_is_answered_with_the_one_here(name, meant):
+    with pytest.raises(ValueError, match=f"unknown cost '{name}': here it is {meant}"):
+        pj.Costs(**{name: 1.0})
+    with pytest.raises(ValueError, match=r"unknown cost 'forwards': .* did you mean forward"):
+        pj.Costs(forwards=1.0)
+    with pytest.raises(ValueError, match="unknown cost 'B': here it is backward="):
+        pj.Costs.uniform(TABLE, forward=1.0, B=2.0)
+
+
 CSV = """stage,F_ms,B_ms,latency_us,bytes,bandwidth_GB_per_s,latency_back_us
 1,10.2,20.9,10,33554432,25,20
 0,13.1,24.7,10,33554432,25,20

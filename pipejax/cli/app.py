@@ -65,6 +65,19 @@ COMMANDS = {
     "schedules": "List the schedules that can be built, with their sources; also models, "
     "systems and stacks.",
 }
+# what a person asks, and the commands that answer, in this order
+QUESTIONS = {
+    "Look at a schedule": (
+        *("evaluate", "show", "compare", "diff", "formula", "jitter", "staleness", "train"),
+    ),
+    "Explain and improve": (
+        *("sensitivity", "tune", "tune messages", "tune microbatches", "tune places"),
+        *("tune layers", "optimize"),
+    ),
+    "Design a job or a machine": ("plan", "sweep run", "sweep show"),
+    "Measure and check": ("run", "calibrate", "validate", "verify"),
+    "Files and names": ("init", "export", "schedules"),
+}
 # names of before, and what they are called now: said in one line, for as long as a release lasts
 MOVED = {
     "order": "tune messages",
@@ -201,7 +214,8 @@ def _is_helped(called: str | None, given: "GivenOptions | None", arguments: Sequ
         own = _commands_of(arguments[0]) if arguments else {}
         if arguments and not own and arguments[0] not in ("--help", "-h"):
             return False
-        sys.stdout.write(program_help(ABOUT, own or COMMANDS))
+        groups = {title: {n: COMMANDS[n] for n in names} for title, names in QUESTIONS.items()}
+        sys.stdout.write(program_help(ABOUT, {"Commands": own} if own else groups))
         return True
     wanted = [name for name in ("help_all", "help") if given.asks_for(name)]
     if wanted:

@@ -158,11 +158,11 @@ class ScheduleSettings(NamedTuple):
       admission: each-stage (if not given) or first-stage.
       slots: with I and W as F=1,I=1,W=1; schedules planned for times take those of the run if not
         given.
-      memory_limit: that zero-bubble and ada-offload are planned for.
+      memory_limit: what the orders of zero-bubble and ada-offload are made for; others take none.
       planned_comm: that of the run if not given.
       planned_offload: a number or one per stage, for ada-offload and pipe-offload; that of the run
         if not given.
-      planned_load: as O.
+      planned_load: a number or one per stage; as O if not given.
       group_size: from 1 to P.
       recompute_cells: under any schedule, and into a table of --table.
     """
