@@ -351,10 +351,11 @@ OF_ARGUMENTS = {option.argument: name for name, option in CATALOGUE.items() if o
 SHORT = {option.short: name for name, option in CATALOGUE.items() if option.short}
 OTHER_NAMES = {"--plot": "--figure"}  # that people try, and what they mean
 # options that mean something else in a command: export prints no table, and its format is that of
-# the file it writes; a plan says how many pipelines a job has; what a runtime trains has
-# microbatches, and its gradients are equal or not
+# the file it writes; a file to begin with is from another one; a plan says how many pipelines a job
+# has; what a runtime trains has microbatches, and its gradients are equal or not
 EXCEPTIONS = {
     ("export", "format"): OptionRecord(NAME, "|".join(FORMATS), "f", True, (*FORMATS,)),
+    ("init", "from_"): OptionRecord(FILE, "what is read: a config.json, or Megatron's log"),
     ("plan", "minibatch"): OptionRecord(COUNT, "sequences per step of the whole job"),
     ("run", "batch_size"): OptionRecord(COUNT, "examples of a microbatch"),
     ("run", "tolerance"): OptionRecord(NUMBER, "largest error of a gradient that passes"),
