@@ -26,7 +26,7 @@ def test_a_template_evaluates_as_it_is(kind, tmp_path, monkeypatch, answer, caps
 def test_costs_to_begin_with_may_be_a_table(tmp_path, monkeypatch, answer):
     monkeypatch.chdir(tmp_path)
     made = answer("init", "costs", "--out", "times.csv")
-    program, *arguments = shlex.split(made["used_by"])
+    _, *arguments = shlex.split(made["used_by"])
     assert answer(*arguments)["makespan"] > 0
     assert pj.read_costs("times.csv", pj.schedules.build("1f1b", num_workers=4, num_microbatches=2))
 

@@ -254,7 +254,8 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()  # what cannot be printed is an error of the command
         return result if isinstance(result, int) else 0
     except OutputError as error:
-        return _report(str(error), code=error.code)
+        # a reader that has gone, as `head` does, has what it wanted
+        return error.code if error.is_left else _report(str(error), code=error.code)
     except typer.Abort:
         return _report("interrupted")
     except typer.TyperException as error:
