@@ -109,9 +109,15 @@ def knees(found: SweepResults, among: Among, name: str, axis: str, within: float
             near = curve <= curve[best] + within * abs(curve[best])
             low = best + 1 - int(np.logical_and.accumulate(near[best::-1]).sum())
             high = best - 1 + int(np.logical_and.accumulate(near[best:]).sum())
-            ends = (float(values[k]) for k in (low, high))
-            most = float(curve[low : high + 1].max())
-            yield Knee(other, label, *ends, most, float(curve[best]), float(values[best]))
+            yield Knee(
+                axis=other,
+                label=label,
+                low=float(values[low]),
+                high=float(values[high]),
+                cost=float(curve[low : high + 1].max()),
+                best=float(curve[best]),
+                best_at=float(values[best]),
+            )
 
 
 class Regions(NamedTuple):

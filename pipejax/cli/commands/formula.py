@@ -115,7 +115,7 @@ def _drawn(forms: "Sequence[pj.results.Formula]", figure: Output) -> "RegimeMap"
         for name, values in zip(others, (shown.across, shown.up), strict=True)
     ]
     with drawing(figure, 1, HEIGHT) as (_, axes):
-        draw_regions(axes, *sides, shown.codes, shown.names)
+        draw_regions(axes, sides[0], sides[1], shown.codes, shown.names)
     return shown
 
 

@@ -80,11 +80,11 @@ def sweep_show(
         rows = {"axis": axis, "within": within / 100, "rows": [e._asdict() for e in bends]}
         asked.add("knee", rows, *knee_table(found, rank, axis, bends, within))
     if map is not None:
-        pair = _pair(map, found.axes, "--map", "network.bandwidth,microbatch_size")
-        shown = regions(found, among, rank, *pair)
-        asked.add("map", map_json(found, shown, *pair), *map_lines(found, shown, *pair))
+        across, up = _pair(map, found.axes, "--map", "network.bandwidth,microbatch_size")
+        shown = regions(found, among, rank, across, up)
+        asked.add("map", map_json(found, shown, across, up), *map_lines(found, shown, across, up))
     if figure.path is not None and map is not None:
-        draw_map(found, shown, *pair, figure)
+        draw_map(found, shown, across, up, figure)
     elif figure.path is not None:
         ringed = np.array([each.place for each in first[:1]], int)
         _draw(found, among, sides, front if pareto else front[:0], ringed, figure)

@@ -27,6 +27,8 @@ from pipejax.schedules.table.table_files import REPAIRS
 
 # options of builders that the command line calls otherwise: runs have these names too
 PLANNED = {argument: OF_ARGUMENTS[argument] for argument in ("transfer", "offload", "load")}
+# where a limit does go, behind the error that a schedule takes none
+MEMORY_LIMITS = "; pipejax optimize searches one that keeps it, show --memory draws it"
 OF_RUNS = ("weight_share",)  # options that say something of a run too, under any schedule
 
 
@@ -100,6 +102,7 @@ class TableOptions(NamedTuple):
             if option in self.of_runs or any(option in own.takes for own in builders.values()):
                 continue
             words = option.replace("_", " ")
+            more = MEMORY_LIMITS * (option == "memory_limit")
             if len(builders) > 1:
                 raise ValueError(
                     f"{written(option)}: none of {', '.join(builders)} has this option"
@@ -107,6 +110,7 @@ class TableOptions(NamedTuple):
             ((name, builder),) = builders.items()
             raise ValueError(
                 f"{written(option)}: {name} takes no {words}: {told_options(builder, written)}"
+                f"{more}"
             )
 
     def of(self, schedule: str) -> "TableOptions":

@@ -103,4 +103,4 @@ def draw_map(found: "SweepResults", shown: "Regions", across: str, up: str, figu
         shown_as = values / scale[0] if is_numeric else [str(value) for value in values]
         sides.append(Side(head(axis, scale), shown_as))
     with drawing(figure, 1, HEIGHT) as (_, axes):
-        draw_regions(axes, *sides, shown.codes, shown.names)
+        draw_regions(axes, sides[0], sides[1], shown.codes, shown.names)

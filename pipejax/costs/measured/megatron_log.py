@@ -167,8 +167,8 @@ class MegatronLog(NamedTuple):
                 "print iterations (--log-interval)"
             )
         batches: dict[int, list[float]] = {}
-        for _, batch, seconds in self.times:
-            batches.setdefault(batch or self.whole("global_batch_size"), []).append(seconds)
+        for _, batch, time in self.times:
+            batches.setdefault(batch or self.whole("global_batch_size"), []).append(time)
         shared, notes = self._layout(), []
         rows = []
         for batch, seconds in batches.items():

@@ -80,7 +80,7 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
       OSError: if the file cannot be read.
     """
     data = load_json(Path(path))
-    named = data.get("model_type")
+    named = str(data.get("model_type"))
     if named not in ARCHITECTURES:
         where = "architecture (model_type)" if "model_type" in data else "model_type"
         raise ValueError(f"{path}: {unknown(where, named, ARCHITECTURES)}")
