@@ -607,7 +607,7 @@ BAD_CSV = {
     "column 'F' has no unit: expected F_ns, F_us, F_ms, F_s": ("F_ms", "F"),
     "unknown column 'Q_ms': known are stage, F, B": ("F_ms", "Q_ms"),
     "column F stands twice, with two units": ("B_ms", "F_us"),
-    "column 'stage' is missing": ("stage", "A_s"),
+    "is not JSON, and no table of costs: column 'stage' is missing": ("stage", "A_s"),
     "row 2: stage 1 stands twice": ("0,13.1", "1,13.1"),
     "stage 0 has no row": ("0,13.1", "5,13.1"),
     'message: give "transmit", or "bytes" and "bandwidth"': ("bytes", "transmit_s"),

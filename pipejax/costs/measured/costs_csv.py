@@ -28,9 +28,13 @@ def read_csv(path: Path) -> dict[str, Any]:
     Raises:
       ValueError: if it is not of that form; the message names the row and the column.
     """
-    heads = {name: _column(name, path) for name in read_lines(path)[0]}
-    if "stage" not in heads:
-        raise ValueError(f"{path}: column 'stage' is missing: give a row for each stage, from 0")
+    header = read_lines(path)[0]
+    if "stage" not in header:
+        raise ValueError(
+            f"{path} is not JSON, and no table of costs: column 'stage' is missing, of a row for "
+            "each stage from 0"
+        )
+    heads = {name: _column(name, path) for name in header}
     columns = {name: head for name, head in heads.items() if name != "stage"}
     keys = [key for key, _ in columns.values()]
     for key in keys:

@@ -9,6 +9,7 @@ import numpy as np
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, check_types, is_number, one_of, positive
 from pipejax.base.data_files import check_keys, load_json
+from pipejax.base.files import read_file
 from pipejax.costs.costs import (
     DIMENSIONLESS,
     MESSAGE_FIELDS,
@@ -94,9 +95,10 @@ def read_sizes(path: str | Path) -> tuple[int, ...]:
 
 
 def _load(path: str | Path) -> dict[str, Any]:
-    """Read a file of costs in either form."""
+    """Read a file of costs in either form; JSON is JSON whatever its name ends in."""
     found = Path(path)
-    return read_csv(found) if found.suffix == ".csv" else load_json(found)
+    is_table = found.suffix == ".csv" and not read_file(found).lstrip().startswith(b"{")
+    return read_csv(found) if is_table else load_json(found)
 
 
 def read_levels(path: str | Path, table: ScheduleTable) -> list[Costs]:
