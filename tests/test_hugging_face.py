@@ -97,7 +97,7 @@ def test_what_a_config_leaves_out_is_as_its_architecture_has_it(tmp_path):
 
 BAD = {
     "unknown architecture (model_type) 'gpt2': known are llama, mistral": {"model_type": "gpt2"},
-    "unknown model_type None": {"model_type_": "llama"},
+    "model_type is missing": {"model_type_": "llama"},
     "num_hidden_layers is missing": {"model_type": "llama"},
     "hidden_size must be a whole number": LLAMA | {"hidden_size": "8192"},
     "num_experts_per_tok is missing": {k: v for k, v in MIXTRAL.items() if "per_tok" not in k},

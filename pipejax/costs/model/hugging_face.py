@@ -80,10 +80,11 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
       OSError: if the file cannot be read.
     """
     data = load_json(Path(path))
-    named = str(data.get("model_type"))
+    if "model_type" not in data:
+        raise ValueError(f"{path}: model_type is missing")
+    named = str(data["model_type"])
     if named not in ARCHITECTURES:
-        where = "architecture (model_type)" if "model_type" in data else "model_type"
-        raise ValueError(f"{path}: {unknown(where, named, ARCHITECTURES)}")
+        raise ValueError(f"{path}: {unknown('architecture (model_type)', named, ARCHITECTURES)}")
     kind, given = ARCHITECTURES[named], _Config(data, str(path))
     notes = ["sequence_tokens is the longest sequence that it takes: set those that are trained"]
     content: dict[str, Any] = {
