@@ -148,9 +148,11 @@ NAMES = {
         "draw_memory",
         "draw_predictions",
         "draw_tornado",
+        "draw_violins",
         "palette",
         "style",
         "tornado_entries",
+        "violin_entries",
     ],
     "results": [
         "ActivationMemory",

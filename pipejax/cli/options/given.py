@@ -213,7 +213,7 @@ class GivenOptions:
         message = str(getattr(error, "reason", error))
         parts = [(name, part) for name, value in self.values for part in value.split(",")]
         for name, value in [*self.values, *parts]:
-            is_file = "." in value and message.startswith(f"{value} ")
+            is_file = "." in value and message.startswith((f"{value} ", f"{value}, "))
             if message.startswith(f"{value}: ") or is_file:
                 return f"{flag(name)} {_in_letters(message)}"
         cause: BaseException | None = error

@@ -75,11 +75,12 @@ def choose_links(
     Options:
       queues: worker, pair or direction.
       host_links: O and L of such workers take turns.
-      posting: early or program; without SEND and RECV cells program puts them producer by
-        producer.
+      posting: early is from the start of the step, program when its row reaches the cell; without
+        SEND and RECV cells program puts them producer by producer.
       shared_links: pairs (both ways of every pair of workers), or groups, as 0-1+1-0,2-3+1-3.
-      pair_links: as 0-1=rendezvous,1-2=queued; both ways, unless 1-0 is there too.
-      eager_below: such messages are buffered, as queued; others meet under rendezvous.
+      pair_links: of workers 0 and 1, say, as 0-1=rendezvous,1-2=queued; both ways, unless 1-0 is
+        there too.
+      eager_below: those with a transmit time below this are buffered, as under queued.
     """
     link, queues = one_of(link, LINKS, "--link"), one_of(queues, QUEUES, "--queues")
     posting = one_of(posting, POSTINGS, "--posting")
@@ -210,8 +211,11 @@ class CommandOptions:
 
         Outputs are checked before any work.
         """
+        draws = flag("figure") if "figure" in self.outputs else ""
         outputs = {
-            name: Output(given[name], flag(name), given["force"]).check(kind)
+            name: Output(given[name], flag(name), given["force"], draws * (name != "figure")).check(
+                kind
+            )
             for name, kind in self.outputs.items()
         }
         check_apart(outputs.values())

@@ -211,9 +211,10 @@ class PricingSettings(NamedTuple):
       stage_times: or F=1ms,I=1ms,W=1ms where the backward is split.
       worker_times: divided over its stages.
       offload: a number or one for each stage; with --model also system, as long as its host link
-        takes. Where a schedule is searched, it lets activations go there.
-      load: likewise; as O if not given.
-      minibatch: of one pipeline, with --model.
+        takes. Where a schedule is searched, it lets activations go there. --planned-offload is what
+        an order is made for, and changes no time.
+      load: a number or one for each stage; as O if not given.
+      minibatch: with --model; plan counts that of the whole job.
       stack: which kernels it has, and what its exchanges run beside where options do not say it.
       lengths: a line for each, several numbers where sequences are packed, or JSON; times are
         those of the mean length, or follow from the model.
@@ -222,7 +223,7 @@ class PricingSettings(NamedTuple):
       scale: as compute@stage3*0.8,message*2: what would be if.
       measured_stages: of --stage-times or --costs, where the table has others: they are merged, or
         divided evenly.
-      pair_factor: 0 is perfect overlap, 1 none.
+      pair_factor: 0 is perfect overlap, 1 none; it has nothing to do with pairs of workers.
       recompute_again: where split backwards free what R brought back.
       workers_per_node: or several, as 4,8, of a node and a rack of nodes; --comm, --latency and
         --transmit then take a time for each level, as 1ms,5ms.

@@ -24,6 +24,8 @@ from pipejax.schedules.table.table_files import REPAIRS
 
 # options of builders that the command line calls otherwise: runs have these names too
 PLANNED = {argument: OF_ARGUMENTS[argument] for argument in ("transfer", "offload", "load")}
+# where a limit does go, behind the error that a schedule takes none
+MEMORY_LIMITS = "; pipejax optimize searches one that keeps it, show --memory draws it"
 OF_RUNS = ("weight_share",)  # options that say something of a run too, under any schedule
 
 
@@ -97,6 +99,7 @@ class TableOptions(NamedTuple):
             if option in self.of_runs or any(option in own.takes for own in builders.values()):
                 continue
             words = option.replace("_", " ")
+            more = MEMORY_LIMITS * (option == "memory_limit")
             if len(builders) > 1:
                 raise ValueError(
                     f"{written(option)}: none of {', '.join(builders)} has this option"
@@ -104,6 +107,7 @@ class TableOptions(NamedTuple):
             ((name, builder),) = builders.items()
             raise ValueError(
                 f"{written(option)}: {name} takes no {words}: {told_options(builder, written)}"
+                f"{more}"
             )
 
     def of(self, schedule: str) -> "TableOptions":
@@ -120,11 +124,11 @@ class ScheduleSettings(NamedTuple):
       admission: each-stage (if not given) or first-stage.
       slots: with I and W as F=1,I=1,W=1; schedules planned for times take those of the run if not
         given.
-      memory_limit: that zero-bubble and ada-offload are planned for.
+      memory_limit: what the orders of zero-bubble and ada-offload are made for; others take none.
       planned_comm: that of the run if not given.
       planned_offload: a number or one per stage, for ada-offload and pipe-offload; that of the run
         if not given.
-      planned_load: as O.
+      planned_load: a number or one per stage; as O if not given.
       group_size: from 1 to P.
       recompute_cells: under any schedule, and into a table of --table.
     """

@@ -9,6 +9,7 @@ import numpy as np
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, check_types, is_number, one_of, positive
 from pipejax.base.data_files import check_keys, load_json
+from pipejax.base.files import read_file
 from pipejax.costs.costs import (
     DIMENSIONLESS,
     MESSAGE_FIELDS,
@@ -17,6 +18,7 @@ from pipejax.costs.costs import (
     Costs,
     check_backward,
 )
+from pipejax.costs.measured.costs_csv import read_csv
 from pipejax.costs.restaging import restaged_costs
 from pipejax.costs.scaling import scaled_costs
 from pipejax.costs.topology import PlacedCosts, check_sizes, places_on
@@ -49,6 +51,11 @@ def read_costs(path: str | Path, table: ScheduleTable, *, places: Sequence[int] 
     unless "message_back" is given; "pair" is the duration of a fused pair by the stage of its
     forward, or "pair_factor" the k in max(F, B) + k min(F, B), which has no unit. "stragglers" are
     factors by slow worker, as {"3": 1.2}, on what it executes.
+
+    A file that ends in .csv is a table with a row for each stage instead, with the columns "stage",
+    "F_ms", "B_ms", or "I_ms" and "W_ms", and so on, a unit in each; messages, "latency_us",
+    "transmit_us" or "bytes" and "bandwidth_GB_per_s", each also with "_back" before its unit, stand
+    in the row of the stage before their boundary.
 
     With "workers_per_node", a number or several as `Topology` has them, "message" and
     "message_back" are lists: inside a node, between nodes, and so on.
@@ -84,7 +91,7 @@ def read_costs(path: str | Path, table: ScheduleTable, *, places: Sequence[int] 
 
 def read_sizes(path: str | Path) -> tuple[int, ...]:
     """Read how many places a node, a rack of nodes and so on have, if a file of costs says so."""
-    given = load_json(Path(path)).get("workers_per_node")
+    given = _load(path).get("workers_per_node")
     return () if given is None else check_sizes(given, f"{path}: workers_per_node")
 
 
@@ -95,13 +102,20 @@ class _Sizes(NamedTuple):
     num_microbatches: int
 
 
+def _load(path: str | Path) -> dict[str, Any]:
+    """Read a file of costs in either form; JSON is JSON whatever its name ends in."""
+    found = Path(path)
+    is_table = found.suffix == ".csv" and not read_file(found).lstrip().startswith(b"{")
+    return read_csv(found) if is_table else load_json(found)
+
+
 def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = None) -> list[Costs]:
     """Read measured costs as if all messages went over links of each level of the machine.
 
     Those of another number of stages become those of the table, see `restaged_costs`.
     """
     of = _Sizes(stages or table.num_stages, table.num_microbatches)
-    data = load_json(Path(path))
+    data = _load(path)
     check_keys(data, dict.fromkeys(_KEYS, ""), str(path))
     scale = UNIT_SECONDS[one_of(data.get("unit"), UNIT_SECONDS, f'{path}: "unit"')]
     if "F" not in data:
