@@ -190,7 +190,11 @@ def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
     found = json.loads(out.read_text())
     told = found["best"]
     layout = pj.costing.PipelineLayout.of(told["pipeline_layout"])
-    assert f'--pipeline-model-parallel-layout "{layout}"' in shown
+    assert f"--pipeline-model-parallel-layout '{layout}'" in shown
+    assert json.dumps(told["module_fqns_per_model_part"]) in shown
+    assert found["launch"]["Megatron-LM"]["options"]["pipeline-model-parallel-layout"] == str(
+        layout
+    )
     assert "no split is faster" in shown
     assert "█" * max(told["layers"]) in shown
     assert layout.count("t").tolist() == told["layers"]
@@ -200,7 +204,7 @@ def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
         "tok_embeddings",
         *(f"layers.{k}" for k in range(48)),
         "norm",
-        "lm_head",
+        "output",
     ]
     again = answer("tune", "layers", *ARGUMENTS, "--out", text)
     assert text.read_text() == told["pipeline_layout"] + "\n"

@@ -5,6 +5,7 @@ Messages, microbatches and places are orders, which local search finds (`tune_or
 
 import time
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -20,6 +21,7 @@ from pipejax.cli.options.values import (
     parse_number,
 )
 from pipejax.cli.output.answer import Answer, best_so_far
+from pipejax.cli.output.launches import launch_json, launch_lines
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.progress import waiting
 from pipejax.cli.output.report import FOUND, Column, grid, pick, table_of
@@ -148,11 +150,24 @@ def tune_settings(asked: TuningRequest, **how: Any) -> Answer:
             **pick(found, FOUND),
             "seconds": time.monotonic() - began,
         }
-        return Answer(result, _said(found, result, capacity))
+        told = _launches(asked, best, how) if best.over == "size" else ()
+        result |= {"launch": launch_json(told)} if told else {}
+        return Answer(result, chain(_said(found, result, capacity), launch_lines(told)))
 
     with best_so_far(report) as keep:
         found = _tuned(*asked[:4], link=asked.links, on_best=keep, **how)
     return report(found)
+
+
+def _launches(
+    asked: TuningRequest, best: "TunedSetting", how: Mapping[str, Any]
+) -> "tuple[pj.costing.Launch, ...]":
+    """What launchers are told to run the microbatches that are best."""
+    options = {name: how[name] for name in find(asked.schedule).options if name in how}
+    sizes = {"num_workers": asked.workers, "num_microbatches": best.microbatches}
+    return pj.costing.launches(
+        asked.workload, pj.schedules.build(asked.schedule, **sizes, **options)
+    )
 
 
 def _said(
