@@ -114,7 +114,7 @@ def _search_split(asked: _Split, limit: float, memory_limit: bool, out: Output) 
             out.save_text(f"{found.best.layout}\n")
         else:
             out.save_json(result)
-        said = chain(_said(asked, found, result), launch_lines(told))
+        said = chain(_said(asked, found, result), launch_lines(told, rest=True))
         return Answer(result, said, {"wrote the layout to": out})
 
     with best_so_far(report) as keep, progress("splitting", None) as bar:

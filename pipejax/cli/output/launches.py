@@ -14,8 +14,12 @@ def launch_json(launches: "Iterable[pj.costing.Launch]") -> dict[str, Any]:
     return {each.launcher: pick(each, "options lacks program") for each in launches}
 
 
-def launch_lines(launches: "Iterable[pj.costing.Launch]") -> Iterator[Text]:
-    """Say what each launcher is told, and of those that cannot run a layout what they lack."""
+def launch_lines(launches: "Iterable[pj.costing.Launch]", *, rest: bool = False) -> Iterator[Text]:
+    """Say what each launcher is told, and of those that cannot run a layout what they lack.
+
+    With `rest` they are told the rest of it, too.
+    """
     for each in launches:
-        told = f"lacks {'; '.join(each.lacks)}" if each.lacks else each.text
-        yield plain(f"{each.launcher}: {told}")
+        lacks = f"lacks {'; '.join(each.lacks)}" if each.lacks else ""
+        told = each.text if rest or not lacks else ""
+        yield plain(f"{each.launcher}: {'; the rest: '.join(filter(None, (lacks, told)))}")
