@@ -1,10 +1,17 @@
 """Command lines and files of options that commands end in."""
 
+import shlex
 import tomllib
 
 import pytest
 
-from pipejax.cli.options.next_command import command_line, config_text, written, written_as
+from pipejax.cli.options.next_command import (
+    command_line,
+    config_text,
+    written,
+    written_as,
+    written_but,
+)
 from pipejax.cli.options.values import parse_share
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.report import printing
@@ -15,12 +22,12 @@ MODEL = ("-m", "gpt-22b", "-y", "h100", "--minibatch", 8, "--tensor-parallel", 8
 def test_what_was_written_is_written_again():
     with written_as({"workers": 4, "link": "queued", "json": True}):
         with written_as({"table": "a b.csv", "no_store": True}):
-            assert written() == {"table": "a b.csv", "no_store": True}
-        assert written() == {"workers": 4, "link": "queued"}
+            assert written_but() == {"table": "a b.csv", "no_store": True}
+        assert written_but() == {"workers": 4, "link": "queued"}
         assert written("link", "queues") == {"link": "queued"}
-        line = command_line("tune messages", written() | {"no_store": True, "out": "a b.csv"})
+        line = command_line("tune messages", written_but() | {"no_store": True, "out": "a b.csv"})
     assert line == "pipejax tune messages --workers 4 --link queued --no-store --out 'a b.csv'"
-    assert written() == {}
+    assert written_but() == {}
 
 
 def test_a_file_of_options_is_one_of_config():
@@ -49,6 +56,19 @@ def test_shares(text, share):
 def test_what_is_no_share(text):
     with pytest.raises(ValueError, match="--gap must be a share from 0 to 1"):
         parse_share(text, "--gap")
+
+
+@pytest.mark.compiles
+def test_tuned_sizes_end_in_what_launchers_are_told_and_a_page(answer, call, tmp_path):
+    line = ("tune", "size", "-s", "interleaved-1f1b", "-P", 2, "-V", 2, *MODEL)
+    found = answer(*line, "--method", "exhaustive")
+    best, told = found["best"], found["launch"]["Megatron-LM"]["options"]
+    assert told["micro-batch-size"] == best["microbatch_size"]
+    assert told["num-virtual-stages-per-pipeline-rank"] == 2
+    (page,) = found["next"]
+    out = tmp_path / "size.html"
+    assert call(*shlex.split(page)[1:-1], out)[0] == 0
+    assert "<canvas" in out.read_text()
 
 
 def test_sequences_of_another_length(answer, mistake):

@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import json
+import re
+import shlex
 
 import numpy as np
 import pytest
@@ -206,6 +208,8 @@ def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
         "norm",
         "output",
     ]
+    (page,) = re.findall(r"^next: pipejax (show .*) --out layers.html$", shown, re.M)
+    assert call(*shlex.split(page), "--out", tmp_path / "layers.html")[0] == 0
     again = answer("tune", "layers", *ARGUMENTS, "--out", text)
     assert text.read_text() == told["pipeline_layout"] + "\n"
     run = answer("evaluate", *ARGUMENTS, "--pipeline-layout", layout)

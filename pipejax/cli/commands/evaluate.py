@@ -10,7 +10,7 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.cli.options.memory import ActivationOptions, HeldMemory
-from pipejax.cli.options.next_command import command_line, written
+from pipejax.cli.options.next_command import command_line, written_but
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
@@ -182,7 +182,7 @@ def evaluate(
     result = summary(evaluation, priced, held)
     beside = timing.of(evaluation)
     change = _fitting(table, priced, result)
-    go_on = (command_line("evaluate", written() | change),) if change else ()
+    go_on = (command_line("evaluate", written_but() | change),) if change else ()
     files = {}
     if certificate.path is not None:
         certify(pj.certificate(evaluation, memory=held.memory), certificate)

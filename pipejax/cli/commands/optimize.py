@@ -19,7 +19,7 @@ from pipejax.cli.options.memory import (
     MemoryLimit,
     Room,
 )
-from pipejax.cli.options.next_command import command_line, written
+from pipejax.cli.options.next_command import command_line, written, written_but
 from pipejax.cli.options.pricing import Pricing, pricing_options, required
 from pipejax.cli.options.pricing_steps import takes_host_time
 from pipejax.cli.options.tables import TableChoice
@@ -181,7 +181,7 @@ def _next_commands(out: Path | None) -> tuple[str, ...]:
     table = out or "best.csv"
     costs = written(*pricing_options(), "host_links")
     order = command_line("tune messages", {"table": table, **costs, "out": "ordered.csv"})
-    again = command_line("optimize", written() | {"out": table})
+    again = command_line("optimize", written_but() | {"out": table})
     return (order,) if out else (again, order)
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.checks import one_of
+from pipejax.cli.options.next_command import command_line, written_but
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.tables import OF_RUNS, TableOptions
 from pipejax.cli.options.values import (
@@ -152,7 +153,8 @@ def tune_settings(asked: TuningRequest, **how: Any) -> Answer:
         }
         told = _launches(asked, best, how) if best.over == "size" else ()
         result |= {"launch": launch_json(told)} if told else {}
-        return Answer(result, chain(_said(found, result, capacity), launch_lines(told)))
+        said = chain(_said(found, result, capacity), launch_lines(told))
+        return Answer(result, said, next=(_shown(asked, best),) if told else ())
 
     with best_so_far(report) as keep:
         found = _tuned(*asked[:4], link=asked.links, on_best=keep, **how)
@@ -168,6 +170,14 @@ def _launches(
     return pj.costing.launches(
         asked.workload, pj.schedules.build(asked.schedule, **sizes, **options)
     )
+
+
+def _shown(asked: TuningRequest, best: "TunedSetting") -> str:
+    """The command that draws the step with the microbatches that are best."""
+    sizes = {"schedule": asked.schedule, "workers": asked.workers}
+    same = written_but("over", "method", "microbatch_size", "no_memory_limit", *sizes)
+    sizes["microbatches"] = best.microbatches
+    return command_line("show", sizes | same | {"out": "size.html"})
 
 
 def _said(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 
 import pipejax as pj
+from pipejax.cli.options.next_command import command_line, written_but
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.tables import TableChoice
 from pipejax.cli.options.values import (
@@ -115,7 +116,11 @@ def _search_split(asked: _Split, limit: float, memory_limit: bool, out: Output) 
         else:
             out.save_json(result)
         said = chain(_said(asked, found, result), launch_lines(told, rest=True))
-        return Answer(result, said, {"wrote the layout to": out})
+        # units do not go with a layout
+        same = written_but("time_limit", "no_memory_limit", "embedding_units", "loss_units")
+        shown = {"pipeline_layout": str(found.best.layout), "out": "layers.html"}
+        go_on = (command_line("show", same | shown),)
+        return Answer(result, said, {"wrote the layout to": out}, next=go_on)
 
     with best_so_far(report) as keep, progress("splitting", None) as bar:
         found = pj.search.layers(

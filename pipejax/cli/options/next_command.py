@@ -8,7 +8,8 @@ from typing import Any
 
 from pipejax.cli.options.catalogue import flag
 
-PRINTED = ("json", "format", "config")  # options of what is printed, or written out already
+# options of what this command printed and wrote, or that are written out already
+ANSWERED = ("json", "format", "config", "out", "figure", "certificate", "force")
 
 _written: list[Mapping[str, Any]] = [{}]  # options of the command that runs: the last one counts
 
@@ -24,8 +25,13 @@ def written_as(options: Mapping[str, Any]) -> Iterator[None]:
 
 
 def written(*names: str) -> dict[str, Any]:
-    """Those of some options that this command was given, by name; of all if none is named."""
-    return {k: v for k, v in _written[-1].items() if (k in names if names else k not in PRINTED)}
+    """Those of some options that this command was given, by name."""
+    return {name: _written[-1][name] for name in names if name in _written[-1]}
+
+
+def written_but(*names: str) -> dict[str, Any]:
+    """All options that this command was given, but some and those of what it answered."""
+    return {k: v for k, v in _written[-1].items() if k not in (*names, *ANSWERED)}
 
 
 def command_line(command: str, options: Mapping[str, Any]) -> str:

@@ -109,7 +109,8 @@ class _Job:
         self.batch = workload.minibatch * workload.data_parallel
         self.pipeline = table.num_workers
         self.several = table.num_stages // self.pipeline if table.num_pipes == 1 else 0
-        self.layers: Int[NumpyArray, " stages"] = assign_layers(workload, table).layers.astype(int)
+        assigned = np.asarray(assign_layers(workload, table).layers)
+        self.layers: Int[NumpyArray, " stages"] = assigned.astype(int)
         self.schedule = table.name if self.pipeline > 1 else "1f1b"
         self.units = workload.embedding_units, workload.loss_units
         counted = self.layers.copy()

@@ -124,9 +124,7 @@ def plan(
         raise wrong(
             "headroom", "has no effect beside memory_limit, which says what tensors may take"
         )
-    check_types(stack=(stack, Stack, str, Path, type(None)))
-    software = AS_THE_SYSTEM if stack is None else stack
-    software = software if isinstance(software, Stack) else load_stack(software)
+    software = _software(stack)
     request = PlanRequest(
         model if isinstance(model, Model) else load_model(model),
         software.on(system if isinstance(system, System) else load_system(system)),
@@ -179,6 +177,13 @@ def plan(
     if out is not None:
         result.save(out, replace=True)
     return result
+
+
+def _software(stack: Stack | str | Path | None) -> Stack:
+    """The stack that is named, or what the system's file takes for granted."""
+    check_types(stack=(stack, Stack, str, Path, type(None)))
+    named = AS_THE_SYSTEM if stack is None else stack
+    return named if isinstance(named, Stack) else load_stack(named)
 
 
 def _left_at(out: Path, request: PlanRequest, resume: bool, replace: bool) -> Times | None:
