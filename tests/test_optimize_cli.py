@@ -2,10 +2,12 @@
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -383,3 +385,30 @@ def test_without_the_solver(mistake, monkeypatch):
     costs = pj.Costs.uniform(table, forward=1.0, backward=2.0)
     with pytest.raises(ModuleNotFoundError, match=line):
         pj.optimize(table, costs, memory_limit=2)
+
+
+def test_what_rendezvous_costs_and_the_commands_that_follow(
+    answer, call, tmp_path, monkeypatch, few_baselines
+):
+    """The table is found under delay links; on NCCL transfers wait for each other."""
+    monkeypatch.chdir(Path(__file__).parents[1])
+    given = ["--table", "examples/schedule.csv", "--costs", "examples/measured.json"]
+    limits = ["--memory-limit", "12", "--time-limit", "3", "--no-store"]
+    out = tmp_path / "best.csv"
+    found = answer("optimize", *given, *limits, "--out", out)
+    costs = "--costs examples/measured.json"
+    assert found["next"] == [f"pipejax tune messages --table {out} {costs} --out ordered.csv"]
+    run_there = answer("evaluate", "--table", out, *given[2:], "--link", "rendezvous")
+    assert found["rendezvous_makespan"] == run_there["makespan"] > found["makespan"]
+    line = shlex.split(found["next"][0])[1:]
+    ordered = answer(*line[:-1], tmp_path / line[-1], "--iterations", 3)
+    assert ordered["value"] < found["rendezvous_makespan"]
+    code, shown, _ = call("optimize", *given, *limits)
+    first, second = re.findall(r"^next: (.*)$", shown, re.M)
+    assert code == 0
+    assert "under rendezvous links, as on NCCL, this table takes" in shown
+    assert shlex.split(first)[1] == "optimize"
+    assert first.endswith("--out best.csv")
+    assert second == f"pipejax tune messages --table best.csv {costs} --out ordered.csv"
+    free = answer("optimize", *THREE, "--time-limit", "1", "--no-store")  # no message takes time
+    assert {"next", "rendezvous_makespan"}.isdisjoint(free)

@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import json
+import re
+import shlex
 
 import numpy as np
 import pytest
@@ -190,7 +192,11 @@ def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
     found = json.loads(out.read_text())
     told = found["best"]
     layout = pj.costing.PipelineLayout.of(told["pipeline_layout"])
-    assert f'--pipeline-model-parallel-layout "{layout}"' in shown
+    assert f"--pipeline-model-parallel-layout '{layout}'" in shown
+    assert json.dumps(told["module_fqns_per_model_part"]) in shown
+    assert found["launch"]["Megatron-LM"]["options"]["pipeline-model-parallel-layout"] == str(
+        layout
+    )
     assert "no split is faster" in shown
     assert "█" * max(told["layers"]) in shown
     assert layout.count("t").tolist() == told["layers"]
@@ -200,8 +206,10 @@ def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
         "tok_embeddings",
         *(f"layers.{k}" for k in range(48)),
         "norm",
-        "lm_head",
+        "output",
     ]
+    (page,) = re.findall(r"^next: pipejax (show .*) --out layers.html$", shown, re.M)
+    assert call(*shlex.split(page), "--out", tmp_path / "layers.html")[0] == 0
     again = answer("tune", "layers", *ARGUMENTS, "--out", text)
     assert text.read_text() == told["pipeline_layout"] + "\n"
     run = answer("evaluate", *ARGUMENTS, "--pipeline-layout", layout)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shlex
 from types import SimpleNamespace
 
 import jax
@@ -13,12 +14,18 @@ from hypothesis import assume, given, strategies as st
 from turns import in_turn
 
 import pipejax as pj
+from pipejax.analysis.step.validation import StepTimes
 from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 from pipejax.cli.app import run
+from pipejax.cli.commands import plan as plan_command
+from pipejax.cli.options.next_command import command_line, config_text, written_as
+from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.model.workload_fields import RECOMPUTE
+from pipejax.costs.system.parts import number_of
 from pipejax.schedules.table.held_activations import held_counts
 from pipejax.sweep.plan import search
 from pipejax.sweep.plan.layouts import Layouts, enumerate_layouts
+from pipejax.sweep.plan.other_machines import resource_shares_of, reversals
 from pipejax.sweep.plan.pricing import workload_of
 from pipejax.sweep.plan.programs import (
     Pipe,
@@ -29,9 +36,11 @@ from pipejax.sweep.plan.programs import (
     table_of,
 )
 from pipejax.sweep.plan.request import PlanRequest
-from pipejax.sweep.plan.search import Known, resource_shares_of, shape_of
+from pipejax.sweep.plan.search import Known, shape_of
 
 GPT, H100 = pj.load_model("gpt-22b"), pj.load_system("h100")
+H100_NUMBERS = {name: float(number_of(H100, name)) for name in RESOURCES}
+PLAN_SIZES = ("--gpus", 8, "--minibatch", 8)
 FEW = {
     "tensor": (2, 4),
     "microbatch_size": (1, 2),
@@ -41,7 +50,7 @@ FEW = {
     "stages_per_worker": (1, 3),
     "pipeline": (2,),
 }
-SMALL = {"gpus": 8, "minibatch": 8, "choices": FEW}
+SMALL = {"gpus": 8, "minibatch": 8, "choices": FEW, "headroom": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -96,18 +105,29 @@ def test_search_finds_what_brute_force_finds(seed, wanted):
     exact = rng.integers(400, 600, len(number)) / 8  # ties happen
     memory = rng.integers(1, 40, len(number)) * 1e9
     columns = dict.fromkeys(Layouts._fields, np.zeros(len(number), int))
-    columns |= {"pipeline": rng.integers(1, 5, len(number)), "data": number}
+    columns |= {"pipeline": rng.integers(1, 5, len(number)), "edge_units": number}
     columns["microbatches"] = rng.integers(1, 8, len(number))
     bound = exact * rng.uniform(0.9, 1, len(number))
     known = Known(bound, memory, memory < 3e10, np.full(len(number), np.nan))
     request = SimpleNamespace(schedules=("1f1b",), links=None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "price", lambda _, shape, own: SimpleNamespace(costs=own.data))
+        patch.setattr(search, "price", lambda _, shape, own: SimpleNamespace(costs=own.edge_units))
         patch.setattr(search, "exact_times", lambda shape, count, rows, links: exact[rows])
         evaluator = search.Evaluator(request, Layouts(**columns), known, lambda: None)
         among = rng.random(len(number)) < 0.6
         best = evaluator.find_best(wanted, among)
-        np.testing.assert_array_equal(exact[best], np.sort(exact[known.fits & among])[:wanted])
+        ideas = list(zip(*(columns[k] for k in ("pipeline", "microbatches")), strict=True))
+        least = {}
+        for k in np.flatnonzero(known.fits & among):
+            least[ideas[k]] = min(exact[k], least.get(ideas[k], np.inf))
+        np.testing.assert_array_equal(exact[best], sorted(least.values())[:wanted])
+        assert len({ideas[k] for k in best}) == len(best)
+        for k in best:  # all others of the idea whose time is known, shortest first
+            known_ones = np.flatnonzero(~np.isnan(known.step_time)).tolist()
+            others = evaluator.others(k)
+            assert {*others, k} == {other for other in known_ones if ideas[other] == ideas[k]}
+            assert len(others) == len({*others.tolist()} - {k})
+            assert (np.diff(known.step_time[others]) >= 0).all()
         front = evaluator.find_front()
     no_worse = (exact[:, None] <= exact) & (memory[:, None] <= memory) & known.fits[:, None]
     better = no_worse & ((exact[:, None] < exact) | (memory[:, None] < memory))
@@ -115,6 +135,95 @@ def test_search_finds_what_brute_force_finds(seed, wanted):
     assert {*zip(exact[front], memory[front], strict=True)} == {
         *zip(exact[on_front], memory[on_front], strict=True)
     }
+
+
+def test_an_idea_is_all_but_the_split_of_layers_and_a_name_without_a_pipeline():
+    request = PlanRequest(GPT, H100, 64, 96)
+    found = enumerate_layouts(request)
+    of_idea = {}
+    for place, idea in enumerate(found.idea.tolist()):
+        one = found.described(request, place)
+        told = {k: v for k, v in one.items() if k not in found.split(place)}
+        if one["pipeline"] == 1:
+            del told["schedule"]
+        assert of_idea.setdefault(idea, told) == told
+    assert len({str(sorted(told.items())) for told in of_idea.values()}) == len(of_idea)
+    assert len(of_idea) < len(found) / 2
+
+
+@pytest.mark.compiles
+def test_what_would_turn_best_and_runner_up_round_does_so(small):
+    assert small.reversals == ()  # nothing does: less bubble at the same costs
+    best, other = small.best, small.runners_up[2]
+    rows = [int(np.nanargmin(abs(small.known.step_time - one.step_time))) for one in (best, other)]
+    found = reversals(small.request, small.layouts, np.array(rows))
+    assert [each.number for each in found][:2] == ["host.launch", "compute.peak"]
+    far = [abs(np.log(each.factor)) for each in found]
+    assert far == sorted(far)
+    assert reversals(small.request, small.layouts, np.array(rows[::-1])) == ()  # it is not behind
+    for number, factor, value in found:
+        assert value == pytest.approx(factor * H100_NUMBERS[number])
+        for share, is_turned in ((1, True), (0.999, False)):
+            changed = H100.with_number(number, H100_NUMBERS[number] * factor**share)
+            one, two = (
+                pj.evaluate(
+                    each.table, pj.stage_costs(each.workload, changed, each.table)
+                ).step_time
+                for each in (best, other)
+            )
+            assert (two <= one * (1 + 1e-12)) == is_turned, number
+
+
+@pytest.mark.compiles
+def test_what_evaluate_is_given_has_the_step_time_of_the_plan(small, answer, tmp_path):
+    """Minibatch of one pipeline, sequence parallelism and all."""
+    for one in (small.best, small.runners_up[3]):
+        with written_as({"model": "gpt-22b", "system": "h100", "scatter_gather": True}):
+            options = plan_command.options_of(one)
+        assert options["minibatch"] * options.get("data_parallel", 1) == 8
+        path = tmp_path / f"{id(one)}.toml"
+        path.write_text(config_text(options))
+        found = answer("evaluate", "--config", path)
+        assert found["step_time"] == pytest.approx(one.step_time, rel=1e-12)
+        assert max(found["memory_bytes"]) == pytest.approx(one.memory_bytes, rel=1e-12)
+        (line,) = [command_line("evaluate", options)]
+        assert answer(*shlex.split(line)[1:]) == found
+
+
+def test_memory_that_tensors_may_take():
+    whole = float(H100.memory_available)
+    assert PlanRequest(GPT, H100, 8, 8).room == 0.9 * whole
+    assert PlanRequest(GPT, H100, 8, 8, headroom=0.25).room == 0.75 * whole
+    assert PlanRequest(GPT, H100, 8, 8, memory_limit=5e10).room == 5e10
+    with pytest.raises(ValueError, match="headroom must be a number from 0 to 1, got 2"):
+        PlanRequest(GPT, H100, 8, 8, headroom=2)
+    with pytest.raises(ValueError, match="headroom has no effect beside memory_limit"):
+        pj.plan(GPT, H100, gpus=8, minibatch=8, headroom=0.1, memory_limit=5e10)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--memory-limit", "3"], "--memory-limit of a plan is one number of bytes, as 80GB"),
+        (["--memory-limit", "3GB,4GB"], "--memory-limit of a plan is one number of bytes"),
+        (["--memory-limit", "0GB"], "--memory-limit must be above 0"),
+        (["--headroom", "150%"], "--headroom must be a share from 0 to 1, as 0.1 or 10%"),
+        (["--headroom", "some"], "--headroom must be a share from 0 to 1"),
+        (["--headroom", "10%", "--memory-limit", "80GB"], "--headroom has no effect beside"),
+    ],
+)
+def test_memory_that_makes_no_sense_is_refused(options, message, mistake):
+    assert message in mistake("plan", "-m", "gpt-22b", "-y", "h100", *PLAN_SIZES, *options)
+
+
+def test_the_headroom_is_what_runs_left_that_were_made_to_fit():
+    """Both tables are of the largest microbatch that a machine took."""
+    for name, most in (("llm_foundry_h100", 0.901), ("llm_foundry_a100_40gb", 0.912)):
+        rows = read_rows(pj.files.DATA / "measured" / f"{name}.csv")
+        times, system = StepTimes(rows), pj.load_system(str(rows.system[0]))
+        pairs = zip(times.workloads, times.tables, strict=True)
+        need = max(pj.memory_bytes(workload, table).max() for workload, table in pairs)
+        assert need / system.memory_available == pytest.approx(most, abs=5e-4)
 
 
 @given(strategies.cases(step_end=True))
@@ -251,7 +360,7 @@ def test_long_programs_have_the_times_of_whole_ones(schedule, stages, monkeypatc
 
 @pytest.mark.takes_turns
 @pytest.mark.compiles
-def test_the_command_says_json_and_keeps_all_layouts(tmp_path, capsys):
+def test_the_command_says_json_and_keeps_all_layouts(tmp_path, capsys, monkeypatch):
     given_ = ["plan", "--model", "gpt-22b", "--system", "h100", "--gpus", "8", "--minibatch", "8"]
     given_ += ["--tensor", "4", "--zero", "1", "--recompute", "none,full"]
     given_ += ["--edge-units", "0", "--stages-per-worker", "1", "--microbatch-size", "1,2"]
@@ -259,9 +368,17 @@ def test_the_command_says_json_and_keeps_all_layouts(tmp_path, capsys):
     assert run([*given_, "--runners-up", "2", "--json", "--out", str(out)]) == 0
     found = json.loads(capsys.readouterr().out)
     says = "layout step_time band mfu memory_bytes bound_by memory_left tokens_per_second"
-    says += " regime evidence chance"
+    says += " regime evidence chance also"
     assert set(found["best"]) == set(says.split())
     assert len(found["runners_up"]) == 2
+    assert (found["memory_limit"], found["headroom"]) == (None, 0.1)
+    assert found["room"] == 0.9 * H100.memory_available
+    assert all({"number", "factor", "value"} == set(each) for each in found["reversals"])
+    assert set(found["launch"]) == {"Megatron-LM", "torchtitan", "DeepSpeed"}
+    assert found["launch"]["Megatron-LM"]["options"]["tensor-model-parallel-size"] == 4
+    evaluate, show = found["next"]
+    assert evaluate.startswith("pipejax evaluate --schedule ")
+    assert show.endswith("--out plan.html")
     assert found["best"]["layout"]["tensor"] == 4
     assert found["evaluated"] <= found["fitting"] <= found["enumerated"]
     assert run([*given_, "--out", str(out)]) == 2
@@ -272,9 +389,15 @@ def test_the_command_says_json_and_keeps_all_layouts(tmp_path, capsys):
     assert again["evaluated"] == again["fitting"]
     assert run([*given_[:-1], "1,4", "--out", str(out), "--resume"]) == 2
     assert "another request" in capsys.readouterr().err
+    monkeypatch.setenv("COLUMNS", "80")
     text, picture = tmp_path / "plan.csv", tmp_path / "plan.svg"
     assert run([*given_, "--out", str(text), "--figure", str(picture)]) == 0
-    assert "evaluated exactly" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "evaluated exactly" in shown
+    assert max(map(len, shown[shown.index("┏") : shown.index("└")].splitlines())) <= 80
+    (header,) = (line for line in shown.splitlines() if line.startswith("┃ layout"))
+    assert re.findall(r"\w+", header) == ["layout", "step", "memory", "chance"]
+    assert shown.count("Megatron-LM: --micro-batch-size") == 1
     assert {"does not fit", "front", "1f1b"} <= set(
         re.findall(">([^<>]+)</text>", picture.read_text())
     )

@@ -545,3 +545,23 @@ def test_command_mistakes_are_one_line(capsys, arguments, message):
     assert printed.err.startswith("error: ")
     assert printed.err.count("\n") == 1
     assert re.search(message, printed.err), printed.err
+
+
+def test_a_search_ends_at_the_gap_that_is_asked_for(call, answer):
+    table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=4)
+    costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=1.7)
+    found = pj.search.messages(table, costs, gap=0.05)
+    assert (found.stopped, found.gap <= 0.05) == ("gap", True)
+    at_once = pj.search.messages(table, costs, gap=0.2)
+    assert (at_once.stopped, 0.05 < at_once.gap <= 0.2) == ("gap", True)
+    further = pj.search.messages(table, costs, iterations=3)  # to 0.1 %
+    assert (further.stopped, further.gap > 0.001) == ("iterations", True)
+    with pytest.raises(ValueError, match="gap must be a number from 0 to 1, got 2"):
+        pj.search.messages(table, costs, gap=2)
+    line = ["tune", "messages", "-s", "interleaved-1f1b", "-P", 4, "-M", 4, "-V", 2]
+    line += ["-T", "F=1,B=2", "--comm", 1.7]
+    told = answer(*line, "--gap", "5%")
+    assert (told["stopped"], told["value"]) == ("gap", found.value)
+    assert "search ended: gap" in call(*line, "--gap", 0.2)[1]
+    code, _, message = call(*line, "--gap", "120%")
+    assert (code, "--gap must be a share from 0 to 1, as 0.1 or 10%" in message) == (2, True)

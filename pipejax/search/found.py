@@ -8,6 +8,7 @@ from pipejax.base.display import short_repr_of
 
 Best = TypeVar("Best")
 TIME_LIMIT = 60.0  # seconds, unless something else is said
+GAP = 0.001  # that ends a local search: far below what is known of any time
 
 
 def gap(value: float, lower_bound: float) -> float:
@@ -32,8 +33,9 @@ class Found(Generic[Best]):
       baselines: the same value [s] of what one would take without a search, by name; None where
         that cannot run.
       evaluated: how many candidates were evaluated.
-      stopped: why the search ended: "optimal" (the bound is reached), "iterations", "time",
-        "interrupted", or "tolerance" (what is left is below that of a solver).
+      stopped: why the search ended: "optimal" (the bound is reached), "gap" (what is left is below
+        the gap that was asked for), "iterations", "time", "interrupted", or "tolerance" (what is
+        left is below that of a solver).
     """
 
     best: Best

@@ -10,6 +10,7 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.cli.options.memory import ActivationOptions, HeldMemory
+from pipejax.cli.options.next_command import command_line, written_but
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
@@ -180,13 +181,15 @@ def evaluate(
     held = activations.of(table, priced.workload, priced.microbatches).held(evaluation)
     result = summary(evaluation, priced, held)
     beside = timing.of(evaluation)
-    written = {}
+    change = _fitting(table, priced, result)
+    go_on = (command_line("evaluate", written_but() | change),) if change else ()
+    files = {}
     if certificate.path is not None:
         certify(pj.certificate(evaluation, memory=held.memory), certificate)
         result |= certificate.as_json()
-        written["wrote the certificate to"] = certificate
+        files["wrote the certificate to"] = certificate
     said = chain(_said(evaluation, result, priced, held), beside.tables)
-    return Answer(result | beside.json, said, written)
+    return Answer(result | beside.json, said, files, next=go_on)
 
 
 def _said(
@@ -206,10 +209,36 @@ def _said(
     elif "tokens_per_second" in result:
         totals.append(("tokens", f"{result['tokens_per_second']:.4g} per second"))
     yield f"{heading(result)}, {_link(evaluation)} links"
+    if result.get("fits") is False:
+        yield f"[bold red]{_does_not_fit(result)}[/]"
     yield facts(totals)
     yield _workers(evaluation, result, pricing, held)
     if pricing.workload is not None:
         yield step_parts(result)
+
+
+def _fitting(table: pj.ScheduleTable, pricing: Pricing, result: dict[str, Any]) -> dict[str, Any]:
+    """Say whether a model's step fits, and if not with which options it would."""
+    if pricing.workload is None or pricing.system is None:
+        return {}
+    room = float(pricing.system.memory_available)
+    result |= {"memory_room": room, "fits": bool(result["memory_bytes"].max() <= room)}
+    if result["fits"]:
+        return {}
+    from pipejax.analysis.step.fitting import fitting_change
+
+    result["fits_with"] = fitting_change(pricing.workload, table, room)
+    return result["fits_with"] or {}
+
+
+def _does_not_fit(result: dict[str, Any]) -> str:
+    """Say who needs how much, and what would do."""
+    fullest, room = int(result["memory_bytes"].argmax()), result["memory_room"] / 1e9
+    lacks = f"worker {fullest} needs {result['memory_bytes'][fullest] / 1e9:.1f} of {room:.1f} GB"
+    if result["fits_with"] is None:
+        return f"does not fit: {lacks}; no --sequence-parallel, --zero or --recompute makes it fit"
+    options = command_line("", result["fits_with"]).removeprefix("pipejax ")
+    return f"does not fit: {lacks}; with {options} it would"
 
 
 def _check_pairs(evaluation: "pj.Evaluation") -> None:

@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -18,7 +19,8 @@ from pipejax.cli.options.memory import (
     MemoryLimit,
     Room,
 )
-from pipejax.cli.options.pricing import Pricing, required
+from pipejax.cli.options.next_command import command_line, written, written_but
+from pipejax.cli.options.pricing import Pricing, pricing_options, required
 from pipejax.cli.options.pricing_steps import takes_host_time
 from pipejax.cli.options.tables import TableChoice
 from pipejax.cli.options.values import CountIfGiven, TimeLimit, parse_seconds
@@ -27,7 +29,7 @@ from pipejax.cli.output.files import NO_OUTPUT, Output, certify, check_modules, 
 from pipejax.cli.output.kinds import CERTIFICATE, TABLE
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import FOUND, facts, grid, heading, is_json, pick, print_json
+from pipejax.cli.output.report import FOUND, facts, grid, heading, is_json, pick, plain, print_json
 from pipejax.schedules.cells.ops import format_cell
 
 if TYPE_CHECKING:
@@ -117,9 +119,13 @@ def optimize(
         outcome = Outcome(task.table, found, run, held, task.room, minimize, folder)
         if found.stopped != "interrupted" or certificate.path is not None:
             certify(as_certificate(outcome, task.may_offload), certificate)
-        written = {"wrote the table to": out, "wrote the certificate to": certificate}
+        files = {"wrote the table to": out, "wrote the certificate to": certificate}
         result = as_json(outcome)
-        return Answer(result, _said(outcome, result), written)
+        slower = _under_rendezvous(outcome, task.costs)
+        go_on = () if slower is None else _next_commands(out.path)
+        result |= {} if slower is None else {"rendezvous_makespan": slower}
+        said = chain(_said(outcome, result), _blocked(run, slower))
+        return Answer(result, said, files, next=go_on)
 
     try:
         task = _pose(choice, required(pricing), activations, limit)
@@ -148,6 +154,35 @@ def optimize(
             print_json({"status": "infeasible", "makespan": None, "memory_limit": memory_limit})
         raise pj.search.InfeasibleError(f"{LIMIT_OPTION} {memory_limit}: {error}") from None
     return report(found)
+
+
+def _under_rendezvous(outcome: "Outcome", costs: "pj.Costs") -> float | None:
+    """What the schedule takes where transfers meet, as on NCCL; None if that is no longer [s]."""
+    run = outcome.run
+    if outcome.found.stopped == "interrupted":  # little time is left to say what was found
+        return None
+    links = pj.Links("rendezvous", host_links=run.links.host_links)
+    longer = pj.evaluate(run.table, costs, link=links).makespan
+    return longer if longer > run.makespan * (1 + 1e-9) else None
+
+
+def _blocked(run: "pj.Evaluation", slower: float | None) -> Iterator[object]:
+    """Say what is lost where transfers wait for each other, and what finds a better order."""
+    if slower is not None:
+        yield plain(
+            f"under rendezvous links, as on NCCL, this table takes {seconds(slower)}, "
+            f"{percent(slower / run.makespan - 1)} more: tune messages finds a better order of its "
+            "transfers"
+        )
+
+
+def _next_commands(out: Path | None) -> tuple[str, ...]:
+    """Write the table, if that is not done, and order its messages."""
+    table = out or "best.csv"
+    costs = written(*pricing_options(), "host_links")
+    order = command_line("tune messages", {"table": table, **costs, "out": "ordered.csv"})
+    again = command_line("optimize", written_but() | {"out": table})
+    return (order,) if out else (again, order)
 
 
 class _PosedTask(NamedTuple):

@@ -1,38 +1,40 @@
 """`pipejax plan`: the layout of a training job that takes the shortest step."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import pipejax as pj
 from pipejax.base.progress import if_interrupted
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.values import Count, CountIfGiven, Schedules, Text
+from pipejax.cli.options.groups import choose_links
+from pipejax.cli.options.memory import MemoryLimit
+from pipejax.cli.options.next_command import command_line, config_text, written
+from pipejax.cli.options.pricing import load_with, shared_options
+from pipejax.cli.options.values import (
+    Count,
+    CountIfGiven,
+    Schedules,
+    Text,
+    declared,
+    parse_share,
+)
 from pipejax.cli.output.answer import Answer, file_lines
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules, drawing
 from pipejax.cli.output.kinds import DRAWING, PLAN, SWEEPS
-from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.launches import launch_json, launch_lines
+from pipejax.cli.output.plans import plan_lines
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import grid, pick, plain
+from pipejax.cli.output.report import pick
+from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
 
 if TYPE_CHECKING:
     from pipejax.sweep.plan.result import PlannedLayout, PlanResult
 
-COLUMNS = {  # of the report: what stands over each degree
-    "schedule": "schedule",
-    "tensor": "t",
-    "context": "c",
-    "expert": "e",
-    "data": "d",
-    "pipeline": "p",
-    "stages_per_worker": "v",
-    "microbatch_size": "b",
-    "microbatches": "M",
-    "zero": "ZeRO",
-    "recompute": "recompute",
-    "embedding_units": "edges",
-}
+# options of `evaluate` that a plan has too, for all its layouts
+COMMON = ("model", "system", "stack", "sequence", *declared(choose_links), *shared_options())
+CONFIG = ".toml"
 
 
 class LayoutChoices(NamedTuple):
@@ -86,6 +88,8 @@ def plan(
     stack: Text = None,
     schedules: Schedules = "1f1b,interleaved-1f1b,zb-h1",
     sequence: CountIfGiven = None,
+    memory_limit: Text = None,
+    headroom: Text = None,
     runners_up: int = 9,
     exhaustive: bool = False,
     out: Annotated[Output, PLAN] = NO_OUTPUT,
@@ -96,19 +100,21 @@ def plan(
 
     Options:
       minibatch: all its replicas together; evaluate counts that of one pipeline.
+      memory_limit: that tensors of an accelerator may take, as 80GB, in place of headroom.
+      headroom: fragmentation, and what the allocator keeps; 10% if neither is given.
       exhaustive: else only those that can be among the best.
-      out: all layouts (.zarr or .csv).
+      out: all layouts (.zarr or .csv), or the best one as options of `evaluate` and `show` (.toml).
       figure: step time against memory, its front exact (.png, .pdf, .svg).
 
     Example:
       pipejax plan -m llama3-405b -y h100 --gpus 2048 --minibatch 2048
     """
+    is_config = out.path is not None and out.path.suffix == CONFIG
     if resume and (out.path is None or out.path.suffix != ".zarr" or out.force):
         raise ValueError("--resume goes on with --out STORE.zarr, without --force")
     check_modules("plan needs", SWEEPS, "sweeps")
-    transformer = pj.load_model(model)
-    if sequence is not None:
-        transformer = dataclasses.replace(transformer, sequence=sequence)
+    limit = None if memory_limit is None else _read_limit(memory_limit)
+    kept_free = None if headroom is None else parse_share(headroom, "--headroom")
 
     def say() -> str | None:
         if out.path is None or out.path.suffix != ".zarr":
@@ -117,7 +123,7 @@ def plan(
 
     with if_interrupted(say), progress("layouts", None) as bar:
         found = pj.plan(
-            transformer,
+            load_with(model, sequence),
             pj.load_system(system),
             gpus=gpus,
             stack=stack,
@@ -126,93 +132,84 @@ def plan(
             choices=choices.values(),
             link=links,
             **shared,
+            memory_limit=limit,
+            headroom=kept_free,
             runners_up=runners_up,
             exhaustive=exhaustive,
             front=figure.path is not None,
-            out=out.path,
+            out=None if is_config else out.path,
             resume=resume,
             replace=out.force,
             on_progress=bar.tell,
         )
     _draw(found, figure)
+    options = options_of(found.best)
+    if is_config:
+        out.save_text(config_text(options))
+        options = {"config": out.path}
+    told = pj.costing.launches(found.best.workload, found.best.table)
     result = {
         "model": found.request.model.name,
         "system": found.request.system.name,
-        **pick(found.request, "gpus minibatch"),
+        **pick(found.request, "gpus minibatch memory_limit headroom room"),
         "best": _as_json(found.best),
         "runners_up": [_as_json(one) for one in found.runners_up],
         "outside": [_as_json(one) for one in found.outside],
+        "reversals": [one._asdict() for one in found.reversals],
         **pick(found, "enumerated fitting evaluated programs seconds"),
+        "launch": launch_json(told),
         **({} if out.path is None else out.as_json()),
     }
-    files = file_lines({"all layouts in": out, "picture in": figure})
-    return Answer(result, chain(_said(found), files))
+    files = file_lines({_kept(is_config): out, "picture in": figure})
+    go_on = tuple(
+        command_line(command, options | more)
+        for command, more in {"evaluate": {}, "show": {"out": "plan.html"}}.items()
+    )
+    return Answer(result, chain(plan_lines(found), launch_lines(told), files), next=go_on)
+
+
+def _kept(is_config: bool) -> str:
+    """Say what a file holds."""
+    return "the best as options for --config in" if is_config else "all layouts in"
+
+
+def _read_limit(text: str) -> float:
+    """Read what tensors may take [B]."""
+    limit = MemoryLimit.read(text)
+    if not limit.in_bytes or len(limit.values) > 1:
+        raise ValueError(f"--memory-limit of a plan is one number of bytes, as 80GB, got {text!r}")
+    return limit.values[0]
+
+
+def options_of(best: "PlannedLayout") -> dict[str, Any]:
+    """The best layout as options of `evaluate`, which says the same step time."""
+    layout, workload = best.layout, best.workload
+    found: dict[str, Any] = {
+        "schedule": layout["schedule"],
+        "workers": layout["pipeline"],
+        "microbatches": layout["microbatches"],
+    }
+    if "stages_per_worker" in pj.schedules.find(layout["schedule"]).options:
+        found["stages_per_worker"] = layout["stages_per_worker"]
+    found |= written(*COMMON) | {"minibatch": workload.minibatch}
+    usual = pj.Workload(workload.model, workload.minibatch)
+    of_layout = (
+        name for name, field in WORKLOAD_FIELDS.items() if field.head and not field.of_plan
+    )
+    for name in of_layout:
+        value = getattr(workload, name)
+        if value != getattr(usual, name):
+            found[name] = value
+    if workload.tensor_parallel == 1:  # nobody to scatter over
+        found.pop("scatter_gather", None)
+    return found
 
 
 def _as_json(one: "PlannedLayout") -> dict[str, Any]:
     """A layout with what is known of its regime."""
+    names = [field.name for field in dataclasses.fields(one) if field.name != "workload"]
     evidence = None if one.evidence is None else pick(one.evidence, "configurations mean_error")
-    return dataclasses.asdict(one) | {"evidence": evidence}
-
-
-def _said(found: "PlanResult") -> Iterator[object]:
-    """Say what is best, how it compares, and how many layouts that stands on."""
-    best, request = found.best, found.request
-    yield (
-        f"[bold]{request.model.name}[/] on {request.gpus} {request.system.name}, minibatch "
-        f"{request.minibatch}: [bold]{seconds(best.step_time)}[/]{_band(best)}, MFU "
-        f"{percent(best.mfu)}, bound by {best.bound_by}"
-    )
-    yield _evidence(best, request.system.name)
-    yield _table((best, *found.runners_up), best, "the shortest steps of all layouts that fit")
-    if found.outside:
-        reason = (
-            f"apart: nobody measured {' or '.join({one.regime: None for one in found.outside})} on "
-            f"{request.system.name} closely enough: calibrate on runs of your own before you trust"
-        )
-        yield _table(found.outside, best, reason)
-    yield plain(
-        f"{found.enumerated:,} layouts, {found.fitting:,} fit the memory, {found.evaluated:,} "
-        f"evaluated exactly with {found.programs:,} programs in {found.seconds:.1f} s: the lower "
-        "bounds of the others are beyond these"
-    )
-
-
-def _evidence(best: "PlannedLayout", system: str) -> object:
-    """Say what the best step time rests on."""
-    known = best.evidence
-    if known is None:
-        return plain(f"no run of its regime ({best.regime}) on {system} is known: extrapolated")
-    return plain(
-        f"its regime ({best.regime}): {known.configurations} measured configurations, predicted to "
-        f"{known.mean_error:.1f} % in the mean"
-    )
-
-
-def _table(shown: "Sequence[PlannedLayout]", best: "PlannedLayout", title: str) -> object:
-    columns = [(header, [one.layout[name] for one in shown]) for name, header in COLUMNS.items()]
-    columns += [
-        ("step", [seconds(one.step_time) for one in shown]),
-        ("MFU", [percent(one.mfu) for one in shown]),
-        ("memory", [gigabytes(one.memory_bytes) for one in shown]),
-        ("left", [gigabytes(one.memory_left) for one in shown]),
-        ("chance", [percent(one.chance) if one.chance else "" for one in shown]),
-        ("bound by", [one.bound_by for one in shown]),
-    ]
-    # a column that is the same for all, where the headline says it or it is what is usual
-    usual = {"c": 1, "e": 1, "edges": 0, "chance": "", "bound by": best.bound_by}
-    columns = [
-        (name, cells) for name, cells in columns if any(cell != usual.get(name) for cell in cells)
-    ]
-    return grid(columns, title=title)
-
-
-def _band(one: "PlannedLayout") -> str:
-    """The band of a step time, where there is one."""
-    if one.band is None:
-        return ""
-    low, high = one.band
-    return f" (90 %: {seconds(low)} to {seconds(high)})"
+    return pick(one, " ".join(names)) | {"evidence": evidence}
 
 
 def _draw(found: "PlanResult", figure: Output) -> None:

@@ -5,6 +5,7 @@ Messages, microbatches and places are orders, which local search finds (`tune_or
 
 import time
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -12,6 +13,7 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.checks import one_of
+from pipejax.cli.options.next_command import command_line, written_but
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.tables import OF_RUNS, TableOptions
 from pipejax.cli.options.values import (
@@ -20,6 +22,7 @@ from pipejax.cli.options.values import (
     parse_number,
 )
 from pipejax.cli.output.answer import Answer, best_so_far
+from pipejax.cli.output.launches import launch_json, launch_lines
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.progress import waiting
 from pipejax.cli.output.report import FOUND, Column, grid, pick, table_of
@@ -148,11 +151,33 @@ def tune_settings(asked: TuningRequest, **how: Any) -> Answer:
             **pick(found, FOUND),
             "seconds": time.monotonic() - began,
         }
-        return Answer(result, _said(found, result, capacity))
+        told = _launches(asked, best, how) if best.over == "size" else ()
+        result |= {"launch": launch_json(told)} if told else {}
+        said = chain(_said(found, result, capacity), launch_lines(told))
+        return Answer(result, said, next=(_shown(asked, best),) if told else ())
 
     with best_so_far(report) as keep:
         found = _tuned(*asked[:4], link=asked.links, on_best=keep, **how)
     return report(found)
+
+
+def _launches(
+    asked: TuningRequest, best: "TunedSetting", how: Mapping[str, Any]
+) -> "tuple[pj.costing.Launch, ...]":
+    """What launchers are told to run the microbatches that are best."""
+    options = {name: how[name] for name in find(asked.schedule).options if name in how}
+    sizes = {"num_workers": asked.workers, "num_microbatches": best.microbatches}
+    return pj.costing.launches(
+        asked.workload, pj.schedules.build(asked.schedule, **sizes, **options)
+    )
+
+
+def _shown(asked: TuningRequest, best: "TunedSetting") -> str:
+    """The command that draws the step with the microbatches that are best."""
+    sizes = {"schedule": asked.schedule, "workers": asked.workers}
+    same = written_but("over", "method", "microbatch_size", "no_memory_limit", *sizes)
+    sizes["microbatches"] = best.microbatches
+    return command_line("show", sizes | same | {"out": "size.html"})
 
 
 def _said(

@@ -1,13 +1,14 @@
 """`pipejax tune layers`: which layers each stage holds, with a proof."""
 
-import json as json_text
 import time
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 
 import pipejax as pj
+from pipejax.cli.options.next_command import command_line, written_but
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.tables import TableChoice
 from pipejax.cli.options.values import (
@@ -19,9 +20,10 @@ from pipejax.cli.options.values import (
 from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import LAYOUT
+from pipejax.cli.output.launches import launch_json, launch_lines
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import FOUND, Column, grid, heading, pick, plain, sizes_of, table_of
+from pipejax.cli.output.report import FOUND, Column, grid, heading, pick, sizes_of, table_of
 from pipejax.schedules.naming import find
 
 if TYPE_CHECKING:
@@ -104,12 +106,21 @@ def _search_split(asked: _Split, limit: float, memory_limit: bool, out: Output) 
     began = time.monotonic()
 
     def report(found: "Found[Partition]") -> Answer:
-        result = _split_as_json(table, links, found) | {"seconds": time.monotonic() - began}
+        told = pj.costing.launches(found.best.workload, table)
+        result = _split_as_json(table, links, found) | {
+            "seconds": time.monotonic() - began,
+            "launch": launch_json(told),
+        }
         if out.path is not None and out.path.suffix == ".txt":
             out.save_text(f"{found.best.layout}\n")
         else:
             out.save_json(result)
-        return Answer(result, _said(asked, found, result), {"wrote the layout to": out})
+        said = chain(_said(asked, found, result), launch_lines(told, rest=True))
+        # units do not go with a layout
+        same = written_but("time_limit", "no_memory_limit", "embedding_units", "loss_units")
+        shown = {"pipeline_layout": str(found.best.layout), "out": "layers.html"}
+        go_on = (command_line("show", same | shown),)
+        return Answer(result, said, {"wrote the layout to": out}, next=go_on)
 
     with best_so_far(report) as keep, progress("splitting", None) as bar:
         found = pj.search.layers(
@@ -152,7 +163,6 @@ def _split_as_json(
 
 
 def _said(asked: _Split, found: "Found[Partition]", result: Mapping[str, Any]) -> Iterator[object]:
-    best = result["best"]
     proof = "no split is faster"
     if found.stopped != "optimal":
         proof = f"no split saves more than {percent(found.gap)} of it"
@@ -172,13 +182,6 @@ def _said(asked: _Split, found: "Found[Partition]", result: Mapping[str, Any]) -
             ),
         ),
     )
-    yield (
-        f"Megatron: --pipeline-model-parallel-size {result['workers']} "
-        f'--pipeline-model-parallel-layout "{best["pipeline_layout"]}"'
-    )
-    if best["module_fqns_per_model_part"] is not None:
-        listed = json_text.dumps(best["module_fqns_per_model_part"])
-        yield plain(f"torchtitan: module_fqns_per_model_part = {listed}")
     yield f"{found.evaluated} splits evaluated in {result['seconds']:.1f} s"
     if found.stopped == "interrupted":
         yield "interrupted: this is the best so far"

@@ -13,14 +13,14 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.cli.options.pricing import Pricing, required
-from pipejax.cli.options.values import Seed, TimeLimit, parse_seconds
+from pipejax.cli.options.values import Seed, TimeLimit, parse_seconds, parse_share
 from pipejax.cli.output.answer import Answer, searched
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify, draw_runs, save_table
 from pipejax.cli.output.kinds import CERTIFICATE, DRAWING, ORDER, TABLE
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.report import FOUND, Column, grid, pick, sizes_of, table_of
 from pipejax.schedules.table.links import QUEUES
-from pipejax.search.found import gap
+from pipejax.search.found import gap as gap_of
 
 if TYPE_CHECKING:
     from pipejax.analysis.paths.head_of_line_blocking import TransferWaits
@@ -50,6 +50,7 @@ def messages(
     rendezvous: pj.Links,
     iterations: int = 1000,
     time_limit: TimeLimit = "60",
+    gap: str = "0.1%",
     seed: Seed = 0,
     worst: int = 10,
     out: Annotated[Output, TABLE] = NO_OUTPUT,
@@ -69,7 +70,7 @@ def messages(
     from pipejax.analysis.paths.head_of_line_blocking import queue_makespans
     from pipejax.search.orders.transfers import TransferSearch
 
-    limit = parse_seconds(time_limit, "--time-limit")
+    limit, enough = parse_seconds(time_limit, "--time-limit"), parse_share(gap, "--gap")
     costs = required(pricing).of(table)
 
     def report(found: "Found[TransferOrder]") -> Callable[[], Answer]:
@@ -107,7 +108,8 @@ def messages(
 
         return answer
 
-    return searched(TransferSearch(table, costs, rendezvous, seed), iterations, limit, report)
+    search = TransferSearch(table, costs, rendezvous, seed)
+    return searched(search, iterations, limit, report, enough)
 
 
 def _messages_as_json(
@@ -121,7 +123,7 @@ def _messages_as_json(
         **pick(found, FOUND),
         "gain": _gain(found),
         "free_bound": found.best.free_bound,
-        "free_gap": gap(found.value, found.best.free_bound),
+        "free_gap": gap_of(found.value, found.best.free_bound),
         "waits": [
             pick(w, "sender receiver ready start wait blocked worker")
             | {name: str(cell) for name, cell in pick(w, "send cell front").items()}

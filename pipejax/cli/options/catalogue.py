@@ -44,6 +44,7 @@ SIZE = ValueKind("SIZE")
 TIME = ValueKind("TIME", note="40us, 1ms, 2.5s, or a plain number of seconds")
 TIMES = ValueKind("TIMES", note=TIME.note)
 TIME_OF_STAGES = ValueKind("TIME,..", note=TIME.note)
+SHARE = ValueKind("SHARE", note="0.1, or 10%")
 LIMIT = ValueKind("LIMIT", note="activations (3), or bytes of a device with a model (40GB, 80GiB)")
 
 
@@ -203,6 +204,9 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
     },
     "Memory": {
         "memory_limit": OptionRecord(LIMIT, "most activations that a worker may hold"),
+        "headroom": OptionRecord(
+            SHARE, "share of a device's memory left for what tensors do not tell"
+        ),
         "no_memory_limit": OptionRecord(FLAG, "let workers need more than they have"),
         "weight_share": OptionRecord(
             NUMBER,
@@ -299,6 +303,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "prices": OptionRecord(RULES, "what the parts of a system cost"),
         "minimize": OptionRecord(NAME, "what is to be least", names=("makespan", "span")),
         "time_limit": _often(TIME, "when the search ends; Ctrl-C ends it sooner"),
+        "gap": OptionRecord(SHARE, "end the search when nothing unknown saves more"),
         "iterations": OptionRecord(WHOLE, "most batches of orders to try"),
         "samples": _often(COUNT, "runs of each schedule to sample"),
         "seed": OptionRecord(WHOLE, "seed of what is drawn at random"),

@@ -10,6 +10,7 @@ from pipejax.base.checks import one_of
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.given import Line
 from pipejax.cli.options.memory import choose_activations
+from pipejax.cli.options.next_command import written_as
 from pipejax.cli.options.objective import ObjectiveSettings
 from pipejax.cli.options.pricing import (
     choose_pricing,
@@ -222,7 +223,9 @@ class CommandOptions:
         takes = inspect.signature(self.command).parameters
         chosen = {name: made for name, made in self.chosen(given).items() if name in takes}
         format = None if "format" in self.own else given.get("format")
-        with printing(format, json=given["json"]):
+        defaults = {name: parameter.default for name, parameter in self.parameters.items()}
+        written = {name: value for name, value in given.items() if value != defaults.get(name)}
+        with printing(format, json=given["json"]), written_as(written):
             answer = self.command(**chosen, **{name: given[name] for name in self.own} | outputs)
             answer.show()
         for output in outputs.values():

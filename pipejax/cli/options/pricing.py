@@ -181,6 +181,7 @@ _WITH_MODEL = (
     "system",
     "minibatch",
     "stack",
+    "sequence",
     *(name for name, f in WORKLOAD_FIELDS.items() if f.head),
 )
 # times that are in vain where no table has such an op; without cells, the step ends with A and U
@@ -237,6 +238,7 @@ class PricingSettings(NamedTuple):
     system: Text = None
     minibatch: CountIfGiven = None
     stack: Text = None
+    sequence: CountIfGiven = None
     weight_share: WeightShare = None
     comm: Text = None
     latency: Text = None
@@ -420,6 +422,7 @@ def _price_model(
     system: Text = None,
     minibatch: int | None = None,
     stack: Text = None,
+    sequence: int | None = None,
     **given: Any,
 ) -> Pricing:
     if system is None or minibatch is None:
@@ -432,7 +435,7 @@ def _price_model(
     from pipejax.costs.stage.stage_costs import check_machine
 
     software = AS_THE_SYSTEM if stack is None else load_stack(stack)
-    found, machine = pj.load_model(model), software.on(pj.load_system(system))
+    found, machine = load_with(model, sequence), software.on(pj.load_system(system))
     given = {**software.workload, **given}
     if given.get("expert_parallel", 1) > 1 and found.moe is None:
         raise ValueError(
@@ -441,6 +444,12 @@ def _price_model(
     workload = pj.Workload(found, minibatch, **given)
     check_machine(workload, machine)
     return Pricing(ModelCosts(workload, machine), workload=workload, system=machine)
+
+
+def load_with(model: str, sequence: int | None) -> "pj.Model":
+    """Load a model, with sequences of another length where one is given."""
+    found = pj.load_model(model)
+    return found if sequence is None else dataclasses.replace(found, sequence=sequence)
 
 
 def required(pricing: Pricing | None) -> Pricing:

@@ -151,6 +151,15 @@ def parse_number(text: str, where: str) -> float:
     return value
 
 
+def parse_share(text: str, where: str) -> float:
+    """Read a share from 0 to 1: a number, or with % a hundredth of one."""
+    bare = text.strip().removesuffix("%")
+    value = parse_float(bare.strip()) / (100 if "%" in text else 1)
+    if not 0 <= value <= 1:
+        raise ValueError(f"{where} must be a share from 0 to 1, as 0.1 or 10%, got {text!r}")
+    return value
+
+
 def parse_float(text: str) -> float:
     """Read a number; what is none is NaN, which no check of a range lets pass."""
     try:

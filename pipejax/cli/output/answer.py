@@ -23,24 +23,29 @@ class Answer(NamedTuple):
         makes them only where they are printed.
       written: files, each behind the words that say so.
       holds: whether what the command checks holds; if not, its exit code is 1.
+      next: command lines to go on with.
     """
 
     result: dict[str, Any] | list[dict[str, Any]]
     said: Iterable[object] = ()
     written: Mapping[str, Output] = {}
     holds: bool = True
+    next: tuple[str, ...] = ()
 
     def show(self) -> None:
         """Print it, and raise what went wrong with the first file that could not be written."""
         if is_json():
             result = self.result
             if isinstance(result, dict):
+                result = result | ({"next": self.next} if self.next else {})
                 for output in self.written.values():
                     result = result | output.as_json()
             print_json(result)
         else:
             for part in chain(self.said, file_lines(self.written)):
                 print_all(part)
+            for line in self.next:
+                print_all(plain(f"next: {line}"))
         for output in self.written.values():
             output.end(json=is_json())
 
@@ -68,7 +73,11 @@ def best_so_far(answer: Callable[[Any], Answer]) -> Iterator[Callable[[Any], obj
 
 
 def searched(
-    search: Any, iterations: int, limit: float, report: Callable[[Any], Callable[[], Answer]]
+    search: Any,
+    iterations: int,
+    limit: float,
+    report: Callable[[Any], Callable[[], Answer]],
+    gap: float = 0.0,
 ) -> Answer:
     """Run a local search under a bar, and answer with its result; if interrupted, with that so far.
 
@@ -79,5 +88,5 @@ def searched(
         progress("searching", iterations) as bar,
     ):
         keep(search)
-        answer = report(search.run(iterations, limit, bar.tell))
+        answer = report(search.run(iterations, limit, bar.tell, gap))
     return answer()

@@ -118,11 +118,11 @@ class PipelineLayout:
         Example:
           >>> import pipejax as pj
           >>> pj.costing.PipelineLayout.of("Et|ttL").module_fqns()
-          [['tok_embeddings', 'layers.0'], ['layers.1', 'layers.2', 'norm', 'lm_head']]
+          [['tok_embeddings', 'layers.0'], ['layers.1', 'layers.2', 'norm', 'output']]
         """
         if self.count("m").any():
             raise wrong("pipeline_layout", f"{self}: torchtitan pipelines no layers m")
-        names, numbers = {"E": ["tok_embeddings"], "L": ["norm", "lm_head"]}, count()
+        names, numbers = {"E": ["tok_embeddings"], "L": ["norm", "output"]}, count()
         return [
             [name for letter in stage for name in names.get(letter) or [f"layers.{next(numbers)}"]]
             for stage in self.stages

@@ -13,7 +13,7 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.progress import OnProgress, to_nobody
-from pipejax.search.found import Best, Found
+from pipejax.search.found import Best, Found, gap as gap_of
 
 
 class LocalSearch(abc.ABC, Generic[Best]):
@@ -60,13 +60,20 @@ class LocalSearch(abc.ABC, Generic[Best]):
         return int(np.lexsort(keys if rests is None else (*keys, rests))[0])
 
     def run(
-        self, iterations: int, time_limit: float | None = None, tell: OnProgress = to_nobody
+        self,
+        iterations: int,
+        time_limit: float | None = None,
+        tell: OnProgress = to_nobody,
+        gap: float = 0.0,
     ) -> Found[Best]:
-        """Search for so many steps; the time runs from the start of the clock."""
+        """Search for so many steps, or until nothing unknown saves more than the gap.
+
+        The time runs from the start of the clock.
+        """
         deadline = np.inf if time_limit is None else self._begun + time_limit
         try:
             for iteration in range(1, iterations + 1):
-                if self._is_optimal():
+                if self._is_optimal() or self._gap <= gap:
                     break
                 if time.monotonic() >= deadline:
                     return self.found("time")
@@ -74,12 +81,18 @@ class LocalSearch(abc.ABC, Generic[Best]):
                 tell(iteration, iterations, f"best {self.value:.6g} s")
         except KeyboardInterrupt:
             return self.found("interrupted")
-        return self.found("optimal" if self._is_optimal() else "iterations")
+        if self._is_optimal():
+            return self.found("optimal")
+        return self.found("gap" if self._gap <= gap else "iterations")
 
     def found(self, stopped: str) -> Found[Best]:
         """What the search has found so far."""
         best, value = self.best_so_far()
         return Found(best, value, self.lower_bound, self.baselines, self.evaluated, stopped)
+
+    @property
+    def _gap(self) -> float:
+        return gap_of(self.value, self.lower_bound)
 
     def _is_optimal(self) -> bool:
         return self.value <= self.lower_bound * (1 + self.precision)

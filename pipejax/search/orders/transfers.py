@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.checks import check_local_search, check_types, wrong
+from pipejax.base.checks import check_local_search, check_types, share, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
@@ -32,7 +32,7 @@ from pipejax.schedules.table.communication_cells import (
 )
 from pipejax.schedules.table.links import LINK_MODELS, Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.found import TIME_LIMIT, Found
+from pipejax.search.found import GAP, TIME_LIMIT, Found
 from pipejax.search.orders.local_search import LocalSearch
 from pipejax.search.orders.permutations import inserted
 from pipejax.search.orders.transfer_graph import (
@@ -97,6 +97,7 @@ def messages(
     iterations: int = 1000,
     time_limit: float | None = TIME_LIMIT,
     seed: int = 0,
+    gap: float = GAP,
     on_progress: OnProgress | None = None,
 ) -> Found[TransferOrder]:
     """Search an order of SEND and RECV cells that makes a table faster under rendezvous.
@@ -112,6 +113,7 @@ def messages(
       iterations: most batches of moves to try.
       time_limit: when no further batch starts [s]; None for no limit.
       seed: of all random choices.
+      gap: the search ends when no order saves more than this share of the makespan; 0 for no end.
       on_progress: called after each iteration with its number, `iterations`, and the best makespan
         so far as a text; a bar in notebooks if None.
 
@@ -123,7 +125,7 @@ def messages(
 
     Raises:
       ValueError: if a cost is negative or not finite or has the wrong number of entries, the
-        link model is not rendezvous, or iterations or time_limit is negative.
+        link model is not rendezvous, iterations or time_limit is negative, or gap no share.
 
     Cost:
       Each iteration makes up to 64 swaps, each of which runs what it changes again, and where they
@@ -139,9 +141,10 @@ def messages(
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs))
     iterations, seed = check_local_search(iterations, seed, time_limit)
+    share(gap, "gap")
     search = TransferSearch(table, costs, Links.of(link), seed)
     with telling("order", on_progress) as tell:
-        return search.run(iterations, time_limit, tell)
+        return search.run(iterations, time_limit, tell, gap)
 
 
 def _own_order(

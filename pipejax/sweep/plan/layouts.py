@@ -68,17 +68,35 @@ class Layouts(NamedTuple):
         """Number of stages of each."""
         return self.pipeline * self.stages_per_worker
 
+    @property
+    def idea(self) -> Column:
+        """Number of the idea of each: equal where only the split of layers over stages differs.
+
+        With one worker there is one schedule, whatever its name.
+        """
+        own = self._asdict()
+        del own["stages_per_worker"], own["edge_units"]
+        own["schedule"] = np.where(self.pipeline == 1, -1, self.schedule)
+        columns = np.stack([*own.values()], axis=1)
+        number: Column = np.unique(columns, axis=0, return_inverse=True)[1].ravel()
+        return number
+
     def described(self, request: PlanRequest, place: int) -> dict[str, Any]:
         """Name what one layout is, as in rows of measured runs."""
         found = {name: int(column[place]) for name, column in self._asdict().items()}
-        units = found.pop("edge_units")
+        del found["edge_units"]
         return found | {
             "schedule": request.schedules[found["schedule"]],
             "recompute": RECOMPUTE[found["recompute"]],
             "sequence_parallel": found["tensor"] > 1,
-            "embedding_units": units,
-            "loss_units": units,
+            **self.split(place),
         }
+
+    def split(self, place: int) -> dict[str, int]:
+        """Name what says how one layout splits layers over stages."""
+        units = int(self.edge_units[place])
+        stages = int(self.stages_per_worker[place])
+        return {"stages_per_worker": stages, "embedding_units": units, "loss_units": units}
 
 
 def enumerate_layouts(request: PlanRequest) -> Layouts:

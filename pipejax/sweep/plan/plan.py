@@ -14,7 +14,7 @@ import numpy as np
 from pipejax.analysis.step.evidence import Evidence, Regime, known_evidence
 from pipejax.analysis.step.step_report import bands, mfu
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import check_types, whole_number
+from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.progress import OnProgress, telling
 from pipejax.base.provenance import is_dataset
 from pipejax.costs.layers.formulas import OPERAND_BYTES, model_flop
@@ -24,7 +24,9 @@ from pipejax.costs.model.workload_fields import PRECISIONS
 from pipejax.costs.system.system import System, load_system
 from pipejax.schedules.table.links import Links
 from pipejax.sweep.plan.layouts import Layouts, enumerate_layouts
-from pipejax.sweep.plan.request import SCHEDULES, PlanRequest
+from pipejax.sweep.plan.other_machines import bounds_of_steps, reversals
+from pipejax.sweep.plan.pricing import workload_of
+from pipejax.sweep.plan.request import HEADROOM, SCHEDULES, PlanRequest
 from pipejax.sweep.plan.result import (
     PlannedLayout,
     PlanResult,
@@ -32,7 +34,7 @@ from pipejax.sweep.plan.result import (
     known_step_times,
     save_columns,
 )
-from pipejax.sweep.plan.search import Evaluator, Known, Times, bounds_of_steps, estimate
+from pipejax.sweep.plan.search import Evaluator, Known, Rows, Times, estimate
 
 RUNNERS_UP = 9
 LEAST_ERROR = 0.005  # of predictions: no table is met better than it was measured
@@ -57,6 +59,8 @@ def plan(
     replace: bool = False,
     on_progress: OnProgress | None = None,
     stack: Stack | str | Path | None = None,
+    memory_limit: float | None = None,
+    headroom: float | None = None,
     **shared: Any,
 ) -> PlanResult:
     """Find the layout of a training job on so many accelerators that takes the shortest step.
@@ -65,7 +69,8 @@ def plan(
     per worker, microbatch size, schedule, recomputation, ZeRO, and whether embedding and head count
     as layers. All are priced: those without room on the accelerators are out, and the others are
     evaluated exactly in the order of a lower bound of their step times, till no other can be among
-    the best. So best and runners-up are the optimum of all enumerated layouts.
+    the best. So best and runners-up are the optimum of all enumerated layouts. They are different
+    ideas: of those that differ only in how layers are split over stages the best stands for all.
 
     Args:
       model: the transformer, or its name.
@@ -78,7 +83,7 @@ def plan(
         named all legal values are: tensor parallelism inside a node, at least 1024 tokens of a
         sequence on an accelerator, at most 16 stages per worker, which divide the layers evenly.
       link: link model, or `Links`.
-      runners_up: how many layouts after the best must be exact.
+      runners_up: how many ideas after the best are shown.
       exhaustive: whether all layouts that fit are evaluated exactly.
       front: whether the front of step time against memory is found exactly, too.
       out: Zarr store for all layouts, written now and then; or a CSV, written at the end.
@@ -88,6 +93,9 @@ def plan(
         a bar in notebooks if None.
       stack: the software, or its name: its kernels, and its exchanges where `shared` does not say
         them; as the system's file takes it if None.
+      memory_limit: what the tensors of an accelerator may take [B], in place of headroom.
+      headroom: share of an accelerator's memory that is left for what tensors do not tell:
+        fragmentation, and what the allocator keeps; 0.1 if None.
       **shared: fields of `Workload` that all layouts have in common: overlap, precision,
         rank_order, scatter_gather, expert_overlap, dispatcher, contiguous_context, graphs,
         optimizer_offload, attention_precision, head_precision.
@@ -112,9 +120,11 @@ def plan(
     began = time.perf_counter()
     check_types(exhaustive=(exhaustive, bool), front=(front, bool), resume=(resume, bool))
     runners_up = whole_number(runners_up, "runners_up", least=0)
-    check_types(stack=(stack, Stack, str, Path, type(None)))
-    software = AS_THE_SYSTEM if stack is None else stack
-    software = software if isinstance(software, Stack) else load_stack(software)
+    if memory_limit is not None and headroom is not None:
+        raise wrong(
+            "headroom", "has no effect beside memory_limit, which says what tensors may take"
+        )
+    software = _software(stack)
     request = PlanRequest(
         model if isinstance(model, Model) else load_model(model),
         software.on(system if isinstance(system, System) else load_system(system)),
@@ -125,6 +135,8 @@ def plan(
         Links.of(link),
         {**software.workload, **shared},
         software.name,
+        memory_limit,
+        HEADROOM if headroom is None else headroom,
     )
     earlier = None if out is None else _left_at(Path(out), request, resume, replace)
     with telling("plan", on_progress) as tell:
@@ -145,16 +157,13 @@ def plan(
         beyond = evaluator.find_best(OUTSIDE, ~is_known & ~first)
         on_front = evaluator.find_front() if front else None
     rows = np.concatenate([best, beyond])
-    reasons = bounds_of_steps(request, layouts, rows)
-    found = [
-        _planned(request, layouts, known, row, reason, by_row[row])
-        for row, reason in zip(rows.tolist(), reasons, strict=True)
-    ]
-    ranked = _ranked(found[: len(best)])
+    found = _told(evaluator, rows, by_row)
+    order, ranked = _ranked(found[: len(best)])
     result = PlanResult(
         best=ranked[0],
         runners_up=ranked[1:],
         outside=tuple(found[len(best) :]),
+        reversals=reversals(request, layouts, best[order[:2]]) if len(order) > 1 else (),
         enumerated=len(layouts),
         fitting=int(known.fits.sum()),
         evaluated=int((~np.isnan(known.step_time)).sum()),
@@ -168,6 +177,13 @@ def plan(
     if out is not None:
         result.save(out, replace=True)
     return result
+
+
+def _software(stack: Stack | str | Path | None) -> Stack:
+    """The stack that is named, or what the system's file takes for granted."""
+    check_types(stack=(stack, Stack, str, Path, type(None)))
+    named = AS_THE_SYSTEM if stack is None else stack
+    return named if isinstance(named, Stack) else load_stack(named)
 
 
 def _left_at(out: Path, request: PlanRequest, resume: bool, replace: bool) -> Times | None:
@@ -233,15 +249,22 @@ def evidence_by_row(request: PlanRequest, layouts: Layouts) -> list[Evidence | N
     return [told[Regime(one, other, is_narrow)] for one, other in pairs]
 
 
+def _told(
+    evaluator: Evaluator, rows: Rows, by_row: Sequence[Evidence | None]
+) -> list[PlannedLayout]:
+    """Say of some layouts what is to be said."""
+    reasons = bounds_of_steps(evaluator.request, evaluator.layouts, rows)
+    return [
+        _planned(evaluator, row, reason, by_row[row])
+        for row, reason in zip(rows.tolist(), reasons, strict=True)
+    ]
+
+
 def _planned(
-    request: PlanRequest,
-    layouts: Layouts,
-    known: Known,
-    row: int,
-    bound_by: str,
-    evidence: Evidence | None,
+    evaluator: Evaluator, row: int, bound_by: str, evidence: Evidence | None
 ) -> PlannedLayout:
     """Say what is to be said of one of the best layouts."""
+    request, layouts, known = evaluator.request, evaluator.layouts, evaluator.known
     step, need = float(known.step_time[row]), float(known.memory_bytes[row])
     flop = model_flop(request.model, request.minibatch)
     peak = request.system.peak(request.shared.get("precision", "bf16"))
@@ -262,6 +285,11 @@ def _planned(
             )
         ),
         evidence=evidence,
+        also=tuple(
+            layouts.split(place) | {"step_time": float(known.step_time[place])}
+            for place in evaluator.others(row).tolist()
+        ),
+        workload=workload_of(request, layouts, row),
     )
 
 
@@ -284,29 +312,36 @@ def chances(times: Sequence[float], spreads: Sequence[float]) -> Float[NumpyArra
     return np.asarray(found / found.sum())
 
 
-def _ranked(found: Sequence[PlannedLayout]) -> tuple[PlannedLayout, ...]:
+def _ranked(found: Sequence[PlannedLayout]) -> tuple[list[int], tuple[PlannedLayout, ...]]:
     """Rank layouts by their chance to be the best, where it is known how far predictions are off.
 
     The mean absolute value of a normal error is sqrt(2 / pi) of its spread.
+
+    Returns the places that they had, and the layouts.
     """
     errors = [each.evidence.mean_error / 100 for each in found if each.evidence is not None]
     if len(errors) < len(found):
-        return tuple(found)
+        return [*range(len(found))], tuple(found)
     spreads = [math.sqrt(math.pi / 2) * max(error, LEAST_ERROR) for error in errors]
     of_each = chances([each.step_time for each in found], spreads).tolist()
-    pairs = zip(found, of_each, strict=True)
-    told = [dataclasses.replace(each, chance=chance) for each, chance in pairs]
-    return tuple(sorted(told, key=lambda each: -each.chance))
+    order = sorted(range(len(found)), key=lambda place: -of_each[place])
+    told = (dataclasses.replace(found[place], chance=of_each[place]) for place in order)
+    return order, tuple(told)
 
 
 def _nearest(request: PlanRequest, layouts: Layouts, known: Known) -> str:
     """Say which layout comes nearest to the memory, and what it lacks."""
     row = int(known.memory_bytes.argmin())
-    need, capacity = known.memory_bytes[row] / 1e9, request.room / 1e9
+    need, room = known.memory_bytes[row] / 1e9, request.room / 1e9
+    of = f"of {request.system.name}"
+    if request.memory_limit is not None:
+        of = "of memory_limit"
+    elif request.headroom:
+        of = f"that headroom {request.headroom:g} leaves {of}"
     named = layouts.described(request, row).items()
     what = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in named)
     return (
         f"none of {len(layouts)} layouts of {request.model.name} on {request.gpus} accelerators "
         f"fits the memory: the nearest ({what}) needs {need:.1f} GB per accelerator, "
-        f"{need - capacity:.1f} GB more than the {capacity:.1f} GB of {request.system.name}"
+        f"{need - room:.1f} GB more than the {room:.1f} GB {of}"
     )

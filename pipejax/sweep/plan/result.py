@@ -14,8 +14,12 @@ from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.files import drafted
 from pipejax.base.provenance import provenance
+from pipejax.costs.model.workload import Workload
 from pipejax.costs.model.workload_fields import RECOMPUTE
+from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.plan.layouts import Layouts
+from pipejax.sweep.plan.other_machines import Reversal
+from pipejax.sweep.plan.programs import ProgramShape, table_of
 from pipejax.sweep.plan.request import PlanRequest
 from pipejax.sweep.plan.search import Known
 
@@ -51,13 +55,15 @@ class PlannedLayout:
       mfu: share of the peak that the model's own FLOP reach.
       tokens_per_second: of the whole job.
       memory_bytes: need of the fullest worker, per accelerator [B].
-      memory_left: what is left of the capacity there [B].
+      memory_left: what is left there of the memory that tensors may take [B].
       bound_by: the resource with the largest share of the critical path, as `sensitivity` says.
       regime: what its step time rests on.
       evidence: measured runs of that regime on the machine, and how far predictions were from
         them; None where there are none.
       chance: to be the best of those shown, where each is off by itself as far as the evidence
         says; 0 where there is none.
+      also: other splits of its layers over stages that were evaluated, with their step times [s].
+      workload: what each pipeline trains, as `evaluate` takes it.
     """
 
     layout: Mapping[str, Any]
@@ -70,7 +76,16 @@ class PlannedLayout:
     bound_by: str
     regime: str
     evidence: Evidence | None
+    also: tuple[Mapping[str, Any], ...]
+    workload: Workload
     chance: float = 0.0
+
+    @property
+    def table(self) -> ScheduleTable:
+        """Its schedule."""
+        names = ("schedule", "pipeline", "stages_per_worker")
+        shape = ProgramShape(*(self.layout[name] for name in names))
+        return table_of(shape, self.layout["microbatches"])
 
 
 @short_repr_of("best runners_up outside enumerated fitting evaluated programs seconds")
@@ -83,6 +98,8 @@ class PlanResult:
         all where none was.
       runners_up: the next ones of them, by their chance to be the best.
       outside: the best of the others, whose step times are extrapolations.
+      reversals: numbers of the machine, each with the factor by which it alone would have to change
+        for the first runner-up to be no slower than the best; the nearest to 1 first.
       enumerated: legal layouts.
       fitting: those of them that the memory has room for.
       evaluated: those evaluated exactly; the others' lower bounds are beyond the runners-up.
@@ -98,6 +115,7 @@ class PlanResult:
     best: PlannedLayout
     runners_up: tuple[PlannedLayout, ...]
     outside: tuple[PlannedLayout, ...]
+    reversals: tuple[Reversal, ...]
     enumerated: int
     fitting: int
     evaluated: int

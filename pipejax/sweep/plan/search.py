@@ -4,31 +4,25 @@ Every layout is priced, so its memory and a lower bound of its step time are kno
 evaluated exactly in the order of their bounds, with all others of the same program that could still
 be among the best; what is left when the next bound is beyond the last of the best cannot be.
 
-What bounds a layout is the resource of the machine that takes the largest share of its step. A step
-time is a sum of times on the critical path: a rate that grows by a little, or a latency that does,
-changes it by the share of the path that this resource takes (Euler's identity). So shares are
-differences of step times, and the compiled prices of all layouts serve every machine.
+What is asked for are different ideas: layouts that differ in more than how layers are split over
+stages. The best of each stands for it.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from pipejax.analysis.uncertainty.sensitivity import POWER, RESOURCES
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress
 from pipejax.costs.stage.stage_work import StageBytes
-from pipejax.costs.system.parts import FIELDS
-from pipejax.costs.system.system import System
 from pipejax.sweep.plan.layouts import Layouts
 from pipejax.sweep.plan.pricing import Priced, price
 from pipejax.sweep.plan.programs import ProgramShape, exact_times, held_in, lower_bounds, pipe_of
 from pipejax.sweep.plan.request import PlanRequest
 
-STEP = 1e-4  # by which each resource is changed: far above rounding, and few paths change by it
 ROUNDING = 1e-9  # by which a bound may be above the makespan, for sums in another order
 
 Times = Float[NumpyArray, " layouts"]
@@ -108,6 +102,7 @@ class Evaluator:
       known: what is known of them; `step_time` is filled in, what an earlier run left stays.
       tell: called after every program.
       programs: how many were evaluated.
+      idea: (layouts) number of the idea of each.
     """
 
     def __init__(
@@ -116,23 +111,40 @@ class Evaluator:
         """Say which layouts share a program."""
         self.request, self.layouts, self.known, self.tell = request, layouts, known, tell
         self.programs = 0
+        self.idea = layouts.idea
         self._of_program = groups_of((*layouts[:3], layouts.microbatches))
         self._program = np.empty(len(layouts), int)
         for number, rows in enumerate(self._of_program):
             self._program[rows] = number
 
     def find_best(self, wanted: int, among: Bool[NumpyArray, " layouts"]) -> Rows:
-        """Evaluate all that can be among the best of some; return `wanted`, shortest first."""
+        """Evaluate all that can stand for one of the best ideas; return these, shortest first."""
         bound, times = self.known.lower_bound, self.known.step_time
         rows = np.flatnonzero(self.known.fits & among)
+        limit = self._last_of_best(wanted, among)
         for row in rows[np.argsort(bound[rows], kind="stable")].tolist():
-            limit = self._last_of_best(wanted, among) * (1 + ROUNDING)
             if bound[row] > limit:
                 break
             if np.isnan(times[row]):
                 self._evaluate(self._program[row], among & (bound <= limit))
+                limit = self._last_of_best(wanted, among)
+        order = self._known_in_order(among)
+        _, first = np.unique(self.idea[order], return_index=True)
+        return order[np.sort(first)][:wanted]
+
+    def others(self, row: int) -> Rows:
+        """Other splits of the layers of a layout, of those that were evaluated; shortest first."""
+        order = self._known_in_order(self.idea == self.idea[row])
+        splits = np.stack([self.layouts.stages_per_worker, self.layouts.edge_units], axis=1)
+        _, first = np.unique(splits[order], axis=0, return_index=True)
+        every = order[np.sort(first)]
+        return every[(splits[every] != splits[row]).any(axis=1)]
+
+    def _known_in_order(self, among: Bool[NumpyArray, " layouts"]) -> Rows:
+        """Those of some that were evaluated, by step time and memory."""
+        times = self.known.step_time
         order = np.lexsort((self.known.memory_bytes, times))
-        return order[(among & ~np.isnan(times))[order]][:wanted]
+        return order[(among & ~np.isnan(times))[order]]
 
     def find_front(self) -> Bool[NumpyArray, " layouts"]:
         """Evaluate all that can be on the front of step time against memory; return (layouts)."""
@@ -171,46 +183,10 @@ class Evaluator:
         self.tell()
 
     def _last_of_best(self, wanted: int, among: Bool[NumpyArray, " layouts"]) -> float:
-        """The longest of the best step times known [s]; infinite as long as there are too few."""
-        times = self.known.step_time[among & ~np.isnan(self.known.step_time)]
-        return (
-            float(np.partition(times, wanted - 1)[wanted - 1]) if len(times) >= wanted else np.inf
-        )
-
-
-def bounds_of_steps(request: PlanRequest, layouts: Layouts, rows: Rows) -> list[str]:
-    """Name the resource that bounds each of some layouts, as `sensitivity` does."""
-    found = [""] * len(rows)
-    some = layouts.take(rows)
-    for same in groups_of((*some[:3], some.microbatches)):
-        most = resource_shares_of(request, some.take(same)).argmax(axis=0)
-        for place, resource in zip(same.tolist(), most.tolist(), strict=True):
-            found[place] = RESOURCES[resource]
-    return found
-
-
-def resource_shares_of(
-    request: PlanRequest, layouts: Layouts
-) -> Float[NumpyArray, "resources layouts"]:
-    """Shares (resources, layouts) of the step that each resource takes, for one program."""
-    shape, count = shape_of(request, layouts, 0), int(layouts.microbatches[0])
-    systems = [request.system, *(_changed(request.system, name) for name in RESOURCES)]
-    each: System = jax.tree.map(lambda *leaves: np.repeat(leaves, len(layouts)), *systems)
-    every = layouts.take(np.tile(np.arange(len(layouts)), len(systems)))
-    costs = price(request, shape, every, each).costs
-    times = exact_times(shape, count, costs, request.links).reshape(len(systems), -1)
-    power = np.array(list(POWER.values()))
-    return power[:, None] * (times[1:] / times[0] - 1) / STEP
-
-
-def _changed(system: System, name: str) -> System:
-    """A system of which one resource is more."""
-    path = FIELDS[name]
-
-    def changed(where: Any, leaf: Any) -> Any:
-        # the leaves of an efficiency are the entries of its curve: they have no name of their own
-        is_it = tuple(key.name for key in where if hasattr(key, "name")) == path
-        return leaf * (1 + STEP) if is_it else leaf
-
-    found: System = jax.tree_util.tree_map_with_path(changed, system)
-    return found
+        """What the bound of a better idea is below [s]; infinite where too few are known."""
+        rows = np.flatnonzero(among & ~np.isnan(self.known.step_time))
+        least = np.full(1 + self.idea.max(), np.inf)
+        np.minimum.at(least, self.idea[rows], self.known.step_time[rows])
+        if len(least) < wanted:
+            return np.inf
+        return float(np.partition(least, wanted - 1)[wanted - 1]) * (1 + ROUNDING)

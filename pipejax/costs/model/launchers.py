@@ -1,0 +1,274 @@
+"""What launchers of training are told so that they run a layout: flags, and files of options.
+
+Names are those of Megatron-LM core 0.20 (megatron/training/arguments.py and the records that it
+makes flags of), torchtitan 0.2.2 (torchtitan/config/job_config.py) and DeepSpeed 0.19 (its page on
+config-json, deepspeed/runtime/pipe). Number formats, kernels and what travels beside products are
+said elsewhere: here is who holds what, and in which order it runs.
+"""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.display import short_repr
+from pipejax.costs.model.pipeline_layout import PipelineLayout
+from pipejax.costs.model.workload import Workload, assign_layers
+from pipejax.costs.model.workload_fields import RANK_ORDERS
+from pipejax.schedules.table.table import ScheduleTable
+
+PYTORCH: Mapping[str, str] = {  # schedules that PyTorch builds by these names
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+    "interleaved-1f1b": "Interleaved1F1B",
+    "interleaved-zb": "InterleavedZeroBubble",
+    "looped-bfs": "LoopedBFS",
+}
+Options = dict[str, Any]
+
+
+@short_repr
+class Launch(NamedTuple):
+    """What one launcher is told.
+
+    Attributes:
+      launcher: its name.
+      options: by name; True is a flag without a value, a list several values.
+      lacks: what the layout has and the launcher has not; it runs the layout where this is empty.
+      program: what stands in the user's own program beside the options, if anything does.
+    """
+
+    launcher: str
+    options: Mapping[str, Any]
+    lacks: tuple[str, ...]
+    program: str = ""
+
+    @property
+    def text(self) -> str:
+        """What is typed; of DeepSpeed what is written to its file, and to the program."""
+        if self.launcher == "DeepSpeed":
+            return "; ".join(filter(None, (json.dumps(dict(self.options)), self.program)))
+        words = []
+        for name, value in self.options.items():
+            several = value if isinstance(value, list) else [value]
+            if isinstance(several[0], list):  # names of modules, as the file takes them
+                several = [json.dumps(several)]
+            words += [f"--{name}", *(str(each) for each in several if each is not True)]
+        return shlex.join(words)
+
+
+def launches(workload: Workload, table: ScheduleTable) -> tuple[Launch, ...]:
+    """Say how Megatron-LM, torchtitan and DeepSpeed are told to run a workload under a schedule.
+
+    Args:
+      workload: degrees of parallelism, what replicas split, what is recomputed, and the layers of
+        each stage; its minibatch is of one pipeline.
+      table: the schedule.
+
+    Returns:
+      One record for each launcher: its options, and what it lacks.
+
+    Raises:
+      ValueError: if layers or microbatches do not go with the table.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> workload = pj.Workload(pj.load_model("llama3-8b"), minibatch=16, tensor_parallel=2,
+      ...                        sequence_parallel=True, data_parallel=2, zero=1)
+      >>> megatron, torchtitan, deepspeed = pj.costing.launches(workload, table)
+      >>> print(megatron.text)
+      --micro-batch-size 2 --global-batch-size 32 --tensor-model-parallel-size 2
+      --sequence-parallel --pipeline-model-parallel-size 4 --use-distributed-optimizer
+      >>> torchtitan.lacks
+      ('ZeRO 1 (0, 2 and 3 are there)',)
+
+    References:
+      NVIDIA/Megatron-LM, pytorch/torchtitan v0.2.2, deepspeedai/DeepSpeed.
+    """
+    job = _Job(workload, table)
+    return (
+        Launch("Megatron-LM", _megatron(job), tuple(_lacks_of_megatron(job))),
+        Launch("torchtitan", _torchtitan(job), tuple(_lacks_of_torchtitan(job))),
+        Launch(
+            "DeepSpeed", _deepspeed(job), tuple(_lacks_of_deepspeed(job)), _pipeline_module(job)
+        ),
+    )
+
+
+class _Job:
+    """A layout in the words that launchers share."""
+
+    def __init__(self, workload: Workload, table: ScheduleTable) -> None:
+        """Find the layers of each stage."""
+        self.workload, self.table = workload, table
+        self.size = workload.microbatch_size(table)
+        self.batch = workload.minibatch * workload.data_parallel
+        self.pipeline = table.num_workers
+        self.several = table.num_stages // self.pipeline if table.num_pipes == 1 else 0
+        assigned = np.asarray(assign_layers(workload, table).layers)
+        self.layers: Int[NumpyArray, " stages"] = assigned.astype(int)
+        self.schedule = table.name if self.pipeline > 1 else "1f1b"
+        self.units = workload.embedding_units, workload.loss_units
+        counted = self.layers.copy()
+        counted[[0, -1]] += self.units if len(counted) > 1 else sum(self.units)
+        self.each = int(counted[0])  # layers of a stage, embedding and head counted as they are
+        self.is_even = not workload.pipeline_layout and bool((counted == self.each).all())
+
+    @property
+    def layout(self) -> PipelineLayout:
+        """What each stage holds."""
+        if self.workload.pipeline_layout:
+            return PipelineLayout.of(self.workload.pipeline_layout)
+        mtp = np.zeros_like(self.layers)
+        mtp[-1] = int(self.workload.model.mtp_layers)
+        return PipelineLayout.with_layers(self.layers, mtp)
+
+
+def _megatron(job: _Job) -> Options:
+    one = job.workload
+    found: Options = {"micro-batch-size": job.size, "global-batch-size": job.batch}
+    found["tensor-model-parallel-size"] = one.tensor_parallel
+    if one.sequence_parallel:
+        found["sequence-parallel"] = True
+    if one.context_parallel > 1:
+        found["context-parallel-size"] = one.context_parallel
+    if one.expert_parallel > 1:
+        found |= {"expert-model-parallel-size": one.expert_parallel}
+        found |= {"expert-tensor-parallel-size": 1}
+    found["pipeline-model-parallel-size"] = job.pipeline
+    if job.pipeline > 1 and not (job.is_even and job.units == (0, 0)):
+        found["pipeline-model-parallel-layout"] = str(job.layout)
+    elif job.pipeline > 1 and job.several > 1:
+        found["num-virtual-stages-per-pipeline-rank"] = job.several
+    if one.zero:
+        found["use-distributed-optimizer"] = True
+    if one.zero > 1:
+        found["use-megatron-fsdp"] = True
+        found["data-parallel-sharding-strategy"] = ("optim_grads", "optim_grads_params")[
+            one.zero - 2
+        ]
+    if one.recompute == "full":
+        layers = one.recompute_layers
+        found["recompute-granularity"] = "full"
+        found["recompute-method"] = "block" if layers else "uniform"
+        found["recompute-num-layers"] = layers or 1
+    elif one.recompute != "none":
+        found["recompute-granularity"] = "selective"
+        parts = "core_attn" if one.recompute == "selective" else one.recompute
+        found["recompute-modules"] = parts.split("+")
+    if one.rank_order != RANK_ORDERS[0]:
+        found["use-tp-pp-dp-mapping"] = True
+    return found
+
+
+def _lacks_of_megatron(job: _Job) -> Iterator[str]:
+    if job.schedule != ("interleaved-1f1b" if job.several > 1 else "1f1b"):
+        yield f"schedule {job.schedule} (1f1b and interleaved-1f1b are there)"
+    if "half_products" in job.workload.recompute:
+        yield "recomputation of every second product"
+
+
+def _torchtitan(job: _Job) -> Options:
+    one, many = job.workload, job.pipeline > 1
+    splits = one.data_parallel if one.zero else 1
+    degrees = {
+        "data_parallel_replicate_degree": one.data_parallel // splits,
+        "data_parallel_shard_degree": splits,
+        "tensor_parallel_degree": one.tensor_parallel,
+        "context_parallel_degree": one.context_parallel,
+        "expert_parallel_degree": one.expert_parallel,
+        "pipeline_parallel_degree": job.pipeline,
+    }
+    # what is left of the accelerators splits weights, if nothing is said
+    own: Options = {name: n for name, n in degrees.items() if n > 1 or "shard" in name}
+    if one.zero > 1:
+        own["fsdp_reshard_after_forward"] = "always" if one.zero == 3 else "never"
+    if many:
+        own["pipeline_parallel_microbatch_size"] = job.size
+        if job.schedule in PYTORCH:
+            own["pipeline_parallel_schedule"] = PYTORCH[job.schedule]
+        else:
+            own["pipeline_parallel_schedule_csv"] = f"{job.schedule}.csv"
+        if job.is_even:
+            own["pipeline_parallel_first_stage_less_layers"] = job.units[0]
+            own["pipeline_parallel_last_stage_less_layers"] = job.units[1]
+            own["pipeline_parallel_layers_per_stage"] = job.each
+        elif not one.model.mtp_layers:
+            own["module_fqns_per_model_part"] = job.layout.module_fqns()
+    kinds = {"half_products": "selective", "full": "full"}
+    found: Options = {
+        "training.local_batch_size": one.minibatch if many else job.size,
+        "training.global_batch_size": job.batch,
+        **{f"parallelism.{name}": value for name, value in own.items()},
+        "activation_checkpoint.mode": kinds.get(one.recompute, "none"),
+    }
+    if one.recompute == "half_products":
+        found["activation_checkpoint.selective_ac_option"] = "op"
+    return found
+
+
+def _lacks_of_torchtitan(job: _Job) -> Iterator[str]:
+    one = job.workload
+    if one.zero == 1:
+        yield "ZeRO 1 (0, 2 and 3 are there)"
+    if one.zero == 0 and one.context_parallel > 1:
+        yield "context parallelism of weights that are not split (ZeRO 2 and 3 go with it)"
+    if one.tensor_parallel > 1 and not one.sequence_parallel:
+        yield "tensor parallelism without sequence parallelism"
+    if one.recompute not in ("none", "full", "half_products") or one.recompute_layers:
+        yield f"recomputation {one.recompute} (none, full and half_products are there)"
+    if one.rank_order != RANK_ORDERS[0]:
+        yield f"rank order {one.rank_order}"
+    if job.pipeline > 1 and one.model.mtp_layers:
+        yield "layers for further tokens in a pipeline"
+    if job.several == 0:
+        yield "schedules of several pipes"
+
+
+def _deepspeed(job: _Job) -> Options:
+    one = job.workload
+    found: Options = {
+        "train_batch_size": job.batch,
+        "train_micro_batch_size_per_gpu": job.size,
+        "gradient_accumulation_steps": job.table.num_microbatches,
+        "zero_optimization": {"stage": one.zero},
+    }
+    if one.tensor_parallel > 1 and job.pipeline == 1:
+        found["tensor_parallel"] = {"autotp_size": one.tensor_parallel}
+    if one.expert_parallel > 1:
+        found["expert_parallel"] = {"enabled": True, "autoep_size": one.expert_parallel}
+    return found
+
+
+def _pipeline_module(job: _Job) -> str:
+    """How the user's program makes the pipeline of DeepSpeed."""
+    if job.pipeline == 1:
+        return ""
+    axes = f"num_pp={job.pipeline}, num_mp={job.workload.tensor_parallel}"
+    again = ", activation_checkpoint_interval=1" * (job.workload.recompute == "full")
+    return (
+        f"PipelineModule(layers, topology=PipeModelDataParallelTopology({axes}, "
+        f"num_dp={job.workload.data_parallel}), partition_method='type:transformer'{again})"
+    )
+
+
+def _lacks_of_deepspeed(job: _Job) -> Iterator[str]:
+    one, many = job.workload, job.pipeline > 1
+    if many and (job.schedule, job.several) != ("1f1b", 1):
+        yield f"schedule {job.schedule} (1f1b is there)"
+    if many and not (job.is_even and job.units == (0, 0)):
+        yield "stages with unequal layers"
+    if many and one.zero > 1:
+        yield f"ZeRO {one.zero} in a pipeline (0 and 1 are there)"
+    if one.sequence_parallel:
+        yield "sequence parallelism beside tensor parallelism"
+    if one.context_parallel > 1:
+        yield "context parallelism"
+    if one.tensor_parallel > 1 and one.expert_parallel > 1:
+        yield "experts beside tensor parallelism"
+    if one.recompute not in ("none", "full") or one.recompute_layers:
+        yield f"recomputation {one.recompute} (none and full are there)"

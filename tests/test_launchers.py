@@ -1,0 +1,183 @@
+"""What launchers are told to run a layout: names that they have, and what they lack."""
+
+import dataclasses
+import json
+import re
+import shlex
+
+import pytest
+
+import pipejax as pj
+
+LLAMA = pj.load_model("llama3-8b")  # 32 layers
+# options of Megatron-LM core 0.20 and of torchtitan 0.2.2 that a layout can need
+MEGATRON = {
+    "micro-batch-size",
+    "global-batch-size",
+    "tensor-model-parallel-size",
+    "sequence-parallel",
+    "context-parallel-size",
+    "expert-model-parallel-size",
+    "expert-tensor-parallel-size",
+    "pipeline-model-parallel-size",
+    "pipeline-model-parallel-layout",
+    "num-virtual-stages-per-pipeline-rank",
+    "use-distributed-optimizer",
+    "use-megatron-fsdp",
+    "data-parallel-sharding-strategy",
+    "recompute-granularity",
+    "recompute-method",
+    "recompute-num-layers",
+    "recompute-modules",
+    "use-tp-pp-dp-mapping",
+}
+TORCHTITAN = {
+    "training.local_batch_size",
+    "training.global_batch_size",
+    "parallelism.data_parallel_replicate_degree",
+    "parallelism.data_parallel_shard_degree",
+    "parallelism.fsdp_reshard_after_forward",
+    "parallelism.tensor_parallel_degree",
+    "parallelism.context_parallel_degree",
+    "parallelism.expert_parallel_degree",
+    "parallelism.pipeline_parallel_degree",
+    "parallelism.pipeline_parallel_microbatch_size",
+    "parallelism.pipeline_parallel_schedule",
+    "parallelism.pipeline_parallel_schedule_csv",
+    "parallelism.pipeline_parallel_first_stage_less_layers",
+    "parallelism.pipeline_parallel_last_stage_less_layers",
+    "parallelism.pipeline_parallel_layers_per_stage",
+    "parallelism.module_fqns_per_model_part",
+    "activation_checkpoint.mode",
+    "activation_checkpoint.selective_ac_option",
+}
+DEEPSPEED = {
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "zero_optimization",
+    "tensor_parallel",
+    "expert_parallel",
+}
+
+
+def told(schedule="1f1b", workers=4, model=LLAMA, **given):
+    """What the three launchers are told, by their first letters."""
+    options = {"stages_per_worker": given.pop("stages")} if "stages" in given else {}
+    table = pj.schedules.build(schedule, num_workers=workers, num_microbatches=8, **options)
+    found = pj.costing.launches(pj.Workload(model, minibatch=16, **given), table)
+    assert [each.launcher for each in found] == ["Megatron-LM", "torchtitan", "DeepSpeed"]
+    for each, known in zip(found, (MEGATRON, TORCHTITAN, DEEPSPEED), strict=True):
+        assert set(each.options) <= known
+    return found
+
+
+def test_degrees_batches_and_stages():
+    megatron, torchtitan, deepspeed = told(data_parallel=2, zero=0)
+    assert megatron.text == (
+        "--micro-batch-size 2 --global-batch-size 32 --tensor-model-parallel-size 1 "
+        "--pipeline-model-parallel-size 4"
+    )
+    assert torchtitan.text == (
+        "--training.local_batch_size 16 --training.global_batch_size 32 "
+        "--parallelism.data_parallel_replicate_degree 2 --parallelism.data_parallel_shard_degree 1 "
+        "--parallelism.pipeline_parallel_degree 4 --parallelism.pipeline_parallel_microbatch_size 2 "
+        "--parallelism.pipeline_parallel_schedule 1F1B "
+        "--parallelism.pipeline_parallel_first_stage_less_layers 0 "
+        "--parallelism.pipeline_parallel_last_stage_less_layers 0 "
+        "--parallelism.pipeline_parallel_layers_per_stage 8 --activation_checkpoint.mode none"
+    )
+    text, program = deepspeed.text.split("; ")
+    assert json.loads(text) == {
+        "train_batch_size": 32,
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 8,
+        "zero_optimization": {"stage": 0},
+    }
+    assert program == (
+        "PipelineModule(layers, topology=PipeModelDataParallelTopology(num_pp=4, num_mp=1, "
+        "num_dp=2), partition_method='type:transformer')"
+    )
+    assert all(each.lacks == () for each in (megatron, torchtitan, deepspeed))
+
+
+def test_several_stages_of_a_worker():
+    megatron, torchtitan, deepspeed = told("interleaved-1f1b", stages=4, zero=1, data_parallel=2)
+    assert megatron.options["num-virtual-stages-per-pipeline-rank"] == 4
+    assert megatron.options["use-distributed-optimizer"] is True
+    assert torchtitan.options["parallelism.pipeline_parallel_schedule"] == "Interleaved1F1B"
+    assert torchtitan.options["parallelism.pipeline_parallel_layers_per_stage"] == 2
+    assert torchtitan.lacks == ("ZeRO 1 (0, 2 and 3 are there)",)
+    assert deepspeed.lacks == ("schedule interleaved-1f1b (1f1b is there)",)
+
+
+def test_layers_that_are_not_spread_evenly_are_named():
+    model = dataclasses.replace(LLAMA, layers=30)
+    megatron, torchtitan, deepspeed = told(model=model, zero=3, data_parallel=2)
+    layout = megatron.options["pipeline-model-parallel-layout"]
+    assert pj.costing.PipelineLayout.of(layout).count("t").tolist() == [7, 8, 8, 7]
+    assert layout in shlex.split(megatron.text)
+    names = torchtitan.options["parallelism.module_fqns_per_model_part"]
+    assert [len(each) for each in names] == [8, 8, 8, 9]
+    assert json.loads(shlex.split(torchtitan.text)[-3]) == names
+    assert {"stages with unequal layers", "ZeRO 3 in a pipeline (0 and 1 are there)"} == {
+        *deepspeed.lacks
+    }
+    # embedding and head count as one layer each: torchtitan says so, Megatron takes the layout
+    megatron, torchtitan, _ = told(model=model, embedding_units=1, loss_units=1)
+    assert "pipeline-model-parallel-layout" in megatron.options
+    less = "parallelism.pipeline_parallel_{}_stage_less_layers"
+    assert [torchtitan.options[less.format(end)] for end in ("first", "last")] == [1, 1]
+    assert torchtitan.options["parallelism.pipeline_parallel_layers_per_stage"] == 8
+
+
+@pytest.mark.parametrize(
+    ("zero", "megatron", "reshard"),
+    [(2, "optim_grads", "never"), (3, "optim_grads_params", "always")],
+)
+def test_what_replicas_split(zero, megatron, reshard):
+    one, two, _ = told(workers=1, zero=zero, data_parallel=4)
+    assert one.options["data-parallel-sharding-strategy"] == megatron
+    assert one.options["use-megatron-fsdp"] is one.options["use-distributed-optimizer"] is True
+    assert two.options["parallelism.data_parallel_shard_degree"] == 4
+    assert two.options["parallelism.fsdp_reshard_after_forward"] == reshard
+
+
+@pytest.mark.parametrize(
+    ("recompute", "words", "lacks"),
+    [
+        ("full", "--recompute-granularity full --recompute-method uniform", (0, 0, 0)),
+        ("selective", "--recompute-granularity selective --recompute-modules core_attn", (0, 1, 1)),
+        ("mlp+layernorm", "--recompute-modules layernorm mlp", (0, 1, 1)),
+        ("half_products", "", (1, 0, 1)),
+    ],
+)
+def test_recomputation(recompute, words, lacks):
+    found = told(recompute=recompute)
+    assert words in found[0].text
+    assert tuple(len(each.lacks) for each in found) == lacks
+    mode = found[1].options["activation_checkpoint.mode"]
+    assert mode == {"full": "full", "half_products": "selective"}.get(recompute, "none")
+
+
+def test_what_launchers_lack():
+    one, two, three = told("zb-h1", tensor_parallel=2, context_parallel=2, rank_order="tp-pp-dp")
+    assert one.lacks == ("schedule zb-h1 (1f1b and interleaved-1f1b are there)",)
+    assert two.options["parallelism.pipeline_parallel_schedule_csv"] == "zb-h1.csv"
+    assert [re.match(r"[a-z ]+", each)[0].strip() for each in two.lacks] == [
+        "context parallelism of weights that are not split",
+        "tensor parallelism without sequence parallelism",
+        "rank order tp",
+    ]
+    assert three.lacks == ("schedule zb-h1 (1f1b is there)", "context parallelism")
+    assert told("chimera")[1].lacks == ("schedules of several pipes",)
+    # one worker has no schedule
+    assert told("zb-h1", workers=1)[0].lacks == ()
+
+
+def test_experts():
+    model = pj.load_model("mixtral-8x7b")
+    one, two, three = told(model=model, expert_parallel=8, data_parallel=8)
+    assert one.options["expert-model-parallel-size"] == 8
+    assert two.options["parallelism.expert_parallel_degree"] == 8
+    assert three.options["expert_parallel"] == {"enabled": True, "autoep_size": 8}
