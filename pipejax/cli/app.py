@@ -71,7 +71,7 @@ QUESTIONS = {
         *("evaluate", "show", "compare", "diff", "formula", "jitter", "staleness", "train"),
     ),
     "Explain and improve": (
-        *("sensitivity", "tune", "tune messages", "tune microbatches", "tune places"),
+        *("explain", "sensitivity", "tune", "tune messages", "tune microbatches", "tune places"),
         *("tune layers", "optimize"),
     ),
     "Design a job or a machine": ("plan", "sweep run", "sweep show"),
