@@ -170,6 +170,16 @@ def test_rows_far_off_widen_no_band(data, a100):
     np.testing.assert_allclose(bands[0], bands[1], rtol=0.01)
 
 
+def test_where_all_rows_are_far_off_there_is_no_band(data, a100):
+    """Four runs of one layer, three times as long as they are: of a network that they do not use."""
+    with pytest.warns():
+        rows = read_rows(data).take(np.array([0, 12, 18, 30]))
+    rows = dataclasses.replace(rows, seconds=3 * StepTimes(rows).predict(a100))
+    found = pj.calibrate(rows, a100, fit=["network.latency"])
+    assert len(found.outliers) == len(rows)
+    assert found.system.calibration.bands == ()
+
+
 def test_rows_of_two_kinds_are_told(data, a100):
     with pytest.warns():
         rows = read_rows(data)

@@ -15,7 +15,7 @@ import jax
 from jax.stages import Wrapped
 
 MOST_MAPS = 4000
-EVERY = 32  # compilations from one look at the maps to the next
+EVERY = 16  # compilations from one look at the maps to the next
 MOST_COMPILATIONS = 256  # from one time to the next, where there are no maps to look at
 _COMPILE = "/jax/core/compile/"  # traces, lowering and what the backend does
 _COMPILED = f"{_COMPILE}backend_compile_duration"

@@ -404,9 +404,11 @@ def _result(
     if by_fold:
         judged, groups = np.concatenate(by_fold), len(by_fold)
     elif chosen is not None:
-        judged, groups = chosen.residual[~is_far[chosen.rows]], chosen.parts
+        judged = chosen.residual[~is_far[chosen.rows]]
+        groups = min(chosen.parts, len(judged))
     else:
-        judged, groups = residual[~is_far], len(rows)
+        judged = residual[~is_far]
+        groups = len(judged)
     bands = bands_of(judged, groups if groups > 1 else len(judged))
     apart = residual.copy()
     if chosen is not None:
