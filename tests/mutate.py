@@ -17,7 +17,9 @@ import contextlib
 import hashlib
 import importlib.util
 import io
+import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -141,11 +143,8 @@ TESTS = {
     ),
 }
 OF_TORCH = "pipejax/runtimes/gloo"  # runs in an environment of its own: make test-runtimes
-COMPILED = "(compiles or solver or process) and not slow"
-PYTEST = "-m pytest -x -q -rfE --tb=no -p no:cacheprovider"
-FEWER_EXAMPLES = {"HYPOTHESIS_PROFILE": "first_failure", "EXAMPLES": "600"}
-STAGES = ((), ("--quick",), ("-m", COMPILED))  # the first is of its own examples
-LIMIT = 900  # seconds of one stage: whoever is longer hangs, and that is found out too
+PYTEST = "-m pytest -q --tb=no -p no:cacheprovider -p mutant_tests"
+FEWER_EXAMPLES = {"HYPOTHESIS_PROFILE": "first_failure", "EXAMPLES": "300"}
 
 # What cannot change a result, by file, line and change; each was looked at.
 EQUIVALENT = {
@@ -279,40 +278,47 @@ def draw(count, seed, rooms):
 
 
 def all_tests_of(path):
-    """Test files of each stage for a source file: those of the longest prefix."""
+    """Test files of each kind for a source file: those of the longest prefix."""
     prefix = max((p for p in TESTS if path.startswith(p)), key=len)
     return [[f"tests/test_{name}.py" for name in names.split()] for names in TESTS[prefix]]
 
 
 def tests_of(folder, path):
-    """Test files of each stage for a source file, its own examples first."""
-    return [
-        [path] if ">>>" in (Path(folder) / path).read_text() else [],
-        *all_tests_of(path),
-    ]
+    """Test files for a source file, and the file itself where it has examples."""
+    own = [path] if ">>>" in (Path(folder) / path).read_text() else []
+    return list(dict.fromkeys([*own, *itertools.chain(*all_tests_of(path))]))
 
 
 class Copy:
     """A copy of the tree: all that git knows, and what is new."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, state, budget):
         self.folder, self.passing, self.failing = Path(folder), set(), set()
+        self.state, self.budget, self.left = state.resolve(), budget, 0
         listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
         for name in subprocess.check_output(listed, cwd=ROOT, text=True).splitlines():
             target = self.folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            if (ROOT / name).exists():
+            if (ROOT / name).is_file():
                 shutil.copy(ROOT / name, target)
 
     def killer(self, mutant):
-        """Name of a test that fails with a change and passes without it, or "timeout", or nothing."""
+        """What finds a change: a test that passes without it, or one of the words of `pytest`."""
         while True:
             with self.changed(mutant):
-                found = self.first_failure(tests_of(self.folder, mutant.path))
+                found = self.pytest(*tests_of(self.folder, mutant.path))
             if "::" not in found or found in self.passing:
+                self.remember(found)
                 return found
             fails_anyway = self.pytest(found)
             (self.failing if fails_anyway else self.passing).add(found)
+
+    def remember(self, found):
+        """Tests that find one change are tried first at the next."""
+        known = json.loads(self.state.read_text()) if self.state.exists() else {}
+        finders = known.setdefault("finders", {})
+        finders[found] = finders.get(found, 0) + 1
+        self.state.write_text(json.dumps(known))
 
     @contextlib.contextmanager
     def changed(self, mutant):
@@ -326,19 +332,12 @@ class Copy:
             if text != source:
                 yield
 
-    def first_failure(self, tests):
-        """Run the tests of all stages until one fails."""
-        for stage, files in zip(STAGES, tests, strict=True):
-            found = self.pytest(*stage, *files) if files else ""
-            if found:
-                return found
-        return ""
-
     def pytest(self, *arguments):
-        """Run tests until one fails: its name, "timeout", or nothing."""
+        """Run tests until one fails: its name, "timeout", "crash", "collection", or nothing."""
         cache = str(ROOT / "tests" / ".pytest_cache" / "compiled")
         environment = {"JAX_COMPILATION_CACHE_DIR": cache, **os.environ}
-        environment |= {"PYTHONPATH": str(self.folder), **FEWER_EXAMPLES}
+        environment |= {"PYTHONPATH": f"{self.folder}:{self.folder / 'tests'}", **FEWER_EXAMPLES}
+        environment |= {"MUTANT": str(self.state), "MUTANT_SECONDS": str(self.budget)}
         left_out = [f"--deselect={name}" for name in sorted(self.failing)]
         command = [sys.executable, *PYTEST.split(), *left_out, *arguments]
         # a session of its own: tests start processes, and those that hang must end with them
@@ -346,21 +345,19 @@ class Copy:
             command,
             cwd=self.folder,
             env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
+            stdout=subprocess.DEVNULL,
             start_new_session=True,
         ) as process:
             try:
-                out, _ = process.communicate(timeout=LIMIT)
-            except BaseException as error:
+                process.wait()
+            except BaseException:
                 os.killpg(process.pid, signal.SIGKILL)
-                if isinstance(error, subprocess.TimeoutExpired):
-                    return "timeout"
                 raise
-        if process.returncode in (0, 5):  # 5: this stage has no tests
-            return ""
-        named = [line for line in out.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        return named[0].split(" - ")[0].split(" ", 1)[1] if named else "collection"
+        if process.returncode < 0:
+            return "timeout" if process.returncode == -signal.SIGPROF else "crash"
+        said = json.loads(self.state.read_text())["said"]
+        self.left = said["left"] if not said["failed"] else 0
+        return said["failed"]
 
 
 def why_equivalent(mutant):
@@ -379,6 +376,9 @@ def parsed():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rooms", default=ROOMS, help="folders of pipejax/, as engine,schedules")
     parser.add_argument("--results", type=Path, default=ROOT / "results" / "mutants.jsonl")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="of the processor for a change"
+    )
     parser.add_argument("--list", action="store_true", help="only print the changes")
     parser.add_argument("--again", action="store_true", help="run survivors again")
     return parser.parse_args()
@@ -399,18 +399,19 @@ def main():
     if options.again:
         known = {key: killer for key, killer in known.items() if killer}
     with tempfile.TemporaryDirectory() as folder:
-        copy = Copy(folder)
+        copy = Copy(folder, options.results.with_suffix(".state.json"), options.seconds)
         for k, mutant in enumerate(drawn, 1):
-            began = time.monotonic()
+            began, left = time.monotonic(), ""
             if why_equivalent(mutant):
                 known[mutant.key] = ""
             elif mutant.key not in known:
                 known[mutant.key] = copy.killer(mutant)
                 with options.results.open("a") as file:
                     print(json.dumps([mutant.key, known[mutant.key]]), file=file)
+                left = f", {copy.left} tests not run" if copy.left else ""
             print(
                 f"{k}/{len(drawn)} {time.monotonic() - began:.0f} s {mutant.path}:{mutant.line}:"
-                f" {mutant.change}: {verdict(mutant, known[mutant.key])}",
+                f" {mutant.change}: {verdict(mutant, known[mutant.key])}{left}",
                 file=sys.stderr,
                 flush=True,
             )
