@@ -19,14 +19,12 @@ import importlib.util
 import io
 import itertools
 import json
-import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 import tokenize
 from collections import Counter
 from pathlib import Path
@@ -43,8 +41,14 @@ SWAPS = {
 
 # Tests by what they look at, cheapest first: those that compile nothing, then those that do. A file
 # has the tests of the longest prefix of its path.
-_TABLES = "links table host_links whole_files one_memory_rule pytorch_tables closed_forms fuzz"
-_BUILT = "closed_forms staleness schedules published"
+_TABLES = (
+    "links table host_links whole_files one_memory_rule pytorch_tables closed_forms fuzz fuzz_runs"
+    " pair_links posting overlapped_pairs"
+)
+_BUILT = (
+    "closed_forms staleness schedules published v_schedules published_forms published_predicates"
+    " registry_grid overlapped_pairs"
+)
 _COMMANDS = "cli command_line doors shown printed_tables outputs init mistakes"
 TESTS = {
     "pipejax/base": (
@@ -56,7 +60,7 @@ TESTS = {
     "pipejax/schedules": (f"{_TABLES} staleness schedules activation_memory", "recurrence"),
     "pipejax/schedules/builders": (
         f"{_BUILT} activation_memory fused_schedules",
-        "memory_limits",
+        "memory_limits v_schedules",
     ),
     "pipejax/schedules/heuristics": (
         f"building_blocks {_BUILT} transfer_order",
@@ -93,8 +97,8 @@ TESTS = {
     ),
     "pipejax/engine": ("twins fuzz_runs", "recurrence transformations engine_pairs one_meaning"),
     "pipejax/engine/lowering": (
-        f"{_TABLES} staleness transfer_order",
-        "recurrence engine_pairs formula",
+        f"{_TABLES} staleness transfer_order by_microbatch stragglers",
+        "recurrence engine_pairs formula one_meaning",
     ),
     "pipejax/engine/batched": ("", "batch engine_pairs transformations devices one_meaning"),
     "pipejax/engine/batched/per_op_costs.py": ("", "jitter_factors jitter"),
@@ -289,12 +293,28 @@ def tests_of(folder, path):
     return list(dict.fromkeys([*own, *itertools.chain(*all_tests_of(path))]))
 
 
-class Copy:
-    """A copy of the tree: all that git knows, and what is new."""
+def is_called(mutant):
+    """Whether what changes is in the body of a function: it can be changed after an import."""
+    tree = ast.parse((ROOT / mutant.path).read_text())
+    bodies = [
+        (node.body[0], node.body[-1]) if isinstance(node.body, list) else (node.body, node.body)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.Lambda)
+    ]
+    return any(
+        (first.lineno, first.col_offset)
+        <= (mutant.line, mutant.column)
+        < (last.end_lineno, last.end_col_offset)
+        for first, last in bodies
+    )
 
-    def __init__(self, folder, state, budget):
-        self.folder, self.passing, self.failing = Path(folder), set(), set()
-        self.state, self.budget, self.left = state.resolve(), budget, 0
+
+class Copy:
+    """A copy of the tree, all that git knows and what is new, and a folder of what is said of it."""
+
+    def __init__(self, folder, said, seconds):
+        self.folder, self.said, self.seconds = Path(folder), said.resolve(), seconds
+        self.said.mkdir(parents=True, exist_ok=True)
         listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
         for name in subprocess.check_output(listed, cwd=ROOT, text=True).splitlines():
             target = self.folder / name
@@ -302,23 +322,23 @@ class Copy:
             if (ROOT / name).is_file():
                 shutil.copy(ROOT / name, target)
 
-    def killer(self, mutant):
-        """What finds a change: a test that passes without it, or one of the words of `pytest`."""
-        while True:
-            with self.changed(mutant):
-                found = self.pytest(*tests_of(self.folder, mutant.path))
-            if "::" not in found or found in self.passing:
-                self.remember(found)
-                return found
-            fails_anyway = self.pytest(found)
-            (self.failing if fails_anyway else self.passing).add(found)
-
-    def remember(self, found):
-        """Tests that find one change are tried first at the next."""
-        known = json.loads(self.state.read_text()) if self.state.exists() else {}
-        finders = known.setdefault("finders", {})
-        finders[found] = finders.get(found, 0) + 1
-        self.state.write_text(json.dumps(known))
+    def run(self, mutants):
+        """Let mutants meet the tests of their files; what is said of them is added to a file."""
+        tests = sorted({test for mutant in mutants for test in tests_of(self.folder, mutant.path)})
+        is_there = not is_called(mutants[0])
+        drawn = [
+            {
+                "key": mutant.key,
+                "path": str(self.folder / mutant.path),
+                "text": mutant.applied((self.folder / mutant.path).read_text()),
+                "is_there": is_there,
+                "seconds": self.seconds,
+            }
+            for mutant in mutants
+        ]
+        (self.said / "drawn.json").write_text(json.dumps(drawn))
+        with self.changed(mutants[0]) if is_there else contextlib.nullcontext():
+            self.pytest(*tests)
 
     @contextlib.contextmanager
     def changed(self, mutant):
@@ -332,20 +352,17 @@ class Copy:
             if text != source:
                 yield
 
-    def pytest(self, *arguments):
-        """Run tests until one fails: its name, "timeout", "crash", "collection", or nothing."""
+    def pytest(self, *tests):
         cache = str(ROOT / "tests" / ".pytest_cache" / "compiled")
-        environment = {"JAX_COMPILATION_CACHE_DIR": cache, **os.environ}
-        environment |= {"PYTHONPATH": f"{self.folder}:{self.folder / 'tests'}", **FEWER_EXAMPLES}
-        environment |= {"MUTANT": str(self.state), "MUTANT_SECONDS": str(self.budget)}
-        left_out = [f"--deselect={name}" for name in sorted(self.failing)]
-        command = [sys.executable, *PYTEST.split(), *left_out, *arguments]
+        environment = {"JAX_COMPILATION_CACHE_DIR": cache, **os.environ, **FEWER_EXAMPLES}
+        environment["PYTHONPATH"] = f"{self.folder}:{self.folder / 'tests'}"
+        environment["MUTANTS"] = str(self.said)
         # a session of its own: tests start processes, and those that hang must end with them
         with subprocess.Popen(
-            command,
+            [sys.executable, *PYTEST.split(), *tests],
             cwd=self.folder,
             env=environment,
-            stdout=subprocess.DEVNULL,
+            stdout=(self.said / "pytest.txt").open("w"),
             start_new_session=True,
         ) as process:
             try:
@@ -353,11 +370,8 @@ class Copy:
             except BaseException:
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
-        if process.returncode < 0:
-            return "timeout" if process.returncode == -signal.SIGPROF else "crash"
-        said = json.loads(self.state.read_text())["said"]
-        self.left = said["left"] if not said["failed"] else 0
-        return said["failed"]
+        if process.returncode not in (0, 1, 2, 5):
+            sys.exit((self.said / "pytest.txt").read_text())
 
 
 def why_equivalent(mutant):
@@ -375,13 +389,18 @@ def parsed():
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rooms", default=ROOMS, help="folders of pipejax/, as engine,schedules")
-    parser.add_argument("--results", type=Path, default=ROOT / "results" / "mutants.jsonl")
-    parser.add_argument(
-        "--seconds", type=float, default=math.inf, help="of the processor for a change"
-    )
+    parser.add_argument("--results", type=Path, default=ROOT / "results" / "mutants", help="folder")
+    parser.add_argument("--seconds", type=float, help="of the processor for a change, at most")
     parser.add_argument("--list", action="store_true", help="only print the changes")
     parser.add_argument("--again", action="store_true", help="run survivors again")
     return parser.parse_args()
+
+
+def known_of(folder):
+    """What is known of mutants: the test that finds one, and how many it has not met."""
+    file = folder / "found.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return {key: (found, left) for key, found, left in map(json.loads, lines)}
 
 
 def main():
@@ -393,34 +412,27 @@ def main():
         for mutant in drawn:
             print(f"{mutant.path}:{mutant.line}: {mutant.change:14} {mutant.text.strip()}")
         return
-    options.results.parent.mkdir(parents=True, exist_ok=True)
-    lines = options.results.read_text().splitlines() if options.results.exists() else []
-    known = dict(map(json.loads, lines))
-    if options.again:
-        known = {key: killer for key, killer in known.items() if killer}
+    known = known_of(options.results)
+    ready = {key for key, (found, _) in known.items() if found or not options.again}
+    left = [m for m in drawn if m.key not in ready and not why_equivalent(m)]
+    batches = {}
+    for mutant in left:
+        alone = None if is_called(mutant) else mutant.key
+        batches.setdefault((str(all_tests_of(mutant.path)), alone), []).append(mutant)
     with tempfile.TemporaryDirectory() as folder:
-        copy = Copy(folder, options.results.with_suffix(".state.json"), options.seconds)
-        for k, mutant in enumerate(drawn, 1):
-            began, left = time.monotonic(), ""
-            if why_equivalent(mutant):
-                known[mutant.key] = ""
-            elif mutant.key not in known:
-                known[mutant.key] = copy.killer(mutant)
-                with options.results.open("a") as file:
-                    print(json.dumps([mutant.key, known[mutant.key]]), file=file)
-                left = f", {copy.left} tests not run" if copy.left else ""
-            print(
-                f"{k}/{len(drawn)} {time.monotonic() - began:.0f} s {mutant.path}:{mutant.line}:"
-                f" {mutant.change}: {verdict(mutant, known[mutant.key])}{left}",
-                file=sys.stderr,
-                flush=True,
-            )
-    verdicts = [verdict(mutant, known[mutant.key]) for mutant in drawn]
-    for mutant, found in zip(drawn, verdicts, strict=True):
+        copy = Copy(folder, options.results, options.seconds)
+        for batch in batches.values():
+            copy.run(batch)
+    known = known_of(options.results)
+    for mutant in drawn:
+        found, unmet = known.get(mutant.key, ("", 0))
+        more = f", {unmet} tests not met" if unmet else ""
         place = f"{mutant.path}:{mutant.line}"
-        print(f"{place:58} {mutant.change:18} {found:70} {mutant.text.strip()}")
+        print(
+            f"{place:58} {mutant.change:18} {verdict(mutant, found) + more:70} {mutant.text.strip()}"
+        )
     kinds = Counter(
-        "killed" if known[m.key] else v.split(":")[0] for m, v in zip(drawn, verdicts, strict=True)
+        "found" if known.get(m.key, [""])[0] else verdict(m, "").split(":")[0] for m in drawn
     )
     print(", ".join(f"{kind}: {number}" for kind, number in kinds.items()))
 
