@@ -288,6 +288,27 @@ def test_what_lies_before_a_cut_leaves_a_worker_before_what_lies_behind_arrives(
             assert solver.solve(model.model) == cp_model.INFEASIBLE
 
 
+@pytest.mark.parametrize(("name", "end"), [("chimera", 16.0), ("hanayo", 21.0)])
+def test_all_reduces_of_a_worker_take_turns_in_what_is_proven(name, end):
+    table = pj.schedules.build(name, num_workers=2, num_microbatches=2)
+    costs = pj.Costs.uniform(
+        table, forward=1.0, input_grad=1.0, weight_grad=1.0, backward=2.0, all_reduce=6.0
+    )
+    found = pj.optimize(table, costs, memory_limit=8, num_threads=1, time_limit=20.0)
+    assert (found.value, found.lower_bound) == (end, end)  # without: 4 and 2 less
+
+
+@pytest.mark.parametrize(("answered", "seconds"), [(True, 10.0), (False, 0.0)])
+def test_no_stage_is_bounded_where_nothing_is_left_to_do(monkeypatch, answered, seconds):
+    table = pipe(3, 4)
+    monkeypatch.setattr(anytime_search, "relaxed_bound", None)
+    given = table, equal(table), pj.Links(), seconds, 1, None, lambda _: None
+    steps = anytime_search.AnytimeSearch(pose(table, equal(table), memory_limit=2), *given)
+    steps._offer("one by one", one_by_one(steps.problem))
+    steps.is_answered = answered
+    steps._relaxed()
+
+
 @pytest.mark.parametrize(("name", "pipes"), [("1f1b", 1), ("chimera", 2)])
 def test_a_period_has_as_many_microbatches_as_there_are_pipes(monkeypatch, name, pipes):
     monkeypatch.setattr(anytime_search, "LARGE", 0)
