@@ -5,10 +5,12 @@
     python tests/mutate.py --rooms engine,schedules
     python tests/mutate.py --list             # the changes alone
     python tests/mutate.py --again            # once more what survived, with the tests of today
+    python tests/mutate.py --seconds 60       # of the processor for a change; says what it has not met
 
 No test itself and no part of `make`: the tests of a room run once per change, in a copy of the
-tree, so the working tree is never touched. A change is drawn by a hash of its line, so an edit
-elsewhere draws the same ones. Results are kept in --results, and a second call goes on from there.
+tree, so the working tree is never touched. They are collected once for all changes of their files
+that are in bodies of functions (mutant_tests.py). A change is drawn by a hash of its line, so an
+edit elsewhere draws the same ones. Results are kept in --results, and a second call goes on from there.
 """
 
 import argparse

@@ -16,6 +16,7 @@ from hypothesis import given, settings, strategies as st
 import pipejax as pj
 from pipejax.analysis.verify.bounds import derived_bounds
 from pipejax.analysis.verify.certificate_file import read_run
+from pipejax.analysis.verify.formula_check import _sign
 from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds
 from pipejax.search.schedule.initial_plans import greedy_plan
 from pipejax.search.schedule.plan import objective_of
@@ -128,6 +129,13 @@ def test_bounds_are_those_of_the_search(data):
     assert theirs.value * problem.unit <= best * (1 + 1e-9)
     near = 2 * problem.unit  # the search counts whole units
     assert faster or best == pytest.approx(theirs.value * problem.unit, abs=near)
+
+
+def test_signs_of_determinants_are_exact():
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 3, 4, 5) * 40:
+        matrix = rng.integers(-2, 3, (size, size))
+        assert _sign(matrix.tolist()) == round(np.sign(round(np.linalg.det(matrix))))
 
 
 @pytest.mark.parametrize("seed", range(8))
