@@ -167,6 +167,11 @@ EQUIVALENT = {
     ): "one part joined with nothing is that part, copied",
     ("makespans.py", "matrix[size:] = 0", "0 -> 1"): "padding of the batch that is never read",
     (
+        "makespans.py",
+        "pieces, columns = rows.pieces(leaves), width(rows) - 1",
+        "- -> +",
+    ): "two columns of padding more that are never read",
+    (
         "interpreter_loops.py",
         "kept = jnp.zeros((GROUP + 1, cost.shape[1]), bool if temperature is None else cost.dtype)",
         "1 -> 2",

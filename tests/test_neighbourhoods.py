@@ -22,7 +22,14 @@ from pipejax.search.schedule.neighbourhoods import (
     order_of_microbatches,
     search_neighbourhoods,
 )
-from pipejax.search.schedule.plan import NEVER, keeps_limits, objective_of, to_plan, to_table
+from pipejax.search.schedule.plan import (
+    NEVER,
+    keeps_limits,
+    objective_of,
+    timed_ops,
+    to_plan,
+    to_table,
+)
 from pipejax.search.schedule.problem import pose
 
 pytestmark = pytest.mark.solver
@@ -116,6 +123,25 @@ def test_one_microbatch_after_the_other_takes_the_sum_of_all_times(limits, of_on
     plan = one_by_one(problem)
     assert plan.forward.min() == 0
     assert objective_of(problem, plan) * problem.unit == 4 * of_one
+
+
+def test_ranks_of_a_plan_say_what_ends_before_what_starts(steps):
+    search, _ = steps
+    for plan in (search.plan, one_by_one(search.problem)):
+        ops = timed_ops(search.problem, plan)
+        start = [
+            plan.starts["I" if pj.Phase(code).name == "B" else pj.Phase(code).name][place]
+            for code, *place in zip(
+                ops.phase.tolist(), ops.stage.tolist(), ops.microbatch.tolist(), strict=True
+            )
+            for place in [tuple(place)]
+        ]
+        end = np.array(start) + [
+            search.problem.times[pj.Phase(code)][stage]
+            for code, stage in zip(ops.phase.tolist(), ops.stage.tolist(), strict=True)
+        ]
+        ends_before = end[:, None] <= np.array(start)
+        assert np.array_equal(ops.end[:, None] <= ops.start, ends_before)
 
 
 def test_gradients_overtake_an_activation_that_is_away():
