@@ -5,10 +5,12 @@
     python tests/mutate.py --rooms engine,schedules
     python tests/mutate.py --list             # the changes alone
     python tests/mutate.py --again            # once more what survived, with the tests of today
+    python tests/mutate.py --seconds 60       # of the processor for a change; says what it has not met
 
 No test itself and no part of `make`: the tests of a room run once per change, in a copy of the
-tree, so the working tree is never touched. A change is drawn by a hash of its line, so an edit
-elsewhere draws the same ones. Results are kept in --results, and a second call goes on from there.
+tree, so the working tree is never touched. They are collected once for all changes of their files
+that are in bodies of functions (mutant_tests.py). A change is drawn by a hash of its line, so an
+edit elsewhere draws the same ones. Results are kept in --results, and a second call goes on from there.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import contextlib
 import hashlib
 import importlib.util
 import io
+import itertools
 import json
 import os
 import shutil
@@ -24,7 +27,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import tokenize
 from collections import Counter
 from pathlib import Path
@@ -41,8 +43,14 @@ SWAPS = {
 
 # Tests by what they look at, cheapest first: those that compile nothing, then those that do. A file
 # has the tests of the longest prefix of its path.
-_TABLES = "links table host_links whole_files one_memory_rule pytorch_tables closed_forms fuzz"
-_BUILT = "closed_forms staleness schedules published"
+_TABLES = (
+    "links table host_links whole_files one_memory_rule pytorch_tables closed_forms fuzz fuzz_runs"
+    " pair_links posting overlapped_pairs"
+)
+_BUILT = (
+    "closed_forms staleness schedules published v_schedules published_forms published_predicates"
+    " registry_grid overlapped_pairs"
+)
 _COMMANDS = "cli command_line doors shown printed_tables outputs init mistakes"
 TESTS = {
     "pipejax/base": (
@@ -54,7 +62,7 @@ TESTS = {
     "pipejax/schedules": (f"{_TABLES} staleness schedules activation_memory", "recurrence"),
     "pipejax/schedules/builders": (
         f"{_BUILT} activation_memory fused_schedules",
-        "memory_limits",
+        "memory_limits v_schedules",
     ),
     "pipejax/schedules/heuristics": (
         f"building_blocks {_BUILT} transfer_order",
@@ -92,8 +100,8 @@ TESTS = {
     ),
     "pipejax/engine": ("twins fuzz_runs", "recurrence transformations engine_pairs one_meaning"),
     "pipejax/engine/lowering": (
-        f"{_TABLES} staleness transfer_order",
-        "recurrence engine_pairs formula",
+        f"{_TABLES} staleness transfer_order by_microbatch stragglers",
+        "recurrence engine_pairs formula one_meaning",
     ),
     "pipejax/engine/batched": ("", "batch engine_pairs transformations devices one_meaning"),
     "pipejax/engine/batched/per_op_costs.py": ("", "jitter_factors jitter"),
@@ -142,11 +150,8 @@ TESTS = {
     ),
 }
 OF_TORCH = "pipejax/runtimes/gloo"  # runs in an environment of its own: make test-runtimes
-COMPILED = "(compiles or solver or process) and not slow"
-PYTEST = "-m pytest -x -q -rfE --tb=no -p no:cacheprovider"
-FEWER_EXAMPLES = {"HYPOTHESIS_PROFILE": "first_failure", "EXAMPLES": "600"}
-STAGES = ((), ("--quick",), ("-m", COMPILED))  # the first is of its own examples
-LIMIT = 900  # seconds of one stage: whoever is longer hangs, and that is found out too
+PYTEST = "-m pytest -q --tb=no -p no:cacheprovider -p mutant_tests"
+FEWER_EXAMPLES = {"HYPOTHESIS_PROFILE": "first_failure", "EXAMPLES": "300"}
 
 # What cannot change a result, by file, line and change; each was looked at.
 EQUIVALENT = {
@@ -162,6 +167,11 @@ EQUIVALENT = {
         "1 -> 0",
     ): "one part joined with nothing is that part, copied",
     ("makespans.py", "matrix[size:] = 0", "0 -> 1"): "padding of the batch that is never read",
+    (
+        "makespans.py",
+        "pieces, columns = rows.pieces(leaves), width(rows) - 1",
+        "- -> +",
+    ): "two columns of padding more that are never read",
     (
         "interpreter_loops.py",
         "kept = jnp.zeros((GROUP + 1, cost.shape[1]), bool if temperature is None else cost.dtype)",
@@ -280,40 +290,63 @@ def draw(count, seed, rooms):
 
 
 def all_tests_of(path):
-    """Test files of each stage for a source file: those of the longest prefix."""
+    """Test files of each kind for a source file: those of the longest prefix."""
     prefix = max((p for p in TESTS if path.startswith(p)), key=len)
     return [[f"tests/test_{name}.py" for name in names.split()] for names in TESTS[prefix]]
 
 
 def tests_of(folder, path):
-    """Test files of each stage for a source file, its own examples first."""
-    return [
-        [path] if ">>>" in (Path(folder) / path).read_text() else [],
-        *all_tests_of(path),
+    """Test files for a source file, and the file itself where it has examples."""
+    own = [path] if ">>>" in (Path(folder) / path).read_text() else []
+    return list(dict.fromkeys([*own, *itertools.chain(*all_tests_of(path))]))
+
+
+def is_called(mutant):
+    """Whether what changes is in the body of a function: it can be changed after an import."""
+    tree = ast.parse((ROOT / mutant.path).read_text())
+    bodies = [
+        (node.body[0], node.body[-1]) if isinstance(node.body, list) else (node.body, node.body)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.Lambda)
     ]
+    return any(
+        (first.lineno, first.col_offset)
+        <= (mutant.line, mutant.column)
+        < (last.end_lineno, last.end_col_offset)
+        for first, last in bodies
+    )
 
 
 class Copy:
-    """A copy of the tree: all that git knows, and what is new."""
+    """A copy of the tree, all that git knows and what is new, and a folder of what is said of it."""
 
-    def __init__(self, folder):
-        self.folder, self.passing, self.failing = Path(folder), set(), set()
+    def __init__(self, folder, said, seconds):
+        self.folder, self.said, self.seconds = Path(folder), said.resolve(), seconds
+        self.said.mkdir(parents=True, exist_ok=True)
         listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
         for name in subprocess.check_output(listed, cwd=ROOT, text=True).splitlines():
             target = self.folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            if (ROOT / name).exists():
+            if (ROOT / name).is_file():
                 shutil.copy(ROOT / name, target)
 
-    def killer(self, mutant):
-        """Name of a test that fails with a change and passes without it, or "timeout", or nothing."""
-        while True:
-            with self.changed(mutant):
-                found = self.first_failure(tests_of(self.folder, mutant.path))
-            if "::" not in found or found in self.passing:
-                return found
-            fails_anyway = self.pytest(found)
-            (self.failing if fails_anyway else self.passing).add(found)
+    def run(self, mutants):
+        """Let mutants meet the tests of their files; what is said of them is added to a file."""
+        tests = sorted({test for mutant in mutants for test in tests_of(self.folder, mutant.path)})
+        is_there = not is_called(mutants[0])
+        drawn = [
+            {
+                "key": mutant.key,
+                "path": str(self.folder / mutant.path),
+                "text": mutant.applied((self.folder / mutant.path).read_text()),
+                "is_there": is_there,
+                "seconds": self.seconds,
+            }
+            for mutant in mutants
+        ]
+        (self.said / "drawn.json").write_text(json.dumps(drawn))
+        with self.changed(mutants[0]) if is_there else contextlib.nullcontext():
+            self.pytest(*tests)
 
     @contextlib.contextmanager
     def changed(self, mutant):
@@ -327,41 +360,26 @@ class Copy:
             if text != source:
                 yield
 
-    def first_failure(self, tests):
-        """Run the tests of all stages until one fails."""
-        for stage, files in zip(STAGES, tests, strict=True):
-            found = self.pytest(*stage, *files) if files else ""
-            if found:
-                return found
-        return ""
-
-    def pytest(self, *arguments):
-        """Run tests until one fails: its name, "timeout", or nothing."""
+    def pytest(self, *tests):
         cache = str(ROOT / "tests" / ".pytest_cache" / "compiled")
-        environment = {"JAX_COMPILATION_CACHE_DIR": cache, **os.environ}
-        environment |= {"PYTHONPATH": str(self.folder), **FEWER_EXAMPLES}
-        left_out = [f"--deselect={name}" for name in sorted(self.failing)]
-        command = [sys.executable, *PYTEST.split(), *left_out, *arguments]
+        environment = {"JAX_COMPILATION_CACHE_DIR": cache, **os.environ, **FEWER_EXAMPLES}
+        environment["PYTHONPATH"] = f"{self.folder}:{self.folder / 'tests'}"
+        environment["MUTANTS"] = str(self.said)
         # a session of its own: tests start processes, and those that hang must end with them
         with subprocess.Popen(
-            command,
+            [sys.executable, *PYTEST.split(), *tests],
             cwd=self.folder,
             env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
+            stdout=(self.said / "pytest.txt").open("w"),
             start_new_session=True,
         ) as process:
             try:
-                out, _ = process.communicate(timeout=LIMIT)
-            except BaseException as error:
+                process.wait()
+            except BaseException:
                 os.killpg(process.pid, signal.SIGKILL)
-                if isinstance(error, subprocess.TimeoutExpired):
-                    return "timeout"
                 raise
-        if process.returncode in (0, 5):  # 5: this stage has no tests
-            return ""
-        named = [line for line in out.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        return named[0].split(" - ")[0].split(" ", 1)[1] if named else "collection"
+        if process.returncode not in (0, 1, 2, 5):
+            sys.exit((self.said / "pytest.txt").read_text())
 
 
 def why_equivalent(mutant):
@@ -379,10 +397,18 @@ def parsed():
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rooms", default=ROOMS, help="folders of pipejax/, as engine,schedules")
-    parser.add_argument("--results", type=Path, default=ROOT / "results" / "mutants.jsonl")
+    parser.add_argument("--results", type=Path, default=ROOT / "results" / "mutants", help="folder")
+    parser.add_argument("--seconds", type=float, help="of the processor for a change, at most")
     parser.add_argument("--list", action="store_true", help="only print the changes")
     parser.add_argument("--again", action="store_true", help="run survivors again")
     return parser.parse_args()
+
+
+def known_of(folder):
+    """What is known of mutants: the test that finds one, and how many it has not met."""
+    file = folder / "found.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return {key: (found, left) for key, found, left in map(json.loads, lines)}
 
 
 def main():
@@ -394,33 +420,27 @@ def main():
         for mutant in drawn:
             print(f"{mutant.path}:{mutant.line}: {mutant.change:14} {mutant.text.strip()}")
         return
-    options.results.parent.mkdir(parents=True, exist_ok=True)
-    lines = options.results.read_text().splitlines() if options.results.exists() else []
-    known = dict(map(json.loads, lines))
-    if options.again:
-        known = {key: killer for key, killer in known.items() if killer}
+    known = known_of(options.results)
+    ready = {key for key, (found, _) in known.items() if found or not options.again}
+    left = [m for m in drawn if m.key not in ready and not why_equivalent(m)]
+    batches = {}
+    for mutant in left:
+        alone = None if is_called(mutant) else mutant.key
+        batches.setdefault((str(all_tests_of(mutant.path)), alone), []).append(mutant)
     with tempfile.TemporaryDirectory() as folder:
-        copy = Copy(folder)
-        for k, mutant in enumerate(drawn, 1):
-            began = time.monotonic()
-            if why_equivalent(mutant):
-                known[mutant.key] = ""
-            elif mutant.key not in known:
-                known[mutant.key] = copy.killer(mutant)
-                with options.results.open("a") as file:
-                    print(json.dumps([mutant.key, known[mutant.key]]), file=file)
-            print(
-                f"{k}/{len(drawn)} {time.monotonic() - began:.0f} s {mutant.path}:{mutant.line}:"
-                f" {mutant.change}: {verdict(mutant, known[mutant.key])}",
-                file=sys.stderr,
-                flush=True,
-            )
-    verdicts = [verdict(mutant, known[mutant.key]) for mutant in drawn]
-    for mutant, found in zip(drawn, verdicts, strict=True):
+        copy = Copy(folder, options.results, options.seconds)
+        for batch in batches.values():
+            copy.run(batch)
+    known = known_of(options.results)
+    for mutant in drawn:
+        found, unmet = known.get(mutant.key, ("", 0))
+        more = f", {unmet} tests not met" if unmet else ""
         place = f"{mutant.path}:{mutant.line}"
-        print(f"{place:58} {mutant.change:18} {found:70} {mutant.text.strip()}")
+        print(
+            f"{place:58} {mutant.change:18} {verdict(mutant, found) + more:70} {mutant.text.strip()}"
+        )
     kinds = Counter(
-        "killed" if known[m.key] else v.split(":")[0] for m, v in zip(drawn, verdicts, strict=True)
+        "found" if known.get(m.key, [""])[0] else verdict(m, "").split(":")[0] for m in drawn
     )
     print(", ".join(f"{kind}: {number}" for kind, number in kinds.items()))
 

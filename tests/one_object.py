@@ -6,6 +6,7 @@ shapes, which are a batch too. A door is a function of the set that returns seco
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,7 +21,8 @@ from pipejax.engine.steady_state import steady_state
 from pipejax.plots.explorer.payload import Explored, MemoryShown, payload
 from pipejax.sweep.evaluation import _step_times
 
-MANY = 5  # costs of a set
+EXAMPLES = int(os.environ.get("EXAMPLES", "300"))
+MANY = 5 if EXAMPLES < 1000 else 10  # costs of a set: what a table takes is paid once for all
 NODES, PREDS, WORKERS = 512, 8, 4  # one compiled shape for all drawn programs
 FAR = 2520 * 1000  # periods: a multiple of the cycle's own up to 10
 QUARTERS = st.integers(2, 8).map(lambda k: k / 4)
@@ -48,6 +50,7 @@ class Set(NamedTuple):
       runs: evaluations, one for each.
       exact: whether every sum of the costs is exact, in float32 too.
       grown: the table of more microbatches, or None.
+      padded: the program in the shape that all drawn ones have.
     """
 
     table: pj.ScheduleTable
@@ -57,6 +60,7 @@ class Set(NamedTuple):
     runs: list
     exact: bool
     grown: Callable | None
+    padded: object
 
     @property
     def program(self):
@@ -66,13 +70,9 @@ class Set(NamedTuple):
     def by_microbatch(self):
         return self.rows[0].per_microbatch()
 
-    @property
-    def padded(self):
-        return strategies.padded(self.program, num_nodes=NODES, max_preds=PREDS)
-
 
 # ------------------------------------------------------------------------------------ what is drawn
-def _shape(rng, field, table, by_microbatch):
+def _shape(field, table, by_microbatch, choice):
     """One of the shapes that a cost of the table may have, those by microbatch last."""
     stages, pipes, count = table.num_stages, table.num_pipes, table.num_microbatches
     if field in MESSAGES:
@@ -82,7 +82,7 @@ def _shape(rng, field, table, by_microbatch):
         shapes = [(), (stages,), (stages,)]
     else:
         shapes = [(), (stages,), (stages,), (1, count), (stages, count)]
-    return shapes[rng.integers(len(shapes) if by_microbatch else 3)]
+    return shapes[choice % (len(shapes) if by_microbatch else 3)]
 
 
 def _leaves(rng, table, shared):
@@ -92,8 +92,10 @@ def _leaves(rng, table, shared):
     if np.any(table.is_fused) and rng.random() < 0.7:
         fields.append(str(rng.choice(PAIRS)))
     leaves, by_microbatch = {}, rng.random() < 0.4
-    for field in fields:
-        shape = _shape(rng, field, table, by_microbatch)
+    # each shape of all costs is a program that JAX traces: most sets have one of a few
+    choices = rng.integers(15, size=len(fields) if rng.random() < 0.3 else 1)
+    for field, choice in zip(fields, np.resize(choices, len(fields)), strict=True):
+        shape = _shape(field, table, by_microbatch, choice)
         one = np.repeat(draw(rng, (1, *shape)), MANY, axis=0)
         leaves[field] = one if field in shared else draw(rng, (MANY, *shape))
         if field in MESSAGES:
@@ -153,7 +155,10 @@ def sets(draw):
     nodes, preds = runs[0].program.preds.shape
     assume(nodes <= NODES and preds <= PREDS)
     many = jax.tree.map(lambda *leaf: np.stack(leaf), *rows)
-    return Set(table, links, rows, many, runs, exact, grown)
+    # JAX traces a program of another name or links anew, and no trace reads them
+    unnamed = dataclasses.replace(runs[0].program, name="", links=pj.Links())
+    padded = strategies.padded(unnamed, num_nodes=NODES, max_preds=PREDS)
+    return Set(table, links, rows, many, runs, exact, grown, padded)
 
 
 # ---------------------------------------------------------------------------------------- the doors

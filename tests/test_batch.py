@@ -24,6 +24,7 @@ from pipejax.engine.batched.binary_program import (
     forward_program,
 )
 from pipejax.engine.batched.cost_rows import ZERO_ROW, cost_rows
+from pipejax.engine.batched.makespans import _parts
 from pipejax.engine.pricing import NodeCosts, cost_vector, price
 from pipejax.engine.recurrence import critical_path
 
@@ -366,6 +367,14 @@ def test_batches_of_any_size(size, temperature, monkeypatch):
     again, others = run(costs)
     np.testing.assert_allclose(again, values, rtol=1e-12)
     np.testing.assert_allclose(others.forward, counts.forward, rtol=1e-9, atol=1e-12)
+
+
+def test_what_is_the_same_for_a_whole_batch_takes_no_room_in_a_part():
+    leaves = {"shared": np.zeros((1, 5000)), "own": np.zeros((100, 9))}
+    parts = list(_parts(leaves, 100, 8 * (9 + 6 + 1) * 30, results=6))
+    assert [count for _, count, _ in parts] == [30, 30, 30, 10]
+    # one device has all that the host has: nothing is laid out
+    assert all(over is None and cut["shared"] is leaves["shared"] for cut, _, over in parts)
 
 
 def test_threads_take_parts_of_one_size(monkeypatch):

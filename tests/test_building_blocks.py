@@ -46,6 +46,31 @@ def test_an_order_whose_rows_fit_never_gets_stuck(drawn, data):
         assert again.log == run.log
 
 
+@given(drawn=works(tightest=1), data=st.data())
+def test_ops_of_a_block_begin_where_their_input_has_arrived(drawn, data):
+    work, numbers = drawn
+    legs = num_legs(work)
+    waits = Waits(numbers(0, 9, legs), numbers(0, 9, legs), numbers(0, 9, 2 * legs - 1))
+    block = building_block(work, waits, data.draw(st.sampled_from([1.0, 2.5])) * 99)
+    for pipe, row in enumerate(work.placement):
+        forward, gradient = (block.starts[phase][pipe] for phase in (F, I))
+        legs = legs_of(row)
+        for stage in range(len(row) - 1):
+            takes = [
+                work.lag[way][pipe][stage] + work.transmit[way][pipe][stage]
+                if row[stage] != row[stage + 1]
+                else 0
+                for way in (0, 1)
+            ]
+            same, leg = legs[stage] == legs[stage + 1], legs[stage]
+            there = waits.forward[leg] if same else waits.turns[leg]
+            back = waits.gradient[leg] if same else waits.turns[-1 - leg]
+            arrives = forward[stage] + work.lasts[F][stage] + takes[0]
+            assert forward[stage + 1] >= arrives + there
+            arrives = gradient[stage + 1] + work.lasts[I][stage + 1] + takes[1]
+            assert gradient[stage] >= arrives + back
+
+
 def v_shape(workers, microbatches, limit):
     """F = I = W = 1 on a V placement, an activation held until W."""
     row = [*range(workers), *range(workers)[::-1]]

@@ -151,7 +151,7 @@ def with_change(data, path, change):
 
 
 def forged(data, most=None):
-    """Every key or entry left out, a key more everywhere, every leaf changed.
+    """Every key or entry left out, a key more everywhere, every leaf and all that holds some changed.
 
     A leaf has its first other value and some of the rest: at most so many, in turn.
     """
@@ -161,6 +161,8 @@ def forged(data, most=None):
         if isinstance(value, dict):
             yield (*path, "more"), with_change(data, path, lambda inner, k: inner[k].update(more=1))
         if isinstance(value, dict | list) and value:
+            for other in ([], "x") if isinstance(value, dict) else ({}, 1):
+                yield path, with_change(data, path, functools.partial(put, other))
             continue
         first, *rest = others(value)
         start = number % len(rest)

@@ -1,5 +1,6 @@
 """The large-neighbourhood search: what it keeps, what it frees, and what it finds."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -11,6 +12,8 @@ from pipejax.search.schedule.cp_model import ScheduleModel
 from pipejax.search.schedule.initial_plans import one_by_one
 from pipejax.search.schedule.neighbourhoods import (
     KINDS,
+    LEAST_SHARE,
+    Arm,
     Merit,
     NeighbourhoodSearch,
     draw,
@@ -19,7 +22,14 @@ from pipejax.search.schedule.neighbourhoods import (
     order_of_microbatches,
     search_neighbourhoods,
 )
-from pipejax.search.schedule.plan import NEVER, keeps_limits, objective_of, to_plan, to_table
+from pipejax.search.schedule.plan import (
+    NEVER,
+    keeps_limits,
+    objective_of,
+    timed_ops,
+    to_plan,
+    to_table,
+)
 from pipejax.search.schedule.problem import pose
 
 pytestmark = pytest.mark.solver
@@ -73,6 +83,65 @@ def test_as_many_microbatches_are_free_as_the_share_says(share, count):
     plan, rng = one_by_one(problem), np.random.default_rng(0)
     free = (draw("microbatches", problem, plan, share, rng)["F"] for _ in range(50))
     assert {one.all(axis=0).sum() for one in free} == {*range(count // 2 + 1, count + 1)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_larger_share_frees_more_up_to_nearly_all(kind):
+    problem = problem_of(workers=4, microbatches=8)
+    plan, rng = one_by_one(problem), np.random.default_rng(0)
+    every = [
+        np.mean([list(draw(kind, problem, plan, share, rng).values()) for _ in range(40)])
+        for share in (0.1, 0.4, 0.7, 1.0)
+    ]
+    letters = {"offloads": 2, "weight grads": 3}.get(kind, 5)  # of five kinds of ops
+    assert 0 < every[0] < every[1] < every[2] <= every[3] <= letters / 5
+    assert every[3] > 0.75 * letters / 5
+
+
+def test_workers_that_are_free_stand_in_a_row():
+    problem = problem_of(workers=6)
+    plan, rng = one_by_one(problem), np.random.default_rng(0)
+    found = {
+        tuple(np.flatnonzero(draw("workers", problem, plan, 0.5, rng)["F"].any(axis=1)).tolist())
+        for _ in range(60)
+    }
+    assert found == {(0, 1, 2), (1, 2, 3), (2, 3, 4), (3, 4, 5)}
+
+
+def test_a_share_stays_between_the_least_and_all():
+    arm = Arm("time", "end", in_order=False, share=0.3)
+    for ended, last in ((True, 1.0), (False, LEAST_SHARE)):
+        for _ in range(100):
+            arm.learn(0.1, found=False, ended=ended)
+        assert arm.share == last
+
+
+@pytest.mark.parametrize(("limits", "of_one"), [(1.0, 3 * 30), (0.5, 3 * (30 + 20))])
+def test_one_microbatch_after_the_other_takes_the_sum_of_all_times(limits, of_one):
+    problem = problem_of()
+    problem = dataclasses.replace(problem, limits=(problem.limits * limits).astype(int))
+    plan = one_by_one(problem)
+    assert plan.forward.min() == 0
+    assert objective_of(problem, plan) * problem.unit == 4 * of_one
+
+
+def test_ranks_of_a_plan_say_what_ends_before_what_starts(steps):
+    search, _ = steps
+    for plan in (search.plan, one_by_one(search.problem)):
+        ops = timed_ops(search.problem, plan)
+        start = [
+            plan.starts["I" if pj.Phase(code).name == "B" else pj.Phase(code).name][place]
+            for code, *place in zip(
+                ops.phase.tolist(), ops.stage.tolist(), ops.microbatch.tolist(), strict=True
+            )
+            for place in [tuple(place)]
+        ]
+        end = np.array(start) + [
+            search.problem.times[pj.Phase(code)][stage]
+            for code, stage in zip(ops.phase.tolist(), ops.stage.tolist(), strict=True)
+        ]
+        ends_before = end[:, None] <= np.array(start)
+        assert np.array_equal(ops.end[:, None] <= ops.start, ends_before)
 
 
 def test_gradients_overtake_an_activation_that_is_away():

@@ -2,20 +2,19 @@
 
 import functools
 import itertools
-import os
 
 import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from one_object import DOORS, MANY, alone, sets
+from one_object import DOORS, EXAMPLES, MANY, alone, sets
 
 import pipejax as pj
 from pipejax.base.checks import ArgumentError
 
 pytestmark = pytest.mark.compiles
 
-SETS = -(-int(os.environ.get("EXAMPLES", "300")) // MANY)
+SETS = -(-EXAMPLES // MANY)
 BATCHED = (
     pj.makespans,
     pj.cycle_time,

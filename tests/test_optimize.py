@@ -1,5 +1,6 @@
 """The optimiser against every order of tiny problems, known optima, and the evaluator."""
 
+import itertools
 import os
 from fractions import Fraction
 
@@ -8,6 +9,7 @@ import optimum
 import pytest
 import tiny_problems
 from certified import all_of, check_solution
+from ortools.sat.python import cp_model
 from turns import NUMBER, in_turn
 
 import pipejax as pj
@@ -265,6 +267,46 @@ def test_a_period_put_in_keeps_limits_and_the_end():
         # the rows of the table run no later than the plan says: no op was put before its input
         again = to_plan(problem, to_table(problem, many, "many"))
         assert (gradient_end(problem, again) <= gradient_end(problem, many)).all()
+
+
+def test_what_lies_before_a_cut_leaves_a_worker_before_what_lies_behind_arrives():
+    table = pj.schedules.build("chimera", num_workers=2, num_microbatches=60)
+    problem = pose(table, equal(table), memory_limit=4)
+    ring = shortest_ring(problem, 2, 100, 3.0, 1)
+    folded = fold(problem, 2, depth_of(problem, cut(problem, ring)) + 1)
+    small = problem.with_microbatches(folded.microbatches)
+    horizon = 2 * int(gradient_end(small, cut(small, ring)).max())
+    behind = folded.warm + folded.tied + folded.length
+    groups = range(folded.warm, folded.warm + 2), range(behind, behind + 2), range(2), range(2)
+    for one, other, stage, next_stage in itertools.product(*groups):
+        if small.worker[stage, one] == small.worker[next_stage, other]:
+            model = FoldedModel(small, folded, horizon)
+            start = model.start["F"][next_stage, other]
+            model.model.add(start < model._gradient_end[stage, one])
+            solver = cp_model.CpSolver()
+            solver.parameters.max_deterministic_time = 1.0
+            assert solver.solve(model.model) == cp_model.INFEASIBLE
+
+
+@pytest.mark.parametrize(("name", "end"), [("chimera", 16.0), ("hanayo", 21.0)])
+def test_all_reduces_of_a_worker_take_turns_in_what_is_proven(name, end):
+    table = pj.schedules.build(name, num_workers=2, num_microbatches=2)
+    costs = pj.Costs.uniform(
+        table, forward=1.0, input_grad=1.0, weight_grad=1.0, backward=2.0, all_reduce=6.0
+    )
+    found = pj.optimize(table, costs, memory_limit=8, num_threads=1, time_limit=20.0)
+    assert (found.value, found.lower_bound) == (end, end)  # without: 4 and 2 less
+
+
+@pytest.mark.parametrize(("answered", "seconds"), [(True, 10.0), (False, 0.0)])
+def test_no_stage_is_bounded_where_nothing_is_left_to_do(monkeypatch, answered, seconds):
+    table = pipe(3, 4)
+    monkeypatch.setattr(anytime_search, "relaxed_bound", None)
+    given = table, equal(table), pj.Links(), seconds, 1, None, lambda _: None
+    steps = anytime_search.AnytimeSearch(pose(table, equal(table), memory_limit=2), *given)
+    steps._offer("one by one", one_by_one(steps.problem))
+    steps.is_answered = answered
+    steps._relaxed()
 
 
 @pytest.mark.parametrize(("name", "pipes"), [("1f1b", 1), ("chimera", 2)])

@@ -11,6 +11,7 @@ import time
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 from certified import check_solution, first_of
 
@@ -198,6 +199,7 @@ def test_what_bounds_say_of_each_other():
     assert bound_from(slower, 54, offloads) < 27
     shared = dataclasses.replace(offloads, host_links=((0, 1),))
     assert bound_from(offloads, 27, shared) == 27
+    assert bound_from(shared, 27, shared) == 27
     assert bound_from(shared, 27, offloads) == 0
     none = problem_of(small(3, **EXACT, transfer=1.0))
     assert stretch(three, none) is None
@@ -234,6 +236,9 @@ def test_an_entry_is_a_certificate(store):
     costs = dataclasses.replace(costs, all_reduce=0.5, update=0.25)
     problem = pose(case[0], costs, **options, link="queued")
     store.put(problem, case[0], 5, seconds=1.0, source="1f1b")
+    read = store.get(problem).problem
+    for field in {each.name for each in dataclasses.fields(read)} - {"unit", "exact"}:
+        assert np.array_equal(getattr(read, field), getattr(problem, field)), field
     texts = [path.read_text() for path in store.path.glob("*.json")]
     assert [pj.verify(json.loads(text)).problems for text in texts] == [()] * 3
     for change, problem in (

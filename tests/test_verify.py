@@ -16,7 +16,8 @@ from hypothesis import given, settings, strategies as st
 import pipejax as pj
 from pipejax.analysis.verify.bounds import derived_bounds
 from pipejax.analysis.verify.certificate_file import read_run
-from pipejax.search.schedule.bounds import area_bound, lower_bound
+from pipejax.analysis.verify.formula_check import _sign
+from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds
 from pipejax.search.schedule.initial_plans import greedy_plan
 from pipejax.search.schedule.plan import objective_of
 from pipejax.search.schedule.problem import pose
@@ -128,6 +129,33 @@ def test_bounds_are_those_of_the_search(data):
     assert theirs.value * problem.unit <= best * (1 + 1e-9)
     near = 2 * problem.unit  # the search counts whole units
     assert faster or best == pytest.approx(theirs.value * problem.unit, abs=near)
+
+
+def test_signs_of_determinants_are_exact():
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 3, 4, 5) * 40:
+        matrix = rng.integers(-2, 3, (size, size))
+        assert _sign(matrix.tolist()) == round(np.sign(round(np.linalg.det(matrix))))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_chains_of_a_long_pipe_are_those_of_the_search(seed):
+    """Gradients of a stage wait for each other where the way back takes longer than a forward."""
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=9)
+    rng = np.random.default_rng(seed)
+    times = {
+        name: rng.integers(1, most, 4) * 1.0
+        for name, most in (("forward", 4), ("input_grad", 12), ("weight_grad", 3))
+    }
+    costs = pj.Costs(**times, backward=times["input_grad"] + times["weight_grad"])
+    limits = rng.choice([1.0, 2.0, 3.0, 4.0], 4)
+    share = rng.choice([0.0, 0.5, 1.0])
+    problem = pose(table, costs, limits, 1.0, share)
+    run = pj.evaluate(table, costs)
+    memory = pj.analysis.activation_memory(run, sizes=np.ones(4), weight_share=share)
+    claimed = pj.certificate(run, memory=memory, limits=limits)
+    derived = derived_bounds(read_run(claimed))["memory chain"]
+    assert derived == pytest.approx(max(stage_bounds(problem)) * problem.unit)
 
 
 def test_memory_area_of_times_that_are_no_multiples_is_not_rounded_up():

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
+LEAST = 1 << 18  # bytes that every process has: no limit need be read
 Options = dict[str, int | bool]
 
 
@@ -56,8 +57,7 @@ def check_fits(num_bytes: int, what: str) -> None:
     Raises:
       ValueError: if it does not fit.
     """
-    there = memory()
-    if num_bytes > there:
+    if num_bytes > LEAST and num_bytes > (there := memory()):
         raise ValueError(
             f"{what} at least {num_bytes // 10**9:,} GB of memory; this machine has "
             f"{there / 1e9:,.1f} GB"
