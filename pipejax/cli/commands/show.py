@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 PLACES = ("under", "beside")  # of a caption
-_OF_PAPER = ("size", "font", "font_size")
+_OF_DRAWING = ("size", "font", "font_size", "transfers")
 
 
 class PictureSettings(NamedTuple):
@@ -55,6 +55,9 @@ class PictureSettings(NamedTuple):
       font_size: of titles in a drawing; numbers have a point less.
       caption: in the picture or the terminal, or in a file of the picture's name that ends in .md.
       no_critical: as it is always marked else.
+      transfers: in a drawing.
+      title: of a drawing or a page.
+      labels: in place of their own names.
     """
 
     from_: Text = None
@@ -66,6 +69,9 @@ class PictureSettings(NamedTuple):
     font_size: float | None = None
     caption: Text = None
     no_critical: bool = False
+    transfers: bool = False
+    title: Text = None
+    labels: Text = None
 
     def check(self, out: str | None) -> None:
         """Refuse what has no effect on a file of this suffix, or where none is written.
@@ -75,12 +81,32 @@ class PictureSettings(NamedTuple):
         """
         if self.caption is not None:
             one_of(self.caption, PLACES, "--caption")
-        given = [name for name in _OF_PAPER if getattr(self, name) is not None]
+        given = [name for name in _OF_DRAWING if getattr(self, name) not in (None, False)]
         if self.caption == "beside":
             given.append("caption")
         if given and out in (None, ".html"):
             where = "without --out" if out is None else f"on a page ({out})"
             raise ValueError(f"{flag(given[0])} has no effect {where}: it goes with a drawing")
+        if self.title is not None and out is None:
+            raise ValueError("--title has no effect without --out: it goes with a drawing or a page")
+
+    def named(self, runs: "Sequence[pj.Evaluation]") -> "Mapping[str, pj.Evaluation]":
+        """Give every run a name of its own: its label, or its schedule.
+
+        Raises:
+          ValueError: if there is not one label for each, or two are the same.
+        """
+        from pipejax.plots.caption import named
+
+        if self.labels is None:
+            return named((run.schedule, run) for run in runs)
+        labels = [label.strip() for label in self.labels.split(",")]
+        if len(set(labels)) < len(labels) or "" in labels or len(labels) != len(runs):
+            what = ", ".join(run.schedule for run in runs)
+            raise ValueError(
+                f"--labels must be {len(runs)} different names, of {what}, got {self.labels!r}"
+            )
+        return dict(zip(labels, runs, strict=True))
 
     def window(self, runs: "Sequence[pj.Evaluation]") -> "Window | None":
         """Return the part of the time axis that is asked for."""
@@ -126,13 +152,6 @@ def setting_of(pricing: Pricing | None) -> str:
 def caption_file(label: str, caption: str) -> str:
     """Return a caption as a page in Markdown, below its picture, as figures/ writes it."""
     return f"![{label}]({label})\n\n{caption}\n"
-
-
-def by_name(runs: "Sequence[pj.Evaluation]") -> "Mapping[str, pj.Evaluation]":
-    """Give every run a name of its own."""
-    from pipejax.plots.caption import named
-
-    return named((run.schedule, run) for run in runs)
 
 
 NO_TIMES = Pricing(TableSlots())
@@ -238,7 +257,7 @@ def _scene(
         sized.append(sizes)
         limits = limit and limit.levels(table, sizes, activations, priced.workload)
         held.append(sizes.held(run)._replace(limits=limits) if memory else None)
-    runs = by_name(evaluated)
+    runs = picture.named(evaluated)
     unit = picture.time_unit(evaluated, in_slots=pricing is None)
     window = picture.window(evaluated)
     caption = caption_of_runs(runs, unit, setting=setting_of(pricing), window=window)
@@ -261,7 +280,16 @@ def _draw(scene: Scene, paper: "Paper", out: Output, beside: Output) -> None:
         panels.append(Panel(name, run, curves))
     caption = scene.caption if scene.picture.caption == "under" else ""
     critical = not scene.picture.no_critical
-    look = Drawing(scene.unit, paper, scene.window, scene.messages, critical, caption)
+    look = Drawing(
+        scene.unit,
+        paper,
+        scene.window,
+        scene.messages,
+        critical,
+        caption,
+        scene.picture.transfers,
+        scene.picture.title or "",
+    )
     drawn = draw_panels(panels, look)
     out.save(lambda draft: save(drawn, draft))
     text = caption_file(str(out.path and out.path.name), scene.caption)
