@@ -32,8 +32,8 @@ class DrawnOp(NamedTuple):
     depth: float = 0.0
 
 
-class Room(NamedTuple):
-    """Room of an op, or the least of several: for each digit [s], and its height in rows."""
+class DigitRoom(NamedTuple):
+    """DigitRoom of an op, or the least of several: for each digit [s], and its height in rows."""
 
     digit: float
     height: float
@@ -42,7 +42,7 @@ class Room(NamedTuple):
 class _Number(Text):
     """A number that is drawn only where all of its row have room."""
 
-    def __init__(self, axes: Axes, part: DrawnOp, room: Room, ends: Any, **look: Any) -> None:
+    def __init__(self, axes: Axes, part: DrawnOp, room: DigitRoom, ends: Any, **look: Any) -> None:
         middle = sum(ends) / 2, part.top + part.height / 2
         super().__init__(*middle, str(part.op.microbatch), ha="center", va="center", **look)
         self._room = room
@@ -72,10 +72,12 @@ def number(axes: Axes, parts: Sequence[DrawnOp], hatched: Collection[Op]) -> Non
     for row in rows.values():
         # an op that the window cuts speaks for itself only
         whole = [p for p in row if p.start >= since and p.finish <= until] or row
-        least = Room(*map(min, zip(*(_room(p, p.start, p.finish) for p in whole), strict=True)))
+        least = DigitRoom(
+            *map(min, zip(*(_room(p, p.start, p.finish) for p in whole), strict=True))
+        )
         for part in row:
             ends = max(part.start, since), min(part.finish, until)
-            room = Room(*map(min, zip(least, _room(part, *ends), strict=True)))
+            room = DigitRoom(*map(min, zip(least, _room(part, *ends), strict=True)))
             look = palette.look(part.op.phase.name).deepened(part.depth)
             ground = {"facecolor": look.fill, "edgecolor": "none", "pad": 0.3}
             box: dict[str, Any] = {"bbox": ground} if part.op in hatched else {}
@@ -83,5 +85,5 @@ def number(axes: Axes, parts: Sequence[DrawnOp], hatched: Collection[Op]) -> Non
             axes.add_artist(_Number(axes, part, room, ends, color=look.ink, **more))
 
 
-def _room(part: DrawnOp, start: float, finish: float) -> Room:
-    return Room((finish - start) / len(str(part.op.microbatch)), part.height)
+def _room(part: DrawnOp, start: float, finish: float) -> DigitRoom:
+    return DigitRoom((finish - start) / len(str(part.op.microbatch)), part.height)

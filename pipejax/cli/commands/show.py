@@ -88,7 +88,9 @@ class PictureSettings(NamedTuple):
             where = "without --out" if out is None else f"on a page ({out})"
             raise ValueError(f"{flag(given[0])} has no effect {where}: it goes with a drawing")
         if self.title is not None and out is None:
-            raise ValueError("--title has no effect without --out: it goes with a drawing or a page")
+            raise ValueError(
+                "--title has no effect without --out: it goes with a drawing or a page"
+            )
 
     def named(self, runs: "Sequence[pj.Evaluation]") -> "Mapping[str, pj.Evaluation]":
         """Give every run a name of its own: its label, or its schedule.

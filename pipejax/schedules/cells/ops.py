@@ -113,7 +113,7 @@ KINDS: Mapping[Phase, OpKind] = {
         "weight_grad",
         slot=1,
         at_end={FOR_W: -1},
-        look=("#F9F08F", "#AEA864", "#B5A33C"),
+        look=("#F9F08F", "#AEA864", "#AC9C38"),
     ),
     Phase.R: OpKind(
         "recompute",
