@@ -1,6 +1,7 @@
 """Messages on axes: as lines between rows, or as transfers in a lane of both their workers."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,14 +23,18 @@ def draw_messages(axes: Axes, sent: Sequence[Arrow], *, top: float, bottom: floa
         lines.append([(a.start, a.sender + leaves), (a.finish, a.receiver + arrives)])
     colours = [palette.CRITICAL if a.is_critical else palette.MESSAGE for a in sent]
     widths = [1.0 if a.is_critical else 0.5 for a in sent]
-    look = {"colors": colours, "linewidths": widths, "rasterized": len(lines) > MAX_SHAPES}
+    look: dict[str, Any] = {
+        "colors": colours,
+        "linewidths": widths,
+        "rasterized": len(lines) > MAX_SHAPES,
+    }
     axes.add_collection(LineCollection(lines, zorder=_BEHIND, **look))
 
 
 def draw_transfers(axes: Axes, sent: Sequence[Arrow], top: float, height: float) -> None:
     """Draw messages as bars in a lane of both workers, those of the critical path framed."""
     for critical in (False, True):
-        boxes = np.array(
+        boxes: Any = np.array(
             [
                 (a.start, a.finish, worker + top, worker + top + height)
                 for a in sent
@@ -41,7 +46,7 @@ def draw_transfers(axes: Axes, sent: Sequence[Arrow], top: float, height: float)
         edge = {"edgecolor": palette.CRITICAL if critical else palette.WHITE}
         widest = _FRAME if critical else _EDGE
         widths = style.line_widths(axes, boxes[:, 1] - boxes[:, 0], widest)
-        look = {"facecolor": palette.MESSAGE, "linewidths": widths, **edge}
+        look: dict[str, Any] = {"facecolor": palette.MESSAGE, "linewidths": widths, **edge}
         rasterized = len(boxes) > MAX_SHAPES
         axes.add_collection(
             PolyCollection(corners, zorder=3 if critical else 1, rasterized=rasterized, **look)
