@@ -308,6 +308,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "unit": OptionRecord(NAME, "unit of the time axis", names=_TIME_UNITS),
         "messages": OptionRecord(FLAG, "show messages as thin lines"),
         "transfers": OptionRecord(FLAG, "show messages as bars in a lane of their workers"),
+        "choose": OptionRecord(FLAG, "let schedules and sizes be chosen on the page"),
         "no_critical": OptionRecord(FLAG, "leave the critical path unmarked"),
         "title": OptionRecord(NAME, "stands above all"),
         "labels": OptionRecord(NAME, "names of the schedules, by comma, in their order"),
