@@ -46,6 +46,7 @@ from pipejax.schedules.table.links import Links as Links
 from pipejax.schedules.table.table import ScheduleTable as ScheduleTable
 from pipejax.schedules.table.table_files import read_table as read_table
 from pipejax.search.calibration.calibrate import calibrate as calibrate
+from pipejax.search.remedies.explain import explain as explain
 from pipejax.search.schedule.optimize import optimize as optimize
 from pipejax.search.tuning.tune import tune as tune
 from pipejax.sweep.declaration import read_sweep as read_sweep

@@ -27,6 +27,7 @@ from pipejax.search.orders.microbatches import MicrobatchOrder as MicrobatchOrde
 from pipejax.search.orders.places import WorkerPlaces as WorkerPlaces
 from pipejax.search.orders.transfers import TransferOrder as TransferOrder
 from pipejax.search.partition.partition import Partition as Partition
+from pipejax.search.remedies.explain import Explanation as Explanation, Remedy as Remedy
 from pipejax.search.schedule.plan import Optimum as Optimum
 from pipejax.search.tuning.tune import TunedSetting as TunedSetting
 from pipejax.sweep.declaration import Sweep as Sweep

@@ -74,11 +74,12 @@ TESTS = {
         "collectives workload step_report exchanges_beside_products overlap",
     ),
     "pipejax/costs/measured": (
-        "measured_rows measured_tables measured_memory profiles doors",
+        "measured_rows measured_tables measured_memory profiles doors costs megatron_log",
         "step_time profiles calibrate validation",
     ),
     "pipejax/costs/model": (
-        "models layer_ops activations pipeline_layout published layout measured_memory",
+        "models layer_ops activations pipeline_layout published layout measured_memory "
+        "hugging_face megatron_log",
         "workload step_report one_memory_rule",
     ),
     "pipejax/costs/stage": (

@@ -30,6 +30,8 @@ ORDER = {
         "precision",
         "costs",
         "scaling",
+        "restaging",
+        "planning",
         "topology",
         "system",
         "model",

@@ -200,6 +200,22 @@ def test_schedules_json(answer):
         assert name in [row["name"] for row in answer("schedules", option)]
 
 
+def test_models_and_systems_are_listed_with_their_sizes(answer, call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    models = {row["name"]: row for row in answer("schedules", "--models")}
+    llama = pj.load_model("llama3-8b")
+    assert models["llama3-8b"]["parameters"] == llama.parameters
+    assert models["mixtral-8x7b"]["experts"] == 8
+    systems = {row["name"]: row for row in answer("schedules", "--systems")}
+    assert (systems["h100"]["peak_flops"], systems["h100"]["node_bandwidth"]) == (989e12, 450e9)
+    for option, words in (("--models", ["8.03", "671"]), ("--systems", ["989", "85.52", "3.35"])):
+        _, out, _ = call("schedules", option)
+        assert all(f" {word} " in out for word in words)
+        assert out.count("┏") == 1  # one table, without paragraphs
+        assert "arXiv" not in out
+        assert ",source\n" in call("schedules", option, "-f", "csv")[1]
+
+
 @pytest.mark.parametrize("suffix", ["png", "pdf", "svg", "html"])
 def test_show_draws(call, answer, suffix, tmp_path):
     out = tmp_path / f"timeline.{suffix}"

@@ -10,9 +10,18 @@ from typing import get_args
 
 import pytest
 
+from pages.options import options_page, taken_by
 from pipejax.base.data_files import read_quantity
-from pipejax.cli.app import COMMANDS, MOVED, command_of, function_of
-from pipejax.cli.options.catalogue import CATALOGUE, EXCEPTIONS, PANELS, SHORT, flag, record
+from pipejax.cli.app import COMMANDS, MOVED, QUESTIONS, command_of, function_of
+from pipejax.cli.options.catalogue import (
+    CATALOGUE,
+    DIFFERENT_DEFAULTS,
+    EXCEPTIONS,
+    PANELS,
+    SHORT,
+    flag,
+    record,
+)
 from pipejax.cli.options.given import GivenOptions
 from pipejax.cli.options.values import value_kinds
 
@@ -50,6 +59,36 @@ def test_an_option_means_the_same_in_every_command():
     several = {key: kinds for key, kinds in parsed.items() if len(kinds) > 1}
     assert all(kinds == {int, str} for kinds in several.values()), several
     assert set(several) == {"microbatches", "microbatch_size", "stages_per_worker", "zero"}
+
+
+def test_an_option_has_one_default_but_for_reasons():
+    differing = {name for name, taken in taken_by().items() if len({*taken.values()}) > 1}
+    assert differing == {*DIFFERENT_DEFAULTS}
+    assert {name for _, name in EXCEPTIONS} <= {*CATALOGUE}
+
+
+def test_a_page_has_every_option_once():
+    page = options_page()
+    rows = re.findall(r"^\| `(--[a-z-]+)", page, re.MULTILINE)
+    assert Counter(rows) == Counter(map(flag, CATALOGUE))
+    exceptions = page[page.index("## Exceptions") :]
+    for name in (*DIFFERENT_DEFAULTS, *(name for _, name in EXCEPTIONS)):
+        assert f"`{flag(name)}`" in exceptions
+    assert "- `--minibatch` of `plan` means: sequences per step of the whole job." in exceptions
+    assert "| `--seed N` | Seed of what is drawn at random | 0 | " in page
+
+
+def test_every_command_answers_a_question(call):
+    assert Counter(name for names in QUESTIONS.values() for name in names) == Counter([*COMMANDS])
+    _, out, _ = call("--help")
+    places = [out.index(title) for title in QUESTIONS]
+    assert places == sorted(places)
+
+
+def test_help_says_what_an_option_means_in_this_command(call):
+    assert "Sequences per step of one pipeline" in call("evaluate", "--help-all")[1]
+    for how in ("--help", "--help-all"):
+        assert "Sequences per step of the whole job" in call("plan", how)[1]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -134,11 +134,40 @@ def test_what_does_not_fit_is_marked_and_never_the_best(answer, call, monkeypatc
     assert [row["fits"] for row in rows] == [False, True, False]
     assert min(rows, key=lambda row: row["makespan"])["fits"] is False
     _, printed, _ = call(*given, *LARGE)
-    assert [line.split("│")[-2].strip() for line in printed.splitlines() if "│ 16" in line] == [
-        "no",
-        "yes",
-        "no",
-    ]
+    above = [line.split("│")[3].strip() for line in printed.splitlines() if line[:1] == "│"]
+    assert sorted(above) == ["-", "-", "0 %"]
+    assert re.search(r"not ranked, for the memory is 83.52 GB: [a-z1-]+ \(\d+.\d GB\), ", printed)
+    assert "fastest: 1f1b, " in printed
+
+
+def test_rows_are_sorted_against_the_best_in_one_unit_of_memory(answer, call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    given = (
+        "compare",
+        "-S",
+        "1f1b,interleaved-1f1b,hanayo,zb-h1",
+        "-P",
+        8,
+        "-M",
+        16,
+        "-W",
+        "F=1,B=2",
+    )
+    rows = {row["schedule"]: row for row in answer(*given)["rows"]}
+    assert rows["interleaved-1f1b"]["peak_in_flight"] == 23
+    assert rows["interleaved-1f1b"]["peak_microbatches"] == 11.5  # of two stages each
+    assert rows["1f1b"]["above_best"] == pytest.approx(rows["1f1b"]["makespan"] / 55 - 1)
+    _, out, _ = call(*given)
+    table = [line.split("│") for line in out.splitlines() if line[:1] == "│"]
+    assert {len(line) for line in table} == {10}  # one table, without M and copies
+    assert [line[1].strip() for line in table] == sorted(rows, key=lambda n: rows[n]["makespan"])
+    assert table[0][3].strip() == "0 %"
+    assert out.startswith("8 workers, 16 microbatches: sorted by makespan\n")
+    assert "fastest: zb-h1, 55 s; next interleaved-1f1b, +" in out
+    assert out.count("no closed form is published") == 1
+    _, out, _ = call("compare", "-S", "hanayo,pipe-offload", "-P", 2, "-M", 4, "-T", "F=1,B=2,O=1")
+    assert "formula" not in "".join(line for line in out.splitlines() if "┃" in line)
+    assert "pipe-offload, hanayo: no formula: no closed form is published" in out
 
 
 @pytest.mark.compiles

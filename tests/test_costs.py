@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import pickle
+import re
 
 import jax
 import jax.numpy as jnp
@@ -562,6 +563,63 @@ def test_nan_in_a_cost_file_is_refused(tmp_path):
     path = tmp_path / "costs.json"
     path.write_text('{"unit": "seconds", "F": NaN, "B": 1}')
     with pytest.raises(ValueError, match="F must be finite"):
+        pj.read_costs(path, TABLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("F", "forward="), ("W", "weight_grad="), ("c", "transmit="), ("transfer", "transmit=")],
+)
+def test_a_name_of_elsewhere_is_answered_with_the_one_here(name, meant):
+    with pytest.raises(ValueError, match=f"unknown cost '{name}': here it is {meant}"):
+        pj.Costs(**{name: 1.0})
+    with pytest.raises(ValueError, match=r"unknown cost 'forwards': .* did you mean forward"):
+        pj.Costs(forwards=1.0)
+    with pytest.raises(ValueError, match="unknown cost 'B': here it is backward="):
+        pj.Costs.uniform(TABLE, forward=1.0, B=2.0)
+
+
+CSV = """stage,F_ms,B_ms,latency_us,bytes,bandwidth_GB_per_s,latency_back_us
+1,10.2,20.9,10,33554432,25,20
+0,13.1,24.7,10,33554432,25,20
+2,10.2,20.9,10,33554432,25,20
+3,14.8,29.6,,,,
+"""
+
+
+def test_a_table_of_stages_is_read_as_the_same_in_json(tmp_path):
+    section = {"latency": 0.01, "bytes": 33554432, "bandwidth": 25e9}
+    content = {"unit": "milliseconds", "F": [13.1, 10.2, 10.2, 14.8], "B": [24.7, 20.9, 20.9, 29.6]}
+    back = {"message_back": {"latency": 0.02}}
+    (tmp_path / "costs.json").write_text(json.dumps(content | {"message": section} | back))
+    (tmp_path / "costs.csv").write_text(CSV)
+    there, here = (pj.read_costs(tmp_path / f"costs.{end}", TABLE) for end in ("json", "csv"))
+    for name in ("forward", "backward", "input_grad", "latency", "transmit"):
+        np.testing.assert_allclose(getattr(here, name), getattr(there, name), rtol=1e-15)
+
+
+BAD_CSV = {
+    "row 4: F_ms must be a number of at least 0, got 'x'": ("14.8", "x"),
+    "row 1: F_ms must be a number of at least 0, got '-1'": ("1,10.2", "1,-1"),
+    "stage 3: F is missing": ("14.8", ""),
+    "stage 1: latency is missing": ("20.9,10,", "20.9,,"),
+    "stage 3: latency is given: no message leaves the last stage": ("29.6,", "29.6,1"),
+    "column 'F' has no unit: expected F_ns, F_us, F_ms, F_s": ("F_ms", "F"),
+    "unknown column 'Q_ms': known are stage, F, B": ("F_ms", "Q_ms"),
+    "column F stands twice, with two units": ("B_ms", "F_us"),
+    "is not JSON, and no table of costs: column 'stage' is missing": ("stage", "A_s"),
+    "row 2: stage 1 stands twice": ("0,13.1", "1,13.1"),
+    "stage 0 has no row": ("0,13.1", "5,13.1"),
+    'message: give "transmit", or "bytes" and "bandwidth"': ("bytes", "transmit_s"),
+}
+
+
+@pytest.mark.parametrize("message", BAD_CSV)
+def test_bad_tables_of_costs_are_refused(message, tmp_path):
+    old, new = BAD_CSV[message]
+    path = tmp_path / "costs.csv"
+    path.write_text(CSV.replace(old, new, 1))
+    with pytest.raises(ValueError, match=re.escape(message)):
         pj.read_costs(path, TABLE)
 
 

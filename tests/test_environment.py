@@ -38,7 +38,7 @@ RIGHT = {  # what stands in an answer
 CASES = {
     "stdout closed": ("evaluate", "{} >&-", 2, "error: standard output: Bad file descriptor\n"),
     "stdout full": ("json", "{} >/dev/full", 2, "error: standard output: No space left.*\n"),
-    "reader left": ("help", "(sleep 1; {}) | true", 141, "error: standard output: Broken pipe\n"),
+    "reader left": ("help", "(sleep 1; {}) | true", 141, ""),
     "stderr closed": ("mistake", "{} 2>&-", 2, ""),
     "stdout and stderr closed": ("evaluate", "{} >&- 2>&-", 2, ""),
     "ascii": ("named", "PYTHONIOENCODING=ascii {}", 0, ""),
@@ -69,8 +69,8 @@ SLOW = {
     **{case: (*run, 0, "") for case, run in QUIET.items()},
     "help, stdout closed": ("help", "{} >&-", 2, "error: standard output: Bad file.*\n"),
     "help, stdout full": ("help", "{} >/dev/full", 2, "error: standard output: No space.*\n"),
-    "show, reader left": ("show", "{} | true", 141, "error: standard output: Broken pipe\n"),
-    "json, reader left": ("json", "{} | true", 141, "error: standard output: Broken pipe\n"),
+    "show, reader left": ("show", "{} | true", 141, ""),
+    "json, reader left": ("json", "{} | true", 141, ""),
     "all closed": ("evaluate", "{} <&- >&- 2>&-", 2, ""),
     "stderr full": ("mistake", "{} 2>/dev/full", 2, ""),
     "HOME is no folder": (

@@ -7,6 +7,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.analysis.formula.parameters import named_parameters
+from pipejax.analysis.formula.regime_map import regime_map
 from pipejax.cli.app import run
 
 
@@ -160,3 +161,53 @@ def test_forms_must_compare():
     with pytest.raises(ValueError, match="chimera is not exact: give fewer parameters"):
         pj.analysis.versus(forms_of(("chimera",), 4, 8, max_facets=2)[0], other)
     assert one.exact
+
+
+def test_a_map_of_regimes_is_the_fastest_at_each_point():
+    names = "1f1b", "chimera", "zb-h1"
+    forms = dict(zip(names, forms_of(names, 4, 8), strict=True))
+    found = regime_map(forms)
+    draw = np.random.default_rng(0)
+    for j, k in draw.integers(0, len(found.up), (50, 2)).tolist():
+        times = {n: form(F=1.0, B=found.across[k], c=found.up[j]) for n, form in forms.items()}
+        fastest = found.names[found.codes[j, k]].split(" = ")
+        assert [n for n in names if times[n] <= min(times.values()) * (1 + 1e-9)] == fastest
+    assert sum(found.shares.values()) == pytest.approx(1)
+    assert list(found.shares.values()) == sorted(found.shares.values(), reverse=True)
+    alike = regime_map(dict(zip(("a", "b"), forms_of(("1f1b", "1f1b"), 4, 8), strict=True)))
+    assert alike.shares == {"a = b": 1.0}
+
+
+def test_a_map_has_three_parameters_and_the_first_is_one():
+    with pytest.raises(ValueError, match="parameters of a map must be three, as F,B,c, got F, B"):
+        regime_map({"1f1b": forms_of(("1f1b",), 4, 8, ("F", "B"))[0]})
+    with pytest.raises(ValueError, match="box F must hold 1"):
+        regime_map({"1f1b": forms_of(("1f1b",), 4, 8, box={"F": (2, 3)})[0]})
+    boxed = regime_map({"1f1b": forms_of(("1f1b",), 4, 8, box={"F": (1, 2), "c": (1, 3)})[0]})
+    assert 1 < boxed.up.min() < boxed.up.max() < 3
+
+
+def test_the_command_draws_who_is_fastest_of_several(call, answer, mistake, tmp_path):
+    size = "formula", "-s", "1f1b", "-P", 4, "-M", 8, "--per-worker"
+    plot = tmp_path / "map.svg"
+    found = answer(*size, "--versus", "chimera,zb-h1", "--figure", plot)
+    assert [each["schedules"][1] for each in found["versus"]] == ["chimera", "zb-h1"]
+    assert found["map"]["parameters"] == ["F", "B", "c"]
+    assert set(found["map"]["shares"]) >= {"chimera", "zb-h1"}
+    for text in ("B / F", "c / F", "chimera", "zb-h1"):
+        assert text in plot.read_text()
+    _, out, _ = call(*size[:-1], "--versus", "gpipe,interleaved-1f1b")
+    assert "gpipe is as fast or faster everywhere\ngpipe never takes longer than 1f1b" in out
+    assert "stages per worker differ: with --per-worker all do the same work" in out
+    assert "--figure needs --versus" in mistake(*size, "--figure", tmp_path / "b.svg")
+
+
+def test_a_family_is_found_on_numbers_that_are_given(call, answer, mistake):
+    size = "formula", "-s", "1f1b", "-P", 4, "--family"
+    found = answer(*size, "M=8:40:8")["family"]
+    assert (found["found_on"], found["verified_on"]) == ([8, 16, 24, 32], [40])
+    assert answer(*size, "M=8,16,24,32,64")["family"]["verified_on"] == [64]
+    for wrong in ("M=8", "M=x", "M=8:40", "M=0,4", "Q=8,16"):
+        assert "--family must be" in mistake(*size, wrong)
+    code, _, err = call("formula", "-s", "hanayo", "-P", 2, "--family", "M=2,4,6,8")
+    assert (code, "no polynomials in M" in err) == (2, True)

@@ -12,7 +12,7 @@ from pipejax.sweep.declaration import read_sweep
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("kind", [kind for kind in TEMPLATES if kind != "sweep"])
+@pytest.mark.parametrize("kind", [kind for kind in TEMPLATES if kind not in ("sweep", "rows")])
 def test_a_template_evaluates_as_it_is(kind, tmp_path, monkeypatch, answer, capsys):
     monkeypatch.chdir(tmp_path)
     made = answer("init", kind)
@@ -21,6 +21,14 @@ def test_a_template_evaluates_as_it_is(kind, tmp_path, monkeypatch, answer, caps
     assert program == "pipejax"
     assert run([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["makespan"] > 0
+
+
+def test_costs_to_begin_with_may_be_a_table(tmp_path, monkeypatch, answer):
+    monkeypatch.chdir(tmp_path)
+    made = answer("init", "costs", "--out", "times.csv")
+    _, *arguments = shlex.split(made["used_by"])
+    assert answer(*arguments)["makespan"] > 0
+    assert pj.read_costs("times.csv", pj.schedules.build("1f1b", num_workers=4, num_microbatches=2))
 
 
 def test_a_sweep_is_declared_as_it_is(tmp_path, monkeypatch, answer):

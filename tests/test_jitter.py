@@ -58,10 +58,10 @@ def test_a_sample_can_be_looked_at(link):
     table = build("zb-h1" if "zb-h1" in REGISTRY else "interleaved-1f1b", 2, 4)
     costs = costs_of(table)
     run = pj.jitter(table, costs, ALL, samples=70, link=link)
-    for sample in (0, 69, run.worst):
+    for sample in (0, 69, run.worst_sample):
         path = critical_path(run.evaluation.program.preds, sample_costs(run, costs, sample))
         assert float(path.finish.max()) == run.makespans[sample]
-    assert run.makespans[run.worst] == run.makespans.max()
+    assert run.makespans[run.worst_sample] == run.makespans.max() == run.worst
     with pytest.raises(ValueError, match="sample must be from 0 to 69, got 70"):
         sample_costs(run, costs, 70)
 
@@ -282,6 +282,7 @@ def test_command(call, tmp_path):
         "seed",
         "quantile",
         "out",
+        "figure",
         "rows",
     }
     assert result["jitter"]["op"] == "lognormal:0.2"
@@ -304,7 +305,7 @@ def test_command(call, tmp_path):
         assert (row["schedule"], row["deterministic"]) == (name, run.deterministic)
         assert row["quantiles"] == {f"p{q}": run.quantile(q / 100) for q in (5, 50, 95, 99)}
         assert row["slowdowns"]["p95"] == run.slowdown(0.95)
-        assert (row["worst"], row["worst_sample"]) == (run.makespans.max(), run.worst)
+        assert (row["worst"], row["worst_sample"]) == (run.worst, run.worst_sample)
         shares = {(op["worker"], op["op"]): op["critical_share"] for op in row["ops"]}
         assert len(shares) == 64
         assert shares[0, "0F0"] == run.op_share[0, 0] == 1
@@ -364,6 +365,7 @@ def test_command_marks_what_does_not_exist(call):
         (["--quantile", "95"], "--quantile must be from 0 to 1, got 95"),
         (["--quantile", "nan"], "--quantile must be from 0 to 1, got nan"),
         (["--out", "x.nc"], r"--out must end in .zarr, got 'x.nc'"),
+        (["--out", "x.png"], r"--out must end in .zarr, got 'x.png': --figure draws$"),
         (["--out", "{tmp}/full.zarr"], "exists: give another, or --force"),
         (["--waves", "2"], "--waves: none of gpipe, 1f1b has this"),
         (["--schedules", "gpipe,gpipe"], "names gpipe twice"),
@@ -381,6 +383,15 @@ def test_a_mistake_is_one_clear_line(call, arguments, message, tmp_path):
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert re.search(message, err), err
+
+
+def test_samples_are_drawn(call, tmp_path):
+    plot = tmp_path / "samples.svg"
+    code, text, _ = call(*J, "--op", "lognormal:0.1", "--figure", plot)
+    assert (code, f"drawn to {plot}" in text) == (0, True)
+    drawn = plot.read_text()
+    for word in ("step time [s]", "gpipe", "1f1b", "without jitter", "5th, 50th and 95th"):
+        assert word in drawn
 
 
 def test_without_xarray_it_says_what_to_install(call, monkeypatch):

@@ -56,6 +56,29 @@ def test_compilations_are_counted_where_the_system_tells_no_maps(monkeypatch, tm
     assert dropped._cache_size() == 0
 
 
+def test_time_of_compiling_is_counted_once(monkeypatch):
+    """A trace holds those of its parts, which end before it; time before a moment is left out."""
+    heard = compiled._Compilations()
+    monkeypatch.setattr(compiled, "_compilations", heard)
+    for now, duration in ((5.0, 2.0), (11.0, 0.5), (12.0, 1.0), (13.0, 3.0), (20.0, 4.0)):
+        monkeypatch.setattr(compiled.time, "perf_counter", lambda now=now: now)
+        heard.hear("/jax/core/compile/jaxpr_trace_duration", duration)
+        heard.hear("/jax/another", 100.0)
+    assert heard.spent == [(3.0, 2.0), (10.0, 3.0), (16.0, 4.0)]
+    assert compiled.seconds_compiling(9.0) == 7.0
+
+
+def test_a_sweep_says_what_it_compiled(tmp_path, answer):
+    grid = tmp_path / "grid.toml"
+    grid.write_text(
+        'schedules = "1f1b"\nworkers = 2\nminibatch = 6\nmicrobatch_size = [1, 2]\n'
+        'models = "tabular-128l"\nsystems = "h100"\n'
+    )
+    found = answer("sweep", "run", grid, "--out", tmp_path / "out.zarr")
+    assert 0 <= found["compile_seconds"] <= found["seconds"]
+    assert found["points_per_second"] == 2 / found["seconds"]
+
+
 @pytest.mark.slow
 def test_two_hundred_programs_fit_into_a_process():
     process = Path(__file__).parent / "long_process.py"

@@ -10,6 +10,7 @@ from turns import in_turn
 
 import pipejax as pj
 from pipejax.analysis.step.many_systems import resource_shares, system_costs
+from pipejax.analysis.uncertainty.places import place_sensitivity
 from pipejax.analysis.uncertainty.sensitivity import MODEL_PARAMETERS, swings
 from pipejax.cli.app import run
 from pipejax.costs.model.workload import assign_layers
@@ -211,7 +212,6 @@ def test_command(capsys, tmp_path):
         ([*SETTING, "--factor", "1"], "--factor must be above 1, got 1"),
         ([*SETTING, "--out", "x.html"], "--out must end in one of .png, .pdf, .svg, got 'x.html'"),
         ([*SETTING, "--out", "no/x.svg"], "--out no/x.svg: there is no folder no"),
-        ([*SETTING[:7], "--stage-times", "F=1,B=2"], "sensitivity needs --model, --system and"),
         ([*SETTING, "--tensor-parallel", "1" + "0" * 30], "--tensor-parallel must be at most"),
     ],
 )
@@ -234,3 +234,32 @@ def test_a_step_time_beyond_floats_is_refused():
         system = dataclasses.replace(h100, **{name: value})
         with pytest.raises(ValueError, match="the step time is too large for a float64"):
             pj.sensitivity(table, workload, system)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "dualpipe-v"])
+def test_shares_of_places_are_the_critical_path(name):
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
+    rng = np.random.default_rng(3)
+    times = {k: rng.uniform(1, 2, table.num_stages) for k in ("forward", "input_grad")}
+    between = rng.uniform(0.1, 0.4, table.num_stages - 1)
+    costs = pj.Costs(**times, weight_grad=0.5, transmit=between)
+    run = pj.evaluate(table, costs)
+    found = place_sensitivity(run, (0.5, 2.0))
+    for place in ("stage", "worker"):
+        shares = [each.share for each in found if each.place.startswith((place, "boundary"))]
+        assert sum(shares) == pytest.approx(1.0, rel=1e-12)
+    for each in found:
+        for factor, time in zip((0.5, 2.0), each.step_times, strict=True):
+            scaled = pj.costing.scaled_costs(costs, table, each.rule(factor))
+            assert pj.evaluate(table, scaled).makespan == time
+        # one more per mille costs its share: no other path is so near
+        nudged = pj.costing.scaled_costs(costs, table, each.rule(1 + 1e-9))
+        slope = (pj.evaluate(table, nudged).makespan - run.makespan) / (1e-9 * run.makespan)
+        assert slope == pytest.approx(each.share, abs=1e-5)
+
+
+def test_a_file_of_costs_has_places(answer):
+    line = ["-s", "1f1b", "-P", 2, "-M", 8, "-T", "F=1,B=2", "--stragglers", "1=2"]
+    found = answer("sensitivity", *line, "--factor", 2)
+    assert found["places"][0]["place"] in ("stage1", "worker1")
+    assert found["places"][0]["step_times"] == [27.0, 99.0]

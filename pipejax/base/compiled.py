@@ -6,6 +6,7 @@ meets hundreds of schedules drops what our functions compiled; what is needed ag
 again. Functions of others keep theirs.
 """
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from jax.stages import Wrapped
 MOST_MAPS = 4000
 EVERY = 32  # compilations from one look at the maps to the next
 MOST_COMPILATIONS = 256  # from one time to the next, where there are no maps to look at
-_COMPILED = "/jax/core/compile/backend_compile_duration"
+_COMPILE = "/jax/core/compile/"  # traces, lowering and what the backend does
+_COMPILED = f"{_COMPILE}backend_compile_duration"
 
 
 class _Compilations:
@@ -26,14 +28,21 @@ class _Compilations:
       functions: those of JAX, each with a cache of its own.
       count: compilations since then.
       looked: how many there were at the last look at the maps.
+      spent: when each step of compiling began and how long it took [s]; no step lies in another.
     """
 
     def __init__(self) -> None:
         self.functions: list[Any] = []
         self.count = self.looked = 0
+        self.spent: list[tuple[float, float]] = []
 
     def hear(self, event: str, duration_secs: float, **_: Any) -> None:
         """Count a compilation, of whatever function; drop our programs if there are too many."""
+        if event.startswith(_COMPILE):
+            began = time.perf_counter() - duration_secs
+            while self.spent and self.spent[-1][0] >= began:  # a trace holds those of its parts
+                self.spent.pop()
+            self.spent.append((began, duration_secs))
         self.count += event == _COMPILED
         if self.count - self.looked < EVERY:
             return
@@ -46,6 +55,11 @@ class _Compilations:
 
 _compilations = _Compilations()
 jax.monitoring.register_event_duration_secs_listener(_compilations.hear)
+
+
+def seconds_compiling(since: float) -> float:
+    """What was spent on compiling from a moment of `time.perf_counter` on [s], in this process."""
+    return sum(duration for began, duration in _compilations.spent if began >= since)
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Wrapped:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # each the function of its name, with _ between two words, in the module of its first word
 COMMANDS = {
     "evaluate": "Evaluate one schedule: step time, bubbles, memory, critical path.",
+    "explain": "Say why a step takes so long, and what would make it shorter, with the commands.",
     "compare": "Compare schedules as published formula, idealised table and communication-aware "
     "run.",
     "diff": "Show what two tables do differently, and what it costs: order, workers, phases, "
@@ -58,12 +59,24 @@ COMMANDS = {
     "validate": "Predict measured runs, and show how far off the predictions are.",
     "sweep run": "Evaluate a grid of schedules, workloads and systems into a Zarr store, block by "
     "block.",
-    "sweep show": "Show the best points of a sweep, the front that no point beats, and what was "
-    "not evaluated.",
-    "init": "Write a file of costs, a model, a system or a sweep to begin with; it can be read "
-    "as it is.",
+    "sweep show": "Show the best points of a sweep, its front, where an axis stops to pay, and who "
+    "wins where.",
+    "init": "Write a file of costs, a model, a system, a sweep or measured rows to begin with.",
     "schedules": "List the schedules that can be built, with their sources; also models, "
     "systems and stacks.",
+}
+# what a person asks, and the commands that answer, in this order
+QUESTIONS = {
+    "Look at a schedule": (
+        *("evaluate", "show", "compare", "diff", "formula", "jitter", "staleness", "train"),
+    ),
+    "Explain and improve": (
+        *("sensitivity", "tune", "tune messages", "tune microbatches", "tune places"),
+        *("tune layers", "optimize"),
+    ),
+    "Design a job or a machine": ("plan", "sweep run", "sweep show"),
+    "Measure and check": ("run", "calibrate", "validate", "verify"),
+    "Files and names": ("init", "export", "schedules"),
 }
 # names of before, and what they are called now: said in one line, for as long as a release lasts
 MOVED = {
@@ -83,6 +96,7 @@ PLACES = {  # modules and functions of commands that have other names
     "tune microbatches": ("tune_orders", "microbatches"),
     "tune places": ("tune_orders", "places"),
     "tune layers": ("tune_layers", "layers"),
+    "sweep show": ("sweep_show", "sweep_show"),
 }
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # in what XLA raises
 ABOUT = "How long does one LLM training step take under this pipeline schedule on this machine?"
@@ -200,7 +214,8 @@ def _is_helped(called: str | None, given: "GivenOptions | None", arguments: Sequ
         own = _commands_of(arguments[0]) if arguments else {}
         if arguments and not own and arguments[0] not in ("--help", "-h"):
             return False
-        sys.stdout.write(program_help(ABOUT, own or COMMANDS))
+        groups = {title: {n: COMMANDS[n] for n in names} for title, names in QUESTIONS.items()}
+        sys.stdout.write(program_help(ABOUT, {"Commands": own} if own else groups))
         return True
     wanted = [name for name in ("help_all", "help") if given.asks_for(name)]
     if wanted:
@@ -240,7 +255,8 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()  # what cannot be printed is an error of the command
         return result if isinstance(result, int) else 0
     except OutputError as error:
-        return _report(str(error), code=error.code)
+        # a reader that has gone, as `head` does, has what it wanted
+        return error.code if error.is_left else _report(str(error), code=error.code)
     except typer.Abort:
         return _report("interrupted")
     except typer.TyperException as error:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
-from pipejax.base.checks import check_types, unknown
+from pipejax.base.checks import UnknownNameError, check_types, unknown
 from pipejax.base.display import short_repr
 from pipejax.costs.precision import checked_seconds, float_type
 from pipejax.schedules.cells.ops import COPY, KINDS, MICROBATCH, TIMED, Phase
@@ -111,6 +111,13 @@ class Costs:
     load: "Seconds | None" = None
     pair: "Seconds | None" = None
     pair_factor: "Seconds | None" = None
+
+    def __new__(cls, *args: Any, **given: Any) -> "Costs":
+        """Refuse a name that is none, and say which is meant."""
+        for name in given:
+            if name not in FIELDS:
+                raise unknown_cost(name)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Check the given times and fill in the others."""
@@ -216,7 +223,7 @@ class Costs:
         check_types(table=(table, ScheduleTable))
         for name in times:
             if name not in FIELDS:
-                raise unknown("cost", name, FIELDS)
+                raise unknown_cost(name)
         if transfer is not None:
             if times.get("transmit") is not None:
                 raise ValueError("transfer and transmit are the same cost: give one")
@@ -334,6 +341,21 @@ def differs_by_microbatch(field: str, value: Any, batch_axes: int = 0) -> bool:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Costs))
+# what files and options call costs, and people try in Python
+_CALLED = {
+    **{letter: field for letter, field in PHASE_FIELDS.items() if field != letter},
+    **dict.fromkeys(("c", "comm", "message", "transfer"), "transmit"),
+}
+
+
+def unknown_cost(name: str) -> UnknownNameError:
+    """Return the error of a name that is no cost; of a letter or a word of files, which it is."""
+    if name not in _CALLED:
+        return unknown("cost", name, FIELDS)
+    meant = _CALLED[name]
+    return UnknownNameError("cost", name, f"unknown cost {name!r}: here it is {meant}=, in seconds")
+
+
 # what may be left out, and is 0 then
 _FREE = {field.name: 0.0 for field in dataclasses.fields(Costs) if field.default is not None}
 

@@ -17,6 +17,7 @@ from pipejax.sweep.store import CHECKSUM, FEASIBLE, NO_RESOURCE, OUT_OF_MEMORY, 
 
 Points = Int[NumpyArray, " found"]
 MEASURES = ("step_time", "memory_bytes", "bubble_ratio", "tokens_per_second")
+EQUAL = 1e-9  # by which numbers of conditions differ from those of axes that they mean
 MORE_IS_BETTER = ("tokens_per_second",)
 _KEYS = {"schedules": "schedule", "models": "model", "systems": "system"}  # as declared
 _CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|=|<|>)\s*(.*\S)\s*")
@@ -72,6 +73,20 @@ class SweepResults(NamedTuple):
             kept &= self._keeps(text)
         return kept
 
+    def nearest(self, condition: str) -> tuple[str, float, str] | None:
+        """Return the axis of numbers, its value next to that of a condition, and the unit.
+
+        None where the condition is no `=`, or holds for some value.
+        """
+        name, sign, value = self._read(condition)
+        labels = self.axes.get(name, np.array([self.fixed.get(name, "")]))
+        if sign != "=" or name in self.measures or labels.dtype.kind not in "iuf":
+            return None
+        if _compared(labels, sign, value, condition).any():
+            return None
+        near = labels[np.argmin(np.abs(labels - float(value)))]
+        return name, float(near), self.units.get(name, "")
+
     def of(self, name: str) -> NumpyArray:
         """(points) a measure, or an axis of numbers."""
         if name in self.measures:
@@ -84,7 +99,7 @@ class SweepResults(NamedTuple):
 
     def best(self, among: Bool[NumpyArray, " points"], name: str, count: int) -> Points:
         """Return the best points by one measure, the best first."""
-        cost = self._costs(name)
+        cost = self.costs(name)
         places = np.flatnonzero(among & np.isfinite(cost))
         return places[np.argsort(cost[places], kind="stable")[:count]]
 
@@ -93,7 +108,7 @@ class SweepResults(NamedTuple):
 
         They ascend in the first; of points that are equal in both there is one.
         """
-        first, second = map(self._costs, names)
+        first, second = map(self.costs, names)
         places = np.flatnonzero(among & np.isfinite(first) & np.isfinite(second))
         order: NumpyArray = np.lexsort([second[places], first[places]])
         places = places[order]
@@ -101,7 +116,8 @@ class SweepResults(NamedTuple):
         least = np.minimum.accumulate(np.concatenate([[np.inf], costs]))[:-1]
         return places[costs < least]
 
-    def _costs(self, name: str) -> Float[NumpyArray, " points"]:
+    def costs(self, name: str) -> Float[NumpyArray, " points"]:
+        """(points) a measure or an axis of numbers, the less the better."""
         values = np.asarray(self.of(name), float)
         return -values if name in MORE_IS_BETTER else values
 
@@ -113,6 +129,15 @@ class SweepResults(NamedTuple):
         return np.broadcast_to(values.reshape(shape), sizes).ravel()
 
     def _keeps(self, text: str) -> NumpyArray:
+        name, sign, value = self._read(text)
+        if name in self.measures:
+            return _compared(self.measures[name], sign, value, text)
+        labels = self.axes[name] if name in self.axes else np.array([self.fixed[name]])
+        is_kept = _compared(labels, sign, value, text)
+        return self._along(name, is_kept) if name in self.axes else is_kept
+
+    def _read(self, text: str) -> tuple[str, str, str]:
+        """Read a condition: name, sign and value, a number in SI units."""
         found = _CONDITION.fullmatch(text)
         if found is None:
             raise wrong("where", f"must be as system=h100 or memory_bytes<80GB, got {text!r}")
@@ -121,12 +146,7 @@ class SweepResults(NamedTuple):
         if name is None:
             known = [*self.axes, *self.measures, *self.fixed]
             raise ValueError(f"where {text}: {unknown('axis', given, known)}")
-        value = self._in_si(name, value, text)
-        if name in self.measures:
-            return _compared(self.measures[name], sign, value, text)
-        labels = self.axes[name] if name in self.axes else np.array([self.fixed[name]])
-        is_kept = _compared(labels, sign, value, text)
-        return self._along(name, is_kept) if name in self.axes else is_kept
+        return name, sign, self._in_si(name, value, text)
 
     def _in_si(self, name: str, value: str, condition: str) -> str:
         """Convert a number with a unit behind it, as 60GB."""
@@ -148,8 +168,11 @@ def _compared(values: NumpyArray, sign: str, text: str, condition: str) -> Numpy
         number = float(text)
     except ValueError:
         raise ValueError(f"where {condition}: expected a number, got {text!r}") from None
+    equal = np.isclose(values, number, rtol=EQUAL, atol=0.0)  # a unit is a factor that rounds
+    if sign in ("=", "!="):
+        return equal if sign == "=" else ~equal
     compared: NumpyArray = _COMPARED[sign](values, number)
-    return compared
+    return compared | equal if sign in ("<=", ">=") else compared & ~equal
 
 
 def read_results(path: str | Path) -> SweepResults:

@@ -13,6 +13,7 @@ from pipejax.base.display import short_repr_of
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.costs.scaling import factors_of_ops, workers_of_ops
 from pipejax.schedules.cells.ops import COMPUTE, HOST, STEP_END, Phase, Slots
+from pipejax.schedules.table.held_activations import in_flight
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
@@ -43,6 +44,9 @@ class Comparison(NamedTuple):
       bubble_ratio: of the run.
       formula_in_flight: largest count over workers as printed, or None.
       peak_in_flight: largest count over workers on the table.
+      peak_microbatches: the same where an activation of a stage counts as the stage's part of its
+        worker, so that schedules with several stages per worker compare: in microbatches of all
+        layers of a worker.
       weight_copies: copies of the weights over all workers.
       makespan: of the run [s].
       bound_by: cost with the largest share of the critical path.
@@ -67,6 +71,7 @@ class Comparison(NamedTuple):
     bubble_ratio: float
     formula_in_flight: int | None
     peak_in_flight: int
+    peak_microbatches: float
     weight_copies: int
     makespan: float
     bound_by: str
@@ -153,6 +158,7 @@ def compare(
         bubble_ratio=run.bubble_ratio,
         formula_in_flight=held,
         peak_in_flight=peak,
+        peak_microbatches=float(in_flight(table, table.worker_parts).max()),
         weight_copies=form.weight_copies,
         makespan=run.makespan,
         bound_by=run.bound_by,
@@ -174,7 +180,8 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots:
         percent = 100 * sum(run.path_share.get(name, 0.0) for name in names)
         if percent > 0:
             whole = "it" if reasons else "the critical path"
-            reasons.append(f"{words} take {percent:.2g} % of {whole}")
+            share = "less than 0.01" if percent < 0.01 else f"{percent:.2g}"
+            reasons.append(f"{words} take {share} % of {whole}")
     times = {
         phase.name: np.asarray(getattr(costs, PHASE_FIELDS[phase.name]), float)
         for phase in _PHASES

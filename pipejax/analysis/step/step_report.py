@@ -2,17 +2,16 @@
 
 The mean worker spends part of a step in ops: its accelerator computes, exchanges within layers
 that compute does not hide, or waits for the host that starts its kernels. The rest of the step it
-waits, and each reason is as long as the step would be shorter without it: without messages,
-exchange of gradients and update only the bubble of the schedule is left. Since no cost makes a
-step shorter, no part is negative, and the parts sum to the step.
+waits, for the reasons of `step_parts`.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation, busy_times
+from pipejax.analysis.step.step_parts import step_parts
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs
@@ -22,14 +21,13 @@ from pipejax.costs.stage.stage_costs import PARTS, stage_parts
 from pipejax.costs.system.system import Number, System
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import cost_vector
-from pipejax.engine.recurrence_host import makespan_on_host
 
-# what makes a step longer than its ops, in the order in which the breakdown adds them
+# parts of the step by what they are called here, where no worker is told from another
 WAITS: Mapping[str, tuple[str, ...]] = {
-    "bubble": (),
-    "messages": ("latency", "transmit"),
-    "offloads": ("offload", "load"),
-    "gradients": ("all_reduce",),
+    "bubble": ("start", "gaps", "end", "uneven microbatches", "imbalance"),
+    "messages": ("messages", "blocking"),
+    "offloads": ("offloads",),
+    "gradients": ("sharding", "exchange"),
     "optimizer": ("update",),
 }
 
@@ -140,34 +138,17 @@ def bands(system: System, step_time: float) -> dict[str, tuple[float, float]]:
 
 def breakdown(evaluation: Evaluation, workload: Workload, system: System) -> dict[str, float]:
     """Break a step down into parts that sum to it [s]."""
-    parts, without = stage_parts(workload, system, evaluation.table), _no_waits(evaluation.costs)
-    found = {name: _mean_busy(evaluation.program, parts[name]) for name in PARTS}
-    total = sum(found.values())
-    if not np.isclose(total, _mean_busy(evaluation.program, without), rtol=1e-6):
+    computed = stage_parts(workload, system, evaluation.table)
+    found = {name: _mean_busy(evaluation.program, computed[name]) for name in PARTS}
+    parts = {part.name: part.seconds for part in step_parts(evaluation)}
+    if not np.isclose(sum(found.values()), parts["compute"], rtol=1e-6):
         raise ValueError(
             f"{evaluation.schedule} was not priced by this workload and system: evaluate it with "
             "the costs that stage_costs gives for them"
         )
-    for name, end in zip(WAITS, _ends(evaluation), strict=True):
-        found[name] = end - total
-        total = end
-    return found
-
-
-def _no_waits(costs: Costs) -> Costs:
-    """Costs of ops alone."""
-    return dataclasses.replace(costs, **{name: 0.0 for names in WAITS.values() for name in names})
+    return found | {name: sum(parts[own] for own in of) for name, of in WAITS.items()}
 
 
 def _mean_busy(program: Program, costs: Costs) -> float:
     """Seconds that the mean worker spends in ops."""
     return float(busy_times(program, np.asarray(cost_vector(program, costs))).mean())
-
-
-def _ends(evaluation: Evaluation) -> Iterator[float]:
-    """Step times with the costs of `WAITS`, one after the other [s]."""
-    costs = _no_waits(evaluation.costs)
-    for names in WAITS.values():
-        costs = dataclasses.replace(costs, **{n: getattr(evaluation.costs, n) for n in names})
-        vector = np.asarray(cost_vector(evaluation.program, costs), float)
-        yield makespan_on_host(evaluation.program, vector)

@@ -85,7 +85,12 @@ class Jittered:
         return self.deterministic + float((self.makespans - self.deterministic).mean())
 
     @property
-    def worst(self) -> int:
+    def worst(self) -> float:
+        """Longest makespan [s]."""
+        return float(self.makespans.max())
+
+    @property
+    def worst_sample(self) -> int:
         """Number of the sample with the longest makespan, the first at a tie."""
         return int(self.makespans.argmax())
 

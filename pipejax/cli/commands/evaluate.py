@@ -15,7 +15,7 @@ from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify
 from pipejax.cli.output.kinds import CERTIFICATE
-from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.numbers import gigabytes, percent, seconds, short_percent
 from pipejax.cli.output.report import Column, facts, grid, heading, pick, table_of
 from pipejax.cli.output.runs import (
     memory_json,
@@ -199,7 +199,7 @@ def _said(
         ("bubble ratio", percent(result["bubble_ratio"]) + "  idle / all"),
         ("bubble overhead", percent(result["bubble_overhead"]) + "  lost / ideal"),
         ("largest span", f"{seconds(result['max_span'])}, of which idle {idle}"),
-        ("critical path", ", ".join(f"{name} {100 * share:.3g} %" for name, share in path)),
+        ("critical path", ", ".join(f"{name} {short_percent(share)}" for name, share in path)),
     ]
     if pricing.workload is not None:
         totals += step_facts(result)

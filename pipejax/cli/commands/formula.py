@@ -2,24 +2,29 @@
 
 import json as json_text
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.base.checks import one_of
+from pipejax.base.checks import MAX_COUNT, one_of
+from pipejax.base.data_files import whole_cell
 from pipejax.cli.options.tables import TableChoice
 from pipejax.cli.options.values import Count, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import NO_OUTPUT, Output
-from pipejax.cli.output.kinds import CERTIFICATE
+from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
+from pipejax.cli.output.kinds import CERTIFICATE, DRAWING
 from pipejax.cli.output.numbers import percent
 from pipejax.cli.output.progress import waiting
 from pipejax.cli.output.report import facts, grid, heading, pick, plain, sizes_of
 from pipejax.schedules.cells.ops import STEP_END
 from pipejax.schedules.naming import named
 
+if TYPE_CHECKING:
+    from pipejax.analysis.formula.regime_map import RegimeMap
+
+HEIGHT = 3.4  # inches, the legend above included
 SHOWN = 12  # facets and borders that a person reads
 
 
@@ -32,6 +37,7 @@ def formula(
     per_worker: bool = False,
     box: Text = None,
     max_facets: Count = 200,
+    figure: Annotated[Output, DRAWING] = NO_OUTPUT,
     out: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
 ) -> Answer:
     """Show the exact closed form of the makespan: a maximum of sums, with regimes and proof.
@@ -40,10 +46,14 @@ def formula(
       parameters: phases, each also with _first, _mid, _last or the number of a stage; c, latency
         and transmit of messages, also with _F or _B.
       family: on M for multiples of P, or on P with M as many times P as here; messages are c if no
-        parameters are given, and M is 4 P if it is not.
-      versus: of the same workers and microbatches.
+        parameters are given, and M is 4 P if it is not; on numbers of yours as M=8,16,24,32 or
+        M=8:80:8, of which the last one is only checked.
+      versus: or several, as gpipe,chimera; of the same workers and microbatches.
       per_worker: what one microbatch takes on one worker.
-      box: in seconds, or with units; the others are at least 0.
+      box: in seconds, or with units; the others are at least 0; with --figure in times of the
+        first parameter, which is 1.
+      figure: with --versus, who is fastest where the second and third parameter, F,B,c if none are
+        given, vary in times of the first (.png, .pdf or .svg).
       max_facets: the gap to the makespan is certified.
       out: the form and its certificate (.json), for `pipejax verify`.
 
@@ -51,28 +61,62 @@ def formula(
       pipejax formula -s 1f1b -P 8 -M 32
     """
     names = None if parameters is None else [name.strip() for name in parameters.split(",")]
-    symbol = None if family is None else one_of(family, ("M", "P"), "--family")
+    symbol, numbers = (None, []) if family is None else _parse_family(family)
     if symbol and choice.workers is not None and choice.microbatches is None:
         choice = choice._replace(microbatches=4 * choice.workers)
+    if figure.path is not None and versus is None:
+        raise ValueError("--figure needs --versus: it draws which schedule is fastest where")
+    if figure.path is not None and names is None:
+        names = ["F", "B", "c"]
     chosen = _Chosen(choice, links, names, per_worker, _parse_box(box), max_facets)
     table = choice.build()
     if symbol and names is None:
         chosen = chosen._replace(names=_messages_alike(chosen.program(table)))
-    found = None if symbol is None else _family(chosen, symbol)
+    found = None if symbol is None else _family(chosen, symbol, numbers)
     with waiting("looking for the closed form"):
         form = chosen.form(table)
+    rivals = [] if versus is None else [chosen.other(name.strip()) for name in versus.split(",")]
+    others = [chosen.form(rival) for rival in rivals]
+    against = [pj.analysis.versus(form, other) for other in others]
+    shown = None if figure.path is None else _drawn([form, *others], figure)
     result = form.as_json() | {"certificate": form.certificate(table)}
     if found is not None:
         result["family"] = {"text": str(found)} | pick(found, "first period found_on verified_on")
-    against = (
-        None if versus is None else pj.analysis.versus(form, chosen.form(chosen.other(versus)))
-    )
-    if against is not None:
-        result["versus"] = against.as_json()
-    text = json_text.dumps(result, allow_nan=False)
-    out.save_text(text)
+    if against:
+        every = [each.as_json() for each in against]
+        result["versus"] = every if every[1:] else every[0]
+    if shown is not None:
+        result["map"] = {"parameters": list(shown.parameters), "shares": shown.shares}
+    out.save_text(json_text.dumps(result, allow_nan=False))
     written = {"wrote the form and its certificate to": out} if out.path is not None else {}
-    return Answer(result, _said(table, form, found, against), written)
+
+    def said() -> Iterator[object]:
+        yield from _said(table, form, found)
+        for each in against:
+            yield from map(plain, _versus_lines(each))
+        if not per_worker and len({t.stages_per_worker for t in (table, *rivals)}) > 1:
+            yield "stages per worker differ: with --per-worker all do the same work"
+        if shown is not None:
+            areas = ", ".join(f"{name} {share:.0%}" for name, share in shown.shares.items())
+            yield plain(f"\nfastest on the map: {areas}")
+
+    return Answer(result, said(), {**written, "drawn to": figure})
+
+
+def _drawn(forms: "Sequence[pj.results.Formula]", figure: Output) -> "RegimeMap":
+    """Draw who is fastest where two parameters vary in times of the first."""
+    from pipejax.analysis.formula.regime_map import regime_map
+    from pipejax.plots.regions import Side, draw_regions
+
+    shown = regime_map({form.program.name: form for form in forms})
+    unit, *others = shown.parameters
+    sides = [
+        Side(f"{name} / {unit}", values)
+        for name, values in zip(others, (shown.across, shown.up), strict=True)
+    ]
+    with drawing(figure, 1, HEIGHT) as (_, axes):
+        draw_regions(axes, sides[0], sides[1], shown.codes, shown.names)
+    return shown
 
 
 class _Chosen(NamedTuple):
@@ -121,7 +165,27 @@ def _messages_alike(program: "pj.Program") -> list[str]:
     return [name for name in names if name[:2] != "c_"] + ["c"] * ("c_F" in names)
 
 
-def _family(chosen: _Chosen, symbol: str) -> "pj.results.Family":
+def _parse_family(text: str) -> tuple[str, list[int]]:
+    """Read the symbol of a family, and the numbers that it is looked for on, if they are given."""
+    symbol, equals, given = (part.strip() for part in text.partition("="))
+    symbol = one_of(symbol, ("M", "P"), "--family")
+    if not equals:
+        return symbol, []
+    words = given.split(":") if ":" in given else given.split(",")
+    try:
+        numbers = [whole_cell(word.strip(), "", 1, MAX_COUNT) for word in words]
+        if ":" in given:
+            low, high, step = numbers
+            numbers = list(range(low, high + 1, step))
+    except ValueError:
+        numbers = []
+    if len(numbers) < 2:
+        form = f"{symbol}=8,16,24,32 or {symbol}=8:80:8, numbers of at least 1"
+        raise ValueError(f"--family must be {symbol}, or with several numbers {form}, got {text!r}")
+    return symbol, numbers
+
+
+def _family(chosen: _Chosen, symbol: str, given: list[int]) -> "pj.results.Family":
     """Find the family that a schedule belongs to.
 
     M takes the multiples of P, for most schedules repeat themselves after these, and where that
@@ -156,12 +220,19 @@ def _family(chosen: _Chosen, symbol: str) -> "pj.results.Family":
 
     step = workers if symbol == "M" else 2 if workers % 2 == 0 else 1
     with waiting("looking for the family"):
+        if given:
+            return find(given[:-1], given[-1:])
         if symbol == "P":
             return find(range(2, 2 + 7 * step, step), [18 * step])
         try:
             return find(range(step, 11 * step, step), [13 * step, 16 * step])
         except NoFamilyError:
+            pass
+        try:
             return find(range(1, 10 * step + 1), [13 * step, 16 * step])
+        except NoFamilyError as error:
+            more = f"--family M=1:{30 * step}:1 looks on more"
+            raise NoFamilyError(f"{error} ({more})") from None
 
 
 def _parse_box(text: str | None) -> dict[str, tuple[float, float]]:
@@ -181,7 +252,6 @@ def _said(
     table: pj.ScheduleTable,
     form: "pj.results.Formula",
     family: "pj.results.Family | None",
-    versus: "pj.results.Versus | None",
 ) -> Iterator[object]:
     shown = len(form.facets) <= SHOWN
     rows = [
@@ -199,8 +269,6 @@ def _said(
         yield f"and {len(form.borders) - SHOWN} more borders: --json lists all"
     if family is not None:
         yield from map(plain, _family_lines(family))
-    if versus is not None:
-        yield from map(plain, _versus_lines(versus))
 
 
 def _regimes(form: "pj.results.Formula") -> Table:
@@ -230,6 +298,11 @@ def _versus_lines(found: "pj.results.Versus") -> Iterator[str]:
     for name, (regions, (at, ratio)) in zip(found.names, sides, strict=True):
         rival = next((n for n in found.names if n != name), name)
         for region in regions[:SHOWN]:
-            yield f"{name} is as fast or faster where {' and '.join(region.texts) or 'ever'}"
-        where = ", ".join(f"{key}={value:.3g}" for key, value in at.items())
-        yield f"{name} takes up to {ratio:.4g} times as long as {rival}, at {where}"
+            where = f"where {' and '.join(region.texts)}" if region.texts else "everywhere"
+            yield f"{name} is as fast or faster {where}"
+        at_most = ", ".join(f"{key}={value:.3g}" for key, value in at.items())
+        yield (
+            f"{name} takes up to {ratio:.4g} times as long as {rival}, at {at_most}"
+            if ratio > 1
+            else f"{name} never takes longer than {rival}"
+        )

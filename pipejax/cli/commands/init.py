@@ -3,8 +3,10 @@
 Models and systems are copies of those that come with pipejax, sources included.
 """
 
+import csv
+import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -17,7 +19,7 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import TEMPLATE
 from pipejax.cli.output.report import facts, plain
-from pipejax.costs.model.model import load_model
+from pipejax.costs.model.model import load_model, read_model
 from pipejax.costs.system.system import load_system, read_named
 
 COSTS = """\
@@ -61,6 +63,20 @@ network.bandwidth_GB_per_s = { from = 10, to = 100, points = 4, scale = "log" }
 """
 
 
+COSTS_TABLE = """\
+stage,F_ms,B_ms,latency_us,bytes,bandwidth_GB_per_s
+0,13.1,24.7,10,33554432,25
+1,10.2,20.9,10,33554432,25
+2,10.2,20.9,10,33554432,25
+3,14.8,29.6,,,
+"""
+
+ROWS = """\
+model,tensor,data,pipeline,stages_per_worker,microbatch_size,global_batch,recompute,zero,seconds
+gpt3-175b,8,1,8,3,1,64,full,0,18.13
+"""
+
+
 class Template(NamedTuple):
     """A kind of file that can be begun.
 
@@ -71,6 +87,7 @@ class Template(NamedTuple):
       used_by: the command that reads it, with FILE in place of its name.
       text: makes its text from the name of the file and of what is copied.
       copied: what is copied if nothing else is asked for, or "".
+      table: its text as CSV, or "".
     """
 
     file: str
@@ -79,6 +96,12 @@ class Template(NamedTuple):
     used_by: str
     text: Callable[[str, str], str]
     copied: str = ""
+    table: str = ""
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Of its file."""
+        return (Path(self.file).suffix, *([".csv"] if self.table else []))
 
 
 def _copy(folder: str, kind: str) -> Callable[[str, str], str]:
@@ -110,6 +133,7 @@ TEMPLATES: Mapping[str, Template] = {
         "Own costs",
         f"{_RUN.format(4)} --costs FILE",
         lambda name, copied: COSTS,
+        table=COSTS_TABLE,
     ),
     "model": Template(
         "model.json",
@@ -150,6 +174,19 @@ TEMPLATES: Mapping[str, Template] = {
         "pipejax sweep run FILE --out results.zarr",
         lambda name, copied: SWEEP,
     ),
+    "rows": Template(
+        "rows.csv",
+        {
+            "model": "name or file of what was trained",
+            "tensor, data, pipeline": "degrees of parallelism; accelerators may stand for data",
+            "global_batch": "sequences of a step of the whole job",
+            "recompute, zero": "what is recomputed, and what replicas split",
+            "seconds, memory_bytes": "measured: a step [s], and the fullest worker [B]",
+        },
+        "Measured runs",
+        "pipejax validate FILE --system h100",
+        lambda name, copied: ROWS,
+    ),
 }
 READERS = {"model": load_model, "system": load_system}  # that check what is copied
 
@@ -163,6 +200,8 @@ def text_of(kind: str, out: Path, copied: str | None) -> str:
     template = TEMPLATES[kind]
     if copied is not None:
         READERS[kind](copied)
+    if template.table and out.suffix == ".csv":
+        return template.table
     return template.text(out.stem, copied or template.copied)
 
 
@@ -172,34 +211,97 @@ def init(
     ],
     model: Text = None,
     system: Text = None,
+    from_: Text = None,
     out: Annotated[Output, TEMPLATE] = NO_OUTPUT,
 ) -> Answer:
-    """Write a file of costs, a model, a system or a sweep to begin with; it can be read as it is.
+    """Write a file of costs, a model, a system, a sweep or measured rows to begin with.
+
+    It can be read as it is. A model and rows may come from a file: `init model --from config.json`
+    of Hugging Face, or `--from train.log` of Megatron, whose times make rows.
 
     Options:
-      model: the one that a model's file is a copy of; llama3-70b if not given.
+      model: the one that a model's file is a copy of, llama3-70b if not given; of rows from a log
+        the one that was trained.
       system: the one that a system's file is a copy of; h100 if not given.
-      out: costs.json, model.json, system.json or sweep.toml if not given.
+      from_: of rows several logs, as a.log,b.log.
+      out: costs.json, model.json, system.json, sweep.toml or rows.csv if not given.
 
     Example:
-      pipejax init system --system b200 --out ours.json
+      pipejax init model --from config.json --out ours.json
     """
     kind = one_of(kind, TEMPLATES, "what to begin")
     template = TEMPLATES[kind]
-    for name, given in (("model", model), ("system", system)):
-        if given is not None and name != kind:
-            raise ValueError(f"--{name} {given} does not go with {kind}: its file copies none")
+    is_read = from_ is not None
+    for name, given, is_taken in (
+        ("model", model, kind == ("rows" if is_read else "model")),
+        ("system", system, kind == "system"),
+        ("from", from_, kind in ("model", "rows")),
+    ):
+        if given is not None and not is_taken:
+            what = f"{kind} --from" if is_read and name != "from" else kind
+            raise ValueError(f"--{name} {given} does not go with {what}")
     if out.path is None:
         out.path = Path(template.file)
-    out.check(TEMPLATE._replace(suffixes=(Path(template.file).suffix,)))
-    text = text_of(kind, out.path, {"model": model, "system": system}.get(kind))
+    out.check(TEMPLATE._replace(suffixes=template.suffixes))
+    notes: list[str] = []
+    if from_ is None:
+        text = text_of(kind, out.path, {"model": model, "system": system}.get(kind))
+    elif kind == "model":
+        text, notes = _model_from(Path(from_), out.path.stem)
+    else:
+        text, notes = _rows_from(from_.split(","), model, out.path)
     out.save_text(text)
     command = template.used_by.replace("FILE", str(out.path))
     said = [
         *([] if out.written is None else [plain(f"wrote {out.written}")]),
+        *(plain(f"  {note}") for note in notes),
         facts((key, escape(meaning)) for key, meaning in template.meanings.items()),
         f"All keys are on the page {template.page} of the documentation. Try:",
         plain(f"  {command}"),
     ]
     result = {"kind": kind, **out.as_json(), "keys": template.meanings, "used_by": command}
-    return Answer(result, said)
+    return Answer(result | ({"notes": notes} if is_read else {}), said)
+
+
+def _model_from(path: Path, name: str) -> tuple[str, list[str]]:
+    """Text of a model's file from a config.json or a log, and what it leaves open."""
+    if path.suffix == ".json":
+        from pipejax.costs.model.hugging_face import model_of_config
+
+        content, notes = model_of_config(path)
+    else:
+        from pipejax.costs.measured.megatron_log import MegatronLog
+
+        content, notes = MegatronLog.read(path).model(), []
+    content = {"name": name, **content}
+    read_model(content, str(path))
+    return json.dumps(content, indent=2) + "\n", notes
+
+
+def _rows_from(paths: Sequence[str], model: str | None, out: Path) -> tuple[str, list[str]]:
+    """Text of a table of measured rows from logs, each read as `validate` reads it."""
+    from pipejax.costs.measured.megatron_log import MegatronLog
+    from pipejax.costs.measured.rows_file import RowReader
+
+    if model is None:
+        raise ValueError(
+            f"--from {','.join(paths)} needs --model: pipejax init model --from {paths[0]} writes "
+            "the one of the log"
+        )
+    rows: list[dict[str, str]] = []
+    notes: list[str] = []
+    for path in paths:
+        found, said = MegatronLog.read(path.strip()).rows(model)
+        notes += said
+        for row in found:
+            cells = {name: str(value) for name, value in row.items()}
+            try:
+                RowReader(out).read(len(rows) + 1, cells)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from None
+            rows.append(cells)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, {n: "" for row in rows for n in row}, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue(), notes

@@ -9,13 +9,14 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.analysis.uncertainty.distributions import DISTRIBUTIONS
 from pipejax.base.checks import is_number
+from pipejax.base.data_files import time_unit
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.tables import ScheduleList, built, naming
 from pipejax.cli.options.values import Count, CountIfGiven, Seed
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import NO_OUTPUT, Output, write_dataset
-from pipejax.cli.output.kinds import DATASET
+from pipejax.cli.output.files import NO_OUTPUT, Output, drawing, write_dataset
+from pipejax.cli.output.kinds import DATASET, DRAWING
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import Column, grid, pick, plain, table_of, tells_lines
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pipejax.analysis.uncertainty.jitter import Jittered, Robustness
 
 
+HEIGHT, ROW = 1.0, 0.45  # inches: of a picture beside its rows, and of a row
 KINDS = ", ".join(DISTRIBUTIONS)
 VARYING = ("op", "worker", "message")
 SLOW = ("straggler", "op_straggler")
@@ -81,6 +83,7 @@ def jitter(
     microbatches: CountIfGiven = None,
     quantile: float = 0.95,
     ops: bool = False,
+    figure: Annotated[Output, DRAWING] = NO_OUTPUT,
     out: Annotated[Output, DATASET] = NO_OUTPUT,
 ) -> Answer:
     """Run schedules with random durations: quantiles of the step time, and who is robust.
@@ -88,6 +91,7 @@ def jitter(
     Options:
       microbatches: those of the tables if not given.
       ops: of the samples.
+      figure: the samples of each schedule as a violin (.png, .pdf or .svg).
       out: all samples (.zarr).
 
     Example:
@@ -115,6 +119,8 @@ def jitter(
     ranked = pj.analysis.robustness(list(runs.values()), quantile=quantile, fits=fits)
     if out.path is not None:
         write_dataset(jitter_dataset(runs), out)
+    if figure.path is not None:
+        _draw(runs, figure)
     rows = [
         _row(run, rank, ops) | need
         for run, rank, need in zip(runs.values(), ranked, needs, strict=True)
@@ -132,7 +138,8 @@ def jitter(
         "rows": rows + left_out,
     }
     said = _said(rows, runs, ranked, quantile, ops)
-    return Answer(result, chain(said, _said_of_missing(left_out)), {"samples in": out})
+    said = chain(said, _said_of_missing(left_out))
+    return Answer(result, said, {"samples in": out, "drawn to": figure})
 
 
 def _run(
@@ -154,6 +161,23 @@ def _run(
         return sampled
 
 
+def _draw(runs: "dict[str, Jittered]", figure: Output) -> None:
+    """Draw the step times of all samples, a violin for each schedule."""
+    from pipejax.plots import draw_violins, palette, violin_entries
+
+    factor, unit = time_unit(max(run.worst for run in runs.values()))
+    with drawing(figure, 1, HEIGHT + ROW * len(runs)) as (picture, axes):
+        draw_violins(
+            axes,
+            {name: run.makespans / factor for name, run in runs.items()},
+            {name: run.deterministic / factor for name, run in runs.items()},
+            dict.fromkeys(runs, palette.SKY),
+        )
+        axes.locator_params(axis="x", nbins=6)
+        axes.set_xlabel(f"step time [{unit}]")
+        picture.legend(handles=violin_entries(), loc="outside lower center", ncols=2)
+
+
 def _row(jittered: "Jittered", rank: "Robustness", ops: bool) -> dict[str, Any]:
     """Collect what `--json` prints of a schedule; times in seconds."""
     from pipejax.analysis.uncertainty.jitter import QUANTILES
@@ -163,8 +187,7 @@ def _row(jittered: "Jittered", rank: "Robustness", ops: bool) -> dict[str, Any]:
         **pick(jittered, "deterministic mean"),
         "quantiles": {_percentile(level): jittered.quantile(level) for level in QUANTILES},
         "slowdowns": {_percentile(level): jittered.slowdown(level) for level in QUANTILES},
-        "worst": float(jittered.makespans.max()),
-        "worst_sample": jittered.worst,
+        **pick(jittered, "worst worst_sample"),
         **pick(rank, "makespan_rank slowdown_rank fastest_share"),
     }
     if ops:

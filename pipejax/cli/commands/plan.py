@@ -95,7 +95,7 @@ def plan(
     """Find the layout of a training job that takes the shortest step, among all that fit.
 
     Options:
-      minibatch: of the whole job.
+      minibatch: all its replicas together; evaluate counts that of one pipeline.
       exhaustive: else only those that can be among the best.
       out: all layouts (.zarr or .csv).
       figure: step time against memory, its front exact (.png, .pdf, .svg).

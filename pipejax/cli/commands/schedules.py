@@ -4,14 +4,37 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pipejax as pj
 from pipejax.base.progress import Notice
 from pipejax.cli.options.tables import written
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.report import Column, pick, table_of
+from pipejax.cli.output.report import Column, pick, table_of, tells_lines
 from pipejax.schedules import Builder, find, names
 from pipejax.schedules.cells.ops import Phase
 
-SOURCES = (Column("name", "name"), Column("source", "source"))
+
+def _scaled(factor: float) -> Callable[[float], str]:
+    """Write numbers in a unit of so many of SI; of what is unknown a dash."""
+    return lambda value: f"{float(f'{value / factor:.4g}'):.5g}" if value else "-"
+
+
+NAME, SOURCE = Column("name", "name"), Column("source", "source")
+MODELS = (
+    NAME,
+    Column("billion parameters", "parameters", _scaled(1e9)),
+    Column("of these active", "active_parameters", _scaled(1e9)),
+    *(Column(name, name) for name in ("layers", "hidden", "sequence")),
+    Column("experts", "experts", _scaled(1)),
+)
+SYSTEMS = (
+    NAME,
+    Column("peak [TFLOP/s]", "peak_flops", _scaled(1e12)),
+    Column("memory [GB]", "memory_capacity", _scaled(1e9)),
+    Column("its rate [TB/s]", "memory_bandwidth", _scaled(1e12)),
+    Column("of a node", "gpus_per_node", _scaled(1)),
+    Column("node link [GB/s]", "node_bandwidth", _scaled(1e9)),
+    Column("network link [GB/s]", "network_bandwidth", _scaled(1e9)),
+)
 COLUMNS = (
     Column("schedule", "name"),
     Column("what it is", "summary"),
@@ -25,6 +48,9 @@ SMALL = {"num_workers": 2, "num_microbatches": 2}  # that every built-in schedul
 def schedules(models: bool = False, systems: bool = False, stacks: bool = False) -> Answer:
     """List the schedules that can be built, with their sources; also models, systems and stacks.
 
+    Of models the sizes, of systems the rates and memory of one accelerator, links each way; their
+    sources are in --json and --format csv.
+
     With --json it is a list of {name, phases, legal, source, ..}: phases of a table of two workers
     and two microbatches, and which numbers can be built; both are null where they are not known.
 
@@ -36,17 +62,20 @@ def schedules(models: bool = False, systems: bool = False, stacks: bool = False)
     from pipejax.costs.system.system import load_system, system_names
 
     lists: dict[str, tuple[bool, Callable[[str], Any], tuple[str, ...]]] = {
-        "--models": (models, load_model, model_names()),
-        "--systems": (systems, load_system, system_names()),
-        "--stacks": (stacks, load_stack, stack_names()),
+        "--models": (models, lambda name: _model(load_model(name)), model_names()),
+        "--systems": (systems, lambda name: _system(load_system(name)), system_names()),
+        "--stacks": (stacks, lambda name: pick(load_stack(name), "source"), stack_names()),
     }
     asked = [name for name, (is_asked, *_) in lists.items() if is_asked]
     if asked[1:]:
         raise ValueError(f"{asked[0]} and {asked[1]}: choose one")
     if asked:
         _, load, every = lists[asked[0]]
-        sources = [{"name": name, "source": load(name).source} for name in every]
-        return Answer(sources, [table_of(sources, SOURCES)])
+        found = [{"name": name, **load(name)} for name in every]
+        columns = {"--models": MODELS, "--systems": SYSTEMS}.get(asked[0], (NAME, SOURCE))
+        if SOURCE not in columns and not tells_lines():
+            columns = (*columns, SOURCE)
+        return Answer(found, [table_of(found, columns)])
     rows = [
         {
             "name": name,
@@ -58,6 +87,20 @@ def schedules(models: bool = False, systems: bool = False, stacks: bool = False)
     ]
     said = (f"{kind[2:]}: {', '.join(every)}" for kind, (*_, every) in lists.items())
     return Answer(rows, [table_of(rows, COLUMNS), *said])
+
+
+def _model(model: "pj.Model") -> dict[str, Any]:
+    """Sizes of a model: parameters, and those that one token meets."""
+    experts = 0 if model.moe is None else model.moe.experts
+    sizes = pick(model, "source parameters active_parameters layers hidden sequence")
+    return sizes | {"experts": experts}
+
+
+def _system(system: "pj.System") -> dict[str, Any]:
+    """Rates of a system in SI units, of one accelerator."""
+    rates = pick(system, "source peak_flops memory_capacity memory_bandwidth gpus_per_node")
+    links = {"node_bandwidth": system.node.bandwidth, "network_bandwidth": system.network.bandwidth}
+    return rates | links
 
 
 def _builders() -> dict[str, Builder]:

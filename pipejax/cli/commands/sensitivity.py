@@ -1,5 +1,6 @@
 """`pipejax sensitivity`: what the step time depends on, and how strongly."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 from rich.table import Table
@@ -41,19 +42,16 @@ def sensitivity(
 
     priced = required(pricing)
     priced.check_alike("sensitivity")
-    if priced.workload is None or priced.system is None:
-        raise ValueError(
-            "sensitivity needs --model, --system and --minibatch: with times given, "
-            "`evaluate` shows the share of each cost"
-        )
     if not 1 < factor <= LARGEST_FACTOR:
         limits = "above 1" if factor <= 1 else f"above 1 and at most {LARGEST_FACTOR:g}"
         raise ValueError(f"--factor must be {limits}, got {factor:g}")
     factors = 1 / factor, factor
+    if priced.workload is None or priced.system is None:
+        return _of_places(pj.evaluate(table, priced.of(table), link=links), factors, out)
     found = pj.sensitivity(table, priced.workload, priced.system, link=links)
     ends = swings(table, priced.workload, priced.system, factors=factors, link=links)
     if out.path is not None:
-        _draw(out, table.name, found, ends, factors)
+        _draw(out, table.name, found.step_time, ends, factors)
     result = {
         "schedule": table.name,
         **pick(found, "step_time bound_by share elasticity"),
@@ -63,6 +61,41 @@ def sensitivity(
     bound = f"{found.bound_by} ({percent(found.share[found.bound_by])} of the critical path)"
     said = f"step time [bold]{seconds(found.step_time)}[/], bound by {bound}"
     return Answer(result, [said, _table(found, ends, factors)], {"drawn to": out})
+
+
+def _of_places(run: "pj.Evaluation", factors: tuple[float, float], out: Output) -> Answer:
+    """Where times are given: by stage, worker and boundary."""
+    from pipejax.analysis.uncertainty.places import place_sensitivity
+
+    found = place_sensitivity(run, factors)
+    ends = {f"{each.what} {each.place}": (each.step_times[0], each.step_times[1]) for each in found}
+    if out.path is not None:
+        _draw(out, run.schedule, run.step_time, ends, factors)
+    result = {
+        "schedule": run.schedule,
+        "step_time": run.step_time,
+        "factors": factors,
+        "places": [each._asdict() for each in found],
+    }
+    first = found[0]
+    said = (
+        f"step time [bold]{seconds(run.step_time)}[/], {percent(first.share)} of it on "
+        f"{first.place}; what costs most at x {factors[1]:g} first"
+    )
+    dearest = sorted(found, key=lambda each: -each.step_times[-1])
+    table = grid(
+        [
+            ("place", [each.place for each in dearest]),
+            ("what", [each.what for each in dearest]),
+            ("share of path", [percent(each.share) for each in dearest]),
+            *(
+                (f"step time at x {each:g}", [seconds(one.step_times[k]) for one in dearest])
+                for k, each in enumerate(factors)
+            ),
+        ],
+        caption="share of path: % of step time per % of what is there; the rest are exact runs",
+    )
+    return Answer(result, [said, table], {"drawn to": out})
 
 
 def _table(
@@ -98,13 +131,13 @@ def _table(
 def _draw(
     out: Output,
     name: str,
-    found: "Sensitivity",
-    ends: dict[str, tuple[float, float]],
+    step_time: float,
+    ends: Mapping[str, tuple[float, float]],
     factors: tuple[float, float],
 ) -> None:
     from pipejax.plots.charts import draw_tornado, tornado_entries  # matplotlib is an extra, slow
 
     with drawing(out, 2, 3.6) as (figure, axes):
-        draw_tornado(axes, found.step_time, ends)
-        axes.set_title(f"{name}: {seconds(found.step_time)} per step", loc="left")
+        draw_tornado(axes, step_time, ends)
+        axes.set_title(f"{name}: {seconds(step_time)} per step", loc="left")
         figure.legend(handles=tornado_entries(factors), loc="outside lower center", ncols=2)

@@ -63,7 +63,7 @@ def carried(options: TableOptions, pricing: Pricing | None, choose: bool) -> "Ca
     Raises:
       ValueError: if schedules are to be chosen, and the times do not hold for any of them.
     """
-    from pipejax.plots.explorer.library import Times
+    from pipejax.plots.explorer.library import OfferedTimes
     from pipejax.plots.explorer.payload import NOTHING, Carried
 
     source = None if pricing is None or pricing.steps else pricing.source
@@ -74,7 +74,7 @@ def carried(options: TableOptions, pricing: Pricing | None, choose: bool) -> "Ca
                 "--stage-times, and nothing that changes them"
             )
         return NOTHING
-    times = Times(pj.Costs(**source.times, **source.messages[0]), source.per_worker)
+    times = OfferedTimes(pj.Costs(**source.times, **source.messages[0]), source.per_worker)
     return Carried(times, _every_table(options, Pricing(source)) if choose else {})
 
 

@@ -149,8 +149,7 @@ def train(
 ) -> Answer:
     """Train a small objective as an asynchronous schedule does: gap against time.
 
-    The schedule is pipedream, pipedream-2bw, local-sgd, naive or a table with U cells; in slots
-    without times. Every step size is run with every seed.
+    Of pipedream, pipedream-2bw, local-sgd, naive or a table with U cells.
 
     Options:
       out: a picture (.png, .pdf, .svg), or all runs (.zarr).

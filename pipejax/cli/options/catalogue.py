@@ -123,13 +123,13 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "schedule_options": OptionRecord(RULES, "options of a schedule of your own, as depth=2"),
         "slots": OptionRecord(RULES, "slot durations the table is drawn with, as F=1,B=2"),
         "planned_comm": OptionRecord(
-            NUMBER, "slots of a message that a schedule is planned for", argument="transfer"
+            NUMBER, "its order is made for messages of so many slots", argument="transfer"
         ),
         "planned_offload": OptionRecord(
-            NUMBERS, "slots of O that a schedule is planned for", argument="offload"
+            NUMBERS, "its order is made for an O of so many slots", argument="offload"
         ),
         "planned_load": OptionRecord(
-            NUMBERS, "slots of L that a schedule is planned for", argument="load"
+            NUMBERS, "its order is made for an L of so many slots", argument="load"
         ),
         "offload_share": OptionRecord(NUMBER, "share of activations that pipe-offload may offload"),
         "group_size": OptionRecord(COUNT, "microbatches of a group of pipe-offload"),
@@ -139,28 +139,34 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "admission": OptionRecord(
             NAME, "what limits pipedream in flight", names=("each-stage", "first-stage")
         ),
-        "runs": OptionRecord(COUNT, "runs R that share the pipeline of local-sgd"),
-        "local_steps": OptionRecord(COUNT, "local steps H between averages of local-sgd"),
+        "runs": OptionRecord(COUNT, "models R that local-sgd trains side by side"),
+        "local_steps": OptionRecord(COUNT, "updates H of local-sgd between two averages"),
         "repair": OptionRecord(NAME, "read a table known to be wrong", names=("torch-1f1b",)),
     },
     "Times and costs": {
         "stage_times": _often(TIMES, "time of each op of a stage, as F=1ms,B=2ms", "T"),
         "worker_times": _often(TIMES, "time of one microbatch on one worker", "W"),
-        "costs": _often(FILE, "measured costs: a JSON file", "C"),
+        "costs": _often(FILE, "measured costs: JSON, or CSV by stage", "C"),
         "comm": _often(TIME, "time of a message: latency 0, this transmit", "c"),
         "latency": OptionRecord(TIME, "latency of a message"),
         "transmit": OptionRecord(TIME, "transmit time of a message"),
-        "offload": OptionRecord(TIME_OF_STAGES, "time of O, an activation to the host"),
-        "load": OptionRecord(TIME_OF_STAGES, "time of L, an activation back from the host"),
-        "pair_factor": OptionRecord(NUMBER, "k of a fused pair: max(F, B) + k min(F, B)"),
+        "offload": OptionRecord(
+            TIME_OF_STAGES, "how long O takes in the run: an activation to the host"
+        ),
+        "load": OptionRecord(TIME_OF_STAGES, "how long L takes in the run: it comes back"),
+        "pair_factor": OptionRecord(
+            NUMBER, "a fused F and B takes max(F, B) + k min(F, B): this k"
+        ),
         "stragglers": OptionRecord(RULES, "slow workers and their factors, as 3=1.2,5=2"),
+        "scale": OptionRecord(RULES, "factors on times, as compute@stage3*0.8,message*2"),
+        "measured_stages": OptionRecord(COUNT, "stages that times are of, if the table has others"),
     },
     "Model and system": {
         "model": _often(NAME_OR_FILE, "model: a name, or a JSON file", "m", "models"),
         "system": _often(NAME_OR_FILE, "system: a name, or a JSON file", "y", "systems"),
         "stack": OptionRecord(NAME_OR_FILE, "software: a name, or a JSON file", names="stacks"),
         "gpus": _often(COUNT, "accelerators of the job, all of which are used"),
-        "minibatch": OptionRecord(COUNT, "sequences per step"),
+        "minibatch": OptionRecord(COUNT, "sequences per step of one pipeline"),
         "microbatch_size": OptionRecord(COUNT, "sequences of a microbatch b"),
         "sequence": OptionRecord(COUNT, "tokens of a sequence; the model's own if not given"),
         **{name: _of_workload(field) for name, field in WORKLOAD_FIELDS.items() if field.head},
@@ -186,19 +192,21 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "link": _often(NAME, "|".join(_LINKS), "l", _LINKS),
         "queues": OptionRecord(NAME, "what has a queue of its own under rendezvous", names=_QUEUES),
         "posting": OptionRecord(
-            NAME, "when transfers are posted under rendezvous", names=("early", "program")
+            NAME,
+            "when a worker is ready for a transfer under rendezvous",
+            names=("early", "program"),
         ),
-        "eager_below": OptionRecord(TIME, "transmit time below which no message waits to meet"),
-        "pair_links": OptionRecord(RULES, "pairs of workers with a link model of their own"),
+        "eager_below": OptionRecord(TIME, "under rendezvous, shorter messages wait for nobody"),
+        "pair_links": OptionRecord(RULES, "link models between certain workers"),
         "shared_links": OptionRecord(RULES, "links that carry one message at a time"),
         "host_links": OptionRecord(RULES, "workers that share a host link, as 0+1,2+3"),
     },
     "Memory": {
-        "memory_limit": OptionRecord(LIMIT, "what a worker may hold"),
+        "memory_limit": OptionRecord(LIMIT, "most activations that a worker may hold"),
         "no_memory_limit": OptionRecord(FLAG, "let workers need more than they have"),
         "weight_share": OptionRecord(
             NUMBER,
-            "share of an activation that W needs after I",
+            "share of an activation that is held between I and W",
             more="from 0 to 1; if not given it follows from the layers of --model, else it is 1/3.",
         ),
         "activation_sizes": OptionRecord(
@@ -217,8 +225,10 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
     },
     "Closed form": {
         "parameters": OptionRecord(RULES, "what it is a function of, as F,B,c_F,c_B"),
-        "family": OptionRecord(NAME, "show how it depends on M, or on P", names=("M", "P")),
-        "versus": OptionRecord(NAME, "another schedule: where is which faster?", names="schedules"),
+        "family": OptionRecord(
+            NAME, "show how it depends on M, or on P, or M=8:80:8", names=("M", "P")
+        ),
+        "versus": OptionRecord(NAMES, "other schedules: where is which faster?", names="schedules"),
         "per_worker": OptionRecord(FLAG, "phases take what --worker-times says"),
         "box": OptionRecord(RULES, "ranges of parameters, as F=1ms:2ms,c_F=0:1ms"),
         "max_facets": OptionRecord(COUNT, "sums at which the search ends"),
@@ -279,6 +289,9 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "where": _often(RULES, "points to look at, as systems=h100 or step_time<3s"),
         "pareto": _often(FLAG, "list the points that no other beats in two things"),
         "axes": OptionRecord(NAMES, "these two things, as step_time,memory_bytes"),
+        "knee": _often(NAME, "an axis: from which value on does it not pay any more?"),
+        "within": OptionRecord(NUMBER, "how near to the best is near enough, in percent"),
+        "map": OptionRecord(NAMES, "two axes: which schedule is best where?"),
     },
     "Search and samples": {
         "method": OptionRecord(NAME, "how to tune", names=("gradient", "exhaustive", "both")),
@@ -289,6 +302,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "iterations": OptionRecord(WHOLE, "most batches of orders to try"),
         "samples": _often(COUNT, "runs of each schedule to sample"),
         "seed": OptionRecord(WHOLE, "seed of what is drawn at random"),
+        "search": OptionRecord(FLAG, "run the solvers too, which take some seconds"),
         "threads": OptionRecord(
             COUNT, "threads of the solver; one per processor", argument="num_threads"
         ),
@@ -344,11 +358,29 @@ OF_ARGUMENTS = {option.argument: name for name, option in CATALOGUE.items() if o
 SHORT = {option.short: name for name, option in CATALOGUE.items() if option.short}
 OTHER_NAMES = {"--plot": "--figure"}  # that people try, and what they mean
 # options that mean something else in a command: export prints no table, and its format is that of
-# the file it writes; what a runtime trains has microbatches, and its gradients are equal or not
+# the file it writes; a file to begin with is from another one; a plan says how many pipelines a job
+# has; what a runtime trains has microbatches, and its gradients are equal or not
 EXCEPTIONS = {
     ("export", "format"): OptionRecord(NAME, "|".join(FORMATS), "f", True, (*FORMATS,)),
+    ("init", "from_"): OptionRecord(FILE, "what is read: a config.json, or Megatron's log"),
+    ("plan", "minibatch"): OptionRecord(COUNT, "sequences per step of the whole job"),
     ("run", "batch_size"): OptionRecord(COUNT, "examples of a microbatch"),
     ("run", "tolerance"): OptionRecord(NUMBER, "largest error of a gradient that passes"),
+}
+# options that have another default, or none, in some command, and why
+DIFFERENT_DEFAULTS = {
+    "batch_size": "an objective takes batches, a runtime microbatches, which are small",
+    "format": "`export` writes a file of a format that has to be named",
+    "iterations": "two searches of their own, each with as many rounds as take seconds",
+    "link": "`validate` takes the link model that each row names",
+    "memory_limit": "`optimize` searches under a limit, and has no other",
+    "minibatch": "`plan` has no other source of costs than a model",
+    "model": "`plan` has no other source of costs than a model",
+    "out": "`export` and `sweep run` are for their file",
+    "schedule": "`tune` takes one where nothing is said",
+    "schedules": "`plan` tries three where nothing is said",
+    "system": "`plan` has no other source of costs than a model",
+    "tolerance": "`validate` counts percent, `run` an error of gradients",
 }
 
 

@@ -7,6 +7,7 @@ that was given, not the argument that it became.
 
 import itertools
 import re
+import shlex
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from inspect import Parameter
@@ -58,6 +59,40 @@ NEEDS: Mapping[str, Needs] = {
     "distinct_counts": Needs("paths"),
 }
 _NAMES = {flag(name): name for name in CATALOGUE}
+
+
+class Line(NamedTuple):
+    """What a command line gives, for commands that say what to type next.
+
+    Attributes:
+      given: values by option, as they are written; of a flag nothing.
+    """
+
+    given: Mapping[str, str]
+
+    @classmethod
+    def of(cls, takes: Mapping[str, Parameter], values: Mapping[str, Any]) -> "Line":
+        """Keep what differs from the defaults."""
+        return cls(
+            {
+                name: "" if value is True else str(value)
+                for name, value in values.items()
+                if name in takes and value not in (None, False, takes[name].default)
+            }
+        )
+
+    def command(
+        self, called: str, changes: Mapping[str, str | None], without: Collection[str]
+    ) -> str:
+        """The line of another command: with other values, None for none, and without these."""
+        options = {name: value for name, value in self.given.items() if name not in without}
+        options |= {name: value for name, value in changes.items() if value is not None}
+        words = [
+            f"{flag(name)} {shlex.quote(value)}" if value else flag(name)
+            for name, value in options.items()
+            if changes.get(name, value) is not None
+        ]
+        return " ".join(["pipejax", called, *words])
 
 
 class GivenOptions:
@@ -178,7 +213,7 @@ class GivenOptions:
         message = str(getattr(error, "reason", error))
         parts = [(name, part) for name, value in self.values for part in value.split(",")]
         for name, value in [*self.values, *parts]:
-            is_file = "." in value and message.startswith(f"{value} ")
+            is_file = "." in value and message.startswith((f"{value} ", f"{value}, "))
             if message.startswith(f"{value}: ") or is_file:
                 return f"{flag(name)} {_in_letters(message)}"
         cause: BaseException | None = error

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.cli.options.catalogue import flag
+from pipejax.cli.options.given import Line
 from pipejax.cli.options.memory import choose_activations
 from pipejax.cli.options.objective import ObjectiveSettings
 from pipejax.cli.options.pricing import (
@@ -74,11 +75,12 @@ def choose_links(
     Options:
       queues: worker, pair or direction.
       host_links: O and L of such workers take turns.
-      posting: early or program; without SEND and RECV cells program puts them producer by
-        producer.
+      posting: early is from the start of the step, program when its row reaches the cell; without
+        SEND and RECV cells program puts them producer by producer.
       shared_links: pairs (both ways of every pair of workers), or groups, as 0-1+1-0,2-3+1-3.
-      pair_links: as 0-1=rendezvous,1-2=queued; both ways, unless 1-0 is there too.
-      eager_below: such messages are buffered, as queued; others meet under rendezvous.
+      pair_links: of workers 0 and 1, say, as 0-1=rendezvous,1-2=queued; both ways, unless 1-0 is
+        there too.
+      eager_below: those with a transmit time below this are buffered, as under queued.
     """
     link, queues = one_of(link, LINKS, "--link"), one_of(queues, QUEUES, "--queues")
     posting = one_of(posting, POSTINGS, "--posting")
@@ -128,6 +130,7 @@ _GROUPS: Mapping[str, OptionGroup] = {
     "links": OptionGroup.of(choose_links),
     "rendezvous": OptionGroup.of(choose_rendezvous),
     "activations": OptionGroup.of(choose_activations),
+    "line": OptionGroup(Line, {}),  # what is given, whatever it is
 }
 _TABLES = ("table", "choice", "listed")  # groups that need the options of schedules
 _INPUTS = ("options", "pricing")  # groups that those are made from
@@ -188,6 +191,9 @@ class CommandOptions:
         found: dict[str, Any] = {}
         for name in sorted(self.groups, key=lambda name: name not in _INPUTS):
             group = self.groups[name]
+            if name == "line":
+                found[name] = Line.of(self.parameters, given)
+                continue
             inputs = {
                 each: found.get(each) if each in _INPUTS else given[each]
                 for each in group.takes
@@ -205,8 +211,11 @@ class CommandOptions:
 
         Outputs are checked before any work.
         """
+        draws = flag("figure") if "figure" in self.outputs else ""
         outputs = {
-            name: Output(given[name], flag(name), given["force"]).check(kind)
+            name: Output(given[name], flag(name), given["force"], draws * (name != "figure")).check(
+                kind
+            )
             for name, kind in self.outputs.items()
         }
         check_apart(outputs.values())

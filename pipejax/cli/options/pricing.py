@@ -21,6 +21,7 @@ from pipejax.cli.options.pricing_steps import (
     ModelCosts,
     OverlappedPairs,
     RecomputedAgain,
+    ScaledTimes,
     SlowWorkers,
     Source,
     Step,
@@ -107,6 +108,26 @@ class Pricing(NamedTuple):
         by_place = model_placements(self.workload, self.system, table)
         return by_place._replace(base=self._levels(table)[0])
 
+    def with_workload(self, workload: "pj.Workload") -> "Pricing":
+        """Price another workload, where a model gives the costs."""
+        assert self.system is not None
+        lengths = self.microbatches.lengths
+        return self._replace(workload=workload, source=ModelCosts(workload, self.system, lengths))
+
+    def of_stages(self, count: int) -> "Pricing":
+        """Take times of stages as those of so many, whatever the table that is priced has."""
+        source = self.source
+        if isinstance(source, GivenTimes | CostsFile) and self.is_of_stages:
+            return self._replace(source=source._replace(stages=source.stages or count))
+        return self
+
+    @property
+    def is_of_stages(self) -> bool:
+        """Whether times are of the stages of one table."""
+        return isinstance(self.source, CostsFile) or (
+            isinstance(self.source, GivenTimes) and not self.source.per_worker
+        )
+
     def check_used(
         self, tables: Iterable[pj.ScheduleTable], builders: Iterable[Builder] = ()
     ) -> None:
@@ -172,6 +193,7 @@ _STEPS = (  # options that change costs, and need some
     "recompute_again",
     "pair_factor",
     "stragglers",
+    "scale",
 )
 _NO_MESSAGES = {  # why message times do not go with what else says, or does not say, times
     "model": "--comm, --latency and --transmit do not go with --model: the system's links give "
@@ -189,15 +211,19 @@ class PricingSettings(NamedTuple):
       stage_times: or F=1ms,I=1ms,W=1ms where the backward is split.
       worker_times: divided over its stages.
       offload: a number or one for each stage; with --model also system, as long as its host link
-        takes. Where a schedule is searched, it lets activations go there.
-      load: likewise; as O if not given.
-      minibatch: of one pipeline, with --model.
+        takes. Where a schedule is searched, it lets activations go there. --planned-offload is what
+        an order is made for, and changes no time.
+      load: a number or one for each stage; as O if not given.
+      minibatch: with --model; plan counts that of the whole job.
       stack: which kernels it has, and what its exchanges run beside where options do not say it.
       lengths: a line for each, several numbers where sequences are packed, or JSON; times are
         those of the mean length, or follow from the model.
       microbatch_order: that arrange wrote.
       stragglers: factors on all that these workers execute.
-      pair_factor: 0 is perfect overlap, 1 none.
+      scale: as compute@stage3*0.8,message*2: what would be if.
+      measured_stages: of --stage-times or --costs, where the table has others: they are merged, or
+        divided evenly.
+      pair_factor: 0 is perfect overlap, 1 none; it has nothing to do with pairs of workers.
       recompute_again: where split backwards free what R brought back.
       workers_per_node: or several, as 4,8, of a node and a rack of nodes; --comm, --latency and
         --transmit then take a time for each level, as 1ms,5ms.
@@ -222,6 +248,8 @@ class PricingSettings(NamedTuple):
     microbatch_scale: Text = None
     microbatch_order: Text = None
     stragglers: Text = None
+    scale: Text = None
+    measured_stages: CountIfGiven = None
     pair_factor: Text = None
     recompute_again: bool = False
     workers_per_node: Text = None
@@ -274,6 +302,8 @@ class PricingSettings(NamedTuple):
             slow = parse_stragglers(self.stragglers, "--stragglers")
             steps.append(SlowWorkers(slow))
             changes["stragglers"] = slow
+        if self.scale is not None:
+            steps.append(ScaledTimes(self.scale))
         found = found._replace(
             steps=tuple(steps),
             microbatches=each,
@@ -284,6 +314,10 @@ class PricingSettings(NamedTuple):
         )
         if found.workload is None or found.system is None:
             return found
+        if self.scale is not None:  # a report of a step knows no times but the model's
+            workload = dataclasses.replace(found.workload, **changes)
+            source = ModelCosts(workload, found.system, each.lengths)
+            return found._replace(source=source, workload=None, system=None)
         if each.differ:  # reports of a step are of microbatches alike
             source = ModelCosts(found.workload, found.system, each.lengths)
             return found._replace(source=source, workload=None, system=None)
@@ -304,11 +338,15 @@ class PricingSettings(NamedTuple):
             raise ValueError(_NO_MESSAGES[way])
         if way == "":
             return None
+        if self.measured_stages is not None and way not in ("costs", "stage_times"):
+            raise ValueError(
+                f"--measured-stages {self.measured_stages} goes with --costs or --stage-times"
+            )
         if self.model is not None:
             named = {name: given[name] for name in (*stray, "weight_share") if name in given}
             return _price_model(self.model, **named, worker_places=machine.places)
         if self.costs is not None:
-            return Pricing(CostsFile(self.costs))
+            return Pricing(CostsFile(self.costs, self.measured_stages))
         return self._times(way, given[way], messages)
 
     def _times(self, way: str, text: str, messages: list[dict[str, float]]) -> Pricing:
@@ -323,7 +361,8 @@ class PricingSettings(NamedTuple):
         except ValueError as error:
             raise ValueError(f"{flag(way)} {text}: {error}") from None
         rare = {k: f"{flag(way)}: {k}" for k in _RARE if PHASE_FIELDS[k] in times}
-        return Pricing(GivenTimes(times, messages, way == "worker_times"), rare=rare)
+        source = GivenTimes(times, messages, way == "worker_times", self.measured_stages)
+        return Pricing(source, rare=rare)
 
     def _message(self, machine: Machine) -> list[dict[str, float]]:
         """Read the times of a message [s] by level of the machine."""

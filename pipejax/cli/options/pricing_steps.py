@@ -277,7 +277,20 @@ class SlowWorkers(NamedTuple):
         return pj.costing.scaled_costs(costs, table, workers=self.factors)
 
 
-Step = HostTimes | Microbatches | RecomputedAgain | OverlappedPairs | SlowWorkers
+class ScaledTimes(NamedTuple):
+    """Times that are scaled by rules, to see what would be if."""
+
+    rules: str
+
+    def apply(self, costs: "pj.Costs", table: pj.ScheduleTable) -> "pj.Costs":
+        """Scale them."""
+        try:
+            return pj.costing.scaled_costs(costs, table, self.rules)
+        except ValueError as error:
+            raise ValueError(f"--scale {self.rules}: {error}") from None
+
+
+Step = HostTimes | Microbatches | RecomputedAgain | OverlappedPairs | SlowWorkers | ScaledTimes
 
 
 class GivenTimes(NamedTuple):
@@ -287,29 +300,35 @@ class GivenTimes(NamedTuple):
       times: of ops by fields of `Costs` [s].
       messages: of a message, by level of the machine [s].
       per_worker: whether ops take so long on a worker, not on a stage.
+      stages: how many stages they are of, where that is not as many as the table has.
     """
 
     times: Mapping[str, float]
     messages: Sequence[Mapping[str, float]] = ({},)
     per_worker: bool = False
+    stages: int | None = None
 
     def levels(self, table: pj.ScheduleTable) -> "list[pj.Costs]":
         """Return the costs of a table if all messages went over links of a level."""
         if self.per_worker:
             return [pj.Costs.per_worker(table, **self.times, **each) for each in self.messages]
-        return [pj.Costs(**self.times, **each) for each in self.messages]
+        found = [pj.Costs(**self.times, **each) for each in self.messages]
+        if self.stages is None:
+            return found
+        return [pj.costing.restaged_costs(costs, self.stages, table) for costs in found]
 
 
 class CostsFile(NamedTuple):
-    """A file of measured costs."""
+    """A file of measured costs, of as many stages as the table has, or of so many."""
 
     path: str
+    stages: int | None = None
 
     def levels(self, table: pj.ScheduleTable) -> "list[pj.Costs]":
         """Return the costs of a table if all messages went over links of a level."""
         from pipejax.costs.measured.costs_file import read_levels
 
-        return read_levels(self.path, table)
+        return read_levels(self.path, table, self.stages)
 
 
 class ModelCosts(NamedTuple):

@@ -1,12 +1,9 @@
 """Options that say which tables: one, several, or schedules to build, and built with what."""
 
-import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
-
-import numpy as np
 
 import pipejax as pj
 from pipejax.base.checks import MismatchError, one_of, share
@@ -27,6 +24,8 @@ from pipejax.schedules.table.table_files import REPAIRS
 
 # options of builders that the command line calls otherwise: runs have these names too
 PLANNED = {argument: OF_ARGUMENTS[argument] for argument in ("transfer", "offload", "load")}
+# where a limit does go, behind the error that a schedule takes none
+MEMORY_LIMITS = "; pipejax optimize searches one that keeps it, show --memory draws it"
 OF_RUNS = ("weight_share",)  # options that say something of a run too, under any schedule
 
 
@@ -68,16 +67,16 @@ class TableOptions(NamedTuple):
         size = {"num_workers": workers, "num_microbatches": microbatches}
         builder = self.builder(schedule)
         given = self.of_table(schedule)
-        like = functools.partial(
-            _with_stages, given.get("stages_per_worker", builder.stages_per_worker), size
-        )
+        # needs JAX, and a table in its own slots does not
+        from pipejax.costs.planning import for_times, like
+
         if "memory_limit" in given:
             sized = ActivationOptions(given.get("weight_share"), None)
             workload = None if pricing is None else pricing.workload
-            given["memory_limit"] = given["memory_limit"].room(like(), sized, workload).activations
-        if builder.planned and pricing and "slots" not in given:
-            times = times_of(pricing.of(like()))
-            given = {k: v for k, v in times.items() if k in ("slots", *builder.options)} | given
+            room = given["memory_limit"].room(like(builder, size, given), sized, workload)
+            given["memory_limit"] = room.activations
+        if pricing:
+            given = for_times(builder, size, given, pricing.of)
         return self.finished(builder.function(**size, **given))
 
     def finished(self, table: pj.ScheduleTable) -> pj.ScheduleTable:
@@ -100,6 +99,7 @@ class TableOptions(NamedTuple):
             if option in self.of_runs or any(option in own.takes for own in builders.values()):
                 continue
             words = option.replace("_", " ")
+            more = MEMORY_LIMITS * (option == "memory_limit")
             if len(builders) > 1:
                 raise ValueError(
                     f"{written(option)}: none of {', '.join(builders)} has this option"
@@ -107,6 +107,7 @@ class TableOptions(NamedTuple):
             ((name, builder),) = builders.items()
             raise ValueError(
                 f"{written(option)}: {name} takes no {words}: {told_options(builder, written)}"
+                f"{more}"
             )
 
     def of(self, schedule: str) -> "TableOptions":
@@ -116,41 +117,6 @@ class TableOptions(NamedTuple):
         return self._replace(options=own, of_runs=())
 
 
-def _with_stages(stages_per_worker: int, size: Mapping[str, int]) -> pj.ScheduleTable:
-    """Return any table with so many stages per worker: costs depend on nothing else of it."""
-    if stages_per_worker == 1:
-        return pj.schedules.build("1f1b", **size)
-    given = {**size, "stages_per_worker": stages_per_worker}
-    return pj.schedules.build("interleaved-1f1b", **given)
-
-
-def times_of(costs: "pj.Costs") -> dict[str, Any]:
-    """Return what a schedule is planned for: means, but O and L of each stage.
-
-    Args:
-      costs: what the run costs [s].
-
-    Returns:
-      Options of builders: slots, transfer, offload, load.
-    """
-    from pipejax.costs.costs import PHASE_FIELDS
-
-    def mean(name: str) -> float:
-        values = np.asarray(0.0 if getattr(costs, name) is None else getattr(costs, name), float)
-        return float(values.mean()) if values.size else 0.0
-
-    def by_stage(time: Any) -> Any:
-        values = np.asarray(0.0 if time is None else time, float)
-        return (values.mean(axis=1) if values.ndim == 2 else values).tolist()
-
-    host = {"offload": costs.offload, "load": costs.load}
-    return {
-        "slots": {letter: mean(PHASE_FIELDS[letter]) for letter in "FBIW"},
-        "transfer": mean("latency") + mean("transmit"),
-        **{name: by_stage(time) for name, time in host.items()},
-    }
-
-
 class ScheduleSettings(NamedTuple):
     """What a schedule takes besides workers and microbatches.
 
@@ -158,11 +124,11 @@ class ScheduleSettings(NamedTuple):
       admission: each-stage (if not given) or first-stage.
       slots: with I and W as F=1,I=1,W=1; schedules planned for times take those of the run if not
         given.
-      memory_limit: that zero-bubble and ada-offload are planned for.
+      memory_limit: what the orders of zero-bubble and ada-offload are made for; others take none.
       planned_comm: that of the run if not given.
       planned_offload: a number or one per stage, for ada-offload and pipe-offload; that of the run
         if not given.
-      planned_load: as O.
+      planned_load: a number or one per stage; as O if not given.
       group_size: from 1 to P.
       recompute_cells: under any schedule, and into a table of --table.
     """

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pipejax as pj
 from pipejax.base.files import check_writable, drafted, write_file
 from pipejax.base.provenance import is_dataset
-from pipejax.cli.output.kinds import OutputKind
+from pipejax.cli.output.kinds import DRAWING, OutputKind
 from pipejax.schedules.table.table_files import text_for
 
 if TYPE_CHECKING:
@@ -31,11 +31,13 @@ class Output:
       path: the file, or None where none is given.
       option: that names it.
       force: whether what is there is replaced.
+      drawn_by: another option of the command, which draws, if there is one.
     """
 
     path: Path | None = None
     option: str = "--out"
     force: bool = False
+    drawn_by: str = ""
     _error: OSError | None = None
     _unwritten: str = ""
 
@@ -56,7 +58,9 @@ class Output:
         if kind.suffixes and self.path.suffix not in kind.suffixes:
             every = kind.suffixes + (kind.other.suffixes if kind.other else ())
             known = f"one of {', '.join(every)}" if every[1:] else every[0]
-            raise ValueError(f"{self.option} must end in {known}, got {str(self.path)!r}")
+            is_picture = self.path.suffix in DRAWING.suffixes
+            hint = f": {self.drawn_by} draws" if self.drawn_by and is_picture else ""
+            raise ValueError(f"{self.option} must end in {known}, got {str(self.path)!r}{hint}")
         if kind.resumes and os.path.isdir(self.path):  # the store's first step says what is wrong
             return self
         try:

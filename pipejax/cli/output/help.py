@@ -14,7 +14,15 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from shutil import get_terminal_size
 from typing import Any, get_args
 
-from pipejax.cli.options.catalogue import CATALOGUE, TIME, begun, flag, panels_of
+from pipejax.cli.options.catalogue import (
+    CATALOGUE,
+    TIME,
+    OptionRecord,
+    begun,
+    flag,
+    panels_of,
+    record,
+)
 
 SCREENS = 48  # lines of two screens
 NARROWEST, WIDEST = 60, 100  # columns that help is written in
@@ -27,17 +35,16 @@ PROGRAM = {  # options without a command
 _EXAMPLE = re.compile(r"\n\nExample:\n((?:  .*\n?)+)")
 
 
-def program_help(about: str, commands: Mapping[str, str]) -> str:
-    """Say what commands there are."""
+def program_help(about: str, groups: Mapping[str, Mapping[str, str]]) -> str:
+    """Say what commands there are, by what they answer."""
     width = _width()
-    rows = [(name, what) for name, what in commands.items()]
+    left = max(len(name) for commands in groups.values() for name in commands) + 4
+    lines = ["Usage: pipejax COMMAND [OPTIONS]", *textwrap.wrap(about, width)]
+    for title, commands in groups.items():
+        lines += ["", _bold(title), *_columns(commands.items(), left, width)]
     return "\n".join(
         [
-            "Usage: pipejax COMMAND [OPTIONS]",
-            *textwrap.wrap(about, width),
-            "",
-            _bold("Commands"),
-            *_columns(rows, max(map(len, commands)) + 4, width),
+            *lines,
             "",
             _bold("Options"),
             *_columns(PROGRAM.items(), max(map(len, PROGRAM)) + 4, width),
@@ -55,12 +62,12 @@ def command_help(name: str, command: Callable[..., Any], *, everything: bool) ->
     head = _head(name, command, takes, width)
     notes = list(_notes(options, width))
     if everything:
-        panels = _panels(options, options, width, full=True)
+        panels = _panels(command.__name__, options, options, width, full=True)
         return "\n".join([*head, *(line for panel in panels for line in ("", *panel)), *notes, ""])
     foot = [*notes, "--help-all explains every option."]
     often = {key for key, parameter in options.items() if is_frequent(key, parameter)}
     for shown, gap in itertools.product((options, often), ([""], [])):
-        panels = _panels(options, shown, width, full=False)
+        panels = _panels(command.__name__, options, shown, width, full=False)
         lines = [*head, *(line for panel in panels for line in (*gap, *panel)), *gap, *foot]
         if len(lines) <= SCREENS:
             break
@@ -113,7 +120,12 @@ def _arguments(takes: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
 
 
 def _panels(
-    options: Mapping[str, inspect.Parameter], shown: Container[str], width: int, *, full: bool
+    command: str,
+    options: Mapping[str, inspect.Parameter],
+    shown: Container[str],
+    width: int,
+    *,
+    full: bool,
 ) -> Iterator[list[str]]:
     """Yield the lines of each panel: options that are shown, and the names of the others."""
     names = {key: _left(key) for key in options if key in shown}
@@ -122,7 +134,8 @@ def _panels(
         own = [key for key in panel if key in shown]
         rest = " ".join(flag(key) for key in panel if key not in shown)
         lines = [_bold(title)] if own else []
-        texts = [_text(key, options[key], width - left, full=full) for key in own]
+        known = {key: record(key, command) for key in own}
+        texts = [_text(known[key], options[key], width - left, full=full) for key in own]
         lines += _columns(zip(map(_left, own), texts, strict=True), left, width)
         begin, indent = ("      also ", " " * 6) if own else (f"{title}: ", "  ")
         yield lines + (_wrapped(begin + rest, width, indent) if rest else [])
@@ -135,7 +148,7 @@ def _left(name: str) -> str:
     return f"  {letter}{flag(name)} {option.kind.metavar}".rstrip()
 
 
-def _text(name: str, parameter: inspect.Parameter, room: int, *, full: bool) -> str:
+def _text(known: OptionRecord, parameter: inspect.Parameter, room: int, *, full: bool) -> str:
     """Return the help of an option: all of it, or as much as one line has room for."""
     default = parameter.default
     end = ""
@@ -144,7 +157,7 @@ def _text(name: str, parameter: inspect.Parameter, room: int, *, full: bool) -> 
     elif default is not None and not isinstance(default, bool):
         end = f" [default: {default}]"
     said = get_args(parameter.annotation)[1].help + end
-    return said if full or len(said) <= room else begun(CATALOGUE[name].head) + end
+    return said if full or len(said) <= room else begun(known.head) + end
 
 
 def _wrapped(text: str, width: int, indent: str) -> list[str]:

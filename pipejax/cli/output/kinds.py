@@ -34,7 +34,7 @@ DRAWING = OutputKind((".png", ".pdf", ".svg"), ("matplotlib",), "drawing needs",
 TIMELINE = DRAWING._replace(suffixes=(*DRAWING.suffixes, ".html"), plain=(".html",))
 PAGE = OutputKind((".html",))
 TABLE = OutputKind((".csv", ".json"))
-TEMPLATE = OutputKind((".json", ".toml"))
+TEMPLATE = OutputKind((".json", ".toml", ".csv"))
 CERTIFICATE = OutputKind((".json",))
 ORDER = OutputKind((".json",))
 LAYOUT = OutputKind((".json", ".txt"))

@@ -26,6 +26,27 @@ def percent(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{100 * value:.2f} %"
 
 
+def short_percent(ratio: float) -> str:
+    """Format a share in three digits; one too small to matter says so.
+
+    Example:
+      >>> short_percent(0.645), short_percent(4.85e-10)
+      ('64.5 %', 'under 0.01 %')
+    """
+    return "under 0.01 %" if 0 < ratio < 1e-4 else f"{100 * ratio:.3g} %"
+
+
+def above(ratio: float) -> str:
+    """Format how far a value lies above the best one, relative to that.
+
+    Example:
+      >>> above(0.031), above(0.0), above(-0.0002)
+      ('+3.1 %', '0 %', '-0.02 %')
+    """
+    digits = ".1f" if abs(ratio) >= 1e-3 else ".2g"
+    return f"{100 * ratio:+{digits}} %" if abs(ratio) > 1e-9 else "0 %"
+
+
 def gigabytes(value: float) -> str:
     """Format bytes.
 

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipejax.base.checks import one_of
+from pipejax.base.data_files import WRITTEN, time_unit
 
 NARROWEST = 40  # columns: in fewer, tables lose their text
 
@@ -52,6 +53,7 @@ NARROW = 16  # columns that such a cell keeps
 FRAME = 3  # columns between two cells
 # what stands on the right: a number, with its unit
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?( ?[%A-Za-z/]+)?|-|")
+_WITH_UNIT = re.compile(r"([-+]?\d[\d.]*(?:e[-+]?\d+)?) ([%A-Za-z/]+)")
 _BARS = re.compile(r"[▁-█ ]*")
 _LATEX = {
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
@@ -157,13 +159,38 @@ def _markdown(
 def _latex(
     headers: Sequence[str], rows: Sequence[Sequence[str]], right: list[bool], titles: list[str]
 ) -> str:
+    """Write for booktabs: three rules, and the unit of a column in its head."""
+
     def line(cells: Iterable[str]) -> str:
         return " & ".join("".join(_LATEX.get(c, c) for c in cell) for cell in cells) + r" \\" + "\n"
 
+    parts = [_unit_apart(h, [row[k] for row in rows]) for k, h in enumerate(headers)]
+    heads = [head for head, _ in parts]
+    cells = list(zip(*(column for _, column in parts), strict=True))
     columns = "".join("r" if each else "l" for each in right)
     said = "".join(f"% {title}\n" for title in titles)
-    body = f"\\hline\n{line(headers)}\\hline\n{''.join(map(line, rows))}\\hline\n"
+    body = f"\\toprule\n{line(heads)}\\midrule\n{''.join(map(line, cells))}\\bottomrule\n"
     return f"{said}\\begin{{tabular}}{{{columns}}}\n{body}\\end{{tabular}}\n\n"
+
+
+def _unit_apart(header: str, cells: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Put the unit of a column into its head, where all cells have one; times get one for all."""
+    found = [_WITH_UNIT.fullmatch(cell) for cell in cells]
+    if not any(found) or any(
+        each is None and cell != "-" for each, cell in zip(found, cells, strict=True)
+    ):
+        return header, cells
+    numbers = [(each[1], each[2]) for each in found if each is not None]
+    units = {unit for _, unit in numbers}
+    if len(units) == 1:
+        return f"{header} [{units.pop()}]", [each[1] if each else "-" for each in found]
+    if not units <= {*WRITTEN["s"]}:
+        return header, cells
+    times = [float(number) * WRITTEN["s"][unit] for number, unit in numbers]
+    factor, unit = time_unit(max(map(abs, times)))
+    return f"{header} [{unit}]", [
+        f"{float(each[1]) * WRITTEN['s'][each[2]] / factor:.5g}" if each else "-" for each in found
+    ]
 
 
 def _csv(
@@ -200,7 +227,7 @@ def fitted(table: Table, width: int) -> Iterator[Table | str]:
         drawn = Table(box=table.box)
         for k, columns in zip(part, room, strict=True):
             where: Any = "right" if _is_number(cells[k]) else "left"
-            drawn.add_column(headers[k], width=columns, justify=where, overflow="fold")
+            drawn.add_column(escape(headers[k]), width=columns, justify=where, overflow="fold")
         marked = [list(table.columns[k].cells) for k in part]
         for style, *row in zip((row.style for row in table.rows), *marked, strict=True):
             drawn.add_row(*row, style=style)

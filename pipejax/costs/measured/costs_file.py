@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, check_types, is_number, one_of, positive
 from pipejax.base.data_files import check_keys, load_json
+from pipejax.base.files import read_file
 from pipejax.costs.costs import (
     DIMENSIONLESS,
     MESSAGE_FIELDS,
@@ -17,6 +18,8 @@ from pipejax.costs.costs import (
     Costs,
     check_backward,
 )
+from pipejax.costs.measured.costs_csv import read_csv
+from pipejax.costs.restaging import restaged_costs
 from pipejax.costs.scaling import scaled_costs
 from pipejax.costs.topology import PlacedCosts, check_sizes, places_on
 from pipejax.schedules.cells.ops import Phase
@@ -48,6 +51,11 @@ def read_costs(path: str | Path, table: ScheduleTable, *, places: Sequence[int] 
     unless "message_back" is given; "pair" is the duration of a fused pair by the stage of its
     forward, or "pair_factor" the k in max(F, B) + k min(F, B), which has no unit. "stragglers" are
     factors by slow worker, as {"3": 1.2}, on what it executes.
+
+    A file that ends in .csv is a table with a row for each stage instead, with the columns "stage",
+    "F_ms", "B_ms", or "I_ms" and "W_ms", and so on, a unit in each; messages, "latency_us",
+    "transmit_us" or "bytes" and "bandwidth_GB_per_s", each also with "_back" before its unit, stand
+    in the row of the stage before their boundary.
 
     With "workers_per_node", a number or several as `Topology` has them, "message" and
     "message_back" are lists: inside a node, between nodes, and so on.
@@ -83,13 +91,31 @@ def read_costs(path: str | Path, table: ScheduleTable, *, places: Sequence[int] 
 
 def read_sizes(path: str | Path) -> tuple[int, ...]:
     """Read how many places a node, a rack of nodes and so on have, if a file of costs says so."""
-    given = load_json(Path(path)).get("workers_per_node")
+    given = _load(path).get("workers_per_node")
     return () if given is None else check_sizes(given, f"{path}: workers_per_node")
 
 
-def read_levels(path: str | Path, table: ScheduleTable) -> list[Costs]:
-    """Read measured costs as if all messages went over links of each level of the machine."""
-    data = load_json(Path(path))
+class _Sizes(NamedTuple):
+    """How many stages and microbatches a file is of."""
+
+    num_stages: int
+    num_microbatches: int
+
+
+def _load(path: str | Path) -> dict[str, Any]:
+    """Read a file of costs in either form; JSON is JSON whatever its name ends in."""
+    found = Path(path)
+    is_table = found.suffix == ".csv" and not read_file(found).lstrip().startswith(b"{")
+    return read_csv(found) if is_table else load_json(found)
+
+
+def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = None) -> list[Costs]:
+    """Read measured costs as if all messages went over links of each level of the machine.
+
+    Those of another number of stages become those of the table, see `restaged_costs`.
+    """
+    of = _Sizes(stages or table.num_stages, table.num_microbatches)
+    data = _load(path)
     check_keys(data, dict.fromkeys(_KEYS, ""), str(path))
     scale = UNIT_SECONDS[one_of(data.get("unit"), UNIT_SECONDS, f'{path}: "unit"')]
     if "F" not in data:
@@ -99,24 +125,25 @@ def read_levels(path: str | Path, table: ScheduleTable) -> list[Costs]:
     for key, field in fields.items():
         if key in data:
             unit = 1.0 if field in DIMENSIONLESS else scale
-            times[field] = unit * _numbers(data[key], table, "stages", f"{path}: {key}")
+            times[field] = unit * _numbers(data[key], of, "stages", f"{path}: {key}")
             if field in OF_STAGES and times[field].shape[1] > 1:
                 raise ValueError(f"{path}: {key} is of no microbatch: give one entry per stage")
     slow = _stragglers(data.get("stragglers", {}), f"{path}: stragglers")
     found = []
-    for messages in _messages(data, table, str(path), scale):
+    for messages in _messages(data, of, str(path), scale):
         try:
             check_backward(times)
             costs = Costs(**_without_equal_microbatches(times | messages))
             costs.check_known((Phase.F, Phase.B))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
+        costs = restaged_costs(costs, of.num_stages, table)
         found.append(scaled_costs(costs, table, workers=slow) if slow else costs)
     return found
 
 
 def _messages(
-    data: dict[str, Any], table: ScheduleTable, path: str, scale: float
+    data: dict[str, Any], table: _Sizes, path: str, scale: float
 ) -> Iterator[dict[str, NumpyArray]]:
     """Latency and transmit time (2, 1, boundaries, microbatches) [s] of messages, by level."""
     levels = len(read_sizes(path)) + 1
@@ -162,7 +189,7 @@ def _without_equal_microbatches(times: dict[str, Any]) -> dict[str, Any]:
     return {name: time[..., 0] if time.shape[-1] == 1 else time for name, time in times.items()}
 
 
-def _numbers(value: Any, table: ScheduleTable, what: str, where: str) -> PerMicrobatch:
+def _numbers(value: Any, table: _Sizes, what: str, where: str) -> PerMicrobatch:
     """Read a number, or a list with an entry per stage or boundary, which may be a list itself."""
     count = table.num_stages - (what != "stages")
     entries = value if isinstance(value, list) else [value] * count
@@ -183,9 +210,7 @@ def _numbers(value: Any, table: ScheduleTable, what: str, where: str) -> PerMicr
     return np.array(rows, float).reshape(count, columns)
 
 
-def _message(
-    section: Any, table: ScheduleTable, where: str, scale: float
-) -> dict[str, PerMicrobatch]:
+def _message(section: Any, table: _Sizes, where: str, scale: float) -> dict[str, PerMicrobatch]:
     """Read latency and transmit time (boundaries, microbatches) [s] of every stage boundary."""
     check_keys(section, dict.fromkeys((*MESSAGE_FIELDS, "bytes", "bandwidth"), ""), where)
     values = {

@@ -425,7 +425,11 @@ def load_model(name: str | Path) -> Model:
       >>> pj.load_model("llama3-70b").layers
       80
     """
-    data, where = read_named("models", name, "model")
+    return read_model(*read_named("models", name, "model"))
+
+
+def read_model(data: Any, where: str) -> Model:
+    """Read a model from the content of its file, and check it."""
     model: Model = _record(Model, data, where)
     check_shape(model, where)
     return model

@@ -54,10 +54,12 @@ class WorkloadField(NamedTuple):
 # in the order in which help lists them
 WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
     "tensor_parallel": WorkloadField("whole", "accelerators that split every product of a layer"),
-    "sequence_parallel": WorkloadField("flag", "split norms and messages over them too"),
+    "sequence_parallel": WorkloadField(
+        "flag", "split norms and messages over the same accelerators"
+    ),
     "scatter_gather": WorkloadField(
         "flag",
-        "let each of the t accelerators of a worker send its part of a message",
+        "send a message in parts, one from each accelerator of a worker",
         of_plan=True,
     ),
     "context_parallel": WorkloadField("whole", "accelerators that split every sequence"),
@@ -109,10 +111,10 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
         of_plan=True,
     ),
     "embedding_units": WorkloadField(
-        "whole", "layers that the embedding counts as", "when stages get theirs.", least=0
+        "whole", "layers that the embedding counts as where stages share them", least=0
     ),
     "loss_units": WorkloadField(
-        "whole", "layers that the head and its loss count as", "likewise.", least=0
+        "whole", "layers that head and loss count as where stages share them", least=0
     ),
     "pipeline_layout": WorkloadField(
         "text",

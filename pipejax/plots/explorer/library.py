@@ -37,7 +37,7 @@ LEVEL = 9  # of zlib: a page is written once and read often
 APART = "\n\n"  # between the texts of tables
 
 
-class Times(NamedTuple):
+class OfferedTimes(NamedTuple):
     """Times that hold for a table of any size.
 
     Attributes:

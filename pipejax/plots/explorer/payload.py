@@ -27,7 +27,7 @@ from pipejax.plots.explorer.factors import (
     kinds,
     mean_forward,
 )
-from pipejax.plots.explorer.library import Times, grammar, library
+from pipejax.plots.explorer.library import OfferedTimes, grammar, library
 from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts
 from pipejax.schedules.cells.ops import Phase, ScheduleError
 from pipejax.schedules.table.links import LINKS, Links, format_pair_links
@@ -94,7 +94,7 @@ class Carried(NamedTuple):
       tables: by name of their schedule.
     """
 
-    times: Times | None = None
+    times: OfferedTimes | None = None
     tables: Mapping[str, Sequence[ScheduleTable]] = MappingProxyType({})
 
 

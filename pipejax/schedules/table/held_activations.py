@@ -19,18 +19,25 @@ from pipejax.schedules.table.table import ScheduleTable
 Bytes = Float[NumpyArray, " stages"]
 
 
-def in_flight(table: ScheduleTable) -> Int[NumpyArray, "workers slots"]:
+def in_flight(
+    table: ScheduleTable, sizes: Bytes | None = None
+) -> Int[NumpyArray, "workers slots"] | Float[NumpyArray, "workers slots"]:
     """Count the (stage, microbatch) activations that each worker holds during each slot.
 
     One is taken at F and released at the end of B, or at the end of W where the backward is
     split; in a fused pair both count while it runs.
 
+    Args:
+      table: the schedule.
+      sizes: what one counts as, by stage; 1 if None.
+
     Returns (workers, slots) activations held.
     """
     ops = HeldOps.of(table)
     held = HeldParts.of(HeldOps(*(field[~np.isin(ops.phase, HOST)] for field in ops)))
-    changes = np.zeros((table.num_workers, table.num_slots + 1), int)
-    np.add.at(changes, (held.worker, held.time), held.change)
+    change = held.change if sizes is None else held.change * sizes[held.stage]
+    changes = np.zeros((table.num_workers, table.num_slots + 1), change.dtype)
+    np.add.at(changes, (held.worker, held.time), change)
     return np.cumsum(changes, axis=1)[:, :-1]
 
 

@@ -1,0 +1,85 @@
+"""All names of options on one page: what each means, its default, and who takes it."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+
+from pipejax.cli.app import COMMANDS, command_of
+from pipejax.cli.options.catalogue import (
+    DIFFERENT_DEFAULTS,
+    EXCEPTIONS,
+    PANELS,
+    begun,
+    flag,
+    record,
+)
+
+NEEDED = "needed"
+MANY = 8  # commands that are not all named
+
+
+def taken_by() -> dict[str, dict[str, str]]:
+    """Return defaults by option and command; that of one that must be given is a word."""
+    found: dict[str, dict[str, str]] = {}
+    for command in COMMANDS:
+        for name, parameter in inspect.signature(command_of(command)).parameters.items():
+            default = parameter.default
+            is_needed = default is inspect.Parameter.empty
+            told = (
+                NEEDED if is_needed else "" if default is None or default is False else str(default)
+            )
+            found.setdefault(name, {})[command] = told
+    return found
+
+
+def options_page() -> str:
+    """Return the page: a table for each panel of help, and what differs between commands."""
+    taken = taken_by()
+    parts = [
+        "# All options",
+        "An option has one name, one meaning and one default, whichever command takes it. The "
+        "exceptions are at the end, each with its reason. `pipejax COMMAND --help-all` says more "
+        "of each, [the command line](command_line.md) how values are written.",
+    ]
+    for title, options in PANELS.items():
+        rows = [_row(name, taken[name]) for name in options]
+        parts.append(f"## {title}")
+        parts.append(
+            "\n".join(["| option | means | default | taken by |", "|---|---|---|---|", *rows])
+        )
+    parts += ["## Exceptions", "\n".join(_exceptions(taken))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(name: str, taken: Mapping[str, str]) -> str:
+    known = record(name)
+    letter = f", `-{known.short}`" if known.short else ""
+    counts = list(taken.values())
+    default = max(counts, key=counts.count)
+    every = ", ".join(taken) if len(taken) <= MANY else f"{len(taken)} commands"
+    means = begun(known.head).replace("|", "\\|")
+    written = f"`{flag(name)} {known.kind.metavar}".rstrip() + "`"
+    return f"| {written.replace('|', chr(92) + '|')}{letter} | {means} | {default} | {every} |"
+
+
+def _exceptions(taken: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    for (command, name), own in EXCEPTIONS.items():
+        yield f"- `{flag(name)}` of `{command}` means: {own.head}."
+    for name, reason in DIFFERENT_DEFAULTS.items():
+        by_default: dict[str, list[str]] = {}
+        for command, default in taken[name].items():
+            by_default.setdefault(default or "none", []).append(command)
+        common = max(by_default, key=lambda default: len(by_default[default]))
+        others = "; ".join(
+            f"{default} in {', '.join(commands)}"
+            for default, commands in by_default.items()
+            if default != common
+        )
+        yield f"- `{flag(name)}`: default {common}, but {others}: {reason}."
+    yield (
+        "- Degrees of parallelism are `--tensor-parallel 8` and so on of one layout, `--tensor "
+        "4,8` of the layouts that `plan` searches: several values, all where none is given."
+    )
+    yield (
+        "- `--sequence-parallel` is off where one layout is described, as in Megatron; `plan` and "
+        "measured rows have it on where tensor parallelism is, as jobs do."
+    )

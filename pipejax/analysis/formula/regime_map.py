@@ -1,0 +1,80 @@
+"""Which of several schedules is the fastest over two ratios of parameters: a map of regimes.
+
+Forms are homogeneous: where all parameters double, so do all makespans. So of three parameters the
+ratios of two to the first say all.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.analysis.formula.form import Formula
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.checks import wrong
+
+RANGES = ((0.5, 4.0), (0.0, 2.0))  # of the second and third parameter, in times of the first
+SIDE = 200  # values of each
+WITHIN = (
+    1 / np.pi
+)  # where in its cell a value lies: on no border, where two tie who differ beside it
+TIE = 1e-9  # by which makespans differ that are told as equal
+
+
+class RegimeMap(NamedTuple):
+    """A map of the fastest.
+
+    Attributes:
+      parameters: the first, in times of which the others are; that across; that up.
+      across: values of the second.
+      up: values of the third.
+      names: who is fastest somewhere, ties as "a = b", the largest area first.
+      codes: (up, across) place in names.
+    """
+
+    parameters: tuple[str, str, str]
+    across: Float[NumpyArray, " across"]
+    up: Float[NumpyArray, " up"]
+    names: list[str]
+    codes: Int[NumpyArray, "up across"]
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of the map, by name."""
+        return {name: float(np.mean(self.codes == k)) for k, name in enumerate(self.names)}
+
+
+def regime_map(forms: Mapping[str, Formula]) -> RegimeMap:
+    """Find who is fastest where the second and third of three parameters vary.
+
+    Args:
+      forms: closed forms by schedule, all with the same three parameters in the same box. The box
+        gives the ranges; the first parameter is 1.
+
+    Raises:
+      ValueError: if there are not three parameters, the first cannot be 1, or a form is not exact.
+    """
+    first = next(iter(forms.values()))
+    if len(first.parameters) != 3:
+        given = ", ".join(first.parameters)
+        raise wrong("parameters", f"of a map must be three, as F,B,c, got {given}")
+    for name, form in forms.items():
+        if not form.exact:
+            raise ValueError(f"the form of {name} is not exact: give a box or more facets")
+    unit, *others = first.parameters
+    box = {unit: (0.0, np.inf), **dict(zip(others, RANGES, strict=True)), **first.box}
+    if not box[unit][0] <= 1 <= box[unit][1]:
+        raise wrong("box", f"{unit} must hold 1, in times of which the others are drawn")
+    steps = (np.arange(SIDE) + WITHIN) / SIDE
+    across, up = (
+        float(low) + (float(high) - float(low)) * steps
+        for low, high in (box[name] for name in others)
+    )
+    theta = np.stack(np.broadcast_arrays(1.0, across, up[:, None]), axis=-1)
+    times = np.stack([form(theta) for form in forms.values()])
+    fastest = times <= times.min(axis=0) * (1 + TIE)
+    ties, codes = np.unique(fastest.reshape(len(forms), -1), axis=1, return_inverse=True)
+    order = np.argsort(-np.bincount(codes.ravel()), kind="stable")
+    names = [" = ".join(np.array([*forms])[ties[:, k]]) for k in order.tolist()]
+    place = np.argsort(order)[codes.ravel()].reshape(fastest.shape[1:])
+    return RegimeMap(first.parameters, across, up, names, place)

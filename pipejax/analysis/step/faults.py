@@ -1,0 +1,316 @@
+"""What a step is slow because of: each cause with what the step would save without it.
+
+A cause is undone and the run repeated. Stages, workers and links are held against the median of
+the others, for a pipeline is as fast as its slowest worker; start and end are held against those
+of 2 P microbatches, from which on they take less than a third of the step.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.analysis.paths.head_of_line_blocking import transfer_waits
+from pipejax.analysis.runs.evaluate import Evaluation, evaluate
+from pipejax.analysis.step.step_parts import Part, step_parts
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.costs.costs import MESSAGE_FIELDS, Costs
+from pipejax.costs.scaling import GROUPS, scaled_costs
+from pipejax.engine.pricing import lower_and_price
+from pipejax.engine.recurrence_host import makespan_on_host
+from pipejax.schedules.cells.ops import KINDS, Phase
+from pipejax.schedules.table.table import ScheduleTable
+
+NOTABLE = 1.02  # a stage, worker or link that takes less than so many times the median is like it
+MOSTLY = 0.5  # of what imbalance costs: one stage or worker that makes up as much is named alone
+UNEVEN = 0.1  # that a stage differs from the median where the split is called uneven
+# of what a worker is slower, that each of its stages is at least: half where two pipes share them
+ALL_ITS = 0.4
+ENOUGH = 2  # microbatches by worker from which on start and end are no fault (ours)
+NEGLIGIBLE = 0.01  # of the step: what saves less is no cause
+
+
+class Fault(NamedTuple):
+    """A cause, and what the step would save without it.
+
+    Attributes:
+      kind: imbalance, link, messages, blocking, offloads, sharding, exchange, update,
+        microbatches, memory, or schedule where nothing else is wrong.
+      seconds: what the step would save without it [s].
+      why: one sentence.
+      worker: whose it is, if it is of one.
+      stage: likewise.
+      link: pair of workers, likewise.
+      rules: what undoes it, as `scaled_costs` reads it; empty where no times do.
+
+    Example:
+      >>> Fault("exchange", 2.0, "the exchange of gradients is waited for").worker is None
+      True
+    """
+
+    kind: str
+    seconds: float
+    why: str
+    worker: int | None = None
+    stage: int | None = None
+    link: tuple[int, int] | None = None
+    rules: str = ""
+
+
+def find_faults(evaluation: Evaluation, parts: Sequence[Part] | None = None) -> list[Fault]:
+    """Find what makes a run slow.
+
+    Args:
+      evaluation: a run.
+      parts: its parts, if they are known.
+
+    Returns:
+      Causes by what the step would save without each, the largest first; none that saves less
+      than 1 % of the step.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=16)
+      >>> costs = pj.Costs(forward=[1.0, 1.0, 1.5, 1.0], backward=[2.0, 2.0, 3.0, 2.0])
+      >>> worst = find_faults(pj.evaluate(table, costs))[0]
+      >>> worst.kind, worst.worker, worst.stage, worst.seconds
+      ('imbalance', 2, 2, 24.0)
+    """
+    undone = Undone(evaluation)
+    parts = step_parts(evaluation) if parts is None else parts
+    found = [*_imbalance(undone), *_links(undone)]
+    # the rest as it would be if the slow link were none
+    slow = next((fault for fault in found if fault.kind == "link"), None)
+    if slow is not None:
+        parts = step_parts(evaluate(undone.table, undone.costs(slow.rules), link=evaluation.links))
+    seconds = {part.name: part.seconds for part in parts}
+    found += _of_parts(undone, seconds)
+    least = NEGLIGIBLE * evaluation.makespan
+    return sorted(
+        (fault for fault in found if fault.seconds > least), key=lambda each: -each.seconds
+    )
+
+
+class Undone:
+    """A run whose costs are changed, to see what that saves."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        """Remember the run."""
+        self.run, self.table = evaluation, evaluation.table
+
+    def costs(self, rules: str) -> Costs:
+        """The costs of the run, scaled by rules."""
+        return scaled_costs(self.run.costs, self.table, rules or None)
+
+    def saves(self, rules: str) -> float:
+        """What the step saves where costs are scaled by rules [s]."""
+        program, vector = lower_and_price(self.table, self.costs(rules), self.run.links)
+        return self.run.makespan - makespan_on_host(program, vector)
+
+
+class ComputeTimes(NamedTuple):
+    """What a microbatch takes in the ops of each stage, and a step in those of each worker.
+
+    Attributes:
+      stages: (stages) of the mean microbatch [s].
+      workers: (workers) [s].
+    """
+
+    stages: Float[NumpyArray, " stages"]
+    workers: Float[NumpyArray, " workers"]
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> "ComputeTimes":
+        """Add up the ops of a run; of a fused pair both as if they ran alone."""
+        ops, costs = evaluation.table.ops, evaluation.costs
+        shape = evaluation.stages, evaluation.microbatches
+        of_stages = np.zeros(evaluation.stages)
+        for phase in np.unique(ops.phase).tolist():
+            time = getattr(costs, KINDS[Phase(phase)].time or "", None)
+            if KINDS[Phase(phase)].time not in GROUPS["compute"] or time is None:
+                continue
+            each = np.asarray(time, float)
+            seconds = np.broadcast_to(each[:, None] if each.ndim == 1 else each, shape)
+            mine = ops.phase == phase
+            stage, microbatch = ops.stage[mine], ops.microbatch[mine]
+            of_stages += np.bincount(stage, seconds[stage, microbatch], evaluation.stages)
+        return cls(of_stages / evaluation.microbatches, evaluation.busy)
+
+    @property
+    def even(self) -> str:
+        """Rules that give all stages the mean time."""
+        return _even("stage", self.stages)
+
+    @property
+    def even_workers(self) -> str:
+        """Rules that give all workers the mean time."""
+        return _even("worker", self.workers)
+
+
+def _even(place: str, seconds: Float[NumpyArray, " places"]) -> str:
+    """Rules that bring the ops at all places to their mean; what computes nothing stays so."""
+    factors = {where: float(seconds.mean() / own) for where, own in enumerate(seconds) if own > 0}
+    return ",".join(
+        f"compute@{place}{where}*{factor!r}"
+        for where, factor in factors.items()
+        if abs(factor - 1) > 1e-12
+    )
+
+
+def against_others(values: Float[NumpyArray, " places"]) -> Float[NumpyArray, " places"]:
+    """How many times the median of the others each is; 1 where there are none, or all are 0."""
+    if len(values) < 2:
+        return np.ones(len(values))
+    others = np.array([np.median(np.delete(values, k)) for k in range(len(values))])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(values == others, 1.0, values / others)
+
+
+def _imbalance(undone: Undone) -> Iterator[Fault]:
+    """Stages and workers that differ: the one that is to blame, or all of them."""
+    times = ComputeTimes.of(undone.run)
+    singles = [*_stages(undone, times), *_workers(undone, times)]
+    even = [rules for rules in (times.even, times.even_workers) if rules]
+    best = max(singles, key=lambda each: (each.seconds, each.stage is not None), default=None)
+    every = max((undone.saves(rules) for rules in even), default=0.0)
+    if best is None and every <= 0:
+        return
+    table, best_worker = undone.table, -1 if best is None else best.worker
+    fullest = int(times.workers.argmax())
+    total, mean = undone.run.makespan, float(times.workers.mean())
+    full = (
+        f"computes {_share(times.workers[fullest], total)} of the step, the mean worker "
+        f"{_share(mean, total)}"
+    )
+    ratio = times.stages / np.median(times.stages)
+    # stages that differ on other workers too: no single one is to blame
+    others = (np.abs(ratio - 1) > UNEVEN) & (table.placement != best_worker).all(axis=0)
+    if best is not None and best.seconds >= MOSTLY * every and not others.any():
+        why = f"{best.why}; it {full}" if best.worker == fullest else best.why
+        yield best._replace(seconds=max(every, best.seconds), why=why)
+        return
+    on_it = np.flatnonzero((table.placement == fullest).any(axis=0))
+    yield Fault(
+        "imbalance",
+        every,
+        f"the split over stages is uneven: worker {fullest} {full}; stages take "
+        f"{ratio.min():.3g} to {ratio.max():.3g} times the median stage",
+        worker=fullest,
+        stage=int(on_it[times.stages[on_it].argmax()]),
+        rules=times.even,
+    )
+
+
+def _share(seconds: float, total: float) -> str:
+    return f"{100 * seconds / (total or 1.0):.3g} %"
+
+
+def _stages(undone: Undone, times: ComputeTimes) -> Iterator[Fault]:
+    """Stages that are slower than the median of the others."""
+    for stage, ratio in enumerate(against_others(times.stages).tolist()):
+        if NOTABLE < ratio < np.inf:
+            rules = f"compute@stage{stage}*{1 / ratio!r}"
+            holders = sorted(set(undone.table.placement[:, stage].tolist()))
+            on = " and ".join(map(str, holders))
+            why = f"stage {stage} on worker {on} takes {ratio:.3g} times the median of the others"
+            yield Fault("imbalance", undone.saves(rules), why, holders[0], stage, rules=rules)
+
+
+def _workers(undone: Undone, times: ComputeTimes) -> Iterator[Fault]:
+    """Workers that are slower than the median of the others, on all of their stages."""
+    of_stages = against_others(times.stages)
+    for worker, ratio in enumerate(against_others(times.workers).tolist()):
+        stages = np.flatnonzero((undone.table.placement == worker).any(axis=0))
+        least = 1 + ALL_ITS * (ratio - 1)
+        if not NOTABLE < ratio < np.inf or (of_stages[stages] < least).any():
+            continue
+        rules = f"compute@worker{worker}*{1 / ratio!r}"
+        named = ", ".join(map(str, stages))
+        why = f"worker {worker} (stages {named}) takes {ratio:.3g} times the median of the others"
+        one = int(stages[0]) if len(stages) == 1 else None
+        yield Fault("imbalance", undone.saves(rules), why, worker, one, rules=rules)
+
+
+def _links(undone: Undone) -> Iterator[Fault]:
+    """The link between two workers whose messages take longest against the median of the others."""
+    found = []
+    groups = message_times(undone.table, undone.run.costs)
+    seconds = np.array([np.mean(list(by_boundary.values())) for by_boundary in groups.values()])
+    for (pair, by_boundary), times in zip(
+        groups.items(), against_others(seconds).tolist(), strict=True
+    ):
+        if times <= NOTABLE:
+            continue
+        rules = ",".join(f"message@boundary{b}*{1 / times!r}" for b in by_boundary)
+        boundaries = ", ".join(map(str, by_boundary))
+        many = f"take {times:.3g} times the median of the others"
+        if np.isinf(times):
+            many = "take time, those of most others none"
+        why = (
+            f"messages between workers {pair[0]} and {pair[1]} (stage boundary {boundaries}) {many}"
+        )
+        found.append(Fault("link", undone.saves(rules), why, link=pair, rules=rules))
+    if found:
+        yield max(found, key=lambda fault: fault.seconds)
+
+
+def message_times(
+    table: ScheduleTable, costs: Costs
+) -> Mapping[tuple[int, int], Mapping[int, float]]:
+    """Mean time of messages by pair of workers and stage boundary [s]; both directions together.
+
+    Where several pipes go over a boundary, it is of the workers of the first one.
+    """
+    boundaries = table.num_stages - 1
+    shape = 2, table.num_pipes, boundaries
+    each = np.zeros(shape)
+    for name in MESSAGE_FIELDS:
+        value = np.asarray(getattr(costs, name), float)
+        each = each + np.broadcast_to(value.mean(axis=-1) if value.ndim == 4 else value, shape)
+    found: dict[tuple[int, int], dict[int, float]] = {}
+    placement = table.placement[0]
+    for boundary, seconds in enumerate(each.mean(axis=(0, 1)).tolist()):
+        one, other = sorted((int(placement[boundary]), int(placement[boundary + 1])))
+        if one != other:
+            found.setdefault((one, other), {})[boundary] = seconds
+    return found
+
+
+def _longest_wait(run: Evaluation) -> str:
+    """Which transfer waits longest in a queue, and behind which, where transfers have queues."""
+    try:
+        worst = transfer_waits(run).transfers[0]
+    except ValueError:  # of other links nothing stands in a queue that has a front
+        return ""
+    if worst.front is None:
+        return ""
+    return f"; on worker {worst.worker}, {worst.cell} waits longest, behind {worst.front}"
+
+
+WAITED: Mapping[str, str] = {
+    "messages": "messages are waited for",
+    "blocking": "messages block others (head-of-line), or the worker that sends them",
+    "offloads": "offloads and loads are waited for",
+    "sharding": "weights are gathered and gradients reduced between ops",
+    "exchange": "the exchange of gradients is waited for",
+    "update": "the optimizer update takes its time",
+}
+
+
+def _of_parts(undone: Undone, seconds: Mapping[str, float]) -> Iterator[Fault]:
+    """Causes that are parts of the step, and too few microbatches."""
+    run = undone.run
+    for name, why in WAITED.items():
+        if seconds[name] > 0:
+            which = _longest_wait(run) if name == "blocking" else ""
+            share = _share(seconds[name], run.makespan)
+            yield Fault(name, seconds[name], f"{why}: {share} of the step{which}")
+    ends = seconds["start"] + seconds["gaps"] + seconds["end"]
+    wanted = ENOUGH * run.workers
+    fewer = max(0.0, 1 - run.microbatches / wanted)
+    yield Fault(
+        "microbatches",
+        ends * fewer,
+        f"{run.microbatches} microbatches are few for {run.workers} workers: start and end of the "
+        f"pipeline take {_share(ends, run.makespan)} of the step",
+    )

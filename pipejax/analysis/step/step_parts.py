@@ -1,0 +1,169 @@
+"""Where the seconds of any step go: parts that sum to it.
+
+The mean worker computes for a part of the step and waits for the rest. Each reason to wait is as
+long as the step grows when that reason joins those before it, so the parts telescope to the step:
+
+    stages alike, no messages            compute + start + gaps + end
+    microbatches as they are             + uneven microbatches
+    stages as they are                   + imbalance
+    messages that use no resource        + messages
+    links as they are                    + blocking
+    offloads, sharding, exchange, update + what of each nothing hides
+
+Only the two kinds of unevenness can be negative: a schedule may run faster on stages that differ.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.analysis.runs.evaluate import Evaluation, busy_times
+from pipejax.costs.costs import Costs
+from pipejax.costs.scaling import GROUPS
+from pipejax.engine.lowering.program import Program
+from pipejax.engine.pricing import lower_and_price
+from pipejax.engine.recurrence_host import HostRun, run_on_host
+from pipejax.schedules.cells.ops import INPUT_GRADS, Phase
+from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table import ScheduleTable
+
+SHARDING = ("unshard", "reshard", "reduce_grad", "wait_reduce_grad")
+# what is added to ops alone, in this order: fields of `Costs` by the part that they make
+WAITS: Mapping[str, tuple[str, ...]] = {
+    "messages": ("latency", "transmit"),
+    "blocking": (),  # the links, not a cost
+    "offloads": ("offload", "load"),
+    "sharding": SHARDING,
+    "exchange": ("all_reduce",),
+    "update": ("update",),
+}
+ALIKE = (*GROUPS["compute"], "pair_factor")  # what an op of any stage takes where all are alike
+
+
+class Part(NamedTuple):
+    """A part of a step.
+
+    Attributes:
+      name: compute, start, gaps, end, uneven microbatches, imbalance, or one of `WAITS`.
+      seconds: how long the step is because of it [s].
+      of: what it is of, in words.
+
+    Example:
+      >>> Part("update", 0.5, "optimizer").seconds
+      0.5
+    """
+
+    name: str
+    seconds: float
+    of: str
+
+
+MEANING: Mapping[str, str] = {
+    "compute": "ops of the mean worker",
+    "start": "idle before a worker's first backward, stages alike",
+    "gaps": "idle from there to its last forward",
+    "end": "idle from there on",
+    "uneven microbatches": "microbatches differ",
+    "imbalance": "stages or workers differ",
+    "messages": "messages that are waited for",
+    "blocking": "messages that block others, or a worker",
+    "offloads": "activations to the host and back",
+    "sharding": "weights gathered, gradients reduced in the rows",
+    "exchange": "all-reduce of gradients",
+    "update": "optimizer",
+}
+
+
+def step_parts(evaluation: Evaluation) -> list[Part]:
+    """Break a run down into parts that sum to its makespan.
+
+    Args:
+      evaluation: a run.
+
+    Returns:
+      All parts, in the order in which they are added; those that take nothing among them.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+      >>> run = pj.evaluate(table, pj.Costs(forward=[1.0, 1.5], backward=[2.0, 3.0], transmit=0.5))
+      >>> [(part.name, part.seconds) for part in step_parts(run) if part.seconds]
+      [('compute', 15.0), ('start', 2.5), ('end', 1.25), ('imbalance', 2.25), ('messages', 1.0)]
+    """
+    found = dict(_telescoped(evaluation))
+    return [Part(name, seconds, MEANING[name]) for name, seconds in found.items()]
+
+
+def _telescoped(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
+    """Names and seconds of the parts, one after the other."""
+    table, costs = evaluation.table, evaluation.costs
+    without = {name: 0.0 for names in WAITS.values() for name in names}
+    alone = dataclasses.replace(costs, **without)
+    free = Links("delay")
+
+    program, vector = lower_and_price(table, alone, free)
+    compute = float(busy_times(program, vector).mean())
+    program, run = _run(table, stages_alike(alone, microbatches=True), free)
+    total = float(run.finish.max())
+    start, gaps = _idle_until_turns(table, program, run)
+    yield "compute", compute
+    yield "start", start
+    yield "gaps", gaps
+    yield "end", total - compute - start - gaps
+    for name, each in _levels(evaluation, alone):
+        longer = float(_run(table, *each)[1].finish.max())
+        yield name, longer - total
+        total = longer
+
+
+def _idle_until_turns(table: ScheduleTable, program: Program, run: HostRun) -> tuple[float, float]:
+    """Idle time of the mean worker before its first backward, and from there to its last forward.
+
+    Ops of a row run one after the other, so what is idle before an op is its start less the
+    durations before it.
+    """
+    node = program.node_of_cell
+    # (workers, slots) idle up to the end of each op; empty slots stand on the source, at time 0
+    idle = run.finish[node] - run.duration[node].cumsum(axis=1)
+    backward, forward = (
+        np.isin(table.phase, phases) | np.isin(table.partners.phase, phases)
+        for phases in (INPUT_GRADS, (Phase.F,))
+    )
+    slots = node.shape[1]
+    first = backward.argmax(axis=1)
+    last = np.where(forward.any(axis=1), slots - 1 - forward[:, ::-1].argmax(axis=1), 0)
+    workers = np.arange(len(node))
+    start = idle[workers, first]  # of a row without backwards 0: all of its idle time is the end
+    return float(start.mean()), float(np.maximum(idle[workers, last] - start, 0.0).mean())
+
+
+def _levels(evaluation: Evaluation, alone: Costs) -> Iterator[tuple[str, tuple[Costs, Links]]]:
+    """Costs and links of every level above the lowest, with the part that it adds."""
+    free, costs = Links("delay"), evaluation.costs
+    yield "uneven microbatches", (stages_alike(alone), free)
+    yield "imbalance", (alone, free)
+    links = free
+    for name, fields in WAITS.items():
+        alone = dataclasses.replace(alone, **{field: getattr(costs, field) for field in fields})
+        links = evaluation.links if name == "blocking" else links
+        yield name, (alone, links)
+
+
+def stages_alike(costs: Costs, *, microbatches: bool = False) -> Costs:
+    """Give all stages the mean times of ops; also all microbatches if these are to be alike."""
+    leaves = {}
+    for name in ALIKE:
+        value = getattr(costs, name)
+        if value is not None and np.ndim(value):
+            each = np.asarray(value, float)
+            is_one = microbatches or each.ndim == 1
+            leaves[name] = each.mean() if is_one else each.mean(axis=0, keepdims=True)
+    return dataclasses.replace(costs, **leaves)
+
+
+def _run(table: ScheduleTable, costs: Costs, links: Links) -> tuple[Program, HostRun]:
+    """Run a table on the host."""
+    program, vector = lower_and_price(table, costs, links)
+    return program, run_on_host(program, vector)

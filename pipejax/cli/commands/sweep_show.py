@@ -1,0 +1,223 @@
+"""`pipejax sweep show`: the best points of a sweep, its front, and what else is asked of it."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import numpy as np
+import typer
+from rich.markup import escape
+
+from pipejax.base.checks import is_number, one_of
+from pipejax.cli.commands.sweep import REASONS
+from pipejax.cli.options.values import Count, Text
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules, drawing
+from pipejax.cli.output.kinds import DRAWING, SWEEPS
+from pipejax.cli.output.points import cell, head, named, scale_of, span, words
+from pipejax.cli.output.report import grid, plain, tells_lines
+from pipejax.cli.output.sweep_questions import HEIGHT, draw_map, knee_table, map_json, map_lines
+
+if TYPE_CHECKING:
+    from pipejax.sweep.results import Points, SweepResults
+
+LONGEST = 50  # rows of a table
+AXES = "step_time,memory_bytes"
+
+
+def sweep_show(
+    dataset: Annotated[Path, typer.Argument(metavar="STORE.zarr", help="What `sweep run` wrote.")],
+    best: Count = 10,
+    by: str = "step_time",
+    where: list[str] | None = None,
+    pareto: bool = False,
+    axes: str = AXES,
+    knee: Text = None,
+    within: float = 1.0,
+    map: Text = None,
+    no_memory_limit: bool = False,
+    figure: Annotated[Output, DRAWING] = NO_OUTPUT,
+) -> Answer:
+    """Show the best points of a sweep, its front, where an axis stops to pay, and who wins where.
+
+    Points that only rounding tells apart are one row, which says which axes do not matter there.
+
+    Options:
+      by: step_time, memory_bytes, an output that the sweep kept, or an axis of numbers.
+      where: an axis or a measure, then =, !=, <, <=, > or >=, as memory_bytes<50GB or
+        network.bandwidth>50GB/s; numbers without a unit are in SI units, bandwidths in B/s; of
+        several conditions all must hold.
+      pareto: and equals in the other.
+      axes: the less the better, but for tokens_per_second.
+      knee: an axis of numbers; with all others at their best, and by each value of each other.
+      within: of --knee.
+      map: two axes, across and up; all others are at their best.
+      figure: all points in the two of --axes, or the --map (.png, .pdf or .svg).
+
+    Example:
+      pipejax sweep show results.zarr --best 5 --where systems=h100 --knee network.bandwidth
+    """
+    check_modules(f"{dataset}: datasets need", SWEEPS, "sweeps")
+    from pipejax.sweep.questions import distinct_best, knees, regions
+    from pipejax.sweep.results import check_measure, read_results, selectable
+
+    found = read_results(dataset)
+    rank = check_measure(by, found, "--by")
+    sides = _pair(axes, found.numbers(), "--axes", AXES)
+    if not is_number(within):
+        raise ValueError(f"--within must be a percentage of at least 0, got {within}")
+    kept = found.where(where or ())
+    among = kept & selectable(found, memory_limit=not no_memory_limit)
+    first, front = distinct_best(found, among, rank, best), found.front(among, sides)
+    near = {text: value for text in where or () if (value := found.nearest(text)) is not None}
+    reasons = Counter(str(text) for text in found.reasons if text)
+    asked = _Asked({}, [])
+    if knee is not None:
+        axis = one_of(knee, [n for n in found.numbers() if n in found.axes], "--knee")
+        bends = [*knees(found, among, rank, axis, within / 100)]
+        rows = {"axis": axis, "within": within / 100, "rows": [e._asdict() for e in bends]}
+        asked.add("knee", rows, *knee_table(found, rank, axis, bends, within))
+    if map is not None:
+        across, up = _pair(map, found.axes, "--map", "network.bandwidth,microbatch_size")
+        shown = regions(found, among, rank, across, up)
+        asked.add("map", map_json(found, shown, across, up), *map_lines(found, shown, across, up))
+    if figure.path is not None and map is not None:
+        draw_map(found, shown, across, up, figure)
+    elif figure.path is not None:
+        ringed = np.array([each.place for each in first[:1]], int)
+        _draw(found, among, sides, front if pareto else front[:0], ringed, figure)
+    fronts = [found.point(place) for place in front.tolist()]
+    result = {
+        "store": dataset,
+        "points": len(found.status),
+        **{name.replace(" ", "_"): count for name, count in found.counts().items()},
+        "selected": int(kept.sum()),
+        "by": rank,
+        "best": [found.point(e.place) | ({"same": e.same} if e.same else {}) for e in first],
+        **({"axes": sides, "pareto": fronts} if pareto else {}),
+        **asked.result,
+        **({"nearest": {text: value for text, (_, value, _) in near.items()}} if near else {}),
+        "reasons": dict(reasons.most_common()),
+    }
+
+    def said() -> Iterator[object]:
+        yield from _best_lines(found, result, near, is_filtered=bool(where))
+        if not first and np.any(kept & selectable(found, memory_limit=False)):
+            yield "  those that need more memory than there is are shown by --no-memory-limit"
+        if pareto and fronts:
+            title = f"front of {words(sides[0])} against {words(sides[1])}"
+            yield from _table(found, fronts, title)
+        yield from asked.said
+
+    return Answer(result, said(), {"drawn to": figure})
+
+
+class _Asked(NamedTuple):
+    """Answers to further questions: for `--json`, and as a person reads them."""
+
+    result: dict[str, Any]
+    said: list[object]
+
+    def add(self, name: str, answer: dict[str, Any], *said: object) -> None:
+        """Add one."""
+        self.result[name] = answer
+        self.said.extend(said)
+
+
+def _best_lines(
+    found: "SweepResults",
+    result: Mapping[str, Any],
+    near: Mapping[str, tuple[str, float, str]],
+    *,
+    is_filtered: bool,
+) -> Iterator[object]:
+    """Count the points, say what no point keeps, and show the best ones."""
+    yield from map(plain, _counts(result, found.counts(), is_filtered=is_filtered))
+    for text, (axis, value, _) in near.items():
+        yield plain(f"  {text} holds for no point: the nearest is {named(found, axis, value)}")
+    points = [{k: v for k, v in row.items() if k != "same"} for row in result["best"]]
+    if points:
+        title = f"best {len(points)} by {words(result['by'])}"
+        yield from _table(found, points, title, [row.get("same", {}) for row in result["best"]])
+    else:
+        yield "no point can be chosen" + " where these conditions hold" * is_filtered
+
+
+def _pair(text: str, known: Any, option: str, example: str) -> list[str]:
+    """Read two different names."""
+    names = [str(one_of(name.strip(), known, option)) for name in text.split(",")]
+    if len(names) != 2 or names[0] == names[1]:
+        raise ValueError(f"{option} must be two different names, as {example}, got {text!r}")
+    return names
+
+
+def _counts(
+    result: Mapping[str, Any], counts: Mapping[str, int], *, is_filtered: bool
+) -> Iterator[str]:
+    """Say how many points there are, and how many are illegal or not there yet."""
+    told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    chosen = f"; {result['selected']:,} keep the conditions" if is_filtered else ""
+    yield f"{result['store']}: {result['points']:,} points: {told}{chosen}"
+    if counts["not evaluated"]:
+        yield "  the sweep is not complete: go on with it by pipejax sweep run --resume"
+    reasons = result["reasons"]
+    for reason, count in islice(reasons.items(), REASONS):
+        yield f"  illegal, {count:,} points: {reason}"
+    if len(reasons) > REASONS:
+        yield f"  and {len(reasons) - REASONS} further reasons: --json lists all"
+
+
+def _table(
+    found: "SweepResults",
+    points: Sequence[Mapping[str, Any]],
+    title: str,
+    same: Sequence[Mapping[str, list[Any]]] = (),
+) -> Iterator[object]:
+    """Show points; axes that are the same in all of them are told once, below.
+
+    An axis that does not matter at a point has all its values there.
+    """
+    is_short = tells_lines()
+    rows = [*(points[:LONGEST] if is_short else points)]
+    spread = [*same, *[{}] * (len(rows) - len(same))]
+    told = [n for n in found.axes if is_short and len(rows) > 1 and not any(n in e for e in spread)]
+    alike = {n: rows[0][n] for n in told if len({row[n] for row in rows}) == 1}
+    columns: list[tuple[str, list[str]]] = []
+    for name in rows[0]:
+        if name != "fits" and name not in alike:
+            scale = scale_of(found, name, [row[name] for row in rows])
+            cells = [
+                span(found, name, own[name], scale) if name in own else cell(name, row[name], scale)
+                for row, own in zip(rows, spread, strict=False)
+            ]
+            columns.append((escape(head(name, scale)), cells))
+    if not is_short or not all(row["fits"] for row in rows):
+        columns.append(("fits", ["yes" if row["fits"] else "[red]no" for row in rows]))
+    yield grid(columns, title=title)
+    if len(points) > LONGEST:
+        yield f"and {len(points) - LONGEST:,} more: --json lists all"
+    if alike:
+        yield plain("all: " + ", ".join(named(found, n, v) for n, v in alike.items()))
+
+
+def _draw(
+    found: "SweepResults",
+    among: Any,
+    sides: list[str],
+    front: "Points",
+    best: "Points",
+    figure: Output,
+) -> None:
+    """Draw the points, by schedule where there are several."""
+    from pipejax.plots.fronts import Shown, draw_results
+
+    groups = {"points": among}
+    if "schedule" in found.axes:
+        names = found.of("schedule")
+        groups = {name: among & (names == name) for name in found.axes["schedule"].tolist()}
+        groups = {name: own for name, own in groups.items() if np.any(own)} or {"points": among}
+    shown = [Shown(name, found.of(name), found.units[name]) for name in sides]
+    with drawing(figure, 1, HEIGHT) as (_, axes):
+        draw_results(axes, shown, groups, front, best)

@@ -1,0 +1,63 @@
+"""How points of a sweep are written: heads with units, and numbers under them."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipejax.base.data_files import time_unit
+
+if TYPE_CHECKING:
+    from pipejax.sweep.results import SweepResults
+
+# in which unit a table shows what a dataset holds in SI units
+IN_TABLES: dict[str, tuple[float, str]] = {
+    "B/s": (1e9, "GB/s"),
+    "B": (1e9, "GB"),
+    "FLOP/s": (1e12, "TFLOP/s"),
+    "s": (1e-6, "us"),
+}
+FORMS = {"step_time": "{:.5g}", "memory_bytes": "{:.2f}", "bubble_ratio": "{:.2f}"}
+
+
+def words(name: str) -> str:
+    """Return the name of an axis or a measure as it is read."""
+    return name.replace("_bytes", "").replace("_", " ")
+
+
+Scale = tuple[float, str]
+
+
+def scale_of(found: "SweepResults", name: str, values: Sequence[Any]) -> Scale:
+    """Find what the numbers of an axis or a measure are divided by, and the unit they then have."""
+    if name == "bubble_ratio":
+        return 0.01, "%"
+    unit = found.units.get(name, "")
+    if name == "step_time":
+        return time_unit(max(values, default=0.0))
+    return IN_TABLES.get(unit, (1.0, unit.replace("1", "")))
+
+
+def head(name: str, scale: Scale) -> str:
+    """Return what stands over a column, or along a side: the name with its unit."""
+    return f"{words(name)} [{scale[1]}]" if scale[1] else words(name)
+
+
+def cell(name: str, value: Any, scale: Scale) -> str:
+    """Write one value of an axis or a measure, in the unit of its scale."""
+    if not isinstance(value, float):
+        return str(value)
+    return FORMS.get(name, "{:.4g}").format(value / scale[0])
+
+
+def span(found: "SweepResults", name: str, values: list[Any], scale: Scale) -> str:
+    """Write the values of an axis that does not matter."""
+    if len(values) == len(found.axes[name]):
+        return "any"
+    cells = [cell(name, value, scale) for value in values]
+    is_row = isinstance(values[0], float) and len(values) > 2
+    return f"{cells[0]} to {cells[-1]}" if is_row else ", ".join(cells)
+
+
+def named(found: "SweepResults", name: str, value: Any) -> str:
+    """An axis and its value, with the unit."""
+    scale = scale_of(found, name, [value])
+    return f"{words(name)} {cell(name, value, scale)} {scale[1]}".rstrip()

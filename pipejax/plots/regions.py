@@ -1,0 +1,132 @@
+"""Maps of who is best where, over two axes: areas of colour, told apart in grey by strokes."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, NullFormatter, StrMethodFormatter
+
+from pipejax.base.array_types import Int, NumpyArray
+from pipejax.plots import palette
+
+COLOURS = (
+    palette.BLUE,
+    palette.ORANGE,
+    palette.GREEN,
+    palette.PURPLE,
+    palette.SKY,
+    palette.YELLOW,
+    palette.VERMILION,
+    palette.SILVER,
+)
+HATCHES = ("", "////", "....", "xxxx", "----")
+WIDE = 20.0  # ratio of the largest to the least value from which an axis is logarithmic
+EQUAL = 1e-6  # by which steps differ that are equal
+MOST_NAMED = 12  # values of an axis that all get a tick
+
+
+class Side(NamedTuple):
+    """What lies across, or up.
+
+    Attributes:
+      label: written along the side.
+      values: numbers in ascending order, or names.
+    """
+
+    label: str
+    values: Sequence[str] | NumpyArray
+
+    @property
+    def is_named(self) -> bool:
+        """Whether values are names."""
+        return len(self.values) > 0 and isinstance(self.values[0], str)
+
+    @property
+    def is_log(self) -> bool:
+        """Whether values spread over more than a decade, in steps that are not equal."""
+        values = self.positions
+        if self.is_named or values.min() <= 0 or values.max() <= WIDE * values.min():
+            return False
+        return bool(np.ptp(np.diff(values)) > EQUAL * np.ptp(values))
+
+    @property
+    def positions(self) -> NumpyArray:
+        """Where the values lie along the side."""
+        return np.arange(len(self.values)) if self.is_named else np.asarray(self.values, float)
+
+    @property
+    def edges(self) -> NumpyArray:
+        """Where the cells of the values end, half way to the next."""
+        at = np.log(self.positions) if self.is_log else self.positions
+        inner = (at[1:] + at[:-1]) / 2
+        edges = np.concatenate([[2 * at[0] - inner[0]], inner, [2 * at[-1] - inner[-1]]])
+        return np.exp(edges) if self.is_log else edges
+
+
+def draw_regions(
+    axes: Axes, across: Side, up: Side, codes: Int[NumpyArray, "up across"], names: Sequence[str]
+) -> None:
+    """Draw a map: codes are places in names, or -1 where there is nothing; a legend names them.
+
+    Args:
+      axes: to draw on.
+      across: what lies across.
+      up: what lies up.
+      codes: (up, across) places in names.
+      names: of what is best.
+    """
+    colours = [colour for _, colour in zip(names, itertools.cycle(COLOURS), strict=False)]
+    hatches = [HATCHES[k % len(HATCHES)] for k in range(len(names))]
+    at = across.edges, up.edges
+    axes.pcolormesh(
+        *at,
+        np.where(codes < 0, np.nan, codes),
+        cmap=ListedColormap(colours or [palette.WHITE]),
+        vmin=-0.5,
+        vmax=max(len(names), 1) - 0.5,
+        edgecolors="face",  # without it viewers show gaps between the cells
+        linewidth=0.3,
+        rasterized=True,
+    )
+    for code, (colour, hatch) in enumerate(zip(colours, hatches, strict=True)):
+        if hatch:  # over the cells: neighbours are told apart in grey
+            over = np.ma.masked_where(codes != code, codes)
+            look: Any = {"facecolor": "none", "linewidth": 0.0, "hatch": hatch}
+            axes.pcolor(*at, over, edgecolor=palette.ink(colour), **look)
+    for side, name in ((across, "x"), (up, "y")):
+        _name(axes, side, name)
+    handles = [
+        Patch(facecolor=colour, edgecolor=palette.ink(colour), hatch=hatch, label=name)
+        for name, colour, hatch in zip(names, colours, hatches, strict=True)
+    ]
+    figure: Any = axes.figure
+    figure.legend(handles=handles, loc="outside upper left", ncols=2)
+
+
+def _name(axes: Axes, side: Side, name: str) -> None:
+    """Write the label, and ticks where values are few."""
+    getattr(axes, f"set_{name}label")(side.label)
+    axis, values = getattr(axes, f"{name}axis"), side.positions
+    if side.is_named:
+        axis.set_ticks(values, side.values)
+        return
+    if side.is_log:
+        getattr(axes, f"set_{name}scale")("log")
+        axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(StrMethodFormatter("{x:.4g}"))
+    if len(values) <= MOST_NAMED and np.all(values == np.round(values)):
+        axis.set_ticks(values, [f"{value:g}" for value in values])
+    elif side.is_log and values.max() < 100 * values.min():  # one decade has few ticks
+        axis.set_minor_formatter(_some_minors)
+
+
+@FuncFormatter
+def _some_minors(value: float, position: int | None) -> str:
+    """Write 2 and 5 of a decade."""
+    digit = round(value / 10 ** math.floor(math.log10(value)))
+    return f"{value:.3g}" if digit in (2, 5) else ""

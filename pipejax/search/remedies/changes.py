@@ -1,0 +1,216 @@
+"""Changes that may make a step shorter: each takes a setup and yields others."""
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from pipejax.analysis.step.faults import ENOUGH
+from pipejax.analysis.step.step_parts import SHARDING
+from pipejax.base.checks import MismatchError
+from pipejax.costs.costs import PHASE_FIELDS
+from pipejax.costs.model.workload import Workload
+from pipejax.costs.scaling import GROUPS
+from pipejax.schedules.cells.ops import Phase, ScheduleError
+from pipejax.schedules.registry import REGISTRY
+from pipejax.search.orders.transfers import messages
+from pipejax.search.remedies.setup import Schedule, Setup
+
+WORTH = 1e-3  # of the step: what saves less is not told
+VARIANTS: Mapping[str, tuple[Mapping[str, int], ...]] = {
+    "interleaved-1f1b": ({"stages_per_worker": 2}, {"stages_per_worker": 4}),
+    "interleaved-zb": ({"stages_per_worker": 2}, {"stages_per_worker": 4}),
+    "looped-bfs": ({"stages_per_worker": 2},),
+    "circular": ({"stages_per_worker": 2},),
+    "hanayo": ({"waves": 1}, {"waves": 2}),
+}
+ORDERS = 10  # batches of orders of messages that are tried
+# these try many orders for the times of the run, each as long as the table
+SLOWLY_PLANNED = ("v-half", "v-min", "zb-v", "ada-offload")
+FEW_OPS = 128  # microbatches times workers up to which they are planned nonetheless
+MOST_OPS = 1 << 14  # stages times microbatches of tables that are tried
+
+
+def all_schedules(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """Every other synchronous schedule of the registry on as many workers and microbatches."""
+    return _schedules(setup, tuple(REGISTRY))
+
+
+def schedules(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """The same, but those that take long to plan only where the table is small."""
+    ops = setup.table.num_workers * setup.table.num_microbatches
+    return _schedules(
+        setup, [name for name in REGISTRY if ops <= FEW_OPS or name not in SLOWLY_PLANNED]
+    )
+
+
+def _schedules(setup: Setup, names: Collection[str]) -> Iterator[tuple[str, Setup]]:
+    """Every other synchronous schedule of these."""
+    has_host = setup.costs.offload is not None
+    for name in names:
+        if "offload" in REGISTRY[name].options and not has_host:
+            continue
+        for options in VARIANTS.get(name, ({},)):
+            schedule = Schedule(name, options)
+            if setup.schedule is not None and schedule[:2] == setup.schedule[:2]:
+                continue
+            try:
+                found = setup.rebuilt(schedule, setup.table.num_microbatches)
+                found.run  # noqa: B018 - whether it runs
+            except ValueError:  # it does not exist for these numbers, or deadlocks over these links
+                continue
+            if not found.table.updates_within:
+                said = "".join(f", {k.replace('_', ' ')} {v}" for k, v in options.items())
+                yield f"schedule {name}{said}", _with_assumptions(setup, found)
+
+
+def _with_assumptions(before: Setup, after: Setup) -> Setup:
+    """Say what another schedule takes for granted."""
+    assumes = list(after.assumes)
+    is_measured = after.source.workload is None
+    if is_measured and after.table.num_stages != before.table.num_stages:
+        assumes.append("a stage's time lies evenly in its layers and goes with them")
+    if after.table.num_pipes > before.table.num_pipes:
+        assumes.append("weights twice on every worker")
+    if is_measured and _splits(after) and not _splits(before):
+        assumes.append("I and W as given, or half of B each")
+    return dataclasses.replace(after, assumes=tuple(dict.fromkeys(assumes)))
+
+
+def _splits(setup: Setup) -> bool:
+    return bool(np.isin(setup.table.phase, (Phase.I, Phase.W)).any())
+
+
+def microbatches(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """More, smaller microbatches of the same minibatch, or fewer and larger ones."""
+    count = setup.table.num_microbatches
+    if setup.schedule is None or setup.costs.per_microbatch():
+        return
+    is_short = 2 * count < ENOUGH * setup.table.num_workers
+    for times in (2, 0.5, *([4] if is_short else [])):
+        many = int(count * times)
+        if many / times != count or many * setup.table.num_stages > MOST_OPS:
+            continue
+        if setup.source.workload is not None and setup.source.workload.minibatch % many:
+            continue
+        try:
+            found = _resized(setup, setup.schedule, many)
+            found.run  # noqa: B018 - whether it runs
+        except ValueError:
+            continue
+        yield f"{many} microbatches of {1 / times:g} times the size", found
+
+
+def _resized(setup: Setup, schedule: Schedule, count: int) -> Setup:
+    """The same minibatch in so many microbatches."""
+    size = setup.table.num_microbatches / count
+    if setup.source.workload is not None:  # the model knows what a microbatch of that size takes
+        return setup.rebuilt(schedule, count)
+    fields = ["compute", "transmit", *(["O", "L"] if setup.table.offloads else [])]
+    scaled = setup.scaled(
+        *(f"{field}*{size!r}" for field in fields),
+        assumes=("microbatches can be divided, and ops take as long as they are large",),
+    )
+    return dataclasses.replace(scaled.rebuilt(schedule, count), size=setup.size * size)
+
+
+def repairs(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """A stage, a worker or a link that is like the others, and stages that are all alike."""
+    for fault in setup.faults:
+        if fault.rules and fault.kind == "link" and fault.link is not None:
+            what = f"messages between workers {fault.link[0]} and {fault.link[1]} like the others"
+            yield what, setup.scaled(fault.rules, assumes=("the link can be mended",))
+        elif fault.rules and fault.kind == "imbalance":
+            is_one = fault.rules.count("@") == 1
+            where = f"worker {fault.worker}" if "worker" in fault.rules else f"stage {fault.stage}"
+            if is_one:
+                mended = f"what makes {where} slow can be mended, or its work moved away"
+                yield f"{where} like the others", setup.scaled(fault.rules, assumes=(mended,))
+
+
+def balance(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """All stages alike, or all workers."""
+    times = setup.times
+    for what, rules in (("stages", times.even), ("workers", times.even_workers)):
+        if rules:
+            yield (
+                f"layers over stages: all {what} take the mean",
+                setup.scaled(rules, assumes=("work can be moved in any amount",)),
+            )
+
+
+FASTER: Mapping[str, tuple[str, tuple[str, ...]]] = {  # what is twice as fast, by part of a step
+    "messages": ("links twice as fast", ("message",)),
+    "exchange": ("exchange of gradients twice as fast", ("A",)),
+    "sharding": ("gathers and reductions twice as fast", SHARDING),
+    "offloads": ("host links twice as fast", ("O", "L")),
+    "update": ("update twice as fast", ("U",)),
+}
+
+
+def hardware(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """Links and exchanges that are twice as fast, where the step waits for them."""
+    parts = {**setup.parts, "messages": setup.parts["messages"] + setup.parts["blocking"]}
+    for part, (what, fields) in FASTER.items():
+        if parts[part] > WORTH * setup.step_time:
+            costs = vars(setup.costs)
+            rules = [
+                f"{field}*0.5"
+                for field in fields
+                if field in GROUPS or np.any(np.asarray(costs[PHASE_FIELDS.get(field, field)]) > 0)
+            ]
+            yield what, setup.scaled(*rules, assumes=("faster hardware, or less to send",))
+
+
+def orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """A better order of sends and receives, where these block each other."""
+    if not setup.links.meets or setup.parts["blocking"] <= WORTH * setup.step_time:
+        return
+    try:
+        found = messages(
+            setup.table, setup.costs, link=setup.links, iterations=ORDERS, time_limit=None
+        )
+    except (ValueError, ScheduleError):  # links whose orders are not searched
+        return
+    yield (
+        "order of messages",
+        dataclasses.replace(
+            setup,
+            table=found.best.table,
+            links=found.best.links,
+            schedule=None,
+            options={**setup.options, "order": str(ORDERS)},
+        ),
+    )
+
+
+def settings(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """Settings of a modelled workload: recomputation, sequence parallelism, ends of the model."""
+    workload = setup.source.workload
+    if workload is None:
+        return
+    for what, changes in _settings_of(workload):
+        try:
+            source = setup.source.with_workload(dataclasses.replace(workload, **changes))
+            options: dict[str, str | None] = {
+                name: None if value is False else "" if value is True else str(value)
+                for name, value in changes.items()
+            }
+            found = dataclasses.replace(setup, source=source, options={**setup.options, **options})
+            found.run  # noqa: B018 - whether it runs
+        except (ValueError, MismatchError):
+            continue
+        yield what, found
+
+
+def _settings_of(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
+    for recompute in ("none", "selective", "full"):
+        if workload.recompute != recompute:
+            yield f"recomputation {recompute}", {"recompute": recompute}
+    if workload.tensor_parallel > 1 and not workload.sequence_parallel:
+        yield "sequence parallelism", {"sequence_parallel": True}
+    if workload.data_parallel > 1 and workload.overlap < 1:
+        yield "exchanges beside compute", {"overlap": 1.0}
+    if not workload.pipeline_layout and not workload.loss_units:
+        yield "head counts as a layer", {"embedding_units": 1, "loss_units": 1}

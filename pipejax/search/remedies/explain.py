@@ -1,0 +1,375 @@
+"""`explain`: why a step takes so long, and what would make it shorter."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.analysis.runs.evaluate import Evaluation
+from pipejax.analysis.step.faults import NEGLIGIBLE, Fault
+from pipejax.analysis.step.step_parts import Part, step_parts
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import check_types, wrong
+from pipejax.base.display import short_repr
+from pipejax.base.progress import OnProgress, telling
+from pipejax.costs.costs import Costs
+from pipejax.costs.model.workload import Workload
+from pipejax.costs.system.system import System
+from pipejax.engine.pricing import lower_and_price
+from pipejax.engine.recurrence_host import makespan_on_host
+from pipejax.schedules.registry import REGISTRY
+from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.search.remedies import changes
+from pipejax.search.remedies.searches import layouts, optimised
+from pipejax.search.remedies.setup import (
+    MeasuredTimes,
+    Memory,
+    ModelTimes,
+    Schedule,
+    Setup,
+    Source,
+    begin,
+)
+
+Changes = Callable[[Setup], Iterator[tuple[str, Setup]]]
+# kinds of remedies, in the order in which they combine: what sets the table comes first, for what
+# is said of single stages holds of one table alone
+KINDS: Mapping[str, Changes] = {
+    "schedule": changes.schedules,
+    "settings": changes.settings,
+    "microbatches": changes.microbatches,
+    "repair": changes.repairs,
+    "layers": changes.balance,
+    "hardware": changes.hardware,
+    "messages": changes.orders,
+}
+COMBINED = ("schedule", "settings", "microbatches", "layers", "messages")
+SEARCHES: Mapping[str, Changes] = {"optimise": optimised, "layout": layouts}
+ONE_OF = ("schedule", "microbatches", "layers")  # of these only the best is told
+
+
+@short_repr
+class Remedy(NamedTuple):
+    """A change that makes the step shorter.
+
+    Attributes:
+      kind: of which kind it is.
+      what: what is done, in words.
+      saves: what the step gets shorter [s].
+      step_time: of the step then [s].
+      assumes: what must hold for that.
+      bound: no schedule of the same stages on the same workers is shorter then [s].
+      memory: what the fullest worker needs then, against what it needs now.
+      fits: whether that keeps the limit; without a limit, whether it is no more than now.
+      setup: table, costs and links, and the options that give them on the command line.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=8)
+      >>> costs = pj.Costs(forward=1.0, backward=2.0, transmit=4.0)
+      >>> faster = next(r for r in pj.explain(table, costs).remedies if r.kind == "hardware")
+      >>> faster.what, faster.saves
+      ('links twice as fast', 16.0)
+    """
+
+    kind: str
+    what: str
+    saves: float
+    step_time: float
+    assumes: tuple[str, ...]
+    bound: float
+    memory: float
+    fits: bool
+    setup: Setup
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True, repr=False)
+class Explanation:
+    """Why a step takes so long, and what would make it shorter.
+
+    Attributes:
+      run: as it is.
+      parts: of the step, which sum to it.
+      faults: what it is slow because of, by what the step would save without each.
+      bottleneck: the first of them; where nothing is wrong, start and end of the pipeline.
+      remedies: by what they save.
+      memory: what workers need and have.
+      tolerated: how many times as long messages may take before the step is 1 % longer; infinite
+        where none is waited for, None where none takes any time.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=16)
+      >>> costs = pj.Costs(forward=[1.0, 1.0, 1.5, 1.0], backward=[2.0, 2.0, 3.0, 2.0])
+      >>> found = pj.explain(table, costs)
+      >>> found.bottleneck.kind, found.bottleneck.stage
+      ('imbalance', 2)
+      >>> abs(sum(part.seconds for part in found.parts) - found.run.step_time) < 1e-9
+      True
+    """
+
+    run: Evaluation
+    parts: Sequence[Part]
+    faults: Sequence[Fault]
+    bottleneck: Fault
+    remedies: Sequence[Remedy]
+    memory: Memory
+    tolerated: float | None
+
+    @property
+    def step_time(self) -> float:
+        """As it is [s]."""
+        return self.run.step_time
+
+
+def explain(
+    table: ScheduleTable,
+    costs: Costs | Workload,
+    *,
+    system: System | None = None,
+    link: str | Links = "delay",
+    memory_limit: float | Sequence[float] | None = None,
+    search: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Explanation:
+    """Say why a step takes so long, and what would make it shorter.
+
+    Every cause is undone and every remedy applied, and the run repeated: what is said of them is
+    exact for these costs.
+
+    Args:
+      table: the schedule; a synchronous one.
+      costs: measured [s], unbatched; or a workload, on a system.
+      system: the machine of a workload.
+      link: link model, or `Links`.
+      memory_limit: what a worker may hold: activations of the table, or bytes of a workload; what
+        the system has if None. Without any, remedies that need more memory than now are marked.
+      search: whether to run the solvers too, which take some seconds: schedules under the limit,
+        layers over stages.
+      on_progress: called with how many kinds of remedies were tried, how many there are, and a
+        text.
+
+    Returns:
+      Parts, causes and remedies.
+
+    Raises:
+      ValueError: if the table is asynchronous or does not run at these costs, a workload is
+        without its system, or the limit is not above 0.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=4)
+      >>> found = pj.explain(table, pj.Costs(forward=1.0, backward=2.0))
+      >>> found.bottleneck.kind, found.bottleneck.seconds
+      ('microbatches', 4.5)
+    """
+    check_types(table=(table, ScheduleTable), costs=(costs, Costs, Workload))
+    check_types(system=(system, System, type(None)))
+    if isinstance(costs, Workload) != (system is not None):
+        raise wrong("system", "goes with a workload in place of costs, and a workload needs it")
+    source: Source
+    if isinstance(costs, Workload) and system is not None:
+        source = ModelTimes(costs, system)
+    else:
+        assert isinstance(costs, Costs)
+        source = MeasuredTimes(costs, table.num_stages)
+    known = Schedule(table.name, {}) if table.name in REGISTRY else None
+    first = begin(table, Links.of(link), source, _checked(known, table))
+    return explain_setup(first, _limit(memory_limit, first), search=search, on_progress=on_progress)
+
+
+def _checked(schedule: Schedule | None, table: ScheduleTable) -> Schedule | None:
+    """The schedule, if the one of that name is this table."""
+    if schedule is None:
+        return None
+    size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
+    builder = REGISTRY[schedule.name]
+    for options in changes.VARIANTS.get(schedule.name, ({},)):
+        try:
+            if builder.planned or _is_same(builder.function(**size, **options), table):
+                return Schedule(schedule.name, options)
+        except ValueError:
+            continue
+    return None
+
+
+def _is_same(one: ScheduleTable, other: ScheduleTable) -> bool:
+    """Whether two tables have the same cells in the same rows."""
+    pairs = zip((*one.cells, *one.partners), (*other.cells, *other.partners), strict=True)
+    return np.array_equal(one.placement, other.placement) and all(
+        np.array_equal(own, its) for own, its in pairs
+    )
+
+
+def _limit(
+    given: float | Sequence[float] | None, first: Setup
+) -> Float[NumpyArray, " workers"] | float | None:
+    if given is None:
+        system = first.source.system
+        return None if system is None else float(system.memory_available)
+    limit = np.asarray(given, float)
+    if limit.shape not in ((), (first.table.num_workers,)) or not (limit > 0).all():
+        raise wrong("memory_limit", f"must be above 0, or so for each worker, got {given!r}")
+    return limit
+
+
+def explain_setup(
+    first: Setup,
+    limit: Float[NumpyArray, " workers"] | float | None,
+    *,
+    search: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Explanation:
+    """Explain a setup that is given with all that can be changed about it."""
+    memory = Memory(first, limit)
+    kinds = {**KINDS, **(SEARCHES if search else {})}
+    if search:
+        kinds["schedule"] = changes.all_schedules
+    found: list[Remedy] = []
+    tried: dict[str, list[Remedy]] = {}
+    with telling("explain", on_progress) as tell:
+        for done, (kind, change) in enumerate(kinds.items()):
+            tell(done, len(kinds) + 1, kind)
+            each = [_remedy(kind, what, setup, first, memory) for what, setup in change(first)]
+            tried[kind] = each
+            found += _worth(kind, each, first, memory)
+        tell(len(kinds), len(kinds) + 1, "combined")
+        found += _combined(tried["schedule"], found, first, memory)
+    found.sort(key=lambda remedy: -remedy.saves)
+    faults = _faults(first, memory, tried["schedule"])
+    return Explanation(
+        run=first.run,
+        parts=_named_parts(first),
+        faults=faults,
+        bottleneck=faults[0] if faults else _nothing_wrong(first),
+        remedies=found,
+        memory=memory,
+        tolerated=_tolerated(first),
+    )
+
+
+TOLERANCE = 0.01  # of the step, that slower messages may cost
+SLOWEST = 1e6  # messages that may take so many times as long may take any time
+
+
+def _tolerated(first: Setup) -> float | None:
+    """How many times as long messages may take before the step is longer by the tolerance."""
+    program, vector = lower_and_price(first.table, first.costs, first.links)
+    first_link = program.layout.first_link
+    if not vector[first_link:].any():
+        return None
+
+    def too_long(times: float) -> bool:
+        slower = vector.copy()
+        slower[first_link:] *= times  # everything behind it is of messages
+        return makespan_on_host(program, slower) > (1 + TOLERANCE) * first.step_time
+
+    if not too_long(SLOWEST):
+        return math.inf
+    low, high = 1.0, SLOWEST  # the step grows with the factor: halve its logarithm
+    while high > low * (1 + 1e-4):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if too_long(middle) else (middle, high)
+    return low
+
+
+def _named_parts(first: Setup) -> list[Part]:
+    """The parts of a step; what is of one worker or link says so."""
+    of: dict[str, str] = {}
+    for fault in reversed(first.faults):
+        if fault.kind == "imbalance" and fault.worker is not None:
+            stage = "" if fault.stage is None else f", stage {fault.stage}"
+            of["imbalance"] = f"worker {fault.worker}{stage}"
+        elif fault.link is not None:
+            of["messages"] = "workers {} and {}".format(*fault.link)
+    return [
+        part._replace(of=f"{part.of}: {of[part.name]}" if part.name in of else part.of)
+        for part in step_parts(first.run)
+    ]
+
+
+def _remedy(kind: str, what: str, setup: Setup, first: Setup, memory: Memory) -> Remedy:
+    return Remedy(
+        kind,
+        what,
+        saves=first.step_time - setup.step_time,
+        step_time=setup.step_time,
+        assumes=setup.assumes,
+        bound=setup.bound,
+        memory=memory.ratio(setup),
+        fits=memory.fits(setup),
+        setup=setup,
+    )
+
+
+def _worth(kind: str, each: Sequence[Remedy], first: Setup, memory: Memory) -> list[Remedy]:
+    """Those that save anything and fit, or that make a run fit; of alternatives the best."""
+    least = changes.WORTH * first.step_time if memory.fits(first) else -math.inf
+    useful = [one for one in each if one.fits and one.saves > least]
+    if kind not in ONE_OF or not useful:
+        return useful
+    return [max(useful, key=lambda one: one.saves)]
+
+
+def _combined(
+    schedules: Sequence[Remedy], found: Sequence[Remedy], first: Setup, memory: Memory
+) -> list[Remedy]:
+    """Remedies together, as far as each adds something to those before it."""
+    now, said = first, []
+    for kind in COMBINED:
+        each = (
+            schedules
+            if kind == "schedule"
+            else [_remedy(kind, what, to, first, memory) for what, to in KINDS[kind](now)]
+        )
+        least = now.step_time - changes.WORTH * first.step_time
+        better = [one for one in each if one.fits and one.step_time < least]
+        if better:
+            best = min(better, key=lambda one: one.step_time)
+            now = best.setup
+            said.append(best.what)
+    whole = _remedy("combined", "; ".join(said), now, first, memory)
+    best_single = max((one.saves for one in found), default=0.0)
+    return [whole] if len(said) > 1 and whole.saves > best_single * (1 + 1e-9) else []
+
+
+def _faults(first: Setup, memory: Memory, schedules: Sequence[Remedy]) -> list[Fault]:
+    """Causes, memory among them: one that does not suffice, or rules out a better schedule."""
+    faults = list(first.faults)
+    if not memory.fits(first):
+        needs, limit = memory.at_first, np.broadcast_to(memory.limit or 0.0, first.run.workers)
+        worker = int((needs / limit).argmax())
+        why = (
+            f"it does not fit: worker {worker} needs {memory.text(needs[worker])} of "
+            f"{memory.text(limit[worker])}"
+        )
+        return [Fault("memory", 0.0, why, worker), *faults]
+    if memory.limit is not None and schedules:
+        free = max(schedules, key=lambda one: one.saves)
+        best = max((one.saves for one in schedules if one.fits), default=0.0)
+        more = free.saves - max(best, 0.0)
+        if more > NEGLIGIBLE * first.step_time:
+            share = 100 * free.saves / first.step_time
+            why = (
+                f"memory rules out {free.what}, which needs {free.memory:.3g} times as much and "
+                f"would save {share:.3g} % of the step"
+            )
+            faults.append(Fault("memory", more, why))
+    return sorted(faults, key=lambda fault: -fault.seconds)
+
+
+def _nothing_wrong(first: Setup) -> Fault:
+    """Start and end of the pipeline, which no step is without."""
+    parts = first.parts
+    ends = parts["start"] + parts["gaps"] + parts["end"]
+    share = 100 * ends / (first.step_time or 1.0)
+    return Fault(
+        "schedule",
+        ends,
+        f"nothing stands out: start and end of the pipeline take {share:.3g} % of the step, as "
+        f"this schedule has them with {first.run.microbatches} microbatches",
+    )

@@ -1,0 +1,306 @@
+"""A setup: a table at costs over links, with what can be changed about it and what has been."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from pipejax.analysis.runs.activation_memory import activation_memory
+from pipejax.analysis.runs.evaluate import Evaluation, evaluate
+from pipejax.analysis.step.faults import ComputeTimes, Fault, find_faults
+from pipejax.analysis.step.step_parts import step_parts
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import MismatchError
+from pipejax.costs.costs import Costs
+from pipejax.costs.model.workload import Workload
+from pipejax.costs.planning import for_times
+from pipejax.costs.restaging import restaged_costs
+from pipejax.costs.scaling import scaled_costs
+from pipejax.costs.stage.stage_costs import stage_costs
+from pipejax.costs.stage.stage_work import memory_bytes
+from pipejax.costs.system.system import System
+from pipejax.schedules.naming import find
+from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.search.schedule.bounds import lower_bound
+from pipejax.search.schedule.problem import pose
+
+Needs = Float[NumpyArray, " workers"]
+
+
+class Source(Protocol):
+    """What gives the costs of any table: measured times, or a model on a system."""
+
+    @property
+    def workload(self) -> Workload | None:
+        """The workload, where a model gives the costs."""
+
+    @property
+    def system(self) -> System | None:
+        """Likewise the machine."""
+
+    def of(self, table: ScheduleTable) -> Costs:
+        """Return the costs of a table."""
+
+    def with_workload(self, workload: Workload) -> "Source":
+        """Price another workload, where a model gives the costs."""
+
+
+class MeasuredTimes(NamedTuple):
+    """Times that were measured on the stages of one table.
+
+    Attributes:
+      costs: the times [s].
+      stages: of how many stages.
+    """
+
+    costs: Costs
+    stages: int
+    workload: None = None
+    system: None = None
+
+    def of(self, table: ScheduleTable) -> Costs:
+        """Merge or divide the stages to those of a table."""
+        return restaged_costs(self.costs, self.stages, table)
+
+    def with_workload(self, workload: Workload) -> "MeasuredTimes":
+        """Stay as they are: there is no workload."""
+        del workload
+        return self
+
+
+class ModelTimes(NamedTuple):
+    """Times of a model on a system."""
+
+    workload: Workload
+    system: System
+
+    def of(self, table: ScheduleTable) -> Costs:
+        """Price a table."""
+        return stage_costs(self.workload, self.system, table)
+
+    def with_workload(self, workload: Workload) -> "ModelTimes":
+        """Price another workload."""
+        return self._replace(workload=workload)
+
+
+class Schedule(NamedTuple):
+    """A schedule that can be built for other sizes.
+
+    Attributes:
+      name: of its builder.
+      options: of its builder, as they are given.
+      plan: the same with the times that it was planned for; empty where it is not planned.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    plan: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def pinned(self) -> dict[str, str | None]:
+        """Options of the command line that repeat the plan, whatever the times of the run are."""
+        return {PLANNED_AS.get(name, name): _written(each) for name, each in self.plan.items()}
+
+
+# options of builders that the command line calls otherwise
+PLANNED_AS = {"transfer": "planned_comm", "offload": "planned_offload", "load": "planned_load"}
+
+
+def _written(value: Any) -> str:
+    """Write the value of an option."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={each!r}" for key, each in value.items())
+    return ",".join(map(repr, value)) if isinstance(value, list) else str(value)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Setup:
+    """A table at costs over links, and what has been changed.
+
+    Attributes:
+      table: the schedule.
+      links: link model, and what else was said of the links.
+      source: gives the costs of tables.
+      schedule: what the table was built by, where that is known.
+      rules: that scale the costs, see `scaled_costs`.
+      size: of a microbatch, as a share of that in the beginning.
+      options: options of the command line that differ from those in the beginning; None for those
+        that are not given any more.
+      assumes: what must hold for the change to do what is said of it.
+    """
+
+    table: ScheduleTable
+    links: Links
+    source: Source
+    schedule: Schedule | None = None
+    rules: tuple[str, ...] = ()
+    size: float = 1.0
+    options: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    assumes: tuple[str, ...] = ()
+
+    def price(self, table: ScheduleTable) -> Costs:
+        """Return the costs of a table, scaled."""
+        return scaled_costs(self.source.of(table), table, ",".join(self.rules) or None)
+
+    @functools.cached_property
+    def costs(self) -> Costs:
+        """Costs of its table [s]."""
+        return self.price(self.table)
+
+    @functools.cached_property
+    def run(self) -> Evaluation:
+        """Its run."""
+        return evaluate(self.table, self.costs, link=self.links)
+
+    @property
+    def step_time(self) -> float:
+        """Its step time [s]."""
+        return self.run.step_time
+
+    @functools.cached_property
+    def parts(self) -> Mapping[str, float]:
+        """Where its seconds go [s]."""
+        return {part.name: part.seconds for part in step_parts(self.run)}
+
+    @functools.cached_property
+    def faults(self) -> list[Fault]:
+        """What it is slow because of."""
+        return find_faults(self.run)
+
+    @property
+    def times(self) -> ComputeTimes:
+        """What its stages and workers compute [s]."""
+        return ComputeTimes.of(self.run)
+
+    @functools.cached_property
+    def bound(self) -> float:
+        """No schedule of these stages on these workers is shorter at these costs [s].
+
+        Where the problem is none that `optimize` knows, the fullest worker's ops.
+        """
+        busy = float(self.run.busy.max())
+        try:
+            every = float(self.table.num_stages * self.table.num_microbatches)
+            problem = pose(self.table, self.costs, every)
+        except (ValueError, MismatchError):
+            return busy
+        return max(busy, min(lower_bound(problem).value * problem.unit, self.step_time))
+
+    def scaled(self, *rules: str, assumes: tuple[str, ...] = ()) -> "Setup":
+        """The same with costs that are scaled further."""
+        every = (*self.rules, *rules)
+        # the table stays as it is, where it was planned for times before
+        pinned = self.schedule.pinned if self.schedule else {}
+        return dataclasses.replace(
+            self,
+            rules=every,
+            options={**self.options, **pinned, "scale": ",".join(every)},
+            assumes=(*self.assumes, *assumes),
+        )
+
+    def rebuilt(self, schedule: Schedule, num_microbatches: int) -> "Setup":
+        """The same with a table of another schedule or number of microbatches.
+
+        What was said of single stages is left out: it does not hold of others.
+
+        Raises:
+          MismatchError: if the schedule does not exist for these numbers.
+        """
+        rules = tuple(rule for rule in self.rules if "@" not in rule)
+        bare = dataclasses.replace(self, rules=rules)
+        size = {"num_workers": self.table.num_workers, "num_microbatches": num_microbatches}
+        before = self.schedule or schedule
+        schedule = planned(schedule, size, bare.price)
+        table = find(schedule.name).function(**size, **(schedule.plan or schedule.options))
+        given = {name: _written(value) for name, value in schedule.options.items()}
+        options: dict[str, str | None] = {
+            **self.options,
+            **dict.fromkeys((*before.options, *before.pinned)),
+            "table": None,
+            "schedule": schedule.name,
+            "workers": str(table.num_workers),
+            "microbatches": str(num_microbatches),
+            **given,
+        }
+        if "scale" in options:
+            options["scale"] = ",".join(rules) or None
+        return dataclasses.replace(
+            self, table=table, schedule=schedule, rules=rules, options=options
+        )
+
+
+def planned(
+    schedule: Schedule, size: Mapping[str, int], price: Callable[[ScheduleTable], Costs]
+) -> Schedule:
+    """A schedule with the times that it is planned for."""
+    builder = find(schedule.name)
+    plan = for_times(builder, size, schedule.options, price) if builder.planned else {}
+    return schedule._replace(plan=plan)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Memory:
+    """What workers need, and what they have.
+
+    Attributes:
+      begin: the setup in the beginning.
+      limit: what a worker may hold, in the unit of the needs; None if nothing says so.
+    """
+
+    begin: Setup
+    limit: Needs | float | None = None
+
+    @property
+    def unit(self) -> str:
+        """Bytes of an accelerator where a model says them, else activations of the first table."""
+        return "activations" if self.begin.source.workload is None else "bytes"
+
+    def text(self, amount: float) -> str:
+        """Write what is needed."""
+        return f"{amount / 1e9:.1f} GB" if self.unit == "bytes" else f"{amount:.4g} activations"
+
+    def needs(self, setup: Setup) -> Needs:
+        """What each worker needs at its peak: (workers)."""
+        workload = setup.source.workload
+        if workload is not None:
+            return np.asarray(memory_bytes(workload, setup.table), float)
+        one = self.begin.table.worker_parts.max()  # of what a worker has of a microbatch
+        sizes = setup.size * setup.table.worker_parts / one
+        return activation_memory(setup.run, sizes=sizes).peak
+
+    @functools.cached_property
+    def at_first(self) -> Needs:
+        """What is needed in the beginning."""
+        return self.needs(self.begin)
+
+    def fits(self, setup: Setup) -> bool:
+        """Whether a setup keeps the limit; without one, whether it needs no more than at first."""
+        limit = self.at_first.max() if self.limit is None else self.limit
+        return bool((self.needs(setup) <= np.asarray(limit) * (1 + 1e-9)).all())
+
+    def ratio(self, setup: Setup) -> float:
+        """What the fullest worker needs, against what it needed at first."""
+        return float(self.needs(setup).max() / self.at_first.max())
+
+
+def begin(
+    table: ScheduleTable,
+    links: Links,
+    source: Source,
+    schedule: Schedule | None = None,
+) -> Setup:
+    """The setup that is to be explained, which must run as it is."""
+    if schedule is not None:
+        size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
+        schedule = planned(schedule, size, source.of)
+    setup = Setup(table, links, source, schedule)
+    if table.updates_within:
+        raise ValueError(
+            f"{table.name} updates weights before its end: an asynchronous schedule has no step to "
+            "explain"
+        )
+    return setup

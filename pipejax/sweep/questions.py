@@ -1,0 +1,172 @@
+"""Questions to a sweep: which points are best, where an axis stops to pay, who wins where.
+
+All of them look at the least cost over what is not asked for.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.checks import wrong
+from pipejax.sweep.results import SweepResults
+
+ALIKE = 1e-5  # by which measures differ that a table shows as the same
+TIE = 1e-9  # by which costs differ that only rounding tells apart
+Among = Bool[NumpyArray, " points"]
+
+
+class DistinctPoint(NamedTuple):
+    """A point, and others that are as good.
+
+    Attributes:
+      place: of the first of them.
+      same: values by axis, where these do not matter.
+    """
+
+    place: int
+    same: dict[str, list[Any]]
+
+
+def distinct_best(found: SweepResults, among: Among, name: str, count: int) -> list[DistinctPoint]:
+    """Return the best points by one measure, the best first.
+
+    Points that are alike in all measures, to the digits that a table shows, are one if they fill a
+    grid of some values of some axes.
+    """
+    sizes = _sizes(found)
+    order = found.best(among, name, len(among))
+    is_free = np.zeros(len(among), bool)
+    is_free[order] = True
+    is_free = is_free.reshape(sizes)  # of the points that can be chosen, those in no row
+    measures = [each.reshape(sizes) for each in (found.costs(name), *found.measures.values())]
+    rows: list[DistinctPoint] = []
+    for place in order.tolist():
+        if len(rows) == count:
+            break
+        at = tuple(int(k) for k in np.unravel_index(place, sizes))
+        if not is_free[at]:
+            continue
+        own = [np.array([k]) for k in at]
+        for axis, size in enumerate(sizes):
+            where = np.ix_(*[*own[:axis], np.arange(size), *own[axis + 1 :]])
+            is_alike = is_free[where].copy()
+            for each in measures:
+                is_alike &= np.abs(each[where] - each[at]) <= ALIKE * abs(each[at])
+            others = tuple(k for k in range(len(sizes)) if k != axis)
+            own[axis] = np.flatnonzero(is_alike.all(axis=others))
+        is_free[np.ix_(*own)] = False
+        labels = zip(found.axes.items(), own, strict=True)
+        same = {axis: each[kept].tolist() for (axis, each), kept in labels if len(kept) > 1}
+        rows.append(DistinctPoint(place, same))
+    return rows
+
+
+class Knee(NamedTuple):
+    """Where an axis stops to pay: the values around its best one that are near that.
+
+    Attributes:
+      axis: another axis that has one value, or None where all others are at their best.
+      label: that value.
+      low: the smallest value of the axis that is near the best, as are all up to that.
+      high: the largest, likewise.
+      cost: the largest between these.
+      best: the least along the axis.
+      best_at: where that is.
+    """
+
+    axis: str | None
+    label: Any
+    low: float
+    high: float
+    cost: float
+    best: float
+    best_at: float
+
+
+def knees(found: SweepResults, among: Among, name: str, axis: str, within: float) -> Iterator[Knee]:
+    """Yield where an axis stops to pay: with all others at their best, then by each value of each.
+
+    Near is what costs no more than the best and this share of it. Where no point can be chosen
+    there is none.
+    """
+    values = found.axes[axis]
+    costs = np.moveaxis(_costs(found, among, name), [*found.axes].index(axis), -1)
+    others = [each for each in found.axes if each != axis]
+    told = [each for each in others if len(found.axes[each]) > 1]
+    for other in (None, *told):
+        curves = costs.reshape(1, -1, len(values))
+        if other is not None:
+            curves = np.moveaxis(costs, others.index(other), 0)
+            curves = curves.reshape(len(curves), -1, len(values))
+        labels = [None] if other is None else found.axes[other].tolist()
+        for label, curve in zip(labels, curves.min(axis=1), strict=True):
+            best = int(np.argmin(curve))
+            if not math.isfinite(curve[best]):
+                continue
+            near = curve <= curve[best] + within * abs(curve[best])
+            low = best + 1 - int(np.logical_and.accumulate(near[best::-1]).sum())
+            high = best - 1 + int(np.logical_and.accumulate(near[best:]).sum())
+            yield Knee(
+                axis=other,
+                label=label,
+                low=float(values[low]),
+                high=float(values[high]),
+                cost=float(curve[low : high + 1].max()),
+                best=float(curve[best]),
+                best_at=float(values[best]),
+            )
+
+
+class Regions(NamedTuple):
+    """Which label of an axis is best over two others.
+
+    Attributes:
+      names: labels that are best somewhere, the most frequent first.
+      codes: (up, across) place in `names`, -1 where no point can be chosen.
+      costs: (up, across) the least cost, NaN there.
+    """
+
+    names: list[str]
+    codes: Int[NumpyArray, "up across"]
+    costs: Float[NumpyArray, "up across"]
+
+
+def regions(
+    found: SweepResults, among: Among, name: str, across: str, up: str, of: str = "schedule"
+) -> Regions:
+    """Find the best label everywhere, with all other axes at their best; at a tie the first."""
+    for axis in (across, up, of):
+        if axis not in found.axes:
+            known = ", ".join(found.axes)
+            raise wrong("map", f"needs an axis {axis} of several values: there are {known}")
+    places = [[*found.axes].index(axis) for axis in (of, up, across)]
+    costs = _costs(found, among, name)
+    least = costs.min(axis=tuple(k for k in range(costs.ndim) if k not in places))
+    order = [sorted(places).index(place) for place in places]
+    least = least.transpose(order)
+    # what only rounding tells apart is a tie, and does not flicker
+    best = least.min(axis=0)
+    with np.errstate(invalid="ignore"):
+        chosen = np.argmax(least <= best + TIE * np.abs(best), axis=0)
+    is_there = np.isfinite(best)
+    labels, counts = np.unique(chosen[is_there], return_counts=True)
+    ranked = labels[np.argsort(-counts, kind="stable")]
+    codes = np.full(chosen.shape, -1)
+    for code, label in enumerate(ranked.tolist()):
+        codes[is_there & (chosen == label)] = code
+    names = [str(found.axes[of][label]) for label in ranked.tolist()]
+    return Regions(names, codes, np.where(is_there, best, math.nan))
+
+
+def _sizes(found: SweepResults) -> list[int]:
+    return [len(labels) for labels in found.axes.values()]
+
+
+def _costs(found: SweepResults, among: Among, name: str) -> NumpyArray:
+    """Costs on the grid, infinite where a point cannot be chosen."""
+    costs = found.costs(name)
+    costs = np.where(among & np.isfinite(costs), costs, math.inf)
+    return costs.reshape(_sizes(found))

@@ -1,0 +1,354 @@
+"""Why a step is slow, and what helps: parts sum to it, planted faults are named, remedies hold."""
+
+import dataclasses
+import html
+import itertools
+import json
+import re
+import shlex
+
+import justhtml
+import numpy as np
+import pytest
+import reference
+from turns import in_turn
+
+import pipejax as pj
+from pipejax.analysis.step.step_parts import WAITS, stages_alike, step_parts
+from pipejax.schedules.table.communication_cells import TorchLowering
+
+LINKS = ("delay", "queued", "blocking", "rendezvous")
+BUILT = [
+    ("1f1b", 4, 16, {}),
+    ("gpipe", 3, 7, {}),
+    ("zb-h1", 4, 12, {}),
+    ("chimera", 4, 8, {}),
+    ("dualpipe", 4, 8, {}),
+    ("interleaved-1f1b", 4, 16, {"stages_per_worker": 2}),
+    ("zb-v", 4, 8, {}),
+]
+
+
+def built(name, workers, microbatches, options):
+    size = {"num_workers": workers, "num_microbatches": microbatches}
+    return pj.schedules.build(name, **size, **options)
+
+
+def random_costs(table, seed):
+    rng = np.random.default_rng(seed)
+    stages, between = table.num_stages, table.num_stages - 1
+    return pj.Costs(
+        forward=rng.uniform(1, 2, stages),
+        input_grad=rng.uniform(1, 2, stages),
+        weight_grad=rng.uniform(0.5, 1, stages),
+        latency=0.02,
+        transmit=rng.uniform(0, 0.4, between),
+        all_reduce=rng.uniform(0, 3, stages),
+        update=0.5,
+    )
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("schedule", BUILT, ids=lambda each: each[0])
+def test_parts_sum_to_the_step(schedule, link):
+    table = built(*schedule)
+    costs = random_costs(table, len(link))
+    run = pj.evaluate(table, costs, link=link)
+    parts = {part.name: part.seconds for part in step_parts(run)}
+    assert sum(parts.values()) == pytest.approx(run.makespan, rel=1e-12)
+    alone = pj.evaluate(table, dataclasses.replace(costs, update=0.0))
+    assert parts["compute"] == pytest.approx(alone.busy.mean(), rel=1e-12)
+    assert all(parts[name] >= -1e-9 for name in ("start", "gaps", "end", *WAITS))
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_levels_are_runs_of_the_event_loop(link):
+    table = built(*BUILT[0])
+    costs = dataclasses.replace(random_costs(table, 3), all_reduce=0.0, update=0.0)
+    silent = dataclasses.replace(costs, latency=0.0, transmit=0.0)
+    parts = {part.name: part.seconds for part in step_parts(pj.evaluate(table, costs, link=link))}
+
+    alike = last_end(table, stages_alike(silent, microbatches=True))
+    bubble = parts["start"] + parts["gaps"] + parts["end"]
+    assert parts["compute"] + bubble == pytest.approx(alike, rel=1e-12)
+    own, sent = last_end(table, silent), last_end(table, costs)
+    assert parts["imbalance"] == pytest.approx(own - alike, rel=1e-9)
+    assert parts["messages"] == pytest.approx(sent - own, rel=1e-9)
+    blocking = last_end(table, costs, link) - sent
+    assert parts["blocking"] == pytest.approx(blocking, rel=1e-9, abs=1e-9)
+
+
+def last_end(table, costs, link="delay"):
+    """The makespan by the event loop."""
+    stages = table.num_stages
+    letters = {"F": costs.forward, "B": costs.backward}
+    ops = {
+        (letter, s): float(np.broadcast_to(time, stages)[s])
+        for letter, time in letters.items()
+        for s in range(stages)
+    }
+    shape = (2, table.num_pipes, stages - 1)
+    where = list(np.ndindex(shape))
+    latency, transmit = (
+        {k: float(np.broadcast_to(time, shape)[k]) for k in where}
+        for time in (costs.latency, costs.transmit)
+    )
+    theirs = reference.Costs(ops, latency, transmit)
+    pipes = table.pipe_of_microbatch.tolist()
+    rows = [[reference.cell_text(_ops(cell)) for cell in row if cell] for row in table.rows()]
+    return reference.Run(rows, pipes, theirs, link).makespan
+
+
+def _ops(cell):
+    return [(op.phase.name, op.stage, op.microbatch) for op in cell]
+
+
+def test_the_first_gradient_and_the_last_forward_bound_start_and_end():
+    # one worker waits for the other: a step of 9 in which each computes 6
+    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+    run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
+    parts = {part.name: part.seconds for part in step_parts(run)}
+    assert run.makespan == 9.0
+    bubble = parts["start"], parts["gaps"], parts["end"]
+    assert (parts["compute"], bubble) == (6.0, (2.0, 0.0, 1.0))
+
+
+# one fault each, in pipelines that have no other; what is to be named first
+HEALTHY = [
+    ("1f1b", 4, 16, {}),
+    ("1f1b", 8, 32, {}),
+    ("zb-h1", 4, 16, {}),
+    ("gpipe", 4, 16, {}),
+    ("interleaved-1f1b", 4, 16, {"stages_per_worker": 2}),
+    ("dualpipe-v", 4, 16, {}),
+    ("chimera", 4, 16, {}),
+]
+
+
+def healthy(table, seed, **costs):
+    """Costs that differ by 3 %, as measured ones do."""
+    rng = np.random.default_rng(seed)
+    stages = table.num_stages
+    times = {
+        name: rng.uniform(0.97, 1.03, stages) for name in ("forward", "input_grad", "weight_grad")
+    }
+    return pj.Costs(**times, **{"transmit": 0.05, **costs})
+
+
+def slow_stage(table, rng):
+    stage = int(rng.integers(table.num_stages))
+    costs = pj.costing.scaled_costs(healthy(table, 1), table, f"compute@stage{stage}*1.5")
+    return table, costs, {}, lambda found: found.stage == stage and found.kind == "imbalance"
+
+
+def slow_worker(table, rng):
+    worker = int(rng.integers(table.num_workers))
+    costs = pj.costing.scaled_costs(healthy(table, 2), table, workers={worker: 1.4})
+    return table, costs, {}, lambda found: found.worker == worker and found.kind == "imbalance"
+
+
+def slow_link(table, rng):
+    place = table.placement[0]
+    crossing = np.flatnonzero(place[:-1] != place[1:])
+    first = int(rng.choice(crossing))
+    pair = {*place[first : first + 2].tolist()}
+    slow = [{*ends} == pair for ends in itertools.pairwise(place.tolist())]
+    costs = healthy(table, 3, transmit=np.where(slow, 1.5, 0.05))
+    return table, costs, {}, lambda found: found.link is not None and {*found.link} == pair
+
+
+def bad_split(table, rng):
+    layers = np.where(table.placement[0] < table.num_workers / 2, 1.4, 0.6)
+    rules = ",".join(f"compute@stage{s}*{each}" for s, each in enumerate(layers))
+    costs = pj.costing.scaled_costs(healthy(table, 4), table, rules)
+    return table, costs, {}, lambda found: found.kind == "imbalance" and "uneven" in found.why
+
+
+def few_microbatches(table, rng):
+    few = table.num_workers // 2 if table.stages_per_worker == 1 else table.num_workers
+    table = pj.schedules.build("1f1b", num_workers=table.num_workers, num_microbatches=few)
+    return table, healthy(table, 5), {}, lambda found: found.kind == "microbatches"
+
+
+def dear_exchange(table, rng):
+    costs = healthy(table, 6, all_reduce=20.0 * table.num_stages / table.num_workers)
+    return table, costs, {}, lambda found: found.kind == "exchange"
+
+
+def blocked_messages(table, rng):
+    # PyTorch's order of transfers on one queue of each worker
+    name = ["looped-bfs", "interleaved-1f1b", "gpipe", "dualpipe-v"][int(rng.integers(4))]
+    size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
+    plain = pj.schedules.build(name, **size)
+    crossed = pj.links.insert_transfers(plain, lowering=TorchLowering(sharding=False))
+    costs = healthy(plain, 7, transmit=0.1)
+    return crossed, costs, {"link": "rendezvous"}, lambda found: found.kind == "blocking"
+
+
+def little_memory(table, rng):
+    size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
+    table = pj.schedules.build("v-min", **size)
+    costs = healthy(table, 8, transmit=0.01)
+    peak = pj.analysis.activation_memory(pj.evaluate(table, costs)).peak.max()
+    return table, costs, {"memory_limit": float(peak)}, lambda found: found.kind == "memory"
+
+
+FAULTS = [
+    slow_stage,
+    slow_worker,
+    slow_link,
+    bad_split,
+    few_microbatches,
+    dear_exchange,
+    blocked_messages,
+    little_memory,
+]
+PLANTED = [(fault, schedule) for schedule in HEALTHY for fault in FAULTS]
+
+
+@pytest.mark.parametrize(
+    ("fault", "schedule"),
+    in_turn(PLANTED, always=8, of=6),
+    ids=lambda each: each.__name__ if callable(each) else each[0],
+)
+def test_a_planted_fault_is_the_first_one(fault, schedule):
+    rng = np.random.default_rng(len(fault.__name__) + schedule[1] * schedule[2])
+    table, costs, how, is_named = fault(built(*schedule), rng)
+    found = pj.explain(table, costs, **how)
+    assert is_named(found.bottleneck), [(each.kind, each.seconds) for each in found.faults]
+    parts = sum(part.seconds for part in found.parts)
+    assert parts == pytest.approx(found.step_time, rel=1e-9)
+    for remedy in found.remedies:
+        again = pj.evaluate(remedy.setup.table, remedy.setup.costs, link=remedy.setup.links)
+        assert again.step_time == remedy.step_time == found.step_time - remedy.saves
+        assert remedy.bound <= remedy.step_time * (1 + 1e-9)
+    saves = [remedy.saves for remedy in found.remedies]
+    assert saves == sorted(saves, reverse=True)
+
+
+def test_messages_may_be_so_much_slower():
+    table = built(*BUILT[0])
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
+    found = pj.explain(table, costs)
+    for times, is_longer in ((found.tolerated, False), (found.tolerated * 1.001, True)):
+        slower = pj.costing.scaled_costs(costs, table, f"message*{times}")
+        assert (pj.evaluate(table, slower).makespan > 1.01 * found.step_time) == is_longer
+    assert pj.explain(table, dataclasses.replace(costs, transmit=0.0)).tolerated is None
+
+
+def test_nothing_wrong_is_said():
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=64)
+    found = pj.explain(table, pj.Costs(forward=1.0, backward=2.0))
+    assert found.faults == []
+    assert (found.bottleneck.kind, found.bottleneck.seconds) == ("schedule", 3.0)
+    assert "nothing stands out" in found.bottleneck.why
+
+
+def test_one_stage_on_one_worker_has_nothing_to_be_held_against():
+    table = pj.ScheduleTable.from_rows([["0F0", "0B0"]])
+    found = pj.explain(table, pj.Costs(forward=1.0, backward=2.0))
+    assert found.step_time == 3.0
+    assert [part.name for part in found.parts if part.seconds] == ["compute"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"memory_limit": 0}, "memory_limit must be above 0"),
+        ({"memory_limit": [1.0, 2.0]}, "memory_limit must be above 0, or so for each worker"),
+        ({"system": pj.load_system("h100")}, "system goes with a workload"),
+    ],
+)
+def test_wrong_arguments_are_named(given, message):
+    table = built(*BUILT[0])
+    with pytest.raises(ValueError, match=message):
+        pj.explain(table, pj.Costs(forward=1.0, backward=2.0), **given)
+
+
+def test_asynchronous_tables_are_refused():
+    table = pj.schedules.build("pipedream", num_workers=2, num_microbatches=4)
+    with pytest.raises(ValueError, match="updates weights before its end"):
+        pj.explain(table, pj.Costs(forward=1.0, backward=2.0, update=0.1))
+
+
+def test_costs_of_other_stages_keep_the_work():
+    one = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
+    costs = pj.Costs(forward=[1.0, 2.0, 3.0, 4.0], backward=2.0, transmit=[0.1, 0.9, 0.3])
+    two = pj.schedules.build(
+        "interleaved-1f1b", num_workers=4, num_microbatches=4, stages_per_worker=2
+    )
+    halves = pj.costing.restaged_costs(costs, 4, two)
+    assert halves.forward.tolist() == [0.5, 0.5, 1.0, 1.0, 1.5, 1.5, 2.0, 2.0]
+    assert halves.backward.tolist() == [1.0] * 8
+    # from worker 3 back to worker 0 nothing was sent: as long as the longest
+    assert halves.transmit[0, 0].tolist() == [0.1, 0.9, 0.3, 0.9, 0.1, 0.9, 0.3]
+    back = pj.costing.restaged_costs(halves, 8, one)
+    assert back.forward.tolist() == costs.forward.tolist()
+    assert back.transmit[1, 0].tolist() == [0.1, 0.9, 0.3]
+    thirds = pj.schedules.build("1f1b", num_workers=3, num_microbatches=4)
+    assert pj.costing.restaged_costs(costs, 4, thirds).forward == pytest.approx([5 / 3, 10 / 3, 5])
+    with pytest.raises(ValueError, match="forward has 4 entries, the costs are of 5 stages"):
+        pj.costing.restaged_costs(costs, 5, two)
+
+
+FILE = {"unit": "seconds", "F": [1, 1, 1.5, 1], "B": 2, "message": {"transmit": [0.1, 0.5, 0.1]}}
+LINES = [
+    ["-s", "1f1b", "-P", 4, "-M", 16],
+    ["-s", "zb-v", "-P", 4, "-M", 8, "--measured-stages", 4],
+    ["-s", "interleaved-1f1b", "-P", 4, "-M", 8, "-V", 2, "--measured-stages", 4],
+    ["-s", "gpipe", "-P", 4, "-M", 4, "-l", "rendezvous", "--scale", "F*1.5"],
+    ["-t", "schedule.csv", "--stragglers", "1=1.3"],
+]
+
+
+@pytest.mark.parametrize("line", in_turn(LINES))
+def test_commands_repeat_what_remedies_say(answer, tmp_path, monkeypatch, line):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.json").write_text(json.dumps(FILE))
+    pj.write_table(built(*BUILT[0]), tmp_path / "schedule.csv")
+    found = answer("explain", *line, "-C", "m.json")
+    assert sum(part["seconds"] for part in found["parts"]) == pytest.approx(found["step_time"])
+    assert found["remedies"]
+    for remedy in found["remedies"]:
+        words = shlex.split(remedy["command"])
+        assert words[0] == "pipejax"
+        again = answer(*words[1:], *(["--force"] if "--out" in words else []))
+        step = again.get("makespan", again.get("value"))
+        assert step == pytest.approx(remedy["step_time"], rel=1e-12), remedy["command"]
+
+
+def test_a_modelled_run_that_does_not_fit_says_what_does(answer):
+    line = ["-m", "gpt3-175b", "-y", "h100", "--minibatch", 8, "--tensor-parallel", 8]
+    found = answer("explain", "-s", "1f1b", "-P", 8, "-M", 8, *line)
+    assert found["bottleneck"]["why"].startswith("it does not fit: worker 0 needs")
+    assert found["memory"]["unit"] == "bytes"
+    assert all(remedy["fits"] for remedy in found["remedies"])
+    (remedy,) = (each for each in found["remedies"] if each["what"] == "sequence parallelism")
+    again = answer(*shlex.split(remedy["command"])[1:])
+    assert again["makespan"] == remedy["step_time"]
+
+
+def test_the_report_says_cause_parts_and_commands(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.json").write_text(json.dumps(FILE))
+    code, text, _ = call("explain", *LINES[0], "-C", "m.json")
+    assert code == 0
+    assert "stage 2 on worker 2 takes" in text
+    assert "imbalance" in text
+    assert "1. pipejax evaluate --schedule" in text
+
+
+def test_a_report_is_one_page_with_the_explorer_in_it(answer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.json").write_text(json.dumps(FILE))
+    found = answer("explain", *LINES[0], "-C", "m.json", "--out", "report.html")
+    assert found["out"] == "report.html"
+    text = (tmp_path / "report.html").read_text()
+    justhtml.JustHTML(text, strict=True)
+    for remedy in found["remedies"]:
+        assert html.escape(remedy["command"]) in text
+    widths = [float(each) for each in re.findall(r"width:([\d.]+)%", text)]
+    assert sum(widths) == pytest.approx(100.0, abs=0.01)
+    (inside,) = re.findall(r'srcdoc="([^"]*)"', text)
+    assert html.unescape(inside).startswith("<!doctype html>")
+    assert "://" not in text.replace("http://www.w3.org/", "")
