@@ -1,6 +1,7 @@
 """The page in a browser: it loads from a file, zooms, answers the mouse and keys, and stays fluid."""
 
 import dataclasses
+import html
 import io
 import re
 
@@ -423,6 +424,28 @@ def test_a_time_can_be_typed(alone, visit):
         opened.settle()
         assert opened("explorer.state.factors.get('transmit')") == pytest.approx(factor), text
         assert field.input_value()[1:] == f"{factor:g}"
+
+
+def test_within_a_report_it_has_no_address_and_complains_of_nothing(alone, tmp_path, browser):
+    report = tmp_path / "report.html"
+    text = html.escape(alone[0].read_text())
+    report.write_text(f'<!doctype html><iframe srcdoc="{text}" width=900 height=600></iframe>')
+    context = browser.new_context()
+    opened, complaints = context.new_page(), []
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.goto(report.as_uri())
+    frame = opened.frames[1]
+    frame.wait_for_selector("html[data-ready]", timeout=20_000)
+    frame.evaluate("explorer.setFactor('F', 2)")
+    opened.wait_for_timeout(600)  # longer than it waits before it keeps its state
+    assert frame.evaluate("explorer.focused.makespan") > alone[1].makespan
+    whole = frame.evaluate("explorer.view.to")
+    opened.mouse.move(400, 150)
+    opened.mouse.wheel(0, -600)  # the wheel scrolls the report
+    opened.wait_for_timeout(200)
+    assert frame.evaluate("explorer.view.to") == whole
+    assert complaints == []
+    context.close()
 
 
 def test_what_is_no_factor_is_refused_aloud_and_stays(alone, visit):

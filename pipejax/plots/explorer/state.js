@@ -153,6 +153,7 @@ export class State {
   /** Keep the state in the address, a moment after it last changed. */
   keep() {
     clearTimeout(this.timer);
+    if (location.protocol === "about:") return; // within a report it has no address of its own
     this.timer = setTimeout(() => {
       const text = this.write();
       if (text !== location.hash.slice(1)) {
