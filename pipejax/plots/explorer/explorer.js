@@ -1,14 +1,16 @@
 // The page: what is chosen, and what follows from it on the screen.
 
-import { Bars, GUTTER, readPalette } from "./bars.js";
+import { Bars, GUTTER } from "./bars.js";
 import { Library } from "./choice.js";
 import { Axis, Curves } from "./curves.js";
 import { found, listen, listenToAxis, listenToFiles, listenToKeys, search } from "./input.js";
+import { readPalette } from "./palette.js";
 import {
-  detailsOf, headingOf, makeChoices, makeSliders, refusals, showChoices, showChosen, showForm,
-  showLegend, showResults, showSliders, spoken, summary, tipOf,
+  detailsOf, headingOf, makeChoices, refusals, showChoices, showChosen, showForm, showLegend,
+  showResults, spoken, summary, tipOf,
 } from "./panels.js";
 import { Schedule } from "./schedule.js";
+import { makeSliders, showSliders } from "./sliders.js";
 import { State, View } from "./state.js";
 import { byId, make, placeBeside } from "./text.js";
 

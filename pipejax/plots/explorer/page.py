@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 # each after all that it imports
 SCRIPTS = (
     *("text", "unpacking", "schedule", "tables", "lowering", "choice"),
-    *("state", "bars", "curves", "panels", "input", "explorer"),
+    *("state", "palette", "bars", "curves", "panels", "sliders", "input", "explorer"),
 )
 # of a module of JavaScript, whose files stand in the page one after the other, each in a function
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
