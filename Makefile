@@ -110,7 +110,7 @@ types: $(READY)  ## mypy, strict
 tests: sample  ## tests and doctests, those of `make sample` first
 	$(PYTEST) -m "not slow" $(addprefix --deselect=,$(SAMPLE))
 
-test-browser: $(READY)  ## the explorer's page in a browser (apt install chromium), its speed too: three minutes
+test-browser: $(READY)  ## the explorer's page in a browser (apt install chromium), its speed too: five minutes
 	$(PYTEST) -n 0 tests/browser
 
 # PyTorch's wheel is large: it has an environment of its own

@@ -73,12 +73,21 @@ def output_of(line: str) -> str:
     program, *arguments = shlex.split(line, comments=True)
     if program != "pipejax":
         raise ValueError(f"only pipejax is run, got {program}")
+    return "\n".join(text.rstrip() for text in run_quietly(arguments).rstrip().splitlines())
+
+
+def run_quietly(arguments: list[str]) -> str:
+    """Run `pipejax` and return what it prints.
+
+    Raises:
+      ValueError: if it fails, with what it says.
+    """
     printed, said = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
         code = run(arguments)
     if code:
-        raise ValueError(f"{line}: exit code {code}: {said.getvalue().strip()}")
-    return "\n".join(text.rstrip() for text in printed.getvalue().rstrip().splitlines())
+        raise ValueError(f"{shlex.join(arguments)}: exit code {code}: {said.getvalue().strip()}")
+    return printed.getvalue()
 
 
 def commands_page(*, whole: bool) -> str:

@@ -43,6 +43,13 @@ SHOTS = {
     "explorer_schedules": Shot(
         f"--schedules gpipe,1f1b,zb-h1,chimera {SIZES}", "x.transmit=2", "light", 800, (590, 430)
     ),
+    "explorer_chosen": Shot(
+        f"--schedules 1f1b,zb-v {SIZES} --choose",
+        "show=interleaved-1f1b*2,dualpipe-v*2&size=4x16",
+        "light",
+        760,
+        (5, 5),
+    ),
     "explorer_op": Shot(
         f"--schedule 1f1b {SIZES} --link blocking",
         "messages=1&view=20~42&selected=2B3",

@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -61,15 +61,20 @@ class Shown(NamedTuple):
         return [letter for letter in TIMES if letter in cells]
 
 
-def gallery_files(*, draw: bool) -> dict[str, str | bytes]:
-    """Return the page of the gallery and its pictures."""
+def gallery_files(*, draw: bool, address: Callable[[str, int], str]) -> dict[str, str | bytes]:
+    """Return the page of the gallery and its pictures.
+
+    `address` says where a schedule with so many stages per worker is shown live.
+    """
     shown = [run_of(name) for name in REGISTRY]
-    parts = [_head(shown)]
+    parts = [_head(shown), _thumbnails(shown)]
     files: dict[str, str | bytes] = {}
     for family, members in groupby(shown, key=lambda each: each.family):
         parts.append(f"## {family}")
         for each in members:
-            parts += _section(each, whole=draw)
+            table = each.run.table
+            live = "" if table.offloads else address(each.name, table.stages_per_worker)
+            parts += _section(each, live, whole=draw)
             files[f"gallery/{each.name}.svg"] = _picture(each) if draw else EMPTY_PICTURE
     return {"gallery.md": "\n\n".join(parts) + "\n"} | files
 
@@ -116,12 +121,13 @@ def _head(shown: list[Shown]) -> str:
             f"it meets there; a message takes {MESSAGE} s, an offload or load 1 s. Made by "
             "`pages/gallery.py` when this site was built.",
             "",
-            "| schedule | step time [s] | idle | peak memory |",
+            "| schedule | step time [s] | idle | peak memory [activations] |",
             "|---|---:|---:|---:|",
             *rows,
             "",
             "Peak memory is that of the fullest worker, in activations of a microbatch on a whole "
-            "worker. In the pictures a number is a microbatch, a black frame the critical path; "
+            "worker. Each picture leads to its schedule in the [explorer](explorer.md), live. "
+            "In the pictures a number is a microbatch, a black frame the critical path; "
             "below each timeline stands what every worker holds. In the formulas F, B, I and W "
             "are the times of one op on one stage, c that of a message either way.",
         ]
@@ -136,11 +142,20 @@ def _held(each: Shown) -> ActivationMemory:
     )
 
 
-def _section(each: Shown, *, whole: bool) -> Iterator[str]:
-    """One schedule."""
+def _thumbnails(shown: list[Shown]) -> str:
+    """All pictures, small, each with the way to its section."""
+    links = (
+        f"[![{each.name}](gallery/{each.name}.svg)<br>{each.name}](#{each.name})" for each in shown
+    )
+    return '<div class="thumbnails" markdown>\n\n' + "\n".join(links) + "\n\n</div>"
+
+
+def _section(each: Shown, live: str, *, whole: bool) -> Iterator[str]:
+    """One schedule; `live` is where it can be tried, if anywhere."""
     yield f"### {each.name} {{ #{each.name} }}"
     yield f"{each.builder.summary}. *{_linked(each.builder.source)}*"
-    yield f"![Timeline and memory of {each.name}](gallery/{each.name}.svg)"
+    picture = f"![Timeline and memory of {each.name}](gallery/{each.name}.svg)"
+    yield f"[{picture}]({live})\n\n[Open it live]({live}){{ .md-button }}" if live else picture
     form, _ = closed_form(each.run.table)
     facts = {"step time": _exact(each), "legal": each.builder.legal} if whole else {}
     for ratio, of_what in (

@@ -13,6 +13,7 @@ from mkdocs.structure.pages import Page
 from pages.commands import commands_page, with_output
 from pages.drawings import drawings
 from pages.gallery import gallery_files
+from pages.live import LIVE, address, live_page
 from pages.notebooks import notebook_files, scripts
 from pages.options import options_page
 from pages.repository import SHOWN, for_the_site, shown
@@ -27,7 +28,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages and pictures that are made."""
     os.environ["COLUMNS"] = "80"  # of what commands print
     made: dict[str, str | bytes] = {page: shown(page) for page in SHOWN}
-    made |= gallery_files(draw=is_whole()) | drawings(draw=is_whole())
+    made |= gallery_files(draw=is_whole(), address=address) | drawings(draw=is_whole())
+    made[LIVE] = live_page(whole=is_whole())
     made |= {"commands.md": commands_page(whole=is_whole()), "options.md": options_page()}
     for script in scripts():
         files.remove(files.src_uris[f"examples/{script.name}"])

@@ -96,7 +96,8 @@ def _wrong_link(link: str, path: Path, pages: Mapping[Path, Seen], site: Path) -
         target /= "index.html"
     if not target.is_file():
         return "no such file"
-    is_there = not parts.fragment or target not in pages
+    is_state = "=" in parts.fragment  # that a page reads itself
+    is_there = not parts.fragment or is_state or target not in pages
     return "" if is_there or unquote(parts.fragment) in pages[target].anchors else "no such anchor"
 
 

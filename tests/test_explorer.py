@@ -1,8 +1,10 @@
 """The explorer's page: what it holds is what the engine runs, and it needs nothing else."""
 
+import base64
 import html
 import json
 import re
+import zlib
 
 import numpy as np
 import pytest
@@ -10,8 +12,11 @@ from explorer_cases import GIVEN, explored, given
 from justhtml import JustHTML
 
 import pipejax as pj
+from pipejax.cli.commands import show_page
+from pipejax.plots.explorer.library import grammar, library
 from pipejax.plots.explorer.page import SCRIPTS, page
 from pipejax.plots.explorer.payload import pack, unpack
+from pipejax.schedules.cells.ops import CELL_PHASES, format_cell
 from pipejax.schedules.table.links import LINKS
 
 
@@ -194,6 +199,64 @@ def test_every_script_of_the_page_is_listed():
         assert {*imported} <= {*SCRIPTS[:place]}, name
 
 
+def test_a_library_holds_its_tables():
+    """What cells do not tell stands beside them; what no page lowers is left out."""
+    size = {"num_workers": 4, "num_microbatches": 4}
+    built = {name: pj.schedules.build(name, **size) for name in ("zb-v", "chimera-asymmetric")}
+    rows = [["0F0", "0O0", "0L0", "0B0"]]
+    offloads = pj.ScheduleTable.from_rows(rows)
+    packed = library({name: [table] for name, table in built.items()} | {"own": [offloads]})
+    texts = zlib.decompress(base64.b64decode(packed["data"])).decode().split(packed["apart"])
+    assert [entry["name"] for entry in packed["entries"]] == [*built]
+    for entry, text, table in zip(packed["entries"], texts, built.values(), strict=True):
+        held = [[format_cell(cell) for cell in row if cell] for row in table.rows()]
+        assert [line.split(",") for line in text.splitlines()] == held
+        assert entry["stagesPerWorker"] == table.stages_per_worker
+    assert "shares" not in packed["entries"][0]
+    assert packed["entries"][1]["shares"] == list(built["chimera-asymmetric"].stage_shares)
+
+
+def test_a_page_knows_what_cells_mean():
+    """Every letter of a cell, and for each what it waits for and what its worker holds."""
+    told = json.loads(json.dumps(grammar()))
+    assert set(told["codes"]) == {phase.name for phase in CELL_PHASES}
+    assert all(told["letters"][str(code)] == name for name, code in told["codes"].items())
+    rules = {(told["letters"][str(c)], offset) for c, _, offset in told["rules"]}
+    assert {("F", -1), ("B", 1), ("I", 1), ("W", 0), ("B", 0), ("U", 0)} <= rules
+    assert told["unit"][str(told["codes"]["B"])] == 2
+
+
+def test_what_can_be_chosen_needs_times_that_hold_for_any(call, answer, tmp_path, monkeypatch):
+    monkeypatch.setattr(show_page, "WORKERS", (2, 4))
+    monkeypatch.setattr(show_page, "MICROBATCHES", (4,))
+    out = tmp_path / "x.html"
+    asked = ["show", "-s", "1f1b", "-P", "4", "-M", "4", "--choose"]
+    answer(*asked, "--worker-times", "F=1,B=2", "--out", out)
+    scene = scene_of(out.read_text())
+    entries = scene["library"]["entries"]
+    assert {entry["workers"] for entry in entries} == {2, 4}
+    interleaved = [e["stagesPerWorker"] for e in entries if e["name"] == "interleaved-1f1b"]
+    assert sorted(interleaved) == [2, 2, 4, 4]
+    assert scene["times"]["byWorker"] is True
+    assert {"F", "B", "I", "W"} <= {factor["key"] for factor in scene["factors"]}
+    for more in ([], ["--worker-times", "F=1,B=2", "--stragglers", "0=2"]):
+        code, _, error = call(*asked, *more, "--out", out, "--force")
+        assert code == 2
+        assert "--choose needs times that hold for any schedule" in error
+    code, _, error = call(*asked, "--worker-times", "F=1,B=2")
+    assert "--choose has no effect without --out PAGE.html" in error
+
+
+def test_a_page_has_labels_and_a_title(answer, tmp_path):
+    out = tmp_path / "x.html"
+    two = ["show", "-S", "gpipe,1f1b", "-P", "2", "-M", "4", "--labels", "a,b", "--title", "Both"]
+    answer(*two, "--out", out)
+    scene = scene_of(out.read_text())
+    assert [schedule["name"] for schedule in scene["schedules"]] == ["a", "b"]
+    assert scene["title"] == "Both"
+    assert "<title>Both, 2 workers, 4 microbatches</title>" in out.read_text()
+
+
 def test_show_writes_a_page_of_several_schedules(call, answer, tmp_path):
     out = tmp_path / "x.html"
     arguments = [
@@ -264,6 +327,10 @@ def test_a_model_draws_bytes_with_what_the_system_has_left(answer, tmp_path):
     static = np.array(needs["memory_bytes"]) - needs["activation_memory"]["peak"]
     assert schedule["memory"]["unit"] == "bytes"
     assert np.allclose(schedule["memory"]["limits"], float(system.memory_available) - static)
+    assert np.allclose(schedule["memory"]["static"], static)
+    step = schedule["step"]
+    assert step["tokens"] / needs["makespan"] == pytest.approx(needs["tokens_per_second"])
+    assert step["mfu_seconds"] / needs["makespan"] == pytest.approx(needs["mfu"])
     answer("show", *sizes, *arguments, "--memory-limit", "30GB", "--out", out, "--force")
     (asked,) = scene_of(out.read_text())["schedules"]
     assert np.allclose(asked["memory"]["limits"], 30e9 - static)

@@ -15,11 +15,19 @@ from rich.console import Console
 
 import pipejax as pj
 from figures.kit.rules import caption_of, faults
-from pipejax.analysis.runs.timeline import bars, name_of_second, second_pipe, segment_of
+from pipejax.analysis.runs.timeline import (
+    arrows,
+    bars,
+    depths,
+    name_of_second,
+    second_pipe,
+    segment_of,
+)
 from pipejax.base import display
 from pipejax.cli.output.terminal_timeline import ShownRun, print_legend, print_run
 from pipejax.plots import palette
-from pipejax.plots.bars import HATCH, _Number
+from pipejax.plots.bars import HATCH
+from pipejax.plots.numbers import _Number
 
 LEAST_LIGHTNESS = 9.0  # between forwards and backwards, in CIE L*
 COSTS = pj.Costs(forward=1.0, backward=2.0, transmit=0.3)
@@ -126,6 +134,75 @@ def test_numbers_stand_where_they_fit(chimera):
             assert any(bar.x0 <= box.x0 and box.x1 <= bar.x1 for bar in bars), number
             assert axes.bbox.x0 <= box.x0
             assert box.x1 <= axes.bbox.x1
+
+
+def test_numbers_of_a_row_all_stand_or_none():
+    """Two digits need more room than one, forwards are shorter: no number vanishes alone."""
+    counts = []
+    for size in (7.0, 5.5, 4.0, 3.0):
+        picture = pj.plot(run("1f1b", 4, 12, pj.Costs(forward=1.0, backward=1.5)), size=size)
+        picture.draw_without_rendering()
+        (axes,) = picture.axes
+        seen = {}
+        for text in axes.findobj(_Number):
+            seen.setdefault(round(text.get_position()[1]), set()).add(text.get_visible())
+        assert all(len(each) == 1 for each in seen.values())
+        counts.append(sum(True in each for each in seen.values()))
+    assert counts[0] == 4
+    assert counts[-1] == 0
+
+
+def test_stages_of_a_worker_go_from_dark_to_light():
+    one = run("interleaved-1f1b", stages_per_worker=3)
+    assert depths(one.table) == [1.0] * 4 + [0.5] * 4 + [0.0] * 4
+    assert depths(run("zb-v").table) == [1.0] * 4 + [0.0] * 4
+    assert not any(depths(run("chimera").table))
+    picture = one.plot()
+    assert "darker: earlier stages" in [t.get_text() for t in picture.legends[0].get_texts()]
+    colours = {c.get_facecolor()[0].tobytes() for c in picture.axes[0].collections if hatchless(c)}
+    assert len(colours) == 6  # forward and backward, each in three shades
+
+
+def hatchless(collection):
+    return isinstance(collection, PolyCollection) and len(collection.get_facecolor())
+
+
+def test_shades_of_stages_stay_apart_in_grey():
+    """Beside each other in one schedule: forwards and backwards, or forwards, I and W."""
+    for phases in ("FB", "FIW"):
+        looks = [palette.PHASES[letter].deepened(share) for letter in phases for share in (0, 1)]
+        ladder = sorted(grey(np.array(to_rgb(look.fill))) for look in looks)
+        assert min(np.diff(ladder)) >= 7.0, ladder
+
+
+def test_messages_cross_no_number():
+    """From the last worker to the first they pass behind the ops between them."""
+    picture = pj.plot(run("interleaved-1f1b"), messages=True)
+    (axes,) = picture.axes
+    lines = max(c.get_zorder() for c in axes.collections if type(c).__name__ == "LineCollection")
+    assert lines < min(c.get_zorder() for c in axes.collections if isinstance(c, PolyCollection))
+
+
+def test_transfers_have_a_lane_below_the_ops_of_both_workers():
+    one = pj.evaluate(
+        pj.schedules.build("1f1b", num_workers=3, num_microbatches=4), COSTS, link="rendezvous"
+    )
+    picture = pj.plot(one, transfers=True)
+    colour = to_rgb(palette.MESSAGE)
+    boxes = [
+        path.get_extents()
+        for group in picture.axes[0].collections
+        if isinstance(group, PolyCollection) and colour in map(tuple, group.get_facecolor()[:, :3])
+        for path in group.get_paths()
+    ]
+    assert len(boxes) == 2 * len(arrows(one))
+    assert all(0.1 < box.y0 - round(box.y0) < box.y1 - round(box.y0) < 0.5 for box in boxes)
+    assert "transfer" in [text.get_text() for text in picture.legends[0].get_texts()]
+
+
+def test_a_name_that_is_long_takes_one_line(chimera):
+    picture = pj.plot({"mine.py:warm": chimera}, size="column")
+    assert picture.axes[0].get_title(loc="left") == "mine.py:warm: 32.6 s, idle 26.4 %"
 
 
 def test_pipes_are_told_apart_by_strokes(chimera):
@@ -251,6 +328,23 @@ def test_show_of_several(call, answer, tmp_path):
         picture.with_suffix(".md").read_text() == f"![three.svg](three.svg)\n\n{said['caption']}\n"
     )
     assert 'width="240.944' in picture.read_text()[:2000]
+
+
+def test_labels_and_title(call, answer, tmp_path):
+    two = ["show", "-S", "gpipe,1f1b", "-P", "2", "-M", "4"]
+    picture = tmp_path / "two.svg"
+    said = answer(*two, "--labels", "all first, one by one", "--title", "Two $x$", "--out", picture)
+    assert "all first: makespan" in said["caption"]
+    text = picture.read_text()
+    assert [part in text for part in ("Two $x$", "one by one: ", "gpipe")] == [True, True, False]
+    for labels in ("a", "a,a", "a,,b"):
+        code, _, error = call(*two, "--labels", labels)
+        assert code == 2
+        assert "--labels must be 2 different names, of gpipe, 1f1b" in error
+    for option in (["--title", "x"], ["--transfers"]):
+        code, _, error = call(*two, *option)
+        assert code == 2
+        assert f"{option[0]} has no effect without --out" in error
 
 
 def test_an_all_reduce_that_takes_no_time_has_no_row():

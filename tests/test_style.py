@@ -10,9 +10,17 @@ from matplotlib.colors import to_rgb
 
 from figures.kit.rules import AXES_DIFFER, caption_of, describe, faults
 from pipejax.analysis.runs.activation_memory import ActivationMemory
+from pipejax.analysis.uncertainty.sensitivity import PARAMETERS
 from pipejax.plots import palette, style
 from pipejax.plots.bars import Curves, draw_memory
-from pipejax.plots.charts import draw_curves, draw_delays, draw_tornado
+from pipejax.plots.charts import (
+    PARAMETER_NAMES,
+    draw_curves,
+    draw_delays,
+    draw_predictions,
+    draw_tornado,
+)
+from pipejax.plots.fronts import Shown, draw_results
 
 SEEN_BY = {  # whole deficiencies, by the model of Machado, Oliveira and Fernandes 2009
     "all": None,
@@ -172,6 +180,48 @@ def test_what_the_commands_draw_can_be_printed(name):
     figure, axes = plt.subplots(figsize=(style.COLUMN, 3.2))
     DRAWN[name](axes)
     assert faults(describe(figure, f"`pipejax {name}`.")) == []
+
+
+def test_predictions_near_each_other_have_marks():
+    _, axes = plt.subplots(figsize=(style.COLUMN, 3.2))
+    draw_predictions(axes, np.array([8.3, 9.1, 9.6]), np.array([8.1, 9.4, 9.5]), ["a"] * 3)
+    axes.figure.draw_without_rendering()
+    low, high = axes.get_xlim()
+    marks = [t.get_text() for t in axes.get_xticklabels() if low <= t.get_position()[0] <= high]
+    assert len(marks) >= 3
+    assert all(marks)
+
+
+def test_one_delay_is_not_the_whole_picture():
+    _, axes = plt.subplots()
+    draw_delays(axes, np.array([7]), 0.0)
+    assert axes.get_xlim() == (-0.6, 3.6)
+    assert axes.get_legend() is None  # it is beside the bars
+
+
+def test_a_front_is_seen_to_the_edges_and_the_rest_is_counted():
+    _, axes = plt.subplots()
+    step, memory = np.array([1.0, 1.1, 1.2, 30.0]), np.array([5.0, 4.0, 4.5, 4.2])
+    sides = [Shown("step_time", step, "s"), Shown("memory_bytes", 1e9 * memory, "B")]
+    every = np.ones(4, bool)
+    draw_results(axes, sides, {"points": every}, np.array([0, 1]), np.array([0]))
+    (front,) = [line for line in axes.lines if line.get_label() == "front"]
+    assert axes.get_xlim()[1] < 2
+    assert front.get_xdata()[-1] == axes.get_xlim()[1]
+    assert axes.get_title(loc="left") == "1 of 4 points lie further out"
+
+
+def test_the_machine_stands_above_the_work_in_a_tornado():
+    _, axes = plt.subplots()
+    swings = {
+        "compute.peak": (3.0, 1.5),
+        "model.layers": (1.0, 9.0),
+        "collectives.latency": (1.9, 2.1),
+    }
+    draw_tornado(axes, 2.0, swings)
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == ["layers", "latency of a collective", "peak FLOP/s"]  # from below
+    assert {*PARAMETERS} <= {*PARAMETER_NAMES}
 
 
 def test_a_memory_limit_is_a_line_above_what_keeps_to_it():

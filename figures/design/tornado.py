@@ -43,9 +43,9 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
 def _caption(data: xr.Dataset) -> str:
     low, high = map(float, data.factor.values)
     return (
-        f"Change of the step time if one parameter is multiplied by {low:g} or by {high:g}, the "
-        "largest swing on top; parameters that move it by less than 1 % are left out. What the "
+        f"Change of the step time if one parameter is multiplied by {low:g} or by {high:g}: those "
+        "of the system above, sizes of the model, of a number and of a microbatch below, in each "
+        "the largest swing on top; parameters that move it by less than 1 % are left out. What the "
         "critical path spends most of its time on is what moves the step time most among the "
-        "parameters of the system; above it stand only sizes, of the model, of a number, of a "
-        "microbatch."
+        "parameters of the system."
     )

@@ -62,10 +62,11 @@ def named(runs: Iterable[tuple[str, Run]]) -> dict[str, Run]:
     return found
 
 
-def headline(name: str, run: Evaluation, unit: TimeUnit) -> str:
-    """Say in a line what a run is and takes."""
-    idle = f"idle {100 * run.bubble_ratio:.1f} %"
-    return f"{name}: {unit.text(run.makespan)}, {idle}, {run.links.model} links"
+def headlines(name: str, run: Evaluation, unit: TimeUnit) -> list[str]:
+    """Say in a line what a run is and takes: all of it, then shorter, for where a line is short."""
+    facts = [f"idle {100 * run.bubble_ratio:.1f} %", f"{run.links.model} links"]
+    start = f"{name}: {unit.text(run.makespan)}"
+    return [", ".join([start, *facts[:count]]) for count in (2, 1, 0)]
 
 
 def caption_of_runs(

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch, Patch, PathPatch
 from matplotlib.path import Path
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.costs.topology import PlacedCosts, Seats
@@ -135,6 +135,9 @@ GROUP_LOOKS = [  # of groups, told apart in grey too; more groups begin anew
 ]
 
 
+NEAR = 10.0  # ratio of the ends of an axis up to which its marks are evenly apart
+
+
 def draw_predictions(
     axes: Axes,
     measured: Float[NumpyArray, " rows"],
@@ -165,8 +168,14 @@ def draw_predictions(
         )
     axes.set(xscale="log", yscale="log", xlabel="measured [s]", ylabel="predicted [s]")
     axes.set(xlim=ends, ylim=ends)
+    is_near = ends[1] < NEAR * ends[0]  # too near for marks at powers of ten
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1.0, 3.0) if ends[1] < 30 * ends[0] else (1.0,)))
+        if is_near:
+            axis.set_major_locator(FixedLocator(MaxNLocator(5).tick_values(*ends)))
+            axis.set_minor_locator(NullLocator())
+        else:
+            subs = (1.0, 3.0) if ends[1] < 100 * ends[0] else (1.0,)
+            axis.set_major_locator(LogLocator(subs=subs))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter(NullFormatter())
 
@@ -174,21 +183,26 @@ def draw_predictions(
 # Charts of how stale the gradients of a table are.
 
 
+FEWEST_DELAYS = 3  # up to which the axis goes at least
+
+
 def draw_delays(axes: Axes, histogram: Int[NumpyArray, " delays"], mean: float) -> None:
     """Draw how often each delay occurs, with the mean and the largest marked."""
     share = 100 * histogram / histogram.sum()
     axes.bar(np.arange(len(share)), share, width=0.9, color=palette.BLUE)
     largest = len(share) - 1
-    for at, label, colour in (
-        (mean, f"mean {mean:.4g}", palette.ORANGE),
-        (largest, f"largest {largest}", palette.VERMILION),
+    for at, label, colour, line in (
+        (largest, f"largest {largest}", palette.VERMILION, "-"),
+        (mean, f"mean {mean:.4g}", palette.ORANGE, "--"),
     ):
-        axes.axvline(at, color=colour, label=label)
+        axes.axvline(at, color=colour, label=label, linestyle=line)
     axes.set(xlabel="delay [block updates]", ylabel="share of (update, stage) [%]")
-    axes.legend()
+    axes.set_xlim(-0.6, max(largest, FEWEST_DELAYS) + 0.6)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.figure.legend(loc="outside lower center", ncols=2)  # beside the bars, wherever they stand
 
 
-# Tornado charts: which parameter moves the step time how far, the largest swing on top.
+# Tornado charts: which parameter moves the step time how far, the largest swings on top.
 
 
 SWING_COLOURS = (palette.BLUE, palette.ORANGE)
@@ -202,6 +216,28 @@ PARAMETER_NAMES: Mapping[str, str] = {
     "node.latency": "latency in a node",
     "network.bandwidth": "network bandwidth",
     "network.latency": "network latency",
+    "compute.efficiency": "share of the peak FLOP/s",
+    "compute.fp8_peak": "peak FLOP/s in FP8",
+    "compute.mxfp8_peak": "peak FLOP/s in MXFP8",
+    "compute.nvfp4_peak": "peak FLOP/s in NVFP4",
+    "memory.efficiency": "share of the memory bandwidth",
+    "node.efficiency": "share of the bandwidth in a node",
+    "network.efficiency": "share of the network bandwidth",
+    "collectives.latency": "latency of a collective",
+    "collectives.simple_latency": "latency of a large collective",
+    "kernels.attention_efficiency": "efficiency of attention",
+    "kernels.misaligned_efficiency": "efficiency of odd sizes",
+    "kernels.narrow_efficiency": "efficiency of narrow products",
+    "optimizer.efficiency": "efficiency of the update",
+    "host.launch": "launch of a kernel",
+    "host.layer": "host's time for a layer",
+    "host.collective": "launch of a collective",
+    "host.microbatch": "host's time for a microbatch",
+    "host.step": "host's time for a step",
+    "host.memory_bandwidth": "memory bandwidth of the host",
+    "host_link.bandwidth": "bandwidth to the host",
+    "host_link.latency": "latency to the host",
+    "host_link.efficiency": "share of the bandwidth to the host",
     "model.layers": "layers",
     "model.hidden": "hidden size",
     "model.heads": "heads",
@@ -211,17 +247,35 @@ PARAMETER_NAMES: Mapping[str, str] = {
     "model.sequence": "sequence length",
     "model.element_bytes": "bytes of a number",
     "model.optimizer_bytes": "optimizer bytes",
-    "microbatch_size": "microbatch size",
+    "model.mtp_layers": "layers of further tokens",
+    "model.windowed_layers": "layers with a window",
+    "microbatch_size": "microbatch size, M fixed",
 }
+WORK = ("model.", "microbatch_size")  # what is computed; all else is what it is computed on
 
 
 def draw_tornado(axes: Axes, step_time: float, swings: Mapping[str, tuple[float, float]]) -> None:
-    """Draw one bar per parameter from the step time with less of it to that with more."""
+    """Draw one bar per parameter from the step time with less of it to that with more.
+
+    Those of the machine stand above those of the work, in each the largest swing on top.
+    """
 
     def width(name: str) -> float:
         return max(abs(value / step_time - 1) for value in swings[name])
 
-    shown = sorted((name for name in swings if width(name) >= LEAST_SWING), key=width)
+    large = [name for name in swings if width(name) >= LEAST_SWING]
+    shown = sorted(large, key=lambda name: (not name.startswith(WORK), width(name)))
+    work = sum(name.startswith(WORK) for name in shown)
+    if 0 < work < len(shown):
+        axes.axhline(work - 0.5, color=palette.GREY, linewidth=0.5)
+        axes.annotate(
+            "machine above, work below",
+            (1.0, work - 0.45),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+            fontsize=style.LEAST_FONT,
+        )
     changes = [[100 * (swings[name][k] / step_time - 1) for name in shown] for k in range(2)]
     for values, others, colour in zip(changes, changes[::-1], SWING_COLOURS, strict=True):
         axes.barh(range(len(shown)), values, height=0.7, color=colour)

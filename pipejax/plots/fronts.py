@@ -114,6 +114,7 @@ def _label(columns: Mapping[str, Any], place: int) -> str:
 # Points of a sweep in two of their measures.
 
 
+FAR = 2.5  # times the most of the front: what lies beyond is not drawn, but counted
 WIDE = 20.0  # ratio of the largest to the least value from which an axis is logarithmic
 MANY = 5000  # points, from which they are small
 SCALES = {  # what a measure is shown in
@@ -166,28 +167,61 @@ def draw_results(
       best: points that are ringed.
     """
     x, y = (side.scaled for side in sides)
+    among = np.logical_or.reduce([*groups.values()])
     size = 3 if len(x) <= MANY else 1
     plain: dict[str, Any] = {"linestyle": "", "markersize": size, "rasterized": True, "zorder": 2}
+    plain |= {"markerfacecolor": "none", "markeredgewidth": 0.6}  # those behind are seen through
     if len(groups) > len(COLOURS):
-        groups = {"points": np.logical_or.reduce([*groups.values()])}
+        groups = {"points": among}
     looks = [(palette.GREY, "o")] if len(groups) == 1 else zip(COLOURS, MARKERS, strict=True)
     for (name, own), (colour, marker) in zip(groups.items(), looks, strict=False):
         axes.plot(x[own], y[own], marker=marker, color=colour, label=name, **plain)
-    if len(front):
-        axes.step(
-            x[front], y[front], where="post", color=palette.BLACK, linewidth=0.9, label="front"
-        )
     if len(best):
         ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": palette.BLACK}
         axes.plot(x[best], y[best], "o", markersize=7, label="best", zorder=3, **ring)
     for side, values, axis in zip("xy", (x, y), (axes.xaxis, axes.yaxis), strict=True):
-        shown = values[np.logical_or.reduce([*groups.values()])]
+        shown = values[among]
+        if len(front):
+            shown = shown[shown <= FAR * values[front].max()] if np.all(shown > 0) else shown
         if len(shown) and shown.min() > 0 and shown.max() > WIDE * shown.min():
             getattr(axes, f"set_{side}scale")("log")
+        if len(shown) < among.sum():
+            getattr(axes, f"set_{side}lim")(*_with_margin(shown, axis.get_scale()))
         axis.set_major_formatter(StrMethodFormatter("{x:.4g}"))
         if axis.get_scale() == "log":
             axis.set_minor_formatter(StrMethodFormatter("{x:.3g}"))
+    if len(front):
+        _draw_front(axes, x[front], y[front])
+        out = among & ((x > axes.get_xlim()[1]) | (y > axes.get_ylim()[1]))
+        if out.any():
+            axes.set_title(f"{out.sum():,} of {among.sum():,} points lie further out", loc="left")
     axes.set_xlabel(sides[0].label)
     axes.set_ylabel(sides[1].label)
     figure: Any = axes.figure
     figure.legend(loc="outside upper left", ncols=2)  # beside the points, wherever they lie
+
+
+def _with_margin(values: NumpyArray, scale: str) -> tuple[float, float]:
+    """Ends of an axis around values."""
+    low, high = float(values.min()), float(values.max())
+    if scale == "log":
+        more = (high / low) ** 0.05
+        return low / more, high * more
+    more = 0.05 * (high - low)
+    return low - more, high + more
+
+
+def _draw_front(axes: Axes, x: NumpyArray, y: NumpyArray) -> None:
+    """Draw the edge of what the front beats, up to the edges of the picture."""
+    right, top = axes.get_xlim()[1], axes.get_ylim()[1]
+    limits = axes.get_xlim(), axes.get_ylim()
+    axes.step(
+        [x[0], *x, right],
+        [top, *y, y[-1]],
+        where="post",
+        color=palette.BLACK,
+        linewidth=0.9,
+        label="front",
+        zorder=3,
+    )
+    axes.set(xlim=limits[0], ylim=limits[1])

@@ -4,7 +4,10 @@ Lines have the colours of Okabe and Ito, which colour-blind readers tell apart; 
 markers do that. Phases touch each other and have no markers: their colours are a ladder of
 lightness. What tells the pipes of a bidirectional schedule apart is no colour: ops of the second
 pipe are hatched, so forward and backward stay as far apart in grey as they are in the first pipe.
-Where no strokes can be drawn, as in a terminal, the second pipe has a darker shade.
+Where no strokes can be drawn, as in a terminal, the second pipe has a darker shade. Stages of one
+worker go from dark to light: the first has a deeper colour of the phase, the last the phase's own.
+In grey both fit between the phases of schedules that have forwards and one kind of backward, or
+backwards that are split.
 """
 
 from collections.abc import Mapping
@@ -30,16 +33,26 @@ class Look(NamedTuple):
       name: of the phase, in a legend.
       fill: colour.
       shade: colour in the second pipe, where no strokes can be drawn.
+      deep: colour of a worker's first stage, where it has several; as `fill` if "".
     """
 
     name: str
     fill: str
     shade: str
+    deep: str = ""
 
     @property
     def ink(self) -> str:
         """Colour of text and strokes on it."""
         return ink(self.fill)
+
+    def deepened(self, share: float) -> "Look":
+        """Return the look of a stage: 1 is the first of its worker, 0 the last."""
+        if not (self.deep and share):
+            return self
+        ends = ([int(text[k : k + 2], 16) for k in (1, 3, 5)] for text in (self.fill, self.deep))
+        mixed = (round(own + share * (deep - own)) for own, deep in zip(*ends, strict=True))
+        return self._replace(fill="#" + "".join(f"{part:02X}" for part in mixed))
 
 
 def lightness(colour: str) -> float:

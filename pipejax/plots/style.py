@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont
 
+from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import number, wrong
 from pipejax.plots import palette
 
@@ -24,6 +26,7 @@ COLUMN, PAGE = 3.33, 7.0  # widths of a paper's column and of its page [inch]
 LEAST_FONT = 7.0  # [point]
 INCHES: Mapping[str, float] = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
 WIDEST = 100.0  # [inch]
+LINE = 0.15  # the widest line around a bar, relative to its length
 FONT, FONT_SIZE = "DejaVu Sans", 8.0
 
 
@@ -141,12 +144,21 @@ class Picture(Figure):
         return text.getvalue()[text.getvalue().index("<svg") :]
 
 
-def look(phase: str) -> dict[str, Any]:
-    """Return how a rectangle of a phase is drawn."""
-    fill = palette.look(phase).fill
+def look(phase: str, depth: float = 0.0) -> dict[str, Any]:
+    """Return how a rectangle of a phase is drawn; the first stage of a worker has depth 1."""
+    fill = palette.look(phase).deepened(depth).fill
     if fill == palette.WHITE:
         return {"facecolor": fill, "edgecolor": palette.BLACK, "hatch": "////"}
     return {"facecolor": fill, "edgecolor": palette.WHITE}
+
+
+def line_widths(
+    axes: Axes, lengths: Float[NumpyArray, " bars"], widest: float
+) -> Float[NumpyArray, " bars"]:
+    """Widths of the lines around bars of some lengths [point]: a short bar is not all line."""
+    low, high = axes.get_xlim()
+    points = axes.bbox.width * 72 / axes.figure.dpi / (high - low)
+    return np.minimum(widest, LINE * points * lengths)
 
 
 def small() -> float:

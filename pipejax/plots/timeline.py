@@ -19,6 +19,8 @@ from pipejax.analysis.runs.timeline import (
     Window,
     arrows,
     bars,
+    depths,
+    name_of_deep,
     name_of_second,
     second_pipe,
     window_of,
@@ -28,8 +30,9 @@ from pipejax.base.files import drafted
 from pipejax.costs.measured.costs_file import slot_costs
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.plots import palette, style
-from pipejax.plots.bars import Curves, bar_entries, draw_bars, draw_memory, draw_messages
-from pipejax.plots.caption import SLOTS, TimeUnit, caption_of_runs, headline, named, unit_of
+from pipejax.plots.bars import Curves, bar_entries, draw_bars, draw_memory, lanes_of
+from pipejax.plots.caption import SLOTS, TimeUnit, caption_of_runs, headlines, named, unit_of
+from pipejax.plots.transfers import draw_messages
 from pipejax.schedules.cells.ops import WAITS
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -69,6 +72,8 @@ class Drawing(NamedTuple):
       messages: whether messages are lines.
       critical: whether the critical path is framed.
       caption: text below the picture, if any.
+      transfers: whether messages have a lane below the ops of their workers.
+      title: above all, if any.
     """
 
     unit: TimeUnit
@@ -77,12 +82,15 @@ class Drawing(NamedTuple):
     messages: bool = False
     critical: bool = True
     caption: str = ""
+    transfers: bool = False
+    title: str = ""
 
 
 def plot(
     runs: Run | Sequence[Run] | Mapping[str, Run],
     *,
     messages: bool = False,
+    transfers: bool = False,
     memory: bool = False,
     critical: bool = True,
     start: float | None = None,
@@ -93,6 +101,7 @@ def plot(
     font: str | None = None,
     font_size: float = style.FONT_SIZE,
     caption: bool | str = False,
+    title: str = "",
 ) -> Figure:
     """Draw runs as timelines, one below the other under one time axis.
 
@@ -103,6 +112,7 @@ def plot(
       runs: evaluations, or tables, which are drawn in their own slots; with a name for each if
         they come as a mapping.
       messages: draw messages as lines.
+      transfers: draw messages as bars in a lane of their own, below the ops of both workers.
       memory: draw below each run the activations that its workers hold.
       critical: frame the critical path.
       start: left end of the time axis [s]; 0 if None.
@@ -113,6 +123,7 @@ def plot(
       font: family of the texts.
       font_size: of titles and labels; numbers and ticks have a point less.
       caption: write the parameters of the runs below, or this text.
+      title: stands above all.
 
     Returns:
       The figure. Its label is its caption.
@@ -145,7 +156,8 @@ def plot(
     scale = unit_of(shown, unit or (SLOTS if in_slots == {True} else None))
     window = window_of(shown, start, stop, part)
     text = caption_of_runs(evaluated, scale, window=window) if caption is True else caption or ""
-    look = Drawing(scale, style.paper(size, font, font_size), window, messages, critical, text)
+    page = style.paper(size, font, font_size)
+    look = Drawing(scale, page, window, messages, critical, text, transfers, title)
     panels = [
         Panel(name, run, _activations(run) if memory else None) for name, run in evaluated.items()
     ]
@@ -178,14 +190,17 @@ def _activations(run: Evaluation) -> Curves:
 def draw_panels(panels: Sequence[Panel], look: Drawing) -> style.Picture:
     """Draw runs one below the other; what is shared is said once."""
     drawn = [panel.bars(look.critical) for panel in panels]
-    heights = [h for panel, each in zip(panels, drawn, strict=True) for h in _heights(panel, each)]
+    heights = [
+        h for panel, each in zip(panels, drawn, strict=True) for h in _heights(panel, each, look)
+    ]
     squeezed = min(1.0, _HIGHEST / sum(heights))
     entries = _legend(panels, [bar for each in drawn for bar in each], look)
     columns = _columns([str(entry.get_label()) for entry in entries], look.paper)
     caption = _wrapped(look.caption, look.paper, look.paper.font_size)
     line = _LINE * look.paper.font_size / 72  # [inch]
     below = len(caption) + -(-len(entries) // columns)
-    high = squeezed * sum(heights) + line * (2.5 + below + 1.5 * len(heights))
+    above = _wrapped(look.title, look.paper, look.paper.font_size)
+    high = squeezed * sum(heights) + line * (2.5 + len(above) + below + 1.5 * len(heights))
     window = look.window or Window(0.0, max(panel.run.makespan for panel in panels))
     with mpl.rc_context(look.paper.settings()):
         figure = style.Picture(look.paper, high)
@@ -198,6 +213,9 @@ def draw_panels(panels: Sequence[Panel], look: Drawing) -> style.Picture:
             if panel.memory is not None:
                 draw_memory(next(places), panel.memory, until=panel.run.makespan)
         _name_times(axes[-1], look.unit, window)
+        if above:
+            size = look.paper.font_size
+            figure.suptitle("\n".join(above), fontsize=size, fontweight="bold", parse_math=False)
         _write_below(figure, entries, columns, caption)
     runs = {panel.name: panel.run for panel in panels}
     figure.set_label(look.caption or caption_of_runs(runs, look.unit, window=look.window))
@@ -226,11 +244,11 @@ def _write_below(
     layout.set(rect=(0, low, 1, 1 - low))  # type: ignore[call-arg]  # that of a constrained one
 
 
-def _heights(panel: Panel, drawn: Sequence[Bar]) -> list[float]:
+def _heights(panel: Panel, drawn: Sequence[Bar], look: Drawing) -> list[float]:
     """Heights of a run and of its memory [inch]."""
     workers = panel.run.workers
     rows = workers + any(bar.worker == NO_WORKER for bar in drawn)  # that of collectives
-    row = _HOST_ROW if panel.run.table.offloads else _ROW
+    row = _HOST_ROW if panel.run.table.offloads or look.transfers else _ROW
     return [row * rows] + [_MEMORY_ROW * workers] * bool(panel.memory)
 
 
@@ -238,6 +256,7 @@ def _draw_panel(
     axes: Axes, panel: Panel, drawn: Sequence[Bar], look: Drawing, window: Window
 ) -> None:
     run = panel.run
+    sent = [a if look.critical else a._replace(is_critical=False) for a in arrows(run)]
     draw_bars(
         axes,
         drawn,
@@ -245,19 +264,27 @@ def _draw_panel(
         since=window.start,
         until=window.stop,
         hatched=second_pipe(run.table),
+        depth=depths(run.table),
+        transfers=sent if look.transfers else (),
     )
     if look.messages:
-        sent = [a if look.critical else a._replace(is_critical=False) for a in arrows(run)]
-        draw_messages(axes, sent, has_host_link=run.table.offloads)
-    title = headline(panel.name, run, look.unit)
+        lanes = lanes_of(has_host_link=run.table.offloads, has_transfers=look.transfers)
+        top, height = lanes.ops
+        draw_messages(axes, sent, top=top, bottom=top + height)
     room = look.paper._replace(width=look.paper.width - 0.8)  # beside the names of rows
-    lines = _wrapped(title, room, look.paper.font_size)
+    each = [
+        _wrapped(text, room, look.paper.font_size) for text in headlines(panel.name, run, look.unit)
+    ]
+    lines = min(each, key=len)  # the first of those that fit
     axes.set_title("\n".join(lines), loc="left", parse_math=False)  # a name is no formula
 
 
 def _legend(panels: Sequence[Panel], drawn: Sequence[Bar], look: Drawing) -> list[Patch | Line2D]:
     """What colours, strokes and lines mean, in all runs."""
-    entries = bar_entries(drawn, name_of_second(panel.run.table for panel in panels))
+    tables = [panel.run.table for panel in panels]
+    entries = bar_entries(drawn, name_of_second(tables), name_of_deep(tables))
+    if look.transfers:
+        entries.append(Patch(color=palette.MESSAGE, label="transfer"))
     if look.messages:
         entries.append(Line2D([], [], color=palette.MESSAGE, linewidth=0.8, label="message"))
     return entries

@@ -92,7 +92,7 @@ class Visit:
             """([index, label]) => {
               const { bars, schedule } = explorer.panes[index];
               const op = schedule.find(label);
-              const axis = explorer.view.over(64, bars.width - 64);
+              const axis = explorer.view.over(80, bars.width - 80);
               const [x, y, width, height] = bars.place(axis, op, bars.row(op));
               const box = bars.canvas.getBoundingClientRect();
               return [box.left + x + width / 2, box.top + y + height / 2];

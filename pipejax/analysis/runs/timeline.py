@@ -121,6 +121,21 @@ def name_of_second(tables: Iterable[ScheduleTable]) -> str:
     return "" if most == 1 else "second pipe" if most == 2 else "every second pipe"
 
 
+def depths(table: ScheduleTable) -> list[float]:
+    """How early each stage is among those of its worker (stages): 1 is its first, 0 its last."""
+    found = []
+    for stage, worker in enumerate(table.placement[0].tolist()):
+        beside = np.flatnonzero(table.placement[0] == worker)
+        found.append(float(np.mean(beside[beside != stage] > stage)) if len(beside) > 1 else 0.0)
+    return found
+
+
+def name_of_deep(tables: Iterable[ScheduleTable]) -> str:
+    """Name what `depths` tells apart in some tables, for a legend; "" where it finds nothing."""
+    most = max((table.stages_per_worker for table in tables), default=1)
+    return "" if most == 1 else f"darker: {'first' if most == 2 else 'earlier'} stages"
+
+
 def arrows(evaluation: Evaluation) -> list[Arrow]:
     """List every message between workers."""
     sent = evaluation.program.messages

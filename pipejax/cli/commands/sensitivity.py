@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from pipejax.analysis.uncertainty.sensitivity import Sensitivity
 
 
-BAR = 20  # columns of the longest bar
+BAR = 8  # columns of the longest bar
+LEAST = 5e-5  # of an elasticity: smaller ones are written as 0
 LARGEST_FACTOR = 1e6  # beyond it no number of a machine means anything
 
 
@@ -100,29 +101,30 @@ def _of_places(run: "pj.Evaluation", factors: tuple[float, float], out: Output) 
 def _table(
     found: "Sensitivity", ends: dict[str, tuple[float, float]], factors: tuple[float, float]
 ) -> Table:
-    """One row per parameter, the strongest first."""
+    """One row per parameter that changes anything, the strongest first."""
     strongest = max(map(abs, found.elasticity.values())) or 1.0
     ranked = sorted(found.elasticity.items(), key=lambda item: -abs(item[1]))
+    ranked = [(name, value) for name, value in ranked if abs(value) >= LEAST] or ranked[:1]
+    left = len(found.elasticity) - len(ranked)
     bars = [
         f"[{'green' if value < 0 else 'red'}]{'█' * round(BAR * abs(value) / strongest)}[/]"
         for _, value in ranked
     ]
-    share = found.share
     return grid(
         [
             ("parameter", (name for name, _ in ranked)),
             ("elasticity", (f"{value:+.4f}" for _, value in ranked)),
             ("", bars),
-            ("share of path", (percent(share[n]) if n in share else "" for n, _ in ranked)),
             *(
                 (
-                    f"step time at x {factor:g}",
+                    f"x {factor:g}",
                     [seconds(ends[name][end]) if name in ends else "" for name, _ in ranked],
                 )
                 for end, factor in enumerate(factors)
             ),
         ],
-        caption="elasticity: % of step time per % of the parameter",
+        caption=f"elasticity: % of step time per % of the parameter; x: the step time with so "
+        f"many times of it; {left} parameters change nothing",
     )
 
 

@@ -8,20 +8,17 @@ from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import one_of
-from pipejax.base.files import write_file
+from pipejax.cli.commands.show_page import NO_TIMES, carried, save_page
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import ActivationOptions, HeldMemory, MemoryLimit, StageSizes
 from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.pricing_steps import TableSlots
 from pipejax.cli.options.tables import TableChoice, TableOptions, chosen_tables, naming
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer, file_lines
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import ANY, TIMELINE
 from pipejax.cli.output.numbers import percent
-from pipejax.cli.output.progress import waiting
 from pipejax.cli.output.report import console, grid, pick, plain, print_all
 from pipejax.cli.output.terminal_timeline import (
     NAMES,
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
 
 
 PLACES = ("under", "beside")  # of a caption
-_OF_PAPER = ("size", "font", "font_size")
+_OF_DRAWING = ("size", "font", "font_size", "transfers")
 
 
 class PictureSettings(NamedTuple):
@@ -55,6 +52,9 @@ class PictureSettings(NamedTuple):
       font_size: of titles in a drawing; numbers have a point less.
       caption: in the picture or the terminal, or in a file of the picture's name that ends in .md.
       no_critical: as it is always marked else.
+      transfers: in a drawing.
+      title: of a drawing or a page.
+      labels: in place of their own names.
     """
 
     from_: Text = None
@@ -66,6 +66,9 @@ class PictureSettings(NamedTuple):
     font_size: float | None = None
     caption: Text = None
     no_critical: bool = False
+    transfers: bool = False
+    title: Text = None
+    labels: Text = None
 
     def check(self, out: str | None) -> None:
         """Refuse what has no effect on a file of this suffix, or where none is written.
@@ -75,12 +78,34 @@ class PictureSettings(NamedTuple):
         """
         if self.caption is not None:
             one_of(self.caption, PLACES, "--caption")
-        given = [name for name in _OF_PAPER if getattr(self, name) is not None]
+        given = [name for name in _OF_DRAWING if getattr(self, name) not in (None, False)]
         if self.caption == "beside":
             given.append("caption")
         if given and out in (None, ".html"):
             where = "without --out" if out is None else f"on a page ({out})"
             raise ValueError(f"{flag(given[0])} has no effect {where}: it goes with a drawing")
+        if self.title is not None and out is None:
+            raise ValueError(
+                "--title has no effect without --out: it goes with a drawing or a page"
+            )
+
+    def named(self, runs: "Sequence[pj.Evaluation]") -> "Mapping[str, pj.Evaluation]":
+        """Give every run a name of its own: its label, or its schedule.
+
+        Raises:
+          ValueError: if there is not one label for each, or two are the same.
+        """
+        from pipejax.plots.caption import named
+
+        if self.labels is None:
+            return named((run.schedule, run) for run in runs)
+        labels = [label.strip() for label in self.labels.split(",")]
+        if len(set(labels)) < len(labels) or "" in labels or len(labels) != len(runs):
+            what = ", ".join(run.schedule for run in runs)
+            raise ValueError(
+                f"--labels must be {len(runs)} different names, of {what}, got {self.labels!r}"
+            )
+        return dict(zip(labels, runs, strict=True))
 
     def window(self, runs: "Sequence[pj.Evaluation]") -> "Window | None":
         """Return the part of the time axis that is asked for."""
@@ -128,16 +153,6 @@ def caption_file(label: str, caption: str) -> str:
     return f"![{label}]({label})\n\n{caption}\n"
 
 
-def by_name(runs: "Sequence[pj.Evaluation]") -> "Mapping[str, pj.Evaluation]":
-    """Give every run a name of its own."""
-    from pipejax.plots.caption import named
-
-    return named((run.schedule, run) for run in runs)
-
-
-NO_TIMES = Pricing(TableSlots())
-
-
 class Scene(NamedTuple):
     """What is shown.
 
@@ -175,6 +190,7 @@ def show(
     memory: bool = False,
     width: CountIfGiven = None,
     open: bool = False,
+    choose: bool = False,
 ) -> Answer:
     """Show timelines of schedules under one time axis; without times, in the tables' own slots.
 
@@ -184,6 +200,7 @@ def show(
       schedules: one below the other.
       out: a drawing (.png, .pdf, .svg), or a page (.html).
       open: a page.
+      choose: among all that are built in, on 2 to 16 workers.
 
     Example:
       pipejax show -s hanayo -P 4 -M 4 --waves 2 --messages
@@ -192,6 +209,8 @@ def show(
     picture.check(suffix)
     if open and suffix != ".html":
         raise ValueError("--open has no effect without --out PAGE.html")
+    if choose and suffix != ".html":
+        raise ValueError("--choose has no effect without --out PAGE.html")
     paper = None if suffix in (None, ".html") else picture.paper()
     beside = _caption_output(picture, out)
     with_curves = memory or suffix == ".html"
@@ -199,7 +218,9 @@ def show(
     limit = options.options.get("memory_limit") if with_curves else None
     scene = _scene(tables, pricing, links, activations, picture, messages, memory, limit)
     if suffix == ".html":
-        _save_page(scene, pricing, activations, limit, memory, out)
+        save_page(
+            scene, pricing, activations, limit, memory, carried(options, pricing, choose), out
+        )
     elif paper is not None:
         _draw(scene, paper, out, beside)
     if open and out.written is not None:
@@ -238,7 +259,7 @@ def _scene(
         sized.append(sizes)
         limits = limit and limit.levels(table, sizes, activations, priced.workload)
         held.append(sizes.held(run)._replace(limits=limits) if memory else None)
-    runs = by_name(evaluated)
+    runs = picture.named(evaluated)
     unit = picture.time_unit(evaluated, in_slots=pricing is None)
     window = picture.window(evaluated)
     caption = caption_of_runs(runs, unit, setting=setting_of(pricing), window=window)
@@ -261,7 +282,16 @@ def _draw(scene: Scene, paper: "Paper", out: Output, beside: Output) -> None:
         panels.append(Panel(name, run, curves))
     caption = scene.caption if scene.picture.caption == "under" else ""
     critical = not scene.picture.no_critical
-    look = Drawing(scene.unit, paper, scene.window, scene.messages, critical, caption)
+    look = Drawing(
+        scene.unit,
+        paper,
+        scene.window,
+        scene.messages,
+        critical,
+        caption,
+        scene.picture.transfers,
+        scene.picture.title or "",
+    )
     drawn = draw_panels(panels, look)
     out.save(lambda draft: save(drawn, draft))
     text = caption_file(str(out.path and out.path.name), scene.caption)
@@ -358,44 +388,3 @@ def _print(scene: Scene, width: int | None) -> None:
     print_legend(out, shown)
     if scene.picture.caption == "under":
         print_all(plain(scene.caption))
-
-
-def _save_page(
-    scene: Scene,
-    pricing: Pricing | None,
-    activations: ActivationOptions,
-    limit: MemoryLimit | None,
-    memory: bool,
-    out: Output,
-) -> None:
-    """Write a page; its memory limit, if none is given, is with a model what its system has."""
-    from pipejax.plots.explorer.page import page
-    from pipejax.plots.explorer.payload import Explored, MemoryShown
-
-    given = pricing or NO_TIMES
-    explored = []
-    for run, sizes in zip(scene.runs.values(), scene.sizes, strict=True):
-        limits = _limits(run.table, sizes, given, activations, limit)
-        explored.append(Explored(run, MemoryShown(*sizes[:4], limits)))
-    wanted = {"messages": scene.messages, "memory": memory}
-    show = {name: True for name, is_wanted in wanted.items() if is_wanted}
-    show |= {"critical": False} if scene.picture.no_critical else {}
-    unit = "slots" if pricing is None else "s"
-    with waiting("looking for closed forms"):
-        text = page(explored, unit=unit, show=show, view=scene.window)
-    out.save(lambda draft: write_file(draft, text))
-
-
-def _limits(
-    table: pj.ScheduleTable,
-    sized: StageSizes,
-    pricing: Pricing,
-    activations: ActivationOptions,
-    limit: MemoryLimit | None,
-) -> Float[NumpyArray, " workers"] | None:
-    """What the activations of each worker may take: what is asked, or what the system has left."""
-    if limit is not None:
-        return limit.levels(table, sized, activations, pricing.workload)
-    if sized.static is None or pricing.system is None:
-        return None
-    return (float(pricing.system.memory_available) - sized.static).clip(min=0.0)

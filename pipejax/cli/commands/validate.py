@@ -152,5 +152,6 @@ def _draw(out: Output, found: "Validation") -> None:
     names = known.parts.tolist()
     with drawing(out, 1, 3.2) as (_, axes):
         draw_predictions(axes, known.measured.seconds, known.predicted.seconds, names)
+        axes.set_title(f"{len(names)} rows, grey: within 10 %", loc="left")
         if 1 < len(set(names)) <= MOST_NAMED:
             axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.45, -0.16))

@@ -1,85 +1,25 @@
 // Draws the rows of a schedule. Only what is in sight is drawn; ops that are narrower than a few
 // pixels are summed up by pixel, so a row of thousands of them costs no more than its width.
 
-// Colours: those of phases come with the page, all others from its style sheet, light or dark.
+import { hatch, look, word } from "./palette.js";
 
-const NAMES = [
-  "paper", "ink", "quiet", "row", "rowChosen", "accent", "message", "held", "envelope", "limit",
-  "thumb",
-];
-
-/** Read the colours that are in force now; phases by their code. */
-export function readPalette(phases) {
-  const style = getComputedStyle(document.documentElement);
-  const palette = {
-    font: style.getPropertyValue("--font"),
-    fills: {}, inks: {}, isEdged: {}, hatches: new Map(),
-    // red, green, blue of each phase, and of its shade in the second pipe
-    channels: new Float32Array(3 * Object.keys(phases).length),
-    shades: new Float32Array(3 * Object.keys(phases).length),
-  };
-  for (const name of NAMES) {
-    const variable = name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`);
-    palette[name] = style.getPropertyValue(`--${variable}`).trim();
-  }
-  palette.words = Object.fromEntries(["paper", "row", "rowChosen", "ink"].map((name) =>
-    [name, word(...rgb(palette[name]))]));
-  const paper = brightness(rgb(palette.paper));
-  const nearest = paper > 128 ? 12 : 30; // a fill that is as near to the paper needs an edge
-  for (const [code, { fill, ink, shade }] of Object.entries(phases)) {
-    palette.fills[code] = fill;
-    palette.inks[code] = ink;
-    palette.channels.set(rgb(fill), 3 * code);
-    palette.shades.set(rgb(shade), 3 * code);
-    palette.isEdged[code] = Math.abs(brightness(rgb(fill)) - paper) < nearest;
-  }
-  return palette;
-}
-
-/** Strokes of an ink, as figures have them for the second pipe. */
-export function hatch(palette, context, ink) {
-  if (!palette.hatches.has(ink)) {
-    const tile = document.createElement("canvas");
-    tile.width = tile.height = 6;
-    const strokes = tile.getContext("2d");
-    strokes.strokeStyle = ink;
-    strokes.globalAlpha = 0.4;
-    strokes.beginPath();
-    for (const from of [-6, 0, 6]) {
-      strokes.moveTo(from - 1, 7);
-      strokes.lineTo(from + 7, -1);
-    }
-    strokes.stroke();
-    palette.hatches.set(ink, context.createPattern(tile, "repeat"));
-  }
-  return palette.hatches.get(ink);
-}
-
-/** An opaque pixel as a number, in the order of bytes that browsers run on. */
-export function word(red, green, blue) {
-  return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
-}
-
-function rgb(colour) {
-  return [1, 3, 5].map((k) => parseInt(colour.slice(k, k + 2), 16));
-}
-
-function brightness([red, green, blue]) {
-  return 0.299 * red + 0.587 * green + 0.114 * blue;
-}
-
-export const GUTTER = 64; // left of the time axis: names of workers
+export const GUTTER = 80; // left of the time axis: names of workers; as --gutter of the style sheet
 const NARROW = 2.5; // pixels below which ops of a row flow together
 const LABEL_HEIGHT = 9; // least height of a bar with text
+const DIGIT_OF_FONT = 0.6; // width of a digit, relative to the size of its font
+const FRAMED = 9; // pixels from which an op of the critical path has a frame around it
+const MARK = 3; // height of its mark below narrower ones
 const MOST_LABELS = 2500; // in sight
 const MOST_MESSAGES = 4000; // in sight
 const FADED = 0.18; // of what a search does not find
 
 /** Height of each part of a row, from its own height. */
-export function rowParts(height, hasBeside) {
+export function rowParts(height, hasBeside, hasTransfers) {
   const gap = height > 14 ? 3 : height > 7 ? 1 : 0;
-  const beside = hasBeside ? Math.max(2, Math.round((height - gap) * 0.26)) : 0;
-  return { compute: height - gap - beside, beside };
+  const part = Math.max(2, Math.round((height - gap) * 0.26));
+  const beside = hasBeside ? part : 0;
+  const transfers = hasTransfers ? part : 0;
+  return { compute: height - gap - beside - transfers, beside, transfers };
 }
 
 export class Bars {
@@ -89,14 +29,14 @@ export class Bars {
   }
 
   /** Give the canvas its size in CSS pixels, sharp on any screen. */
-  resize(width, rowHeight) {
+  resize(width, rowHeight, hasTransfers) {
     const height = Math.max(1, rowHeight * this.schedule.workers);
     const ratio = window.devicePixelRatio || 1;
     Object.assign(this, { width, height, rowHeight, ratio });
     this.canvas.style.height = `${height}px`;
     this.canvas.width = Math.round(width * ratio);
     this.canvas.height = Math.round(height * ratio);
-    this.parts = rowParts(rowHeight, this.schedule.hasBeside);
+    this.parts = rowParts(rowHeight, this.schedule.hasBeside, hasTransfers);
     const columns = Math.max(1, Math.round((width - GUTTER) * ratio));
     this.image = new ImageData(columns, this.canvas.height);
     this.pixels = new Uint32Array(this.image.data.buffer);
@@ -119,9 +59,12 @@ export class Bars {
     context.beginPath();
     context.rect(GUTTER, 0, width - GUTTER, height);
     context.clip();
-    if (!isDense) this.drawWide(axis, shown);
-    if (!isDense && shown.critical) this.drawCritical(axis);
+    // lines lie behind ops that have numbers
     const hidden = shown.messages ? this.drawMessages(axis) : 0;
+    if (!isDense && shown.critical) this.traceCritical(axis, shown.transfers);
+    if (!isDense) this.drawWide(axis, shown);
+    if (!isDense && shown.critical) this.frameCritical(axis);
+    if (shown.transfers) this.drawTransfers(axis, shown.critical);
     if (shown.hovered >= 0) this.drawLinks(axis, shown.hovered);
     if (shown.selected >= 0) this.drawLinks(axis, shown.selected);
     context.restore();
@@ -133,7 +76,8 @@ export class Bars {
     const { context, palette, schedule, rowHeight, parts, width } = this;
     for (let row = 0; row < schedule.workers; row++) {
       context.fillStyle = row === shown.worker ? palette.rowChosen : palette.row;
-      context.fillRect(GUTTER, row * rowHeight, width - GUTTER, parts.compute + parts.beside);
+      const height = parts.compute + parts.beside + parts.transfers;
+      context.fillRect(GUTTER, row * rowHeight, width - GUTTER, height);
     }
   }
 
@@ -147,8 +91,9 @@ export class Bars {
       if (row % each !== 0 && row !== shown.worker) continue;
       if (shown.worker >= 0 && row !== shown.worker && Math.abs(row - shown.worker) < each) continue;
       context.fillStyle = row === shown.worker ? palette.ink : palette.quiet;
-      const name = rowHeight > 14 ? `worker ${row}` : String(row);
-      context.fillText(name, GUTTER - 8, (row + 0.5) * rowHeight);
+      const name = `worker ${row}`;
+      const fits = rowHeight > 14 && context.measureText(name).width < GUTTER - 10;
+      context.fillText(fits ? name : String(row), GUTTER - 8, (row + 0.5) * rowHeight);
     }
   }
 
@@ -176,9 +121,14 @@ export class Bars {
       const top = row * rowHeight;
       this.sumUp(compute, true, axis, shown.found);
       this.paintLine(top, parts.compute, palette.words[ground]);
-      if (parts.beside === 0) return;
-      this.sumUp(beside, false, axis, shown.found);
-      this.paintLine(top + parts.compute, parts.beside, palette.words[ground]);
+      if (parts.beside > 0) {
+        this.sumUp(beside, false, axis, shown.found);
+        this.paintLine(top + parts.compute, parts.beside, palette.words[ground]);
+      }
+      if (parts.transfers > 0) {
+        this.sums.fill(0);
+        this.paintLine(top + parts.compute + parts.beside, parts.transfers, palette.words[ground]);
+      }
     });
     if (marksCritical) this.markCritical(axis);
     context.putImageData(this.image, Math.round(GUTTER * ratio), 0);
@@ -187,31 +137,39 @@ export class Bars {
   /** Sum up the narrow ops of a lane by pixel. */
   sumUp(lane, isOrdered, axis, found) {
     const { ratio } = this;
-    const { phase, pipe, with_phase: partner } = this.schedule.ops;
+    const { phase, pipe, stage, with_phase: partner, with_stage: beside } = this.schedule.ops;
     const { channels, shades } = this.palette;
+    const { depth } = this.schedule;
     this.sums.fill(0);
     // called for up to a hundred thousand ops of a frame: nothing is made anew in it
     this.eachInSight(lane, isOrdered, axis, (op, left, right) => {
       if (right - left >= NARROW || right <= left) return;
       const weight = found && !found[op] ? FADED : 1;
       if (partner[op] === 0) {
-        this.cover(left * ratio, right * ratio, pipe[op] % 2 ? shades : channels, phase[op], weight);
+        const colours = pipe[op] % 2 ? shades : channels;
+        this.cover(left * ratio, right * ratio, colours, phase[op], depth[stage[op]], weight);
       } else {
-        this.cover(left * ratio, right * ratio, channels, phase[op], weight / 2);
-        this.cover(left * ratio, right * ratio, shades, partner[op], weight / 2);
+        const half = weight / 2;
+        this.cover(left * ratio, right * ratio, channels, phase[op], depth[stage[op]], half);
+        const colours = this.schedule.pipes > 1 ? shades : channels;
+        this.cover(left * ratio, right * ratio, colours, partner[op], depth[beside[op]], half);
       }
     });
   }
 
   /** Add the colour of a phase to all pixels between two places, by how much of each it covers. */
-  cover(left, right, channels, phase, weight) {
-    const { sums } = this;
+  cover(left, right, channels, phase, depth, weight) {
+    const { sums, palette: { deeps } } = this;
+    const deep = channels === this.palette.channels ? depth : 0;
+    const red = channels[3 * phase] + deep * (deeps[3 * phase] - channels[3 * phase]);
+    const green = channels[3 * phase + 1] + deep * (deeps[3 * phase + 1] - channels[3 * phase + 1]);
+    const blue = channels[3 * phase + 2] + deep * (deeps[3 * phase + 2] - channels[3 * phase + 2]);
     const last = Math.min(Math.floor(right), this.line.length - 1);
     for (let x = Math.max(0, Math.floor(left)); x <= last; x++) {
       const part = weight * (Math.min(right, x + 1) - Math.max(left, x));
-      sums[4 * x] += part * channels[3 * phase];
-      sums[4 * x + 1] += part * channels[3 * phase + 1];
-      sums[4 * x + 2] += part * channels[3 * phase + 2];
+      sums[4 * x] += part * red;
+      sums[4 * x + 1] += part * green;
+      sums[4 * x + 2] += part * blue;
       sums[4 * x + 3] += part;
     }
   }
@@ -235,7 +193,7 @@ export class Bars {
     for (let y = Math.round(top * ratio); y < end; y++) pixels.set(line, y * line.length);
   }
 
-  /** Mark the critical path where all ops are narrow: on the whole row, so that rows make a line. */
+  /** Mark the critical path where all ops are narrow: a line below those of each row. */
   markCritical(axis) {
     const { schedule: { path, program }, pixels, line, rowHeight, parts, palette, ratio } = this;
     const scale = axis.scale * ratio;
@@ -244,9 +202,9 @@ export class Bars {
       if (op < 0 || program.finish[node] < axis.from || program.start[node] > axis.to) continue;
       const first = Math.max(0, Math.floor((program.start[node] - axis.from) * scale));
       const last = Math.min(line.length - 1, Math.floor((program.finish[node] - axis.from) * scale));
-      const top = this.row(op) * rowHeight;
-      const below = Math.round((top + parts.compute) * ratio);
-      for (let y = Math.round(top * ratio); y < below; y++) {
+      const bottom = this.row(op) * rowHeight + parts.compute;
+      const below = Math.round(bottom * ratio);
+      for (let y = Math.round((bottom - this.mark) * ratio); y < below; y++) {
         pixels.fill(palette.words.ink, y * line.length + first, y * line.length + last + 1);
       }
     }
@@ -261,16 +219,30 @@ export class Bars {
         [lanes.compute, top, parts.compute],
         [lanes.beside, top + parts.compute, parts.beside],
       ]) {
+        const own = []; // numbers of a phase in a row: all or none
+        const refused = new Set();
         this.eachInSight(lane, lane === lanes.compute, axis, (op, left, right) => {
           if (right - left < NARROW) return;
           this.drawBar(op, axis.left + left, y, right - left, height, shown);
-          if (right - left >= 15 && height >= LABEL_HEIGHT) {
-            labels.push([op, axis.left + left, y, right - left, height]);
-          }
+          if (height < LABEL_HEIGHT || schedule.ops.microbatch[op] < 0) return;
+          const size = this.sizeOfLabel(op, right - left, height);
+          const phase = schedule.ops.phase[op];
+          if (size === 0) refused.add(phase);
+          else own.push([op, axis.left + left, y, right - left, height, size]);
         });
+        labels.push(...own.filter(([op]) => !refused.has(schedule.ops.phase[op])));
       }
     });
     if (labels.length <= MOST_LABELS) this.drawLabels(labels, shown);
+  }
+
+  /** Size of the number of an op that is all in sight, 0 where there is no room. */
+  sizeOfLabel(op, width, height) {
+    const { with_phase: partner, microbatch } = this.schedule.ops;
+    const each = partner[op] ? height / 2 : height;
+    const room = (width - 1) / String(microbatch[op]).length / DIGIT_OF_FONT;
+    const size = Math.min(12, Math.round(each - 1), Math.floor(room));
+    return size >= LABEL_HEIGHT ? size : 0;
   }
 
   drawBar(op, x, y, width, height, shown) {
@@ -280,21 +252,25 @@ export class Bars {
     if (isFaded) context.globalAlpha = FADED;
     const isSecond = ops.pipe[op] % 2 === 1;
     const half = ops.with_phase[op] ? height / 2 : height;
-    this.fill(ops.phase[op], x, y, width - gap, half, isSecond);
-    // the backward of a fused pair is of the other pipe
-    if (half < height) this.fill(ops.with_phase[op], x, y + half, width - gap, half, !isSecond);
+    const { depth } = this.schedule;
+    const own = look(palette, ops.phase[op], depth[ops.stage[op]]);
+    this.fill(own, x, y, width - gap, half, isSecond);
+    if (half < height) {
+      const other = look(palette, ops.with_phase[op], depth[ops.with_stage[op]]);
+      this.fill(other, x, y + half, width - gap, half, !isSecond); // a pair is of both pipes
+    }
     context.globalAlpha = 1;
   }
 
-  fill(phase, x, y, width, height, isHatched) {
+  fill({ fill, ink, isEdged }, x, y, width, height, isHatched) {
     const { context, palette } = this;
-    context.fillStyle = palette.fills[phase];
+    context.fillStyle = fill;
     context.fillRect(x, y, width, height);
     if (isHatched && this.schedule.pipes > 1) {
-      context.fillStyle = hatch(palette, context, palette.inks[phase]);
+      context.fillStyle = hatch(palette, context, ink);
       context.fillRect(x, y, width, height);
     }
-    if (palette.isEdged[phase] && height > 2) {
+    if (isEdged && height > 2) {
       context.strokeStyle = palette.quiet;
       context.lineWidth = 1;
       context.strokeRect(x + 0.5, y + 0.5, Math.max(0, width - 1), height - 1);
@@ -306,20 +282,16 @@ export class Bars {
     const { ops } = schedule;
     context.textAlign = "center";
     context.textBaseline = "middle";
-    for (const [op, x, y, width, height] of labels) {
-      if (ops.microbatch[op] < 0) continue;
+    for (const [op, x, y, width, height, size] of labels) {
       const isFused = ops.with_phase[op] > 0;
-      const lines = isFused
-        ? [[ops.phase[op], ops.microbatch[op]], [ops.with_phase[op], ops.with_microbatch[op]]]
-        : [[ops.phase[op], ops.microbatch[op]]];
+      const lines = [[ops.phase[op], ops.stage[op], ops.microbatch[op]]];
+      if (isFused) lines.push([ops.with_phase[op], ops.with_stage[op], ops.with_microbatch[op]]);
       const each = height / lines.length;
-      if (each < LABEL_HEIGHT) continue;
-      context.font = `${Math.min(12, Math.round(each - 1))}px ${palette.font}`;
-      lines.forEach(([phase, microbatch], k) => {
+      lines.forEach(([phase, stage, microbatch], k) => {
         const text = width >= 56 && !isFused ? schedule.label(op) : String(microbatch);
-        if (7 * text.length > width) return;
+        context.font = `${size}px ${palette.font}`;
         context.globalAlpha = shown.found && !shown.found[op] ? 0.4 : 1;
-        context.fillStyle = palette.inks[phase];
+        context.fillStyle = look(palette, phase, schedule.depth[stage]).ink;
         context.fillText(text, x + width / 2, y + (k + 0.5) * each + 0.5);
       });
     }
@@ -340,33 +312,74 @@ export class Bars {
     return worker[op] >= 0 ? worker[op] : this.schedule.participants(stage[op])[0];
   }
 
-  drawCritical(axis) {
-    const { context, palette, schedule } = this;
-    const { program } = schedule;
-    context.strokeStyle = context.fillStyle = palette.ink;
+  /** Nodes of the critical path that are in sight. */
+  *pathInSight(axis) {
+    const { path, program } = this.schedule;
+    for (const node of path) {
+      if (program.finish[node] >= axis.from && program.start[node] <= axis.to) yield node;
+    }
+  }
+
+  /** Lines of the critical path from row to row; transfers that have a lane need none. */
+  traceCritical(axis, hasLane) {
+    const { context, palette, schedule: { program } } = this;
+    context.strokeStyle = palette.ink;
     context.lineWidth = 1.5;
     context.beginPath();
-    for (const node of schedule.path) {
-      if (program.finish[node] < axis.from || program.start[node] > axis.to) continue;
+    for (const node of this.pathInSight(axis)) {
       const message = program.messageOf[node];
-      if (message >= 0) this.traceMessage(axis, message);
+      if (message >= 0 && !hasLane) this.traceMessage(axis, message);
       const op = program.opOf[node];
-      if (op < 0 || !this.frame(axis, op)) continue;
       const edge = program.lastEdge[node];
       const from = edge < 0 ? -1 : program.opOf[program.pred[edge]]; // a message that no node carries
-      if (from >= 0 && this.row(from) !== this.row(op)) this.traceLine(axis, from, op);
+      if (op >= 0 && from >= 0 && this.row(from) !== this.row(op)) this.traceLine(axis, from, op);
     }
     context.stroke();
   }
 
-  /** Frame an op of the critical path, or mark it below where it is too narrow: then false. */
-  frame(axis, op) {
-    const { context, rowHeight, parts } = this;
-    const row = this.row(op);
-    const [x, y, width, height] = this.place(axis, op, row);
-    if (width >= 4) context.rect(x + 0.25, y + 0.75, width - 1, height - 1.5);
-    else context.fillRect(x, row * rowHeight + parts.compute - 2, Math.max(width, 0.7), 2);
-    return width >= NARROW;
+  /** Frame the ops of the critical path, or mark them below where they are narrow. */
+  frameCritical(axis) {
+    const { context, palette, rowHeight, parts, mark, schedule: { program } } = this;
+    context.strokeStyle = context.fillStyle = palette.ink;
+    context.lineWidth = 1.5;
+    context.beginPath();
+    for (const node of this.pathInSight(axis)) {
+      const op = program.opOf[node];
+      if (op < 0) continue;
+      const row = this.row(op);
+      const [x, y, width, height] = this.place(axis, op, row);
+      if (width >= FRAMED) context.rect(x + 0.25, y + 0.75, width - 1, height - 1.5);
+      else context.fillRect(x, row * rowHeight + parts.compute - mark, Math.max(width, 0.7), mark);
+    }
+    context.stroke();
+  }
+
+  /** Height of the mark of the critical path below narrow ops. */
+  get mark() {
+    return Math.min(MARK, Math.max(1, this.parts.compute / 4));
+  }
+
+  /** Draw transfers in a lane of both workers, those of the critical path framed. */
+  drawTransfers(axis, marksCritical) {
+    const { context, palette, schedule, rowHeight, parts } = this;
+    const { leave, arrive } = schedule.messageTimes;
+    const { producer, consumer } = schedule.messages;
+    const { worker } = schedule.ops;
+    const height = parts.transfers - 1;
+    context.strokeStyle = palette.ink;
+    context.lineWidth = 1;
+    for (let k = 0; k < leave.length; k++) {
+      if (leave[k] > axis.to || arrive[k] < axis.from || !(arrive[k] > leave[k])) continue;
+      const x = axis.x(leave[k]);
+      const width = Math.max(0.7, (arrive[k] - leave[k]) * axis.scale);
+      const isCritical = marksCritical && schedule.isCriticalMessage(k);
+      context.fillStyle = isCritical && width < FRAMED ? palette.ink : palette.message;
+      for (const row of [worker[producer[k]], worker[consumer[k]]]) {
+        const y = row * rowHeight + parts.compute + parts.beside + 1;
+        context.fillRect(x, y, width > 4 ? width - 0.5 : width, height);
+        if (isCritical && width >= FRAMED) context.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
+      }
+    }
   }
 
   /** A line from the end of one op to the start of another, between the edges of their rows. */

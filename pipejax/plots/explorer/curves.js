@@ -67,6 +67,7 @@ function levels(changes) {
 // Draws what workers hold over time: the chosen worker as a curve, over the most that any holds.
 
 const TOP = 14;
+const NEAR = 2; // times the peak up to which a limit is drawn
 
 export class Curves {
   constructor(canvas, schedule, palette) {
@@ -97,7 +98,10 @@ export class Curves {
     const fullest = steps.reduce((best, each, k) => (each.peak > steps[best].peak ? k : best), 0);
     const chosen = worker >= 0 ? worker : fullest;
     const limit = this.limit(unit, chosen);
-    const most = Math.max(...steps.map((each) => each.peak), limit ?? 0) || 1;
+    const peak = Math.max(...steps.map((each) => each.peak)) || 1;
+    // a limit far above all that is held would leave a flat curve: it is said, not drawn
+    const isNear = limit !== null && limit <= NEAR * peak;
+    const most = isNear ? Math.max(peak, limit) : peak;
     const axis = view.over(GUTTER, width - GUTTER);
     const y = (held) => height - 1 - (held / most) * (height - TOP - 4);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -111,9 +115,9 @@ export class Curves {
     context.clip();
     this.drawEnvelope(axis, steps, y);
     this.drawCurve(axis, steps[chosen], y);
-    if (limit !== null) this.drawLimit(limit, y);
+    if (isNear) this.drawLimit(limit, y);
     context.restore();
-    this.drawText(unit, chosen, steps[chosen], most, limit);
+    this.drawText(unit, chosen, steps[chosen], most, limit, isNear);
   }
 
   limit(unit, worker) {
@@ -183,7 +187,7 @@ export class Curves {
     context.setLineDash([]);
   }
 
-  drawText(unit, worker, { peak }, most, limit) {
+  drawText(unit, worker, { peak }, most, limit, isNear) {
     const { context, palette, schedule, height } = this;
     const sized = unit === "flight" ? "activations" : schedule.memory.unit;
     const what = unit === "flight" ? "in flight" : sized === "bytes" ? "activation memory" : "held";
@@ -192,10 +196,15 @@ export class Curves {
     context.textAlign = "left";
     context.fillStyle = palette.quiet;
     const parts = [`${what}, worker ${worker}: peak ${writeHeld(peak, sized)}`];
-    if (limit !== null) parts.push(`limit ${writeHeld(limit, sized)}`);
-    context.fillText(parts.join(", "), GUTTER, 10);
+    if (limit !== null) parts.push(`limit ${writeHeld(limit, sized)}${isNear ? "" : ", far above"}`);
+    let said = parts.join(", ");
+    if (context.measureText(said).width > this.width - GUTTER) {
+      const of = limit === null ? "" : ` of ${writeHeld(limit, sized)}`;
+      said = `worker ${worker}: ${writeHeld(peak, sized)}${of}`; // in a narrow window
+    }
+    context.fillText(said, GUTTER, 10);
     if (limit !== null && peak > limit) {
-      const { width } = context.measureText(parts.join(", "));
+      const { width } = context.measureText(said);
       context.fillStyle = palette.limit;
       context.fillText("over the limit", GUTTER + width + 8, 10);
     }

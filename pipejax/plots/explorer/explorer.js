@@ -1,18 +1,22 @@
 // The page: what is chosen, and what follows from it on the screen.
 
-import { Bars, GUTTER, readPalette } from "./bars.js";
+import { Bars, GUTTER } from "./bars.js";
+import { Library } from "./choice.js";
 import { Axis, Curves } from "./curves.js";
-import { found, listen, listenToAxis, listenToKeys, search } from "./input.js";
+import { found, listen, listenToAxis, listenToFiles, listenToKeys, search } from "./input.js";
+import { readPalette } from "./palette.js";
 import {
-  detailsOf, headingOf, makeChoices, makeSliders, refusals, showChoices, showForm, showLegend,
-  showResults, showSliders, spoken, summary, tipOf,
+  detailsOf, headingOf, makeChoices, refusals, showChoices, showChosen, showForm, showLegend,
+  showResults, spoken, summary, tipOf,
 } from "./panels.js";
 import { Schedule } from "./schedule.js";
+import { makeSliders, showSliders } from "./sliders.js";
 import { State, View } from "./state.js";
 import { byId, make, placeBeside } from "./text.js";
 
-const ROW = { least: 4, most: 40, several: 18 }; // pixels
-const CURVES = { alone: 130, several: 84, margin: 4 };
+const ROW = { least: 4, most: 64, several: 18, mostOfSeveral: 44, transfers: 8 }; // pixels
+const HEADING = 38; // of one of several schedules, with what lies between them
+const CURVES = { alone: 130, most: 420, several: 84, margin: 4 };
 const QUIET = 400; // milliseconds until a change is said aloud
 
 export class Explorer {
@@ -22,9 +26,10 @@ export class Explorer {
     explorer.scene = scene;
     explorer.state = new State(scene);
     explorer.view = new View();
-    const keys = scene.factors.map(({ key }) => key);
-    explorer.schedules = await Promise.all(scene.schedules.map(async (given) =>
-      Object.assign(await Schedule.load(given, scene.phases), { keys })));
+    explorer.given = await Promise.all(scene.schedules.map((given) =>
+      Schedule.load(given, scene.phases)));
+    explorer.library = await Library.open(scene, explorer.given);
+    explorer.schedules = explorer.given;
     await explorer.evaluateAsGiven();
     explorer.build();
     await explorer.readAddress();
@@ -42,7 +47,10 @@ export class Explorer {
   /** Makespans of what is given, against which changes are shown. */
   async evaluateAsGiven() {
     const factors = this.scene.factors.map(({ given }) => given);
+    const keys = this.scene.factors.map(({ key }) => key);
     for (const schedule of this.schedules) {
+      if (schedule.givenMakespan !== undefined) continue;
+      schedule.keys = keys;
       await schedule.evaluate(this.scene.link, factors);
       schedule.givenMakespan = schedule.makespan;
     }
@@ -50,18 +58,16 @@ export class Explorer {
 
   build() {
     const { scene, state } = this;
-    byId("title").textContent = scene.title;
-    byId("subtitle").textContent = scene.subtitle;
     byId("scope").textContent = scene.scope;
     this.palette = readPalette(scene.phases);
-    this.panes = this.schedules.map((schedule, index) => this.buildPane(schedule, index));
-    byId("schedules").replaceChildren(...this.panes.map((pane) => pane.element));
     this.axis = new Axis(byId("axis"), this.unit);
-    makeSliders(scene, this.schedules, (key, factor) => this.setFactor(key, factor));
+    this.buildPanes();
+    makeSliders(scene, () => this.schedules, (key, factor) => this.setFactor(key, factor));
     makeChoices("links", "radio", scene.links.map((name) => [name, name]), (event) =>
       this.setLink(event.target.value));
     makeChoices("shown", "checkbox",
-      [["critical", "critical path"], ["messages", "messages"], ["memory", "memory"]],
+      [["critical", "critical path"], ["messages", "messages"], ["transfers", "transfers"],
+        ["memory", "memory"]],
       (event) => this.show(event.target.value, event.target.checked));
     const held = scene.schedules[0].memory.unit === "bytes" ? "bytes" : "by size";
     makeChoices("curve", "radio", [["flight", "in flight"], ["memory", held]], (event) => {
@@ -69,6 +75,18 @@ export class Explorer {
       this.changed();
     });
     this.listen();
+  }
+
+  /** Head the page, and make a pane for each schedule. */
+  buildPanes() {
+    const { scene, schedules, given } = this;
+    const isGiven = schedules === given;
+    const names = schedules.length === 1 ? schedules[0].name : `${schedules.length} schedules`;
+    const sizes = new Set(schedules.map((each) => `${each.workers} workers, ${each.microbatches} microbatches`));
+    byId("title").textContent = isGiven ? scene.title : names;
+    byId("subtitle").textContent = sizes.size === 1 ? [...sizes][0] : "under one time axis";
+    this.panes = schedules.map((schedule, index) => this.buildPane(schedule, index));
+    byId("schedules").replaceChildren(...this.panes.map((pane) => pane.element));
   }
 
   buildPane(schedule, index) {
@@ -91,6 +109,10 @@ export class Explorer {
   listen() {
     listenToAxis(this);
     listenToKeys(this);
+    listenToFiles(this);
+    byId("add").onclick = () =>
+      this.chooseSchedules(this.library.another(this.state.chosen ?? this.library.asGiven()));
+    byId("open").onchange = ({ target }) => this.takeFiles([...target.files]);
     const { view } = this;
     const zoom = (factor) => () => { view.zoom(factor, this.middle()); this.viewChanged(); };
     byId("zoom-in").onclick = zoom(1.5);
@@ -114,6 +136,7 @@ export class Explorer {
     byId("find").value = state.find;
     view.range = state.range;
     this.selected = -1;
+    if (!(await this.resolve())) state.chosen = null; // nothing of it is on this page
     await this.evaluate();
     this.selected = state.selected ? this.focused.find(state.selected) : -1;
     this.applyFind();
@@ -124,8 +147,59 @@ export class Explorer {
 
   // --- what is chosen
 
+  /** Show other schedules, or other sizes of them; `chosen` as `state.chosen`. */
+  async chooseSchedules(chosen) {
+    const { state } = this;
+    const before = { chosen: state.chosen, focus: state.focus };
+    Object.assign(state, { chosen, focus: 0, selected: "", worker: -1 });
+    this.selected = -1;
+    if (!(await this.resolve())) Object.assign(state, before); // nothing of it is there
+    this.view.range = state.range = null;
+    await this.evaluate();
+    this.applyFind();
+    this.paint();
+    this.changed();
+  }
+
+  /** Find what is chosen; false, with everything as it is, where none of it is there. */
+  async resolve() {
+    const { state, library, given } = this;
+    const { found, missing } = state.chosen ? findAll(library, state.chosen) : { found: given, missing: [] };
+    byId("choice-notice").hidden = missing.length === 0;
+    byId("choice-notice").textContent = missing.join(" ");
+    if (found.length === 0) return false;
+    if (found.length !== this.schedules.length || found.some((each, k) => each !== this.schedules[k])) {
+      this.schedules = found;
+      await this.evaluateAsGiven();
+      this.buildPanes();
+      if (state.focus >= found.length) state.focus = 0;
+    }
+    return true;
+  }
+
+  /** Take tables that are dropped on the page, and show them beside what is shown. */
+  async takeFiles(files) {
+    const { library, state } = this;
+    const chosen = state.chosen ?? library.asGiven();
+    const names = [];
+    const wrong = [];
+    for (const file of files) {
+      try {
+        names.push(library.take(await file.text(), file.name));
+      } catch (error) {
+        wrong.push(`${file.name}: ${error.message}.`);
+      }
+    }
+    const kept = chosen.schedules.filter(({ name }) => !names.includes(name));
+    const added = names.map((name) => ({ name, stagesPerWorker: 1 }));
+    if (names.length) await this.chooseSchedules({ ...chosen, schedules: [...kept, ...added] });
+    if (!wrong.length) return;
+    byId("choice-notice").hidden = false;
+    byId("choice-notice").textContent = wrong.join(" ");
+  }
+
   async setFactor(key, factor) {
-    if (Number.isFinite(factor) && factor >= 0) this.state.factors.set(key, factor);
+    this.state.factors.set(key, factor);
     await this.evaluate();
     this.changed();
   }
@@ -245,7 +319,8 @@ export class Explorer {
 
   /** Show anew what is chosen. */
   changed() {
-    const { schedules, state, unit, scene } = this;
+    const { schedules, state, unit, scene, library } = this;
+    showChosen(library, state.chosen ?? library.asGiven(), (chosen) => this.chooseSchedules(chosen));
     showResults(schedules, state, unit, (index) => this.focusOn(index));
     showSliders(scene, schedules, state);
     showChoices("links", (name) => name === state.link, refusals(schedules, scene.links));
@@ -313,17 +388,20 @@ export class Explorer {
   layOut() {
     const { panes, state } = this;
     const width = byId("schedules").clientWidth;
-    const rows = Math.max(...this.schedules.map((each) => each.workers));
+    const counts = this.schedules.map((each) => each.workers);
     const beside = byId("axis").getBoundingClientRect().top + window.scrollY + 34 + 70;
     const isAlone = panes.length === 1;
-    const curve = isAlone ? CURVES.alone : CURVES.several;
-    const room = window.innerHeight - beside - (isAlone && state.shown.memory ? curve + CURVES.margin : 0);
-    const most = isAlone ? ROW.most : ROW.several;
-    const height = Math.round(Math.min(most, Math.max(ROW.least, room / rows)));
+    const { memory, transfers } = state.shown;
+    const all = window.innerHeight - beside;
+    const { height, curve } = isAlone
+      ? ofOne(all, counts[0], memory)
+      : { height: ofSeveral(all, counts, memory, transfers), curve: CURVES.several };
     for (const { bars, curves } of panes) {
-      bars.resize(width, height);
+      bars.resize(width, height, transfers);
       curves.resize(width, curve);
     }
+    const head = document.querySelector("header").offsetHeight;
+    document.documentElement.style.setProperty("--head", `${head}px`);
     this.axis.resize(width);
     this.showHeadings();
     this.draw();
@@ -388,6 +466,39 @@ export class Explorer {
     this.axis.marked = from === null ? null : [from, to];
     this.axis.draw(this.view, this.palette, this.pointer);
   }
+}
+
+/** The schedules of a choice, and what of it is not there. */
+function findAll(library, { schedules, workers, microbatches }) {
+  const found = [];
+  const missing = [];
+  for (const each of schedules) {
+    try {
+      const schedule = library.find(each, workers, microbatches);
+      if (schedule) found.push(schedule);
+      else missing.push(`No ${each.name} is here for ${workers} workers and ${microbatches} microbatches.`);
+    } catch (error) {
+      missing.push(`${each.name}: ${error.message}.`);
+    }
+  }
+  return { found, missing };
+}
+
+/** Height of the rows of one schedule; what few rows leave is the curve's. */
+function ofOne(all, rows, hasCurve) {
+  const room = all - (hasCurve ? CURVES.alone + CURVES.margin : 0);
+  const height = Math.round(Math.min(ROW.most, Math.max(ROW.least, room / rows)));
+  const left = Math.min(CURVES.most, all - CURVES.margin - height * rows);
+  return { height, curve: Math.max(CURVES.alone, Math.floor(left)) };
+}
+
+/** Height of the rows of several schedules: as they fit into the window, if they do. */
+function ofSeveral(all, counts, hasCurves, hasTransfers) {
+  const rows = counts.reduce((sum, count) => sum + count, 0);
+  const least = ROW.several + (hasTransfers ? ROW.transfers : 0);
+  const room = all - counts.length * (HEADING + (hasCurves ? CURVES.several + CURVES.margin : 0));
+  const crowded = Math.min(least, Math.max(ROW.least, Math.round(all / Math.max(...counts))));
+  return Math.max(crowded, Math.min(ROW.mostOfSeveral, Math.floor(room / rows)));
 }
 
 // Opens the page.

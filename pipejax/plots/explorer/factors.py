@@ -7,7 +7,7 @@ with. Where no message takes any time, messages are measured by the mean forward
 given as 0.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,9 +52,16 @@ def kinds(run: Evaluation) -> tuple[str, ...]:
     return tuple("" if kind in summed else kind for kind in run.program.layout.groups)
 
 
-def factors_of(runs: Sequence[Evaluation]) -> list[Factor]:
-    """List the sliders of some runs: kinds that cost anything, and messages wherever there are."""
+def factors_of(runs: Sequence[Evaluation], also: Collection[str] = ()) -> list[Factor]:
+    """List the sliders of some runs: kinds that cost anything, and messages wherever there are.
+
+    `also` are phases of other tables, which have sliders where the costs of a run know them.
+    """
     costs_anything = {kind for run in runs for kind in _kinds_that_cost(run)}
+    known = {kind for kind in also if kind in PHASE_FIELDS}
+    costs_anything |= {
+        kind for kind in known if any(np.any(getattr(run.costs, field_of(kind))) for run in runs)
+    }
     is_free = not costs_anything & {"latency", "transmit"}
     if is_free and any(len(run.program.messages.producer) for run in runs):
         costs_anything.add("transmit")

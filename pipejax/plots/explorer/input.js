@@ -80,7 +80,8 @@ export function listen(explorer, pane, index) {
 
   canvas.addEventListener("wheel", (event) => {
     const isSideways = Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey;
-    const scrolls = document.documentElement.scrollHeight > window.innerHeight + 1;
+    const isFramed = window.parent !== window; // the page around it scrolls
+    const scrolls = isFramed || document.documentElement.scrollHeight > window.innerHeight + 1;
     if (!isSideways && scrolls && !event.ctrlKey && !event.metaKey) return;
     event.preventDefault();
     const delta = event.deltaMode === 1 ? 16 : 1; // lines to pixels
@@ -171,6 +172,24 @@ export function listenToAxis(explorer) {
   }
 }
 
+/** Take tables that are dropped anywhere on the page. */
+export function listenToFiles(explorer) {
+  const isFile = (event) => event.dataTransfer?.types.includes("Files");
+  const mark = (isOver) => document.documentElement.toggleAttribute("data-drop", isOver);
+  document.addEventListener("dragover", (event) => {
+    if (!isFile(event)) return;
+    event.preventDefault();
+    mark(true);
+  });
+  document.addEventListener("dragleave", (event) => { if (!event.relatedTarget) mark(false); });
+  document.addEventListener("drop", (event) => {
+    if (!isFile(event)) return;
+    event.preventDefault();
+    mark(false);
+    explorer.takeFiles([...event.dataTransfer.files]);
+  });
+}
+
 // Keys, wherever the focus is but in a field.
 
 const SHARE = 0.15; // of what is seen, that an arrow moves
@@ -198,6 +217,7 @@ export function listenToKeys(explorer) {
     "c": flip("critical"),
     "m": flip("messages"),
     "g": flip("memory"),
+    "t": flip("transfers"),
     "l": () => explorer.nextLink(),
     "r": () => explorer.resetTimes(),
     "d": () => explorer.switchTheme(),
@@ -208,7 +228,8 @@ export function listenToKeys(explorer) {
     const isField = event.target.matches("input[type=text], input[type=search]");
     if (isField && event.key === "Escape") event.target.blur();
     // arrows move a slider that has the focus, and choose among alternatives
-    const isInput = event.target.matches("input") && event.key.startsWith("Arrow");
+    const isInput = event.target.matches("select, input") &&
+      (event.target.matches("select") || event.key.startsWith("Arrow"));
     if (isField || isInput || event.ctrlKey || event.metaKey || event.altKey) return;
     if (document.getElementById("keys").open || !keys[event.key]) return;
     event.preventDefault();

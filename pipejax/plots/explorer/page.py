@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from pipejax.plots import palette
-from pipejax.plots.explorer.payload import Explored, payload
+from pipejax.plots.explorer.payload import NOTHING, Carried, Explored, payload
 from pipejax.schedules.cells.ops import Phase
 
 HERE = Path(__file__).parent
 # each after all that it imports
-SCRIPTS = ("text", "schedule", "state", "bars", "curves", "panels", "input", "explorer")
+SCRIPTS = (
+    *("text", "unpacking", "schedule", "tables", "lowering", "choice"),
+    *("state", "palette", "bars", "curves", "panels", "sliders", "input", "explorer"),
+)
 # of a module of JavaScript, whose files stand in the page one after the other, each in a function
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
@@ -25,6 +28,8 @@ def page(
     unit: str = "s",
     show: Mapping[str, bool] | None = None,
     view: tuple[float, float] | None = None,
+    title: str = "",
+    carried: Carried = NOTHING,
 ) -> str:
     """Return a page on which runs can be looked at and priced anew.
 
@@ -34,11 +39,14 @@ def page(
       show: whether "messages", "memory" and the "critical" path are shown at first, where the page
         is not to choose.
       view: part of the time axis that is shown at first; all of it if None.
+      title: of the page; that of the schedules if "".
+      carried: what can be chosen on the page, beside what is shown at first.
 
     Returns:
       HTML that needs no other file and no network.
     """
-    scene = _scene(explored, unit) | {"show": dict(show or {}), "view": view}
+    scene = _scene(explored, unit, carried) | {"show": dict(show or {}), "view": view}
+    scene["title"] = title or scene["title"]
     parts = {
         "title": html.escape(f"{scene['title']}, {scene['subtitle']}"),
         "style": _read("page.css"),
@@ -49,14 +57,15 @@ def page(
     return re.sub(r"<!--(\w+)-->", lambda mark: parts[mark[1]], _read("page.html"))
 
 
-def _scene(explored: Sequence[Explored], unit: str) -> dict[str, Any]:
+def _scene(explored: Sequence[Explored], unit: str, carried: Carried) -> dict[str, Any]:
     """The payload, and how the page is headed and coloured."""
     runs = [each.run for each in explored]
-    names = runs[0].schedule if len(runs) == 1 else f"{len(runs)} schedules"
+    name = explored[0].name or runs[0].schedule
+    names = name if len(runs) == 1 else f"{len(runs)} schedules"
     sizes = {(run.workers, run.microbatches) for run in runs}
     workers, microbatches = sizes.pop()
     of = "" if sizes else f"{workers} workers, {microbatches} microbatches"
-    return payload(explored, unit=unit) | {
+    return payload(explored, unit=unit, carried=carried) | {
         "title": names,
         "subtitle": of or "under one time axis",
         "phases": {int(phase): _phase(phase) for phase in Phase},
@@ -65,7 +74,7 @@ def _scene(explored: Sequence[Explored], unit: str) -> dict[str, Any]:
 
 def _phase(phase: Phase) -> dict[str, str]:
     look = palette.look(phase.name)
-    colours = {"fill": look.fill, "shade": look.shade, "ink": look.ink}
+    colours = {"fill": look.fill, "shade": look.shade, "deep": look.deep or look.fill}
     return {"letter": phase.name, "name": look.name} | colours
 
 

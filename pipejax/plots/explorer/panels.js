@@ -1,6 +1,9 @@
 // What is said: of one op beside the pointer and at length, and in the side panel.
 
-import { byId, digits, make, writeChange, writePercent, writeRange, writeTime } from "./text.js";
+import { memorySteps } from "./curves.js";
+import {
+  byId, digits, make, writeChange, writeHeld, writePercent, writeTime,
+} from "./text.js";
 
 // Closed forms: the makespan as the largest of some sums of counts times parameters.
 
@@ -111,7 +114,38 @@ function slackText(schedule, op, time) {
 
 // The side panel: results, sliders, link models, the closed form, what is shown.
 
-const STEPS = 400; // of a slider
+/** Which schedules are shown, on how many workers; `choose` is called with another choice. */
+export function showChosen(library, chosen, choose) {
+  const select = (label, options, value, change) => make("label", {}, `${label} `,
+    make("select", { "aria-label": label, onchange: (event) => change(event.target.value) },
+      ...options.map(({ text, isThere = true, said = text }) => make("option",
+        { value: text, selected: String(text) === String(value), disabled: !isThere }, String(said)))));
+  const plain = (values) => values.map((text) => ({ text }));
+  const hasChoice = library.entries.length > 0;
+  byId("sizes").hidden = byId("add").hidden = !hasChoice;
+  byId("sizes").replaceChildren(
+    select("workers", plain(library.sizes("workers")), chosen.workers, (value) =>
+      choose({ ...chosen, workers: Number(value) })),
+    select("microbatches", plain(library.sizes("microbatches")), chosen.microbatches, (value) =>
+      choose({ ...chosen, microbatches: Number(value) })));
+  const names = library.names.map((text) => ({ text, isThere: library.isThere(text, chosen) }));
+  const rows = chosen.schedules.map((each, k) => {
+    const replaced = (other) => choose({ ...chosen, schedules: chosen.schedules.with(k, other) });
+    const rest = { ...chosen, schedules: chosen.schedules.filter((_, place) => place !== k) };
+    const counts = library.choices(each.name);
+    return make("div", { class: "chosen" },
+      select(`schedule ${k + 1}`, names, each.name, (name) =>
+        replaced({ name, stagesPerWorker: library.choices(name)[0] ?? 1 })),
+      ...(counts.length > 1
+        ? [select(`stages per worker ${k + 1}`, counts.map((text) => ({ text, said: `V = ${text}` })), each.stagesPerWorker, (value) =>
+          replaced({ ...each, stagesPerWorker: Number(value) }))]
+        : []),
+      ...(chosen.schedules.length > 1
+        ? [make("button", { type: "button", "aria-label": `leave out ${each.name}`, onclick: () => choose(rest) }, "\u00d7")]
+        : []));
+  });
+  byId("chosen").replaceChildren(...(hasChoice || library.dropped.size ? rows : []));
+}
 
 /** Results: one schedule at length, several as a table. */
 export function showResults(schedules, state, unit, choose) {
@@ -133,6 +167,7 @@ function resultOf(schedule, state, unit) {
     make("dl", { class: "facts" },
       ...fact("idle (bubble ratio)", writePercent(schedule.bubbleRatio)),
       ...fact("most in flight", `${peak} on worker ${schedule.peakInFlight.indexOf(peak)}`),
+      ...stepFacts(schedule),
       ...workerFacts(schedule, state.worker, unit)),
     ...shareBar(schedule),
   ];
@@ -141,10 +176,31 @@ function resultOf(schedule, state, unit) {
 /** Of several schedules the one that is chosen: its worker and its critical path. */
 function partsOf(schedule, state, unit) {
   if (schedule.error) return [];
-  return [make("dl", { class: "facts" }, ...workerFacts(schedule, state.worker, unit)), ...shareBar(schedule)];
+  const facts = [...stepFacts(schedule), ...workerFacts(schedule, state.worker, unit)];
+  return [make("dl", { class: "facts" }, ...facts), ...shareBar(schedule)];
 }
 
 const fact = (name, value) => [make("dt", {}, name), make("dd", {}, value)];
+
+/** What a step of a model is worth, and what its fullest worker needs. */
+function stepFacts(schedule) {
+  const { step, makespan, memory } = schedule;
+  const facts = step
+    ? [...fact("tokens", `${digits(step.tokens / makespan, 4)} per second`),
+      ...fact("MFU", writePercent(step.mfu_seconds / makespan))]
+    : [];
+  if (!memory.static) return facts;
+  const steps = memorySteps(schedule, "memory");
+  const needs = steps.map(({ peak }, worker) => peak + memory.static[worker]);
+  const fullest = needs.indexOf(Math.max(...needs));
+  const text = writeHeld(needs[fullest], memory.unit);
+  if (!memory.limits) return [...facts, ...fact(`memory of worker ${fullest}`, text)];
+  const has = memory.static[fullest] + memory.limits[fullest];
+  const isOver = needs.some((need, worker) => need > memory.static[worker] + memory.limits[worker]);
+  const of = `${text.split(" ")[0]} of ${writeHeld(has, memory.unit)}${isOver ? ": does not fit" : ""}`;
+  return [...facts, make("dt", {}, `memory of worker ${fullest}`),
+    make("dd", { class: isOver ? "over" : null }, of)];
+}
 
 /** The worker that is chosen. */
 function workerFacts(schedule, worker, unit) {
@@ -190,63 +246,6 @@ function resultTable(schedules, state, unit, choose) {
   return make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows));
 }
 
-/** Sliders: one factor for each kind of cost; `change` is called with a kind and its factor. */
-export function makeSliders(scene, schedules, change) {
-  const rows = scene.factors.map(({ key, name, most }) => {
-    const id = `factor-${key}`;
-    const symbol = key.length === 1 ? `${key}, ${name}` : name;
-    const range = make("input", {
-      type: "range", id, min: 0, max: most, step: most / STEPS,
-      oninput: (event) => change(key, Number(event.target.value)),
-    });
-    const exact = make("input", {
-      type: "text", inputmode: "decimal", "aria-label": `factor of ${name}`, "data-factor": key,
-      onchange: (event) => change(key, readFactor(event.target.value, timesOf(schedules, scene, key))),
-    });
-    return make("div", { class: "slider" }, make("label", { for: id }, symbol),
-      make("output", { for: id, id: `time-${key}` }), exact, range);
-  });
-  byId("sliders").replaceChildren(...rows);
-}
-
-const UNITS = { s: 1, ms: 1e-3, us: 1e-6, ns: 1e-9 };
-
-/** Read a factor, as 1.5 or ×1.5, or the time that it is to make of one that is given, as 3 ms. */
-function readFactor(text, times) {
-  const [, number, unit] = /^\s*[×x*]?\s*([\d.,e+-]+)\s*(\w*)\s*$/.exec(text) ?? [];
-  const value = Number((number ?? "none").replace(",", "."));
-  if (!unit) return value;
-  return times.length === 1 && times[0] > 0 ? (value * (UNITS[unit] ?? NaN)) / times[0] : NaN;
-}
-
-/** Let sliders say what is chosen: the time where it is one for all, else the factor. */
-export function showSliders(scene, schedules, state) {
-  for (const { key } of scene.factors) {
-    const factor = state.factors.get(key);
-    const times = timesOf(schedules, scene, key);
-    byId(`factor-${key}`).value = factor;
-    byId(`factor-${key}`).setAttribute("aria-valuetext", `times ${digits(factor, 4)}`);
-    document.querySelector(`[data-factor="${key}"]`).value = `×${digits(factor, 6)}`;
-    byId(`time-${key}`).textContent = writeRange(times.map((time) => factor * time), scene.unit);
-  }
-  byId("reset").disabled = state.isGiven;
-}
-
-/** The least and the largest cost of a kind, one number if they are equal. */
-function timesOf(schedules, scene, key) {
-  const kind = 1 + scene.factors.findIndex((factor) => factor.key === key);
-  let least = Infinity;
-  let most = 0;
-  for (const { costs } of schedules) {
-    for (let k = 0; k < costs.base.length; k++) {
-      if (costs.kind[k] !== kind) continue;
-      least = Math.min(least, costs.base[k]);
-      most = Math.max(most, costs.base[k]);
-    }
-  }
-  return least === most ? [most] : [least, most];
-}
-
 /** Choices of which one is made, or switches of which any are on. */
 export function makeChoices(id, type, options, change) {
   byId(id).replaceChildren(...options.map(([value, text]) =>
@@ -283,7 +282,7 @@ function formOf(schedule, state, unit) {
   if (schedule.error) return [];
   if (!form) {
     return [make("p", { class: "quiet" },
-      "Not looked for: the program is large. pipejax formula finds it.")];
+      "Not looked for here: pipejax formula finds it.")];
   }
   const time = (value) => writeTime(value, unit);
   const found = sums(form, state.factors);
@@ -297,9 +296,12 @@ function formOf(schedule, state, unit) {
     const value = k === found.active ? time(largest) : writeChange(found.sums[k], largest);
     return make("li", { "aria-current": k === found.active }, sum, make("span", { class: "value" }, value));
   });
-  const exact = form.exact ? "exact" : `at most ${writePercent(form.gap)} too small`;
+  if (!form.exact) {
+    return [make("p", { class: "quiet" },
+      "No few sums are exact here. pipejax formula gives bounds.")];
+  }
   const ofFactors = form.isTime.every(Boolean) ? "" : "; ×F is the factor of F";
-  const head = form.facets.length > 1 ? `the largest of ${form.facets.length} sums, ${exact}` : exact;
+  const head = form.facets.length > 1 ? `the largest of ${form.facets.length} sums, exact` : "exact";
   return [make("p", { class: "quiet" }, head + ofFactors), make("ul", { class: "form" }, ...lines)];
 }
 
@@ -323,9 +325,11 @@ export function showLegend(schedules, shown) {
     const { letter, name, fill } = used.get(code);
     return entry(name === letter ? name : `${letter} ${name}`, null, `background:${fill}`);
   });
+  if (schedules.some(({ depth }) => depth.some(Boolean))) entries.push(entry("darker: first stages", "deep"));
   if (mostPipes > 1) entries.push(entry(mostPipes > 2 ? "every second pipe" : "second pipe", "second"));
   if (shown.critical) entries.push(entry("critical path", "frame"));
   if (shown.messages) entries.push(entry("message", "line"));
+  if (shown.transfers) entries.push(entry("transfer", null, "background:var(--message)"));
   byId("legend").replaceChildren(...entries);
 }
 

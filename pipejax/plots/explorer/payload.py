@@ -8,6 +8,7 @@ the page can run it by the recurrence.
 import base64
 import zlib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,9 +27,11 @@ from pipejax.plots.explorer.factors import (
     kinds,
     mean_forward,
 )
+from pipejax.plots.explorer.library import OfferedTimes, grammar, library
 from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts
-from pipejax.schedules.cells.ops import ScheduleError
+from pipejax.schedules.cells.ops import Phase, ScheduleError
 from pipejax.schedules.table.links import LINKS, Links, format_pair_links
+from pipejax.schedules.table.table import ScheduleTable
 
 Packed = dict[str, Any]  # as from `pack`
 PerStage = Float[NumpyArray, "stages *microbatches"]
@@ -44,6 +47,7 @@ class MemoryShown(NamedTuple):
       weight_share: share of it that W needs after I, of the same shape.
       checkpoints: what F leaves of it where R comes later, of the same shape.
       limits: (workers) what activations may take, or None.
+      static: (workers) what lasts the whole step beside them, or None.
     """
 
     unit: str
@@ -51,6 +55,19 @@ class MemoryShown(NamedTuple):
     weight_share: PerStage
     checkpoints: PerStage
     limits: Float[NumpyArray, " workers"] | None
+    static: Float[NumpyArray, " workers"] | None = None
+
+
+class StepShown(NamedTuple):
+    """What a step of a model is worth.
+
+    Attributes:
+      tokens: of the whole job.
+      mfu_seconds: how long it would take at the peak FLOP/s [s].
+    """
+
+    tokens: float
+    mfu_seconds: float
 
 
 class Explored(NamedTuple):
@@ -59,13 +76,34 @@ class Explored(NamedTuple):
     Attributes:
       run: as it is given.
       memory: what its activations take.
+      step: where a model gives its costs.
+      name: in place of the schedule's own, if any.
     """
 
     run: Evaluation
     memory: MemoryShown
+    step: StepShown | None = None
+    name: str = ""
 
 
-def payload(explored: Sequence[Explored], *, unit: str) -> dict[str, Any]:
+class Carried(NamedTuple):
+    """What a page carries to choose from.
+
+    Attributes:
+      times: of tables of any size, or None where they are those of the stages that are there.
+      tables: by name of their schedule.
+    """
+
+    times: OfferedTimes | None = None
+    tables: Mapping[str, Sequence[ScheduleTable]] = MappingProxyType({})
+
+
+NOTHING = Carried()
+
+
+def payload(
+    explored: Sequence[Explored], *, unit: str, carried: Carried = NOTHING
+) -> dict[str, Any]:
     """Collect what a page shows of runs under one link model, as JSON holds it.
 
     `unit` is that of times: "s" or "slots".
@@ -78,7 +116,9 @@ def payload(explored: Sequence[Explored], *, unit: str) -> dict[str, Any]:
             "explore knows no eager_below: its sliders change which messages are buffered; name "
             "pairs of workers whose messages are, as pair_links 0-1=queued",
         )
-    factors, mean, given = factors_of(runs), mean_forward(runs), runs[0].links
+    every = [table for tables in carried.tables.values() for table in tables]
+    also = {Phase(code).name for table in every for code in np.unique(table.ops.phase).tolist()}
+    factors, mean, given = factors_of(runs, also), mean_forward(runs), runs[0].links
     programs = [_programs(run) for run in runs]
     bases = [base_of(run, factors, mean) for run in runs]
     forms: list[dict[str, Any]] = [{} for _ in runs]
@@ -93,6 +133,10 @@ def payload(explored: Sequence[Explored], *, unit: str) -> dict[str, Any]:
         "links": list(LINKS),
         "link": given.model,
         "scope": _scope(given),
+        "mean": mean,
+        "grammar": grammar(),
+        "times": carried.times and carried.times.as_json(),
+        "library": library(carried.tables) if carried.tables else None,
         "factors": [factor._asdict() for factor in factors],
         "schedules": [
             _schedule(each, by_model, base, factors) | {"forms": found}
@@ -128,17 +172,17 @@ def _schedule(
     base: Float[NumpyArray, " costs"],
     factors: Sequence[Factor],
 ) -> dict[str, Any]:
-    run, memory = explored
+    run, memory, step, name = explored
     cells = _executed_cells(programs)
     number = np.full(run.table.cells.phase.size, -1)  # of the op in each cell
     number[cells] = np.arange(len(cells))
     beside = _beside(run)
     keys = ["", *(factor.key for factor in factors)]
     own = np.array([keys.index(kind) if kind in keys else 0 for kind in kinds(run)])
-    limits = memory.limits
     return {
-        "name": run.schedule,
+        "name": name or run.schedule,
         "workers": run.workers,
+        "stagesPerWorker": run.table.stages_per_worker,
         "stages": run.stages,
         "microbatches": run.microbatches,
         "pipes": run.table.num_pipes,
@@ -151,7 +195,8 @@ def _schedule(
             "firstLink": run.program.layout.first_link,
         },
         "memory": _memory(run, memory, number)
-        | {"unit": memory.unit, "limits": None if limits is None else limits.tolist()},
+        | {"unit": memory.unit, "limits": _list(memory.limits), "static": _list(memory.static)},
+        "step": step and step._asdict(),
         "programs": {
             model: {"error": found.reason}
             if isinstance(found, ScheduleError)
@@ -159,6 +204,10 @@ def _schedule(
             for model, found in programs.items()
         },
     }
+
+
+def _list(values: Float[NumpyArray, " workers"] | None) -> list[float] | None:
+    return None if values is None else values.tolist()
 
 
 def _pairs(run: Evaluation) -> dict[str, NumpyArray]:

@@ -1,33 +1,6 @@
 // A schedule of the page: its arrays, the recurrence, and its run at the factors of the sliders.
 
-// Arrays of the page: whole numbers in as few bytes as they need, deflated, in base64.
-// The twin of `pack` in payload.py.
-
-const KINDS = { int8: Int8Array, int16: Int16Array, int32: Int32Array, float64: Float64Array };
-
-/** Unpack arrays by name; what was stored as steps from entry to entry is summed up again. */
-export async function unpack(packed) {
-  const text = atob(packed.data);
-  const bytes = new Uint8Array(text.length);
-  for (let k = 0; k < text.length; k++) bytes[k] = text.charCodeAt(k);
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const content = await new Response(stream).arrayBuffer();
-  const found = {};
-  let place = 0;
-  for (const [name, kind, size, isSteps] of packed.arrays) {
-    const array = new KINDS[kind](content, place, size);
-    place += array.byteLength;
-    found[name] = isSteps ? summed(array) : array;
-  }
-  return found;
-}
-
-function summed(steps) {
-  const found = new Int32Array(steps.length);
-  let sum = 0;
-  for (let k = 0; k < steps.length; k++) found[k] = sum += steps[k];
-  return found;
-}
+import { unpack } from "./unpacking.js";
 
 // The recurrence of the engine, on a program that Python lowered:
 //
@@ -143,23 +116,56 @@ export class Schedule {
   /** Unpack what a schedule is; programs are unpacked when their link model is first asked for. */
   static async load(given, phases) {
     const schedule = new Schedule();
-    Object.assign(schedule, given, { phases, loaded: {} });
+    Object.assign(schedule, given);
     schedule.ops = await unpack(given.ops);
     schedule.placement = (await unpack(given.ops.placement)).placement;
     schedule.messages = await unpack(given.messages);
     schedule.costs = { ...given.costs, ...(await unpack(given.costs)) };
     schedule.held = await unpack(given.memory);
-    // whether what is held differs from how many are in flight: parts are freed, or sizes differ
-    schedule.hasSizes = schedule.held.place.some((place) => schedule.held.size[place] !== 1);
-    schedule.lanes = schedule.layLanes();
-    const ops = schedule.ops.phase.length;
-    // of each op in the order of the rows, NaN where it does not run: read far more often than set
-    schedule.opStart = new Float64Array(ops);
-    schedule.opFinish = new Float64Array(ops);
-    schedule.onCompute = Uint8Array.from({ length: ops }, (_, op) =>
-      (schedule.ops.worker[op] >= 0 && !schedule.isBeside(op) ? 1 : 0));
-    schedule.messagesTo = byConsumer(schedule.messages.consumer, schedule.ops.phase.length);
+    schedule.settle(phases);
     return schedule;
+  }
+
+  /** Lay out what follows from the ops, once they are there. */
+  settle(phases) {
+    Object.assign(this, { phases, loaded: {} });
+    // whether what is held differs from how many are in flight: parts are freed, or sizes differ
+    this.hasSizes = this.held.place.some((place) => this.held.size[place] !== 1);
+    this.depth = depths(this.placement.subarray(0, this.stages));
+    this.lanes = this.layLanes();
+    const ops = this.ops.phase.length;
+    // of each op in the order of the rows, NaN where it does not run: read far more often than set
+    this.opStart = new Float64Array(ops);
+    this.opFinish = new Float64Array(ops);
+    this.onCompute = Uint8Array.from({ length: ops }, (_, op) =>
+      (this.ops.worker[op] >= 0 && !this.isBeside(op) ? 1 : 0));
+    this.messagesTo = byConsumer(this.messages.consumer, ops);
+    this.isRead = this.findRead();
+  }
+
+  /** Which positions of the cost vector pairs and messages read; programs say what ops do. */
+  findRead() {
+    const { base, pair, firstLink } = this.costs;
+    const read = new Uint8Array(base.length);
+    for (const at of pair) read[at] = 1;
+    if (this.messages.producer.length) read.fill(1, firstLink);
+    return read;
+  }
+
+  /** Most activations in flight on each worker, as the order of its row says. */
+  peaksInRows() {
+    const { moment, change, worker } = this.held;
+    const peaks = new Array(this.workers).fill(0);
+    let level = 0;
+    for (let k = 0; k < moment.length; k++) {
+      level += change[k];
+      // the end of an op and the start of the next one are one moment
+      const isSettled = k + 1 === moment.length || worker[k + 1] !== worker[k] ||
+        (moment[k + 1] + 1) >> 1 !== (moment[k] + 1) >> 1;
+      if (isSettled && level > peaks[worker[k]]) peaks[worker[k]] = level;
+      if (k + 1 < moment.length && worker[k + 1] !== worker[k]) level = 0;
+    }
+    return peaks;
   }
 
   /** Ops of each worker in row order: those on its compute, and those beside it. */
@@ -228,11 +234,12 @@ export class Schedule {
 
   /** Lay a program out, and say which op or message each of its nodes is. */
   async prepare(packed) {
-    const program = layOut(await unpack(packed));
+    const program = layOut(packed.data === undefined ? packed : await unpack(packed));
     program.opOf = new Int32Array(program.nodes).fill(-1);
     program.messageOf = new Int32Array(program.nodes).fill(-1);
     program.op.forEach((node, op) => { if (node > 0) program.opOf[node] = op; });
     program.carrier.forEach((node, k) => { if (node > 0) program.messageOf[node] = k; });
+    for (const at of program.lasts) this.isRead[at] = 1;
     return program;
   }
 
@@ -268,6 +275,12 @@ export class Schedule {
     const isPair = firstPair >= 0 && position >= firstPair;
     const key = position >= firstLink ? "message" : isPair ? "pair" : this.keys[kind[position] - 1];
     this.shares.set(key, (this.shares.get(key) ?? 0) + vector[position]);
+  }
+
+  /** Whether any op or message has this kind of cost. */
+  has(key) {
+    const kind = this.keys.indexOf(key) + 1;
+    return this.costs.kind.some((own, k) => own === kind && this.isRead[k]);
   }
 
   start(op) {
@@ -376,6 +389,19 @@ export class Schedule {
     }
     return -1;
   }
+}
+
+/** How early each stage is among those of its worker: 1 is its first, 0 its last. */
+function depths(worker) {
+  return Float64Array.from(worker, (own, stage) => {
+    let before = 0;
+    let others = -1;
+    worker.forEach((each, k) => {
+      if (each === own) others++;
+      if (each === own && k < stage) before++;
+    });
+    return others ? 1 - before / others : 0;
+  });
 }
 
 function cell(stage, letter, microbatch) {

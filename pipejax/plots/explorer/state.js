@@ -61,7 +61,7 @@ export class View {
 
 const WAIT = 250; // milliseconds: browsers allow few changes of an address
 const ALL = "all"; // of the time axis
-const FLAGS = ["messages", "memory", "critical"];
+const FLAGS = ["messages", "transfers", "memory", "critical"];
 
 export class State {
   constructor(scene) {
@@ -72,9 +72,11 @@ export class State {
   /** What is chosen when the page opens without an address. */
   reset() {
     const { scene } = this;
+    this.chosen = null; // schedules, workers and microbatches, where they are not as given
     this.link = scene.link;
     this.factors = new Map(scene.factors.map(({ key, given }) => [key, given]));
-    this.shown = { messages: false, memory: scene.schedules.length === 1, critical: true, ...scene.show };
+    const memory = scene.schedules.length === 1;
+    this.shown = { messages: false, transfers: false, memory, critical: true, ...scene.show };
     // a limit is one of what is held
     this.curve = scene.schedules.some(({ memory }) => memory.limits) ? "memory" : "flight";
     this.find = "";
@@ -96,6 +98,11 @@ export class State {
     const plain = new State(scene);
     const parts = [];
     const add = (name, value) => parts.push(`${name}=${encodeURIComponent(value)}`);
+    if (this.chosen) {
+      const { schedules, workers, microbatches } = this.chosen;
+      add("show", schedules.map(({ name, stagesPerWorker: v }) => (v > 1 ? `${name}*${v}` : name)).join());
+      add("size", `${workers}x${microbatches}`);
+    }
     if (this.link !== scene.link) add("link", this.link);
     for (const { key, given } of scene.factors) {
       if (this.factors.get(key) !== given) add(`x.${key}`, this.factors.get(key));
@@ -116,6 +123,14 @@ export class State {
     this.reset();
     const given = new URLSearchParams(text);
     const { scene } = this;
+    const size = /^(\d+)x(\d+)$/.exec(given.get("size") ?? "");
+    if (size && given.get("show")) {
+      const schedules = given.get("show").split(",").map((text) => {
+        const [name, v] = text.split("*");
+        return { name, stagesPerWorker: Number(v ?? 1) };
+      });
+      this.chosen = { schedules, workers: Number(size[1]), microbatches: Number(size[2]) };
+    }
     if (scene.links.includes(given.get("link"))) this.link = given.get("link");
     for (const { key } of scene.factors) {
       const factor = Number(given.get(`x.${key}`) ?? NaN);
@@ -126,8 +141,10 @@ export class State {
     if (["auto", "light", "dark"].includes(given.get("theme"))) this.theme = given.get("theme");
     this.find = given.get("find") ?? "";
     this.selected = given.get("selected") ?? "";
-    this.focus = within(given.get("focus"), 0, scene.schedules.length - 1, 0);
-    this.worker = within(given.get("worker"), 0, scene.schedules[this.focus].workers - 1, -1);
+    const shown = this.chosen?.schedules.length ?? scene.schedules.length;
+    this.focus = within(given.get("focus"), 0, shown - 1, 0);
+    const workers = this.chosen?.workers ?? scene.schedules[this.focus].workers;
+    this.worker = within(given.get("worker"), 0, workers - 1, -1);
     if (given.get("view") === ALL) this.range = null;
     const range = (given.get("view") ?? "").split("~").map(Number);
     if (range.length === 2 && range[0] >= 0 && range[1] > range[0]) this.range = range;
@@ -136,6 +153,7 @@ export class State {
   /** Keep the state in the address, a moment after it last changed. */
   keep() {
     clearTimeout(this.timer);
+    if (location.protocol === "about:") return; // within a report it has no address of its own
     this.timer = setTimeout(() => {
       const text = this.write();
       if (text !== location.hash.slice(1)) {

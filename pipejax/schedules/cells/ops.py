@@ -74,8 +74,9 @@ class OpKind(NamedTuple):
       at_start: what its worker holds more of when it starts, or less: parts of activations.
       at_end: the same when it ends.
       awaited: the kind of op for whose end it waits, if it does nothing else.
-      look: colour in pictures, if it has one, and a darker shade for the second pipe where no
-        strokes can be drawn; lightness tells kinds apart.
+      look: colour in pictures, if it has one; a darker shade for the second pipe where no strokes
+        can be drawn; and, where its workers may have several stages, one for the first of them.
+        Lightness tells kinds apart.
     """
 
     name: str
@@ -86,32 +87,40 @@ class OpKind(NamedTuple):
     at_start: Mapping[int, int] = MappingProxyType({})
     at_end: Mapping[int, int] = MappingProxyType({})
     awaited: Phase | None = None
-    look: tuple[str, str] | None = None
+    look: tuple[str, ...] | None = None
 
 
 KINDS: Mapping[Phase, OpKind] = {
     Phase.F: OpKind(
-        "forward", "forward", slot=1, at_start={LEFT_BY_F: 1}, look=("#A6D4F5", "#6F8EA4")
+        "forward",
+        "forward",
+        slot=1,
+        at_start={LEFT_BY_F: 1},
+        look=("#A6D4F5", "#6F8EA4", "#6EBDEE"),
     ),
     Phase.B: OpKind(
-        "backward", "backward", slot=2, at_end={WHOLE: -1}, look=("#D87C00", "#B06500")
+        "backward", "backward", slot=2, at_end={WHOLE: -1}, look=("#D87C00", "#B06500", "#B46000")
     ),
     Phase.I: OpKind(
         "input gradient",
         "input_grad",
         slot=1,
         at_end={WHOLE: -1, FOR_W: 1},
-        look=("#00875F", "#005E42"),
+        look=("#00875F", "#005E42", "#006B4B"),
     ),
     Phase.W: OpKind(
-        "weight gradient", "weight_grad", slot=1, at_end={FOR_W: -1}, look=("#F9F08F", "#AEA864")
+        "weight gradient",
+        "weight_grad",
+        slot=1,
+        at_end={FOR_W: -1},
+        look=("#F9F08F", "#AEA864", "#AC9C38"),
     ),
     Phase.R: OpKind(
         "recompute",
         "recompute",
         slot=1,
         at_start={CHECKPOINT: -1, WHOLE: 1},
-        look=("#D9A2CB", "#87647E"),
+        look=("#D9A2CB", "#87647E", "#C186B2"),
     ),
     Phase.UNSHARD: OpKind("gather weights", "unshard", of=STAGE),
     Phase.RESHARD: OpKind("drop weights", "reshard", of=STAGE),

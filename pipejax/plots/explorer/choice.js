@@ -1,0 +1,192 @@
+// Which schedules are shown: those that the page was written with, tables that it carries to choose
+// from, and tables that are dropped on it. All but the first are lowered in the page.
+
+import { Schedule } from "./schedule.js";
+import { heldOf, layoutOf, lower, messagesOf, opsOf } from "./lowering.js";
+import { readTable, rowsOf, tableOf } from "./tables.js";
+import { inflate } from "./unpacking.js";
+
+/** Costs of a table as positions of a vector, and which factor multiplies each. */
+function costsOf(table, layout, scene, donors) {
+  const base = new Float64Array(layout.size);
+  if (scene.times) fillGiven(base, table, layout, scene);
+  else fillFrom(base, table, layout, donors);
+  const keys = scene.factors.map(({ key }) => key);
+  const number = (letter) => keys.indexOf(letter) + 1;
+  const kind = new Int32Array(layout.size);
+  scene.grammar.timed.forEach((phase, row) => {
+    const first = 1 + row * table.stages;
+    kind.fill(number(scene.phases[phase].letter), first, first + table.stages);
+  });
+  const { firstPair, firstLink, links } = layout;
+  kind.fill(number("latency"), firstLink, firstLink + links);
+  kind.fill(number("transmit"), firstLink + links, firstLink + 2 * links);
+  const overlap = new Float64Array(firstLink - firstPair).fill(1);
+  return { base, kind, pair: Int32Array.from(layout.joined), overlap, firstPair, firstLink };
+}
+
+/** Times that hold for tables of any size: those of a worker are divided over its stages. */
+function fillGiven(base, table, layout, { times, factors, grammar, phases, mean }) {
+  const [home] = table.placement;
+  const there = home.map((worker) => home.filter((each) => each === worker).length);
+  const used = new Set(table.cells.flatMap(({ ops }) => ops.map(({ phase }) => phase)));
+  for (const phase of grammar.timed) {
+    const time = times.ops[phase];
+    if (time === undefined) {
+      if (used.has(phase) && grammar.compute.includes(phase)) {
+        throw new Error(`${phases[phase].letter} has no time on this page`);
+      }
+      continue;
+    }
+    for (let stage = 0; stage < table.stages; stage++) {
+      const part = times.byWorker ? table.shares[stage] / there[stage] : 1;
+      base[layout.op(phase, stage)] = time * part;
+    }
+  }
+  const { firstLink, links } = layout;
+  const isFree = factors.some(({ key, given }) => key === "transmit" && given === 0);
+  base.fill(times.latency, firstLink, firstLink + links);
+  base.fill(isFree ? mean : times.transmit, firstLink + links, firstLink + 2 * links);
+}
+
+/** Times of another table with as many stages and pipes: those are of each stage and boundary. */
+function fillFrom(base, table, layout, donors) {
+  const size = layout.firstPair;
+  const donor = donors.find(({ stages, pipes, costs }) =>
+    stages === table.stages && pipes === table.pipes && costs.base.length - costs.firstLink === 3 * layout.links &&
+    (costs.firstPair < 0 ? costs.firstLink : costs.firstPair) >= size);
+  if (!donor) {
+    const known = [...new Set(donors.map(({ stages }) => stages))].join(" or ");
+    throw new Error(`it has ${table.stages} stages, and this page has times for ${known} stages`);
+  }
+  base.set(donor.costs.base.subarray(0, size));
+  base.set(donor.costs.base.subarray(donor.costs.firstLink), layout.firstLink);
+}
+
+/** A schedule of the page from a table: its programs are lowered when their link model is asked for. */
+export function scheduleOf(table, scene, donors) {
+  const { grammar, links, factors } = scene;
+  const atEnd = factors.find(({ key }) => key === "A" || key === "U");
+  if (atEnd) throw new Error(`this page has times of an ${atEnd.name}, which it cannot add to other tables`);
+  const layout = layoutOf(table, grammar);
+  const edges = messagesOf(table, grammar);
+  const programs = {};
+  for (const model of links) {
+    let found = null;
+    Object.defineProperty(programs, model, { enumerable: true, get: () => (found ??= tried(() =>
+      lower(table, model, layout, edges, grammar))) });
+  }
+  if (programs.delay.error) throw new Error(programs.delay.error);
+  const { ops, placement } = opsOf(table);
+  const sent = (name) => Int32Array.from(edges.sent, (each) => each[name]);
+  const code = Object.fromEntries(Object.entries(grammar.codes));
+  const schedule = new Schedule();
+  Object.assign(schedule, {
+    name: table.name,
+    workers: table.workers,
+    stages: table.stages,
+    microbatches: table.microbatches,
+    pipes: table.pipes,
+    stagesPerWorker: table.stages / new Set(table.placement[0]).size,
+    ops,
+    placement,
+    messages: {
+      producer: sent("from"), consumer: sent("to"), stage: sent("stage"), microbatch: sent("microbatch"),
+      phase: Int32Array.from(edges.sent, ({ direction }) => (direction ? code.SEND_B : code.SEND_F)),
+    },
+    costs: costsOf(table, layout, scene, donors),
+    held: heldOf(table, grammar),
+    memory: { unit: "activations", limits: null, static: null },
+    step: null,
+    programs,
+    forms: {},
+  });
+  schedule.settle(scene.phases);
+  schedule.peakInFlight = schedule.peaksInRows();
+  return schedule;
+}
+
+function tried(make) {
+  try {
+    return make();
+  } catch (error) {
+    return { error: error.message };
+  }
+}
+
+/** What a page can show. */
+export class Library {
+  static async open(scene, given) {
+    const library = new Library();
+    Object.assign(library, { scene, given, entries: [], dropped: new Map(), made: new Map() });
+    if (scene.library) {
+      const { entries, apart, data } = scene.library;
+      const texts = new TextDecoder().decode(await inflate(data)).split(apart);
+      library.entries = entries.map((entry, k) => ({ ...entry, text: texts[k] }));
+    }
+    return library;
+  }
+
+  /** Names to choose from: those given, those carried, those dropped. */
+  get names() {
+    const names = [...this.given, ...this.entries].map(({ name }) => name);
+    return [...new Set([...names, ...this.dropped.keys()])];
+  }
+
+  /** Numbers of stages per worker that a schedule is there with. */
+  choices(name) {
+    const found = [...this.given, ...this.entries].filter((each) => each.name === name);
+    return [...new Set(found.map((each) => each.stagesPerWorker))].sort((one, other) => one - other);
+  }
+
+  /** What is shown at first, as a choice. */
+  asGiven() {
+    const [{ workers, microbatches }] = this.given;
+    const schedules = this.given.map(({ name, stagesPerWorker }) => ({ name, stagesPerWorker }));
+    return { schedules, workers, microbatches };
+  }
+
+  /** A choice with one schedule more: the first that is there and not shown. */
+  another(chosen) {
+    const shown = new Set(chosen.schedules.map(({ name }) => name));
+    const name = this.names.find((each) => !shown.has(each) && this.isThere(each, chosen)) ?? this.names[0];
+    const added = { name, stagesPerWorker: this.choices(name)[0] ?? 1 };
+    return { ...chosen, schedules: [...chosen.schedules, added] };
+  }
+
+  /** Whether a schedule is there for the workers and microbatches of a choice. */
+  isThere(name, { workers, microbatches }) {
+    return this.dropped.has(name) || [...this.given, ...this.entries].some((each) =>
+      each.name === name && each.workers === workers && each.microbatches === microbatches);
+  }
+
+  sizes(field) {
+    const found = [...this.given, ...this.entries].map((each) => each[field]);
+    return [...new Set(found)].sort((one, other) => one - other);
+  }
+
+  /** The schedule of a name for some workers and microbatches, or null; one dropped has its own. */
+  find({ name, stagesPerWorker }, workers, microbatches) {
+    if (this.dropped.has(name)) return this.dropped.get(name);
+    const isMeant = (each) => each.name === name && each.workers === workers &&
+      each.microbatches === microbatches && each.stagesPerWorker === stagesPerWorker;
+    const own = this.given.find(isMeant);
+    if (own) return own;
+    const entry = this.entries.find(isMeant);
+    if (!entry) return null;
+    if (!this.made.has(entry)) {
+      const table = tableOf({ ...entry, rows: rowsOf(entry.text) }, this.scene.grammar);
+      this.made.set(entry, scheduleOf(table, this.scene, this.given));
+    }
+    return this.made.get(entry);
+  }
+
+  /** Take a file in; what is no table, or cannot run, is an error. */
+  take(text, file) {
+    const name = file.replace(/\.(csv|json)$/i, "");
+    const own = this.names.includes(name) && !this.dropped.has(name) ? file : name;
+    const table = readTable(text, own, this.scene.grammar);
+    this.dropped.set(own, scheduleOf({ ...table, name: own }, this.scene, this.given));
+    return own;
+  }
+}

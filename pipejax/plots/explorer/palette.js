@@ -1,0 +1,80 @@
+// Colours: those of phases come with the page, all others from its style sheet, light or dark.
+
+const NAMES = [
+  "paper", "ink", "quiet", "row", "rowChosen", "accent", "message", "held", "envelope", "limit",
+  "thumb",
+];
+
+/** Read the colours that are in force now; phases by their code. */
+export function readPalette(phases) {
+  const style = getComputedStyle(document.documentElement);
+  const palette = {
+    font: style.getPropertyValue("--font"),
+    phases, looks: new Map(), hatches: new Map(),
+    // red, green, blue of each phase, of its shade in the second pipe, and for first stages
+    channels: new Float32Array(3 * Object.keys(phases).length),
+    shades: new Float32Array(3 * Object.keys(phases).length),
+    deeps: new Float32Array(3 * Object.keys(phases).length),
+  };
+  for (const name of NAMES) {
+    const variable = name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`);
+    palette[name] = style.getPropertyValue(`--${variable}`).trim();
+  }
+  palette.words = Object.fromEntries(["paper", "row", "rowChosen", "ink"].map((name) =>
+    [name, word(...rgb(palette[name]))]));
+  const paper = brightness(rgb(palette.paper));
+  const nearest = paper > 128 ? 12 : 30; // a fill that is as near to the paper needs an edge
+  for (const [code, { fill, shade, deep }] of Object.entries(phases)) {
+    palette.channels.set(rgb(fill), 3 * code);
+    palette.shades.set(rgb(shade), 3 * code);
+    palette.deeps.set(rgb(deep), 3 * code);
+  }
+  palette.isEdged = (fill) => Math.abs(brightness(rgb(fill)) - paper) < nearest;
+  return palette;
+}
+
+/** Fill and ink of a phase; `depth` is 1 on a worker's first stage, 0 on its last. */
+export function look(palette, phase, depth) {
+  const key = 1000 * phase + Math.round(900 * depth);
+  if (!palette.looks.has(key)) {
+    const { channels, deeps } = palette;
+    const parts = [0, 1, 2].map((k) =>
+      Math.round(channels[3 * phase + k] + depth * (deeps[3 * phase + k] - channels[3 * phase + k])));
+    const fill = `#${parts.map((part) => part.toString(16).padStart(2, "0")).join("")}`;
+    const ink = brightness(parts) > 0.45 * 255 ? "#000000" : "#ffffff";
+    palette.looks.set(key, { fill, ink, isEdged: palette.isEdged(fill) });
+  }
+  return palette.looks.get(key);
+}
+
+/** Strokes of an ink, as figures have them for the second pipe. */
+export function hatch(palette, context, ink) {
+  if (!palette.hatches.has(ink)) {
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = 6;
+    const strokes = tile.getContext("2d");
+    strokes.strokeStyle = ink;
+    strokes.globalAlpha = 0.4;
+    strokes.beginPath();
+    for (const from of [-6, 0, 6]) {
+      strokes.moveTo(from - 1, 7);
+      strokes.lineTo(from + 7, -1);
+    }
+    strokes.stroke();
+    palette.hatches.set(ink, context.createPattern(tile, "repeat"));
+  }
+  return palette.hatches.get(ink);
+}
+
+/** An opaque pixel as a number, in the order of bytes that browsers run on. */
+export function word(red, green, blue) {
+  return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+}
+
+function rgb(colour) {
+  return [1, 3, 5].map((k) => parseInt(colour.slice(k, k + 2), 16));
+}
+
+function brightness([red, green, blue]) {
+  return 0.299 * red + 0.587 * green + 0.114 * blue;
+}

@@ -1,0 +1,85 @@
+// Sliders: one factor for each kind of cost, which can be typed, too.
+
+import { byId, digits, make, writeRange } from "./text.js";
+
+const STEPS = 400; // of a slider
+
+/** Sliders: one factor for each kind of cost; `change` is called with a kind and its factor. */
+export function makeSliders(scene, schedulesNow, change) {
+  const rows = scene.factors.map(({ key, name, most }) => {
+    const id = `factor-${key}`;
+    const symbol = key.length === 1 ? `${key}, ${name}` : name;
+    const range = make("input", {
+      type: "range", id, min: 0, max: most, step: most / STEPS,
+      oninput: (event) => change(key, Number(event.target.value)),
+    });
+    const exact = make("input", {
+      type: "text", inputmode: "decimal", "aria-label": `factor of ${name}`, "data-factor": key,
+      onchange: ({ target }) => {
+        const times = timesOf(schedulesNow(), scene, key);
+        const factor = readFactor(target.value, times);
+        const isWrong = !(Number.isFinite(factor) && factor >= 0);
+        target.setAttribute("aria-invalid", isWrong);
+        wrong.hidden = !isWrong;
+        wrong.textContent = isWrong ? refusal(target.value, times) : "";
+        if (!isWrong) change(key, factor);
+      },
+    });
+    const wrong = make("p", { class: "wrong", role: "alert", hidden: true, "data-wrong": key });
+    return make("div", { class: "slider" }, make("label", { for: id }, symbol),
+      make("output", { for: id, id: `time-${key}` }), exact, range, wrong);
+  });
+  byId("sliders").replaceChildren(...rows);
+}
+
+const UNITS = { s: 1, ms: 1e-3, us: 1e-6, ns: 1e-9 };
+
+/** Read a factor, as 1.5 or ×1.5, or the time that it is to make of one that is given, as 3 ms. */
+function readFactor(text, times) {
+  const [, number, unit] = /^\s*[×x*]?\s*([\d.,e+-]+)\s*(\w*)\s*$/.exec(text) ?? [];
+  const value = Number((number ?? "none").replace(",", "."));
+  if (!unit) return value;
+  return times.length === 1 && times[0] > 0 ? (value * (UNITS[unit] ?? NaN)) / times[0] : NaN;
+}
+
+/** Why a text is no factor, and what would be one. */
+function refusal(text, times) {
+  const isOne = times.length === 1 && times[0] > 0;
+  const also = isOne ? " or a time, as 3 ms" : "; a time fits only what is one for all";
+  return `${JSON.stringify(text)} is not a factor of at least 0, as 1.5${also}`;
+}
+
+/** Let sliders say what is chosen: the time where it is one for all, else the factor. */
+export function showSliders(scene, schedules, state) {
+  for (const { key } of scene.factors) {
+    const factor = state.factors.get(key);
+    const times = timesOf(schedules, scene, key);
+    // of what no schedule that is shown has there is nothing to change
+    byId(`factor-${key}`).closest(".slider").hidden = !schedules.some((each) => each.has(key));
+    byId(`factor-${key}`).value = factor;
+    byId(`factor-${key}`).setAttribute("aria-valuetext", `times ${digits(factor, 4)}`);
+    const exact = document.querySelector(`[data-factor="${key}"]`);
+    if (exact.getAttribute("aria-invalid") !== "true" || document.activeElement !== exact) {
+      exact.value = `×${digits(factor, 6)}`;
+      exact.setAttribute("aria-invalid", false);
+      document.querySelector(`[data-wrong="${key}"]`).hidden = true;
+    }
+    byId(`time-${key}`).textContent = writeRange(times.map((time) => factor * time), scene.unit);
+  }
+  byId("reset").disabled = state.isGiven;
+}
+
+/** The least and the largest cost of a kind, one number if they are equal. */
+function timesOf(schedules, scene, key) {
+  const kind = 1 + scene.factors.findIndex((factor) => factor.key === key);
+  let least = Infinity;
+  let most = 0;
+  for (const { costs } of schedules) {
+    for (let k = 0; k < costs.base.length; k++) {
+      if (costs.kind[k] !== kind) continue;
+      least = Math.min(least, costs.base[k]);
+      most = Math.max(most, costs.base[k]);
+    }
+  }
+  return least === most ? [most] : [least, most];
+}

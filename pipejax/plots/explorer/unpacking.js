@@ -1,0 +1,33 @@
+// Arrays of the page: whole numbers in as few bytes as they need, deflated, in base64.
+// The twin of `pack` in payload.py.
+
+const KINDS = { int8: Int8Array, int16: Int16Array, int32: Int32Array, float64: Float64Array };
+
+/** Bytes from base64 that were deflated. */
+export async function inflate(data) {
+  const text = atob(data);
+  const bytes = new Uint8Array(text.length);
+  for (let k = 0; k < text.length; k++) bytes[k] = text.charCodeAt(k);
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Response(stream).arrayBuffer();
+}
+
+/** Unpack arrays by name; what was stored as steps from entry to entry is summed up again. */
+export async function unpack(packed) {
+  const content = await inflate(packed.data);
+  const found = {};
+  let place = 0;
+  for (const [name, kind, size, isSteps] of packed.arrays) {
+    const array = new KINDS[kind](content, place, size);
+    place += array.byteLength;
+    found[name] = isSteps ? summed(array) : array;
+  }
+  return found;
+}
+
+function summed(steps) {
+  const found = new Int32Array(steps.length);
+  let sum = 0;
+  for (let k = 0; k < steps.length; k++) found[k] = sum += steps[k];
+  return found;
+}
