@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from pipejax.search.schedule.problem import pose
 Needs = Float[NumpyArray, " workers"]
 
 
+@runtime_checkable
 class Source(Protocol):
     """What gives the costs of any table: measured times, or a model on a system."""
 
