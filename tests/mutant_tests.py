@@ -24,7 +24,7 @@ from _pytest.runner import runtestprotocol
 COSTLY = ("compiles", "solver", "process")
 UNKNOWN = {True: 1.5, False: 0.2}  # seconds of a test that has not run yet, if it is costly or not
 HANGS = 120.0  # seconds of the processor, of one test: the process ends by a signal
-FOLDER = Path(os.environ["MUTANTS"])
+FOLDER = Path(os.environ.get("MUTANTS", ""))  # doctests import it without
 REPORT, LEARNED, FOUND = (FOLDER / f for f in ("report.json", "learned.json", "found.jsonl"))
 learned = {"seconds": {}, "finders": {}, "failing": []}  # the last: without any change
 learned |= json.loads(LEARNED.read_text()) if LEARNED.exists() else {}

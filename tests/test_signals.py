@@ -47,6 +47,7 @@ RUNS = {
     "tune messages": (8, [*SEARCH, "--iterations", "9999", "--out", "{}/x.json"]),
     "tune microbatches": (8, [*SEARCH, "--microbatch-scale", SCALE, "--out", "{}/x.json"]),
     "tune places": (8, [*SEARCH[:-2], *NODES, "--out", "{}/x.json"]),
+    "explain": (5, [*LONG, "--out", "{}/x.html"]),
     "formula": (8, [*LONG, "--link", "rendezvous", "--max-facets", "2000", "--out", "{}/x.json"]),
     "tune layers": (
         10,

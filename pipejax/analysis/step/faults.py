@@ -14,6 +14,8 @@ from pipejax.analysis.paths.head_of_line_blocking import transfer_waits
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.analysis.step.step_parts import Part, step_parts
 from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import check_types
+from pipejax.base.display import short_repr
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs
 from pipejax.costs.scaling import GROUPS, scaled_costs
 from pipejax.engine.pricing import lower_and_price
@@ -30,6 +32,7 @@ ENOUGH = 2  # microbatches by worker from which on start and end are no fault (o
 NEGLIGIBLE = 0.01  # of the step: what saves less is no cause
 
 
+@short_repr
 class Fault(NamedTuple):
     """A cause, and what the step would save without it.
 
@@ -74,8 +77,9 @@ def find_faults(evaluation: Evaluation, parts: Sequence[Part] | None = None) -> 
       >>> costs = pj.Costs(forward=[1.0, 1.0, 1.5, 1.0], backward=[2.0, 2.0, 3.0, 2.0])
       >>> worst = find_faults(pj.evaluate(table, costs))[0]
       >>> worst.kind, worst.worker, worst.stage, worst.seconds
-      ('imbalance', 2, 2, 24.0)
+      ('imbalance', 2, 2, 22.5)
     """
+    check_types(evaluation=(evaluation, Evaluation))
     undone = Undone(evaluation)
     parts = step_parts(evaluation) if parts is None else parts
     found = [*_imbalance(undone), *_links(undone)]

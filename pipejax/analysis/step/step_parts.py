@@ -20,6 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation, busy_times
+from pipejax.base.checks import check_types
+from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.scaling import GROUPS
 from pipejax.engine.lowering.program import Program
@@ -42,6 +44,7 @@ WAITS: Mapping[str, tuple[str, ...]] = {
 ALIKE = (*GROUPS["compute"], "pair_factor")  # what an op of any stage takes where all are alike
 
 
+@short_repr
 class Part(NamedTuple):
     """A part of a step.
 
@@ -90,8 +93,9 @@ def step_parts(evaluation: Evaluation) -> list[Part]:
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
       >>> run = pj.evaluate(table, pj.Costs(forward=[1.0, 1.5], backward=[2.0, 3.0], transmit=0.5))
       >>> [(part.name, part.seconds) for part in step_parts(run) if part.seconds]
-      [('compute', 15.0), ('start', 2.5), ('end', 1.25), ('imbalance', 2.25), ('messages', 1.0)]
+      [('compute', 15.0), ('start', 1.875), ('end', 1.875), ('imbalance', 2.25), ('messages', 1.0)]
     """
+    check_types(evaluation=(evaluation, Evaluation))
     found = dict(_telescoped(evaluation))
     return [Part(name, seconds, MEANING[name]) for name, seconds in found.items()]
 

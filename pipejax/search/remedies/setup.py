@@ -14,6 +14,7 @@ from pipejax.analysis.step.faults import ComputeTimes, Fault, find_faults
 from pipejax.analysis.step.step_parts import step_parts
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError
+from pipejax.base.display import short_repr, short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.planning import for_times
@@ -88,6 +89,7 @@ class ModelTimes(NamedTuple):
         return self._replace(workload=workload)
 
 
+@short_repr
 class Schedule(NamedTuple):
     """A schedule that can be built for other sizes.
 
@@ -118,6 +120,7 @@ def _written(value: Any) -> str:
     return ",".join(map(repr, value)) if isinstance(value, list) else str(value)
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setup:
     """A table at costs over links, and what has been changed.
@@ -243,6 +246,7 @@ def planned(
     return schedule._replace(plan=plan)
 
 
+@short_repr_of("unit limit at_first")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Memory:
     """What workers need, and what they have.
