@@ -1,6 +1,6 @@
 """Makers of costs, and what they are made of."""
 
-from pipejax.costs.model.launchers import Launch as Launch, launches as launches
+from pipejax.costs.model.launchers import launches as launches
 from pipejax.costs.model.model import (
     LatentAttention as LatentAttention,
     MixtureOfExperts as MixtureOfExperts,

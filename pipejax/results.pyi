@@ -9,6 +9,8 @@ from pipejax.analysis.paths.longest_paths import LongPath as LongPath
 from pipejax.analysis.runs.activation_memory import ActivationMemory as ActivationMemory
 from pipejax.analysis.runs.staleness import Staleness as Staleness
 from pipejax.analysis.runs.timeline import Bar as Bar
+from pipejax.analysis.step.faults import Fault as Fault
+from pipejax.analysis.step.step_parts import Part as Part
 from pipejax.analysis.step.step_report import StepReport as StepReport
 from pipejax.analysis.step.validation import (
     PredictionErrors as PredictionErrors,
@@ -18,6 +20,7 @@ from pipejax.analysis.uncertainty.corners import Corners as Corners
 from pipejax.analysis.uncertainty.jitter import Jittered as Jittered, Robustness as Robustness
 from pipejax.analysis.uncertainty.sensitivity import Sensitivity as Sensitivity
 from pipejax.analysis.verify.verify import Verdict as Verdict
+from pipejax.costs.model.launchers import Launch as Launch
 from pipejax.search.calibration.calibrate import Calibration as Calibration
 from pipejax.search.calibration.calibrate_links import LinkCalibration as LinkCalibration
 from pipejax.search.found import Found as Found

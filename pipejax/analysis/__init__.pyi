@@ -19,8 +19,8 @@ from pipejax.analysis.step.evidence import (
     EVIDENCE as EVIDENCE,
     evidence_of_tables as evidence_of_tables,
 )
-from pipejax.analysis.step.faults import Fault as Fault, find_faults as find_faults
-from pipejax.analysis.step.step_parts import Part as Part, step_parts as step_parts
+from pipejax.analysis.step.faults import find_faults as find_faults
+from pipejax.analysis.step.step_parts import step_parts as step_parts
 from pipejax.analysis.step.validation import (
     judge as judge,
     measured_tables as measured_tables,

@@ -163,7 +163,7 @@ def tune_settings(asked: TuningRequest, **how: Any) -> Answer:
 
 def _launches(
     asked: TuningRequest, best: "TunedSetting", how: Mapping[str, Any]
-) -> "tuple[pj.costing.Launch, ...]":
+) -> "tuple[pj.results.Launch, ...]":
     """What launchers are told to run the microbatches that are best."""
     options = {name: how[name] for name in find(asked.schedule).options if name in how}
     sizes = {"num_workers": asked.workers, "num_microbatches": best.microbatches}

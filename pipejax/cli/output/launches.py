@@ -9,12 +9,12 @@ import pipejax as pj
 from pipejax.cli.output.report import pick, plain
 
 
-def launch_json(launches: "Iterable[pj.costing.Launch]") -> dict[str, Any]:
+def launch_json(launches: "Iterable[pj.results.Launch]") -> dict[str, Any]:
     """What `--json` says of each launcher, by its name."""
     return {each.launcher: pick(each, "options lacks program") for each in launches}
 
 
-def launch_lines(launches: "Iterable[pj.costing.Launch]", *, rest: bool = False) -> Iterator[Text]:
+def launch_lines(launches: "Iterable[pj.results.Launch]", *, rest: bool = False) -> Iterator[Text]:
     """Say what each launcher is told, and of those that cannot run a layout what they lack.
 
     With `rest` they are told the rest of it, too.

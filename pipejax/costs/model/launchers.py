@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload import Workload, assign_layers
@@ -89,6 +90,7 @@ def launches(workload: Workload, table: ScheduleTable) -> tuple[Launch, ...]:
     References:
       NVIDIA/Megatron-LM, pytorch/torchtitan v0.2.2, deepspeedai/DeepSpeed.
     """
+    check_types(workload=(workload, Workload), table=(table, ScheduleTable))
     job = _Job(workload, table)
     return (
         Launch("Megatron-LM", _megatron(job), tuple(_lacks_of_megatron(job))),

@@ -246,7 +246,7 @@ def planned(
     return schedule._replace(plan=plan)
 
 
-@short_repr_of("unit limit at_first")
+@short_repr_of("limit begin")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Memory:
     """What workers need, and what they have.
