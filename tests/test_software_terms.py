@@ -536,6 +536,7 @@ def test_what_is_not_said_changes_nothing_and_what_is_wrong_is_named():
         pj.Workload(LLAMA, 1, frozen=1)
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("given", [LORA, {"frozen": True}])
 def test_fine_tuning_is_the_same_number_in_a_trace(given):
     workload = pj.Workload(LLAMA, 2, **given, tensor_parallel=8, data_parallel=2, zero=1)
