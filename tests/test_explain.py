@@ -226,6 +226,13 @@ def test_a_planted_fault_is_the_first_one(fault, schedule):
     assert saves == sorted(saves, reverse=True)
 
 
+def test_a_limit_of_each_worker_that_does_not_suffice():
+    table = built(*BUILT[0])
+    found = pj.explain(table, pj.Costs(forward=1.0, backward=2.0), memory_limit=[4, 2, 2, 1])
+    assert found.bottleneck.why == "it does not fit: worker 1 needs 3 activations of 2 activations"
+    assert all(remedy.fits for remedy in found.remedies)
+
+
 def test_messages_may_be_so_much_slower():
     table = built(*BUILT[0])
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
@@ -298,6 +305,7 @@ LINES = [
     ["-s", "interleaved-1f1b", "-P", 4, "-M", 8, "-V", 2, "--measured-stages", 4],
     ["-s", "gpipe", "-P", 4, "-M", 4, "-l", "rendezvous", "--scale", "F*1.5"],
     ["-t", "schedule.csv", "--stragglers", "1=1.3"],
+    ["-s", "zero-bubble", "-P", 4, "-M", 8, "--memory-limit", 5],
 ]
 
 

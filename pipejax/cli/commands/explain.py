@@ -21,6 +21,7 @@ from pipejax.cli.output.kinds import PAGE
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.progress import progress, waiting
 from pipejax.cli.output.report import Column, heading, plain, sizes_of, table_of
+from pipejax.schedules.naming import find
 
 if TYPE_CHECKING:
     from pipejax.search.remedies.explain import Explanation, Remedy
@@ -60,12 +61,16 @@ def explain(
     from pipejax.search.remedies.explain import explain_setup
     from pipejax.search.remedies.setup import Schedule, begin
 
-    table = choice.build()
-    priced = required(pricing)
     if choice.repair is not None:
         raise ValueError(f"--repair {choice.repair}: write the table with `pipejax export` first")
-    schedule = None
-    if choice.schedule is not None:
+    is_limited = memory_limit is not None and _takes_limit(choice.schedule)
+    if memory_limit is not None and is_limited:  # it is planned for it too
+        planned = {**choice.options.options, "memory_limit": MemoryLimit.read(memory_limit)}
+        choice = choice._replace(options=choice.options._replace(options=planned))
+    table = choice.build()
+    priced = required(pricing)
+    schedule = None  # as a table where it is planned for a limit: that of other sizes is another
+    if choice.schedule is not None and not is_limited:
         schedule = Schedule(choice.schedule, choice.options.of_table(choice.schedule))
     setup = begin(table, links, priced.of_stages(table.num_stages), schedule)
     limit = _limit(memory_limit, setup)
@@ -76,6 +81,10 @@ def explain(
         text = _page(found, result)
         out.save(lambda draft: write_file(draft, text))
     return Answer(result, _said(found, result), {"wrote the report to": out})
+
+
+def _takes_limit(schedule: Text) -> bool:
+    return schedule is not None and "memory_limit" in find(schedule).options
 
 
 def _limit(text: Text, setup: "Setup") -> Any:
@@ -98,14 +107,15 @@ def command_of(remedy: "Remedy", first: "Setup", line: Line) -> str:
     setup = remedy.setup
     changes = dict(setup.options)
     called = "evaluate"
-    without: tuple[str, ...] = OWN
+    keeps_limit = "schedule" not in changes and _takes_limit(line.given.get("schedule"))
+    without = tuple(name for name in OWN if name != "memory_limit" or not keeps_limit)
     if changes.get("scale") and "scale" in line.given:
         changes["scale"] = f"{line.given['scale']},{changes['scale']}"
     is_measured = getattr(setup.source, "is_of_stages", False)
     if is_measured and setup.table.num_stages != first.table.num_stages:
         changes.setdefault("measured_stages", str(first.table.num_stages))
     if (batches := changes.pop("order", None)) is not None:
-        called, without = "tune messages", (*OWN, *OF_LINKS)
+        called, without = "tune messages", (*without, *OF_LINKS)
         changes |= {"iterations": batches, "time_limit": "1000s", "out": "better.csv"}
     elif (limits := changes.pop("optimise", None)) is not None:
         called = "optimize"
@@ -187,7 +197,7 @@ def _diagnosis(found: "Explanation") -> Iterator[str]:
     """The cause, what it costs, and what comes next."""
     worst = found.bottleneck
     yield worst.why
-    if worst.seconds > 0:
+    if worst.seconds > 0 and worst.kind != "schedule":
         without = seconds(found.step_time - worst.seconds)
         yield f"that costs {seconds(worst.seconds)}: without it the step takes {without}"
     for fault in found.faults[1:3]:

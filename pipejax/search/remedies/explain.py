@@ -340,8 +340,8 @@ def _combined(
 def _faults(first: Setup, memory: Memory, schedules: Sequence[Remedy]) -> list[Fault]:
     """Causes, memory among them: one that does not suffice, or rules out a better schedule."""
     faults = list(first.faults)
-    if not memory.fits(first):
-        needs, limit = memory.at_first, np.broadcast_to(memory.limit or 0.0, first.run.workers)
+    if memory.limit is not None and not memory.fits(first):
+        needs, limit = memory.at_first, np.broadcast_to(memory.limit, first.run.workers)
         worker = int((needs / limit).argmax())
         why = (
             f"it does not fit: worker {worker} needs {memory.text(needs[worker])} of "
