@@ -12,14 +12,7 @@ from pipejax.plots import palette, style
 
 # Plans: step time against memory of all layouts.
 
-COLOURS = (
-    palette.BLUE,
-    palette.ORANGE,
-    palette.GREEN,
-    palette.PURPLE,
-    palette.SKY,
-    palette.VERMILION,
-)
+COLOURS = palette.SERIES
 MARKERS = "osD^vP"
 SLOWEST = 4.0  # times the best step: what takes longer is not drawn
 WIDEST = 1.5  # times the capacity: what needs more is not drawn

@@ -18,6 +18,7 @@ from pipejax.schedules.cells.ops import KINDS, MICROBATCH, Phase
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE, GREY, BLACK = "#0072B2", "#D55E00", "#CC79A7", "#999999", "#000000"
 SILVER, VIOLET, WHITE = "#CCCCCC", "#5B2A86", "#FFFFFF"
+SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION)  # for what has no order
 # for what has an order, from light to dark: lines, marks and areas
 ORDERED = ("#6CCD5A", "#1F9E89", "#2C728E", "#414487", "#440154", "#000000")
 

@@ -14,16 +14,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, StrMethodFormatter
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.plots import palette
 
-COLOURS = (
-    palette.BLUE,
-    palette.ORANGE,
-    palette.GREEN,
-    palette.PURPLE,
-    palette.SKY,
-    palette.YELLOW,
-    palette.VERMILION,
-    palette.SILVER,
-)
+COLOURS = (*palette.SERIES[:-1], palette.YELLOW, palette.VERMILION, palette.SILVER)
 HATCHES = ("", "////", "....", "xxxx", "----")
 WIDE = 20.0  # ratio of the largest to the least value from which an axis is logarithmic
 EQUAL = 1e-6  # by which steps differ that are equal

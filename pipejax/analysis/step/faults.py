@@ -186,7 +186,7 @@ def _imbalance(undone: Undone) -> Iterator[Fault]:
         f"computes {_share(times.workers[fullest], total)} of the step, the mean worker "
         f"{_share(mean, total)}"
     )
-    ratio = times.stages / np.median(times.stages)
+    ratio = times.stages / np.median(times.stages[times.stages > 0])
     # stages that differ on other workers too: no single one is to blame
     others = (np.abs(ratio - 1) > UNEVEN) & (table.placement != best_worker).all(axis=0)
     if best is not None and best.seconds >= MOSTLY * every and not others.any():

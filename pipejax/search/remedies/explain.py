@@ -9,7 +9,7 @@ import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.analysis.step.faults import NEGLIGIBLE, Fault
-from pipejax.analysis.step.step_parts import Part, step_parts
+from pipejax.analysis.step.step_parts import Part
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import short_repr
@@ -32,6 +32,7 @@ from pipejax.search.remedies.setup import (
     Setup,
     Source,
     begin,
+    planned,
 )
 
 Changes = Callable[[Setup], Iterator[tuple[str, Setup]]]
@@ -177,22 +178,19 @@ def explain(
     else:
         assert isinstance(costs, Costs)
         source = MeasuredTimes(costs, table.num_stages)
-    known = Schedule(table.name, {}) if table.name in REGISTRY else None
-    first = begin(table, Links.of(link), source, _checked(known, table))
+    first = begin(table, Links.of(link), source, _schedule_of(table, source))
     return explain_setup(first, _limit(memory_limit, first), search=search, on_progress=on_progress)
 
 
-def _checked(schedule: Schedule | None, table: ScheduleTable) -> Schedule | None:
-    """The schedule, if the one of that name is this table."""
-    if schedule is None:
-        return None
+def _schedule_of(table: ScheduleTable, source: Source) -> Schedule | None:
+    """The schedule that a table is, if it is the one of its name, planned for these times."""
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
-    builder = REGISTRY[schedule.name]
-    for options in changes.VARIANTS.get(schedule.name, ({},)):
+    for options in changes.VARIANTS.get(table.name, ({},)) if table.name in REGISTRY else ():
         try:
-            if builder.planned or _is_same(builder.function(**size, **options), table):
-                return Schedule(schedule.name, options)
-        except ValueError:
+            schedule = planned(Schedule(table.name, options), size, source.of)
+            if _is_same(schedule.built(size), table):
+                return schedule
+        except ValueError:  # it does not exist for these numbers
             continue
     return None
 
@@ -288,7 +286,7 @@ def _named_parts(first: Setup) -> list[Part]:
             of["messages"] = "workers {} and {}".format(*fault.link)
     return [
         part._replace(of=f"{part.of}: {of[part.name]}" if part.name in of else part.of)
-        for part in step_parts(first.run)
+        for part in first.step_parts
     ]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from pipejax.analysis.runs.activation_memory import activation_memory
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.analysis.step.faults import ComputeTimes, Fault, find_faults
-from pipejax.analysis.step.step_parts import step_parts
+from pipejax.analysis.step.step_parts import Part, step_parts
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.base.display import short_repr, short_repr_of
@@ -103,6 +103,10 @@ class Schedule(NamedTuple):
     options: Mapping[str, Any]
     plan: Mapping[str, Any] = MappingProxyType({})
 
+    def built(self, size: Mapping[str, int]) -> ScheduleTable:
+        """The table of so many workers and microbatches."""
+        return find(self.name).function(**size, **(self.plan or self.options))
+
     @property
     def pinned(self) -> dict[str, str | None]:
         """Options of the command line that repeat the plan, whatever the times of the run are."""
@@ -166,14 +170,19 @@ class Setup:
         return self.run.step_time
 
     @functools.cached_property
+    def step_parts(self) -> list[Part]:
+        """Where its seconds go."""
+        return step_parts(self.run)
+
+    @property
     def parts(self) -> Mapping[str, float]:
-        """Where its seconds go [s]."""
-        return {part.name: part.seconds for part in step_parts(self.run)}
+        """Where its seconds go, by name [s]."""
+        return {part.name: part.seconds for part in self.step_parts}
 
     @functools.cached_property
     def faults(self) -> list[Fault]:
         """What it is slow because of."""
-        return find_faults(self.run)
+        return find_faults(self.run, self.step_parts)
 
     @property
     def times(self) -> ComputeTimes:
@@ -219,7 +228,7 @@ class Setup:
         size = {"num_workers": self.table.num_workers, "num_microbatches": num_microbatches}
         before = self.schedule or schedule
         schedule = planned(schedule, size, bare.price)
-        table = find(schedule.name).function(**size, **(schedule.plan or schedule.options))
+        table = schedule.built(size)
         given = {name: _written(value) for name, value in schedule.options.items()}
         options: dict[str, str | None] = {
             **self.options,
