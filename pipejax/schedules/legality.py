@@ -261,18 +261,16 @@ def check_communication(content: Content) -> None:
 
 def _transfer(content: Content, op: Op, partner: int, *, after: bool) -> int:
     """Find a SEND, after the op that makes its message, or a RECV, before the op that uses it."""
-    cell, name = int(content.where[op.phase][op.stage, op.microbatch]), content.text(partner)
+    cell = int(content.where[op.phase][op.stage, op.microbatch])
+    is_before = cell % content.num_slots < partner % content.num_slots
+    if cell != NOWHERE and is_before != after:
+        return cell
+    name = content.text(partner)
     if cell == NOWHERE:
         why = f"{name} {'sends' if after else 'waits for'} a message"
         raise _wrong(content, partner, f"missing op {op} on worker {{worker}}: {why}")
-    is_before = cell % content.num_slots < partner % content.num_slots
-    if after and is_before:
-        why = f"before {name}, which makes its message"
-        raise _wrong(content, cell, f"deadlock: {{op}} on worker {{worker}} stands {why}")
-    if not after and not is_before:
-        why = f"after {name}, which waits for its message"
-        raise _wrong(content, cell, f"deadlock: {{op}} on worker {{worker}} stands {why}")
-    return cell
+    side = f"before {name}, which makes" if after else f"after {name}, which waits for"
+    raise _wrong(content, cell, f"deadlock: {{op}} on worker {{worker}} stands {side} its message")
 
 
 RULES: tuple[Callable[[Content], None], ...] = (

@@ -317,7 +317,10 @@ def priority_order(
     free = [0.0] * (int(graph.queues.max(initial=-1)) + 1)
     tail = times.tail.tolist()
     one, other = graph.queues.tolist()
-    ready: dict[int, float] = {}  # transfers whose producers have ended, and when
+    ready = [0.0] * graph.num_transfers  # when a transfer's producers have ended
+    # of those that may be next: key, minus the tail, transfer; keys only grow, as queues fill, so
+    # the first whose key still holds is the least
+    waiting: list[tuple[float, float, int]] = []
 
     def run(able: list[int]) -> None:
         """Run ops whose inputs are all ready, and those that this unblocks."""
@@ -326,6 +329,7 @@ def priority_order(
             begin = max(finish[before] for before in preds[node])
             if node in transfer_of:
                 ready[transfer_of[node]] = begin
+                heapq.heappush(waiting, key(transfer_of[node]))
                 continue
             finish[node] = begin + duration[node]
             able += released(node)
@@ -338,13 +342,19 @@ def priority_order(
     def start(transfer: int) -> float:
         return max(ready[transfer], free[one[transfer]], free[other[transfer]])
 
+    def key(transfer: int) -> tuple[float, float, int]:
+        return start(transfer) - urgency * tail[transfer], -tail[transfer], transfer
+
     run([node for node in range(1, len(preds)) if missing[node] == 0])
     order: list[int] = []
-    while ready:
-        chosen = min(ready, key=lambda k: (start(k) - urgency * tail[k], -tail[k], k))
+    while waiting:
+        known = heapq.heappop(waiting)
+        chosen = known[-1]
+        if known != (now := key(chosen)):
+            heapq.heappush(waiting, now)
+            continue
         node = int(graph.program.messages.carrier[chosen])
         finish[node] = free[one[chosen]] = free[other[chosen]] = start(chosen) + duration[node]
-        del ready[chosen]
         order.append(chosen)
         run(released(node))
     return np.array(order, int)
