@@ -1,6 +1,9 @@
 """Makers of costs, and what they are made of."""
 
-from pipejax.costs.model.launchers import launches as launches
+from pipejax.costs.model.launchers import (
+    launches as launches,
+    pipeline_launches as pipeline_launches,
+)
 from pipejax.costs.model.model import (
     LatentAttention as LatentAttention,
     MixtureOfExperts as MixtureOfExperts,

@@ -105,6 +105,7 @@ NAMES = {
         "StageWork",
         "cost_vector",
         "launches",
+        "pipeline_launches",
         "restaged_costs",
         "scaled_costs",
         "stage_bytes",

@@ -43,7 +43,7 @@ def restaged_costs(costs: Costs, stages: int, table: ScheduleTable) -> Costs:
     stages = whole_number(stages, "stages")
     if stages == table.num_stages:
         return costs
-    share = _shares(stages, table.num_stages)
+    share = shares_of_stages(stages, table.num_stages)
     leaves = {}
     for name in FIELDS:
         value = getattr(costs, name)
@@ -64,7 +64,7 @@ def restaged_costs(costs: Costs, stages: int, table: ScheduleTable) -> Costs:
     return dataclasses.replace(costs, **leaves)
 
 
-def _shares(old: int, new: int) -> Float[NumpyArray, "new old"]:
+def shares_of_stages(old: int, new: int) -> Float[NumpyArray, "new old"]:
     """Which share of each old stage lies in each new one."""
     # stage s of n covers [s / n, (s + 1) / n] of the model: in units of 1 / (old new) all ends are
     # whole, so what lies in both is too

@@ -38,8 +38,9 @@ class Fault(NamedTuple):
 
     Attributes:
       kind: imbalance, link, messages, blocking, offloads, sharding, exchange, update,
-        microbatches, memory, or schedule where nothing else is wrong.
-      seconds: what the step would save without it [s].
+        microbatches (few), uneven microbatches, memory, or schedule where nothing else is wrong.
+      seconds: what the step would save without it [s]; of memory that rules out a schedule, what
+        this would save beyond the best that fits.
       why: one sentence.
       worker: whose it is, if it is of one.
       stage: likewise.
@@ -118,17 +119,19 @@ class ComputeTimes(NamedTuple):
     Attributes:
       stages: (stages) of the mean microbatch [s].
       workers: (workers) [s].
+      microbatches: (microbatches) of each in all stages [s].
     """
 
     stages: Float[NumpyArray, " stages"]
     workers: Float[NumpyArray, " workers"]
+    microbatches: Float[NumpyArray, " microbatches"]
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> "ComputeTimes":
         """Add up the ops of a run; of a fused pair both as if they ran alone."""
         ops, costs = evaluation.table.ops, evaluation.costs
         shape = evaluation.stages, evaluation.microbatches
-        of_stages = np.zeros(evaluation.stages)
+        of_stages, of_microbatches = np.zeros(shape[0]), np.zeros(shape[1])
         for phase in np.unique(ops.phase).tolist():
             time = getattr(costs, KINDS[Phase(phase)].time or "", None)
             if KINDS[Phase(phase)].time not in GROUPS["compute"] or time is None:
@@ -137,8 +140,9 @@ class ComputeTimes(NamedTuple):
             seconds = np.broadcast_to(each[:, None] if each.ndim == 1 else each, shape)
             mine = ops.phase == phase
             stage, microbatch = ops.stage[mine], ops.microbatch[mine]
-            of_stages += np.bincount(stage, seconds[stage, microbatch], evaluation.stages)
-        return cls(of_stages / evaluation.microbatches, evaluation.busy)
+            of_stages += np.bincount(stage, seconds[stage, microbatch], shape[0])
+            of_microbatches += np.bincount(microbatch, seconds[stage, microbatch], shape[1])
+        return cls(of_stages / evaluation.microbatches, evaluation.busy, of_microbatches)
 
     @property
     def even(self) -> str:
@@ -291,7 +295,16 @@ def _longest_wait(run: Evaluation) -> str:
     return f"; on worker {worst.worker}, {worst.cell} waits longest, behind {worst.front}"
 
 
+def _longest_microbatch(run: Evaluation) -> str:
+    """Which microbatch takes longest."""
+    seconds = ComputeTimes.of(run).microbatches
+    longest = int(seconds.argmax())
+    ratio = seconds[longest] / (seconds.mean() or 1.0)
+    return f"; microbatch {longest} takes {ratio:.3g} times the mean"
+
+
 WAITED: Mapping[str, str] = {
+    "uneven microbatches": "microbatches differ",
     "messages": "messages are waited for",
     "blocking": "messages block others (head-of-line), or the worker that sends them",
     "offloads": "offloads and loads are waited for",
@@ -301,12 +314,15 @@ WAITED: Mapping[str, str] = {
 }
 
 
+WHICH = {"blocking": _longest_wait, "uneven microbatches": _longest_microbatch}
+
+
 def _of_parts(undone: Undone, seconds: Mapping[str, float]) -> Iterator[Fault]:
     """Causes that are parts of the step, and too few microbatches."""
     run = undone.run
     for name, why in WAITED.items():
         if seconds[name] > 0:
-            which = _longest_wait(run) if name == "blocking" else ""
+            which = WHICH[name](run) if name in WHICH else ""
             share = _share(seconds[name], run.makespan)
             yield Fault(name, seconds[name], f"{why}: {share} of the step{which}")
     ends = seconds["start"] + seconds["gaps"] + seconds["end"]

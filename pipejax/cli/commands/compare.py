@@ -12,7 +12,7 @@ from pipejax.analysis.comparison.closed_forms import NO_FORM
 from pipejax.base.checks import MismatchError
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.tables import OF_RUNS, ScheduleList, SizedSchedule, TableOptions
-from pipejax.cli.options.values import Text, is_plain
+from pipejax.cli.options.values import Text, parse_counts
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.numbers import above, gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
@@ -40,7 +40,9 @@ def compare(
     priced = required(pricing)
     options = listed.options._replace(of_runs=OF_RUNS if priced.workload is not None else ())
     options.check(listed.names)
-    points = listed.sized(None if microbatches is None else _counts(microbatches))
+    points = listed.sized(
+        None if microbatches is None else parse_counts(microbatches, "--microbatches")
+    )
     rows: list[dict[str, Any]] = []
     tables: list[pj.ScheduleTable] = []
     slots: dict[str, float] | None = None  # one ratio of B to F for all: the first that there is
@@ -60,16 +62,6 @@ def compare(
     workers = sizes.pop() if len(sizes) == 1 else None  # tables may differ
     result = {"workers": workers, "link": links.model, "slots": slots, "rows": rows}
     return Answer(result, _said(rows, slots, priced))
-
-
-def _counts(text: str) -> list[int]:
-    try:
-        counts = [int(part) if is_plain(part) else 0 for part in text.split(",")]
-    except ValueError:
-        counts = [0]
-    if min(counts) < 1:
-        raise ValueError(f"--microbatches must be whole numbers of at least 1, got {text!r}")
-    return counts
 
 
 def _row(

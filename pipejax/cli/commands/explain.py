@@ -1,7 +1,9 @@
 """`pipejax explain`: why a step takes so long, what would make it shorter, and the commands."""
 
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -13,15 +15,17 @@ from pipejax.base.files import write_file
 from pipejax.cli.options.given import Line
 from pipejax.cli.options.memory import ActivationOptions, MemoryLimit
 from pipejax.cli.options.pricing import Pricing, required
-from pipejax.cli.options.tables import TableChoice
-from pipejax.cli.options.values import Text
+from pipejax.cli.options.tables import ScheduleSettings, TableChoice
+from pipejax.cli.options.values import Text, parse_counts
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
-from pipejax.cli.output.kinds import PAGE
+from pipejax.cli.output.kinds import PAGE, TABLES
+from pipejax.cli.output.launches import launch_json, launch_lines
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.progress import progress, waiting
 from pipejax.cli.output.report import Column, heading, plain, sizes_of, table_of
 from pipejax.schedules.naming import find
+from pipejax.schedules.table.table_files import is_csv, text_for
 
 if TYPE_CHECKING:
     from pipejax.search.remedies.explain import Explanation, Remedy
@@ -29,8 +33,23 @@ if TYPE_CHECKING:
 
 
 # options that say something of this command alone
-OWN = ("memory_limit", "search", "out", "force", "format", "json", "config")
+OWN = (
+    "memory_limit",
+    "search",
+    "stage_layers",
+    "out",
+    "write_tables",
+    "force",
+    "format",
+    "json",
+    "config",
+)
 OF_LINKS = ("link", "posting", "shared_links", "pair_links", "eager_below")
+# options that say which table it is
+OF_TABLE = ("schedule", "workers", "microbatches", *ScheduleSettings._fields)
+LONGEST = 40  # letters of what a file's name says of its table
+# causes that another schedule is held against: nothing is undone
+OF_SCHEDULES = ("schedule", "memory")
 ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
 SHOWN = 8  # remedies that a person reads
 
@@ -41,8 +60,10 @@ def explain(
     links: pj.Links,
     line: Line,
     memory_limit: Text = None,
+    stage_layers: Text = None,
     search: bool = False,
     out: Annotated[Output, PAGE] = NO_OUTPUT,
+    write_tables: Annotated[Output, TABLES] = NO_OUTPUT,
 ) -> Answer:
     """Say why a step takes so long, and what would make it shorter, with the commands.
 
@@ -51,7 +72,9 @@ def explain(
     Options:
       memory_limit: remedies that need more are left out; what the system has if not given. Without
         any limit, those that need more than the run now.
+      stage_layers: one number for all stages, or one each; layers are moved whole then.
       out: a report as one page (.html), with the explorer in it.
+      write_tables: of every remedy that has another, for `--table`.
       search: schedules in the memory of now, layers over stages, schedules that take long to plan.
 
     Example:
@@ -72,19 +95,35 @@ def explain(
     schedule = None  # as a table where it is planned for a limit: that of other sizes is another
     if choice.schedule is not None and not is_limited:
         schedule = Schedule(choice.schedule, choice.options.of_table(choice.schedule))
-    setup = begin(table, links, priced.of_stages(table.num_stages), schedule)
+    layers = None if stage_layers is None else _stage_layers(stage_layers, table.num_stages)
+    setup = begin(table, links, priced.of_stages(table.num_stages), schedule, layers)
     limit = _limit(memory_limit, setup)
     with progress("explaining", None) as bar:
         found = explain_setup(setup, limit, search=search, on_progress=bar.tell)
-    result = sizes_of(table) | {"link": links.model} | _as_json(found, line)
+    files = dict(_tables_of(found, write_tables.path))
+    result = (
+        sizes_of(table)
+        | {"link": links.model}
+        | _as_json(found, line, files)
+        | write_tables.as_json()
+    )
+    write_tables.save(lambda draft: _write_tables(draft, found, files))
     if out.path is not None:
         text = _page(found, result)
         out.save(lambda draft: write_file(draft, text))
-    return Answer(result, _said(found, result), {"wrote the report to": out})
+    return Answer(
+        result, _said(found, result), {"wrote the report to": out, "wrote tables to": write_tables}
+    )
 
 
 def _takes_limit(schedule: Text) -> bool:
     return schedule is not None and "memory_limit" in find(schedule).options
+
+
+def _stage_layers(text: str, stages: int) -> list[int]:
+    """Read layers: one number for all stages, or one for each."""
+    counts = parse_counts(text, "--stage-layers")
+    return counts * stages if len(counts) == 1 else counts
 
 
 def _limit(text: Text, setup: "Setup") -> Any:
@@ -102,8 +141,25 @@ def _limit(text: Text, setup: "Setup") -> Any:
     return np.broadcast_to(np.array(read.values, float), workers)
 
 
-def command_of(remedy: "Remedy", first: "Setup", line: Line) -> str:
-    """The command that repeats a remedy."""
+def _tables_of(found: "Explanation", folder: Path | None) -> Iterator[tuple[int, Path]]:
+    """The file of each remedy's table, by its number, where it is another than now."""
+    for number, remedy in enumerate(found.remedies if folder else (), 1):
+        table = remedy.setup.table
+        if table is not found.memory.begin.table:
+            what = re.sub("[^a-z0-9]+", "-", remedy.what.lower()).strip("-")[:LONGEST]
+            suffix = ".csv" if is_csv(table) else ".json"
+            yield number, (folder or Path()) / f"{number}-{what}{suffix}"
+
+
+def _write_tables(draft: Path, found: "Explanation", files: Mapping[int, Path]) -> None:
+    draft.mkdir()
+    for number, path in files.items():
+        text = text_for(found.remedies[number - 1].setup.table, path)
+        write_file(draft / path.name, text)
+
+
+def command_of(remedy: "Remedy", first: "Setup", line: Line, table: Path | None = None) -> str:
+    """The command that repeats a remedy, whose table is in a file if nothing else builds it."""
     setup = remedy.setup
     changes = dict(setup.options)
     called = "evaluate"
@@ -114,16 +170,30 @@ def command_of(remedy: "Remedy", first: "Setup", line: Line) -> str:
     is_measured = getattr(setup.source, "is_of_stages", False)
     if is_measured and setup.table.num_stages != first.table.num_stages:
         changes.setdefault("measured_stages", str(first.table.num_stages))
-    if (batches := changes.pop("order", None)) is not None:
+    given = setup.source.microbatches.order if isinstance(setup.source, Pricing) else None
+    if given is not None and setup.order:  # the order found is one of the order given
+        changes["microbatch_order"] = ",".join(str(given[k]) for k in setup.order)
+    searched = {name: changes.pop(name) for name in ("order", "optimise") if name in changes}
+    if searched and table is not None:
+        changes |= dict.fromkeys(OF_TABLE) | {"table": str(table)}
+    elif "order" in searched:
         called, without = "tune messages", (*without, *OF_LINKS)
-        changes |= {"iterations": batches, "time_limit": "1000s", "out": "better.csv"}
-    elif (limits := changes.pop("optimise", None)) is not None:
+        changes |= {"iterations": searched["order"], "time_limit": "1000s", "out": "better.csv"}
+    elif "optimise" in searched:
         called = "optimize"
-        changes |= {"memory_limit": limits, "time_limit": "8s", "out": "better.csv"}
+        changes |= {"memory_limit": searched["optimise"], "time_limit": "8s", "out": "better.csv"}
     return line.command(called, changes, without)
 
 
-def _as_json(found: "Explanation", line: Line) -> dict[str, Any]:
+def _launches(remedy: "Remedy") -> "Sequence[pj.results.Launch]":
+    """What launchers are told to run a remedy; of measured times, of the pipeline alone."""
+    setup = remedy.setup
+    if setup.source.workload is not None:
+        return pj.costing.launches(setup.source.workload, setup.table)
+    return pj.costing.pipeline_launches(setup.table, setup.layers or None)
+
+
+def _as_json(found: "Explanation", line: Line, files: Mapping[int, Path]) -> dict[str, Any]:
     first = found.memory.begin
     worst = found.bottleneck
     return {
@@ -142,16 +212,17 @@ def _as_json(found: "Explanation", line: Line) -> dict[str, Any]:
         "remedies": [
             {
                 "what": remedy.what,
-                "command": command_of(remedy, first, line),
+                "command": command_of(remedy, first, line, files.get(number)),
                 "saves": remedy.saves,
                 "step_time": remedy.step_time,
                 "assumes": "; ".join(remedy.assumes),
                 "bound": remedy.bound,
                 "kind": remedy.kind,
                 "memory": remedy.memory,
+                "launch": launch_json(_launches(remedy)),
                 "fits": remedy.fits,
             }
-            for remedy in found.remedies
+            for number, remedy in enumerate(found.remedies, 1)
         ],
     }
 
@@ -197,7 +268,7 @@ def _diagnosis(found: "Explanation") -> Iterator[str]:
     """The cause, what it costs, and what comes next."""
     worst = found.bottleneck
     yield worst.why
-    if worst.seconds > 0 and worst.kind != "schedule":
+    if worst.seconds > 0 and worst.kind not in OF_SCHEDULES:
         without = seconds(found.step_time - worst.seconds)
         yield f"that costs {seconds(worst.seconds)}: without it the step takes {without}"
     for fault in found.faults[1:3]:
@@ -252,3 +323,5 @@ def _said(found: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
         if row["assumes"]:
             yield plain(f"{row['number']}. assumes: {row['assumes']}")
         yield plain(f"{row['number']}. {row['command']}")
+    yield plain("launchers are told of 1.:")
+    yield from launch_lines(_launches(found.remedies[0]))

@@ -307,6 +307,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "iterations": OptionRecord(WHOLE, "most batches of orders to try"),
         "samples": _often(COUNT, "runs of each schedule to sample"),
         "seed": OptionRecord(WHOLE, "seed of what is drawn at random"),
+        "stage_layers": OptionRecord(NUMBERS, "layers of the stages that were measured"),
         "search": OptionRecord(FLAG, "run the solvers too, which take some seconds"),
         "threads": OptionRecord(
             COUNT, "threads of the solver; one per processor", argument="num_threads"
@@ -338,6 +339,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "font_size": OptionRecord(NUMBER, "size of the texts in points"),
     },
     "Output": {
+        "write_tables": OptionRecord(FOLDER, "write each table to this new folder"),
         "out": _often(FILE, "write to this file", "o"),
         "figure": OptionRecord(FILE, "draw a picture to this file"),
         "certificate": OptionRecord(FILE, "write what is claimed to this file (.json)"),

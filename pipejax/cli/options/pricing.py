@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import pipejax as pj
-from pipejax.base.checks import one_of
+from pipejax.base.checks import MismatchError, one_of
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.pricing_steps import (
     CostsFile,
@@ -59,6 +59,7 @@ class Pricing(NamedTuple):
       stragglers: factors of slow workers.
       of_pairs: the option that says how fused pairs overlap.
       machine: the nodes that workers sit on.
+      of_places: of how many stages the table must be; what is scaled stage by stage is of no other.
     """
 
     source: Source
@@ -71,6 +72,7 @@ class Pricing(NamedTuple):
     stragglers: Mapping[int, float] = MappingProxyType({})
     of_pairs: str = ""
     machine: Machine = Machine()
+    of_places: int | None = None
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -93,6 +95,12 @@ class Pricing(NamedTuple):
 
     def _levels(self, table: pj.ScheduleTable) -> "list[pj.Costs]":
         """Return the costs of a table if all messages went over links of a level, by level."""
+        if self.of_places not in (None, table.num_stages):
+            raise MismatchError(
+                f"--scale names places of {self.of_places} stages, the table has "
+                f"{table.num_stages}",
+                "scale",
+            )
         levels = self.source.levels(table)
         for step in self.steps:
             levels = [step.apply(costs, table) for costs in levels]
@@ -114,12 +122,22 @@ class Pricing(NamedTuple):
         lengths = self.microbatches.lengths
         return self._replace(workload=workload, source=ModelCosts(workload, self.system, lengths))
 
+    def with_places(self, places: tuple[int, ...]) -> "Pricing":
+        """Let workers sit elsewhere, on a machine of nodes."""
+        found = self._replace(machine=self.machine._replace(places=places))
+        if self.workload is None:
+            return found
+        return found.with_workload(dataclasses.replace(self.workload, worker_places=places))
+
     def of_stages(self, count: int) -> "Pricing":
         """Take times of stages as those of so many, whatever the table that is priced has."""
-        source = self.source
+        source, scaled = self.source, (each for each in self.steps if isinstance(each, ScaledTimes))
+        found = (
+            self._replace(of_places=count) if any(each.is_of_stages for each in scaled) else self
+        )
         if isinstance(source, GivenTimes | CostsFile) and self.is_of_stages:
-            return self._replace(source=source._replace(stages=source.stages or count))
-        return self
+            return found._replace(source=source._replace(stages=source.stages or count))
+        return found
 
     @property
     def is_of_stages(self) -> bool:

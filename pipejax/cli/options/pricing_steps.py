@@ -282,6 +282,11 @@ class ScaledTimes(NamedTuple):
 
     rules: str
 
+    @property
+    def is_of_stages(self) -> bool:
+        """Whether a rule names a stage or a boundary, which other tables have elsewhere."""
+        return "@stage" in self.rules or "@boundary" in self.rules
+
     def apply(self, costs: "pj.Costs", table: pj.ScheduleTable) -> "pj.Costs":
         """Scale them."""
         try:

@@ -126,6 +126,14 @@ def parse_list(text: str, where: str, *, seconds: bool = False) -> list[float]:
     return [parse(part.strip(), where) for part in text.split(",")]
 
 
+def parse_counts(text: str, where: str) -> list[int]:
+    """Read whole numbers of at least 1, such as "8,16"."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and is_plain(part) and int(part) for part in parts):
+        raise ValueError(f"{where} must be whole numbers of at least 1, got {text!r}")
+    return [int(part) for part in parts]
+
+
 def for_each(
     values: list[float], count: int, option: str, what: str
 ) -> Float[NumpyArray, " entries"]:

@@ -67,6 +67,8 @@ class Output:
             check_writable(self.path)
         except OSError as error:
             raise ValueError(f"{out}: {error.strerror}") from None
+        if kind.is_new and os.path.lexists(self.path):
+            raise ValueError(f"{out} exists: give a folder that does not")
         if kind.is_folder:
             self._check_folder(out, kind)
         elif self.path.is_dir():

@@ -14,6 +14,7 @@ class OutputKind(NamedTuple):
       needs: begins the sentence that names a module that is missing.
       extra: of the package, which brings the modules.
       is_folder: whether it is a Zarr store.
+      is_new: whether it is a folder that must not be there.
       resumes: whether one that is there may be gone on with.
       plain: suffixes of files that none of the modules writes.
       other: kind of a file with other suffixes, if the option takes that too.
@@ -24,6 +25,7 @@ class OutputKind(NamedTuple):
     needs: str = ""
     extra: str = ""
     is_folder: bool = False
+    is_new: bool = False
     resumes: bool = False
     plain: tuple[str, ...] = ()
     other: "OutputKind | None" = None
@@ -33,6 +35,7 @@ ANY = OutputKind(())
 DRAWING = OutputKind((".png", ".pdf", ".svg"), ("matplotlib",), "drawing needs", "figures")
 TIMELINE = DRAWING._replace(suffixes=(*DRAWING.suffixes, ".html"), plain=(".html",))
 PAGE = OutputKind((".html",))
+TABLES = OutputKind((), is_new=True)
 TABLE = OutputKind((".csv", ".json"))
 TEMPLATE = OutputKind((".json", ".toml", ".csv"))
 CERTIFICATE = OutputKind((".json",))

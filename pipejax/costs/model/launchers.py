@@ -8,13 +8,13 @@ said elsewhere: here is who holds what, and in which order it runs.
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.base.checks import check_types
+from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.display import short_repr
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload import Workload, assign_layers
@@ -101,19 +101,78 @@ def launches(workload: Workload, table: ScheduleTable) -> tuple[Launch, ...]:
     )
 
 
-class _Job:
+def pipeline_launches(
+    table: ScheduleTable, layers: Sequence[int] | None = None
+) -> tuple[Launch, ...]:
+    """Say the same of the pipeline alone, of a model that is not known.
+
+    Args:
+      table: the schedule.
+      layers: (stages) layers of each stage; as the launcher has them if None.
+
+    Returns:
+      Records of Megatron-LM and torchtitan, whose options say what runs in which order.
+
+    Raises:
+      ValueError: if layers are of another number of stages.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=8)
+      >>> for launch in pj.costing.pipeline_launches(table, layers=[5, 3]):
+      ...     print(launch.text)
+      --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Ettttt|tttL'
+      --parallelism.pipeline_parallel_degree 2 --parallelism.pipeline_parallel_schedule 1F1B
+      --parallelism.module_fqns_per_model_part '[["tok_embeddings", "layers.0", "layers.1",
+      "layers.2", "layers.3", "layers.4"], ["layers.5", "layers.6", "layers.7", "norm", "output"]]'
+    """
+    check_types(table=(table, ScheduleTable))
+    pipeline, layout = _Pipeline(table), None
+    if layers is not None:
+        if len(layers) != table.num_stages:
+            raise MismatchError(
+                f"layers are of {len(layers)} stages, the table has {table.num_stages}", "layers"
+            )
+        layout = PipelineLayout.with_layers(layers, [0] * len(layers))
+    own = {"pipeline_parallel_degree": pipeline.workers, **_order_of_torchtitan(pipeline)}
+    if layout is not None:
+        own["module_fqns_per_model_part"] = layout.module_fqns()
+    return (
+        Launch(
+            "Megatron-LM",
+            _stages_of_megatron(pipeline, layout),
+            tuple(_order_lacks_of_megatron(pipeline)),
+        ),
+        Launch(
+            "torchtitan",
+            {f"parallelism.{name}": value for name, value in own.items()},
+            tuple(_order_lacks_of_torchtitan(pipeline)),
+        ),
+    )
+
+
+class _Pipeline:
+    """Which stages run in which order, in the words that launchers share."""
+
+    def __init__(self, table: ScheduleTable) -> None:
+        """Count the stages of a worker."""
+        self.table = table
+        self.workers = table.num_workers
+        self.several = table.num_stages // self.workers if table.num_pipes == 1 else 0
+        self.schedule = table.name if self.workers > 1 else "1f1b"
+
+
+class _Job(_Pipeline):
     """A layout in the words that launchers share."""
 
     def __init__(self, workload: Workload, table: ScheduleTable) -> None:
         """Find the layers of each stage."""
-        self.workload, self.table = workload, table
+        super().__init__(table)
+        self.workload = workload
         self.size = workload.microbatch_size(table)
         self.batch = workload.minibatch * workload.data_parallel
-        self.pipeline = table.num_workers
-        self.several = table.num_stages // self.pipeline if table.num_pipes == 1 else 0
         assigned = np.asarray(assign_layers(workload, table).layers)
         self.layers: Int[NumpyArray, " stages"] = assigned.astype(int)
-        self.schedule = table.name if self.pipeline > 1 else "1f1b"
         self.units = workload.embedding_units, workload.loss_units
         counted = self.layers.copy()
         counted[[0, -1]] += self.units if len(counted) > 1 else sum(self.units)
@@ -141,11 +200,8 @@ def _megatron(job: _Job) -> Options:
     if one.expert_parallel > 1:
         found |= {"expert-model-parallel-size": one.expert_parallel}
         found |= {"expert-tensor-parallel-size": 1}
-    found["pipeline-model-parallel-size"] = job.pipeline
-    if job.pipeline > 1 and not (job.is_even and job.units == (0, 0)):
-        found["pipeline-model-parallel-layout"] = str(job.layout)
-    elif job.pipeline > 1 and job.several > 1:
-        found["num-virtual-stages-per-pipeline-rank"] = job.several
+    is_alike = job.is_even and job.units == (0, 0)
+    found |= _stages_of_megatron(job, None if is_alike else job.layout)
     if one.zero:
         found["use-distributed-optimizer"] = True
     if one.zero > 1:
@@ -167,15 +223,29 @@ def _megatron(job: _Job) -> Options:
     return found
 
 
+def _stages_of_megatron(pipeline: _Pipeline, layout: PipelineLayout | None) -> Options:
+    """How many stages there are, and what each holds where they are not alike."""
+    found: Options = {"pipeline-model-parallel-size": pipeline.workers}
+    if pipeline.workers > 1 and layout is not None:
+        found["pipeline-model-parallel-layout"] = str(layout)
+    elif pipeline.workers > 1 and pipeline.several > 1:
+        found["num-virtual-stages-per-pipeline-rank"] = pipeline.several
+    return found
+
+
+def _order_lacks_of_megatron(pipeline: _Pipeline) -> Iterator[str]:
+    if pipeline.schedule != ("interleaved-1f1b" if pipeline.several > 1 else "1f1b"):
+        yield f"schedule {pipeline.schedule} (1f1b and interleaved-1f1b are there)"
+
+
 def _lacks_of_megatron(job: _Job) -> Iterator[str]:
-    if job.schedule != ("interleaved-1f1b" if job.several > 1 else "1f1b"):
-        yield f"schedule {job.schedule} (1f1b and interleaved-1f1b are there)"
+    yield from _order_lacks_of_megatron(job)
     if "half_products" in job.workload.recompute:
         yield "recomputation of every second product"
 
 
 def _torchtitan(job: _Job) -> Options:
-    one, many = job.workload, job.pipeline > 1
+    one, many = job.workload, job.workers > 1
     splits = one.data_parallel if one.zero else 1
     degrees = {
         "data_parallel_replicate_degree": one.data_parallel // splits,
@@ -183,7 +253,7 @@ def _torchtitan(job: _Job) -> Options:
         "tensor_parallel_degree": one.tensor_parallel,
         "context_parallel_degree": one.context_parallel,
         "expert_parallel_degree": one.expert_parallel,
-        "pipeline_parallel_degree": job.pipeline,
+        "pipeline_parallel_degree": job.workers,
     }
     # what is left of the accelerators splits weights, if nothing is said
     own: Options = {name: n for name, n in degrees.items() if n > 1 or "shard" in name}
@@ -191,10 +261,7 @@ def _torchtitan(job: _Job) -> Options:
         own["fsdp_reshard_after_forward"] = "always" if one.zero == 3 else "never"
     if many:
         own["pipeline_parallel_microbatch_size"] = job.size
-        if job.schedule in PYTORCH:
-            own["pipeline_parallel_schedule"] = PYTORCH[job.schedule]
-        else:
-            own["pipeline_parallel_schedule_csv"] = f"{job.schedule}.csv"
+        own |= _order_of_torchtitan(job)
         if job.is_even:
             own["pipeline_parallel_first_stage_less_layers"] = job.units[0]
             own["pipeline_parallel_last_stage_less_layers"] = job.units[1]
@@ -213,6 +280,17 @@ def _torchtitan(job: _Job) -> Options:
     return found
 
 
+def _order_of_torchtitan(pipeline: _Pipeline) -> Options:
+    if pipeline.schedule in PYTORCH:
+        return {"pipeline_parallel_schedule": PYTORCH[pipeline.schedule]}
+    return {"pipeline_parallel_schedule_csv": f"{pipeline.schedule}.csv"}
+
+
+def _order_lacks_of_torchtitan(pipeline: _Pipeline) -> Iterator[str]:
+    if pipeline.several == 0:
+        yield "schedules of several pipes"
+
+
 def _lacks_of_torchtitan(job: _Job) -> Iterator[str]:
     one = job.workload
     if one.zero == 1:
@@ -225,10 +303,9 @@ def _lacks_of_torchtitan(job: _Job) -> Iterator[str]:
         yield f"recomputation {one.recompute} (none, full and half_products are there)"
     if one.rank_order != RANK_ORDERS[0]:
         yield f"rank order {one.rank_order}"
-    if job.pipeline > 1 and one.model.mtp_layers:
+    if job.workers > 1 and one.model.mtp_layers:
         yield "layers for further tokens in a pipeline"
-    if job.several == 0:
-        yield "schedules of several pipes"
+    yield from _order_lacks_of_torchtitan(job)
 
 
 def _deepspeed(job: _Job) -> Options:
@@ -239,7 +316,7 @@ def _deepspeed(job: _Job) -> Options:
         "gradient_accumulation_steps": job.table.num_microbatches,
         "zero_optimization": {"stage": one.zero},
     }
-    if one.tensor_parallel > 1 and job.pipeline == 1:
+    if one.tensor_parallel > 1 and job.workers == 1:
         found["tensor_parallel"] = {"autotp_size": one.tensor_parallel}
     if one.expert_parallel > 1:
         found["expert_parallel"] = {"enabled": True, "autoep_size": one.expert_parallel}
@@ -248,9 +325,9 @@ def _deepspeed(job: _Job) -> Options:
 
 def _pipeline_module(job: _Job) -> str:
     """How the user's program makes the pipeline of DeepSpeed."""
-    if job.pipeline == 1:
+    if job.workers == 1:
         return ""
-    axes = f"num_pp={job.pipeline}, num_mp={job.workload.tensor_parallel}"
+    axes = f"num_pp={job.workers}, num_mp={job.workload.tensor_parallel}"
     again = ", activation_checkpoint_interval=1" * (job.workload.recompute == "full")
     return (
         f"PipelineModule(layers, topology=PipeModelDataParallelTopology({axes}, "
@@ -259,7 +336,7 @@ def _pipeline_module(job: _Job) -> str:
 
 
 def _lacks_of_deepspeed(job: _Job) -> Iterator[str]:
-    one, many = job.workload, job.pipeline > 1
+    one, many = job.workload, job.workers > 1
     if many and (job.schedule, job.several) != ("1f1b", 1):
         yield f"schedule {job.schedule} (1f1b is there)"
     if many and not (job.is_even and job.units == (0, 0)):

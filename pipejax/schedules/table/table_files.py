@@ -95,20 +95,29 @@ def text_for(table: ScheduleTable, path: Path) -> str:
 
 def to_csv(table: ScheduleTable) -> str:
     r"""Return a table in PyTorch's CSV form: idle slots are empty cells; warn of what is lost."""
-    text = io.StringIO()
-    # PyTorch refuses idle cells beside SEND and RECV; they say nothing but to offloads
-    dense = table.has_communication and not table.offloads
-    csv.writer(text).writerows(
-        [format_cell(cell) for cell in row if cell or not dense] for row in table.rows()
-    )
-    lost = _lost(table, text.getvalue())
-    if lost:
+    text = _csv_of(table)
+    if lost := _lost(table, text):
         warnings.warn(
             f"a CSV does not hold the {lost} of {table.name}: reading it gives another table, "
             "a .json file keeps them",
             LossWarning,
             stacklevel=3,
         )
+    return text
+
+
+def is_csv(table: ScheduleTable) -> bool:
+    """Whether a CSV holds all of a table."""
+    return not _lost(table, _csv_of(table))
+
+
+def _csv_of(table: ScheduleTable) -> str:
+    text = io.StringIO()
+    # PyTorch refuses idle cells beside SEND and RECV; they say nothing but to offloads
+    dense = table.has_communication and not table.offloads
+    csv.writer(text).writerows(
+        [format_cell(cell) for cell in row if cell or not dense] for row in table.rows()
+    )
     return text.getvalue()
 
 

@@ -8,12 +8,16 @@ import numpy as np
 
 from pipejax.analysis.step.faults import ENOUGH
 from pipejax.analysis.step.step_parts import SHARDING
+from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.scaling import GROUPS
+from pipejax.costs.topology import places_on
 from pipejax.schedules.cells.ops import Phase, ScheduleError
 from pipejax.schedules.registry import REGISTRY
+from pipejax.search.orders.microbatches import MicrobatchSearch
+from pipejax.search.orders.places import PlacementSearch
 from pipejax.search.orders.transfers import messages
 from pipejax.search.remedies.setup import Schedule, Setup
 
@@ -25,7 +29,7 @@ VARIANTS: Mapping[str, tuple[Mapping[str, int], ...]] = {
     "circular": ({"stages_per_worker": 2},),
     "hanayo": ({"waves": 1}, {"waves": 2}),
 }
-ORDERS = 10  # batches of orders of messages that are tried
+STEPS = 10  # of each search of an order or of places
 # these try many orders for the times of the run, each as long as the table
 SLOWLY_PLANNED = ("v-half", "v-min", "zb-v", "ada-offload")
 FEW_OPS = 128  # microbatches times workers up to which they are planned nonetheless
@@ -130,7 +134,10 @@ def repairs(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def balance(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """All stages alike, or all workers."""
+    """Whole layers on other stages where it is known how many these have; else all alike."""
+    if setup.layers:
+        yield from _layers_moved(setup)
+        return
     times = setup.times
     for what, rules in (("stages", times.even), ("workers", times.even_workers)):
         if rules:
@@ -138,6 +145,43 @@ def balance(setup: Setup) -> Iterator[tuple[str, Setup]]:
                 f"layers over stages: all {what} take the mean",
                 setup.scaled(rules, assumes=("work can be moved in any amount",)),
             )
+
+
+def _layers_moved(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """Layer by layer from the fullest worker to the one that computes least."""
+    measured, before = setup.times.stages, np.array(setup.layers)
+    # what a stage takes beyond its layers is its embedding, its head or its slow worker: it stays
+    layer = float(np.median(measured / before))
+    layers, workers = before.copy(), np.arange(setup.table.num_workers)
+    # (workers, stages): share of the microbatches, by pipes that hold the stage there
+    held = (setup.table.placement == workers[:, None, None]).mean(axis=1)
+    while True:
+        seconds = measured + layer * (layers - before)
+        load = held @ seconds
+        fullest, emptiest = int(load.argmax()), int(load.argmin())
+        giving = np.flatnonzero((held[fullest] > 0) & (layers > 1))
+        taking = np.flatnonzero(held[emptiest])
+        if load[emptiest] + layer >= load[fullest] or not len(giving):
+            return
+        layers[giving[seconds[giving].argmax()]] -= 1
+        layers[taking[seconds[taking].argmin()]] += 1
+        yield _with_layers(setup, layers, layer)
+
+
+def _with_layers(
+    setup: Setup, layers: Int[NumpyArray, " stages"], layer: float
+) -> tuple[str, Setup]:
+    """So many layers on each stage, where a layer takes so long [s]."""
+    measured, before = setup.times.stages, np.array(setup.layers)
+    factors = 1 + layer * (layers - before) / measured
+    rules = [
+        f"compute@stage{stage}*{factor!r}"
+        for stage, factor in enumerate(factors.tolist())
+        if factor != 1
+    ]
+    assumed = "a layer takes as long anywhere, its median now; activations go with layers"
+    found = dataclasses.replace(setup.scaled(*rules, assumes=(assumed,)), layers=tuple(layers))
+    return f"layers over stages: {','.join(map(str, layers))}", found
 
 
 FASTER: Mapping[str, tuple[str, tuple[str, ...]]] = {  # what is twice as fast, by part of a step
@@ -163,13 +207,57 @@ def hardware(setup: Setup) -> Iterator[tuple[str, Setup]]:
             yield what, setup.scaled(*rules, assumes=("faster hardware, or less to send",))
 
 
+def places(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """Workers that sit elsewhere on a machine of nodes, where the step waits for what they send."""
+    waits = sum(setup.parts[part] for part in ("messages", "blocking", "exchange"))
+    # costs that were scaled by stage or worker are not known for other places
+    if setup.source.placed is None or setup.rules or waits <= WORTH * setup.step_time:
+        return
+    placed = setup.source.placed(setup.table)
+    if placed.nodes.max() in (0, len(placed.nodes) - 1):  # one node, or one for each worker
+        return
+    given = places_on(setup.table, setup.source.places)
+    try:
+        found = PlacementSearch(placed, given, setup.links, seed=0).run(STEPS)
+    except ValueError:  # links under which places are not searched
+        return
+    seats = tuple(found.best.places.tolist())
+    yield (
+        "places of workers",
+        dataclasses.replace(
+            setup,
+            source=setup.source.with_places(seats),
+            options={**setup.options, "worker_places": ",".join(map(str, seats))},
+            assumes=(*setup.assumes, "workers can be put on other nodes"),
+        ),
+    )
+
+
+def microbatch_orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """Another order of microbatches that differ."""
+    # a microbatch that changes the pipe meets each stage on another worker: not in its costs
+    if setup.order or setup.table.num_pipes > 1 or not setup.costs.per_microbatch():
+        return
+    found = MicrobatchSearch(setup.table, setup.costs, setup.links, seed=0).run(STEPS)
+    order = tuple(found.best.order.tolist())
+    yield (
+        "order of microbatches",
+        dataclasses.replace(
+            setup,
+            order=order,
+            options={**setup.options, "microbatch_order": ",".join(map(str, order))},
+            assumes=(*setup.assumes, "which of the data comes first is free"),
+        ),
+    )
+
+
 def orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
     """A better order of sends and receives, where these block each other."""
     if not setup.links.meets or setup.parts["blocking"] <= WORTH * setup.step_time:
         return
     try:
         found = messages(
-            setup.table, setup.costs, link=setup.links, iterations=ORDERS, time_limit=None
+            setup.table, setup.costs, link=setup.links, iterations=STEPS, time_limit=None
         )
     except (ValueError, ScheduleError):  # links whose orders are not searched
         return
@@ -180,7 +268,7 @@ def orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
             table=found.best.table,
             links=found.best.links,
             schedule=None,
-            options={**setup.options, "order": str(ORDERS)},
+            options={**setup.options, "order": str(STEPS)},
         ),
     )
 

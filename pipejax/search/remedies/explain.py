@@ -45,9 +45,16 @@ KINDS: Mapping[str, Changes] = {
     "repair": changes.repairs,
     "layers": changes.balance,
     "hardware": changes.hardware,
+    "places": changes.places,
+    "order": changes.microbatch_orders,
     "messages": changes.orders,
 }
-COMBINED = ("schedule", "settings", "microbatches", "layers", "messages")
+COMBINED = ("schedule", "settings", "microbatches", "layers", "places", "order", "messages")
+SMALLER_FIRST = (
+    "microbatches",
+    "schedule",
+    *(kind for kind in COMBINED[1:] if kind != "microbatches"),
+)
 SEARCHES: Mapping[str, Changes] = {"optimise": optimised, "layout": layouts}
 ONE_OF = ("schedule", "microbatches", "layers")  # of these only the best is told
 
@@ -134,6 +141,7 @@ def explain(
     system: System | None = None,
     link: str | Links = "delay",
     memory_limit: float | Sequence[float] | None = None,
+    stage_layers: Sequence[int] | None = None,
     search: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Explanation:
@@ -149,6 +157,7 @@ def explain(
       link: link model, or `Links`.
       memory_limit: what a worker may hold: activations of the table, or bytes of a workload; what
         the system has if None. Without any, remedies that need more memory than now are marked.
+      stage_layers: (stages) layers of each stage, of measured costs: then they are moved whole.
       search: whether to run the solvers too, which take some seconds: schedules under the limit,
         layers over stages.
       on_progress: called with how many kinds of remedies were tried, how many there are, and a
@@ -159,7 +168,7 @@ def explain(
 
     Raises:
       ValueError: if the table is asynchronous or does not run at these costs, a workload is
-        without its system, or the limit is not above 0.
+        without its system, layers are of other stages, or the limit is not above 0.
 
     Example:
       >>> import pipejax as pj
@@ -178,7 +187,8 @@ def explain(
     else:
         assert isinstance(costs, Costs)
         source = MeasuredTimes(costs, table.num_stages)
-    first = begin(table, Links.of(link), source, _schedule_of(table, source))
+    schedule = _schedule_of(table, source)
+    first = begin(table, Links.of(link), source, schedule, stage_layers)
     return explain_setup(first, _limit(memory_limit, first), search=search, on_progress=on_progress)
 
 
@@ -316,13 +326,35 @@ def _worth(kind: str, each: Sequence[Remedy], first: Setup, memory: Memory) -> l
 def _combined(
     schedules: Sequence[Remedy], found: Sequence[Remedy], first: Setup, memory: Memory
 ) -> list[Remedy]:
-    """Remedies together, as far as each adds something to those before it."""
-    now, said = first, []
-    for kind in COMBINED:
+    """Remedies together, as far as each adds something to those before it: the best of the ways."""
+    ways: list[tuple[str, ...]] = [COMBINED]
+    # smaller microbatches may make room for a schedule that does not fit as it is
+    if any(not one.fits and one.saves > changes.WORTH * first.step_time for one in schedules):
+        ways.append(SMALLER_FIRST)
+    tried: dict[tuple[str, ...], Sequence[Remedy]] = {(): schedules}
+    each = [_together(way, tried, first, memory) for way in ways]
+    best = max((one for one in each if one), key=lambda one: one.saves, default=None)
+    best_single = max((one.saves for one in found), default=0.0)
+    return [best] if best is not None and best.saves > best_single * (1 + 1e-9) else []
+
+
+def _together(
+    way: Sequence[str],
+    schedules: Mapping[tuple[str, ...], Sequence[Remedy]],
+    first: Setup,
+    memory: Memory,
+) -> Remedy | None:
+    """One remedy of each kind on top of those before, in this order; None of fewer than two.
+
+    Schedules are known of what was done before them, where they are tried already.
+    """
+    now, said = first, list[str]()
+    for kind in way:
+        known = schedules.get(tuple(said)) if kind == "schedule" else None
         each = (
-            schedules
-            if kind == "schedule"
-            else [_remedy(kind, what, to, first, memory) for what, to in KINDS[kind](now)]
+            [_remedy(kind, what, to, first, memory) for what, to in KINDS[kind](now)]
+            if known is None
+            else known
         )
         least = now.step_time - changes.WORTH * first.step_time
         better = [one for one in each if one.fits and one.step_time < least]
@@ -330,9 +362,7 @@ def _combined(
             best = min(better, key=lambda one: one.step_time)
             now = best.setup
             said.append(best.what)
-    whole = _remedy("combined", "; ".join(said), now, first, memory)
-    best_single = max((one.saves for one in found), default=0.0)
-    return [whole] if len(said) > 1 and whole.saves > best_single * (1 + 1e-9) else []
+    return _remedy("combined", "; ".join(said), now, first, memory) if len(said) > 1 else None
 
 
 def _faults(first: Setup, memory: Memory, schedules: Sequence[Remedy]) -> list[Fault]:
@@ -351,10 +381,10 @@ def _faults(first: Setup, memory: Memory, schedules: Sequence[Remedy]) -> list[F
         best = max((one.saves for one in schedules if one.fits), default=0.0)
         more = free.saves - max(best, 0.0)
         if more > NEGLIGIBLE * first.step_time:
-            share = 100 * free.saves / first.step_time
+            saved, beyond = (100 * each / first.step_time for each in (free.saves, more))
             why = (
                 f"memory rules out {free.what}, which needs {free.memory:.3g} times as much and "
-                f"would save {share:.3g} % of the step"
+                f"would save {saved:.3g} % of the step, {beyond:.3g} % more than what fits"
             )
             faults.append(Fault("memory", more, why))
     return sorted(faults, key=lambda fault: -fault.seconds)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -13,16 +13,19 @@ from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.analysis.step.faults import ComputeTimes, Fault, find_faults
 from pipejax.analysis.step.step_parts import Part, step_parts
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import MismatchError
+from pipejax.base.checks import MismatchError, whole_number, wrong
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.planning import for_times
-from pipejax.costs.restaging import restaged_costs
+from pipejax.costs.restaging import restaged_costs, shares_of_stages
 from pipejax.costs.scaling import scaled_costs
+from pipejax.costs.stage.microbatches import in_order
+from pipejax.costs.stage.model_topology import model_placements
 from pipejax.costs.stage.stage_costs import stage_costs
 from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.costs.system.system import System
+from pipejax.costs.topology import PlacedCosts
 from pipejax.schedules.naming import find
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -50,6 +53,17 @@ class Source(Protocol):
     def with_workload(self, workload: Workload) -> "Source":
         """Price another workload, where a model gives the costs."""
 
+    @property
+    def placed(self) -> Callable[[ScheduleTable], PlacedCosts] | None:
+        """What gives the costs of a table by where its workers sit, on a machine of nodes."""
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Where they sit; in order if nothing is said."""
+
+    def with_places(self, places: tuple[int, ...]) -> "Source":
+        """Let workers sit elsewhere, on a machine of nodes."""
+
 
 class MeasuredTimes(NamedTuple):
     """Times that were measured on the stages of one table.
@@ -63,6 +77,8 @@ class MeasuredTimes(NamedTuple):
     stages: int
     workload: None = None
     system: None = None
+    placed: None = None
+    places: tuple[int, ...] = ()
 
     def of(self, table: ScheduleTable) -> Costs:
         """Merge or divide the stages to those of a table."""
@@ -71,6 +87,11 @@ class MeasuredTimes(NamedTuple):
     def with_workload(self, workload: Workload) -> "MeasuredTimes":
         """Stay as they are: there is no workload."""
         del workload
+        return self
+
+    def with_places(self, places: tuple[int, ...]) -> "MeasuredTimes":
+        """Stay as they are: there is no machine."""
+        del places
         return self
 
 
@@ -87,6 +108,19 @@ class ModelTimes(NamedTuple):
     def with_workload(self, workload: Workload) -> "ModelTimes":
         """Price another workload."""
         return self._replace(workload=workload)
+
+    def placed(self, table: ScheduleTable) -> PlacedCosts:
+        """Price a table by where its workers sit."""
+        return model_placements(self.workload, self.system, table)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Where they sit."""
+        return tuple(self.workload.worker_places)
+
+    def with_places(self, places: tuple[int, ...]) -> "ModelTimes":
+        """Let workers sit elsewhere."""
+        return self.with_workload(dataclasses.replace(self.workload, worker_places=places))
 
 
 @short_repr
@@ -136,6 +170,8 @@ class Setup:
       schedule: what the table was built by, where that is known.
       rules: that scale the costs, see `scaled_costs`.
       size: of a microbatch, as a share of that in the beginning.
+      order: which of the microbatches is number k of the table; as they are if empty.
+      layers: of each stage, where that is known of stages that were measured.
       options: options of the command line that differ from those in the beginning; None for those
         that are not given any more.
       assumes: what must hold for the change to do what is said of it.
@@ -147,12 +183,15 @@ class Setup:
     schedule: Schedule | None = None
     rules: tuple[str, ...] = ()
     size: float = 1.0
+    order: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
     options: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     assumes: tuple[str, ...] = ()
 
     def price(self, table: ScheduleTable) -> Costs:
-        """Return the costs of a table, scaled."""
-        return scaled_costs(self.source.of(table), table, ",".join(self.rules) or None)
+        """Return the costs of a table, scaled, its microbatches in order."""
+        costs = scaled_costs(self.source.of(table), table, ",".join(self.rules) or None)
+        return in_order(costs, np.array(self.order)) if self.order else costs
 
     @functools.cached_property
     def costs(self) -> Costs:
@@ -242,8 +281,22 @@ class Setup:
         if "scale" in options:
             options["scale"] = ",".join(rules) or None
         return dataclasses.replace(
-            self, table=table, schedule=schedule, rules=rules, options=options
+            self,
+            table=table,
+            schedule=schedule,
+            rules=rules,
+            options=options,
+            layers=_restaged(self.layers, table.num_stages),
         )
+
+
+def _restaged(layers: tuple[int, ...], stages: int) -> tuple[int, ...]:
+    """Layers of so many stages of the same model; none where one would lie in two of them."""
+    if not layers:
+        return ()
+    found = shares_of_stages(len(layers), stages) @ np.array(layers)
+    whole = tuple(round(each) for each in found.tolist())
+    return whole if np.allclose(found, whole, rtol=0, atol=1e-9) else ()
 
 
 def planned(
@@ -253,6 +306,21 @@ def planned(
     builder = find(schedule.name)
     plan = for_times(builder, size, schedule.options, price) if builder.planned else {}
     return schedule._replace(plan=plan)
+
+
+def _checked(layers: Sequence[int] | None, table: ScheduleTable, source: Source) -> tuple[int, ...]:
+    """Layers of each stage that was measured; none if they are not known."""
+    if layers is None:
+        return ()
+    if source.workload is not None:
+        raise wrong("stage_layers", "go with measured times: a model has its own layers")
+    found = tuple(whole_number(each, "stage_layers") for each in layers)
+    if len(found) != table.num_stages:
+        raise MismatchError(
+            f"stage_layers has {len(found)} entries, the table has {table.num_stages} stages",
+            "stage_layers",
+        )
+    return found
 
 
 @short_repr_of("limit begin")
@@ -306,15 +374,16 @@ def begin(
     links: Links,
     source: Source,
     schedule: Schedule | None = None,
+    layers: Sequence[int] | None = None,
 ) -> Setup:
     """The setup that is to be explained, which must run as it is."""
     if schedule is not None:
         size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
         schedule = planned(schedule, size, source.of)
-    setup = Setup(table, links, source, schedule)
+    setup = Setup(table, links, source, schedule, layers=_checked(layers, table, source))
     if table.updates_within:
         raise ValueError(
             f"{table.name} updates weights before its end: an asynchronous schedule has no step to "
-            "explain"
+            "explain; pipejax sensitivity says what bounds it"
         )
     return setup
