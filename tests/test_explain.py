@@ -306,6 +306,20 @@ LINES = [
     ["-s", "gpipe", "-P", 4, "-M", 4, "-l", "rendezvous", "--scale", "F*1.5"],
     ["-t", "schedule.csv", "--stragglers", "1=1.3"],
     ["-s", "zero-bubble", "-P", 4, "-M", 8, "--memory-limit", 5],
+    ["-t", "schedule.csv", "-l", "rendezvous", "--posting", "program"],
+    ["-t", "schedule.csv", "--stage-layers", "6,5,7,6", "--schedules", "zb-h1,dualpipe-v"],
+    [
+        "-s",
+        "1f1b",
+        "-P",
+        4,
+        "-M",
+        4,
+        "--microbatch-scale",
+        "1,3,1,2",
+        "--microbatch-order",
+        "1,0,3,2",
+    ],
 ]
 
 
@@ -318,11 +332,95 @@ def test_commands_repeat_what_remedies_say(answer, tmp_path, monkeypatch, line):
     assert sum(part["seconds"] for part in found["parts"]) == pytest.approx(found["step_time"])
     assert found["remedies"]
     for remedy in found["remedies"]:
-        words = shlex.split(remedy["command"])
-        assert words[0] == "pipejax"
-        again = answer(*words[1:], *(["--force"] if "--out" in words else []))
+        for command in remedy["command"].split(" && "):
+            words = shlex.split(command)
+            assert words[0] == "pipejax"
+            again = answer(*words[1:], *(["--force"] if "--out" in words else []))
         step = again.get("makespan", again.get("value"))
         assert step == pytest.approx(remedy["step_time"], rel=1e-12), remedy["command"]
+
+
+def test_workers_are_put_on_other_nodes(answer):
+    line = ["-s", "interleaved-1f1b", "-P", 4, "-M", 8, "-V", 2, "-T", "F=1,B=2", "--comm", "0,0.9"]
+    line += ["--workers-per-node", 2, "--worker-places", "0,2,1,3"]
+    found = answer("explain", *line, "--schedules", "1f1b")
+    (remedy,) = (each for each in found["remedies"] if each["kind"] == "places")
+    assert "--worker-places 0,1,2,3" in remedy["command"]
+    again = answer(*shlex.split(remedy["command"])[1:])
+    assert again["makespan"] == remedy["step_time"] < found["step_time"]
+
+
+def test_tables_of_remedies_are_written(answer, call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.json").write_text(json.dumps(FILE))
+    line = ["-s", "gpipe", "-P", 4, "-M", 4, "-C", "m.json", "-l", "rendezvous"]
+    found = answer("explain", *line, "--write-tables", "tables")
+    assert found["write-tables"] == "tables"
+    searched = [each for each in found["remedies"] if "order of messages" in each["what"]]
+    assert searched
+    for remedy in searched:
+        assert "--table tables/" in remedy["command"]
+        again = answer(*shlex.split(remedy["command"])[1:])
+        assert again["makespan"] == pytest.approx(remedy["step_time"], rel=1e-12)
+    code, _, error = call("explain", *line, "--write-tables", "tables")
+    assert (code, error) == (
+        2,
+        "error: --write-tables tables exists: give a folder that does not\n",
+    )
+
+
+def test_a_slow_stage_is_named_beside_longer_ends():
+    table = built("interleaved-1f1b", 4, 16, {"stages_per_worker": 2})
+    forward = np.array([9.2, 8.0, 8.1, 8.0, 8.0, 11.6, 8.1, 9.6])
+    found = pj.explain(table, pj.Costs(forward=forward, backward=2 * forward, transmit=1.0))
+    assert (found.bottleneck.kind, found.bottleneck.stage) == ("imbalance", 5)
+    assert "stage 5 like the others" in [each.what for each in found.remedies]
+
+
+def test_microbatches_that_differ_are_named():
+    table = built(*BUILT[0])
+    costs = pj.Costs(forward=1.0, backward=2.0)
+    lengths = np.r_[np.ones(15), 6.0]
+    found = pj.explain(table, pj.costing.scaled_costs(costs, table, microbatches=lengths))
+    assert found.bottleneck.kind == "uneven microbatches"
+    assert "microbatch 15 takes 4.57 times the mean" in found.bottleneck.why
+    (order,) = (each for each in found.remedies if each.kind == "order")
+    again = pj.evaluate(table, order.setup.costs)
+    assert again.makespan == order.step_time < found.step_time
+
+
+def test_layers_are_moved_whole():
+    table = built("1f1b", 4, 16, {})
+    costs = pj.Costs(forward=[8.0, 8.0, 8.0, 12.0], backward=[16.0, 16.0, 16.0, 24.0])
+    found = pj.explain(table, costs, stage_layers=[8, 8, 8, 8], schedules=["1f1b"])
+    (moved,) = (each for each in found.remedies if each.kind == "layers")
+    # a layer takes 1 and 2: stage 3 with 5 keeps its head and 5 layers, as long as the others with 9
+    assert moved.what == "layers over stages: 9,9,9,5"
+    even = pj.Costs(forward=9.0, backward=18.0)
+    assert moved.step_time == pytest.approx(pj.evaluate(table, even).makespan, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([8, 8], "stage_layers has 2 entries, the table has 4 stages"),
+        ([8, 8, 0, 8], "stage_layers must be a whole number of at least 1"),
+    ],
+)
+def test_wrong_layers_are_named(layers, message):
+    with pytest.raises(ValueError, match=message):
+        pj.explain(built(*BUILT[0]), pj.Costs(forward=1.0, backward=2.0), stage_layers=layers)
+
+
+def test_memory_costs_what_lies_beyond_the_best_that_fits(answer):
+    line = ["-s", "zero-bubble", "-P", 4, "-M", 12, "-T", "F=1,I=1,W=1", "--memory-limit", 3]
+    found = answer("explain", *line)
+    fault = next(fault for fault in found["faults"] if fault["kind"] == "memory")
+    best = max(each["saves"] for each in found["remedies"] if each["kind"] == "schedule")
+    said = re.search(r"would save ([\d.]+) % of the step, ([\d.]+) % more", fault["why"])
+    beyond = fault["seconds"]
+    assert float(said[2]) == pytest.approx(100 * beyond / found["step_time"], rel=1e-2)
+    assert float(said[1]) == pytest.approx(100 * (beyond + best) / found["step_time"], rel=1e-2)
 
 
 def test_a_modelled_run_that_does_not_fit_says_what_does(answer):

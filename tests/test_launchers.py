@@ -181,3 +181,12 @@ def test_experts():
     assert one.options["expert-model-parallel-size"] == 8
     assert two.options["parallelism.expert_parallel_degree"] == 8
     assert three.options["expert_parallel"] == {"enabled": True, "autoep_size": 8}
+
+
+def test_torchtitan_reads_tables_of_compute_alone():
+    table = pj.schedules.build("zb-h1", num_workers=2, num_microbatches=4)
+    lacks = pj.costing.pipeline_launches(pj.links.insert_transfers(table))[1].lacks
+    assert lacks == ("tables with SEND and RECV (it reads compute alone)",)
+    assert pj.costing.pipeline_launches(table)[1].lacks == ()
+    with pytest.raises(ValueError, match="layers are of 3 stages, the table has 2"):
+        pj.costing.pipeline_launches(table, [1, 2, 3])

@@ -75,3 +75,9 @@ def test_interleaved_zb_is_pytorchs(data):  # cell by cell; columns of idle cell
         )
         theirs = [[cell for cell in row if cell] for row in rows]
         assert [[cell for cell in row if cell] for row in ours.rows()] == theirs
+
+
+def test_two_pipes_are_not_written_for_pytorch(tmp_path):
+    table = pj.schedules.build("dualpipe", num_workers=4, num_microbatches=8)
+    with pytest.raises(ValueError, match="stage 0 is on workers 0 and 3, it has one rank each"):
+        pj.write_table(table, tmp_path / "dual.csv", format="torch-csv")

@@ -66,7 +66,12 @@ def complete(table: ScheduleTable, *, sharding: bool) -> ScheduleTable:
 
 
 def to_torch_csv(table: ScheduleTable) -> str:
-    """Leave out what PyTorch's runtime does not know, put in what it needs, and say so."""
+    """Leave out what PyTorch's runtime does not know, put in what it needs, and say so.
+
+    Raises:
+      ValueError: if a stage is on several workers.
+    """
+    check_ranks(table)
     known = with_known_cells(table, tuple(ABSENT), "PyTorch")
     return to_csv(complete(known, sharding=True))
 
@@ -80,10 +85,7 @@ def check_sayable(table: ScheduleTable) -> None:
     name = f"PyTorch's runtime cannot run {table.name}"
     for phase, number in absent(table).items():
         raise ValueError(f"{name}: {number} {phase.name} cells, {ABSENT[phase]}")
-    for stage, workers in enumerate(table.placement.T.tolist()):
-        if len({*workers}) > 1:
-            where = " and ".join(map(str, sorted({*workers})))
-            raise ValueError(f"{name}: stage {stage} is on workers {where}, it has one rank each")
+    check_ranks(table)
     last = table.num_stages - 1
     ends = [op.microbatch for op in _ops(table) if op.phase is Phase.F and op.stage == last]
     for before, after in itertools.pairwise(ends):
@@ -93,6 +95,17 @@ def check_sayable(table: ScheduleTable) -> None:
                 "of the last stage to be in the order of the microbatches"
             )
     _check_matching(table, name)
+
+
+def check_ranks(table: ScheduleTable) -> None:
+    """Refuse a table that has a stage on several workers, as those of two pipes have."""
+    for stage, workers in enumerate(table.placement.T.tolist()):
+        if len({*workers}) > 1:
+            where = " and ".join(map(str, sorted({*workers})))
+            raise ValueError(
+                f"PyTorch's runtime cannot run {table.name}: stage {stage} is on workers {where}, "
+                "it has one rank each"
+            )
 
 
 def _ops(table: ScheduleTable) -> list[Op]:

@@ -25,6 +25,7 @@ from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.progress import progress, waiting
 from pipejax.cli.output.report import Column, heading, plain, sizes_of, table_of
 from pipejax.schedules.naming import find
+from pipejax.schedules.table.links import POSTINGS
 from pipejax.schedules.table.table_files import is_csv, text_for
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
 # options that say something of this command alone
 OWN = (
     "memory_limit",
-    "search",
     "stage_layers",
+    "schedules",
+    "search",
     "out",
     "write_tables",
     "force",
@@ -47,6 +49,7 @@ OWN = (
 OF_LINKS = ("link", "posting", "shared_links", "pair_links", "eager_below")
 # options that say which table it is
 OF_TABLE = ("schedule", "workers", "microbatches", *ScheduleSettings._fields)
+FOUND = "better.csv"  # of what a search finds, unless tables are written
 LONGEST = 40  # letters of what a file's name says of its table
 # causes that another schedule is held against: nothing is undone
 OF_SCHEDULES = ("schedule", "memory")
@@ -61,6 +64,7 @@ def explain(
     line: Line,
     memory_limit: Text = None,
     stage_layers: Text = None,
+    schedules: Text = None,
     search: bool = False,
     out: Annotated[Output, PAGE] = NO_OUTPUT,
     write_tables: Annotated[Output, TABLES] = NO_OUTPUT,
@@ -72,6 +76,7 @@ def explain(
     Options:
       memory_limit: remedies that need more are left out; what the system has if not given. Without
         any limit, those that need more than the run now.
+      schedules: only these are tried; all if not given.
       stage_layers: one number for all stages, or one each; layers are moved whole then.
       out: a report as one page (.html), with the explorer in it.
       write_tables: of every remedy that has another, for `--table`.
@@ -98,8 +103,9 @@ def explain(
     layers = None if stage_layers is None else _stage_layers(stage_layers, table.num_stages)
     setup = begin(table, links, priced.of_stages(table.num_stages), schedule, layers)
     limit = _limit(memory_limit, setup)
+    names = None if schedules is None else [name.strip() for name in schedules.split(",")]
     with progress("explaining", None) as bar:
-        found = explain_setup(setup, limit, search=search, on_progress=bar.tell)
+        found = explain_setup(setup, limit, schedules=names, search=search, on_progress=bar.tell)
     files = dict(_tables_of(found, write_tables.path))
     result = (
         sizes_of(table)
@@ -174,15 +180,19 @@ def command_of(remedy: "Remedy", first: "Setup", line: Line, table: Path | None 
     if given is not None and setup.order:  # the order found is one of the order given
         changes["microbatch_order"] = ",".join(str(given[k]) for k in setup.order)
     searched = {name: changes.pop(name) for name in ("order", "optimise") if name in changes}
+    from_file = {**changes, **dict.fromkeys(OF_TABLE), "table": str(table or FOUND)}
     if searched and table is not None:
-        changes |= dict.fromkeys(OF_TABLE) | {"table": str(table)}
+        changes = from_file
     elif "order" in searched:
         called, without = "tune messages", (*without, *OF_LINKS)
-        changes |= {"iterations": searched["order"], "time_limit": "1000s", "out": "better.csv"}
+        changes |= {"iterations": searched["order"], "time_limit": "1000s", "out": FOUND}
     elif "optimise" in searched:
         called = "optimize"
-        changes |= {"memory_limit": searched["optimise"], "time_limit": "8s", "out": "better.csv"}
-    return line.command(called, changes, without)
+        changes |= {"memory_limit": searched["optimise"], "time_limit": "8s", "out": FOUND}
+    command = line.command(called, changes, without)
+    if called == "tune messages" and setup.links.posting != POSTINGS[0]:  # it runs early posts
+        command += f" && {line.command('evaluate', from_file, OWN)}"
+    return command
 
 
 def _launches(remedy: "Remedy") -> "Sequence[pj.results.Launch]":

@@ -117,7 +117,11 @@ def tuned_model(pricing: Pricing | None, command: str) -> tuple["pj.Workload", "
     if pricing is not None:
         pricing.check_alike(command)
     if pricing is None or pricing.workload is None or pricing.system is None:
-        raise ValueError(f"{command} needs --model NAME --system NAME --minibatch N")
+        has_times = pricing is not None and pricing.is_of_stages
+        of_times = "; pipejax explain --stage-layers N moves layers whose times are given"
+        raise ValueError(
+            f"{command} needs --model NAME --system NAME --minibatch N{of_times * has_times}"
+        )
     return pricing.workload, pricing.system
 
 

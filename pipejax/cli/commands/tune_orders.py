@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
+from pipejax.cli.options.next_command import command_line
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.values import Seed, TimeLimit, parse_seconds, parse_share
 from pipejax.cli.output.answer import Answer, searched
@@ -104,7 +105,10 @@ def messages(
                 "wrote the certificate to": certificate,
                 "drawn to": figure,
             }
-            return Answer(result, _said_of_messages(result, found, worst), written)
+            # what PyTorch needs beside SEND and RECV, export puts in
+            torch = {"table": str(out.path), "format": "torch-csv", "out": "torch.csv"}
+            go_on = () if out.path is None else (command_line("export", torch),)
+            return Answer(result, _said_of_messages(result, found, worst), written, next=go_on)
 
         return answer
 

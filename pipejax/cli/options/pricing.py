@@ -239,7 +239,7 @@ class PricingSettings(NamedTuple):
         those of the mean length, or follow from the model.
       microbatch_order: that arrange wrote.
       stragglers: factors on all that these workers execute.
-      scale: as compute@stage3*0.8,message*2: what would be if.
+      scale: what would be if; places are stages, boundaries and workers.
       measured_stages: of --stage-times or --costs, where the table has others: they are merged, or
         divided evenly.
       pair_factor: 0 is perfect overlap, 1 none; it has nothing to do with pairs of workers.

@@ -289,6 +289,8 @@ def _order_of_torchtitan(pipeline: _Pipeline) -> Options:
 def _order_lacks_of_torchtitan(pipeline: _Pipeline) -> Iterator[str]:
     if pipeline.several == 0:
         yield "schedules of several pipes"
+    if pipeline.table.has_communication:
+        yield "tables with SEND and RECV (it reads compute alone)"
 
 
 def _lacks_of_torchtitan(job: _Job) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.analysis.step.faults import ENOUGH
+from pipejax.analysis.step.faults import ENOUGH, slowest_place
 from pipejax.analysis.step.step_parts import SHARDING
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import MismatchError
@@ -15,7 +15,9 @@ from pipejax.costs.model.workload import Workload
 from pipejax.costs.scaling import GROUPS
 from pipejax.costs.topology import places_on
 from pipejax.schedules.cells.ops import Phase, ScheduleError
+from pipejax.schedules.naming import find
 from pipejax.schedules.registry import REGISTRY
+from pipejax.schedules.table.links import POSTINGS
 from pipejax.search.orders.microbatches import MicrobatchSearch
 from pipejax.search.orders.places import PlacementSearch
 from pipejax.search.orders.transfers import messages
@@ -36,24 +38,17 @@ FEW_OPS = 128  # microbatches times workers up to which they are planned nonethe
 MOST_OPS = 1 << 14  # stages times microbatches of tables that are tried
 
 
-def all_schedules(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Every other synchronous schedule of the registry on as many workers and microbatches."""
-    return _schedules(setup, tuple(REGISTRY))
+def schedules(setup: Setup, names: Collection[str] | None = None) -> Iterator[tuple[str, Setup]]:
+    """Every other synchronous schedule of these on as many workers and microbatches.
 
-
-def schedules(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """The same, but those that take long to plan only where the table is small."""
+    Without names those of the registry, but that take long to plan only where the table is small.
+    """
     ops = setup.table.num_workers * setup.table.num_microbatches
-    return _schedules(
-        setup, [name for name in REGISTRY if ops <= FEW_OPS or name not in SLOWLY_PLANNED]
-    )
-
-
-def _schedules(setup: Setup, names: Collection[str]) -> Iterator[tuple[str, Setup]]:
-    """Every other synchronous schedule of these."""
+    if names is None:
+        names = [name for name in REGISTRY if ops <= FEW_OPS or name not in SLOWLY_PLANNED]
     has_host = setup.costs.offload is not None
     for name in names:
-        if "offload" in REGISTRY[name].options and not has_host:
+        if "offload" in find(name).options and not has_host:
             continue
         for options in VARIANTS.get(name, ({},)):
             schedule = Schedule(name, options)
@@ -76,7 +71,7 @@ def _with_assumptions(before: Setup, after: Setup) -> Setup:
     if is_measured and after.table.num_stages != before.table.num_stages:
         assumes.append("a stage's time lies evenly in its layers and goes with them")
     if after.table.num_pipes > before.table.num_pipes:
-        assumes.append("weights twice on every worker")
+        assumes.append("weights twice on every worker, and a runtime with two pipes")
     if is_measured and _splits(after) and not _splits(before):
         assumes.append("I and W as given, or half of B each")
     return dataclasses.replace(after, assumes=tuple(dict.fromkeys(assumes)))
@@ -120,17 +115,16 @@ def _resized(setup: Setup, schedule: Schedule, count: int) -> Setup:
 
 
 def repairs(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """A stage, a worker or a link that is like the others, and stages that are all alike."""
+    """A stage, a worker or a link that is like the others."""
     for fault in setup.faults:
         if fault.rules and fault.kind == "link" and fault.link is not None:
             what = f"messages between workers {fault.link[0]} and {fault.link[1]} like the others"
             yield what, setup.scaled(fault.rules, assumes=("the link can be mended",))
-        elif fault.rules and fault.kind == "imbalance":
-            is_one = fault.rules.count("@") == 1
-            where = f"worker {fault.worker}" if "worker" in fault.rules else f"stage {fault.stage}"
-            if is_one:
-                mended = f"what makes {where} slow can be mended, or its work moved away"
-                yield f"{where} like the others", setup.scaled(fault.rules, assumes=(mended,))
+    slow = slowest_place(setup.run)
+    if slow is not None:
+        where = f"worker {slow.worker}" if "worker" in slow.rules else f"stage {slow.stage}"
+        mended = f"what makes {where} slow can be mended, or its work moved away"
+        yield f"{where} like the others", setup.scaled(slow.rules, assumes=(mended,))
 
 
 def balance(setup: Setup) -> Iterator[tuple[str, Setup]]:
@@ -255,10 +249,10 @@ def orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
     """A better order of sends and receives, where these block each other."""
     if not setup.links.meets or setup.parts["blocking"] <= WORTH * setup.step_time:
         return
+    # of early posts orders are searched; where the run posts as its rows go, it takes the best one
+    links = dataclasses.replace(setup.links, posting=POSTINGS[0])
     try:
-        found = messages(
-            setup.table, setup.costs, link=setup.links, iterations=STEPS, time_limit=None
-        )
+        found = messages(setup.table, setup.costs, link=links, iterations=STEPS, time_limit=None)
     except (ValueError, ScheduleError):  # links whose orders are not searched
         return
     yield (
@@ -266,7 +260,7 @@ def orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
         dataclasses.replace(
             setup,
             table=found.best.table,
-            links=found.best.links,
+            links=found.best.links if setup.links == links else setup.links,
             schedule=None,
             options={**setup.options, "order": str(STEPS)},
         ),

@@ -1,6 +1,7 @@
 """`explain`: why a step takes so long, and what would make it shorter."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from pipejax.costs.model.workload import Workload
 from pipejax.costs.system.system import System
 from pipejax.engine.pricing import lower_and_price
 from pipejax.engine.recurrence_host import makespan_on_host
+from pipejax.schedules.naming import named
 from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -142,6 +144,7 @@ def explain(
     link: str | Links = "delay",
     memory_limit: float | Sequence[float] | None = None,
     stage_layers: Sequence[int] | None = None,
+    schedules: Sequence[str] | None = None,
     search: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Explanation:
@@ -158,6 +161,7 @@ def explain(
       memory_limit: what a worker may hold: activations of the table, or bytes of a workload; what
         the system has if None. Without any, remedies that need more memory than now are marked.
       stage_layers: (stages) layers of each stage, of measured costs: then they are moved whole.
+      schedules: names of those that are tried; all of the registry if None.
       search: whether to run the solvers too, which take some seconds: schedules under the limit,
         layers over stages.
       on_progress: called with how many kinds of remedies were tried, how many there are, and a
@@ -189,7 +193,13 @@ def explain(
         source = MeasuredTimes(costs, table.num_stages)
     schedule = _schedule_of(table, source)
     first = begin(table, Links.of(link), source, schedule, stage_layers)
-    return explain_setup(first, _limit(memory_limit, first), search=search, on_progress=on_progress)
+    return explain_setup(
+        first,
+        _limit(memory_limit, first),
+        schedules=schedules,
+        search=search,
+        on_progress=on_progress,
+    )
 
 
 def _schedule_of(table: ScheduleTable, source: Source) -> Schedule | None:
@@ -229,24 +239,25 @@ def explain_setup(
     first: Setup,
     limit: Float[NumpyArray, " workers"] | float | None,
     *,
+    schedules: Sequence[str] | None = None,
     search: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Explanation:
     """Explain a setup that is given with all that can be changed about it."""
     memory = Memory(first, limit)
     kinds = {**KINDS, **(SEARCHES if search else {})}
-    if search:
-        kinds["schedule"] = changes.all_schedules
+    if schedules is not None or search:
+        names = [named(name) for name in schedules] if schedules is not None else [*REGISTRY]
+        kinds["schedule"] = functools.partial(changes.schedules, names=names)
     found: list[Remedy] = []
     tried: dict[str, list[Remedy]] = {}
     with telling("explain", on_progress) as tell:
         for done, (kind, change) in enumerate(kinds.items()):
             tell(done, len(kinds) + 1, kind)
-            each = [_remedy(kind, what, setup, first, memory) for what, setup in change(first)]
-            tried[kind] = each
-            found += _worth(kind, each, first, memory)
+            tried[kind] = _tried(kind, change, first, first, memory)
+            found += _worth(kind, tried[kind], first, memory)
         tell(len(kinds), len(kinds) + 1, "combined")
-        found += _combined(tried["schedule"], found, first, memory)
+        found += _combined(kinds, tried, found, first, memory)
     found.sort(key=lambda remedy: -remedy.saves)
     faults = _faults(first, memory, tried["schedule"])
     return Explanation(
@@ -314,48 +325,56 @@ def _remedy(kind: str, what: str, setup: Setup, first: Setup, memory: Memory) ->
     )
 
 
+def _tried(kind: str, change: Changes, now: Setup, first: Setup, memory: Memory) -> list[Remedy]:
+    """All remedies of a kind, on top of what was done to a setup before."""
+    return [_remedy(kind, what, to, first, memory) for what, to in change(now)]
+
+
 def _worth(kind: str, each: Sequence[Remedy], first: Setup, memory: Memory) -> list[Remedy]:
-    """Those that save anything and fit, or that make a run fit; of alternatives the best."""
+    """Those that save anything and fit, or that make a run fit; of alternatives the best.
+
+    And the best that needs no second pipe, which most runtimes have not.
+    """
     least = changes.WORTH * first.step_time if memory.fits(first) else -math.inf
     useful = [one for one in each if one.fits and one.saves > least]
     if kind not in ONE_OF or not useful:
         return useful
-    return [max(useful, key=lambda one: one.saves)]
+    pipes = first.table.num_pipes
+    as_now = [one for one in useful if one.setup.table.num_pipes <= pipes]
+    best = [max(some, key=lambda one: one.saves) for some in (useful, as_now) if some]
+    return best if best[0] is not best[-1] else best[:1]
 
 
 def _combined(
-    schedules: Sequence[Remedy], found: Sequence[Remedy], first: Setup, memory: Memory
+    kinds: Mapping[str, Changes],
+    tried: Mapping[str, Sequence[Remedy]],
+    found: Sequence[Remedy],
+    first: Setup,
+    memory: Memory,
 ) -> list[Remedy]:
     """Remedies together, as far as each adds something to those before it: the best of the ways."""
     ways: list[tuple[str, ...]] = [COMBINED]
     # smaller microbatches may make room for a schedule that does not fit as it is
-    if any(not one.fits and one.saves > changes.WORTH * first.step_time for one in schedules):
+    worth = changes.WORTH * first.step_time
+    if any(not one.fits and one.saves > worth for one in tried["schedule"]):
         ways.append(SMALLER_FIRST)
-    tried: dict[tuple[str, ...], Sequence[Remedy]] = {(): schedules}
-    each = [_together(way, tried, first, memory) for way in ways]
+    each = [_together({kind: kinds[kind] for kind in way}, tried, first, memory) for way in ways]
     best = max((one for one in each if one), key=lambda one: one.saves, default=None)
     best_single = max((one.saves for one in found), default=0.0)
     return [best] if best is not None and best.saves > best_single * (1 + 1e-9) else []
 
 
 def _together(
-    way: Sequence[str],
-    schedules: Mapping[tuple[str, ...], Sequence[Remedy]],
+    way: Mapping[str, Changes],
+    tried: Mapping[str, Sequence[Remedy]],
     first: Setup,
     memory: Memory,
 ) -> Remedy | None:
-    """One remedy of each kind on top of those before, in this order; None of fewer than two.
-
-    Schedules are known of what was done before them, where they are tried already.
-    """
+    """One remedy of each kind on top of those before, in this order; None of fewer than two."""
     now, said = first, list[str]()
-    for kind in way:
-        known = schedules.get(tuple(said)) if kind == "schedule" else None
-        each = (
-            [_remedy(kind, what, to, first, memory) for what, to in KINDS[kind](now)]
-            if known is None
-            else known
-        )
+    for kind, change in way.items():
+        # on top of nothing they were tried already
+        each = tried[kind] if now is first else _tried(kind, change, now, first, memory)
         least = now.step_time - changes.WORTH * first.step_time
         better = [one for one in each if one.fits and one.step_time < least]
         if better:
