@@ -1,0 +1,1 @@
+"""Measured runs: read, checked, replayed and explained."""

@@ -1,0 +1,139 @@
+"""A measured run: what ran when, on which worker of which replica, as arrays."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.checks import MismatchError, wrong
+from pipejax.base.display import short_repr, short_repr_of
+
+NONE = -1  # stage or microbatch of what belongs to none
+# what a table has cells for; all other phases are of the rest of the step: collectives, the
+# optimizer, whatever a file names
+OPS = ("F", "B", "I", "W")
+MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+INTEGERS = ("step", "replica", "worker", "stage", "phase", "microbatch")
+TIMES = ("start", "end")
+
+
+@short_repr
+class LeftOut(NamedTuple):
+    """Something that a file or a run has and that is not used.
+
+    Attributes:
+      what: what it is, with its place.
+      why: what is wrong with it.
+      count: how many there are.
+    """
+
+    what: str
+    why: str
+    count: int = 1
+
+
+@short_repr_of("steps replicas workers stages")
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trace:
+    """What ran when in some steps of a run, an entry for each slice of time.
+
+    Attributes:
+      step: (slices) number of the training step, as the file has it.
+      replica: (slices) which copy of the pipeline, from 0.
+      worker: (slices) rank in the pipeline, from 0.
+      stage: (slices) of the model, from 0; -1 where a slice is of none.
+      phase: (slices) position in `phases`.
+      microbatch: (slices) from 0 in every step; -1 where a slice is of none.
+      start: (slices) [s], of any clock that the workers of a step share.
+      end: (slices) [s].
+      phases: names: F, B, I, W of ops, SEND_F, RECV_F, SEND_B, RECV_B of messages, and of the rest
+        (collectives, the optimizer) whatever the file says.
+      left_out: what the files have and is not in here.
+      source: where it came from, in words.
+
+    Raises:
+      ValueError: if arrays differ in length, a time is not finite, or a phase has no name.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+      >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
+      >>> pj.traces.of_runs([run]).steps
+      [0]
+    """
+
+    step: Int[NumpyArray, " slices"]
+    replica: Int[NumpyArray, " slices"]
+    worker: Int[NumpyArray, " slices"]
+    stage: Int[NumpyArray, " slices"]
+    phase: Int[NumpyArray, " slices"]
+    microbatch: Int[NumpyArray, " slices"]
+    start: Float[NumpyArray, " slices"]
+    end: Float[NumpyArray, " slices"]
+    phases: tuple[str, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        """Check that all is of one length and finite."""
+        size = len(self.start)
+        for name in (*INTEGERS, *TIMES):
+            if len(getattr(self, name)) != size:
+                raise MismatchError(
+                    f"{name} has {len(getattr(self, name))} entries, start has {size}", name
+                )
+        for name in TIMES:
+            if not np.isfinite(getattr(self, name)).all():
+                raise wrong(name, "must be finite: leave out slices without a time")
+        if size and not 0 <= self.phase.min() <= self.phase.max() < len(self.phases):
+            raise wrong("phase", f"must be a position in the {len(self.phases)} phases")
+
+    def __len__(self) -> int:
+        """How many slices there are."""
+        return len(self.start)
+
+    @property
+    def steps(self) -> list[int]:
+        """Numbers of the steps, ascending."""
+        return np.unique(self.step).tolist()
+
+    @property
+    def replicas(self) -> list[int]:
+        """Numbers of the replicas, ascending."""
+        return np.unique(self.replica).tolist()
+
+    @property
+    def workers(self) -> int:
+        """How many workers a pipeline has."""
+        return int(self.worker.max(initial=NONE)) + 1
+
+    @property
+    def stages(self) -> int:
+        """How many stages the model has."""
+        return int(self.stage.max(initial=NONE)) + 1
+
+    def is_of(self, names: Iterable[str]) -> Bool[NumpyArray, " slices"]:
+        """Which slices are of phases with these names."""
+        wanted = [k for k, name in enumerate(self.phases) if name in set(names)]
+        return np.isin(self.phase, wanted)
+
+    def only(self, chosen: Bool[NumpyArray, " slices"]) -> "Trace":
+        """Keep some slices."""
+        arrays = {name: getattr(self, name)[chosen] for name in (*INTEGERS, *TIMES)}
+        return dataclasses.replace(self, **arrays)
+
+    @classmethod
+    def of(
+        cls,
+        columns: Mapping[str, NumpyArray],
+        phases: Sequence[str],
+        left_out: Iterable[LeftOut] = (),
+        source: str = "",
+    ) -> "Trace":
+        """Put columns into order: by step, replica, worker, start."""
+        order = np.lexsort([columns[k] for k in ("end", "start", "worker", "replica", "step")])
+        arrays = {name: np.asarray(columns[name], np.int64)[order] for name in INTEGERS}
+        times = {name: np.asarray(columns[name], np.float64)[order] for name in TIMES}
+        return cls(**arrays, **times, phases=(*phases,), left_out=(*left_out,), source=source)
