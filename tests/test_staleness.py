@@ -167,6 +167,32 @@ def test_delays_are_counts(costs, link):
     assert stale.max_delay == max(d for (_, m, _), d in expected.items() if 6 <= m < 18)
 
 
+@pytest.mark.parametrize("transmit", [0.0, 0.7])
+@pytest.mark.parametrize(("name", "least"), [("pipedream", 0), ("pipedream-2bw", 1)])
+def test_what_is_read_is_the_last_model_that_holds_it(name, least, transmit):
+    """Models are walked block update by block update; reading begins with the forward."""
+    table = build(name, 6, 36)
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=transmit)
+    stale, versions = pj.staleness(table, costs), find_versions(table)
+    rows, starts, ends = by_op(pj.evaluate(table, costs))
+    ends = {key: round(time, 9) for key, time in ends.items()}
+    ops = {op: key for key, op in ((k, rows[k[0]][k[1]]) for k in ends)}
+    updates = sorted((ends[key], op[1], op[2]) for op, key in ops.items() if op[0] == "U")
+    models = [[0] * 6]
+    for _, stage, _ in updates:
+        models.append([count + (s == stage) for s, count in enumerate(models[-1])])
+    for m in range(9, 27):
+        for r in range(6):
+            begins = round(starts[ops["F", r, m]], 9)
+            seen = sum(end <= begins for end, *_ in updates)
+            version = int(versions.read[r, m])
+            model = max(j for j in range(seen + 1) if models[j][r] == version)
+            for s in range(6):
+                applied = models.index(next(v for v in models if v[s] > versions.applied[s, m])) - 1
+                assert stale.delays[s, m - 9, r] == applied - model
+    assert stale.delays.min() >= least
+
+
 def test_messages_change_the_delay():
     table = build(p=8, m=320)
     delays = {
