@@ -1,5 +1,6 @@
 """Asynchronous tables: weight versions and delays against plain Python, updates as ops."""
 
+import csv
 import dataclasses
 import json
 import re
@@ -381,7 +382,13 @@ def test_memory_counts_versions_and_runs():
 @pytest.mark.compiles
 def test_command(answer, tmp_path):
     one = "--schedule", "pipedream", "--workers", "4", "--microbatches", "160"
-    assert answer("staleness", *one) == {
+    result = answer("staleness", *one)
+    rows = result.pop("histogram")
+    counts = pj.staleness(build(m=160)).histogram()
+    assert [row["delay"] for row in rows] == list(range(15))
+    assert [row["count"] for row in rows] == counts.tolist()
+    np.testing.assert_allclose([row["share"] for row in rows], counts / counts.sum())
+    assert result == {
         "schedule": "pipedream",
         "workers": 4,
         "stages": 4,
@@ -414,6 +421,18 @@ def test_command(answer, tmp_path):
         ]
         == 0
     )
+
+
+def test_a_csv_holds_the_numbers(call):
+    _, out, _ = call("staleness", "-s", "pipedream", "-P", "4", "-M", "160", "-f", "csv")
+    workers, delays, histogram = (
+        list(csv.DictReader(part.splitlines())) for part in out.strip().split("\n\n")
+    )
+    assert [row["own lag"] for row in workers] == ["3", "2", "1", "0"]
+    assert delays == [{"mean delay": "8.5", "max delay": "14"}]
+    assert sum(float(row["share"]) for row in histogram) == pytest.approx(1)
+    counts = [(int(row["delay"]), int(row["count"])) for row in histogram]
+    assert counts == [*enumerate(pj.staleness(build(m=160)).histogram().tolist())]
 
 
 @pytest.mark.parametrize(
