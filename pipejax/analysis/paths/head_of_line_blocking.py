@@ -20,7 +20,7 @@ from pipejax.schedules.cells.ops import Op, ScheduleError
 from pipejax.schedules.table.links import LINK_MODELS, QUEUES, Links
 from pipejax.schedules.table.table import ScheduleTable
 
-ROUNDING = 1e-9  # of the makespan: times that differ by less are one, sums of costs in another order
+ROUNDING = 1e-9  # of the makespan: times that differ by less are one
 
 
 @short_repr
