@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+PRINTED = {".csv": "--format csv", ".json": "--json"}  # options of all commands that draw numbers
+
 
 @dataclasses.dataclass
 class Output:
@@ -58,8 +60,7 @@ class Output:
         if kind.suffixes and self.path.suffix not in kind.suffixes:
             every = kind.suffixes + (kind.other.suffixes if kind.other else ())
             known = f"one of {', '.join(every)}" if every[1:] else every[0]
-            is_picture = self.path.suffix in DRAWING.suffixes
-            hint = f": {self.drawn_by} draws" if self.drawn_by and is_picture else ""
+            hint = self._hint(kind)
             raise ValueError(f"{self.option} must end in {known}, got {str(self.path)!r}{hint}")
         if kind.resumes and os.path.isdir(self.path):  # the store's first step says what is wrong
             return self
@@ -78,6 +79,15 @@ class Output:
         if self.path.suffix not in kind.plain:
             check_modules(f"{out}: {kind.needs}", kind.modules, kind.extra)
         return self
+
+    def _hint(self, kind: OutputKind) -> str:
+        """Say what gives a file of this suffix: another option draws, or formats print numbers."""
+        suffix = "" if self.path is None else self.path.suffix
+        if self.drawn_by and suffix in DRAWING.suffixes:
+            return f": {self.drawn_by} draws"
+        if kind.suffixes == DRAWING.suffixes and suffix in PRINTED:
+            return f": {PRINTED[suffix]} prints the numbers"
+        return ""
 
     def _check_folder(self, out: str, kind: OutputKind) -> None:
         """Check a store: what is no dataset of ours is never replaced."""
