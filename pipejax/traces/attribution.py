@@ -23,13 +23,16 @@ from pipejax.traces.step_graph import step_graph
 
 Times = Float[NumpyArray, "runs nodes"]
 
+RUNS = 2048  # runs that one pass over the nodes holds
+MOST_PLACES = 512  # workers of all replicas, up to which each is put right alone
+
 
 @short_repr
 class Share(NamedTuple):
     """What one place, or one kind of op, does to the step.
 
     Attributes:
-      of: worker, stage, phase, replica, microbatch or link.
+      of: worker, stage, phase, replica, place (a worker of a replica), microbatch or link.
       name: which one.
       saves: what the mean step gets shorter if its ops took what they should [s].
       adds: what the step in which all ops take what they should gets longer with its ops as they
@@ -109,24 +112,14 @@ def attribute(replayed: Replay, *, on_progress: OnProgress | None = None) -> Att
         as_run = [job.graph.finish(job.duration).max(axis=1) for job in jobs]
         # each job's ideal step is one run: all its steps are alike in it
         best = [job.graph.finish(job.ideal(ideal)[:1]).max() for job in jobs]
-        saves = {name: [] for name in names}
-        adds = {name: [] for name in names}
-        for done, name in enumerate(names):
-            tell(done, len(names), " ".join(name))
-            for job, mask, own, alike in zip(jobs, masks, as_run, best, strict=True):
-                chosen = mask.get(name, np.zeros(len(job.graph.preds), bool))
-                put_right = np.where(chosen, job.ideal(ideal), job.duration)
-                saves[name].append(own - job.graph.finish(put_right).max(axis=1))
-                left = np.where(chosen, job.duration, job.ideal(ideal))
-                adds[name].append(job.graph.finish(left).max(axis=1) - alike)
+        parts = [
+            job.put_right(mask, names, ideal, own, alike, tell)
+            for job, mask, own, alike in zip(jobs, masks, as_run, best, strict=True)
+        ]
+    saves, adds = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
     shares = [
-        Share(
-            *name,
-            saves=float(np.concatenate(saves[name]).mean()),
-            adds=float(np.concatenate(adds[name]).mean()),
-            by_step=np.concatenate(saves[name]),
-        )
-        for name in names
+        Share(*name, saves=float(own.mean()), adds=float(added.mean()), by_step=own)
+        for name, own, added in zip(names, saves, adds, strict=True)
     ]
     sizes = [len(job.steps) for job in jobs]
     return Attribution(
@@ -203,6 +196,33 @@ class _Job:
         should[self.graph.link != NONE] = means.message
         return np.where((self.slice != NONE) | (self.graph.link != NONE), should, self.duration)
 
+    def put_right(
+        self,
+        masks: Mapping[tuple[str, str], Bool[NumpyArray, " nodes"]],
+        names: Sequence[tuple[str, str]],
+        means: "_Ideal",
+        as_run: Float[NumpyArray, " steps"],
+        best: float,
+        tell: OnProgress,
+    ) -> tuple[Float[NumpyArray, "names steps"], Float[NumpyArray, "names steps"]]:
+        """What steps save with the nodes of each name put right, and lose with them alone as run."""
+        ideal, count = self.ideal(means), len(self.steps)
+        saves, adds = (np.zeros((len(names), count)) for _ in range(2))
+        at_once = max(1, RUNS // (2 * count))  # names whose steps run side by side
+        for first in range(0, len(names), at_once):
+            some = names[first : first + at_once]
+            tell(first, len(names), " ".join(some[0]))
+            none = np.zeros(len(self.graph.preds), bool)
+            chosen = np.stack([masks.get(name, none) for name in some])[:, None]
+            both = np.stack(
+                [np.where(chosen, ideal, self.duration), np.where(chosen, self.duration, ideal)]
+            )
+            steps = self.graph.finish(both.reshape(-1, both.shape[-1])).max(axis=1)
+            right, alone = steps.reshape(2, len(some), count)
+            saves[first : first + at_once] = as_run - right
+            adds[first : first + at_once] = alone - best
+        return saves, adds
+
     def masks(self) -> Mapping[tuple[str, str], Bool[NumpyArray, " nodes"]]:
         """Which nodes are of each worker, stage, phase, replica, microbatch and link."""
         trace, graph = self.replayed.pipelines.trace, self.graph
@@ -214,8 +234,15 @@ class _Job:
             value = np.append(field, NONE)[first]
             for each in np.unique(value[is_slice & (value != NONE)]).tolist():
                 found[of, str(each)] = value == each
+        worker = np.append(trace.worker, NONE)[first]
+        several = len(self.replicas) > 1
+        each_place = several and len(self.replicas) * trace.workers <= MOST_PLACES
         for place, replica in enumerate(self.replicas):
-            found["replica", str(replica)] = (graph.replica == place) & is_slice
+            mine = (graph.replica == place) & is_slice
+            if several:
+                found["replica", str(replica)] = mine
+            for own in np.unique(worker[mine]).tolist() if each_place else ():
+                found["place", f"worker {own} of replica {replica}"] = mine & (worker == own)
         for code in np.unique(self.kind[is_slice]).tolist():
             found["phase", trace.phases[code]] = self.kind == code
         boundaries = max(1, self.replayed.pipelines.table.num_stages - 1)
@@ -247,4 +274,3 @@ class _Ideal(NamedTuple):
             if len(seconds):
                 found[code] = seconds.mean() if scope_of(name) is None else np.median(seconds)
         return cls(found, jobs[0].replayed.message_time)
-

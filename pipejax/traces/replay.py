@@ -223,4 +223,3 @@ def message_times(pipelines: Pipelines) -> LinkTimes:
         if len(own):
             found[link] = np.median(own)
     return found
-

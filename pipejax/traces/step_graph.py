@@ -187,4 +187,3 @@ def _add_rests(edges: _Edges, rows: Sequence[Sequence[Nodes]], rests: Sequence[R
         if not rest.beside and rest.after < len(row):
             edges.join(node, int(row[rest.after]))
         last[lane] = rest.after, node
-
