@@ -197,9 +197,9 @@ def _shown(name: Any) -> str:
 
 
 def nearest(value: Any, known: Collection[Any]) -> str:
-    """Ask whether names that begin so are meant, else the nearest known one, if one is near."""
+    """Ask whether names that begin with this word are meant, or else the nearest, if it is near."""
     folded, begin = {str(name).casefold(): name for name in known}, str(value).casefold()
-    near = [name for name in folded if len(begin) > 1 and name.startswith(begin)]
+    near = [name for name in folded if begin and name.startswith((f"{begin}-", f"{begin}_"))]
     if not 0 < len(near) <= MOST_LISTED:
         near = difflib.get_close_matches(begin, folded, n=1)
     return f"; did you mean {' or '.join(str(folded[name]) for name in near)}?" if near else ""

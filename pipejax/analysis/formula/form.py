@@ -218,10 +218,14 @@ class Formula:
         """
         rays, spans = regions(self.envelope.cone, len(self.counts))
         theta = rays[:, : len(self.parameters)] * self.units
-        of = np.maximum(theta.sum(axis=1, keepdims=True), theta.sum(axis=1, keepdims=True) == 0)
-        shares, scale = (theta / of).astype(float), (self.scale(rays)[:, None] / of).astype(float)
-        free = theta.any(axis=1)  # all at 0 is a corner of every region
-        spans = [span[free[span]] for span in spans]
+        total = theta.sum(axis=1, keepdims=True)
+        is_origin = total[:, 0] == 0  # of a box: a corner of every region
+        of = np.where(is_origin[:, None], 1, total)
+        shares, scale = (
+            (theta / of).astype(float),
+            (scale_of(self, rays)[:, None] / of).astype(float),
+        )
+        spans = [span[~is_origin[span]] for span in spans]
         middle = np.array([shares[span].mean(axis=0) for span in spans])
         size = np.array([scale[span].mean(axis=0) for span in spans])
         middle = middle / np.where(size > 0, size, 1.0)
@@ -229,20 +233,6 @@ class Formula:
         if fixed is not None:  # not rounded
             middle[:, self.parameters.index(fixed)] = self.box[fixed][0]
         return middle
-
-    def scale(self, rays: Vectors) -> Whole:
-        """(rays) what divides the parameters on a ray so that they lie in the box; 0 if nothing.
-
-        Without a box it is their sum.
-        """
-        size = len(self.parameters)
-        fixed = fixed_in(self.parameters, self.box)
-        if fixed is not None:
-            at, value = self.parameters.index(fixed), Fraction(str(self.box[fixed][0]))
-            return rays[:, at].astype(object) * self.units[at] / value
-        if self.box:
-            return rays[:, size]
-        return (rays[:, :size] * self.units).sum(axis=1)
 
     @functools.cached_property
     def bound_by(self) -> tuple[str, ...]:
@@ -353,6 +343,21 @@ class Formula:
                 "cells": [list(cell) for cell in cells(cone, len(self.counts))],
             },
         )
+
+
+def scale_of(form: Formula, rays: Vectors) -> Whole:
+    """(rays) what divides the parameters on a ray so that they lie in the box; 0 if nothing does.
+
+    Without a box it is their sum.
+    """
+    size = len(form.parameters)
+    fixed = fixed_in(form.parameters, form.box)
+    if fixed is not None:
+        at, value = form.parameters.index(fixed), Fraction(str(form.box[fixed][0]))
+        return rays[:, at].astype(object) * form.units[at] / value
+    if form.box:
+        return rays[:, size]
+    return (rays[:, :size] * form.units).sum(axis=1)
 
 
 def smallest(counts: list[Fraction]) -> list[Fraction]:

@@ -43,6 +43,10 @@ def formula(
     analysis/formula/facets.py. Where it has more facets than `max_facets`, the most prominent are
     kept and the gap is certified.
 
+    It is of the order of ops that was lowered. Schedules that are planned for times (zb-v,
+    zero-bubble, v-half, ...) are so for the `slots` and `transfer` that they were built with; at
+    other times `evaluate` on the command line plans another order, which may be faster.
+
     Args:
       program: lowered schedule.
       parameters: names, as ("F", "B", "c"): phases, each of all stages or with _first, _mid, _last

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.analysis.formula.cone import Cone, Vector, Vectors, Whole, primitive, regions
-from pipejax.analysis.formula.form import Formula, smallest
+from pipejax.analysis.formula.form import Formula, scale_of, smallest
 from pipejax.analysis.formula.parameters import comparison_text
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import check_types
@@ -152,7 +152,7 @@ def _slowest(one: Formula, other: Formula) -> tuple[dict[str, float], Fraction |
         for a, b in zip(ours.tolist(), theirs.tolist(), strict=True)
     ]
     k = max(range(len(ratios)), key=ratios.__getitem__)
-    scale = other.scale(rays[k : k + 1])[0] or sum(theta[k])
+    scale = scale_of(other, rays[k : k + 1])[0] or sum(theta[k])
     values = [float(Fraction(value) / Fraction(scale)) for value in theta[k]]
     return dict(zip(one.parameters, values, strict=True)), ratios[k]
 

@@ -55,6 +55,7 @@ KINDS: Mapping[str, Keys] = {
 FORMATS_1 = {"pipejax-certificate": "run", "pipejax-formula-certificate": "formula"}
 SECTIONS_1 = ("question", "claims")  # of the first version, whose keys are in `KINDS` as they are
 
+FREE = (None, None)  # bounds of a parameter without a range
 OUTER = ("parameters", "facets", "exact", "gap")  # what a report says that holds a certificate
 SIZES = ("sizes", "weight_share", "checkpoints")
 # that the checker's run knows
@@ -480,11 +481,13 @@ def box_text(names: Iterable[str], box: Mapping[str, Any]) -> str:
     """Say where parameters lie, as `F = 1, B from 1 to 3`; nothing where they are free."""
     said = []
     for name in names:
-        low, high = box.get(name, (0, None))
+        low, high = (
+            (0, math.inf)[k] if b is None else b for k, b in enumerate(box.get(name, FREE))
+        )
         if low == high:
             said.append(f"{name} = {low:g}")
-        elif high not in (None, math.inf):
+        elif high < math.inf:
             said.append(f"{name} from {low:g} to {high:g}")
-        elif low:
+        elif low > 0:
             said.append(f"{name} at least {low:g}")
     return ", ".join(said)

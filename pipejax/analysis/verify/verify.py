@@ -137,8 +137,8 @@ def verify(certificate: str | Path | Mapping[str, Any]) -> Verdict:
     except ScheduleError as error:  # there is a table, and it cannot run
         return Verdict(None, (Discrepancy("table", "legal", error.reason),))
     if isinstance(content, FormulaContent):
-        problems = tuple(Discrepancy(*each) for each in formula_problems(content))
-        return Verdict(None, problems, form=formula_claim(content))
+        found = tuple(Discrepancy(*each) for each in formula_problems(content))
+        return Verdict(None, found, form=formula_claim(content))
     run = EventRun(content.table, content.costs, content.links)
     if cycle := run.deadlock():
         waits = " waits for ".join(map(run.name, [*cycle, cycle[0]]))

@@ -45,10 +45,11 @@ class Plans:
     def lines(self) -> Iterator[str]:
         """Say what that means for the form."""
         for text, labels in self._labels.items():
+            offloads = any("O" in self.times[name] for name in labels)
+            options = ["--slots", "--planned-comm", *["--planned-offload"] * offloads]
             yield (
-                f"{', '.join(labels)}: in the order planned for {text}; evaluate and compare plan "
-                "one for the times of a run, which may be faster. --slots and --planned-comm say "
-                "what this one is planned for"
+                f"{', '.join(labels)}: in the order planned for {text}, as {', '.join(options)} say; "
+                "evaluate and compare plan one for the times of a run, which may be faster"
             )
 
     def called(self, name: str) -> str:
