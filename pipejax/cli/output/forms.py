@@ -48,7 +48,7 @@ class Plans:
             offloads = any("O" in self.times[name] for name in labels)
             options = ["--slots", "--planned-comm", *["--planned-offload"] * offloads]
             yield (
-                f"{', '.join(labels)}: in the order planned for {text}, as {', '.join(options)} say; "
+                f"{', '.join(labels)}: in the order planned for {text} ({', '.join(options)}); "
                 "evaluate and compare plan one for the times of a run, which may be faster"
             )
 
