@@ -30,7 +30,7 @@ HEIGHT = 3.4  # inches, the legend above included
 def formula(
     choice: TableChoice,
     links: pj.Links,
-    on: PaperSettings,
+    printed: PaperSettings,
     parameters: Text = None,
     family: Text = None,
     versus: Text = None,
@@ -76,7 +76,7 @@ def formula(
         names = ["F", "B", "c"]
     ranges = _parse_box(box, names[0] if names else "F")
     chosen = _Chosen(choice, links, names, per_worker, ranges, max_facets)
-    paper = None if figure.path is None else on.paper("column")
+    paper = None if figure.path is None else printed.paper("column")
     table = choice.build()
     if symbol and names is None:
         chosen = chosen._replace(names=_messages_alike(chosen.program(table)))

@@ -158,7 +158,7 @@ def show(
     links: pj.Links,
     activations: ActivationOptions,
     picture: PictureSettings,
-    on: PaperSettings,
+    printed: PaperSettings,
     schedules: Text = None,
     out: Annotated[Output, TIMELINE] = NO_OUTPUT,
     messages: bool = False,
@@ -181,12 +181,12 @@ def show(
       pipejax show -s hanayo -P 4 -M 4 --waves 2 --messages
     """
     suffix = None if out.path is None else out.path.suffix
-    picture.check(suffix, on)
+    picture.check(suffix, printed)
     if open and suffix != ".html":
         raise ValueError("--open has no effect without --out PAGE.html")
     if choose and suffix != ".html":
         raise ValueError("--choose has no effect without --out PAGE.html")
-    paper = None if suffix in (None, ".html") else on.paper()
+    paper = None if suffix in (None, ".html") else printed.paper()
     beside = _caption_output(picture, out)
     with_curves = memory or suffix == ".html"
     tables, missing = chosen_tables(options, choice, pricing, schedules, with_curves=with_curves)
