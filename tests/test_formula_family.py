@@ -259,6 +259,7 @@ def test_verdicts_and_picture_are_of_one_box(call, answer, mistake, tmp_path):
     assert "give a range of F too" in mistake(*ZB_V, "--box", "c=0:1ms")
     assert "--box of B must have 0 <= low <= high" in mistake(*ZB_V, "--box", "B=2:1")
     assert "--box may fix one parameter" in mistake(*ZB_V, "--box", "F=1,c=0.5")
+    assert "--box: unknown box parameter 'G'" in mistake(*ZB_V, "--box", "G=1:2")
     assert "--box of B must be a range to draw a map" in mistake(
         *ZB_V, *versus, "--box", "B=1,c=0:1", "--figure", tmp_path / "b.svg"
     )

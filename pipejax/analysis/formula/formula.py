@@ -141,7 +141,7 @@ def _domain(costs: LinearCosts, box: Box) -> Cone:
 def _check_box(names: Sequence[str], box: Box) -> None:
     for name, (low, high) in box.items():
         if name not in names:
-            raise unknown("parameter of the box", name, names)
+            raise unknown("box parameter", name, names)
         if not 0 <= low <= high or low == math.inf:
             raise wrong("box", f"of {name} must have 0 <= low <= high, got {low!r} and {high!r}")
     fixed = [name for name, (low, high) in box.items() if low == high]
