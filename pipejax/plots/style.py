@@ -7,6 +7,7 @@ backend and its list of figures are not used.
 
 import io
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ LEAST_FONT = 7.0  # [point]
 INCHES: Mapping[str, float] = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
 WIDEST = 100.0  # [inch]
 LINE = 0.15  # the widest line around a bar, relative to its length
+LETTER = 0.55  # width of a letter, relative to the size of its font
 FONT, FONT_SIZE = "DejaVu Sans", 8.0
 
 
@@ -47,6 +49,10 @@ class Paper(NamedTuple):
     def small(self) -> float:
         """Size of ticks, legends and numbers [point]."""
         return self.font_size - 1
+
+    def wrapped(self, text: str) -> list[str]:
+        """Break a text into lines that are no wider than the paper."""
+        return textwrap.wrap(text, max(20, int(self.width * 72 / (LETTER * self.font_size))))
 
     def settings(self) -> dict[Any, Any]:
         """Settings of matplotlib."""

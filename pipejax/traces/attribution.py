@@ -180,7 +180,7 @@ class _Job:
 
     @functools.cached_property
     def kind(self) -> Int[NumpyArray, " nodes"]:
-        """Position of the phase of every node among those of the trace; -1 of messages and gates."""
+        """Position of every node's phase among those of the trace; -1 of messages and gates."""
         first = self.slice.max(axis=0)
         phase = np.append(self.replayed.pipelines.trace.phase, NONE)
         return phase[first]
@@ -205,7 +205,7 @@ class _Job:
         best: float,
         tell: OnProgress,
     ) -> tuple[Float[NumpyArray, "names steps"], Float[NumpyArray, "names steps"]]:
-        """What steps save with the nodes of each name put right, and lose with them alone as run."""
+        """What steps save with the nodes of each name put right; lose with them alone as run."""
         ideal, count = self.ideal(means), len(self.steps)
         saves, adds = (np.zeros((len(names), count)) for _ in range(2))
         at_once = max(1, RUNS // (2 * count))  # names whose steps run side by side

@@ -121,7 +121,7 @@ def _placed(
 
 
 def _groups(keys: Sequence[_Key], workers: int) -> Iterator[tuple[_Key, int]]:
-    """Number of the collective that every slice is of; -1 of none, and of one that is alone in it."""
+    """Number of the collective that every slice is of; -1 of none, and of one that is alone."""
     members: dict[tuple[object, ...], list[_Key]] = {}
     for key in keys:
         scope = scope_of(key.phase)

@@ -27,6 +27,7 @@ class Needs(NamedTuple):
 
     Attributes:
       other: the option.
+      otherwise: what it is in commands that do not take that one.
       values: one of these must be its value, if there are any.
       known: values of the option itself; of others its own check speaks.
       within: an option of which a part, behind =, may be one of the values instead.
@@ -36,6 +37,12 @@ class Needs(NamedTuple):
     values: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
     within: str = ""
+    otherwise: str = ""
+
+    def in_command(self, takes: Collection[str]) -> "Needs":
+        """Return what is needed in a command that takes these options."""
+        is_other = self.otherwise and self.other not in takes
+        return self._replace(other=self.otherwise) if is_other else self
 
     def are_met(self, seen: Mapping[str, str]) -> bool:
         """Return whether the other options are what is needed, by their values."""
@@ -53,9 +60,10 @@ NEEDS: Mapping[str, Needs] = {
     "sequence_parallel": Needs("tensor_parallel"),
     "scatter_gather": Needs("tensor_parallel"),
     "repair": Needs("table"),
-    "size": Needs("out"),
-    "font": Needs("out"),
-    "font_size": Needs("out"),
+    "size": Needs("figure", otherwise="out"),
+    "font": Needs("figure", otherwise="out"),
+    "font_size": Needs("figure", otherwise="out"),
+    "labels": Needs("figure"),
     "distinct_counts": Needs("paths"),
 }
 _NAMES = {flag(name): name for name in CATALOGUE}
@@ -195,7 +203,8 @@ class GivenOptions:
           ValueError: with the option and what it needs.
         """
         seen = dict(self.values)
-        for name, needs in NEEDS.items():
+        for name, every in NEEDS.items():
+            needs = every.in_command(self.takes)
             if name not in seen or needs.other not in self.takes:
                 continue
             if needs.are_met(seen):

@@ -1,5 +1,6 @@
 """Options that say which tables: one, several, or schedules to build, and built with what."""
 
+import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from pipejax.schedules.table.table_files import REPAIRS
 
 # options of builders that the command line calls otherwise: runs have these names too
 PLANNED = {argument: OF_ARGUMENTS[argument] for argument in ("transfer", "offload", "load")}
+PLANNED_LETTERS = {"c": "transfer", "O": "offload", "L": "load"}
 # where a limit does go, behind the error that a schedule takes none
 MEMORY_LIMITS = "; pipejax optimize searches one that keeps it, show --memory draws it"
 OF_RUNS = ("weight_share",)  # options that say something of a run too, under any schedule
@@ -109,6 +111,20 @@ class TableOptions(NamedTuple):
                 f"{written(option)}: {name} takes no {words}: {told_options(builder, written)}"
                 f"{more}"
             )
+
+    def planned_for(self, schedule: str, table: pj.ScheduleTable) -> dict[str, Any]:
+        """Times that the order of a table was planned for, by letter; c is that of a message.
+
+        Empty where the order does not follow from times.
+        """
+        builder = self.builder(schedule)
+        if not builder.planned:
+            return {}
+        takes = inspect.signature(inspect.unwrap(builder.function)).parameters
+        given = {k: p.default for k, p in takes.items()} | self.of_table(schedule)
+        found = {letter: table.slots[letter] for letter in "FIW"}
+        more = {letter: given.get(name) for letter, name in PLANNED_LETTERS.items()}
+        return found | {letter: time for letter, time in more.items() if time is not None}
 
     def of(self, schedule: str) -> "TableOptions":
         """Keep the options that a schedule has."""
@@ -346,6 +362,10 @@ class TableChoice(NamedTuple):
         if self.pricing is not None:
             self.pricing.check_used([table], builders)
         return table
+
+    def planned_for(self, table: pj.ScheduleTable) -> dict[str, Any]:
+        """Times that the order of the table, which this built, was planned for; see above."""
+        return self.options.planned_for(self.schedule, table) if self.schedule else {}
 
     def _build(self, sizes: Mapping[str, int | None]) -> tuple[pj.ScheduleTable, list[Builder]]:
         """Return the table, and what built it."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from pipejax.plots.style import Paper
+
 PRINTED = {".csv": "--format csv", ".json": "--json"}  # options of all commands that draw numbers
 
 
@@ -166,8 +168,12 @@ def check_modules(needs: str, modules: tuple[str, ...], extra: str) -> None:
 
 
 @contextmanager
-def drawing(out: Output, columns: int, height: float) -> "Iterator[tuple[Figure, Axes]]":
+def drawing(
+    out: Output, columns: int, height: float, paper: "Paper | None" = None
+) -> "Iterator[tuple[Figure, Axes]]":
     """Give a figure to draw on, one or two columns of a paper by inches, and write it to a file.
+
+    A paper that is given says itself how wide it is.
 
     Only where `check` has passed.
     """
@@ -175,7 +181,7 @@ def drawing(out: Output, columns: int, height: float) -> "Iterator[tuple[Figure,
 
     from pipejax.plots import style
 
-    paper = style.Paper((style.COLUMN, style.PAGE)[columns - 1])
+    paper = paper or style.Paper((style.COLUMN, style.PAGE)[columns - 1])
     figure = style.Picture(paper, height)
     with mpl.rc_context(paper.settings()):
         yield figure, figure.subplots()
