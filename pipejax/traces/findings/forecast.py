@@ -8,7 +8,7 @@ from scipy.stats import t as student
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, is_number, wrong
 from pipejax.base.display import short_repr_of
-from pipejax.traces.attribution import Attribution
+from pipejax.traces.findings.attribution import Attribution
 
 LEAST = 4  # steps that a forecast is made of
 

@@ -16,10 +16,10 @@ from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.progress import OnProgress, telling
-from pipejax.traces.collectives import rests_of, scope_of
 from pipejax.traces.record import NONE
-from pipejax.traces.replay import Replay
-from pipejax.traces.step_graph import step_graph
+from pipejax.traces.replaying.collectives import rests_of, scope_of
+from pipejax.traces.replaying.replay import Replay
+from pipejax.traces.replaying.step_graph import step_graph
 
 Times = Float[NumpyArray, "runs nodes"]
 

@@ -105,21 +105,18 @@ def pipelines_of(trace: Trace) -> Pipelines:
     if not members:
         raise MismatchError(f"{trace.source or 'the trace'} holds no F, B, I or W of any stage")
     usual = Counter(len(slices) for slices in members.values()).most_common(1)[0][0]
-    known: dict[bytes, int | LeftOut] = {}
+    known: dict[bytes, int | str] = {}
     tables: list[ScheduleTable] = []
     found: list[Pipeline] = []
     for (step, replica), slices in members.items():
-        wrong = _unsound(trace, slices, usual)
-        if wrong is None:
-            where = _table_of(trace, slices, known, tables)
-            if isinstance(where, int):
-                found.append(Pipeline(step, replica, where, slices))
-                continue
-            wrong = where.why
-        left_out.append(LeftOut(f"step {step}, replica {replica}", wrong))
+        where = _unsound(trace, slices, usual) or _table_of(trace, slices, known, tables)
+        if isinstance(where, int):
+            found.append(Pipeline(step, replica, where, slices))
+        else:
+            left_out.append(LeftOut(f"step {step}, replica {replica}", where))
     if not found:
-        where = trace.source or "the trace"
-        raise MismatchError(f"no pipeline of {where} can be: {left_out[-1].why}")
+        source = trace.source or "the trace"
+        raise MismatchError(f"no pipeline of {source} can be: {left_out[-1].why}")
     by_use = [k for k, _ in Counter(one.table for one in found).most_common()]
     number = {old: new for new, old in enumerate(by_use)}
     return Pipelines(
@@ -169,8 +166,8 @@ def _name(trace: Trace, at: int) -> str:
 
 
 def _table_of(
-    trace: Trace, slices: Slices, known: dict[bytes, int | LeftOut], tables: list[ScheduleTable]
-) -> int | LeftOut:
+    trace: Trace, slices: Slices, known: dict[bytes, int | str], tables: list[ScheduleTable]
+) -> int | str:
     """Position of the table of a pipeline, a new one if need be; or what is wrong with it."""
     fused = _fused(trace, slices)
     keys = (trace.worker, trace.phase, trace.stage, trace.microbatch)
@@ -180,10 +177,10 @@ def _table_of(
             tables.append(ScheduleTable.from_rows(_rows(trace, slices, fused), name="trace"))
             known[key] = len(tables) - 1
         except ScheduleError as error:
-            known[key] = LeftOut("", f"no order that can run: {error.reason}")
+            known[key] = f"no order that can run: {error.reason}"
     where = known[key]
     if isinstance(where, int) and (early := _too_early(trace, slices, tables[where])):
-        return LeftOut("", early)
+        return early
     return where
 
 

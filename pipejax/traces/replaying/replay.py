@@ -12,9 +12,9 @@ from pipejax.base.display import short_repr_of
 from pipejax.engine.lowering.lower import lower
 from pipejax.schedules.table.links import LINKS, MEETING, QUEUES, Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.traces.pipelines import Pipeline, Pipelines
 from pipejax.traces.record import NONE
-from pipejax.traces.step_graph import StepGraph, op_of_nodes, step_graph
+from pipejax.traces.replaying.pipelines import Pipeline, Pipelines
+from pipejax.traces.replaying.step_graph import StepGraph, op_of_nodes, step_graph
 
 LinkTimes = Float[NumpyArray, " links"]
 

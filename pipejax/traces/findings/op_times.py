@@ -9,9 +9,9 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import ResultList, short_repr
 from pipejax.costs.costs import PHASE_FIELDS, Costs
-from pipejax.traces.pipelines import Pipelines
 from pipejax.traces.record import NONE, OPS
-from pipejax.traces.replay import Replay, waits_of
+from pipejax.traces.replaying.pipelines import Pipelines
+from pipejax.traces.replaying.replay import Replay, waits_of
 
 QUANTILES = (0.05, 0.5, 0.95)
 
@@ -25,7 +25,7 @@ class OpTimes(NamedTuple):
       name: phase, or the link of a message.
       stage: of the model; -1 where it is of none.
       worker: that runs it, or receives it.
-      count: how many slices.
+      slices: how many there are.
       mean: [s].
       low: 5 % quantile [s].
       median: [s].
@@ -36,7 +36,7 @@ class OpTimes(NamedTuple):
     name: str
     stage: int
     worker: int
-    count: int
+    slices: int
     mean: float
     low: float
     median: float
@@ -59,7 +59,7 @@ def op_times(pipelines: Pipelines) -> Sequence[OpTimes]:
       >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
       >>> run = pj.evaluate(table, pj.Costs(forward=[1.0, 1.5], backward=2.0, transmit=0.5))
       >>> for row in pj.traces.op_times(pj.traces.pipelines_of(pj.traces.of_runs([run])))[:2]:
-      ...     print(row.name, row.stage, row.count, row.median)
+      ...     print(row.name, row.stage, row.slices, row.median)
       F 0 2 1.0
       F 1 2 1.5
     """

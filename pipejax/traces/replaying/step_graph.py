@@ -140,13 +140,14 @@ def _add_pipeline(
     """Add the ops and messages of a replica; return the nodes of each worker's row (ops)."""
     op = op_of_nodes(program, table)
     is_message = np.isin(program.phase, TRANSFERS)
-    link = np.where(is_message, _links_of(program, program.duration_index), NONE)
+    link = np.where(is_message, _links_of(program, np.asarray(program.duration_index)), NONE)
     op[is_message] = NONE
     node = np.append(
         SOURCE, edges.add(program.num_nodes - 1, replica=replica, op=op[1:], link=link[1:])
     )
     head, column = np.nonzero((program.preds != SOURCE) | (program.lag_index > 0))
-    tail, lag = program.preds[head, column], _links_of(program, program.lag_index[head, column])
+    tail = np.asarray(program.preds)[head, column]
+    lag = _links_of(program, np.asarray(program.lag_index)[head, column])
     waits = lag != NONE  # a message that uses no resource is a node between both ends
     edges.join(node[tail[~waits]], node[head[~waits]])
     between = edges.add(int(waits.sum()), replica=replica, link=lag[waits])

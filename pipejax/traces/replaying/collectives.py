@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.traces.pipelines import Pipeline, Pipelines
 from pipejax.traces.record import MESSAGES, NONE, OPS, Trace
-from pipejax.traces.step_graph import Rest
+from pipejax.traces.replaying.pipelines import Pipeline, Pipelines
+from pipejax.traces.replaying.step_graph import Rest
 
 # who ends together, by a part of the phase's name; the first that fits counts. "replicas": all
 # copies of a stage, "ends": first and last worker of a pipeline, "all": all workers of all
