@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.checks import check_types
+from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.progress import OnProgress, telling
-from pipejax.traces.record import NONE
+from pipejax.traces.record import NONE, OPS
 from pipejax.traces.replaying.collectives import rests_of, scope_of
 from pipejax.traces.replaying.replay import Replay
 from pipejax.traces.replaying.step_graph import step_graph
@@ -81,18 +81,22 @@ class Attribution:
         return {share.name: share for share in self.shares if share.of == kind}
 
 
-def attribute(replayed: Replay, *, on_progress: OnProgress | None = None) -> Attribution:
+def attribute(
+    replayed: Replay, *, against: Replay | None = None, on_progress: OnProgress | None = None
+) -> Attribution:
     """Say who makes the steps of a job long.
 
     Args:
       replayed: its pipelines, replayed.
+      against: another run of the same stages: what ops should take is then what they took there,
+        stage by stage; the mean of their kind if None.
       on_progress: called with how much is done, of how much, and a text.
 
     Returns:
       The step as it ran, replayed and ideal, and what every place costs.
 
     Raises:
-      ValueError: if no step has all replicas.
+      ValueError: if no step has all replicas, or the other run has other stages or no such ops.
 
     Example:
       >>> import numpy as np, pipejax as pj
@@ -103,9 +107,13 @@ def attribute(replayed: Replay, *, on_progress: OnProgress | None = None) -> Att
       >>> found.recorded.tolist(), found.ideal, found.shares[0].of, found.shares[0].name
       ([21.0], 18.75, 'worker', '1')
     """
-    check_types(replayed=(replayed, Replay))
+    check_types(replayed=(replayed, Replay), against=(against, Replay, type(None)))
     jobs = [_Job(replayed, part) for part in _whole_steps(replayed)]
-    ideal = _Ideal.of(jobs)
+    if against is None:
+        ideal = _Ideal.alike(jobs)
+    else:
+        _check_same_stages(replayed, against)
+        ideal = _Ideal.as_in(against, replayed.pipelines.trace.phases)
     with telling("attribute", on_progress) as tell:
         masks = [job.masks() for job in jobs]
         names = list(dict.fromkeys(key for each in masks for key in each))
@@ -129,6 +137,12 @@ def attribute(replayed: Replay, *, on_progress: OnProgress | None = None) -> Att
         ideal=float(np.average(best, weights=sizes)),
         shares=sorted(shares, key=lambda share: -share.saves),
     )
+
+
+def _check_same_stages(one: Replay, other: Replay) -> None:
+    stages = [each.pipelines.table.num_stages for each in (one, other)]
+    if stages[0] != stages[1]:
+        raise MismatchError(f"the other run has {stages[1]} stages, this one {stages[0]}")
 
 
 def _whole_steps(replayed: Replay) -> Iterator[Mapping[int, Sequence[int]]]:
@@ -185,16 +199,25 @@ class _Job:
         phase = np.append(self.replayed.pipelines.trace.phase, NONE)
         return phase[first]
 
-    def seconds_of(self, code: int) -> Float[NumpyArray, " slices"]:
-        """What all slices of a phase took [s]."""
+    @functools.cached_property
+    def stage(self) -> Int[NumpyArray, " nodes"]:
+        """Stage of every node; -1 of none."""
+        return np.append(self.replayed.pipelines.trace.stage, NONE)[self.slice.max(axis=0)]
+
+    def seconds_of(self, code: int, stage: int | None = None) -> Float[NumpyArray, " slices"]:
+        """What all slices of a phase took, or those of a stage [s]."""
         mine = self.kind == code
+        if stage is not None:
+            mine = mine & (self.stage == stage)
         return self.duration[:, mine][self.slice[:, mine] != NONE]
 
     def ideal(self, means: "_Ideal") -> Times:
         """What every node should take (steps, nodes) [s]."""
-        should = np.append(means.phases, 0.0)[self.kind]
-        should[self.graph.link != NONE] = means.message
-        return np.where((self.slice != NONE) | (self.graph.link != NONE), should, self.duration)
+        should = means.ops[self.kind, self.stage]
+        sent = self.graph.link != NONE
+        should[sent] = means.links[self.graph.link[sent]]
+        is_known = ((self.slice != NONE) | sent) & np.isfinite(should)
+        return np.where(is_known, should, self.duration)
 
     def put_right(
         self,
@@ -257,20 +280,41 @@ class _Ideal(NamedTuple):
     """What ops should take.
 
     Attributes:
-      phases: (phases) mean of ops, median of collectives [s].
-      message: median [s].
+      ops: (phases, stages + 1) of ops, optimizers and collectives; the last of those of no stage
+        [s].
+      links: (links) of messages [s].
     """
 
-    phases: Float[NumpyArray, " phases"]
-    message: float
+    ops: Float[NumpyArray, "phases stages"]
+    links: Float[NumpyArray, " links"]
 
     @classmethod
-    def of(cls, jobs: Sequence[_Job]) -> "_Ideal":
-        """Take them over all steps, replicas, stages and microbatches."""
-        trace = jobs[0].replayed.pipelines.trace
-        found = np.zeros(len(trace.phases))
+    def alike(cls, jobs: Sequence["_Job"]) -> "_Ideal":
+        """The mean of a kind over all steps, stages, microbatches; the median of what is sent."""
+        replayed = jobs[0].replayed
+        trace = replayed.pipelines.trace
+        found = np.zeros((len(trace.phases), trace.stages + 1))
         for code, name in enumerate(trace.phases):
             seconds = np.concatenate([job.seconds_of(code) for job in jobs])
             if len(seconds):
                 found[code] = seconds.mean() if scope_of(name) is None else np.median(seconds)
-        return cls(found, jobs[0].replayed.message_time)
+        return cls(found, np.full_like(replayed.link_times, replayed.message_time))
+
+    @classmethod
+    def as_in(cls, other: Replay, names: Sequence[str]) -> "_Ideal":
+        """What another run took, stage by stage and link by link."""
+        jobs = [_Job(other, part) for part in _whole_steps(other)]
+        trace, known = other.pipelines.trace, cls.alike(jobs).ops
+        for code in range(len(trace.phases)):
+            for stage in range(NONE, trace.stages):
+                parts = [job.seconds_of(code, stage) for job in jobs]
+                seconds = np.concatenate(parts)
+                if len(seconds):
+                    known[code, stage] = seconds.mean()
+        where = {name: code for code, name in enumerate(trace.phases)}
+        missing = [name for name in names if name in OPS and name not in where]
+        if missing:
+            raise MismatchError(f"the other run has no {missing[0]}: nothing to compare with")
+        unknown = np.full(known.shape[1], np.nan)  # what the other run has not is left as it is
+        rows = [known[where[name]] if name in where else unknown for name in names]
+        return cls(np.stack(rows), other.link_times)

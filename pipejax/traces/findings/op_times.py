@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import ResultList, short_repr
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.traces.record import NONE, OPS
-from pipejax.traces.replaying.pipelines import Pipelines
+from pipejax.traces.replaying.pipelines import Pipelines, fused_with_last
 from pipejax.traces.replaying.replay import Replay, waits_of
 
 QUANTILES = (0.05, 0.5, 0.95)
@@ -134,16 +134,25 @@ def costs_of(replayed: Replay) -> Costs:
     pipelines = replayed.pipelines
     trace, stages = pipelines.trace, pipelines.table.num_stages
     slices = np.concatenate([one.slices for one in pipelines.pipelines])
+    is_second = fused_with_last(trace, slices)
+    is_pair = is_second | np.append(is_second[1:], False)
     lasts = (trace.end - trace.start)[slices]
     fields = {}
     for code, name in enumerate(trace.phases):
-        mine = trace.phase[slices] == code
+        mine = (trace.phase[slices] == code) & ~is_pair
         if name in OPS and mine.any():
-            count = np.bincount(trace.stage[slices][mine], minlength=stages)
-            total = np.bincount(trace.stage[slices][mine], lasts[mine], minlength=stages)
-            # a stage without such an op takes the mean of the others: it never runs there
-            fields[PHASE_FIELDS[name]] = np.where(
-                count > 0, total / np.maximum(count, 1), lasts[mine].mean()
-            )
+            fields[PHASE_FIELDS[name]] = _by_stage(trace.stage[slices][mine], lasts[mine], stages)
+    if is_pair.any():
+        mine = is_pair & (trace.phase[slices] == trace.phases.index("F"))
+        fields["pair"] = _by_stage(trace.stage[slices][mine], lasts[mine], stages)
     transmit = replayed.link_times.reshape(2, 1, stages - 1)
     return Costs(**fields, transmit=transmit if stages > 1 else 0.0)
+
+
+def _by_stage(
+    stage: Int[NumpyArray, " slices"], seconds: Float[NumpyArray, " slices"], stages: int
+) -> Float[NumpyArray, " stages"]:
+    """Mean by stage; of a stage that has none, where it never runs, that of all."""
+    count = np.bincount(stage, minlength=stages)
+    total = np.bincount(stage, seconds, minlength=stages)
+    return np.where(count > 0, total / np.maximum(count, 1), seconds.mean())

@@ -5,16 +5,15 @@ What breaks a rule is left out, named and counted; nothing is filled in.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Int, NumpyArray
-from pipejax.base.checks import MismatchError
+from pipejax.base.array_types import Bool, Int, NumpyArray
+from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.schedules.cells.ops import Cell, Op, Phase, ScheduleError
-from pipejax.schedules.naming import find
 from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.traces.record import OPS, LeftOut, Trace
@@ -100,6 +99,7 @@ def pipelines_of(trace: Trace) -> Pipelines:
       >>> len(found.pipelines), found.table.num_microbatches, found.left_out
       (2, 4, ())
     """
+    check_types(trace=(trace, Trace))
     left_out = list(trace.left_out)
     members = dict(_members(trace))
     if not members:
@@ -169,7 +169,7 @@ def _table_of(
     trace: Trace, slices: Slices, known: dict[bytes, int | str], tables: list[ScheduleTable]
 ) -> int | str:
     """Position of the table of a pipeline, a new one if need be; or what is wrong with it."""
-    fused = _fused(trace, slices)
+    fused = fused_with_last(trace, slices)
     keys = (trace.worker, trace.phase, trace.stage, trace.microbatch)
     key = np.stack([*(x[slices] for x in keys), fused]).tobytes()
     if key not in known:
@@ -184,14 +184,16 @@ def _table_of(
     return where
 
 
-def _fused(trace: Trace, slices: Slices) -> Int[NumpyArray, " ops"]:
+def fused_with_last(trace: Trace, slices: Slices) -> Bool[NumpyArray, " ops"]:
     """Whether each op runs as one with that before it: (ops)."""
     start, end, worker = (x[slices] for x in (trace.start, trace.end, trace.worker))
     same = (start[1:] == start[:-1]) & (end[1:] == end[:-1]) & (worker[1:] == worker[:-1])
-    return np.append(0, same & (end[1:] > start[1:])).astype(int)
+    return np.append(False, same & (end[1:] > start[1:]))
 
 
-def _rows(trace: Trace, slices: Slices, fused: Int[NumpyArray, " ops"]) -> Sequence[Sequence[Cell]]:
+def _rows(
+    trace: Trace, slices: Slices, fused: Bool[NumpyArray, " ops"]
+) -> Sequence[Sequence[Cell]]:
     """The cells of every worker."""
     rows: list[list[Cell]] = [[] for _ in range(trace.workers)]
     fields = (trace.worker, trace.phase, trace.stage, trace.microbatch)
@@ -231,21 +233,39 @@ def _too_early(trace: Trace, slices: Slices, table: ScheduleTable) -> str | None
     return f"{name} starts {by:.3g} ms before what it waits for has ended: clocks may differ"
 
 
-def registered(table: ScheduleTable) -> str | None:
-    """Name of the registered schedule whose rows a table has, with V where it is interleaved."""
-    rows = [[cell for cell in row if cell] for row in table.rows()]
+def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:
+    """The registered schedule whose rows a table has, and its options; None if it has none's.
+
+    Args:
+      table: any schedule, without communication.
+
+    Returns:
+      Name and options of its builder. Those that are planned for times are not tried: their rows
+      follow from these.
+
+    Example:
+      >>> import pipejax as pj
+      >>> rows = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
+      >>> pj.traces.registered(pj.ScheduleTable.from_rows(rows))
+      ('1f1b', {})
+    """
+    check_types(table=(table, ScheduleTable))
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
     per_worker = table.num_stages // table.num_workers
-    for name in REGISTRY:
-        builder = find(name)
+    for name, builder in REGISTRY.items():
         is_several = "stages_per_worker" in builder.options
-        several = {"stages_per_worker": per_worker} if is_several else {}
-        if builder.planned:  # its rows follow from times
+        options = {"stages_per_worker": per_worker} if is_several else {}
+        if builder.planned:
             continue
         try:
-            other = builder.function(**size, **several)
-        except ValueError:
+            other = builder.function(**size, **options)
+        except ValueError:  # it does not exist for these numbers
             continue
-        if [[cell for cell in row if cell] for row in other.rows()] == rows:
-            return f"{name}, V = {per_worker}" if per_worker > 1 else name
+        if _dense(other) == _dense(table):
+            return name, options
     return None
+
+
+def _dense(table: ScheduleTable) -> list[list[Cell]]:
+    """The cells of every row, without idle ones."""
+    return [[cell for cell in row if cell] for row in table.rows()]
