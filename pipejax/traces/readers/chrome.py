@@ -1,0 +1,213 @@
+"""Chrome traces: PyTorch's profiler around its pipelining, a file a rank, and our own exports.
+
+What a slice of PyTorch's runtime holds: F, I and B contain the wait for their RECV, which is taken
+off; a SEND is what its worker spends on posting it, its transfer has no slice; a RECV lasts until
+somebody has waited for it. Where kernels were traced too, an op is what its kernels take on the
+stream that most of them run on.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.traces.readers.event_rows import Rows, read_rows
+from pipejax.traces.readers.labels import Cell, cell_of
+from pipejax.traces.readers.parts import Columns, nothing, sound
+from pipejax.traces.readers.rank_lists import missing_ranks
+from pipejax.traces.readers.sources import Tell
+from pipejax.traces.readers.steps import OUTSIDE, Cells, number_steps
+from pipejax.traces.record import NONE, OPS, LeftOut, Trace
+
+_MICROSECOND, _NANOSECONDS = 1e-6, 1000  # seconds of one, and how many are in it
+_RECEIVED = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}  # what an op waits for
+
+
+def read_chrome(paths: Sequence[Path], tell: Tell) -> Trace:
+    """Read the traces of all ranks; the clock is that of the machines, from the first slice on."""
+    left_out: list[LeftOut] = []
+    names: dict[str, int] = {}
+    files = [(path, *read_rows(path, names, tell, left_out)) for path in paths]
+    ranks = _of_one_clock(files, left_out)
+    if not ranks:
+        return nothing(left_out)
+    cells = [cell_of(name) for name in names]
+    merged = [_on_kernels(rows, cells, left_out) for _, rows in sorted(ranks.items())]
+    world = max(rows.world for rows in merged)
+    left_out += missing_ranks(ranks, world)
+    steps = number_steps([Cells(rows.label, rows.start, rows.marks) for rows in merged])
+    phases = tuple(dict.fromkeys(phase for cell in cells for phase, _, _ in cell))
+    parts = [_expanded(rows, step, cells, phases) for rows, step in zip(merged, steps, strict=True)]
+    places = _places(parts, [rows.rank for rows in merged], world)
+    for columns, place in zip(parts, places, strict=True):
+        for name, number in zip(("replica", "worker"), place, strict=True):
+            columns[name] = np.full(len(columns["start"]), number)
+    columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    origin = columns["start"].min(initial=np.inf)
+    for name in ("start", "end"):
+        columns[name] = (columns[name] - origin) * _MICROSECOND
+    is_op = np.isin(columns["phase"], [k for k, name in enumerate(phases) if name in OPS])
+    columns["stage"] = np.where(
+        is_op & (columns["stage"] == NONE), columns["worker"], columns["stage"]
+    )
+    outside = columns["step"] == OUTSIDE
+    passes, faults = sound([(outside, "they lie outside the marks ProfilerStep#")], "slices")
+    columns = {key: values[passes] for key, values in columns.items()}
+    return Trace.of(columns, phases, [*left_out, *faults])
+
+
+def _of_one_clock(
+    files: Sequence[tuple[Path, list[Rows], int | None]], left_out: list[LeftOut]
+) -> dict[int, Rows]:
+    """Put the files of each rank together, on the clock of the first that has a zero."""
+    zeros = [zero for _, rows, zero in files if rows and zero is not None]
+    first = min(zeros, default=None)
+    ranks: dict[int, Rows] = {}
+    for path, found, zero in files:
+        if found and first is not None and zero is None:
+            why = "it has no baseTimeNanoseconds, so its clock is not that of the other files"
+            left_out.append(LeftOut(str(path), why))
+            continue
+        for rows in found:
+            later = 0.0 if zero is None or first is None else (zero - first) / _NANOSECONDS
+            moved = _later(rows, later)
+            ranks[rows.rank] = _both(ranks[rows.rank], moved) if rows.rank in ranks else moved
+    return ranks
+
+
+def _later(rows: Rows, by: float) -> Rows:
+    kernels = rows.kernels.copy()
+    kernels[1:3] += by
+    return dataclasses.replace(
+        rows,
+        start=rows.start + by,
+        end=rows.end + by,
+        receives=rows.receives + by,
+        kernels=kernels,
+        marks=[(number, start + by, end + by) for number, start, end in rows.marks],
+    )
+
+
+def _both(one: Rows, other: Rows) -> Rows:
+    """Join two files of a rank."""
+    start = np.concatenate([one.start, other.start])
+    order = np.argsort(start, kind="stable")
+    return Rows(
+        one.rank,
+        max(one.world, other.world),
+        label=np.concatenate([one.label, other.label])[order],
+        start=start[order],
+        end=np.concatenate([one.end, other.end])[order],
+        receives=np.concatenate([one.receives, other.receives], axis=1),
+        kernels=np.concatenate([one.kernels, other.kernels], axis=1),
+        marks=[*one.marks, *other.marks],
+    )
+
+
+def _on_kernels(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) -> Rows:
+    """Let ops last as their kernels do, on the stream that takes the most of them."""
+    are_ops = np.array([any(phase in OPS for phase, _, _ in cell) for cell in cells], bool)
+    label, start, end, stream = rows.kernels
+    of_ops = are_ops[label.astype(np.int64)]
+    if not of_ops.any():
+        return rows
+    streams, place = np.unique(stream[of_ops], return_inverse=True)
+    main = streams[np.bincount(place, (end - start)[of_ops]).argmax()]
+    there = np.flatnonzero(of_ops & (stream == main))
+    there = there[np.lexsort([start[there], label[there]])]
+    own = np.flatnonzero(are_ops[rows.label])
+    own = own[np.lexsort([rows.start[own], rows.label[own]])]
+    if not np.array_equal(rows.label[own], label[there]):
+        why = "they are not one for each op of the host: ops are timed by the host"
+        left_out.append(LeftOut(f"kernels of rank {rows.rank}", why, len(there)))
+        return rows
+    on = dataclasses.replace(rows, start=rows.start.copy(), end=rows.end.copy())
+    on.start[own], on.end[own] = start[there], end[there]
+    return on
+
+
+def _expanded(
+    rows: Rows, step: Int[NumpyArray, " slices"], cells: Sequence[Cell], phases: Sequence[str]
+) -> Columns:
+    """Make a slice of each op of each label, without its wait."""
+    start, end = _without_waits(rows, step, cells)
+    parts = [
+        (place, phases.index(phase), stage, microbatch)
+        for place, cell in enumerate(cells)
+        for phase, stage, microbatch in cell
+    ]
+    of_label = np.array(parts, np.int64).reshape(-1, 4)
+    first = np.searchsorted(of_label[:, 0], np.arange(len(cells) + 1))
+    counts = np.diff(first)[rows.label]
+    slices = np.repeat(np.arange(len(rows.label)), counts)
+    turn = np.arange(len(slices)) - np.repeat(np.cumsum(counts) - counts, counts)
+    named = of_label[first[rows.label[slices]] + turn]
+    return {
+        "step": step[slices],
+        "phase": named[:, 1],
+        "stage": named[:, 2],
+        "microbatch": named[:, 3],
+        "start": start[slices],
+        "end": end[slices],
+    }
+
+
+def _without_waits(
+    rows: Rows, step: Int[NumpyArray, " slices"], cells: Sequence[Cell]
+) -> tuple[Float[NumpyArray, " slices"], Float[NumpyArray, " slices"]]:
+    """Start and end of each slice: of a RECV until it is there, of an op from then on."""
+    label_of = {part: place for place, cell in enumerate(cells) for part in cell}
+    wait_for = np.full((len(cells), 2), NONE)  # labels of the RECVs that an op waits for
+    for place, cell in enumerate(cells):
+        for turn, (phase, stage, microbatch) in enumerate(cell):
+            received = _RECEIVED.get(phase, ""), stage, microbatch
+            wait_for[place, turn] = label_of.get(received, NONE)
+    firsts = [cell[0] if cell else ("", 0, 0) for cell in cells]
+    is_receive = np.array([phase.startswith("RECV_") for phase, _, _ in firsts], bool)
+    is_holder = is_receive | np.array([stage == NONE for _, stage, _ in firsts], bool)
+    start, end, wait = rows.start, rows.end.copy(), np.full(len(rows.start), -np.inf)
+    holders = np.flatnonzero(is_holder[rows.label])
+    holders = holders[np.argsort(start[holders], kind="stable")]
+    begun, arrived = rows.receives
+    at = np.searchsorted(start[holders], begun, "right") - 1
+    inside = (at >= 0) & (begun <= rows.end[holders][at]) if len(holders) else at >= 0
+    owner, arrived = holders[at[inside]], arrived[inside]
+    of_receive = is_receive[rows.label[owner]]
+    np.maximum.at(end, owner[of_receive], arrived[of_receive])
+    np.maximum.at(wait, owner[~of_receive], arrived[~of_receive])
+    receives = np.flatnonzero(is_receive[rows.label])
+    key = (step - OUTSIDE) * len(cells)
+    keys, group = np.unique((key + rows.label)[receives], return_inverse=True)
+    there = np.full(len(keys), -np.inf)
+    np.maximum.at(there, group, end[receives])
+    for wanted in wait_for[rows.label].T:
+        at = np.searchsorted(keys, key + wanted)
+        is_found = (wanted != NONE) & (at < len(keys))
+        is_found[is_found] = keys[at[is_found]] == (key + wanted)[is_found]
+        wait[is_found] = np.maximum(wait[is_found], there[at[is_found]])
+    return np.where((wait > start) & (wait <= end), wait, start), end
+
+
+def _places(parts: Sequence[Columns], ranks: Sequence[int], world: int) -> list[tuple[int, int]]:
+    """Replica and worker of each rank: a worker is told by its stages.
+
+    Ranks with the same stages are replicas, numbered as ranks are dealt to them if they are dealt
+    in turn. Where there is one pipeline, a rank is a worker.
+    """
+    held = [tuple(np.unique(part["stage"][part["stage"] >= 0]).tolist()) for part in parts]
+    stages = max((max(own, default=NONE) for own in held), default=NONE) + 1
+    workers = -(-stages // max(1, *map(len, held))) if stages else 0
+    if max(world, 1 + max(ranks)) <= workers or not workers:
+        return [(0, rank) for rank in ranks]
+    different = sorted(set(held))
+    firsts = [own[0] if own else NONE for own in different]
+    is_first = len(set(firsts)) == len(firsts) and max(firsts) < workers
+    worker = [firsts[k] if is_first else k for k in map(different.index, held)]
+    replicas = max(1, world // workers)
+    deals = [(divmod(rank, replicas), divmod(rank, workers)[::-1]) for rank in ranks]
+    for dealt in zip(*deals, strict=True):  # worker and replica of ranks in turn, by either first
+        if [w for w, _ in dealt] == worker:
+            return [(replica, w) for w, replica in dealt]
+    return [(held[:k].count(own), w) for k, (own, w) in enumerate(zip(held, worker, strict=True))]

@@ -1,0 +1,297 @@
+"""Slices in columns, one a row: Parquet and CSV, by the names of the public jobs or the user's."""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import known_as, one_of, wrong
+from pipejax.traces.readers.message_order import matched
+from pipejax.traces.readers.parts import Columns, group_of, nothing, sound, turn_in
+from pipejax.traces.readers.phase_names import positions, with_split_backwards
+from pipejax.traces.readers.sources import CutError, Tell, delimiter_of, lines
+from pipejax.traces.record import NONE, OPS, LeftOut, Trace
+
+# what a column is, and what files call it. `chunk` counts the stages of a worker
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "step": ("step", "iteration", "iter"),
+    "replica": ("replica", "dp_rank", "dp", "data_parallel_rank"),
+    "worker": ("worker", "pp_rank", "pp", "pipeline_rank", "pipeline_parallel_rank"),
+    "stage": ("gmc", "stage", "stage_id", "global_chunk"),
+    "chunk": ("chunk", "mc", "model_chunk", "vpp_rank", "vp_stage", "virtual_stage"),
+    "phase": ("phase", "optype", "op_type", "op", "name", "event"),
+    "microbatch": ("microbatch", "mb_id", "mb", "micro_batch", "microbatch_id", "micro_batch_id"),
+    "start": ("start", "start_ts", "begin", "start_time", "ts"),
+    "end": ("end", "end_ts", "finish", "end_time", "stop"),
+    "duration": ("duration", "dur", "elapsed"),
+}
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+UNIT = "unit"
+_BATCH = 2**16  # rows of CSV that are read at once
+_LONGEST = 80  # characters of a phase's name: an array gives all of them the room of the longest
+_NO_PYARROW = "Parquet needs pyarrow: pip install 'pipejax[traces]'"
+Found = dict[str, tuple[str, float]]  # by role: the column, and the seconds of its unit
+
+
+def read_columns(paths: Sequence[Path], given: Mapping[str, str], tell: Tell) -> Trace:
+    """Read files of columns.
+
+    Args:
+      paths: of Parquet or CSV.
+      given: columns by role, where files call them otherwise, and the unit of times.
+      tell: takes how many bytes were read.
+
+    Raises:
+      ValueError: if `given` has a role that is none, or files are of different runs.
+      ModuleNotFoundError: if a file is Parquet and pyarrow is not installed.
+    """
+    for role in given:
+        known_as(role, (*NAMES, UNIT), "columns")
+    batches: list[Columns] = []
+    left_out: list[LeftOut] = []
+    for number, path in enumerate(paths):
+        try:
+            for batch in _batches(path, given, tell, left_out):
+                batches.append(batch | {"file": np.full(len(batch["start"]), number)})
+        except (ValueError, OSError) as error:
+            left_out.append(LeftOut(str(path), str(error)))
+    if not batches:
+        return nothing(left_out)
+    roles = {role for batch in batches for role in batch}
+    names = sorted({str(name) for batch in batches for name in np.unique(batch["phase"])})
+    position, phases = positions(names)
+    rows = {
+        role: np.concatenate(
+            [batch.get(role, np.full(len(batch["start"]), np.nan)) for batch in batches]
+        )
+        for role in roles - {"phase"}
+    }
+    rows["phase"] = np.concatenate([_coded(batch["phase"], position) for batch in batches])
+    _check_one_run(rows, paths)
+    return _trace(rows, phases, left_out)
+
+
+def _check_one_run(rows: Columns, paths: Sequence[Path]) -> None:
+    """Check that no two files tell different things of one step of a worker."""
+    file = rows.pop("file")
+    if len(paths) == 1:
+        return
+    times = ("start", "duration", "end")
+    group = group_of(*(rows[role] for role in NAMES if role in rows and role not in times))
+    first = np.full(int(group.max(initial=0)) + 1, -1)
+    first[group[::-1]] = np.arange(len(group))[::-1]
+    first = first[group]
+    differs = (file != file[first]) & (rows["start"] != rows["start"][first])
+    for row in np.flatnonzero(differs & (rows.get("microbatch", np.zeros(len(file))) >= 0))[:1]:
+        one, other = paths[int(file[first[row]])], paths[int(file[row])]
+        where = [f"{k} {rows[k][row]:.0f}" for k in ("step", "replica", "worker") if k in rows]
+        told = f"{one} and {other} both tell of {', '.join(where)}"
+        raise wrong("files", f"must be of one run: {told}")
+
+
+def _coded(names: NumpyArray, position: Mapping[str, int]) -> NumpyArray:
+    own, place = np.unique(names, return_inverse=True)
+    return np.array([position[str(name)] for name in own], np.int64)[place]
+
+
+def _batches(
+    path: Path, given: Mapping[str, str], tell: Tell, left_out: list[LeftOut]
+) -> Iterator[Columns]:
+    """Yield rows of a file: times in seconds, numbers as floats, NaN where a cell is none."""
+    with path.open("rb") as file:
+        is_parquet = file.read(4) == b"PAR1"
+    of_file = _of_parquet if is_parquet else _of_csv
+    for found, cells in of_file(path, given, tell, left_out):
+        batch = {
+            role: _names(cells[name]) if role == "phase" else _numbers(cells[name]) * unit
+            for role, (name, unit) in found.items()
+        }
+        if "end" not in batch:
+            batch["end"] = batch["start"] + batch.pop("duration")
+        batch.pop("duration", None)
+        yield batch
+
+
+def _of_parquet(
+    path: Path, given: Mapping[str, str], tell: Tell, left_out: list[LeftOut]
+) -> Iterator[tuple[Found, Columns]]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(_NO_PYARROW, name=error.name) from None
+    try:
+        file = parquet.ParquetFile(path)
+        groups, header = file.num_row_groups, file.schema_arrow.names
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        left_out.append(LeftOut(str(path), f"it is no sound Parquet: {_first_line(error)}"))
+        return
+    found = roles_of(path, header, given)
+    names = [name for name, _ in found.values()]
+    for group in range(groups):
+        try:
+            table = file.read_row_group(group, columns=names)
+            cells = {name: table[name].to_numpy() for name in names}
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
+            why = f"its row group {group} is damaged: {_first_line(error)}"
+            left_out.append(LeftOut(str(path), why))
+            continue
+        yield found, cells
+    tell(path.stat().st_size)
+
+
+def _of_csv(
+    path: Path, given: Mapping[str, str], tell: Tell, left_out: list[LeftOut]
+) -> Iterator[tuple[Found, Columns]]:
+    text = lines(path, tell)
+    first = next(text, "")
+    delimiter = delimiter_of(first) or ","
+    header = [cell.strip() for cell in next(csv.reader([first], delimiter=delimiter))]
+    found, odd = roles_of(path, header, given), 0
+    place = {name: header.index(name) for name, _ in found.values()}
+    rows: list[list[str]] = []
+    reader = csv.reader(_sound_text(text, path, left_out), delimiter=delimiter)
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error:
+            odd += 1
+            continue
+        if rows and (row is None or len(rows) == _BATCH):
+            yield found, {n: np.array([row[k] for row in rows], object) for n, k in place.items()}
+            rows = []
+        if row is None:
+            break
+        if len(row) == len(header):
+            rows.append(row)
+        elif row:
+            odd += 1
+    if odd:
+        why = f"they have other than the {len(header)} cells of the header"
+        left_out.append(LeftOut(f"rows of {path}", why, odd))
+
+
+def _sound_text(text: Iterator[str], path: Path, left_out: list[LeftOut]) -> Iterator[str]:
+    """Yield lines up to where the file cannot be read any further."""
+    try:
+        yield from (line.replace("\0", "\ufffd") for line in text)
+    except CutError as error:
+        left_out.append(LeftOut(f"the end of {path}", str(error)))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def roles_of(path: Path, header: Sequence[str], given: Mapping[str, str]) -> Found:
+    """Tell which column is what, and the unit of those that hold times.
+
+    Raises:
+      ValueError: if a given column is not there, or one that is needed cannot be told.
+    """
+    lowered = {_without_unit(name)[0]: name for name in reversed(header)}
+    unit = given.get(UNIT)
+    if unit is not None:
+        unit = one_of(unit, SECONDS, f"columns: {UNIT}")
+    found = {}
+    names = dict(given)
+    if {"gmc", "stage"} <= lowered.keys() and not {"worker", "stage"} & names.keys():
+        names["worker"] = lowered["stage"]  # the public jobs call the worker a stage
+    for role, known in NAMES.items():
+        name = names.get(role) or next((lowered[k] for k in known if k in lowered), None)
+        if name is None:
+            continue
+        if name not in header:
+            raise wrong(
+                f"columns: {role}", f"must be one of {', '.join(header)} in {path}, got {name!r}"
+            )
+        is_time = role in ("start", "end", "duration")
+        found[role] = name, SECONDS[unit or _without_unit(name)[1]] if is_time else 1.0
+    if "end" in found:
+        found.pop("duration", None)
+    lacks = [role for role in ("phase", "start") if role not in found]
+    lacks += [] if {"end", "duration"} & found.keys() else ["end or duration"]
+    lacks += [] if {"worker", "stage"} & found.keys() else ["worker or stage"]
+    if lacks:
+        raise wrong(
+            "columns",
+            f"must say which column of {path} is {', '.join(lacks)}: it has {', '.join(header)}",
+        )
+    return found
+
+
+def _without_unit(name: str) -> tuple[str, str]:
+    """Part a name in lower case from the unit behind it."""
+    name = name.casefold()
+    base, _, unit = name.rpartition("_")
+    return (base, unit) if base and unit in SECONDS else (name, "s")
+
+
+def _names(cells: NumpyArray) -> NumpyArray:
+    return np.array(["" if cell is None else str(cell)[:_LONGEST] for cell in cells.tolist()])
+
+
+def _numbers(cells: NumpyArray) -> Float[NumpyArray, " rows"]:
+    """Read numbers; NaN where a cell holds none."""
+    if cells.dtype.kind == "M":
+        since = cells.astype("datetime64[ns]")
+        return np.where(np.isnat(since), np.nan, since.astype(np.int64) / 1e9)
+    try:
+        return cells.astype(np.float64)
+    except (ValueError, TypeError):
+        return np.array([_number(cell) for cell in cells.tolist()], np.float64)
+
+
+def _number(cell: object) -> float:
+    try:
+        return float(cell)  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        return np.nan
+
+
+def _trace(rows: Columns, phases: tuple[str, ...], left_out: list[LeftOut]) -> Trace:
+    """Check rows, give every op its stage and microbatch, and every message its own."""
+    rows = _with_all(rows, np.isin(rows["phase"], [phases.index(n) for n in OPS if n in phases]))
+    is_op = rows.pop("is_op").astype(bool)
+    whole = ("step", "replica", "worker", "stage", "microbatch")
+    checks = [
+        (~np.isfinite(rows[name]), f"its {name} is no finite number") for name in ("start", "end")
+    ]
+    checks.append((rows["end"] < rows["start"], "it ends before it starts"))
+    for name in whole:
+        least = NONE if name in ("stage", "microbatch") else 0
+        with np.errstate(invalid="ignore"):
+            fits = (rows[name] >= least) & (rows[name] == np.rint(rows[name])) & (rows[name] < 1e9)
+        checks.append((~fits, f"its {name} is no whole number of at least {least}"))
+    for name in ("stage", "microbatch"):
+        checks.append((is_op & (rows[name] < 0), f"it is an op and has no {name}"))
+    passes, faults = sound(checks, "rows")
+    columns = {name: values[passes] for name, values in rows.items()}
+    columns |= {name: columns[name].astype(np.int64) for name in (*whole, "phase")}
+    of_none = ~is_op[passes] & (columns["stage"] == NONE)
+    columns["microbatch"][of_none] = NONE  # the public jobs number their garbage collections
+    columns, stays, untold = matched(columns, phases)
+    columns = {name: values[stays] for name, values in columns.items()}
+    columns["phase"], phases = with_split_backwards(columns, phases)
+    return Trace.of(columns, phases, [*left_out, *faults, *untold])
+
+
+def _with_all(rows: Columns, is_op: NumpyArray) -> Columns:
+    """Add what files leave unsaid: one replica, one step, one stage a worker, order in time."""
+    size = len(rows["start"])
+    rows.setdefault("step", np.zeros(size))
+    rows.setdefault("replica", np.zeros(size))
+    rows.setdefault("worker", rows.get("stage", np.zeros(0)))
+    if "stage" not in rows and "chunk" in rows:
+        workers = np.nanmax(rows["worker"], initial=-1.0) + 1
+        rows["stage"] = np.where(rows["chunk"] >= 0, rows["chunk"] * workers + rows["worker"], NONE)
+    rows.setdefault("stage", np.where(is_op, rows["worker"], NONE))
+    if "microbatch" not in rows:
+        keys = [rows[name] for name in ("step", "replica", "worker", "stage", "phase")]
+        rows["microbatch"] = np.where(is_op, turn_in(group_of(*keys), rows["start"]), NONE)
+    for name in ("stage", "microbatch"):
+        rows[name] = np.where(np.isnan(rows[name]), NONE, rows[name])  # an empty cell
+    rows.pop("chunk", None)
+    return rows | {"is_op": is_op}

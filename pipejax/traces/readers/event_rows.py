@@ -1,0 +1,213 @@
+"""The slices of pipelines in one Chrome trace, as arrays, and what the file says about its rank."""
+
+import dataclasses
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.schedules.cells.ops import Phase, format_cell, parse_cell, receive_of
+from pipejax.traces.readers.event_stream import Event, events
+from pipejax.traces.readers.labels import PYTORCH, RECEIVES, STEP, cell_of
+from pipejax.traces.readers.parts import sound
+from pipejax.traces.readers.rank_lists import rank_of
+from pipejax.traces.readers.sources import Tell, texts
+from pipejax.traces.record import LeftOut
+
+_KEPT = (PYTORCH, *RECEIVES, STEP, "Forward ", "Backward ")
+_OWN = frozenset(("compute", "collective", "host link", "message"))  # categories of our exports
+_KERNELS = "gpu_user_annotation"  # a label's kernels, on their stream
+_SLICE, _KERNEL, _RECEIVE, _MARK, _OURS = range(5)
+
+
+@dataclasses.dataclass
+class Rows:
+    """What one rank did.
+
+    Attributes:
+      rank: in the run; for our own exports, the worker.
+      world: how many ranks the run has, as far as the file says.
+      label: (slices) position in the names of labels, ascending by start.
+      start: (slices) [us].
+      end: (slices) [us].
+      receives: (2, receives) start and end of what a RECV does until somebody waits for it [us].
+      kernels: label, start, end and stream of the kernels of a label [us].
+      marks: number, start and end of steps that are marked [us].
+    """
+
+    rank: int
+    world: int
+    label: Int[NumpyArray, " slices"]
+    start: Float[NumpyArray, " slices"]
+    end: Float[NumpyArray, " slices"]
+    receives: Float[NumpyArray, "2 receives"]
+    kernels: Float[NumpyArray, "4 kernels"]
+    marks: list[tuple[int, float, float]]
+
+
+class _Kept:
+    """What of a file is kept, a number for each slice."""
+
+    def __init__(self, names: dict[str, int]) -> None:
+        self.names, self.count = names, 0
+        self.kind, self.label = array("b"), array("q")
+        self.start, self.length = array("d"), array("d")
+        self.process, self.thread = array("q"), array("q")
+        self.receiving: set[tuple[int, int]] = set()  # tracks of our exports that receive
+
+    def take(self, event: Event) -> None:
+        """Keep an event if it is one of a pipeline."""
+        self.count += 1
+        name = event.get("name")
+        if type(name) is not str:
+            return
+        if event.get("ph") != "X":
+            self._take_title(event, name)
+            return
+        if name.startswith(_KEPT):
+            kind = (
+                _MARK
+                if name.startswith(STEP)
+                else _RECEIVE
+                if name.startswith(RECEIVES)
+                else _KERNEL
+                if event.get("cat") == _KERNELS
+                else _SLICE
+            )
+        elif event.get("cat") in _OWN and cell_of(name):
+            kind = _OURS
+        else:
+            return
+        if kind in (_SLICE, _KERNEL) and not cell_of(name):
+            return
+        if kind == _RECEIVE:
+            name = RECEIVES[0]  # peers and tags make many
+        self.kind.append(kind)
+        self.label.append(self.names.setdefault(name, len(self.names)))
+        self.start.append(_number(event.get("ts")))
+        self.length.append(_number(event.get("dur")))
+        self.process.append(_whole(event.get("pid")))
+        self.thread.append(_whole(event.get("tid")))
+
+    def _take_title(self, event: Event, name: str) -> None:
+        args = event.get("args")
+        title = args.get("name") if name == "thread_name" and isinstance(args, dict) else None
+        if str(title).startswith("receive from worker"):
+            self.receiving.add((_whole(event.get("pid")), _whole(event.get("tid"))))
+
+
+def _number(value: Any) -> float:
+    return float(value) if type(value) in (int, float) and abs(value) < 1e300 else np.nan
+
+
+def _whole(value: Any) -> int:
+    """A process or thread; words that name one are as good as their hash."""
+    return value if type(value) is int and abs(value) < 2**62 else hash(str(value)) >> 2
+
+
+def read_rows(
+    path: Path, names: dict[str, int], tell: Tell, left_out: list[LeftOut]
+) -> tuple[list[Rows], int | None]:
+    """Read what a file holds of a pipeline, and the time of its zero [ns], None if it says none.
+
+    Args:
+      path: of the file.
+      names: labels and their numbers, of all files; takes those that are new.
+      tell: takes how many bytes were read.
+      left_out: takes what is not used.
+    """
+    header: dict[str, Any] = {}
+    faults: Counter[str] = Counter()
+    kept = _Kept(names)
+    for event in events(texts(path, tell), header, faults):
+        kept.take(event)
+    for why, count in faults.items():
+        left_out.append(LeftOut(f"parts of {path}", why, count))
+    if not len(kept.kind):
+        why = f"none of its {kept.count:,} events has a label of PyTorch's pipelining, as PP:0F1"
+        left_out.append(LeftOut(str(path), why))
+        return [], None
+    columns = {
+        name: np.array(getattr(kept, name))
+        for name in ("kind", "label", "start", "length", "process", "thread")
+    }
+    passes, found = sound(
+        [
+            (~np.isfinite(columns["start"] + columns["length"]), "its time is no finite number"),
+            (columns["length"] < 0, "it ends before it starts"),
+        ],
+        f"slices of {path}",
+    )
+    left_out += found
+    columns = {name: values[passes] for name, values in columns.items()}
+    if np.any(columns["kind"] == _OURS):
+        return _ours(columns, kept, names), None
+    rank, world = _rank(header, path)
+    if rank is None:
+        left_out.append(LeftOut(str(path), "neither it nor its name says of which rank it is"))
+        return [], None
+    zero = header.get("baseTimeNanoseconds")
+    rows = _rows_of(columns, rank, world, names)
+    return ([rows] if len(rows.label) else []), zero if type(zero) is int else None
+
+
+def _rank(header: Mapping[str, Any], path: Path) -> tuple[int | None, int]:
+    info = header.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    rank, world = info.get("rank"), info.get("world_size")
+    rank = rank if type(rank) is int and rank >= 0 else rank_of(path)
+    return rank, world if type(world) is int and 0 < world < 10**6 else 0
+
+
+def _rows_of(
+    columns: Mapping[str, NumpyArray], rank: int, world: int, names: Mapping[str, int]
+) -> Rows:
+    """Sort the slices of a rank by what they are."""
+    columns = dict(columns) | {"end": columns["start"] + columns["length"]}
+    of = {kind: columns["kind"] == kind for kind in range(_OURS)}
+    text = {number: name for name, number in names.items()}
+    marks = [
+        (int(number), start, end)
+        for label, start, end in zip(
+            *(columns[k][of[_MARK]].tolist() for k in ("label", "start", "end")), strict=True
+        )
+        if (number := text[label].removeprefix(STEP)).isdecimal() and len(number) < 10
+    ]
+    slices = np.flatnonzero(of[_SLICE])
+    # what stands twice in a trace is once in the run: else it would begin a step
+    key = np.stack([columns[k][slices] for k in ("start", "end", "label")])
+    slices = slices[np.unique(key, axis=1, return_index=True)[1]]
+    return Rows(
+        rank,
+        world,
+        label=columns["label"][slices],
+        start=columns["start"][slices],
+        end=columns["end"][slices],
+        receives=np.stack([columns[k][of[_RECEIVE]] for k in ("start", "end")]),
+        kernels=np.stack([columns[k][of[_KERNEL]] for k in ("label", "start", "end", "thread")]),
+        marks=marks,
+    )
+
+
+def _ours(columns: Mapping[str, NumpyArray], kept: _Kept, names: dict[str, int]) -> list[Rows]:
+    """Part one of our own exports into its workers; a message is seen by both its ends."""
+    label = columns["label"].copy()
+    tracks = zip(columns["process"].tolist(), columns["thread"].tolist(), strict=True)
+    text = {number: name for name, number in names.items()}
+    receives = np.array([track in kept.receiving for track in tracks], bool)
+    for number in np.unique(label[receives]):
+        cell = parse_cell(text[number])
+        if len(cell) == 1 and cell[0].phase in (Phase.SEND_F, Phase.SEND_B):
+            name = format_cell((receive_of(cell[0]),))
+            label[receives & (label == number)] = names.setdefault(name, len(names))
+    moved = dict(columns) | {"label": label, "kind": np.full(len(label), _SLICE)}
+    workers = np.unique(columns["process"])
+    found = []
+    for worker in workers[(workers >= 0) & (workers < 10**6)]:
+        mine = {name: values[columns["process"] == worker] for name, values in moved.items()}
+        found.append(_rows_of(mine, int(worker), len(workers), names))
+    return found
