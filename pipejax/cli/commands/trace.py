@@ -1,6 +1,6 @@
 """`pipejax trace`: a measured run, replayed, explained and improved."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,10 +23,10 @@ from pipejax.schedules.table.table_files import is_csv, text_for
 
 if TYPE_CHECKING:
     from pipejax.traces.findings.analysis import Analysis
-    from pipejax.traces.findings.attribution import Attribution, Share
+    from pipejax.traces.findings.attribution import Attribution
 
 SAVED = "trace"  # the folder that commands read from where none is given
-SHOWN = 12  # shares that a person reads
+EACH = 3  # shares of a kind that a person reads
 LEAST = 0.002  # of the step: a share that saves less is not shown
 NAMED = 5  # things that are left out, by name
 
@@ -169,6 +169,7 @@ def _as_json(analysis: "Analysis", line: Line) -> dict[str, Any]:
                 {"step": step, "error": 100 * error} for step, error in replayed.by_step.items()
             ],
         },
+        "stalls": [stall._asdict() for stall in analysis.stalls],
         "step_time": float(shares.recorded.mean()),
         "slowdown": shares.slowdown,
         "replayed_slowdown": shares.replayed_slowdown,
@@ -208,6 +209,7 @@ def _by_kind(shares: "Attribution") -> dict[str, list[dict[str, Any]]]:
 
 def _against_json(shares: "Attribution") -> dict[str, Any]:
     return {
+        "stalls": [stall._asdict() for stall in analysis.stalls],
         "step_time": float(shares.recorded.mean()),
         "as_there": shares.ideal,
         "attribution": _by_kind(shares),
@@ -229,6 +231,7 @@ def _said(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
         f"{percent(replayed.worst_error)} at most, with {replayed.links.model} links and "
         f"{seconds(replayed.message_time)} a message"
     )
+    yield from _stalls(analysis)
     step = float(shares.recorded.mean())
     yield (
         f"  the mean step takes [bold]{seconds(step)}[/], {shares.slowdown:.3f} times the "
@@ -263,10 +266,28 @@ def _left_out(analysis: "Analysis") -> Iterator[object]:
         yield f"  another order than most in steps {odd}"
 
 
+def _stalls(analysis: "Analysis") -> Iterator[object]:
+    """What nothing that was recorded explains."""
+    stalls = analysis.stalls
+    for one in stalls[:NAMED]:
+        yield (
+            f"  unexplained: step {one.step}, replica {one.replica}, worker {one.worker} starts "
+            f"{one.op} {seconds(one.seconds)} after all that it waits for"
+        )
+    if len(stalls) > NAMED:
+        yield f"  and {len(stalls) - NAMED} more that are shorter, see --json"
+
+
 def _shares_table(shares: "Attribution", step: float, title: str) -> object:
-    rows: Sequence[Share] = [each for each in shares.shares if each.saves > LEAST * step]
+    rows: list[dict[str, Any]] = []
+    count = dict[str, int]()
+    for share in shares.shares:
+        count[share.of] = count.get(share.of, 0) + 1
+        if share.saves > LEAST * step and count[share.of] <= EACH:
+            own = {"of": share.of, "name": share.name, "saves": share.saves, "adds": share.adds}
+            rows.append(own)
     return table_of(
-        [{"of": s.of, "name": s.name, "saves": s.saves, "adds": s.adds} for s in rows[:SHOWN]],
+        rows,
         (
             Column("if", lambda row: escape(f"{row['of']} {row['name']}")),
             Column("saves", "saves", seconds),
@@ -292,11 +313,9 @@ def _op_times(analysis: "Analysis") -> object:
     return table_of(
         [row._asdict() for row in analysis.op_times if row.median > 0],
         (
-            Column("kind", "kind"),
             Column("what", "name", escape),
             Column("stage", lambda row: row["stage"] if row["stage"] >= 0 else ""),
             Column("worker", "worker"),
-            Column("count", "slices"),
             Column("5 %", "low", seconds),
             Column("median", "median", seconds),
             Column("95 %", "high", seconds),

@@ -307,6 +307,8 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "iterations": OptionRecord(WHOLE, "most batches of orders to try"),
         "samples": _often(COUNT, "runs of each schedule to sample"),
         "seed": OptionRecord(WHOLE, "seed of what is drawn at random"),
+        "columns": OptionRecord(RULES, "names of columns, as replica=dp,start=begin_ms"),
+        "against": _often(FILE_OR_FOLDER, "files of another run, to say what got slower"),
         "stage_layers": OptionRecord(NUMBERS, "layers of the stages that were measured"),
         "search": OptionRecord(FLAG, "run the solvers too, which take some seconds"),
         "threads": OptionRecord(
@@ -339,6 +341,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "font_size": OptionRecord(NUMBER, "size of the texts in points"),
     },
     "Output": {
+        "save": OptionRecord(FOLDER, "files to go on with, into this new folder"),
         "write_tables": OptionRecord(FOLDER, "write each table to this new folder"),
         "out": _often(FILE, "write to this file", "o"),
         "figure": OptionRecord(FILE, "draw a picture to this file"),

@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from pipejax.base.checks import check_types
-from pipejax.base.display import short_repr_of
+from pipejax.base.display import ResultList, short_repr, short_repr_of
 from pipejax.base.progress import OnProgress, telling
 from pipejax.schedules.table.links import Links
 from pipejax.search.remedies.explain import Explanation
@@ -17,6 +18,27 @@ from pipejax.traces.findings.op_times import OpTimes, op_times
 from pipejax.traces.record import LeftOut, Trace
 from pipejax.traces.replaying.pipelines import Pipelines, pipelines_of, registered
 from pipejax.traces.replaying.replay import Replay, replay
+
+STALL = 0.01  # of the median pipeline, that an op starts later than it might have
+
+
+@short_repr
+class Stall(NamedTuple):
+    """An op that started long after all that it waited for.
+
+    Attributes:
+      step: number of the step.
+      replica: number of the replica.
+      worker: that ran it.
+      op: stage, phase and microbatch.
+      seconds: how much later [s].
+    """
+
+    step: int
+    replica: int
+    worker: int
+    op: str
+    seconds: float
 
 
 @short_repr_of("pipelines replay attribution")
@@ -55,6 +77,25 @@ class Analysis:
             return None
         name, options = known
         return ", ".join([name, *(f"{k.replace('_', ' ')} {v}" for k, v in options.items())])
+
+    @property
+    def stalls(self) -> Sequence[Stall]:
+        """Ops that started long after all that they waited for, the longest first.
+
+        Long is 1 % of the median pipeline: nothing that was recorded explains it.
+        """
+        trace, late = self.pipelines.trace, self.replay.stalls
+        least = STALL * float(np.median(self.pipelines.spans))
+        places = np.flatnonzero(late > least)
+        fields = trace.step, trace.replica, trace.worker
+        return ResultList(
+            Stall(
+                *(int(field[k]) for field in fields),
+                f"{trace.stage[k]}{trace.phases[trace.phase[k]]}{trace.microbatch[k]}",
+                float(late[k]),
+            )
+            for k in places[np.argsort(-late[places], kind="stable")].tolist()
+        )
 
     @property
     def op_spread(self) -> float:

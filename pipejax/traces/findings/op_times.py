@@ -9,7 +9,7 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import ResultList, short_repr
 from pipejax.costs.costs import PHASE_FIELDS, Costs
-from pipejax.traces.record import NONE, OPS
+from pipejax.traces.record import MESSAGES, NONE, OPS
 from pipejax.traces.replaying.pipelines import Pipelines, fused_with_last
 from pipejax.traces.replaying.replay import Replay, waits_of
 
@@ -80,6 +80,8 @@ def _slices(pipelines: Pipelines) -> Iterator[OpTimes]:
     for one in pipelines.pipelines:
         sound[one.slices] = True
     for code, name in sorted(enumerate(trace.phases), key=lambda pair: pair[1] not in OPS):
+        if name in MESSAGES:  # how long they last says who waited
+            continue
         mine = trace.phase == code
         is_op = name in OPS
         mine &= sound if is_op else trace.worker != NONE

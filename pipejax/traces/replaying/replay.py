@@ -78,6 +78,25 @@ class Replay:
             found[slices] = own - (start[:, mine] - start[:, mine].min(axis=1, keepdims=True))
         return found
 
+    @functools.cached_property
+    def stalls(self) -> Float[NumpyArray, " slices"]:
+        """How long after all that it waits for every op started (slices) [s]; 0 of what is no op.
+
+        What it waits for is taken as recorded: so nothing that came before is counted again.
+        """
+        trace, found = self.pipelines.trace, np.zeros(len(self.pipelines.trace))
+        for number, table in enumerate(self.pipelines.tables):
+            members = [one for one in self.pipelines.pipelines if one.table == number]
+            graph = step_graph([table], self.links)
+            duration, slices = pipeline_durations(self.pipelines, members, graph, self.link_times)
+            begin = trace.start[slices].min(axis=1, keepdims=True)
+            mine = np.flatnonzero(graph.op != NONE)
+            recorded = np.full(duration.shape, np.nan)
+            recorded[:, mine] = trace.end[slices] - begin
+            ready = graph.ready(duration, recorded)[:, mine]
+            found[slices] = np.maximum(trace.start[slices] - begin - ready, 0.0)
+        return found
+
 
 def pipeline_durations(
     pipelines: Pipelines, members: Sequence[Pipeline], graph: StepGraph, link_times: LinkTimes
