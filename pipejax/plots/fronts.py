@@ -18,19 +18,29 @@ SLOWEST = 4.0  # times the best step: what takes longer is not drawn
 WIDEST = 1.5  # times the capacity: what needs more is not drawn
 
 
-def draw_plan(axes: Axes, columns: Mapping[str, Any], front: Any, *, capacity: float) -> None:
+def draw_plan(
+    axes: Axes,
+    columns: Mapping[str, Any],
+    front: Any,
+    *,
+    apart: Bool[NumpyArray, " layouts"],
+    best: int,
+    capacity: float,
+) -> None:
     """Draw layouts as points: grey where only a bound is known, by schedule where it is exact.
 
     Args:
       axes: to draw on.
       columns: of all layouts: schedule, memory_bytes, lower_bound, step_time and degrees.
       front: (layouts) whether a layout is on the front of step time against memory.
+      apart: (layouts) those whose step times are extrapolations, which are hollow.
+      best: the layout that is named.
       capacity: memory of an accelerator [B].
     """
     memory, exact = np.asarray(columns["memory_bytes"]) / 1e9, np.asarray(columns["step_time"])
     bound, is_known = np.asarray(columns["lower_bound"]), ~np.isnan(exact)
-    best = int(np.nanargmin(exact))
-    near = (memory <= WIDEST * capacity / 1e9) & (bound <= SLOWEST * exact[best])
+    least = float(np.nanmin(exact))
+    near = (memory <= WIDEST * capacity / 1e9) & (bound <= SLOWEST * least)
     rest = near & ~is_known
     axes.plot(
         memory[rest],
@@ -47,14 +57,18 @@ def draw_plan(axes: Axes, columns: Mapping[str, Any], front: Any, *, capacity: f
     for name, colour, marker in zip(dict.fromkeys(names.tolist()), COLOURS, MARKERS, strict=False):
         own = near & is_known & (names == name)
         if own.any():
-            axes.plot(
-                memory[own], exact[own], marker, color=colour, markersize=3, label=name, zorder=2
-            )
+            look: dict[str, Any] = {"color": colour, "markersize": 3, "zorder": 2}
+            axes.plot(memory[own & ~apart], exact[own & ~apart], marker, label=name, **look)
+            look |= {"markerfacecolor": palette.WHITE, "markeredgewidth": 0.6}
+            axes.plot(memory[own & apart], exact[own & apart], marker, **look)
+    if np.any(near & is_known & apart):
+        hollow: dict[str, Any] = {"color": palette.BLACK, "markerfacecolor": palette.WHITE}
+        axes.plot([], [], "o", markersize=3, label="ranked apart: extrapolated", **hollow)
     order = np.flatnonzero(front)
     order = order[np.argsort(memory[order])]
     axes.step(
         np.append(memory[order], capacity / 1e9),
-        np.append(exact[order], exact[best]),
+        np.append(exact[order], least),
         where="post",
         color=palette.BLACK,
         linewidth=0.9,
@@ -62,8 +76,10 @@ def draw_plan(axes: Axes, columns: Mapping[str, Any], front: Any, *, capacity: f
         zorder=3,
     )
     axes.axvline(capacity / 1e9, color=palette.VERMILION, linewidth=0.8, linestyle="--")
+    ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": palette.BLACK}
+    axes.plot(memory[best], exact[best], "o", markersize=7, zorder=4, **ring)
     axes.annotate(
-        _label(columns, best),
+        f"best: {_label(columns, best)}",
         (memory[best], exact[best]),
         xytext=(-6, -12),
         textcoords="offset points",
@@ -82,7 +98,7 @@ def draw_plan(axes: Axes, columns: Mapping[str, Any], front: Any, *, capacity: f
     axes.set_yscale("log")
     style.name_ticks(axes.yaxis)
     axes.set_xlim(0, min(WIDEST * capacity / 1e9, 1.05 * max(capacity / 1e9, memory[near].max())))
-    axes.set_ylim(0.85 * exact[best], SLOWEST * exact[best])
+    axes.set_ylim(0.85 * least, SLOWEST * least)
     axes.set_xlabel("memory of the fullest accelerator [GB]")
     axes.set_ylabel("step time [s]")
     axes.legend(loc="upper right")

@@ -184,7 +184,7 @@ TEMPLATES: Mapping[str, Template] = {
             "seconds, memory_bytes": "measured: a step [s], and the fullest worker [B]",
         },
         "Measured runs",
-        "pipejax validate FILE --system h100",
+        "pipejax validate FILE --system a100",
         lambda name, copied: ROWS,
     ),
 }

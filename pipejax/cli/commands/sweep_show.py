@@ -10,10 +10,10 @@ import numpy as np
 import typer
 from rich.markup import escape
 
-from pipejax.base.checks import is_number, one_of
+from pipejax.base.checks import one_of
 from pipejax.base.printed import cell, head, named, scale_of, span, words
 from pipejax.cli.commands.sweep import REASONS
-from pipejax.cli.options.values import Count, Text
+from pipejax.cli.options.values import Count, Text, parse_percent
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules
 from pipejax.cli.output.kinds import DRAWING, SWEEPS
@@ -42,7 +42,7 @@ def sweep_show(
     pareto: bool = False,
     axes: str = AXES,
     knee: Text = None,
-    within: float = 1.0,
+    within: str = "1%",
     map: Text = None,
     no_memory_limit: bool = False,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
@@ -73,8 +73,7 @@ def sweep_show(
     found = read_results(dataset)
     rank = check_measure(by, found, "--by")
     sides = _pair(axes, found.numbers(), "--axes", AXES)
-    if not is_number(within):
-        raise ValueError(f"--within must be a percentage of at least 0, got {within}")
+    percent = parse_percent(within, "--within")
     kept = found.where(where or ())
     among = kept & selectable(found, memory_limit=not no_memory_limit)
     first, front = distinct_best(found, among, rank, best), found.front(among, sides)
@@ -88,9 +87,9 @@ def sweep_show(
     asked = _Asked({}, [])
     if knee is not None:
         axis = one_of(knee, [n for n in found.numbers() if n in found.axes], "--knee")
-        bends = [*knees(found, among, rank, axis, within / 100)]
-        rows = {"axis": axis, "within": within / 100, "rows": [e._asdict() for e in bends]}
-        asked.add("knee", rows, *knee_table(found, rank, axis, bends, within))
+        bends = [*knees(found, among, rank, axis, percent / 100)]
+        rows = {"axis": axis, "within": percent / 100, "rows": [e._asdict() for e in bends]}
+        asked.add("knee", rows, *knee_table(found, rank, axis, bends, percent))
     if map is not None:
         across, up = _pair(map, found.axes, "--map", "network.bandwidth,microbatch_size")
         shown = regions(found, among, rank, across, up)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pipejax as pj
-from pipejax.base.checks import MismatchError, one_of, share
+from pipejax.base.checks import MismatchError, nearest, one_of, share
 from pipejax.cli.options.catalogue import OF_ARGUMENTS, flag
 from pipejax.cli.options.memory import ActivationOptions, MemoryLimit
 from pipejax.cli.options.pricing import Pricing
@@ -26,6 +26,7 @@ from pipejax.schedules.table.table_files import REPAIRS
 PLANNED = {argument: OF_ARGUMENTS[argument] for argument in ("transfer", "offload", "load")}
 # where a limit does go, behind the error that a schedule takes none
 MEMORY_LIMITS = "; pipejax optimize searches one that keeps it, show --memory draws it"
+OF_BUILDERS = ("host_links",)  # options of links that schedules are planned for, too
 OF_RUNS = ("weight_share",)  # options that say something of a run too, under any schedule
 
 
@@ -100,14 +101,16 @@ class TableOptions(NamedTuple):
                 continue
             words = option.replace("_", " ")
             more = MEMORY_LIMITS * (option == "memory_limit")
+            own = dict.fromkeys(name for each in builders.values() for name in each.takes)
+            meant = "" if is_flag(option) else nearest(option, [n for n in own if not is_flag(n)])
             if len(builders) > 1:
                 raise ValueError(
-                    f"{written(option)}: none of {', '.join(builders)} has this option"
+                    f"{told(option)}: none of {', '.join(builders)} has this option{meant}"
                 )
             ((name, builder),) = builders.items()
             raise ValueError(
-                f"{written(option)}: {name} takes no {words}: {told_options(builder, written)}"
-                f"{more}"
+                f"{told(option)}: {name} takes no {words}: {told_options(builder, written)}"
+                f"{more}{meant}"
             )
 
     def of(self, schedule: str) -> "TableOptions":
@@ -194,9 +197,19 @@ def _parse_options(text: str) -> dict[str, Any]:
     return found
 
 
+def is_flag(option: str) -> bool:
+    """Whether an option of builders is one of the command line too; of own functions few are."""
+    return option in OF_BUILDERS or PLANNED.get(option, option) in ScheduleSettings._fields
+
+
 def written(option: str) -> str:
-    """Return how an option of builders is written on the command line."""
-    return flag(PLANNED.get(option, option))
+    """Return how an option of builders is written on the command line: of own functions bare."""
+    return flag(PLANNED.get(option, option)) if is_flag(option) else option
+
+
+def told(option: str) -> str:
+    """Return how an option of builders is given on the command line."""
+    return written(option) if is_flag(option) else f"--schedule-options {option}"
 
 
 def _parse_slots(text: str) -> dict[str, float]:
@@ -354,7 +367,7 @@ class TableChoice(NamedTuple):
             extra += [name for name in self.options.options if name not in self.options.of_runs]
             if extra:
                 raise ValueError(
-                    f"{written(extra[0])} belongs to --schedule: a table file states it itself"
+                    f"{told(extra[0])} belongs to --schedule: a table file states it itself"
                 )
             repair = None if self.repair is None else one_of(self.repair, REPAIRS, "--repair")
             return self.options.finished(pj.read_table(self.table, repair=repair)), []

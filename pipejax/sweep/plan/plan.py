@@ -154,7 +154,8 @@ def plan(
         is_known = np.array([each is not None and each.is_enough for each in by_row])
         first = is_known if (is_known & known.fits).any() else ~is_known
         best = evaluator.find_best(1 + runners_up, first)
-        beyond = evaluator.find_best(OUTSIDE, ~is_known & ~first)
+        apart = ~is_known & ~first
+        beyond = evaluator.find_best(OUTSIDE, apart)
         on_front = evaluator.find_front() if front else None
     rows = np.concatenate([best, beyond])
     found = _told(evaluator, rows, by_row)
@@ -172,6 +173,8 @@ def plan(
         request=request,
         layouts=layouts,
         known=known,
+        place=int(best[order[0]]),
+        apart=apart,
         front=on_front,
     )
     if out is not None:
