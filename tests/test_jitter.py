@@ -426,3 +426,9 @@ def test_slack_on_the_command_line(call, link):
             assert float(finish.max()) - run.makespan == pytest.approx(grows, abs=1e-9)
     _, table, _ = call(*one, "--slack")
     assert "most slack" in table
+
+
+def test_a_spread_may_be_percent(answer, mistake):
+    found = answer(*J, "--op", "lognormal:5%", "--straggler", "1%:2", "--samples", 8)["jitter"]
+    assert (found["op"], found["straggler"]) == ("lognormal:0.05", "0.01:2")
+    assert "--op lognormal:x: 'x' is no number, as 0.05 or 5%" in mistake(*J, "--op", "lognormal:x")

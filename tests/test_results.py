@@ -227,6 +227,8 @@ def test_knees_and_maps_are_said_and_drawn(store, answer, call, mistake, tmp_pat
     assert "--map must be one of schedule, microbatch_size" in line
     assert "--map needs an axis schedule of several" not in line
     assert "--within must be a percentage" in mistake(*given, "--within", -1)
+    signed = answer("sweep", "show", store, "--knee", "memory.capacity", "--within", "2%")["knee"]
+    assert signed == knee
 
 
 def test_a_value_that_no_point_has_is_told_with_the_nearest(store, answer, call):

@@ -17,9 +17,9 @@ from pipejax.base.provenance import ATTRIBUTES, is_dataset
 from pipejax.sweep.store import CHECKSUM, FEASIBLE, NO_RESOURCE, OUT_OF_MEMORY, STATUS
 
 Points = Int[NumpyArray, " found"]
-MEASURES = ("step_time", "memory_bytes", "bubble_ratio", "tokens_per_second")
+MORE_IS_BETTER = ("tokens_per_second", "tokens_per_second_per_gpu")
+MEASURES = ("step_time", "memory_bytes", "bubble_ratio", *MORE_IS_BETTER)
 EQUAL = 1e-9  # by which numbers of conditions differ from those of axes that they mean
-MORE_IS_BETTER = ("tokens_per_second",)
 _KEYS = {"schedules": "schedule", "models": "model", "systems": "system"}  # as declared
 _CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|=|<|>)\s*(.*\S)\s*")
 _COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {

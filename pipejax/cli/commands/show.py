@@ -13,7 +13,13 @@ from pipejax.cli.commands.show_page import NO_TIMES, carried, save_page
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import ActivationOptions, HeldMemory, MemoryLimit, StageSizes
 from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.tables import TableChoice, TableOptions, chosen_tables, naming
+from pipejax.cli.options.tables import (
+    TableChoice,
+    TableOptions,
+    chosen_tables,
+    naming,
+    with_labels,
+)
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer, file_lines
 from pipejax.cli.output.files import NO_OUTPUT, Output
@@ -99,12 +105,7 @@ class PictureSettings(NamedTuple):
 
         if self.labels is None:
             return named((run.schedule, run) for run in runs)
-        labels = [label.strip() for label in self.labels.split(",")]
-        if len(set(labels)) < len(labels) or "" in labels or len(labels) != len(runs):
-            what = ", ".join(run.schedule for run in runs)
-            raise ValueError(
-                f"--labels must be {len(runs)} different names, of {what}, got {self.labels!r}"
-            )
+        labels = with_labels(self.labels, [run.schedule for run in runs])
         return dict(zip(labels, runs, strict=True))
 
     def window(self, runs: "Sequence[pj.Evaluation]") -> "Window | None":

@@ -374,7 +374,11 @@ EXCEPTIONS = {
     ("run", "batch_size"): OptionRecord(COUNT, "examples of a microbatch"),
     ("run", "tolerance"): OptionRecord(NUMBER, "largest error of a gradient that passes"),
 }
-PLACES = {("init", "from_"): "Model and system"}  # options that stand in another panel
+# options that stand in another panel
+PLACES = {
+    ("init", "from_"): "Model and system",
+    ("compare", "labels"): "Schedule",
+}
 # options that have another default, or none, in some command, and why
 DIFFERENT_DEFAULTS = {
     "batch_size": "an objective takes batches, a runtime microbatches, which are small",

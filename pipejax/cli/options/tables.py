@@ -1,5 +1,6 @@
 """Options that say which tables: one, several, or schedules to build, and built with what."""
 
+import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -112,6 +113,18 @@ class TableOptions(NamedTuple):
                 f"{told(option)}: {name} takes no {words}: {told_options(builder, written)}"
                 f"{more}{meant}"
             )
+
+    def called(self, schedule: str) -> str:
+        """Name a schedule with those of the options that are not as they are if left out."""
+        builder = self.builder(schedule)
+        usual = inspect.signature(builder.function).parameters
+        own = {
+            name: value
+            for name, value in self.of(schedule).options.items()
+            if isinstance(value, int | float | str)
+            and (name not in usual or usual[name].default != value)
+        }
+        return " ".join([schedule, *(f"{name}={value}" for name, value in own.items())])
 
     def of(self, schedule: str) -> "TableOptions":
         """Keep the options that a schedule has."""
@@ -226,6 +239,23 @@ def _parse_slots(text: str) -> dict[str, float]:
         raise ValueError(f"--slots: expected F and B, or F, I and W, as F=1,B=2, got {text!r}")
     half = slots["B"] / 2  # of a backward that is split, as in costs
     return {"I": half, "W": half, **slots}
+
+
+def with_labels(labels: str | None, names: Sequence[str]) -> list[str]:
+    """Return names that --labels gives in place of others, or these.
+
+    Raises:
+      ValueError: if there is not one for each, or two are the same.
+    """
+    if labels is None:
+        return [*names]
+    found = [label.strip() for label in labels.split(",")]
+    if len({*found}) < len(found) or "" in found or len(found) != len(names):
+        what = ", ".join(names)
+        raise ValueError(
+            f"--labels must be {len(names)} different names, of {what}, got {labels!r}"
+        )
+    return found
 
 
 class SizedSchedule(NamedTuple):
