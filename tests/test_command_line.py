@@ -81,7 +81,7 @@ def test_an_option_may_stand_in_another_panel(call):
     assert out.index("Model and system") < out.index("--from FILE") < out.index("Output")
     assert "Picture" not in out
     assert "Picture" not in call("compare", "--help")[1]
-    assert "--from TIME" in call("show", "--help")[1]
+    assert "--from TIME" in call("show", "--help-all")[1]
 
 
 def test_a_page_has_every_option_once():

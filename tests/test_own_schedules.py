@@ -153,7 +153,7 @@ def test_a_function_in_a_file(folder, answer, call):
         ("mine.py:build --schedule-options depth=3", "mine.py, line 14: ValueError: depth 3 does"),
         ("mine.py:build --schedule-options kind=wrong", "mine.py, line 16: ZeroDivisionError"),
         ("mine.py:build --schedule-options width=1", "mine.py:build takes no width: its options"),
-        ("mine.py:build --waves 2", "takes no waves: its options are --depth, --kind"),
+        ("mine.py:build --waves 2", "takes no waves: its options are depth, kind"),
         ("mine.py:build --schedule-options depth", "--schedule-options must be as depth=2"),
         ("mine.py:build --schedule-options waves=1", "it has an option, --waves"),
         ("mine.py:smaller", "made a table of 1 workers and 1 microbatches for 2 and 4"),

@@ -53,17 +53,7 @@ def draw_plan(
         zorder=1,
     )
     axes.plot([], [], ".", color=palette.SILVER, markersize=4, label="lower bound")
-    names = np.asarray(columns["schedule"])
-    for name, colour, marker in zip(dict.fromkeys(names.tolist()), COLOURS, MARKERS, strict=False):
-        own = near & is_known & (names == name)
-        if own.any():
-            look: dict[str, Any] = {"color": colour, "markersize": 3, "zorder": 2}
-            axes.plot(memory[own & ~apart], exact[own & ~apart], marker, label=name, **look)
-            look |= {"markerfacecolor": palette.WHITE, "markeredgewidth": 0.6}
-            axes.plot(memory[own & apart], exact[own & apart], marker, **look)
-    if np.any(near & is_known & apart):
-        hollow: dict[str, Any] = {"color": palette.BLACK, "markerfacecolor": palette.WHITE}
-        axes.plot([], [], "o", markersize=3, label="ranked apart: extrapolated", **hollow)
+    _draw_exact(axes, np.asarray(columns["schedule"]), memory, exact, near & is_known, apart)
     order = np.flatnonzero(front)
     order = order[np.argsort(memory[order])]
     axes.step(
@@ -102,6 +92,27 @@ def draw_plan(
     axes.set_xlabel("memory of the fullest accelerator [GB]")
     axes.set_ylabel("step time [s]")
     axes.legend(loc="upper right")
+
+
+def _draw_exact(
+    axes: Axes,
+    names: NumpyArray,
+    memory: NumpyArray,
+    exact: NumpyArray,
+    shown: NumpyArray,
+    apart: NumpyArray,
+) -> None:
+    """Draw layouts whose step is known, by schedule; those that are ranked apart are hollow."""
+    for name, colour, marker in zip(dict.fromkeys(names.tolist()), COLOURS, MARKERS, strict=False):
+        own = shown & (names == name)
+        if own.any():
+            look: dict[str, Any] = {"color": colour, "markersize": 3, "zorder": 2}
+            axes.plot(memory[own & ~apart], exact[own & ~apart], marker, label=name, **look)
+            look |= {"markerfacecolor": palette.WHITE, "markeredgewidth": 0.6}
+            axes.plot(memory[own & apart], exact[own & apart], marker, **look)
+    if np.any(shown & apart):
+        hollow: dict[str, Any] = {"color": palette.BLACK, "markerfacecolor": palette.WHITE}
+        axes.plot([], [], "o", markersize=3, label="ranked apart: extrapolated", **hollow)
 
 
 def _label(columns: Mapping[str, Any], place: int) -> str:
@@ -183,13 +194,7 @@ def draw_results(
     if len(best):
         ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": palette.BLACK}
         axes.plot(x[best], y[best], "o", markersize=7, label="best", zorder=3, **ring)
-    for name, side, axis in zip("xy", sides, (axes.xaxis, axes.yaxis), strict=True):
-        shown = side.values[among & side.near(front)]
-        if len(shown) and shown.min() > 0 and shown.max() > WIDE * shown.min():
-            getattr(axes, f"set_{name}scale")("log")
-        if len(shown) < among.sum():
-            getattr(axes, f"set_{name}lim")(*_with_margin(shown, axis.get_scale()))
-        style.name_ticks(axis)
+    _scale(axes, sides, among, front)
     if len(front):
         _draw_front(axes, sides, front)
         out = among & ~(sides[0].near(front) & sides[1].near(front))
@@ -201,6 +206,22 @@ def draw_results(
     style.legend(figure, "upper left", axes.get_legend_handles_labels())  # wherever points lie
     if named[0]:
         _name_front(axes, sides, front, *named)
+
+
+def _scale(
+    axes: Axes,
+    sides: Sequence[Shown],
+    among: Bool[NumpyArray, " points"],
+    front: Int[NumpyArray, " found"],
+) -> None:
+    """Scale both sides to the points that are not far from the front."""
+    for name, side, axis in zip("xy", sides, (axes.xaxis, axes.yaxis), strict=True):
+        shown = side.values[among & side.near(front)]
+        if len(shown) and shown.min() > 0 and shown.max() > WIDE * shown.min():
+            getattr(axes, f"set_{name}scale")("log")
+        if len(shown) < among.sum():
+            getattr(axes, f"set_{name}lim")(*_with_margin(shown, axis.get_scale()))
+        style.name_ticks(axis)
 
 
 def _with_margin(values: NumpyArray, scale: str) -> tuple[float, float]:

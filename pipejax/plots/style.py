@@ -216,14 +216,8 @@ def legend(
     room = figure.get_figwidth() * 72 / (LETTER * small())
     long = ["\n".join(textwrap.wrap(name, int(room) - 6)) for name in (*names, title)]
     for count in range(columns, 0, -1):
-        found = figure.legend(
-            handles,
-            long[:-1],
-            title=long[-1] or None,
-            alignment="left",
-            loc=f"outside {where}",
-            ncols=count,
-        )
+        look: Any = {"title": long[-1] or None, "loc": f"outside {where}", "ncols": count}
+        found = figure.legend(handles, long[:-1], alignment="left", **look)
         box = found.get_window_extent()
         if count == 1 or box.width <= figure.bbox.width:
             break

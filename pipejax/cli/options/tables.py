@@ -396,9 +396,8 @@ class TableChoice(NamedTuple):
             extra = [name for name, value in sizes.items() if value is not None]
             extra += [name for name in self.options.options if name not in self.options.of_runs]
             if extra:
-                raise ValueError(
-                    f"{told(extra[0])} belongs to --schedule: a table file states it itself"
-                )
+                which = flag(extra[0]) if extra[0] in sizes else told(extra[0])
+                raise ValueError(f"{which} belongs to --schedule: a table file states it itself")
             repair = None if self.repair is None else one_of(self.repair, REPAIRS, "--repair")
             return self.options.finished(pj.read_table(self.table, repair=repair)), []
         own = find(self.schedule or "").sizes or (None, None)  # a table from a file has its own
