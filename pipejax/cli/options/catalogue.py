@@ -377,6 +377,11 @@ EXCEPTIONS = {
     ("run", "batch_size"): OptionRecord(COUNT, "examples of a microbatch"),
     ("run", "tolerance"): OptionRecord(NUMBER, "largest error of a gradient that passes"),
 }
+# options that stand in another panel
+PLACES = {
+    ("init", "from_"): "Model and system",
+    ("compare", "labels"): "Schedule",
+}
 # options that have another default, or none, in some command, and why
 DIFFERENT_DEFAULTS = {
     "batch_size": "an objective takes batches, a runtime microbatches, which are small",
@@ -416,9 +421,12 @@ def record(name: str, command: str = "") -> OptionRecord:
         raise LookupError(f"option {name!r} has no record in {__name__}") from None
 
 
-def panels_of(names: Mapping[str, object]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the panels that options stand in, each with those options, in order."""
+def panels_of(names: Mapping[str, object], command: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the panels that options of a command stand in, each with those options, in order."""
+    placed = {name: title for (where, name), title in PLACES.items() if where == command}
     for title, options in PANELS.items():
-        found = [name for name in options if name in names]
+        own = [name for name in options if placed.get(name, title) == title]
+        own += [name for name, place in placed.items() if place == title]
+        found = [name for name in own if name in names]
         if found:
             yield title, found
