@@ -209,7 +209,6 @@ def _by_kind(shares: "Attribution") -> dict[str, list[dict[str, Any]]]:
 
 def _against_json(shares: "Attribution") -> dict[str, Any]:
     return {
-        "stalls": [stall._asdict() for stall in analysis.stalls],
         "step_time": float(shares.recorded.mean()),
         "as_there": shares.ideal,
         "attribution": _by_kind(shares),

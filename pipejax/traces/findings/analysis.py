@@ -87,10 +87,11 @@ class Analysis:
         trace, late = self.pipelines.trace, self.replay.stalls
         least = STALL * float(np.median(self.pipelines.spans))
         places = np.flatnonzero(late > least)
-        fields = trace.step, trace.replica, trace.worker
         return ResultList(
             Stall(
-                *(int(field[k]) for field in fields),
+                int(trace.step[k]),
+                int(trace.replica[k]),
+                int(trace.worker[k]),
                 f"{trace.stage[k]}{trace.phases[trace.phase[k]]}{trace.microbatch[k]}",
                 float(late[k]),
             )
