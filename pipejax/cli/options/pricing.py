@@ -449,11 +449,12 @@ def _price_model(
         field = WORKLOAD_FIELDS.get(name)
         if field is not None and field.known:
             given[name] = one_of(given[name], field.known, flag(name))
-    from pipejax.costs.model.stack import AS_THE_SYSTEM, load_stack
+    from pipejax.costs.model.stack import software_of
     from pipejax.costs.stage.stage_costs import check_machine
 
-    software = AS_THE_SYSTEM if stack is None else load_stack(stack)
-    found, machine = load_with(model, sequence), software.on(pj.load_system(system))
+    bare = pj.load_system(system)
+    software = software_of(bare, stack)
+    found, machine = load_with(model, sequence), software.on(bare)
     given = {**software.workload, **given}
     if given.get("expert_parallel", 1) > 1 and found.moe is None:
         raise ValueError(

@@ -35,6 +35,7 @@ def plan_lines(found: "PlanResult") -> Iterator[object]:
     )
     yield _evidence(best, request.system.name)
     yield _room(found)
+    yield _beside(found)
     yield _table(found, (best, *found.runners_up), "the shortest steps of all layouts that fit")
     yield from _turned_round(found)
     if found.outside:
@@ -71,6 +72,14 @@ def _room(found: "PlanResult") -> object:
         f"tensors may take {gigabytes(request.room)}: {100 * request.headroom:g} % of {whole} are "
         "left for fragmentation and the allocator (--headroom)"
     )
+
+
+def _beside(found: "PlanResult") -> object:
+    """Say what was assumed of exchanges of replicas."""
+    share = found.request.shared.get("overlap", 0.0)
+    if not share:
+        return "gradients and gathered weights wait; --overlap 1 takes them beside compute"
+    return plain(f"gradients and gathered weights: {100 * share:g} % of what fits beside compute")
 
 
 def _turned_round(found: "PlanResult") -> Iterator[object]:

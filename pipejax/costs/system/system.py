@@ -97,6 +97,8 @@ class CalibrationRecord(NamedTuple):
       stack: of the runs, by name or file; empty where they are of none that is named.
       evidence: of what regimes they were, and how far predictions were from them, as
         `analysis/step/evidence.py` writes it.
+      overlap: share of gradients and gathered weights that travelled beside compute in all runs of
+        several replicas; None where they differ, or there are none.
     """
 
     source: str
@@ -105,6 +107,7 @@ class CalibrationRecord(NamedTuple):
     bands: tuple[Band, ...]
     stack: str = ""
     evidence: tuple[tuple[float, ...], ...] = ()
+    overlap: float | None = None
 
 
 def read_calibration(data: Any, where: str) -> CalibrationRecord:
@@ -128,6 +131,7 @@ def read_calibration(data: Any, where: str) -> CalibrationRecord:
         ),
         str(data.get("stack", "")),
         _evidence(data.get("evidence", []), f"{where}: evidence"),
+        share(data["overlap"], f"{where}: overlap") if "overlap" in data else None,
     )
 
 

@@ -19,7 +19,7 @@ from pipejax.base.progress import OnProgress, telling
 from pipejax.base.provenance import is_dataset
 from pipejax.costs.layers.formulas import OPERAND_BYTES, model_flop
 from pipejax.costs.model.model import Model, load_model
-from pipejax.costs.model.stack import AS_THE_SYSTEM, Stack, load_stack
+from pipejax.costs.model.stack import Stack, software_of
 from pipejax.costs.model.workload_fields import PRECISIONS
 from pipejax.costs.system.system import System, load_system
 from pipejax.schedules.table.links import Links
@@ -81,7 +81,8 @@ def plan(
       choices: by axis the values that are allowed: tensor, context, expert, data, pipeline,
         stages_per_worker, microbatch_size, recompute, zero, edge_units. Of an axis that is not
         named all legal values are: tensor parallelism inside a node, at least 1024 tokens of a
-        sequence on an accelerator, at most 16 stages per worker, which divide the layers evenly.
+        sequence on an accelerator, at most 16 stages per worker, which divide the layers evenly;
+        of recompute none, selective and full, but parts of layers only where they are named.
       link: link model, or `Links`.
       runners_up: how many ideas after the best are shown.
       exhaustive: whether all layouts that fit are evaluated exactly.
@@ -92,7 +93,7 @@ def plan(
       on_progress: called with how many layouts are done, of how many, and what is done with them;
         a bar in notebooks if None.
       stack: the software, or its name: its kernels, and its exchanges where `shared` does not say
-        them; as the system's file takes it if None.
+        them; if None that of the runs that the system was calibrated on, or as its file takes it.
       memory_limit: what the tensors of an accelerator may take [B], in place of headroom.
       headroom: share of an accelerator's memory that is left for what tensors do not tell:
         fragmentation, and what the allocator keeps; 0.1 if None.
@@ -124,10 +125,12 @@ def plan(
         raise wrong(
             "headroom", "has no effect beside memory_limit, which says what tensors may take"
         )
-    software = _software(stack)
+    check_types(stack=(stack, Stack, str, Path, type(None)))
+    machine = system if isinstance(system, System) else load_system(system)
+    software = software_of(machine, stack)
     request = PlanRequest(
         model if isinstance(model, Model) else load_model(model),
-        software.on(system if isinstance(system, System) else load_system(system)),
+        software.on(machine),
         gpus,
         minibatch,
         tuple(schedules),
@@ -177,13 +180,6 @@ def plan(
     if out is not None:
         result.save(out, replace=True)
     return result
-
-
-def _software(stack: Stack | str | Path | None) -> Stack:
-    """The stack that is named, or what the system's file takes for granted."""
-    check_types(stack=(stack, Stack, str, Path, type(None)))
-    named = AS_THE_SYSTEM if stack is None else stack
-    return named if isinstance(named, Stack) else load_stack(named)
 
 
 def _left_at(out: Path, request: PlanRequest, resume: bool, replace: bool) -> Times | None:

@@ -15,7 +15,6 @@ from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.files import drafted
 from pipejax.base.provenance import provenance
 from pipejax.costs.model.workload import Workload
-from pipejax.costs.model.workload_fields import RECOMPUTE
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.plan.layouts import Layouts
 from pipejax.sweep.plan.other_machines import Reversal
@@ -159,7 +158,7 @@ def columns_of(request: PlanRequest, layouts: Layouts, known: Known) -> dict[str
     """All layouts by column, with names instead of numbers where there are names."""
     named: dict[str, NumpyArray] = dict(layouts._asdict())
     named["schedule"] = np.array(request.schedules)[layouts.schedule]
-    named["recompute"] = np.array(RECOMPUTE)[layouts.recompute]
+    named["recompute"] = np.array(request.recomputations)[layouts.recompute]
     return named | known._asdict()
 
 
