@@ -136,7 +136,7 @@ def read_calibration(data: Any, where: str) -> CalibrationRecord:
 
 
 def _evidence(data: Any, where: str) -> tuple[tuple[float, ...], ...]:
-    """Read rows of numbers: three flags, configurations, mean error."""
+    """Read rows of numbers: a regime, configurations, mean error."""
     rows = data if isinstance(data, list) else [None]
     for row in rows:
         if not isinstance(row, list) or len(row) != 5 or not all(map(is_number, row)):

@@ -231,18 +231,25 @@ class _Keeper:
 def evidence_by_row(request: PlanRequest, layouts: Layouts) -> list[Evidence | None]:
     """What was measured of the regime of each layout; None where nothing was."""
     known = known_evidence(request.system, request.stack)
-    is_narrow = request.shared.get("precision", PRECISIONS[0]) in OPERAND_BYTES
-    splits, far = layouts.zero >= 3, layouts.expert > float(request.system.gpus_per_node)
+    regimes = regimes_of(request, layouts)
     told = {
         regime: max(
             (each for each in known if regime.is_told_by(each.regime)),
             key=lambda each: (each.is_enough, each.configurations),
             default=None,
         )
-        for regime in {Regime(bool(a), bool(b), is_narrow) for a in (0, 1) for b in (0, 1)}
+        for regime in {*regimes}
     }
-    pairs = zip(splits.tolist(), far.tolist(), strict=True)
-    return [told[Regime(one, other, is_narrow)] for one, other in pairs]
+    return [told[regime] for regime in regimes]
+
+
+def regimes_of(request: PlanRequest, layouts: Layouts) -> list[Regime]:
+    """What the step time of each layout rests on."""
+    is_narrow = request.shared.get("precision", PRECISIONS[0]) in OPERAND_BYTES
+    far = layouts.expert > float(request.system.gpus_per_node)
+    experts = np.where(request.model.moe is None, 0, 1 + far)
+    pairs = zip((layouts.zero >= 3).tolist(), experts.tolist(), strict=True)
+    return [Regime(*pair, is_narrow) for pair in pairs]
 
 
 def _told(
@@ -273,13 +280,7 @@ def _planned(
         memory_bytes=need,
         memory_left=request.room - need,
         bound_by=bound_by,
-        regime=str(
-            Regime(
-                bool(layouts.zero[row] >= 3),
-                bool(layouts.expert[row] > float(request.system.gpus_per_node)),
-                request.shared.get("precision", PRECISIONS[0]) in OPERAND_BYTES,
-            )
-        ),
+        regime=str(regimes_of(request, layouts.take(np.array([row])))[0]),
         evidence=evidence,
         also=tuple(
             layouts.split(place) | {"step_time": float(known.step_time[place])}
