@@ -18,7 +18,7 @@ from pipejax.analysis.step.evidence import (
     known_evidence,
 )
 from pipejax.costs.measured.rows_file import read_rows
-from pipejax.costs.system.system import DATA, CalibrationRecord
+from pipejax.costs.system.system import DATA, Band, CalibrationRecord
 from pipejax.sweep.plan.plan import chances
 
 QUICK = ("llm_foundry_h100", "torchtitan_h100", "megatron_bridge_b300")  # tables
@@ -105,6 +105,27 @@ def test_runs_of_dense_models_tell_nothing_of_experts():
     assert found.best.regime == "16 bits, ZeRO 0 to 2, experts within nodes"
     known = found.best.evidence
     assert known is None or known.regime.experts == 1
+
+
+@pytest.mark.compiles
+def test_evaluate_says_what_its_step_time_rests_on(call):
+    line = ("evaluate", "-s", "1f1b", "-P", 2, "-M", 4, "--minibatch", 4, "--tensor-parallel", 8)
+    for model, said in (
+        ("llama3-8b", "its regime (16 bits, ZeRO 0 to 2, no experts): 16 measured configurations"),
+        ("mixtral-8x7b", "its regime (16 bits, ZeRO 0 to 2, experts within nodes)"),
+    ):
+        code, text, _ = call(*line, "--model", model, "--system", "h100")
+        assert (code, said in text) == (0, True)
+    text = call(*line, "--model", "llama3-8b", "--system", "h200")[1]
+    assert "no run of its regime (16 bits, ZeRO 0 to 2, no experts) on h200 is known" in text
+
+
+@pytest.mark.compiles
+def test_a_plan_has_the_bands_of_evaluate(layouts):
+    rows, bands = as_numbers([Evidence(WHOLE, 5, 4.0)]), (Band(80, 0.9, 1.2),)
+    record = CalibrationRecord("runs", 5, (), bands, "", rows)
+    best = layouts(dataclasses.replace(pj.load_system("h100"), calibration=record)).best
+    assert best.bands == {"80": (0.9 * best.step_time, 1.2 * best.step_time)}
 
 
 def test_chances_are_those_of_draws():

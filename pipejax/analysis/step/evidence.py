@@ -15,6 +15,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.display import short_repr
 from pipejax.costs.layers.formulas import OPERAND_BYTES
 from pipejax.costs.measured.measured_rows import CONFIGURATION, MeasuredRows, joined
+from pipejax.costs.model.workload import Workload
 from pipejax.costs.system.system import DATA, System, load_system
 
 EVIDENCE = DATA / "evidence.json"
@@ -83,6 +84,21 @@ def regimes_of(rows: MeasuredRows, per_node: float) -> list[Regime]:
     narrow = np.isin(rows.precision, list(OPERAND_BYTES))
     columns = zip((rows.zero >= 3).tolist(), experts.tolist(), narrow.tolist(), strict=True)
     return [Regime(*each) for each in columns]
+
+
+def regime_of(workload: Workload, per_node: float) -> Regime:
+    """Return the regime of a workload on nodes of so many accelerators."""
+    experts = 0 if workload.model.moe is None else 1 + (workload.expert_parallel > per_node)
+    return Regime(workload.zero >= 3, experts, workload.precision in OPERAND_BYTES)
+
+
+def evidence_for(regime: Regime, known: Iterable[Evidence]) -> Evidence | None:
+    """Return what is known of a regime: the most that is enough, of those that tell of it."""
+    return max(
+        (each for each in known if regime.is_told_by(each.regime)),
+        key=lambda each: (each.is_enough, each.configurations),
+        default=None,
+    )
 
 
 def evidence_of(

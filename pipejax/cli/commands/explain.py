@@ -257,7 +257,7 @@ def _page(found: "Explanation", result: Mapping[str, Any]) -> str:
         if abs(time) > ROUNDING * found.step_time
     ]
     title = Marked.from_markup(f"{heading(result)}: {seconds(found.step_time)}").plain
-    lines = [*_diagnosis(found), *filter(None, [_slower(found)])]
+    lines = [*_diagnosis(found), *filter(None, (_slower(found), _room(found)))]
     shown = "As it is" if len(setups) == 1 else f"As it is, and below: {found.remedies[0].what}"
     with waiting("looking for closed forms"):
         explorer = page(explored)
@@ -284,6 +284,21 @@ def _slower(found: "Explanation") -> str:
     return f"messages may take {found.tolerated:.3g} times as long before the step is 1 % longer"
 
 
+def _room(found: "Explanation") -> str:
+    """What remedies may need, where the system says it and no option."""
+    from pipejax.sweep.plan.request import HEADROOM
+
+    memory = found.memory
+    if memory.limit is None or np.ndim(memory.limit):
+        return ""
+    whole = float(np.asarray(memory.limit))
+    left = f"--memory-limit {(1 - HEADROOM) * whole / 1e9:.1f}GB"
+    return (
+        f"remedies may need {memory.text(whole)}, all that tensors can have; plan leaves "
+        f"{100 * HEADROOM:g} % of it free: {left}"
+    )
+
+
 def _said(found: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
     yield f"{heading(result)}: [bold]{seconds(found.step_time)}[/]"
     first, *others = _diagnosis(found)
@@ -300,8 +315,7 @@ def _said(found: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
             Column("what it is", "of"),
         ),
     )
-    if slower := _slower(found):
-        yield slower
+    yield from map(plain, filter(None, (_slower(found), _room(found))))
     if not found.remedies:
         yield "nothing that was tried makes it shorter"
         return

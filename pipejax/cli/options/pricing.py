@@ -53,6 +53,7 @@ class Pricing(NamedTuple):
       steps: change them.
       workload: where a model gives them.
       system: the machine that it is on.
+      stack: the software, by name; empty for what the system's file takes for granted.
       microbatches: what options say of microbatches that differ.
       offloads: whether options say what it takes to offload.
       rare: letters of ops that most tables have none of, and the option that gives their time.
@@ -66,6 +67,7 @@ class Pricing(NamedTuple):
     steps: tuple[Step, ...] = ()
     workload: "pj.Workload | None" = None
     system: "pj.System | None" = None
+    stack: str = ""
     microbatches: Microbatches = Microbatches()
     offloads: bool = False
     rare: Mapping[str, str] = MappingProxyType({})
@@ -462,7 +464,8 @@ def _price_model(
         )
     workload = pj.Workload(found, minibatch, **given)
     check_machine(workload, machine)
-    return Pricing(ModelCosts(workload, machine), workload=workload, system=machine)
+    source = ModelCosts(workload, machine)
+    return Pricing(source, workload=workload, system=machine, stack=software.name)
 
 
 def load_with(model: str, sequence: int | None) -> "pj.Model":

@@ -6,6 +6,7 @@ also says what its numbers were fitted to.
 """
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from pipejax.base.checks import (
 )
 from pipejax.base.data_files import check_keys, load_json, quantity
 from pipejax.base.display import short_repr, short_repr_of
+from pipejax.base.progress import Notice
 from pipejax.costs import array_functions as xp
 from pipejax.costs.precision import as_float, floats_in, is_traced
 from pipejax.costs.system.parts import (
@@ -47,6 +49,7 @@ from pipejax.costs.system.parts import (
     NarrowPeaks,
     Number as Number,
     Numbers as Numbers,
+    number_of,
     with_number,
 )
 
@@ -366,7 +369,30 @@ def load_system(name: str | Path) -> System:
     for what in ("peak_flops", "memory_bandwidth"):
         if not getattr(system, what) > 0:
             raise ValueError(f"{where}: {what} must be above 0")
+    if isinstance(name, Path) or name not in system_names():
+        _say_what_is_far(system, where)
     return system
+
+
+FAR = 30.0  # times the largest of all systems here: from there on a unit is likely to be another
+OF_SHEETS = (
+    *("compute.peak", "memory.bandwidth", "memory.capacity"),
+    *("node.bandwidth", "network.bandwidth"),
+)
+
+
+def _say_what_is_far(system: System, where: str) -> None:
+    """Say which numbers of a data sheet no machine is near to."""
+    known = [load_system(name) for name in system_names()]
+    for name in OF_SHEETS:
+        ratio = number_of(system, name) / max(number_of(each, name) for each in known)
+        if ratio > FAR:
+            warnings.warn(
+                f"{where}: {name} is {ratio:.0f} times the largest of all systems that come with "
+                "pipejax: is its unit right?",
+                Notice,
+                stacklevel=3,
+            )
 
 
 Sections = Mapping[str, dict[str, Any]]

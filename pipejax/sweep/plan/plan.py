@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.analysis.step.evidence import Evidence, Regime, known_evidence
+from pipejax.analysis.step.evidence import Evidence, Regime, evidence_for, known_evidence
 from pipejax.analysis.step.step_report import bands, mfu
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, whole_number, wrong
@@ -125,12 +125,10 @@ def plan(
         raise wrong(
             "headroom", "has no effect beside memory_limit, which says what tensors may take"
         )
-    check_types(stack=(stack, Stack, str, Path, type(None)))
-    machine = system if isinstance(system, System) else load_system(system)
-    software = software_of(machine, stack)
+    machine, software = _machine(system, stack)
     request = PlanRequest(
         model if isinstance(model, Model) else load_model(model),
-        software.on(machine),
+        machine,
         gpus,
         minibatch,
         tuple(schedules),
@@ -180,6 +178,14 @@ def plan(
     if out is not None:
         result.save(out, replace=True)
     return result
+
+
+def _machine(system: System | str | Path, stack: Stack | str | Path | None) -> tuple[System, Stack]:
+    """The machine as its software uses it, and that software."""
+    check_types(stack=(stack, Stack, str, Path, type(None)))
+    bare = system if isinstance(system, System) else load_system(system)
+    software = software_of(bare, stack)
+    return software.on(bare), software
 
 
 def _left_at(out: Path, request: PlanRequest, resume: bool, replace: bool) -> Times | None:
@@ -232,14 +238,7 @@ def evidence_by_row(request: PlanRequest, layouts: Layouts) -> list[Evidence | N
     """What was measured of the regime of each layout; None where nothing was."""
     known = known_evidence(request.system, request.stack)
     regimes = regimes_of(request, layouts)
-    told = {
-        regime: max(
-            (each for each in known if regime.is_told_by(each.regime)),
-            key=lambda each: (each.is_enough, each.configurations),
-            default=None,
-        )
-        for regime in {*regimes}
-    }
+    told = {regime: evidence_for(regime, known) for regime in {*regimes}}
     return [told[regime] for regime in regimes]
 
 
@@ -274,7 +273,7 @@ def _planned(
     return PlannedLayout(
         layout=layouts.described(request, row),
         step_time=step,
-        band=None if evidence is None else bands(request.system, step).get("90"),
+        bands={} if evidence is None else bands(request.system, step),
         mfu=float(mfu(flop, step, request.gpus, peak)),
         tokens_per_second=request.minibatch * float(request.model.sequence) / step,
         memory_bytes=need,

@@ -50,7 +50,8 @@ class PlannedLayout:
     Attributes:
       layout: its degrees, schedule and sizes by name, as columns of measured runs.
       step_time: [s].
-      band: 90 % band of the step time, where the system's calibration gives one [s].
+      bands: of the step time [s] by percent, where the system's calibration gives them and has
+        runs of the regime.
       mfu: share of the peak that the model's own FLOP reach.
       tokens_per_second: of the whole job.
       memory_bytes: need of the fullest worker, per accelerator [B].
@@ -67,7 +68,7 @@ class PlannedLayout:
 
     layout: Mapping[str, Any]
     step_time: float
-    band: tuple[float, float] | None
+    bands: Mapping[str, tuple[float, float]]
     mfu: float
     tokens_per_second: float
     memory_bytes: float
