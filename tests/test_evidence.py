@@ -121,11 +121,12 @@ def test_evaluate_says_what_its_step_time_rests_on(call):
 
 
 @pytest.mark.compiles
-def test_a_plan_has_the_bands_of_evaluate(layouts):
+def test_a_plan_has_the_band_of_evaluate(layouts):
     rows, bands = as_numbers([Evidence(WHOLE, 5, 4.0)]), (Band(80, 0.9, 1.2),)
     record = CalibrationRecord("runs", 5, (), bands, "", rows)
     best = layouts(dataclasses.replace(pj.load_system("h100"), calibration=record)).best
-    assert best.bands == {"80": (0.9 * best.step_time, 1.2 * best.step_time)}
+    assert best.band == (0.9 * best.step_time, 1.2 * best.step_time)
+    assert best.band_percent == 80
 
 
 def test_chances_are_those_of_draws():

@@ -382,7 +382,9 @@ def test_the_command_says_json_and_keeps_all_layouts(tmp_path, capsys, monkeypat
     out = tmp_path / "plan.zarr"
     assert run([*given_, "--runners-up", "2", "--json", "--out", str(out)]) == 0
     found = json.loads(capsys.readouterr().out)
-    says = "layout step_time band mfu memory_bytes bound_by memory_left tokens_per_second"
+    says = (
+        "layout step_time band band_percent mfu memory_bytes bound_by memory_left tokens_per_second"
+    )
     says += " regime evidence chance also"
     assert set(found["best"]) == set(says.split())
     assert len(found["runners_up"]) == 2

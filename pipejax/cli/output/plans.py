@@ -149,6 +149,8 @@ def _splits(one: "PlannedLayout") -> Iterator[str]:
 
 
 def _band(one: "PlannedLayout") -> str:
-    """The bands of a step time, where there are any."""
-    said = (f"{k} %: {seconds(low)} to {seconds(high)}" for k, (low, high) in one.bands.items())
-    return f" ({', '.join(said)})" * bool(one.bands)
+    """The band of a step time, where there is one."""
+    if one.band is None:
+        return ""
+    low, high = one.band
+    return f" ({one.band_percent:g} %: {seconds(low)} to {seconds(high)})"

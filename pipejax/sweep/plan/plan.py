@@ -268,12 +268,15 @@ def _planned(
     """Say what is to be said of one of the best layouts."""
     request, layouts, known = evaluator.request, evaluator.layouts, evaluator.known
     step, need = float(known.step_time[row]), float(known.memory_bytes[row])
+    known_bands = {} if evidence is None else bands(request.system, step)
+    widest = max(known_bands.items(), key=lambda each: float(each[0]), default=None)
     flop = model_flop(request.model, request.minibatch)
     peak = request.system.peak(request.shared.get("precision", "bf16"))
     return PlannedLayout(
         layout=layouts.described(request, row),
         step_time=step,
-        bands={} if evidence is None else bands(request.system, step),
+        band=None if widest is None else widest[1],
+        band_percent=None if widest is None else float(widest[0]),
         mfu=float(mfu(flop, step, request.gpus, peak)),
         tokens_per_second=request.minibatch * float(request.model.sequence) / step,
         memory_bytes=need,

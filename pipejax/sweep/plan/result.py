@@ -50,8 +50,9 @@ class PlannedLayout:
     Attributes:
       layout: its degrees, schedule and sizes by name, as columns of measured runs.
       step_time: [s].
-      bands: of the step time [s] by percent, where the system's calibration gives them and has
-        runs of the regime.
+      band: widest band of the step time [s] that the system's calibration gives, where it has runs
+        of the regime.
+      band_percent: of such steps that lie in it.
       mfu: share of the peak that the model's own FLOP reach.
       tokens_per_second: of the whole job.
       memory_bytes: need of the fullest worker, per accelerator [B].
@@ -68,7 +69,8 @@ class PlannedLayout:
 
     layout: Mapping[str, Any]
     step_time: float
-    bands: Mapping[str, tuple[float, float]]
+    band: tuple[float, float] | None
+    band_percent: float | None
     mfu: float
     tokens_per_second: float
     memory_bytes: float
