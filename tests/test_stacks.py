@@ -183,6 +183,17 @@ def test_a_calibrated_system_is_used_as_in_its_runs(calibrated, call, told, over
     assert software.workload.get("overlap", 0.0) == overlap
 
 
+def test_rows_take_exchanges_as_every_command_does(tmp_path, call):
+    """A row that says nothing of overlap is what evaluate says of its layout."""
+    path = tmp_path / "rows.csv"
+    path.write_text("model,tensor,data,pipeline,global_batch,zero,seconds\ngpt-22b,8,4,2,16,1,1\n")
+    with pytest.warns(Notice):
+        predicted = pj.validate(path, "h100").predicted.seconds[0]
+    options = ["--data-parallel", "4", "--zero", "1", "--sequence-parallel", "--json"]
+    code, out, _ = call(*EVALUATE, *options)
+    assert (code, json.loads(out)["step_time"]) == (0, pytest.approx(predicted, rel=1e-12))
+
+
 def test_a_sweep_refuses_systems_of_different_runs(calibrated):
     systems = {"systems": ["h100", str(calibrated(overlap=1))]}
     with pytest.raises(ValueError, match="h100 and mine were calibrated on"), pytest.warns(Notice):
