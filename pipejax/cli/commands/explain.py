@@ -29,7 +29,7 @@ from pipejax.cli.output.remedies import (
     takes_limit,
     write_tables_of,
 )
-from pipejax.cli.output.report import Column, heading, sizes_of, table_of
+from pipejax.cli.output.report import Column, heading, plain, sizes_of, table_of
 
 if TYPE_CHECKING:
     from pipejax.search.remedies.explain import Explanation

@@ -33,9 +33,9 @@ NAMED = 5  # things that are left out, by name
 
 def trace(
     files: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="FILES...", help="Files of one run, or folders of them."),
-    ],
+    ] = None,
     columns: Text = None,
     against: list[str] | None = None,
     stage_layers: Text = None,
@@ -63,6 +63,8 @@ def trace(
     Example:
       pipejax trace run.parquet --save trace
     """
+    if not files:
+        raise ValueError("FILES are missing: give the files of one run, or a folder of them")
     if save.path is not None:
         check_modules("--save: datasets need", SWEEPS, "sweeps")
     named = None if columns is None else _columns(columns)

@@ -18,7 +18,7 @@ from pipejax.traces.readers.labels import Cell, cell_of
 from pipejax.traces.readers.parts import Columns, nothing, sound
 from pipejax.traces.readers.rank_lists import missing_ranks
 from pipejax.traces.readers.sources import Tell
-from pipejax.traces.readers.steps import OUTSIDE, Cells, number_steps
+from pipejax.traces.readers.steps import OUTSIDE, RepeatedCells, number_steps
 from pipejax.traces.record import NONE, OPS, LeftOut, Trace
 
 _MICROSECOND, _NANOSECONDS = 1e-6, 1000  # seconds of one, and how many are in it
@@ -37,7 +37,7 @@ def read_chrome(paths: Sequence[Path], tell: Tell) -> Trace:
     merged = [_on_kernels(rows, cells, left_out) for _, rows in sorted(ranks.items())]
     world = max(rows.world for rows in merged)
     left_out += missing_ranks(ranks, world)
-    steps = number_steps([Cells(rows.label, rows.start, rows.marks) for rows in merged])
+    steps = number_steps([RepeatedCells(rows.label, rows.start, rows.marks) for rows in merged])
     phases = tuple(dict.fromkeys(phase for cell in cells for phase, _, _ in cell))
     parts = [_expanded(rows, step, cells, phases) for rows, step in zip(merged, steps, strict=True)]
     places = _places(parts, [rows.rank for rows in merged], world)

@@ -30,7 +30,7 @@ _MOST = 10**6  # of workers, stages or microbatches: what says more is damaged
 _RANK = re.compile(r"rank[_-]?(\d{1,6})")
 
 
-class Sizes(NamedTuple):
+class RunSizes(NamedTuple):
     """Sizes of a run: workers, stages a worker, microbatches; 0 where no file says them."""
 
     workers: int = 0
@@ -103,7 +103,7 @@ def _object(path: Path, tell: Tell, left_out: list[LeftOut]) -> dict[str, Any] |
     return data if isinstance(data, dict) else {}
 
 
-def _sizes(paths: Sequence[Path], tell: Tell, left_out: list[LeftOut]) -> Sizes:
+def _sizes(paths: Sequence[Path], tell: Tell, left_out: list[LeftOut]) -> RunSizes:
     """Read sizes by the names that Primus gives them."""
     data: dict[str, Any] = {}
     for path in paths:
@@ -113,7 +113,7 @@ def _sizes(paths: Sequence[Path], tell: Tell, left_out: list[LeftOut]) -> Sizes:
     odd = [value for value in given if value is not None and not _is_count(value)]
     if odd:
         left_out.append(LeftOut(str(paths[-1]), f"a size must be a whole number, got {odd[0]!r}"))
-    return Sizes(*(int(value or 0) if _is_count(value) else 0 for value in given))
+    return RunSizes(*(int(value or 0) if _is_count(value) else 0 for value in given))
 
 
 def _is_count(value: Any) -> bool:
@@ -143,7 +143,7 @@ def _series_of(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -> I
             yield from found
 
 
-def _trace(series: Sequence[_Series], sizes: Sizes, left_out: list[LeftOut]) -> Trace:
+def _trace(series: Sequence[_Series], sizes: RunSizes, left_out: list[LeftOut]) -> Trace:
     """Give every op its stage and microbatch."""
     sizes = sizes._replace(chunks=sizes.chunks or 1 + _most_chunk(series))
     parts = [_columns(entry, sizes) for entry in series if entry.start]
@@ -173,7 +173,7 @@ def _most_chunk(series: Sequence[_Series]) -> int:
     return max((c for entry in series for c in entry.chunk if _is_count(c)), default=0)
 
 
-def _columns(entry: _Series, sizes: Sizes) -> Columns:
+def _columns(entry: _Series, sizes: RunSizes) -> Columns:
     """Make columns of a list; where it does not say which op is which, by their turns."""
     size = len(entry.start)
     start, end = (
@@ -200,7 +200,7 @@ def _columns(entry: _Series, sizes: Sizes) -> Columns:
     }
 
 
-def _by_turn(phase: int, size: int, sizes: Sizes) -> Int[NumpyArray, "2 ops"]:
+def _by_turn(phase: int, size: int, sizes: RunSizes) -> Int[NumpyArray, "2 ops"]:
     """Microbatch and chunk of each turn, -1 beyond the last."""
     told = np.full((2, size), -1, np.int64)
     count, chunks = sizes.microbatches, min(sizes.chunks, size)

@@ -12,7 +12,7 @@ OUTSIDE = -1  # of a slice that no mark of a step holds
 Marks = Sequence[tuple[int, float, float]]  # number, start and end of steps that are marked
 
 
-class Cells(NamedTuple):
+class RepeatedCells(NamedTuple):
     """Slices of a rank, ascending by start.
 
     Attributes:
@@ -26,7 +26,7 @@ class Cells(NamedTuple):
     marks: Marks
 
 
-def number_steps(ranks: Sequence[Cells]) -> list[Int[NumpyArray, " slices"]]:
+def number_steps(ranks: Sequence[RepeatedCells]) -> list[Int[NumpyArray, " slices"]]:
     """Return the step of each slice of each rank.
 
     Marks count where they are there. Else a step is as long as no cell of a rank comes twice. Where
@@ -46,7 +46,7 @@ def number_steps(ranks: Sequence[Cells]) -> list[Int[NumpyArray, " slices"]]:
     return [_beside(rank, step, np.array(first)) for rank, step in zip(ranks, found, strict=True)]
 
 
-def _by_marks(rank: Cells) -> Int[NumpyArray, " slices"]:
+def _by_marks(rank: RepeatedCells) -> Int[NumpyArray, " slices"]:
     if not rank.marks:
         return np.full(len(rank.start), OUTSIDE)
     number, start, end = (np.array(values) for values in zip(*sorted(rank.marks), strict=True))
@@ -69,7 +69,7 @@ def _by_repetition(label: Int[NumpyArray, " slices"]) -> Int[NumpyArray, " slice
 
 
 def _beside(
-    rank: Cells, step: Int[NumpyArray, " slices"], first: Float[NumpyArray, " steps"]
+    rank: RepeatedCells, step: Int[NumpyArray, " slices"], first: Float[NumpyArray, " steps"]
 ) -> Int[NumpyArray, " slices"]:
     """Give each step of a rank the number of the one of another rank that most of it lies in."""
     begun = np.searchsorted(first, rank.start, "right")  # 0: before the first of the other rank
