@@ -49,7 +49,7 @@ class Rows:
     marks: list[tuple[int, float, float]]
 
 
-class _Kept:
+class _KeptEvents:
     """What of a file is kept, a number for each slice."""
 
     def __init__(self, names: dict[str, int]) -> None:
@@ -129,7 +129,7 @@ def read_rows(
     """
     header: dict[str, Any] = {}
     faults: Counter[str] = Counter()
-    kept = _Kept(names)
+    kept = _KeptEvents(names)
     for event in events(texts(path, tell), header, faults):
         kept.take(event)
     for why, count in faults.items():
@@ -200,7 +200,9 @@ def _rows_of(
     )
 
 
-def _ours(columns: Mapping[str, NumpyArray], kept: _Kept, names: dict[str, int]) -> list[Rows]:
+def _ours(
+    columns: Mapping[str, NumpyArray], kept: _KeptEvents, names: dict[str, int]
+) -> list[Rows]:
     """Part one of our own exports into its workers; a message is seen by both its ends."""
     label = columns["label"].copy()
     tracks = zip(columns["process"].tolist(), columns["thread"].tolist(), strict=True)
