@@ -9,6 +9,7 @@ from pipejax import (
     results as results,
     schedules as schedules,
     search as search,
+    traces as traces,
     training as training,
     typing as typing,
 )

@@ -207,6 +207,7 @@ def formulas(draw):
                 {"max_facets": 3},
                 {"parameters": ("F", "I", "W", "c")},
                 {"parameters": ("F", "B", "c_F"), "box": {"F": (1, 2), "c_F": (0, 0.5)}},
+                {"parameters": ("F", "B", "c"), "box": {"F": (0.3, 0.3), "c": (0.1, 0.5)}},
             ]
         )
     )

@@ -1,5 +1,6 @@
 """Of the second checker: closed forms, as docs/certificates.md has them."""
 
+import math
 from collections import defaultdict
 from fractions import Fraction
 from itertools import pairwise
@@ -69,20 +70,24 @@ def read_box(box, parameters):
     """Rows of which the product with x is at least 0 in the domain."""
     names = [each["name"] for each in parameters]
     demand(isinstance(box, dict) and set(box) <= set(names), "box")
-    dims = len(names) + bool(box)
+    for bounds in box.values():
+        demand(isinstance(bounds, list) and len(bounds) == 2, "box")
+        demand(all(bound is None or is_time(bound) for bound in bounds), "box")
+    equal = [names.index(name) for name, (low, high) in box.items() if low == high and low]
+    dims = len(names) + bool(box and not equal)
     rows = [[int(k == j) for j in range(dims)] for k in range(dims)]
     for name, bounds in box.items():
-        demand(isinstance(bounds, list) and len(bounds) == 2, "box")
         k = names.index(name)
         for bound, sign in zip(bounds, (1, -1), strict=True):
-            if bound is None:
+            if bound is None or (equal and k == min(equal)):
                 continue
-            demand(is_time(bound), "box")
-            exact = Fraction(repr(bound))
-            row = [0] * dims
-            row[k] = sign * parameters[k]["unit"] * exact.denominator
-            row[-1] = -sign * exact.numerator
-            rows.append(row)
+            own = [Fraction(0)] * dims
+            own[k] = Fraction(sign * parameters[k]["unit"])
+            scale = min(equal) if equal else dims - 1
+            times = parameters[scale]["unit"] / Fraction(repr(box[names[scale]][0])) if equal else 1
+            own[scale] -= sign * Fraction(repr(bound)) * times
+            whole = math.lcm(*(each.denominator for each in own))
+            rows.append([int(each * whole) for each in own])
     return rows
 
 

@@ -77,6 +77,8 @@ def test_the_nearest_name_is_proposed():
         known_as("blokcing", known, "link model")
     with pytest.raises(ValueError, match=r"got 'queue'; did you mean queued[?]$"):
         one_of("queue", known, "link")
+    with pytest.raises(ValueError, match=r"did you mean zb-h1 or zb-v[?]$"):  # all of that word
+        one_of("ZB", ("zbx", "zb-h1", "zb-v"), "schedule")
     with pytest.raises(ValueError, match=r"got 'xyz'$"):  # nothing is near
         one_of("xyz", known, "link")
     with pytest.raises(ValueError, match=r"got None$"):

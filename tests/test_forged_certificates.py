@@ -113,6 +113,9 @@ CERTIFICATES = {
     "closed form in a box": functools.partial(
         formula, "1f1b", "queued", parameters=("F", "B", "c"), box={"F": (1, 2), "c": (0, 0.5)}
     ),
+    "closed form with a parameter that is fixed": functools.partial(
+        formula, "chimera", "queued", parameters=("F", "B", "c"), box={"F": (2, 2), "B": (1, 3)}
+    ),
 }
 
 

@@ -149,6 +149,7 @@ def test_other_links_and_tables_are_proved_too(name, links):
     [
         ("zb-h1", {}),
         ("chimera", {"box": {"F": (1, 2), "c_F": (0, 0.5)}}),
+        ("chimera", {"box": {"B": (0.3, 0.3), "c_F": (0, 0.5)}}),
         ("hanayo", {"max_facets": 5}),
         ("1f1b", {"parameters": ("F", "B_first", "B_mid", "B_last", "latency", "U")}),
     ],
@@ -210,6 +211,46 @@ def test_a_box_leaves_out_what_is_beyond_it():
     np.testing.assert_allclose(form(inside), whole(inside), rtol=1e-14)
     with pytest.raises(ValueError, match=r"F must be from 1 to 1\.5 s, got 2\.0"):
         form(F=2.0, B=2.0, c_F=0.0, c_B=0.0)
+
+
+@pytest.mark.parametrize("fixed", ["F", "B", "c"])
+def test_a_box_may_fix_a_parameter(fixed):
+    """Ranges are then in times of it; where weights are halves, as of two stages, too."""
+    table, program = lowered("interleaved-zb", 2, 4)
+    costs = named_parameters(program, ("F", "B", "c"), table.worker_parts)
+    box = {"F": (1, 2), "B": (1, 3), "c": (0.1, 0.5), fixed: (0.3, 0.3)}
+    whole, form = pj.formula(program, costs), pj.formula(program, costs, box=box)
+    assert set(form.facets) <= set(whole.facets)
+    assert accepted(json.loads(json.dumps(form.certificate(table))))
+    inside = np.random.default_rng(0).uniform(*zip(*box.values(), strict=True), (100, 3))
+    np.testing.assert_allclose(form(inside), whole(inside), rtol=1e-14)
+    assert form.active(form.middles).tolist() == [*range(len(form.facets))]
+    assert f"{fixed} = 0.3" in form.where
+    assert str(form) == f"{form.text} for {form.where}"
+
+
+@pytest.mark.parametrize(
+    ("box", "message"),
+    [
+        ({"F": (2, 1)}, "box of F must have 0 <= low <= high, got 2 and 1"),
+        ({"F": (np.inf, np.inf)}, "box of F must have 0 <= low <= high"),
+        ({"F": (1, 1), "B": (2, 2)}, "box may fix one parameter, above 0, got F = 1, B = 2"),
+        ({"F": (0, 0)}, "box may fix one parameter, above 0, got F = 0"),
+    ],
+)
+def test_a_box_that_is_none(box, message):
+    with pytest.raises(ValueError, match=message):
+        pj.formula(lowered("1f1b", 2, 4)[1], box=box)
+
+
+def test_the_middle_of_a_regime_does_not_depend_on_parts_of_units():
+    """Two stages on a worker halve its times; the same sums are bound by the same."""
+    table, program = lowered("interleaved-1f1b", 2, 4)
+    costs = named_parameters(program, ("F", "B", "c"), table.worker_parts)
+    form = pj.formula(program, costs)
+    assert form.units.tolist() == [2, 2, 1]
+    np.testing.assert_allclose(form.middles.sum(axis=1), 1.0)
+    assert form.where == ""
 
 
 @pytest.mark.compiles

@@ -1,6 +1,7 @@
 """Families of closed forms, and schedules against each other."""
 
 import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -139,9 +140,8 @@ def test_regions_are_where_each_is_faster(names, p, m, box):
     assert (within(found.other_at_most, theta) == (ours >= theirs))[sure].all()
     assert (ours / theirs).max() <= found.one_slower[1] * (1 + 1e-12)
     assert (theirs / ours).max() <= found.other_slower[1] * (1 + 1e-12)
-    if not box:
-        at, ratio = found.one_slower
-        assert one(**at) / other(**at) == pytest.approx(ratio, rel=1e-12)
+    at, ratio = found.one_slower  # in the box, where the form takes it
+    assert one(**at) / other(**at) == pytest.approx(ratio, rel=1e-12)
 
 
 def test_a_verdict_is_a_proof_or_an_example():
@@ -211,3 +211,93 @@ def test_a_family_is_found_on_numbers_that_are_given(call, answer, mistake):
         assert "--family must be" in mistake(*size, wrong)
     code, _, err = call("formula", "-s", "hanayo", "-P", 2, "--family", "M=2,4,6,8")
     assert (code, "no polynomials in M" in err) == (2, True)
+
+
+ZB_V = "formula", "-s", "1f1b", "-P", 2, "-M", 4, "--per-worker", "--parameters", "F,B,c"
+
+
+def test_an_order_that_was_planned_is_told_with_its_times(call, answer, tmp_path):
+    plot = tmp_path / "map.svg"
+    box = "--box", "B=1:2,c=0:0.5"
+    found = answer(*ZB_V, *box, "--versus", "zb-v,gpipe", "--figure", plot)
+    assert found["planned_for"] == {"zb-v": {"F": 1.0, "I": 1.0, "W": 1.0, "c": 0.0}}
+    assert "zb-v planned for F=I=W=1, c=0" in plot.read_text()
+    _, out, _ = call(*ZB_V, *box, "--versus", "zb-v")
+    assert "zb-v: in the order planned for F=I=W=1, c=0 (--slots, --planned-comm); evaluate" in out
+    assert "1f1b against zb-v as planned for F=I=W=1, c=0: zb-v as planned is never slower" in out
+    assert "times as long as zb-v as planned, at F=1, B=2" in out
+    _, out, _ = call("formula", "-s", "zb-v", *ZB_V[3:], *box, "--slots", "F=1,B=3")
+    assert "planned for F=1, I=1.5, W=1.5, c=0" in out
+    own = answer("formula", "-s", "zb-1p", *ZB_V[3:7], "--planned-comm", 0.5)
+    assert own["planned_for"]["zb-1p"]["c"] == 0.5
+    offloads = answer(
+        *("formula", "-s", "ada-offload", "-P", 2, "-M", 3, "--planned-offload", "1,2"),
+        *("--max-facets", 20),
+    )
+    assert offloads["planned_for"]["ada-offload"]["O"] == [1.0, 2.0]
+    assert answer("formula", "-s", "1f1b", "-P", 2, "-M", 2)["planned_for"] == {}
+
+
+def test_verdicts_and_picture_are_of_one_box(call, answer, mistake, tmp_path):
+    """Without a range the first parameter is 1, in times of which the others are."""
+    plot, versus = tmp_path / "map.svg", ("--versus", "zb-h1")
+    found = answer(*ZB_V, *versus, "--box", "B=1:3,c=0:0.5", "--figure", plot)
+    assert found["map"]["box"] == {"F": [1, 1], "B": [1, 3], "c": [0, 0.5]} == found["box"]
+    at = found["versus"]["one_slower"]["at"]
+    assert (at["F"], 1 <= at["B"] <= 3, 0 <= at["c"] <= 0.5) == (1, True, True)
+    for box in ("F=1,B=1:3,c=0:0.5", "F=1:1,B=1:3,c=0:0.5"):
+        again = answer(*ZB_V, *versus, "--box", box)
+        assert again["versus"] == found["versus"]
+    told = "F = 1, B from 1 to 3, c from 0 to 0.5"
+    path = tmp_path / "form.json"
+    _, out, _ = call(*ZB_V, *versus, "--box", "B=1:3,c=0:0.5", "--out", path)
+    assert f"exact for {told}" in out
+    assert f"is never slower, for {told}" in out
+    assert f"exact for {told}" in call("verify", path)[1]
+    assert answer("verify", path)["form"] == f"exact for {told}"
+    assert answer(*ZB_V, "--box", "F=1ms:2ms,c=0:1ms")["box"]["F"] == [0.001, 0.002]
+    assert "give a range of F too" in mistake(*ZB_V, "--box", "c=0:1ms")
+    assert "--box of B must have 0 <= low <= high" in mistake(*ZB_V, "--box", "B=2:1")
+    assert "--box may fix one parameter" in mistake(*ZB_V, "--box", "F=1,c=0.5")
+    assert "--box: unknown box parameter 'G'" in mistake(*ZB_V, "--box", "G=1:2")
+    assert "--box of B must be a range to draw a map" in mistake(
+        *ZB_V, *versus, "--box", "B=1,c=0:1", "--figure", tmp_path / "b.svg"
+    )
+    assert "or any times as much" in call(*ZB_V, *versus)[1]
+    assert "towards many times" in call(*ZB_V, "--versus", "gpipe", "--box", "F=1,B=1:2")[1]
+
+
+def test_a_map_is_drawn_for_a_paper(answer, mistake, tmp_path):
+    plot, versus = tmp_path / "map.svg", ("--versus", "gpipe,zb-v")
+    paper = "--size", "5in", "--font", "monospace", "--font-size", 9, "--labels", "Mine,Theirs,V"
+    found = answer(*ZB_V, *versus, "--figure", plot, *paper)
+    text = plot.read_text()
+    assert 'width="360pt"' in text
+    assert "monospace" in text
+    assert "V planned for F=I=W=1, c=0" in text
+    assert {*found["map"]["shares"]} <= {"Mine", "Theirs", "V", "Mine = Theirs"}
+    for option in (paper[:2], paper[4:6], paper[6:]):
+        said = mistake(*ZB_V, *versus, *option, "--out", tmp_path / "form.json")
+        assert f"{option[0]} has no effect without --figure" in said
+    assert "--labels must be 3 different names" in mistake(
+        *ZB_V, *versus, "--figure", tmp_path / "b.svg", "--labels", "a,b"
+    )
+
+
+def test_the_command_says_how_far_it_is_and_joins_regions(call, monkeypatch):
+    waited = []
+
+    @contextmanager
+    def waiting(what):
+        waited.append(what)
+        yield
+
+    monkeypatch.setattr("pipejax.cli.commands.formula.waiting", waiting)
+    command = "formula", "-s", "1f1b", "-P", 4, "-M", 8, "--parameters", "F,B,c"
+    _, out, _ = call(*command, "--versus", "v-half,gpipe", "--per-worker")
+    assert "looking for the closed form of v-half" in waited
+    assert waited[-1] == "comparing with gpipe"
+    union = out[out.index("1f1b is as fast or faster where") :].splitlines()
+    assert union[1].startswith("  or where")
+    _, out, _ = call("formula", "-s", "chimera", *command[3:], "--format", "latex")
+    assert r"makespan & $\max\left(" in out

@@ -354,8 +354,8 @@ def test_command_marks_what_does_not_exist(call):
     [
         (["--op", "cauchy:1"], "--op cauchy:1: unknown distribution 'cauchy': known are"),
         (["--worker", "gamma"], "--worker must be NAME:SPREAD .* got 'gamma'"),
-        (["--message", "gamma:x"], "--message must be NAME:SPREAD .* got 'gamma:x'"),
-        (["--message", "gamma:nan"], "--message gamma:nan: the spread of gamma must be"),
+        (["--message", "gamma:x"], "--message gamma:x: 'x' is no number, as 0.05 or 5%"),
+        (["--message", "gamma:nan"], "--message gamma:nan: 'nan' is no number, as 0.05"),
         (["--straggler", "0.1"], "--straggler must be PROBABILITY:SLOWDOWN, .* got '0.1'"),
         (["--straggler", "2:2"], "--straggler 2:2: the probability .* from 0 to 1, got 2"),
         (["--op-straggler", "a:2"], "--op-straggler must be PROBABILITY:SLOWDOWN"),
@@ -426,3 +426,9 @@ def test_slack_on_the_command_line(call, link):
             assert float(finish.max()) - run.makespan == pytest.approx(grows, abs=1e-9)
     _, table, _ = call(*one, "--slack")
     assert "most slack" in table
+
+
+def test_a_spread_may_be_percent(answer, mistake):
+    found = answer(*J, "--op", "lognormal:5%", "--straggler", "1%:2")["jitter"]
+    assert (found["op"], found["straggler"]) == ("lognormal:0.05", "0.01:2")
+    assert "--op lognormal:x: 'x' is no number, as 0.05 or 5%" in mistake(*J, "--op", "lognormal:x")

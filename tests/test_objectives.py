@@ -170,6 +170,19 @@ def test_nesterovs_quadratic_as_it_was_run():
     assert 0.1 < np.mean(optimum**2) < 10
 
 
+@pytest.mark.parametrize("make", [pt.random_quadratic, pt.random_logistic])
+def test_features_say_how_many_stages_and_batches_there_are(make):
+    known = make(3, dimension=6, num_batches=5, batch_size=2, seed=0)
+    more = {"l2": known.l2} if isinstance(known, pt.Logistic) else {}
+    own = type(known)(known.features, known.targets, known.minimum, **more)
+    assert (own.num_stages, own.num_batches) == (3, 5)
+    given = type(known)(known.features, known.targets, known.minimum, 3, 5, **more)
+    assert jax.tree.structure(own) == jax.tree.structure(given) == jax.tree.structure(known)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), own, known)
+    assert (stacked.num_stages, stacked.num_batches) == (3, 5)
+    assert jax.tree.map(lambda leaf: None, own).num_stages == 3  # leaves without a shape
+
+
 def test_seeds_decide():
     first, again, other = (OBJECTIVES["random"](seed) for seed in (0, 0, 1))
     assert jnp.array_equal(first.features, again.features)

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import time
 from fractions import Fraction
 
 import numpy as np
@@ -319,6 +320,18 @@ def test_a_period_has_as_many_microbatches_as_there_are_pipes(monkeypatch, name,
     steps._offer("one by one", one_by_one(problem))
     steps._period()
     assert [better.best.source for better in told] == ["one by one", f"period of {pipes}"]
+
+
+def test_a_start_that_stays_the_best_was_found_at_its_time(monkeypatch):
+    table, told = pipe(3, 4), []
+    given = table, equal(table), pj.Links(), 10.0, 1, None, told.append
+    search = anytime_search.AnytimeSearch(pose(table, equal(table), memory_limit=3), *given)
+    search._take("1f1b", table)
+    search.baselines = {"1f1b": search.best.value}  # looked at
+    monkeypatch.setattr(search, "_steps", lambda: [lambda: time.sleep(0.2)])
+    last = search.run().best
+    assert (last.source, last.found_after) == ("1f1b", told[0].best.found_after)
+    assert last.found_after < last.seconds - 0.2
 
 
 def test_one_stage_alone_bounds_the_whole():

@@ -75,9 +75,11 @@ def test_json(answer, own, tmp_path):
     assert first["baseline"]["1f1b"] is None  # it holds 4 activations
     assert first["baseline"]["zero-bubble"] == 310.0
     assert first["idle_saved"] == 0.0
+    assert 0 < first["found_after"] <= first["seconds"]
     again = answer("optimize", *THREE, *own)
     assert again["source"] == "store"
-    same = [key for key in first if key not in ("source", "seconds", "evaluated")]
+    others = "source", "seconds", "found_after", "evaluated"
+    same = [key for key in first if key not in others]
     assert [again[key] for key in same] == [first[key] for key in same]
 
 
@@ -95,6 +97,7 @@ def test_the_report(call, own, few_baselines):
         "peak memory",
     ):
         assert text in out
+    assert re.search(r"found by +\S.*, after [\d.]+ \w+ of [\d.]+ \w+ *\n", out)
 
 
 OFFLOADS = [
@@ -308,7 +311,18 @@ def test_infeasible_is_said_before_any_work(call):
 
 MISTAKES = {
     "no limit": (THREE[:-2], "Missing option '--memory-limit'"),
-    "below one activation": ([*THREE[:-1], "0.5"], "--memory-limit 0.5: .*below one activation"),
+    "below one activation": (
+        [*THREE[:-1], "0.5"],
+        "^error: --memory-limit 0.5 of worker 0 is below one activation, 1: infeasible$",
+    ),
+    "room below one activation": (
+        [*ONE, *MODEL, "--memory-limit", "11.6GB"],
+        "^error: --memory-limit 11.6GB: room 7.21357e.07 of worker 0 is below one activation, ",
+    ),
+    "asynchronous": (
+        ["-s", "pipedream", *THREE[2:]],
+        "the table has U cells: .* start from a synchronous schedule, as 1f1b",
+    ),
     "limit of 0": ([*THREE[:-1], "0"], "--memory-limit must be above 0, got '0'"),
     "no number": ([*THREE[:-1], "much"], "--memory-limit must be a finite number .*'much'"),
     "negative bytes": ([*THREE[:-1], "-1GB"], "--memory-limit must be a number .*'-1GB'"),

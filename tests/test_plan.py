@@ -300,7 +300,7 @@ def test_layouts_that_a_schedule_does_not_exist_for_are_left_out(schedule, exist
             },
             r"is legal: dualpipe needs .* twice the workers \(8\), got 4",
         ),
-        ({"gpus": 7, "minibatch": 8, "choices": {"tensor": (8,)}}, "no degrees"),
+        ({"gpus": 7, "minibatch": 8, "choices": {"tensor": (8,)}}, "--tensor 8 is asked for"),
         ({"gpus": 64, "minibatch": 1, "choices": {"pipeline": (1,), "tensor": (8,)}}, "divided by"),
         ({"gpus": 64, "minibatch": 8, "choices": {"pipeline": (64,)}}, "48 layers"),
         ({"gpus": 64, "minibatch": 8, "choices": {"tenser": (8,)}}, "did you mean tensor"),

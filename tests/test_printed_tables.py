@@ -82,7 +82,8 @@ def test_every_table_is_printed_in_every_format(call, name, format):
         assert out.count("\\begin{tabular}") == out.count("\\end{tabular}") > 0
         said = [line for line in out.splitlines() if not line.startswith(("%", "\\"))]
         assert all(line == "" or line.endswith(r"\\") for line in said)
-        assert not re.search(r"(?<!\\)[%_#$]", " ".join(said))
+        words = re.sub(r"(?<!\\)\$[^$]+\$", "", " ".join(said))  # without mathematics
+        assert not re.search(r"(?<!\\)[%_#$]", words)
 
 
 def test_a_csv_keeps_what_lines_say_elsewhere(call):

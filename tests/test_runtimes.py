@@ -291,6 +291,21 @@ def test_a_person_reads_whether_gradients_are_equal(error, code, says, call, mon
     assert (found["step_time"], found["predicted"], found["ok"]) == (2.0, 2.2, code == 0)
 
 
+@pytest.mark.parametrize(("name", "step_size"), [("pipedream", 0.0), ("1f1b", None)])
+def test_the_step_size_of_updates_is_said(name, step_size, call, monkeypatch):
+    def ends(module, requests, environment):
+        assert requests[0]["model"]["step_size"] == 0.0
+        step = {"gradient_error": 0.0, "loss": 1.0, "loss_error": 0.0}
+        return [{"version": "1.0", "steps": [step]}]
+
+    monkeypatch.setattr("pipejax.runtimes.spmd.runtime.call_together", ends)
+    command = ("run", "--schedule", name, "--workers", "2", "--microbatches", "2")
+    _, out, _ = call(*command)
+    said = "step size 0: all versions of the weights are those of the start"
+    assert (said in " ".join(out.split())) == (step_size is not None)
+    assert json.loads(call(*command, "--json")[1])["step_size"] == step_size
+
+
 @pytest.mark.process
 def test_devices_that_are_missing_are_named(monkeypatch, call):
     started = subprocess.Popen

@@ -1,5 +1,6 @@
 """Asynchronous tables: weight versions and delays against plain Python, updates as ops."""
 
+import csv
 import dataclasses
 import json
 import re
@@ -165,6 +166,32 @@ def test_delays_are_counts(costs, link):
         if 6 <= m < 18:
             assert stale.delays[s, m - 6, r] == delay
     assert stale.max_delay == max(d for (_, m, _), d in expected.items() if 6 <= m < 18)
+
+
+@pytest.mark.parametrize("transmit", [0.0, 0.7])
+@pytest.mark.parametrize(("name", "least"), [("pipedream", 0), ("pipedream-2bw", 1)])
+def test_what_is_read_is_the_last_model_that_holds_it(name, least, transmit):
+    """Models are walked block update by block update; reading begins with the forward."""
+    table = build(name, 6, 36)
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=transmit)
+    stale, versions = pj.staleness(table, costs), find_versions(table)
+    rows, starts, ends = by_op(pj.evaluate(table, costs))
+    ends = {key: round(time, 9) for key, time in ends.items()}
+    ops = {op: key for key, op in ((k, rows[k[0]][k[1]]) for k in ends)}
+    updates = sorted((ends[key], op[1], op[2]) for op, key in ops.items() if op[0] == "U")
+    models = [[0] * 6]
+    for _, stage, _ in updates:
+        models.append([count + (s == stage) for s, count in enumerate(models[-1])])
+    for m in range(9, 27):
+        for r in range(6):
+            begins = round(starts[ops["F", r, m]], 9)
+            seen = sum(end <= begins for end, *_ in updates)
+            version = int(versions.read[r, m])
+            model = max(j for j in range(seen + 1) if models[j][r] == version)
+            for s in range(6):
+                applied = models.index(next(v for v in models if v[s] > versions.applied[s, m])) - 1
+                assert stale.delays[s, m - 9, r] == applied - model
+    assert stale.delays.min() >= least
 
 
 def test_messages_change_the_delay():
@@ -355,7 +382,13 @@ def test_memory_counts_versions_and_runs():
 @pytest.mark.compiles
 def test_command(answer, tmp_path):
     one = "--schedule", "pipedream", "--workers", "4", "--microbatches", "160"
-    assert answer("staleness", *one) == {
+    result = answer("staleness", *one)
+    rows = result.pop("histogram")
+    counts = pj.staleness(build(m=160)).histogram()
+    assert [row["delay"] for row in rows] == list(range(15))
+    assert [row["count"] for row in rows] == counts.tolist()
+    np.testing.assert_allclose([row["share"] for row in rows], counts / counts.sum())
+    assert result == {
         "schedule": "pipedream",
         "workers": 4,
         "stages": 4,
@@ -388,6 +421,18 @@ def test_command(answer, tmp_path):
         ]
         == 0
     )
+
+
+def test_a_csv_holds_the_numbers(call):
+    _, out, _ = call("staleness", "-s", "pipedream", "-P", "4", "-M", "160", "-f", "csv")
+    workers, delays, histogram = (
+        list(csv.DictReader(part.splitlines())) for part in out.strip().split("\n\n")
+    )
+    assert [row["own lag"] for row in workers] == ["3", "2", "1", "0"]
+    assert delays == [{"mean delay": "8.5", "max delay": "14"}]
+    assert sum(float(row["share"]) for row in histogram) == pytest.approx(1)
+    counts = [(int(row["delay"]), int(row["count"])) for row in histogram]
+    assert counts == [*enumerate(pj.staleness(build(m=160)).histogram().tolist())]
 
 
 @pytest.mark.parametrize(
@@ -429,7 +474,15 @@ def test_command(answer, tmp_path):
         ),
         (
             ("--schedule", "pipedream", "--workers", "4", "--microbatches", "8", "--out", "x.txt"),
-            "--out must end in one of .png, .pdf, .svg, got 'x.txt'",
+            "--out must end in one of .png, .pdf, .svg, got 'x.txt'$",
+        ),
+        (
+            ("--schedule", "pipedream", "-P", "4", "-M", "8", "--out", "x.csv"),
+            "got 'x.csv': --format csv prints the numbers",
+        ),
+        (
+            ("--schedule", "pipedream", "-P", "4", "-M", "8", "--out", "x.json"),
+            "got 'x.json': --json prints the numbers",
         ),
     ],
 )

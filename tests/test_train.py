@@ -321,6 +321,15 @@ def test_shown_to_people(call):
     assert code == 0  # a pipe that is never full trains as well
 
 
+def test_a_picture_says_that_all_diverged(call, tmp_path):
+    sizes, drawn = ("--step-sizes", "80,90"), tmp_path / "gap.svg"
+    assert call("train", *TABLE, *SMALL, *sizes, "--figure", drawn)[0] == 0
+    text = drawn.read_text()
+    assert "every step size diverged" in text
+    assert "the best thick" not in text
+    assert "0.04" not in text  # the time axis is that of the run
+
+
 def test_bars():
     assert _bars(np.array([100.0, 10.0, 1.0])) == "█▅▁"
     assert _bars(np.array([1.0, 0.1, 0.0, -1e-17])) == "█▁▁▁"

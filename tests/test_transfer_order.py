@@ -329,6 +329,18 @@ def test_every_schedule_gets_an_order(name, queues, tmp_path):
     assert run.makespan == result.value <= result.baselines["by producer"]
 
 
+def test_rounding_is_no_wait():
+    """Nothing waits in the order found, but sums of these costs differ in the last bits."""
+    table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=7)
+    costs = pj.Costs(forward=1.1e-3, backward=2.3e-3, transmit=0.3e-3)
+    found = pj.search.messages(table, costs, link="rendezvous", iterations=300)
+    run = pj.evaluate(found.best.table, costs, link="rendezvous")
+    assert any(run.message_start > run.node_finish[run.program.messages.producer])
+    waits = pj.links.transfer_waits(run)
+    assert (waits.by_worker.tolist(), waits.by_front) == ([0.0] * 4, {})
+    assert {(waited.wait, waited.front) for waited in waits.transfers} == {(0.0, None)}
+
+
 def test_one_worker_has_nothing_to_order():
     table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=3)
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.0)

@@ -197,10 +197,12 @@ def _shown(name: Any) -> str:
 
 
 def nearest(value: Any, known: Collection[Any]) -> str:
-    """Ask whether the nearest known name is meant, if one is near."""
-    folded = {str(name).casefold(): name for name in known}
-    near = difflib.get_close_matches(str(value).casefold(), folded, n=1)
-    return f"; did you mean {folded[near[0]]}?" if near else ""
+    """Ask whether names that begin with this word are meant, or else the nearest, if it is near."""
+    folded, begin = {str(name).casefold(): name for name in known}, str(value).casefold()
+    near = [name for name in folded if begin and name.startswith((f"{begin}-", f"{begin}_"))]
+    if not 0 < len(near) <= MOST_LISTED:
+        near = difflib.get_close_matches(begin, folded, n=1)
+    return f"; did you mean {' or '.join(str(folded[name]) for name in near)}?" if near else ""
 
 
 def known_as(value: Any, known: Collection[Any], kind: str, more: str = "") -> Any:

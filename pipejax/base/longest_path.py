@@ -136,6 +136,17 @@ def finish_times_of_many(
     return finish.T
 
 
+def finish_times_of_runs(
+    preds: Preds, duration: Float[NumpyArray, "runs nodes"]
+) -> Float[NumpyArray, "runs nodes"]:
+    """Finish times (runs, nodes) of one graph under many durations, without lags."""
+    finish = np.zeros(duration.shape[::-1])
+    for end, before, lasts in zip(finish, preds, np.ascontiguousarray(duration.T), strict=True):
+        np.maximum.reduce(finish[before], axis=0, out=end)
+        end += lasts
+    return finish.T
+
+
 def longest_paths_of_many(
     preds: Preds,
     duration_index: Int[NumpyArray, " nodes"],

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "evaluate": "Evaluate one schedule: step time, bubbles, memory, critical path.",
     "explain": "Say why a step takes so long, and what would make it shorter, with the commands.",
+    "trace": "Replay a measured run, say who makes it slow, and what would make it faster.",
     "compare": "Compare schedules as published formula, idealised table and communication-aware "
     "run.",
     "diff": "Show what two tables do differently, and what it costs: order, workers, phases, "
@@ -75,7 +76,7 @@ QUESTIONS = {
         *("tune layers", "optimize"),
     ),
     "Design a job or a machine": ("plan", "sweep run", "sweep show"),
-    "Measure and check": ("run", "calibrate", "validate", "verify"),
+    "Measure and check": ("trace", "run", "calibrate", "validate", "verify"),
     "Files and names": ("init", "export", "schedules"),
 }
 # names of before, and what they are called now: said in one line, for as long as a release lasts

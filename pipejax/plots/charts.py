@@ -334,5 +334,9 @@ def draw_curves(
         )
     if best is not None:
         axes.set_yscale("log")
+    if diverged.all():  # nothing is drawn that axes could be read by
+        axes.set(xlim=(times[0], times[-1]), yticks=[])
+        axes.text(0.5, 0.5, "every step size diverged", transform=axes.transAxes, ha="center")
     axes.set(xlabel=time_label, ylabel=label)
-    axes.figure.legend(title="step size, the best thick", loc="outside lower center", ncols=3)
+    title = "step size" + ", the best thick" * (best is not None)
+    axes.figure.legend(title=title, loc="outside lower center", ncols=3)

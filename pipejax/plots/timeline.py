@@ -1,6 +1,5 @@
 """Timelines as pictures: one or several runs under one time axis, with their memory or without."""
 
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +38,6 @@ from pipejax.schedules.table.table import ScheduleTable
 Run = Evaluation | ScheduleTable
 _ROW, _HOST_ROW, _MEMORY_ROW = 0.28, 0.42, 0.34  # heights of a worker's row [inch]
 _HIGHEST = 8.5  # of all rows together [inch]
-_LETTER = 0.55  # width of a letter, relative to the size of its font
 _LINE = 1.35  # distance of lines of text, relative to it
 
 
@@ -196,10 +194,10 @@ def draw_panels(panels: Sequence[Panel], look: Drawing) -> style.Picture:
     squeezed = min(1.0, _HIGHEST / sum(heights))
     entries = _legend(panels, [bar for each in drawn for bar in each], look)
     columns = _columns([str(entry.get_label()) for entry in entries], look.paper)
-    caption = _wrapped(look.caption, look.paper, look.paper.font_size)
+    caption = look.paper.wrapped(look.caption)
     line = _LINE * look.paper.font_size / 72  # [inch]
     below = len(caption) + -(-len(entries) // columns)
-    above = _wrapped(look.title, look.paper, look.paper.font_size)
+    above = look.paper.wrapped(look.title)
     high = squeezed * sum(heights) + line * (2.5 + len(above) + below + 1.5 * len(heights))
     window = look.window or Window(0.0, max(panel.run.makespan for panel in panels))
     with mpl.rc_context(look.paper.settings()):
@@ -272,9 +270,7 @@ def _draw_panel(
         top, height = lanes.ops
         draw_messages(axes, sent, top=top, bottom=top + height)
     room = look.paper._replace(width=look.paper.width - 0.8)  # beside the names of rows
-    each = [
-        _wrapped(text, room, look.paper.font_size) for text in headlines(panel.name, run, look.unit)
-    ]
+    each = [room.wrapped(text) for text in headlines(panel.name, run, look.unit)]
     lines = min(each, key=len)  # the first of those that fit
     axes.set_title("\n".join(lines), loc="left", parse_math=False)  # a name is no formula
 
@@ -292,17 +288,12 @@ def _legend(panels: Sequence[Panel], drawn: Sequence[Bar], look: Drawing) -> lis
 
 def _columns(labels: Sequence[str], paper: style.Paper) -> int:
     """Return how many entries of a legend stand beside each other."""
-    widest = [(_LETTER * len(label) + 5.0) * paper.small / 72 for label in labels]
+    widest = [(style.LETTER * len(label) + 5.0) * paper.small / 72 for label in labels]
     for count in range(len(labels), 1, -1):
         columns = [max(widest[k::count]) for k in range(count)]
         if sum(columns) <= paper.width - 0.2:
             return count
     return 1
-
-
-def _wrapped(text: str, paper: style.Paper, font_size: float) -> list[str]:
-    """Break a text into lines that are no wider than the paper."""
-    return textwrap.wrap(text, max(20, int(paper.width * 72 / (_LETTER * font_size))))
 
 
 def save(picture: Figure, path: Path) -> None:

@@ -57,6 +57,7 @@ class RuntimeRun(NamedTuple):
       predicted: makespan of the table at the times of the profile [s], where there is one.
       profile: seconds of an op by phase letter, one for each stage.
       message: seconds of a message, one for each stage boundary.
+      step_size: what U cells multiply the mean gradient with; None where none is executed.
     """
 
     runtime: str
@@ -69,6 +70,7 @@ class RuntimeRun(NamedTuple):
     predicted: float | None = None
     profile: Mapping[str, Sequence[float]] = {}
     message: Sequence[float] = ()
+    step_size: float | None = None
 
     @property
     def error(self) -> float:

@@ -1,1 +1,5 @@
-"""Measured runs: read, checked, replayed and explained."""
+"""Measured runs: read, checked, replayed, explained and improved."""
+
+from pipejax.base.namespaces import lazy
+
+__getattr__, __dir__, __all__ = lazy(__name__)

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +19,8 @@ TIMES = ("start", "end")
 
 
 @short_repr
-class LeftOut(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
     """Something that a file or a run has and that is not used.
 
     Attributes:

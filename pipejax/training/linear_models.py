@@ -30,8 +30,8 @@ class Quadratic(Linear):
       features: (batches, examples, stages, width) X.
       targets: (batches, examples) y.
       minimum: scalar, least value.
-      num_stages: S.
-      num_batches: number of batches.
+      num_stages: S, as the features have it if not given.
+      num_batches: number of batches, likewise.
 
     Example:
       >>> import pipejax as pj
@@ -243,8 +243,8 @@ class Logistic(Linear):
       features: (batches, examples, stages, width) X.
       targets: (batches, examples) labels, 1 or -1.
       minimum: scalar, least value.
-      num_stages: S.
-      num_batches: number of batches.
+      num_stages: S, as the features have it if not given.
+      num_batches: number of batches, likewise.
       l2: scalar, weight of the L2 term.
 
     Example:
@@ -253,7 +253,7 @@ class Logistic(Linear):
       (60, 10, 4, 2)
     """
 
-    l2: Leaf
+    l2: Leaf = dataclasses.field(kw_only=True)  # the fields before it need not be given
 
     def input(self, batch: LinearBatch) -> Float[Array, " row"]:
         """Start the sums: the prediction of each example, and |w|^2 after them."""

@@ -185,6 +185,9 @@ def block_gradient(
 # Objectives of a linear model: the prediction is a sum, each stage adds the part of its block.
 
 
+OF_FEATURES: Any = None  # a count that is not given
+
+
 class LinearBatch(NamedTuple):
     """Examples that one gradient is taken of.
 
@@ -205,15 +208,22 @@ class Linear(TrainingObjective):
       features: (batches, examples, stages, width) x of every example.
       targets: (batches, examples) y of every example.
       minimum: scalar, least value.
-      num_stages: S.
-      num_batches: number of batches.
+      num_stages: S, as the features have it if not given. JAX gives it where it puts an objective
+        together from leaves that have no shape.
+      num_batches: number of batches, likewise.
     """
 
     features: Leaf
     targets: Leaf
     minimum: Leaf
-    num_stages: int = dataclasses.field(metadata={"static": True})
-    num_batches: int = dataclasses.field(metadata={"static": True})
+    num_stages: int = dataclasses.field(default=OF_FEATURES, metadata={"static": True})
+    num_batches: int = dataclasses.field(default=OF_FEATURES, metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        """Take the counts that are not given from the features."""
+        for name, axis in (("num_stages", -2), ("num_batches", -4)):
+            if getattr(self, name) is OF_FEATURES:
+                object.__setattr__(self, name, self.features.shape[axis])
 
     def init(self, key: Array) -> Blocks:
         """Start at w = 0, whatever the key."""
@@ -296,8 +306,6 @@ class DataPartition:
             "features": jnp.asarray(x.reshape(*examples, self.num_stages, self.width)),
             "targets": jnp.asarray(y.reshape(examples)),
             "minimum": jnp.asarray(minimum),
-            "num_stages": self.num_stages,
-            "num_batches": self.num_batches,
         }
 
 

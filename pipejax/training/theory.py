@@ -57,6 +57,11 @@ def convergence_bound(
 ) -> ConvergenceBound:
     """Bound on the mean squared gradient norm of a run; all arguments broadcast.
 
+    For f with an L-Lipschitz gradient and block gradients of second moment at most G^2,
+
+      mean over k < K of E|grad f(w_k)|^2
+          <= 2 S (f_0 - f*) / (gamma K)  +  gamma L G^2 S  +  gamma^2 L^2 G^2 delta^2
+
     Args:
       stages: S.
       updates: K, block updates.
@@ -71,6 +76,9 @@ def convergence_bound(
 
     Raises:
       ValueError: if an argument is not finite and above 0, or delta not finite and at least 0.
+
+    Source:
+      arXiv 2606.03498, the convergence theorem of Randomized PipeDream.
 
     Example:
       >>> import pipejax as pj

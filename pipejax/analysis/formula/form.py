@@ -18,7 +18,7 @@ from pipejax.analysis.formula.parameters import (
     comparison_text,
     weights_by_key,
 )
-from pipejax.analysis.verify.certificate_file import new_certificate
+from pipejax.analysis.verify.certificate_file import box_text, fixed_in, new_certificate
 from pipejax.base import longest_path
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import unknown
@@ -116,9 +116,15 @@ class Formula:
         return as_latex(self.parameters, self._fractions)
 
     def __str__(self) -> str:
-        """Return the form, and how good it is where it is not exact."""
+        """Return the form, where it holds if not everywhere, and how good it is if not exact."""
+        where = f" for {self.where}" if self.where else ""
         within = "" if self.exact else f", at most {100 * self.gap:.2g} % too small"
-        return self.text + within
+        return self.text + where + within
+
+    @property
+    def where(self) -> str:
+        """The box in words [s], as `F = 1, B from 1 to 3`; empty without one."""
+        return box_text(self.parameters, self.box)
 
     @functools.cached_property
     def _fractions(self) -> list[tuple[Fraction, ...]]:
@@ -206,18 +212,34 @@ class Formula:
 
     @functools.cached_property
     def middles(self) -> Float[NumpyArray, "facets parameters"]:
-        """A point in the middle of each facet's region: the mean of its rays."""
+        """A point in the middle of each facet's region, in the box.
+
+        It is the mean of the region's extreme rays, on each of which the parameters sum up to 1.
+        """
         rays, spans = regions(self.envelope.cone, len(self.counts))
-        thetas = (rays / rays.sum(axis=1, keepdims=True)).astype(float)
-        middle = np.array([thetas[span].mean(axis=0) for span in spans])
-        scale = middle[:, -1:] if self.box else 1.0
-        return middle[:, : len(self.parameters)] / scale * self.units.astype(float)
+        theta = rays[:, : len(self.parameters)] * self.units
+        total = theta.sum(axis=1, keepdims=True)
+        is_origin = total[:, 0] == 0  # of a box: a corner of every region
+        of = np.where(is_origin[:, None], 1, total)
+        shares, scale = (
+            (theta / of).astype(float),
+            (scale_of(self, rays)[:, None] / of).astype(float),
+        )
+        spans = [span[~is_origin[span]] for span in spans]
+        middle = np.array([shares[span].mean(axis=0) for span in spans])
+        size = np.array([scale[span].mean(axis=0) for span in spans])
+        middle = middle / np.where(size > 0, size, 1.0)
+        fixed = fixed_in(self.parameters, self.box)
+        if fixed is not None:  # not rounded
+            middle[:, self.parameters.index(fixed)] = self.box[fixed][0]
+        return middle
 
     @functools.cached_property
     def bound_by(self) -> tuple[str, ...]:
-        """What holds more than half of the longest path in the middle of each region.
+        """What holds more than half of the longest path in the middle of each region (`middles`).
 
-        "messages", "worker 3", or else "compute", which is then spread over workers.
+        "messages", "worker 3", or else "compute", which is then spread over workers. A box cuts
+        regions down, so the same sum may be bound by something else in it.
         """
         return tuple(self._bound(theta) for theta in self.middles)
 
@@ -249,6 +271,12 @@ class Formula:
                 ],
                 "exact": self.exact,
                 "gap": self.gap,
+                "box": {
+                    name: [bound if bound < np.inf else None for bound in self.box[name]]
+                    for name in self.parameters
+                    if name in self.box
+                },
+                "where": self.where,
                 "evaluations": self.evaluations,
                 "text": self.text,
                 "latex": self.latex,
@@ -315,6 +343,21 @@ class Formula:
                 "cells": [list(cell) for cell in cells(cone, len(self.counts))],
             },
         )
+
+
+def scale_of(form: Formula, rays: Vectors) -> Whole:
+    """(rays) what divides the parameters on a ray so that they lie in the box; 0 if nothing does.
+
+    Without a box it is their sum.
+    """
+    size = len(form.parameters)
+    fixed = fixed_in(form.parameters, form.box)
+    if fixed is not None:
+        at, value = form.parameters.index(fixed), Fraction(str(form.box[fixed][0]))
+        return rays[:, at].astype(object) * form.units[at] / value
+    if form.box:
+        return rays[:, size]
+    return (rays[:, :size] * form.units).sum(axis=1)
 
 
 def smallest(counts: list[Fraction]) -> list[Fraction]:

@@ -14,6 +14,7 @@ from pipejax.analysis.formula.form import Box, Formula
 from pipejax.analysis.formula.parameters import LinearCosts, Weights, linear_costs
 from pipejax.analysis.verify.certificate_file import (
     FormulaContent,
+    fixed_in,
     is_formula,
     read_formula_certificate,
 )
@@ -42,13 +43,18 @@ def formula(
     analysis/formula/facets.py. Where it has more facets than `max_facets`, the most prominent are
     kept and the gap is certified.
 
+    It is of the order of ops that was lowered. Schedules that are planned for times (zb-v,
+    zero-bubble, v-half, ...) are so for the `slots` and `transfer` that they were built with; at
+    other times `evaluate` on the command line plans another order, which may be faster.
+
     Args:
       program: lowered schedule.
       parameters: names, as ("F", "B", "c"): phases, each of all stages or with _first, _mid, _last
         or a stage's number; `c`, `latency` and `transmit` of messages, both ways or with _F, _B.
         Or by name the `Costs` for which a parameter is 1 and the others are 0. If None: F, and B or
         I and W, R and O where the program has them, and c_F and c_B where there are messages.
-      box: range (low, high) of parameters [s]; those that are not named are at least 0.
+      box: range (low, high) of parameters [s]; those that are not named are at least 0. One of
+        them may be fixed, low = high: the form is then of all others beside it.
       max_facets: at which the search ends.
       on_progress: called with how many runs were evaluated, None and "runs"; a bar in notebooks if
         None.
@@ -58,7 +64,8 @@ def formula(
 
     Raises:
       ValueError: if a parameter is unknown, a phase of the program has no cost, a weight is no
-        fraction of small whole numbers, a range is empty, or too few facets bound nothing.
+        fraction of small whole numbers, a range is empty, two parameters are fixed or one is at 0,
+        or too few facets bound nothing.
 
     Cost:
       One evaluation for each facet and for each ray where regimes meet: up to ten milliseconds for
@@ -110,24 +117,46 @@ def formula(
 
 
 def _domain(costs: LinearCosts, box: Box) -> Cone:
-    """Cone of (parameters in their units.., z); in a box, (parameters.., 1, z) scaled."""
+    """Cone of (parameters in their units.., z); in a box, (parameters.., 1, z) scaled.
+
+    A parameter that the box fixes needs no 1: it says itself how large all others are.
+    """
     size = len(costs.names)
-    if not box:
-        return Cone.orthant(size + 1)
-    cone, units = Cone.orthant(size + 2), dict(zip(costs.names, costs.units.tolist(), strict=True))
-    for name, (low, high) in box.items():
-        if name not in costs.names:
-            raise unknown("parameter of the box", name, costs.names)
-        if not 0 <= low < high:
-            raise ValueError(f"box of {name} must have 0 <= low < high, got {low!r} and {high!r}")
-        for bound, sign in ((low, 1), (high, -1)):
-            if 0 < bound < math.inf:  # elsewhere the orthant is the bound
-                part = Fraction(str(bound))  # as it is written: 0.1 is a tenth
-                row = np.zeros(size + 2, object)
+    _check_box(costs.names, box)
+    fixed = fixed_in(costs.names, box)
+    dims = size + 1 + (bool(box) and fixed is None)
+    at, unit = (size, Fraction(1)) if fixed is None else _unit_of(costs, fixed, box[fixed][0])
+    cone, units = Cone.orthant(dims), dict(zip(costs.names, costs.units.tolist(), strict=True))
+    for name, bounds in box.items():
+        for bound, sign in zip(bounds, (1, -1), strict=True):
+            if name != fixed and 0 < bound < math.inf:  # elsewhere the orthant is the bound
+                part = Fraction(str(bound)) * unit  # as it is written: 0.1 is a tenth
+                row = np.zeros(dims, object)
                 row[costs.names.index(name)] = sign * units[name] * part.denominator
-                row[size] = -sign * part.numerator
+                row[at] = -sign * part.numerator
                 cone = cone.cut(row)
     return cone
+
+
+def _check_box(names: Sequence[str], box: Box) -> None:
+    for name, (low, high) in box.items():
+        if name not in names:
+            raise unknown("box parameter", name, names)
+        if not 0 <= low <= high or low == math.inf:
+            raise wrong("box", f"of {name} must have 0 <= low <= high, got {low!r} and {high!r}")
+    fixed = [name for name, (low, high) in box.items() if low == high]
+    if fixed[1:] or any(box[name][0] == 0 for name in fixed):
+        given = ", ".join(f"{name} = {box[name][0]:g}" for name in fixed)
+        raise wrong("box", f"may fix one parameter, above 0, got {given}: give ranges to others")
+
+
+def _unit_of(costs: LinearCosts, name: str, value: float) -> tuple[int, Fraction]:
+    """Return where a fixed parameter stands, and how often its value holds what it is counted in.
+
+    That is a part of its unit: `units` of them are 1.
+    """
+    at = costs.names.index(name)
+    return at, int(costs.units[at]) / Fraction(str(value))
 
 
 def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:

@@ -12,13 +12,13 @@ import numpy as np
 from pipejax.analysis.formula.form import Formula
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import wrong
+from pipejax.base.ties import least_named
 
 RANGES = ((0.5, 4.0), (0.0, 2.0))  # of the second and third parameter, in times of the first
 SIDE = 200  # values of each
 WITHIN = (
     1 / np.pi
 )  # where in its cell a value lies: on no border, where two tie who differ beside it
-TIE = 1e-9  # by which makespans differ that are told as equal
 
 
 class RegimeMap(NamedTuple):
@@ -30,6 +30,7 @@ class RegimeMap(NamedTuple):
       up: values of the third.
       names: who is fastest somewhere, ties as "a = b", the largest area first.
       codes: (up, across) place in names.
+      box: what is drawn of each parameter; the first is 1.
     """
 
     parameters: tuple[str, str, str]
@@ -37,6 +38,7 @@ class RegimeMap(NamedTuple):
     up: Float[NumpyArray, " up"]
     names: list[str]
     codes: Int[NumpyArray, "up across"]
+    box: dict[str, tuple[float, float]]
 
     @property
     def shares(self) -> dict[str, float]:
@@ -52,7 +54,8 @@ def regime_map(forms: Mapping[str, Formula]) -> RegimeMap:
         gives the ranges; the first parameter is 1.
 
     Raises:
-      ValueError: if there are not three parameters, the first cannot be 1, or a form is not exact.
+      ValueError: if there are not three parameters, the first cannot be 1, another has no range, or
+        a form is not exact.
     """
     first = next(iter(forms.values()))
     if len(first.parameters) != 3:
@@ -63,6 +66,10 @@ def regime_map(forms: Mapping[str, Formula]) -> RegimeMap:
             raise ValueError(f"the form of {name} is not exact: give a box or more facets")
     unit, *others = first.parameters
     box = {unit: (0.0, np.inf), **dict(zip(others, RANGES, strict=True)), **first.box}
+    for name in others:
+        low, high = box[name]
+        if not low < high < np.inf:
+            raise wrong("box", f"of {name} must be a range to draw a map, got {low:g} to {high:g}")
     if not box[unit][0] <= 1 <= box[unit][1]:
         raise wrong("box", f"{unit} must hold 1, in times of which the others are drawn")
     steps = (np.arange(SIDE) + WITHIN) / SIDE
@@ -72,9 +79,5 @@ def regime_map(forms: Mapping[str, Formula]) -> RegimeMap:
     )
     theta = np.stack(np.broadcast_arrays(1.0, across, up[:, None]), axis=-1)
     times = np.stack([form(theta) for form in forms.values()])
-    fastest = times <= times.min(axis=0) * (1 + TIE)
-    ties, codes = np.unique(fastest.reshape(len(forms), -1), axis=1, return_inverse=True)
-    order = np.argsort(-np.bincount(codes.ravel()), kind="stable")
-    names = [" = ".join(np.array([*forms])[ties[:, k]]) for k in order.tolist()]
-    place = np.argsort(order)[codes.ravel()].reshape(fastest.shape[1:])
-    return RegimeMap(first.parameters, across, up, names, place)
+    drawn = {unit: (1.0, 1.0)} | {name: box[name] for name in others}
+    return RegimeMap(first.parameters, across, up, *least_named(times, [*forms]), drawn)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.analysis.formula.cone import Cone, Vector, Vectors, Whole, primitive, regions
-from pipejax.analysis.formula.form import Formula, smallest
+from pipejax.analysis.formula.form import Formula, scale_of, smallest
 from pipejax.analysis.formula.parameters import comparison_text
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import check_types
@@ -45,7 +45,8 @@ class Versus(NamedTuple):
       one_at_most: regions that together are where the first is at most the second.
       other_at_most: regions that together are where the second is at most the first.
       one_slower: parameters and the ratio where the first is slowest against the second; the ratio
-        is 1 where it is never slower.
+        is 1 where it is never slower. They lie in the box, or sum up to 1: without a box, and where
+        the ratio is only neared as they grow in these proportions.
       other_slower: the same of the second.
 
     Example:
@@ -143,15 +144,15 @@ def _slowest(one: Formula, other: Formula) -> tuple[dict[str, float], Fraction |
     On each of these the second is linear and the first convex, so no ratio between rays is larger.
     """
     rays, _ = regions(other.envelope.cone, len(other.counts))
+    rays = rays[rays[:, : len(one.parameters)].any(axis=1)]
     theta = rays[:, : len(one.parameters)].astype(object) * other.units.astype(object)
-    theta = theta[theta.any(axis=1)]
     ours, theirs = ((theta @ _rows(form).T).max(axis=1) for form in (one, other))
     ratios = [
         Fraction(a) / Fraction(b) if b else (np.inf if a else Fraction(1))
         for a, b in zip(ours.tolist(), theirs.tolist(), strict=True)
     ]
     k = max(range(len(ratios)), key=ratios.__getitem__)
-    scale = sum(theta[k])
+    scale = scale_of(other, rays[k : k + 1])[0] or sum(theta[k])
     values = [float(Fraction(value) / Fraction(scale)) for value in theta[k]]
     return dict(zip(one.parameters, values, strict=True)), ratios[k]
 

@@ -20,6 +20,8 @@ from pipejax.schedules.cells.ops import Op, ScheduleError
 from pipejax.schedules.table.links import LINK_MODELS, QUEUES, Links
 from pipejax.schedules.table.table import ScheduleTable
 
+ROUNDING = 1e-9  # of the makespan: times that differ by less are one
+
 
 @short_repr
 class TransferWait(NamedTuple):
@@ -30,7 +32,7 @@ class TransferWait(NamedTuple):
       sender: worker of that.
       receiver: worker of its RECV.
       ready: when its producer had ended.
-      start: when it started.
+      start: when it started; when it was ready, if that is the same to rounding.
       worker: worker in whose queue it waited, None where it did not.
       cell: its cell in that queue, SEND or RECV.
       front: the cell in front of it there, whose transfer it waited for last.
@@ -134,8 +136,9 @@ def _wait(evaluation: Evaluation, transfer: int, transfer_of: Mapping[int, int])
     sender, receiver = int(sent.sender[transfer]), int(sent.receiver[transfer])
     ready = float(evaluation.node_finish[sent.producer[transfer]])
     waited = TransferWait(send, sender, receiver, ready, float(evaluation.message_start[transfer]))
-    if waited.wait <= 0:
-        return waited
+    same = ROUNDING * evaluation.makespan
+    if waited.wait <= same:
+        return waited._replace(start=ready)
     preds = program.preds[sent.carrier[transfer]].tolist()
     in_front = [transfer_of[node] for node in preds if node in transfer_of]
     front = max(in_front, key=lambda k: evaluation.message_finish[k])
@@ -145,7 +148,7 @@ def _wait(evaluation: Evaluation, transfer: int, transfer_of: Mapping[int, int])
         worker=worker,
         cell=send if worker == sender else receive,
         front=sent.cells(front)[ends.index(worker)],
-        blocked=max(0.0, float(evaluation.message_start[front]) - ready),
+        blocked=held if (held := float(evaluation.message_start[front]) - ready) > same else 0.0,
     )
 
 

@@ -3,9 +3,12 @@
 A table with U cells fixes which weights every gradient is computed with: the own weights of a
 stage by the order of its row, those of the other stages by the times of the ops, so that messages
 change the delay. Block updates (an update of one stage is one) are numbered in the order of time,
-those that end together by stage. The delay of an update with respect to a stage is the number of
-block updates from the forward on that stage, of the microbatch whose gradient is applied, to the
-update itself (arXiv:2606.03498).
+those that end together by stage. The model after j block updates is model j. A forward reads the
+block of its stage in model j: the last one before the forward in which that block is what it reads.
+That is the newest model, unless the weight rule makes it read weights that an update has already
+replaced: then the model before that update. The delay of block update k with respect to a stage is
+k - j, of the forward on that stage of the microbatch whose gradient is applied: k - j_k(s) of the
+mixed model in arXiv:2606.03498, where every forward reads the newest weights.
 """
 
 import dataclasses
@@ -48,7 +51,8 @@ class Staleness:
       own_lag: (workers) updates of a stage between the weights that a microbatch reads and its
         own update; the largest in the steady state and over the stages of the worker.
       applied: (stages, steady) number of the block update that applies each gradient.
-      read: (stages, steady) number of block updates that the weights read by each forward hold.
+      read: (stages, steady) number of block updates in the last model, before each forward, whose
+        block is what the forward reads.
 
     Example:
       >>> from pipejax import schedules
@@ -57,6 +61,10 @@ class Staleness:
       ([4, 3, 2, 1], [3, 2, 1, 0])
       >>> stale.max_delay, stale.mean_delay
       (14, 8.5)
+
+    Source:
+      arXiv 2606.03498, the delays of its asynchronous 1F1B; where a forward reads weights that have
+      been replaced, as with PipeDream-2BW, the read index of its mixed model.
     """
 
     schedule: str

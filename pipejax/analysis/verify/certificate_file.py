@@ -8,7 +8,8 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -54,6 +55,7 @@ KINDS: Mapping[str, Keys] = {
 FORMATS_1 = {"pipejax-certificate": "run", "pipejax-formula-certificate": "formula"}
 SECTIONS_1 = ("question", "claims")  # of the first version, whose keys are in `KINDS` as they are
 
+FREE = (None, None)  # bounds of a parameter without a range
 OUTER = ("parameters", "facets", "exact", "gap")  # what a report says that holds a certificate
 SIZES = ("sizes", "weight_share", "checkpoints")
 # that the checker's run knows
@@ -106,7 +108,8 @@ class FormulaContent(NamedTuple):
       units: of the parameters: parts of which the counts are whole numbers.
       weights: of each parameter, by phase letter or message part: whole numbers in its units.
       box: range of each parameter that has one, as it is written.
-      domain: rows with row . x >= 0 for all x = (parameters in their units.., and 1 with a box).
+      domain: rows with row . x >= 0 for all x = (parameters in their units.., and 1 with a box
+        that fixes none of them).
       facets: counts.
       points: of each facet, where it is the count of a longest path.
       rays: points x of the domain.
@@ -445,17 +448,46 @@ def _domain(names: Collection[str], units: list[int], box: Any, where: str) -> l
     """Rows of what the parameters may be: at least 0, and within the ranges that are given."""
     if not isinstance(box, Mapping) or not set(box) <= set(names):
         raise ValueError(f"{where} must give ranges of {', '.join(names)}, got {box!r}")
-    dims = len(units) + bool(box)
-    rows = [[int(row == column) for column in range(dims)] for row in range(dims)]
     for name, bounds in box.items():
         if not isinstance(bounds, list) or len(bounds) != 2:
             raise ValueError(f"{where}: {name} must be two numbers, got {bounds!r}")
-        for bound, sign in zip(bounds, (1, -1), strict=True):
-            if bound is None:  # no bound on this side
-                continue
-            part = Fraction(str(number(bound, f"{where}: {name}")))  # as written: 0.1 is a tenth
-            row = [0] * dims
-            row[[*names].index(name)] = sign * units[[*names].index(name)] * part.denominator
-            row[-1] = -sign * part.numerator
-            rows.append(row)
+        for bound in bounds:
+            if bound is not None:  # no bound on this side
+                number(bound, f"{where}: {name}")
+    unit = fixed_in(names, box)
+    dims = len(units) + (bool(box) and unit is None)
+    rows = [[int(row == column) for column in range(dims)] for row in range(dims)]
+    for k, name in enumerate(names):
+        for bound, sign in zip(box.get(name, ()), (1, -1), strict=False):
+            if bound is not None and name != unit:
+                part, size = Fraction(str(bound)), Fraction(1)  # as written: 0.1 is a tenth
+                row = [0] * dims
+                if unit is not None:
+                    at = [*names].index(unit)
+                    size = units[at] / Fraction(str(box[unit][0]))
+                row[k] = sign * units[k] * part.denominator * size.denominator
+                row[-1 if unit is None else at] = -sign * part.numerator * size.numerator
+                rows.append(row)
     return rows
+
+
+def fixed_in(names: Iterable[str], box: Mapping[str, Any]) -> str | None:
+    """Return the first parameter that a box fixes, if any: it says how large all others are."""
+    found = (name for name in names if name in box and box[name][0] == box[name][1])
+    return next((name for name in found if box[name][0]), None)
+
+
+def box_text(names: Iterable[str], box: Mapping[str, Any]) -> str:
+    """Say where parameters lie, as `F = 1, B from 1 to 3`; nothing where they are free."""
+    said = []
+    for name in names:
+        low, high = (
+            (0, math.inf)[k] if b is None else b for k, b in enumerate(box.get(name, FREE))
+        )
+        if low == high:
+            said.append(f"{name} = {low:g}")
+        elif high < math.inf:
+            said.append(f"{name} from {low:g} to {high:g}")
+        elif low > 0:
+            said.append(f"{name} at least {low:g}")
+    return ", ".join(said)

@@ -20,11 +20,18 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
-from pipejax.analysis.verify.certificate_file import FormulaContent, Row
+from pipejax.analysis.verify.certificate_file import FormulaContent, Row, box_text
 from pipejax.analysis.verify.event_run import Event, EventRun
 
 Problem = tuple[str, Any, Any, str]  # what is claimed, the claim, what was derived, why
 Wait = tuple[int, Row]  # the event that is waited for, and the counts of the lag behind it
+
+
+def formula_claim(content: FormulaContent) -> str:
+    """Say what a closed form claims, and where."""
+    claim = f"at most {100 * float(content.gap):.2g} % too small" if content.gap else "exact"
+    where = box_text(content.names, content.box)
+    return f"{claim} for {where}" if where else claim
 
 
 def formula_problems(content: FormulaContent) -> Iterator[Problem]:

@@ -19,7 +19,7 @@ from pipejax.analysis.verify.event_run import (
     memory_curves,
     peaks_in_flight,
 )
-from pipejax.analysis.verify.formula_check import formula_problems
+from pipejax.analysis.verify.formula_check import formula_claim, formula_problems
 from pipejax.base.checks import check_types, is_number
 from pipejax.base.data_files import load_json
 from pipejax.base.display import short_repr, short_repr_of
@@ -83,12 +83,14 @@ class Verdict(NamedTuple):
       problems: claims that do not hold.
       bounds: the lower bounds that are claimed.
       unit: of times: "seconds", or "units" of a solved problem, which says no more of them.
+      form: of a closed form what its claim is, as "exact for F = 1, B from 1 to 3".
     """
 
     makespan: float | None
     problems: tuple[Discrepancy, ...]
     bounds: tuple[CheckedBound, ...] = ()
     unit: str = "seconds"
+    form: str = ""
 
     @property
     def ok(self) -> bool:
@@ -135,7 +137,8 @@ def verify(certificate: str | Path | Mapping[str, Any]) -> Verdict:
     except ScheduleError as error:  # there is a table, and it cannot run
         return Verdict(None, (Discrepancy("table", "legal", error.reason),))
     if isinstance(content, FormulaContent):
-        return Verdict(None, tuple(Discrepancy(*each) for each in formula_problems(content)))
+        found = tuple(Discrepancy(*each) for each in formula_problems(content))
+        return Verdict(None, found, form=formula_claim(content))
     run = EventRun(content.table, content.costs, content.links)
     if cycle := run.deadlock():
         waits = " waits for ".join(map(run.name, [*cycle, cycle[0]]))

@@ -1,8 +1,7 @@
 """`pipejax explain`: why a step takes so long, what would make it shorter, and the commands."""
 
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,46 +14,29 @@ from pipejax.base.files import write_file
 from pipejax.cli.options.given import Line
 from pipejax.cli.options.memory import ActivationOptions, MemoryLimit
 from pipejax.cli.options.pricing import Pricing, required
-from pipejax.cli.options.tables import ScheduleSettings, TableChoice
+from pipejax.cli.options.tables import TableChoice
 from pipejax.cli.options.values import Text, parse_counts
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import PAGE, TABLES
-from pipejax.cli.output.launches import launch_json, launch_lines
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.progress import progress, waiting
-from pipejax.cli.output.report import Column, heading, plain, sizes_of, table_of
-from pipejax.schedules.naming import find
-from pipejax.schedules.table.links import POSTINGS
-from pipejax.schedules.table.table_files import is_csv, text_for
+from pipejax.cli.output.remedies import (
+    diagnosis,
+    remedies_json,
+    remedies_said,
+    tables_of,
+    takes_limit,
+    write_tables_of,
+)
+from pipejax.cli.output.report import Column, heading, sizes_of, table_of
 
 if TYPE_CHECKING:
-    from pipejax.search.remedies.explain import Explanation, Remedy
+    from pipejax.search.remedies.explain import Explanation
     from pipejax.search.remedies.setup import Setup
 
 
-# options that say something of this command alone
-OWN = (
-    "memory_limit",
-    "stage_layers",
-    "schedules",
-    "search",
-    "out",
-    "write_tables",
-    "force",
-    "format",
-    "json",
-    "config",
-)
-OF_LINKS = ("link", "posting", "shared_links", "pair_links", "eager_below")
-# options that say which table it is
-OF_TABLE = ("schedule", "workers", "microbatches", *ScheduleSettings._fields)
-FOUND = "better.csv"  # of what a search finds, unless tables are written
-LONGEST = 40  # letters of what a file's name says of its table
-# causes that another schedule is held against: nothing is undone
-OF_SCHEDULES = ("schedule", "memory")
 ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
-SHOWN = 8  # remedies that a person reads
 
 
 def explain(
@@ -91,7 +73,7 @@ def explain(
 
     if choice.repair is not None:
         raise ValueError(f"--repair {choice.repair}: write the table with `pipejax export` first")
-    is_limited = memory_limit is not None and _takes_limit(choice.schedule)
+    is_limited = memory_limit is not None and takes_limit(choice.schedule)
     if memory_limit is not None and is_limited:  # it is planned for it too
         planned = {**choice.options.options, "memory_limit": MemoryLimit.read(memory_limit)}
         choice = choice._replace(options=choice.options._replace(options=planned))
@@ -106,24 +88,20 @@ def explain(
     names = None if schedules is None else [name.strip() for name in schedules.split(",")]
     with progress("explaining", None) as bar:
         found = explain_setup(setup, limit, schedules=names, search=search, on_progress=bar.tell)
-    files = dict(_tables_of(found, write_tables.path))
+    files = dict(tables_of(found, write_tables.path))
     result = (
         sizes_of(table)
         | {"link": links.model}
         | _as_json(found, line, files)
         | write_tables.as_json()
     )
-    write_tables.save(lambda draft: _write_tables(draft, found, files))
+    write_tables.save(lambda draft: write_tables_of(draft, found, files))
     if out.path is not None:
         text = _page(found, result)
         out.save(lambda draft: write_file(draft, text))
     return Answer(
         result, _said(found, result), {"wrote the report to": out, "wrote tables to": write_tables}
     )
-
-
-def _takes_limit(schedule: Text) -> bool:
-    return schedule is not None and "memory_limit" in find(schedule).options
 
 
 def _stage_layers(text: str, stages: int) -> list[int]:
@@ -147,62 +125,6 @@ def _limit(text: Text, setup: "Setup") -> Any:
     return np.broadcast_to(np.array(read.values, float), workers)
 
 
-def _tables_of(found: "Explanation", folder: Path | None) -> Iterator[tuple[int, Path]]:
-    """The file of each remedy's table, by its number, where it is another than now."""
-    for number, remedy in enumerate(found.remedies if folder else (), 1):
-        table = remedy.setup.table
-        if table is not found.memory.begin.table:
-            what = re.sub("[^a-z0-9]+", "-", remedy.what.lower()).strip("-")[:LONGEST]
-            suffix = ".csv" if is_csv(table) else ".json"
-            yield number, (folder or Path()) / f"{number}-{what}{suffix}"
-
-
-def _write_tables(draft: Path, found: "Explanation", files: Mapping[int, Path]) -> None:
-    draft.mkdir()
-    for number, path in files.items():
-        text = text_for(found.remedies[number - 1].setup.table, path)
-        write_file(draft / path.name, text)
-
-
-def command_of(remedy: "Remedy", first: "Setup", line: Line, table: Path | None = None) -> str:
-    """The command that repeats a remedy, whose table is in a file if nothing else builds it."""
-    setup = remedy.setup
-    changes = dict(setup.options)
-    called = "evaluate"
-    keeps_limit = "schedule" not in changes and _takes_limit(line.given.get("schedule"))
-    without = tuple(name for name in OWN if name != "memory_limit" or not keeps_limit)
-    if changes.get("scale") and "scale" in line.given:
-        changes["scale"] = f"{line.given['scale']},{changes['scale']}"
-    is_measured = getattr(setup.source, "is_of_stages", False)
-    if is_measured and setup.table.num_stages != first.table.num_stages:
-        changes.setdefault("measured_stages", str(first.table.num_stages))
-    given = setup.source.microbatches.order if isinstance(setup.source, Pricing) else None
-    if given is not None and setup.order:  # the order found is one of the order given
-        changes["microbatch_order"] = ",".join(str(given[k]) for k in setup.order)
-    searched = {name: changes.pop(name) for name in ("order", "optimise") if name in changes}
-    from_file = {**changes, **dict.fromkeys(OF_TABLE), "table": str(table or FOUND)}
-    if searched and table is not None:
-        changes = from_file
-    elif "order" in searched:
-        called, without = "tune messages", (*without, *OF_LINKS)
-        changes |= {"iterations": searched["order"], "time_limit": "1000s", "out": FOUND}
-    elif "optimise" in searched:
-        called = "optimize"
-        changes |= {"memory_limit": searched["optimise"], "time_limit": "8s", "out": FOUND}
-    command = line.command(called, changes, without)
-    if called == "tune messages" and setup.links.posting != POSTINGS[0]:  # it runs early posts
-        command += f" && {line.command('evaluate', from_file, OWN)}"
-    return command
-
-
-def _launches(remedy: "Remedy") -> "Sequence[pj.results.Launch]":
-    """What launchers are told to run a remedy; of measured times, of the pipeline alone."""
-    setup = remedy.setup
-    if setup.source.workload is not None:
-        return pj.costing.launches(setup.source.workload, setup.table)
-    return pj.costing.pipeline_launches(setup.table, setup.layers or None)
-
-
 def _as_json(found: "Explanation", line: Line, files: Mapping[int, Path]) -> dict[str, Any]:
     first = found.memory.begin
     worst = found.bottleneck
@@ -219,21 +141,7 @@ def _as_json(found: "Explanation", line: Line, files: Mapping[int, Path]) -> dic
             "limit": found.memory.limit,
             "fits": found.memory.fits(first),
         },
-        "remedies": [
-            {
-                "what": remedy.what,
-                "command": command_of(remedy, first, line, files.get(number)),
-                "saves": remedy.saves,
-                "step_time": remedy.step_time,
-                "assumes": "; ".join(remedy.assumes),
-                "bound": remedy.bound,
-                "kind": remedy.kind,
-                "memory": remedy.memory,
-                "launch": launch_json(_launches(remedy)),
-                "fits": remedy.fits,
-            }
-            for number, remedy in enumerate(found.remedies, 1)
-        ],
+        "remedies": remedies_json(found, line, files),
     }
 
 
@@ -267,22 +175,11 @@ def _page(found: "Explanation", result: Mapping[str, Any]) -> str:
         if abs(time) > ROUNDING * found.step_time
     ]
     title = Marked.from_markup(f"{heading(result)}: {seconds(found.step_time)}").plain
-    lines = [*_diagnosis(found), *filter(None, [_slower(found)])]
+    lines = [*diagnosis(found), *filter(None, [_slower(found)])]
     shown = "As it is" if len(setups) == 1 else f"As it is, and below: {found.remedies[0].what}"
     with waiting("looking for closed forms"):
         explorer = page(explored)
     return report(title, lines, parts, remedies, shown, explorer)
-
-
-def _diagnosis(found: "Explanation") -> Iterator[str]:
-    """The cause, what it costs, and what comes next."""
-    worst = found.bottleneck
-    yield worst.why
-    if worst.seconds > 0 and worst.kind not in OF_SCHEDULES:
-        without = seconds(found.step_time - worst.seconds)
-        yield f"that costs {seconds(worst.seconds)}: without it the step takes {without}"
-    for fault in found.faults[1:3]:
-        yield f"then: {fault.why} ({seconds(fault.seconds)})"
 
 
 def _slower(found: "Explanation") -> str:
@@ -296,7 +193,7 @@ def _slower(found: "Explanation") -> str:
 
 def _said(found: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
     yield f"{heading(result)}: [bold]{seconds(found.step_time)}[/]"
-    first, *others = _diagnosis(found)
+    first, *others = diagnosis(found)
     yield f"  [bold]{escape(first)}[/]"
     yield from (f"  {escape(line)}" for line in others)
     least = ROUNDING * found.step_time
@@ -312,26 +209,4 @@ def _said(found: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
     )
     if slower := _slower(found):
         yield slower
-    if not found.remedies:
-        yield "nothing that was tried makes it shorter"
-        return
-    shown = [{"number": k, **row} for k, row in enumerate(result["remedies"][:SHOWN], 1)]
-    yield table_of(
-        shown,
-        (
-            Column("", "number"),
-            Column("remedy", "what", escape),
-            Column("saves", "saves", seconds),
-            Column("step time", "step_time", seconds),
-            Column("memory", "memory", lambda ratio: f"x {ratio:.3g}"),
-            Column("at least", "bound", seconds),
-        ),
-        title="what would make it shorter",
-        caption="memory: of the fullest worker, against now; at least: no schedule is shorter then",
-    )
-    for row in shown:
-        if row["assumes"]:
-            yield plain(f"{row['number']}. assumes: {row['assumes']}")
-        yield plain(f"{row['number']}. {row['command']}")
-    yield plain("launchers are told of 1.:")
-    yield from launch_lines(_launches(found.remedies[0]))
+    yield from remedies_said(found, result["remedies"])

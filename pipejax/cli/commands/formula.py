@@ -1,36 +1,36 @@
 """`pipejax formula`: the makespan of a table as an exact form in a few parameters."""
 
 import json as json_text
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
-
-from rich.markup import escape
-from rich.table import Table
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import pipejax as pj
 from pipejax.base.checks import MAX_COUNT, one_of
 from pipejax.base.data_files import whole_cell
+from pipejax.cli.options.picture import PaperSettings, labelled
 from pipejax.cli.options.tables import TableChoice
-from pipejax.cli.options.values import Count, Text, parse_seconds
+from pipejax.cli.options.values import Count, Text, parse_float, parse_seconds
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
+from pipejax.cli.output.forms import Plans, family_lines, form_lines, map_line, versus_lines
 from pipejax.cli.output.kinds import CERTIFICATE, DRAWING
-from pipejax.cli.output.numbers import percent
 from pipejax.cli.output.progress import waiting
-from pipejax.cli.output.report import facts, grid, heading, pick, plain, sizes_of
+from pipejax.cli.output.report import pick, plain
 from pipejax.schedules.cells.ops import STEP_END
 from pipejax.schedules.naming import named
 
 if TYPE_CHECKING:
     from pipejax.analysis.formula.regime_map import RegimeMap
+    from pipejax.plots.style import Paper
 
 HEIGHT = 3.4  # inches, the legend above included
-SHOWN = 12  # facets and borders that a person reads
 
 
 def formula(
     choice: TableChoice,
     links: pj.Links,
+    printed: PaperSettings,
     parameters: Text = None,
     family: Text = None,
     versus: Text = None,
@@ -38,9 +38,13 @@ def formula(
     box: Text = None,
     max_facets: Count = 200,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
+    labels: Text = None,
     out: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
 ) -> Answer:
     """Show the exact closed form of the makespan: a maximum of sums, with regimes and proof.
+
+    It is of one order of ops: zb-v and others that are planned for times are planned once, for
+    --slots and --planned-comm.
 
     Options:
       parameters: phases, each also with _first, _mid, _last or the number of a stage; c, latency
@@ -50,10 +54,12 @@ def formula(
         M=8:80:8, of which the last one is only checked.
       versus: or several, as gpipe,chimera; of the same workers and microbatches.
       per_worker: what one microbatch takes on one worker.
-      box: in seconds, or with units; the others are at least 0; with --figure in times of the
-        first parameter, which is 1.
+      box: F=2 fixes one; the others are at least 0. Where the first parameter is not in it and none
+        is fixed, the first is 1, in times of which the ranges are; else they are in seconds, or
+        with units.
       figure: with --versus, who is fastest where the second and third parameter, F,B,c if none are
-        given, vary in times of the first (.png, .pdf or .svg).
+        given, vary in times of the first (.png, .pdf or .svg); a column wide if no --size is given.
+      labels: in --figure, the schedule before those of --versus.
       max_facets: the gap to the makespan is certified.
       out: the form and its certificate (.json), for `pipejax verify`.
 
@@ -68,54 +74,70 @@ def formula(
         raise ValueError("--figure needs --versus: it draws which schedule is fastest where")
     if figure.path is not None and names is None:
         names = ["F", "B", "c"]
-    chosen = _Chosen(choice, links, names, per_worker, _parse_box(box), max_facets)
+    ranges = _parse_box(box, names[0] if names else "F")
+    chosen = _Chosen(choice, links, names, per_worker, ranges, max_facets)
+    paper = None if figure.path is None else printed.paper("column")
     table = choice.build()
     if symbol and names is None:
         chosen = chosen._replace(names=_messages_alike(chosen.program(table)))
     found = None if symbol is None else _family(chosen, symbol, numbers)
-    with waiting("looking for the closed form"):
-        form = chosen.form(table)
-    rivals = [] if versus is None else [chosen.other(name.strip()) for name in versus.split(",")]
-    others = [chosen.form(rival) for rival in rivals]
-    against = [pj.analysis.versus(form, other) for other in others]
-    shown = None if figure.path is None else _drawn([form, *others], figure)
-    result = form.as_json() | {"certificate": form.certificate(table)}
+    rivals = [] if versus is None else [chosen.rival(name.strip()) for name in versus.split(",")]
+    called = labelled(labels, [table.name, *(rival.schedule or "" for rival in rivals)])
+    form, plans = chosen.form(table), Plans()
+    plans.add(table.name, called[0], choice.planned_for(table))
+    tables, others, against = [table], [], []
+    for rival, label in zip(rivals, called[1:], strict=True):
+        with waiting(f"building {rival.schedule}"):
+            tables.append(rival.build())
+        plans.add(tables[-1].name, label, rival.planned_for(tables[-1]))
+        others.append(chosen.form(tables[-1]))
+        with waiting(f"comparing with {rival.schedule}"):
+            against.append(pj.analysis.versus(form, others[-1]))
+    shown = None
+    if paper is not None:
+        forms = dict(zip(called, [form, *others], strict=True))
+        shown = _drawn(forms, plans.caption, paper, figure)
+    result = form.as_json() | {"planned_for": plans.times, "certificate": form.certificate(table)}
     if found is not None:
         result["family"] = {"text": str(found)} | pick(found, "first period found_on verified_on")
     if against:
         every = [each.as_json() for each in against]
         result["versus"] = every if every[1:] else every[0]
     if shown is not None:
-        result["map"] = {"parameters": list(shown.parameters), "shares": shown.shares}
+        result["map"] = pick(shown, "parameters box shares")
     out.save_text(json_text.dumps(result, allow_nan=False))
     written = {"wrote the form and its certificate to": out} if out.path is not None else {}
 
     def said() -> Iterator[object]:
-        yield from _said(table, form, found)
+        yield from form_lines(table, form, plans)
+        if found is not None:
+            yield from map(plain, family_lines(found))
         for each in against:
-            yield from map(plain, _versus_lines(each))
-        if not per_worker and len({t.stages_per_worker for t in (table, *rivals)}) > 1:
+            yield from map(plain, versus_lines(each, form, plans))
+        if not per_worker and len({each.stages_per_worker for each in tables}) > 1:
             yield "stages per worker differ: with --per-worker all do the same work"
         if shown is not None:
-            areas = ", ".join(f"{name} {share:.0%}" for name, share in shown.shares.items())
-            yield plain(f"\nfastest on the map: {areas}")
+            yield plain(f"\n{map_line(shown)}")
 
     return Answer(result, said(), {**written, "drawn to": figure})
 
 
-def _drawn(forms: "Sequence[pj.results.Formula]", figure: Output) -> "RegimeMap":
+def _drawn(
+    forms: "Mapping[str, pj.results.Formula]", caption: str, paper: "Paper", figure: Output
+) -> "RegimeMap":
     """Draw who is fastest where two parameters vary in times of the first."""
     from pipejax.analysis.formula.regime_map import regime_map
     from pipejax.plots.regions import Side, draw_regions
 
-    shown = regime_map({form.program.name: form for form in forms})
+    shown = regime_map(forms)
     unit, *others = shown.parameters
     sides = [
         Side(f"{name} / {unit}", values)
         for name, values in zip(others, (shown.across, shown.up), strict=True)
     ]
-    with drawing(figure, 1, HEIGHT) as (_, axes):
+    with drawing(figure, 1, HEIGHT, paper) as (picture, axes):
         draw_regions(axes, sides[0], sides[1], shown.codes, shown.names)
+        picture.supxlabel("\n".join(paper.wrapped(caption)), fontsize=paper.small, parse_math=False)
     return shown
 
 
@@ -145,16 +167,17 @@ class _Chosen(NamedTuple):
         return named_parameters(program, names, table.worker_parts)
 
     def form(self, table: pj.ScheduleTable) -> "pj.results.Formula":
-        parameters = self.parameters(table)
-        return pj.formula(self.program(table), parameters, box=self.box, max_facets=self.max_facets)
+        with waiting(f"looking for the closed form of {table.name}"):
+            program, parameters = self.program(table), self.parameters(table)
+            return pj.formula(program, parameters, box=self.box, max_facets=self.max_facets)
 
-    def other(self, schedule: str) -> pj.ScheduleTable:
-        """Build another schedule of the same size, with those of the options that it has."""
+    def rival(self, schedule: str) -> TableChoice:
+        """Choose another schedule of the same size, with those of the options that it has."""
         if self.choice.schedule is None:
             raise ValueError("--versus needs --schedule: a table file is of one size")
         name = named(schedule)
         options = self.choice.options.of(name)
-        return self.choice._replace(schedule=name, options=options).build()
+        return self.choice._replace(schedule=name, options=options)
 
 
 def _messages_alike(program: "pj.Program") -> list[str]:
@@ -235,74 +258,26 @@ def _family(chosen: _Chosen, symbol: str, given: list[int]) -> "pj.results.Famil
             raise NoFamilyError(f"{error} ({more})") from None
 
 
-def _parse_box(text: str | None) -> dict[str, tuple[float, float]]:
-    """Read ranges, as F=1:2,c=0:0.5."""
+def _parse_box(text: str | None, first: str) -> dict[str, tuple[float, float]]:
+    """Read ranges, as F=1:2,c=0:0.5, or F=1 of a parameter that is fixed.
+
+    The first parameter is 1 where nothing says how large it is.
+    """
     found: dict[str, tuple[float, float]] = {}
+    has_unit = False
     for entry in text.split(",") if text is not None else ():
         name, _, bounds = (part.strip() for part in entry.partition("="))
         low, colon, high = bounds.partition(":")
-        if not colon or name in found:
-            raise ValueError(f"--box must be as F=1:2,c=0:0.5, each once, got {text!r}")
-        where = f"--box: {name}"
-        found[name] = parse_seconds(low.strip(), where), parse_seconds(high.strip(), where)
-    return found
-
-
-def _said(
-    table: pj.ScheduleTable,
-    form: "pj.results.Formula",
-    family: "pj.results.Family | None",
-) -> Iterator[object]:
-    shown = len(form.facets) <= SHOWN
-    rows = [
-        ("makespan", escape(form.text) if shown else f"the largest of {len(form.facets)} sums"),
-        ("is", "exact" if form.exact else f"at most {percent(form.gap)} too small"),
-        ("found with", f"{form.evaluations} evaluations"),
-    ]
-    yield f"{heading(sizes_of(table))}, {form.program.links.model} links"
-    yield facts(rows)
-    yield _regimes(form)
-    for border in form.borders[:SHOWN]:
-        larger = f"{border.one} is the larger where {border.text}"
-        yield plain(f"{border.one} | {border.other}: {larger}")
-    if form.borders[SHOWN:]:
-        yield f"and {len(form.borders) - SHOWN} more borders: --json lists all"
-    if family is not None:
-        yield from map(plain, _family_lines(family))
-
-
-def _regimes(form: "pj.results.Formula") -> Table:
-    """The first facets, each with what bounds the step where it is the largest."""
-    count = min(SHOWN, len(form.facets))
-    columns: list[tuple[str, Any]] = [("regime", range(count))]
-    columns += [
-        (name, [facet[k] for facet in form.facets[:count]])
-        for k, name in enumerate(form.parameters)
-    ]
-    return grid([*columns, ("bound by", form.bound_by[:count])])
-
-
-def _family_lines(found: "pj.results.Family") -> Iterator[str]:
-    yield from ("", str(found))
-    last = f", checked on {', '.join(map(str, found.verified_on))}" * bool(found.verified_on)
-    yield f"found on {found.symbol} = {found.found_on[0]} to {found.found_on[-1]}{last}"
-
-
-def _versus_lines(found: "pj.results.Versus") -> Iterator[str]:
-    names = dict(zip(("one", "other"), found.names, strict=True))
-    verdict = found.verdict
-    for role, name in names.items():
-        verdict = verdict.replace(role, name)
-    yield from ("", f"{' against '.join(found.names)}: {verdict}")
-    sides = (found.one_at_most, found.one_slower), (found.other_at_most, found.other_slower)
-    for name, (regions, (at, ratio)) in zip(found.names, sides, strict=True):
-        rival = next((n for n in found.names if n != name), name)
-        for region in regions[:SHOWN]:
-            where = f"where {' and '.join(region.texts)}" if region.texts else "everywhere"
-            yield f"{name} is as fast or faster {where}"
-        at_most = ", ".join(f"{key}={value:.3g}" for key, value in at.items())
-        yield (
-            f"{name} takes up to {ratio:.4g} times as long as {rival}, at {at_most}"
-            if ratio > 1
-            else f"{name} never takes longer than {rival}"
+        if not low or name in found:
+            raise ValueError(f"--box must be as F=1:2,c=0:0.5 or F=1, each once, got {text!r}")
+        where, ends = f"--box: {name}", (low, high if colon else low)
+        found[name] = parse_seconds(ends[0].strip(), where), parse_seconds(ends[1].strip(), where)
+        has_unit |= any(math.isnan(parse_float(end.strip())) for end in ends)
+    if not found or first in found or any(low == high for low, high in found.values()):
+        return found
+    if has_unit:
+        raise ValueError(
+            f"--box {text} has a time in a unit, but ranges in times of {first}, which is 1: give "
+            f"a range of {first} too, or numbers alone"
         )
+    return {first: (1.0, 1.0), **found}

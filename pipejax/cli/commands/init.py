@@ -55,7 +55,7 @@ link = "delay"              # or queued, blocking, rendezvous
 # zero = 0                  # what replicas split: 0 to 3
 # precision = "bf16"
 # dtype = "float64"
-outputs = ["bubble_ratio", "tokens_per_second"]  # beside step time and memory
+outputs = ["bubble_ratio", "tokens_per_second"]  # or tokens_per_second_per_gpu, and others
 
 # fields of all systems, each with its unit as in a system's file
 [system]
@@ -184,7 +184,7 @@ TEMPLATES: Mapping[str, Template] = {
             "seconds, memory_bytes": "measured: a step [s], and the fullest worker [B]",
         },
         "Measured runs",
-        "pipejax validate FILE --system h100",
+        "pipejax validate FILE --system a100",
         lambda name, copied: ROWS,
     ),
 }

@@ -1,5 +1,6 @@
 """`pipejax jitter`: step times of schedules when durations vary."""
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -13,7 +14,7 @@ from pipejax.base.data_files import time_unit
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.tables import ScheduleList, built, naming
-from pipejax.cli.options.values import Count, CountIfGiven, Seed
+from pipejax.cli.options.values import Count, CountIfGiven, Seed, parse_ratio
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing, write_dataset
 from pipejax.cli.output.kinds import DATASET, DRAWING
@@ -56,7 +57,7 @@ class SamplingOptions(NamedTuple):
         spread, slow = f"NAME:SPREAD with a name of {KINDS}", "PROBABILITY:SLOWDOWN, as 0.01:2"
         return pj.analysis.Jitter(
             **{name: self._read(name, pj.analysis.Distribution, str, spread) for name in VARYING},
-            **{name: self._read(name, pj.analysis.Straggler, float, slow) for name in SLOW},
+            **{name: self._read(name, pj.analysis.Straggler, parse_ratio, slow) for name in SLOW},
         )
 
     def _read(
@@ -65,12 +66,13 @@ class SamplingOptions(NamedTuple):
         """Read what is given as FIRST:NUMBER."""
         text = getattr(self, name)
         part, colon, value = (each.strip() for each in text.partition(":"))
+        given, number = first(part), parse_ratio(value)
+        if not colon or given != given:
+            raise ValueError(f"{flag(name)} must be {form}, got {text!r}")
+        if math.isnan(number):
+            raise ValueError(f"{flag(name)} {text}: {value!r} is no number, as 0.05 or 5%")
         try:
-            given = first(part), float(value if colon else "missing")
-        except ValueError:
-            raise ValueError(f"{flag(name)} must be {form}, got {text!r}") from None
-        try:
-            return make(*given)
+            return make(given, number)
         except ValueError as error:
             raise ValueError(f"{flag(name)} {text}: {error}") from None
 

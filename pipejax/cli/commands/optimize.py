@@ -152,7 +152,10 @@ def optimize(
     except pj.search.InfeasibleError as error:
         if is_json():
             print_json({"status": "infeasible", "makespan": None, "memory_limit": memory_limit})
-        raise pj.search.InfeasibleError(f"{LIMIT_OPTION} {memory_limit}: {error}") from None
+        if error.argument and not limit.in_bytes:  # its text names the option, and the value
+            raise
+        room = error.text.replace("memory_limit", "room")  # what the model leaves of the limit
+        raise pj.search.InfeasibleError(f"{LIMIT_OPTION} {memory_limit}: {room}") from None
     return report(found)
 
 
@@ -309,7 +312,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         **pick(outcome, "objective idle_saved store"),
         "best": {"rows": [[*map(format_cell, row)] for row in found.best.table.rows()]},
         **pick(found, FOUND),
-        **pick(found.best, "status bound_by rounding offloaded seconds source"),
+        **pick(found.best, "status bound_by rounding offloaded seconds found_after source"),
         "baseline": found.baselines,
         **pick(run, "makespan max_span bubble_ratio span_bubble_ratio peak_in_flight"),
         "peak_memory": outcome.held.memory.peak,
@@ -336,7 +339,8 @@ def _said(outcome: Outcome, result: Mapping[str, Any]) -> Iterator[object]:
         less = f"{percent(outcome.idle_saved)} less than {name} ({seconds(time)})"
         totals.append(("idle", less))
     totals.append(("offloaded", f"{best.offloaded} activations"))
-    totals.append(("found by", f"{best.source}, in {seconds(best.seconds)}"))
+    when = f"after {seconds(best.found_after)} of {seconds(best.seconds)}"
+    totals.append(("found by", f"{best.source}, {when}"))
     yield f"{heading(result, ' optimised')}, {run.links.model} links"
     yield facts(totals)
     yield _workers(outcome)

@@ -223,5 +223,7 @@ def _draw(found: "PlanResult", figure: Output) -> None:
             axes,
             found.columns(),
             found.front,
+            apart=found.apart,
+            best=found.place,
             capacity=found.request.room,
         )

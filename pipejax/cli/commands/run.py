@@ -72,7 +72,7 @@ def _summary(table: pj.ScheduleTable, found: "RuntimeRun", ok: bool) -> dict[str
         "loss": found.loss if math.isfinite(found.loss) else None,
         **pick(found, "left_out step_times"),
         "step_time": float(np.median(found.step_times)) if len(found.step_times) else None,
-        **pick(found, "predicted profile message"),
+        **pick(found, "predicted profile message step_size"),
     }
 
 
@@ -82,6 +82,9 @@ def _said(result: Mapping[str, Any], found: "RuntimeRun") -> Iterator[object]:
         ("gradients", f"{verdict}, largest relative difference {found.gradient_error:.3g}"),
         ("loss", f"{found.loss:.6g}, relative difference {found.loss_error:.3g}"),
     ]
+    if found.step_size is not None:
+        alike = ": all versions of the weights are those of the start" * (found.step_size == 0)
+        rows.append(("U cells", f"step size {found.step_size:g}{alike}"))
     measured = result["step_time"]
     if measured is not None:
         rows.append(("step time", f"[bold]{seconds(measured)}[/] measured"))

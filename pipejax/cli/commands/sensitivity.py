@@ -27,13 +27,13 @@ def sensitivity(
     pricing: Pricing | None,
     links: pj.Links,
     factor: float = 2.0,
-    out: Annotated[Output, DRAWING] = NO_OUTPUT,
+    figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
     """Show elasticities of the step time, what bounds it, and a tornado of exact re-evaluations.
 
     Options:
       factor: for the tornado chart.
-      out: the tornado chart (.png, .pdf, .svg).
+      figure: the tornado chart (.png, .pdf, .svg).
 
     Example:
       pipejax sensitivity -s 1f1b -P 8 -M 64 -m gpt-22b -y a100 --minibatch 64
@@ -47,11 +47,11 @@ def sensitivity(
         raise ValueError(f"--factor must be {limits}, got {factor:g}")
     factors = 1 / factor, factor
     if priced.workload is None or priced.system is None:
-        return _of_places(pj.evaluate(table, priced.of(table), link=links), factors, out)
+        return _of_places(pj.evaluate(table, priced.of(table), link=links), factors, figure)
     found = pj.sensitivity(table, priced.workload, priced.system, link=links)
     ends = swings(table, priced.workload, priced.system, factors=factors, link=links)
-    if out.path is not None:
-        _draw(out, table.name, found.step_time, ends, factors)
+    if figure.path is not None:
+        _draw(figure, table.name, found.step_time, ends, factors)
     result = {
         "schedule": table.name,
         **pick(found, "step_time bound_by share elasticity"),
@@ -60,17 +60,17 @@ def sensitivity(
     }
     bound = f"{found.bound_by} ({percent(found.share[found.bound_by])} of the critical path)"
     said = f"step time [bold]{seconds(found.step_time)}[/], bound by {bound}"
-    return Answer(result, [said, _table(found, ends, factors)], {"drawn to": out})
+    return Answer(result, [said, _table(found, ends, factors)], {"drawn to": figure})
 
 
-def _of_places(run: "pj.Evaluation", factors: tuple[float, float], out: Output) -> Answer:
+def _of_places(run: "pj.Evaluation", factors: tuple[float, float], figure: Output) -> Answer:
     """Where times are given: by stage, worker and boundary."""
     from pipejax.analysis.uncertainty.places import place_sensitivity
 
     found = place_sensitivity(run, factors)
     ends = {f"{each.what} {each.place}": (each.step_times[0], each.step_times[1]) for each in found}
-    if out.path is not None:
-        _draw(out, run.schedule, run.step_time, ends, factors)
+    if figure.path is not None:
+        _draw(figure, run.schedule, run.step_time, ends, factors)
     result = {
         "schedule": run.schedule,
         "step_time": run.step_time,
@@ -95,7 +95,7 @@ def _of_places(run: "pj.Evaluation", factors: tuple[float, float], out: Output) 
         ],
         caption="share of path: % of step time per % of what is there; the rest are exact runs",
     )
-    return Answer(result, [said, table], {"drawn to": out})
+    return Answer(result, [said, table], {"drawn to": figure})
 
 
 def _table(

@@ -12,8 +12,14 @@ from pipejax.base.checks import one_of
 from pipejax.cli.commands.show_page import NO_TIMES, carried, save_page
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import ActivationOptions, HeldMemory, MemoryLimit, StageSizes
+from pipejax.cli.options.picture import PaperSettings, labelled
 from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.tables import TableChoice, TableOptions, chosen_tables, naming
+from pipejax.cli.options.tables import (
+    TableChoice,
+    TableOptions,
+    chosen_tables,
+    naming,
+)
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer, file_lines
 from pipejax.cli.output.files import NO_OUTPUT, Output
@@ -36,7 +42,6 @@ if TYPE_CHECKING:
 
 
 PLACES = ("under", "beside")  # of a caption
-_OF_DRAWING = ("size", "font", "font_size", "transfers")
 
 
 class PictureSettings(NamedTuple):
@@ -47,9 +52,6 @@ class PictureSettings(NamedTuple):
       to: the end of the longest run if not given.
       part: until all workers have begun a backward, while all have forwards left, or after that.
       unit: what suits the longest run if not given.
-      size: of a drawing; 5in, 84mm and 240pt are widths too.
-      font: of a drawing.
-      font_size: of titles in a drawing; numbers have a point less.
       caption: in the picture or the terminal, or in a file of the picture's name that ends in .md.
       no_critical: as it is always marked else.
       transfers: in a drawing.
@@ -61,16 +63,13 @@ class PictureSettings(NamedTuple):
     to: Text = None
     part: Text = None
     unit: Text = None
-    size: Text = None
-    font: Text = None
-    font_size: float | None = None
     caption: Text = None
     no_critical: bool = False
     transfers: bool = False
     title: Text = None
     labels: Text = None
 
-    def check(self, out: str | None) -> None:
+    def check(self, out: str | None, paper: PaperSettings) -> None:
         """Refuse what has no effect on a file of this suffix, or where none is written.
 
         Raises:
@@ -78,7 +77,8 @@ class PictureSettings(NamedTuple):
         """
         if self.caption is not None:
             one_of(self.caption, PLACES, "--caption")
-        given = [name for name in _OF_DRAWING if getattr(self, name) not in (None, False)]
+        given = [name for name, value in paper._asdict().items() if value is not None]
+        given += ["transfers"] * self.transfers
         if self.caption == "beside":
             given.append("caption")
         if given and out in (None, ".html"):
@@ -90,21 +90,8 @@ class PictureSettings(NamedTuple):
             )
 
     def named(self, runs: "Sequence[pj.Evaluation]") -> "Mapping[str, pj.Evaluation]":
-        """Give every run a name of its own: its label, or its schedule.
-
-        Raises:
-          ValueError: if there is not one label for each, or two are the same.
-        """
-        from pipejax.plots.caption import named
-
-        if self.labels is None:
-            return named((run.schedule, run) for run in runs)
-        labels = [label.strip() for label in self.labels.split(",")]
-        if len(set(labels)) < len(labels) or "" in labels or len(labels) != len(runs):
-            what = ", ".join(run.schedule for run in runs)
-            raise ValueError(
-                f"--labels must be {len(runs)} different names, of {what}, got {self.labels!r}"
-            )
+        """Give every run a name of its own: its label, or its schedule."""
+        labels = labelled(self.labels, [run.schedule for run in runs])
         return dict(zip(labels, runs, strict=True))
 
     def window(self, runs: "Sequence[pj.Evaluation]") -> "Window | None":
@@ -131,13 +118,6 @@ class PictureSettings(NamedTuple):
                 "--worker-times, --costs or --model"
             )
         return unit_of(runs, one_of(self.unit, TIME_UNITS, "--unit"))
-
-    def paper(self) -> "Paper":
-        """Return what a drawing is made for."""
-        from pipejax.plots import style  # matplotlib is an extra, slow to import
-
-        size = style.FONT_SIZE if self.font_size is None else self.font_size
-        return style.paper(self.size or "page", self.font, size)
 
 
 def setting_of(pricing: Pricing | None) -> str:
@@ -184,6 +164,7 @@ def show(
     links: pj.Links,
     activations: ActivationOptions,
     picture: PictureSettings,
+    printed: PaperSettings,
     schedules: Text = None,
     out: Annotated[Output, TIMELINE] = NO_OUTPUT,
     messages: bool = False,
@@ -206,12 +187,12 @@ def show(
       pipejax show -s hanayo -P 4 -M 4 --waves 2 --messages
     """
     suffix = None if out.path is None else out.path.suffix
-    picture.check(suffix)
+    picture.check(suffix, printed)
     if open and suffix != ".html":
         raise ValueError("--open has no effect without --out PAGE.html")
     if choose and suffix != ".html":
         raise ValueError("--choose has no effect without --out PAGE.html")
-    paper = None if suffix in (None, ".html") else picture.paper()
+    paper = None if suffix in (None, ".html") else printed.paper()
     beside = _caption_output(picture, out)
     with_curves = memory or suffix == ".html"
     tables, missing = chosen_tables(options, choice, pricing, schedules, with_curves=with_curves)

@@ -1,6 +1,6 @@
 """`pipejax staleness`: with which weights an asynchronous table computes its gradients."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -13,25 +13,28 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import DRAWING
 from pipejax.cli.output.numbers import gigabytes, percent
-from pipejax.cli.output.report import grid, heading, pick
+from pipejax.cli.output.report import Column, grid, heading, pick, table_of, tells_lines
 
 if TYPE_CHECKING:
     from pipejax.analysis.runs.staleness import Staleness
 
 
 BAR, ROWS = 40, 16  # columns of the longest bar, and rows of the histogram in the terminal
+# what lines and bars tell in the terminal, as plain numbers
+NUMBERS = [Column(f"{name} delay", f"{name}_delay") for name in ("mean", "max")]
+COUNTS = [Column(name, name) for name in ("delay", "count", "share")]
 
 
 def staleness(
     table: pj.ScheduleTable,
     pricing: Pricing | None,
     links: pj.Links,
-    out: Annotated[Output, DRAWING] = NO_OUTPUT,
+    figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
     """Show weight versions and delays of an asynchronous table; in unit slots without times.
 
     Options:
-      out: the delays as a picture (.png, .pdf, .svg).
+      figure: the delays as a picture (.png, .pdf, .svg).
 
     Example:
       pipejax staleness -s pipedream -P 8 -M 320 -T F=1,B=2 --comm 0.5
@@ -44,14 +47,19 @@ def staleness(
         found,
         "schedule workers stages microbatches weight_versions own_lag max_delay mean_delay",
     )
+    counts = found.histogram()
+    result["histogram"] = [
+        {"delay": delay, "count": count, "share": count / counts.sum()}
+        for delay, count in enumerate(counts)
+    ]
     if pricing is not None:
         result["link"] = links.model
     if pricing is not None and pricing.workload is not None:
         version = np.asarray(stage_bytes(pricing.workload, table).version)
         result["weight_bytes"] = found.versions @ version
-    if out.path is not None:
-        _draw(out, found)
-    drawn = {"drawn to": out} if out.path is not None else {}
+    if figure.path is not None:
+        _draw(figure, found)
+    drawn = {"drawn to": figure} if figure.path is not None else {}
     return Answer(result, _said(table, found, result), drawn)
 
 
@@ -64,11 +72,15 @@ def _said(
     if not table.updates_within:
         yield "no cell updates weights: the table is synchronous, nothing is stale"
         return
+    if not tells_lines():
+        yield table_of([result], NUMBERS)
+        yield table_of(result["histogram"], COUNTS)
+        return
     yield (
         f"delay of an update in steady state: mean [bold]{found.mean_delay:.4g}[/], "
         f"largest [bold]{found.max_delay}[/] block updates"
     )
-    yield _histogram(found)
+    yield _histogram([row["share"] for row in result["histogram"]])
 
 
 def _workers(found: "Staleness", held: Float[NumpyArray, " workers"] | None) -> Table:
@@ -81,21 +93,20 @@ def _workers(found: "Staleness", held: Float[NumpyArray, " workers"] | None) -> 
     return grid(columns if held is None else [*columns, ("weights", map(gigabytes, held))])
 
 
-def _histogram(found: "Staleness") -> Table:
+def _histogram(shares: Sequence[float]) -> Table:
     """Share of the delays, in at most `ROWS` rows of equal width."""
-    counts = found.histogram()
-    width = -(-len(counts) // ROWS)
-    share = np.add.reduceat(counts, np.arange(0, len(counts), width)) / counts.sum()
-    first = range(0, len(counts), width)
-    ends = [(start, min(start + width, len(counts)) - 1) for start in first]
+    width = -(-len(shares) // ROWS)
+    share = np.add.reduceat(shares, np.arange(0, len(shares), width))
+    first = range(0, len(shares), width)
+    ends = [(start, min(start + width, len(shares)) - 1) for start in first]
     labels = [f"{a}" if a == b else f"{a}-{b}" for a, b in ends]
     bars = [f"[cyan]{'█' * round(BAR * part / share.max())}[/]" for part in share]
     return grid([("delay", labels), ("", bars), ("share", map(percent, share))], box=None)
 
 
-def _draw(out: Output, found: "Staleness") -> None:
+def _draw(figure: Output, found: "Staleness") -> None:
     from pipejax.plots.charts import draw_delays  # matplotlib is an extra, slow to import
 
-    with drawing(out, 1, 2.4) as (_, axes):
+    with drawing(figure, 1, 2.4) as (_, axes):
         draw_delays(axes, found.histogram(), found.mean_delay)
         axes.set_title(f"{found.schedule}, {found.stages} stages", loc="left")

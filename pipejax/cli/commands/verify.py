@@ -45,12 +45,15 @@ def verify(
     problems = [*map(str, verdict.problems)]
     bounds = [bound._asdict() for bound in verdict.bounds]
     result = pick(verdict, "makespan unit ok") | {"problems": problems, "bounds": bounds}
+    result |= {"form": verdict.form} if verdict.form else {}
     return Answer(result, _said(verdict, problems), holds=verdict.ok)
 
 
 def _said(verdict: "Verdict", problems: list[str]) -> Iterator[object]:
     time = seconds if verdict.unit == "seconds" else lambda value: f"{value:g} {verdict.unit}"
     rows = [("all claims", "hold" if verdict.ok else f"[red]do not hold: {len(problems)}[/]")]
+    if verdict.form:
+        rows.append(("the form is", escape(verdict.form)))
     if verdict.makespan is not None:
         rows.append(("makespan", time(verdict.makespan)))
     for bound in verdict.bounds:

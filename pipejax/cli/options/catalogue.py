@@ -307,6 +307,8 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "iterations": OptionRecord(WHOLE, "most batches of orders to try"),
         "samples": _often(COUNT, "runs of each schedule to sample"),
         "seed": OptionRecord(WHOLE, "seed of what is drawn at random"),
+        "columns": OptionRecord(RULES, "names of columns, as replica=dp,start=begin_ms"),
+        "against": _often(FILE_OR_FOLDER, "files of another run, to say what got slower"),
         "stage_layers": OptionRecord(NUMBERS, "layers of the stages that were measured"),
         "search": OptionRecord(FLAG, "run the solvers too, which take some seconds"),
         "threads": OptionRecord(
@@ -339,6 +341,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "font_size": OptionRecord(NUMBER, "size of the texts in points"),
     },
     "Output": {
+        "save": OptionRecord(FOLDER, "files to go on with, into this new folder"),
         "write_tables": OptionRecord(FOLDER, "write each table to this new folder"),
         "out": _often(FILE, "write to this file", "o"),
         "figure": OptionRecord(FILE, "draw a picture to this file"),
@@ -373,6 +376,11 @@ EXCEPTIONS = {
     ("plan", "minibatch"): OptionRecord(COUNT, "sequences per step of the whole job"),
     ("run", "batch_size"): OptionRecord(COUNT, "examples of a microbatch"),
     ("run", "tolerance"): OptionRecord(NUMBER, "largest error of a gradient that passes"),
+}
+# options that stand in another panel
+PLACES = {
+    ("init", "from_"): "Model and system",
+    ("compare", "labels"): "Schedule",
 }
 # options that have another default, or none, in some command, and why
 DIFFERENT_DEFAULTS = {
@@ -413,9 +421,12 @@ def record(name: str, command: str = "") -> OptionRecord:
         raise LookupError(f"option {name!r} has no record in {__name__}") from None
 
 
-def panels_of(names: Mapping[str, object]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the panels that options stand in, each with those options, in order."""
+def panels_of(names: Mapping[str, object], command: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the panels that options of a command stand in, each with those options, in order."""
+    placed = {name: title for (where, name), title in PLACES.items() if where == command}
     for title, options in PANELS.items():
-        found = [name for name in options if name in names]
+        own = [name for name in options if placed.get(name, title) == title]
+        own += [name for name, place in placed.items() if place == title]
+        found = [name for name in own if name in names]
         if found:
             yield title, found

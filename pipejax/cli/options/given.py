@@ -27,6 +27,7 @@ class Needs(NamedTuple):
 
     Attributes:
       other: the option.
+      otherwise: what it is in commands that do not take that one.
       values: one of these must be its value, if there are any.
       known: values of the option itself; of others its own check speaks.
       within: an option of which a part, behind =, may be one of the values instead.
@@ -36,6 +37,12 @@ class Needs(NamedTuple):
     values: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
     within: str = ""
+    otherwise: str = ""
+
+    def in_command(self, takes: Collection[str]) -> "Needs":
+        """Return what is needed in a command that takes these options."""
+        is_other = self.otherwise and self.other not in takes
+        return self._replace(other=self.otherwise) if is_other else self
 
     def are_met(self, seen: Mapping[str, str]) -> bool:
         """Return whether the other options are what is needed, by their values."""
@@ -53,9 +60,10 @@ NEEDS: Mapping[str, Needs] = {
     "sequence_parallel": Needs("tensor_parallel"),
     "scatter_gather": Needs("tensor_parallel"),
     "repair": Needs("table"),
-    "size": Needs("out"),
-    "font": Needs("out"),
-    "font_size": Needs("out"),
+    "size": Needs("figure", otherwise="out"),
+    "font": Needs("figure", otherwise="out"),
+    "font_size": Needs("figure", otherwise="out"),
+    "labels": Needs("figure"),
     "distinct_counts": Needs("paths"),
 }
 _NAMES = {flag(name): name for name in CATALOGUE}
@@ -121,7 +129,7 @@ class GivenOptions:
         words = iter(arguments)
         for given in words:
             name, equals, value = given.partition("=")
-            word = OTHER_NAMES.get(name, name) + equals + value
+            word = self._meant(OTHER_NAMES.get(name, name)) + equals + value
             if word == "--":
                 yield from (word, *words)
             elif re.match("-[A-Za-z]", word):
@@ -131,10 +139,15 @@ class GivenOptions:
                 if bool not in self.takes.get(_NAMES.get(word, ""), {bool}):  # a value follows
                     yield from itertools.islice(words, 1)
 
+    def _meant(self, word: str) -> str:
+        """Where a command writes nothing but a picture, --out names that."""
+        is_picture = word == "--out" and "out" not in self.takes and "figure" in self.takes
+        return "--figure" if is_picture else word
+
     def _letters(self, letters: str, words: Iterator[str]) -> Iterator[str]:
         """Write out letters of options behind one dash: all but the last are flags."""
         while letters:
-            name = SHORT.get(letters[0], "")
+            name = _NAMES.get(self._meant(flag(SHORT.get(letters[0], ""))), "")
             if name not in self.takes:  # the parser refuses it
                 yield f"-{letters}"
                 return
@@ -195,7 +208,8 @@ class GivenOptions:
           ValueError: with the option and what it needs.
         """
         seen = dict(self.values)
-        for name, needs in NEEDS.items():
+        for name, every in NEEDS.items():
+            needs = every.in_command(self.takes)
             if name not in seen or needs.other not in self.takes:
                 continue
             if needs.are_met(seen):

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from pipejax.plots.style import Paper
+
+PRINTED = {".csv": "--format csv", ".json": "--json"}  # options of all commands that draw numbers
+
 
 @dataclasses.dataclass
 class Output:
@@ -58,8 +62,7 @@ class Output:
         if kind.suffixes and self.path.suffix not in kind.suffixes:
             every = kind.suffixes + (kind.other.suffixes if kind.other else ())
             known = f"one of {', '.join(every)}" if every[1:] else every[0]
-            is_picture = self.path.suffix in DRAWING.suffixes
-            hint = f": {self.drawn_by} draws" if self.drawn_by and is_picture else ""
+            hint = self._hint(kind)
             raise ValueError(f"{self.option} must end in {known}, got {str(self.path)!r}{hint}")
         if kind.resumes and os.path.isdir(self.path):  # the store's first step says what is wrong
             return self
@@ -78,6 +81,15 @@ class Output:
         if self.path.suffix not in kind.plain:
             check_modules(f"{out}: {kind.needs}", kind.modules, kind.extra)
         return self
+
+    def _hint(self, kind: OutputKind) -> str:
+        """Say what gives a file of this suffix: another option draws, or formats print numbers."""
+        suffix = "" if self.path is None else self.path.suffix
+        if self.drawn_by and suffix in DRAWING.suffixes:
+            return f": {self.drawn_by} draws"
+        if kind.suffixes == DRAWING.suffixes and suffix in PRINTED:
+            return f": {PRINTED[suffix]} prints the numbers"
+        return ""
 
     def _check_folder(self, out: str, kind: OutputKind) -> None:
         """Check a store: what is no dataset of ours is never replaced."""
@@ -156,8 +168,12 @@ def check_modules(needs: str, modules: tuple[str, ...], extra: str) -> None:
 
 
 @contextmanager
-def drawing(out: Output, columns: int, height: float) -> "Iterator[tuple[Figure, Axes]]":
+def drawing(
+    out: Output, columns: int, height: float, paper: "Paper | None" = None
+) -> "Iterator[tuple[Figure, Axes]]":
     """Give a figure to draw on, one or two columns of a paper by inches, and write it to a file.
+
+    A paper that is given says itself how wide it is.
 
     Only where `check` has passed.
     """
@@ -165,7 +181,7 @@ def drawing(out: Output, columns: int, height: float) -> "Iterator[tuple[Figure,
 
     from pipejax.plots import style
 
-    paper = style.Paper((style.COLUMN, style.PAGE)[columns - 1])
+    paper = paper or style.Paper((style.COLUMN, style.PAGE)[columns - 1])
     figure = style.Picture(paper, height)
     with mpl.rc_context(paper.settings()):
         yield figure, figure.subplots()

@@ -68,9 +68,11 @@ class KeyedTable(Table):
 
     Attributes:
       keys: how many columns say what a row is of: a table that is too wide goes on below with them.
+      math: what LaTeX has for a cell, by its text.
     """
 
     keys: int = 1
+    math: Mapping[str, str] = {}
 
 
 def grid(
@@ -126,17 +128,20 @@ def table_of(
     return grid(((each.header, map(each.cell, rows)) for each in columns), keys, **style)
 
 
-def facts(rows: Iterable[tuple[str, str]]) -> KeyedTable:
-    """Make a list of names and what they are."""
+def facts(rows: Iterable[tuple[str, str]], math: Mapping[str, str] | None = None) -> KeyedTable:
+    """Make a list of names and what they are; LaTeX has `math` for cells of these texts."""
     names, values = zip(*rows, strict=True)
     table = grid([("name", names), ("value", values)], show_header=False, box=None, padding=(0, 2))
     table.columns[0].no_wrap = True
+    table.math = math or {}
     return table
 
 
 def lines_of(table: Table, format: str) -> str:
     """Write a table in a format that is not for a terminal."""
     headers, cells = _plain(table)
+    if format == "latex" and isinstance(table, KeyedTable):
+        cells = [[_Math(table.math[c]) if c in table.math else c for c in own] for own in cells]
     kept = [k for k, column in enumerate(cells) if not all(map(_BARS.fullmatch, column))]
     headers, cells = [headers[k] for k in kept], [cells[k] for k in kept]
     rows = list(zip(*cells, strict=True))
@@ -162,7 +167,7 @@ def _latex(
     """Write for booktabs: three rules, and the unit of a column in its head."""
 
     def line(cells: Iterable[str]) -> str:
-        return " & ".join("".join(_LATEX.get(c, c) for c in cell) for cell in cells) + r" \\" + "\n"
+        return " & ".join(map(_latex_cell, cells)) + r" \\" + "\n"
 
     parts = [_unit_apart(h, [row[k] for row in rows]) for k, h in enumerate(headers)]
     heads = [head for head, _ in parts]
@@ -171,6 +176,16 @@ def _latex(
     said = "".join(f"% {title}\n" for title in titles)
     body = f"\\toprule\n{line(heads)}\\midrule\n{''.join(map(line, cells))}\\bottomrule\n"
     return f"{said}\\begin{{tabular}}{{{columns}}}\n{body}\\end{{tabular}}\n\n"
+
+
+class _Math(str):
+    """A cell that is LaTeX already."""
+
+    __slots__ = ()
+
+
+def _latex_cell(cell: str) -> str:
+    return f"${cell}$" if isinstance(cell, _Math) else "".join(_LATEX.get(c, c) for c in cell)
 
 
 def _unit_apart(header: str, cells: Sequence[str]) -> tuple[str, Sequence[str]]:

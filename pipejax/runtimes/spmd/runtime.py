@@ -225,7 +225,13 @@ def run_tables(tables: Sequence[ScheduleTable], model: SmallModel) -> list[Runti
     }
     [found] = call_together(MODULE, [request], environment)
     return [
-        RuntimeRun("jax", found["version"], **step, left_out=left_out(table))
+        RuntimeRun(
+            "jax",
+            found["version"],
+            **step,
+            left_out=left_out(table),
+            step_size=model.step_size if table.updates_within else None,
+        )
         for table, step in zip(tables, found["steps"], strict=True)
     ]
 

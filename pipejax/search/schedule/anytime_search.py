@@ -96,6 +96,7 @@ class AnytimeSearch:
         self.bound, self.bound_by = lower_bound(problem)
         self.plan: Plan | None = None
         self.value = 0
+        self.found_after = 0.0  # [s] of the best
         self.best: Found[Optimum] | None = None
         self.evaluated = 0  # plans and tables that were compared with the best
         self.baselines: dict[str, float | None] = {}
@@ -332,6 +333,7 @@ class AnytimeSearch:
             self._raise_bound(self.bound)
         makespan = self._measure(table)
         if self.best is None or makespan < self.best.value:
+            self.found_after = time.monotonic() - self.begun
             self._tell(table, makespan, source)
 
     def _tell(self, table: ScheduleTable, makespan: float, source: str) -> None:
@@ -361,6 +363,7 @@ class AnytimeSearch:
             rounding=0.0 if self.problem.exact else rounding,
             source=source,
             seconds=time.monotonic() - self.begun,
+            found_after=self.found_after,
         )
         baselines = dict(self.baselines)
         return Found(best, makespan, bound, baselines, self.evaluated, "interrupted")

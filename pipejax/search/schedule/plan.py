@@ -38,6 +38,7 @@ class Optimum:
       rounding: by how much whole units may keep the two apart.
       source: what made the schedule.
       seconds: time since the start.
+      found_after: time from the start until the schedule was found.
     """
 
     table: ScheduleTable
@@ -46,6 +47,7 @@ class Optimum:
     rounding: float
     source: str
     seconds: float
+    found_after: float
 
     @property
     def offloaded(self) -> int:

@@ -318,9 +318,10 @@ def _check_costs(table: ScheduleTable, costs: Costs, offload: bool) -> None:
         )
     for code in sorted(set(table.ops.phase.tolist()) - {*SCHEDULED}):
         phase = Phase(code)
+        hint = "; start from a synchronous schedule, as 1f1b" if phase == Phase.U else ""
         if phase not in SHARDING or np.any(np.asarray(getattr(costs, KINDS[phase].time)) > 0):
             raise ValueError(
-                f"the table has {phase.name} cells: only F, B, I, W, O and L are scheduled"
+                f"the table has {phase.name} cells: only F, B, I, W, O and L are scheduled{hint}"
             )
 
 

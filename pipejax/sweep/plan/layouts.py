@@ -253,6 +253,18 @@ def _recomputations(model: Model) -> tuple[str, ...]:
     return tuple(name for name in RECOMPUTE if not (name == "selective" and model.flash_attention))
 
 
+def _asked(request: PlanRequest) -> str:
+    """Say what the degrees may be: those that are asked for, and how many fit in a node."""
+    names = ("tensor", "context", "expert", "data", "pipeline")
+    asked = [
+        f"{name} {' or '.join(map(str, request.choices[name]))}"
+        for name in names
+        if name in request.choices
+    ]
+    inside = f"tensor at most {float(request.system.gpus_per_node):g}, as many as a node has"
+    return ", ".join(f"--{each} is asked for" for each in asked) or inside
+
+
 def _why_none(request: PlanRequest, refused: str = "") -> str:
     """Say which condition leaves no layout; the first refusal of a schedule, if there is one."""
     what = f"no layout of {request.model.name} on {request.gpus} accelerators is legal: "
@@ -266,7 +278,7 @@ def _why_none(request: PlanRequest, refused: str = "") -> str:
     if not degrees:
         return what + (
             "no degrees of tensor, context and data parallelism use all accelerators and divide "
-            f"heads, MLP and sequence (tensor: at most {request.system.gpus_per_node} in a node)"
+            f"heads, MLP and sequence ({_asked(request)})"
         )
     replicas = sorted({each[-1] for each in degrees})
     if all(request.minibatch % data for data in replicas):

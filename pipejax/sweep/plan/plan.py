@@ -13,7 +13,7 @@ import numpy as np
 
 from pipejax.analysis.step.evidence import Evidence, Regime, known_evidence
 from pipejax.analysis.step.step_report import bands, mfu
-from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.progress import OnProgress, telling
 from pipejax.base.provenance import is_dataset
@@ -151,13 +151,11 @@ def plan(
         if exhaustive:
             evaluator.evaluate_all()
         by_row = evidence_by_row(request, layouts)
-        is_known = np.array([each is not None and each.is_enough for each in by_row])
-        first = is_known if (is_known & known.fits).any() else ~is_known
+        first, apart = _parted(by_row, known)
         best = evaluator.find_best(1 + runners_up, first)
-        beyond = evaluator.find_best(OUTSIDE, ~is_known & ~first)
+        beyond = evaluator.find_best(OUTSIDE, apart)
         on_front = evaluator.find_front() if front else None
-    rows = np.concatenate([best, beyond])
-    found = _told(evaluator, rows, by_row)
+    found = _told(evaluator, np.concatenate([best, beyond]), by_row)
     order, ranked = _ranked(found[: len(best)])
     result = PlanResult(
         best=ranked[0],
@@ -172,6 +170,8 @@ def plan(
         request=request,
         layouts=layouts,
         known=known,
+        place=int(best[order[0]]),
+        apart=apart,
         front=on_front,
     )
     if out is not None:
@@ -247,6 +247,15 @@ def evidence_by_row(request: PlanRequest, layouts: Layouts) -> list[Evidence | N
     }
     pairs = zip(splits.tolist(), far.tolist(), strict=True)
     return [told[Regime(one, other, is_narrow)] for one, other in pairs]
+
+
+def _parted(
+    by_row: Sequence[Evidence | None], known: Known
+) -> tuple[Bool[NumpyArray, " layouts"], Bool[NumpyArray, " layouts"]]:
+    """Which layouts are ranked first, and which apart: those measured first where any fits."""
+    is_known = np.array([each is not None and each.is_enough for each in by_row])
+    first = is_known if (is_known & known.fits).any() else ~is_known
+    return first, ~is_known & ~first
 
 
 def _told(

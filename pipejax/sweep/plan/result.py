@@ -108,6 +108,8 @@ class PlanResult:
       request: what was asked for.
       layouts: all of them as columns.
       known: bounds, memory and step times of all of them.
+      place: of the best, among them.
+      apart: (layouts) whether a layout is ranked apart, since its step time is an extrapolation.
       front: (layouts) whether no other layout has both less memory and a shorter step; only where
         it was asked for.
     """
@@ -124,6 +126,8 @@ class PlanResult:
     request: PlanRequest
     layouts: Layouts
     known: Known
+    place: int
+    apart: Bool[NumpyArray, " layouts"]
     front: Bool[NumpyArray, " layouts"] | None = None
 
     def columns(self) -> dict[str, NumpyArray]:

@@ -1,0 +1,170 @@
+"""Remedies as commands, as JSON and as a table, and the files of the tables that they have."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+import pipejax as pj
+from pipejax.base.files import write_file
+from pipejax.cli.options.given import Line
+from pipejax.cli.options.pricing import Pricing
+from pipejax.cli.options.tables import ScheduleSettings
+from pipejax.cli.options.values import Text
+from pipejax.cli.output.launches import launch_json, launch_lines
+from pipejax.cli.output.numbers import seconds
+from pipejax.cli.output.report import Column, plain, table_of
+from pipejax.schedules.naming import find
+from pipejax.schedules.table.links import POSTINGS
+from pipejax.schedules.table.table_files import is_csv, text_for
+
+if TYPE_CHECKING:
+    from pipejax.search.remedies.explain import Explanation, Remedy
+    from pipejax.search.remedies.setup import Setup
+
+
+# options that say something of this command alone
+OWN = (
+    "memory_limit",
+    "stage_layers",
+    "schedules",
+    "search",
+    "out",
+    "write_tables",
+    "force",
+    "format",
+    "json",
+    "config",
+)
+OF_LINKS = ("link", "posting", "shared_links", "pair_links", "eager_below")
+# options that say which table it is
+OF_TABLE = ("schedule", "workers", "microbatches", *ScheduleSettings._fields)
+FOUND = "better.csv"  # of what a search finds, unless tables are written
+LONGEST = 40  # letters of what a file's name says of its table
+# causes that another schedule is held against: nothing is undone
+OF_SCHEDULES = ("schedule", "memory")
+SHOWN = 8  # remedies that a person reads
+
+
+def takes_limit(schedule: Text) -> bool:
+    """Whether a schedule is planned for a memory limit."""
+    return schedule is not None and "memory_limit" in find(schedule).options
+
+
+def tables_of(found: "Explanation", folder: Path | None) -> Iterator[tuple[int, Path]]:
+    """The file of each remedy's table, by its number, where it is another than now."""
+    for number, remedy in enumerate(found.remedies if folder else (), 1):
+        table = remedy.setup.table
+        if table is not found.memory.begin.table:
+            what = re.sub("[^a-z0-9]+", "-", remedy.what.lower()).strip("-")[:LONGEST]
+            suffix = ".csv" if is_csv(table) else ".json"
+            yield number, (folder or Path()) / f"{number}-{what}{suffix}"
+
+
+def write_tables_of(draft: Path, found: "Explanation", files: Mapping[int, Path]) -> None:
+    """Write the tables of remedies into a new folder."""
+    draft.mkdir()
+    for number, path in files.items():
+        text = text_for(found.remedies[number - 1].setup.table, path)
+        write_file(draft / path.name, text)
+
+
+def command_of(remedy: "Remedy", first: "Setup", line: Line, table: Path | None = None) -> str:
+    """The command that repeats a remedy, whose table is in a file if nothing else builds it."""
+    setup = remedy.setup
+    changes = dict(setup.options)
+    called = "evaluate"
+    keeps_limit = "schedule" not in changes and takes_limit(line.given.get("schedule"))
+    without = tuple(name for name in OWN if name != "memory_limit" or not keeps_limit)
+    if changes.get("scale") and "scale" in line.given:
+        changes["scale"] = f"{line.given['scale']},{changes['scale']}"
+    is_measured = getattr(setup.source, "is_of_stages", False)
+    if is_measured and setup.table.num_stages != first.table.num_stages:
+        changes.setdefault("measured_stages", str(first.table.num_stages))
+    given = setup.source.microbatches.order if isinstance(setup.source, Pricing) else None
+    if given is not None and setup.order:  # the order found is one of the order given
+        changes["microbatch_order"] = ",".join(str(given[k]) for k in setup.order)
+    searched = {name: changes.pop(name) for name in ("order", "optimise") if name in changes}
+    from_file = {**changes, **dict.fromkeys(OF_TABLE), "table": str(table or FOUND)}
+    if searched and table is not None:
+        changes = from_file
+    elif "order" in searched:
+        called, without = "tune messages", (*without, *OF_LINKS)
+        changes |= {"iterations": searched["order"], "time_limit": "1000s", "out": FOUND}
+    elif "optimise" in searched:
+        called = "optimize"
+        changes |= {"memory_limit": searched["optimise"], "time_limit": "8s", "out": FOUND}
+    command = line.command(called, changes, without)
+    if called == "tune messages" and setup.links.posting != POSTINGS[0]:  # it runs early posts
+        command += f" && {line.command('evaluate', from_file, OWN)}"
+    return command
+
+
+def launches_of(remedy: "Remedy") -> "Sequence[pj.results.Launch]":
+    """What launchers are told to run a remedy; of measured times, of the pipeline alone."""
+    setup = remedy.setup
+    if setup.source.workload is not None:
+        return pj.costing.launches(setup.source.workload, setup.table)
+    return pj.costing.pipeline_launches(setup.table, setup.layers or None)
+
+
+def remedies_json(
+    found: "Explanation", line: Line, files: Mapping[int, Path]
+) -> list[dict[str, Any]]:
+    """Remedies with their commands; tables of some are in files."""
+    first = found.memory.begin
+    return [
+        {
+            "what": remedy.what,
+            "command": command_of(remedy, first, line, files.get(number)),
+            "saves": remedy.saves,
+            "step_time": remedy.step_time,
+            "assumes": "; ".join(remedy.assumes),
+            "bound": remedy.bound,
+            "kind": remedy.kind,
+            "memory": remedy.memory,
+            "launch": launch_json(launches_of(remedy)),
+            "fits": remedy.fits,
+        }
+        for number, remedy in enumerate(found.remedies, 1)
+    ]
+
+
+def diagnosis(found: "Explanation") -> Iterator[str]:
+    """The cause, what it costs, and what comes next."""
+    worst = found.bottleneck
+    yield worst.why
+    if worst.seconds > 0 and worst.kind not in OF_SCHEDULES:
+        without = seconds(found.step_time - worst.seconds)
+        yield f"that costs {seconds(worst.seconds)}: without it the step takes {without}"
+    for fault in found.faults[1:3]:
+        yield f"then: {fault.why} ({seconds(fault.seconds)})"
+
+
+def remedies_said(found: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iterator[object]:
+    """A table of the first, and what each assumes and is called by."""
+    if not found.remedies:
+        yield "nothing that was tried makes it shorter"
+        return
+    shown = [{"number": k, **row} for k, row in enumerate(rows[:SHOWN], 1)]
+    yield table_of(
+        shown,
+        (
+            Column("", "number"),
+            Column("remedy", "what", escape),
+            Column("saves", "saves", seconds),
+            Column("step time", "step_time", seconds),
+            Column("memory", "memory", lambda ratio: f"x {ratio:.3g}"),
+            Column("at least", "bound", seconds),
+        ),
+        title="what would make it shorter",
+        caption="memory: of the fullest worker, against now; at least: no schedule is shorter then",
+    )
+    for row in shown:
+        if row["assumes"]:
+            yield plain(f"{row['number']}. assumes: {row['assumes']}")
+        yield plain(f"{row['number']}. {row['command']}")
+    yield plain("launchers are told of 1.:")
+    yield from launch_lines(launches_of(found.remedies[0]))

@@ -1,0 +1,1 @@
+"""Pictures of a trace, and its report as a page."""

@@ -1,0 +1,18 @@
+"""Measured runs: read, checked, replayed, explained and improved."""
+
+from pipejax.traces.findings.advice import advise as advise
+from pipejax.traces.findings.analysis import analyse as analyse
+from pipejax.traces.findings.attribution import attribute as attribute
+from pipejax.traces.findings.forecast import forecast as forecast
+from pipejax.traces.findings.op_times import costs_of as costs_of, op_times as op_times
+from pipejax.traces.readers.reading import read as read
+from pipejax.traces.record import Trace as Trace
+from pipejax.traces.replaying.of_runs import of_runs as of_runs
+from pipejax.traces.replaying.pipelines import (
+    pipelines_of as pipelines_of,
+    registered as registered,
+)
+from pipejax.traces.replaying.replay import replay as replay
+from pipejax.traces.writers.dataset import dataset as dataset
+from pipejax.traces.writers.files import costs_text as costs_text
+from pipejax.traces.writers.perfetto import perfetto as perfetto

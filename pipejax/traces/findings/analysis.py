@@ -1,0 +1,176 @@
+"""Everything that is said of a trace, in one record."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.base.checks import check_types
+from pipejax.base.display import ResultList, short_repr, short_repr_of
+from pipejax.base.progress import OnProgress, telling
+from pipejax.schedules.table.links import Links
+from pipejax.search.remedies.explain import Explanation
+from pipejax.traces.findings.advice import advise
+from pipejax.traces.findings.attribution import Attribution, attribute
+from pipejax.traces.findings.forecast import LEAST, Forecast, forecast
+from pipejax.traces.findings.op_times import OpTimes, op_times
+from pipejax.traces.record import LeftOut, Trace
+from pipejax.traces.replaying.pipelines import Pipelines, pipelines_of, registered
+from pipejax.traces.replaying.replay import Replay, replay
+
+STALL = 0.01  # of the median pipeline, that an op starts later than it might have
+
+
+@short_repr
+class Stall(NamedTuple):
+    """An op that started long after all that it waited for.
+
+    Attributes:
+      step: number of the step.
+      replica: number of the replica.
+      worker: that ran it.
+      op: stage, phase and microbatch.
+      seconds: how much later [s].
+    """
+
+    step: int
+    replica: int
+    worker: int
+    op: str
+    seconds: float
+
+
+@short_repr_of("pipelines replay attribution")
+@dataclasses.dataclass(frozen=True, eq=False)
+class Analysis:
+    """A measured run: replayed, explained and improved.
+
+    Attributes:
+      pipelines: what ran, and what is left out.
+      replay: how far recorded times in recorded order explain it.
+      attribution: who makes steps long.
+      op_times: of ops, messages and all else.
+      forecast: the second half of the steps by the first; None of too few steps.
+      advice: what would make the mean pipeline shorter.
+      against: who makes steps longer than in another run, if there is one.
+    """
+
+    pipelines: Pipelines
+    replay: Replay
+    attribution: Attribution
+    op_times: Sequence[OpTimes]
+    forecast: Forecast | None
+    advice: Explanation
+    against: Attribution | None = None
+
+    @property
+    def left_out(self) -> Sequence[LeftOut]:
+        """What is not used of the files."""
+        return self.pipelines.left_out
+
+    @property
+    def schedule(self) -> str | None:
+        """The registered schedule that ran, with its options; None if it is none of them."""
+        known = registered(self.pipelines.table)
+        if known is None:
+            return None
+        name, options = known
+        return ", ".join([name, *(f"{k.replace('_', ' ')} {v}" for k, v in options.items())])
+
+    @property
+    def stalls(self) -> Sequence[Stall]:
+        """Ops that started long after all that they waited for, the longest first.
+
+        Long is 1 % of the median pipeline: nothing that was recorded explains it.
+        """
+        trace, late = self.pipelines.trace, self.replay.stalls
+        least = STALL * float(np.median(self.pipelines.spans))
+        places = np.flatnonzero(late > least)
+        return ResultList(
+            Stall(
+                int(trace.step[k]),
+                int(trace.replica[k]),
+                int(trace.worker[k]),
+                f"{trace.stage[k]}{trace.phases[trace.phase[k]]}{trace.microbatch[k]}",
+                float(late[k]),
+            )
+            for k in places[np.argsort(-late[places], kind="stable")].tolist()
+        )
+
+    @property
+    def op_spread(self) -> float:
+        """Standard deviation of the logarithm of op times, of one stage and phase."""
+        trace = self.pipelines.trace
+        slices = np.concatenate([one.slices for one in self.pipelines.pipelines])
+        lasts = (trace.end - trace.start)[slices]
+        kind = trace.phase[slices] * trace.stages + trace.stage[slices]
+        logs, known = np.log(np.maximum(lasts, 1e-12)), lasts > 0
+        count = np.maximum(np.bincount(kind[known]), 1)
+        mean = np.bincount(kind[known], logs[known]) / count
+        return float(np.sqrt(((logs - mean[kind])[known] ** 2).mean()))
+
+
+PARTS = ("pipelines", "replay", "attribution", "remedies")
+
+
+def analyse(
+    trace: Trace,
+    *,
+    against: Trace | None = None,
+    link: str | Links | None = None,
+    stage_layers: Sequence[int] | None = None,
+    schedules: Sequence[str] | None = None,
+    search: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Analysis:
+    """Replay a measured run, say who makes it slow and what would make it faster.
+
+    Args:
+      trace: what was recorded.
+      against: another run of the same stages, to say what got slower.
+      link: link model, or `Links`; the one that explains the pipelines best if None.
+      stage_layers: (stages) layers of each stage; then they are moved whole.
+      schedules: names of those that are tried; all of the registry if None.
+      search: whether to run the solvers too, which take some seconds.
+      on_progress: called with how much is done, of how much, and a text.
+
+    Returns:
+      All of it.
+
+    Raises:
+      ValueError: if no pipeline keeps the rules of a table, or as its parts.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> run = pj.evaluate(table, pj.Costs(forward=[1.0, 1.0, 1.4, 1.0], backward=2.0))
+      >>> found = pj.traces.analyse(pj.traces.of_runs([run] * 4), schedules=["zb-h1"])
+      >>> found.replay.worst_error, found.advice.bottleneck.stage
+      (0.0, 2)
+
+    References:
+      What-if analysis of stragglers: arXiv 2505.05713.
+    """
+    check_types(trace=(trace, Trace), against=(against, Trace, type(None)))
+    with telling("trace", on_progress) as tell:
+        tell(0, len(PARTS), PARTS[0])
+        pipelines = pipelines_of(trace)
+        tell(1, len(PARTS), PARTS[1])
+        replayed = replay(pipelines, link=link)
+        other = None
+        if against is not None:
+            other = replay(pipelines_of(against), link=replayed.links)
+        tell(2, len(PARTS), PARTS[2])
+        shares = attribute(replayed)
+        tell(3, len(PARTS), PARTS[3])
+        advice = advise(replayed, stage_layers=stage_layers, schedules=schedules, search=search)
+    return Analysis(
+        pipelines,
+        replayed,
+        shares,
+        op_times(pipelines),
+        forecast(shares) if len(shares.steps) >= LEAST else None,
+        advice,
+        None if other is None else attribute(replayed, against=other),
+    )

@@ -1,0 +1,320 @@
+"""Who makes the step long: each worker, stage, phase, replica, microbatch and link put right alone.
+
+What an op should take is the mean of its kind, of all stages, replicas, steps and microbatches
+alike; what a message or a collective should take is the median of its kind, for these have long
+tails (both as in the what-if analysis of arXiv 2505.05713). The whole job is run again each time.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.checks import MismatchError, check_types
+from pipejax.base.display import short_repr, short_repr_of
+from pipejax.base.progress import OnProgress, telling
+from pipejax.traces.record import NONE, OPS
+from pipejax.traces.replaying.collectives import rests_of, scope_of
+from pipejax.traces.replaying.replay import Replay
+from pipejax.traces.replaying.step_graph import step_graph
+
+Times = Float[NumpyArray, "runs nodes"]
+
+RUNS = 2048  # runs that one pass over the nodes holds
+MOST_PLACES = 512  # workers of all replicas, up to which each is put right alone
+
+
+@short_repr
+class Share(NamedTuple):
+    """What one place, or one kind of op, does to the step.
+
+    Attributes:
+      of: worker, stage, phase, replica, place (a worker of a replica), microbatch or link.
+      name: which one.
+      saves: what the mean step gets shorter if its ops took what they should [s].
+      adds: what the step in which all ops take what they should gets longer with its ops as they
+        were [s].
+      by_step: (steps) what each step would save [s].
+    """
+
+    of: str
+    name: str
+    saves: float
+    adds: float
+    by_step: Float[NumpyArray, " steps"]
+
+
+@short_repr_of("slowdown recorded ideal")
+@dataclasses.dataclass(frozen=True, eq=False)
+class Attribution:
+    """Why steps take longer than if every op took what it should.
+
+    Attributes:
+      steps: their numbers; those in which a replica is left out are not among them.
+      recorded: (steps) from the first start to the last end [s].
+      replayed: (steps) the whole job run again with recorded times [s].
+      ideal: the step if every op took what it should [s].
+      shares: by what they save, the largest first.
+    """
+
+    steps: Sequence[int]
+    recorded: Float[NumpyArray, " steps"]
+    replayed: Float[NumpyArray, " steps"]
+    ideal: float
+    shares: Sequence[Share]
+
+    @property
+    def slowdown(self) -> float:
+        """The mean step as it ran over the ideal one."""
+        return float(self.recorded.mean()) / self.ideal
+
+    @property
+    def replayed_slowdown(self) -> float:
+        """The same of the replayed steps: what the published analysis calls slowdown."""
+        return float(self.replayed.mean()) / self.ideal
+
+    def of(self, kind: str) -> Mapping[str, Share]:
+        """The shares of all workers, stages, phases, replicas, microbatches or links, by name."""
+        return {share.name: share for share in self.shares if share.of == kind}
+
+
+def attribute(
+    replayed: Replay, *, against: Replay | None = None, on_progress: OnProgress | None = None
+) -> Attribution:
+    """Say who makes the steps of a job long.
+
+    Args:
+      replayed: its pipelines, replayed.
+      against: another run of the same stages: what ops should take is then what they took there,
+        stage by stage; the mean of their kind if None.
+      on_progress: called with how much is done, of how much, and a text.
+
+    Returns:
+      The step as it ran, replayed and ideal, and what every place costs.
+
+    Raises:
+      ValueError: if no step has all replicas, or the other run has other stages or no such ops.
+
+    Example:
+      >>> import numpy as np, pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+      >>> slow = pj.Costs(forward=[1.0, 1.5], backward=[2.0, 3.0])
+      >>> runs = pj.traces.of_runs([pj.evaluate(table, slow)])
+      >>> found = pj.traces.attribute(pj.traces.replay(pj.traces.pipelines_of(runs)))
+      >>> found.recorded.tolist(), found.ideal, found.shares[0].of, found.shares[0].name
+      ([21.0], 18.75, 'worker', '1')
+    """
+    check_types(replayed=(replayed, Replay), against=(against, Replay, type(None)))
+    jobs = [_Job(replayed, part) for part in _whole_steps(replayed)]
+    if against is None:
+        ideal = _Ideal.alike(jobs)
+    else:
+        _check_same_stages(replayed, against)
+        ideal = _Ideal.as_in(against, replayed.pipelines.trace.phases)
+    with telling("attribute", on_progress) as tell:
+        masks = [job.masks() for job in jobs]
+        names = list(dict.fromkeys(key for each in masks for key in each))
+        as_run = [job.graph.finish(job.duration).max(axis=1) for job in jobs]
+        # each job's ideal step is one run: all its steps are alike in it
+        best = [job.graph.finish(job.ideal(ideal)[:1]).max() for job in jobs]
+        parts = [
+            job.put_right(mask, names, ideal, own, alike, tell)
+            for job, mask, own, alike in zip(jobs, masks, as_run, best, strict=True)
+        ]
+    saves, adds = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
+    shares = [
+        Share(*name, saves=float(own.mean()), adds=float(added.mean()), by_step=own)
+        for name, own, added in zip(names, saves, adds, strict=True)
+    ]
+    sizes = [len(job.steps) for job in jobs]
+    return Attribution(
+        steps=[step for job in jobs for step in job.steps],
+        recorded=np.concatenate([job.recorded for job in jobs]),
+        replayed=np.concatenate(as_run),
+        ideal=float(np.average(best, weights=sizes)),
+        shares=sorted(shares, key=lambda share: -share.saves),
+    )
+
+
+def _check_same_stages(one: Replay, other: Replay) -> None:
+    stages = [each.pipelines.table.num_stages for each in (one, other)]
+    if stages[0] != stages[1]:
+        raise MismatchError(f"the other run has {stages[1]} stages, this one {stages[0]}")
+
+
+def _whole_steps(replayed: Replay) -> Iterator[Mapping[int, Sequence[int]]]:
+    """Positions of the pipelines of steps that have all replicas, by tables that replicas run."""
+    pipelines = replayed.pipelines.pipelines
+    replicas = sorted({one.replica for one in pipelines})
+    by_step: dict[int, dict[int, int]] = {}
+    for k, one in enumerate(pipelines):
+        by_step.setdefault(one.step, {})[one.replica] = k
+    alike: dict[tuple[int, ...], dict[int, Sequence[int]]] = {}
+    for step, of_replica in by_step.items():
+        if len(of_replica) == len(replicas):
+            members = [of_replica[replica] for replica in replicas]
+            tables = tuple(pipelines[k].table for k in members)
+            alike.setdefault(tables, {})[step] = members
+    if not alike:
+        raise ValueError(f"no step has all {len(replicas)} replicas")
+    yield from alike.values()
+
+
+class _Job:
+    """Steps whose replicas run the same tables."""
+
+    def __init__(self, replayed: Replay, members: Mapping[int, Sequence[int]]) -> None:
+        """Build the graph of a step, and what its nodes took."""
+        pipelines, trace = replayed.pipelines, replayed.pipelines.trace
+        self.steps, self.replayed = list(members), replayed
+        every = [[pipelines.pipelines[k] for k in own] for own in members.values()]
+        tables = [pipelines.tables[one.table] for one in every[0]]
+        self.replicas = [one.replica for one in every[0]]
+        self.rests = rests_of(pipelines, every)
+        self.graph = step_graph(tables, replayed.links, self.rests.places)
+        graph, shape = self.graph, (len(every), len(self.graph.preds))
+        # (steps, nodes) the slice that each node was in each step
+        self.slice = np.full(shape, NONE)
+        for replica in range(len(tables)):
+            mine = np.flatnonzero((graph.replica == replica) & (graph.op != NONE))
+            slices = np.stack([own[replica].slices for own in every])
+            self.slice[:, mine] = slices[:, graph.op[mine]]
+        other = np.flatnonzero(graph.rest != NONE)
+        self.slice[:, other] = self.rests.slices[:, graph.rest[other]]
+        lasts = np.append(trace.end - trace.start, 0.0)  # the last is of what did not run
+        self.duration = lasts[self.slice]
+        self.duration[:, other] = self.rests.seconds[:, graph.rest[other]]
+        sent = np.flatnonzero(graph.link != NONE)
+        self.duration[:, sent] = replayed.link_times[graph.link[sent]]
+        whole = np.where(self.slice == NONE, self.slice.max(axis=1, keepdims=True), self.slice)
+        self.recorded = trace.end[whole].max(axis=1) - trace.start[whole].min(axis=1)
+
+    @functools.cached_property
+    def kind(self) -> Int[NumpyArray, " nodes"]:
+        """Position of every node's phase among those of the trace; -1 of messages and gates."""
+        first = self.slice.max(axis=0)
+        phase = np.append(self.replayed.pipelines.trace.phase, NONE)
+        return phase[first]
+
+    @functools.cached_property
+    def stage(self) -> Int[NumpyArray, " nodes"]:
+        """Stage of every node; -1 of none."""
+        return np.append(self.replayed.pipelines.trace.stage, NONE)[self.slice.max(axis=0)]
+
+    def seconds_of(self, code: int, stage: int | None = None) -> Float[NumpyArray, " slices"]:
+        """What all slices of a phase took, or those of a stage [s]."""
+        mine = self.kind == code
+        if stage is not None:
+            mine = mine & (self.stage == stage)
+        return self.duration[:, mine][self.slice[:, mine] != NONE]
+
+    def ideal(self, means: "_Ideal") -> Times:
+        """What every node should take (steps, nodes) [s]."""
+        should = means.ops[self.kind, self.stage]
+        sent = self.graph.link != NONE
+        should[sent] = means.links[self.graph.link[sent]]
+        is_known = ((self.slice != NONE) | sent) & np.isfinite(should)
+        return np.where(is_known, should, self.duration)
+
+    def put_right(
+        self,
+        masks: Mapping[tuple[str, str], Bool[NumpyArray, " nodes"]],
+        names: Sequence[tuple[str, str]],
+        means: "_Ideal",
+        as_run: Float[NumpyArray, " steps"],
+        best: float,
+        tell: OnProgress,
+    ) -> tuple[Float[NumpyArray, "names steps"], Float[NumpyArray, "names steps"]]:
+        """What steps save with the nodes of each name put right; lose with them alone as run."""
+        ideal, count = self.ideal(means), len(self.steps)
+        saves, adds = (np.zeros((len(names), count)) for _ in range(2))
+        at_once = max(1, RUNS // (2 * count))  # names whose steps run side by side
+        for first in range(0, len(names), at_once):
+            some = names[first : first + at_once]
+            tell(first, len(names), " ".join(some[0]))
+            none = np.zeros(len(self.graph.preds), bool)
+            chosen = np.stack([masks.get(name, none) for name in some])[:, None]
+            both = np.stack(
+                [np.where(chosen, ideal, self.duration), np.where(chosen, self.duration, ideal)]
+            )
+            steps = self.graph.finish(both.reshape(-1, both.shape[-1])).max(axis=1)
+            right, alone = steps.reshape(2, len(some), count)
+            saves[first : first + at_once] = as_run - right
+            adds[first : first + at_once] = alone - best
+        return saves, adds
+
+    def masks(self) -> Mapping[tuple[str, str], Bool[NumpyArray, " nodes"]]:
+        """Which nodes are of each worker, stage, phase, replica, microbatch and link."""
+        trace, graph = self.replayed.pipelines.trace, self.graph
+        first = self.slice.max(axis=0)
+        is_slice = first != NONE
+        fields = {"worker": trace.worker, "stage": trace.stage, "microbatch": trace.microbatch}
+        found: dict[tuple[str, str], Bool[NumpyArray, " nodes"]] = {}
+        for of, field in fields.items():
+            value = np.append(field, NONE)[first]
+            for each in np.unique(value[is_slice & (value != NONE)]).tolist():
+                found[of, str(each)] = value == each
+        worker = np.append(trace.worker, NONE)[first]
+        several = len(self.replicas) > 1
+        each_place = several and len(self.replicas) * trace.workers <= MOST_PLACES
+        for place, replica in enumerate(self.replicas):
+            mine = (graph.replica == place) & is_slice
+            if several:
+                found["replica", str(replica)] = mine
+            for own in np.unique(worker[mine]).tolist() if each_place else ():
+                found["place", f"worker {own} of replica {replica}"] = mine & (worker == own)
+        for code in np.unique(self.kind[is_slice]).tolist():
+            found["phase", trace.phases[code]] = self.kind == code
+        boundaries = max(1, self.replayed.pipelines.table.num_stages - 1)
+        for link in np.unique(graph.link[graph.link != NONE]).tolist():
+            direction, boundary = divmod(link, boundaries)
+            ends = (boundary, boundary + 1)[:: 1 - 2 * direction]
+            found["link", "stage {} to {}".format(*ends)] = graph.link == link
+        return found
+
+
+class _Ideal(NamedTuple):
+    """What ops should take.
+
+    Attributes:
+      ops: (phases, stages + 1) of ops, optimizers and collectives; the last of those of no stage
+        [s].
+      links: (links) of messages [s].
+    """
+
+    ops: Float[NumpyArray, "phases stages"]
+    links: Float[NumpyArray, " links"]
+
+    @classmethod
+    def alike(cls, jobs: Sequence["_Job"]) -> "_Ideal":
+        """The mean of a kind over all steps, stages, microbatches; the median of what is sent."""
+        replayed = jobs[0].replayed
+        trace = replayed.pipelines.trace
+        found = np.zeros((len(trace.phases), trace.stages + 1))
+        for code, name in enumerate(trace.phases):
+            seconds = np.concatenate([job.seconds_of(code) for job in jobs])
+            if len(seconds):
+                found[code] = seconds.mean() if scope_of(name) is None else np.median(seconds)
+        return cls(found, np.full_like(replayed.link_times, replayed.message_time))
+
+    @classmethod
+    def as_in(cls, other: Replay, names: Sequence[str]) -> "_Ideal":
+        """What another run took, stage by stage and link by link."""
+        jobs = [_Job(other, part) for part in _whole_steps(other)]
+        trace, known = other.pipelines.trace, cls.alike(jobs).ops
+        for code in range(len(trace.phases)):
+            for stage in range(NONE, trace.stages):
+                parts = [job.seconds_of(code, stage) for job in jobs]
+                seconds = np.concatenate(parts)
+                if len(seconds):
+                    known[code, stage] = seconds.mean()
+        where = {name: code for code, name in enumerate(trace.phases)}
+        missing = [name for name in names if name in OPS and name not in where]
+        if missing:
+            raise MismatchError(f"the other run has no {missing[0]}: nothing to compare with")
+        unknown = np.full(known.shape[1], np.nan)  # what the other run has not is left as it is
+        rows = [known[where[name]] if name in where else unknown for name in names]
+        return cls(np.stack(rows), other.link_times)

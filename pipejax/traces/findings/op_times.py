@@ -1,0 +1,160 @@
+"""What ops, messages and collectives took, and what workers did between ops."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.checks import check_types
+from pipejax.base.display import ResultList, short_repr
+from pipejax.costs.costs import PHASE_FIELDS, Costs
+from pipejax.traces.record import MESSAGES, NONE, OPS
+from pipejax.traces.replaying.pipelines import Pipelines, fused_with_last
+from pipejax.traces.replaying.replay import Replay, waits_of
+
+QUANTILES = (0.05, 0.5, 0.95)
+
+
+@short_repr
+class OpTimes(NamedTuple):
+    """Times of slices of one kind.
+
+    Attributes:
+      kind: op, message or other.
+      name: phase, or the link of a message.
+      stage: of the model; -1 where it is of none.
+      worker: that runs it, or receives it.
+      slices: how many there are.
+      mean: [s].
+      low: 5 % quantile [s].
+      median: [s].
+      high: 95 % quantile [s].
+    """
+
+    kind: str
+    name: str
+    stage: int
+    worker: int
+    slices: int
+    mean: float
+    low: float
+    median: float
+    high: float
+
+
+def op_times(pipelines: Pipelines) -> Sequence[OpTimes]:
+    """Times of ops by phase and stage, of messages by link, of all else by phase and worker.
+
+    Gaps are what a worker waits before an op whose input has come and that follows another op.
+
+    Args:
+      pipelines: what ran.
+
+    Returns:
+      Rows, ops first.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+      >>> run = pj.evaluate(table, pj.Costs(forward=[1.0, 1.5], backward=2.0, transmit=0.5))
+      >>> for row in pj.traces.op_times(pj.traces.pipelines_of(pj.traces.of_runs([run])))[:2]:
+      ...     print(row.name, row.stage, row.slices, row.median)
+      F 0 2 1.0
+      F 1 2 1.5
+    """
+    check_types(pipelines=(pipelines, Pipelines))
+    return ResultList([*_slices(pipelines), *_messages(pipelines), *_gaps(pipelines)])
+
+
+def _row(
+    kind: str, name: str, stage: int, worker: int, seconds: Float[NumpyArray, " n"]
+) -> OpTimes:
+    quantiles = np.quantile(seconds, QUANTILES).tolist()
+    return OpTimes(kind, name, stage, worker, len(seconds), float(seconds.mean()), *quantiles)
+
+
+def _slices(pipelines: Pipelines) -> Iterator[OpTimes]:
+    trace = pipelines.trace
+    lasts, sound = trace.end - trace.start, np.zeros(len(trace), bool)
+    for one in pipelines.pipelines:
+        sound[one.slices] = True
+    for code, name in sorted(enumerate(trace.phases), key=lambda pair: pair[1] not in OPS):
+        if name in MESSAGES:  # how long they last says who waited
+            continue
+        mine = trace.phase == code
+        is_op = name in OPS
+        mine &= sound if is_op else trace.worker != NONE
+        for stage, worker in sorted({*zip(trace.stage[mine], trace.worker[mine], strict=True)}):
+            own = mine & (trace.stage == stage) & (trace.worker == worker)
+            yield _row("op" if is_op else "other", name, int(stage), int(worker), lasts[own])
+
+
+def _messages(pipelines: Pipelines) -> Iterator[OpTimes]:
+    waits, boundaries = waits_of(pipelines), pipelines.table.num_stages - 1
+    placement = pipelines.table.placement[0]
+    for link in range(2 * boundaries):
+        own = waits.seconds[waits.waited & (waits.link == link)]
+        if len(own):
+            direction, boundary = divmod(link, boundaries)
+            source, target = (boundary, boundary + 1)[:: 1 - 2 * direction]
+            worker = int(placement[target])
+            yield _row("message", f"stage {source} to {target}", target, worker, own)
+
+
+def _gaps(pipelines: Pipelines) -> Iterator[OpTimes]:
+    trace = pipelines.trace
+    for worker in range(trace.workers):
+        parts = []
+        for one in pipelines.pipelines:
+            row = one.slices[trace.worker[one.slices] == worker]
+            parts.append(np.maximum(trace.start[row[1:]] - trace.end[row[:-1]], 0.0))
+        seconds = np.concatenate(parts)
+        if len(seconds):
+            yield _row("gap", "between ops", NONE, worker, seconds)
+
+
+def costs_of(replayed: Replay) -> Costs:
+    """Mean time of every op by stage, and of messages by link, as costs.
+
+    Args:
+      replayed: a replayed trace.
+
+    Returns:
+      Costs of the table that ran [s].
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+      >>> run = pj.evaluate(table, pj.Costs(forward=[1.0, 1.5], backward=2.0, transmit=0.5))
+      >>> pipelines = pj.traces.pipelines_of(pj.traces.of_runs([run]))
+      >>> costs = pj.traces.costs_of(pj.traces.replay(pipelines))
+      >>> costs.forward.tolist(), costs.transmit.tolist()
+      ([1.0, 1.5], [[[0.5]], [[0.5]]])
+    """
+    check_types(replayed=(replayed, Replay))
+    pipelines = replayed.pipelines
+    trace, stages = pipelines.trace, pipelines.table.num_stages
+    slices = np.concatenate([one.slices for one in pipelines.pipelines])
+    is_second = fused_with_last(trace, slices)
+    is_pair = is_second | np.append(is_second[1:], False)
+    lasts = (trace.end - trace.start)[slices]
+    fields = {}
+    for code, name in enumerate(trace.phases):
+        mine = (trace.phase[slices] == code) & ~is_pair
+        if name in OPS and mine.any():
+            fields[PHASE_FIELDS[name]] = _by_stage(trace.stage[slices][mine], lasts[mine], stages)
+    if is_pair.any():
+        mine = is_pair & (trace.phase[slices] == trace.phases.index("F"))
+        fields["pair"] = _by_stage(trace.stage[slices][mine], lasts[mine], stages)
+    transmit = replayed.link_times.reshape(2, 1, stages - 1)
+    return Costs(**fields, transmit=transmit if stages > 1 else 0.0)
+
+
+def _by_stage(
+    stage: Int[NumpyArray, " slices"], seconds: Float[NumpyArray, " slices"], stages: int
+) -> Float[NumpyArray, " stages"]:
+    """Mean by stage; of a stage that has none, where it never runs, that of all."""
+    count = np.bincount(stage, minlength=stages)
+    total = np.bincount(stage, seconds, minlength=stages)
+    return np.where(count > 0, total / np.maximum(count, 1), seconds.mean())

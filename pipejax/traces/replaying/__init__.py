@@ -1,0 +1,1 @@
+"""Pipelines as they ran, and run again."""

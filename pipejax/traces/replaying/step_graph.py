@@ -1,0 +1,203 @@
+"""What waits for what in a step of a whole job: pipelines side by side, and what surrounds them.
+
+The ops and messages of each replica are its table's program, as the engine lowers it for a link
+model. What else a worker runs stands in its row where it ran: collectives end together, as long
+after their last member has come as they take.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.longest_path import finish_times_of_runs, lay_out_edges, topological_order
+from pipejax.engine.lowering.lower import lower
+from pipejax.engine.lowering.program import LINK_COSTS, SOURCE, Program
+from pipejax.schedules.cells.ops import MESSAGES as TRANSFERS
+from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.traces.record import NONE, OPS
+
+Nodes = Int[NumpyArray, " nodes"]
+Times = Float[NumpyArray, "runs nodes"]
+
+MOST_NUMBERS = 1 << 25  # of times that are held at once
+
+
+class Rest(NamedTuple):
+    """A slice that is no op of a table, at the same place in every step.
+
+    Attributes:
+      phase: its name.
+      occurrence: which of this phase it is on its worker, from 0.
+      replica: position of its replica.
+      worker: its worker.
+      after: how many ops of the worker's row stand before it.
+      beside: whether it runs beside ops, and blocks only what follows it among its kind.
+      group: number of those that end together; -1 of one that ends alone.
+    """
+
+    phase: str
+    occurrence: int
+    replica: int
+    worker: int
+    after: int
+    beside: bool
+    group: int
+
+
+class StepGraph(NamedTuple):
+    """A step, or some pipelines of it, as a graph.
+
+    Attributes:
+      preds: (nodes, max_preds) what each node waits for; node 0 is the source.
+      replica: (nodes) position of the replica, or -1.
+      op: (nodes) position of an op among those of its pipeline, or -1.
+      rest: (nodes) position among the slices that are no ops, or -1.
+      link: (nodes) direction * boundaries + boundary of a message, or -1.
+    """
+
+    preds: Int[NumpyArray, "nodes max_preds"]
+    replica: Nodes
+    op: Nodes
+    rest: Nodes
+    link: Nodes
+
+    def finish(self, duration: Times) -> Times:
+        """Finish times of runs with these durations [s], a part of the runs at a time."""
+        size = max(1, MOST_NUMBERS // len(self.preds))
+        parts = range(0, len(duration), size)
+        return np.concatenate(
+            [finish_times_of_runs(self.preds, duration[k : k + size]) for k in parts]
+        )
+
+    def ready(self, duration: Times, recorded: Times) -> Times:
+        """When all that a node waits for has ended (runs, nodes) [s].
+
+        What was recorded has ended when it did; of the rest, NaN there, what it waited for counts.
+        """
+        ready, end = np.zeros(duration.shape[::-1]), recorded.T.copy()
+        end[SOURCE] = 0.0
+        for node, before in enumerate(self.preds[1:], 1):
+            ready[node] = end[before].max(axis=0)
+            unknown = np.isnan(end[node])
+            end[node][unknown] = (ready[node] + duration[:, node])[unknown]
+        return ready.T
+
+
+class _Edges:
+    """Nodes and edges as they are put down."""
+
+    def __init__(self) -> None:
+        """Begin with the source."""
+        self.tail: list[Nodes] = []
+        self.head: list[Nodes] = []
+        self.labels: dict[str, list[Nodes]] = {
+            name: [np.array([NONE])] for name in ("replica", "op", "rest", "link")
+        }
+        self.size = 1
+
+    def add(self, count: int, **labels: Nodes | int) -> Nodes:
+        """Add nodes with these labels; return their numbers."""
+        for name, known in self.labels.items():
+            known.append(np.broadcast_to(labels.get(name, NONE), count))
+        self.size += count
+        return np.arange(self.size - count, self.size)
+
+    def join(self, tail: Nodes | int, head: Nodes | int) -> None:
+        """Let heads wait for tails."""
+        both = np.broadcast_arrays(np.atleast_1d(tail), np.atleast_1d(head))
+        self.tail.append(both[0])
+        self.head.append(both[1])
+
+    def graph(self) -> StepGraph:
+        """Put the nodes into topological order."""
+        tail, head = np.concatenate(self.tail), np.concatenate(self.head)
+        order = np.array(topological_order(self.size, tail, head), int)
+        number = np.empty_like(order)
+        number[order] = np.arange(self.size)
+        by_head, column, shape = lay_out_edges(self.size, number[head])
+        preds = np.zeros(shape, np.int64)
+        preds[number[head][by_head], column] = number[tail][by_head]
+        labels = {name: np.concatenate(known)[order] for name, known in self.labels.items()}
+        return StepGraph(preds, **labels)
+
+
+def op_of_nodes(program: Program, table: ScheduleTable) -> Nodes:
+    """Which op each node is (nodes): its position among those of all rows, one behind the other."""
+    ops = (op for row in table.rows() for cell in row for op in cell if op.phase.name in OPS)
+    position = {(int(op.phase), op.stage, op.microbatch): k for k, op in enumerate(ops)}
+    fields = (program.phase, program.stage, program.microbatch)
+    keys = zip(*(np.asarray(field).tolist() for field in fields), strict=True)
+    return np.array([position.get(key, NONE) for key in keys])
+
+
+def step_graph(
+    tables: Sequence[ScheduleTable], links: Links, rests: Sequence[Rest] = ()
+) -> StepGraph:
+    """The graph of replicas that run these tables, with all that surrounds them."""
+    edges = _Edges()
+    programs = {id(table): lower(table, link=links, step_end=False) for table in tables}
+    rows = [
+        _add_pipeline(edges, table, programs[id(table)], replica)
+        for replica, table in enumerate(tables)
+    ]
+    _add_rests(edges, rows, rests)
+    return edges.graph()
+
+
+def _add_pipeline(
+    edges: _Edges, table: ScheduleTable, program: Program, replica: int
+) -> list[Nodes]:
+    """Add the ops and messages of a replica; return the nodes of each worker's row (ops)."""
+    op = op_of_nodes(program, table)
+    is_message = np.isin(program.phase, TRANSFERS)
+    link = np.where(is_message, _links_of(program, np.asarray(program.duration_index)), NONE)
+    op[is_message] = NONE
+    node = np.append(
+        SOURCE, edges.add(program.num_nodes - 1, replica=replica, op=op[1:], link=link[1:])
+    )
+    head, column = np.nonzero((program.preds != SOURCE) | (program.lag_index > 0))
+    tail = np.asarray(program.preds)[head, column]
+    lag = _links_of(program, np.asarray(program.lag_index)[head, column])
+    waits = lag != NONE  # a message that uses no resource is a node between both ends
+    edges.join(node[tail[~waits]], node[head[~waits]])
+    between = edges.add(int(waits.sum()), replica=replica, link=lag[waits])
+    edges.join(node[tail[waits]], between)
+    edges.join(between, node[head[waits]])
+    return [node[row[row != SOURCE]] for row in np.asarray(program.node_of_cell)]
+
+
+def _links_of(program: Program, position: Int[NumpyArray, " some"]) -> Int[NumpyArray, " some"]:
+    """The link whose message time stands at positions of the cost vector, or -1."""
+    layout = program.layout
+    _, pipes, boundaries, columns = layout.link_shape
+    kind, place = np.divmod(position - layout.first_link, 2 * pipes * boundaries * columns or 1)
+    direction, rest = np.divmod(place, pipes * boundaries * columns or 1)
+    boundary = rest // columns % (boundaries or 1)
+    # of a message no part is latency: what it takes is its transmit time
+    timed = (position >= layout.first_link) & (kind != LINK_COSTS.index("latency"))
+    return np.where(timed, direction * boundaries + boundary, NONE)
+
+
+def _add_rests(edges: _Edges, rows: Sequence[Sequence[Nodes]], rests: Sequence[Rest]) -> None:
+    """Put slices that are no ops into the rows of their workers, and let collectives wait."""
+    groups = {number: edges.add(1)[0] for number in sorted({r.group for r in rests} - {NONE})}
+    last: dict[tuple[int, int, bool], tuple[int, int]] = {}  # by row: place and node before
+    for place, rest in enumerate(rests):
+        node = int(edges.add(1, replica=rest.replica, rest=place)[0])
+        row = rows[rest.replica][rest.worker]
+        before = [int(row[rest.after - 1])] if rest.after else []
+        lane = (rest.replica, rest.worker, rest.beside)
+        for other in (lane, (*lane[:2], False)):
+            if other in last and last[other][0] <= rest.after:
+                before.append(last[other][1])
+        gate = groups.get(rest.group, node)  # the last member of a collective opens it for all
+        for each in before or [SOURCE]:
+            edges.join(each, gate)
+        if gate != node:
+            edges.join(gate, node)
+        if not rest.beside and rest.after < len(row):
+            edges.join(node, int(row[rest.after]))
+        last[lane] = rest.after, node

@@ -1,0 +1,1 @@
+"""What a replayed trace becomes: tables, costs, datasets, traces for Perfetto."""
