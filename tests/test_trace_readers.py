@@ -12,7 +12,6 @@ import pytest
 
 import pipejax as pj
 from pipejax.traces.clocks import aligned
-from pipejax.traces.read import read
 from pipejax.traces.readers.event_stream import events
 from pipejax.traces.record import INTEGERS, TIMES, Trace
 
