@@ -1,5 +1,6 @@
 """Measured runs: read, checked, replayed, explained and improved."""
 
+from pipejax.traces.clocks import Offset as Offset, aligned as aligned
 from pipejax.traces.findings.advice import advise as advise
 from pipejax.traces.findings.analysis import analyse as analyse
 from pipejax.traces.findings.attribution import attribute as attribute

@@ -53,7 +53,7 @@ def aligned(
     A message must not arrive before it is sent: RECV may not end before SEND starts, nor, in
     traces without messages, an op start before the one ends that it takes its input from. Both ways
     together bound the offset of two clocks; over several workers the bounds add up. The quickest
-    message of each step counts, and of steps the lower quartile, so few wrong ones do no harm.
+    message of each step counts, and of steps the lower quartile: of five steps one may be wrong.
 
     Args:
       trace: a measured run.

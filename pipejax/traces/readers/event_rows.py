@@ -200,7 +200,9 @@ def _rows_of(
     )
 
 
-def _ours(columns: Mapping[str, NumpyArray], kept: _KeptEvents, names: dict[str, int]) -> list[Rows]:
+def _ours(
+    columns: Mapping[str, NumpyArray], kept: _KeptEvents, names: dict[str, int]
+) -> list[Rows]:
     """Part one of our own exports into its workers; a message is seen by both its ends."""
     label = columns["label"].copy()
     tracks = zip(columns["process"].tolist(), columns["thread"].tolist(), strict=True)

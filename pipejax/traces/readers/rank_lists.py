@@ -5,6 +5,7 @@ a file says microbatch and chunk of each op, they are taken; else the k-th forwa
 k-th turn: with one stage a worker microbatch k, with several that of interleaved 1F1B.
 """
 
+import contextlib
 import itertools
 import json
 import re
@@ -20,13 +21,14 @@ from pipejax.schedules.builders.one_f_one_b import Turns
 from pipejax.schedules.cells.ops import Phase
 from pipejax.traces.readers.parts import Columns, nothing, sound
 from pipejax.traces.readers.phase_names import with_split_backwards
-from pipejax.traces.readers.sources import CutError, Tell, texts
+from pipejax.traces.readers.sources import Tell, texts
 from pipejax.traces.record import LeftOut, Trace
 
 _SERIES = {"fwd": "F", "bwd": "B", "wgrad": "W"}
 _PHASES = tuple(_SERIES.values())
 _MILLISECOND = 1e-3
 _MOST = 10**6  # of workers, stages or microbatches: what says more is damaged
+_STEP = re.compile(r'"(\d{1,9})"\s*:\s*(?=\{)')
 _RANK = re.compile(r"rank[_-]?(\d{1,6})")
 
 
@@ -94,13 +96,26 @@ def rank_of(path: Path) -> int | None:
 
 
 def _object(path: Path, tell: Tell, left_out: list[LeftOut]) -> dict[str, Any] | None:
-    """Read a JSON object, or say why it is none."""
+    """Read a JSON object; of a damaged one the steps that are whole, if there is one."""
+    pieces: list[str] = []
     try:
-        data = json.loads("".join(texts(path, tell)))
-    except (ValueError, CutError, OSError, RecursionError) as error:
-        left_out.append(LeftOut(str(path), f"it is no sound JSON: {error}"))
-        return None
-    return data if isinstance(data, dict) else {}
+        for piece in texts(path, tell):
+            pieces.append(piece)
+        data = json.loads("".join(pieces))
+    except (ValueError, OSError, RecursionError) as error:
+        data = _whole_steps("".join(pieces))
+        what = "steps of " * bool(data)
+        left_out.append(LeftOut(f"{what}{path}", f"it is no sound JSON: {error}"))
+    return data if isinstance(data, dict) and data else None
+
+
+def _whole_steps(text: str) -> dict[str, Any]:
+    """Read what can be read of a damaged object."""
+    found = {}
+    for begin in _STEP.finditer(text):
+        with contextlib.suppress(ValueError, RecursionError):
+            found[begin[1]] = json.JSONDecoder().raw_decode(text, begin.end())[0]
+    return found
 
 
 def _sizes(paths: Sequence[Path], tell: Tell, left_out: list[LeftOut]) -> RunSizes:

@@ -208,7 +208,8 @@ def waits_of(pipelines: Pipelines) -> MessageWaits:
         parts.append((np.broadcast_to(link, made.shape), used - made, made > free))
     if not parts:
         return MessageWaits(np.zeros(0, int), np.zeros(0), np.zeros(0, bool))
-    return MessageWaits(*(np.concatenate([x.ravel() for x in each]) for each in zip(*parts, strict=True)))
+    joined = (np.concatenate([x.ravel() for x in each]) for each in zip(*parts, strict=True))
+    return MessageWaits(*joined)
 
 
 def _message_ops(table: ScheduleTable) -> tuple[NumpyArray, NumpyArray, NumpyArray, NumpyArray]:
