@@ -1,5 +1,6 @@
 """`pipejax trace`: a measured run, replayed, explained and improved."""
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +25,7 @@ from pipejax.schedules.table.table_files import is_csv, text_for
 if TYPE_CHECKING:
     from pipejax.traces.findings.analysis import Analysis
     from pipejax.traces.findings.attribution import Attribution
+    from pipejax.traces.findings.new_deal import NewDeal
 
 SAVED = "trace"  # the folder that commands read from where none is given
 EACH = 3  # shares of a kind that a person reads
@@ -136,6 +138,10 @@ def _save(folder: Path, analysis: "Analysis") -> None:
     write_file(table, text_for(analysis.pipelines.table, table))
     write_file(folder / "costs.json", pj.traces.costs_text(analysis.replay))
     write_file(folder / "perfetto.json", pj.traces.perfetto(analysis.replay))
+    if analysis.deal is not None:
+        orders = dict(zip(analysis.deal.steps, analysis.deal.order.tolist(), strict=True))
+        content = {"order": orders, "saves": analysis.deal.saves}
+        write_file(folder / "deal.json", json.dumps(content))
     pj.traces.dataset(analysis).to_zarr(folder / "dataset.zarr", zarr_format=2)
 
 
@@ -195,6 +201,7 @@ def _as_json(analysis: "Analysis", line: Line) -> dict[str, Any]:
             "median_error": 100 * forecast.median_error,
             "inside": forecast.inside,
         },
+        "deal": None if analysis.deal is None else _deal_json(analysis.deal),
         "pipeline_time": advice.step_time,
         "bottleneck": advice.bottleneck._asdict(),
         "remedies": remedies_json(advice, line, {}),
@@ -214,6 +221,26 @@ def _against_json(shares: "Attribution") -> dict[str, Any]:
         "step_time": float(shares.recorded.mean()),
         "as_there": shares.ideal,
         "attribution": _by_kind(shares),
+    }
+
+
+def _deal_json(deal: "NewDeal") -> dict[str, Any]:
+    return {
+        "before": float(deal.before.mean()),
+        "after": float(deal.after.mean()),
+        "saves": deal.saves,
+        "bound": deal.bound,
+        "of_replica": deal.of_replica,
+        "per_step": [
+            {"step": step, "before": before, "after": after, "least": least}
+            for step, before, after, least in zip(
+                deal.steps,
+                deal.before.tolist(),
+                deal.after.tolist(),
+                deal.least.tolist(),
+                strict=True,
+            )
+        ],
     }
 
 
@@ -249,6 +276,14 @@ def _said(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
             f"{one.confidence:.0%} between {seconds(one.low)} and {seconds(one.high)}: "
             f"the second half lies there by {one.inside:.0%}, median error "
             f"{percent(one.median_error)}"
+        )
+    if analysis.deal is not None and analysis.deal.saves > LEAST:
+        one = analysis.deal
+        yield (
+            f"microbatches dealt anew to the replicas, in the best order found: the slowest takes "
+            f"{seconds(float(one.after.mean()))} in the mean, not "
+            f"{seconds(float(one.before.mean()))}: [bold]{percent(one.saves)}[/] less; no deal "
+            f"saves more than {percent(one.bound)}"
         )
     yield f"the mean pipeline, at mean times: [bold]{seconds(analysis.advice.step_time)}[/]"
     yield from (f"  {escape(line)}" for line in diagnosis(analysis.advice))

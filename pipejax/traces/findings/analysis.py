@@ -14,6 +14,7 @@ from pipejax.search.remedies.explain import Explanation
 from pipejax.traces.findings.advice import advise
 from pipejax.traces.findings.attribution import Attribution, attribute
 from pipejax.traces.findings.forecast import LEAST, Forecast, forecast
+from pipejax.traces.findings.new_deal import OF_RANK, NewDeal, deal_anew, share_of_replica
 from pipejax.traces.findings.op_times import OpTimes, op_times
 from pipejax.traces.record import LeftOut, Trace
 from pipejax.traces.replaying.pipelines import Pipelines, pipelines_of, registered
@@ -53,6 +54,8 @@ class Analysis:
       op_times: of ops, messages and all else.
       forecast: the second half of the steps by the first; None of too few steps.
       advice: what would make the mean pipeline shorter.
+      deal: the data dealt anew; None where that makes no sense, see `deal_anew`, or where times
+        differ by replica more than by data.
       against: who makes steps longer than in another run, if there is one.
     """
 
@@ -62,6 +65,7 @@ class Analysis:
     op_times: Sequence[OpTimes]
     forecast: Forecast | None
     advice: Explanation
+    deal: NewDeal | None = None
     against: Attribution | None = None
 
     @property
@@ -111,7 +115,7 @@ class Analysis:
         return float(np.sqrt(((logs - mean[kind])[known] ** 2).mean()))
 
 
-PARTS = ("pipelines", "replay", "attribution", "remedies")
+PARTS = ("pipelines", "replay", "attribution", "remedies", "deal")
 
 
 def analyse(
@@ -165,6 +169,9 @@ def analyse(
         shares = attribute(replayed)
         tell(3, len(PARTS), PARTS[3])
         advice = advise(replayed, stage_layers=stage_layers, schedules=schedules, search=search)
+        tell(4, len(PARTS), PARTS[4])
+        is_of_data = share_of_replica(replayed) < OF_RANK
+        dealt = deal_anew(replayed) if is_of_data else None
     return Analysis(
         pipelines,
         replayed,
@@ -172,5 +179,6 @@ def analyse(
         op_times(pipelines),
         forecast(shares) if len(shares.steps) >= LEAST else None,
         advice,
+        dealt,
         None if other is None else attribute(replayed, against=other),
     )
