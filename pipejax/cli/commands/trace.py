@@ -177,6 +177,7 @@ def _as_json(analysis: "Analysis", line: Line) -> dict[str, Any]:
                 {"step": step, "error": 100 * error} for step, error in replayed.by_step.items()
             ],
         },
+        "offsets": [offset._asdict() for offset in analysis.offsets],
         "stalls": [stall._asdict() for stall in analysis.stalls],
         "step_time": float(shares.recorded.mean()),
         "slowdown": shares.slowdown,
@@ -254,6 +255,11 @@ def _said(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
         f"{result['replicas']} replicas"
     )
     yield from _left_out(analysis)
+    for one in analysis.offsets[:NAMED]:
+        yield (
+            f"  clock of worker {one.worker}, replica {one.replica}: {seconds(abs(one.seconds))} "
+            f"{'ahead' if one.seconds > 0 else 'behind'}, set right within {seconds(one.residual)}"
+        )
     yield (
         f"  replayed within {percent(replayed.mean_error)} in the mean, "
         f"{percent(replayed.worst_error)} at most, with {replayed.links.model} links and "
@@ -278,12 +284,12 @@ def _said(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
             f"{percent(one.median_error)}"
         )
     if analysis.deal is not None and analysis.deal.saves > LEAST:
-        one = analysis.deal
+        dealt = analysis.deal
         yield (
             f"microbatches dealt anew to the replicas, in the best order found: the slowest takes "
-            f"{seconds(float(one.after.mean()))} in the mean, not "
-            f"{seconds(float(one.before.mean()))}: [bold]{percent(one.saves)}[/] less; no deal "
-            f"saves more than {percent(one.bound)}"
+            f"{seconds(float(dealt.after.mean()))} in the mean, not "
+            f"{seconds(float(dealt.before.mean()))}: [bold]{percent(dealt.saves)}[/] less; no deal "
+            f"saves more than {percent(dealt.bound)}"
         )
     yield f"the mean pipeline, at mean times: [bold]{seconds(analysis.advice.step_time)}[/]"
     yield from (f"  {escape(line)}" for line in diagnosis(analysis.advice))

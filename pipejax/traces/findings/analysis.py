@@ -11,6 +11,7 @@ from pipejax.base.display import ResultList, short_repr, short_repr_of
 from pipejax.base.progress import OnProgress, telling
 from pipejax.schedules.table.links import Links
 from pipejax.search.remedies.explain import Explanation
+from pipejax.traces.clocks import Offset, aligned
 from pipejax.traces.findings.advice import advise
 from pipejax.traces.findings.attribution import Attribution, attribute
 from pipejax.traces.findings.forecast import LEAST, Forecast, forecast
@@ -54,6 +55,7 @@ class Analysis:
       op_times: of ops, messages and all else.
       forecast: the second half of the steps by the first; None of too few steps.
       advice: what would make the mean pipeline shorter.
+      offsets: clocks that were set right, for messages came before they were sent.
       deal: the data dealt anew; None where that makes no sense, see `deal_anew`, or where times
         differ by replica more than by data.
       against: who makes steps longer than in another run, if there is one.
@@ -65,6 +67,7 @@ class Analysis:
     op_times: Sequence[OpTimes]
     forecast: Forecast | None
     advice: Explanation
+    offsets: Sequence[Offset]
     deal: NewDeal | None = None
     against: Attribution | None = None
 
@@ -159,12 +162,13 @@ def analyse(
     check_types(trace=(trace, Trace), against=(against, Trace, type(None)))
     with telling("trace", on_progress) as tell:
         tell(0, len(PARTS), PARTS[0])
+        trace, offsets = aligned(trace)
         pipelines = pipelines_of(trace)
         tell(1, len(PARTS), PARTS[1])
         replayed = replay(pipelines, link=link)
         other = None
         if against is not None:
-            other = replay(pipelines_of(against), link=replayed.links)
+            other = replay(pipelines_of(aligned(against)[0]), link=replayed.links)
         tell(2, len(PARTS), PARTS[2])
         shares = attribute(replayed)
         tell(3, len(PARTS), PARTS[3])
@@ -179,6 +183,7 @@ def analyse(
         op_times(pipelines),
         forecast(shares) if len(shares.steps) >= LEAST else None,
         advice,
+        [offset for offset in offsets if offset.is_corrected],
         dealt,
         None if other is None else attribute(replayed, against=other),
     )
