@@ -26,6 +26,7 @@ from pipejax.search.calibration.calibrate_links import LinkCalibration as LinkCa
 from pipejax.search.found import Found as Found
 from pipejax.search.links.design import LinkDesign as LinkDesign
 from pipejax.search.links.identify import LinkIdentification as LinkIdentification
+from pipejax.search.orders.deal_search import Deal as Deal
 from pipejax.search.orders.microbatches import MicrobatchOrder as MicrobatchOrder
 from pipejax.search.orders.places import WorkerPlaces as WorkerPlaces
 from pipejax.search.orders.transfers import TransferOrder as TransferOrder

@@ -129,7 +129,7 @@ TESTS = {
     "pipejax/search/links": ("identify_links", "identify_links"),
     "pipejax/search/orders": (
         "transfer_order transfer_swaps",
-        "microbatch_order topology transfer_order",
+        "microbatch_order deal topology transfer_order",
     ),
     "pipejax/search/partition": ("", "partition"),
     "pipejax/search/schedule": (

@@ -160,6 +160,7 @@ NAMES = {
         "Calibration",
         "Comparison",
         "Corners",
+        "Deal",
         "Explanation",
         "Family",
         "Fault",
@@ -212,6 +213,8 @@ NAMES = {
     ],
     "search": [
         "InfeasibleError",
+        "deal",
+        "deals",
         "layers",
         "messages",
         "microbatches",

@@ -18,7 +18,7 @@ models = ["gpt-22b", "{OTHER_MODEL}"]
 systems = ["h100", "slow_nw_mid_cp"]
 tensor_parallel = 2
 recompute = ["none", "full"]
-outputs = ["bubble_ratio", "tokens_per_second", "bound_by", "share"]
+outputs = ["bubble_ratio", "tokens_per_second", "tokens_per_second_per_gpu", "bound_by", "share"]
 
 [system]
 network.bandwidth_GB_per_s = {{ from = 1, to = 100, points = 3, scale = "log" }}

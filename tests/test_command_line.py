@@ -67,6 +67,23 @@ def test_an_option_has_one_default_but_for_reasons():
     assert {name for _, name in EXCEPTIONS} <= {*CATALOGUE}
 
 
+@pytest.mark.parametrize("written", [["--figure"], ["--out"], ["-o"], ["--plot"]])
+def test_out_is_the_picture_where_nothing_else_is_written(mistake, written):
+    for command in ("sensitivity", "staleness", "validate"):
+        assert "figure" in EVERY[command]
+        assert "out" not in EVERY[command]
+    told = mistake("sensitivity", *ONE, *TIMES, *written, "x.gif")
+    assert "--figure must end in one of .png, .pdf, .svg, got 'x.gif'" in told
+
+
+def test_an_option_may_stand_in_another_panel(call):
+    _, out, _ = call("init", "--help")
+    assert out.index("Model and system") < out.index("--from FILE") < out.index("Output")
+    assert "Picture" not in out
+    assert "Picture" not in call("compare", "--help")[1]
+    assert "--from TIME" in call("show", "--help-all")[1]
+
+
 def test_a_page_has_every_option_once():
     page = options_page()
     rows = re.findall(r"^\| `(--[a-z-]+)", page, re.MULTILINE)

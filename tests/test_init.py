@@ -54,6 +54,12 @@ def test_what_keys_mean_is_told_in_full(kind, tmp_path, monkeypatch, call):
         assert meaning in told
 
 
+def test_rows_to_begin_with_are_of_the_machine_that_is_named(tmp_path, monkeypatch, answer):
+    monkeypatch.chdir(tmp_path)
+    found = answer(*shlex.split(answer("init", "rows")["used_by"])[1:])
+    assert found["mape"] < 2
+
+
 @pytest.mark.slow
 @pytest.mark.compiles
 def test_a_sweep_runs_as_it_is(tmp_path, monkeypatch, answer):

@@ -28,8 +28,8 @@ OUTPUTS = {  # commands with a mistake that is found as soon as any work begins
     "place": (["tune", "places", *NO_TABLE, *LATE], "--out", ".json"),
     "optimize": (["optimize", *NO_TABLE, *LATE, "--memory-limit", "2"], "--out", ".csv"),
     "partition": (["tune", "layers", *NO_TABLE], "--out", ".txt"),
-    "sensitivity": (["sensitivity", *NO_TABLE], "--out", ".svg"),
-    "staleness": (["staleness", *NO_TABLE], "--out", ".pdf"),
+    "sensitivity": (["sensitivity", *NO_TABLE], "--figure", ".svg"),
+    "staleness": (["staleness", *NO_TABLE], "--figure", ".pdf"),
     "jitter": (
         ["jitter", "--schedules", "nonsense", "--workers", "2", "--microbatches", "3", *LATE],
         "--out",
@@ -40,7 +40,7 @@ OUTPUTS = {  # commands with a mistake that is found as soon as any work begins
     "calibrate": (["calibrate", "no.csv", "--system", "a100"], "--out", ".json"),
     "calibrate links": (["calibrate", "no.csv"], "--out", ".json"),
     "sweep": (["sweep", "run", "no.toml"], "--out", ".zarr"),
-    "validate": (["validate", "no.csv"], "--out", ".png"),
+    "validate": (["validate", "no.csv"], "--figure", ".png"),
 }
 
 

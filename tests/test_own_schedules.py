@@ -153,7 +153,7 @@ def test_a_function_in_a_file(folder, answer, call):
         ("mine.py:build --schedule-options depth=3", "mine.py, line 14: ValueError: depth 3 does"),
         ("mine.py:build --schedule-options kind=wrong", "mine.py, line 16: ZeroDivisionError"),
         ("mine.py:build --schedule-options width=1", "mine.py:build takes no width: its options"),
-        ("mine.py:build --waves 2", "takes no waves: its options are --depth, --kind"),
+        ("mine.py:build --waves 2", "takes no waves: its options are depth, kind"),
         ("mine.py:build --schedule-options depth", "--schedule-options must be as depth=2"),
         ("mine.py:build --schedule-options waves=1", "it has an option, --waves"),
         ("mine.py:smaller", "made a table of 1 workers and 1 microbatches for 2 and 4"),
@@ -211,6 +211,28 @@ def test_compare_takes_tables_and_functions(folder, answer, call):
     assert rows[3]["error"] == small
     assert rows[2]["formula_bubble_ratio"] is None  # its name claims nothing
     assert small in call("compare", *given, "--workers", 2, "--microbatches", "4,6")[1]
+
+
+def test_options_that_are_given_are_in_the_name(folder, answer, mistake):
+    given = ["compare", "--schedules", "gpipe,mine.py:build", *ONE]
+    rows = answer(*given, "--schedule-options", "depth=2,kind=plain")["rows"]
+    assert [row["schedule"] for row in rows] == ["gpipe", "mine.py:build depth=2"]
+    rows = answer(*given, "--schedule-options", "depth=2", "--labels", "GPipe,Mine")["rows"]
+    assert [row["schedule"] for row in rows] == ["GPipe", "Mine"]
+    assert "--labels must be 2 different names, of gpipe, mine.py:build" in mistake(
+        *given, "--labels", "one"
+    )
+
+
+def test_options_of_a_function_are_no_flags(folder, mistake):
+    one = ["evaluate", "--schedule", "mine.py:build", *ONE, "--schedule-options", "dept=2"]
+    assert mistake(*one) == (
+        "error: --schedule-options dept: mine.py:build takes no dept: its options are depth, kind; "
+        "did you mean depth?\n"
+    )
+    two = ["compare", "--schedules", "gpipe,mine.py:build", *ONE, "--schedule-options", "dept=2"]
+    assert "--schedule-options dept: none of gpipe, mine.py:build has" in mistake(*two)
+    assert "did you mean depth?" in mistake(*two)
 
 
 def test_tables_have_sizes_of_their_own(folder, answer, mistake):

@@ -136,6 +136,8 @@ def test_importing_changes_nothing():
 
 SEARCHES = (
     pj.optimize,
+    pj.search.deal,
+    pj.search.deals,
     pj.search.layers,
     pj.search.messages,
     pj.search.microbatches,

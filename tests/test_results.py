@@ -10,7 +10,9 @@ import pytest
 import zarr
 
 import pipejax as pj
-from pipejax.sweep.questions import distinct_best, knees
+from pipejax.base.printed import named
+from pipejax.base.ties import least_named
+from pipejax.sweep.questions import distinct_best, distinct_front, knees
 from pipejax.sweep.results import SweepResults, read_results
 
 pytestmark = pytest.mark.compiles
@@ -210,7 +212,7 @@ def test_knees_and_maps_are_said_and_drawn(store, answer, call, mistake, tmp_pat
                 continue
             assert found["value"][j][k] == own.step_time.min()
             near = own[own.step_time <= own.step_time.min() * (1 + 1e-9)]
-            assert found["schedule"][j][k] in near.schedule.values
+            assert {*found["schedule"][j][k].split(" = ")} == {*near.schedule}
     plot = tmp_path / "map.svg"
     code, out, err = call(*asked, "--figure", plot)
     assert (code, err) == (0, "")
@@ -225,6 +227,8 @@ def test_knees_and_maps_are_said_and_drawn(store, answer, call, mistake, tmp_pat
     assert "--map must be one of schedule, microbatch_size" in line
     assert "--map needs an axis schedule of several" not in line
     assert "--within must be a percentage" in mistake(*given, "--within", -1)
+    signed = answer("sweep", "show", store, "--knee", "memory.capacity", "--within", "2%")["knee"]
+    assert signed == knee
 
 
 def test_a_value_that_no_point_has_is_told_with_the_nearest(store, answer, call):
@@ -233,6 +237,60 @@ def test_a_value_that_no_point_has_is_told_with_the_nearest(store, answer, call)
     assert (found["selected"], found["nearest"]) == (0, {text: 80e9})
     _, out, _ = call("sweep", "show", store, "--where", text)
     assert f"{text} holds for no point: the nearest is memory.capacity 80 GB" in out
+
+
+def test_a_value_is_meant_as_it_is_printed():
+    rates = np.geomspace(1e9, 100e9, 20)  # of which tables show four digits
+    axes = {"network.bandwidth": rates, "other": np.array([1.23451, 1.23452, 2.0])}
+    units, every = {"network.bandwidth": "B/s"}, np.ones(60, int)
+    found = SweepResults(axes, {}, units, every, {}, None, np.array([""] * 60))
+    at = np.repeat(rates, 3)
+    for place in (1, 7, 13):
+        text = named(units, "network.bandwidth", rates[place]).partition(" ")[2]
+        for sign, meant in {"=": np.equal, "!=": np.not_equal, "<=": np.less_equal}.items():
+            kept = found.where([f"network.bandwidth{sign}{text}"])
+            assert np.array_equal(kept, meant(at, rates[place]))
+        assert found.nearest(f"network.bandwidth={text}") is None
+    assert not found.where(["network.bandwidth=50GB/s"]).any()
+    with pytest.raises(ValueError, match=r"1\.23451, 1\.23452 all print so"):
+        found.where(["other=1.235"])
+    assert found.where(["other=1.23452"]).sum() == 20
+
+
+def test_nothing_to_choose_is_not_drawn(store, tmp_path, call, mistake):
+    nothing = "sweep", "show", store, "--where", "memory.capacity=79GB"
+    knee = ["--knee", "microbatch_size"]
+    for option in (["--pareto"], ["--best", 3], ["--map", "microbatch_size,system"], knee):
+        told = mistake(*nothing, *option, "--figure", tmp_path / "none.png")
+        assert "the nearest is memory.capacity 80 GB; no point can be chosen" in told
+    assert not (tmp_path / "none.png").exists()
+    code, out, _ = call("sweep", "show", store, "--where", "step_time<1us")
+    assert code == 0
+    assert "step_time<1us holds for no point: the nearest is step time" in out
+
+
+def test_rows_that_print_alike_are_one():
+    found = gridded([1.000001, 1.00002, 1.00009], workers=[1, 2, 3])
+    every = np.ones(3, bool)
+    rows = distinct_best(found, every, "step_time", 3)
+    assert [row.same for row in rows] == [{"workers": [1, 2]}, {}]
+    assert [row.same for row in distinct_best(found, every, "workers", 3)] == [{}, {}, {}]
+
+
+def test_what_equals_a_point_of_the_front_is_named():
+    found = gridded([[2.0, 3.0], [2.0 * (1 - 1e-15), 1.0], [2.0, 3.0]], a=[1, 2, 3], b=[1, 2])
+    every = np.ones(6, bool)
+    front = found.front(every, ("step_time", "b"))
+    assert front.tolist() == [3, 2]
+    rows = distinct_front(found, every, ("step_time", "b"), front)
+    assert [(row.place, row.same) for row in rows] == [(3, {}), (0, {"a": [1, 2, 3]})]
+
+
+def test_the_least_are_named_with_their_ties():
+    costs = np.array([[1.0, 2.0, np.inf, -3.0], [1.0 + 1e-12, 1.0, np.inf, -2.0]])
+    names, codes = least_named(costs, ["a", "b"])
+    assert [names[code] if code >= 0 else None for code in codes] == ["a = b", "b", None, "a"]
+    assert least_named(np.full((2, 3), np.inf), ["a", "b"])[0] == []
 
 
 def test_conditions_on_rates_have_units():
@@ -249,6 +307,9 @@ def test_conditions_on_rates_have_units():
     assert {text: found.where([text]).tolist() for text in kept} == kept
     with pytest.raises(ValueError, match="did you mean GB/s"):  # a size is no rate
         found.where(["network.bandwidth>50GB"])
+    for bits in ("300Gb/s", "300Gbps", "300 Gbit/s"):
+        with pytest.raises(ValueError, match="bits per second are not known: divide by 8"):
+            found.where([f"network.bandwidth>{bits}"])
 
 
 def test_what_is_not_written_to_its_end_is_not_there(store, tmp_path, answer, call):

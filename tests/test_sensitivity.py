@@ -190,7 +190,7 @@ SETTING = [
 
 def test_command(capsys, tmp_path):
     out = tmp_path / "tornado.svg"
-    assert run([*SETTING, "--factor", "3", "--out", str(out), "--json"]) == 0
+    assert run([*SETTING, "--factor", "3", "--figure", str(out), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
     workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=8)
@@ -199,6 +199,7 @@ def test_command(capsys, tmp_path):
     assert result["elasticity"] == pytest.approx(found.elasticity)
     assert result["bound_by"] == found.bound_by == "compute.peak"
     assert result["factors"] == [1 / 3, 3]
+    assert result["swings"]["model.kv_heads"][1] is None  # more than heads
     slower, faster = result["swings"]["compute.peak"]
     assert faster < result["step_time"] < slower
     assert "peak FLOP/s" in out.read_text()
@@ -210,8 +211,11 @@ def test_command(capsys, tmp_path):
     ("arguments", "message"),
     [
         ([*SETTING, "--factor", "1"], "--factor must be above 1, got 1"),
-        ([*SETTING, "--out", "x.html"], "--out must end in one of .png, .pdf, .svg, got 'x.html'"),
-        ([*SETTING, "--out", "no/x.svg"], "--out no/x.svg: there is no folder no"),
+        (
+            [*SETTING, "--figure", "x.html"],
+            "--figure must end in one of .png, .pdf, .svg, got 'x.html'",
+        ),
+        ([*SETTING, "--out", "no/x.svg"], "--figure no/x.svg: there is no folder no"),
         ([*SETTING, "--tensor-parallel", "1" + "0" * 30], "--tensor-parallel must be at most"),
     ],
 )

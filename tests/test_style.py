@@ -20,7 +20,8 @@ from pipejax.plots.charts import (
     draw_predictions,
     draw_tornado,
 )
-from pipejax.plots.fronts import Shown, draw_results
+from pipejax.plots.fronts import Shown, draw_plan, draw_results
+from pipejax.plots.regions import Height, Side, draw_regions
 
 SEEN_BY = {  # whole deficiencies, by the model of Machado, Oliveira and Fernandes 2009
     "all": None,
@@ -202,13 +203,81 @@ def test_one_delay_is_not_the_whole_picture():
 def test_a_front_is_seen_to_the_edges_and_the_rest_is_counted():
     _, axes = plt.subplots()
     step, memory = np.array([1.0, 1.1, 1.2, 30.0]), np.array([5.0, 4.0, 4.5, 4.2])
-    sides = [Shown("step_time", step, "s"), Shown("memory_bytes", 1e9 * memory, "B")]
+    sides = [Shown("step time [s]", step), Shown("memory [GB]", memory)]
     every = np.ones(4, bool)
     draw_results(axes, sides, {"points": every}, np.array([0, 1]), np.array([0]))
     (front,) = [line for line in axes.lines if line.get_label() == "front"]
     assert axes.get_xlim()[1] < 2
     assert front.get_xdata()[-1] == axes.get_xlim()[1]
     assert axes.get_title(loc="left") == "1 of 4 points lie further out"
+
+
+def test_a_front_of_what_is_to_be_large_runs_to_where_it_is_small():
+    _, axes = plt.subplots()
+    rate, bandwidth = np.array([5.0, 3.0, 1.0, 4.0]), np.array([9.0, 2.0, 1.0, 9.5])
+    sides = [Shown("rate", rate, more_is_better=True), Shown("bandwidth", bandwidth)]
+    told = "x", ["one", "two", "three"]
+    draw_results(axes, sides, {"all": np.ones(4, bool)}, np.arange(3), np.array([0]), told)
+    (front,) = [line for line in axes.lines if line.get_label() == "front"]
+    steps = front.get_path().vertices  # for 3 and less no more is needed than 2
+    assert steps[-1].tolist() == [axes.get_xlim()[0], 1.0]
+    assert [3.0, 9.0] in steps.tolist()
+    assert [text.get_text() for text in axes.texts] == ["1", "2", "3"]
+    (named,) = [each for each in axes.figure.legends if each.get_title().get_text() == "x"]
+    assert [text.get_text() for text in named.get_texts()] == ["one", "two", "three"]
+
+
+def test_long_names_of_a_map_are_in_the_picture():
+    picture = style.Picture(style.Paper(style.COLUMN), 3.0)
+    sides = [Side("across", np.array([1.0, 2.0])), Side("up", np.array([1.0, 2.0]))]
+    names = ["interleaved-1f1b stages_per_worker=2", "one = " * 20 + "other"]
+    draw_regions(picture.subplots(), *sides, np.array([[0, 1], [1, 0]]), names)
+    (legend,) = picture.legends
+    assert legend.get_window_extent().width <= picture.bbox.width
+
+
+def test_a_map_has_lines_of_equal_costs():
+    _, axes = plt.subplots()
+    sides = [Side("across", np.array([1.0, 2.0])), Side("up", np.array([1.0, 2.0]))]
+    flat = Height("time [s]", np.ones((2, 2)))
+    draw_regions(axes, *sides, np.zeros((2, 2), int), ["one"], flat)
+    assert axes.get_title(loc="left") == ""  # there are none
+    height = Height("time [s]", np.array([[1.0, 2.0], [3.0, np.nan]]))
+    draw_regions(axes, *sides, np.array([[0, 0], [0, -1]]), ["one"], height)
+    assert axes.get_title(loc="left") == "lines: time [s]"
+
+
+def test_numbers_of_a_logarithmic_axis_stand_apart():
+    _, axes = plt.subplots()
+    axes.plot([2.0, 30.0], [1.0, 1e4])
+    axes.set(xscale="log", yscale="log")
+    for axis in (axes.xaxis, axes.yaxis):
+        style.name_ticks(axis)
+    axes.figure.canvas.draw()
+    texts = [
+        [text for label in axis.get_minorticklabels() if (text := label.get_text())]
+        for axis in (axes.xaxis, axes.yaxis)
+    ]
+    assert {"5", "20"} <= {*texts[0]} <= {"0.5", "2", "5", "20", "50"}
+    assert texts[1] == []
+    assert axes.yaxis.get_major_formatter()(1e5) == "100,000"
+
+
+def test_a_plan_shows_which_layouts_are_ranked_apart_and_names_the_best():
+    names = ("tensor", "context", "expert", "pipeline", "stages_per_worker", "data")
+    columns = {name: np.ones(3, int) for name in (*names, "microbatch_size")}
+    columns |= {"tensor": np.array([8, 4, 2]), "schedule": np.array(["1f1b"] * 3)}
+    columns |= {"memory_bytes": np.array([5e10, 6e10, 4e10])}
+    columns |= {key: np.array([1.0, 1.1, 1.2]) for key in ("lower_bound", "step_time")}
+    _, axes = plt.subplots()
+    apart = np.array([True, False, False])
+    draw_plan(axes, columns, ~apart, apart=apart, best=1, capacity=8e10)
+    hollow = [line for line in axes.lines if line.get_markerfacecolor() == palette.WHITE]
+    assert [line.get_xdata().tolist() for line in hollow] == [[50.0], []]
+    entries = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert "ranked apart: extrapolated" in entries
+    (label,) = [text for text in axes.texts if "best" in text.get_text()]
+    assert (label.get_text(), label.xy) == ("best: t4 p1 d1 b1", (60.0, 1.1))
 
 
 def test_the_machine_stands_above_the_work_in_a_tornado():
@@ -222,6 +291,16 @@ def test_the_machine_stands_above_the_work_in_a_tornado():
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert names == ["layers", "latency of a collective", "peak FLOP/s"]  # from below
     assert {*PARAMETERS} <= {*PARAMETER_NAMES}
+
+
+def test_both_bars_of_a_tornado_are_seen_where_both_lengthen_the_step():
+    _, axes = plt.subplots()
+    swings = {"model.layers": (3.0, 4.0), "compute.peak": (3.0, 1.5), "model.heads": (None, 3.0)}
+    draw_tornado(axes, 2.0, swings)
+    bars = [(round(bar.get_y(), 3), bar.get_height(), bar.get_width()) for bar in axes.patches]
+    assert {(round(y), height) for y, height, width in bars if width == 50} >= {(0, 0.7)}
+    layers = [(y, height) for y, height, width in bars if height == 0.35]
+    assert sorted(layers) == [(0.65, 0.35), (1.0, 0.35)]  # side by side
 
 
 def test_a_memory_limit_is_a_line_above_what_keeps_to_it():

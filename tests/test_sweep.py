@@ -90,6 +90,8 @@ def test_points_are_single_evaluations(data):
         assert float(at.bubble_ratio) == pytest.approx(result.bubble_ratio, rel=1e-9)
         tokens = 8 * workload.model.sequence
         assert float(at.tokens_per_second) == pytest.approx(tokens / result.makespan, rel=1e-12)
+        each = float(at.tokens_per_second_per_gpu)  # of 2 workers of 2
+        assert each == pytest.approx(float(at.tokens_per_second) / 4, rel=1e-12)
         need = pj.memory_bytes(workload, table).max()
         assert float(at.memory_bytes) == need
         fits = need <= system.memory_available

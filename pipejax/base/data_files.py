@@ -62,6 +62,7 @@ WRITTEN: Mapping[str, Mapping[str, float]] = {
         **{f"{prefix}FLOP/s": 1e3**k for k, prefix in enumerate("kMGTP", 1)},
     },
 }
+_BITS = re.compile("([kMGTP]?)(?:b|bit|bits)(?:/s|ps)")
 _UNIT = re.compile(r"(?<![A-Za-z])[^\W\d_]+(/[^\W\d_]+)?$")
 
 
@@ -117,7 +118,7 @@ def to_si(value: float, factor: float) -> float:
 
 
 def read_quantity(text: str, dimension: str, where: str) -> float | None:
-    """Read a number with a unit behind it, such as "40us", "80GiB" or "100Gb/s", in SI units.
+    """Read a number with a unit behind it, such as "40us", "80GiB" or "100GB/s", in SI units.
 
     Returns:
       The quantity; None if the text does not end in letters, as a plain number does not.
@@ -130,6 +131,9 @@ def read_quantity(text: str, dimension: str, where: str) -> float | None:
         return None
     units = WRITTEN[dimension]
     if unit not in units:
+        if bits := _BITS.fullmatch(unit):
+            told = f"bits per second are not known: divide by 8 and give {bits[1]}B/s"
+            raise ValueError(f"{where} {text!r}: {told}")
         raise ValueError(f"{where} {text!r}: {unknown('unit', unit, units)}")
     try:
         plain = value.isascii() and "_" not in value

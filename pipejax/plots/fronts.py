@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import StrMethodFormatter
+from matplotlib.lines import Line2D
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.plots import palette, style
@@ -18,19 +18,29 @@ SLOWEST = 4.0  # times the best step: what takes longer is not drawn
 WIDEST = 1.5  # times the capacity: what needs more is not drawn
 
 
-def draw_plan(axes: Axes, columns: Mapping[str, Any], front: Any, *, capacity: float) -> None:
+def draw_plan(
+    axes: Axes,
+    columns: Mapping[str, Any],
+    front: Any,
+    *,
+    apart: Bool[NumpyArray, " layouts"],
+    best: int,
+    capacity: float,
+) -> None:
     """Draw layouts as points: grey where only a bound is known, by schedule where it is exact.
 
     Args:
       axes: to draw on.
       columns: of all layouts: schedule, memory_bytes, lower_bound, step_time and degrees.
       front: (layouts) whether a layout is on the front of step time against memory.
+      apart: (layouts) those whose step times are extrapolations, which are hollow.
+      best: the layout that is named.
       capacity: memory of an accelerator [B].
     """
     memory, exact = np.asarray(columns["memory_bytes"]) / 1e9, np.asarray(columns["step_time"])
     bound, is_known = np.asarray(columns["lower_bound"]), ~np.isnan(exact)
-    best = int(np.nanargmin(exact))
-    near = (memory <= WIDEST * capacity / 1e9) & (bound <= SLOWEST * exact[best])
+    least = float(np.nanmin(exact))
+    near = (memory <= WIDEST * capacity / 1e9) & (bound <= SLOWEST * least)
     rest = near & ~is_known
     axes.plot(
         memory[rest],
@@ -43,18 +53,12 @@ def draw_plan(axes: Axes, columns: Mapping[str, Any], front: Any, *, capacity: f
         zorder=1,
     )
     axes.plot([], [], ".", color=palette.SILVER, markersize=4, label="lower bound")
-    names = np.asarray(columns["schedule"])
-    for name, colour, marker in zip(dict.fromkeys(names.tolist()), COLOURS, MARKERS, strict=False):
-        own = near & is_known & (names == name)
-        if own.any():
-            axes.plot(
-                memory[own], exact[own], marker, color=colour, markersize=3, label=name, zorder=2
-            )
+    _draw_exact(axes, np.asarray(columns["schedule"]), memory, exact, near & is_known, apart)
     order = np.flatnonzero(front)
     order = order[np.argsort(memory[order])]
     axes.step(
         np.append(memory[order], capacity / 1e9),
-        np.append(exact[order], exact[best]),
+        np.append(exact[order], least),
         where="post",
         color=palette.BLACK,
         linewidth=0.9,
@@ -62,8 +66,10 @@ def draw_plan(axes: Axes, columns: Mapping[str, Any], front: Any, *, capacity: f
         zorder=3,
     )
     axes.axvline(capacity / 1e9, color=palette.VERMILION, linewidth=0.8, linestyle="--")
+    ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": palette.BLACK}
+    axes.plot(memory[best], exact[best], "o", markersize=7, zorder=4, **ring)
     axes.annotate(
-        _label(columns, best),
+        f"best: {_label(columns, best)}",
         (memory[best], exact[best]),
         xytext=(-6, -12),
         textcoords="offset points",
@@ -80,13 +86,33 @@ def draw_plan(axes: Axes, columns: Mapping[str, Any], front: Any, *, capacity: f
         fontsize=style.LEAST_FONT,
     )
     axes.set_yscale("log")
-    for axis in ("major", "minor"):
-        getattr(axes.yaxis, f"set_{axis}_formatter")(StrMethodFormatter("{x:.3g}"))
+    style.name_ticks(axes.yaxis)
     axes.set_xlim(0, min(WIDEST * capacity / 1e9, 1.05 * max(capacity / 1e9, memory[near].max())))
-    axes.set_ylim(0.85 * exact[best], SLOWEST * exact[best])
+    axes.set_ylim(0.85 * least, SLOWEST * least)
     axes.set_xlabel("memory of the fullest accelerator [GB]")
     axes.set_ylabel("step time [s]")
     axes.legend(loc="upper right")
+
+
+def _draw_exact(
+    axes: Axes,
+    names: NumpyArray,
+    memory: NumpyArray,
+    exact: NumpyArray,
+    shown: NumpyArray,
+    apart: NumpyArray,
+) -> None:
+    """Draw layouts whose step is known, by schedule; those that are ranked apart are hollow."""
+    for name, colour, marker in zip(dict.fromkeys(names.tolist()), COLOURS, MARKERS, strict=False):
+        own = shown & (names == name)
+        if own.any():
+            look: dict[str, Any] = {"color": colour, "markersize": 3, "zorder": 2}
+            axes.plot(memory[own & ~apart], exact[own & ~apart], marker, label=name, **look)
+            look |= {"markerfacecolor": palette.WHITE, "markeredgewidth": 0.6}
+            axes.plot(memory[own & apart], exact[own & apart], marker, **look)
+    if np.any(shown & apart):
+        hollow: dict[str, Any] = {"color": palette.BLACK, "markerfacecolor": palette.WHITE}
+        axes.plot([], [], "o", markersize=3, label="ranked apart: extrapolated", **hollow)
 
 
 def _label(columns: Mapping[str, Any], place: int) -> str:
@@ -110,37 +136,30 @@ def _label(columns: Mapping[str, Any], place: int) -> str:
 FAR = 2.5  # times the most of the front: what lies beyond is not drawn, but counted
 WIDE = 20.0  # ratio of the largest to the least value from which an axis is logarithmic
 MANY = 5000  # points, from which they are small
-SCALES = {  # what a measure is shown in
-    "step_time": (1.0, "step time [s]"),
-    "memory_bytes": (1e9, "most memory of an accelerator [GB]"),
-    "bubble_ratio": (1.0, "bubble ratio"),
-    "tokens_per_second": (1.0, "tokens per second"),
-}
+MOST_NAMED = 8  # points of a front that are named
+APART = 0.03  # of the picture, between two points that are named
 
 
 class Shown(NamedTuple):
     """What is drawn along one side.
 
     Attributes:
-      name: of the measure or axis.
-      values: (points) in SI units.
-      unit: of the values.
+      label: is written along it, with the unit.
+      values: (points) in that unit.
+      more_is_better: whether the front has the largest values.
     """
 
-    name: str
+    label: str
     values: NumpyArray
-    unit: str
+    more_is_better: bool = False
 
-    @property
-    def scaled(self) -> NumpyArray:
-        """(points) as it is drawn."""
-        return np.asarray(self.values, float) / SCALES.get(self.name, (1.0, ""))[0]
-
-    @property
-    def label(self) -> str:
-        """What is written along the side."""
-        unit = f" [{self.unit}]" if self.unit not in ("", "1") else ""
-        return SCALES.get(self.name, (1.0, f"{self.name}{unit}"))[1]
+    def near(self, front: Int[NumpyArray, " found"]) -> Bool[NumpyArray, " points"]:
+        """(points) which are not far worse than all of the front."""
+        if not len(front) or not np.all(self.values[front] > 0):
+            return np.ones(len(self.values), bool)
+        if self.more_is_better:
+            return self.values >= self.values[front].min() / FAR
+        return self.values <= self.values[front].max() * FAR
 
 
 def draw_results(
@@ -149,6 +168,7 @@ def draw_results(
     groups: Mapping[str, Bool[NumpyArray, " points"]],
     front: Int[NumpyArray, " found"],
     best: Int[NumpyArray, " found"],
+    named: tuple[str, Sequence[str]] = ("", ()),
 ) -> None:
     """Draw points by group, the front as steps, and the best points ringed.
 
@@ -156,10 +176,12 @@ def draw_results(
       axes: to draw on.
       sides: what lies across and what lies up.
       groups: points by name of their group; of more groups than there are colours, all are grey.
-      front: points that no other beats, in the order of the first side.
+      front: points that no other beats, the best in the first side first.
       best: points that are ringed.
+      named: what tells the points of the front apart, and (found) what each is in that; some are
+        numbered, and named below.
     """
-    x, y = (side.scaled for side in sides)
+    x, y = (side.values for side in sides)
     among = np.logical_or.reduce([*groups.values()])
     size = 3 if len(x) <= MANY else 1
     plain: dict[str, Any] = {"linestyle": "", "markersize": size, "rasterized": True, "zorder": 2}
@@ -172,26 +194,34 @@ def draw_results(
     if len(best):
         ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": palette.BLACK}
         axes.plot(x[best], y[best], "o", markersize=7, label="best", zorder=3, **ring)
-    for side, values, axis in zip("xy", (x, y), (axes.xaxis, axes.yaxis), strict=True):
-        shown = values[among]
-        if len(front):
-            shown = shown[shown <= FAR * values[front].max()] if np.all(shown > 0) else shown
-        if len(shown) and shown.min() > 0 and shown.max() > WIDE * shown.min():
-            getattr(axes, f"set_{side}scale")("log")
-        if len(shown) < among.sum():
-            getattr(axes, f"set_{side}lim")(*_with_margin(shown, axis.get_scale()))
-        axis.set_major_formatter(StrMethodFormatter("{x:.4g}"))
-        if axis.get_scale() == "log":
-            axis.set_minor_formatter(StrMethodFormatter("{x:.3g}"))
+    _scale(axes, sides, among, front)
     if len(front):
-        _draw_front(axes, x[front], y[front])
-        out = among & ((x > axes.get_xlim()[1]) | (y > axes.get_ylim()[1]))
+        _draw_front(axes, sides, front)
+        out = among & ~(sides[0].near(front) & sides[1].near(front))
         if out.any():
             axes.set_title(f"{out.sum():,} of {among.sum():,} points lie further out", loc="left")
     axes.set_xlabel(sides[0].label)
     axes.set_ylabel(sides[1].label)
     figure: Any = axes.figure
-    figure.legend(loc="outside upper left", ncols=2)  # beside the points, wherever they lie
+    style.legend(figure, "upper left", axes.get_legend_handles_labels())  # wherever points lie
+    if named[0]:
+        _name_front(axes, sides, front, *named)
+
+
+def _scale(
+    axes: Axes,
+    sides: Sequence[Shown],
+    among: Bool[NumpyArray, " points"],
+    front: Int[NumpyArray, " found"],
+) -> None:
+    """Scale both sides to the points that are not far from the front."""
+    for name, side, axis in zip("xy", sides, (axes.xaxis, axes.yaxis), strict=True):
+        shown = side.values[among & side.near(front)]
+        if len(shown) and shown.min() > 0 and shown.max() > WIDE * shown.min():
+            getattr(axes, f"set_{name}scale")("log")
+        if len(shown) < among.sum():
+            getattr(axes, f"set_{name}lim")(*_with_margin(shown, axis.get_scale()))
+        style.name_ticks(axis)
 
 
 def _with_margin(values: NumpyArray, scale: str) -> tuple[float, float]:
@@ -204,13 +234,17 @@ def _with_margin(values: NumpyArray, scale: str) -> tuple[float, float]:
     return low - more, high + more
 
 
-def _draw_front(axes: Axes, x: NumpyArray, y: NumpyArray) -> None:
-    """Draw the edge of what the front beats, up to the edges of the picture."""
-    right, top = axes.get_xlim()[1], axes.get_ylim()[1]
+def _draw_front(axes: Axes, sides: Sequence[Shown], front: Int[NumpyArray, " found"]) -> None:
+    """Draw the edge of what the front beats, to where the picture's values are worst."""
+    x, y = (side.values[front] for side in sides)
     limits = axes.get_xlim(), axes.get_ylim()
+    worst = [
+        ends[0] if side.more_is_better else ends[1]
+        for side, ends in zip(sides, limits, strict=True)
+    ]
     axes.step(
-        [x[0], *x, right],
-        [top, *y, y[-1]],
+        [x[0], *x, worst[0]],
+        [worst[1], *y, y[-1]],
         where="post",
         color=palette.BLACK,
         linewidth=0.9,
@@ -218,3 +252,41 @@ def _draw_front(axes: Axes, x: NumpyArray, y: NumpyArray) -> None:
         zorder=3,
     )
     axes.set(xlim=limits[0], ylim=limits[1])
+
+
+def _name_front(
+    axes: Axes,
+    sides: Sequence[Shown],
+    front: Int[NumpyArray, " found"],
+    what: str,
+    names: Sequence[str],
+) -> None:
+    """Number some points of a front that lie apart, and name them below the picture."""
+    x, y = (side.values[front] for side in sides)
+    # where no point can lie: a front beats all on its other side
+    right, up = (1 if side.more_is_better else -1 for side in sides)
+    to_axes = axes.transData + axes.transAxes.inverted()
+    at = to_axes.transform(np.column_stack([x, y]))
+    kept = [0]
+    for k in range(1, len(at)):
+        if np.hypot(*(at[k] - at[kept[-1]])) > APART:
+            kept.append(k)
+    if len(kept) > MOST_NAMED:
+        kept = [kept[k] for k in np.linspace(0, len(kept) - 1, MOST_NAMED).round().astype(int)]
+    handles = []
+    for number, k in enumerate(kept, start=1):
+        axes.annotate(
+            str(number),
+            (x[k], y[k]),
+            xytext=(3 * right, 3 * up),
+            textcoords="offset points",
+            ha="left" if right > 0 else "right",
+            va="bottom" if up > 0 else "top",
+            fontsize=style.LEAST_FONT,
+            zorder=4,
+        )
+        look: Any = {"color": palette.BLACK, "linestyle": "", "marker": f"${number}$"}
+        handles.append(Line2D([], [], markersize=4, markeredgewidth=0.3, **look))
+    texts = [names[k] for k in kept]
+    figure: Any = axes.figure
+    style.legend(figure, "lower left", (handles, texts), title=what, columns=1)

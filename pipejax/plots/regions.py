@@ -1,7 +1,6 @@
 """Maps of who is best where, over two axes: areas of colour, told apart in grey by strokes."""
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,15 +8,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, NullFormatter, StrMethodFormatter
+from matplotlib.patheffects import withStroke
 
-from pipejax.base.array_types import Int, NumpyArray
-from pipejax.plots import palette
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.plots import palette, style
 
 COLOURS = (*palette.SERIES[:-1], palette.YELLOW, palette.VERMILION, palette.SILVER)
 HATCHES = ("", "////", "....", "xxxx", "----")
 WIDE = 20.0  # ratio of the largest to the least value from which an axis is logarithmic
 EQUAL = 1e-6  # by which steps differ that are equal
+LEVELS = 6  # lines of equal values, about
 MOST_NAMED = 12  # values of an axis that all get a tick
 
 
@@ -59,8 +59,25 @@ class Side(NamedTuple):
         return np.exp(edges) if self.is_log else edges
 
 
+class Height(NamedTuple):
+    """What lines of equal values are drawn of.
+
+    Attributes:
+      label: of the values, with their unit.
+      values: (up, across) numbers, NaN where there is none.
+    """
+
+    label: str
+    values: Float[NumpyArray, "up across"]
+
+
 def draw_regions(
-    axes: Axes, across: Side, up: Side, codes: Int[NumpyArray, "up across"], names: Sequence[str]
+    axes: Axes,
+    across: Side,
+    up: Side,
+    codes: Int[NumpyArray, "up across"],
+    names: Sequence[str],
+    height: Height | None = None,
 ) -> None:
     """Draw a map: codes are places in names, or -1 where there is nothing; a legend names them.
 
@@ -70,6 +87,7 @@ def draw_regions(
       up: what lies up.
       codes: (up, across) places in names.
       names: of what is best.
+      height: of which lines of equal values are drawn over the areas.
     """
     colours = [colour for _, colour in zip(names, itertools.cycle(COLOURS), strict=False)]
     hatches = [HATCHES[k % len(HATCHES)] for k in range(len(names))]
@@ -89,14 +107,35 @@ def draw_regions(
             over = np.ma.masked_where(codes != code, codes)
             look: Any = {"facecolor": "none", "linewidth": 0.0, "hatch": hatch}
             axes.pcolor(*at, over, edgecolor=palette.ink(colour), **look)
+    if height is not None:
+        _draw_height(axes, across, up, height)
     for side, name in ((across, "x"), (up, "y")):
         _name(axes, side, name)
     handles = [
-        Patch(facecolor=colour, edgecolor=palette.ink(colour), hatch=hatch, label=name)
-        for name, colour, hatch in zip(names, colours, hatches, strict=True)
+        Patch(facecolor=colour, edgecolor=palette.ink(colour), hatch=hatch)
+        for colour, hatch in zip(colours, hatches, strict=True)
     ]
     figure: Any = axes.figure
-    figure.legend(handles=handles, loc="outside upper left", ncols=2)
+    style.legend(figure, "upper left", (handles, names))
+
+
+def _draw_height(axes: Axes, across: Side, up: Side, height: Height) -> None:
+    """Draw lines of equal values with their numbers, where values differ."""
+    if min(height.values.shape) < 2 or not np.nanmax(height.values) > np.nanmin(height.values):
+        return
+    over: Any = [withStroke(linewidth=2, foreground=palette.WHITE)]  # strokes lie below, too
+    lines = axes.contour(
+        across.positions,
+        up.positions,
+        np.ma.masked_invalid(height.values),
+        levels=LEVELS,
+        colors=palette.BLACK,
+        linewidths=0.7,
+    )
+    lines.set_path_effects(over)
+    for text in lines.clabel(fontsize=style.LEAST_FONT, fmt="%.4g"):
+        text.set_path_effects(over)
+    axes.set_title(f"lines: {height.label}", loc="left")
 
 
 def _name(axes: Axes, side: Side, name: str) -> None:
@@ -108,16 +147,6 @@ def _name(axes: Axes, side: Side, name: str) -> None:
         return
     if side.is_log:
         getattr(axes, f"set_{name}scale")("log")
-        axis.set_minor_formatter(NullFormatter())
-    axis.set_major_formatter(StrMethodFormatter("{x:.4g}"))
+    style.name_ticks(axis)
     if len(values) <= MOST_NAMED and np.all(values == np.round(values)):
         axis.set_ticks(values, [f"{value:g}" for value in values])
-    elif side.is_log and values.max() < 100 * values.min():  # one decade has few ticks
-        axis.set_minor_formatter(_some_minors)
-
-
-@FuncFormatter
-def _some_minors(value: float, position: int | None) -> str:
-    """Write 2 and 5 of a decade."""
-    digit = round(value / 10 ** math.floor(math.log10(value)))
-    return f"{value:.3g}" if digit in (2, 5) else ""

@@ -6,6 +6,7 @@ backend and its list of figures are not used.
 """
 
 import io
+import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,11 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont
+from matplotlib.ticker import FuncFormatter, NullFormatter, StrMethodFormatter
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import number, wrong
@@ -28,7 +31,9 @@ LEAST_FONT = 7.0  # [point]
 INCHES: Mapping[str, float] = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
 WIDEST = 100.0  # [inch]
 LINE = 0.15  # the widest line around a bar, relative to its length
-LETTER = 0.55  # width of a letter, relative to the size of its font
+DECADES = 100.0  # ratio of the ends of a logarithmic axis, from which only decades have numbers
+LEGEND = 0.6  # height of a legend that a figure has room for [inch]
+LETTER = 0.6  # width of a letter, relative to the size of its font
 FONT, FONT_SIZE = "DejaVu Sans", 8.0
 
 
@@ -183,6 +188,47 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
+
+
+def name_ticks(axis: Axis) -> None:
+    """Write numbers as they are; of a logarithmic axis of few decades also 2 and 5 of each."""
+    axis.set_major_formatter(StrMethodFormatter("{x:,.6g}"))
+    if axis.get_scale() == "log":
+        low, high = sorted(axis.get_view_interval())
+        minors = FuncFormatter(_two_and_five) if high < DECADES * low else NullFormatter()
+        axis.set_minor_formatter(minors)
+
+
+def _two_and_five(value: float, position: int | None) -> str:
+    digit = round(value / 10 ** math.floor(math.log10(value)))
+    return f"{value:.3g}" if digit in (2, 5) else ""
+
+
+def legend(
+    figure: Figure,
+    where: str,
+    entries: tuple[Sequence[Any], Sequence[str]],
+    *,
+    title: str = "",
+    columns: int = 2,
+) -> None:
+    """Put a legend above or below all, in as many columns as are no wider than the figure.
+
+    Names that are longer than it is wide are broken; where the legend is high, the figure grows.
+    """
+    handles, names = entries
+    room = figure.get_figwidth() * 72 / (LETTER * small())
+    long = ["\n".join(textwrap.wrap(name, int(room) - 6)) for name in (*names, title)]
+    for count in range(columns, 0, -1):
+        look: Any = {"title": long[-1] or None, "loc": f"outside {where}", "ncols": count}
+        found = figure.legend(handles, long[:-1], alignment="left", **look)
+        box = found.get_window_extent()
+        if count == 1 or box.width <= figure.bbox.width:
+            break
+        found.remove()
+    more = box.height / figure.dpi - LEGEND
+    if more > 0:
+        figure.set_figheight(figure.get_figheight() + more)
 
 
 def use() -> None:

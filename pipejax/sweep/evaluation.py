@@ -202,11 +202,14 @@ def _run_program(
         times = _step_times(program, given)
     workload = point.workload
     tokens = workload.minibatch * workload.data_parallel * workload.model.sequence
+    workers = point.table.num_workers
+    gpus = workers * workload.accelerators_per_worker * workload.data_parallel
     busy = _busy(given, program)
     found |= {
         "step_time": times,
         "bubble_ratio": 1 - busy / times,
         "tokens_per_second": tokens / times,
+        "tokens_per_second_per_gpu": tokens / times / gpus,
     }
     return {name: found[name] for name in ("step_time", *sweep.outputs)}
 

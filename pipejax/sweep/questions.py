@@ -4,17 +4,17 @@ All of them look at the least cost over what is not asked for.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import wrong
-from pipejax.sweep.results import SweepResults
+from pipejax.base.printed import cell, scale_of
+from pipejax.base.ties import TIE, least_named
+from pipejax.sweep.results import Points, SweepResults
 
-ALIKE = 1e-5  # by which measures differ that a table shows as the same
-TIE = 1e-9  # by which costs differ that only rounding tells apart
 Among = Bool[NumpyArray, " points"]
 
 
@@ -31,17 +31,38 @@ class DistinctPoint(NamedTuple):
 
 
 def distinct_best(found: SweepResults, among: Among, name: str, count: int) -> list[DistinctPoint]:
-    """Return the best points by one measure, the best first.
+    """Return the best points by one measure, the best first; those alike are one."""
+    return _distinct(found, found.best(among, name, len(among)), [name], count)
 
-    Points that are alike in all measures, to the digits that a table shows, are one if they fill a
-    grid of some values of some axes.
+
+def distinct_front(
+    found: SweepResults, among: Among, names: Sequence[str], front: Points
+) -> list[DistinctPoint]:
+    """Return the points of a front, each with those that equal it in both things; alike are one."""
+    costs = np.stack([found.costs(name) for name in names])
+    tied = [
+        np.flatnonzero(among & np.all(np.abs(costs - at) <= TIE * np.abs(at), axis=0))
+        for at in costs[:, front].T[:, :, None]
+    ]
+    order = np.array([*dict.fromkeys(k for own in tied for k in own.tolist())], int)
+    return _distinct(found, order, names, len(order))
+
+
+def _distinct(
+    found: SweepResults, order: Points, names: Sequence[str], count: int
+) -> list[DistinctPoint]:
+    """Join the points that print alike in all measures and in these names.
+
+    They are one if they fill a grid of some values of some axes.
     """
     sizes = _sizes(found)
-    order = found.best(among, name, len(among))
-    is_free = np.zeros(len(among), bool)
+    is_free = np.zeros(len(found.status), bool)
     is_free[order] = True
     is_free = is_free.reshape(sizes)  # of the points that can be chosen, those in no row
-    measures = [each.reshape(sizes) for each in (found.costs(name), *found.measures.values())]
+    measures = {
+        name: np.asarray(found.of(name), float).reshape(sizes)
+        for name in dict.fromkeys([*names, *found.measures])
+    }
     rows: list[DistinctPoint] = []
     for place in order.tolist():
         if len(rows) == count:
@@ -53,8 +74,8 @@ def distinct_best(found: SweepResults, among: Among, name: str, count: int) -> l
         for axis, size in enumerate(sizes):
             where = np.ix_(*[*own[:axis], np.arange(size), *own[axis + 1 :]])
             is_alike = is_free[where].copy()
-            for each in measures:
-                is_alike &= np.abs(each[where] - each[at]) <= ALIKE * abs(each[at])
+            for name, each in measures.items():
+                is_alike &= _prints_as(found, name, each[where], each[at])
             others = tuple(k for k in range(len(sizes)) if k != axis)
             own[axis] = np.flatnonzero(is_alike.all(axis=others))
         is_free[np.ix_(*own)] = False
@@ -62,6 +83,14 @@ def distinct_best(found: SweepResults, among: Among, name: str, count: int) -> l
         same = {axis: each[kept].tolist() for (axis, each), kept in labels if len(kept) > 1}
         rows.append(DistinctPoint(place, same))
     return rows
+
+
+def _prints_as(found: SweepResults, name: str, values: NumpyArray, value: Any) -> NumpyArray:
+    """Whether a table prints numbers as it prints this one."""
+    scale = scale_of(found.units, name, [float(value)])
+    text = cell(name, float(value), scale)
+    near = [cell(name, each, scale) == text for each in values.ravel().tolist()]
+    return np.array(near, bool).reshape(values.shape)
 
 
 class Knee(NamedTuple):
@@ -124,7 +153,7 @@ class Regions(NamedTuple):
     """Which label of an axis is best over two others.
 
     Attributes:
-      names: labels that are best somewhere, the most frequent first.
+      names: labels that are best somewhere, ties as "a = b", the most frequent first.
       codes: (up, across) place in `names`, -1 where no point can be chosen.
       costs: (up, across) the least cost, NaN there.
     """
@@ -137,7 +166,7 @@ class Regions(NamedTuple):
 def regions(
     found: SweepResults, among: Among, name: str, across: str, up: str, of: str = "schedule"
 ) -> Regions:
-    """Find the best label everywhere, with all other axes at their best; at a tie the first."""
+    """Find the best label everywhere, with all other axes at their best."""
     for axis in (across, up, of):
         if axis not in found.axes:
             known = ", ".join(found.axes)
@@ -147,18 +176,9 @@ def regions(
     least = costs.min(axis=tuple(k for k in range(costs.ndim) if k not in places))
     order = [sorted(places).index(place) for place in places]
     least = least.transpose(order)
-    # what only rounding tells apart is a tie, and does not flicker
     best = least.min(axis=0)
-    with np.errstate(invalid="ignore"):
-        chosen = np.argmax(least <= best + TIE * np.abs(best), axis=0)
-    is_there = np.isfinite(best)
-    labels, counts = np.unique(chosen[is_there], return_counts=True)
-    ranked = labels[np.argsort(-counts, kind="stable")]
-    codes = np.full(chosen.shape, -1)
-    for code, label in enumerate(ranked.tolist()):
-        codes[is_there & (chosen == label)] = code
-    names = [str(found.axes[of][label]) for label in ranked.tolist()]
-    return Regions(names, codes, np.where(is_there, best, math.nan))
+    names, codes = least_named(least, [str(label) for label in found.axes[of]])
+    return Regions(names, codes, np.where(codes < 0, math.nan, best))
 
 
 def _sizes(found: SweepResults) -> list[int]:

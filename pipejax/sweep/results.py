@@ -12,13 +12,14 @@ import xarray as xr
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import known_as, meant, one_of, unknown, wrong
 from pipejax.base.data_files import WRITTEN, read_quantity
+from pipejax.base.printed import PRINTED
 from pipejax.base.provenance import ATTRIBUTES, is_dataset
 from pipejax.sweep.store import CHECKSUM, FEASIBLE, NO_RESOURCE, OUT_OF_MEMORY, STATUS
 
 Points = Int[NumpyArray, " found"]
-MEASURES = ("step_time", "memory_bytes", "bubble_ratio", "tokens_per_second")
+MORE_IS_BETTER = ("tokens_per_second", "tokens_per_second_per_gpu")
+MEASURES = ("step_time", "memory_bytes", "bubble_ratio", *MORE_IS_BETTER)
 EQUAL = 1e-9  # by which numbers of conditions differ from those of axes that they mean
-MORE_IS_BETTER = ("tokens_per_second",)
 _KEYS = {"schedules": "schedule", "models": "model", "systems": "system"}  # as declared
 _CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|=|<|>)\s*(.*\S)\s*")
 _COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -74,15 +75,17 @@ class SweepResults(NamedTuple):
         return kept
 
     def nearest(self, condition: str) -> tuple[str, float, str] | None:
-        """Return the axis of numbers, its value next to that of a condition, and the unit.
+        """Return the axis of numbers or measure, its value next to a condition's, and the unit.
 
-        None where the condition is no `=`, or holds for some value.
+        None where the condition is a `!=`, or holds for some value.
         """
         name, sign, value = self._read(condition)
         labels = self.axes.get(name, np.array([self.fixed.get(name, "")]))
-        if sign != "=" or name in self.measures or labels.dtype.kind not in "iuf":
+        if name in self.measures:
+            labels = self.measures[name][np.isfinite(self.measures[name])]
+        if sign == "!=" or labels.dtype.kind not in "iuf" or not labels.size:
             return None
-        if _compared(labels, sign, value, condition).any():
+        if _compared(labels, sign, value, condition, printed=name not in self.measures).any():
             return None
         near = labels[np.argmin(np.abs(labels - float(value)))]
         return name, float(near), self.units.get(name, "")
@@ -106,7 +109,7 @@ class SweepResults(NamedTuple):
     def front(self, among: Bool[NumpyArray, " points"], names: Sequence[str]) -> Points:
         """Return the points that no other beats in one of two things and equals in the other.
 
-        They ascend in the first; of points that are equal in both there is one.
+        The best in the first thing comes first; of points that are equal in both there is one.
         """
         first, second = map(self.costs, names)
         places = np.flatnonzero(among & np.isfinite(first) & np.isfinite(second))
@@ -133,7 +136,7 @@ class SweepResults(NamedTuple):
         if name in self.measures:
             return _compared(self.measures[name], sign, value, text)
         labels = self.axes[name] if name in self.axes else np.array([self.fixed[name]])
-        is_kept = _compared(labels, sign, value, text)
+        is_kept = _compared(labels, sign, value, text, printed=True)
         return self._along(name, is_kept) if name in self.axes else is_kept
 
     def _read(self, text: str) -> tuple[str, str, str]:
@@ -155,8 +158,13 @@ class SweepResults(NamedTuple):
         return value if found is None else repr(found)
 
 
-def _compared(values: NumpyArray, sign: str, text: str, condition: str) -> NumpyArray:
-    """Compare labels by name, which must be one of them, and numbers by value."""
+def _compared(
+    values: NumpyArray, sign: str, text: str, condition: str, *, printed: bool = False
+) -> NumpyArray:
+    """Compare labels by name, which must be one of them, and numbers by value.
+
+    Where `printed`, a number that is none of the values also means the one that a table prints so.
+    """
     if values.dtype.kind not in "iuf":
         if sign not in ("=", "!="):
             raise ValueError(f"where {condition}: names are compared by = or !=")
@@ -169,6 +177,12 @@ def _compared(values: NumpyArray, sign: str, text: str, condition: str) -> Numpy
     except ValueError:
         raise ValueError(f"where {condition}: expected a number, got {text!r}") from None
     equal = np.isclose(values, number, rtol=EQUAL, atol=0.0)  # a unit is a factor that rounds
+    if printed and values.dtype.kind == "f" and not equal.any():
+        shown = [float(PRINTED.format(value)) for value in values]
+        equal = np.isclose(shown, number, rtol=EQUAL, atol=0.0)
+        if sign in ("=", "!=") and equal.sum() > 1:
+            each = ", ".join(f"{value!r}" for value in values[equal].tolist())
+            raise ValueError(f"where {condition}: {each} all print so: give more of its digits")
     if sign in ("=", "!="):
         return equal if sign == "=" else ~equal
     compared: NumpyArray = _COMPARED[sign](values, number)

@@ -91,6 +91,9 @@ def variables_of(sweep: Sweep) -> Mapping[str, Variable]:
     chosen = {
         "bubble_ratio": Variable(sweep.dtype, np.nan, "1", "idle share of the workers", True),
         "tokens_per_second": Variable(sweep.dtype, np.nan, "token/s", "tokens of a second", True),
+        "tokens_per_second_per_gpu": Variable(
+            sweep.dtype, np.nan, "token/s", "tokens of a second by accelerator", True
+        ),
         "bound_by": Variable(
             "int8",
             NO_RESOURCE,

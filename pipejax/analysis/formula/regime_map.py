@@ -12,13 +12,13 @@ import numpy as np
 from pipejax.analysis.formula.form import Formula
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import wrong
+from pipejax.base.ties import least_named
 
 RANGES = ((0.5, 4.0), (0.0, 2.0))  # of the second and third parameter, in times of the first
 SIDE = 200  # values of each
 WITHIN = (
     1 / np.pi
 )  # where in its cell a value lies: on no border, where two tie who differ beside it
-TIE = 1e-9  # by which makespans differ that are told as equal
 
 
 class RegimeMap(NamedTuple):
@@ -79,10 +79,5 @@ def regime_map(forms: Mapping[str, Formula]) -> RegimeMap:
     )
     theta = np.stack(np.broadcast_arrays(1.0, across, up[:, None]), axis=-1)
     times = np.stack([form(theta) for form in forms.values()])
-    fastest = times <= times.min(axis=0) * (1 + TIE)
-    ties, codes = np.unique(fastest.reshape(len(forms), -1), axis=1, return_inverse=True)
-    order = np.argsort(-np.bincount(codes.ravel()), kind="stable")
-    names = [" = ".join(np.array([*forms])[ties[:, k]]) for k in order.tolist()]
-    place = np.argsort(order)[codes.ravel()].reshape(fastest.shape[1:])
     drawn = {unit: (1.0, 1.0)} | {name: box[name] for name in others}
-    return RegimeMap(first.parameters, across, up, names, place, drawn)
+    return RegimeMap(first.parameters, across, up, *least_named(times, [*forms]), drawn)

@@ -11,7 +11,13 @@ import pipejax as pj
 from pipejax.analysis.comparison.closed_forms import NO_FORM
 from pipejax.base.checks import MismatchError
 from pipejax.cli.options.pricing import Pricing, required
-from pipejax.cli.options.tables import OF_RUNS, ScheduleList, SizedSchedule, TableOptions
+from pipejax.cli.options.tables import (
+    OF_RUNS,
+    ScheduleList,
+    SizedSchedule,
+    TableOptions,
+    with_labels,
+)
 from pipejax.cli.options.values import Text, parse_counts
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.numbers import above, gigabytes, percent, seconds
@@ -28,11 +34,13 @@ def compare(
     links: pj.Links,
     listed: ScheduleList,
     microbatches: Text = None,
+    labels: Text = None,
 ) -> Answer:
     """Compare schedules as published formula, idealised table and communication-aware run.
 
     Options:
       microbatches: or several, as 8,16,32; those of the tables if not given.
+      labels: in place of their own names.
 
     Example:
       pipejax compare -S gpipe,1f1b,chimera -P 8 -M 8,16,32 -W F=1,B=2 --comm 0.1
@@ -43,12 +51,15 @@ def compare(
     points = listed.sized(
         None if microbatches is None else parse_counts(microbatches, "--microbatches")
     )
+    names = listed.names
+    shown = dict(zip(names, with_labels(labels, [*map(options.called, names)]), strict=True))
     rows: list[dict[str, Any]] = []
     tables: list[pj.ScheduleTable] = []
     slots: dict[str, float] | None = None  # one ratio of B to F for all: the first that there is
     with progress("evaluating", len(points)) as bar:
         for point in points:
             rows.append(_row(point, options, priced, links, slots, tables))
+            rows[-1]["schedule"] = shown[point.name]
             slots = slots or rows[-1].get("slots")
             bar.move(advance=1)
     if slots is None:

@@ -29,7 +29,7 @@ from pipejax.cli.output.remedies import (
     takes_limit,
     write_tables_of,
 )
-from pipejax.cli.output.report import Column, heading, sizes_of, table_of
+from pipejax.cli.output.report import Column, heading, plain, sizes_of, table_of
 from pipejax.cli.output.report_pages import ROUNDING, report_page
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _as_json(found: "Explanation", line: Line, files: Mapping[int, Path]) -> dic
 def _page(found: "Explanation", result: Mapping[str, Any]) -> str:
     """The report, with the run as it is and with the first remedy."""
     title = Marked.from_markup(f"{heading(result)}: {seconds(found.step_time)}").plain
-    lines = [*diagnosis(found), *filter(None, [_slower(found)])]
+    lines = [*diagnosis(found), *filter(None, (_slower(found), _room(found)))]
     return report_page(found, result["remedies"], title, lines)
 
 
@@ -157,6 +157,21 @@ def _slower(found: "Explanation") -> str:
     if math.isinf(found.tolerated):
         return "messages may take any time: none is waited for"
     return f"messages may take {found.tolerated:.3g} times as long before the step is 1 % longer"
+
+
+def _room(found: "Explanation") -> str:
+    """What remedies may need, where the system says it and no option."""
+    from pipejax.sweep.plan.request import HEADROOM
+
+    memory = found.memory
+    if memory.limit is None or np.ndim(memory.limit):
+        return ""
+    whole = float(np.asarray(memory.limit))
+    left = f"--memory-limit {(1 - HEADROOM) * whole / 1e9:.1f}GB"
+    return (
+        f"remedies may need {memory.text(whole)}, all that tensors can have; plan leaves "
+        f"{100 * HEADROOM:g} % of it free: {left}"
+    )
 
 
 def _said(found: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
@@ -175,6 +190,5 @@ def _said(found: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
             Column("what it is", "of"),
         ),
     )
-    if slower := _slower(found):
-        yield slower
+    yield from map(plain, filter(None, (_slower(found), _room(found))))
     yield from remedies_said(found, result["remedies"])

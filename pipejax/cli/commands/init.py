@@ -55,7 +55,7 @@ link = "delay"              # or queued, blocking, rendezvous
 # zero = 0                  # what replicas split: 0 to 3
 # precision = "bf16"
 # dtype = "float64"
-outputs = ["bubble_ratio", "tokens_per_second"]  # beside step time and memory
+outputs = ["bubble_ratio", "tokens_per_second"]  # or tokens_per_second_per_gpu, and others
 
 # fields of all systems, each with its unit as in a system's file
 [system]
@@ -144,6 +144,8 @@ TEMPLATES: Mapping[str, Template] = {
             "vocabulary, sequence_tokens": "entries, and tokens of a sequence",
             "bytes_per_element": "of an activation and a weight [B]",
             "optimizer_bytes_per_parameter": "of what the optimizer keeps [B]",
+            "gradient_bytes": "of an accumulated gradient [B], 4 by Megatron's defaults; "
+            "bytes_per_element if left out",
         },
         "Models",
         f"{_RUN.format(8)} {_MODEL.format('FILE', 'h100')}",
@@ -184,7 +186,7 @@ TEMPLATES: Mapping[str, Template] = {
             "seconds, memory_bytes": "measured: a step [s], and the fullest worker [B]",
         },
         "Measured runs",
-        "pipejax validate FILE --system h100",
+        "pipejax validate FILE --system a100",
         lambda name, copied: ROWS,
     ),
 }

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pipejax.analysis.uncertainty.sensitivity import Sensitivity
 
 
+Ends = tuple[float | None, float | None]  # step times at both factors; none where nothing has it
 BAR = 8  # columns of the longest bar
 LEAST = 5e-5  # of an elasticity: smaller ones are written as 0
 LARGEST_FACTOR = 1e6  # beyond it no number of a machine means anything
@@ -27,18 +28,18 @@ def sensitivity(
     pricing: Pricing | None,
     links: pj.Links,
     factor: float = 2.0,
-    out: Annotated[Output, DRAWING] = NO_OUTPUT,
+    figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
     """Show elasticities of the step time, what bounds it, and a tornado of exact re-evaluations.
 
     Options:
       factor: for the tornado chart.
-      out: the tornado chart (.png, .pdf, .svg).
+      figure: the tornado chart (.png, .pdf, .svg).
 
     Example:
       pipejax sensitivity -s 1f1b -P 8 -M 64 -m gpt-22b -y a100 --minibatch 64
     """
-    from pipejax.analysis.uncertainty.sensitivity import swings
+    from pipejax.analysis.uncertainty.sensitivity import is_possible, swings
 
     priced = required(pricing)
     priced.check_alike("sensitivity")
@@ -47,11 +48,20 @@ def sensitivity(
         raise ValueError(f"--factor must be {limits}, got {factor:g}")
     factors = 1 / factor, factor
     if priced.workload is None or priced.system is None:
-        return _of_places(pj.evaluate(table, priced.of(table), link=links), factors, out)
+        return _of_places(pj.evaluate(table, priced.of(table), link=links), factors, figure)
     found = pj.sensitivity(table, priced.workload, priced.system, link=links)
-    ends = swings(table, priced.workload, priced.system, factors=factors, link=links)
-    if out.path is not None:
-        _draw(out, table.name, found.step_time, ends, factors)
+    model = priced.workload.model
+    every = swings(table, priced.workload, priced.system, factors=factors, link=links)
+    low, high = factors
+    ends: dict[str, Ends] = {
+        name: (
+            times[0] if is_possible(model, name, low) else None,
+            times[1] if is_possible(model, name, high) else None,
+        )
+        for name, times in every.items()
+    }
+    if figure.path is not None:
+        _draw(figure, table.name, found.step_time, ends, factors)
     result = {
         "schedule": table.name,
         **pick(found, "step_time bound_by share elasticity"),
@@ -60,17 +70,19 @@ def sensitivity(
     }
     bound = f"{found.bound_by} ({percent(found.share[found.bound_by])} of the critical path)"
     said = f"step time [bold]{seconds(found.step_time)}[/], bound by {bound}"
-    return Answer(result, [said, _table(found, ends, factors)], {"drawn to": out})
+    return Answer(result, [said, _table(found, ends, factors)], {"drawn to": figure})
 
 
-def _of_places(run: "pj.Evaluation", factors: tuple[float, float], out: Output) -> Answer:
+def _of_places(run: "pj.Evaluation", factors: tuple[float, float], figure: Output) -> Answer:
     """Where times are given: by stage, worker and boundary."""
     from pipejax.analysis.uncertainty.places import place_sensitivity
 
     found = place_sensitivity(run, factors)
-    ends = {f"{each.what} {each.place}": (each.step_times[0], each.step_times[1]) for each in found}
-    if out.path is not None:
-        _draw(out, run.schedule, run.step_time, ends, factors)
+    ends: dict[str, Ends] = {
+        f"{each.what} {each.place}": (each.step_times[0], each.step_times[1]) for each in found
+    }
+    if figure.path is not None:
+        _draw(figure, run.schedule, run.step_time, ends, factors)
     result = {
         "schedule": run.schedule,
         "step_time": run.step_time,
@@ -95,12 +107,10 @@ def _of_places(run: "pj.Evaluation", factors: tuple[float, float], out: Output) 
         ],
         caption="share of path: % of step time per % of what is there; the rest are exact runs",
     )
-    return Answer(result, [said, table], {"drawn to": out})
+    return Answer(result, [said, table], {"drawn to": figure})
 
 
-def _table(
-    found: "Sensitivity", ends: dict[str, tuple[float, float]], factors: tuple[float, float]
-) -> Table:
+def _table(found: "Sensitivity", ends: Mapping[str, Ends], factors: tuple[float, float]) -> Table:
     """One row per parameter that changes anything, the strongest first."""
     strongest = max(map(abs, found.elasticity.values())) or 1.0
     ranked = sorted(found.elasticity.items(), key=lambda item: -abs(item[1]))
@@ -118,21 +128,25 @@ def _table(
             *(
                 (
                     f"x {factor:g}",
-                    [seconds(ends[name][end]) if name in ends else "" for name, _ in ranked],
+                    [_step(ends.get(name, (None, None))[end]) for name, _ in ranked],
                 )
                 for end, factor in enumerate(factors)
             ),
         ],
         caption=f"elasticity: % of step time per % of the parameter; x: the step time with so "
-        f"many times of it; {left} parameters change nothing",
+        f"many times of it, where there is such a model; {left} parameters change nothing",
     )
+
+
+def _step(value: float | None) -> str:
+    return "" if value is None else seconds(value)
 
 
 def _draw(
     out: Output,
     name: str,
     step_time: float,
-    ends: Mapping[str, tuple[float, float]],
+    ends: Mapping[str, Ends],
     factors: tuple[float, float],
 ) -> None:
     from pipejax.plots.charts import draw_tornado, tornado_entries  # matplotlib is an extra, slow

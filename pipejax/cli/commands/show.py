@@ -14,7 +14,12 @@ from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import ActivationOptions, HeldMemory, MemoryLimit, StageSizes
 from pipejax.cli.options.picture import PaperSettings, labelled
 from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.tables import TableChoice, TableOptions, chosen_tables, naming
+from pipejax.cli.options.tables import (
+    TableChoice,
+    TableOptions,
+    chosen_tables,
+    naming,
+)
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer, file_lines
 from pipejax.cli.output.files import NO_OUTPUT, Output
@@ -85,8 +90,9 @@ class PictureSettings(NamedTuple):
             )
 
     def named(self, runs: "Sequence[pj.Evaluation]") -> "Mapping[str, pj.Evaluation]":
-        """Give every run a name of its own, see `labelled`."""
-        return dict(zip(labelled(self.labels, [run.schedule for run in runs]), runs, strict=True))
+        """Give every run a name of its own: its label, or its schedule."""
+        labels = labelled(self.labels, [run.schedule for run in runs])
+        return dict(zip(labels, runs, strict=True))
 
     def window(self, runs: "Sequence[pj.Evaluation]") -> "Window | None":
         """Return the part of the time axis that is asked for."""

@@ -29,12 +29,12 @@ def staleness(
     table: pj.ScheduleTable,
     pricing: Pricing | None,
     links: pj.Links,
-    out: Annotated[Output, DRAWING] = NO_OUTPUT,
+    figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
     """Show weight versions and delays of an asynchronous table; in unit slots without times.
 
     Options:
-      out: the delays as a picture (.png, .pdf, .svg).
+      figure: the delays as a picture (.png, .pdf, .svg).
 
     Example:
       pipejax staleness -s pipedream -P 8 -M 320 -T F=1,B=2 --comm 0.5
@@ -57,9 +57,9 @@ def staleness(
     if pricing is not None and pricing.workload is not None:
         version = np.asarray(stage_bytes(pricing.workload, table).version)
         result["weight_bytes"] = found.versions @ version
-    if out.path is not None:
-        _draw(out, found)
-    drawn = {"drawn to": out} if out.path is not None else {}
+    if figure.path is not None:
+        _draw(figure, found)
+    drawn = {"drawn to": figure} if figure.path is not None else {}
     return Answer(result, _said(table, found, result), drawn)
 
 
@@ -104,9 +104,9 @@ def _histogram(shares: Sequence[float]) -> Table:
     return grid([("delay", labels), ("", bars), ("share", map(percent, share))], box=None)
 
 
-def _draw(out: Output, found: "Staleness") -> None:
+def _draw(figure: Output, found: "Staleness") -> None:
     from pipejax.plots.charts import draw_delays  # matplotlib is an extra, slow to import
 
-    with drawing(out, 1, 2.4) as (_, axes):
+    with drawing(figure, 1, 2.4) as (_, axes):
         draw_delays(axes, found.histogram(), found.mean_delay)
         axes.set_title(f"{found.schedule}, {found.stages} stages", loc="left")

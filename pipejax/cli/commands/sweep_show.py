@@ -10,18 +10,25 @@ import numpy as np
 import typer
 from rich.markup import escape
 
-from pipejax.base.checks import is_number, one_of
+from pipejax.base.checks import one_of
+from pipejax.base.printed import cell, head, named, scale_of, span, words
 from pipejax.cli.commands.sweep import REASONS
-from pipejax.cli.options.values import Count, Text
+from pipejax.cli.options.values import Count, Text, parse_percent
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules, drawing
+from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules
 from pipejax.cli.output.kinds import DRAWING, SWEEPS
-from pipejax.cli.output.points import cell, head, named, scale_of, span, words
 from pipejax.cli.output.report import grid, plain, tells_lines
-from pipejax.cli.output.sweep_questions import HEIGHT, draw_map, knee_table, map_json, map_lines
+from pipejax.cli.output.sweep_questions import (
+    draw_front,
+    draw_map,
+    knee_table,
+    map_json,
+    map_lines,
+)
 
 if TYPE_CHECKING:
-    from pipejax.sweep.results import Points, SweepResults
+    from pipejax.sweep.questions import DistinctPoint
+    from pipejax.sweep.results import SweepResults
 
 LONGEST = 50  # rows of a table
 AXES = "step_time,memory_bytes"
@@ -35,7 +42,7 @@ def sweep_show(
     pareto: bool = False,
     axes: str = AXES,
     knee: Text = None,
-    within: float = 1.0,
+    within: str = "1%",
     map: Text = None,
     no_memory_limit: bool = False,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
@@ -60,55 +67,61 @@ def sweep_show(
       pipejax sweep show results.zarr --best 5 --where systems=h100 --knee network.bandwidth
     """
     check_modules(f"{dataset}: datasets need", SWEEPS, "sweeps")
-    from pipejax.sweep.questions import distinct_best, knees, regions
+    from pipejax.sweep.questions import distinct_best, distinct_front, knees, regions
     from pipejax.sweep.results import check_measure, read_results, selectable
 
     found = read_results(dataset)
     rank = check_measure(by, found, "--by")
     sides = _pair(axes, found.numbers(), "--axes", AXES)
-    if not is_number(within):
-        raise ValueError(f"--within must be a percentage of at least 0, got {within}")
+    percent = parse_percent(within, "--within")
     kept = found.where(where or ())
     among = kept & selectable(found, memory_limit=not no_memory_limit)
     first, front = distinct_best(found, among, rank, best), found.front(among, sides)
+    front = front if pareto else front[:0]
+    fronts = distinct_front(found, among, sides, front)
     near = {text: value for text in where or () if (value := found.nearest(text)) is not None}
+    lacking = [*_lacking(found, kept, near, is_filtered=bool(where))] if not first else []
+    if lacking and figure.path is not None:
+        raise ValueError(f"{figure.option} {figure.path}: {'; '.join(lacking)}")
     reasons = Counter(str(text) for text in found.reasons if text)
     asked = _Asked({}, [])
     if knee is not None:
         axis = one_of(knee, [n for n in found.numbers() if n in found.axes], "--knee")
-        bends = [*knees(found, among, rank, axis, within / 100)]
-        rows = {"axis": axis, "within": within / 100, "rows": [e._asdict() for e in bends]}
-        asked.add("knee", rows, *knee_table(found, rank, axis, bends, within))
+        bends = [*knees(found, among, rank, axis, percent / 100)]
+        rows = {"axis": axis, "within": percent / 100, "rows": [e._asdict() for e in bends]}
+        asked.add("knee", rows, *knee_table(found, rank, axis, bends, percent))
     if map is not None:
         across, up = _pair(map, found.axes, "--map", "network.bandwidth,microbatch_size")
         shown = regions(found, among, rank, across, up)
         asked.add("map", map_json(found, shown, across, up), *map_lines(found, shown, across, up))
     if figure.path is not None and map is not None:
-        draw_map(found, shown, across, up, figure)
+        draw_map(found, rank, shown, across, up, figure)
     elif figure.path is not None:
-        ringed = np.array([each.place for each in first[:1]], int)
-        _draw(found, among, sides, front if pareto else front[:0], ringed, figure)
-    fronts = [found.point(place) for place in front.tolist()]
+        draw_front(found, among, sides, front, fronts, first[0].place, figure)
     result = {
         "store": dataset,
         "points": len(found.status),
         **{name.replace(" ", "_"): count for name, count in found.counts().items()},
         "selected": int(kept.sum()),
         "by": rank,
-        "best": [found.point(e.place) | ({"same": e.same} if e.same else {}) for e in first],
-        **({"axes": sides, "pareto": fronts} if pareto else {}),
+        "best": _rows(found, first),
+        **({"axes": sides, "pareto": _rows(found, fronts)} if pareto else {}),
         **asked.result,
         **({"nearest": {text: value for text, (_, value, _) in near.items()}} if near else {}),
         "reasons": dict(reasons.most_common()),
     }
 
     def said() -> Iterator[object]:
-        yield from _best_lines(found, result, near, is_filtered=bool(where))
-        if not first and np.any(kept & selectable(found, memory_limit=False)):
-            yield "  those that need more memory than there is are shown by --no-memory-limit"
-        if pareto and fronts:
-            title = f"front of {words(sides[0])} against {words(sides[1])}"
-            yield from _table(found, fronts, title)
+        for line in _counts(result, found.counts(), is_filtered=bool(where)):
+            yield plain(line)
+        for line in lacking:
+            yield plain(f"  {line}")
+        if first:
+            yield from _table(found, first, f"best {len(first)} by {words(rank)}")
+        if fronts:
+            yield from _table(
+                found, fronts, f"front of {words(sides[0])} against {words(sides[1])}"
+            )
         yield from asked.said
 
     return Answer(result, said(), {"drawn to": figure})
@@ -126,23 +139,27 @@ class _Asked(NamedTuple):
         self.said.extend(said)
 
 
-def _best_lines(
+def _lacking(
     found: "SweepResults",
-    result: Mapping[str, Any],
+    kept: Any,
     near: Mapping[str, tuple[str, float, str]],
     *,
     is_filtered: bool,
-) -> Iterator[object]:
-    """Count the points, say what no point keeps, and show the best ones."""
-    yield from map(plain, _counts(result, found.counts(), is_filtered=is_filtered))
+) -> Iterator[str]:
+    """Say why no point can be chosen, and what to ask for instead."""
+    from pipejax.sweep.results import selectable
+
     for text, (axis, value, _) in near.items():
-        yield plain(f"  {text} holds for no point: the nearest is {named(found, axis, value)}")
-    points = [{k: v for k, v in row.items() if k != "same"} for row in result["best"]]
-    if points:
-        title = f"best {len(points)} by {words(result['by'])}"
-        yield from _table(found, points, title, [row.get("same", {}) for row in result["best"]])
-    else:
-        yield "no point can be chosen" + " where these conditions hold" * is_filtered
+        nearest = named(found.units, axis, value)
+        yield f"{text} holds for no point: the nearest is {nearest}"
+    yield "no point can be chosen" + " where these conditions hold" * is_filtered
+    if np.any(kept & selectable(found, memory_limit=False)):
+        yield "those that need more memory than there is are shown by --no-memory-limit"
+
+
+def _rows(found: "SweepResults", points: "Sequence[DistinctPoint]") -> list[dict[str, Any]]:
+    """Points for `--json`, with the values of axes that do not matter there."""
+    return [found.point(e.place) | ({"same": e.same} if e.same else {}) for e in points]
 
 
 def _pair(text: str, known: Any, option: str, example: str) -> list[str]:
@@ -170,26 +187,25 @@ def _counts(
 
 
 def _table(
-    found: "SweepResults",
-    points: Sequence[Mapping[str, Any]],
-    title: str,
-    same: Sequence[Mapping[str, list[Any]]] = (),
+    found: "SweepResults", points: "Sequence[DistinctPoint]", title: str
 ) -> Iterator[object]:
     """Show points; axes that are the same in all of them are told once, below.
 
     An axis that does not matter at a point has all its values there.
     """
     is_short = tells_lines()
-    rows = [*(points[:LONGEST] if is_short else points)]
-    spread = [*same, *[{}] * (len(rows) - len(same))]
+    shown = points[:LONGEST] if is_short else points
+    rows, spread = [found.point(each.place) for each in shown], [each.same for each in shown]
     told = [n for n in found.axes if is_short and len(rows) > 1 and not any(n in e for e in spread)]
     alike = {n: rows[0][n] for n in told if len({row[n] for row in rows}) == 1}
     columns: list[tuple[str, list[str]]] = []
     for name in rows[0]:
         if name != "fits" and name not in alike:
-            scale = scale_of(found, name, [row[name] for row in rows])
+            scale = scale_of(found.units, name, [row[name] for row in rows])
             cells = [
-                span(found, name, own[name], scale) if name in own else cell(name, row[name], scale)
+                span(name, own[name], scale, len(found.axes[name]))
+                if name in own
+                else cell(name, row[name], scale)
                 for row, own in zip(rows, spread, strict=False)
             ]
             columns.append((escape(head(name, scale)), cells))
@@ -199,25 +215,4 @@ def _table(
     if len(points) > LONGEST:
         yield f"and {len(points) - LONGEST:,} more: --json lists all"
     if alike:
-        yield plain("all: " + ", ".join(named(found, n, v) for n, v in alike.items()))
-
-
-def _draw(
-    found: "SweepResults",
-    among: Any,
-    sides: list[str],
-    front: "Points",
-    best: "Points",
-    figure: Output,
-) -> None:
-    """Draw the points, by schedule where there are several."""
-    from pipejax.plots.fronts import Shown, draw_results
-
-    groups = {"points": among}
-    if "schedule" in found.axes:
-        names = found.of("schedule")
-        groups = {name: among & (names == name) for name in found.axes["schedule"].tolist()}
-        groups = {name: own for name, own in groups.items() if np.any(own)} or {"points": among}
-    shown = [Shown(name, found.of(name), found.units[name]) for name in sides]
-    with drawing(figure, 1, HEIGHT) as (_, axes):
-        draw_results(axes, shown, groups, front, best)
+        yield plain("all: " + ", ".join(named(found.units, n, v) for n, v in alike.items()))

@@ -1,5 +1,6 @@
 """`pipejax trace`: a measured run, replayed, explained and improved."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,15 +23,16 @@ from pipejax.schedules.table.table_files import is_csv, text_for
 if TYPE_CHECKING:
     from pipejax.traces.findings.analysis import Analysis
     from pipejax.traces.findings.attribution import Attribution
+    from pipejax.traces.findings.new_deal import NewDeal
 
 SAVED = "trace"  # the folder that commands read from where none is given
 
 
 def trace(
     files: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="FILES...", help="Files of one run, or folders of them."),
-    ],
+    ] = None,
     columns: Text = None,
     against: list[str] | None = None,
     stage_layers: Text = None,
@@ -58,6 +60,8 @@ def trace(
     Example:
       pipejax trace run.parquet --save trace
     """
+    if not files:
+        raise ValueError("FILES are missing: give the files of one run, or a folder of them")
     if save.path is not None:
         check_modules("--save: datasets need", SWEEPS, "sweeps")
     if out.path is not None:
@@ -131,6 +135,10 @@ def _save(folder: Path, analysis: "Analysis") -> None:
     write_file(table, text_for(analysis.pipelines.table, table))
     write_file(folder / "costs.json", pj.traces.costs_text(analysis.replay))
     write_file(folder / "perfetto.json", pj.traces.perfetto(analysis.replay))
+    if analysis.deal is not None:
+        orders = dict(zip(analysis.deal.steps, analysis.deal.order.tolist(), strict=True))
+        content = {"order": orders, "saves": analysis.deal.saves}
+        write_file(folder / "deal.json", json.dumps(content))
     pj.traces.dataset(analysis).to_zarr(folder / "dataset.zarr", zarr_format=2)
 
 
@@ -166,6 +174,7 @@ def _as_json(analysis: "Analysis", line: Line) -> dict[str, Any]:
                 {"step": step, "error": 100 * error} for step, error in replayed.by_step.items()
             ],
         },
+        "offsets": [offset._asdict() for offset in analysis.offsets],
         "stalls": [stall._asdict() for stall in analysis.stalls],
         "step_time": float(shares.recorded.mean()),
         "slowdown": shares.slowdown,
@@ -190,6 +199,7 @@ def _as_json(analysis: "Analysis", line: Line) -> dict[str, Any]:
             "median_error": 100 * forecast.median_error,
             "inside": forecast.inside,
         },
+        "deal": None if analysis.deal is None else _deal_json(analysis.deal),
         "pipeline_time": advice.step_time,
         "bottleneck": advice.bottleneck._asdict(),
         "remedies": remedies_json(advice, line, {}),
@@ -209,6 +219,26 @@ def _against_json(shares: "Attribution") -> dict[str, Any]:
         "step_time": float(shares.recorded.mean()),
         "as_there": shares.ideal,
         "attribution": _by_kind(shares),
+    }
+
+
+def _deal_json(deal: "NewDeal") -> dict[str, Any]:
+    return {
+        "before": float(deal.before.mean()),
+        "after": float(deal.after.mean()),
+        "saves": deal.saves,
+        "bound": deal.bound,
+        "of_replica": deal.of_replica,
+        "per_step": [
+            {"step": step, "before": before, "after": after, "least": least}
+            for step, before, after, least in zip(
+                deal.steps,
+                deal.before.tolist(),
+                deal.after.tolist(),
+                deal.least.tolist(),
+                strict=True,
+            )
+        ],
     }
 
 

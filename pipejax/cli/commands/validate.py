@@ -39,7 +39,7 @@ def validate(
     link: Text = None,
     tolerance: str = "10",
     predictions: FileIfGiven = None,
-    out: Annotated[Output, DRAWING] = NO_OUTPUT,
+    figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
     """Predict measured runs, and show how far off the predictions are.
 
@@ -51,7 +51,7 @@ def validate(
       stack: likewise.
       predictions: pipejax is judged by the same rows; columns row (of DATA.csv, from 1), seconds
         and memory_bytes.
-      out: a picture (.png, .pdf, .svg).
+      figure: a picture (.png, .pdf, .svg).
 
     Example:
       pipejax validate runs.csv --system h100
@@ -66,8 +66,8 @@ def validate(
         found, beside = judge(own, predictions)
     judged = found.time or found.memory  # each row has one of them
     is_within = judged is not None and judged.mape <= allowed
-    if out.path is not None:
-        _draw(out, found)
+    if figure.path is not None:
+        _draw(figure, found)
     of_ours = {} if beside is None else {"pipejax": _statistics(beside)}
     result = {
         **_statistics(found),
@@ -81,7 +81,7 @@ def validate(
     word = "within" if is_within else "[red]beyond[/]"
     error = "-" if judged is None else _percent(judged.mape)
     said = (*_tables(result), f"mean error [bold]{error}[/], {word} {allowed:g} %")
-    return Answer(result, said, {"drawn to": out} if out.path is not None else {}, is_within)
+    return Answer(result, said, {"drawn to": figure} if figure.path is not None else {}, is_within)
 
 
 def _statistics(found: "Validation") -> dict[str, Any]:
@@ -145,12 +145,12 @@ WORST = (
 )
 
 
-def _draw(out: Output, found: "Validation") -> None:
+def _draw(figure: Output, found: "Validation") -> None:
     from pipejax.plots.charts import draw_predictions  # matplotlib is an extra, slow to import
 
     known = found.take(np.isfinite(found.measured.seconds))
     names = known.parts.tolist()
-    with drawing(out, 1, 3.2) as (_, axes):
+    with drawing(figure, 1, 3.2) as (_, axes):
         draw_predictions(axes, known.measured.seconds, known.predicted.seconds, names)
         axes.set_title(f"{len(names)} rows, grey: within 10 %", loc="left")
         if 1 < len(set(names)) <= MOST_NAMED:

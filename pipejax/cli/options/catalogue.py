@@ -306,6 +306,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "gap": OptionRecord(SHARE, "end the search when nothing unknown saves more"),
         "iterations": OptionRecord(WHOLE, "most batches of orders to try"),
         "samples": _often(COUNT, "runs of each schedule to sample"),
+        "replicas": OptionRecord(COUNT, "replicas of the pipeline, the slowest of which counts"),
         "seed": OptionRecord(WHOLE, "seed of what is drawn at random"),
         "columns": OptionRecord(RULES, "names of columns, as replica=dp,start=begin_ms"),
         "against": _often(FILE_OR_FOLDER, "files of another run, to say what got slower"),
@@ -377,6 +378,11 @@ EXCEPTIONS = {
     ("run", "batch_size"): OptionRecord(COUNT, "examples of a microbatch"),
     ("run", "tolerance"): OptionRecord(NUMBER, "largest error of a gradient that passes"),
 }
+# options that stand in another panel
+PLACES = {
+    ("init", "from_"): "Model and system",
+    ("compare", "labels"): "Schedule",
+}
 # options that have another default, or none, in some command, and why
 DIFFERENT_DEFAULTS = {
     "batch_size": "an objective takes batches, a runtime microbatches, which are small",
@@ -416,9 +422,12 @@ def record(name: str, command: str = "") -> OptionRecord:
         raise LookupError(f"option {name!r} has no record in {__name__}") from None
 
 
-def panels_of(names: Mapping[str, object]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the panels that options stand in, each with those options, in order."""
+def panels_of(names: Mapping[str, object], command: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the panels that options of a command stand in, each with those options, in order."""
+    placed = {name: title for (where, name), title in PLACES.items() if where == command}
     for title, options in PANELS.items():
-        found = [name for name in options if name in names]
+        own = [name for name in options if placed.get(name, title) == title]
+        own += [name for name, place in placed.items() if place == title]
+        found = [name for name in own if name in names]
         if found:
             yield title, found

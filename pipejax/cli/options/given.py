@@ -129,7 +129,7 @@ class GivenOptions:
         words = iter(arguments)
         for given in words:
             name, equals, value = given.partition("=")
-            word = OTHER_NAMES.get(name, name) + equals + value
+            word = self._meant(OTHER_NAMES.get(name, name)) + equals + value
             if word == "--":
                 yield from (word, *words)
             elif re.match("-[A-Za-z]", word):
@@ -139,10 +139,15 @@ class GivenOptions:
                 if bool not in self.takes.get(_NAMES.get(word, ""), {bool}):  # a value follows
                     yield from itertools.islice(words, 1)
 
+    def _meant(self, word: str) -> str:
+        """Where a command writes nothing but a picture, --out names that."""
+        is_picture = word == "--out" and "out" not in self.takes and "figure" in self.takes
+        return "--figure" if is_picture else word
+
     def _letters(self, letters: str, words: Iterator[str]) -> Iterator[str]:
         """Write out letters of options behind one dash: all but the last are flags."""
         while letters:
-            name = SHORT.get(letters[0], "")
+            name = _NAMES.get(self._meant(flag(SHORT.get(letters[0], ""))), "")
             if name not in self.takes:  # the parser refuses it
                 yield f"-{letters}"
                 return

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from pipejax.cli.options.tables import with_labels
 from pipejax.cli.options.values import Text
 
 if TYPE_CHECKING:
@@ -40,10 +41,4 @@ def labelled(labels: str | None, schedules: Sequence[str]) -> list[str]:
 
     if labels is None:
         return [*named((name, None) for name in schedules)]
-    found = [label.strip() for label in labels.split(",")]
-    if len(set(found)) < len(found) or "" in found or len(found) != len(schedules):
-        raise ValueError(
-            f"--labels must be {len(schedules)} different names, of {', '.join(schedules)}, got "
-            f"{labels!r}"
-        )
-    return found
+    return with_labels(labels, schedules)

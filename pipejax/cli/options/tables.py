@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pipejax as pj
-from pipejax.base.checks import MismatchError, one_of, share
+from pipejax.base.checks import MismatchError, nearest, one_of, share
 from pipejax.cli.options.catalogue import OF_ARGUMENTS, flag
 from pipejax.cli.options.memory import ActivationOptions, MemoryLimit
 from pipejax.cli.options.pricing import Pricing
@@ -28,6 +28,7 @@ PLANNED = {argument: OF_ARGUMENTS[argument] for argument in ("transfer", "offloa
 PLANNED_LETTERS = {"c": "transfer", "O": "offload", "L": "load"}
 # where a limit does go, behind the error that a schedule takes none
 MEMORY_LIMITS = "; pipejax optimize searches one that keeps it, show --memory draws it"
+OF_BUILDERS = ("host_links",)  # options of links that schedules are planned for, too
 OF_RUNS = ("weight_share",)  # options that say something of a run too, under any schedule
 
 
@@ -102,14 +103,16 @@ class TableOptions(NamedTuple):
                 continue
             words = option.replace("_", " ")
             more = MEMORY_LIMITS * (option == "memory_limit")
+            own = dict.fromkeys(name for each in builders.values() for name in each.takes)
+            meant = "" if is_flag(option) else nearest(option, [n for n in own if not is_flag(n)])
             if len(builders) > 1:
                 raise ValueError(
-                    f"{written(option)}: none of {', '.join(builders)} has this option"
+                    f"{told(option)}: none of {', '.join(builders)} has this option{meant}"
                 )
             ((name, builder),) = builders.items()
             raise ValueError(
-                f"{written(option)}: {name} takes no {words}: {told_options(builder, written)}"
-                f"{more}"
+                f"{told(option)}: {name} takes no {words}: {told_options(builder, written)}"
+                f"{more}{meant}"
             )
 
     def planned_for(self, schedule: str, table: pj.ScheduleTable) -> dict[str, Any]:
@@ -125,6 +128,18 @@ class TableOptions(NamedTuple):
         found = {letter: table.slots[letter] for letter in "FIW"}
         more = {letter: given.get(name) for letter, name in PLANNED_LETTERS.items()}
         return found | {letter: time for letter, time in more.items() if time is not None}
+
+    def called(self, schedule: str) -> str:
+        """Name a schedule with those of the options that are not as they are if left out."""
+        builder = self.builder(schedule)
+        usual = inspect.signature(builder.function).parameters
+        own = {
+            name: value
+            for name, value in self.of(schedule).options.items()
+            if isinstance(value, int | float | str)
+            and (name not in usual or usual[name].default != value)
+        }
+        return " ".join([schedule, *(f"{name}={value}" for name, value in own.items())])
 
     def of(self, schedule: str) -> "TableOptions":
         """Keep the options that a schedule has."""
@@ -210,9 +225,19 @@ def _parse_options(text: str) -> dict[str, Any]:
     return found
 
 
+def is_flag(option: str) -> bool:
+    """Whether an option of builders is one of the command line too; of own functions few are."""
+    return option in OF_BUILDERS or PLANNED.get(option, option) in ScheduleSettings._fields
+
+
 def written(option: str) -> str:
-    """Return how an option of builders is written on the command line."""
-    return flag(PLANNED.get(option, option))
+    """Return how an option of builders is written on the command line: of own functions bare."""
+    return flag(PLANNED.get(option, option)) if is_flag(option) else option
+
+
+def told(option: str) -> str:
+    """Return how an option of builders is given on the command line."""
+    return written(option) if is_flag(option) else f"--schedule-options {option}"
 
 
 def _parse_slots(text: str) -> dict[str, float]:
@@ -229,6 +254,23 @@ def _parse_slots(text: str) -> dict[str, float]:
         raise ValueError(f"--slots: expected F and B, or F, I and W, as F=1,B=2, got {text!r}")
     half = slots["B"] / 2  # of a backward that is split, as in costs
     return {"I": half, "W": half, **slots}
+
+
+def with_labels(labels: str | None, names: Sequence[str]) -> list[str]:
+    """Return names that --labels gives in place of others, or these.
+
+    Raises:
+      ValueError: if there is not one for each, or two are the same.
+    """
+    if labels is None:
+        return [*names]
+    found = [label.strip() for label in labels.split(",")]
+    if len({*found}) < len(found) or "" in found or len(found) != len(names):
+        what = ", ".join(names)
+        raise ValueError(
+            f"--labels must be {len(names)} different names, of {what}, got {labels!r}"
+        )
+    return found
 
 
 class SizedSchedule(NamedTuple):
@@ -373,9 +415,8 @@ class TableChoice(NamedTuple):
             extra = [name for name, value in sizes.items() if value is not None]
             extra += [name for name in self.options.options if name not in self.options.of_runs]
             if extra:
-                raise ValueError(
-                    f"{written(extra[0])} belongs to --schedule: a table file states it itself"
-                )
+                which = flag(extra[0]) if extra[0] in sizes else told(extra[0])
+                raise ValueError(f"{which} belongs to --schedule: a table file states it itself")
             repair = None if self.repair is None else one_of(self.repair, REPAIRS, "--repair")
             return self.options.finished(pj.read_table(self.table, repair=repair)), []
         own = find(self.schedule or "").sizes or (None, None)  # a table from a file has its own

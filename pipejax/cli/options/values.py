@@ -161,11 +161,24 @@ def parse_number(text: str, where: str) -> float:
 
 def parse_share(text: str, where: str) -> float:
     """Read a share from 0 to 1: a number, or with % a hundredth of one."""
-    bare = text.strip().removesuffix("%")
-    value = parse_float(bare.strip()) / (100 if "%" in text else 1)
+    value = parse_ratio(text)
     if not 0 <= value <= 1:
         raise ValueError(f"{where} must be a share from 0 to 1, as 0.1 or 10%, got {text!r}")
     return value
+
+
+def parse_percent(text: str, where: str) -> float:
+    """Read a percentage of at least 0, with or without the sign."""
+    value = parse_float(text.strip().removesuffix("%").strip())
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{where} must be a percentage of at least 0, as 5 or 5%, got {text!r}")
+    return value
+
+
+def parse_ratio(text: str) -> float:
+    """Read a number, or with % a hundredth of one; what is none is NaN."""
+    bare = text.strip().removesuffix("%")
+    return parse_float(bare.strip()) / (100 if "%" in text else 1)
 
 
 def parse_float(text: str) -> float:

@@ -60,7 +60,7 @@ def command_help(name: str, command: Callable[..., Any], *, everything: bool) ->
     width, takes = _width(), inspect.signature(command).parameters
     options = {key: p for key, p in takes.items() if key in CATALOGUE}
     head = _head(name, command, takes, width)
-    notes = list(_notes(options, width))
+    notes = list(_notes(command.__name__, options, width))
     if everything:
         panels = _panels(command.__name__, options, options, width, full=True)
         return "\n".join([*head, *(line for panel in panels for line in ("", *panel)), *notes, ""])
@@ -128,22 +128,21 @@ def _panels(
     full: bool,
 ) -> Iterator[list[str]]:
     """Yield the lines of each panel: options that are shown, and the names of the others."""
-    names = {key: _left(key) for key in options if key in shown}
+    known = {key: record(key, command) for key in options}
+    names = {key: _left(key, known[key]) for key in options if key in shown}
     left = min(max(map(len, names.values())) + 2, LEFT)
-    for title, panel in panels_of(options):
+    for title, panel in panels_of(options, command):
         own = [key for key in panel if key in shown]
         rest = " ".join(flag(key) for key in panel if key not in shown)
         lines = [_bold(title)] if own else []
-        known = {key: record(key, command) for key in own}
         texts = [_text(known[key], options[key], width - left, full=full) for key in own]
-        lines += _columns(zip(map(_left, own), texts, strict=True), left, width)
+        lines += _columns(zip((names[key] for key in own), texts, strict=True), left, width)
         begin, indent = ("      also ", " " * 6) if own else (f"{title}: ", "  ")
         yield lines + (_wrapped(begin + rest, width, indent) if rest else [])
 
 
-def _left(name: str) -> str:
+def _left(name: str, option: OptionRecord) -> str:
     """Return how an option is written: letter, name and value."""
-    option = CATALOGUE[name]
     letter = f"-{option.short}, " if option.short else "    "
     return f"  {letter}{flag(name)} {option.kind.metavar}".rstrip()
 
@@ -175,9 +174,9 @@ def _columns(rows: Iterable[tuple[str, str]], left: int, width: int) -> Iterator
         yield from (" " * left + line for line in lines[1:])
 
 
-def _notes(options: Mapping[str, inspect.Parameter], width: int) -> Iterator[str]:
+def _notes(command: str, options: Mapping[str, inspect.Parameter], width: int) -> Iterator[str]:
     """Say how values are written whose metavar alone does not."""
-    kinds = [CATALOGUE[key].kind for key in options]
+    kinds = [record(key, command).kind for key in options]
     notes = {kind.note: "TIME" if kind.note == TIME.note else kind.metavar for kind in kinds}
     for note, metavar in notes.items():
         yield from textwrap.wrap(f"{metavar}: {note}", width) if note else ()

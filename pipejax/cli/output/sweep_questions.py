@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.markup import escape
 
+from pipejax.base.printed import cell, head, named, scale_of, span, words
+from pipejax.base.ties import TIE
 from pipejax.cli.output.files import Output, drawing
-from pipejax.cli.output.points import cell, head, named, scale_of, words
 from pipejax.cli.output.report import grid, plain, tells_lines
 
 if TYPE_CHECKING:
-    from pipejax.sweep.questions import Knee, Regions
-    from pipejax.sweep.results import SweepResults
+    from pipejax.sweep.questions import DistinctPoint, Knee, Regions
+    from pipejax.sweep.results import Points, SweepResults
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of names in a map of text
 HEIGHT = 3.4  # inches, the legend above included
+LONG = {"memory_bytes": "most memory of an accelerator"}  # what a picture calls a measure
 
 
 def knee_table(
@@ -25,7 +27,10 @@ def knee_table(
     if not bends:
         return
     values = found.axes[axis].astype(float).tolist()
-    scale, cost = scale_of(found, axis, values), scale_of(found, rank, [abs(e.best) for e in bends])
+    scale, cost = (
+        scale_of(found.units, axis, values),
+        scale_of(found.units, rank, [abs(e.best) for e in bends]),
+    )
 
     def between(each: "Knee") -> str:
         low, high = (cell(axis, float(end), scale) for end in (each.low, each.high))
@@ -38,7 +43,9 @@ def knee_table(
         (
             "with",
             [
-                "all others at their best" if e.axis is None else named(found, e.axis, e.label)
+                "all others at their best"
+                if e.axis is None
+                else named(found.units, e.axis, e.label)
                 for e in bends
             ],
         ),
@@ -70,7 +77,7 @@ def map_lines(found: "SweepResults", shown: "Regions", across: str, up: str) -> 
     heads, cells = [], []
     for axis in (across, up):
         values = found.axes[axis].tolist()
-        scale = scale_of(found, axis, values)
+        scale = scale_of(found.units, axis, values)
         heads.append(head(axis, scale))
         cells.append([cell(axis, value, scale) for value in values])
     if not tells_lines():
@@ -91,16 +98,76 @@ def map_lines(found: "SweepResults", shown: "Regions", across: str, up: str) -> 
         yield "  . no point can be chosen"
 
 
-def draw_map(found: "SweepResults", shown: "Regions", across: str, up: str, figure: Output) -> None:
-    """Draw which schedule is best over two axes."""
-    from pipejax.plots.regions import Side, draw_regions
+def draw_map(
+    found: "SweepResults", rank: str, shown: "Regions", across: str, up: str, figure: Output
+) -> None:
+    """Draw which schedule is best over two axes, with lines of equal costs."""
+    from pipejax.plots.regions import Height, Side, draw_regions
 
     sides = []
     for axis in (across, up):
         values = found.axes[axis]
-        scale = scale_of(found, axis, values.tolist())
+        scale = scale_of(found.units, axis, values.tolist())
         is_numeric = values.dtype.kind in "iuf"
         shown_as = values / scale[0] if is_numeric else [str(value) for value in values]
         sides.append(Side(head(axis, scale), shown_as))
+    cost = scale_of(found.units, rank, shown.costs[np.isfinite(shown.costs)].tolist())
+    height = Height(head(rank, cost), np.abs(shown.costs) / cost[0])
     with drawing(figure, 1, HEIGHT) as (_, axes):
-        draw_regions(axes, sides[0], sides[1], shown.codes, shown.names)
+        draw_regions(axes, sides[0], sides[1], shown.codes, shown.names, height)
+
+
+def draw_front(
+    found: "SweepResults",
+    among: Any,
+    names: list[str],
+    front: "Points",
+    named: "Sequence[DistinctPoint]",
+    best: int,
+    figure: Output,
+) -> None:
+    """Draw points in two things, by schedule where there are several, the best one ringed."""
+    from pipejax.plots.fronts import Shown, draw_results
+    from pipejax.sweep.results import MORE_IS_BETTER
+
+    groups = {"points": among}
+    if "schedule" in found.axes:
+        schedules = found.of("schedule")
+        own = {name: among & (schedules == name) for name in found.axes["schedule"].tolist()}
+        groups = {name: points for name, points in own.items() if np.any(points)}
+    sides = []
+    for name in names:
+        values = np.asarray(found.of(name), float)
+        scale = scale_of(found.units, name, values[among].tolist())
+        label = head(name, scale).replace(words(name), LONG.get(name, words(name)))
+        sides.append(Shown(label, values / scale[0], name in MORE_IS_BETTER))
+    with drawing(figure, 1, HEIGHT) as (_, axes):
+        told = _told(found, names, front, named)
+        draw_results(axes, sides, groups, front, np.array([best]), told)
+
+
+def _told(
+    found: "SweepResults", names: list[str], front: "Points", rows: "Sequence[DistinctPoint]"
+) -> tuple[str, list[str]]:
+    """Tell the points of a front apart: by which axes, and each in these, ties as "a = b"."""
+    told: dict[str, list[str]] = {}
+    heads = []
+    for axis, labels in found.axes.items():
+        scale = scale_of(found.units, axis, labels.tolist())
+        cells = [
+            span(axis, e.same[axis], scale, len(labels))
+            if axis in e.same
+            else cell(axis, found.point(e.place)[axis], scale)
+            for e in rows
+        ]
+        if axis not in names and len({*cells}) > 1:
+            told[axis] = cells
+            heads.append(head(axis, scale))
+    texts = ["; ".join(cells) for cells in zip(*told.values(), strict=True)]
+    sides = np.stack([np.asarray(found.of(name), float) for name in names])
+    own = sides[:, [each.place for each in rows]]
+    tied = [
+        np.all(np.isclose(own, at, rtol=TIE, atol=0), axis=0) for at in sides[:, front].T[..., None]
+    ]
+    joined = [" = ".join(np.array(texts)[each].tolist()) for each in tied] if texts else []
+    return "; ".join(heads), joined

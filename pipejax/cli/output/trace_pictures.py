@@ -14,6 +14,8 @@ from pipejax.cli.output.trace_report import (
     ADDS,
     SAVES,
     against_line,
+    clock_lines,
+    deal_line,
     forecast_line,
     heading_of,
     largest,
@@ -127,7 +129,9 @@ def trace_page(analysis: "Analysis", result: Mapping[str, Any]) -> str:
         _text(step_line(shares)),
         replay_line(analysis),
         *([] if analysis.against is None else [_text(against_line(analysis.against))]),
+        *clock_lines(analysis),
         *forecast_line(analysis),
+        *map(_text, deal_line(analysis)),
         f"the mean pipeline, at mean times: {seconds(advice.step_time)}; {next(diagnosis(advice))}",
         *list(diagnosis(advice))[1:],
     ]

@@ -72,6 +72,27 @@ def forecast_line(analysis: "Analysis") -> Iterator[str]:
         )
 
 
+def clock_lines(analysis: "Analysis", most: int | None = None) -> Iterator[str]:
+    """Clocks that were set right."""
+    for one in analysis.offsets[:most]:
+        yield (
+            f"clock of worker {one.worker}, replica {one.replica}: {seconds(abs(one.seconds))} "
+            f"{'ahead' if one.seconds > 0 else 'behind'}, set right within {seconds(one.residual)}"
+        )
+
+
+def deal_line(analysis: "Analysis") -> Iterator[str]:
+    """What another deal of the data saves, if it does, with markup."""
+    dealt = analysis.deal
+    if dealt is not None and dealt.saves > LEAST:
+        yield (
+            f"microbatches dealt anew to the replicas, in the best order found: the slowest takes "
+            f"{seconds(float(dealt.after.mean()))} in the mean, not "
+            f"{seconds(float(dealt.before.mean()))}: [bold]{percent(dealt.saves)}[/] less; no deal "
+            f"saves more than {percent(dealt.bound)}"
+        )
+
+
 def largest(shares: "Attribution", each: int = EACH) -> "Iterator[Share]":
     """The largest shares of every kind."""
     step, count = float(shares.recorded.mean()), dict[str, int]()
@@ -86,6 +107,7 @@ def said(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
     shares = analysis.attribution
     yield heading_of(analysis, result)
     yield from _left_out(analysis)
+    yield from (f"  {line}" for line in clock_lines(analysis, NAMED))
     yield f"  {replay_line(analysis)}"
     yield from _stalls(analysis)
     yield f"  {step_line(shares)}"
@@ -96,6 +118,7 @@ def said(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
         yield _shares_table(analysis.against, title)
     yield _op_times(analysis)
     yield from forecast_line(analysis)
+    yield from deal_line(analysis)
     yield f"the mean pipeline, at mean times: [bold]{seconds(analysis.advice.step_time)}[/]"
     yield from (f"  {escape(line)}" for line in diagnosis(analysis.advice))
     yield from remedies_said(analysis.advice, result["remedies"])

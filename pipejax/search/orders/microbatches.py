@@ -5,26 +5,23 @@ lengths differ that is a choice, and a local search over permutations makes it: 
 insertions, all neighbours of an order in one batch of the engine.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import evaluate
-from pipejax.base import longest_path
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_local_search, check_types
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
-from pipejax.costs.costs import PHASE_FIELDS, Costs, differs_by_microbatch
-from pipejax.costs.stage.microbatches import in_order, of_each_microbatch
-from pipejax.engine.lowering.program import NO_WORKER
+from pipejax.costs.costs import Costs, differs_by_microbatch
+from pipejax.costs.stage.microbatches import in_order
 from pipejax.engine.pricing import lower_and_price
-from pipejax.engine.recurrence_host import run_on_host
-from pipejax.schedules.cells.ops import ROW_OPS, Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import TIME_LIMIT, Found
+from pipejax.search.orders.order_bounds import alone, order_bound, with_least
 from pipejax.search.orders.permutations import (
     BATCH,
     Order,
@@ -129,9 +126,12 @@ class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
         random = self.rng.permuted(np.tile(given, (RANDOM, 1)), axis=1)
         fixed = [given, longest[::-1], longest, *_hills(longest)]
         times = self.start_from(np.concatenate([fixed, random]))
-        of_least, alone = _longest_alone(self._costs, int(longest[0]), len(given))
+        of_least, count = with_least(self._costs), len(given)
         shortest = batched_makespans(
-            self.program, lambda orders: in_order(of_least, orders), alone, self.batch
+            self.program,
+            lambda orders: in_order(of_least, orders),
+            alone(int(longest[0]), count, count),
+            self.batch,
         ).min()
         self.lower_bound = max(order_bound(table, costs, links), float(shortest))
         self.baselines = {
@@ -151,48 +151,6 @@ class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
         table, costs, links = self._given
         ordered = in_order(costs, self.best)
         return MicrobatchOrder(self.best, ordered), evaluate(table, ordered, link=links).makespan
-
-
-def order_bound(table: ScheduleTable, costs: Costs, links: Links) -> float:
-    """Lower bound on the makespan in any order [s].
-
-    With every time the least of all microbatches, no op starts later and no path gets longer. And
-    behind the start of a worker's first op there, and before what follows its last, the worker
-    computes all of its ops: of each stage as many as it has, those of the shortest microbatches.
-    """
-    least = of_each_microbatch(lambda time: np.asarray(time).min(axis=-1), costs)
-    program, vector = lower_and_price(table, least, links)
-    run = run_on_host(program, vector)
-    found = float(run.finish.max())
-    if len(program.fused):  # a pair is of two microbatches
-        return found
-    tails = longest_path.tails(run.preds, run.duration, run.lag)
-    busy = np.zeros(table.num_workers)
-    on_worker = (program.worker != NO_WORKER) & np.isin(program.phase, ROW_OPS)
-    ops = (program.worker, program.phase, program.stage, program.pipe)
-    kinds, counts = np.unique(np.stack(ops)[:, on_worker], axis=1, return_counts=True)
-    shape = table.num_stages, table.num_microbatches
-    for (worker, phase, stage, _), count in zip(kinds.T.tolist(), counts.tolist(), strict=True):
-        time = np.asarray(getattr(costs, PHASE_FIELDS[Phase(phase).name]), float)
-        whole = np.broadcast_to(time if time.ndim == 2 else time[..., None], shape)
-        busy[worker] += np.sort(whole[stage])[:count].sum()
-    first, last = np.asarray(program.first_node), np.asarray(program.last_node)
-    return max(found, float((run.start[first] + busy + tails[last]).max()))
-
-
-def _longest_alone(costs: Costs, longest: int, count: int) -> tuple[Costs, Orders]:
-    """Costs, and orders of them, in which the longest microbatch has its place among shortest ones.
-
-    In each place by itself: whatever the others are, no order with it there is faster. The shortest
-    takes the least of every time; it stands behind the given microbatches.
-    """
-
-    def with_least(time: Any) -> Any:
-        return np.concatenate([time, time.min(axis=-1, keepdims=True)], axis=-1)
-
-    orders = np.full((count, count), count)
-    np.fill_diagonal(orders, longest)
-    return of_each_microbatch(with_least, costs), orders
 
 
 def _work(costs: Costs, count: int) -> Float[NumpyArray, " microbatches"]:

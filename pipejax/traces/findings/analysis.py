@@ -11,9 +11,11 @@ from pipejax.base.display import ResultList, short_repr, short_repr_of
 from pipejax.base.progress import OnProgress, telling
 from pipejax.schedules.table.links import Links
 from pipejax.search.remedies.explain import Explanation
+from pipejax.traces.clocks import Offset, aligned
 from pipejax.traces.findings.advice import advise
 from pipejax.traces.findings.attribution import Attribution, attribute
 from pipejax.traces.findings.forecast import LEAST, Forecast, forecast
+from pipejax.traces.findings.new_deal import OF_RANK, NewDeal, deal_anew, share_of_replica
 from pipejax.traces.findings.op_times import OpTimes, op_times
 from pipejax.traces.record import LeftOut, Trace
 from pipejax.traces.replaying.pipelines import Pipelines, pipelines_of, registered
@@ -53,6 +55,9 @@ class Analysis:
       op_times: of ops, messages and all else.
       forecast: the second half of the steps by the first; None of too few steps.
       advice: what would make the mean pipeline shorter.
+      offsets: clocks that were set right, for messages came before they were sent.
+      deal: the data dealt anew; None where that makes no sense, see `deal_anew`, or where times
+        differ by replica more than by data.
       against: who makes steps longer than in another run, if there is one.
     """
 
@@ -62,6 +67,8 @@ class Analysis:
     op_times: Sequence[OpTimes]
     forecast: Forecast | None
     advice: Explanation
+    offsets: Sequence[Offset]
+    deal: NewDeal | None = None
     against: Attribution | None = None
 
     @property
@@ -87,10 +94,11 @@ class Analysis:
         trace, late = self.pipelines.trace, self.replay.stalls
         least = STALL * float(np.median(self.pipelines.spans))
         places = np.flatnonzero(late > least)
-        fields = trace.step, trace.replica, trace.worker
         return ResultList(
             Stall(
-                *(int(field[k]) for field in fields),
+                int(trace.step[k]),
+                int(trace.replica[k]),
+                int(trace.worker[k]),
                 f"{trace.stage[k]}{trace.phases[trace.phase[k]]}{trace.microbatch[k]}",
                 float(late[k]),
             )
@@ -110,7 +118,7 @@ class Analysis:
         return float(np.sqrt(((logs - mean[kind])[known] ** 2).mean()))
 
 
-PARTS = ("pipelines", "replay", "attribution", "remedies")
+PARTS = ("pipelines", "replay", "attribution", "remedies", "deal")
 
 
 def analyse(
@@ -154,16 +162,20 @@ def analyse(
     check_types(trace=(trace, Trace), against=(against, Trace, type(None)))
     with telling("trace", on_progress) as tell:
         tell(0, len(PARTS), PARTS[0])
+        trace, offsets = aligned(trace)
         pipelines = pipelines_of(trace)
         tell(1, len(PARTS), PARTS[1])
         replayed = replay(pipelines, link=link)
         other = None
         if against is not None:
-            other = replay(pipelines_of(against), link=replayed.links)
+            other = replay(pipelines_of(aligned(against)[0]), link=replayed.links)
         tell(2, len(PARTS), PARTS[2])
         shares = attribute(replayed)
         tell(3, len(PARTS), PARTS[3])
         advice = advise(replayed, stage_layers=stage_layers, schedules=schedules, search=search)
+        tell(4, len(PARTS), PARTS[4])
+        is_of_data = share_of_replica(replayed) < OF_RANK
+        dealt = deal_anew(replayed) if is_of_data else None
     return Analysis(
         pipelines,
         replayed,
@@ -171,5 +183,7 @@ def analyse(
         op_times(pipelines),
         forecast(shares) if len(shares.steps) >= LEAST else None,
         advice,
+        [offset for offset in offsets if offset.is_corrected],
+        dealt,
         None if other is None else attribute(replayed, against=other),
     )

@@ -108,7 +108,7 @@ def attribute(
       ([21.0], 18.75, 'worker', '1')
     """
     check_types(replayed=(replayed, Replay), against=(against, Replay, type(None)))
-    jobs = [_Job(replayed, part) for part in _whole_steps(replayed)]
+    jobs = [_JobSteps(replayed, part) for part in _whole_steps(replayed)]
     if against is None:
         ideal = _Ideal.alike(jobs)
     else:
@@ -163,7 +163,7 @@ def _whole_steps(replayed: Replay) -> Iterator[Mapping[int, Sequence[int]]]:
     yield from alike.values()
 
 
-class _Job:
+class _JobSteps:
     """Steps whose replicas run the same tables."""
 
     def __init__(self, replayed: Replay, members: Mapping[int, Sequence[int]]) -> None:
@@ -289,7 +289,7 @@ class _Ideal(NamedTuple):
     links: Float[NumpyArray, " links"]
 
     @classmethod
-    def alike(cls, jobs: Sequence["_Job"]) -> "_Ideal":
+    def alike(cls, jobs: Sequence["_JobSteps"]) -> "_Ideal":
         """The mean of a kind over all steps, stages, microbatches; the median of what is sent."""
         replayed = jobs[0].replayed
         trace = replayed.pipelines.trace
@@ -303,7 +303,7 @@ class _Ideal(NamedTuple):
     @classmethod
     def as_in(cls, other: Replay, names: Sequence[str]) -> "_Ideal":
         """What another run took, stage by stage and link by link."""
-        jobs = [_Job(other, part) for part in _whole_steps(other)]
+        jobs = [_JobSteps(other, part) for part in _whole_steps(other)]
         trace, known = other.pipelines.trace, cls.alike(jobs).ops
         for code in range(len(trace.phases)):
             for stage in range(NONE, trace.stages):

@@ -18,10 +18,11 @@ from pipejax.traces.readers.labels import Cell, cell_of
 from pipejax.traces.readers.parts import Columns, nothing, sound
 from pipejax.traces.readers.rank_lists import missing_ranks
 from pipejax.traces.readers.sources import Tell
-from pipejax.traces.readers.steps import OUTSIDE, Cells, number_steps
+from pipejax.traces.readers.steps import OUTSIDE, RankSlices, number_steps
 from pipejax.traces.record import NONE, OPS, LeftOut, Trace
 
 _MICROSECOND, _NANOSECONDS = 1e-6, 1000  # seconds of one, and how many are in it
+_BEFORE = ("UNSHARD", "RECV_F", "RECV_B")  # what comes before what it is for
 _RECEIVED = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}  # what an op waits for
 
 
@@ -37,7 +38,7 @@ def read_chrome(paths: Sequence[Path], tell: Tell) -> Trace:
     merged = [_on_kernels(rows, cells, left_out) for _, rows in sorted(ranks.items())]
     world = max(rows.world for rows in merged)
     left_out += missing_ranks(ranks, world)
-    steps = number_steps([Cells(rows.label, rows.start, rows.marks) for rows in merged])
+    steps = number_steps([_in_time(rows, cells) for rows in merged])
     phases = tuple(dict.fromkeys(phase for cell in cells for phase, _, _ in cell))
     parts = [_expanded(rows, step, cells, phases) for rows, step in zip(merged, steps, strict=True)]
     places = _places(parts, [rows.rank for rows in merged], world)
@@ -126,6 +127,22 @@ def _on_kernels(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) -> R
     on = dataclasses.replace(rows, start=rows.start.copy(), end=rows.end.copy())
     on.start[own], on.end[own] = start[there], end[there]
     return on
+
+
+def _in_time(rows: Rows, cells: Sequence[Cell]) -> RankSlices:
+    """Tell of each slice what steps are told by."""
+    firsts = [cell[0] if cell else ("", 0, 0) for cell in cells]
+    is_op = np.array([phase in OPS for phase, _, _ in firsts], bool)[rows.label]
+    is_before = np.array([phase in _BEFORE for phase, _, _ in firsts], bool)[rows.label]
+    # the first op of a rank is the forward of its first microbatch on its first stage
+    forwards = [
+        (microbatch, stage, label)
+        for label in np.unique(rows.label).tolist()
+        for phase, stage, microbatch in firsts[label : label + 1]
+        if phase == "F"
+    ]
+    first = min(forwards)[-1] if forwards else NONE
+    return RankSlices(rows.start, rows.end, is_op, rows.label == first, is_before, rows.marks)
 
 
 def _expanded(

@@ -239,7 +239,8 @@ def _numbers(cells: NumpyArray) -> Float[NumpyArray, " rows"]:
         since = cells.astype("datetime64[ns]")
         return np.where(np.isnat(since), np.nan, since.astype(np.int64) / 1e9)
     try:
-        return cells.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # what 32 bits hold and no float is becomes NaN
+            return cells.astype(np.float64)
     except (ValueError, TypeError):
         return np.array([_number(cell) for cell in cells.tolist()], np.float64)
 

@@ -49,11 +49,12 @@ class Rows:
     marks: list[tuple[int, float, float]]
 
 
-class _Kept:
+class _KeptEvents:
     """What of a file is kept, a number for each slice."""
 
     def __init__(self, names: dict[str, int]) -> None:
         self.names, self.count = names, 0
+        self.meant: dict[str, tuple[int, int]] = {}  # kind and number of labels
         self.kind, self.label = array("b"), array("q")
         self.start, self.length = array("d"), array("d")
         self.process, self.thread = array("q"), array("q")
@@ -68,30 +69,36 @@ class _Kept:
         if event.get("ph") != "X":
             self._take_title(event, name)
             return
-        if name.startswith(_KEPT):
-            kind = (
-                _MARK
-                if name.startswith(STEP)
-                else _RECEIVE
-                if name.startswith(RECEIVES)
-                else _KERNEL
-                if event.get("cat") == _KERNELS
-                else _SLICE
-            )
-        elif event.get("cat") in _OWN and cell_of(name):
+        is_ours = not name.startswith(_KEPT)
+        if is_ours and (event.get("cat") not in _OWN or not cell_of(name)):
+            return
+        if name not in self.meant:
+            self.meant[name] = self._meaning(name)
+        kind, label = self.meant[name]
+        if label < 0:
+            return
+        if is_ours:
             kind = _OURS
-        else:
-            return
-        if kind in (_SLICE, _KERNEL) and not cell_of(name):
-            return
-        if kind == _RECEIVE:
-            name = RECEIVES[0]  # peers and tags make many
+        elif kind == _SLICE and event.get("cat") == _KERNELS:
+            kind = _KERNEL
         self.kind.append(kind)
-        self.label.append(self.names.setdefault(name, len(self.names)))
+        self.label.append(label)
         self.start.append(_number(event.get("ts")))
         self.length.append(_number(event.get("dur")))
         self.process.append(_whole(event.get("pid")))
         self.thread.append(_whole(event.get("tid")))
+
+    def _meaning(self, name: str) -> tuple[int, int]:
+        """Kind and number of a label; below 0 for one that is none of a pipeline."""
+        if name.startswith(RECEIVES):
+            name, kind = RECEIVES[0], _RECEIVE  # peers and tags make many
+        elif name.startswith(STEP):
+            kind = _MARK
+        elif cell_of(name):
+            kind = _SLICE
+        else:
+            return _SLICE, -1
+        return kind, self.names.setdefault(name, len(self.names))
 
     def _take_title(self, event: Event, name: str) -> None:
         args = event.get("args")
@@ -122,7 +129,7 @@ def read_rows(
     """
     header: dict[str, Any] = {}
     faults: Counter[str] = Counter()
-    kept = _Kept(names)
+    kept = _KeptEvents(names)
     for event in events(texts(path, tell), header, faults):
         kept.take(event)
     for why, count in faults.items():
@@ -193,7 +200,9 @@ def _rows_of(
     )
 
 
-def _ours(columns: Mapping[str, NumpyArray], kept: _Kept, names: dict[str, int]) -> list[Rows]:
+def _ours(
+    columns: Mapping[str, NumpyArray], kept: _KeptEvents, names: dict[str, int]
+) -> list[Rows]:
     """Part one of our own exports into its workers; a message is seen by both its ends."""
     label = columns["label"].copy()
     tracks = zip(columns["process"].tolist(), columns["thread"].tolist(), strict=True)

@@ -24,7 +24,7 @@ _scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 Event = dict[str, Any]
 
 
-class _Window:
+class _TextWindow:
     """The part of a text that is read and not used yet, and a place in it."""
 
     def __init__(self, pieces: Iterator[str]) -> None:
@@ -101,7 +101,7 @@ def events(
       header: takes what stands beside the events, by its key.
       faults: takes what is wrong, and how often: events that are not JSON, an early end.
     """
-    window = _Window(pieces)
+    window = _TextWindow(pieces)
     is_list, is_whole = window.next_sign(_GAP) == "[", False
     window.at += 1
     if is_list:
@@ -126,7 +126,7 @@ def events(
         faults[window.why] += 1
 
 
-def _listed(window: _Window, faults: "Counter[str]") -> Iterator[Event]:
+def _listed(window: _TextWindow, faults: "Counter[str]") -> Iterator[Event]:
     """Yield the events of a list, and go behind it."""
     while True:
         text, at = window.text, window.at

@@ -5,6 +5,7 @@ a file says microbatch and chunk of each op, they are taken; else the k-th forwa
 k-th turn: with one stage a worker microbatch k, with several that of interleaved 1F1B.
 """
 
+import contextlib
 import itertools
 import json
 import re
@@ -20,17 +21,18 @@ from pipejax.schedules.builders.one_f_one_b import Turns
 from pipejax.schedules.cells.ops import Phase
 from pipejax.traces.readers.parts import Columns, nothing, sound
 from pipejax.traces.readers.phase_names import with_split_backwards
-from pipejax.traces.readers.sources import CutError, Tell, texts
+from pipejax.traces.readers.sources import Tell, texts
 from pipejax.traces.record import LeftOut, Trace
 
 _SERIES = {"fwd": "F", "bwd": "B", "wgrad": "W"}
 _PHASES = tuple(_SERIES.values())
 _MILLISECOND = 1e-3
 _MOST = 10**6  # of workers, stages or microbatches: what says more is damaged
+_STEP = re.compile(r'"(\d{1,9})"\s*:\s*(?=\{)')
 _RANK = re.compile(r"rank[_-]?(\d{1,6})")
 
 
-class Sizes(NamedTuple):
+class RunSizes(NamedTuple):
     """Sizes of a run: workers, stages a worker, microbatches; 0 where no file says them."""
 
     workers: int = 0
@@ -94,16 +96,29 @@ def rank_of(path: Path) -> int | None:
 
 
 def _object(path: Path, tell: Tell, left_out: list[LeftOut]) -> dict[str, Any] | None:
-    """Read a JSON object, or say why it is none."""
+    """Read a JSON object; of a damaged one the steps that are whole, if there is one."""
+    pieces: list[str] = []
     try:
-        data = json.loads("".join(texts(path, tell)))
-    except (ValueError, CutError, OSError, RecursionError) as error:
-        left_out.append(LeftOut(str(path), f"it is no sound JSON: {error}"))
-        return None
-    return data if isinstance(data, dict) else {}
+        for piece in texts(path, tell):
+            pieces.append(piece)
+        data = json.loads("".join(pieces))
+    except (ValueError, OSError, RecursionError) as error:
+        data = _whole_steps("".join(pieces))
+        what = "steps of " * bool(data)
+        left_out.append(LeftOut(f"{what}{path}", f"it is no sound JSON: {error}"))
+    return data if isinstance(data, dict) and data else None
 
 
-def _sizes(paths: Sequence[Path], tell: Tell, left_out: list[LeftOut]) -> Sizes:
+def _whole_steps(text: str) -> dict[str, Any]:
+    """Read what can be read of a damaged object."""
+    found = {}
+    for begin in _STEP.finditer(text):
+        with contextlib.suppress(ValueError, RecursionError):
+            found[begin[1]] = json.JSONDecoder().raw_decode(text, begin.end())[0]
+    return found
+
+
+def _sizes(paths: Sequence[Path], tell: Tell, left_out: list[LeftOut]) -> RunSizes:
     """Read sizes by the names that Primus gives them."""
     data: dict[str, Any] = {}
     for path in paths:
@@ -113,7 +128,7 @@ def _sizes(paths: Sequence[Path], tell: Tell, left_out: list[LeftOut]) -> Sizes:
     odd = [value for value in given if value is not None and not _is_count(value)]
     if odd:
         left_out.append(LeftOut(str(paths[-1]), f"a size must be a whole number, got {odd[0]!r}"))
-    return Sizes(*(int(value or 0) if _is_count(value) else 0 for value in given))
+    return RunSizes(*(int(value or 0) if _is_count(value) else 0 for value in given))
 
 
 def _is_count(value: Any) -> bool:
@@ -143,7 +158,7 @@ def _series_of(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -> I
             yield from found
 
 
-def _trace(series: Sequence[_Series], sizes: Sizes, left_out: list[LeftOut]) -> Trace:
+def _trace(series: Sequence[_Series], sizes: RunSizes, left_out: list[LeftOut]) -> Trace:
     """Give every op its stage and microbatch."""
     sizes = sizes._replace(chunks=sizes.chunks or 1 + _most_chunk(series))
     parts = [_columns(entry, sizes) for entry in series if entry.start]
@@ -173,7 +188,7 @@ def _most_chunk(series: Sequence[_Series]) -> int:
     return max((c for entry in series for c in entry.chunk if _is_count(c)), default=0)
 
 
-def _columns(entry: _Series, sizes: Sizes) -> Columns:
+def _columns(entry: _Series, sizes: RunSizes) -> Columns:
     """Make columns of a list; where it does not say which op is which, by their turns."""
     size = len(entry.start)
     start, end = (
@@ -200,7 +215,7 @@ def _columns(entry: _Series, sizes: Sizes) -> Columns:
     }
 
 
-def _by_turn(phase: int, size: int, sizes: Sizes) -> Int[NumpyArray, "2 ops"]:
+def _by_turn(phase: int, size: int, sizes: RunSizes) -> Int[NumpyArray, "2 ops"]:
     """Microbatch and chunk of each turn, -1 beyond the last."""
     told = np.full((2, size), -1, np.int64)
     count, chunks = sizes.microbatches, min(sizes.chunks, size)

@@ -55,10 +55,10 @@ def read(
       >>> rows = ["pp,op,mb,start_ms,dur_ms", "0,forward,0,0,10", "1,forward,0,12,10"]
       >>> _ = path.write_text("\n".join([*rows, "1,backward,0,22,20", "0,backward,0,44,"]))
       >>> trace = pj.traces.read(path)
-      >>> len(trace), trace.workers, trace.end.max().item()
-      (3, 2, 0.042)
+      >>> len(trace), trace.workers, f"{trace.end.max():.3f} s"
+      (3, 2, '0.042 s')
       >>> trace.left_out
-      (LeftOut(what='rows', why='its end is no finite number', count=1),)
+      (LeftOut(what='rows', why='its end is no finite number'),)
     """
     names = dict(columns or {})
     check_types(files=(files, str, Path, list, tuple))

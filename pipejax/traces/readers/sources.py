@@ -1,6 +1,7 @@
 """Files of a run: opened through gzip, and their form told by what they hold."""
 
 import codecs
+import contextlib
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ Tell = Callable[[int], object]  # takes how many bytes of a file were read since
 PARQUET, CSV, RANK_LISTS, CHROME = "Parquet", "CSV", "lists of a rank", "Chrome trace"
 SIZES, LOG, OTHER = "sizes of a run", "log of Megatron", "other"
 HEAD = 2**18  # bytes that tell the form
-_PIECE, _MOST = 2**16, 2**20  # bytes read at once, and unpacked at once
+_PIECE, _MOST, _SMALL = 2**16, 2**20, 32  # bytes read at once, unpacked at once, and near a fault
 _GZIP, _ANY_GZIP = b"\x1f\x8b", 31  # the second is zlib's word for gzip
 _DELIMITERS = ",;\t"
 _LIST_OF_TIMES = re.compile(r'"(fwd|bwd|wgrad)_(start|end)"\s*:\s*\[')
@@ -45,14 +46,26 @@ def unpacked(path: Path, tell: Tell) -> Iterator[bytes]:
             while is_packed and piece:
                 if engine.eof:  # files may follow each other in one
                     engine = zlib.decompressobj(_ANY_GZIP)
+                before = engine.copy()
                 try:
-                    yield engine.decompress(piece, _MOST)
+                    found = engine.decompress(piece, _MOST)
                 except zlib.error as error:
+                    yield from _up_to_the_fault(before, piece)
                     raise CutError(f"gzip cannot be unpacked any further: {error}") from None
+                yield found
                 piece = engine.unused_data if engine.eof else engine.unconsumed_tail
             piece = file.read(_PIECE)
     if is_packed and not engine.eof:
-        raise CutError("gzip ends early")
+        yield engine.flush()
+        if not engine.eof:
+            raise CutError("gzip ends early")
+
+
+def _up_to_the_fault(engine: "zlib._Decompress", piece: bytes) -> Iterator[bytes]:
+    """Unpack what comes before a fault, in small parts, for one is lost as a whole."""
+    with contextlib.suppress(zlib.error):
+        for at in range(0, len(piece), _SMALL):
+            yield engine.decompress(piece[at : at + _SMALL])
 
 
 def texts(path: Path, tell: Tell) -> Iterator[str]:

@@ -181,7 +181,7 @@ def _errors(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Waits:
+class MessageWaits:
     """Messages of all pipelines, and whether their receivers waited for them.
 
     Attributes:
@@ -195,7 +195,7 @@ class Waits:
     waited: Bool[NumpyArray, " messages"]
 
 
-def waits_of(pipelines: Pipelines) -> Waits:
+def waits_of(pipelines: Pipelines) -> MessageWaits:
     """All messages between workers, by what ran before and after them."""
     trace, parts = pipelines.trace, []
     for number, table in enumerate(pipelines.tables):
@@ -207,8 +207,9 @@ def waits_of(pipelines: Pipelines) -> Waits:
         free = np.where(before == NONE, np.inf, trace.end[slices[:, before]])
         parts.append((np.broadcast_to(link, made.shape), used - made, made > free))
     if not parts:
-        return Waits(np.zeros(0, int), np.zeros(0), np.zeros(0, bool))
-    return Waits(*(np.concatenate([x.ravel() for x in each]) for each in zip(*parts, strict=True)))
+        return MessageWaits(np.zeros(0, int), np.zeros(0), np.zeros(0, bool))
+    joined = (np.concatenate([x.ravel() for x in each]) for each in zip(*parts, strict=True))
+    return MessageWaits(*joined)
 
 
 def _message_ops(table: ScheduleTable) -> tuple[NumpyArray, NumpyArray, NumpyArray, NumpyArray]:

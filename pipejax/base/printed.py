@@ -1,12 +1,12 @@
-"""How points of a sweep are written: heads with units, and numbers under them."""
+"""How points of a sweep are printed: heads with units, and numbers under them.
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+Numbers that print alike are one to whoever reads them, so conditions and rows go by this too.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pipejax.base.data_files import time_unit
-
-if TYPE_CHECKING:
-    from pipejax.sweep.results import SweepResults
 
 # in which unit a table shows what a dataset holds in SI units
 IN_TABLES: dict[str, tuple[float, str]] = {
@@ -15,6 +15,7 @@ IN_TABLES: dict[str, tuple[float, str]] = {
     "FLOP/s": (1e12, "TFLOP/s"),
     "s": (1e-6, "us"),
 }
+PRINTED = "{:.4g}"  # a number of an axis, and of all measures that FORMS does not name
 FORMS = {"step_time": "{:.5g}", "memory_bytes": "{:.2f}", "bubble_ratio": "{:.2f}"}
 
 
@@ -26,11 +27,11 @@ def words(name: str) -> str:
 Scale = tuple[float, str]
 
 
-def scale_of(found: "SweepResults", name: str, values: Sequence[Any]) -> Scale:
+def scale_of(units: Mapping[str, str], name: str, values: Sequence[Any]) -> Scale:
     """Find what the numbers of an axis or a measure are divided by, and the unit they then have."""
     if name == "bubble_ratio":
         return 0.01, "%"
-    unit = found.units.get(name, "")
+    unit = units.get(name, "")
     if name == "step_time":
         return time_unit(max(values, default=0.0))
     return IN_TABLES.get(unit, (1.0, unit.replace("1", "")))
@@ -45,19 +46,19 @@ def cell(name: str, value: Any, scale: Scale) -> str:
     """Write one value of an axis or a measure, in the unit of its scale."""
     if not isinstance(value, float):
         return str(value)
-    return FORMS.get(name, "{:.4g}").format(value / scale[0])
+    return FORMS.get(name, PRINTED).format(value / scale[0])
 
 
-def span(found: "SweepResults", name: str, values: list[Any], scale: Scale) -> str:
-    """Write the values of an axis that does not matter."""
-    if len(values) == len(found.axes[name]):
+def span(name: str, values: list[Any], scale: Scale, count: int) -> str:
+    """Write the values of an axis that does not matter, of so many."""
+    if len(values) == count:
         return "any"
     cells = [cell(name, value, scale) for value in values]
     is_row = isinstance(values[0], float) and len(values) > 2
     return f"{cells[0]} to {cells[-1]}" if is_row else ", ".join(cells)
 
 
-def named(found: "SweepResults", name: str, value: Any) -> str:
+def named(units: Mapping[str, str], name: str, value: Any) -> str:
     """An axis and its value, with the unit."""
-    scale = scale_of(found, name, [value])
+    scale = scale_of(units, name, [value])
     return f"{words(name)} {cell(name, value, scale)} {scale[1]}".rstrip()

@@ -1,0 +1,309 @@
+"""Local search over deals: moves between two replicas, of all pairs of all steps in one batch.
+
+All microbatches of a step stand in one sequence, replica behind replica. A slow replica and a
+faster one are a part of it, and swaps and insertions there are those of the search for an order:
+some move members within a replica, others between the two.
+"""
+
+import functools
+import itertools
+import math
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.display import ResultList, short_repr
+from pipejax.costs.costs import Costs
+from pipejax.costs.stage.microbatches import in_order, of_each_microbatch
+from pipejax.engine.pricing import lower_and_price
+from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.search.found import Found
+from pipejax.search.orders.local_search import LocalSearch
+from pipejax.search.orders.order_bounds import alone, order_bound, packed_bound
+from pipejax.search.orders.permutations import (
+    BATCH,
+    EXHAUSTIVE,
+    PATIENCE,
+    SHAKES,
+    Orders,
+    batched_makespans,
+    neighbours,
+)
+from pipejax.search.orders.step_costs import StepCosts
+
+Members = Int[NumpyArray, "steps replicas microbatches"]
+Replicas = Int[NumpyArray, "steps groups replicas"]
+Values = Float[NumpyArray, " steps"]
+Steps = Int[NumpyArray, " steps"]
+
+RANDOM = 64  # random deals that the result is compared with
+RUNS = 1 << 14  # pipelines in a batch of the engine
+MAX_COSTS = 1 << 24  # of the costs of a batch
+MAX_NUMBERS = 1 << 20  # of the orders that are tried at once
+MOST_MEMBERS = 12  # microbatches up to which every deal is tried, where replicas have few orders
+SLOW = 0.25  # of the replicas that exchange microbatches with others
+OTHER = 0.1  # what the faster of two replicas counts beside the slower
+
+
+@short_repr
+class Deal(NamedTuple):
+    """Which replica gets which microbatches.
+
+    Attributes:
+      order: (replicas, microbatches) which of all given microbatches is microbatch k of replica r.
+      costs: what the table is to be priced with then, a batch of replicas for `makespans`.
+    """
+
+    order: Orders
+    costs: Costs
+
+
+class DealSearch(LocalSearch[list[Deal]]):
+    """State of the search for deals; the value is the mean over the steps.
+
+    Members are numbered through all steps. Behind those of each step stands one more, which takes
+    the least of every time.
+
+    Attributes:
+      values: (steps) makespan of the slowest replica in the best deal of each step so far [s].
+      bounds: (steps) no deal of a step is faster [s].
+      best: best deal of each step so far.
+    """
+
+    values: Values
+    bounds: Values
+    best: Members
+
+    def __init__(
+        self, table: ScheduleTable, each: list[Costs], replicas: int, links: Links, seed: int
+    ) -> None:
+        """Start the clock, and evaluate the baselines."""
+        super().__init__(seed)
+        size = table.num_microbatches
+        self._given, self._shape = each, (len(each), replicas, size)
+        exact = [jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs) for costs in each]
+        one = of_each_microbatch(lambda time: time[..., :size], exact[0])
+        self.program, _ = lower_and_price(table, one, links)
+        self._costs = StepCosts.of(exact, self.program, replicas * size + 1)
+        self._first = np.arange(len(each))[:, None, None] * (replicas * size + 1)
+        most = MAX_COSTS // sum(np.size(leaf) for leaf in jax.tree.leaves(one))
+        self.batch = max(1, min(RUNS, 1 << (len(each) * replicas * RANDOM).bit_length(), most))
+        self._runs, self._rested = np.zeros((2, len(each)), int)
+        work = np.stack([_work(costs, table.num_stages, replicas * size) for costs in exact])
+        self._begin(_longest_first(work, self._shape))
+        lonely = np.stack([alone(int(n), replicas * size, size) for n in work.argmax(axis=1)])
+        proven = [self.times(self._first + lonely).min(axis=1)]
+        for bound in (order_bound, packed_bound):
+            proven.append(np.array([bound(table, costs, links, replicas) for costs in exact]))
+        self.bounds = np.max(proven, axis=0)
+        self._note()
+
+    def _begin(self, greedy: Members) -> None:
+        """Evaluate the baselines, and start from the best of each step."""
+        steps, replicas, size = self._shape
+        members = np.tile(np.arange(replicas * size), (steps, 1))
+        random = self.rng.permuted(np.tile(members, (RANDOM, 1, 1)), axis=2)
+        fixed = [
+            members.reshape(self._shape),
+            members.reshape(steps, size, replicas).swapaxes(1, 2),
+            greedy,
+        ]
+        orders = self._first + np.concatenate([fixed, random.reshape(RANDOM, *self._shape)])
+        times = self.times(orders)
+        self._order, self._times = orders[2].copy(), times[2].copy()
+        every = np.arange(steps)
+        each_alone = np.tile(np.arange(replicas)[:, None], (steps, 1, 1))
+        for _ in range(size):
+            if not self._improve(every, each_alone).any():
+                break
+        orders = np.concatenate([orders, self._order[None]])
+        times = np.concatenate([times, self._times[None]])
+        slowest = times.max(axis=2)
+        chosen = slowest.argmin(axis=0), every
+        self._order, self._times = orders[chosen], times[chosen]
+        self.best, self.values = self._order.copy(), slowest[chosen]
+        names = ("given", "round robin", "greedy")
+        self._baselines = dict(zip(names, slowest, strict=False)) | {
+            "greedy with order": slowest[-1],
+            "best of random": slowest[len(names) : -1].min(axis=0),
+        }
+        self.baselines = {name: float(of.mean()) for name, of in self._baselines.items()}
+
+    def times(self, orders: Int[NumpyArray, "*some microbatches"]) -> Float[NumpyArray, "*some"]:
+        """Evaluate replicas (*some) [s], in batches of one size: that compiles once."""
+        size = orders.shape[-1]
+        flat = orders.reshape(-1, size)
+        whole = np.resize(flat, (-(-len(flat) // self.batch) * self.batch, size))
+        found = batched_makespans(self.program, self._costs.of_orders, whole, self.batch)
+        self._runs += np.bincount(self._costs.step_of(flat), minlength=len(self._runs))
+        return found[: len(flat)].reshape(orders.shape[:-1])
+
+    def step(self, iteration: int) -> None:
+        """Improve all pairs of replicas once; or try all deals, where they are few."""
+        steps = np.flatnonzero(~self._are_optimal())
+        if self._are_few():
+            self._try_all(steps)
+        else:
+            if len(rested := steps[self._rested[steps] >= PATIENCE]):
+                self._shake(rested)
+            changed = self._improve(steps, self._pairs(steps))
+            self._rested[steps] = np.where(changed, 0, self._rested[steps] + 1)
+        self._note()
+
+    def _are_optimal(self) -> Bool[NumpyArray, " steps"]:
+        """Whether the bound of each step is reached (steps)."""
+        return self.values <= self.bounds * (1 + self.precision)
+
+    def _is_optimal(self) -> bool:
+        return bool(self._are_optimal().all())
+
+    def _note(self) -> None:
+        """Keep what is better than the best deal of its step."""
+        slowest = self._times.max(axis=1)
+        better = slowest < self.values
+        self.best[better], self.values[better] = self._order[better], slowest[better]
+        self.value, self.lower_bound = float(self.values.mean()), float(self.bounds.mean())
+
+    def _pairs(self, steps: Steps) -> Replicas:
+        """Put each of the slowest replicas beside one of the others, at random."""
+        ranked = np.argsort(-self._times[steps], axis=1, kind="stable")
+        slow = math.ceil(ranked.shape[1] * SLOW)
+        others = self.rng.permuted(ranked[:, slow:], axis=1)[:, :slow]
+        return np.stack([ranked[:, :slow], others], axis=2)
+
+    def _improve(self, steps: Steps, groups: Replicas) -> Bool[NumpyArray, " steps"]:
+        """Make the best move within each group of replicas, if any is better than none.
+
+        A move is better where the slower replica is, and of those where the faster is. Returns
+        (steps) whether any was made.
+        """
+        at = steps[:, None, None], groups
+        members = self._order[at]
+        moves = self._moves(groups.shape)
+        # most moves change one replica alone, and many leave the same in it: each runs once
+        size = members.shape[-1]
+        rows, which = np.unique(moves.reshape(-1, size), axis=0, return_inverse=True)
+        pool = members.reshape(*groups.shape[:2], -1)
+        times = self.times(pool[..., rows])[..., which.reshape(moves.shape[:2])]
+        rank = times.max(axis=3) + OTHER * times.sum(axis=3)
+        chosen = rank.argmin(axis=2)  # the first, which changes nothing, of equals
+        taken = moves[chosen].reshape(pool.shape)
+        self._order[at] = np.take_along_axis(pool, taken, axis=2).reshape(members.shape)
+        self._times[at] = np.take_along_axis(times, chosen[..., None, None], axis=2)[:, :, 0]
+        return (chosen > 0).any(axis=1)
+
+    def _moves(self, groups: tuple[int, ...]) -> Int[NumpyArray, "moves replicas microbatches"]:
+        """No move, then swaps and insertions in a group, as many as are tried at once."""
+        shape = groups[2], self._shape[2]
+        length = math.prod(shape)
+        places = np.indices((length, length)).reshape(2, -1)
+        if places.shape[1] > 2 * BATCH:
+            places = self.rng.integers(0, length, (2, 2 * BATCH))
+        found = neighbours(np.arange(length), *places)
+        most = max(1, MAX_NUMBERS // (math.prod(groups[:2]) * length))
+        found = found[self.rng.permutation(len(found))[:most]]
+        return np.concatenate([np.arange(length)[None], found]).reshape(-1, *shape)
+
+    def _shake(self, steps: Steps) -> None:
+        """Continue from the best deals of some steps, with some members swapped at random."""
+        for step in steps.tolist():
+            order = self.best[step].flatten()
+            for _ in range(SHAKES):
+                pair = self.rng.choice(len(order), 2, replace=False)
+                order[pair] = order[pair[::-1]]
+            self._order[step] = order.reshape(self._shape[1:])
+        self._times[steps] = self.times(self._order[steps])
+        self._rested[steps] = 0
+
+    def _are_few(self) -> bool:
+        """Whether there are so few deals that all can be tried."""
+        _, replicas, size = self._shape
+        members = replicas * size
+        return members <= MOST_MEMBERS and math.perm(members, size) <= EXHAUSTIVE
+
+    def _try_all(self, steps: Steps) -> None:
+        """Find the best deals of some steps, from the best order of every set of microbatches."""
+        _, replicas, size = self._shape
+        orders = np.array([*itertools.permutations(range(replicas * size), size)])
+        masks = (1 << orders).sum(axis=1)
+        times = self.times(self._first[steps] + orders)
+        for step, of_step in zip(steps.tolist(), times, strict=True):
+            ranked = np.lexsort((of_step, masks))
+            of_set = ranked[np.unique(masks[ranked], return_index=True)[1]]
+            chosen = of_set[_fastest_sets(masks[of_set], of_step[of_set], replicas * size)]
+            self._order[step] = self._first[step] + orders[chosen]
+            self._times[step] = of_step[chosen]
+        self.bounds[steps] = self._times[steps].max(axis=1)
+
+    def best_so_far(self) -> tuple[list[Deal], float]:
+        """The best deal of each step so far, and the mean of their values [s]."""
+        orders = self.best - self._first
+        pairs = zip(self._given, orders, strict=True)
+        return [Deal(order, in_order(costs, order)) for costs, order in pairs], self.value
+
+    def of_each_step(self, found: Found[list[Deal]]) -> list[Found[Deal]]:
+        """What was found, step by step."""
+        is_optimal = self._are_optimal()
+        return ResultList(
+            Found(
+                best,
+                float(self.values[step]),
+                float(self.bounds[step]),
+                {name: float(of[step]) for name, of in self._baselines.items()},
+                int(self._runs[step]),
+                "optimal" if is_optimal[step] else found.stopped,
+            )
+            for step, best in enumerate(found.best)
+        )
+
+
+def _work(costs: Costs, stages: int, members: int) -> Float[NumpyArray, " members"]:
+    """What each microbatch computes on the stage with the most to compute [s]."""
+    times = (np.asarray(time) for time in (costs.forward, costs.backward))
+    whole = (time if time.ndim == 2 else time[..., None] for time in times)
+    of_stages = np.sum([np.broadcast_to(time, (stages, members)) for time in whole], axis=0)
+    return of_stages[of_stages.sum(axis=1).argmax()]
+
+
+def _longest_first(
+    work: Float[NumpyArray, "steps members"], shape: tuple[int, int, int]
+) -> Members:
+    """Give the longest next to the replica with the least work that has room."""
+    steps, replicas, size = shape
+    every = np.arange(steps)
+    order = np.zeros(shape, int)
+    load, count = np.zeros((steps, replicas)), np.zeros((steps, replicas), int)
+    for member in np.argsort(-work, axis=1, kind="stable").T:
+        to = np.where(count < size, load, np.inf).argmin(axis=1)
+        order[every, to, count[every, to]] = member
+        load[every, to] += work[every, member]
+        count[every, to] += 1
+    return order
+
+
+def _fastest_sets(
+    masks: Int[NumpyArray, " sets"], times: Float[NumpyArray, " sets"], members: int
+) -> list[int]:
+    """Choose sets that hold each member once, of which the slowest is fastest.
+
+    A set is a number whose bits are its members.
+    """
+    holding: list[list[tuple[int, float, int]]] = [[] for _ in range(members)]
+    for row, (mask, time) in enumerate(zip(masks.tolist(), times.tolist(), strict=True)):
+        holding[(mask & -mask).bit_length() - 1].append((mask, time, row))
+
+    @functools.cache
+    def best(left: int) -> tuple[float, tuple[int, ...]]:
+        if not left:
+            return 0.0, ()
+        found: tuple[float, tuple[int, ...]] = (math.inf, ())
+        for mask, time, row in holding[(left & -left).bit_length() - 1]:
+            if not mask & ~left:
+                slowest, others = best(left & ~mask)
+                found = min(found, (max(time, slowest), (row, *others)))
+        return found
+
+    return [*best((1 << members) - 1)[1]]

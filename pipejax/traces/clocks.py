@@ -1,0 +1,223 @@
+"""Clocks of workers that differ: what messages say of their offsets, and a trace without them.
+
+No message arrives before it was sent. So messages from one worker to another bound how far the
+clock of the second is ahead from above, and those back from below. As with NTP the truth is taken
+to lie in the middle, which it does if the fastest messages of both ways take as long.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.checks import check_types
+from pipejax.base.display import short_repr
+from pipejax.traces.record import MESSAGES, NONE, LeftOut, Trace
+
+_SENDER = {"RECV_F": ("SEND_F", -1), "RECV_B": ("SEND_B", 1)}
+_TAKEN = (("F", "F", 1), ("BI", "BI", -1))  # who makes, who takes, at which stage from there
+_RELIABLE = 0.25  # so many of the steps may hold messages that are matched wrongly
+_EXACT = 5e-5  # what clocks of one machine and times in 32 bits differ by [s]
+
+
+@short_repr
+class Offset(NamedTuple):
+    """How far the clock of a worker is ahead of that of most others of its replica.
+
+    Attributes:
+      replica: of the worker.
+      worker: rank in the pipeline.
+      step: that it is of; -1 for all of them.
+      seconds: estimate [s]; 0 where it cannot be had.
+      residual: the estimate is off by this at most [s]; infinite where it cannot be had.
+      is_corrected: whether the trace was corrected by it.
+      why: what keeps it from being had; empty where it can.
+    """
+
+    replica: int
+    worker: int
+    step: int
+    seconds: float
+    residual: float
+    is_corrected: bool
+    why: str = ""
+
+
+def aligned(
+    trace: Trace, *, always: bool = False, by_step: bool = False
+) -> tuple[Trace, list[Offset]]:
+    """Put the workers of each replica on one clock, that of a worker that agrees with most others.
+
+    A message must not arrive before it is sent: RECV may not end before SEND starts, nor, in
+    traces without messages, an op start before the one ends that it takes its input from. Both ways
+    together bound the offset of two clocks; over several workers the bounds add up. The quickest
+    message of each step counts, and of steps the lower quartile: of five steps one may be wrong.
+
+    Args:
+      trace: a measured run.
+      always: correct all clocks that can be corrected; else only those of which a message would
+        arrive before it was sent.
+      by_step: the clocks of each step have an offset of their own, as where each rank counts from
+        its own begin of the step.
+
+    Returns:
+      The trace on one clock, and the offsets. A clock that cannot be corrected is named in
+      `left_out`, and stays as it was.
+
+    Example:
+      >>> import dataclasses, pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+      >>> trace = pj.traces.of_runs([pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))])
+      >>> ahead = 5.0 * (trace.worker == 1)
+      >>> wrong = dataclasses.replace(trace, start=trace.start + ahead, end=trace.end + ahead)
+      >>> right, offsets = pj.traces.aligned(wrong)
+      >>> [(offset.worker, offset.seconds, offset.is_corrected) for offset in offsets]
+      [(0, 0.0, False), (1, 5.0, True)]
+      >>> bool((right.start == trace.start).all())
+      True
+    """
+    check_types(trace=(trace, Trace), always=(always, bool), by_step=(by_step, bool))
+    offsets: list[Offset] = []
+    shift = np.zeros(len(trace))
+    sent = _Transfers.of(trace)
+    for step in trace.steps if by_step else [NONE]:
+        for replica in trace.replicas:
+            mine = trace.replica == replica
+            own = sent.replica == replica
+            if by_step:
+                mine, own = mine & (trace.step == step), own & (sent.step == step)
+            workers = np.unique(trace.worker[mine])
+            found = _solved(sent.bounds(own, workers), always=always)
+            for worker, (seconds, residual, is_corrected, why) in zip(
+                workers.tolist(), found, strict=True
+            ):
+                offsets.append(Offset(replica, worker, step, seconds, residual, is_corrected, why))
+                if is_corrected:
+                    shift[mine & (trace.worker == worker)] = seconds
+    columns = {name: getattr(trace, name) for name in ("step", "replica", "worker", "stage")}
+    columns |= {name: getattr(trace, name) for name in ("phase", "microbatch")}
+    columns |= {name: getattr(trace, name) - shift for name in ("start", "end")}
+    return Trace.of(
+        columns, trace.phases, [*trace.left_out, *_said(offsets)], trace.source
+    ), offsets
+
+
+def _said(offsets: Sequence[Offset]) -> Iterator[LeftOut]:
+    """Name the clocks that cannot be had."""
+    for why in sorted({offset.why for offset in offsets if offset.why}):
+        of = [offset for offset in offsets if offset.why == why]
+        workers = ", ".join(map(str, sorted({offset.worker for offset in of})))
+        yield LeftOut(f"clock of worker {workers}", why, len(of))
+
+
+class _Transfers(NamedTuple):
+    """From where to where something went, and how long it seems to have taken.
+
+    Attributes:
+      step: (transfers) of each.
+      replica: (transfers) of each.
+      sender: (transfers) worker.
+      receiver: (transfers) worker.
+      seconds: (transfers) arrival by the receiver's clock minus departure by the sender's [s].
+    """
+
+    step: Int[NumpyArray, " transfers"]
+    replica: Int[NumpyArray, " transfers"]
+    sender: Int[NumpyArray, " transfers"]
+    receiver: Int[NumpyArray, " transfers"]
+    seconds: Float[NumpyArray, " transfers"]
+
+    @classmethod
+    def of(cls, trace: Trace) -> "_Transfers":
+        """Match messages; in a trace without any, the ops that make and take them."""
+        pairs = [
+            _matched(trace, (send,), (receive,), move) for receive, (send, move) in _SENDER.items()
+        ]
+        times = trace.start, trace.end
+        if not trace.is_of(MESSAGES).any():
+            pairs = [_matched(trace, make, take, -move) for make, take, move in _TAKEN]
+            times = trace.end, trace.start
+        made, taken = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
+        apart = trace.worker[made] != trace.worker[taken]
+        made, taken = made[apart], taken[apart]
+        seconds = times[1][taken] - times[0][made]
+        return cls(
+            trace.step[made], trace.replica[made], trace.worker[made], trace.worker[taken], seconds
+        )
+
+    def bounds(
+        self, which: NumpyArray, workers: Int[NumpyArray, " workers"]
+    ) -> Float[NumpyArray, "workers workers"]:
+        """Return how far the second clock can be ahead of the first, at most [s]."""
+        size = len(workers)
+        most = np.full((size, size), math.inf)
+        np.fill_diagonal(most, 0.0)
+        pair = np.searchsorted(workers, self.sender[which]) * size
+        pair += np.searchsorted(workers, self.receiver[which])
+        order = np.lexsort([self.seconds[which], self.step[which], pair])
+        pair, step, seconds = pair[order], self.step[which][order], self.seconds[which][order]
+        first = np.flatnonzero(
+            (np.diff(pair, prepend=NONE) != 0) | (np.diff(step, prepend=NONE) != 0)
+        )
+        pair, seconds = pair[first], seconds[first]  # the quickest of each step
+        for number in np.unique(pair):
+            most.flat[number] = np.quantile(seconds[pair == number], _RELIABLE, method="lower")
+        return most
+
+
+def _matched(
+    trace: Trace, make: Sequence[str], take: Sequence[str], move: int
+) -> tuple[Int[NumpyArray, " pairs"], Int[NumpyArray, " pairs"]]:
+    """Slices that make, and those that take from them, `move` stages away."""
+    size = int(max(trace.microbatch.max(initial=0), trace.stage.max(initial=0))) + 3
+
+    def keys(rows: NumpyArray, by: int) -> NumpyArray:
+        _, step = np.unique(trace.step, return_inverse=True)
+        place = step[rows] * (int(trace.replica.max(initial=0)) + 1) + trace.replica[rows]
+        return (place * size + trace.stage[rows] + by + 1) * size + trace.microbatch[rows] + 1
+
+    makers, takers = (
+        np.flatnonzero(trace.is_of(names) & (trace.stage >= 0) & (trace.microbatch >= 0))
+        for names in (make, take)
+    )
+    _, made, taken = np.intersect1d(keys(makers, 0), keys(takers, move), return_indices=True)
+    return makers[made], takers[taken]
+
+
+def _solved(
+    most: Float[NumpyArray, "workers workers"], *, always: bool
+) -> list[tuple[float, float, bool, str]]:
+    """Offset, residual, whether it is to be corrected, and why it cannot be had."""
+    size = len(most)
+    for middle in range(size):  # over several workers bounds add up
+        most = np.minimum(most, most[:, middle, None] + most[None, middle])
+        np.fill_diagonal(most, 0.0)  # where bounds contradict each other, they would fall for ever
+    is_broken = (most < -_EXACT) | (most.T < -_EXACT)
+    first = int(is_broken.sum(axis=1).argmin())  # agrees with the most others
+    above, below = most[first].copy(), -most[:, first]
+    is_known = np.isfinite(above) & np.isfinite(below)
+    is_wrong = is_known & is_broken[first]
+    kept = np.flatnonzero(is_known & ~is_wrong)
+    if always or is_broken[np.ix_(kept, kept)].any():
+        is_wrong, kept = is_known.copy(), np.array([first])
+        is_wrong[first] = False
+    offset = np.zeros(size)
+    for worker in np.flatnonzero(is_wrong):  # beside those that stay, or are corrected already
+        above[worker] = (offset[kept] + most[kept, worker]).min()
+        below[worker] = (offset[kept] - most[worker, kept]).max()
+        offset[worker] = (above[worker] + below[worker]) / 2
+        kept = np.append(kept, worker)
+    return [
+        _told(float(above[worker]), float(below[worker]), bool(is_wrong[worker]))
+        for worker in range(size)
+    ]
+
+
+def _told(above: float, below: float, is_wrong: bool) -> tuple[float, float, bool, str]:
+    ways = [way for way, bound in (("to", above), ("from", below)) if not math.isfinite(bound)]
+    if ways:
+        why = f"no messages lead {' and '.join(ways)} it, so its offset cannot be had"
+        return 0.0, math.inf, False, why
+    return (above + below) / 2, abs(above - below) / 2, is_wrong, ""

@@ -1,0 +1,207 @@
+"""The deal of microbatches to replicas: against all deals, its bounds, and a recorded job."""
+
+import csv
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from turns import in_turn
+
+import pipejax as pj
+from pipejax.costs.stage.microbatches import in_order
+from pipejax.schedules.table.links import Links
+from pipejax.search.orders import deal_search
+from pipejax.search.orders.order_bounds import order_bound, packed_bound
+
+pytestmark = pytest.mark.compiles
+
+RECORDED = Path(__file__).parent / "data" / "traces_deal" / "durations.csv"
+# schedule, workers, link, replicas, microbatches of each
+CASES = [
+    ("1f1b", 2, "delay", 2, 2),
+    ("1f1b", 2, "blocking", 2, 3),
+    ("gpipe", 3, "rendezvous", 2, 3),
+    ("zb-h1", 2, "queued", 3, 2),
+    ("chimera", 2, "blocking", 3, 2),
+    ("dualpipe-v", 2, "delay", 2, 4),
+]
+
+
+def table_of(case):
+    name, workers, _, _, microbatches = case
+    return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
+
+
+def drawn(case, count, seed=0):
+    """Costs of so many steps; some microbatches are far longer than others."""
+    table, members = table_of(case), case[3] * case[4]
+    rng = np.random.default_rng(seed)
+    each = []
+    for step in range(count):
+        shape, sigma = (table.num_stages, members), (0.2, 0.8, 1.5)[step % 3]
+        forward, backward = rng.lognormal(0, sigma, (2, *shape))
+        each.append(pj.Costs(forward=forward, backward=backward, transmit=0.25, latency=0.125))
+    return table, each
+
+
+def brute_force(table, each, link, replicas):
+    """Least value of each step, of all sequences of all its microbatches cut into replicas."""
+    size = table.num_microbatches
+    orders = np.array([*itertools.permutations(range(size * replicas))]).reshape(-1, size)
+    rows, which = np.unique(orders, axis=0, return_inverse=True)
+    program = pj.lower(table, link=link)
+    found = []
+    for costs in each:
+        times = np.asarray(pj.makespans(program, in_order(costs, rows)))
+        found.append(times[which.reshape(-1, replicas)].max(axis=1).min())
+    return np.array(found)
+
+
+@pytest.mark.parametrize(("name", "workers", "link", "replicas", "size"), in_turn(CASES))
+def test_deals_equal_brute_force_and_bounds_stay_below(
+    name, workers, link, replicas, size, monkeypatch
+):
+    case = name, workers, link, replicas, size
+    table, each = drawn(case, 40 if size < 4 else 16)
+    optimum = brute_force(table, each, link, replicas)
+    for bound in (order_bound, packed_bound):
+        below = [bound(table, costs, Links.of(link), replicas) for costs in each]
+        assert (below <= optimum * (1 + 1e-12)).all()
+    for few in (True, False):
+        monkeypatch.setattr(deal_search, "MOST_MEMBERS", 12 if few else 0)
+        every = pj.search.deals(
+            table, each, replicas=replicas, link=link, iterations=60 if size < 4 else 240
+        )
+        np.testing.assert_allclose([found.value for found in every], optimum, rtol=1e-12)
+        for step, (found, costs) in enumerate(zip(every, each, strict=True)):
+            if step < 6:  # one by one
+                check(found, table, costs, link, replicas)
+            assert found.lower_bound <= found.value * (1 + 1e-12)
+            assert not few or (found.stopped, found.gap) == ("optimal", 0.0)
+
+
+def check(found, table, costs, link, replicas):
+    """A deal holds each microbatch once, and takes what evaluate says of each replica."""
+    order = found.best.order
+    assert order.shape == (replicas, table.num_microbatches)
+    assert sorted(order.ravel().tolist()) == list(range(order.size))
+    alone = [pj.evaluate(table, in_order(costs, row), link=link).makespan for row in order]
+    assert found.value == max(alone)
+    program = pj.lower(table, link=link)
+    assert np.asarray(pj.makespans(program, found.best.costs)).tolist() == alone
+    assert found.value <= min(found.baselines.values())
+    given = np.arange(order.size).reshape(order.shape)
+    for name, deal in (("given", given), ("round robin", given.reshape(order.T.shape).T)):
+        times = [pj.evaluate(table, in_order(costs, row), link=link).makespan for row in deal]
+        assert found.baselines[name] == max(times)
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    with RECORDED.open() as file:
+        rows = list(csv.DictReader(file))
+    steps = sorted({int(row["step"]) for row in rows})
+    times = np.zeros((len(steps), 2, 2, 64))
+    for row in rows:
+        at = steps.index(int(row["step"])), int(row["stage"])
+        member = int(row["dp_rank"]) * 8 + int(row["mb_id"])
+        for phase, name in enumerate(("forward-compute", "backward-compute")):
+            times[at[0], phase, at[1], member] = float(row[name])
+    assert times.min() > 0
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=8)
+    costs = [pj.Costs(forward=f, backward=b, transmit=0.0083) for f, b in times]
+    return table, costs
+
+
+def test_a_recorded_job_is_dealt_near_its_bound(recorded):
+    table, each = recorded
+    every = pj.search.deals(table, each, replicas=8, link="blocking", iterations=30)
+    for found, costs in zip(every, each, strict=True):
+        check(found, table, costs, "blocking", 8)
+        assert found.baselines["greedy with order"] < found.baselines["greedy"]
+        assert found.value < found.baselines["greedy with order"] < 0.9 * found.baselines["given"]
+        assert 0 < found.gap < 0.04
+
+
+def test_a_seed_gives_one_answer_and_no_time_the_best_baseline(recorded):
+    table, (costs, *_) = recorded
+    options = {"replicas": 8, "link": "blocking", "seed": 3}
+    one, same = (pj.search.deal(table, costs, iterations=4, **options) for _ in range(2))
+    assert one.best.order.tolist() == same.best.order.tolist()
+    assert (one.value, one.evaluated, one.stopped) == (same.value, same.evaluated, "iterations")
+    for more, why in (({"time_limit": 0.0}, "time"), ({"iterations": 0}, "iterations")):
+        none = pj.search.deal(table, costs, **more, **options)
+        assert none.stopped == why
+        assert one.value < none.value == min(none.baselines.values())
+
+
+def test_steps_may_differ_in_what_no_microbatch_does():
+    case = ("1f1b", 2, "delay", 2, 3)
+    table, each = drawn(case, 3)
+    each = [
+        pj.Costs(forward=c.forward, backward=c.backward, transmit=t, update=[0.0, t])
+        for c, t in zip(each, (0.0, 0.5, 2.0), strict=True)
+    ]
+    together = pj.search.deals(table, each, replicas=2)
+    for found, costs in zip(together, each, strict=True):
+        assert found.value == pj.search.deal(table, costs, replicas=2).value
+        assert found.baselines["given"] == max(
+            pj.evaluate(table, in_order(costs, np.arange(low, low + 3))).makespan for low in (0, 3)
+        )
+
+
+def test_of_equal_replicas_the_bound_is_the_value():
+    """One worker: all that is dealt is work, and blocks of 1 + 3 and 2 + 2 are even."""
+    table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=2)
+    lengths = np.array([[1.0, 2.0, 2.0, 3.0]])
+    found = pj.search.deal(table, pj.Costs(forward=lengths, backward=lengths), replicas=2)
+    assert (found.value, found.lower_bound, found.stopped) == (8.0, 8.0, "optimal")
+
+
+def test_the_longest_microbatches_meet():
+    """Three long ones, two replicas: one gets two, whatever the mean says."""
+    table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=2)
+    costs = pj.Costs(forward=np.array([[4.0, 4.0, 4.0, 0.0]]), backward=0.5)
+    links = Links.of("delay")
+    assert order_bound(table, costs, links, 2) == 7.0
+    assert packed_bound(table, costs, links, 2) == 9.0
+
+
+def test_a_sender_that_is_held_is_part_of_the_bound():
+    """Blocking: the last worker waits between its microbatches until a gradient is transmitted."""
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3)
+    forward = np.array([[0.0] * 3, [10.0, 20.0, 30.0]])
+    costs = pj.Costs(forward=forward, backward=0.0, transmit=1.0)
+    found = {link: order_bound(table, costs, Links.of(link)) for link in ("delay", "blocking")}
+    assert found == {"delay": 1 + 60 + 1, "blocking": 1 + 60 + 2 + 1}
+
+
+WRONG = {
+    "replicas": ({"replicas": 1}, "replicas must be a whole number of at least 2, got 1"),
+    "count": ({"replicas": 4}, "forward is of 6 microbatches, 4 replicas of 3 .* have 12"),
+    "seed": ({"replicas": 2, "seed": -1}, "seed must be a whole number of at least 0, got -1"),
+    "limit": ({"replicas": 2, "time_limit": -1}, "time_limit must be at least 0"),
+    "link": ({"replicas": 2, "link": "slow"}, "slow"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_named(name):
+    options, message = WRONG[name]
+    table, (costs,) = drawn(("1f1b", 2, "delay", 2, 3), 1)
+    with pytest.raises(ValueError, match=message):
+        pj.search.deal(table, costs, **options)
+
+
+def test_steps_that_do_not_go_together_are_named():
+    table, (costs, other) = drawn(("1f1b", 2, "delay", 2, 3), 2)
+    alike = pj.Costs(forward=1.0, backward=other.backward)
+    with pytest.raises(ValueError, match=r"forward has shape \(\) in step 1 and \(2, 6\) in the"):
+        pj.search.deals(table, [costs, alike], replicas=2)
+    with pytest.raises(ValueError, match=r"any deal is as good, give costs of shape \(stages, 6\)"):
+        pj.search.deal(table, pj.Costs(forward=1.0, backward=1.0), replicas=2)
+    with pytest.raises(ValueError, match="the table has 2 stages"):
+        pj.search.deal(table, pj.Costs(forward=np.ones((3, 6)), backward=1.0), replicas=2)
+    with pytest.raises(ValueError, match="costs_by_step is empty"):
+        pj.search.deals(table, [], replicas=2)

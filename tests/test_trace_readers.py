@@ -1,0 +1,585 @@
+"""Measured runs from files of every form, sound and damaged."""
+
+import csv
+import gzip
+import json
+import random
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.traces.clocks import aligned
+from pipejax.traces.readers.event_stream import events
+from pipejax.traces.record import INTEGERS, TIMES, Trace
+
+read = pj.traces.read
+PUBLIC = ["dp_rank", "stage", "step", "optype", "start_ts", "duration", "mb_id", "gmc"]
+
+
+@pytest.fixture
+def runs(data):
+    return data / "traces"
+
+
+@pytest.fixture
+def public(runs):
+    pytest.importorskip("pyarrow")
+    return read(runs / "public_job.parquet")
+
+
+def cells(trace, step, worker, names=("F", "B", "I", "W"), replica=0):
+    """Ops of a worker in a step, in order of time."""
+    chosen = trace.is_of(names) & (trace.step == step) & (trace.worker == worker)
+    rows = np.flatnonzero(chosen & (trace.replica == replica))
+    return " ".join(
+        f"{trace.stage[k]}{trace.phases[trace.phase[k]]}{trace.microbatch[k]}" for k in rows
+    )
+
+
+def times(trace):
+    """Start and end of every slice by what it is."""
+    keys = zip(*(getattr(trace, name).tolist() for name in INTEGERS), strict=True)
+    named = [(s, r, trace.phases[p], st, m) for s, r, _, st, p, m in keys]
+    return dict(zip(named, zip(trace.start, trace.end, strict=True), strict=True))
+
+
+def same(one, other):
+    """Whether two traces hold the same slices."""
+    assert len(one) == len(other)
+    assert sorted(times(one)) == sorted(times(other))
+    for key, (start, end) in times(one).items():
+        assert times(other)[key] == pytest.approx((start, end), abs=2e-6)
+    return True
+
+
+def csv_of(path, parquet, rename=lambda name: name, change=lambda row: row):
+    """Write a Parquet file as CSV."""
+    table = pytest.importorskip("pyarrow.parquet").read_table(parquet, columns=PUBLIC)
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([rename(name) for name in PUBLIC])
+        writer.writerows(change(list(row.values())) for row in table.to_pylist())
+    return path
+
+
+def labelled(path, slices, rank=0, world=1, **more):
+    """Write a trace of PyTorch's profiler: name, start and duration of slices [us]."""
+    found = [
+        {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1, "ts": start, "dur": lasts}
+        | {"name": name, "args": {"name": name}}
+        for name, start, lasts in slices
+    ]
+    header = {"distributedInfo": {"rank": rank, "world_size": world}, "baseTimeNanoseconds": 10**18}
+    path.write_text(json.dumps(header | {"traceEvents": found} | more, indent=1))
+    return path
+
+
+# columns
+
+
+def test_a_public_job_comes_whole(public):
+    assert (public.steps, public.replicas, public.workers, public.stages) == (
+        [23, 25, 33],
+        [0, 1],
+        4,
+        4,
+    )
+    assert len(public) == 3 * 212
+    assert public.left_out == ()
+    assert cells(public, 23, 2) == "2F0 2F1 2B0 2F2 2B1 2F3 2B2 2B3"
+    assert set(public.phases) - {"F", "B", "SEND_F", "SEND_B", "RECV_F", "RECV_B"} == {
+        "embedding-grads-all-reduce",
+        "gc",
+        "grads-reduce-scatter",
+        "layernorm-grads-all-reduce",
+        "optimizer",
+        "optimizer-clip-main-grad",
+        "params-all-gather",
+    }
+
+
+def test_messages_belong_to_the_ops_that_make_and_take_them(public):
+    at, near = times(public), 2e-5
+    kinds = {"SEND_F": "F", "RECV_F": "F", "SEND_B": "B", "RECV_B": "B"}
+    found = [(kind, key) for key in at for kind in kinds if key[2] == kind]
+    assert len(found) == 3 * 2 * 4 * 12
+    for kind, (step, replica, _, stage, microbatch) in found:
+        start, end = at[step, replica, kind, stage, microbatch]
+        op = at[step, replica, kinds[kind], stage, microbatch]
+        assert start > op[1] - near if kind.startswith("SEND") else end < op[0] + near
+
+
+def test_csv_says_the_same_by_other_names_and_units(public, runs, tmp_path):
+    source = runs / "public_job.parquet"
+    assert same(read(csv_of(tmp_path / "a", source)), public)
+    names = {"stage": "pp_rank", "start_ts": "begin_ms", "duration": "took_ms", "dp_rank": "copy"}
+    path = csv_of(
+        tmp_path / "b.json",
+        source,
+        lambda name: names.get(name, name),
+        lambda row: [1e3 * v if 4 <= k < 6 else v for k, v in enumerate(row)],
+    )
+    with pytest.raises(ValueError, match=r"which column of .* is end or duration: it has copy, "):
+        read(path)
+    assert same(read(path, columns={"duration": "took_ms", "replica": "copy"}), public)
+    packed = tmp_path / "b.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    given = {"duration": "took_ms", "replica": "copy"}
+    assert same(read([packed], columns=given), public)
+    slow = read(packed, columns=given | {"unit": "s"})
+    assert slow.end.max() == pytest.approx(1e3 * public.end.max())
+    with pytest.raises(ValueError, match="unknown columns 'rank': known are step, replica"):
+        read(path, columns={"rank": "copy"})
+    with pytest.raises(ValueError, match="columns: unit must be one of s, ms, us, ns, got 'h'"):
+        read(path, columns={"unit": "h"})
+    with pytest.raises(ValueError, match=r"columns: replica must be one of copy, .*got 'dp'"):
+        read(path, columns={"replica": "dp"})
+
+
+def interleaved(extras, drop=0):
+    """Rows of two workers with two stages each; calls without a message as Megatron makes them."""
+    table = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=4)
+    rows = ["pp,op,chunk,mb,start,end"]
+    for worker, row in enumerate(table.rows()):
+        for slot, cell in enumerate(row):
+            for op in cell:
+                start, name = 10.0 * slot, {"F": "forward", "B": "backward"}[op.phase.name]
+                rows.append(
+                    f"{worker},{name}-compute,{op.stage // 2},{op.microbatch},{start},{start + 8}"
+                )
+                ends = (
+                    (op.stage > 0, op.stage < 3)
+                    if name == "forward"
+                    else (op.stage < 3, op.stage > 0)
+                )
+                if ends[0] or extras:
+                    rows.append(
+                        f"{worker},{name}-recv,-1,-1,{start - 1},{start - ends[0] * 0.5 - 0.4}"
+                    )
+                if ends[1] or extras:
+                    rows.append(f"{worker},{name}-send,-1,-1,{start + 8},{start + 8.5}")
+    sends = [k for k, row in enumerate(rows) if "forward-send" in row and row[0] == "0"]
+    return "\n".join(row for k, row in enumerate(rows) if k not in sends[:drop])
+
+
+def test_calls_without_a_message_are_left_out(tmp_path):
+    path = tmp_path / "run"
+    path.write_text(interleaved(extras=False))
+    exact = read(path)
+    assert exact.stages == 4
+    assert np.sum(exact.is_of(["SEND_F", "RECV_B"])) == 2 * 12
+    path.write_text(interleaved(extras=True))
+    trace = read(path)
+    assert same(trace, exact)
+    assert {entry.count for entry in trace.left_out} == {4}
+    assert all("a call without one" in entry.why for entry in trace.left_out)
+    # one call is missing: neither as many as needed nor as calls
+    rows = interleaved(extras=True).split("\n")
+    last = max(k for k, row in enumerate(rows) if row.startswith("1,forward-send"))
+    path.write_text("\n".join(rows[:last] + rows[last + 1 :]))
+    assert same(read(path), exact)
+    path.write_text(interleaved(extras=False, drop=1))
+    trace = read(path)
+    assert np.sum(trace.is_of(["SEND_F"])) == 12 - 8
+    assert [(entry.what, entry.count) for entry in trace.left_out] == [("SEND_F", 7)]
+
+
+def test_split_backwards_have_several_names(tmp_path):
+    path = tmp_path / "run"
+    path.write_text("pp;op;start;end\n0;fwd;0;1\n0;bwd;1;2\n0;wgrad;2;3\n1;fwd;1;2\n1;bwd;2;4\n")
+    trace = read(path)
+    assert (cells(trace, 0, 0), cells(trace, 0, 1)) == ("0F0 0I0 0W0", "1F0 1B0")
+
+
+def test_damaged_rows_are_counted_and_the_rest_is_read(tmp_path):
+    path = tmp_path / "run.csv"
+    path.write_text(
+        "pp,op,mb,start,end\n0,F,0,0,1\n0,F,1,nan,2\n0,F,2,5,4\n0,F,x,1,2\n0.5,F,1,1,2\n"
+        '0,F\n-1,F,3,1,2\n0,F,0,0,1\n0,F,4,inf,2\n1,F,0,2,3\n"0,F,1'
+    )
+    trace = read(path)
+    assert (cells(trace, 0, 0), cells(trace, 0, 1)) == ("0F0", "1F0")
+    assert [(entry.what.split(" of ")[0], entry.why, entry.count) for entry in trace.left_out] == [
+        ("rows", "they have other than the 5 cells of the header", 2),
+        ("rows", "its start is no finite number", 2),
+        ("rows", "it ends before it starts", 1),
+        ("rows", "its worker is no whole number of at least 0", 2),
+        ("rows", "it is an op and has no microbatch", 1),
+        ("slices", "they stand twice, alike to the last digit", 1),
+    ]
+
+
+def test_two_jobs_are_not_one_run(runs, tmp_path):
+    one = csv_of(tmp_path / "one", runs / "public_job.parquet")
+    later = csv_of(
+        tmp_path / "two",
+        runs / "public_job.parquet",
+        change=lambda row: [v + 1 if k == 4 else v for k, v in enumerate(row)],
+    )
+    with pytest.raises(
+        ValueError, match=r"must be of one run: .*one and .*two both tell of step 23, "
+    ):
+        read([one, later])
+    assert len(read([one, one])) == len(read(one))
+    shutil.copy(one, tmp_path / "copy")
+    doubled = read([one, tmp_path / "copy"])
+    assert (len(doubled), doubled.left_out[-1].count) == (len(read(one)), len(read(one)))
+
+
+# lists of ranks
+
+
+def test_lists_of_ranks(runs):
+    trace = read(runs / "primus")
+    assert (trace.steps, trace.workers, len(trace), trace.left_out) == ([3, 4], 8, 2 * 8 * 32, ())
+    table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=16)
+    for worker, row in enumerate(table.rows()):
+        assert cells(trace, 3, worker) == " ".join(str(op) for cell in row for op in cell)
+    first = json.loads((runs / "primus" / "pp_rank_0.json").read_text())["3"]
+    assert times(trace)[3, 0, "F", 0, 1][0] == pytest.approx(1e-3 * first["fwd_start"][1])
+
+
+def test_a_missing_rank_is_named(runs, tmp_path):
+    folder = shutil.copytree(runs / "primus", tmp_path / "run")
+    (folder / "pp_rank_3.json").unlink()
+    (folder / "pp_rank_5.json").write_text('{"3": {"fwd_start": [1, 2')
+    (folder / "notes.txt").write_text("nothing here")
+    trace = read(folder)
+    assert len(trace) == 2 * 6 * 32
+    assert [(entry.what, entry.count) for entry in trace.left_out] == [
+        (str(folder / "pp_rank_5.json"), 1),
+        ("rank 3, 5", 2),
+        (str(folder / "notes.txt"), 1),
+    ]
+
+
+def lists_of(rows, **more):
+    """Lists of a rank: ops of a row, one after the other."""
+    found = {
+        f"{name}_{end}": []
+        for name in ("fwd", "bwd", "wgrad")
+        for end in ("start", "end", "minibatch", "chunk")
+    }
+    for slot, cell in enumerate(rows):
+        for op in cell:
+            name = {"F": "fwd", "B": "bwd", "I": "bwd", "W": "wgrad"}[op.phase.name]
+            for end, value in (("start", slot), ("end", slot + 1), ("minibatch", op.microbatch)):
+                found[f"{name}_{end}"].append(value)
+            found[f"{name}_chunk"].append(more["chunk"](op.stage))
+    return {"1": found}
+
+
+@pytest.mark.parametrize("name", ["interleaved-1f1b", "zb-v", "v-half"])
+@pytest.mark.parametrize("is_told", [True, False])
+def test_stages_of_lists(name, is_told, tmp_path):
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
+    for worker, row in enumerate(table.rows()):
+        data = lists_of(row, chunk=lambda stage: stage // 4)
+        if not is_told:
+            data["1"] = {k: v for k, v in data["1"].items() if k.endswith(("start", "end"))}
+        (tmp_path / f"pp_rank_{worker}.json").write_text(json.dumps(data))
+    sizes = {"pp_size": 4, "vpp_size": 2, "micro_batches": 8}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    trace = read(tmp_path)
+    assert trace.left_out == ()
+    if is_told or name == "interleaved-1f1b":
+        for worker, row in enumerate(table.rows()):
+            assert cells(trace, 1, worker) == " ".join(str(op) for cell in row for op in cell)
+
+
+# Chrome traces
+
+ZB_H1 = {
+    0: "0F0 0F1 0I0 0W0 0F2 0I1 0W1 0F3 0I2 0W2 0I3 0W3",
+    1: "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3",
+}
+
+
+def test_labels_of_pytorch(runs):
+    trace = read(sorted((runs / "pytorch").glob("zb-h1_*")))
+    assert (trace.steps, trace.workers, trace.stages, trace.left_out) == ([0, 1, 2], 2, 2, ())
+    for step in trace.steps:
+        assert {worker: cells(trace, step, worker) for worker in (0, 1)} == ZB_H1
+    assert trace.start.min() == 0.0
+    assert {"UNSHARD", "REDUCE_GRAD", "WAIT_SEND_F"} <= set(trace.phases)
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "interleaved-1f1b"])
+def test_ops_begin_when_their_message_is_there(name, runs):
+    trace = read(sorted((runs / "pytorch").glob(f"{name}_*")))
+    at, waited = times(trace), 0
+    for (step, replica, phase, stage, microbatch), (start, _) in at.items():
+        taken = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}.get(phase)
+        if taken and (step, replica, taken, stage, microbatch) in at:
+            arrived = at[step, replica, taken, stage, microbatch][1]
+            assert start >= arrived
+            waited += start == arrived
+    assert waited > 10
+    for worker in (0, 1):
+        ops = np.flatnonzero(trace.is_of(("F", "B", "I", "W")) & (trace.worker == worker))
+        assert (trace.start[ops][1:] >= trace.end[ops][:-1]).all()
+    assert name == "zb-h1" or cells(trace, 1, 1).startswith("1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0")
+
+
+def test_fused_pairs_are_two_slices(tmp_path):
+    labels = [
+        ("PP:0F0", 0, 1),
+        ("PP:(0F1;1B0)OVERLAP_F_B", 1, 4),
+        ("PP:1F0", 1, 0),
+        ("PP:odd", 2, 1),
+    ]
+    trace = read(labelled(tmp_path / "a", labels))
+    assert [times(trace)[0, 0, *key] for key in (("F", 0, 1), ("B", 1, 0))] == [
+        pytest.approx((1e-6, 5e-6))
+    ] * 2
+    assert len(trace) == 4
+
+
+def test_steps_by_marks_and_by_repetition(tmp_path):
+    labels = [(f"PP:0F{m}", 10 * step + m, 1) for step in range(3) for m in range(2)]
+    assert read(labelled(tmp_path / "a", labels)).steps == [0, 1, 2]
+    marks = [("ProfilerStep#7", 0, 9.5), ("ProfilerStep#8", 10, 9.5)]
+    trace = read(labelled(tmp_path / "a", labels + marks))
+    assert (trace.steps, len(trace)) == ([7, 8], 4)
+    assert trace.left_out[0].count == 2
+    # one op of rank 0 is there twice, rank 1 begins a step late
+    twice = [*labels, ("PP:0F1", 11.5, 1)]
+    other = [(f"PP:1F{m}", 10 * step + m + 1, 1) for step in range(1, 3) for m in range(2)]
+    third = [(name.replace("0F", "2F"), at + 2, 1) for name, at, _ in labels]
+    for rank, slices in enumerate((twice, other, third)):
+        labelled(tmp_path / f"b{rank}", slices, rank=rank, world=3)
+    trace = read([tmp_path / f"b{rank}" for rank in range(3)])
+    assert [cells(trace, step, 0) for step in trace.steps] == ["0F0 0F1", "0F0 0F1 0F1", "0F0 0F1"]
+    assert [cells(trace, step, 1) for step in trace.steps] == ["", "1F0 1F1", "1F0 1F1"]
+
+
+def test_replicas_and_missing_ranks(tmp_path):
+    ranks = {0: 0, 1: 0, 2: 1, 3: 1, 5: 2, 6: 3, 7: 3}  # rank 4 has no file
+    for rank, stage in ranks.items():
+        labelled(tmp_path / f"r{rank}.json", [(f"PP:{stage}F0", stage, 1)], rank=rank, world=8)
+    trace = read(tmp_path)
+    found = list(zip(trace.replica.tolist(), trace.worker.tolist(), strict=True))
+    assert sorted(found) == [(0, 0), (0, 1), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]
+    assert [(entry.what, entry.count) for entry in trace.left_out] == [("rank 4", 1)]
+
+
+def test_kernels_time_the_ops_where_they_are_traced(tmp_path):
+    path = labelled(tmp_path / "a", [("PP:0F0", 0, 1), ("PP:0SEND_F0", 1, 1), ("PP:0F1", 2, 1)])
+    data = json.loads(path.read_text())
+    for label, stream, start in (("0F0", 7, 5), ("0F1", 7, 9), ("0F1", 20, 1)):
+        event = {"ph": "X", "cat": "gpu_user_annotation", "tid": stream, "ts": start}
+        data["traceEvents"].append(
+            event | {"name": f"PP:{label}", "dur": 3 if stream == 7 else 0.1}
+        )
+    path.write_text(json.dumps(data))
+    trace = read(path)
+    assert (trace.end - trace.start)[trace.is_of("F")] == pytest.approx([3e-6, 3e-6])
+    data["traceEvents"].pop(3)
+    path.write_text(json.dumps(data))
+    trace = read(path)
+    assert (trace.end - trace.start)[trace.is_of("F")] == pytest.approx([1e-6, 1e-6])
+    assert "timed by the host" in trace.left_out[0].why
+
+
+def test_stages_that_labels_do_not_say(tmp_path):
+    for rank in (0, 1):
+        slices = [
+            ("Forward 0", 10 * rank, 9),
+            ("Backward 0", 50 - 10 * rank, 5),
+        ]
+        slices += [("gloo:recv", 11, 2)] * rank
+        labelled(tmp_path / f"{rank}", slices, rank=rank, world=2)
+    trace = read([tmp_path / "0", tmp_path / "1"])
+    assert (cells(trace, 0, 0), cells(trace, 0, 1)) == ("0F0 0B0", "1F0 1B0")
+    assert times(trace)[0, 0, "F", 1, 0][0] == pytest.approx(13e-6)
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("name", ["zb-h1", "dualpipe-v"])
+def test_our_own_exports_come_back(name, tmp_path):
+    table = pj.schedules.build(name, num_workers=2, num_microbatches=4)
+    run = pj.evaluate(
+        table, pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0, backward=2.0, latency=0.5)
+    )
+    path = tmp_path / "run"
+    path.write_text(pj.files.chrome_trace(run))
+    trace = read(path)
+    assert trace.left_out == ()
+    for worker, row in enumerate(table.rows()):
+        wanted = sorted(str(op) for cell in row for op in cell)
+        assert sorted(cells(trace, 0, worker).split()) == wanted
+    assert trace.end.max() == pytest.approx(run.makespan)
+    assert np.sum(trace.is_of(["RECV_F"])) == np.sum(trace.is_of(["SEND_F"])) > 0
+    received = trace.is_of(["RECV_F"])
+    assert {
+        (int(s), int(w)) for s, w in zip(trace.stage[received], trace.worker[received], strict=True)
+    } <= {(stage, int(table.placement[0, stage])) for stage in range(table.num_stages)}
+
+
+# what is not one of ours
+
+
+def test_what_holds_no_slices_is_refused_in_one_line(tmp_path):
+    log = " iteration       12/     100 | elapsed time per iteration (ms): 1234.5 | loss\n"
+    foreign = json.dumps({"traceEvents": [{"ph": "X", "name": "aten::mm", "ts": 1, "dur": 1}] * 9})
+    cases = {
+        "": "it is empty",
+        "\n \n": "it is empty",
+        "\0\1\2": "binary data",
+        "[]": "none of its 0 events",
+        "{}": "JSON without slices",
+        log: "pipejax init rows --from LOG",
+        foreign: "none of its 9 events",
+        "a text": "no trace in its text",
+        "a,b,c\n1,2,3\n": "which column of .* is phase, start",
+        "{": "JSON without slices",
+        '{"traceEvents": [{"ph"': "none of its 0 events",
+        "PAR1 and rubbish": "no sound Parquet",
+    }
+    for number, (content, why) in enumerate(cases.items()):
+        path = tmp_path / str(number)
+        path.write_bytes(content.encode())
+        for name in (path, [path], tmp_path / f"{number}.gz"):
+            (tmp_path / f"{number}.gz").write_bytes(gzip.compress(content.encode()))
+            if content.startswith("PAR1") and str(name).endswith("gz"):
+                continue
+            with pytest.raises(ValueError, match=why) as error:
+                read(name)
+            assert "\n" not in str(error.value)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ValueError, match="there is no file"):
+        read(tmp_path / "none")
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / "nowhere")
+
+
+def test_events_are_found_beside_broken_ones(tmp_path):
+    path = labelled(tmp_path / "a", [(f"PP:0F{m}", m, 1) for m in range(9)])
+    text = path.read_text()
+    path.write_text(text.replace('"PP:0F4"', '"PP:0F4', 1).replace('"ts": 6', '"ts": NaN'))
+    trace = read(path)
+    assert cells(trace, 0, 0) == "0F0 0F1 0F2 0F3 0F5 0F7 0F8"
+    assert {entry.why for entry in trace.left_out} == {
+        "events that are not JSON",
+        "its time is no finite number",
+    }
+
+
+def test_events_do_not_depend_on_how_the_text_is_cut():
+    kept = [{"ph": "X", "name": '}],{"', "args": {"name": [{"x": 1}]}, "ts": k} for k in range(40)]
+    text = json.dumps({"a": [1, {"traceEvents": 0}], "traceEvents": kept, "last": 12})
+    for size in (1, 7, 100, 10**6):
+        header, faults = {}, {}
+        pieces = (text[at : at + size] for at in range(0, len(text), size))
+        assert list(events(pieces, header, faults)) == kept
+        assert header == {"a": [1, {"traceEvents": 0}], "last": 12}
+        assert faults == {}
+
+
+def tried(path):
+    """Return the trace, or the words of the error."""
+    try:
+        return read(path)
+    except ValueError as error:
+        return str(error)
+
+
+SOURCES = [
+    "public_job.parquet",
+    "pytorch/zb-h1_rank0.json.gz",
+    "pytorch/zb-h1_rank0.json.gz:",
+    "primus/pp_rank_0.json",
+    "csv",
+]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_files_that_are_cut_or_changed_anywhere(name, runs, tmp_path):
+    """Any damage ends in a trace or in one line; what was cut off leaves what is before it."""
+    pytest.importorskip("pyarrow")
+    if name == "csv":
+        content = csv_of(tmp_path / "c", runs / "public_job.parquet").read_bytes()
+    else:
+        content = (runs / name.rstrip(":")).read_bytes()
+        content = gzip.decompress(content) if name.endswith(":") else content
+    path, draw, read_ones = tmp_path / "rank0", random.Random(1), 0
+    for turn in range(30):
+        damaged = bytearray(content)
+        if turn % 2:
+            damaged = damaged[: draw.randrange(len(damaged))]
+        else:
+            for _ in range(draw.choice((1, 3, 100))):
+                damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+        path.write_bytes(bytes(damaged))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            outcome = tried(path)
+        read_ones += isinstance(outcome, Trace)
+        assert isinstance(outcome, Trace) or "\n" not in outcome
+    assert read_ones > (0 if name.endswith(".json") or name.endswith("parquet") else 10)
+
+
+def test_progress_is_told(runs):
+    told = []
+    read(runs / "primus", on_progress=lambda *news: told.append(news))
+    assert told[-1][:2] == (told[-1][1], sum(p.stat().st_size for p in (runs / "primus").iterdir()))
+
+
+# clocks
+
+
+def ahead(trace, worker, seconds):
+    by = seconds * (trace.worker == worker)
+    columns = {name: getattr(trace, name) for name in INTEGERS}
+    columns |= {name: getattr(trace, name) + by for name in TIMES}
+    return Trace.of(columns, trace.phases, trace.left_out, trace.source)
+
+
+def test_sound_clocks_stay(public):
+    trace, offsets = aligned(public)
+    assert same(trace, public)
+    assert not any(offset.is_corrected for offset in offsets)
+    assert max(offset.residual for offset in offsets) < 2e-3
+
+
+@pytest.mark.parametrize("worker", range(4))
+@pytest.mark.parametrize("seconds", [0.01, -0.3])
+def test_a_wrong_clock_is_named_and_put_right(worker, seconds, public):
+    trace, offsets = aligned(ahead(public, worker, seconds))
+    assert {offset.worker for offset in offsets if offset.is_corrected} == {worker}
+    for offset in offsets:
+        if offset.is_corrected:
+            assert abs(offset.seconds - seconds) < 1e-4 < offset.residual < 1e-3
+    assert same(ahead(trace, worker, 0.0), trace)
+    assert max(abs(times(trace)[key][0] - times(public)[key][0]) for key in times(public)) < 1e-4
+
+
+def test_clocks_without_messages(runs, public):
+    lists = read(runs / "primus")
+    _, offsets = aligned(ahead(lists, 3, -0.02))
+    assert [offset.worker for offset in offsets if offset.is_corrected] == [3]
+    assert offsets[3].seconds == pytest.approx(-0.02, abs=1e-3)
+    _, offsets = aligned(ahead(lists, 3, -0.02), by_step=True)
+    assert [(o.step, o.worker) for o in offsets if o.is_corrected] == [(3, 3), (4, 3)]
+    forwards = lists.only(lists.is_of(["F"]))
+    trace, offsets = aligned(forwards, always=True)
+    assert [offset.residual for offset in offsets[1:]] == [np.inf] * 7
+    assert trace.left_out[-1].why == "no messages lead from it, so its offset cannot be had"
+
+
+def test_few_foreign_messages_do_no_harm(public):
+    """Of six steps one has a message that seems to arrive a second before it was sent."""
+    columns = {
+        name: np.concatenate([getattr(public, name), getattr(public, name) + (name == "step")])
+        for name in (*INTEGERS, *TIMES)
+    }
+    trace = Trace.of(columns, public.phases)
+    assert len(trace.steps) == 6
+    wrong = trace.is_of(["RECV_F"]) & (trace.step == 34)
+    early = {name: getattr(trace, name) - 1.0 * wrong for name in TIMES}
+    damaged = Trace.of({name: getattr(trace, name) for name in INTEGERS} | early, trace.phases)
+    assert not any(offset.is_corrected for offset in aligned(damaged)[1])
+    assert any(offset.is_corrected for offset in aligned(damaged.only(damaged.step > 30))[1])
