@@ -111,7 +111,7 @@ def _add_bar(
         scale, ax=axes, aspect=30, pad=0.01, format=lambda value, _: f"{value / unit:.4g}"
     )
     bar.set_label(label)
-    bar.outline.set_visible(False)  # type: ignore[operator]  # a spine
+    bar.outline.set_visible(False)
 
 
 def _draw_map(axes: Axes, one: HeatMap, scale: ScalarMappable, unit: float) -> None:
@@ -121,8 +121,8 @@ def _draw_map(axes: Axes, one: HeatMap, scale: ScalarMappable, unit: float) -> N
         np.arange(columns + 1) - 0.5,
         np.arange(rows + 1) - 0.5,
         one.seconds,
-        norm=scale.norm,
-        cmap=scale.cmap,
+        norm=Normalize(*scale.get_clim()),
+        cmap=COLOURS,
         edgecolors="face",  # without it viewers show gaps between the cells
         linewidth=0.2,
         rasterized=one.seconds.size > _MOST_CELLS,
@@ -137,7 +137,7 @@ def _draw_map(axes: Axes, one: HeatMap, scale: ScalarMappable, unit: float) -> N
     axes.set_title(one.title, loc="left")
     high = axes.bbox.height * 72 / axes.figure.dpi / rows
     texts = _numbers(one.seconds / unit)
-    if width > _room([max(texts.values(), key=len)])[0] and high >= style.small():
+    if width > _room([max(texts.values(), key=len, default="")])[0] and high >= style.small():
         for (row, column), text in texts.items():
             _write(axes, column, row, text, scale, one.seconds[row, column])
 
@@ -147,14 +147,15 @@ def _numbers(cells: Float[NumpyArray, "rows columns"]) -> dict[tuple[int, ...], 
     largest = float(np.nanmax(np.abs(cells), initial=0.0))
     places = max(0, 2 - int(np.floor(np.log10(largest or 1.0))))
     rounded = np.round(cells, places) + 0.0  # no negative zero
-    return {at: f"{value:.{places}f}" for at, value in np.ndenumerate(rounded)}
+    known = np.isfinite(rounded)
+    return {at: f"{value:.{places}f}" for at, value in np.ndenumerate(rounded) if known[at]}
 
 
 def _write(
     axes: Axes, x: float, y: float, text: str, scale: ScalarMappable, value: float, **more: Any
 ) -> None:
     """Write on a colour, so that it can be read."""
-    ink = palette.ink(to_hex(scale.to_rgba(value)))
+    ink = palette.ink(to_hex(scale.to_rgba(np.array([value]))[0].tolist()))
     size = style.small()
     axes.text(x, y, text, ha="center", va="center_baseline", color=ink, fontsize=size, **more)
 
@@ -174,10 +175,13 @@ def _draw_step(axes: Axes, step: RecordedStep, scale: ScalarMappable) -> None:
         corners = np.stack([start, top, ends, top, ends, top + _LANE, start, top + _LANE], axis=-1)
         axes.add_collection(
             PolyCollection(
-                corners.reshape(-1, 4, 2), facecolors=colours, edgecolors="white", linewidths=widths
+                [*corners.reshape(-1, 4, 2)],
+                facecolors=colours,
+                edgecolors="white",
+                linewidths=widths,
             )
         )
-        for k in np.flatnonzero(step.lasts * points > _room(step.label)):
+        for k in np.flatnonzero(step.lasts * points > _room(step.label)).tolist():
             middle = float(start[k] + step.lasts[k] / 2), float(top[k] + _LANE / 2)
             _write(axes, *middle, step.label[k], scale, late[k])
     seconds, name = time_unit(end)

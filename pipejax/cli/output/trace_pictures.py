@@ -1,6 +1,6 @@
 """Pictures of a trace, and its report as a page."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -166,7 +166,15 @@ def _sections(analysis: "Analysis") -> "Iterator[Section]":
     if stalls:
         head = ("step", "replica", "worker", "op", "later than all that it waits for")
         yield Section("What nothing explains", head, stalls[:SHOWN], 4, _more(stalls))
-    times = [
+    yield _op_times(analysis)
+    fits = [(name, percent(error)) for name, error in analysis.replay.fits.items()]
+    yield Section("Links that were tried", ("links", "mean error of the replay"), fits)
+
+
+def _op_times(analysis: "Analysis") -> "Section":
+    from pipejax.plots.report import Section
+
+    rows = [
         (
             row.name,
             f"{row.stage}" if row.stage >= 0 else "",
@@ -177,12 +185,10 @@ def _sections(analysis: "Analysis") -> "Iterator[Section]":
         if row.median > 0
     ]
     head = ("what", "stage", "worker", "5 %", "median", "95 %")
-    yield Section("What ops, messages and collectives took", head, times, 3)
-    fits = [(name, percent(error)) for name, error in analysis.replay.fits.items()]
-    yield Section("Links that were tried", ("links", "mean error of the replay"), fits)
+    return Section("What ops, messages and collectives took", head, rows, 3)
 
 
-def _more(rows: list[Any]) -> str:
+def _more(rows: Sequence[object]) -> str:
     return f"and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
 
 
@@ -205,4 +211,4 @@ def _shares(shares: "Attribution", title: str, picture: str = "") -> "Section":
 
 
 def _svg(picture: "Figure") -> str:
-    return picture._repr_svg_()  # type: ignore[attr-defined, no-any-return]  # ours shows itself
+    return picture._repr_svg_()  # type: ignore[attr-defined]  # ours shows itself

@@ -1,0 +1,443 @@
+"""Measured runs replayed, attributed and forecast: against runs that are known, and as published."""
+
+import csv
+import dataclasses
+import html
+import itertools
+import json
+import re
+import shlex
+from pathlib import Path
+
+import justhtml
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.collections import PolyCollection, QuadMesh
+
+import pipejax as pj
+from pipejax.plots import palette
+from pipejax.plots.heat_maps import COLOURS, HeatMap, RecordedStep, heat_picture
+from pipejax.schedules.table.links import LINKS, Links
+from pipejax.traces.findings.attribution import Attribution
+from pipejax.traces.record import INTEGERS, TIMES
+from pipejax.traces.replaying.replay import Replay
+
+JOB = Path(__file__).parents[1] / "examples" / "production_job.parquet"
+SCHEDULES = {
+    "1f1b": {},
+    "gpipe": {},
+    "interleaved-1f1b": {"stages_per_worker": 2},
+    "zb-h1": {},
+    "dualpipe-v": {},  # with fused pairs
+    "chimera": {},  # with two pipes
+}
+traces = pj.traces
+
+
+def table_of(name):
+    return pj.schedules.build(name, num_workers=4, num_microbatches=8, **SCHEDULES[name])
+
+
+def drawn(table, link, transmit=None, seed=1):
+    """A run at random times of every stage and microbatch; messages by link, or all alike."""
+    rng = np.random.default_rng(seed)
+    shape = table.num_stages, table.num_microbatches
+    links = (2, table.num_stages - 1)
+    sent = rng.uniform(0.05, 0.3, links) if transmit is None else np.full(links, transmit)
+    phases = {pj.Phase(code).name for code in np.unique(table.ops.phase).tolist()}
+    names = {"F": "forward", "B": "backward", "I": "input_grad", "W": "weight_grad"}
+    times = {names[letter]: rng.uniform(1.0, 2.0, shape) for letter in sorted(phases)}
+    if table.is_fused.any():
+        times["pair"] = rng.uniform(2.0, 3.0, table.num_stages)
+    by_pipe = np.repeat(sent[:, None], table.num_pipes, axis=1)
+    costs = pj.Costs(**times, transmit=by_pipe)
+    return pj.evaluate(table, costs, link=link), sent.ravel()
+
+
+def replayed(*runs, **how):
+    return traces.replay(traces.pipelines_of(traces.of_runs(runs)), **how)
+
+
+@pytest.mark.parametrize(("name", "link"), [*itertools.product(SCHEDULES, LINKS)])
+def test_the_replay_of_a_run_is_exact(name, link):
+    """Op by op, where messages take what they took."""
+    table = table_of(name)
+    run, sent = drawn(table, link)
+    found = replayed(run, link=link)
+    assert found.pipelines.table.num_pipes == table.num_pipes
+    assert found.pipelines.table.is_fused.sum() == table.is_fused.sum()
+    exact = Replay(found.pipelines, Links.of(link), sent, found.errors, {})
+    assert np.abs(exact.residuals).max() <= 1e-9
+    assert np.abs(exact.stalls).max() <= 1e-9
+    other = Replay(found.pipelines, Links.of(link), 1.5 * sent, found.errors, {})
+    assert np.abs(other.residuals).max() > 1e-3  # that it is seen
+
+
+# under rendezvous a message may wait for another before it is sent: see the guide
+@pytest.mark.parametrize(
+    ("name", "link"),
+    [
+        *itertools.product(sorted({*SCHEDULES} - {"dualpipe-v"}), ("delay", "blocking")),
+        ("dualpipe-v", "delay"),
+        ("1f1b", "rendezvous"),
+        ("zb-h1", "rendezvous"),
+    ],
+)
+def test_links_and_messages_are_found(name, link):
+    run, sent = drawn(table_of(name), link, transmit=0.2)
+    found = replayed(run)
+    assert found.links.model == link
+    assert found.link_times == pytest.approx(sent, rel=1e-9)
+    assert found.worst_error <= 1e-9
+    assert found.message_time == pytest.approx(0.2, rel=1e-9)
+
+
+def costs_but(run, table, chosen, every):
+    """Times of a run with some put right: (phase, stages, microbatches) are chosen."""
+    of = {"F": "forward", "B": "backward"}
+    means = {k: float(np.mean(getattr(run.costs, name))) for k, name in of.items()}
+    right = {}
+    for place, (letter, name) in enumerate(of.items()):
+        own = np.asarray(getattr(run.costs, name))
+        right[name] = np.where(chosen[place] ^ every, means[letter], own)
+    return pj.evaluate(table, dataclasses.replace(run.costs, **right), link=run.links).makespan
+
+
+@pytest.mark.parametrize("link", ["delay", "blocking"])
+@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b"])
+def test_what_is_put_right_is_the_run_at_other_costs(name, link):
+    table = table_of(name)
+    run, _ = drawn(table, link, transmit=0.2)
+    found = traces.attribute(replayed(run, link=link))
+    stage, microbatch = np.indices((table.num_stages, table.num_microbatches))
+    worker = table.placement[0][stage]
+    phase = np.arange(2)[:, None, None]
+    chosen = {
+        "worker": lambda k: np.stack([worker == int(k)] * 2),
+        "stage": lambda k: np.stack([stage == int(k)] * 2),
+        "microbatch": lambda k: np.stack([microbatch == int(k)] * 2),
+        "phase": lambda k: np.broadcast_to(phase == "FB".index(k), (2, *stage.shape)),
+    }
+    ideal = costs_but(run, table, np.ones((2, *stage.shape), bool), False)
+    assert found.ideal == pytest.approx(ideal, rel=1e-9)
+    assert found.replayed.tolist() == pytest.approx([run.makespan], rel=1e-9)
+    seen = 0
+    for share in found.shares:
+        if share.of in chosen:
+            own = chosen[share.of](share.name)
+            saves = run.makespan - costs_but(run, table, own, False)
+            adds = costs_but(run, table, own, True) - ideal
+            assert (share.saves, share.adds) == pytest.approx((saves, adds), abs=1e-9), share.name
+            seen += 1
+    assert seen == table.num_workers + table.num_stages + table.num_microbatches + 2
+    saves = [share.saves for share in found.shares]
+    assert saves == sorted(saves, reverse=True)
+
+
+@pytest.fixture(scope="module")
+def job():
+    """The public job, replayed."""
+    pytest.importorskip("pyarrow")
+    return traces.replay(traces.pipelines_of(traces.read(JOB)))
+
+
+@pytest.fixture(scope="module")
+def shares(job):
+    return traces.attribute(job)
+
+
+def test_a_production_job_is_replayed(job):
+    assert traces.registered(job.pipelines.table) == ("1f1b", {})
+    assert len(job.errors) == 64
+    assert (job.pipelines.left_out, job.pipelines.odd_steps) == ((), [])
+    assert job.links.model == "blocking"
+    assert (job.mean_error, job.worst_error) == pytest.approx((0.00029, 0.00032), rel=0.05)
+
+
+def test_the_slowdown_of_a_job_is_as_published(shares, data):
+    """Of the published analysis a stage is all that its workers run, collectives too."""
+    known = json.loads((data / "traces" / "published_what_if.json").read_text())
+    recorded, again = (
+        [known[name][str(step)] for step in shares.steps] for name in ("recorded", "replayed")
+    )
+    assert shares.recorded.tolist() == pytest.approx(recorded, rel=1e-6)
+    assert shares.replayed.tolist() == pytest.approx(again, rel=0.002)
+    assert shares.ideal == pytest.approx(known["ideal"], rel=0.001)
+    assert shares.replayed_slowdown == pytest.approx(known["slowdown"], rel=0.003)
+    names = {"F": "forward-compute", "B": "backward-compute"}
+    for kind in ("worker", "replica", "phase"):
+        own = shares.of(kind)
+        assert len(own) >= 2
+        for name, share in own.items():
+            published = known[kind][names.get(name, name)]
+            assert 1 + share.adds / shares.ideal == pytest.approx(published, rel=0.002), name
+    last = shares.of("worker")["3"]
+    left = shares.replayed.mean() - last.saves
+    assert left == pytest.approx(known["without_last_stage"], rel=0.01)
+    assert shares.ideal + last.adds == pytest.approx(known["last_stage_alone"], rel=0.002)
+
+
+def test_a_forecast_is_students_interval():
+    recorded = np.array([10.0, 11.0, 12.0, 13.0, 11.0, 20.0])
+    steps = Attribution(range(6), recorded, recorded - 1.0, 5.0, [])
+    found = traces.forecast(steps)
+    # three steps, replayed 9, 10, 11 of recorded 10, 11, 12; t(0.95) of 2 degrees is 2.919986
+    first = np.array([9.0, 10.0, 11.0]) * 33 / 30
+    reach = 2.919986 * first.std(ddof=1) * np.sqrt(1 + 1 / 3)
+    assert found.predicted == pytest.approx(11.0)
+    assert (found.low, found.high) == pytest.approx((11.0 - reach, 11.0 + reach), rel=1e-6)
+    assert found.inside == pytest.approx(2 / 3)
+    assert found.errors.tolist() == pytest.approx([11 / 13 - 1, 0.0, 11 / 20 - 1])
+    assert found.median_error == pytest.approx(2 / 13)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0, float("nan"), True, "0.9"])
+def test_a_forecast_of_no_confidence(confidence, shares):
+    with pytest.raises((ValueError, TypeError), match="confidence"):
+        traces.forecast(shares, confidence=confidence)
+
+
+def test_a_forecast_of_few_steps():
+    few = Attribution(range(3), np.ones(3), np.ones(3), 1.0, [])
+    with pytest.raises(ValueError, match="needs 4 steps at least, there are 3"):
+        traces.forecast(few)
+
+
+def write_csv(path, trace):
+    """A trace as the columns that everybody has."""
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow([*INTEGERS, *TIMES])
+        for row in zip(
+            *(getattr(trace, name).tolist() for name in (*INTEGERS, *TIMES)), strict=True
+        ):
+            rows.writerow([trace.phases[x] if k == "phase" else x for k, x in named(row)])
+
+
+def named(row):
+    return zip((*INTEGERS, *TIMES), row, strict=True)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def jittered(table, slow=()):
+    """Steps that scatter, of which stages are slower."""
+    rng = np.random.default_rng(3)
+    factor = np.ones((table.num_stages, 1))
+    for stage in slow:
+        factor[stage] = 1.3
+    shape = table.num_stages, table.num_microbatches
+    return [
+        pj.evaluate(
+            table,
+            pj.Costs(
+                forward=factor * rng.normal(1.0, 0.02, shape),
+                backward=factor * rng.normal(2.0, 0.02, shape),
+                transmit=0.1,
+            ),
+        )
+        for _ in range(6)
+    ]
+
+
+KEYS = (
+    "steps replicas workers stages microbatches left_out replay slowdown attribution links "
+    "forecast remedies"
+)
+
+
+def test_the_answer_and_the_commands_that_go_on(answer, folder):
+    pytest.importorskip("pyarrow")
+    found = answer("trace", JOB, "--schedules", "1f1b", "--save", "trace")
+    assert set(KEYS.split()) <= set(found)
+    assert (found["steps"], found["replicas"], found["schedule"]) == (32, 2, "1f1b")
+    assert set(found["replay"]) == {"mean_error", "worst_error", "per_step"}
+    assert found["replay"]["mean_error"] == pytest.approx(0.029, rel=0.05)  # in percent
+    assert {"worker", "stage", "phase", "replica"} <= set(found["attribution"])
+    assert found["attribution"]["worker"][0]["name"] == "3"
+    assert sorted(path.name for path in Path("trace").iterdir()) == [
+        "costs.json",
+        "dataset.zarr",
+        "deal.json",
+        "perfetto.json",
+        "table.csv",
+    ]
+    evaluated, shaken = (shlex.split(line)[1:] for line in found["next"])
+    again = answer(*evaluated)
+    assert again["makespan"] == pytest.approx(found["pipeline_time"], rel=1e-12)
+    assert shaken[:3] == ["jitter", "--tables", "trace/table.csv"]
+
+
+@pytest.mark.compiles
+def test_jitter_reads_what_is_saved(answer, folder):
+    write_csv(folder / "run.csv", traces.of_runs(jittered(table_of("gpipe"))))
+    found = answer("trace", "run.csv", "--schedules", "1f1b", "--save", "trace")
+    shaken = answer(*shlex.split(found["next"][1])[1:])
+    (row,) = shaken["rows"]
+    assert row["deterministic"] == pytest.approx(found["pipeline_time"], rel=1e-9)
+
+
+def test_another_run_says_what_got_slower(answer, call, folder):
+    table = table_of("1f1b")
+    for name, slow in (("now", [2]), ("then", [])):
+        write_csv(folder / f"{name}.csv", traces.of_runs(jittered(table, slow)))
+    line = ["trace", "now.csv", "--against", "then.csv", "--schedules", "1f1b"]
+    against = answer(*line)["against"]
+    assert against["step_time"] > 1.1 * against["as_there"]
+    first, *others = against["attribution"]["stage"]
+    assert first["name"] == "2"
+    assert first["saves"] > 0.9 * (against["step_time"] - against["as_there"])
+    assert max(abs(share["saves"]) for share in others) < 0.1 * first["saves"]
+    code, text, _ = call(*line)
+    assert code == 0
+    assert "slower than the other run" in text
+
+
+def test_columns_have_other_names(answer, folder):
+    write_csv(folder / "run.csv", traces.of_runs(jittered(table_of("gpipe"))))
+    text = Path("run.csv").read_text().replace("worker", "who", 1).replace("start", "from", 1)
+    Path("other.csv").write_text(text)
+    line = ["--schedules", "1f1b"]
+    one = answer("trace", "run.csv", *line)
+    assert answer("trace", "other.csv", "--columns", "worker=who, start=from", *line) == one | {
+        "next": ["pipejax trace other.csv --save trace"]
+    }
+
+
+@pytest.fixture(scope="module")
+def found(job):
+    """A small job, analysed."""
+    run = drawn(table_of("interleaved-1f1b"), "delay", transmit=0.2)[0]
+    return traces.analyse(traces.of_runs([run] * 2), schedules=["1f1b"])
+
+
+def test_maps_share_their_colours():
+    low = HeatMap("low", "step", ["5", "7"], ["stage 0"], np.array([[0.001, -0.002]]))
+    high = HeatMap("high", "replica", ["0", "1"], ["worker 0"], np.array([[0.004, np.nan]]))
+    picture = heat_picture([low, high])
+    meshes = [m for axes in picture.axes[:2] for m in axes.collections if isinstance(m, QuadMesh)]
+    assert [mesh.get_clim() for mesh in meshes] == [(-0.002, 0.004)] * 2
+    assert [text.get_text() for text in picture.axes[0].texts] == ["1.00", "-2.00"]
+    assert [text.get_text() for text in picture.axes[1].texts] == ["4.00"]
+    assert [label.get_text() for label in picture.axes[0].get_xticklabels()] == ["5", "7"]
+    assert picture.axes[2].get_ylabel() == "added, saved [ms]"
+
+
+def test_numbers_that_have_no_room_are_left_out():
+    wide = HeatMap("", "step", [*map(str, range(99))], ["a"], np.linspace(0, 1, 99)[None])
+    (axes, _) = heat_picture([wide]).axes
+    assert not axes.texts
+    assert len(axes.get_xticklabels()) < 60
+
+
+def test_a_map_can_be_read_in_grey():
+    colours = mpl.colormaps[COLOURS](np.linspace(0, 1, 64))
+    light = [palette.lightness(mpl.colors.to_hex(colour)) for colour in colours]
+    assert light == sorted(light, reverse=True)
+    assert light[0] - light[-1] > 0.6
+
+
+def test_a_step_is_drawn_as_it_ran_and_as_replayed():
+    step = RecordedStep(
+        "step 1",
+        np.array([0, 1]),
+        ["F0", "F0"],
+        np.array([0.0, 1.5]),
+        np.array([0.0, 1.0]),
+        np.array([1.0, 1.0]),
+    )
+    one = HeatMap("", "step", ["1"], ["stage 0"], np.array([[1.0]]))
+    axes = heat_picture([one], step).axes[1]
+    above, below = (each for each in axes.collections if isinstance(each, PolyCollection))
+    left = [[path.vertices[0].tolist() for path in each.get_paths()] for each in (above, below)]
+    assert [[x for x, _ in each] for each in left] == [[0.0, 1.5], [0.0, 1.0]]
+    assert all(a[1] < b[1] for a, b in zip(*left, strict=True))
+    assert (above.get_facecolor() == below.get_facecolor()).all()
+    assert (above.get_facecolor()[0] != above.get_facecolor()[1]).any()
+    assert [text.get_text() for text in axes.texts] == ["F0"] * 4
+
+
+def test_the_figure_names_workers_replicas_and_steps(call, folder, shares):
+    pytest.importorskip("pyarrow")
+    code, text, _ = call("trace", JOB, "--schedules", "1f1b", "--figure", "x.svg")
+    assert (code, "drawn to x.svg" in text) == (0, True)
+    drawn_texts = set(re.findall(r"<text[^>]*>([^<]*)</text>", Path("x.svg").read_text()))
+    assert {"worker 3", "stage 3", "replica", "step", "1043", "B3"} <= drawn_texts
+    recorded = np.sort(shares.recorded)[len(shares.steps) // 2]
+    step = shares.steps[int(np.flatnonzero(shares.recorded == recorded)[0])]
+    assert any(text.startswith(f"step {step}, replica ") for text in drawn_texts)
+
+
+def test_the_report_is_one_page(call, folder):
+    runs = jittered(table_of("1f1b"), [2])
+    write_csv(folder / "run.csv", traces.of_runs(runs))
+    write_csv(folder / "other.csv", traces.of_runs(jittered(table_of("1f1b"))))
+    line = ["--schedules", "zb-h1", "--against", "other.csv", "--out", "x.html"]
+    code, _, error = call("trace", "run.csv", *line)
+    assert (code, error) == (0, "")
+    text = Path("x.html").read_text()
+    justhtml.JustHTML(text, strict=True)
+    assert "://" not in text.replace("http://www.w3.org/", "")
+    assert text.count("<svg") == 1 + text.count("&lt;svg")
+    heads = re.findall(r"<h2>([^<]*)</h2>", text)
+    assert heads[:3] == [
+        "Who costs how much",
+        "With times of the other run",
+        "What ops, messages and collectives took",
+    ]
+    assert heads[-3:-1] == [
+        "Where the seconds of the mean pipeline go",
+        "What would make it shorter",
+    ]
+    widths = [float(each) for each in re.findall(r"width:([\d.]+)%", text)]
+    assert sum(widths) == pytest.approx(100.0, abs=0.01)
+    (inside,) = re.findall(r'srcdoc="([^"]*)"', text)
+    assert html.unescape(inside).startswith("<!doctype html>")
+    assert "stage 2 on worker 2" in text
+
+
+def test_what_is_left_out_stands_on_the_page(call, folder):
+    trace = traces.of_runs(jittered(table_of("1f1b")))
+    whole = ~((trace.step == 4) & (trace.worker == 1))
+    late = (trace.step == 2) & (trace.worker == 0) & (trace.start > 30.0)
+    moved = dataclasses.replace(trace, start=trace.start + 5.0 * late, end=trace.end + 5.0 * late)
+    write_csv(folder / "run.csv", moved.only(whole))
+    code, _, error = call("trace", "run.csv", "--schedules", "1f1b", "--out", "x.html")
+    assert (code, error) == (0, "")
+    text = Path("x.html").read_text()
+    assert "<td>step 4, replica 0</td><td>worker 1 is missing</td>" in text
+    row = re.search(r"What nothing explains.*?<td>2</td><td>0</td><td>0</td>", text, re.S)
+    assert row is not None
+
+
+def test_a_run_of_one_replica_is_drawn_by_step(found):
+    from pipejax.cli.output.trace_pictures import _maps, _median_step
+
+    workers, stages = _maps(found)
+    assert (workers.rows[0], stages.rows[-1]) == ("worker 0", "stage 7")
+    assert (workers.across, workers.columns) == ("step", ["0", "1"])
+    assert workers.seconds[:, 0].tolist() == [
+        found.attribution.of("worker")[str(k)].by_step[0] for k in range(4)
+    ]
+    step = _median_step(found)
+    assert np.abs(step.start - step.replayed).max() <= 1e-9
+    assert step.label[0] == "0F0"
+
+
+def test_a_fused_pair_is_drawn_once():
+    from pipejax.cli.output.trace_pictures import _median_step
+
+    run = drawn(table_of("dualpipe-v"), "delay", transmit=0.2)[0]
+    step = _median_step(traces.analyse(traces.of_runs([run]), schedules=["1f1b"]))
+    table = table_of("dualpipe-v")
+    assert sum(" " in label for label in step.label) == table.is_fused.sum()
+    assert len(step.label) == len(step.start) == sum(map(len, map(list, _cells(table))))
+
+
+def _cells(table):
+    return [[cell for cell in row if cell] for row in table.rows()]
