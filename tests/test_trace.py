@@ -251,6 +251,7 @@ KEYS = (
 )
 
 
+@pytest.mark.compiles
 def test_the_answer_and_the_commands_that_go_on(answer, folder):
     pytest.importorskip("pyarrow")
     found = answer("trace", JOB, "--schedules", "1f1b", "--save", "trace")
@@ -362,6 +363,7 @@ def test_a_step_is_drawn_as_it_ran_and_as_replayed():
     assert [text.get_text() for text in axes.texts] == ["F0"] * 4
 
 
+@pytest.mark.compiles
 def test_the_figure_names_workers_replicas_and_steps(call, folder, shares):
     pytest.importorskip("pyarrow")
     code, text, _ = call("trace", JOB, "--schedules", "1f1b", "--figure", "x.svg")
