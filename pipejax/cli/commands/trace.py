@@ -255,10 +255,11 @@ def _said(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
         f"{result['replicas']} replicas"
     )
     yield from _left_out(analysis)
-    for one in analysis.offsets[:NAMED]:
+    for clock in analysis.offsets[:NAMED]:
+        by = f"{seconds(abs(clock.seconds))} {'ahead' if clock.seconds > 0 else 'behind'}"
         yield (
-            f"  clock of worker {one.worker}, replica {one.replica}: {seconds(abs(one.seconds))} "
-            f"{'ahead' if one.seconds > 0 else 'behind'}, set right within {seconds(one.residual)}"
+            f"  clock of worker {clock.worker}, replica {clock.replica}: {by}, set right within "
+            f"{seconds(clock.residual)}"
         )
     yield (
         f"  replayed within {percent(replayed.mean_error)} in the mean, "
@@ -334,7 +335,7 @@ def _shares_table(shares: "Attribution", step: float, title: str) -> object:
             Column("if", lambda row: escape(f"{row['of']} {row['name']}")),
             Column("saves", "saves", seconds),
             Column("of the step", lambda row: percent(row["saves"] / step)),
-            Column("alone adds", "adds", seconds),
+            Column("alone adds", lambda row: "" if row["adds"] is None else seconds(row["adds"])),
         ),
         title=title,
         caption="saves: its ops took what they should; alone adds: only its ops took what they did",
