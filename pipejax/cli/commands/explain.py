@@ -12,7 +12,7 @@ from rich.text import Text as Marked
 import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.given import Line
-from pipejax.cli.options.memory import ActivationOptions, MemoryLimit
+from pipejax.cli.options.memory import MemoryLimit
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.tables import TableChoice
 from pipejax.cli.options.values import Text, parse_counts
@@ -20,7 +20,7 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import PAGE, TABLES
 from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.progress import progress, waiting
+from pipejax.cli.output.progress import progress
 from pipejax.cli.output.remedies import (
     diagnosis,
     remedies_json,
@@ -30,13 +30,11 @@ from pipejax.cli.output.remedies import (
     write_tables_of,
 )
 from pipejax.cli.output.report import Column, heading, plain, sizes_of, table_of
+from pipejax.cli.output.report_pages import ROUNDING, report_page
 
 if TYPE_CHECKING:
     from pipejax.search.remedies.explain import Explanation
     from pipejax.search.remedies.setup import Setup
-
-
-ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
 
 
 def explain(
@@ -147,39 +145,9 @@ def _as_json(found: "Explanation", line: Line, files: Mapping[int, Path]) -> dic
 
 def _page(found: "Explanation", result: Mapping[str, Any]) -> str:
     """The report, with the run as it is and with the first remedy."""
-    from pipejax.plots.explorer.page import page
-    from pipejax.plots.explorer.payload import Explored, MemoryShown
-    from pipejax.plots.report import PartShown, RemedyShown, report
-
-    setups = [found.memory.begin, *(remedy.setup for remedy in found.remedies[:1])]
-    # what holds of the table, whatever a model says of bytes
-    sized = ActivationOptions(None, None)
-    explored = [
-        Explored(setup.run, MemoryShown(*sized.of(setup.table, None)[:4], None)) for setup in setups
-    ]
-    remedies = [
-        RemedyShown(
-            row["what"],
-            seconds(row["saves"]),
-            seconds(row["step_time"]),
-            f"x {row['memory']:.3g}",
-            seconds(row["bound"]),
-            row["assumes"],
-            row["command"],
-        )
-        for row in result["remedies"]
-    ]
-    parts = [
-        PartShown(name, seconds(time), time / (found.step_time or 1.0), of)
-        for name, time, of in found.parts
-        if abs(time) > ROUNDING * found.step_time
-    ]
     title = Marked.from_markup(f"{heading(result)}: {seconds(found.step_time)}").plain
     lines = [*diagnosis(found), *filter(None, (_slower(found), _room(found)))]
-    shown = "As it is" if len(setups) == 1 else f"As it is, and below: {found.remedies[0].what}"
-    with waiting("looking for closed forms"):
-        explorer = page(explored)
-    return report(title, lines, parts, remedies, shown, explorer)
+    return report_page(found, result["remedies"], title, lines)
 
 
 def _slower(found: "Explanation") -> str:
