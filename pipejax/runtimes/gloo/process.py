@@ -280,7 +280,9 @@ class OpClock:
             self.begin()
             return forward(*given, **more)
 
-        def timed_backward(chunk: int, *given: Any, full_backward: bool = True, **more: Any) -> None:
+        def timed_backward(
+            chunk: int, *given: Any, full_backward: bool = True, **more: Any
+        ) -> None:
             self.begin()
             backward(chunk, *given, full_backward=full_backward, **more)
             self.end(stage.stage_index, "B" if full_backward else "I", chunk)
