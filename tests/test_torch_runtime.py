@@ -113,6 +113,6 @@ def test_times_that_ops_and_links_are_to_take():
     built = pj.schedules.build("zb-h1", num_workers=2, num_microbatches=4)
     costs = pj.Costs(forward=1.0, backward=np.array([2.0, 4.0]), latency=0.25, transmit=0.5)
     job = RuntimeJob(built, costs=costs)
-    assert runtime.op_seconds(job)["I"] == [1.0, 2.0]
+    assert runtime.op_seconds(job)["I"].tolist() == [[1.0] * 4, [2.0] * 4]
     assert runtime.message_seconds(job).tolist() == [[0.75], [0.75]]
     assert not runtime.message_seconds(RuntimeJob(built)).any()

@@ -7,6 +7,7 @@ gradients are from those of the same model without a pipeline. It may also time 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import NamedTuple
 
 from pipejax.base.checks import known_as
@@ -30,6 +31,7 @@ class RuntimeJob(NamedTuple):
       batch_size: examples of a microbatch.
       steps: steps to time, after one that is not; 0 times nothing.
       seed: of parameters and data.
+      trace: folder that gets a trace of the timed steps, a file for each worker; None: no trace.
     """
 
     table: ScheduleTable
@@ -39,6 +41,7 @@ class RuntimeJob(NamedTuple):
     batch_size: int = 2
     steps: int = 0
     seed: int = 0
+    trace: Path | None = None
 
 
 @short_repr

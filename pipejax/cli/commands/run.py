@@ -1,8 +1,11 @@
 """`pipejax run`: a table executed by a runtime, its gradients beside those without a pipeline."""
 
 import math
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -11,6 +14,8 @@ from pipejax.base.checks import one_of, positive, whole_number
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.values import Count, Seed
 from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.files import NO_OUTPUT, Output
+from pipejax.cli.output.kinds import TABLES
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.progress import waiting
 from pipejax.cli.output.report import facts, grid, heading, pick, sizes_of
@@ -29,6 +34,7 @@ def run(
     steps: int = 0,
     seed: Seed = 0,
     tolerance: float = 1e-5,
+    trace: Annotated[Output, TABLES] = NO_OUTPUT,
 ) -> Answer:
     """Run a table in a runtime: its gradients against those of the model without a pipeline.
 
@@ -37,6 +43,7 @@ def run(
     Options:
       steps: 0 times nothing.
       tolerance: relative to the largest entry.
+      trace: a file for each worker, as PyTorch's profiler writes them; `pipejax trace` reads them.
 
     Example:
       pipejax run -s zb-h1 -P 4 -M 8 --runtime jax
@@ -45,6 +52,8 @@ def run(
 
     name = one_of(runtime, RUNTIMES, "--runtime")
     most = positive(tolerance, "--tolerance")
+    if trace.path is not None and (name != "torch" or steps == 0):
+        raise ValueError("--trace needs --runtime torch, and --steps of which there is a trace")
     job = RuntimeJob(
         table,
         links,
@@ -54,11 +63,17 @@ def run(
         whole_number(steps, "--steps", least=0),
         whole_number(seed, "--seed", least=0),
     )
-    with waiting(f"running {table.name} in {name}"):
-        found = run_table(name, job)
+    with tempfile.TemporaryDirectory(prefix="pipejax-") as folder:
+        if trace.path is not None:
+            job = job._replace(trace=Path(folder, "trace"))
+        with waiting(f"running {table.name} in {name}"):
+            found = run_table(name, job)
+        trace.save(lambda draft: shutil.copytree(Path(folder, "trace"), draft))
     ok = found.error <= most
     result = _summary(table, found, ok)
-    return Answer(result, _said(result, found), holds=ok)
+    go_on = () if trace.written is None else (f"pipejax trace {trace.written}",)
+    written = {"wrote a trace of each worker to": trace}
+    return Answer(result, _said(result, found), written, holds=ok, next=go_on)
 
 
 def _summary(table: pj.ScheduleTable, found: "RuntimeRun", ok: bool) -> dict[str, Any]:

@@ -123,8 +123,9 @@ def _line(analysis: "Analysis", folder: Path) -> Line:
         "costs": str(folder / "costs.json"),
         "link": links.model,
     }
-    if links.queues != default.queues:
-        given["queues"] = links.queues
+    for name in ("queues", "posting"):
+        if getattr(links, name) != getattr(default, name):
+            given[name] = getattr(links, name)
     return Line(given)
 
 
@@ -185,6 +186,7 @@ def _as_json(analysis: "Analysis", line: Line) -> dict[str, Any]:
         "links": {
             "link": links.model,
             "queues": links.queues,
+            "posting": links.posting,
             "message_time": replayed.message_time,
             "fits": {name: 100 * error for name, error in replayed.fits.items()},
         },

@@ -323,6 +323,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "runtime": _often(NAME, "|".join(_RUNTIMES), names=_RUNTIMES),
         "hidden": OptionRecord(COUNT, "width of the layers of a stage"),
         "steps": OptionRecord(WHOLE, "steps to time"),
+        "trace": OptionRecord(FOLDER, "traces of the timed steps, into this new folder"),
     },
     "Picture": {
         "from_": OptionRecord(TIME, "left end of the time axis", argument="start"),

@@ -3,6 +3,7 @@
 Before that: the small model that is trained, and links that are as slow as they are said to be.
 """
 
+import contextlib
 import datetime
 import itertools
 import queue
@@ -10,12 +11,14 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, schedules
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from pipejax.runtimes.processes import serve
 
@@ -108,6 +111,7 @@ def unpipelined(
 # when, and in which order, is left to the runtime.
 
 Seconds = Sequence[Sequence[float]]  # (2, boundaries): activations forth, gradients back
+RECEIVED = "gloo:recv"  # what gloo calls its slice of a RECV
 
 
 class SlowMessage:
@@ -118,6 +122,12 @@ class SlowMessage:
         self.work, self.seconds = work, seconds
         self._there = 0.0
         self._begun = threading.Event()
+        self._slice: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+
+    def note(self) -> None:
+        """Begin a slice of a trace, as gloo's of a RECV: until somebody has waited for it."""
+        self._slice = record_function(RECEIVED)
+        self._slice.__enter__()
 
     def begin(self, free: float) -> float:
         """Travel from now on, or from when the link is free; return when it is free again."""
@@ -129,6 +139,8 @@ class SlowMessage:
         """Wait until the message is there."""
         self._begun.wait()
         time.sleep(max(0.0, self._there - time.perf_counter()))
+        self._slice.__exit__(None, None, None)
+        self._slice = contextlib.nullcontext()
 
 
 class SlowLink:
@@ -190,6 +202,8 @@ class SlowLinks:
             if each.peer not in self._links:
                 self._links[each.peer] = SlowLink()
             found.append(self._links[each.peer].post(work, sends, each.seconds))
+            if not sends:
+                found[-1].note()
         return found
 
 
@@ -219,14 +233,15 @@ class OpClock:
     SEND or a RECV takes the worker's time.
     """
 
-    def __init__(self, seconds: dict[str, list[float]]) -> None:
-        """Begin with nothing measured.
+    def __init__(self, seconds: dict[str, list[list[float]]]) -> None:
+        """Begin with nothing measured, and the times that ops of stages and microbatches take.
 
         PyTorch's stage 0 does nothing in I, for its input needs no gradient, and both in W.
         """
-        self.least = {phase: list(times) for phase, times in seconds.items()}
+        self.least = {phase: np.array(times) for phase, times in seconds.items()}
         if seconds:
-            self.least["W"][0], self.least["I"][0] = seconds["W"][0] + seconds["I"][0], 0.0
+            self.least["W"][0] += self.least["I"][0]
+            self.least["I"][0] = 0.0
         self.measured: dict[tuple[int, str], list[float]] = {}
         self._last: list[float] = []  # measured times of the kind of op that ended last
         self._begun = self._ended = self._waited = 0.0
@@ -241,9 +256,9 @@ class OpClock:
         if self._last:
             self._last[-1] += self._begun - self._ended - self._waited
 
-    def end(self, stage: int, phase: str) -> None:
+    def end(self, stage: int, phase: str, microbatch: int) -> None:
         """End the op that has begun."""
-        least = self.least[phase][stage] if self.least else 0.0
+        least = float(self.least[phase][stage, microbatch]) if self.least else 0.0
         time.sleep(max(0.0, self._begun + least - time.perf_counter()))
         self._ended, self._waited = time.perf_counter(), 0.0
         self._last = self.measured.setdefault((stage, phase), [])
@@ -265,15 +280,17 @@ class OpClock:
             self.begin()
             return forward(*given, **more)
 
-        def timed_backward(*given: Any, full_backward: bool = True, **more: Any) -> None:
+        def timed_backward(
+            chunk: int, *given: Any, full_backward: bool = True, **more: Any
+        ) -> None:
             self.begin()
-            backward(*given, full_backward=full_backward, **more)
-            self.end(stage.stage_index, "B" if full_backward else "I")
+            backward(chunk, *given, full_backward=full_backward, **more)
+            self.end(stage.stage_index, "B" if full_backward else "I", chunk)
 
-        def timed_weight(*given: Any, **more: Any) -> None:
+        def timed_weight(chunk: int, *given: Any, **more: Any) -> None:
             self.begin()
-            weight(*given, **more)
-            self.end(stage.stage_index, "W")
+            weight(chunk, *given, **more)
+            self.end(stage.stage_index, "W", chunk)
 
         stage.forward_one_chunk = timed_forward
         stage.backward_one_chunk = timed_backward
@@ -283,9 +300,11 @@ class OpClock:
         """Wrap what comes behind a forward, the loss, and what waits for messages."""
         compute = schedule._maybe_compute_loss
 
-        def computed(stage: PipelineStage, *given: Any) -> None:
-            compute(stage, *given)
-            self.end(stage.stage_index, "F")
+        def computed(
+            stage: PipelineStage, output: Any, targets: Any, chunk: int, *more: Any
+        ) -> None:
+            compute(stage, output, targets, chunk, *more)
+            self.end(stage.stage_index, "F", chunk)
 
         def waited(work: list[dist.Work]) -> None:
             begun = time.perf_counter()
@@ -361,14 +380,29 @@ class TableRun:
         return {"gradient_error": float(np.max(off_by)), "loss": loss, "loss_error": off}
 
     def time_steps(self, count: int) -> list[dict[str, Any]]:
-        """Time steps that begin together: the messages before each, and the ops of each."""
+        """Time steps that begin together: the messages before each, and the ops of each.
+
+        A trace of them is written where the task says so.
+        """
+        path = self.task["trace"]
+        if path is None or not count:
+            return self._timed_steps(count)
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            found = self._timed_steps(count)
+        Path(path).mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(f"{path}/rank{self.rank}.json.gz")
+        return found
+
+    def _timed_steps(self, count: int) -> list[dict[str, Any]]:
+        """Time steps; a slice of a trace marks each, as `profiler.step()` does."""
         found = []
-        for _ in range(count):
+        for number in range(count):
             message = self._message_seconds()
             begun = agreed_start(self.rank)
             self.clock.forget()
             time.sleep(max(0.0, begun - time.perf_counter()))
-            self.step()
+            with record_function(f"ProfilerStep#{number}"):
+                self.step()
             taken = time.perf_counter() - begun
             found.append({"time": taken, "message": message, "profile": self.clock.means()})
         return found

@@ -92,21 +92,22 @@ def _task(job: RuntimeJob, table: ScheduleTable, path: Path) -> dict[str, Any]:
         "format": "compute_comms" if table.has_communication else "compute_only",
         "placement": table.placement[0].tolist(),
         "microbatches": table.num_microbatches,
-        "seconds": op_seconds(job),
+        "seconds": {phase: each.tolist() for phase, each in op_seconds(job).items()},
         "messages": message_seconds(job).tolist() if message_seconds(job).any() else None,
+        "trace": None if job.trace is None else str(job.trace),
     }
 
 
-def op_seconds(job: RuntimeJob) -> dict[str, list[float]]:
-    """Seconds of an op by phase letter, one for each stage."""
+def op_seconds(job: RuntimeJob) -> dict[str, Float[NumpyArray, "stages microbatches"]]:
+    """Seconds of an op by phase letter, for each stage and microbatch."""
     if job.costs is None:
         return {}
     given = {phase: getattr(job.costs, PHASE_FIELDS[phase]) for phase in TIMED}
-    stages = job.table.num_stages
+    shape = job.table.num_stages, job.table.num_microbatches
+    times = {phase: np.asarray(each, float) for phase, each in given.items() if each is not None}
     return {
-        phase: np.broadcast_to(np.asarray(seconds, float), stages).tolist()
-        for phase, seconds in given.items()
-        if seconds is not None
+        phase: np.broadcast_to(each[:, None] if each.ndim == 1 else each, shape)
+        for phase, each in times.items()
     }
 
 
@@ -121,8 +122,9 @@ def message_seconds(job: RuntimeJob) -> Float[NumpyArray, "directions boundaries
 
 def _longest(job: RuntimeJob) -> float:
     """Seconds that the steps of a job may take before something must be wrong."""
-    ops = sum(map(sum, op_seconds(job).values())) + float(message_seconds(job).sum())
-    return (job.steps + 1) * (PER_STEP + SLOWER * ops * job.table.num_microbatches)
+    messages = float(message_seconds(job).sum()) * job.table.num_microbatches
+    ops = sum(float(each.sum()) for each in op_seconds(job).values())
+    return (job.steps + 1) * (PER_STEP + SLOWER * (ops + messages))
 
 
 def _result(

@@ -15,7 +15,14 @@ from pipejax.traces.clocks import Offset, aligned
 from pipejax.traces.findings.advice import advise
 from pipejax.traces.findings.attribution import Attribution, attribute
 from pipejax.traces.findings.forecast import LEAST, Forecast, forecast
-from pipejax.traces.findings.new_deal import OF_RANK, NewDeal, deal_anew, share_of_replica
+from pipejax.traces.findings.new_deal import (
+    MOST_WORK,
+    OF_RANK,
+    NewDeal,
+    deal_anew,
+    share_of_replica,
+    work_of,
+)
 from pipejax.traces.findings.op_times import OpTimes, op_times
 from pipejax.traces.record import LeftOut, Trace
 from pipejax.traces.replaying.pipelines import Pipelines, pipelines_of, registered
@@ -56,8 +63,8 @@ class Analysis:
       forecast: the second half of the steps by the first; None of too few steps.
       advice: what would make the mean pipeline shorter.
       offsets: clocks that were set right, for messages came before they were sent.
-      deal: the data dealt anew; None where that makes no sense, see `deal_anew`, or where times
-        differ by replica more than by data.
+      deal: the data dealt anew; None where that makes no sense, see `deal_anew`, where times differ
+        by replica more than by data, or where steps are so long that it takes a search of its own.
       against: who makes steps longer than in another run, if there is one.
     """
 
@@ -174,7 +181,9 @@ def analyse(
         tell(3, len(PARTS), PARTS[3])
         advice = advise(replayed, stage_layers=stage_layers, schedules=schedules, search=search)
         tell(4, len(PARTS), PARTS[4])
-        is_of_data = share_of_replica(replayed) < OF_RANK
+        # a deal of long steps takes a search of its own
+        is_short = work_of(replayed) <= MOST_WORK
+        is_of_data = is_short and share_of_replica(replayed) < OF_RANK
         dealt = deal_anew(replayed) if is_of_data else None
     return Analysis(
         pipelines,

@@ -15,6 +15,9 @@ from pipejax.traces.replaying.pipelines import Pipeline, fused_with_last
 from pipejax.traces.replaying.replay import Replay
 
 ROUNDS = 20  # of the search: more find little
+SECONDS = 5.0  # after which no further round starts
+# of a round of the search over all steps, in ops that are run; beyond it some steps are left out
+MOST_WORK = 5e6
 OF_RANK = 0.5  # of what microbatches differ, from which they are taken to differ by replica
 
 
@@ -24,7 +27,7 @@ class NewDeal:
     """The data of every step dealt anew to the replicas, each in the best order that was found.
 
     Attributes:
-      steps: their numbers.
+      steps: their numbers; of long steps some, spread evenly, for the search takes its time.
       before: (steps) the slowest pipeline as it is replayed [s].
       after: (steps) the slowest pipeline of the deal that was found [s].
       least: (steps) no deal is faster [s].
@@ -76,7 +79,11 @@ def deal_anew(replayed: Replay, *, on_progress: OnProgress | None = None) -> New
       ([27.0], [21.0])
     """
     check_types(replayed=(replayed, Replay))
-    pipelines, whole = replayed.pipelines, _whole_steps(replayed)
+    pipelines = replayed.pipelines
+    every = _whole_steps(replayed)
+    # as many steps as the search has time for, spread evenly
+    apart = -(-len(every) // max(1, int(MOST_WORK / work_of(replayed))))
+    whole = {step: every[step] for step in list(every)[:: max(1, apart)]}
     replicas = max(map(len, whole.values()), default=0)
     if replicas < 2 or pipelines.table.num_pipes > 1:
         return None
@@ -89,7 +96,7 @@ def deal_anew(replayed: Replay, *, on_progress: OnProgress | None = None) -> New
         replicas=replicas,
         link=replayed.links,
         iterations=ROUNDS,
-        time_limit=None,
+        time_limit=SECONDS,
         on_progress=on_progress,
     )
     return NewDeal(
@@ -100,6 +107,17 @@ def deal_anew(replayed: Replay, *, on_progress: OnProgress | None = None) -> New
         np.stack([each.best.order for each in found]),
         share_of_replica(replayed),
     )
+
+
+def work_of(replayed: Replay) -> float:
+    """How many ops a round of the search runs for one step.
+
+    It pairs a quarter of the replicas, and runs the (2 M)^2 exchanges of every pair.
+    """
+    pipelines = replayed.pipelines.pipelines
+    replicas = len({one.replica for one in pipelines})
+    ops = len(pipelines[0].slices)
+    return float(replicas * replayed.pipelines.table.num_microbatches**2 * ops)
 
 
 def _costs(replayed: Replay, replicas: Sequence[Pipeline]) -> Costs:
