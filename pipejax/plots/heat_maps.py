@@ -1,6 +1,7 @@
 """Who costs how much in a measured run, as heat maps; below them a step as it ran and as replayed.
 
-One scale of lightness serves all maps, so that they are read in grey and by the colour-blind.
+One scale of lightness serves all maps whose numbers are alike, so that they are compared, read in
+grey and by the colour-blind.
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ _ROW, _STEP_ROW, _TITLE = 0.2, 0.42, 0.62  # heights [inch]
 _HIGHEST = 8.5  # of all rows together [inch]
 _LANE = 0.4  # of a row, for what ran and for what is replayed
 _MOST_CELLS = 4000  # above, cells are pixels
+_ALIKE = 4.0  # ratio of the largest numbers of maps up to which they share a scale
 
 
 class HeatMap(NamedTuple):
@@ -75,22 +77,39 @@ def heat_picture(
     with mpl.rc_context(paper.settings()):
         picture = style.Picture(paper, high)
         every = picture.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
-        seconds = np.concatenate([one.seconds.ravel() for one in maps])
-        scale, unit = _scale(seconds)
         # the room of bars is taken before cells are measured
-        of_maps = every[: len(maps)].tolist()
-        _add_bar(picture, of_maps, scale, f"added, saved [{unit[1]}]", unit[0])
+        scales = [
+            _add_scale(picture, every[group].tolist(), [maps[k] for k in group])
+            for group in _alike(maps)
+        ]
         if step is not None:
             late = step.start - step.replayed
             late_scale, late_unit = _scale(late, "ms")
             label = f"starts later [{late_unit[1]}]"
             _add_bar(picture, [every[-1]], late_scale, label, late_unit[0])
         picture.draw_without_rendering()
-        for axes, one in zip(of_maps, maps, strict=True):
-            _draw_map(axes, one, scale, unit[0])
+        for group, scale in zip(_alike(maps), scales, strict=True):
+            for k in group:
+                _draw_map(every[k], maps[k], *scale)
         if step is not None:
             _draw_step(every[-1], step, late_scale)
     return picture
+
+
+def _alike(maps: Sequence[HeatMap]) -> list[list[int]]:
+    """Positions of maps that share a scale: all of them, or each alone."""
+    largest = [float(np.nanmax(np.abs(one.seconds), initial=0.0)) for one in maps]
+    every = [*range(len(maps))]
+    return [every] if max(largest) <= _ALIKE * min(largest) else [[k] for k in every]
+
+
+def _add_scale(
+    picture: Figure, axes: list[Axes], maps: Sequence[HeatMap]
+) -> tuple[ScalarMappable, float]:
+    """Draw the scale of maps beside them; return it with the seconds of its unit."""
+    scale, (seconds, name) = _scale(np.concatenate([one.seconds.ravel() for one in maps]))
+    _add_bar(picture, axes, scale, f"saved [{name}]", seconds)
+    return scale, seconds
 
 
 def _scale(

@@ -14,6 +14,7 @@ from pipejax.cli.output.trace_report import (
     ADDS,
     SAVES,
     against_line,
+    alone,
     clock_lines,
     deal_line,
     forecast_line,
@@ -59,11 +60,11 @@ def _maps(analysis: "Analysis") -> "Iterator[HeatMap]":
     place = shares.of("place")
     if place:
         cells = [
-            [place[f"worker {worker} of replica {replica}"].adds for replica in replicas]
+            [place[f"worker {worker} of replica {replica}"].saves for replica in replicas]
             for worker in range(table.num_workers)
         ]
         rows = [f"worker {worker}" for worker in range(table.num_workers)]
-        title = "what a worker of a replica adds if only its ops took what they did"
+        title = "what the mean step saves if ops of a worker of a replica took what they should"
         yield HeatMap(title, "replica", [*map(str, replicas)], rows, np.array(cells))
     elif table.num_stages > table.num_workers:  # of one stage each they would be drawn twice
         yield _by_step(shares, "worker")
@@ -201,7 +202,7 @@ def _shares(shares: "Attribution", title: str, picture: str = "") -> "Section":
             f"{one.of} {one.name}",
             seconds(one.saves),
             percent(one.saves / step),
-            seconds(one.adds),
+            alone(one.adds),
         )
         for one in largest(shares, EACH)
     ]

@@ -239,7 +239,7 @@ def _message_ops(table: ScheduleTable) -> tuple[NumpyArray, NumpyArray, NumpyArr
     return link, producer, consumer, before[messages.consumer]
 
 
-def _message_times(waits: Waits, pipelines: Pipelines) -> Iterator[LinkTimes]:
+def _message_times(waits: MessageWaits, pipelines: Pipelines) -> Iterator[LinkTimes]:
     """Times of a message by link [s]: of those that were waited for; of all links where none was.
 
     A message that came while its receiver was busy shows only that it was no later. The median is
