@@ -37,3 +37,11 @@ from pipejax.search.tuning.tune import TunedSetting as TunedSetting
 from pipejax.sweep.declaration import Sweep as Sweep
 from pipejax.sweep.plan.result import PlanResult as PlanResult
 from pipejax.sweep.store import STATUS as STATUS
+from pipejax.traces.findings.analysis import Analysis as Analysis, Stall as Stall
+from pipejax.traces.findings.attribution import Attribution as Attribution, Share as Share
+from pipejax.traces.findings.forecast import Forecast as Forecast
+from pipejax.traces.findings.new_deal import NewDeal as NewDeal
+from pipejax.traces.findings.op_times import OpTimes as OpTimes
+from pipejax.traces.record import LeftOut as LeftOut
+from pipejax.traces.replaying.pipelines import Pipeline as Pipeline, Pipelines as Pipelines
+from pipejax.traces.replaying.replay import Replay as Replay

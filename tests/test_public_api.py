@@ -32,7 +32,8 @@ def test_names():
 
 
 def test_a_name_stands_in_one_place():
-    names = [name for room, names in NAMES.items() if room != "schedules" for name in names]
+    own = ("schedules", "traces")  # verbs that say whose they are by the namespace alone
+    names = [name for room, names in NAMES.items() if room not in own for name in names]
     assert sorted(names) == sorted(set(names))
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import xarray as xr
@@ -41,6 +42,7 @@ schedule,workers,microbatches,F,B,transmit,seconds
 gpipe,2,4,1,2,0.5,16
 gpipe,2,4,1,2,1.5,19.5
 """
+JOB = str(Path(__file__).parents[1] / "examples" / "production_job.parquet")
 # command -> (seconds that it takes at most, or is left, its arguments); {} is a folder of its own
 RUNS = {
     "optimize": (6, [*SEARCH, "--memory-limit", "4", "--store", "{}/store", "--out", "{}/x.csv"]),
@@ -112,6 +114,7 @@ RUNS = {
     "schedules": (1, ["--json"]),
     "--completion": (1.5, ["bash"]),
     "validate": (4, ["{}/runs.csv", "--system", "a100", "--tolerance", "1e6", "--out", "{}/x.png"]),
+    "trace": (5, [JOB, "--out", "{}/x.html", "--save", "{}/saved"]),
     "verify": (1.5, ["{}/table.csv", "--stage-times", "F=1,B=2"]),
 }
 NO_FILE = ("sweep show",)  # asks for a dataset that is not there

@@ -48,7 +48,7 @@ def trace(
     profiler (one file a rank); the content says which.
 
     Options:
-      columns: names of a table's columns where they are others, as replica=dp,start=begin_ms.
+      columns: names of a table's columns where they are others, as replica=dp,start=begin.
       against: files of another run of the same stages; may be given several times.
       stage_layers: one number for all stages, or one each; layers are moved whole then.
       schedules: only these are tried; all if not given.
@@ -97,10 +97,10 @@ def trace(
 
 
 def _columns(text: str) -> dict[str, str]:
-    """Read names of columns, as replica=dp,start=begin_ms."""
+    """Read names of columns, as replica=dp,start=begin."""
     pairs = [part.partition("=") for part in text.split(",")]
     if not all(ours.strip() and theirs.strip() for ours, _, theirs in pairs):
-        raise ValueError(f"--columns must be as replica=dp,start=begin_ms, got {text!r}")
+        raise ValueError(f"--columns must be as replica=dp,start=begin, got {text!r}")
     return {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
 
 
