@@ -308,7 +308,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "samples": _often(COUNT, "runs of each schedule to sample"),
         "replicas": OptionRecord(COUNT, "replicas of the pipeline, the slowest of which counts"),
         "seed": OptionRecord(WHOLE, "seed of what is drawn at random"),
-        "columns": OptionRecord(RULES, "names of columns, as replica=dp,start=begin_ms"),
+        "columns": OptionRecord(RULES, "names of columns, as replica=dp,start=begin"),
         "against": _often(FILE_OR_FOLDER, "files of another run, to say what got slower"),
         "stage_layers": OptionRecord(NUMBERS, "layers of the stages that were measured"),
         "search": OptionRecord(FLAG, "run the solvers too, which take some seconds"),
