@@ -14,6 +14,7 @@ from pipejax.cli.output.trace_report import (
     ADDS,
     SAVES,
     against_line,
+    alone,
     clock_lines,
     deal_line,
     forecast_line,
@@ -195,7 +196,7 @@ def _shares(shares: "Attribution", title: str, picture: str = "") -> "Section":
             f"{one.of} {one.name}",
             seconds(one.saves),
             percent(one.saves / step),
-            seconds(one.adds),
+            alone(one.adds),
         )
         for one in largest(shares, EACH)
     ]

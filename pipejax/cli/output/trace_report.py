@@ -93,6 +93,11 @@ def deal_line(analysis: "Analysis") -> Iterator[str]:
         )
 
 
+def alone(adds: float | None) -> str:
+    """What a share adds alone; nothing where that is not said."""
+    return "" if adds is None else seconds(adds)
+
+
 def largest(shares: "Attribution", each: int = EACH) -> "Iterator[Share]":
     """The largest shares of every kind."""
     step, count = float(shares.recorded.mean()), dict[str, int]()
@@ -156,7 +161,7 @@ def _shares_table(shares: "Attribution", title: str) -> object:
             Column("if", lambda row: escape(f"{row['of']} {row['name']}")),
             Column("saves", "saves", seconds),
             Column("of the step", lambda row: percent(row["saves"] / step)),
-            Column("alone adds", "adds", seconds),
+            Column("alone adds", lambda row: alone(row["adds"])),
         ),
         title=title,
         caption=f"saves: {SAVES}; alone adds: {ADDS}",
