@@ -25,7 +25,7 @@ from pipejax.traces.replaying.step_graph import step_graph
 Times = Float[NumpyArray, "runs nodes"]
 
 MOST_NUMBERS = 1 << 23  # times that one pass over the nodes holds
-ALONE = ("worker", "stage", "phase", "replica", "link")  # of which it is said what they add alone
+ALONE = ("worker", "stage", "phase", "replica", "link", "place")  # what they add alone is said
 MOST_PLACES = 512  # workers of all replicas, up to which each is put right alone
 
 
@@ -38,7 +38,7 @@ class Share(NamedTuple):
       name: which one.
       saves: what the mean step gets shorter if its ops took what they should [s].
       adds: what the step in which all ops take what they should gets longer with its ops as they
-        were [s]; None of single microbatches and places.
+        were [s]; None of single microbatches.
       by_step: (steps) what each step would save [s].
     """
 

@@ -249,6 +249,10 @@ def _message_times(waits: MessageWaits, pipelines: Pipelines) -> Iterator[LinkTi
     seconds = np.maximum(waits.seconds, 0.0)
     by_link = [seconds[waits.waited & (waits.link == link)] for link in range(links)]
     every = seconds[waits.waited]
-    for share, method in ((0.5, "linear"), (0.25, "lower")):
-        usual = np.quantile(every, share, method=method) if len(every) else 0.0
-        yield np.array([np.quantile(x, share, method=method) if len(x) else usual for x in by_link])
+    for of in (np.median, _lower_quartile):
+        usual = float(of(every)) if len(every) else 0.0
+        yield np.array([float(of(x)) if len(x) else usual for x in by_link])
+
+
+def _lower_quartile(seconds: Float[NumpyArray, " messages"]) -> float:
+    return float(np.quantile(seconds, 0.25, method="lower"))
