@@ -328,7 +328,7 @@ def test_maps_share_their_colours():
     assert [text.get_text() for text in picture.axes[0].texts] == ["1.00", "-2.00"]
     assert [text.get_text() for text in picture.axes[1].texts] == ["4.00"]
     assert [label.get_text() for label in picture.axes[0].get_xticklabels()] == ["5", "7"]
-    assert picture.axes[2].get_ylabel() == "saved [ms]"
+    assert picture.axes[2].get_ylabel() == "of the step [ms]"
 
 
 def test_maps_of_other_sizes_have_their_own_scale():
@@ -337,7 +337,7 @@ def test_maps_of_other_sizes_have_their_own_scale():
     )
     axes = heat_picture([low, high]).axes
     assert [axes[k].collections[0].get_clim() for k in range(2)] == [(0.0, 0.001), (0.0, 2.0)]
-    assert [each.get_ylabel() for each in axes[2:]] == ["saved [ms]", "saved [s]"]
+    assert [each.get_ylabel() for each in axes[2:]] == ["of the step [ms]", "of the step [s]"]
 
 
 def test_numbers_that_have_no_room_are_left_out():

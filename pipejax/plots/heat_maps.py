@@ -108,7 +108,7 @@ def _add_scale(
 ) -> tuple[ScalarMappable, float]:
     """Draw the scale of maps beside them; return it with the seconds of its unit."""
     scale, (seconds, name) = _scale(np.concatenate([one.seconds.ravel() for one in maps]))
-    _add_bar(picture, axes, scale, f"saved [{name}]", seconds)
+    _add_bar(picture, axes, scale, f"of the step [{name}]", seconds)
     return scale, seconds
 
 

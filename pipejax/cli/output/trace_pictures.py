@@ -60,11 +60,11 @@ def _maps(analysis: "Analysis") -> "Iterator[HeatMap]":
     place = shares.of("place")
     if place:
         cells = [
-            [place[f"worker {worker} of replica {replica}"].saves for replica in replicas]
+            [place[f"worker {worker} of replica {replica}"].adds for replica in replicas]
             for worker in range(table.num_workers)
         ]
         rows = [f"worker {worker}" for worker in range(table.num_workers)]
-        title = "what the mean step saves if ops of a worker of a replica took what they should"
+        title = "what a worker of a replica adds alone: only its ops took what they did"
         yield HeatMap(title, "replica", [*map(str, replicas)], rows, np.array(cells))
     elif table.num_stages > table.num_workers:  # of one stage each they would be drawn twice
         yield _by_step(shares, "worker")
