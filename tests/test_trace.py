@@ -274,6 +274,7 @@ def test_the_answer_and_the_commands_that_go_on(answer, folder):
     again = answer(*evaluated)
     assert again["makespan"] == pytest.approx(found["pipeline_time"], rel=1e-12)
     assert shaken[:3] == ["jitter", "--tables", "trace/table.csv"]
+    assert shaken[shaken.index("--op") + 1] == "lognormal:0.0274"
 
 
 @pytest.mark.compiles
@@ -375,7 +376,7 @@ def test_a_step_is_drawn_as_it_ran_and_as_replayed():
 
 
 @pytest.mark.compiles
-def test_the_figure_names_workers_replicas_and_steps(call, folder, shares):
+def test_the_figure_names_workers_replicas_and_steps(call, folder, job, shares):
     pytest.importorskip("pyarrow")
     code, text, _ = call("trace", JOB, "--schedules", "1f1b", "--figure", "x.svg")
     assert (code, "drawn to x.svg" in text) == (0, True)
@@ -383,7 +384,9 @@ def test_the_figure_names_workers_replicas_and_steps(call, folder, shares):
     assert {"worker 3", "stage 3", "replica", "step", "1043", "B3"} <= drawn_texts
     recorded = np.sort(shares.recorded)[len(shares.steps) // 2]
     step = shares.steps[int(np.flatnonzero(shares.recorded == recorded)[0])]
-    assert any(text.startswith(f"step {step}, replica ") for text in drawn_texts)
+    spans = zip(job.pipelines.spans.tolist(), job.pipelines.pipelines, strict=True)
+    _, slowest = max((span, one.replica) for span, one in spans if one.step == step)
+    assert f"step {step}, replica {slowest}: above as it ran, below as replayed" in drawn_texts
 
 
 def test_the_report_is_one_page(call, folder):
