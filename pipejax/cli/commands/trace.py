@@ -1,5 +1,6 @@
 """`pipejax trace`: a measured run, replayed, explained and improved."""
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +25,7 @@ from pipejax.schedules.table.table_files import is_csv, text_for
 if TYPE_CHECKING:
     from pipejax.traces.findings.analysis import Analysis
     from pipejax.traces.findings.attribution import Attribution
+    from pipejax.traces.findings.suspects import Suspect
 
 SAVED = "trace"  # the folder that commands read from where none is given
 EACH = 3  # shares of a kind that a person reads
@@ -171,6 +173,7 @@ def _as_json(analysis: "Analysis", line: Line) -> dict[str, Any]:
             ],
         },
         "stalls": [stall._asdict() for stall in analysis.stalls],
+        "suspects": [_suspect_json(one) for one in analysis.suspects],
         "step_time": float(shares.recorded.mean()),
         "slowdown": shares.slowdown,
         "replayed_slowdown": shares.replayed_slowdown,
@@ -199,6 +202,10 @@ def _as_json(analysis: "Analysis", line: Line) -> dict[str, Any]:
         "bottleneck": advice.bottleneck._asdict(),
         "remedies": remedies_json(advice, line, {}),
     }
+
+
+def _suspect_json(one: "Suspect") -> dict[str, Any]:
+    return one._asdict() | {"ratio": None if math.isnan(one.ratio) else one.ratio}
 
 
 def _by_kind(shares: "Attribution") -> dict[str, list[dict[str, Any]]]:
@@ -233,6 +240,7 @@ def _said(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
         f"{seconds(replayed.message_time)} a message"
     )
     yield from _stalls(analysis)
+    yield from _suspects(analysis)
     step = float(shares.recorded.mean())
     yield (
         f"  the mean step takes [bold]{seconds(step)}[/], {shares.slowdown:.3f} times the "
@@ -277,6 +285,15 @@ def _stalls(analysis: "Analysis") -> Iterator[object]:
         )
     if len(stalls) > NAMED:
         yield f"  and {len(stalls) - NAMED} more that are shorter, see --json"
+
+
+def _suspects(analysis: "Analysis") -> Iterator[object]:
+    """What is slower than the others of its kind."""
+    for one in analysis.suspects[:NAMED]:
+        more = f"{seconds(one.seconds)}, {one.z:.3g} standard errors"
+        yield f"  suspect: {one.kind} {one.name} {one.why} ({more})"
+    if len(analysis.suspects) > NAMED:
+        yield f"  and {len(analysis.suspects) - NAMED} more, see --json"
 
 
 def _shares_table(shares: "Attribution", step: float, title: str) -> object:

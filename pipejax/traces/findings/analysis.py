@@ -11,10 +11,12 @@ from pipejax.base.display import ResultList, short_repr, short_repr_of
 from pipejax.base.progress import OnProgress, telling
 from pipejax.schedules.table.links import Links
 from pipejax.search.remedies.explain import Explanation
+from pipejax.traces.clocks import aligned
 from pipejax.traces.findings.advice import advise
 from pipejax.traces.findings.attribution import Attribution, attribute
 from pipejax.traces.findings.forecast import LEAST, Forecast, forecast
 from pipejax.traces.findings.op_times import OpTimes, op_times
+from pipejax.traces.findings.suspects import Suspect, suspects
 from pipejax.traces.record import LeftOut, Trace
 from pipejax.traces.replaying.pipelines import Pipelines, pipelines_of, registered
 from pipejax.traces.replaying.replay import Replay, replay
@@ -53,6 +55,7 @@ class Analysis:
       op_times: of ops, messages and all else.
       forecast: the second half of the steps by the first; None of too few steps.
       advice: what would make the mean pipeline shorter.
+      suspects: what is slower than the others of its kind, and clocks that were wrong.
       against: who makes steps longer than in another run, if there is one.
     """
 
@@ -62,6 +65,7 @@ class Analysis:
     op_times: Sequence[OpTimes]
     forecast: Forecast | None
     advice: Explanation
+    suspects: Sequence[Suspect]
     against: Attribution | None = None
 
     @property
@@ -155,12 +159,13 @@ def analyse(
     check_types(trace=(trace, Trace), against=(against, Trace, type(None)))
     with telling("trace", on_progress) as tell:
         tell(0, len(PARTS), PARTS[0])
+        trace, offsets = aligned(trace)
         pipelines = pipelines_of(trace)
         tell(1, len(PARTS), PARTS[1])
         replayed = replay(pipelines, link=link)
         other = None
         if against is not None:
-            other = replay(pipelines_of(against), link=replayed.links)
+            other = replay(pipelines_of(aligned(against)[0]), link=replayed.links)
         tell(2, len(PARTS), PARTS[2])
         shares = attribute(replayed)
         tell(3, len(PARTS), PARTS[3])
@@ -172,5 +177,6 @@ def analyse(
         op_times(pipelines),
         forecast(shares) if len(shares.steps) >= LEAST else None,
         advice,
+        suspects(replayed, offsets),
         None if other is None else attribute(replayed, against=other),
     )
