@@ -25,6 +25,7 @@ DEVIATION = 1.4826  # standard deviation of a normal distribution over its media
 OF_MEDIAN = 1.2533  # standard error of its median over that of its mean
 LISTED = 10  # of a kind: where more are slow, things of this kind differ
 MOST_EACH = 64  # things up to which each is held against all others but itself
+LATE = 0.1  # of the median op: how well the time between two steps is known
 NOTICED = 0.05  # of the median op: a message that takes so little more than others is as they are
 
 Logs = Float[NumpyArray, " things"]
@@ -261,20 +262,21 @@ def _links(pipelines: Pipelines, wrong: set[tuple[int, int]], op: float) -> Iter
 def _steps(pipelines: Pipelines, op: float) -> Iterator[Suspect]:
     """Steps that take longer than others, and those that begin later after the one before."""
     trace, runs = pipelines.trace, pipelines.pipelines
-    steps = sorted({one.step for one in runs})
+    steps = np.unique([one.step for one in runs])
     begin = np.array([min(trace.start[p.slices].min() for p in runs if p.step == k) for k in steps])
     end = np.array([max(trace.end[p.slices].max() for p in runs if p.step == k) for k in steps])
     for k, usual, ratio, z in _notable(np.log(np.maximum(end - begin, 1e-12)), 0.0):
         why = f"takes {ratio:.3g} times the median step"
         yield Suspect("step", str(steps[k]), (ratio - 1) * usual, ratio, z, why)
-    gaps = begin[1:] - end[:-1]
-    if (gaps < -op).any():  # every step has a clock of its own
+    goes_on = np.diff(steps) == 1
+    gaps = (begin[1:] - end[:-1])[goes_on] / op
+    if (gaps < -1).any():  # every step has a clock of its own
         return
-    _, above, z = _beside(gaps / op, 0.1)
+    _, above, z = _beside(gaps, LATE)
     for k in np.flatnonzero((above > 1) & (z > CERTAIN)).tolist():
+        late, name = float(above[k]) * op, str(steps[1:][goes_on][k])
         why = "begins later after the step before than others do"
-        late = float(above[k]) * op
-        yield Suspect("step", str(steps[k + 1]), late, float("nan"), float(z[k]), why)
+        yield Suspect("step", name, late, float("nan"), float(z[k]), why)
 
 
 def _clocks(offsets: Sequence[Offset]) -> Iterator[Suspect]:
