@@ -20,7 +20,7 @@ from pipejax.runtimes.runtime_run import RuntimeJob
 
 NAMES = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "v-half")
 OP, MESSAGE, SLOW, STEPS = 0.06, 0.03, 1.3, 4
-GLOO = 0.0015  # what gloo and Python take of a message besides, at most
+GLOO = 0.00075  # what gloo and Python take of a message besides
 
 
 def built(name, workers):
@@ -51,7 +51,6 @@ def test_times_are_recovered(workers, tmp_path):
         for name, t, factor in zip(NAMES, tables, slower, strict=True)
     ]
     run_tables(jobs)
-    messages = []
     for name, job in zip(NAMES, jobs, strict=True):
         given = {phase: each[:, 0].copy() for phase, each in op_seconds(job).items()}
         given["W"][0] += given["I"][0]  # of stage 0 in PyTorch
@@ -65,15 +64,13 @@ def test_times_are_recovered(workers, tmp_path):
         ]
         across = np.diff(job.table.placement[0]) != 0
         took = replayed.link_times.reshape(2, -1)[:, across].ravel()
-        messages += took.tolist()
         print(
             f"{name:16s} P={workers}: ops {np.min(off):+.2%} to {np.max(off):+.2%}, messages "
             f"{took.min() * 1e3:.1f} to {took.max() * 1e3:.1f} ms, replay {replayed.mean_error:.2%}"
         )
         assert np.abs(off).max() < 0.03, name
-    # some links are never seen without another message before
-    is_near = np.abs(np.array(messages) - MESSAGE - GLOO / 2) < 0.03 * MESSAGE
-    assert is_near.mean() > 0.9, messages
+        # of some links all messages stand behind another: not all links are as the median
+        assert abs(replayed.message_time / (MESSAGE + GLOO) - 1) < 0.03, name
 
 
 def faults(table):
