@@ -49,7 +49,7 @@ HEAVY = {
     "matplotlib": {"plots", "cli"},
     "typer": {"cli"},
     "rich": {"cli"},
-    "xarray": {"analysis", "sweep", "training", "cli"},
+    "xarray": {"analysis", "sweep", "training", "traces", "cli"},
     "zarr": {"sweep"},
     "distributed": {"sweep"},
     "filelock": {"base"},

@@ -56,6 +56,10 @@ def found(data, a100):
     return pj.calibrate(rows, a100, fit=FIT, hold_out="group:t,b", starts=3)
 
 
+def test_the_overlap_that_all_runs_had_is_kept(found):
+    assert found.system.calibration.overlap == 0.0
+
+
 @pytest.mark.takes_turns
 def test_the_numbers_are_found_within_their_errors(found):
     for name, value in TRUTH.items():

@@ -285,14 +285,21 @@ def test_show_json(answer):
     assert max(op["finish"] for op in result["ops"]) == result["makespan"]
 
 
+TWO_PIPES = ("chimera", "chimera-asymmetric", "dualpipe")
+
+
 @pytest.mark.parametrize("name", list(REGISTRY))
-def test_export_round_trips(answer, name, tmp_path):
+def test_export_round_trips(answer, mistake, name, tmp_path):
     for fmt, suffix in (("torch-csv", "csv"), ("json", "json")):
         out = tmp_path / f"table.{suffix}"
         arguments = ["--schedule", name, "--workers", 4, "--microbatches", at_least(name, 4, 4)]
         times = ["--comm", "0.3", "--stage-times", "F=1,B=2"]  # some are planned for them
         planned = [*times[:-1], times[-1] + ",O=0.5" * ("offload" in REGISTRY[name].takes)]
-        answer("export", *arguments, *planned, "--format", fmt, "--out", out)
+        written = "export", *arguments, *planned, "--format", fmt, "--out", out
+        if fmt == "torch-csv" and name in TWO_PIPES:
+            assert "it has one rank each" in mistake(*written)
+            continue
+        answer(*written)
         built = answer("evaluate", *arguments, *planned)
         offloads = pj.read_table(out).offloads
         read = answer("evaluate", "--table", out, *(planned if offloads else times))

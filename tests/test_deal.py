@@ -154,7 +154,7 @@ def test_steps_may_differ_in_what_no_microbatch_does():
 def test_of_equal_replicas_the_bound_is_the_value():
     """One worker: all that is dealt is work, and blocks of 1 + 3 and 2 + 2 are even."""
     table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=2)
-    lengths = [[1.0, 2.0, 2.0, 3.0]]
+    lengths = np.array([[1.0, 2.0, 2.0, 3.0]])
     found = pj.search.deal(table, pj.Costs(forward=lengths, backward=lengths), replicas=2)
     assert (found.value, found.lower_bound, found.stopped) == (8.0, 8.0, "optimal")
 
@@ -162,7 +162,7 @@ def test_of_equal_replicas_the_bound_is_the_value():
 def test_the_longest_microbatches_meet():
     """Three long ones, two replicas: one gets two, whatever the mean says."""
     table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=2)
-    costs = pj.Costs(forward=[[4.0, 4.0, 4.0, 0.0]], backward=0.5)
+    costs = pj.Costs(forward=np.array([[4.0, 4.0, 4.0, 0.0]]), backward=0.5)
     links = Links.of("delay")
     assert order_bound(table, costs, links, 2) == 7.0
     assert packed_bound(table, costs, links, 2) == 9.0
@@ -171,7 +171,8 @@ def test_the_longest_microbatches_meet():
 def test_a_sender_that_is_held_is_part_of_the_bound():
     """Blocking: the last worker waits between its microbatches until a gradient is transmitted."""
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3)
-    costs = pj.Costs(forward=[[0.0] * 3, [10.0, 20.0, 30.0]], backward=0.0, transmit=1.0)
+    forward = np.array([[0.0] * 3, [10.0, 20.0, 30.0]])
+    costs = pj.Costs(forward=forward, backward=0.0, transmit=1.0)
     found = {link: order_bound(table, costs, Links.of(link)) for link in ("delay", "blocking")}
     assert found == {"delay": 1 + 60 + 1, "blocking": 1 + 60 + 2 + 1}
 

@@ -18,11 +18,11 @@ from pipejax.analysis.step.evidence import (
     known_evidence,
 )
 from pipejax.costs.measured.rows_file import read_rows
-from pipejax.costs.system.system import DATA, CalibrationRecord
+from pipejax.costs.system.system import DATA, Band, CalibrationRecord
 from pipejax.sweep.plan.plan import chances
 
 QUICK = ("llm_foundry_h100", "torchtitan_h100", "megatron_bridge_b300")  # tables
-SPLIT, WHOLE = Regime(True, False, False), Regime(False, False, False)
+SPLIT, WHOLE = Regime(True, 0, False), Regime(False, 0, False)
 
 
 def test_the_file_says_what_the_tables_say():
@@ -44,11 +44,12 @@ def test_runs_of_one_configuration_count_once():
 
 def test_what_is_enough_and_tells_of_what():
     assert [Evidence(WHOLE, n, e).is_enough for n, e in ((3, 15), (2, 1), (9, 16))] == [1, 0, 0]
-    narrow = Regime(False, False, True)
+    narrow = Regime(False, 0, True)
     assert WHOLE.is_told_by(narrow)
     assert not narrow.is_told_by(WHOLE)
     assert not SPLIT.is_told_by(WHOLE)
-    assert str(Regime(True, True, True)) == "below 16 bits, ZeRO 3, experts over nodes"
+    assert not Regime(False, 1, False).is_told_by(WHOLE)  # a dense model's runs of one with experts
+    assert str(Regime(True, 2, True)) == "below 16 bits, ZeRO 3, experts over nodes"
 
 
 def test_a_calibrated_machine_stands_on_its_own_rows():
@@ -87,6 +88,45 @@ def test_no_layout_that_nobody_measured_stands_first(layouts):
     unknown = layouts(dataclasses.replace(h100, name="of one's own"))
     assert (unknown.outside, unknown.best.evidence, unknown.best.chance) == ((), None, 0)
     assert unknown.best.step_time == min(one.step_time for one in (*first, *found.outside))
+
+
+@pytest.mark.compiles
+def test_runs_of_dense_models_tell_nothing_of_experts():
+    choices = {"tensor": [2], "pipeline": [2], "zero": [1], "recompute": ["none"], "expert": [1, 8]}
+    found = pj.plan(
+        "mixtral-8x7b",
+        "h100",
+        gpus=64,
+        minibatch=64,
+        schedules=["1f1b"],
+        choices=choices | {"context": [1], "microbatch_size": [1]},
+        memory_limit=1e12,
+    )
+    assert found.best.regime == "16 bits, ZeRO 0 to 2, experts within nodes"
+    known = found.best.evidence
+    assert known is None or known.regime.experts == 1
+
+
+@pytest.mark.compiles
+def test_evaluate_says_what_its_step_time_rests_on(call):
+    line = ("evaluate", "-s", "1f1b", "-P", 2, "-M", 4, "--minibatch", 4, "--tensor-parallel", 8)
+    for model, said in (
+        ("llama3-8b", "its regime (16 bits, ZeRO 0 to 2, no experts): 16 measured configurations"),
+        ("mixtral-8x7b", "its regime (16 bits, ZeRO 0 to 2, experts within nodes)"),
+    ):
+        code, text, _ = call(*line, "--model", model, "--system", "h100")
+        assert (code, said in text) == (0, True)
+    text = call(*line, "--model", "llama3-8b", "--system", "h200")[1]
+    assert "no run of its regime (16 bits, ZeRO 0 to 2, no experts) on h200 is known" in text
+
+
+@pytest.mark.compiles
+def test_a_plan_has_the_band_of_evaluate(layouts):
+    rows, bands = as_numbers([Evidence(WHOLE, 5, 4.0)]), (Band(80, 0.9, 1.2),)
+    record = CalibrationRecord("runs", 5, (), bands, "", rows)
+    best = layouts(dataclasses.replace(pj.load_system("h100"), calibration=record)).best
+    assert best.band == (0.9 * best.step_time, 1.2 * best.step_time)
+    assert best.band_percent == 80
 
 
 def test_chances_are_those_of_draws():

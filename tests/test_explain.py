@@ -434,6 +434,17 @@ def test_a_modelled_run_that_does_not_fit_says_what_does(answer):
     assert again["makespan"] == remedy["step_time"]
 
 
+def test_it_says_what_remedies_may_need_and_what_a_plan_leaves(call):
+    line = ["-s", "1f1b", "-P", 8, "-M", 8, "-m", "gpt3-175b", "-y", "h100", "--minibatch", 8]
+    line += ["--tensor-parallel", 8]
+    code, text, _ = call("explain", *line)
+    assert code == 0
+    said = " ".join(text.split())
+    assert "remedies may need 83.5 GB" in said
+    assert "plan leaves 10 % of it free: --memory-limit 75.2GB" in said
+    assert "remedies may need" not in call("explain", *line, "--memory-limit", "75.2GB")[1]
+
+
 def test_the_report_says_cause_parts_and_commands(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.json").write_text(json.dumps(FILE))

@@ -56,6 +56,9 @@ def test_a_config_gives_the_model_that_comes_with_pipejax(name, tmp_path, answer
     ours, theirs = pj.load_model(out), pj.load_model(name)
     assert ours.sequence == KNOWN[name]["max_position_embeddings"]
     alike = {"name": theirs.name, "source": theirs.source, "sequence": theirs.sequence}
+    assert "gradient_bytes is 4" in made["notes"][1]
+    alike["gradient_bytes"] = None  # of those that come with pipejax, 2
+    assert ours.gradient_bytes == 4
     assert dataclasses.replace(ours, **alike) == theirs
     assert ours.source == f"config.json of Hugging Face, model_type {KNOWN[name]['model_type']}."
 

@@ -66,6 +66,30 @@ def test_a_sample_can_be_looked_at(link):
         sample_costs(run, costs, 70)
 
 
+@pytest.mark.parametrize("max_bytes", [1, 1 << 28])
+def test_a_step_lasts_as_long_as_the_slowest_of_its_replicas(max_bytes):
+    """A sample is the longest of as many draws, whether or not these go through together."""
+    table = build()
+    costs = costs_of(table)
+    single = pj.jitter(table, costs, ALL, samples=150)
+    run = pj.jitter(table, costs, ALL, samples=50, replicas=3, max_bytes=max_bytes)
+    each = single.makespans.reshape(50, 3)
+    assert run.makespans.tolist() == each.max(axis=1).tolist()
+    assert (run.draws - 3 * np.arange(50)).tolist() == each.argmax(axis=1).tolist()
+    assert (run.replicas, run.deterministic) == (3, single.deterministic)
+
+
+def test_a_straggler_of_many_replicas_is_in_every_step(answer):
+    model = ("--model", "gpt-22b", "--system", "a100", "--minibatch", 4, "--data-parallel", 64)
+    line = ("jitter", "-S", "1f1b", "-P", 2, "-M", 4, *model, "--straggler", "0.05:2")
+    found = answer(*line, "--samples", 20)
+    assert (found["replicas"], found["samples"]) == (64, 20)
+    (row,) = found["rows"]
+    assert row["quantiles"]["p50"] > 1.5 * row["deterministic"]
+    (alone,) = answer(*line, "--samples", 20, "--replicas", 1)["rows"]
+    assert alone["quantiles"]["p50"] == alone["deterministic"]
+
+
 def test_seeds():
     table, costs = build(), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
     one, same, other = (pj.jitter(table, costs, ALL, samples=99, seed=s) for s in (5, 5, 6))
@@ -115,12 +139,13 @@ def test_spreads_and_distributions_do_not_recompile():
     assert (module._durations._cache_size(), interpreter._compiled()._cache_size()) == before
 
 
-def test_critical_shares():
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_critical_shares(replicas):
     table = pj.ScheduleTable.from_rows([["0F0", "0F1", "0B0", "0B1"]])
     run = pj.jitter(table, pj.Costs(forward=1.0, backward=2.0), ALL, samples=50)
     assert run.op_share.tolist() == [[1.0] * 4]  # one worker: every op is on the path
     two, costs = build("1f1b", 2, 4), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
-    run = pj.jitter(two, costs, ALL, samples=30)
+    run = pj.jitter(two, costs, ALL, samples=30, replicas=replicas, max_bytes=1)
     program, path = run.evaluation.program, jax.jit(critical_path)
     on_path = [path(program.preds, sample_costs(run, costs, k)) for k in range(30)]
     assert run.node_share.tolist() == np.mean([p.nodes for p in on_path], axis=0).tolist()
@@ -280,6 +305,7 @@ def test_command(call, tmp_path):
         "jitter",
         "samples",
         "seed",
+        "replicas",
         "quantile",
         "out",
         "figure",

@@ -30,6 +30,9 @@ MEGATRON = {
     "recompute-num-layers",
     "recompute-modules",
     "use-tp-pp-dp-mapping",
+    "overlap-grad-reduce",
+    "overlap-param-gather",
+    "grad-reduce-in-bf16",
 }
 TORCHTITAN = {
     "training.local_batch_size",
@@ -76,7 +79,7 @@ def test_degrees_batches_and_stages():
     megatron, torchtitan, deepspeed = told(data_parallel=2, zero=0)
     assert megatron.text == (
         "--micro-batch-size 2 --global-batch-size 32 --tensor-model-parallel-size 1 "
-        "--pipeline-model-parallel-size 4"
+        "--pipeline-model-parallel-size 4 --grad-reduce-in-bf16"
     )
     assert torchtitan.text == (
         "--training.local_batch_size 16 --training.global_batch_size 32 "
@@ -99,6 +102,30 @@ def test_degrees_batches_and_stages():
         "num_dp=2), partition_method='type:transformer')"
     )
     assert all(each.lacks == () for each in (megatron, torchtitan, deepspeed))
+
+
+@pytest.mark.parametrize(
+    ("given", "gradients", "weights"),
+    [
+        ({"overlap": 1.0, "zero": 1, "data_parallel": 2}, True, True),
+        ({"overlap": 0.5, "zero": 1, "data_parallel": 2}, True, False),  # as logs are read
+        ({"overlap": 1.0, "data_parallel": 2}, True, False),
+        ({"overlap": 1.0}, False, False),  # nobody to exchange with
+        ({"zero": 1, "data_parallel": 2}, False, False),
+    ],
+)
+def test_megatron_is_told_what_travels_beside_compute(given, gradients, weights):
+    options = told(**given)[0].options
+    assert ("overlap-grad-reduce" in options, "overlap-param-gather" in options) == (
+        gradients,
+        weights,
+    )
+
+
+def test_megatron_is_told_of_gradients_that_it_would_accumulate_wider():
+    wide = dataclasses.replace(LLAMA, gradient_bytes=4.0)
+    found = [told(model=model)[0].options for model in (LLAMA, wide)]
+    assert ["grad-reduce-in-bf16" in options for options in found] == [True, False]
 
 
 def test_several_stages_of_a_worker():

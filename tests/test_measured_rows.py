@@ -9,6 +9,7 @@ import pytest
 from pipejax.base.progress import Notice
 from pipejax.costs.measured.measured_rows import COLUMNS, joined
 from pipejax.costs.measured.rows_file import read_rows
+from pipejax.costs.model.workload import Workload
 
 GIVEN = {
     "model": "gpt3-175b",
@@ -110,8 +111,8 @@ def test_defaults_are_said(tmp_path):
     assert "sequence_parallel = 1 where tensor > 1" in str(said[0].message)
     assert "tensor =" not in str(said[0].message).replace("tensor > 1", "")
     assert (rows.schedule[0], rows.sequence_parallel[0], rows.zero[0]) == ("1f1b", 1, 0)
-    with pytest.warns(Notice, match="overlap = 1 where zero is not 0, else 0"):
-        assert read_rows(write(tmp_path, row | {"zero": "1"})).overlap[0] == 1
+    with pytest.warns(Notice, match="overlap = 0"):  # as every command takes it
+        assert read_rows(write(tmp_path, row | {"zero": "1"})).overlap[0] == Workload.overlap
 
 
 def test_replicas_follow_from_the_accelerators(tmp_path):

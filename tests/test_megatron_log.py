@@ -204,5 +204,5 @@ def test_mistakes_beside_the_log(tmp_path, mistake, call, monkeypatch):
 def test_rows_to_begin_with_are_read_as_they_are(tmp_path, monkeypatch, answer):
     monkeypatch.chdir(tmp_path)
     made = answer("init", "rows")
-    assert made["used_by"] == "pipejax validate rows.csv --system h100"
+    assert made["used_by"] == "pipejax validate rows.csv --system a100"
     assert read_rows("rows.csv").seconds.tolist() == [18.13]

@@ -263,6 +263,21 @@ def test_layouts_are_legal_and_complete():
     assert len(own) == len(RECOMPUTE) * 4 * 2
 
 
+def test_parts_of_layers_that_are_recomputed_can_be_searched():
+    kinds = ("none", "mlp+layernorm", "core_attn", "full")
+    found = pj.plan(GPT, H100, **SMALL | {"choices": FEW | {"recompute": kinds}}, exhaustive=True)
+    columns = found.columns()
+    assert set(columns["recompute"]) == {"none", "layernorm+mlp", "core_attn", "full"}
+    for one in (found.best, *found.runners_up):
+        costs = pj.stage_costs(one.workload, H100, one.table)
+        assert one.workload.recompute == one.layout["recompute"]
+        assert one.step_time == pytest.approx(pj.evaluate(one.table, costs).step_time, rel=1e-12)
+        need = pj.memory_bytes(one.workload, one.table).max()
+        assert one.memory_bytes == pytest.approx(need, rel=1e-12)
+    with pytest.raises(ValueError, match="unknown recompute 'layers': known are none,"):
+        pj.plan(GPT, H100, **SMALL | {"choices": {"recompute": ["layers"]}})
+
+
 def test_edge_units_that_change_nothing_are_left_out():
     llama = pj.load_model("llama3-405b")  # 126 layers: first and last stage have fewer anyway
     found = enumerate_layouts(PlanRequest(llama, H100, 64, 64))
@@ -367,7 +382,9 @@ def test_the_command_says_json_and_keeps_all_layouts(tmp_path, capsys, monkeypat
     out = tmp_path / "plan.zarr"
     assert run([*given_, "--runners-up", "2", "--json", "--out", str(out)]) == 0
     found = json.loads(capsys.readouterr().out)
-    says = "layout step_time band mfu memory_bytes bound_by memory_left tokens_per_second"
+    says = (
+        "layout step_time band band_percent mfu memory_bytes bound_by memory_left tokens_per_second"
+    )
     says += " regime evidence chance also"
     assert set(found["best"]) == set(says.split())
     assert len(found["runners_up"]) == 2

@@ -199,6 +199,7 @@ def test_command(capsys, tmp_path):
     assert result["elasticity"] == pytest.approx(found.elasticity)
     assert result["bound_by"] == found.bound_by == "compute.peak"
     assert result["factors"] == [1 / 3, 3]
+    assert result["swings"]["model.kv_heads"][1] is None  # more than heads
     slower, faster = result["swings"]["compute.peak"]
     assert faster < result["step_time"] < slower
     assert "peak FLOP/s" in out.read_text()

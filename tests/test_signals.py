@@ -33,8 +33,8 @@ systems = ["fast_nw_slow_cp", "slow_nw_fast_cp"]
 RUNS_CSV = """\
 model,tensor,context,expert,data,pipeline,stages_per_worker,microbatch_size,global_batch,zero,\
 embedding_units,loss_units,accelerators_per_node,sequence_parallel,overlap,schedule,recompute,\
-precision,seconds
-gpt3-175b,8,1,1,1,8,1,1,64,0,0,0,8,1,0,1f1b,none,bf16,18.13
+precision,stack,seconds
+gpt3-175b,8,1,1,1,8,1,1,64,0,0,0,8,1,0,1f1b,none,bf16,megatron-lm-2021,18.13
 """  # every column: a default that is taken is a warning
 LINK_RUNS = """\
 schedule,workers,microbatches,F,B,transmit,seconds
@@ -47,7 +47,7 @@ RUNS = {
     "tune messages": (8, [*SEARCH, "--iterations", "9999", "--out", "{}/x.json"]),
     "tune microbatches": (8, [*SEARCH, "--microbatch-scale", SCALE, "--out", "{}/x.json"]),
     "tune places": (8, [*SEARCH[:-2], *NODES, "--out", "{}/x.json"]),
-    "explain": (5, [*LONG, "--out", "{}/x.html"]),
+    "explain": (5, [*SEARCH, "--out", "{}/x.html"]),
     "formula": (8, [*LONG, "--link", "rendezvous", "--max-facets", "2000", "--out", "{}/x.json"]),
     "tune layers": (
         10,

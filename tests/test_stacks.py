@@ -1,5 +1,6 @@
 """Stacks: software apart from machines, at every door."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -8,10 +9,11 @@ import numpy as np
 import pytest
 
 import pipejax as pj
+from pipejax.base.progress import Notice
 from pipejax.cli.app import run
 from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.model.stack import stack_names
-from pipejax.costs.system.system import CalibrationRecord
+from pipejax.costs.system.system import CalibrationRecord, read_named
 from pipejax.sweep import read_sweep, run_sweep
 
 EVALUATE = ["evaluate", "-s", "1f1b", "--workers", "2", "--microbatches", "4", "--minibatch", "4"]
@@ -132,6 +134,71 @@ def test_stacks_are_listed(capsys):
     said = capsys.readouterr().out
     assert all(name in said for name in stack_names())
     assert run(["schedules", "--stacks", "--models"]) == 2
+
+
+@pytest.fixture
+def calibrated(tmp_path):
+    """Write a system of runs on a stack, or with an overlap."""
+
+    def write(**told):
+        content, _ = read_named("hardware", "h100", "system")
+        record = {"source": "runs", "rows": 9, "parameters": {}, "bands": {}, **told}
+        path = tmp_path / "mine.json"
+        path.write_text(json.dumps({**content, "name": "mine", "calibration": record}))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("told", "overlap"),
+    [
+        ({"stack": "megatron-core-2024"}, 1.0),
+        ({"stack": "megatron-core-2024", "overlap": 0.5}, 0.5),
+        ({"overlap": 1}, 1.0),
+        ({}, 0.0),
+    ],
+)
+def test_a_calibrated_system_is_used_as_in_its_runs(calibrated, call, told, overlap):
+    """One meaning at every door: evaluate, plan and sweeps."""
+    path = calibrated(**told)
+
+    def step(*more):
+        own = [str(path) if each == "h100" else each for each in EVALUATE]
+        code, out, err = call(*own, "--data-parallel", "4", "--zero", "1", *more, "--json")
+        assert code == 0, err
+        return json.loads(out)["step_time"], err
+
+    seconds, said = step()
+    assert ("used as in the runs that it was calibrated on" in said) == bool(told)
+    assert seconds == step("--overlap", str(overlap))[0]
+    assert (seconds == step("--overlap", "0")[0]) == (not told)
+    choices = {name: [1] for name in ("context", "expert", "microbatch_size", "zero")}
+    choices |= {"tensor": [8], "pipeline": [2], "recompute": ["none"], "edge_units": [0]}
+    with pytest.warns(Notice) if told else contextlib.nullcontext():
+        found = pj.plan("gpt-22b", path, gpus=64, minibatch=16, choices=choices, schedules=["1f1b"])
+        swept = read_sweep(GRID | {"systems": [str(path)]})
+    assert found.request.shared.get("overlap", 0.0) == overlap
+    ((software,),) = (axis.values for axis in swept.axes if axis.name == "stack")
+    assert software.workload.get("overlap", 0.0) == overlap
+
+
+def test_rows_take_exchanges_as_every_command_does(tmp_path, call):
+    """A row that says nothing of overlap is what evaluate says of its layout."""
+    path = tmp_path / "rows.csv"
+    path.write_text("model,tensor,data,pipeline,global_batch,zero,seconds\ngpt-22b,8,4,2,16,1,1\n")
+    with pytest.warns(Notice):
+        predicted = pj.validate(path, "h100").predicted.seconds[0]
+    options = ["--data-parallel", "4", "--zero", "1", "--sequence-parallel", "--json"]
+    code, out, _ = call(*EVALUATE, *options)
+    assert (code, json.loads(out)["step_time"]) == (0, pytest.approx(predicted, rel=1e-12))
+
+
+def test_a_sweep_refuses_systems_of_different_runs(calibrated):
+    systems = {"systems": ["h100", str(calibrated(overlap=1))]}
+    with pytest.raises(ValueError, match="h100 and mine were calibrated on"), pytest.warns(Notice):
+        read_sweep(GRID | systems)
+    read_sweep(GRID | systems | {"stack": ""})
 
 
 GRID = {

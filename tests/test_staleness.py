@@ -474,7 +474,7 @@ def test_a_csv_holds_the_numbers(call):
         ),
         (
             ("--schedule", "pipedream", "--workers", "4", "--microbatches", "8", "--out", "x.txt"),
-            "--out must end in one of .png, .pdf, .svg, got 'x.txt'$",
+            "--figure must end in one of .png, .pdf, .svg, got 'x.txt'$",
         ),
         (
             ("--schedule", "pipedream", "-P", "4", "-M", "8", "--out", "x.csv"),

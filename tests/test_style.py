@@ -293,6 +293,16 @@ def test_the_machine_stands_above_the_work_in_a_tornado():
     assert {*PARAMETERS} <= {*PARAMETER_NAMES}
 
 
+def test_both_bars_of_a_tornado_are_seen_where_both_lengthen_the_step():
+    _, axes = plt.subplots()
+    swings = {"model.layers": (3.0, 4.0), "compute.peak": (3.0, 1.5), "model.heads": (None, 3.0)}
+    draw_tornado(axes, 2.0, swings)
+    bars = [(round(bar.get_y(), 3), bar.get_height(), bar.get_width()) for bar in axes.patches]
+    assert {(round(y), height) for y, height, width in bars if width == 50} >= {(0, 0.7)}
+    layers = [(y, height) for y, height, width in bars if height == 0.35]
+    assert sorted(layers) == [(0.65, 0.35), (1.0, 0.35)]  # side by side
+
+
 def test_a_memory_limit_is_a_line_above_what_keeps_to_it():
     one = np.ones(2)
     held = ActivationMemory(

@@ -7,6 +7,7 @@ import jax
 import pytest
 
 import pipejax as pj
+from pipejax.base.progress import Notice
 from pipejax.costs.system.parts import FIELDS, SECTIONS, Collectives, Kernels
 from pipejax.costs.system.system import data_file, roofline_time, system_names
 
@@ -65,6 +66,13 @@ def test_sections_are_read_in_si_units(tmp_path):
     band, parameter = system.calibration.bands[0], system.calibration.parameters[0]
     assert (band.percent, band.low, band.high, system.calibration.rows) == (90, 0.9, 1.2, 720)
     assert (parameter.name, parameter.value, parameter.unit) == ("host.launch", 50, "us")
+
+
+def test_a_number_that_no_machine_is_near_to_is_said(tmp_path):
+    memory = A100["memory"] | {"bandwidth_TB_per_s": 4000}  # GB/s, as they were meant
+    with pytest.warns(Notice, match=r"mine.json: memory.bandwidth is \d+ times the largest"):
+        read(tmp_path, memory=memory)
+    assert read(tmp_path).memory_bandwidth > 0  # and of a usual one nothing: warnings are errors
 
 
 def test_a_file_without_them_has_whole_layers_and_a_free_host():

@@ -389,6 +389,25 @@ def call(capsys, *arguments, what="size"):
     return code, captured.out, captured.err
 
 
+def test_microbatches_say_their_size_where_it_is_not_tuned(capsys, tmp_path):
+    """One file of options serves evaluate and the whole family of tune."""
+    path = tmp_path / "own.toml"
+    path.write_text("microbatches = 16\n")
+    given = ("--minibatch", 32, "--config", path, "--json")
+    code, out, _ = call(capsys, *given, what="recompute")
+    found = json.loads(out)
+    assert (code, found["microbatch_size"], found["microbatches"]) == (0, 2, 16)
+    for more, message in (
+        (("--microbatch-size", 2), "--microbatches 16 and --microbatch-size say the same"),
+        (("--minibatch", 24), "--microbatches 16 must divide --minibatch 24"),
+    ):
+        sized = [*given[:2], *given[2:]] if more[0] != "--minibatch" else list(given[2:])
+        code, _, err = call(capsys, *sized, *more, what="recompute")
+        assert (code, message in err) == (2, True)
+    code, _, err = call(capsys, *given)
+    assert (code, "--microbatches 16 does not go with tune size" in err) == (2, True)
+
+
 def test_command_both_ways(capsys):
     code, out, _ = call(capsys, "--minibatch", 32, "--method", "both", "--json")
     result = json.loads(out)

@@ -136,15 +136,19 @@ def finish_times_of_many(
     return finish.T
 
 
-def finish_times_of_runs(
-    preds: Preds, duration: Float[NumpyArray, "runs nodes"]
-) -> Float[NumpyArray, "runs nodes"]:
-    """Finish times (runs, nodes) of one graph under many durations, without lags."""
-    finish = np.zeros(duration.shape[::-1])
-    for end, before, lasts in zip(finish, preds, np.ascontiguousarray(duration.T), strict=True):
-        np.maximum.reduce(finish[before], axis=0, out=end)
-        end += lasts
-    return finish.T
+def run_in_place(preds: Preds, times: Float[NumpyArray, "nodes runs"]) -> None:
+    """Turn durations (nodes, runs) of one graph into finish times, without lags.
+
+    In every row the predecessors come first, as `lay_out_edges` puts them; the rest is the source,
+    which is done at 0.
+    """
+    count = np.maximum((preds != 0).sum(axis=1), 1).tolist()
+    for node, before in enumerate(preds[1:], 1):
+        several = count[node]
+        if several == 1:
+            times[node] += times[before[0]]
+        else:
+            times[node] += times[before[:several]].max(axis=0)
 
 
 def longest_paths_of_many(

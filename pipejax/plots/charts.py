@@ -254,14 +254,17 @@ PARAMETER_NAMES: Mapping[str, str] = {
 WORK = ("model.", "microbatch_size")  # what is computed; all else is what it is computed on
 
 
-def draw_tornado(axes: Axes, step_time: float, swings: Mapping[str, tuple[float, float]]) -> None:
+def draw_tornado(
+    axes: Axes, step_time: float, swings: Mapping[str, tuple[float | None, float | None]]
+) -> None:
     """Draw one bar per parameter from the step time with less of it to that with more.
 
-    Those of the machine stand above those of the work, in each the largest swing on top.
+    Those of the machine stand above those of the work, in each the largest swing on top. An end
+    that is None has no bar; where both lengthen or both shorten the step, one lies over the other.
     """
 
     def width(name: str) -> float:
-        return max(abs(value / step_time - 1) for value in swings[name])
+        return max(abs(value / step_time - 1) for value in (*swings[name], step_time) if value)
 
     large = [name for name in swings if width(name) >= LEAST_SWING]
     shown = sorted(large, key=lambda name: (not name.startswith(WORK), width(name)))
@@ -276,12 +279,14 @@ def draw_tornado(axes: Axes, step_time: float, swings: Mapping[str, tuple[float,
             va="bottom",
             fontsize=style.LEAST_FONT,
         )
-    changes = [[100 * (swings[name][k] / step_time - 1) for name in shown] for k in range(2)]
-    for values, others, colour in zip(changes, changes[::-1], SWING_COLOURS, strict=True):
-        axes.barh(range(len(shown)), values, height=0.7, color=colour)
-        for row, (value, other) in enumerate(zip(values, others, strict=True)):
-            is_hidden = value * other > 0 and abs(value) <= abs(other)  # behind a longer bar
-            if abs(value) >= 1 and not is_hidden:
+    ends = np.array([swings[name] for name in shown], float).reshape(-1, 2)  # None is NaN
+    changes = 100 * (np.nan_to_num(ends, nan=step_time) / step_time - 1)
+    both = changes.prod(axis=1) > 0  # on one side
+    for values, side, colour in zip(changes.T, (1, -1), SWING_COLOURS, strict=True):
+        rows = np.arange(len(shown)) + np.where(both, side * 0.175, 0.0)
+        axes.barh(rows, values, height=np.where(both, 0.35, 0.7), color=colour)
+        for row, value in zip(rows, values, strict=True):
+            if abs(value) >= 1:
                 axes.annotate(
                     f"{value:+.0f}",
                     (value, row),

@@ -1,4 +1,7 @@
-"""A report as one page: why a step takes so long, what helps, and the explorer in it."""
+"""A report as one page: why a step takes so long, what helps, and the explorer in it.
+
+What else is known stands in sections before that: pictures, and tables of numbers.
+"""
 
 import html
 import re
@@ -52,6 +55,26 @@ class RemedyShown(NamedTuple):
     command: str
 
 
+class Section(NamedTuple):
+    """Something that a report says, under a heading of its own.
+
+    Attributes:
+      title: heading.
+      head: names of the columns of a table; "" where there is none.
+      rows: its cells.
+      texts: how many columns are texts; numbers stand behind them.
+      note: a text below.
+      picture: an SVG above the table; none if "".
+    """
+
+    title: str
+    head: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    texts: int = 1
+    note: str = ""
+    picture: str = ""
+
+
 def report(
     title: str,
     lines: Sequence[str],
@@ -59,6 +82,9 @@ def report(
     remedies: Iterable[RemedyShown],
     shown: str,
     explorer: str,
+    *,
+    sections: Iterable[Section] = (),
+    heading: str = "Where the seconds go",
 ) -> str:
     """Return a page that needs no other file and no network.
 
@@ -69,12 +95,16 @@ def report(
       remedies: by what they save.
       shown: what the explorer shows.
       explorer: its page.
+      sections: what stands between the diagnosis and the parts.
+      heading: of the parts.
     """
     shades = dict(zip((part.name for part in parts), SHADES * len(parts), strict=False))
     whole = sum(max(part.share, 0.0) for part in parts) or 1.0
     filled = {
         "title": html.escape(title),
         "lines": "\n".join(_lines(lines)),
+        "sections": "\n".join(map(_section, sections)),
+        "heading": html.escape(heading),
         "bar": "".join(
             f'<div style="width:{100 * part.share / whole:.4f}%;background:{shades[part.name]}" '
             f'title="{html.escape(f"{part.name}: {part.time}")}"></div>'
@@ -101,6 +131,27 @@ def report(
 def _lines(lines: Sequence[str]) -> Iterator[str]:
     for place, line in enumerate(lines):
         yield f"<p{' class=why' if place == 0 else ''}>{html.escape(line)}</p>"
+
+
+def _section(one: Section) -> str:
+    """A heading, a picture, a table and a text, as far as there are any."""
+    parts = [f"<h2>{html.escape(one.title)}</h2>"]
+    if one.picture:
+        parts.append(f'<div class="scroll picture">{one.picture}</div>')
+    if one.rows:
+        classes = [""] * one.texts + [' class="number"'] * (len(one.head) - one.texts)
+        head = (
+            f"<th{k}>{html.escape(name)}</th>" for k, name in zip(classes, one.head, strict=True)
+        )
+        rows = (
+            _row(*map(html.escape, row[: one.texts]), *_numbers(*row[one.texts :]))
+            for row in one.rows
+        )
+        lines = "\n".join([f"<tr>{''.join(head)}</tr>", *rows])
+        parts.append(f'<div class="scroll"><table>\n{lines}\n</table></div>')
+    if one.note:
+        parts.append(f'<p class="assumes">{html.escape(one.note)}</p>')
+    return "\n".join(parts)
 
 
 def _remedies(remedies: Iterable[RemedyShown]) -> Iterator[str]:

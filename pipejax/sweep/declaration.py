@@ -29,7 +29,7 @@ from pipejax.base.files import read_file
 from pipejax.base.machine import check_fits
 from pipejax.costs.model.model import Model, check_recompute, load_model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
-from pipejax.costs.model.stack import AS_THE_SYSTEM, OF_WORKLOAD, Stack, load_stack
+from pipejax.costs.model.stack import AS_THE_SYSTEM, OF_WORKLOAD, Stack, load_stack, software_of
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
 from pipejax.costs.scaling import parse_stragglers
@@ -200,14 +200,17 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
         raise ValueError(f"{where}: title must be a text, got {given['title']!r}")
     _check_size(given, where)
     axes: dict[str, Axis] = {}
+    software = AS_THE_SYSTEM if "stack" in given else _calibrated_with(given, where)
     for key, (name, check, default) in _KEYS.items():
         if key not in given and default is None and name not in ("microbatches", "microbatch_size"):
             raise ValueError(f"{where}: {key} is missing")
-        is_of_stack = key in OF_WORKLOAD and "stack" in given
+        is_of_stack = key in OF_WORKLOAD and ("stack" in given or software.workload)
         if key in given or not (default is None or is_of_stack):
             values = given.get(key, default)
             values = unfolded(values) if key == "schedules" else values
             axes[name] = read_axis(name, values, f"{where}: {key}", check)
+    if "stack" not in given:
+        axes["stack"] = axes["stack"]._replace(values=(software,))
     _check_stacks(axes, where)
     if ("microbatches" in given) == ("microbatch_size" in given):
         raise ValueError(f"{where}: give microbatch_size or microbatches, one of them")
@@ -225,6 +228,21 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
         outputs=tuple(name for name in OUTPUTS if name in outputs),
         dtype=one_of(given.get("dtype", "float64"), DTYPES, f"{where}: dtype"),
     )
+
+
+def _calibrated_with(given: Mapping[str, Any], where: str) -> Stack:
+    """The software of the runs that all systems were calibrated on."""
+    if "systems" not in given:  # which is said later
+        return AS_THE_SYSTEM
+    systems = read_axis("system", given["systems"], f"{where}: systems", _KEYS["systems"][1]).values
+    first, *others = (software_of(system) for system in systems)
+    for system, other in zip(systems[1:], others, strict=True):
+        if other != first:
+            raise ValueError(
+                f"{where}: systems: {systems[0].name} and {system.name} were calibrated on runs of "
+                'different software: give stack, a name or "" for none, and overlap'
+            )
+    return first
 
 
 def _check_stacks(axes: Mapping[str, Axis], where: str) -> None:

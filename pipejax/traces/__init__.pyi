@@ -1,10 +1,11 @@
 """Measured runs: read, checked, replayed, explained and improved."""
 
-from pipejax.traces.clocks import aligned as aligned
+from pipejax.traces.clocks import Offset as Offset, aligned as aligned
 from pipejax.traces.findings.advice import advise as advise
 from pipejax.traces.findings.analysis import analyse as analyse
 from pipejax.traces.findings.attribution import attribute as attribute
 from pipejax.traces.findings.forecast import forecast as forecast
+from pipejax.traces.findings.new_deal import deal_anew as deal_anew
 from pipejax.traces.findings.op_times import costs_of as costs_of, op_times as op_times
 from pipejax.traces.findings.suspects import suspects as suspects
 from pipejax.traces.readers.reading import read as read

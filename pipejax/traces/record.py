@@ -13,7 +13,8 @@ NONE = -1  # stage or microbatch of what belongs to none
 # what a table has cells for; all other phases are of the rest of the step: collectives, the
 # optimizer, whatever a file names
 OPS = ("F", "B", "I", "W")
-MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+# how long these last says who waited, not what is sent: no node of a step
+MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT_SEND_F", "WAIT_SEND_B")
 INTEGERS = ("step", "replica", "worker", "stage", "phase", "microbatch")
 TIMES = ("start", "end")
 

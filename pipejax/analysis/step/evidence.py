@@ -15,11 +15,13 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.display import short_repr
 from pipejax.costs.layers.formulas import OPERAND_BYTES
 from pipejax.costs.measured.measured_rows import CONFIGURATION, MeasuredRows, joined
+from pipejax.costs.model.workload import Workload
 from pipejax.costs.system.system import DATA, System, load_system
 
 EVIDENCE = DATA / "evidence.json"
 LEAST = 3  # configurations from which measured runs are evidence
 MOST_ERROR = 15.0  # mean error of their predictions up to which they are [%]
+EXPERTS = ("no experts", "experts within nodes", "experts over nodes")
 PROFILES = ("a100-vtrain", "b200-simumax")  # machines whose numbers are of the same runs
 USUAL = "megatron-core-2024"  # the stack that systems take for granted where nobody names one
 
@@ -30,12 +32,13 @@ class Regime(NamedTuple):
 
     Attributes:
       splits_weights: whether replicas split weights (ZeRO 3): exchanges beside every layer.
-      experts_over_nodes: whether tokens travel to experts on other nodes.
+      experts: place in `EXPERTS`: whether layers have experts, and whether tokens travel to
+        experts on other nodes.
       is_narrow: whether products are below 16 bits.
     """
 
     splits_weights: bool
-    experts_over_nodes: bool
+    experts: int
     is_narrow: bool
 
     def __str__(self) -> str:
@@ -44,7 +47,7 @@ class Regime(NamedTuple):
             "below 16 bits" if self.is_narrow else "16 bits",
             "ZeRO 3" if self.splits_weights else "ZeRO 0 to 2",
         ]
-        return ", ".join([*parts, *["experts over nodes"] * self.experts_over_nodes])
+        return ", ".join([*parts, EXPERTS[self.experts]])
 
     def is_told_by(self, other: "Regime") -> bool:
         """Whether runs of another regime tell of this one: those below 16 bits of 16 bits too."""
@@ -77,10 +80,25 @@ def regimes_of(rows: MeasuredRows, per_node: float) -> list[Regime]:
     The accelerators that experts are spread over are neighbours: they fill a node first.
     """
     nodes = np.where(rows.accelerators_per_node > 0, rows.accelerators_per_node, per_node)
-    far = rows.expert > nodes
+    experts = (rows.column("experts") > 0) * (1 + (rows.expert > nodes))
     narrow = np.isin(rows.precision, list(OPERAND_BYTES))
-    columns = zip((rows.zero >= 3).tolist(), far.tolist(), narrow.tolist(), strict=True)
+    columns = zip((rows.zero >= 3).tolist(), experts.tolist(), narrow.tolist(), strict=True)
     return [Regime(*each) for each in columns]
+
+
+def regime_of(workload: Workload, per_node: float) -> Regime:
+    """Return the regime of a workload on nodes of so many accelerators."""
+    experts = 0 if workload.model.moe is None else 1 + (workload.expert_parallel > per_node)
+    return Regime(workload.zero >= 3, experts, workload.precision in OPERAND_BYTES)
+
+
+def evidence_for(regime: Regime, known: Iterable[Evidence]) -> Evidence | None:
+    """Return what is known of a regime: the most that is enough, of those that tell of it."""
+    return max(
+        (each for each in known if regime.is_told_by(each.regime)),
+        key=lambda each: (each.is_enough, each.configurations),
+        default=None,
+    )
 
 
 def evidence_of(
@@ -114,8 +132,10 @@ def as_numbers(evidence: Iterable[Evidence]) -> tuple[tuple[float, ...], ...]:
 def from_numbers(rows: Iterable[Sequence[float]]) -> tuple[Evidence, ...]:
     """Read what `as_numbers` wrote."""
     return tuple(
-        Evidence(Regime(*map(bool, regime)), int(configurations), float(error))
-        for *regime, configurations, error in rows
+        Evidence(
+            Regime(bool(splits), int(experts), bool(narrow)), int(configurations), float(error)
+        )
+        for splits, experts, narrow, configurations, error in rows
     )
 
 
@@ -126,8 +146,8 @@ def evidence_of_tables(found: Sequence[Validation]) -> dict[str, dict[str, list[
       found: tables with their predictions; what is a profile of the same runs is left out.
 
     Returns:
-      By machine and stack a row for each regime: whether weights are split, experts are on several
-      nodes, products are below 16 bits, then configurations and mean error [%].
+      By machine and stack a row for each regime: whether weights are split, the place in `EXPERTS`,
+      whether products are below 16 bits, then configurations and mean error [%].
 
     Raises:
       ValueError: if there is no table, or a row names no machine.

@@ -36,7 +36,7 @@ PART = 2048  # samples that go through together
 SMALLEST = 64  # samples of the smallest part; of a single one too, so that all are rounded alike
 BYTES_OF_COLUMN = 40  # of a sample, an op or message: score, factor, duration, count, choice
 MOST_SAMPLES = 2**32  # a key each
-BYTES_PER_SAMPLE = 32  # its makespan, and the copies that quantiles and ranks are taken from
+BYTES_PER_SAMPLE = 40  # makespan, draw, and the copies that quantiles and ranks are from
 LARGEST_SEED = 2**63 - 1
 QUANTILES = (0.05, 0.5, 0.95, 0.99)
 OPS, WORKERS, MESSAGES, STRAGGLERS, OP_STRAGGLERS = range(5)  # streams of random numbers
@@ -56,6 +56,9 @@ class Jittered:
       makespans: (samples) makespan of each sample.
       node_share: (nodes) share of the samples in which a node is on the critical path.
       message_share: (messages) the same for each message of the program.
+      replicas: of the pipeline, which a sample draws each by itself; it lasts as long as the
+        slowest of them.
+      draws: (samples) number of the draw that was the slowest replica of each sample.
 
     Example:
       >>> import pipejax as pj
@@ -72,6 +75,8 @@ class Jittered:
     makespans: Samples
     node_share: Float[NumpyArray, " nodes"]
     message_share: Float[NumpyArray, " messages"]
+    replicas: int
+    draws: Int[NumpyArray, " samples"]
 
     @property
     def deterministic(self) -> float:
@@ -116,6 +121,7 @@ def jitter(
     *,
     samples: int = 10_000,
     seed: int = 0,
+    replicas: int = 1,
     link: str | Links = "delay",
     max_bytes: int = MAX_BYTES,
     on_progress: OnProgress | None = None,
@@ -132,6 +138,8 @@ def jitter(
       factors: distributions of the factors on them.
       samples: how many; the first ones are the same whatever the number.
       seed: of the random numbers, which do not depend on the machine.
+      replicas: of the pipeline, each with factors of its own: a sample is the slowest of them,
+        for their gradients meet in each step. Takes as many times as long.
       link: link model, or `Links`.
       max_bytes: durations at once, about; more samples go through in parts, which changes no
         result.
@@ -161,17 +169,19 @@ def jitter(
     check_types(table=(table, ScheduleTable), costs=(costs, Costs), factors=(factors, Jitter))
     samples = whole_number(samples, "samples", most=MOST_SAMPLES)
     check_fits(samples * BYTES_PER_SAMPLE, f"{samples} samples need")
+    replicas = whole_number(replicas, "replicas", most=MOST_SAMPLES // samples)
     if whole_number(seed, "seed", least=0) > LARGEST_SEED:
         raise wrong("seed", f"must be at most {LARGEST_SEED}, got {seed}")
     whole_number(max_bytes, "max_bytes")
     run = evaluate(table, costs, link=link)
     own = per_op_costs(run.program, _price(run, costs))
-    makespans, counts = np.empty(samples), np.zeros(0)
+    slowest = _Slowest(samples, replicas)
+    draws = samples * replicas
     with _settings(), telling("jitter", on_progress) as tell:
-        for first, values, on_path in _parts(own, factors, run.workers, samples, seed, max_bytes):
-            makespans[first : first + len(values)] = values
-            counts = counts + on_path if first else on_path
-            tell(first + len(values), samples, "samples")
+        for first, values, on_path in _parts(own, factors, run.workers, draws, seed, max_bytes):
+            slowest.add(first, values, on_path)
+            tell((first + len(values)) // replicas, samples, "samples")
+    makespans, counts = slowest.makespans, slowest.counts
     with np.errstate(over="ignore", invalid="ignore"):
         check_finite([makespans, makespans.sum()], costs)
     nodes, messages = np.zeros(run.program.num_nodes), np.zeros(len(own.messages))
@@ -181,7 +191,33 @@ def jitter(
     carrier = run.program.messages.carrier
     nodes[carrier[carrier > 0]] = messages[carrier > 0]
     nodes[0] = 1.0  # every path starts at the source
-    return Jittered(run, factors, int(seed), makespans, nodes, messages)
+    return Jittered(run, factors, int(seed), makespans, nodes, messages, replicas, slowest.draws)
+
+
+class _Slowest:
+    """The slowest draw of each sample, a draw for each replica, and what is on its longest path."""
+
+    def __init__(self, samples: int, replicas: int) -> None:
+        """Begin before the first draw."""
+        self.makespans = np.full(samples, -np.inf)
+        self.draws = np.zeros(samples, np.int64)
+        self.counts = self._last = np.zeros(1, np.int64)  # of all samples, and of the last one
+        self._replicas = replicas
+
+    def add(self, first: int, values: Samples, on_path: Int[NumpyArray, "columns samples"]) -> None:
+        """Add draws that follow those before: their makespans [s], and what is on their paths."""
+        draw = first + np.arange(len(values))
+        sample = draw // self._replicas
+        order = np.lexsort((-draw, values, sample))  # of equals the first is the slowest
+        found = order[np.diff(sample, append=-1) != 0]
+        found = found[values[found] > self.makespans[sample[found]]]  # of the sample begun before
+        if not len(found):
+            return
+        if np.isfinite(self.makespans[sample[found[0]]]):
+            self.counts = self.counts - self._last
+        self.counts = self.counts + on_path[:, found].sum(axis=1, dtype=np.int64)
+        self._last = on_path[:, found[-1]].astype(np.int64)
+        self.makespans[sample[found]], self.draws[sample[found]] = values[found], draw[found]
 
 
 def sample_costs(run: Jittered, costs: Costs, sample: int) -> NodeCosts:
@@ -195,7 +231,7 @@ def sample_costs(run: Jittered, costs: Costs, sample: int) -> NodeCosts:
     own = per_op_costs(run.evaluation.program, _price(run.evaluation, costs))
     with _settings():
         draw = _sampler(own, run.jitter, run.evaluation.workers, run.seed)
-        durations = draw(np.uint32(sample), size=SMALLEST)
+        durations = draw(np.uint32(run.draws[sample]), size=SMALLEST)
     row = np.concatenate([[0.0], *(np.asarray(piece)[0] for piece in durations)])
     return NodeCosts(row[own.duration_index], row[own.lag_index])
 
@@ -232,8 +268,8 @@ def _sampler(
 
 def _parts(
     own: PerOpCosts, factors: Jitter, workers: int, samples: int, seed: int, max_bytes: int
-) -> Iterator[tuple[int, Samples, Int[NumpyArray, " columns"]]]:
-    """Yield first sample, makespans (samples) [s], and path counts (columns) for each part."""
+) -> Iterator[tuple[int, Samples, Int[NumpyArray, "columns samples"]]]:
+    """Yield first sample, makespans (samples) [s], and what is on their paths for each part."""
     columns = len(own.op_seconds) + sum(map(len, own.message_seconds))
     room = max(LANES, min(PART, max_bytes // (BYTES_OF_COLUMN * columns)))
     size = min(1 << (room.bit_length() - 1), max(SMALLEST, 1 << (samples - 1).bit_length()))
@@ -242,8 +278,7 @@ def _parts(
         pieces = draw(np.uint32(first), size=size)
         values, counts = interpreted_makespans(own.task, pieces)
         count = min(size, samples - first)
-        on_path = np.asarray(counts)[1:, :count].sum(axis=1, dtype=np.int64)
-        yield first, np.asarray(values)[:count], on_path
+        yield first, np.asarray(values)[:count], np.asarray(counts)[1:, :count]
 
 
 @functools.partial(compiled, static_argnames=("size", "num_workers"))
@@ -338,7 +373,7 @@ def robustness(
     """Rank schedules that were run under the same jitter.
 
     Args:
-      runs: runs with the same distributions, seed and number of samples.
+      runs: runs with the same distributions, seed, number of samples and replicas.
       quantile: which quantile of the makespan decides, from 0 to 1.
       fits: of each run, whether its machine has the memory; all if None.
 
@@ -347,7 +382,7 @@ def robustness(
 
     Raises:
       ValueError: if there is no run, the quantile is not from 0 to 1, the runs differ in jitter,
-        seed or number of samples, or fits says not of each whether it does.
+        seed, number of samples or replicas, or fits says not of each whether it does.
 
     Example:
       >>> import pipejax as pj
@@ -363,10 +398,10 @@ def robustness(
         raise wrong("quantile", f"must be from 0 to 1, got {quantile!r}")
     for run in runs if isinstance(runs, Sequence) else [runs]:
         check_types(runs=(run, Jittered))
-    settings = {(run.jitter, run.seed, len(run.makespans)) for run in runs}
+    settings = {(run.jitter, run.seed, len(run.makespans), run.replicas) for run in runs}
     if len(settings) != 1:
         raise ValueError(
-            "runs must have the same jitter, seed and number of samples, got "
+            "runs must have the same jitter, seed, number of samples and replicas, got "
             + ("no run" if not runs else " and ".join(map(str, sorted(map(_words, settings)))))
         )
     makespan = np.array([run.quantile(quantile) for run in runs])
@@ -416,6 +451,7 @@ def jitter_dataset(runs: Mapping[str, Jittered]) -> "xr.Dataset":
             "title": "Step time under jitter",
             **{name: str(factors) for name, factors in vars(first.jitter).items()},
             "seed": first.seed,
+            "replicas": first.replicas,
             "link": run.links.model,
             "queues": run.links.queues,
             "host_links": ",".join("+".join(map(str, group)) for group in run.links.host_links),
@@ -430,9 +466,9 @@ def jitter_dataset(runs: Mapping[str, Jittered]) -> "xr.Dataset":
     )
 
 
-def _words(setting: tuple[object, int, int]) -> str:
-    jitter, seed, samples = setting
-    return f"({jitter}, seed {seed}, {samples} samples)"
+def _words(setting: tuple[object, int, int, int]) -> str:
+    jitter, seed, samples, replicas = setting
+    return f"({jitter}, seed {seed}, {samples} samples, {replicas} replicas)"
 
 
 def _rank(values: NumpyArray, is_fit: Bool[NumpyArray, " runs"]) -> Int[NumpyArray, " runs"]:

@@ -19,7 +19,7 @@ from pipejax.base.checks import are_positive, check_types
 from pipejax.base.compiled import compiled
 from pipejax.base.display import short_repr_of
 from pipejax.costs.costs import Costs
-from pipejax.costs.model.model import Model
+from pipejax.costs.model.model import Model, check_shape
 from pipejax.costs.model.workload import PricingShape, StageLayers, Workload, assign_layers
 from pipejax.costs.precision import check_finite
 from pipejax.costs.stage.stage_costs import check_machine, costs_of_shape
@@ -170,6 +170,21 @@ def swings(
             times[which] = makespans(program, own, batch_size=len(which))
     found = times.tolist()
     return dict(zip(names, zip(found[::2], found[1::2], strict=True), strict=True))
+
+
+def is_possible(model: Model, parameter: str, factor: float) -> bool:
+    """Whether there is a model with so many times a parameter: its heads can be shared, and so on.
+
+    A slope asks for no such model, a whole step time does.
+    """
+    name = parameter.removeprefix("model.")
+    if name == parameter:
+        return True
+    try:
+        check_shape(dataclasses.replace(model, **{name: getattr(model, name) * factor}), name)
+    except ValueError:
+        return False
+    return True
 
 
 class _Point(NamedTuple):

@@ -17,6 +17,7 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify
 from pipejax.cli.output.kinds import CERTIFICATE
 from pipejax.cli.output.numbers import gigabytes, percent, seconds, short_percent
+from pipejax.cli.output.plans import evidence_line
 from pipejax.cli.output.report import Column, facts, grid, heading, pick, table_of
 from pipejax.cli.output.runs import (
     memory_json,
@@ -212,9 +213,19 @@ def _said(
     if result.get("fits") is False:
         yield f"[bold red]{_does_not_fit(result)}[/]"
     yield facts(totals)
+    if pricing.workload is not None and pricing.system is not None:
+        yield _evidence(pricing.workload, pricing.system, pricing.stack)
     yield _workers(evaluation, result, pricing, held)
     if pricing.workload is not None:
         yield step_parts(result)
+
+
+def _evidence(workload: "pj.Workload", system: "pj.System", stack: str) -> object:
+    """Say what the step time rests on, as a plan does."""
+    from pipejax.analysis.step.evidence import evidence_for, known_evidence, regime_of
+
+    regime = regime_of(workload, float(system.gpus_per_node))
+    return evidence_line(regime, evidence_for(regime, known_evidence(system, stack)), system.name)
 
 
 def _fitting(table: pj.ScheduleTable, pricing: Pricing, result: dict[str, Any]) -> dict[str, Any]:

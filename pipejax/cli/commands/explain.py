@@ -12,7 +12,7 @@ from rich.text import Text as Marked
 import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.given import Line
-from pipejax.cli.options.memory import ActivationOptions, MemoryLimit
+from pipejax.cli.options.memory import MemoryLimit
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.tables import TableChoice
 from pipejax.cli.options.values import Text, parse_counts
@@ -20,7 +20,7 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import PAGE, TABLES
 from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.progress import progress, waiting
+from pipejax.cli.output.progress import progress
 from pipejax.cli.output.remedies import (
     diagnosis,
     remedies_json,
@@ -29,14 +29,12 @@ from pipejax.cli.output.remedies import (
     takes_limit,
     write_tables_of,
 )
-from pipejax.cli.output.report import Column, heading, sizes_of, table_of
+from pipejax.cli.output.report import Column, heading, plain, sizes_of, table_of
+from pipejax.cli.output.report_pages import ROUNDING, report_page
 
 if TYPE_CHECKING:
     from pipejax.search.remedies.explain import Explanation
     from pipejax.search.remedies.setup import Setup
-
-
-ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
 
 
 def explain(
@@ -147,39 +145,9 @@ def _as_json(found: "Explanation", line: Line, files: Mapping[int, Path]) -> dic
 
 def _page(found: "Explanation", result: Mapping[str, Any]) -> str:
     """The report, with the run as it is and with the first remedy."""
-    from pipejax.plots.explorer.page import page
-    from pipejax.plots.explorer.payload import Explored, MemoryShown
-    from pipejax.plots.report import PartShown, RemedyShown, report
-
-    setups = [found.memory.begin, *(remedy.setup for remedy in found.remedies[:1])]
-    # what holds of the table, whatever a model says of bytes
-    sized = ActivationOptions(None, None)
-    explored = [
-        Explored(setup.run, MemoryShown(*sized.of(setup.table, None)[:4], None)) for setup in setups
-    ]
-    remedies = [
-        RemedyShown(
-            row["what"],
-            seconds(row["saves"]),
-            seconds(row["step_time"]),
-            f"x {row['memory']:.3g}",
-            seconds(row["bound"]),
-            row["assumes"],
-            row["command"],
-        )
-        for row in result["remedies"]
-    ]
-    parts = [
-        PartShown(name, seconds(time), time / (found.step_time or 1.0), of)
-        for name, time, of in found.parts
-        if abs(time) > ROUNDING * found.step_time
-    ]
     title = Marked.from_markup(f"{heading(result)}: {seconds(found.step_time)}").plain
-    lines = [*diagnosis(found), *filter(None, [_slower(found)])]
-    shown = "As it is" if len(setups) == 1 else f"As it is, and below: {found.remedies[0].what}"
-    with waiting("looking for closed forms"):
-        explorer = page(explored)
-    return report(title, lines, parts, remedies, shown, explorer)
+    lines = [*diagnosis(found), *filter(None, (_slower(found), _room(found)))]
+    return report_page(found, result["remedies"], title, lines)
 
 
 def _slower(found: "Explanation") -> str:
@@ -189,6 +157,21 @@ def _slower(found: "Explanation") -> str:
     if math.isinf(found.tolerated):
         return "messages may take any time: none is waited for"
     return f"messages may take {found.tolerated:.3g} times as long before the step is 1 % longer"
+
+
+def _room(found: "Explanation") -> str:
+    """What remedies may need, where the system says it and no option."""
+    from pipejax.sweep.plan.request import HEADROOM
+
+    memory = found.memory
+    if memory.limit is None or np.ndim(memory.limit):
+        return ""
+    whole = float(np.asarray(memory.limit))
+    left = f"--memory-limit {(1 - HEADROOM) * whole / 1e9:.1f}GB"
+    return (
+        f"remedies may need {memory.text(whole)}, all that tensors can have; plan leaves "
+        f"{100 * HEADROOM:g} % of it free: {left}"
+    )
 
 
 def _said(found: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
@@ -207,6 +190,5 @@ def _said(found: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
             Column("what it is", "of"),
         ),
     )
-    if slower := _slower(found):
-        yield slower
+    yield from map(plain, filter(None, (_slower(found), _room(found))))
     yield from remedies_said(found, result["remedies"])

@@ -144,6 +144,8 @@ TEMPLATES: Mapping[str, Template] = {
             "vocabulary, sequence_tokens": "entries, and tokens of a sequence",
             "bytes_per_element": "of an activation and a weight [B]",
             "optimizer_bytes_per_parameter": "of what the optimizer keeps [B]",
+            "gradient_bytes": "of an accumulated gradient [B], 4 by Megatron's defaults; "
+            "bytes_per_element if left out",
         },
         "Models",
         f"{_RUN.format(8)} {_MODEL.format('FILE', 'h100')}",

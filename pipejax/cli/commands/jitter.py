@@ -13,8 +13,9 @@ from pipejax.base.checks import is_number
 from pipejax.base.data_files import time_unit
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.pricing import Pricing, required
+from pipejax.cli.options.pricing_steps import ModelCosts
 from pipejax.cli.options.tables import ScheduleList, built, naming
-from pipejax.cli.options.values import Count, CountIfGiven, Seed, parse_ratio
+from pipejax.cli.options.values import CountIfGiven, Seed, parse_ratio
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing, write_dataset
 from pipejax.cli.output.kinds import DATASET, DRAWING
@@ -31,6 +32,7 @@ HEIGHT, ROW = 1.0, 0.45  # inches: of a picture beside its rows, and of a row
 KINDS = ", ".join(DISTRIBUTIONS)
 VARYING = ("op", "worker", "message")
 SLOW = ("straggler", "op_straggler")
+DRAWS, MOST, LEAST = 200_000, 10_000, 500  # of all replicas; samples, where no option says them
 
 
 class SamplingOptions(NamedTuple):
@@ -42,6 +44,9 @@ class SamplingOptions(NamedTuple):
       message: likewise.
       straggler: PROBABILITY:SLOWDOWN in a sample.
       op_straggler: PROBABILITY:SLOWDOWN.
+      replicas: each with durations of its own: a step lasts as long as the slowest; with --model
+        --data-parallel if not given, else 1.
+      samples: 10,000 if not given, of more than 20 replicas fewer, 500 at least.
     """
 
     op: str = "lognormal:0"
@@ -49,8 +54,17 @@ class SamplingOptions(NamedTuple):
     message: str = "lognormal:0"
     straggler: str = "0:1"
     op_straggler: str = "0:1"
-    samples: Count = 10_000
+    samples: CountIfGiven = None
     seed: Seed = 0
+    replicas: CountIfGiven = None
+
+    def of(self, pricing: Pricing) -> "SamplingOptions":
+        """Say how many replicas and samples there are, where options do not."""
+        workload = pricing.source.workload if isinstance(pricing.source, ModelCosts) else None
+        found = 1 if workload is None else workload.data_parallel
+        replicas = self.replicas or found
+        usual = min(MOST, max(LEAST, DRAWS // replicas))
+        return self._replace(replicas=replicas, samples=self.samples or usual)
 
     def factors(self) -> "pj.analysis.Jitter":
         """Read the distributions."""
@@ -102,7 +116,7 @@ def jitter(
     from pipejax.analysis.uncertainty.jitter import jitter_dataset
 
     priced = required(pricing)
-    factors = sampling.factors()
+    factors, sampling = sampling.factors(), sampling.of(priced)
     if not is_number(quantile) or quantile > 1:
         raise ValueError(f"--quantile must be from 0 to 1, got {quantile}")
     listed.options.check(listed.names)
@@ -134,7 +148,7 @@ def jitter(
         "link": links.model,
         **pick(links, "queues host_links posting shared_links pair_links eager_below"),
         "jitter": {name: str(value) for name, value in vars(factors).items()},
-        **pick(sampling, "samples seed"),
+        **pick(sampling, "samples seed replicas"),
         "quantile": quantile,
         **out.as_json(),
         "rows": rows + left_out,
@@ -152,11 +166,12 @@ def _run(
     sampling: SamplingOptions,
 ) -> "dict[str, Jittered]":
     """Run every table, with progress on stderr where a person sees it."""
-    drawn = pick(sampling, "samples seed") | {"link": links}
-    with progress("sampling", sampling.samples * len(tables)) as bar:
+    drawn = pick(sampling, "samples seed replicas") | {"link": links}
+    samples = drawn["samples"]
+    with progress("sampling", samples * len(tables)) as bar:
         sampled = {}
         for place, (name, table) in enumerate(tables.items()):
-            told = bar.after(place * sampling.samples)
+            told = bar.after(place * samples)
             with naming(table):
                 costs = pricing.of(table)
                 sampled[name] = pj.jitter(table, costs, factors, on_progress=told, **drawn)
@@ -233,7 +248,8 @@ def _said(
     ]
     if not all(rank.fits for rank in ranked):
         ranks.append(("fits", ("yes" if rank.fits else "[red]no" for rank in ranked)))
-    title = f"step time over {len(first.makespans)} samples, seed {first.seed}"
+    of_all = f", each the slowest of {first.replicas} replicas" * (first.replicas > 1)
+    title = f"step time over {len(first.makespans)} samples{of_all}, seed {first.seed}"
     yield table_of([row | row["quantiles"] for row in rows], times, title=title)
     yield grid(ranks, title="who is fastest, and whom jitter slows least")
     for name, run in runs.items() if ops else ():

@@ -44,7 +44,7 @@ class LayoutChoices(NamedTuple):
       tensor: all inside a node if not given.
       stages_per_worker: several may be given, as 1,2; up to 16 that divide the layers if not given.
       microbatch_size: several may be given, as 1,2.
-      recompute: none, selective or full, or several.
+      recompute: as evaluate takes it, or several, as none,layernorm+mlp.
       zero: 0, 1 (optimizer state), 2 (gradients too), 3 (weights too), or several, as 0,1.
       edge_units: or several, as 0,1.
     """

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pipejax.analysis.uncertainty.sensitivity import Sensitivity
 
 
+Ends = tuple[float | None, float | None]  # step times at both factors; none where nothing has it
 BAR = 8  # columns of the longest bar
 LEAST = 5e-5  # of an elasticity: smaller ones are written as 0
 LARGEST_FACTOR = 1e6  # beyond it no number of a machine means anything
@@ -38,7 +39,7 @@ def sensitivity(
     Example:
       pipejax sensitivity -s 1f1b -P 8 -M 64 -m gpt-22b -y a100 --minibatch 64
     """
-    from pipejax.analysis.uncertainty.sensitivity import swings
+    from pipejax.analysis.uncertainty.sensitivity import is_possible, swings
 
     priced = required(pricing)
     priced.check_alike("sensitivity")
@@ -49,7 +50,16 @@ def sensitivity(
     if priced.workload is None or priced.system is None:
         return _of_places(pj.evaluate(table, priced.of(table), link=links), factors, figure)
     found = pj.sensitivity(table, priced.workload, priced.system, link=links)
-    ends = swings(table, priced.workload, priced.system, factors=factors, link=links)
+    model = priced.workload.model
+    every = swings(table, priced.workload, priced.system, factors=factors, link=links)
+    low, high = factors
+    ends: dict[str, Ends] = {
+        name: (
+            times[0] if is_possible(model, name, low) else None,
+            times[1] if is_possible(model, name, high) else None,
+        )
+        for name, times in every.items()
+    }
     if figure.path is not None:
         _draw(figure, table.name, found.step_time, ends, factors)
     result = {
@@ -68,7 +78,9 @@ def _of_places(run: "pj.Evaluation", factors: tuple[float, float], figure: Outpu
     from pipejax.analysis.uncertainty.places import place_sensitivity
 
     found = place_sensitivity(run, factors)
-    ends = {f"{each.what} {each.place}": (each.step_times[0], each.step_times[1]) for each in found}
+    ends: dict[str, Ends] = {
+        f"{each.what} {each.place}": (each.step_times[0], each.step_times[1]) for each in found
+    }
     if figure.path is not None:
         _draw(figure, run.schedule, run.step_time, ends, factors)
     result = {
@@ -98,9 +110,7 @@ def _of_places(run: "pj.Evaluation", factors: tuple[float, float], figure: Outpu
     return Answer(result, [said, table], {"drawn to": figure})
 
 
-def _table(
-    found: "Sensitivity", ends: dict[str, tuple[float, float]], factors: tuple[float, float]
-) -> Table:
+def _table(found: "Sensitivity", ends: Mapping[str, Ends], factors: tuple[float, float]) -> Table:
     """One row per parameter that changes anything, the strongest first."""
     strongest = max(map(abs, found.elasticity.values())) or 1.0
     ranked = sorted(found.elasticity.items(), key=lambda item: -abs(item[1]))
@@ -118,21 +128,25 @@ def _table(
             *(
                 (
                     f"x {factor:g}",
-                    [seconds(ends[name][end]) if name in ends else "" for name, _ in ranked],
+                    [_step(ends.get(name, (None, None))[end]) for name, _ in ranked],
                 )
                 for end, factor in enumerate(factors)
             ),
         ],
         caption=f"elasticity: % of step time per % of the parameter; x: the step time with so "
-        f"many times of it; {left} parameters change nothing",
+        f"many times of it, where there is such a model; {left} parameters change nothing",
     )
+
+
+def _step(value: float | None) -> str:
+    return "" if value is None else seconds(value)
 
 
 def _draw(
     out: Output,
     name: str,
     step_time: float,
-    ends: Mapping[str, tuple[float, float]],
+    ends: Mapping[str, Ends],
     factors: tuple[float, float],
 ) -> None:
     from pipejax.plots.charts import draw_tornado, tornado_entries  # matplotlib is an extra, slow

@@ -1,12 +1,12 @@
 """`pipejax trace`: a measured run, replayed, explained and improved."""
 
+import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 import pipejax as pj
 from pipejax.base.files import write_file
@@ -15,29 +15,26 @@ from pipejax.cli.options.values import Text, parse_counts
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules
 from pipejax.cli.output.kinds import DRAWING, PAGE, SWEEPS, TABLES
-from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.remedies import diagnosis, remedies_json, remedies_said
-from pipejax.cli.output.report import Column, plain, table_of
+from pipejax.cli.output.remedies import remedies_json
+from pipejax.cli.output.trace_report import said
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table_files import is_csv, text_for
 
 if TYPE_CHECKING:
     from pipejax.traces.findings.analysis import Analysis
     from pipejax.traces.findings.attribution import Attribution
+    from pipejax.traces.findings.new_deal import NewDeal
     from pipejax.traces.findings.suspects import Suspect
 
 SAVED = "trace"  # the folder that commands read from where none is given
-EACH = 3  # shares of a kind that a person reads
-LEAST = 0.002  # of the step: a share that saves less is not shown
-NAMED = 5  # things that are left out, by name
 
 
 def trace(
     files: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="FILES...", help="Files of one run, or folders of them."),
-    ],
+    ] = None,
     columns: Text = None,
     against: list[str] | None = None,
     stage_layers: Text = None,
@@ -65,8 +62,12 @@ def trace(
     Example:
       pipejax trace run.parquet --save trace
     """
+    if not files:
+        raise ValueError("FILES are missing: give the files of one run, or a folder of them")
     if save.path is not None:
         check_modules("--save: datasets need", SWEEPS, "sweeps")
+    if out.path is not None:
+        check_modules("--out: pictures need", DRAWING.modules, "figures")
     named = None if columns is None else _columns(columns)
     with progress("reading", None) as bar:
         found = pj.traces.read(files, columns=named, on_progress=bar.tell)
@@ -94,7 +95,7 @@ def trace(
     }
     again = " ".join(["pipejax", "trace", *files, "--save", SAVED])
     go_on = (again,) if save.path is None else _next(line, analysis)
-    return Answer(result, _said(analysis, result), written, next=go_on)
+    return Answer(result, said(analysis, result), written, next=go_on)
 
 
 def _columns(text: str) -> dict[str, str]:
@@ -137,6 +138,10 @@ def _save(folder: Path, analysis: "Analysis") -> None:
     write_file(table, text_for(analysis.pipelines.table, table))
     write_file(folder / "costs.json", pj.traces.costs_text(analysis.replay))
     write_file(folder / "perfetto.json", pj.traces.perfetto(analysis.replay))
+    if analysis.deal is not None:
+        orders = dict(zip(analysis.deal.steps, analysis.deal.order.tolist(), strict=True))
+        content = {"order": orders, "saves": analysis.deal.saves}
+        write_file(folder / "deal.json", json.dumps(content))
     pj.traces.dataset(analysis).to_zarr(folder / "dataset.zarr", zarr_format=2)
 
 
@@ -172,6 +177,7 @@ def _as_json(analysis: "Analysis", line: Line) -> dict[str, Any]:
                 {"step": step, "error": 100 * error} for step, error in replayed.by_step.items()
             ],
         },
+        "offsets": [offset._asdict() for offset in analysis.offsets],
         "stalls": [stall._asdict() for stall in analysis.stalls],
         "suspects": [_suspect_json(one) for one in analysis.suspects],
         "step_time": float(shares.recorded.mean()),
@@ -198,6 +204,7 @@ def _as_json(analysis: "Analysis", line: Line) -> dict[str, Any]:
             "median_error": 100 * forecast.median_error,
             "inside": forecast.inside,
         },
+        "deal": None if analysis.deal is None else _deal_json(analysis.deal),
         "pipeline_time": advice.step_time,
         "bottleneck": advice.bottleneck._asdict(),
         "remedies": remedies_json(advice, line, {}),
@@ -224,122 +231,24 @@ def _against_json(shares: "Attribution") -> dict[str, Any]:
     }
 
 
-def _said(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
-    replayed, shares = analysis.replay, analysis.attribution
-    name = analysis.schedule or "no schedule of the registry"
-    several = f", {result['orders']} orders" if result["orders"] > 1 else ""
-    yield (
-        f"[bold]{escape(name)}[/], {result['workers']} workers, {result['stages']} stages, "
-        f"{result['microbatches']} microbatches{several}: {result['steps']} steps of "
-        f"{result['replicas']} replicas"
-    )
-    yield from _left_out(analysis)
-    yield (
-        f"  replayed within {percent(replayed.mean_error)} in the mean, "
-        f"{percent(replayed.worst_error)} at most, with {replayed.links.model} links and "
-        f"{seconds(replayed.message_time)} a message"
-    )
-    yield from _stalls(analysis)
-    yield from _suspects(analysis)
-    step = float(shares.recorded.mean())
-    yield (
-        f"  the mean step takes [bold]{seconds(step)}[/], {shares.slowdown:.3f} times the "
-        f"{seconds(shares.ideal)} it would if every op took what ops of its kind do"
-    )
-    yield _shares_table(shares, step, "what the mean step would save")
-    if analysis.against is not None:
-        yield from _against_said(analysis.against, step)
-    yield _op_times(analysis)
-    if analysis.forecast is not None:
-        one = analysis.forecast
-        yield (
-            f"the first half of the steps predicts {seconds(one.predicted)} for those to come, "
-            f"{one.confidence:.0%} between {seconds(one.low)} and {seconds(one.high)}: "
-            f"the second half lies there by {one.inside:.0%}, median error "
-            f"{percent(one.median_error)}"
-        )
-    yield f"the mean pipeline, at mean times: [bold]{seconds(analysis.advice.step_time)}[/]"
-    yield from (f"  {escape(line)}" for line in diagnosis(analysis.advice))
-    yield from remedies_said(analysis.advice, result["remedies"])
-
-
-def _left_out(analysis: "Analysis") -> Iterator[object]:
-    left = analysis.left_out
-    for each in left[:NAMED]:
-        times = f" ({each.count} times)" if each.count > 1 else ""
-        yield plain(f"  left out: {each.what}: {each.why}{times}")
-    if len(left) > NAMED:
-        yield f"  and {len(left) - NAMED} more, see --json"
-    if analysis.pipelines.odd_steps:
-        odd = ", ".join(map(str, analysis.pipelines.odd_steps[:NAMED]))
-        yield f"  another order than most in steps {odd}"
-
-
-def _stalls(analysis: "Analysis") -> Iterator[object]:
-    """What nothing that was recorded explains."""
-    stalls = analysis.stalls
-    for one in stalls[:NAMED]:
-        yield (
-            f"  unexplained: step {one.step}, replica {one.replica}, worker {one.worker} starts "
-            f"{one.op} {seconds(one.seconds)} after all that it waits for"
-        )
-    if len(stalls) > NAMED:
-        yield f"  and {len(stalls) - NAMED} more that are shorter, see --json"
-
-
-def _suspects(analysis: "Analysis") -> Iterator[object]:
-    """What is slower than the others of its kind."""
-    for one in analysis.suspects[:NAMED]:
-        more = f"{seconds(one.seconds)}, {one.z:.3g} standard errors"
-        yield f"  suspect: {one.kind} {one.name} {one.why} ({more})"
-    if len(analysis.suspects) > NAMED:
-        yield f"  and {len(analysis.suspects) - NAMED} more, see --json"
-
-
-def _shares_table(shares: "Attribution", step: float, title: str) -> object:
-    rows: list[dict[str, Any]] = []
-    count = dict[str, int]()
-    for share in shares.shares:
-        count[share.of] = count.get(share.of, 0) + 1
-        if share.saves > LEAST * step and count[share.of] <= EACH:
-            own = {"of": share.of, "name": share.name, "saves": share.saves, "adds": share.adds}
-            rows.append(own)
-    return table_of(
-        rows,
-        (
-            Column("if", lambda row: escape(f"{row['of']} {row['name']}")),
-            Column("saves", "saves", seconds),
-            Column("of the step", lambda row: percent(row["saves"] / step)),
-            Column("alone adds", "adds", seconds),
-        ),
-        title=title,
-        caption="saves: its ops took what they should; alone adds: only its ops took what they did",
-    )
-
-
-def _against_said(shares: "Attribution", step: float) -> Iterator[object]:
-    slower = step - shares.ideal
-    word = "slower" if slower > 0 else "faster"
-    yield (
-        f"[bold]{seconds(abs(slower))} {word}[/] than the other run: with its times the step "
-        f"takes {seconds(shares.ideal)}"
-    )
-    yield _shares_table(shares, step, "what the mean step would save with times of the other run")
-
-
-def _op_times(analysis: "Analysis") -> object:
-    return table_of(
-        [row._asdict() for row in analysis.op_times if row.median > 0],
-        (
-            Column("what", "name", escape),
-            Column("stage", lambda row: row["stage"] if row["stage"] >= 0 else ""),
-            Column("worker", "worker"),
-            Column("5 %", "low", seconds),
-            Column("median", "median", seconds),
-            Column("95 %", "high", seconds),
-        ),
-        title="what ops, messages and collectives took",
-    )
+def _deal_json(deal: "NewDeal") -> dict[str, Any]:
+    return {
+        "before": float(deal.before.mean()),
+        "after": float(deal.after.mean()),
+        "saves": deal.saves,
+        "bound": deal.bound,
+        "of_replica": deal.of_replica,
+        "per_step": [
+            {"step": step, "before": before, "after": after, "least": least}
+            for step, before, after, least in zip(
+                deal.steps,
+                deal.before.tolist(),
+                deal.after.tolist(),
+                deal.least.tolist(),
+                strict=True,
+            )
+        ],
+    }
 
 
 def _draw(analysis: "Analysis", result: Mapping[str, Any], out: Output, figure: Output) -> None:

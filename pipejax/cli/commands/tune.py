@@ -56,6 +56,7 @@ def tune(
     schedule: str = "1f1b",
     method: Text = None,
     microbatch_size: CountIfGiven = None,
+    microbatches: CountIfGiven = None,
     prices: Text = None,
     budget: Text = None,
     no_memory_limit: bool = False,
@@ -66,6 +67,7 @@ def tune(
       workers: 8, or those of a table, if not given.
       method: the faster of the two if not given.
       microbatch_size: where it is not tuned; the one that is best alone if not given.
+      microbatches: in place of the size of one.
       prices: for system, as peak=20,memory=2,node=10,network=50,capacity=20: per TFLOP/s, three
         times per GB/s, per GB.
       budget: for one accelerator; the price of --system if not given.
@@ -88,11 +90,32 @@ def tune(
         over=parts,
         method=method,
         no_memory_limit=no_memory_limit,
-        microbatch_size=microbatch_size,
+        microbatch_size=_size(over, parts, tuned[0], microbatches, microbatch_size),
         prices=None if prices is None else _parse_prices(prices),
         budget=None if budget is None else parse_number(budget, "--budget"),
         **options.of_table(schedule),
     )
+
+
+def _size(
+    over: str,
+    parts: list[str],
+    workload: "pj.Workload",
+    microbatches: int | None,
+    microbatch_size: int | None,
+) -> int | None:
+    """Sequences of a microbatch, where options say them or the number of microbatches."""
+    if microbatches is None:
+        return microbatch_size
+    said = f"--microbatches {microbatches}"
+    if microbatch_size is not None:
+        raise ValueError(f"{said} and --microbatch-size say the same: give one of them")
+    if "size" in parts:
+        raise ValueError(f"{said} does not go with tune {over}, which finds it: leave it out")
+    size, rest = divmod(workload.minibatch, microbatches)
+    if rest:
+        raise ValueError(f"{said} must divide --minibatch {workload.minibatch}")
+    return size
 
 
 def parts_of(what: str) -> list[str]:

@@ -306,6 +306,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "gap": OptionRecord(SHARE, "end the search when nothing unknown saves more"),
         "iterations": OptionRecord(WHOLE, "most batches of orders to try"),
         "samples": _often(COUNT, "runs of each schedule to sample"),
+        "replicas": OptionRecord(COUNT, "replicas of the pipeline, the slowest of which counts"),
         "seed": OptionRecord(WHOLE, "seed of what is drawn at random"),
         "columns": OptionRecord(RULES, "names of columns, as replica=dp,start=begin_ms"),
         "against": _often(FILE_OR_FOLDER, "files of another run, to say what got slower"),

@@ -53,6 +53,7 @@ class Pricing(NamedTuple):
       steps: change them.
       workload: where a model gives them.
       system: the machine that it is on.
+      stack: the software, by name; empty for what the system's file takes for granted.
       microbatches: what options say of microbatches that differ.
       offloads: whether options say what it takes to offload.
       rare: letters of ops that most tables have none of, and the option that gives their time.
@@ -66,6 +67,7 @@ class Pricing(NamedTuple):
     steps: tuple[Step, ...] = ()
     workload: "pj.Workload | None" = None
     system: "pj.System | None" = None
+    stack: str = ""
     microbatches: Microbatches = Microbatches()
     offloads: bool = False
     rare: Mapping[str, str] = MappingProxyType({})
@@ -449,11 +451,12 @@ def _price_model(
         field = WORKLOAD_FIELDS.get(name)
         if field is not None and field.known:
             given[name] = one_of(given[name], field.known, flag(name))
-    from pipejax.costs.model.stack import AS_THE_SYSTEM, load_stack
+    from pipejax.costs.model.stack import software_of
     from pipejax.costs.stage.stage_costs import check_machine
 
-    software = AS_THE_SYSTEM if stack is None else load_stack(stack)
-    found, machine = load_with(model, sequence), software.on(pj.load_system(system))
+    bare = pj.load_system(system)
+    software = software_of(bare, stack)
+    found, machine = load_with(model, sequence), software.on(bare)
     given = {**software.workload, **given}
     if given.get("expert_parallel", 1) > 1 and found.moe is None:
         raise ValueError(
@@ -461,7 +464,8 @@ def _price_model(
         )
     workload = pj.Workload(found, minibatch, **given)
     check_machine(workload, machine)
-    return Pricing(ModelCosts(workload, machine), workload=workload, system=machine)
+    source = ModelCosts(workload, machine)
+    return Pricing(source, workload=workload, system=machine, stack=software.name)
 
 
 def load_with(model: str, sequence: int | None) -> "pj.Model":

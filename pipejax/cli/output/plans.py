@@ -7,6 +7,7 @@ from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.report import grid, plain
 
 if TYPE_CHECKING:
+    from pipejax.analysis.step.evidence import Evidence
     from pipejax.sweep.plan.result import PlannedLayout, PlanResult
 
 LETTERS = {  # of the degrees of a layout, in the order in which a row names them
@@ -33,8 +34,9 @@ def plan_lines(found: "PlanResult") -> Iterator[object]:
         f"{request.minibatch}: [bold]{seconds(best.step_time)}[/]{_band(best)}, MFU "
         f"{percent(best.mfu)}, bound by {best.bound_by}"
     )
-    yield _evidence(best, request.system.name)
+    yield evidence_line(best.regime, best.evidence, request.system.name)
     yield _room(found)
+    yield _beside(found)
     yield _table(found, (best, *found.runners_up), "the shortest steps of all layouts that fit")
     yield from _turned_round(found)
     if found.outside:
@@ -50,13 +52,12 @@ def plan_lines(found: "PlanResult") -> Iterator[object]:
     )
 
 
-def _evidence(best: "PlannedLayout", system: str) -> object:
-    """Say what the best step time rests on."""
-    known = best.evidence
+def evidence_line(regime: object, known: "Evidence | None", system: str) -> object:
+    """Say what a step time rests on."""
     if known is None:
-        return plain(f"no run of its regime ({best.regime}) on {system} is known: extrapolated")
+        return plain(f"no run of its regime ({regime}) on {system} is known: extrapolated")
     return plain(
-        f"its regime ({best.regime}): {known.configurations} measured configurations, predicted to "
+        f"its regime ({regime}): {known.configurations} measured configurations, predicted to "
         f"{known.mean_error:.1f} % in the mean"
     )
 
@@ -71,6 +72,14 @@ def _room(found: "PlanResult") -> object:
         f"tensors may take {gigabytes(request.room)}: {100 * request.headroom:g} % of {whole} are "
         "left for fragmentation and the allocator (--headroom)"
     )
+
+
+def _beside(found: "PlanResult") -> object:
+    """Say what was assumed of exchanges of replicas."""
+    share = found.request.shared.get("overlap", 0.0)
+    if not share:
+        return "gradients and gathered weights wait; --overlap 1 takes them beside compute"
+    return plain(f"gradients and gathered weights: {100 * share:g} % of what fits beside compute")
 
 
 def _turned_round(found: "PlanResult") -> Iterator[object]:
@@ -144,4 +153,4 @@ def _band(one: "PlannedLayout") -> str:
     if one.band is None:
         return ""
     low, high = one.band
-    return f" (90 %: {seconds(low)} to {seconds(high)})"
+    return f" ({one.band_percent:g} %: {seconds(low)} to {seconds(high)})"

@@ -99,10 +99,10 @@ def read_rows(path: str | Path, stack: str | Path | None = None) -> MeasuredRows
     A row names a model, or says its sizes and is then a GPT; next to a named model, sizes change
     those of the model. What is not given takes a default, which a warning says: degrees and sizes
     1, a `schedule` of 1f1b (with several stages per worker interleaved-1f1b), `recompute` none,
-    `precision` bf16, `zero` 0; `sequence_parallel` is 1 where t > 1 and not all is recomputed,
-    `overlap` where the optimizer is sharded. A row with an `op` is of a profile: its seconds are
-    those of F, B, I or W of one microbatch on a `stage` (0), and it needs no global batch.
-    Below 16 bits attention is fused and has no dropout.
+    `precision` bf16, `zero` 0; `sequence_parallel` is 1 where t > 1 and not all is recomputed;
+    exchanges of replicas wait (`overlap` 0), as everywhere. A row with an `op` is of a profile: its
+    seconds are those of F, B, I or W of one microbatch on a `stage` (0), and it needs no global
+    batch. Below 16 bits attention is fused and has no dropout.
 
     Args:
       path: the file; its columns are `COLUMNS`, in any order.
@@ -252,18 +252,17 @@ class RowReader:
             "recompute": recompute,
             "precision": one_of(self._given(cells, "precision", "bf16"), PRECISIONS, "precision"),
             "sequence_parallel": whole_cell(parallel, "sequence_parallel", 0, 1),
-            **self._of_software(cells, counts["zero"]),
+            **self._of_software(cells),
         }
 
-    def _of_software(self, cells: dict[str, str], zero: int) -> dict[str, Any]:
+    def _of_software(self, cells: dict[str, str]) -> dict[str, Any]:
         """What a row or, where it says nothing, its stack says of exchanges and the host."""
         name = self.stack or _beside(self.path, self._given(cells, "stack", "", DEFAULT_STACK))
         if name not in self.stacks:
             self.stacks[name] = load_stack(name)
         stack = self.stacks[name]
-        shards = float(zero > 0)
         taken = {  # where neither says anything
-            "overlap": (shards, "1 where zero is not 0, else 0"),
+            "overlap": (0.0, "0"),
             "expert_overlap": (0.0, "0"),
             "dispatcher": (DISPATCHERS[0], DISPATCHERS[0]),
             "contiguous_context": (False, "0"),

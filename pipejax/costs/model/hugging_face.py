@@ -86,7 +86,10 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
     if named not in ARCHITECTURES:
         raise ValueError(f"{path}: {unknown('architecture (model_type)', named, ARCHITECTURES)}")
     kind, given = ARCHITECTURES[named], _Config(data, str(path))
-    notes = ["sequence_tokens is the longest sequence that it takes: set those that are trained"]
+    notes = [
+        "sequence_tokens is the longest sequence that it takes: set those that are trained",
+        "gradient_bytes is 4, as Megatron accumulates by default: set 2 with --grad-reduce-in-bf16",
+    ]
     content: dict[str, Any] = {
         "source": f"{Path(path).name} of Hugging Face, model_type {named}.",
         **{name: given.whole(key) for name, key in _SIZES.items()},
@@ -104,6 +107,7 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
         "tied_embeddings": bool(data.get("tie_word_embeddings", False)),
         "dropout": bool(data.get("attention_dropout")),
         "flash_attention": True,
+        "gradient_bytes": 4,
     }
     content |= _heads(given, kind, content) | _window(given, kind, content)
     if kind.experts:

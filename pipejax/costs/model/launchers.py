@@ -2,8 +2,9 @@
 
 Names are those of Megatron-LM core 0.20 (megatron/training/arguments.py and the records that it
 makes flags of), torchtitan 0.2.2 (torchtitan/config/job_config.py) and DeepSpeed 0.19 (its page on
-config-json, deepspeed/runtime/pipe). Number formats, kernels and what travels beside products are
-said elsewhere: here is who holds what, and in which order it runs.
+config-json, deepspeed/runtime/pipe). Number formats of products and kernels are said elsewhere:
+here is who holds what, in which order it runs, and of Megatron, by whose defaults exchanges of
+replicas wait and gradients have four bytes, where these are otherwise.
 """
 
 import json
@@ -29,6 +30,8 @@ PYTORCH: Mapping[str, str] = {  # schedules that PyTorch builds by these names
     "looped-bfs": "LoopedBFS",
 }
 Options = dict[str, Any]
+HALF = 0.5  # the overlap of a run in which gradients travel beside compute, and no weights
+FULL_GRADIENT = 4.0  # bytes that Megatron accumulates a gradient in unless it is told otherwise
 
 
 @short_repr
@@ -84,6 +87,7 @@ def launches(workload: Workload, table: ScheduleTable) -> tuple[Launch, ...]:
       >>> print(megatron.text)
       --micro-batch-size 2 --global-batch-size 32 --tensor-model-parallel-size 2
       --sequence-parallel --pipeline-model-parallel-size 4 --use-distributed-optimizer
+      --grad-reduce-in-bf16
       >>> torchtitan.lacks
       ('ZeRO 1 (0, 2 and 3 are there)',)
 
@@ -209,6 +213,12 @@ def _megatron(job: _Job) -> Options:
         found["data-parallel-sharding-strategy"] = ("optim_grads", "optim_grads_params")[
             one.zero - 2
         ]
+    if one.data_parallel * one.context_parallel > 1 and one.overlap > 0:
+        found["overlap-grad-reduce"] = True
+        if one.zero and one.overlap > HALF:
+            found["overlap-param-gather"] = True
+    if float(one.model.accumulated_bytes) < FULL_GRADIENT:
+        found["grad-reduce-in-bf16"] = True
     if one.recompute == "full":
         layers = one.recompute_layers
         found["recompute-granularity"] = "full"

@@ -7,6 +7,7 @@ attention` of a system's file. So every stack goes with every system.
 """
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from pipejax.base.checks import check_types, number, one_of, share
 from pipejax.base.data_files import check_keys, quantity
 from pipejax.base.display import short_repr_of
+from pipejax.base.progress import Notice
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
 from pipejax.costs.system.parts import ATTENTION, number_of
 from pipejax.costs.system.system import System, names_in, read_named
@@ -59,7 +61,8 @@ class Stack:
           system: the machine.
 
         Returns:
-          The machine with the stack's numbers; as it is if it was calibrated on runs of the stack.
+          The machine with the stack's numbers; as it is if it was calibrated on runs of the stack,
+          or if the stack has no name.
 
         Raises:
           ValueError: if the system's file does not say how fast the stack's kernel of attention is.
@@ -70,7 +73,8 @@ class Stack:
           >>> print(f"{a100.kernels.attention_efficiency:.2f}")
           0.35
         """
-        if self.name and system.calibration is not None and system.calibration.stack == self.name:
+        record = system.calibration
+        if not self.name or (record is not None and record.stack == self.name):
             return system
         kernels = dataclasses.replace(system.kernels, elementwise=self.elementwise)
         if self.attention:
@@ -89,6 +93,45 @@ class Stack:
 
 
 AS_THE_SYSTEM = Stack("", "")  # where nobody says a stack
+
+
+def software_of(system: System, stack: Stack | str | Path | None = None) -> Stack:
+    """Return the software that a machine is used with.
+
+    Args:
+      system: the machine.
+      stack: the software, or its name or file, where somebody says it.
+
+    Returns:
+      That software; if nobody says it that of the runs that the system was calibrated on, with the
+      overlap that they had, which a notice says; otherwise what the system's file takes for
+      granted.
+
+    Raises:
+      ValueError: if the name is unknown.
+      OSError: if a file cannot be read.
+
+    Example:
+      >>> import pipejax as pj
+      >>> from pipejax.costs.model.stack import software_of
+      >>> software_of(pj.load_system("h100"), "torchtitan-2024").workload["overlap"]
+      1.0
+    """
+    if stack is not None:
+        return stack if isinstance(stack, Stack) else load_stack(stack)
+    record = system.calibration
+    if record is None:
+        return AS_THE_SYSTEM
+    found = load_stack(record.stack) if record.stack else AS_THE_SYSTEM
+    if record.overlap is not None:
+        found = dataclasses.replace(found, workload={**found.workload, "overlap": record.overlap})
+    if found.workload:
+        said = ", ".join(f"{name} = {value}" for name, value in found.workload.items())
+        by = f"{found.name}, " * bool(found.name)
+        warnings.warn(
+            f"{system.name}: used as in the runs that it was calibrated on: {by}{said}", Notice, 4
+        )
+    return found
 
 
 def stack_names() -> tuple[str, ...]:
@@ -118,7 +161,7 @@ def load_stack(name: str | Path) -> Stack:
     data, where = read_named("stacks", name, "stack")
     check_keys(data, dict.fromkeys(("name", "source", "kernels", "host", "workload"), ""), where)
     for key in ("name", "source"):
-        if not isinstance(data.get(key), str):
+        if not isinstance(data.get(key), str) or not (data[key] or key == "source"):
             raise ValueError(f"{where}: {key} must be a text, got {data.get(key)!r}")
     sections = {key: data.get(key, {}) for key in ("kernels", "host", "workload")}
     kernels, host, workload = sections.values()

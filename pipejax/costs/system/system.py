@@ -6,6 +6,7 @@ also says what its numbers were fitted to.
 """
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from pipejax.base.checks import (
 )
 from pipejax.base.data_files import check_keys, load_json, quantity
 from pipejax.base.display import short_repr, short_repr_of
+from pipejax.base.progress import Notice
 from pipejax.costs import array_functions as xp
 from pipejax.costs.precision import as_float, floats_in, is_traced
 from pipejax.costs.system.parts import (
@@ -47,6 +49,7 @@ from pipejax.costs.system.parts import (
     NarrowPeaks,
     Number as Number,
     Numbers as Numbers,
+    number_of,
     with_number,
 )
 
@@ -97,6 +100,8 @@ class CalibrationRecord(NamedTuple):
       stack: of the runs, by name or file; empty where they are of none that is named.
       evidence: of what regimes they were, and how far predictions were from them, as
         `analysis/step/evidence.py` writes it.
+      overlap: share of gradients and gathered weights that travelled beside compute in all runs of
+        several replicas; None where they differ, or there are none.
     """
 
     source: str
@@ -105,6 +110,7 @@ class CalibrationRecord(NamedTuple):
     bands: tuple[Band, ...]
     stack: str = ""
     evidence: tuple[tuple[float, ...], ...] = ()
+    overlap: float | None = None
 
 
 def read_calibration(data: Any, where: str) -> CalibrationRecord:
@@ -128,11 +134,12 @@ def read_calibration(data: Any, where: str) -> CalibrationRecord:
         ),
         str(data.get("stack", "")),
         _evidence(data.get("evidence", []), f"{where}: evidence"),
+        share(data["overlap"], f"{where}: overlap") if "overlap" in data else None,
     )
 
 
 def _evidence(data: Any, where: str) -> tuple[tuple[float, ...], ...]:
-    """Read rows of numbers: three flags, configurations, mean error."""
+    """Read rows of numbers: a regime, configurations, mean error."""
     rows = data if isinstance(data, list) else [None]
     for row in rows:
         if not isinstance(row, list) or len(row) != 5 or not all(map(is_number, row)):
@@ -362,7 +369,30 @@ def load_system(name: str | Path) -> System:
     for what in ("peak_flops", "memory_bandwidth"):
         if not getattr(system, what) > 0:
             raise ValueError(f"{where}: {what} must be above 0")
+    if isinstance(name, Path) or name not in system_names():
+        _say_what_is_far(system, where)
     return system
+
+
+FAR = 30.0  # times the largest of all systems here: from there on a unit is likely to be another
+OF_SHEETS = (
+    *("compute.peak", "memory.bandwidth", "memory.capacity"),
+    *("node.bandwidth", "network.bandwidth"),
+)
+
+
+def _say_what_is_far(system: System, where: str) -> None:
+    """Say which numbers of a data sheet no machine is near to."""
+    known = [load_system(name) for name in system_names()]
+    for name in OF_SHEETS:
+        ratio = number_of(system, name) / max(number_of(each, name) for each in known)
+        if ratio > FAR:
+            warnings.warn(
+                f"{where}: {name} is {ratio:.0f} times the largest of all systems that come with "
+                "pipejax: is its unit right?",
+                Notice,
+                stacklevel=3,
+            )
 
 
 Sections = Mapping[str, dict[str, Any]]

@@ -415,7 +415,13 @@ def _result(
         apart[chosen.rows] = chosen.residual
     evidence = evidence_of(rows, np.expm1(apart), float(problem.system.gpus_per_node))
     record = CalibrationRecord(
-        _sources(rows), len(rows), numbers, bands, str(rows.stack[0]), as_numbers(evidence)
+        _sources(rows),
+        len(rows),
+        numbers,
+        bands,
+        str(rows.stack[0]),
+        as_numbers(evidence),
+        _overlap_of(rows),
     )
     times = [rows.seconds[own] for own in folds.left_out]
     return Calibration(
@@ -439,6 +445,12 @@ def _result(
         starts_differ=float(np.abs(values / values[best] - 1).max()),
         seconds=seconds,
     )
+
+
+def _overlap_of(rows: MeasuredRows) -> float | None:
+    """The overlap that all rows of several replicas have in common."""
+    found = np.unique(rows.overlap[rows.data > 1])
+    return float(found[0]) if len(found) == 1 else None
 
 
 def _mean_left_out(
@@ -507,9 +519,10 @@ def calibrated_file(
 
     `base` is the content of the file that the calibration began with: what was not fitted stays,
     but for numbers `of_stack`, in SI units, that the runs' software has. `records` say what was
-    fitted, one after the other; of bands and stacks the last ones count.
+    fitted, one after the other; of bands, stacks and overlap the last ones count.
     """
     stack = next((each.stack for each in reversed(records) if each.stack), "")
+    overlap = next((each.overlap for each in reversed(records) if each.overlap is not None), None)
     evidence = [list(row) for record in records for row in record.evidence]
     parameters = {each.name: each for record in records for each in record.parameters}
     bands = [band for record in records if record.bands for band in record.bands]
@@ -530,6 +543,7 @@ def calibrated_file(
             "parameters": fitted,
             "bands": {f"{band.percent:g}": [band.low, band.high] for band in bands},
             **({"stack": stack} if stack else {}),
+            **({} if overlap is None else {"overlap": overlap}),
             **({"evidence": evidence} if evidence else {}),
         },
     }

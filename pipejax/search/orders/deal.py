@@ -64,14 +64,14 @@ def deal(
 
     Cost:
       A round holds all swaps and moves between the two replicas of every pair, or as many of
-      them as a million places of microbatches hold.
+      them as a million places of microbatches hold. 32 replicas of 8 on 2 stages take a
+      second, most of it to compile; 16 of 32 on 8 stages take 20.
 
     Example:
-      >>> import pipejax as pj
+      >>> import numpy as np, pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
-      >>> lengths = [1.0, 4.0, 3.0, 5.0, 2.0, 2.0]
-      >>> forward = [lengths, lengths]
-      >>> costs = pj.Costs(forward=forward, backward=forward)
+      >>> lengths = np.array([[1.0, 4.0, 3.0, 5.0, 2.0, 2.0]])  # of all stages alike
+      >>> costs = pj.Costs(forward=lengths, backward=lengths)
       >>> found = pj.search.deal(table, costs, replicas=3)
       >>> found.value, found.baselines["given"], found.stopped
       (21.0, 24.0, 'optimal')
@@ -121,15 +121,15 @@ def deals(
       ValueError: as `deal`; if there are no steps, or the costs of two have other shapes.
 
     Example:
-      >>> import pipejax as pj
+      >>> import numpy as np, pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
-      >>> steps = ([[3.0, 3.0, 1.0, 1.0]], [[1.0, 1.0, 2.0, 5.0]])
+      >>> steps = np.array(([[3.0, 3.0, 1.0, 1.0]], [[1.0, 1.0, 2.0, 5.0]]))
       >>> costs = [pj.Costs(forward=times, backward=times) for times in steps]
       >>> found = pj.search.deals(table, costs, replicas=2)
       >>> [step.baselines["given"] for step in found], [step.value for step in found]
       ([18.0, 22.0], [13.0, 21.0])
     """
-    check_types(table=(table, ScheduleTable))
+    check_types(table=(table, ScheduleTable), costs_by_step=(costs_by_step, list, tuple))
     each = list(costs_by_step)
     for costs in each:
         check_types(costs_by_step=(costs, Costs))

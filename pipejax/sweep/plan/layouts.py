@@ -8,9 +8,7 @@ from pipejax import schedules
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import divisors
 from pipejax.base.display import short_repr
-from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import stage_layers
-from pipejax.costs.model.workload_fields import RECOMPUTE
 from pipejax.sweep.plan.programs import ProgramShape, refusal, table_of
 from pipejax.sweep.plan.request import EDGE_UNITS, ZERO, PlanRequest
 
@@ -37,7 +35,7 @@ class Layouts(NamedTuple):
       data: d.
       microbatch_size: b [sequences].
       microbatches: M.
-      recompute: place of its name in `RECOMPUTE`.
+      recompute: place of its name in the request's `recomputations`.
       zero: what replicas split, 0 to 3.
       edge_units: layers that embedding and head each count as when layers are assigned.
     """
@@ -87,7 +85,7 @@ class Layouts(NamedTuple):
         del found["edge_units"]
         return found | {
             "schedule": request.schedules[found["schedule"]],
-            "recompute": RECOMPUTE[found["recompute"]],
+            "recompute": request.recomputations[found["recompute"]],
             "sequence_parallel": found["tensor"] > 1,
             **self.split(place),
         }
@@ -120,8 +118,8 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
     if not rows:
         raise ValueError(_why_none(request))
     beside = [
-        (RECOMPUTE.index(recompute), zero, units)
-        for recompute in request.allowed("recompute", _recomputations(request.model))
+        (request.recomputations.index(recompute), zero, units)
+        for recompute in request.allowed("recompute", _recomputations(request))
         for zero in request.allowed("zero", ZERO)
         for units in request.allowed("edge_units", request.choices.get("edge_units", EDGE_UNITS))
     ]
@@ -248,9 +246,11 @@ def _sizes(request: PlanRequest, data: int) -> list[int]:
     return request.allowed("microbatch_size", divisors(share))
 
 
-def _recomputations(model: Model) -> tuple[str, ...]:
+def _recomputations(request: PlanRequest) -> tuple[str, ...]:
     """Modes that differ: flash attention recomputes the scores anyway."""
-    return tuple(name for name in RECOMPUTE if not (name == "selective" and model.flash_attention))
+    known = request.recomputations
+    again = "selective" if request.model.flash_attention else ""
+    return tuple(name for name in known if name != again)
 
 
 def _asked(request: PlanRequest) -> str:

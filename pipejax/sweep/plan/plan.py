@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.analysis.step.evidence import Evidence, Regime, known_evidence
+from pipejax.analysis.step.evidence import Evidence, Regime, evidence_for, known_evidence
 from pipejax.analysis.step.step_report import bands, mfu
 from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.checks import check_types, whole_number, wrong
@@ -19,7 +19,7 @@ from pipejax.base.progress import OnProgress, telling
 from pipejax.base.provenance import is_dataset
 from pipejax.costs.layers.formulas import OPERAND_BYTES, model_flop
 from pipejax.costs.model.model import Model, load_model
-from pipejax.costs.model.stack import AS_THE_SYSTEM, Stack, load_stack
+from pipejax.costs.model.stack import Stack, software_of
 from pipejax.costs.model.workload_fields import PRECISIONS
 from pipejax.costs.system.system import System, load_system
 from pipejax.schedules.table.links import Links
@@ -81,7 +81,8 @@ def plan(
       choices: by axis the values that are allowed: tensor, context, expert, data, pipeline,
         stages_per_worker, microbatch_size, recompute, zero, edge_units. Of an axis that is not
         named all legal values are: tensor parallelism inside a node, at least 1024 tokens of a
-        sequence on an accelerator, at most 16 stages per worker, which divide the layers evenly.
+        sequence on an accelerator, at most 16 stages per worker, which divide the layers evenly;
+        of recompute none, selective and full, but parts of layers only where they are named.
       link: link model, or `Links`.
       runners_up: how many ideas after the best are shown.
       exhaustive: whether all layouts that fit are evaluated exactly.
@@ -92,7 +93,7 @@ def plan(
       on_progress: called with how many layouts are done, of how many, and what is done with them;
         a bar in notebooks if None.
       stack: the software, or its name: its kernels, and its exchanges where `shared` does not say
-        them; as the system's file takes it if None.
+        them; if None that of the runs that the system was calibrated on, or as its file takes it.
       memory_limit: what the tensors of an accelerator may take [B], in place of headroom.
       headroom: share of an accelerator's memory that is left for what tensors do not tell:
         fragmentation, and what the allocator keeps; 0.1 if None.
@@ -124,10 +125,10 @@ def plan(
         raise wrong(
             "headroom", "has no effect beside memory_limit, which says what tensors may take"
         )
-    software = _software(stack)
+    machine, software = _machine(system, stack)
     request = PlanRequest(
         model if isinstance(model, Model) else load_model(model),
-        software.on(system if isinstance(system, System) else load_system(system)),
+        machine,
         gpus,
         minibatch,
         tuple(schedules),
@@ -179,11 +180,12 @@ def plan(
     return result
 
 
-def _software(stack: Stack | str | Path | None) -> Stack:
-    """The stack that is named, or what the system's file takes for granted."""
+def _machine(system: System | str | Path, stack: Stack | str | Path | None) -> tuple[System, Stack]:
+    """The machine as its software uses it, and that software."""
     check_types(stack=(stack, Stack, str, Path, type(None)))
-    named = AS_THE_SYSTEM if stack is None else stack
-    return named if isinstance(named, Stack) else load_stack(named)
+    bare = system if isinstance(system, System) else load_system(system)
+    software = software_of(bare, stack)
+    return software.on(bare), software
 
 
 def _left_at(out: Path, request: PlanRequest, resume: bool, replace: bool) -> Times | None:
@@ -235,18 +237,18 @@ class _Keeper:
 def evidence_by_row(request: PlanRequest, layouts: Layouts) -> list[Evidence | None]:
     """What was measured of the regime of each layout; None where nothing was."""
     known = known_evidence(request.system, request.stack)
+    regimes = regimes_of(request, layouts)
+    told = {regime: evidence_for(regime, known) for regime in {*regimes}}
+    return [told[regime] for regime in regimes]
+
+
+def regimes_of(request: PlanRequest, layouts: Layouts) -> list[Regime]:
+    """What the step time of each layout rests on."""
     is_narrow = request.shared.get("precision", PRECISIONS[0]) in OPERAND_BYTES
-    splits, far = layouts.zero >= 3, layouts.expert > float(request.system.gpus_per_node)
-    told = {
-        regime: max(
-            (each for each in known if regime.is_told_by(each.regime)),
-            key=lambda each: (each.is_enough, each.configurations),
-            default=None,
-        )
-        for regime in {Regime(bool(a), bool(b), is_narrow) for a in (0, 1) for b in (0, 1)}
-    }
-    pairs = zip(splits.tolist(), far.tolist(), strict=True)
-    return [told[Regime(one, other, is_narrow)] for one, other in pairs]
+    far = layouts.expert > float(request.system.gpus_per_node)
+    experts = np.where(request.model.moe is None, 0, 1 + far)
+    pairs = zip((layouts.zero >= 3).tolist(), experts.tolist(), strict=True)
+    return [Regime(*pair, is_narrow) for pair in pairs]
 
 
 def _parted(
@@ -275,24 +277,21 @@ def _planned(
     """Say what is to be said of one of the best layouts."""
     request, layouts, known = evaluator.request, evaluator.layouts, evaluator.known
     step, need = float(known.step_time[row]), float(known.memory_bytes[row])
+    known_bands = {} if evidence is None else bands(request.system, step)
+    widest = max(known_bands.items(), key=lambda each: float(each[0]), default=None)
     flop = model_flop(request.model, request.minibatch)
     peak = request.system.peak(request.shared.get("precision", "bf16"))
     return PlannedLayout(
         layout=layouts.described(request, row),
         step_time=step,
-        band=None if evidence is None else bands(request.system, step).get("90"),
+        band=None if widest is None else widest[1],
+        band_percent=None if widest is None else float(widest[0]),
         mfu=float(mfu(flop, step, request.gpus, peak)),
         tokens_per_second=request.minibatch * float(request.model.sequence) / step,
         memory_bytes=need,
         memory_left=request.room - need,
         bound_by=bound_by,
-        regime=str(
-            Regime(
-                bool(layouts.zero[row] >= 3),
-                bool(layouts.expert[row] > float(request.system.gpus_per_node)),
-                request.shared.get("precision", PRECISIONS[0]) in OPERAND_BYTES,
-            )
-        ),
+        regime=str(regimes_of(request, layouts.take(np.array([row])))[0]),
         evidence=evidence,
         also=tuple(
             layouts.split(place) | {"step_time": float(known.step_time[place])}

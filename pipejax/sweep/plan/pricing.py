@@ -84,7 +84,7 @@ def price(
     with jax.enable_x64(True):
         for mode in modes:
             own = jax.tree.map(lambda leaf, m=mode: leaf[in_layer == m], numbers)
-            price_part = functools.partial(priced, _Layouts(RECOMPUTE[mode]), model)
+            price_part = functools.partial(priced, _Layouts(request.recomputations[mode]), model)
             parts.append(in_parts(price_part, own, PART))
     order = np.argsort(np.concatenate([np.flatnonzero(in_layer == mode) for mode in modes]))
     joined: Priced = jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)

@@ -16,7 +16,7 @@ from pipejax.base.checks import (
     wrong,
 )
 from pipejax.base.display import short_repr
-from pipejax.costs.model.model import Model
+from pipejax.costs.model.model import Model, check_recompute
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.model.workload_fields import RECOMPUTE, WORKLOAD_FIELDS
 from pipejax.costs.stage.stage_costs import check_machine
@@ -92,6 +92,12 @@ class PlanRequest:
             return float(self.memory_limit)
         return (1 - self.headroom) * float(self.system.memory_available)
 
+    @property
+    def recomputations(self) -> tuple[str, ...]:
+        """Names that `Layouts.recompute` counts in: those of all models, then parts of layers."""
+        chosen = self.choices.get("recompute", ())
+        return (*RECOMPUTE, *(name for name in chosen if name not in RECOMPUTE))
+
     def allowed(self, axis: str, values: Sequence[Any]) -> list[Any]:
         """Keep those of an axis's values that may be chosen."""
         wanted = self.choices.get(axis)
@@ -121,7 +127,7 @@ def _known_values(axis: str, values: Sequence[Any]) -> tuple[Any, ...]:
     if not values:
         raise ValueError(f"{axis} must have at least one value")
     if axis == "recompute":
-        return tuple(one_of(value, RECOMPUTE, axis) for value in values)
+        return tuple(dict.fromkeys(check_recompute(value) for value in values))
     if axis == "zero":
         return tuple(one_of(value, ZERO, axis) for value in values)
     least = 0 if axis == "edge_units" else 1

@@ -15,7 +15,6 @@ from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.files import drafted
 from pipejax.base.provenance import provenance
 from pipejax.costs.model.workload import Workload
-from pipejax.costs.model.workload_fields import RECOMPUTE
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.plan.layouts import Layouts
 from pipejax.sweep.plan.other_machines import Reversal
@@ -51,7 +50,9 @@ class PlannedLayout:
     Attributes:
       layout: its degrees, schedule and sizes by name, as columns of measured runs.
       step_time: [s].
-      band: 90 % band of the step time, where the system's calibration gives one [s].
+      band: widest band of the step time [s] that the system's calibration gives, where it has runs
+        of the regime.
+      band_percent: of such steps that lie in it.
       mfu: share of the peak that the model's own FLOP reach.
       tokens_per_second: of the whole job.
       memory_bytes: need of the fullest worker, per accelerator [B].
@@ -69,6 +70,7 @@ class PlannedLayout:
     layout: Mapping[str, Any]
     step_time: float
     band: tuple[float, float] | None
+    band_percent: float | None
     mfu: float
     tokens_per_second: float
     memory_bytes: float
@@ -163,7 +165,7 @@ def columns_of(request: PlanRequest, layouts: Layouts, known: Known) -> dict[str
     """All layouts by column, with names instead of numbers where there are names."""
     named: dict[str, NumpyArray] = dict(layouts._asdict())
     named["schedule"] = np.array(request.schedules)[layouts.schedule]
-    named["recompute"] = np.array(RECOMPUTE)[layouts.recompute]
+    named["recompute"] = np.array(request.recomputations)[layouts.recompute]
     return named | known._asdict()
 
 

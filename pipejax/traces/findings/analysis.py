@@ -11,10 +11,18 @@ from pipejax.base.display import ResultList, short_repr, short_repr_of
 from pipejax.base.progress import OnProgress, telling
 from pipejax.schedules.table.links import Links
 from pipejax.search.remedies.explain import Explanation
-from pipejax.traces.clocks import aligned
+from pipejax.traces.clocks import Offset, aligned
 from pipejax.traces.findings.advice import advise
 from pipejax.traces.findings.attribution import Attribution, attribute
 from pipejax.traces.findings.forecast import LEAST, Forecast, forecast
+from pipejax.traces.findings.new_deal import (
+    MOST_WORK,
+    OF_RANK,
+    NewDeal,
+    deal_anew,
+    share_of_replica,
+    work_of,
+)
 from pipejax.traces.findings.op_times import OpTimes, op_times
 from pipejax.traces.findings.suspects import Suspect, suspects
 from pipejax.traces.record import LeftOut, Trace
@@ -55,7 +63,10 @@ class Analysis:
       op_times: of ops, messages and all else.
       forecast: the second half of the steps by the first; None of too few steps.
       advice: what would make the mean pipeline shorter.
+      offsets: clocks that were set right, for messages came before they were sent.
       suspects: what is slower than the others of its kind, and clocks that were wrong.
+      deal: the data dealt anew; None where that makes no sense, see `deal_anew`, where times differ
+        by replica more than by data, or where steps are so long that it takes a search of its own.
       against: who makes steps longer than in another run, if there is one.
     """
 
@@ -65,7 +76,9 @@ class Analysis:
     op_times: Sequence[OpTimes]
     forecast: Forecast | None
     advice: Explanation
+    offsets: Sequence[Offset]
     suspects: Sequence[Suspect]
+    deal: NewDeal | None = None
     against: Attribution | None = None
 
     @property
@@ -115,7 +128,7 @@ class Analysis:
         return float(np.sqrt(((logs - mean[kind])[known] ** 2).mean()))
 
 
-PARTS = ("pipelines", "replay", "attribution", "remedies")
+PARTS = ("pipelines", "replay", "attribution", "remedies", "deal")
 
 
 def analyse(
@@ -170,6 +183,11 @@ def analyse(
         shares = attribute(replayed)
         tell(3, len(PARTS), PARTS[3])
         advice = advise(replayed, stage_layers=stage_layers, schedules=schedules, search=search)
+        tell(4, len(PARTS), PARTS[4])
+        # a deal of long steps takes a search of its own
+        is_short = work_of(replayed) <= MOST_WORK
+        is_of_data = is_short and share_of_replica(replayed) < OF_RANK
+        dealt = deal_anew(replayed) if is_of_data else None
     return Analysis(
         pipelines,
         replayed,
@@ -177,6 +195,8 @@ def analyse(
         op_times(pipelines),
         forecast(shares) if len(shares.steps) >= LEAST else None,
         advice,
+        [offset for offset in offsets if offset.is_corrected],
         suspects(replayed, offsets),
+        dealt,
         None if other is None else attribute(replayed, against=other),
     )

@@ -15,6 +15,7 @@ import numpy as np
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.display import short_repr, short_repr_of
+from pipejax.base.longest_path import run_in_place
 from pipejax.base.progress import OnProgress, telling
 from pipejax.traces.record import NONE, OPS
 from pipejax.traces.replaying.collectives import rests_of, scope_of
@@ -23,7 +24,8 @@ from pipejax.traces.replaying.step_graph import step_graph
 
 Times = Float[NumpyArray, "runs nodes"]
 
-RUNS = 2048  # runs that one pass over the nodes holds
+MOST_NUMBERS = 1 << 23  # times that one pass over the nodes holds
+ALONE = ("worker", "stage", "phase", "replica", "link", "place")  # what they add alone is said
 MOST_PLACES = 512  # workers of all replicas, up to which each is put right alone
 
 
@@ -36,14 +38,14 @@ class Share(NamedTuple):
       name: which one.
       saves: what the mean step gets shorter if its ops took what they should [s].
       adds: what the step in which all ops take what they should gets longer with its ops as they
-        were [s].
+        were [s]; None of single microbatches.
       by_step: (steps) what each step would save [s].
     """
 
     of: str
     name: str
     saves: float
-    adds: float
+    adds: float | None
     by_step: Float[NumpyArray, " steps"]
 
 
@@ -108,7 +110,7 @@ def attribute(
       ([21.0], 18.75, 'worker', '1')
     """
     check_types(replayed=(replayed, Replay), against=(against, Replay, type(None)))
-    jobs = [_Job(replayed, part) for part in _whole_steps(replayed)]
+    jobs = [_JobSteps(replayed, part) for part in _whole_steps(replayed)]
     if against is None:
         ideal = _Ideal.alike(jobs)
     else:
@@ -117,6 +119,9 @@ def attribute(
     with telling("attribute", on_progress) as tell:
         masks = [job.masks() for job in jobs]
         names = list(dict.fromkeys(key for each in masks for key in each))
+        names.sort(
+            key=lambda name: name[0] not in ALONE
+        )  # one pass holds names that stand together
         as_run = [job.graph.finish(job.duration).max(axis=1) for job in jobs]
         # each job's ideal step is one run: all its steps are alike in it
         best = [job.graph.finish(job.ideal(ideal)[:1]).max() for job in jobs]
@@ -126,7 +131,12 @@ def attribute(
         ]
     saves, adds = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
     shares = [
-        Share(*name, saves=float(own.mean()), adds=float(added.mean()), by_step=own)
+        Share(
+            *name,
+            saves=float(own.mean()),
+            adds=float(added.mean()) if name[0] in ALONE else None,
+            by_step=own,
+        )
         for name, own, added in zip(names, saves, adds, strict=True)
     ]
     sizes = [len(job.steps) for job in jobs]
@@ -163,7 +173,7 @@ def _whole_steps(replayed: Replay) -> Iterator[Mapping[int, Sequence[int]]]:
     yield from alike.values()
 
 
-class _Job:
+class _JobSteps:
     """Steps whose replicas run the same tables."""
 
     def __init__(self, replayed: Replay, members: Mapping[int, Sequence[int]]) -> None:
@@ -229,22 +239,24 @@ class _Job:
         tell: OnProgress,
     ) -> tuple[Float[NumpyArray, "names steps"], Float[NumpyArray, "names steps"]]:
         """What steps save with the nodes of each name put right; lose with them alone as run."""
-        ideal, count = self.ideal(means), len(self.steps)
+        own, count = self.duration.T, len(self.steps)
+        ideal = self.ideal(means).T
         saves, adds = (np.zeros((len(names), count)) for _ in range(2))
-        at_once = max(1, RUNS // (2 * count))  # names whose steps run side by side
+        at_once = max(1, MOST_NUMBERS // own.size)  # names whose steps run side by side
         for first in range(0, len(names), at_once):
             some = names[first : first + at_once]
             tell(first, len(names), " ".join(some[0]))
-            none = np.zeros(len(self.graph.preds), bool)
-            chosen = np.stack([masks.get(name, none) for name in some])[:, None]
-            both = np.stack(
-                [np.where(chosen, ideal, self.duration), np.where(chosen, self.duration, ideal)]
-            )
-            steps = self.graph.finish(both.reshape(-1, both.shape[-1])).max(axis=1)
-            right, alone = steps.reshape(2, len(some), count)
-            saves[first : first + at_once] = as_run - right
-            adds[first : first + at_once] = alone - best
-        return saves, adds
+            is_alone = any(of in ALONE for of, _ in some)
+            both = ((ideal, saves, own), (own, adds, ideal))
+            for put, into, rest in both if is_alone else both[:1]:
+                # (nodes, names, steps): of each name its nodes as `put`, all others as `rest`
+                times = np.repeat(rest[:, None], len(some), axis=1)
+                for place, name in enumerate(some):
+                    if name in masks:
+                        times[masks[name], place] = put[masks[name]]
+                run_in_place(self.graph.preds, times.reshape(len(times), -1))
+                into[first : first + at_once] = times.max(axis=0)
+        return as_run - saves, adds - best
 
     def masks(self) -> Mapping[tuple[str, str], Bool[NumpyArray, " nodes"]]:
         """Which nodes are of each worker, stage, phase, replica, microbatch and link."""
@@ -289,7 +301,7 @@ class _Ideal(NamedTuple):
     links: Float[NumpyArray, " links"]
 
     @classmethod
-    def alike(cls, jobs: Sequence["_Job"]) -> "_Ideal":
+    def alike(cls, jobs: Sequence["_JobSteps"]) -> "_Ideal":
         """The mean of a kind over all steps, stages, microbatches; the median of what is sent."""
         replayed = jobs[0].replayed
         trace = replayed.pipelines.trace
@@ -303,7 +315,7 @@ class _Ideal(NamedTuple):
     @classmethod
     def as_in(cls, other: Replay, names: Sequence[str]) -> "_Ideal":
         """What another run took, stage by stage and link by link."""
-        jobs = [_Job(other, part) for part in _whole_steps(other)]
+        jobs = [_JobSteps(other, part) for part in _whole_steps(other)]
         trace, known = other.pipelines.trace, cls.alike(jobs).ops
         for code in range(len(trace.phases)):
             for stage in range(NONE, trace.stages):

@@ -75,7 +75,7 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
       [('worker', '2', 1.3), ('stage', '2', 1.3)]
     """
     check_types(replayed=(replayed, Replay), offsets=(offsets, Sequence))
-    work = _Work.of(replayed.pipelines)
+    work = _MicrobatchTimes.of(replayed.pipelines)
     wrong = {(one.replica, one.worker) for one in offsets if one.is_corrected}
     workers = list(work.workers())
     kinds = (
@@ -115,7 +115,7 @@ def _notable(values: Logs, errors: Logs | float) -> Iterator[tuple[int, float, f
         yield k, float(np.exp(middle[k])), float(np.exp(above[k])), float(z[k])
 
 
-class _Work(NamedTuple):
+class _MicrobatchTimes(NamedTuple):
     """What every microbatch took in every stage, all its ops together.
 
     Attributes:
@@ -135,7 +135,7 @@ class _Work(NamedTuple):
     op: float
 
     @classmethod
-    def of(cls, pipelines: Pipelines) -> "_Work":
+    def of(cls, pipelines: Pipelines) -> "_MicrobatchTimes":
         """Add up the ops of each microbatch in each stage; of a fused pair half is of each."""
         trace, runs = pipelines.trace, pipelines.pipelines
         shape = pipelines.table.num_stages, pipelines.table.num_microbatches

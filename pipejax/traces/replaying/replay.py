@@ -192,7 +192,7 @@ def _errors(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Waits:
+class MessageWaits:
     """Messages of all pipelines, and whether their receivers waited for them.
 
     Attributes:
@@ -215,7 +215,7 @@ class Waits:
         return waited if waited.any() else own & self.first
 
 
-def waits_of(pipelines: Pipelines) -> Waits:
+def waits_of(pipelines: Pipelines) -> MessageWaits:
     """All messages between workers, by what ran before and after them."""
     trace, parts = pipelines.trace, []
     for number, table in enumerate(pipelines.tables):
@@ -228,8 +228,9 @@ def waits_of(pipelines: Pipelines) -> Waits:
         first = np.broadcast_to(before == NONE, made.shape)
         parts.append((np.broadcast_to(link, made.shape), used - made, made > free, first))
     if not parts:
-        return Waits(np.zeros(0, int), np.zeros(0), np.zeros(0, bool), np.zeros(0, bool))
-    return Waits(*(np.concatenate([x.ravel() for x in each]) for each in zip(*parts, strict=True)))
+        return MessageWaits(np.zeros(0, int), np.zeros(0), np.zeros(0, bool), np.zeros(0, bool))
+    joined = (np.concatenate([x.ravel() for x in each]) for each in zip(*parts, strict=True))
+    return MessageWaits(*joined)
 
 
 def _message_ops(table: ScheduleTable) -> tuple[NumpyArray, NumpyArray, NumpyArray, NumpyArray]:
@@ -248,7 +249,7 @@ def _message_ops(table: ScheduleTable) -> tuple[NumpyArray, NumpyArray, NumpyArr
     return link, producer, consumer, before[messages.consumer]
 
 
-def _message_times(waits: Waits, pipelines: Pipelines) -> Iterator[LinkTimes]:
+def _message_times(waits: MessageWaits, pipelines: Pipelines) -> Iterator[LinkTimes]:
     """Times of a message by link [s]: of those that were waited for; of all links where none was.
 
     A message that came while its receiver was busy shows only that it was no later. The median is
@@ -258,14 +259,10 @@ def _message_times(waits: Waits, pipelines: Pipelines) -> Iterator[LinkTimes]:
     seconds = np.maximum(waits.seconds, 0.0)
     by_link = [seconds[waits.tell(link)] for link in range(links)]
     every = seconds[waits.waited]
-    for usual_of in (_median, _lower_quartile):
-        usual = usual_of(every) if len(every) else 0.0
-        yield np.array([usual_of(own) if len(own) else usual for own in by_link])
+    for of in (np.median, _lower_quartile):
+        usual = float(of(every)) if len(every) else 0.0
+        yield np.array([float(of(x)) if len(x) else usual for x in by_link])
 
 
-def _median(seconds: LinkTimes) -> float:
-    return float(np.median(seconds))
-
-
-def _lower_quartile(seconds: LinkTimes) -> float:
-    return float(np.sort(seconds)[(len(seconds) - 1) // 4])
+def _lower_quartile(seconds: Float[NumpyArray, " messages"]) -> float:
+    return float(np.quantile(seconds, 0.25, method="lower"))

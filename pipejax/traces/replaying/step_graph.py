@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.longest_path import finish_times_of_runs, lay_out_edges, topological_order
+from pipejax.base.longest_path import lay_out_edges, run_in_place, topological_order
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import LINK_COSTS, SOURCE, Program
 from pipejax.schedules.cells.ops import MESSAGES as TRANSFERS
@@ -21,8 +21,6 @@ from pipejax.traces.record import NONE, OPS
 
 Nodes = Int[NumpyArray, " nodes"]
 Times = Float[NumpyArray, "runs nodes"]
-
-MOST_NUMBERS = 1 << 25  # of times that are held at once
 
 
 class Rest(NamedTuple):
@@ -65,12 +63,10 @@ class StepGraph(NamedTuple):
     link: Nodes
 
     def finish(self, duration: Times) -> Times:
-        """Finish times of runs with these durations [s], a part of the runs at a time."""
-        size = max(1, MOST_NUMBERS // len(self.preds))
-        parts = range(0, len(duration), size)
-        return np.concatenate(
-            [finish_times_of_runs(self.preds, duration[k : k + size]) for k in parts]
-        )
+        """Finish times of runs with these durations (runs, nodes) [s]."""
+        times = np.array(duration.T, order="C")
+        run_in_place(self.preds, times)
+        return times.T
 
     def ready(self, duration: Times, recorded: Times) -> Times:
         """When all that a node waits for has ended (runs, nodes) [s].

@@ -78,8 +78,9 @@ def dataset(analysis: Analysis) -> "xr.Dataset":
         each = np.full(len(steps), np.nan)
         each[np.searchsorted(steps, shares.steps)] = value
         data[name] = ("step", each, {"units": "s"})
-    for name in ("saves", "adds"):
-        data[name] = ("place", [getattr(share, name) for share in shares.shares], {"units": "s"})
+    data["saves"] = ("place", [share.saves for share in shares.shares], {"units": "s"})
+    adds = [np.nan if share.adds is None else share.adds for share in shares.shares]
+    data["adds"] = ("place", adds, {"units": "s"})
     labels = {
         "step": steps,
         "replica": replicas,

@@ -1,0 +1,191 @@
+"""What is printed of a trace: sentences and tables, which its page has too."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from pipejax.cli.output.numbers import percent, seconds
+from pipejax.cli.output.remedies import diagnosis, remedies_said
+from pipejax.cli.output.report import Column, plain, table_of
+
+if TYPE_CHECKING:
+    from pipejax.traces.findings.analysis import Analysis
+    from pipejax.traces.findings.attribution import Attribution, Share
+
+EACH = 3  # shares of a kind that a person reads
+LEAST = 0.002  # of the step: a share that saves less is not shown
+NAMED = 5  # things that are left out, by name
+SAVES = "its ops took what they should"
+ADDS = "only its ops took what they did"
+
+
+def heading_of(analysis: "Analysis", result: Mapping[str, Any]) -> str:
+    """What ran, with markup."""
+    name = analysis.schedule or "no schedule of the registry"
+    several = f", {result['orders']} orders" if result["orders"] > 1 else ""
+    return (
+        f"[bold]{escape(name)}[/], {result['workers']} workers, {result['stages']} stages, "
+        f"{result['microbatches']} microbatches{several}: {result['steps']} steps of "
+        f"{result['replicas']} replicas"
+    )
+
+
+def replay_line(analysis: "Analysis") -> str:
+    """How far the replay is off."""
+    replayed = analysis.replay
+    return (
+        f"replayed within {percent(replayed.mean_error)} in the mean, "
+        f"{percent(replayed.worst_error)} at most, with {replayed.links.model} links and "
+        f"{seconds(replayed.message_time)} a message"
+    )
+
+
+def step_line(shares: "Attribution") -> str:
+    """How long the mean step takes, and would, with markup."""
+    return (
+        f"the mean step takes [bold]{seconds(float(shares.recorded.mean()))}[/], "
+        f"{shares.slowdown:.3f} times the {seconds(shares.ideal)} it would if every op took what "
+        "ops of its kind do"
+    )
+
+
+def against_line(shares: "Attribution") -> str:
+    """How much slower than the other run, with markup."""
+    slower = float(shares.recorded.mean()) - shares.ideal
+    word = "slower" if slower > 0 else "faster"
+    return (
+        f"[bold]{seconds(abs(slower))} {word}[/] than the other run: with its times the step "
+        f"takes {seconds(shares.ideal)}"
+    )
+
+
+def forecast_line(analysis: "Analysis") -> Iterator[str]:
+    """What is predicted, if anything is."""
+    one = analysis.forecast
+    if one is not None:
+        yield (
+            f"the first half of the steps predicts {seconds(one.predicted)} for those to come, "
+            f"{one.confidence:.0%} between {seconds(one.low)} and {seconds(one.high)}: "
+            f"the second half lies there by {one.inside:.0%}, median error "
+            f"{percent(one.median_error)}"
+        )
+
+
+def clock_lines(analysis: "Analysis", most: int | None = None) -> Iterator[str]:
+    """Clocks that were set right."""
+    for one in analysis.offsets[:most]:
+        yield (
+            f"clock of worker {one.worker}, replica {one.replica}: {seconds(abs(one.seconds))} "
+            f"{'ahead' if one.seconds > 0 else 'behind'}, set right within {seconds(one.residual)}"
+        )
+
+
+def suspect_lines(analysis: "Analysis", most: int | None = None) -> Iterator[str]:
+    """What is slower than the others of its kind; clocks have lines of their own."""
+    for one in [one for one in analysis.suspects if one.kind != "clock"][:most]:
+        more = f"{seconds(one.seconds)}, {one.z:.3g} standard errors"
+        yield f"suspect: {one.kind} {one.name} {one.why} ({more})"
+
+
+def deal_line(analysis: "Analysis") -> Iterator[str]:
+    """What another deal of the data saves, if it does, with markup."""
+    dealt = analysis.deal
+    if dealt is not None and dealt.saves > LEAST:
+        yield (
+            f"microbatches dealt anew to the replicas, in the best order found: the slowest takes "
+            f"{seconds(float(dealt.after.mean()))} in the mean, not "
+            f"{seconds(float(dealt.before.mean()))}: [bold]{percent(dealt.saves)}[/] less; no deal "
+            f"saves more than {percent(dealt.bound)}"
+        )
+
+
+def alone(adds: float | None) -> str:
+    """What a share adds alone; nothing where that is not said."""
+    return "" if adds is None else seconds(adds)
+
+
+def largest(shares: "Attribution", each: int = EACH) -> "Iterator[Share]":
+    """The largest shares of every kind."""
+    step, count = float(shares.recorded.mean()), dict[str, int]()
+    for share in shares.shares:
+        count[share.of] = count.get(share.of, 0) + 1
+        if share.saves > LEAST * step and count[share.of] <= each:
+            yield share
+
+
+def said(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
+    """What a person reads of a trace."""
+    shares = analysis.attribution
+    yield heading_of(analysis, result)
+    yield from _left_out(analysis)
+    yield from (f"  {line}" for line in clock_lines(analysis, NAMED))
+    yield f"  {replay_line(analysis)}"
+    yield from _stalls(analysis)
+    yield from (f"  {line}" for line in suspect_lines(analysis, NAMED))
+    yield f"  {step_line(shares)}"
+    yield _shares_table(shares, "what the mean step would save")
+    if analysis.against is not None:
+        yield against_line(analysis.against)
+        title = "what the mean step would save with times of the other run"
+        yield _shares_table(analysis.against, title)
+    yield _op_times(analysis)
+    yield from forecast_line(analysis)
+    yield from deal_line(analysis)
+    yield f"the mean pipeline, at mean times: [bold]{seconds(analysis.advice.step_time)}[/]"
+    yield from (f"  {escape(line)}" for line in diagnosis(analysis.advice))
+    yield from remedies_said(analysis.advice, result["remedies"])
+
+
+def _left_out(analysis: "Analysis") -> Iterator[object]:
+    left = analysis.left_out
+    for each in left[:NAMED]:
+        times = f" ({each.count} times)" if each.count > 1 else ""
+        yield plain(f"  left out: {each.what}: {each.why}{times}")
+    if len(left) > NAMED:
+        yield f"  and {len(left) - NAMED} more, see --json"
+    if analysis.pipelines.odd_steps:
+        odd = ", ".join(map(str, analysis.pipelines.odd_steps[:NAMED]))
+        yield f"  another order than most in steps {odd}"
+
+
+def _stalls(analysis: "Analysis") -> Iterator[object]:
+    """What nothing that was recorded explains."""
+    stalls = analysis.stalls
+    for one in stalls[:NAMED]:
+        yield (
+            f"  unexplained: step {one.step}, replica {one.replica}, worker {one.worker} starts "
+            f"{one.op} {seconds(one.seconds)} after all that it waits for"
+        )
+    if len(stalls) > NAMED:
+        yield f"  and {len(stalls) - NAMED} more that are shorter, see --json"
+
+
+def _shares_table(shares: "Attribution", title: str) -> object:
+    step = float(shares.recorded.mean())
+    return table_of(
+        [share._asdict() for share in largest(shares)],
+        (
+            Column("if", lambda row: escape(f"{row['of']} {row['name']}")),
+            Column("saves", "saves", seconds),
+            Column("of the step", lambda row: percent(row["saves"] / step)),
+            Column("alone adds", lambda row: alone(row["adds"])),
+        ),
+        title=title,
+        caption=f"saves: {SAVES}; alone adds: {ADDS}",
+    )
+
+
+def _op_times(analysis: "Analysis") -> object:
+    return table_of(
+        [row._asdict() for row in analysis.op_times if row.median > 0],
+        (
+            Column("what", "name", escape),
+            Column("stage", lambda row: row["stage"] if row["stage"] >= 0 else ""),
+            Column("worker", "worker"),
+            Column("5 %", "low", seconds),
+            Column("median", "median", seconds),
+            Column("95 %", "high", seconds),
+        ),
+        title="what ops, messages and collectives took",
+    )

@@ -1,0 +1,191 @@
+"""Who costs how much in a measured run, as heat maps; below them a step as it ran and as replayed.
+
+One scale of lightness serves all maps, so that they are read in grey and by the colour-blind.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import Normalize, to_hex
+from matplotlib.figure import Figure
+
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.data_files import time_unit
+from pipejax.plots import palette, style
+
+COLOURS = "cividis_r"  # dark is much
+_ROW, _STEP_ROW, _TITLE = 0.2, 0.42, 0.62  # heights [inch]
+_HIGHEST = 8.5  # of all rows together [inch]
+_LANE = 0.4  # of a row, for what ran and for what is replayed
+_MOST_CELLS = 4000  # above, cells are pixels
+
+
+class HeatMap(NamedTuple):
+    """Seconds by two places.
+
+    Attributes:
+      title: what the numbers are.
+      across: what lies across.
+      columns: names of those.
+      rows: names of what lies down.
+      seconds: (rows, columns); NaN where there is none [s].
+    """
+
+    title: str
+    across: str
+    columns: Sequence[str]
+    rows: Sequence[str]
+    seconds: Float[NumpyArray, "rows columns"]
+
+
+class RecordedStep(NamedTuple):
+    """The ops of a pipeline, as they ran and as they are replayed.
+
+    Attributes:
+      title: which step it is.
+      worker: (ops) that ran each.
+      label: (ops) name of each.
+      start: (ops) as recorded [s].
+      replayed: (ops) start in the replay [s].
+      lasts: (ops) how long each took [s].
+    """
+
+    title: str
+    worker: Int[NumpyArray, " ops"]
+    label: Sequence[str]
+    start: Float[NumpyArray, " ops"]
+    replayed: Float[NumpyArray, " ops"]
+    lasts: Float[NumpyArray, " ops"]
+
+
+def heat_picture(
+    maps: Sequence[HeatMap], step: RecordedStep | None = None, paper: style.Paper | None = None
+) -> Figure:
+    """Draw maps one below the other with one scale, and a step below them with its own."""
+    paper = paper or style.Paper()
+    heights = [_TITLE + _ROW * len(one.rows) for one in maps]
+    if step is not None:
+        heights.append(_TITLE + _STEP_ROW * (int(step.worker.max()) + 1))
+    high = sum(heights) * min(1.0, _HIGHEST / sum(heights)) + 0.3
+    with mpl.rc_context(paper.settings()):
+        picture = style.Picture(paper, high)
+        every = picture.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
+        seconds = np.concatenate([one.seconds.ravel() for one in maps])
+        scale, unit = _scale(seconds)
+        # the room of bars is taken before cells are measured
+        of_maps = every[: len(maps)].tolist()
+        _add_bar(picture, of_maps, scale, f"added, saved [{unit[1]}]", unit[0])
+        if step is not None:
+            late = step.start - step.replayed
+            late_scale, late_unit = _scale(late, "ms")
+            label = f"starts later [{late_unit[1]}]"
+            _add_bar(picture, [every[-1]], late_scale, label, late_unit[0])
+        picture.draw_without_rendering()
+        for axes, one in zip(of_maps, maps, strict=True):
+            _draw_map(axes, one, scale, unit[0])
+        if step is not None:
+            _draw_step(every[-1], step, late_scale)
+    return picture
+
+
+def _scale(
+    seconds: Float[NumpyArray, " some"], unit: str = ""
+) -> tuple[ScalarMappable, tuple[float, str]]:
+    """Colours from the least, 0 at most, to the largest, and the unit in which it is read."""
+    low, high = np.nanmin(seconds, initial=0.0), np.nanmax(seconds, initial=0.0)
+    norm = Normalize(float(low), float(high) or 1e-9)
+    found = (1e-3, unit) if unit == "ms" else time_unit(float(max(high, -low)))
+    return ScalarMappable(norm, COLOURS), found
+
+
+def _add_bar(
+    picture: Figure, axes: list[Axes], scale: ScalarMappable, label: str, unit: float
+) -> None:
+    """Draw a scale beside axes."""
+    bar = picture.colorbar(
+        scale, ax=axes, aspect=30, pad=0.01, format=lambda value, _: f"{value / unit:.4g}"
+    )
+    bar.set_label(label)
+    bar.outline.set_visible(False)  # type: ignore[operator]  # a spine
+
+
+def _draw_map(axes: Axes, one: HeatMap, scale: ScalarMappable, unit: float) -> None:
+    """Draw the cells of a map, with their numbers where they have room."""
+    rows, columns = one.seconds.shape
+    axes.pcolormesh(
+        np.arange(columns + 1) - 0.5,
+        np.arange(rows + 1) - 0.5,
+        one.seconds,
+        norm=scale.norm,
+        cmap=scale.cmap,
+        edgecolors="face",  # without it viewers show gaps between the cells
+        linewidth=0.2,
+        rasterized=one.seconds.size > _MOST_CELLS,
+    )
+    style.name_rows(axes, one.rows)
+    width = axes.bbox.width * 72 / axes.figure.dpi / columns  # of a cell [point]
+    step = max(1, -int(-style.LETTER * style.small() * (max(map(len, one.columns)) + 1) // width))
+    axes.set_xticks(range(0, columns, step), one.columns[::step])
+    axes.set(xlabel=one.across, xlim=(-0.5, columns - 0.5))
+    axes.tick_params(axis="x", length=0)
+    axes.spines["bottom"].set_visible(False)
+    axes.set_title(one.title, loc="left")
+    high = axes.bbox.height * 72 / axes.figure.dpi / rows
+    texts = _numbers(one.seconds / unit)
+    if width > _room([max(texts.values(), key=len)])[0] and high >= style.small():
+        for (row, column), text in texts.items():
+            _write(axes, column, row, text, scale, one.seconds[row, column])
+
+
+def _numbers(cells: Float[NumpyArray, "rows columns"]) -> dict[tuple[int, ...], str]:
+    """Numbers of cells, all with as many places as leave three digits to the largest."""
+    largest = float(np.nanmax(np.abs(cells), initial=0.0))
+    places = max(0, 2 - int(np.floor(np.log10(largest or 1.0))))
+    rounded = np.round(cells, places) + 0.0  # no negative zero
+    return {at: f"{value:.{places}f}" for at, value in np.ndenumerate(rounded)}
+
+
+def _write(
+    axes: Axes, x: float, y: float, text: str, scale: ScalarMappable, value: float, **more: Any
+) -> None:
+    """Write on a colour, so that it can be read."""
+    ink = palette.ink(to_hex(scale.to_rgba(value)))
+    size = style.small()
+    axes.text(x, y, text, ha="center", va="center_baseline", color=ink, fontsize=size, **more)
+
+
+def _draw_step(axes: Axes, step: RecordedStep, scale: ScalarMappable) -> None:
+    """Draw ops in two lanes of each worker: above as they ran, below as replayed."""
+    workers = int(step.worker.max()) + 1
+    end = float((np.maximum(step.start, step.replayed) + step.lasts).max())
+    axes.set_xlim(0.0, end or 1.0)
+    style.name_rows(axes, [f"worker {worker}" for worker in range(workers)])
+    late = step.start - step.replayed
+    colours = scale.to_rgba(late)
+    widths = style.line_widths(axes, step.lasts, 0.6)
+    points = axes.bbox.width * 72 / axes.figure.dpi / (end or 1.0)  # of a second
+    for start, top in ((step.start, step.worker - _LANE), (step.replayed, step.worker + 0.02)):
+        ends = start + step.lasts
+        corners = np.stack([start, top, ends, top, ends, top + _LANE, start, top + _LANE], axis=-1)
+        axes.add_collection(
+            PolyCollection(
+                corners.reshape(-1, 4, 2), facecolors=colours, edgecolors="white", linewidths=widths
+            )
+        )
+        for k in np.flatnonzero(step.lasts * points > _room(step.label)):
+            middle = float(start[k] + step.lasts[k] / 2), float(top[k] + _LANE / 2)
+            _write(axes, *middle, step.label[k], scale, late[k])
+    seconds, name = time_unit(end)
+    axes.xaxis.set_major_formatter(lambda time, _: f"{time / seconds:.4g}")
+    axes.set_xlabel(f"time [{name}]")
+    axes.set_title(step.title, loc="left")
+
+
+def _room(labels: Sequence[str]) -> Float[NumpyArray, " ops"]:
+    """How wide a bar has to be for its name [point]."""
+    return np.array([style.LETTER * style.small() * (len(label) + 1) for label in labels])
