@@ -102,7 +102,7 @@ def test_a_fault_is_named(workers, tmp_path):
         _, suspects = analysed([tmp_path / str(kind)])
         print(workers, kind, [(one.kind, one.name, one.ratio, one.z) for one in suspects])
         own = [one.name for one in suspects if one.kind == kind]
-        assert own[:1] == ([] if kind is None else [name]), suspects
+        assert own[:1] == [name] if kind else not suspects, suspects
 
 
 def ahead(folder: Path, wrong: Path, seconds: float):

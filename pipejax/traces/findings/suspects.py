@@ -272,11 +272,11 @@ def _steps(pipelines: Pipelines, op: float) -> Iterator[Suspect]:
     gaps = (begin[1:] - end[:-1])[goes_on] / op
     if (gaps < -1).any():  # every step has a clock of its own
         return
-    _, above, z = _beside(gaps, LATE)
-    for k in np.flatnonzero((above > 1) & (z > CERTAIN)).tolist():
+    _, above, errors = _beside(gaps, LATE)
+    for k in np.flatnonzero((above > 1) & (errors > CERTAIN)).tolist():
         late, name = float(above[k]) * op, str(steps[1:][goes_on][k])
         why = "begins later after the step before than others do"
-        yield Suspect("step", name, late, float("nan"), float(z[k]), why)
+        yield Suspect("step", name, late, float("nan"), float(errors[k]), why)
 
 
 def _clocks(offsets: Sequence[Offset]) -> Iterator[Suspect]:
