@@ -262,9 +262,10 @@ def _links(pipelines: Pipelines, wrong: set[tuple[int, int]], op: float) -> Iter
 def _steps(pipelines: Pipelines, op: float) -> Iterator[Suspect]:
     """Steps that take longer than others, and those that begin later after the one before."""
     trace, runs = pipelines.trace, pipelines.pipelines
-    steps = np.unique([one.step for one in runs])
-    begin = np.array([min(trace.start[p.slices].min() for p in runs if p.step == k) for k in steps])
-    end = np.array([max(trace.end[p.slices].max() for p in runs if p.step == k) for k in steps])
+    steps, of = np.unique([one.step for one in runs], return_inverse=True)
+    begin, end = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)
+    np.minimum.at(begin, of, [trace.start[one.slices].min() for one in runs])
+    np.maximum.at(end, of, [trace.end[one.slices].max() for one in runs])
     for k, usual, ratio, z in _notable(np.log(np.maximum(end - begin, 1e-12)), 0.0):
         why = f"takes {ratio:.3g} times the median step"
         yield Suspect("step", str(steps[k]), (ratio - 1) * usual, ratio, z, why)
