@@ -120,7 +120,7 @@ $(RUNTIMES)/ready: pyproject.toml
 	$(RUNTIMES)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch]' pytest
 	touch $@
 
-test-runtimes: $(RUNTIMES)/ready  ## tables in PyTorch's runtime: lowering, gradients, step times (large download; six minutes)
+test-runtimes: $(RUNTIMES)/ready  ## tables in PyTorch's runtime: lowering, gradients, step times, traces (large download; twelve minutes)
 	$(RUNTIMES)/bin/python -m pytest -q -c tests/runtimes/pytest.ini tests/runtimes
 
 explorer-pictures: $(READY)  ## the explorer's pictures in docs/assets, as a browser shows it (apt install chromium)

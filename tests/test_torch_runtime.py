@@ -100,6 +100,12 @@ def test_without_pytorch_the_extra_is_named(mistake):
     assert "pip install 'pipejax[torch]'" in mistake(*given)
 
 
+@pytest.mark.parametrize("more", [("--runtime", "jax", "--steps", "2"), ("--runtime", "torch")])
+def test_a_trace_needs_pytorch_and_steps(more, mistake, tmp_path):
+    given = ("run", "-s", "1f1b", "-P", "2", "-M", "2", "--trace", str(tmp_path / "new"))
+    assert "--trace needs --runtime torch, and --steps" in mistake(*given, *more)
+
+
 def test_the_prediction_is_the_run_of_the_lowered_table():
     built = pj.schedules.build("gpipe", num_workers=2, num_microbatches=5)
     times = {"F": [1.0, 1.0], "B": [2.0, 2.0]}
@@ -114,5 +120,8 @@ def test_times_that_ops_and_links_are_to_take():
     costs = pj.Costs(forward=1.0, backward=np.array([2.0, 4.0]), latency=0.25, transmit=0.5)
     job = RuntimeJob(built, costs=costs)
     assert runtime.op_seconds(job)["I"].tolist() == [[1.0] * 4, [2.0] * 4]
+    by_microbatch = np.array([[1.0, 1.0, 3.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
+    uneven = RuntimeJob(built, costs=pj.Costs(forward=by_microbatch, backward=2.0))
+    assert runtime.op_seconds(uneven)["F"].tolist() == by_microbatch.tolist()
     assert runtime.message_seconds(job).tolist() == [[0.75], [0.75]]
     assert not runtime.message_seconds(RuntimeJob(built)).any()

@@ -7,6 +7,7 @@ from pipejax.traces.findings.attribution import attribute as attribute
 from pipejax.traces.findings.forecast import forecast as forecast
 from pipejax.traces.findings.new_deal import deal_anew as deal_anew
 from pipejax.traces.findings.op_times import costs_of as costs_of, op_times as op_times
+from pipejax.traces.findings.suspects import suspects as suspects
 from pipejax.traces.readers.reading import read as read
 from pipejax.traces.record import Trace as Trace
 from pipejax.traces.replaying.of_runs import of_runs as of_runs

@@ -81,6 +81,13 @@ def clock_lines(analysis: "Analysis", most: int | None = None) -> Iterator[str]:
         )
 
 
+def suspect_lines(analysis: "Analysis", most: int | None = None) -> Iterator[str]:
+    """What is slower than the others of its kind; clocks have lines of their own."""
+    for one in [one for one in analysis.suspects if one.kind != "clock"][:most]:
+        more = f"{seconds(one.seconds)}, {one.z:.3g} standard errors"
+        yield f"suspect: {one.kind} {one.name} {one.why} ({more})"
+
+
 def deal_line(analysis: "Analysis") -> Iterator[str]:
     """What another deal of the data saves, if it does, with markup."""
     dealt = analysis.deal
@@ -115,6 +122,7 @@ def said(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
     yield from (f"  {line}" for line in clock_lines(analysis, NAMED))
     yield f"  {replay_line(analysis)}"
     yield from _stalls(analysis)
+    yield from (f"  {line}" for line in suspect_lines(analysis, NAMED))
     yield f"  {step_line(shares)}"
     yield _shares_table(shares, "what the mean step would save")
     if analysis.against is not None:

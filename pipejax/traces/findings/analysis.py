@@ -24,6 +24,7 @@ from pipejax.traces.findings.new_deal import (
     work_of,
 )
 from pipejax.traces.findings.op_times import OpTimes, op_times
+from pipejax.traces.findings.suspects import Suspect, suspects
 from pipejax.traces.record import LeftOut, Trace
 from pipejax.traces.replaying.pipelines import Pipelines, pipelines_of, registered
 from pipejax.traces.replaying.replay import Replay, replay
@@ -63,6 +64,7 @@ class Analysis:
       forecast: the second half of the steps by the first; None of too few steps.
       advice: what would make the mean pipeline shorter.
       offsets: clocks that were set right, for messages came before they were sent.
+      suspects: what is slower than the others of its kind, and clocks that were wrong.
       deal: the data dealt anew; None where that makes no sense, see `deal_anew`, where times differ
         by replica more than by data, or where steps are so long that it takes a search of its own.
       against: who makes steps longer than in another run, if there is one.
@@ -75,6 +77,7 @@ class Analysis:
     forecast: Forecast | None
     advice: Explanation
     offsets: Sequence[Offset]
+    suspects: Sequence[Suspect]
     deal: NewDeal | None = None
     against: Attribution | None = None
 
@@ -193,6 +196,7 @@ def analyse(
         forecast(shares) if len(shares.steps) >= LEAST else None,
         advice,
         [offset for offset in offsets if offset.is_corrected],
+        suspects(replayed, offsets),
         dealt,
         None if other is None else attribute(replayed, against=other),
     )

@@ -94,7 +94,7 @@ def _messages(pipelines: Pipelines) -> Iterator[OpTimes]:
     waits, boundaries = waits_of(pipelines), pipelines.table.num_stages - 1
     placement = pipelines.table.placement[0]
     for link in range(2 * boundaries):
-        own = waits.seconds[waits.waited & (waits.link == link)]
+        own = waits.seconds[waits.tell(link)]
         if len(own):
             direction, boundary = divmod(link, boundaries)
             source, target = (boundary, boundary + 1)[:: 1 - 2 * direction]

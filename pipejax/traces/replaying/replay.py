@@ -199,11 +199,20 @@ class MessageWaits:
       link: (messages) direction * boundaries + boundary.
       seconds: (messages) from the end of the op that makes it to the start of that which uses it.
       waited: (messages) whether the receiver was idle when the message was made.
+      first: (messages) whether it is for the first op of its receiver, which waits for it, or has
+        not begun the step.
     """
 
     link: Int[NumpyArray, " messages"]
     seconds: Float[NumpyArray, " messages"]
     waited: Bool[NumpyArray, " messages"]
+    first: Bool[NumpyArray, " messages"]
+
+    def tell(self, link: int) -> Bool[NumpyArray, " messages"]:
+        """Which messages tell what a link takes: those waited for; of none, those of first ops."""
+        own = self.link == link
+        waited = own & self.waited
+        return waited if waited.any() else own & self.first
 
 
 def waits_of(pipelines: Pipelines) -> MessageWaits:
@@ -216,9 +225,10 @@ def waits_of(pipelines: Pipelines) -> MessageWaits:
             continue
         made, used = trace.end[slices[:, producer]], trace.start[slices[:, consumer]]
         free = np.where(before == NONE, np.inf, trace.end[slices[:, before]])
-        parts.append((np.broadcast_to(link, made.shape), used - made, made > free))
+        first = np.broadcast_to(before == NONE, made.shape)
+        parts.append((np.broadcast_to(link, made.shape), used - made, made > free, first))
     if not parts:
-        return MessageWaits(np.zeros(0, int), np.zeros(0), np.zeros(0, bool))
+        return MessageWaits(np.zeros(0, int), np.zeros(0), np.zeros(0, bool), np.zeros(0, bool))
     joined = (np.concatenate([x.ravel() for x in each]) for each in zip(*parts, strict=True))
     return MessageWaits(*joined)
 
@@ -247,7 +257,7 @@ def _message_times(waits: MessageWaits, pipelines: Pipelines) -> Iterator[LinkTi
     """
     links = 2 * (pipelines.table.num_stages - 1)
     seconds = np.maximum(waits.seconds, 0.0)
-    by_link = [seconds[waits.waited & (waits.link == link)] for link in range(links)]
+    by_link = [seconds[waits.tell(link)] for link in range(links)]
     every = seconds[waits.waited]
     for of in (np.median, _lower_quartile):
         usual = float(of(every)) if len(every) else 0.0

@@ -1,0 +1,291 @@
+"""Who is slow in a measured run: workers, stages, links, microbatches and steps beside the others.
+
+Each is held against the median of the others of its kind. What all stages, or all microbatches,
+have in common is taken off first, so a slow worker makes no microbatch slow. A suspect takes 1.1
+times what the others do, by five times of what they and its own measurements differ.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.checks import check_types
+from pipejax.base.display import ResultList, short_repr
+from pipejax.traces.clocks import Offset
+from pipejax.traces.record import NONE
+from pipejax.traces.replaying.pipelines import Pipelines, fused_with_last
+from pipejax.traces.replaying.replay import Replay, waits_of
+
+NOTABLE = 1.1  # times the median of the others, below which nothing is suspect
+CERTAIN = 5.0  # standard errors, likewise
+EXACT = 0.01  # what is measured best is known to so much of itself
+DEVIATION = 1.4826  # standard deviation of a normal distribution over its median deviation
+OF_MEDIAN = 1.2533  # standard error of its median over that of its mean
+LISTED = 10  # of a kind: where more are slow, things of this kind differ
+MOST_EACH = 64  # things up to which each is held against all others but itself
+LATE = 0.1  # of the median op: how well the time between two steps is known
+NOTICED = 0.05  # of the median op: a message that takes so little more than others is as they are
+
+Logs = Float[NumpyArray, " things"]
+
+
+@short_repr
+class Suspect(NamedTuple):
+    """Something that is slower than the others of its kind.
+
+    Attributes:
+      kind: clock, worker, stage, link (from a worker to another), microbatch or step.
+      name: which one.
+      seconds: what a step has more of it than if it took what the others do [s]; of a link that of
+        one message, of a step that of itself, of a clock how far it is ahead.
+      ratio: how many times the median of the others it takes; NaN of a clock and of a late start.
+      z: how many standard errors that is.
+      why: in words.
+    """
+
+    kind: str
+    name: str
+    seconds: float
+    ratio: float
+    z: float
+    why: str
+
+
+def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspect]:
+    """Name what is slower than the others of its kind.
+
+    With one stage on each worker a slow stage is a slow worker: both are named. Of two of a kind
+    the slower one is named.
+
+    Args:
+      replayed: a replayed trace.
+      offsets: of its clocks, as `aligned` says them.
+
+    Returns:
+      Wrong clocks first, then by what a step has more; ten of a kind at most.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> run = pj.evaluate(table, pj.Costs(forward=[1.0, 1.0, 1.3, 1.0], backward=[2, 2, 2.6, 2]))
+      >>> replayed = pj.traces.replay(pj.traces.pipelines_of(pj.traces.of_runs([run] * 4)))
+      >>> [(one.kind, one.name, round(one.ratio, 3)) for one in pj.traces.suspects(replayed)]
+      [('worker', '2', 1.3), ('stage', '2', 1.3)]
+    """
+    check_types(replayed=(replayed, Replay), offsets=(offsets, Sequence))
+    work = _MicrobatchTimes.of(replayed.pipelines)
+    wrong = {(one.replica, one.worker) for one in offsets if one.is_corrected}
+    workers = list(work.workers())
+    kinds = (
+        workers,
+        work.stages(workers),
+        work.microbatches(),
+        _links(replayed.pipelines, wrong, work.op),
+        _steps(replayed.pipelines, work.op),
+    )
+    found = [one for kind in kinds for one in sorted(kind, key=_longest)[:LISTED]]
+    return ResultList([*list(_clocks(offsets))[:LISTED], *sorted(found, key=_longest)])
+
+
+def _longest(one: Suspect) -> float:
+    return -one.seconds
+
+
+def _beside(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
+    """Median of the others; how far above it each is; and by how many standard errors."""
+    size = len(values)
+    if size < 2:
+        return values, np.zeros(size), np.zeros(size)
+    others = values[None]
+    if size <= MOST_EACH:
+        others = np.stack([np.delete(values, k) for k in range(size)])
+    middle = np.median(others, axis=1)
+    spread = DEVIATION * np.median(np.abs(others - middle[:, None]), axis=1)
+    above = values - middle
+    z = above / np.sqrt(spread**2 + np.square(errors) + EXACT**2)
+    return np.broadcast_to(middle, size), above, z
+
+
+def _notable(values: Logs, errors: Logs | float) -> Iterator[tuple[int, float, float, float]]:
+    """Position, usual size, ratio and z of what is above the others; values are logarithms."""
+    middle, above, z = _beside(values, errors)
+    for k in np.flatnonzero((above > np.log(NOTABLE)) & (z > CERTAIN)).tolist():
+        yield k, float(np.exp(middle[k])), float(np.exp(above[k])), float(z[k])
+
+
+class _MicrobatchTimes(NamedTuple):
+    """What every microbatch took in every stage, all its ops together.
+
+    Attributes:
+      step: (runs) number of the step of each pipeline.
+      replica: (runs) of each.
+      worker: (stages, microbatches) that runs them.
+      logs: (runs, stages, microbatches) logarithm of seconds.
+      common: (runs, microbatches) what the quicker stages have of a microbatch beyond their own.
+      op: median op [s].
+    """
+
+    step: Int[NumpyArray, " runs"]
+    replica: Int[NumpyArray, " runs"]
+    worker: Int[NumpyArray, "stages microbatches"]
+    logs: Float[NumpyArray, "runs stages microbatches"]
+    common: Float[NumpyArray, "runs microbatches"]
+    op: float
+
+    @classmethod
+    def of(cls, pipelines: Pipelines) -> "_MicrobatchTimes":
+        """Add up the ops of each microbatch in each stage; of a fused pair half is of each."""
+        trace, runs = pipelines.trace, pipelines.pipelines
+        shape = pipelines.table.num_stages, pipelines.table.num_microbatches
+        slices = np.concatenate([one.slices for one in runs])
+        run = np.repeat(np.arange(len(runs)), [len(one.slices) for one in runs])
+        second = fused_with_last(trace, slices)
+        lasts = (trace.end - trace.start)[slices]
+        lasts = lasts * np.where(second | np.append(second[1:], False), 0.5, 1.0)
+        place = trace.stage[slices], trace.microbatch[slices]
+        seconds = np.zeros((len(runs), *shape))
+        np.add.at(seconds, (run, *place), lasts)
+        worker = np.full(shape, NONE)
+        worker[place] = trace.worker[slices]
+        logs = np.log(np.maximum(seconds, 1e-12))
+        beyond = logs - np.median(logs, axis=(0, 2), keepdims=True)
+        # an op that was interrupted makes no microbatch slow
+        common = np.quantile(beyond, 0.25, axis=1, method="lower")
+        step, replica = (np.array([getattr(one, of) for one in runs]) for of in ("step", "replica"))
+        return cls(step, replica, worker, logs, common, float(np.median(lasts)))
+
+    @property
+    def own(self) -> Float[NumpyArray, "runs stages microbatches"]:
+        """What stages take of a microbatch that all others take as they do."""
+        return self.logs - self.common[:, None]
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of what a microbatch takes in a stage, of its median."""
+        off = self.own - np.median(self.own, axis=(0, 2), keepdims=True)
+        return float(DEVIATION * np.median(np.abs(off)))
+
+    def _error(self, count: int) -> float:
+        return OF_MEDIAN * self.noise / np.sqrt(count)
+
+    def stages(self, workers: Sequence[Suspect]) -> Iterator[Suspect]:
+        """Stages that are slow in all replicas; not where all stages of their worker are."""
+        runs, microbatches = self.common.shape
+        values = np.median(self.own, axis=(0, 2))
+        named = {one.name for one in workers}
+        for k, usual, ratio, z in _notable(values, self._error(runs * microbatches)):
+            on = np.unique(self.worker[k]).tolist()
+            is_alone = all((self.worker == worker).any(axis=1).sum() == 1 for worker in on)
+            if is_alone or not named.issuperset(map(str, on)):
+                seconds = (ratio - 1) * usual * microbatches
+                why = f"takes {ratio:.3g} times the median stage"
+                yield Suspect("stage", str(k), seconds, ratio, z, why)
+
+    def workers(self) -> Iterator[Suspect]:
+        """Workers, of each replica, that are slow in all of their stages."""
+        replicas = np.unique(self.replica)
+        usual_of_stage = np.median(self.own, axis=(0, 2))
+        # beside the same stages of other replicas; without any, beside the other stages
+        own = self.own - usual_of_stage[:, None] if len(replicas) > 1 else self.own
+        names, values, counts = [], [], []
+        for replica in replicas.tolist():
+            mine = own[self.replica == replica]
+            for worker in np.unique(self.worker).tolist():
+                on = self.worker == worker
+                rows = [mine[:, k, on[k]] for k in np.flatnonzero(on.any(axis=1))]
+                names.append((worker, replica))
+                values.append(min(float(np.median(row)) for row in rows))
+                counts.append(min(row.size for row in rows))
+        errors = np.array([self._error(count) for count in counts])
+        for k, _, ratio, z in _notable(np.array(values), errors):
+            worker, replica = names[k]
+            on = self.worker == worker
+            took = np.exp(self.logs[self.replica == replica][:, on]).sum(axis=1).mean()
+            several = f" of replica {replica}" if len(replicas) > 1 else ""
+            why = f"takes {ratio:.3g} times the others in all its stages"
+            seconds = float(took) * (1 - 1 / ratio)
+            yield Suspect("worker", f"{worker}{several}", seconds, ratio, z, why)
+
+    def microbatches(self) -> Iterator[Suspect]:
+        """Microbatches that are slow in most stages: in all steps, or in one."""
+        runs, count = self.common.shape
+        usual = np.median(self.common, axis=0)
+        took = np.exp(self.logs).sum(axis=1).mean(axis=0)
+        for k, _, ratio, z in _notable(usual, self._error(runs)):
+            why = f"takes {ratio:.3g} times the others, in most steps"
+            yield Suspect("microbatch", str(k), float(took[k]) * (1 - 1 / ratio), ratio, z, why)
+        rest = self.common - usual
+        rest = rest - np.median(rest, axis=1, keepdims=True)
+        if runs == 1:
+            return
+        several = len(np.unique(self.replica)) > 1
+        for k, _, ratio, z in _notable(rest.ravel(), self._error(1)):
+            run, microbatch = divmod(k, count)
+            of = f" of replica {self.replica[run]}" if several else ""
+            seconds = float(np.exp(self.logs[run, :, microbatch]).sum()) * (1 - 1 / ratio)
+            why = f"takes {ratio:.3g} times the others in most stages"
+            name = f"{microbatch}{of} in step {self.step[run]}"
+            yield Suspect("microbatch", name, seconds, ratio, z, why)
+
+
+def _links(pipelines: Pipelines, wrong: set[tuple[int, int]], op: float) -> Iterator[Suspect]:
+    """Links from a worker to another whose two quickest messages are slow, if any is waited for.
+
+    No message is used before it is there, so the quickest have waited for nothing else. Where a
+    clock was wrong, what its messages take is not known.
+    """
+    waits, placement = waits_of(pipelines), pipelines.table.placement[0]
+    boundaries = pipelines.table.num_stages - 1
+    times: dict[tuple[int, int], list[NumpyArray]] = {}
+    waited: set[tuple[int, int]] = set()
+    for link in np.unique(waits.link).tolist():
+        direction, boundary = divmod(link, boundaries)
+        ends = placement[[boundary, boundary + 1]][:: 1 - 2 * direction]
+        pair, mine = (int(ends[0]), int(ends[1])), waits.link == link
+        times.setdefault(pair, []).append(waits.seconds[mine])
+        if waits.tell(link).any():
+            waited.add(pair)
+    at_wrong = {worker for _, worker in wrong}
+    pairs = [pair for pair in times if pair in waited and not at_wrong.intersection(pair)]
+    least = [np.sort(np.maximum(np.concatenate(times[pair]), 1e-9))[:2] for pair in pairs]
+    values = np.array([np.log(two).mean() for two in least])
+    errors = np.array([np.ptp(np.log(two)) / 2 for two in least])
+    for k, usual, ratio, z in _notable(values, errors):
+        seconds = (ratio - 1) * usual
+        if seconds > NOTICED * op:
+            why = f"its quickest messages take {ratio:.3g} times those of the others"
+            yield Suspect("link", "worker {} to {}".format(*pairs[k]), seconds, ratio, z, why)
+
+
+def _steps(pipelines: Pipelines, op: float) -> Iterator[Suspect]:
+    """Steps that take longer than others, and those that begin later after the one before."""
+    trace, runs = pipelines.trace, pipelines.pipelines
+    steps, of = np.unique([one.step for one in runs], return_inverse=True)
+    begin, end = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)
+    np.minimum.at(begin, of, [trace.start[one.slices].min() for one in runs])
+    np.maximum.at(end, of, [trace.end[one.slices].max() for one in runs])
+    for k, usual, ratio, z in _notable(np.log(np.maximum(end - begin, 1e-12)), 0.0):
+        why = f"takes {ratio:.3g} times the median step"
+        yield Suspect("step", str(steps[k]), (ratio - 1) * usual, ratio, z, why)
+    goes_on = np.diff(steps) == 1
+    gaps = (begin[1:] - end[:-1])[goes_on] / op
+    if (gaps < -1).any():  # every step has a clock of its own
+        return
+    _, above, errors = _beside(gaps, LATE)
+    for k in np.flatnonzero((above > 1) & (errors > CERTAIN)).tolist():
+        late, name = float(above[k]) * op, str(steps[1:][goes_on][k])
+        why = "begins later after the step before than others do"
+        yield Suspect("step", name, late, float("nan"), float(errors[k]), why)
+
+
+def _clocks(offsets: Sequence[Offset]) -> Iterator[Suspect]:
+    """Clocks of which a message would have arrived before it was sent."""
+    several = len({one.replica for one in offsets}) > 1
+    for one in sorted(offsets, key=lambda one: -abs(one.seconds)):
+        if one.is_corrected:
+            of = f" of replica {one.replica}" if several else ""
+            z = abs(one.seconds) / max(one.residual, EXACT * abs(one.seconds), 1e-12)
+            why = f"is ahead of the others, or behind; known to {1e3 * one.residual:.3g} ms"
+            yield Suspect("clock", f"{one.worker}{of}", one.seconds, float("nan"), z, why)

@@ -1,0 +1,108 @@
+"""Who is slow in a measured run: one fault at a time is named, and nothing in healthy runs."""
+
+import dataclasses
+import json
+
+import faulty_runs
+import numpy as np
+import pytest
+from turns import in_turn
+
+import pipejax as pj
+from pipejax.traces.record import INTEGERS, TIMES
+
+SEEDS = 2  # of ten tables
+
+
+@pytest.mark.parametrize("kind", in_turn([None, *faulty_runs.KINDS], always=2))
+def test_a_fault_is_named_in_20_of_20_runs_and_nothing_else(kind):
+    runs = 0
+    for table in faulty_runs.tables():
+        for seed in range(SEEDS):
+            trace, name = faulty_runs.run(table, kind, seed)
+            suspects = faulty_runs.found(trace)
+            first = {}
+            for one in suspects:
+                first.setdefault(one.kind, one.name)
+            # of one stage a worker, a slow stage is a slow worker
+            alike = {"worker", "stage"} if kind in ("worker", "stage") else {kind}
+            assert first.get(kind) == (None if kind is None else name), (table.name, seed)
+            assert set(first) <= alike, (table.name, seed, suspects)
+            runs += 1
+    assert runs == 20
+
+
+def test_what_is_said_of_a_slow_stage_and_of_a_clock():
+    table = next(faulty_runs.tables())
+    trace, _ = faulty_runs.run(table, None, 0)
+    slow = trace.stage == 1
+    later = dataclasses.replace(trace, start=trace.start + 2.0 * slow, end=trace.end + 2.0 * slow)
+    (clock,) = faulty_runs.found(later)
+    assert (clock.kind, clock.name) == ("clock", "1")
+    assert clock.seconds == pytest.approx(2.0, abs=0.05)
+    table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
+    cost = np.array([1, 1, 1, 1.3, 1, 1, 1, 1])
+    run = pj.evaluate(table, pj.Costs(forward=cost, backward=2 * cost))
+    (stage,) = faulty_runs.found(pj.traces.of_runs([run] * 2))
+    assert (stage.kind, stage.name, stage.why) == ("stage", "3", "takes 1.3 times the median stage")
+    assert stage.seconds == pytest.approx(0.3 * 3 * 8)  # eight microbatches in a step
+    assert stage.ratio == pytest.approx(1.3)
+
+
+def test_a_slow_worker_of_one_replica_is_no_slow_stage():
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+    healthy = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
+    slow = pj.evaluate(table, pj.Costs(forward=[1.0, 1.3], backward=[2.0, 2.6]))
+    found = faulty_runs.found(pj.traces.of_runs([healthy, slow, healthy] * 2, replicas=3))
+    assert [(one.kind, one.name) for one in found] == [("worker", "1 of replica 1")]
+
+
+def test_an_interrupted_op_makes_nobody_slow():
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+    forward = np.ones((2, 4))
+    forward[1, 2] = 1.6
+    long = pj.evaluate(table, pj.Costs(forward=forward, backward=2.0))
+    usual = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
+    assert not faulty_runs.found(pj.traces.of_runs([usual, usual, long, usual]))
+
+
+def test_one_pipeline_of_one_stage_has_nobody_beside():
+    table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=1)
+    run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
+    assert not faulty_runs.found(pj.traces.of_runs([run]))
+
+
+def test_messages_of_first_ops_tell_what_a_link_takes():
+    """Where no worker ever waits for another message."""
+    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=4)
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=np.array([0.75, 0.5]).reshape(2, 1, 1))
+    pipelines = pj.traces.pipelines_of(pj.traces.of_runs([pj.evaluate(table, costs)]))
+    replayed = pj.traces.replay(pipelines)
+    assert replayed.link_times.tolist() == [0.75, 0.5]
+    assert replayed.worst_error < 1e-12
+
+
+def test_pytorchs_posting_is_among_the_link_models():
+    table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
+    links = pj.Links("rendezvous", "pair", posting="program")
+    run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.5), link=links)
+    replayed = pj.traces.replay(pj.traces.pipelines_of(pj.traces.of_runs([run])))
+    assert replayed.fits["rendezvous pair posting program"] == pytest.approx(0, abs=1e-9)
+
+
+def test_the_command_names_suspects(call, tmp_path):
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
+    cost = np.array([1.0, 1.0, 1.3, 1.0])
+    trace = pj.traces.of_runs([pj.evaluate(table, pj.Costs(forward=cost, backward=2 * cost))] * 2)
+    columns = {name: getattr(trace, name).tolist() for name in (*INTEGERS, *TIMES)}
+    columns["phase"] = [trace.phases[code] for code in columns["phase"]]
+    rows = [columns, *zip(*columns.values(), strict=True)]
+    path = tmp_path / "run.csv"
+    path.write_text("\n".join(",".join(map(str, row)) for row in rows))
+    code, out, _ = call("trace", str(path), "--schedules", "gpipe")
+    assert code == 0
+    assert "suspect: worker 2 takes 1.3 times the others in all its stages (" in out
+    _, out, _ = call("trace", str(path), "--schedules", "gpipe", "--json")
+    named = json.loads(out)["suspects"]
+    assert [(one["kind"], one["name"]) for one in named] == [("worker", "2"), ("stage", "2")]
+    assert {*named[0]} == {"kind", "name", "seconds", "ratio", "z", "why"}
