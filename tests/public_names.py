@@ -197,6 +197,7 @@ NAMES = {
         "Staleness",
         "Stall",
         "StepReport",
+        "Suspect",
         "Sweep",
         "TransferOrder",
         "TransferWaits",
@@ -251,6 +252,7 @@ NAMES = {
         "read",
         "registered",
         "replay",
+        "suspects",
     ],
     "training": [
         "ConvergenceBound",

@@ -1,7 +1,6 @@
 """`pipejax trace`: a measured run, replayed, explained and improved."""
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from pipejax.traces.findings.analysis import Analysis
     from pipejax.traces.findings.attribution import Attribution
     from pipejax.traces.findings.new_deal import NewDeal
-    from pipejax.traces.findings.suspects import Suspect
 
 SAVED = "trace"  # the folder that commands read from where none is given
 
@@ -179,7 +177,7 @@ def _as_json(analysis: "Analysis", line: Line) -> dict[str, Any]:
         },
         "offsets": [offset._asdict() for offset in analysis.offsets],
         "stalls": [stall._asdict() for stall in analysis.stalls],
-        "suspects": [_suspect_json(one) for one in analysis.suspects],
+        "suspects": [one._asdict() for one in analysis.suspects],
         "step_time": float(shares.recorded.mean()),
         "slowdown": shares.slowdown,
         "replayed_slowdown": shares.replayed_slowdown,
@@ -209,10 +207,6 @@ def _as_json(analysis: "Analysis", line: Line) -> dict[str, Any]:
         "bottleneck": advice.bottleneck._asdict(),
         "remedies": remedies_json(advice, line, {}),
     }
-
-
-def _suspect_json(one: "Suspect") -> dict[str, Any]:
-    return one._asdict() | {"ratio": None if math.isnan(one.ratio) else one.ratio}
 
 
 def _by_kind(shares: "Attribution") -> dict[str, list[dict[str, Any]]]:

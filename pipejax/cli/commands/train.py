@@ -11,9 +11,10 @@ from rich.table import Table
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import one_of
+from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.objective import ObjectiveOptions, choose_step_sizes
 from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.tables import TableChoice, written
+from pipejax.cli.options.tables import TableChoice, told
 from pipejax.cli.options.values import Count, CountIfGiven, Text
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing, write_dataset
@@ -212,12 +213,12 @@ def _randomized(task: TrainingTask) -> Trained:
 
 def _stages_of_delta(choice: TableChoice, pricing: Pricing | None, links: pj.Links) -> int:
     """Return the number of stages of a run that has no table; nothing else may say one."""
-    stray = pick(choice, "schedule table microbatches") | choice.options.options
-    for name, value in stray.items():
+    own = pick(choice, "schedule table microbatches")
+    stray = {flag(name): value for name, value in own.items()}
+    stray |= {told(name): value for name, value in choice.options.options.items()}
+    for given, value in stray.items():
         if value is not None:
-            raise ValueError(
-                f"{written(name)} does not go with --delta: delays come from one of them"
-            )
+            raise ValueError(f"{given} does not go with --delta: delays come from one of them")
     if pricing is not None:
         raise ValueError("times do not go with --delta: they decide the delays of a table")
     if links != pj.Links():

@@ -40,7 +40,7 @@ class Suspect(NamedTuple):
       name: which one.
       seconds: what a step has more of it than if it took what the others do [s]; of a link that of
         one message, of a step that of itself, of a clock how far it is ahead.
-      ratio: how many times the median of the others it takes; NaN of a clock and of a late start.
+      ratio: how many times the median of the others it takes; None of a clock and of a late start.
       z: how many standard errors that is.
       why: in words.
     """
@@ -48,7 +48,7 @@ class Suspect(NamedTuple):
     kind: str
     name: str
     seconds: float
-    ratio: float
+    ratio: float | None
     z: float
     why: str
 
@@ -277,7 +277,7 @@ def _steps(pipelines: Pipelines, op: float) -> Iterator[Suspect]:
     for k in np.flatnonzero((above > 1) & (errors > CERTAIN)).tolist():
         late, name = float(above[k]) * op, str(steps[1:][goes_on][k])
         why = "begins later after the step before than others do"
-        yield Suspect("step", name, late, float("nan"), float(errors[k]), why)
+        yield Suspect("step", name, late, None, float(errors[k]), why)
 
 
 def _clocks(offsets: Sequence[Offset]) -> Iterator[Suspect]:
@@ -288,4 +288,4 @@ def _clocks(offsets: Sequence[Offset]) -> Iterator[Suspect]:
             of = f" of replica {one.replica}" if several else ""
             z = abs(one.seconds) / max(one.residual, EXACT * abs(one.seconds), 1e-12)
             why = f"is ahead of the others, or behind; known to {1e3 * one.residual:.3g} ms"
-            yield Suspect("clock", f"{one.worker}{of}", one.seconds, float("nan"), z, why)
+            yield Suspect("clock", f"{one.worker}{of}", one.seconds, None, z, why)
