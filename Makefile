@@ -19,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 # the tests start many processes: what Python compiles is kept for all of them
 export PYTHONDONTWRITEBYTECODE :=
 # the command line holds no arrays, and names types of rooms that it imports later
-TYPED := --jaxtyping-packages=pipejax.base,pipejax.schedules,pipejax.costs,pipejax.engine,pipejax.analysis,pipejax.search,pipejax.sweep,pipejax.training,pipejax.plots,pipejax.runtimes.table_writing,typecheck.check
+TYPED := --jaxtyping-packages=pipejax.base,pipejax.schedules,pipejax.costs,pipejax.engine,pipejax.analysis,pipejax.search,pipejax.sweep,pipejax.training,pipejax.traces,pipejax.plots,pipejax.runtimes.table_writing,typecheck.check
 # what runs a second time, as users compile it and with the types in signatures executed
 SAMPLE := $(addprefix tests/test_,run_time_types.py public_api.py closed_forms.py links.py) \
 	tests/test_batch.py::test_interpreted_equals_one_by_one tests/test_batch.py::test_unrolled_equals_interpreted

@@ -21,7 +21,7 @@ from pipejax.schedules.table.host_links import check_host_links, waiting_cells
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, row_order
 
-OpsOfRow = Int[NumpyArray, "ops 3"] | Int[NumpyArray, "ops 2 3"] | Sequence[Op]
+OpsOfRow = Int[NumpyArray, "_ 3"] | Int[NumpyArray, "_ 2 3"] | Sequence[Op]
 SIDE_BY_SIDE = 16  # workers from which their rows run faster together than op by op
 MOST_IDLE = 64  # columns per distinct start beyond which a table is drawn without its scale
 

@@ -20,6 +20,7 @@ from pipejax.schedules.table.table import ScheduleTable
 from pipejax.traces.record import NONE, OPS
 
 Nodes = Int[NumpyArray, " nodes"]
+Row = Int[NumpyArray, " _"]  # nodes of a worker's row
 Times = Float[NumpyArray, "runs nodes"]
 
 
@@ -143,9 +144,7 @@ def step_graph(
     return edges.graph()
 
 
-def _add_pipeline(
-    edges: _Edges, table: ScheduleTable, program: Program, replica: int
-) -> list[Nodes]:
+def _add_pipeline(edges: _Edges, table: ScheduleTable, program: Program, replica: int) -> list[Row]:
     """Add the ops and messages of a replica; return the nodes of each worker's row (ops)."""
     op = op_of_nodes(program, table)
     is_message = np.isin(program.phase, TRANSFERS)
@@ -177,9 +176,9 @@ def _links_of(program: Program, position: Int[NumpyArray, " some"]) -> Int[Numpy
     return np.where(timed, direction * boundaries + boundary, NONE)
 
 
-def _add_rests(edges: _Edges, rows: Sequence[Sequence[Nodes]], rests: Sequence[Rest]) -> None:
+def _add_rests(edges: _Edges, rows: Sequence[Sequence[Row]], rests: Sequence[Rest]) -> None:
     """Put slices that are no ops into the rows of their workers, and let collectives wait."""
-    groups = {number: edges.add(1)[0] for number in sorted({r.group for r in rests} - {NONE})}
+    groups = {number: int(edges.add(1)[0]) for number in sorted({r.group for r in rests} - {NONE})}
     last: dict[tuple[int, int, bool], tuple[int, int]] = {}  # by row: place and node before
     for place, rest in enumerate(rests):
         node = int(edges.add(1, replica=rest.replica, rest=place)[0])
