@@ -302,6 +302,48 @@ def test_another_run_says_what_got_slower(answer, call, folder):
     assert "slower than the other run" in text
 
 
+def test_a_run_against_itself_saves_nothing(answer, folder):
+    write_csv(folder / "run.csv", traces.of_runs(jittered(table_of("1f1b"), [2])))
+    found = answer("trace", "run.csv", "--against", "run.csv", "--schedules", "1f1b")
+    against = found["against"]
+    assert against["other_step_time"] == against["step_time"] == found["step_time"]
+    assert against["as_there"] == pytest.approx(against["replayed"], rel=1e-12)
+    shares = [share for kind in against["attribution"].values() for share in kind]
+    assert max(abs(share["saves"]) for share in shares) < 1e-9
+
+
+def test_whole_backwards_are_held_against_halves(answer, folder):
+    for name in ("1f1b", "zb-h1"):
+        table = table_of(name)
+        write_csv(folder / f"{name}.csv", traces.of_runs([pj.evaluate(table, EVEN)] * 4))
+    line = ["--schedules", "1f1b"]
+    found = answer("trace", "zb-h1.csv", "--against", "1f1b.csv", *line)["against"]
+    assert found["step_time"] < found["other_step_time"]
+    assert found["as_there"] == pytest.approx(found["step_time"], rel=1e-9)
+
+
+EVEN = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0)
+
+
+def test_some_steps_alone(answer, mistake, folder):
+    table = table_of("1f1b")
+    write_csv(folder / "run.csv", traces.of_runs(jittered(table, [2])))
+    every = answer("trace", "run.csv", "--schedules", "1f1b")
+    steps = [each["step"] for each in every["replay"]["per_step"]]
+    for text, kept in ((f"{steps[1]}:", steps[1:]), (f":{steps[1]}", steps[:2]), ("2,3", [2, 3])):
+        found = answer("trace", "run.csv", "--only-steps", text, "--schedules", "1f1b")
+        assert [each["step"] for each in found["replay"]["per_step"]] == kept
+    assert "--only-steps 99: the files have steps" in mistake(
+        "trace", "run.csv", "--only-steps", "99"
+    )
+    assert "--only-steps must be as 2:20" in mistake("trace", "run.csv", "--only-steps", "a:")
+
+
+def test_what_holds_nothing_is_named_without_an_option(mistake, folder):
+    (folder / "x.csv").write_text("a,b\n1,2\n")
+    assert "FILES hold no slice of a pipeline" in mistake("trace", "x.csv")
+
+
 def test_columns_have_other_names(answer, folder):
     write_csv(folder / "run.csv", traces.of_runs(jittered(table_of("gpipe"))))
     text = Path("run.csv").read_text().replace("worker", "who", 1).replace("start", "from", 1)

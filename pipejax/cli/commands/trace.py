@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 import pipejax as pj
@@ -34,6 +35,7 @@ def trace(
         typer.Argument(metavar="FILES...", help="Files of one run, or folders of them."),
     ] = None,
     columns: Text = None,
+    only_steps: Text = None,
     against: list[str] | None = None,
     stage_layers: Text = None,
     schedules: Text = None,
@@ -49,6 +51,7 @@ def trace(
 
     Options:
       columns: names of a table's columns where they are others, as replica=dp,start=begin.
+      only_steps: as 2:20, 5: or 3,4,7; a warm-up step is best left out.
       against: files of another run of the same stages; may be given several times.
       stage_layers: one number for all stages, or one each; layers are moved whole then.
       schedules: only these are tried; all if not given.
@@ -74,7 +77,7 @@ def trace(
             other = pj.traces.read(against, columns=named, on_progress=bar.tell)
     with progress("replaying", None) as bar:
         analysis = pj.traces.analyse(
-            found,
+            found if only_steps is None else found.only(_steps(only_steps, found)),
             against=other,
             stage_layers=_layers(stage_layers, found.stages),
             schedules=None if schedules is None else [n.strip() for n in schedules.split(",")],
@@ -102,6 +105,23 @@ def _columns(text: str) -> dict[str, str]:
     if not all(ours.strip() and theirs.strip() for ours, _, theirs in pairs):
         raise ValueError(f"--columns must be as replica=dp,start=begin, got {text!r}")
     return {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
+
+
+def _steps(text: str, found: "pj.traces.Trace") -> Any:
+    """Which slices are of the steps that are asked for: from a to b, both among them, or a list."""
+    first, colon, last = text.partition(":")
+    numbers = [part.strip() for part in ([first, last] if colon else text.split(","))]
+    if not all(part.isdigit() or (colon and not part) for part in numbers):
+        raise ValueError(f"--only-steps must be as 2:20, 5: or 3,4,7, got {text!r}")
+    if colon:
+        low, high = int(numbers[0] or 0), int(numbers[1] or found.steps[-1])
+        chosen = (found.step >= low) & (found.step <= high)
+    else:
+        chosen = np.isin(found.step, [int(part) for part in numbers])
+    if not chosen.any():
+        known = f"{found.steps[0]} to {found.steps[-1]}"
+        raise ValueError(f"--only-steps {text}: the files have steps {known}")
+    return chosen
 
 
 def _layers(text: Text, stages: int) -> list[int] | None:
@@ -220,6 +240,8 @@ def _by_kind(shares: "Attribution") -> dict[str, list[dict[str, Any]]]:
 def _against_json(shares: "Attribution") -> dict[str, Any]:
     return {
         "step_time": float(shares.recorded.mean()),
+        "other_step_time": shares.other,
+        "replayed": float(shares.replayed.mean()),
         "as_there": shares.ideal,
         "attribution": _by_kind(shares),
     }

@@ -309,6 +309,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "replicas": OptionRecord(COUNT, "replicas of the pipeline, the slowest of which counts"),
         "seed": OptionRecord(WHOLE, "seed of what is drawn at random"),
         "columns": OptionRecord(RULES, "names of columns, as replica=dp,start=begin"),
+        "only_steps": OptionRecord(RULES, "only these steps of a trace"),
         "against": _often(FILE_OR_FOLDER, "files of another run, to say what got slower"),
         "stage_layers": OptionRecord(NUMBERS, "layers of the stages that were measured"),
         "search": OptionRecord(FLAG, "run the solvers too, which take some seconds"),

@@ -66,6 +66,7 @@ NEEDS: Mapping[str, Needs] = {
     "labels": Needs("figure"),
     "distinct_counts": Needs("paths"),
 }
+BARE = ("files",)  # what stands on a line without the name of an option
 _NAMES = {flag(name): name for name in CATALOGUE}
 
 
@@ -248,7 +249,8 @@ class GivenOptions:
             return text
         if isinstance(error, UnknownNameError):
             return f"{flag(name)}: {text}" if alone else text
-        found = re.sub(rf"\b{error.argument}\b", flag(name), text, count=1)
+        called = name.upper() if name in BARE else flag(name)
+        found = re.sub(rf"\b{error.argument}\b", called, text, count=1)
         if found == text and alone and self.asks_for(name):
             return f"{flag(name)} {dict(self.values)[name]}: {text}"
         return found

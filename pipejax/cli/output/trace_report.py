@@ -51,12 +51,14 @@ def step_line(shares: "Attribution") -> str:
 
 
 def against_line(shares: "Attribution") -> str:
-    """How much slower than the other run, with markup."""
-    slower = float(shares.recorded.mean()) - shares.ideal
-    word = "slower" if slower > 0 else "faster"
+    """How much slower than the other run, and how much of it times of ops explain, with markup."""
+    step, other = float(shares.recorded.mean()), shares.other or 0.0
+    word = "slower" if step >= other else "faster"
+    explained = float(shares.replayed.mean()) - shares.ideal
     return (
-        f"[bold]{seconds(abs(slower))} {word}[/] than the other run: with its times the step "
-        f"takes {seconds(shares.ideal)}"
+        f"[bold]{seconds(abs(step - other))} {word}[/] than the other run, whose mean step takes "
+        f"{seconds(other)}; with its times of ops and messages this one would take "
+        f"{seconds(abs(explained))} {'less' if explained >= 0 else 'more'}"
     )
 
 
@@ -128,7 +130,8 @@ def said(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
     if analysis.against is not None:
         yield against_line(analysis.against)
         title = "what the mean step would save with times of the other run"
-        yield _shares_table(analysis.against, title)
+        if any(largest(analysis.against)):
+            yield _shares_table(analysis.against, title)
     yield _op_times(analysis)
     yield from forecast_line(analysis)
     yield from deal_line(analysis)

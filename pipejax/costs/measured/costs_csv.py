@@ -30,9 +30,10 @@ def read_csv(path: Path) -> dict[str, Any]:
     """
     header = read_lines(path)[0]
     if "stage" not in header:
+        hint = ": columns are parted by ,, not by ;" * (";" in "".join(header))
         raise ValueError(
             f"{path} is not JSON, and no table of costs: column 'stage' is missing, of a row for "
-            "each stage from 0"
+            f"each stage from 0{hint}"
         )
     heads = {name: _column(name, path) for name in header}
     columns = {name: head for name, head in heads.items() if name != "stage"}

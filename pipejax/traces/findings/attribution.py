@@ -17,7 +17,7 @@ from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.longest_path import run_in_place
 from pipejax.base.progress import OnProgress, telling
-from pipejax.traces.record import NONE, OPS
+from pipejax.traces.record import NONE
 from pipejax.traces.replaying.collectives import rests_of, scope_of
 from pipejax.traces.replaying.replay import Replay
 from pipejax.traces.replaying.step_graph import step_graph
@@ -25,6 +25,7 @@ from pipejax.traces.replaying.step_graph import step_graph
 Times = Float[NumpyArray, "runs nodes"]
 
 MOST_NUMBERS = 1 << 23  # times that one pass over the nodes holds
+WHOLE, HALVES = "B", ("I", "W")  # of a backward
 ALONE = ("worker", "stage", "phase", "replica", "link", "place")  # what they add alone is said
 MOST_PLACES = 512  # workers of all replicas, up to which each is put right alone
 
@@ -60,6 +61,7 @@ class Attribution:
       replayed: (steps) the whole job run again with recorded times [s].
       ideal: the step if every op took what it should [s].
       shares: by what they save, the largest first.
+      other: mean step of the other run, where it is held against one [s].
     """
 
     steps: Sequence[int]
@@ -67,6 +69,7 @@ class Attribution:
     replayed: Float[NumpyArray, " steps"]
     ideal: float
     shares: Sequence[Share]
+    other: float | None = None
 
     @property
     def slowdown(self) -> float:
@@ -90,8 +93,8 @@ def attribute(
 
     Args:
       replayed: its pipelines, replayed.
-      against: another run of the same stages: what ops should take is then what they took there,
-        stage by stage; the mean of their kind if None.
+      against: another run of the same stages: ops should then take as many times what they did as
+        the mean of their kind and stage did there; the mean of their kind if None.
       on_progress: called with how much is done, of how much, and a text.
 
     Returns:
@@ -115,16 +118,13 @@ def attribute(
         ideal = _Ideal.alike(jobs)
     else:
         _check_same_stages(replayed, against)
-        ideal = _Ideal.as_in(against, replayed.pipelines.trace.phases)
+        ideal = _Ideal.as_in([_JobSteps(against, part) for part in _whole_steps(against)], jobs)
     with telling("attribute", on_progress) as tell:
         masks = [job.masks() for job in jobs]
         names = list(dict.fromkeys(key for each in masks for key in each))
-        names.sort(
-            key=lambda name: name[0] not in ALONE
-        )  # one pass holds names that stand together
+        names.sort(key=lambda name: name[0] not in ALONE)  # those stand in one pass
         as_run = [job.graph.finish(job.duration).max(axis=1) for job in jobs]
-        # each job's ideal step is one run: all its steps are alike in it
-        best = [job.graph.finish(job.ideal(ideal)[:1]).max() for job in jobs]
+        best = [job.graph.finish(job.ideal(ideal)).max(axis=1) for job in jobs]
         parts = [
             job.put_right(mask, names, ideal, own, alike, tell)
             for job, mask, own, alike in zip(jobs, masks, as_run, best, strict=True)
@@ -139,13 +139,13 @@ def attribute(
         )
         for name, own, added in zip(names, saves, adds, strict=True)
     ]
-    sizes = [len(job.steps) for job in jobs]
     return Attribution(
         steps=[step for job in jobs for step in job.steps],
         recorded=np.concatenate([job.recorded for job in jobs]),
         replayed=np.concatenate(as_run),
-        ideal=float(np.average(best, weights=sizes)),
+        ideal=float(np.concatenate(best).mean()),
         shares=sorted(shares, key=lambda share: -share.saves),
+        other=ideal.step,
     )
 
 
@@ -223,9 +223,9 @@ class _JobSteps:
 
     def ideal(self, means: "_Ideal") -> Times:
         """What every node should take (steps, nodes) [s]."""
-        should = means.ops[self.kind, self.stage]
+        should = means.ops[self.kind, self.stage] * (self.duration if means.are_factors else 1.0)
         sent = self.graph.link != NONE
-        should[sent] = means.links[self.graph.link[sent]]
+        should[..., sent] = means.links[self.graph.link[sent]]
         is_known = ((self.slice != NONE) | sent) & np.isfinite(should)
         return np.where(is_known, should, self.duration)
 
@@ -235,7 +235,7 @@ class _JobSteps:
         names: Sequence[tuple[str, str]],
         means: "_Ideal",
         as_run: Float[NumpyArray, " steps"],
-        best: float,
+        best: Float[NumpyArray, " steps"],
         tell: OnProgress,
     ) -> tuple[Float[NumpyArray, "names steps"], Float[NumpyArray, "names steps"]]:
         """What steps save with the nodes of each name put right; lose with them alone as run."""
@@ -293,12 +293,16 @@ class _Ideal(NamedTuple):
 
     Attributes:
       ops: (phases, stages + 1) of ops, optimizers and collectives; the last of those of no stage
-        [s].
+        [s], or factors on what each took; NaN where that is not known.
       links: (links) of messages [s].
+      are_factors: whether ops are factors.
+      step: mean step of the run that says so, if it is another [s].
     """
 
     ops: Float[NumpyArray, "phases stages"]
     links: Float[NumpyArray, " links"]
+    are_factors: bool = False
+    step: float | None = None
 
     @classmethod
     def alike(cls, jobs: Sequence["_JobSteps"]) -> "_Ideal":
@@ -313,20 +317,36 @@ class _Ideal(NamedTuple):
         return cls(found, np.full_like(replayed.link_times, replayed.message_time))
 
     @classmethod
-    def as_in(cls, other: Replay, names: Sequence[str]) -> "_Ideal":
-        """What another run took, stage by stage and link by link."""
-        jobs = [_JobSteps(other, part) for part in _whole_steps(other)]
-        trace, known = other.pipelines.trace, cls.alike(jobs).ops
-        for code in range(len(trace.phases)):
-            for stage in range(NONE, trace.stages):
-                parts = [job.seconds_of(code, stage) for job in jobs]
-                seconds = np.concatenate(parts)
-                if len(seconds):
-                    known[code, stage] = seconds.mean()
-        where = {name: code for code, name in enumerate(trace.phases)}
-        missing = [name for name in names if name in OPS and name not in where]
-        if missing:
-            raise MismatchError(f"the other run has no {missing[0]}: nothing to compare with")
-        unknown = np.full(known.shape[1], np.nan)  # what the other run has not is left as it is
-        rows = [known[where[name]] if name in where else unknown for name in names]
-        return cls(np.stack(rows), other.link_times)
+    def as_in(cls, others: Sequence["_JobSteps"], jobs: Sequence["_JobSteps"]) -> "_Ideal":
+        """Ops as much faster or slower as their kind is there, stage by stage; links as there.
+
+        So what scatters in a run goes on to do so: a run against itself saves nothing.
+        """
+        names = jobs[0].replayed.pipelines.trace.phases
+        there = others[0].replayed.pipelines.trace.phases
+        stages = range(NONE, jobs[0].replayed.pipelines.trace.stages)
+        factors = np.full((len(names), len(stages)), np.nan)
+        for code, name in enumerate(names):
+            # a backward as a whole is held against both of its halves
+            ours, theirs = [name], [name]
+            if name in HALVES and name not in there:
+                ours, theirs = [*HALVES], [WHOLE]
+            elif name == WHOLE and name not in there:
+                theirs = [*HALVES]
+            for stage in stages:
+                own = sum(_mean(jobs, each, stage) for each in ours)
+                other = sum(_mean(others, each, stage) for each in theirs)
+                if own > 0 and other > 0:
+                    factors[code, stage] = other / own
+        step = float(np.concatenate([job.recorded for job in others]).mean())
+        return cls(factors, others[0].replayed.link_times, are_factors=True, step=step)
+
+
+def _mean(jobs: Sequence[_JobSteps], name: str, stage: int | None = None) -> float:
+    """Mean of what slices of a phase, or those of a stage, took [s]; 0 where there are none."""
+    phases = jobs[0].replayed.pipelines.trace.phases
+    if name not in phases:
+        return 0.0
+    code = phases.index(name)
+    seconds = np.concatenate([job.seconds_of(code, stage) for job in jobs])
+    return float(seconds.mean()) if len(seconds) else 0.0

@@ -116,7 +116,8 @@ def pipelines_of(trace: Trace) -> Pipelines:
             left_out.append(LeftOut(f"step {step}, replica {replica}", where))
     if not found:
         source = trace.source or "the trace"
-        raise MismatchError(f"no pipeline of {source} can be: {left_out[-1].why}")
+        before = "".join(f"; {each.what}: {each.why}" for each in trace.left_out[:1])
+        raise MismatchError(f"no pipeline of {source} can be: {left_out[-1].why}{before}")
     by_use = [k for k, _ in Counter(one.table for one in found).most_common()]
     number = {old: new for new, old in enumerate(by_use)}
     return Pipelines(
@@ -157,7 +158,12 @@ def _unsound(trace: Trace, slices: Slices, usual: int) -> str | None:
     over &= (worker[1:] == worker[:-1]) & ~alone[1:]
     if over.any():
         one, other = slices[over.argmax()], slices[over.argmax() + 1]
-        return f"{_name(trace, other)} starts while {_name(trace, one)} runs on the same worker"
+        hint = (
+            ": is a column of replicas missing?" if _name(trace, other) == _name(trace, one) else ""
+        )
+        return (
+            f"{_name(trace, other)} starts while {_name(trace, one)} runs on the same worker{hint}"
+        )
     return None
 
 
