@@ -156,7 +156,7 @@ def evidence_of_tables(found: Sequence[Validation]) -> dict[str, dict[str, list[
       >>> import pipejax as pj
       >>> runs = pj.validate(pj.files.DATA / "measured" / "megatron_bridge_b300.csv")
       >>> [row[:4] for row in evidence_of_tables([runs])["b300"]["megatron-core-2024"]]
-      [[0, 0, 0, 2], [0, 0, 1, 9], [0, 1, 0, 1]]
+      [[0, 1, 0, 2], [0, 1, 1, 9], [0, 2, 0, 1]]
     """
     if not found:
         raise ValueError("found: no table is given")

@@ -125,7 +125,7 @@ def pipeline_launches(
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=8)
       >>> for launch in pj.costing.pipeline_launches(table, layers=[5, 3]):
       ...     print(launch.text)
-      --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Ettttt|tttL'
+      --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*5|tttL'
       --parallelism.pipeline_parallel_degree 2 --parallelism.pipeline_parallel_schedule 1F1B
       --parallelism.module_fqns_per_model_part '[["tok_embeddings", "layers.0", "layers.1",
       "layers.2", "layers.3", "layers.4"], ["layers.5", "layers.6", "layers.7", "norm", "output"]]'
