@@ -96,12 +96,11 @@ def sweep_show(
         asked.add("map", map_json(found, shown, across, up), *map_lines(found, shown, across, up))
     if figure.path is not None and map is not None:
         draw_map(found, rank, shown, across, up, figure)
-    elif figure.path is not None and knee is not None and axes == AXES:
-        # what the axis buys: the best for each of its values is the front of both
-        sides = [rank, axis]
-        draw_front(found, among, sides, found.front(among, sides), fronts, first[0].place, figure)
     elif figure.path is not None:
-        draw_front(found, among, sides, front, fronts, first[0].place, figure)
+        # what an axis buys: the best for each of its values is the front of both
+        drawn = [rank, knee] if knee is not None and axes == AXES else sides
+        shown_front = front if drawn is sides else found.front(among, drawn)
+        draw_front(found, among, drawn, shown_front, fronts, first[0].place, figure)
     result = {
         "store": dataset,
         "points": len(found.status),
