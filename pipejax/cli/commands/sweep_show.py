@@ -83,7 +83,6 @@ def sweep_show(
     lacking = [*_lacking(found, kept, near, is_filtered=bool(where))] if not first else []
     if lacking and figure.path is not None:
         raise ValueError(f"{figure.option} {figure.path}: {'; '.join(lacking)}")
-    reasons = Counter(str(text) for text in found.reasons if text)
     asked = _Asked({}, [])
     if knee is not None:
         axis = one_of(knee, [n for n in found.numbers() if n in found.axes], "--knee")
@@ -96,11 +95,10 @@ def sweep_show(
         asked.add("map", map_json(found, shown, across, up), *map_lines(found, shown, across, up))
     if figure.path is not None and map is not None:
         draw_map(found, rank, shown, across, up, figure)
-    elif figure.path is not None:
-        # what an axis buys: the best for each of its values is the front of both
+    elif figure.path is not None:  # what an axis buys is the front of it and the measure
         drawn = [rank, knee] if knee is not None and axes == AXES else sides
-        shown_front = front if drawn is sides else found.front(among, drawn)
-        draw_front(found, among, drawn, shown_front, fronts, first[0].place, figure)
+        points = front if drawn is sides else found.front(among, drawn)
+        draw_front(found, among, drawn, points, fronts, first[0].place, figure)
     result = {
         "store": dataset,
         "points": len(found.status),
@@ -111,7 +109,7 @@ def sweep_show(
         **({"axes": sides, "pareto": _rows(found, fronts)} if pareto else {}),
         **asked.result,
         **({"nearest": {text: value for text, (_, value, _) in near.items()}} if near else {}),
-        "reasons": dict(reasons.most_common()),
+        "reasons": dict(Counter(str(text) for text in found.reasons if text).most_common()),
     }
 
     def said() -> Iterator[object]:
