@@ -247,7 +247,7 @@ def _numbers(cells: NumpyArray) -> Float[NumpyArray, " rows"]:
 
 def _number(cell: object) -> float:
     try:
-        return float(cell)  # type: ignore[arg-type]
+        return float(cell)  # type: ignore[arg-type]  # what is no number is caught
     except (ValueError, TypeError):
         return np.nan
 
