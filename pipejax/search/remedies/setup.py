@@ -79,6 +79,7 @@ class MeasuredTimes(NamedTuple):
     system: None = None
     placed: None = None
     places: tuple[int, ...] = ()
+    is_of_stages: bool = True
 
     def of(self, table: ScheduleTable) -> Costs:
         """Merge or divide the stages to those of a table."""
