@@ -144,7 +144,8 @@ def test_unrolled_equals_interpreted(name, link, dyadic, monkeypatch):
             makespans, "unrolled_with_counts", lambda *given: made.append(1) or kernel(*given)
         )
         found = pj.makespans_and_grad(program, costs)
-        assert made  # a program of few ops for its costs has none
+        # a program of few ops for its costs has none; accelerators have none either
+        assert made or jax.default_backend() != "cpu"
         jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
@@ -396,7 +397,7 @@ def test_threads_take_parts_of_one_size(monkeypatch):
     monkeypatch.setattr(interpreter, "MIN_WORK", 1)
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     np.testing.assert_array_equal(pj.makespans(program, costs, unroll=False), expected)
-    assert sizes == [133] * 3
+    assert sizes == ([133] * 3 if jax.default_backend() == "cpu" else [397])
 
 
 def test_a_program_may_fill_its_bucket():
@@ -548,6 +549,7 @@ def test_programs_of_a_size_have_the_shapes_of_one():
 def test_the_environment_and_other_backends_go_before_options_of_the_compiler(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
     options = {"xla_cpu_prefer_vector_width": 512, "xla_backend_optimization_level": 2}
+    monkeypatch.setattr("jax.default_backend", lambda: "cpu")
     assert cpu_options(**options, xla_no_such_option=1) == {"xla_cpu_prefer_vector_width": 512}
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
     assert cpu_options(**options) == {}
