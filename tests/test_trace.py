@@ -391,7 +391,7 @@ def test_numbers_that_have_no_room_are_left_out():
 
 
 def test_a_map_can_be_read_in_grey():
-    colours = mpl.colormaps[COLOURS](np.linspace(0, 1, 64))
+    colours = COLOURS(np.linspace(0, 1, 64))
     light = [palette.lightness(mpl.colors.to_hex(colour)) for colour in colours]
     assert light == sorted(light, reverse=True)
     assert light[0] - light[-1] > 0.6
