@@ -6,7 +6,8 @@ import re
 import numpy as np
 
 import pipejax as pj
-from pipejax.plots.explorer.payload import Explored, MemoryShown, unpack
+from pipejax.plots.explorer.packing import unpack
+from pipejax.plots.explorer.payload import Explored, MemoryShown
 
 BUILT = {
     "alike": ("1f1b", {}, {"forward": 1.0, "backward": 2.0, "transmit": 0.25}),

@@ -14,8 +14,8 @@ from justhtml import JustHTML
 import pipejax as pj
 from pipejax.cli.commands import show_page
 from pipejax.plots.explorer.library import grammar, library
+from pipejax.plots.explorer.packing import pack, unpack
 from pipejax.plots.explorer.page import SCRIPTS, page
-from pipejax.plots.explorer.payload import pack, unpack
 from pipejax.schedules.cells.ops import CELL_PHASES, format_cell
 from pipejax.schedules.table.links import LINKS
 

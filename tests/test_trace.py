@@ -18,7 +18,7 @@ from matplotlib.collections import PolyCollection, QuadMesh
 
 import pipejax as pj
 from pipejax.plots import palette
-from pipejax.plots.explorer.payload import unpack
+from pipejax.plots.explorer.packing import unpack
 from pipejax.plots.heat_maps import COLOURS, HeatMap, RecordedStep, heat_picture
 from pipejax.schedules.table.links import LINKS, Links
 from pipejax.traces.findings.attribution import Attribution
