@@ -1,8 +1,12 @@
 """What the tests of the explorer share, those in a browser too: tables with costs of every kind."""
 
+import json
+import re
+
 import numpy as np
 
 import pipejax as pj
+from pipejax.plots.explorer.packing import unpack
 from pipejax.plots.explorer.payload import Explored, MemoryShown
 
 BUILT = {
@@ -68,3 +72,34 @@ def explored(table, costs, link="delay", limits=None):
         pj.evaluate(table, costs, link=link),
         MemoryShown("activations", ones, ones / 3, ones, limits),
     )
+
+
+def scene_of(text):
+    return json.loads(
+        re.search(r'<script type="application/json" id="scene">(.*?)</script>', text, re.DOTALL)[1]
+    )
+
+
+def run_of_page(schedule, factors, model):
+    """A plain reading of the page: costs times factors, then the recurrence; finish of each node."""
+    costs = schedule["costs"]
+    arrays = unpack(costs)
+    scale = np.array([1.0, *factors])
+    vector = arrays["base"] * scale[arrays["kind"]]
+    if costs["firstPair"] >= 0:
+        pairs = arrays["pair"].reshape(-1, 2)
+        both = vector[pairs]
+        lasts = both.max(axis=1) + arrays["overlap"] * both.min(axis=1)
+        vector[costs["firstPair"] : costs["firstPair"] + len(pairs)] = lasts
+    links = (len(vector) - costs["firstLink"]) // 3
+    latency, transmit, _ = vector[costs["firstLink"] :].reshape(3, links)
+    vector[len(vector) - links :] = latency + transmit
+    program = unpack(schedule["programs"][model])
+    finish, back = np.zeros(len(program["degree"])), program["back"].tolist()
+    edge = 0
+    for node, degree in enumerate(program["degree"].tolist()):
+        edges = range(edge, edge + degree)
+        arrivals = [finish[node - back[e]] + vector[program["lag"][e]] for e in edges]
+        finish[node] = max(arrivals, default=0.0) + vector[program["lasts"][node]]
+        edge += degree
+    return finish, vector, program

@@ -8,47 +8,16 @@ import zlib
 
 import numpy as np
 import pytest
-from explorer_cases import GIVEN, explored, given
+from explorer_cases import GIVEN, explored, given, run_of_page, scene_of
 from justhtml import JustHTML
 
 import pipejax as pj
 from pipejax.cli.commands import show_page
 from pipejax.plots.explorer.library import grammar, library
+from pipejax.plots.explorer.packing import pack, unpack
 from pipejax.plots.explorer.page import SCRIPTS, page
-from pipejax.plots.explorer.payload import pack, unpack
 from pipejax.schedules.cells.ops import CELL_PHASES, format_cell
 from pipejax.schedules.table.links import LINKS
-
-
-def scene_of(text):
-    return json.loads(
-        re.search(r'<script type="application/json" id="scene">(.*?)</script>', text, re.DOTALL)[1]
-    )
-
-
-def run_of_page(schedule, factors, model):
-    """A plain reading of the page: costs times factors, then the recurrence; finish of each node."""
-    costs = schedule["costs"]
-    arrays = unpack(costs)
-    scale = np.array([1.0, *factors])
-    vector = arrays["base"] * scale[arrays["kind"]]
-    if costs["firstPair"] >= 0:
-        pairs = arrays["pair"].reshape(-1, 2)
-        both = vector[pairs]
-        lasts = both.max(axis=1) + arrays["overlap"] * both.min(axis=1)
-        vector[costs["firstPair"] : costs["firstPair"] + len(pairs)] = lasts
-    links = (len(vector) - costs["firstLink"]) // 3
-    latency, transmit, _ = vector[costs["firstLink"] :].reshape(3, links)
-    vector[len(vector) - links :] = latency + transmit
-    program = unpack(schedule["programs"][model])
-    finish, back = np.zeros(len(program["degree"])), program["back"].tolist()
-    edge = 0
-    for node, degree in enumerate(program["degree"].tolist()):
-        edges = range(edge, edge + degree)
-        arrivals = [finish[node - back[e]] + vector[program["lag"][e]] for e in edges]
-        finish[node] = max(arrivals, default=0.0) + vector[program["lasts"][node]]
-        edge += degree
-    return finish, vector, program
 
 
 @pytest.mark.parametrize("link", LINKS)
@@ -134,6 +103,38 @@ def test_memory_of_a_page_is_that_of_the_run(name):
         assert np.allclose(level, memory.curve(worker)[1], atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["by microbatch", "pairs", "an update"])
+def test_a_recorded_run_stands_with_its_replay(name):
+    """The page has its starts, and runs the replay as the engine does; all else is there once."""
+    table, costs = given(name)
+    shown = explored(table, costs)
+    late = shown.run.start + np.arange(table.num_slots)
+    scene = scene_of(page([shown._replace(name="replayed", recorded=late), shown]))
+    replayed, other = scene["schedules"]
+    assert (scene["title"], replayed["recorded"]["name"]) == ("3 schedules", "as it ran")
+    starts = unpack(replayed["recorded"]["starts"])["start"]
+    finish, _, program = run_of_page(replayed, [f["given"] for f in scene["factors"]], "delay")
+    assert (finish == shown.run.node_finish).all()
+    run = shown.run
+    node = {int(n): at for at, n in np.ndenumerate(run.program.node_of_cell) if n > 0}
+    expected = [late[node[op]] if op in node else np.nan for op in program["op"].tolist()]
+    np.testing.assert_array_equal(starts, expected)
+    assert np.isfinite(starts).sum() == len(run.table.cells.phase[run.table.cells.phase > 0])
+    assert replayed["forms"] == {}
+    assert other["recorded"] is None
+
+
+def test_a_recorded_step_of_a_hundred_thousand_ops_is_a_page_of_few_megabytes():
+    """At random times, which cannot be packed: 8 bytes an op for what it took and for its start."""
+    table = pj.schedules.build("1f1b", num_workers=64, num_microbatches=800)
+    forward, backward, late = np.random.default_rng(0).lognormal(0.0, 0.1, (3, 64, 800))
+    costs = pj.Costs(forward=forward, backward=backward, transmit=0.1)
+    shown = explored(table, costs, link="blocking")
+    recorded = shown.run.start + np.resize(late, shown.run.start.shape)
+    assert (table.cells.phase > 0).sum() == 102_400
+    assert len(page([shown._replace(recorded=recorded)])) < 4_000_000
+
+
 def test_a_link_model_under_which_nothing_runs_says_why():
     rows = [
         ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
@@ -152,6 +153,7 @@ def test_a_link_model_under_which_nothing_runs_says_why():
     [
         {"a": np.array([0, 1, -128, 127]), "b": np.array([1.5, -2.25])},
         {"a": np.arange(70_000), "b": np.array([300, -300])},
+        {"a": np.array([0, 5, 5, 0, 0, 3, 4, -1, 0, -1]), "b": np.array([0])},
         {"a": np.array([], int), "b": np.array([], float)},
     ],
 )

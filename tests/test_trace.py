@@ -13,14 +13,17 @@ import justhtml
 import matplotlib as mpl
 import numpy as np
 import pytest
+from explorer_cases import run_of_page, scene_of
 from matplotlib.collections import PolyCollection, QuadMesh
 
 import pipejax as pj
 from pipejax.plots import palette
+from pipejax.plots.explorer.packing import unpack
 from pipejax.plots.heat_maps import COLOURS, HeatMap, RecordedStep, heat_picture
 from pipejax.schedules.table.links import LINKS, Links
 from pipejax.traces.findings.attribution import Attribution
 from pipejax.traces.record import INTEGERS, TIMES
+from pipejax.traces.replaying.pipelines import fused_with_last
 from pipejax.traces.replaying.replay import Replay
 
 JOB = Path(__file__).parents[1] / "examples" / "production_job.parquet"
@@ -72,6 +75,25 @@ def test_the_replay_of_a_run_is_exact(name, link):
     assert np.abs(exact.stalls).max() <= 1e-9
     other = Replay(found.pipelines, Links.of(link), 1.5 * sent, found.errors, {})
     assert np.abs(other.residuals).max() > 1e-3  # that it is seen
+
+
+@pytest.mark.parametrize(("name", "link"), [*itertools.product(SCHEDULES, LINKS)])
+def test_a_pipeline_is_replayed_by_its_own_costs(name, link):
+    """As a run of its table, start by start, as `residuals` say; what was recorded stands beside."""
+    run, sent = drawn(table_of(name), link)
+    found = replayed(run, link=link)
+    shifted = Replay(found.pipelines, Links.of(link), 1.5 * sent, found.errors, {})
+    (one,) = found.pipelines.pipelines
+    again = pj.evaluate(
+        found.pipelines.tables[one.table], traces.costs_of(shifted, pipeline=one), link=link
+    )
+    recorded = found.pipelines.starts(one)
+    is_op = again.table.cells.phase > 0
+    assert (np.isfinite(recorded) == is_op).all()
+    first = one.slices[~fused_with_last(found.pipelines.trace, one.slices)]
+    residuals = shifted.residuals[first]
+    np.testing.assert_allclose((recorded - again.start)[is_op], residuals, atol=1e-9)
+    assert np.abs(residuals).max() > 1e-3
 
 
 # under rendezvous a message may wait for another before it is sent: see the guide
@@ -391,7 +413,7 @@ def test_numbers_that_have_no_room_are_left_out():
 
 
 def test_a_map_can_be_read_in_grey():
-    colours = mpl.colormaps[COLOURS](np.linspace(0, 1, 64))
+    colours = COLOURS(np.linspace(0, 1, 64))
     light = [palette.lightness(mpl.colors.to_hex(colour)) for colour in colours]
     assert light == sorted(light, reverse=True)
     assert light[0] - light[-1] > 0.6
@@ -457,6 +479,44 @@ def test_the_report_is_one_page(call, folder):
     (inside,) = re.findall(r'srcdoc="([^"]*)"', text)
     assert html.unescape(inside).startswith("<!doctype html>")
     assert "stage 2 on worker 2" in text
+
+
+def test_the_page_explores_the_median_step(call, folder):
+    """As it ran and as replayed, then the mean pipeline; suspects are said as in the terminal."""
+    table = table_of("1f1b")
+    forward, backward = np.array([[1.0, 1.0, 1.5, 1.0], [2.0, 2.0, 3.0, 2.0]])
+    runs = [
+        pj.evaluate(table, pj.Costs(forward=k * forward, backward=k * backward, transmit=0.1))
+        for k in (1.0, 1.02, 0.97, 1.05)
+    ]
+    trace = traces.of_runs(runs)
+    # every step has a pause of its own, and begins after the one before
+    shift = 0.5 * (trace.start > 20.0 + trace.step) + 60.0 * trace.step
+    trace = dataclasses.replace(trace, start=trace.start + shift, end=trace.end + shift)
+    write_csv(folder / "run.csv", trace)
+    code, said, _ = call("trace", "run.csv", "--schedules", "zb-h1", "--out", "x.html")
+    assert code == 0
+    text = Path("x.html").read_text()
+    suspects = [line.strip() for line in said.splitlines() if "suspect:" in line]
+    assert len(suspects) >= 2
+    assert all(f"<p>{html.escape(line)}</p>" in text for line in suspects)
+    scene = scene_of(html.unescape(re.search(r'srcdoc="([^"]*)"', text)[1]))
+    names = [each["name"] for each in scene["schedules"]]
+    assert names == ["replayed", "mean pipeline", "first remedy"]
+    shown = re.findall(r"<h2>([^<]*)</h2>", text)[-1]
+    number = int(re.match(r"Step (\d), as it ran, and below: replayed; mean pipeline; ", shown)[1])
+    replayed = scene["schedules"][0]
+    found = traces.replay(traces.pipelines_of(traces.read("run.csv")))
+    assert scene["link"] == found.links.model
+    one = found.pipelines.pipelines[number]
+    finish, vector, program = run_of_page(
+        replayed, [f["given"] for f in scene["factors"]], scene["link"]
+    )
+    start = finish - vector[program["lasts"]]
+    starts = unpack(replayed["recorded"]["starts"])["start"]
+    residuals = starts - start[program["op"]]
+    np.testing.assert_allclose(residuals, found.residuals[one.slices], atol=1e-9)
+    assert residuals.max() > 0.1
 
 
 def test_what_is_left_out_stands_on_the_page(call, folder):

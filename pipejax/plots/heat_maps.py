@@ -12,14 +12,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import PolyCollection
-from matplotlib.colors import Normalize, to_hex
+from matplotlib.colors import LinearSegmentedColormap, Normalize, to_hex
 from matplotlib.figure import Figure
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.data_files import time_unit
 from pipejax.plots import palette, style
 
-COLOURS = "cividis_r"  # dark is much
+COLOURS = LinearSegmentedColormap.from_list("seconds", palette.SECONDS)  # dark is much
 _ROW, _STEP_ROW, _TITLE = 0.2, 0.42, 0.62  # heights [inch]
 _HIGHEST = 8.5  # of all rows together [inch]
 _LANE = 0.4  # of a row, for what ran and for what is replayed

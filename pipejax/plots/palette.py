@@ -22,6 +22,9 @@ SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION)  # for what has no order
 # for what has an order, from light to dark: lines, marks and areas
 ORDERED = ("#6CCD5A", "#1F9E89", "#2C728E", "#414487", "#440154", "#000000")
 
+# seconds, from few to many, between these step by step; on a dark ground the other way round
+SECONDS = ("#FEE838", "#D6C35D", "#AEA371", "#888578", "#666970", "#424E6C", "#083370")
+
 # what lines mean
 MESSAGE, CRITICAL, IDLE = PURPLE, BLACK, GREY
 HELD, HELD_LINE, LIMIT = SKY, BLUE, VERMILION

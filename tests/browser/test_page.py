@@ -12,7 +12,10 @@ from explorer_cases import explored
 
 import pipejax as pj
 from pipejax.base import longest_path
+from pipejax.plots import palette
 from pipejax.plots.explorer.page import page
+from pipejax.schedules.table.links import Links
+from pipejax.traces.replaying.replay import Replay
 
 LOADS_IN = 3.0  # seconds, 64 workers x 1024 microbatches
 FRAMES = 30.0  # a second
@@ -524,3 +527,87 @@ def test_transfers_have_a_lane(alone, visit):
     assert violet.mean() > 0.02
     assert len(after) == len(before)
     assert "transfer" in opened.page.locator("#legend").inner_text()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A page of a measured run that paused twice, what is known of it, and its stalls."""
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    forward, backward = np.random.default_rng(1).uniform(1.0, 2.0, (2, 4, 8))
+    times = {"forward": forward, "backward": backward}
+    run = pj.evaluate(table, pj.Costs(**times, transmit=0.2), link="blocking")
+    trace = pj.traces.of_runs([run])
+    paused = 0.3 * (trace.start > 8.0) + 0.7 * (trace.start > 14.0)
+    trace = dataclasses.replace(trace, start=trace.start + paused, end=trace.end + paused)
+    pipelines = pj.traces.pipelines_of(trace)
+    found = Replay(pipelines, Links.of("blocking"), np.full(6, 0.2), np.zeros(1), {})
+    (one,) = found.pipelines.pipelines
+    costs = pj.traces.costs_of(found, pipeline=one)
+    replayed = explored(found.pipelines.table, costs, found.links)._replace(
+        name="replayed", recorded=found.pipelines.starts(one)
+    )
+    path = tmp_path_factory.mktemp("pages") / "recorded.html"
+    path.write_text(page([replayed, explored(table, costs, found.links)]))
+    labels = [
+        f"{trace.stage[k]}{trace.phases[trace.phase[k]]}{trace.microbatch[k]}" for k in one.slices
+    ]
+    of_ops = (each[one.slices] for each in (trace.start, found.residuals, found.stalls))
+    return path, labels, *of_ops
+
+
+def of_ops(opened, index, what):
+    """Of every op of a schedule of the page a number."""
+    return opened(
+        "([k, what]) => [...explorer.schedules[k].ops.phase.keys()].map(op => "
+        "({ start: explorer.schedules[k].start(op), stall: explorer.schedules[k].stall(op) })[what])",
+        [index, what],
+    )
+
+
+def colour(opened, label, index):
+    """Of the middle of the lower edge of an op, where no text stands."""
+    x, y = opened.place(label, index)
+    shot = opened.page.screenshot(clip={"x": x, "y": y + 7, "width": 1, "height": 1})
+    red, green, blue = (matplotlib.image.imread(io.BytesIO(shot))[0, 0, :3] * 255).astype(int)
+    return f"#{red:02X}{green:02X}{blue:02X}"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_recorded_run_stands_above_its_replay(scheme, recorded, visit):
+    """It stays where it is when times change; colours say how much later its ops started."""
+    path, labels, starts, residuals, stalls = recorded
+    opened = visit(path, "critical=0", color_scheme=scheme, viewport={"width": 1200, "height": 900})
+    names = [heading.inner_text() for heading in opened.page.locator(".schedule h2 b").all()]
+    assert names == ["as it ran", "replayed", "1f1b"]
+    np.testing.assert_allclose(of_ops(opened, 0, "start"), starts, atol=1e-12)
+    np.testing.assert_allclose(of_ops(opened, 1, "start"), starts - residuals, atol=1e-9)
+    np.testing.assert_allclose(of_ops(opened, 0, "stall"), stalls, atol=1e-9)
+    latest, first = labels[residuals.argmax()], labels[residuals.argmin()]
+    ends = palette.SECONDS[:: 1 if scheme == "light" else -1]
+    for index in (0, 1):
+        assert [colour(opened, op, index) for op in (first, latest)] == [ends[0], ends[-1]]
+    assert "residual 0 s1 s" in opened.page.locator(".schedule h2").first.inner_text()
+    opened.page.mouse.move(*opened.place(latest, 1))
+    opened.settle()
+    tip, start = opened.page.locator("#tip").inner_text(), starts[residuals.argmax()]
+    for said in (
+        f"start as it ran {start:.5g} s",
+        f"start replayed {start - 1:.5g} s",
+        "residual 1 s",
+    ):
+        assert said in tip
+    opened.page.mouse.move(5, 5)
+    opened.page.get_by_label("residuals", exact=True).uncheck()
+    opened.settle()
+    fill = palette.look(latest[1]).fill.upper()
+    assert [colour(opened, latest, index) for index in (0, 1, 2)] == [fill] * 3
+    opened.wait("location.hash.includes('residuals=0')")
+    opened.page.keyboard.press("e")
+    opened.settle()
+    assert colour(opened, latest, 2) == fill != colour(opened, latest, 0)
+    before = opened.makespans()
+    opened.set_factor("B", 1.5)
+    ran, replayed, _ = opened.makespans()
+    assert (ran, replayed > before[1]) == (before[0], True)
+    np.testing.assert_allclose(of_ops(opened, 0, "start"), starts, atol=1e-12)
+    assert opened("explorer.schedules[0].residuals.least") < -1.0  # it is late no more

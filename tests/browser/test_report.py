@@ -37,5 +37,8 @@ def test_a_report_fits_its_screen(report, browser, width, scheme):
     assert page.locator("code").first.bounding_box()["width"] >= 180
     explorer = page.frame_locator("iframe")
     explorer.locator("html[data-ready]").wait_for(timeout=20_000)
+    names = explorer.locator(".schedule h2 b").all_inner_texts()
+    assert names == ["as it ran", "replayed", "mean pipeline", "first remedy"]
+    assert explorer.get_by_label("residuals", exact=True).is_checked()
     context.close()
     assert (asked, complaints) == ([report.as_uri()], [])

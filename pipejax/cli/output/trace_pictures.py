@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.text import Text as Marked
 
+import pipejax as pj
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.remedies import diagnosis
-from pipejax.cli.output.report_pages import report_page
+from pipejax.cli.output.report_pages import Ran, report_page
 from pipejax.cli.output.trace_report import (
     ADDS,
     SAVES,
@@ -22,8 +23,10 @@ from pipejax.cli.output.trace_report import (
     largest,
     replay_line,
     step_line,
+    suspect_lines,
 )
-from pipejax.traces.replaying.pipelines import fused_with_last
+from pipejax.traces.findings.op_times import costs_of
+from pipejax.traces.replaying.pipelines import Pipeline, fused_with_last
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,16 +42,11 @@ SHOWN = 50  # rows of what is left out, or unexplained
 
 def draw_shares(analysis: "Analysis", figure: Output) -> None:
     """Draw who costs how much, and a step as it ran and as replayed."""
-    from pipejax.plots.timeline import save  # matplotlib is an extra, slow to import
+    from pipejax.plots.heat_maps import heat_picture  # matplotlib is an extra, slow to import
+    from pipejax.plots.timeline import save
 
-    picture = _picture(analysis)
+    picture = heat_picture([*_maps(analysis)], _median_step(analysis))
     figure.save(lambda draft: save(picture, draft))
-
-
-def _picture(analysis: "Analysis") -> "Figure":
-    from pipejax.plots.heat_maps import heat_picture
-
-    return heat_picture([*_maps(analysis)], _median_step(analysis))
 
 
 def _maps(analysis: "Analysis") -> "Iterator[HeatMap]":
@@ -85,11 +83,9 @@ def _by_step(shares: "Attribution", kind: str) -> "HeatMap":
     )
 
 
-def _median_step(analysis: "Analysis") -> "RecordedStep":
-    """The slowest replica of the step that is the median."""
-    from pipejax.plots.heat_maps import RecordedStep
-
-    shares, pipelines, trace = analysis.attribution, analysis.pipelines, analysis.pipelines.trace
+def _median_pipeline(analysis: "Analysis") -> tuple[Pipeline, str]:
+    """The slowest replica of the step that is the median, and its name."""
+    shares, pipelines = analysis.attribution, analysis.pipelines
     step = shares.steps[int(np.argsort(shares.recorded)[len(shares.steps) // 2])]
     spans = [
         (span, k)
@@ -99,6 +95,24 @@ def _median_step(analysis: "Analysis") -> "RecordedStep":
         if one.step == step
     ]
     slowest = pipelines.pipelines[max(spans)[1]]
+    several = len(pipelines.trace.replicas) > 1
+    return slowest, f"step {step}" + f", replica {slowest.replica}" * several
+
+
+def _median_ran(analysis: "Analysis") -> Ran:
+    """The median step for the explorer, whose replay has the times of its own ops."""
+    one, title = _median_pipeline(analysis)
+    costs = costs_of(analysis.replay, pipeline=one)
+    run = pj.evaluate(analysis.pipelines.tables[one.table], costs, link=analysis.replay.links)
+    return Ran(title, run, analysis.pipelines.starts(one))
+
+
+def _median_step(analysis: "Analysis") -> "RecordedStep":
+    """The median step for a picture."""
+    from pipejax.plots.heat_maps import RecordedStep
+
+    trace = analysis.pipelines.trace
+    slowest, title = _median_pipeline(analysis)
     slices = slowest.slices
     is_second = fused_with_last(trace, slices)
     several = trace.stages > trace.workers
@@ -112,9 +126,8 @@ def _median_step(analysis: "Analysis") -> "RecordedStep":
         labels[k - 1] += f" {labels[k]}"
     first = slices[~is_second]
     start = trace.start[first] - trace.start[slices].min()
-    replica = f", replica {slowest.replica}" if len(trace.replicas) > 1 else ""
     return RecordedStep(
-        f"step {step}{replica}: above as it ran, below as replayed",
+        f"{title}: above as it ran, below as replayed",
         trace.worker[first],
         [label for label, second in zip(labels, is_second, strict=True) if not second],
         start,
@@ -131,6 +144,7 @@ def trace_page(analysis: "Analysis", result: Mapping[str, Any]) -> str:
         replay_line(analysis),
         *([] if analysis.against is None else [_text(against_line(analysis.against))]),
         *clock_lines(analysis),
+        *suspect_lines(analysis),
         *forecast_line(analysis),
         *map(_text, deal_line(analysis)),
         f"the mean pipeline, at mean times: {seconds(advice.step_time)}; {next(diagnosis(advice))}",
@@ -143,6 +157,8 @@ def trace_page(analysis: "Analysis", result: Mapping[str, Any]) -> str:
         lines,
         sections=[*_sections(analysis)],
         heading="Where the seconds of the mean pipeline go",
+        name="mean pipeline",
+        ran=_median_ran(analysis),
     )
 
 
@@ -152,12 +168,15 @@ def _text(markup: str) -> str:
 
 def _sections(analysis: "Analysis") -> "Iterator[Section]":
     """Shares with their picture, what is left out, stalls, op times, link models."""
+    from pipejax.plots.heat_maps import heat_picture
     from pipejax.plots.report import Section
 
     left = [(each.what, each.why, f"{each.count}") for each in analysis.left_out]
     if left:
         yield Section("Left out", ("what", "why", "times"), left[:SHOWN], 2, _more(left))
-    yield _shares(analysis.attribution, "Who costs how much", _svg(_picture(analysis)))
+    # the step itself is in the explorer, which draws a hundred thousand ops in a few MB
+    picture = _svg(heat_picture([*_maps(analysis)]))
+    yield _shares(analysis.attribution, "Who costs how much", picture)
     if analysis.against is not None:
         yield _shares(analysis.against, "With times of the other run")
     stalls = [

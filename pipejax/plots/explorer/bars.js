@@ -51,6 +51,7 @@ export class Bars {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.fillStyle = this.palette.paper;
     context.fillRect(0, 0, width, height);
+    this.colours = this.schedule.colours(shown);
     const { shortest, longest } = this.schedule;
     const isDense = longest * axis.scale < NARROW;
     if (shortest * axis.scale < NARROW) this.paintNarrow(axis, shown, isDense && shown.critical);
@@ -137,33 +138,33 @@ export class Bars {
   /** Sum up the narrow ops of a lane by pixel. */
   sumUp(lane, isOrdered, axis, found) {
     const { ratio } = this;
-    const { phase, pipe, stage, with_phase: partner, with_stage: beside } = this.schedule.ops;
+    const { pipe, with_phase: partner } = this.schedule.ops;
     const { channels, shades } = this.palette;
-    const { depth } = this.schedule;
+    const { code, depth, withCode, withDepth, isOfPhases } = this.colours;
     this.sums.fill(0);
     // called for up to a hundred thousand ops of a frame: nothing is made anew in it
     this.eachInSight(lane, isOrdered, axis, (op, left, right) => {
       if (right - left >= NARROW || right <= left) return;
       const weight = found && !found[op] ? FADED : 1;
       if (partner[op] === 0) {
-        const colours = pipe[op] % 2 ? shades : channels;
-        this.cover(left * ratio, right * ratio, colours, phase[op], depth[stage[op]], weight);
+        const colours = isOfPhases && pipe[op] % 2 ? shades : channels;
+        this.cover(left * ratio, right * ratio, colours, code[op], depth[op], weight);
       } else {
         const half = weight / 2;
-        this.cover(left * ratio, right * ratio, channels, phase[op], depth[stage[op]], half);
-        const colours = this.schedule.pipes > 1 ? shades : channels;
-        this.cover(left * ratio, right * ratio, colours, partner[op], depth[beside[op]], half);
+        this.cover(left * ratio, right * ratio, channels, code[op], depth[op], half);
+        const colours = isOfPhases && this.schedule.pipes > 1 ? shades : channels;
+        this.cover(left * ratio, right * ratio, colours, withCode[op], withDepth[op], half);
       }
     });
   }
 
-  /** Add the colour of a phase to all pixels between two places, by how much of each it covers. */
-  cover(left, right, channels, phase, depth, weight) {
+  /** Add a colour to all pixels between two places, by how much of each it covers. */
+  cover(left, right, channels, code, depth, weight) {
     const { sums, palette: { deeps } } = this;
     const deep = channels === this.palette.channels ? depth : 0;
-    const red = channels[3 * phase] + deep * (deeps[3 * phase] - channels[3 * phase]);
-    const green = channels[3 * phase + 1] + deep * (deeps[3 * phase + 1] - channels[3 * phase + 1]);
-    const blue = channels[3 * phase + 2] + deep * (deeps[3 * phase + 2] - channels[3 * phase + 2]);
+    const red = channels[3 * code] + deep * (deeps[3 * code] - channels[3 * code]);
+    const green = channels[3 * code + 1] + deep * (deeps[3 * code + 1] - channels[3 * code + 1]);
+    const blue = channels[3 * code + 2] + deep * (deeps[3 * code + 2] - channels[3 * code + 2]);
     const last = Math.min(Math.floor(right), this.line.length - 1);
     for (let x = Math.max(0, Math.floor(left)); x <= last; x++) {
       const part = weight * (Math.min(right, x + 1) - Math.max(left, x));
@@ -238,11 +239,16 @@ export class Bars {
 
   /** Size of the number of an op that is all in sight, 0 where there is no room. */
   sizeOfLabel(op, width, height) {
-    const { with_phase: partner, microbatch } = this.schedule.ops;
+    const { with_phase: partner, phase, microbatch } = this.schedule.ops;
     const each = partner[op] ? height / 2 : height;
-    const room = (width - 1) / String(microbatch[op]).length / DIGIT_OF_FONT;
+    const room = (width - 1) / this.textOf(phase[op], microbatch[op]).length / DIGIT_OF_FONT;
     const size = Math.min(12, Math.round(each - 1), Math.floor(room));
     return size >= LABEL_HEIGHT ? size : 0;
+  }
+
+  /** What stands on an op: its number, and its letter where no colour tells its phase. */
+  textOf(phase, microbatch) {
+    return `${this.colours.isOfPhases ? "" : this.schedule.phases[phase].letter}${microbatch}`;
   }
 
   drawBar(op, x, y, width, height, shown) {
@@ -252,11 +258,11 @@ export class Bars {
     if (isFaded) context.globalAlpha = FADED;
     const isSecond = ops.pipe[op] % 2 === 1;
     const half = ops.with_phase[op] ? height / 2 : height;
-    const { depth } = this.schedule;
-    const own = look(palette, ops.phase[op], depth[ops.stage[op]]);
+    const { code, depth, withCode, withDepth } = this.colours;
+    const own = look(palette, code[op], depth[op]);
     this.fill(own, x, y, width - gap, half, isSecond);
     if (half < height) {
-      const other = look(palette, ops.with_phase[op], depth[ops.with_stage[op]]);
+      const other = look(palette, withCode[op], withDepth[op]);
       this.fill(other, x, y + half, width - gap, half, !isSecond); // a pair is of both pipes
     }
     context.globalAlpha = 1;
@@ -266,7 +272,7 @@ export class Bars {
     const { context, palette } = this;
     context.fillStyle = fill;
     context.fillRect(x, y, width, height);
-    if (isHatched && this.schedule.pipes > 1) {
+    if (isHatched && this.schedule.pipes > 1 && this.colours.isOfPhases) {
       context.fillStyle = hatch(palette, context, ink);
       context.fillRect(x, y, width, height);
     }
@@ -280,18 +286,19 @@ export class Bars {
   drawLabels(labels, shown) {
     const { context, palette, schedule } = this;
     const { ops } = schedule;
+    const { code, depth, withCode, withDepth } = this.colours;
     context.textAlign = "center";
     context.textBaseline = "middle";
     for (const [op, x, y, width, height, size] of labels) {
       const isFused = ops.with_phase[op] > 0;
-      const lines = [[ops.phase[op], ops.stage[op], ops.microbatch[op]]];
-      if (isFused) lines.push([ops.with_phase[op], ops.with_stage[op], ops.with_microbatch[op]]);
+      const lines = [[ops.phase[op], ops.microbatch[op], code[op], depth[op]]];
+      if (isFused) lines.push([ops.with_phase[op], ops.with_microbatch[op], withCode[op], withDepth[op]]);
       const each = height / lines.length;
-      lines.forEach(([phase, stage, microbatch], k) => {
-        const text = width >= 56 && !isFused ? schedule.label(op) : String(microbatch);
+      lines.forEach(([phase, microbatch, colour, deep], k) => {
+        const text = width >= 56 && !isFused ? schedule.label(op) : this.textOf(phase, microbatch);
         context.font = `${size}px ${palette.font}`;
         context.globalAlpha = shown.found && !shown.found[op] ? 0.4 : 1;
-        context.fillStyle = look(palette, phase, schedule.depth[stage]).ink;
+        context.fillStyle = look(palette, colour, deep).ink;
         context.fillText(text, x + width / 2, y + (k + 0.5) * each + 0.5);
       });
     }

@@ -118,7 +118,9 @@ function tried(make) {
 export class Library {
   static async open(scene, given) {
     const library = new Library();
-    Object.assign(library, { scene, given, entries: [], dropped: new Map(), made: new Map() });
+    // times of one step are no times of a table that is dropped on the page
+    const donors = given.filter(({ residuals }) => !residuals);
+    Object.assign(library, { scene, given, donors, entries: [], dropped: new Map(), made: new Map() });
     if (scene.library) {
       const { entries, apart, data } = scene.library;
       const texts = new TextDecoder().decode(await inflate(data)).split(apart);
@@ -176,7 +178,7 @@ export class Library {
     if (!entry) return null;
     if (!this.made.has(entry)) {
       const table = tableOf({ ...entry, rows: rowsOf(entry.text) }, this.scene.grammar);
-      this.made.set(entry, scheduleOf(table, this.scene, this.given));
+      this.made.set(entry, scheduleOf(table, this.scene, this.donors));
     }
     return this.made.get(entry);
   }
@@ -186,7 +188,7 @@ export class Library {
     const name = file.replace(/\.(csv|json)$/i, "");
     const own = this.names.includes(name) && !this.dropped.has(name) ? file : name;
     const table = readTable(text, own, this.scene.grammar);
-    this.dropped.set(own, scheduleOf({ ...table, name: own }, this.scene, this.given));
+    this.dropped.set(own, scheduleOf({ ...table, name: own }, this.scene, this.donors));
     return own;
   }
 }

@@ -9,6 +9,7 @@ import {
   detailsOf, headingOf, makeChoices, refusals, showChoices, showChosen, showForm, showLegend,
   showResults, spoken, summary, tipOf,
 } from "./panels.js";
+import { Residuals, withRecorded } from "./residuals.js";
 import { Schedule } from "./schedule.js";
 import { makeSliders, showSliders } from "./sliders.js";
 import { State, View } from "./state.js";
@@ -23,11 +24,13 @@ export class Explorer {
   /** Unpack the page's data, and show it. */
   static async open(scene) {
     const explorer = new Explorer();
+    scene.schedules = withRecorded(scene.schedules);
     explorer.scene = scene;
     explorer.state = new State(scene);
     explorer.view = new View();
     explorer.given = await Promise.all(scene.schedules.map((given) =>
       Schedule.load(given, scene.phases)));
+    Residuals.join(explorer.given, scene);
     explorer.library = await Library.open(scene, explorer.given);
     explorer.schedules = explorer.given;
     await explorer.evaluateAsGiven();
@@ -59,7 +62,7 @@ export class Explorer {
   build() {
     const { scene, state } = this;
     byId("scope").textContent = scene.scope;
-    this.palette = readPalette(scene.phases);
+    this.palette = readPalette(scene);
     this.axis = new Axis(byId("axis"), this.unit);
     this.buildPanes();
     makeSliders(scene, () => this.schedules, (key, factor) => this.setFactor(key, factor));
@@ -67,7 +70,7 @@ export class Explorer {
       this.setLink(event.target.value));
     makeChoices("shown", "checkbox",
       [["critical", "critical path"], ["messages", "messages"], ["transfers", "transfers"],
-        ["memory", "memory"]],
+        ["memory", "memory"], ...(this.given.some((each) => each.residuals) ? [["residuals", "residuals"]] : [])],
       (event) => this.show(event.target.value, event.target.checked));
     const held = scene.schedules[0].memory.unit === "bytes" ? "bytes" : "by size";
     makeChoices("curve", "radio", [["flight", "in flight"], ["memory", held]], (event) => {
@@ -311,7 +314,9 @@ export class Explorer {
   async evaluateNow() {
     const { scene, state, view } = this;
     const factors = scene.factors.map(({ key }) => state.factors.get(key));
-    for (const schedule of this.schedules) await schedule.evaluate(state.link, factors);
+    const shown = new Set(this.schedules.flatMap((each) => each.residuals?.runs ?? [each]));
+    for (const schedule of shown) await schedule.evaluate(state.link, factors);
+    for (const schedule of shown) if (schedule.starts) schedule.residuals.compare();
     view.whole = Math.max(...this.schedules.map((each) => (each.error ? 0 : each.makespan))) || 1;
     if (view.range) view.show(...view.range);
     if (/\bcrit/i.test(state.find)) this.applyFind();
@@ -349,7 +354,7 @@ export class Explorer {
     const best = Math.min(...this.schedules.filter((each) => !each.error).map((each) => each.makespan));
     this.panes.forEach(({ element, heading, refused, schedule, bars, curves }, index) => {
       element.classList.toggle("focused", index === this.state.focus);
-      heading.replaceChildren(...headingOf(schedule, this.unit, best));
+      heading.replaceChildren(...headingOf(schedule, this.unit, best, this.state.shown));
       refused.hidden = !schedule.error;
       refused.textContent = schedule.error;
       bars.canvas.hidden = Boolean(schedule.error);
@@ -379,7 +384,8 @@ export class Explorer {
     const prefersDark = matchMedia("(prefers-color-scheme: dark)").matches;
     const isDark = state.theme === "dark" || (state.theme === "auto" && prefersDark);
     document.documentElement.toggleAttribute("data-dark", isDark);
-    this.palette = readPalette(this.scene.phases);
+    this.palette = readPalette(this.scene);
+    document.documentElement.style.setProperty("--seconds", this.palette.seconds.join());
     for (const { bars, curves } of this.panes) bars.palette = curves.palette = this.palette;
     this.layOut();
   }

@@ -91,12 +91,12 @@ def base_of(run: Evaluation, factors: Sequence[Factor], unit: float) -> Float[Nu
 
 def _kinds_that_cost(run: Evaluation) -> Iterator[str]:
     """Kinds of which a position that the program reads is above 0."""
-    own, is_read = np.array(kinds(run)), _read(run.program)
+    own, is_read = np.array(kinds(run)), read_by(run.program)
     costs = is_read & (vector_of(run) > 0)
     yield from np.unique(own[costs & (own != "")]).tolist()
 
 
-def _read(program: Program) -> Bool[NumpyArray, " costs"]:
+def read_by(program: Program) -> Bool[NumpyArray, " costs"]:
     """Positions of the cost vector that a program reads under some link model (costs)."""
     groups = np.array(program.layout.groups)
     read = np.zeros(len(groups), bool)

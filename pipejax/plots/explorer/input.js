@@ -218,6 +218,7 @@ export function listenToKeys(explorer) {
     "m": flip("messages"),
     "g": flip("memory"),
     "t": flip("transfers"),
+    "e": flip("residuals"),
     "l": () => explorer.nextLink(),
     "r": () => explorer.resetTimes(),
     "d": () => explorer.switchTheme(),

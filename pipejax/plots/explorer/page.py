@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 # each after all that it imports
 SCRIPTS = (
     *("text", "unpacking", "schedule", "tables", "lowering", "choice"),
-    *("state", "palette", "bars", "curves", "panels", "sliders", "input", "explorer"),
+    *("state", "palette", "residuals", "bars", "curves", "panels", "sliders", "input", "explorer"),
 )
 # of a module of JavaScript, whose files stand in the page one after the other, each in a function
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
@@ -61,7 +61,8 @@ def _scene(explored: Sequence[Explored], unit: str, carried: Carried) -> dict[st
     """The payload, and how the page is headed and coloured."""
     runs = [each.run for each in explored]
     name = explored[0].name or runs[0].schedule
-    names = name if len(runs) == 1 else f"{len(runs)} schedules"
+    count = len(runs) + sum(each.recorded is not None for each in explored)
+    names = name if count == 1 else f"{count} schedules"
     sizes = {(run.workers, run.microbatches) for run in runs}
     workers, microbatches = sizes.pop()
     of = "" if sizes else f"{workers} workers, {microbatches} microbatches"
@@ -69,6 +70,7 @@ def _scene(explored: Sequence[Explored], unit: str, carried: Carried) -> dict[st
         "title": names,
         "subtitle": of or "under one time axis",
         "phases": {int(phase): _phase(phase) for phase in Phase},
+        "seconds": palette.SECONDS,
     }
 
 

@@ -5,10 +5,16 @@ const NAMES = [
   "thumb",
 ];
 
-/** Read the colours that are in force now; phases by their code. */
-export function readPalette(phases) {
+/** Read the colours that are in force now; phases by their code, steps of the scale behind them. */
+export function readPalette(scene) {
   const style = getComputedStyle(document.documentElement);
+  const isDark = brightness(rgb(style.getPropertyValue("--paper").trim())) < 128;
+  const seconds = isDark ? scene.seconds.toReversed() : scene.seconds; // much stands out
+  const steps = seconds.slice(1).map((deep, k) => ({ fill: seconds[k], shade: seconds[k], deep }));
+  const count = Object.keys(scene.phases).length;
+  const phases = { ...scene.phases, ...Object.fromEntries(steps.map((step, k) => [count + k, step])) };
   const palette = {
+    seconds,
     font: style.getPropertyValue("--font"),
     phases, looks: new Map(), hatches: new Map(),
     // red, green, blue of each phase, of its shade in the second pipe, and for first stages

@@ -42,10 +42,25 @@ export function tipOf(schedule, op, unit) {
   const say = (text) => lines.push(make("div", {}, text));
   say(`${time(schedule.start(op))} to ${time(schedule.finish(op))}, ` +
     `takes ${time(schedule.finish(op) - schedule.start(op))}`);
+  for (const [name, text] of residualFacts(schedule, op, time)) say(`${name} ${text}`);
   const last = schedule.waits(op).find((wait) => wait.isLast);
   say(last ? `waited for ${waitName(schedule, last, op)}` : "waited for nothing");
-  say(`slack ${slackText(schedule, op, time)}`);
+  say(slackOrStall(schedule, op, time).join(" "));
   return lines;
+}
+
+/** When it started in a recorded run and in its replay, and how much later. */
+function residualFacts({ residuals }, op, time) {
+  if (!residuals?.isThere) return [];
+  const [ran, again] = residuals.runs.map((run) => time(run.start(op)));
+  return [["start as it ran", ran], ["start replayed", again], ["residual", time(residuals.late[op])]];
+}
+
+/** How much longer it could take; of a recorded op how long it stood after all had come. */
+function slackOrStall(schedule, op, time) {
+  return schedule.starts
+    ? ["stall", time(rounded(schedule.stall(op), schedule))]
+    : ["slack", slackText(schedule, op, time)];
 }
 
 /** All of it; `choose` is called with an op that is clicked. */
@@ -60,7 +75,8 @@ export function detailsOf(schedule, op, unit, choose) {
     ["start", time(schedule.start(op))],
     ["end", time(schedule.finish(op))],
     ["takes", time(schedule.finish(op) - schedule.start(op))],
-    ["slack", slackText(schedule, op, time)],
+    ...residualFacts(schedule, op, time),
+    slackOrStall(schedule, op, time),
   ];
   const link = (each) => each.op < 0
     ? waitName(schedule, each, op)
@@ -82,7 +98,7 @@ export function detailsOf(schedule, op, unit, choose) {
 export function spoken(schedule, op, unit) {
   const time = (value) => writeTime(value, unit);
   return `${schedule.label(op)}, ${phaseName(schedule, op)}, ${time(schedule.start(op))} to ` +
-    `${time(schedule.finish(op))}, slack ${slackText(schedule, op, time)}`;
+    `${time(schedule.finish(op))}, ${slackOrStall(schedule, op, time).join(" ")}`;
 }
 
 function phaseName(schedule, op) {
@@ -108,8 +124,12 @@ function waitName(schedule, { op, message }, waiting) {
 function slackText(schedule, op, time) {
   const isCritical = schedule.isCritical[schedule.program.op[op]];
   if (isCritical) return `${time(0)}, on the critical path`;
-  const slack = schedule.slack(op);
-  return time(slack > 1e-12 * schedule.makespan ? slack : 0); // less is rounding
+  return time(rounded(schedule.slack(op), schedule));
+}
+
+/** A time that is not below 0, nor what rounding leaves. */
+function rounded(seconds, { makespan }) {
+  return seconds > 1e-12 * makespan ? seconds : 0;
 }
 
 // The side panel: results, sliders, link models, the closed form, what is shown.
@@ -273,6 +293,8 @@ export function refusals(schedules, links) {
 
 /** The closed form of a schedule, with the sum that is the largest now. */
 export function showForm(schedule, state, unit, isAlone) {
+  // none was looked for where every op has a time of its own
+  byId("form").parentElement.hidden = Boolean(schedule.residuals);
   byId("form-title").textContent = isAlone ? "Closed form" : `Closed form of ${schedule.name}`;
   byId("form").replaceChildren(...formOf(schedule, state, unit));
 }
@@ -309,7 +331,8 @@ function formOf(schedule, state, unit) {
 export function showLegend(schedules, shown) {
   const used = new Map();
   let mostPipes = 1;
-  for (const { ops, phases, pipes, lanes } of schedules) {
+  const ofPhases = schedules.filter((each) => each.colours(shown).isOfPhases);
+  for (const { ops, phases, pipes, lanes } of ofPhases) {
     mostPipes = Math.max(mostPipes, pipes);
     for (const { compute, beside } of lanes) {
       for (const lane of [compute, beside]) {
@@ -325,22 +348,33 @@ export function showLegend(schedules, shown) {
     const { letter, name, fill } = used.get(code);
     return entry(name === letter ? name : `${letter} ${name}`, null, `background:${fill}`);
   });
-  if (schedules.some(({ depth }) => depth.some(Boolean))) entries.push(entry("darker: first stages", "deep"));
+  if (ofPhases.some(({ depth }) => depth.some(Boolean))) entries.push(entry("darker: first stages", "deep"));
   if (mostPipes > 1) entries.push(entry(mostPipes > 2 ? "every second pipe" : "second pipe", "second"));
+  if (ofPhases.length < schedules.length) entries.push(entry("residual: started later than replayed", "seconds"));
   if (shown.critical) entries.push(entry("critical path", "frame"));
   if (shown.messages) entries.push(entry("message", "line"));
   if (shown.transfers) entries.push(entry("transfer", null, "background:var(--message)"));
   byId("legend").replaceChildren(...entries);
 }
 
-/** The heading of one of several schedules. */
-export function headingOf(schedule, unit, best) {
+/** Colours of residuals, from the least to the largest; a stroke stands at 0. */
+function scaleOf({ least, most }, unit) {
+  if (least === most) return make("span", { class: "quiet" }, "every op started as replayed");
+  const [low, high] = [least, most].map((time) => writeTime(Number(time.toPrecision(3)), unit));
+  const zero = `--zero:${(-100 * least) / (most - least)}%`;
+  return make("span", { class: "quiet" }, `residual ${low}`, make("i", { class: "seconds", style: zero }), high);
+}
+
+/** The heading of one of several schedules; above a recorded run what its colours mean. */
+export function headingOf(schedule, unit, best, shown) {
   if (schedule.error) return [make("b", {}, schedule.name)];
+  const colours = schedule.colours(shown);
   const behind = schedule.makespan > best * (1 + 1e-12) ? ` ${writeChange(schedule.makespan, best)}` : "";
   return [
     make("b", {}, schedule.name),
     make("span", {}, `${writeTime(schedule.makespan, unit)}${behind}`),
     make("span", { class: "quiet" }, `idle ${writePercent(schedule.bubbleRatio)}`),
+    ...(schedule.starts && !colours.isOfPhases ? [scaleOf(colours, unit)] : []),
   ];
 }
 

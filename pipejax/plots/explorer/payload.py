@@ -5,8 +5,6 @@ stands for each, what the nodes wait for, and where their costs stand in the cos
 the page can run it by the recurrence.
 """
 
-import base64
-import zlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -26,14 +24,15 @@ from pipejax.plots.explorer.factors import (
     factors_of,
     kinds,
     mean_forward,
+    read_by,
 )
 from pipejax.plots.explorer.library import OfferedTimes, grammar, library
+from pipejax.plots.explorer.packing import Packed, pack
 from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts
 from pipejax.schedules.cells.ops import Phase, ScheduleError
 from pipejax.schedules.table.links import LINKS, Links, format_pair_links
 from pipejax.schedules.table.table import ScheduleTable
 
-Packed = dict[str, Any]  # as from `pack`
 PerStage = Float[NumpyArray, "stages *microbatches"]
 Programs = Mapping[str, Program | ScheduleError]  # by link model, or why there is none
 
@@ -78,12 +77,15 @@ class Explored(NamedTuple):
       memory: what its activations take.
       step: where a model gives its costs.
       name: in place of the schedule's own, if any.
+      recorded: (workers, slots) when the ops of a measured run started, of which this is the replay
+        [s]; it stands above, as it ran, and does not follow the sliders.
     """
 
     run: Evaluation
     memory: MemoryShown
     step: StepShown | None = None
     name: str = ""
+    recorded: Float[NumpyArray, "workers slots"] | None = None
 
 
 class Carried(NamedTuple):
@@ -124,10 +126,11 @@ def payload(
     forms: list[dict[str, Any]] = [{} for _ in runs]
     search = FormSearch()
     for model in sorted(LINKS, key=lambda name: name != given.model):  # those shown first
-        for found, run, by_model, base in zip(forms, runs, programs, bases, strict=True):
+        for found, each, by_model, base in zip(forms, explored, programs, bases, strict=True):
             program = by_model[model]
-            if isinstance(program, Program):
-                found[model] = search.form(program, run, factors, base)
+            # where every op has a time of its own, as replayed ones, a form says nothing
+            if isinstance(program, Program) and each.recorded is None:
+                found[model] = search.form(program, each.run, factors, base)
     return {
         "unit": unit,
         "links": list(LINKS),
@@ -172,11 +175,13 @@ def _schedule(
     base: Float[NumpyArray, " costs"],
     factors: Sequence[Factor],
 ) -> dict[str, Any]:
-    run, memory, step, name = explored
+    run, memory, step, name, recorded = explored
     cells = _executed_cells(programs)
     number = np.full(run.table.cells.phase.size, -1)  # of the op in each cell
     number[cells] = np.arange(len(cells))
     beside = _beside(run)
+    if recorded is not None:  # no other table takes the times of one step: what is not read can go
+        base = np.where(read_by(run.program), base, 0.0)
     keys = ["", *(factor.key for factor in factors)]
     own = np.array([keys.index(kind) if kind in keys else 0 for kind in kinds(run)])
     return {
@@ -197,6 +202,7 @@ def _schedule(
         "memory": _memory(run, memory, number)
         | {"unit": memory.unit, "limits": _list(memory.limits), "static": _list(memory.static)},
         "step": step and step._asdict(),
+        "recorded": None if recorded is None else _recorded(recorded, cells, len(beside)),
         "programs": {
             model: {"error": found.reason}
             if isinstance(found, ScheduleError)
@@ -204,6 +210,14 @@ def _schedule(
             for model, found in programs.items()
         },
     }
+
+
+def _recorded(
+    starts: Float[NumpyArray, "workers slots"], cells: Int[NumpyArray, " ops"], num_beside: int
+) -> dict[str, Any]:
+    """The same ops as they ran; what has no start of its own follows from the others."""
+    of_ops = np.append(starts.ravel()[cells], np.full(num_beside, np.nan))
+    return {"name": "as it ran", "starts": pack({"start": of_ops})}
 
 
 def _list(values: Float[NumpyArray, " workers"] | None) -> list[float] | None:
@@ -300,7 +314,7 @@ def _program(
             "carrier": sent.carrier,
             "arrives": sent.lag_index,
         },
-        steps=("op", "carrier"),
+        steps=("lag", "lasts", "op", "carrier", "arrives"),
     )
 
 
@@ -331,52 +345,3 @@ def _memory(run: Evaluation, memory: MemoryShown, number: Int[NumpyArray, " cell
         },
         steps=("moment", "worker"),
     )
-
-
-# Arrays in a page: whole numbers in as few bytes as they need, deflated, in base64.
-#
-# The browser unpacks them with its own `DecompressionStream`. What ascends is stored as steps from
-# one entry to the next: schedules repeat themselves, so the steps are few different numbers.
-
-
-WHOLE = ("int8", "int16", "int32")  # whole numbers take the first of these that holds them
-REAL = "float64"
-LEVEL = 6  # of zlib: higher ones take long for a few percent
-
-
-def pack(arrays: Mapping[str, NumpyArray], steps: tuple[str, ...] = ()) -> Packed:
-    """Pack arrays of numbers; those that are named in `steps` as steps between entries."""
-    found = {}
-    for name, array in arrays.items():
-        flat = np.ravel(array)
-        if name in steps:
-            flat = np.diff(flat.astype(np.int64), prepend=0)
-        found[name] = flat.astype(_smallest(flat))
-    # the widest first: each array then begins at a multiple of its own width
-    order = sorted(found, key=lambda name: -found[name].itemsize)
-    content = b"".join(
-        found[name].astype(found[name].dtype.newbyteorder("<")).tobytes() for name in order
-    )
-    return {
-        "arrays": [
-            [name, found[name].dtype.name, found[name].size, name in steps] for name in order
-        ],
-        "data": base64.b64encode(zlib.compress(content, LEVEL)).decode(),
-    }
-
-
-def unpack(packed: Packed) -> dict[str, NumpyArray]:
-    """Read arrays back, as the page does."""
-    content, place, found = zlib.decompress(base64.b64decode(packed["data"])), 0, {}
-    for name, kind, size, is_steps in packed["arrays"]:
-        array = np.frombuffer(content, np.dtype(kind).newbyteorder("<"), size, place)
-        place += array.nbytes
-        found[name] = np.cumsum(array, dtype=np.int64) if is_steps else array
-    return found
-
-
-def _smallest(values: NumpyArray) -> str:
-    if values.dtype.kind == "f":
-        return REAL
-    largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
-    return next(kind for kind in WHOLE if largest <= np.iinfo(kind).max)

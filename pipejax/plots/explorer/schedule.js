@@ -53,9 +53,9 @@ export function costVector(costs, factors) {
   return vector;
 }
 
-/** Fill in start, finish and lastEdge of a program; return the makespan. */
+/** Fill in start, finish and lastEdge of a program; return the makespan. A start may be given. */
 export function runProgram(program, vector) {
-  const { nodes, first, pred, lag, lasts, start, finish, lastEdge } = program;
+  const { nodes, first, pred, lag, lasts, start, finish, lastEdge, given } = program;
   let makespan = 0;
   for (let node = 0, edge = 0; node < nodes; node++) {
     let latest = 0;
@@ -67,9 +67,9 @@ export function runProgram(program, vector) {
         last = edge;
       }
     }
-    start[node] = latest;
+    start[node] = given?.[node] >= 0 ? given[node] : latest;
     lastEdge[node] = last;
-    finish[node] = latest + vector[lasts[node]];
+    finish[node] = start[node] + vector[lasts[node]];
     if (finish[node] > makespan) makespan = finish[node];
   }
   return makespan;
@@ -122,6 +122,7 @@ export class Schedule {
     schedule.messages = await unpack(given.messages);
     schedule.costs = { ...given.costs, ...(await unpack(given.costs)) };
     schedule.held = await unpack(given.memory);
+    schedule.starts = given.starts && (await unpack(given.starts)).start; // of a recorded run
     schedule.settle(phases);
     return schedule;
   }
@@ -132,6 +133,9 @@ export class Schedule {
     // whether what is held differs from how many are in flight: parts are freed, or sizes differ
     this.hasSizes = this.held.place.some((place) => this.held.size[place] !== 1);
     this.depth = depths(this.placement.subarray(0, this.stages));
+    const { phase: code, with_phase: withCode, stage, with_stage } = this.ops;
+    const [depth, withDepth] = [stage, with_stage].map((of) => Float64Array.from(of, (k) => this.depth[k]));
+    this.ofPhases = { isOfPhases: true, code, withCode, depth, withDepth };
     this.lanes = this.layLanes();
     const ops = this.ops.phase.length;
     // of each op in the order of the rows, NaN where it does not run: read far more often than set
@@ -218,8 +222,14 @@ export class Schedule {
     return -1;
   }
 
-  /** Run under a link model; what cannot run there says why. */
+  /** What its ops are coloured by: how much later than replayed they started, or their phases. */
+  colours(shown) {
+    return shown.residuals && this.residuals?.isThere ? this.residuals : this.ofPhases;
+  }
+
+  /** Run under a link model; what cannot run there says why. What was recorded runs once, as given. */
   async evaluate(model, factors) {
+    if (this.starts && this.program) return;
     const packed = this.programs[model];
     this.error = packed.error ?? "";
     if (this.error) return;
@@ -238,6 +248,7 @@ export class Schedule {
     program.opOf = new Int32Array(program.nodes).fill(-1);
     program.messageOf = new Int32Array(program.nodes).fill(-1);
     program.op.forEach((node, op) => { if (node > 0) program.opOf[node] = op; });
+    program.given = this.starts && Float64Array.from(program.opOf, (op) => this.starts[op] ?? NaN);
     program.carrier.forEach((node, k) => { if (node > 0) program.messageOf[node] = k; });
     for (const at of program.lasts) this.isRead[at] = 1;
     return program;
@@ -260,7 +271,7 @@ export class Schedule {
     }
     const mean = this.busy.reduce((sum, each) => sum + each, 0) / this.workers;
     this.bubbleRatio = this.makespan > 0 ? (this.makespan - mean) / this.makespan : 0;
-    this.path = criticalPath(program);
+    this.path = this.starts ? [] : criticalPath(program); // nothing says why ops started when they did
     this.isCritical = new Uint8Array(program.nodes);
     this.shares = new Map();
     for (const node of this.path) {
@@ -301,6 +312,11 @@ export class Schedule {
     this.hasTails = true;
     const node = this.program.op[op];
     return this.makespan - this.program.finish[node] - this.program.tail[node];
+  }
+
+  /** How long after all that it waits for an op started. */
+  stall(op) {
+    return Math.max(this.start(op) - (this.waits(op)[0]?.at ?? 0), 0);
   }
 
   /** When each message leaves, and when it arrives. */

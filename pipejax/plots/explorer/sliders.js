@@ -69,14 +69,14 @@ export function showSliders(scene, schedules, state) {
   byId("reset").disabled = state.isGiven;
 }
 
-/** The least and the largest cost of a kind, one number if they are equal. */
+/** The least and the largest cost of a kind that anything takes, one number if they are equal. */
 function timesOf(schedules, scene, key) {
   const kind = 1 + scene.factors.findIndex((factor) => factor.key === key);
   let least = Infinity;
   let most = 0;
-  for (const { costs } of schedules) {
+  for (const { costs, isRead } of schedules) {
     for (let k = 0; k < costs.base.length; k++) {
-      if (costs.kind[k] !== kind) continue;
+      if (costs.kind[k] !== kind || !isRead[k]) continue;
       least = Math.min(least, costs.base[k]);
       most = Math.max(most, costs.base[k]);
     }

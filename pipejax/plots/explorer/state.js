@@ -61,7 +61,7 @@ export class View {
 
 const WAIT = 250; // milliseconds: browsers allow few changes of an address
 const ALL = "all"; // of the time axis
-const FLAGS = ["messages", "transfers", "memory", "critical"];
+const FLAGS = ["messages", "transfers", "memory", "critical", "residuals"];
 
 export class State {
   constructor(scene) {
@@ -76,7 +76,9 @@ export class State {
     this.link = scene.link;
     this.factors = new Map(scene.factors.map(({ key, given }) => [key, given]));
     const memory = scene.schedules.length === 1;
-    this.shown = { messages: false, transfers: false, memory, critical: true, ...scene.show };
+    this.shown = {
+      messages: false, transfers: false, memory, critical: true, residuals: true, ...scene.show,
+    };
     // a limit is one of what is held
     this.curve = scene.schedules.some(({ memory }) => memory.limits) ? "memory" : "flight";
     this.find = "";

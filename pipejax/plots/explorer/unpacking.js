@@ -1,5 +1,5 @@
 // Arrays of the page: whole numbers in as few bytes as they need, deflated, in base64.
-// The twin of `pack` in payload.py.
+// The twin of `pack` in packing.py.
 
 const KINDS = { int8: Int8Array, int16: Int16Array, int32: Int32Array, float64: Float64Array };
 
@@ -12,7 +12,7 @@ export async function inflate(data) {
   return new Response(stream).arrayBuffer();
 }
 
-/** Unpack arrays by name; what was stored as steps from entry to entry is summed up again. */
+/** Unpack arrays by name; what was stored as steps between entries is summed up again. */
 export async function unpack(packed) {
   const content = await inflate(packed.data);
   const found = {};
@@ -28,6 +28,9 @@ export async function unpack(packed) {
 function summed(steps) {
   const found = new Int32Array(steps.length);
   let sum = 0;
-  for (let k = 0; k < steps.length; k++) found[k] = sum += steps[k];
+  for (let k = 0; k < steps.length; k++) {
+    if (steps[k] === 0) continue;
+    found[k] = sum += steps[k] > 0 ? steps[k] - 1 : steps[k];
+  }
   return found;
 }

@@ -1,5 +1,6 @@
 """What ops, messages and collectives took, and what workers did between ops."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from pipejax.base.checks import check_types
 from pipejax.base.display import ResultList, short_repr
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.traces.record import MESSAGES, NONE, OPS
-from pipejax.traces.replaying.pipelines import Pipelines, fused_with_last
+from pipejax.traces.replaying.pipelines import Pipeline, Pipelines, fused_with_last
 from pipejax.traces.replaying.replay import Replay, waits_of
 
 QUANTILES = (0.05, 0.5, 0.95)
@@ -114,11 +115,13 @@ def _gaps(pipelines: Pipelines) -> Iterator[OpTimes]:
             yield _row("gap", "between ops", NONE, worker, seconds)
 
 
-def costs_of(replayed: Replay) -> Costs:
+def costs_of(replayed: Replay, *, pipeline: Pipeline | None = None) -> Costs:
     """Mean time of every op by stage, and of messages by link, as costs.
 
     Args:
       replayed: a replayed trace.
+      pipeline: one of its pipelines, of which every op takes what it took, by stage and microbatch;
+        the mean of all if None.
 
     Returns:
       Costs of the table that ran [s].
@@ -132,10 +135,16 @@ def costs_of(replayed: Replay) -> Costs:
       >>> costs.forward.tolist(), costs.transmit.tolist()
       ([1.0, 1.5], [[[0.5]], [[0.5]]])
     """
-    check_types(replayed=(replayed, Replay))
+    check_types(replayed=(replayed, Replay), pipeline=(pipeline, Pipeline, type(None)))
     pipelines = replayed.pipelines
     trace, stages = pipelines.trace, pipelines.table.num_stages
-    slices = np.concatenate([one.slices for one in pipelines.pipelines])
+    members = pipelines.pipelines if pipeline is None else [pipeline]
+    slices = np.concatenate([one.slices for one in members])
+    place = trace.stage[slices]
+    shape: tuple[int, ...] = (stages,)
+    if pipeline is not None:
+        shape = (stages, pipelines.table.num_microbatches)
+        place = np.ravel_multi_index((place, trace.microbatch[slices]), shape)
     is_second = fused_with_last(trace, slices)
     is_pair = is_second | np.append(is_second[1:], False)
     lasts = (trace.end - trace.start)[slices]
@@ -143,18 +152,19 @@ def costs_of(replayed: Replay) -> Costs:
     for code, name in enumerate(trace.phases):
         mine = (trace.phase[slices] == code) & ~is_pair
         if name in OPS and mine.any():
-            fields[PHASE_FIELDS[name]] = _by_stage(trace.stage[slices][mine], lasts[mine], stages)
+            fields[PHASE_FIELDS[name]] = _means(place[mine], lasts[mine], shape)
     if is_pair.any():
         mine = is_pair & (trace.phase[slices] == trace.phases.index("F"))
-        fields["pair"] = _by_stage(trace.stage[slices][mine], lasts[mine], stages)
+        fields["pair"] = _means(place[mine], lasts[mine], shape)
     transmit = replayed.link_times.reshape(2, 1, stages - 1)
     return Costs(**fields, transmit=transmit if stages > 1 else 0.0)
 
 
-def _by_stage(
-    stage: Int[NumpyArray, " slices"], seconds: Float[NumpyArray, " slices"], stages: int
-) -> Float[NumpyArray, " stages"]:
-    """Mean by stage; of a stage that has none, where it never runs, that of all."""
-    count = np.bincount(stage, minlength=stages)
-    total = np.bincount(stage, seconds, minlength=stages)
-    return np.where(count > 0, total / np.maximum(count, 1), seconds.mean())
+def _means(
+    place: Int[NumpyArray, " slices"], seconds: Float[NumpyArray, " slices"], shape: tuple[int, ...]
+) -> Float[NumpyArray, "stages *microbatches"]:
+    """Mean by place of an array of this shape; of one that has none, where it never runs, all's."""
+    size = math.prod(shape)
+    count = np.bincount(place, minlength=size)
+    total = np.bincount(place, seconds, minlength=size)
+    return np.where(count > 0, total / np.maximum(count, 1), seconds.mean()).reshape(shape)

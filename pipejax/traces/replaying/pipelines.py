@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Bool, Int, NumpyArray
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.schedules.cells.ops import Cell, Op, Phase, ScheduleError
@@ -77,6 +77,14 @@ class Pipelines:
         """From the first start to the last end of the ops of each pipeline (pipelines) [s]."""
         start, end = self.trace.start, self.trace.end
         return np.array([end[p.slices].max() - start[p.slices].min() for p in self.pipelines])
+
+    def starts(self, one: Pipeline) -> Float[NumpyArray, "workers slots"]:
+        """Recorded start of every cell of a pipeline's table, from the first; NaN of none [s]."""
+        first = one.slices[~fused_with_last(self.trace, one.slices)]
+        cells = self.tables[one.table].cells.phase
+        found = np.full(cells.shape, np.nan)
+        found[cells != Phase.IDLE] = self.trace.start[first] - self.trace.start[first].min()
+        return found
 
 
 def pipelines_of(trace: Trace) -> Pipelines:
