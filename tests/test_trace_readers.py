@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import warnings
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -356,6 +357,82 @@ def test_steps_by_marks_and_by_repetition(tmp_path):
     assert [cells(trace, step, 1) for step in trace.steps] == ["", "1F0 1F1", "1F0 1F1"]
 
 
+def ranks_of(folder, how="unmarked", ahead=0.0):
+    """Write the traces of four ranks in six steps; how long ops last says of which step they are."""
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
+    slices, marks, begin = [[] for _ in range(4)], [], 0.0
+    for step in range(6):
+        long = np.random.default_rng(step).uniform(90, 110, (2, 4, 4))
+        run = pj.evaluate(table, pj.Costs(forward=long[0], backward=2 * long[1], transmit=5.0))
+        starts, lasts = run.start.ravel(), run.finish.ravel() - run.start.ravel()
+        ops = zip(*np.stack(table.ops[:4]).tolist(), strict=True)
+        for cell, phase, stage, microbatch in ops:
+            name = f"PP:{stage}{pj.Phase(phase).name}{microbatch}"
+            slices[cell // table.num_slots].append((name, begin + starts[cell], lasts[cell]))
+        marks.append((f"ProfilerStep#{step}", begin - 20, run.makespan + 40))
+        begin += run.makespan + 50
+    for rank, own in enumerate(slices):
+        moved = [(name, at + ahead * (rank == 1), lasts) for name, at, lasts in own]
+        found = sorted(moved + marks * (how == "marked"), key=lambda each: each[1])
+        labelled(folder / f"rank{rank}", found, rank=rank, world=4)
+    return folder
+
+
+def sound_pipelines(trace):
+    """Step, span and times of all ops of each pipeline, and what is named."""
+    found = pj.traces.pipelines_of(trace)
+    lasts = trace.end - trace.start
+    own = {
+        one.step: (span, *np.round(1e9 * lasts[one.slices]).tolist())
+        for one, span in zip(found.pipelines, np.round(found.spans, 9).tolist(), strict=True)
+    }
+    return own, {entry.what for entry in found.left_out}
+
+
+@pytest.mark.parametrize("how", ["marked", "unmarked", "packed"])
+def test_of_a_cut_rank_the_steps_before_it_are_as_they_were(how, tmp_path):
+    ranks_of(tmp_path, how)
+    whole, _ = sound_pipelines(read(tmp_path))
+    assert sorted(whole) == [*range(6)]
+    kept = []
+    for percent in range(2, 100, 2):
+        path = tmp_path / f"rank{percent // 2 % 4}"
+        content = path.read_bytes()
+        packed = gzip.compress(content) if how == "packed" else content
+        path.write_bytes(packed[: len(packed) * percent // 100])
+        trace = read(tmp_path)
+        path.write_bytes(content)
+        if percent > 36:  # before, no step may be whole
+            found, named = sound_pipelines(trace)
+            assert found == {step: whole[step] for step in found}
+            assert {f"step {step}, replica 0" for step in whole if step not in found} <= named
+            kept.append(len(found))
+    assert kept == sorted(kept)
+    assert set(kept) >= {2, 3, 4, 5}
+
+
+def test_a_lost_last_worker_does_not_make_a_shorter_pipeline(tmp_path):
+    ranks_of(tmp_path)
+    (tmp_path / "rank3").write_text("{}")
+    trace = read(tmp_path)
+    assert trace.workers == aligned(trace)[0].workers == 4
+    with pytest.raises(ValueError, match="worker 3 is missing"):
+        pj.traces.pipelines_of(trace)
+
+
+def test_a_cut_rank_whose_clock_is_another_is_left_out(tmp_path):
+    for ahead, why in ((3.0, ""), (1500.0, "its steps are others by time than by count")):
+        path = ranks_of(tmp_path, ahead=ahead) / "rank1"
+        # counted alike, whatever the clock is
+        assert len(sound_pipelines(aligned(read(tmp_path))[0])[0]) == 6
+        text = path.read_text()
+        path.write_text(text[: len(text) // 2])
+        trace = read(tmp_path)
+        said = [entry for entry in trace.left_out if entry.what == "slices of rank 1"]
+        assert [entry.why[:42] for entry in said] == [why] * bool(why)
+        assert (1 in trace.worker) == (not why)
+
+
 def test_replicas_and_missing_ranks(tmp_path):
     ranks = {0: 0, 1: 0, 2: 1, 3: 1, 5: 2, 6: 3, 7: 3}  # rank 4 has no file
     for rank, stage in ranks.items():
@@ -364,6 +441,16 @@ def test_replicas_and_missing_ranks(tmp_path):
     found = list(zip(trace.replica.tolist(), trace.worker.tolist(), strict=True))
     assert sorted(found) == [(0, 0), (0, 1), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]
     assert [(entry.what, entry.count) for entry in trace.left_out] == [("rank 4", 1)]
+
+
+def test_a_cut_rank_stays_with_the_replicas_of_its_worker(tmp_path):
+    for rank in range(4):
+        stages = [rank % 2] if rank == 2 else [rank % 2, rank % 2 + 2]
+        slices = [(f"PP:{stage}F0", stage, 1) for stage in stages]
+        labelled(tmp_path / f"r{rank}.json", slices, rank=rank, world=4)
+    trace = read(tmp_path)
+    found = zip(trace.replica.tolist(), trace.worker.tolist(), trace.stage.tolist(), strict=True)
+    assert [*found] == [(0, 0, 0), (0, 0, 2), (0, 1, 1), (0, 1, 3), (1, 0, 0), (1, 1, 1), (1, 1, 3)]
 
 
 def test_kernels_time_the_ops_where_they_are_traced(tmp_path):
@@ -382,6 +469,18 @@ def test_kernels_time_the_ops_where_they_are_traced(tmp_path):
     trace = read(path)
     assert (trace.end - trace.start)[trace.is_of("F")] == pytest.approx([1e-6, 1e-6])
     assert "timed by the host" in trace.left_out[0].why
+
+
+def test_a_rank_whose_kernels_are_cut_is_not_put_beside_those_of_others(tmp_path):
+    for rank in (0, 1):
+        path = labelled(tmp_path / f"rank{rank}", [(f"PP:{rank}F0", 0, 1)], rank=rank, world=2)
+        data = json.loads(path.read_text())
+        event = {"ph": "X", "cat": "gpu_user_annotation", "tid": 7, "ts": 5, "dur": 3}
+        data["traceEvents"] += [event | {"name": f"PP:{rank}F0"}] * (rank == 0)
+        path.write_text(json.dumps(data))
+    trace = read(tmp_path)
+    assert (trace.workers, trace.worker.tolist(), trace.end - trace.start) == (2, [0], [3e-6])
+    assert [(entry.what, entry.count) for entry in trace.left_out] == [("slices of rank 1", 1)]
 
 
 def test_stages_that_labels_do_not_say(tmp_path):
@@ -472,11 +571,11 @@ def test_events_do_not_depend_on_how_the_text_is_cut():
     kept = [{"ph": "X", "name": '}],{"', "args": {"name": [{"x": 1}]}, "ts": k} for k in range(40)]
     text = json.dumps({"a": [1, {"traceEvents": 0}], "traceEvents": kept, "last": 12})
     for size in (1, 7, 100, 10**6):
-        header, faults = {}, {}
+        header, faults = {}, Counter()
         pieces = (text[at : at + size] for at in range(0, len(text), size))
         assert list(events(pieces, header, faults)) == kept
         assert header == {"a": [1, {"traceEvents": 0}], "last": 12}
-        assert faults == {}
+        assert not faults
 
 
 def tried(path):

@@ -15,7 +15,7 @@ import numpy as np
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.traces.readers.event_rows import Rows, read_rows
 from pipejax.traces.readers.labels import Cell, cell_of
-from pipejax.traces.readers.parts import Columns, nothing, sound
+from pipejax.traces.readers.parts import Columns, nothing
 from pipejax.traces.readers.rank_lists import missing_ranks
 from pipejax.traces.readers.sources import Tell
 from pipejax.traces.readers.steps import OUTSIDE, RankSlices, number_steps
@@ -23,6 +23,7 @@ from pipejax.traces.record import NONE, OPS, LeftOut, Trace
 
 _MICROSECOND, _NANOSECONDS = 1e-6, 1000  # seconds of one, and how many are in it
 _BEFORE = ("UNSHARD", "RECV_F", "RECV_B")  # what comes before what it is for
+_ONWARD = ("SEND_F", "RECV_B")  # what goes to the stage behind, and comes from there
 _RECEIVED = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}  # what an op waits for
 
 
@@ -35,13 +36,19 @@ def read_chrome(paths: Sequence[Path], tell: Tell) -> Trace:
     if not ranks:
         return nothing(left_out)
     cells = [cell_of(name) for name in names]
-    merged = [_on_kernels(rows, cells, left_out) for _, rows in sorted(ranks.items())]
-    world = max(rows.world for rows in merged)
+    merged = _on_kernels([rows for _, rows in sorted(ranks.items())], cells, left_out)
+    world = max(rows.world for rows in ranks.values())
     left_out += missing_ranks(ranks, world)
-    steps = number_steps([_in_time(rows, cells) for rows in merged])
+    steps, why_outside = number_steps([_in_time(rows, cells) for rows in merged])
+    for rows, step in zip(merged, steps, strict=True):
+        if count := int(np.sum(step == OUTSIDE)):
+            left_out.append(LeftOut(f"slices of rank {rows.rank}", why_outside, count))
     phases = tuple(dict.fromkeys(phase for cell in cells for phase, _, _ in cell))
     parts = [_expanded(rows, step, cells, phases) for rows, step in zip(merged, steps, strict=True)]
-    places = _places(parts, [rows.rank for rows in merged], world)
+    stages = 1 + max(
+        (s + (phase in _ONWARD) for cell in cells for phase, s, _ in cell), default=NONE
+    )
+    places, workers = _places(parts, [rows.rank for rows in merged], world, stages)
     for columns, place in zip(parts, places, strict=True):
         for name, number in zip(("replica", "worker"), place, strict=True):
             columns[name] = np.full(len(columns["start"]), number)
@@ -53,10 +60,9 @@ def read_chrome(paths: Sequence[Path], tell: Tell) -> Trace:
     columns["stage"] = np.where(
         is_op & (columns["stage"] == NONE), columns["worker"], columns["stage"]
     )
-    outside = columns["step"] == OUTSIDE
-    passes, faults = sound([(outside, "they lie outside the marks ProfilerStep#")], "slices")
-    columns = {key: values[passes] for key, values in columns.items()}
-    return Trace.of(columns, phases, [*left_out, *faults])
+    known = columns["step"] != OUTSIDE
+    columns = {key: values[known] for key, values in columns.items()}
+    return Trace.of(columns, phases, left_out, known_workers=workers)
 
 
 def _of_one_clock(
@@ -104,16 +110,35 @@ def _both(one: Rows, other: Rows) -> Rows:
         receives=np.concatenate([one.receives, other.receives], axis=1),
         kernels=np.concatenate([one.kernels, other.kernels], axis=1),
         marks=[*one.marks, *other.marks],
+        is_cut=one.is_cut or other.is_cut,
     )
 
 
-def _on_kernels(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) -> Rows:
-    """Let ops last as their kernels do, on the stream that takes the most of them."""
+def _on_kernels(
+    ranks: Sequence[Rows], cells: Sequence[Cell], left_out: list[LeftOut]
+) -> Sequence[Rows]:
+    """Let ops last as their kernels do on all ranks: those whose kernels do not fit are left out.
+
+    If they fit on none, ops are timed by the host.
+    """
+    timed = [_timed(rows, cells) for rows in ranks]
+    for rows, on in zip(ranks, timed, strict=True):
+        if on is None and any(timed):
+            why = "its kernels are not one for each op, and other ranks are timed by theirs"
+            left_out.append(LeftOut(f"slices of rank {rows.rank}", why, len(rows.start)))
+        elif on is None and rows.kernels.size:
+            why = "they are not one for each op of the host: ops are timed by the host"
+            left_out.append(LeftOut(f"kernels of rank {rows.rank}", why, rows.kernels.shape[1]))
+    return [on for on in timed if on is not None] or ranks
+
+
+def _timed(rows: Rows, cells: Sequence[Cell]) -> Rows | None:
+    """Ops as long as their kernels, on the stream that takes the most of them; None without."""
     are_ops = np.array([any(phase in OPS for phase, _, _ in cell) for cell in cells], bool)
     label, start, end, stream = rows.kernels
     of_ops = are_ops[label.astype(np.int64)]
     if not of_ops.any():
-        return rows
+        return None
     streams, place = np.unique(stream[of_ops], return_inverse=True)
     main = streams[np.bincount(place, (end - start)[of_ops]).argmax()]
     there = np.flatnonzero(of_ops & (stream == main))
@@ -121,9 +146,7 @@ def _on_kernels(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) -> R
     own = np.flatnonzero(are_ops[rows.label])
     own = own[np.lexsort([rows.start[own], rows.label[own]])]
     if not np.array_equal(rows.label[own], label[there]):
-        why = "they are not one for each op of the host: ops are timed by the host"
-        left_out.append(LeftOut(f"kernels of rank {rows.rank}", why, len(there)))
-        return rows
+        return None
     on = dataclasses.replace(rows, start=rows.start.copy(), end=rows.end.copy())
     on.start[own], on.end[own] = start[there], end[there]
     return on
@@ -142,7 +165,8 @@ def _in_time(rows: Rows, cells: Sequence[Cell]) -> RankSlices:
         if phase == "F"
     ]
     first = min(forwards)[-1] if forwards else NONE
-    return RankSlices(rows.start, rows.end, is_op, rows.label == first, is_before, rows.marks)
+    is_first = rows.label == first
+    return RankSlices(rows.start, is_op, is_first, is_before, rows.marks, rows.is_cut)
 
 
 def _expanded(
@@ -207,17 +231,22 @@ def _without_waits(
     return np.where((wait > start) & (wait <= end), wait, start), end
 
 
-def _places(parts: Sequence[Columns], ranks: Sequence[int], world: int) -> list[tuple[int, int]]:
-    """Replica and worker of each rank: a worker is told by its stages.
+def _places(
+    parts: Sequence[Columns], ranks: Sequence[int], world: int, stages: int
+) -> tuple[list[tuple[int, int]], int]:
+    """Replica and worker of each rank, told by its stages; and how many workers there are.
 
     Ranks with the same stages are replicas, numbered as ranks are dealt to them if they are dealt
-    in turn. Where there is one pipeline, a rank is a worker.
+    in turn. Where there is one pipeline, a rank is a worker. Every rank of the world has a place:
+    where workers that were found do not share it out, there are more of them.
     """
-    held = [tuple(np.unique(part["stage"][part["stage"] >= 0]).tolist()) for part in parts]
-    stages = max((max(own, default=NONE) for own in held), default=NONE) + 1
-    workers = -(-stages // max(1, *map(len, held))) if stages else 0
-    if max(world, 1 + max(ranks)) <= workers or not workers:
-        return [(0, rank) for rank in ranks]
+    seen = [tuple(np.unique(part["stage"][part["stage"] >= 0]).tolist()) for part in parts]
+    # of a file that is cut some stages are not seen: it has those of a replica that has them
+    held = [max((own, *(s for s in seen if own and {*own} <= {*s})), key=len) for own in seen]
+    size, found = max(world, 1 + max(ranks)), -(-stages // max(1, *map(len, held)))
+    if size <= found or not found:
+        return [(0, rank) for rank in ranks], max(size, found)
+    workers = next(count for count in range(found, size + 1) if size % count == 0)
     different = sorted(set(held))
     firsts = [own[0] if own else NONE for own in different]
     is_first = len(set(firsts)) == len(firsts) and max(firsts) < workers
@@ -226,5 +255,8 @@ def _places(parts: Sequence[Columns], ranks: Sequence[int], world: int) -> list[
     deals = [(divmod(rank, replicas), divmod(rank, workers)[::-1]) for rank in ranks]
     for dealt in zip(*deals, strict=True):  # worker and replica of ranks in turn, by either first
         if [w for w, _ in dealt] == worker:
-            return [(replica, w) for w, replica in dealt]
-    return [(held[:k].count(own), w) for k, (own, w) in enumerate(zip(held, worker, strict=True))]
+            return [(replica, w) for w, replica in dealt], workers
+    counted = [
+        (held[:k].count(own), w) for k, (own, w) in enumerate(zip(held, worker, strict=True))
+    ]
+    return counted, workers

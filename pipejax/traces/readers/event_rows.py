@@ -11,7 +11,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.schedules.cells.ops import Phase, format_cell, parse_cell, receive_of
-from pipejax.traces.readers.event_stream import Event, events
+from pipejax.traces.readers.event_stream import BROKEN, Event, events
 from pipejax.traces.readers.labels import PYTORCH, RECEIVES, STEP, cell_of
 from pipejax.traces.readers.parts import sound
 from pipejax.traces.readers.rank_lists import rank_of
@@ -22,6 +22,14 @@ _KEPT = (PYTORCH, *RECEIVES, STEP, "Forward ", "Backward ")
 _OWN = frozenset(("compute", "collective", "host link", "message"))  # categories of our exports
 _KERNELS = "gpu_user_annotation"  # a label's kernels, on their stream
 _SLICE, _KERNEL, _RECEIVE, _MARK, _OURS = range(5)
+_COLUMNS = {
+    "kind": np.int8,
+    "label": np.int64,
+    "start": np.float64,
+    "length": np.float64,
+    "process": np.int64,
+    "thread": np.int64,
+}
 
 
 @dataclasses.dataclass
@@ -37,6 +45,7 @@ class Rows:
       receives: (2, receives) start and end of what a RECV does until somebody waits for it [us].
       kernels: label, start, end and stream of the kernels of a label [us].
       marks: number, start and end of steps that are marked [us].
+      is_cut: whether its file ends early.
     """
 
     rank: int
@@ -47,6 +56,7 @@ class Rows:
     receives: Float[NumpyArray, "2 receives"]
     kernels: Float[NumpyArray, "4 kernels"]
     marks: list[tuple[int, float, float]]
+    is_cut: bool = False
 
 
 class _KeptEvents:
@@ -138,10 +148,7 @@ def read_rows(
         why = f"none of its {kept.count:,} events has a label of PyTorch's pipelining, as PP:0F1"
         left_out.append(LeftOut(str(path), why))
         return [], None
-    columns = {
-        name: np.array(getattr(kept, name))
-        for name in ("kind", "label", "start", "length", "process", "thread")
-    }
+    columns = {name: np.array(getattr(kept, name), of) for name, of in _COLUMNS.items()}
     passes, found = sound(
         [
             (~np.isfinite(columns["start"] + columns["length"]), "its time is no finite number"),
@@ -159,6 +166,7 @@ def read_rows(
         return [], None
     zero = header.get("baseTimeNanoseconds")
     rows = _rows_of(columns, rank, world, names)
+    rows.is_cut = any(why != BROKEN for why in faults)
     return ([rows] if len(rows.label) else []), zero if type(zero) is int else None
 
 
