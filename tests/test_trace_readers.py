@@ -497,7 +497,7 @@ def test_stages_that_labels_do_not_say(tmp_path):
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("name", ["zb-h1", "dualpipe-v"])
+@pytest.mark.parametrize("name", ["zb-h1", "dualpipe-v", "chimera"])
 def test_our_own_exports_come_back(name, tmp_path):
     table = pj.schedules.build(name, num_workers=2, num_microbatches=4)
     run = pj.evaluate(
@@ -515,7 +515,7 @@ def test_our_own_exports_come_back(name, tmp_path):
     received = trace.is_of(["RECV_F"])
     assert {
         (int(s), int(w)) for s, w in zip(trace.stage[received], trace.worker[received], strict=True)
-    } <= {(stage, int(table.placement[0, stage])) for stage in range(table.num_stages)}
+    } <= {(s, w) for pipe in table.placement.tolist() for s, w in enumerate(pipe)}
 
 
 # what is not one of ours

@@ -45,10 +45,7 @@ def read_chrome(paths: Sequence[Path], tell: Tell) -> Trace:
             left_out.append(LeftOut(f"slices of rank {rows.rank}", why_outside, count))
     phases = tuple(dict.fromkeys(phase for cell in cells for phase, _, _ in cell))
     parts = [_expanded(rows, step, cells, phases) for rows, step in zip(merged, steps, strict=True)]
-    stages = 1 + max(
-        (s + (phase in _ONWARD) for cell in cells for phase, s, _ in cell), default=NONE
-    )
-    places, workers = _places(parts, [rows.rank for rows in merged], world, stages)
+    places, workers = _places(parts, merged, world, cells)
     for columns, place in zip(parts, places, strict=True):
         for name, number in zip(("replica", "worker"), place, strict=True):
             columns[name] = np.full(len(columns["start"]), number)
@@ -111,6 +108,7 @@ def _both(one: Rows, other: Rows) -> Rows:
         kernels=np.concatenate([one.kernels, other.kernels], axis=1),
         marks=[*one.marks, *other.marks],
         is_cut=one.is_cut or other.is_cut,
+        is_ours=one.is_ours or other.is_ours,
     )
 
 
@@ -165,7 +163,7 @@ def _in_time(rows: Rows, cells: Sequence[Cell]) -> RankSlices:
         if phase == "F"
     ]
     first = min(forwards)[-1] if forwards else NONE
-    is_first = rows.label == first
+    is_first = (rows.label == first) & (not rows.is_ours)  # one step, whatever comes first
     return RankSlices(rows.start, is_op, is_first, is_before, rows.marks, rows.is_cut)
 
 
@@ -232,7 +230,7 @@ def _without_waits(
 
 
 def _places(
-    parts: Sequence[Columns], ranks: Sequence[int], world: int, stages: int
+    parts: Sequence[Columns], rows: Sequence[Rows], world: int, cells: Sequence[Cell]
 ) -> tuple[list[tuple[int, int]], int]:
     """Replica and worker of each rank, told by its stages; and how many workers there are.
 
@@ -240,11 +238,13 @@ def _places(
     in turn. Where there is one pipeline, a rank is a worker. Every rank of the world has a place:
     where workers that were found do not share it out, there are more of them.
     """
+    ranks = [each.rank for each in rows]
+    stages = 1 + max((s + (name in _ONWARD) for cell in cells for name, s, _ in cell), default=NONE)
     seen = [tuple(np.unique(part["stage"][part["stage"] >= 0]).tolist()) for part in parts]
     # of a file that is cut some stages are not seen: it has those of a replica that has them
     held = [max((own, *(s for s in seen if own and {*own} <= {*s})), key=len) for own in seen]
     size, found = max(world, 1 + max(ranks)), -(-stages // max(1, *map(len, held)))
-    if size <= found or not found:
+    if size <= found or not found or any(each.is_ours for each in rows):
         return [(0, rank) for rank in ranks], max(size, found)
     workers = next(count for count in range(found, size + 1) if size % count == 0)
     different = sorted(set(held))

@@ -37,7 +37,7 @@ class Rows:
     """What one rank did.
 
     Attributes:
-      rank: in the run; for our own exports, the worker.
+      rank: in the run; of our own exports, the worker.
       world: how many ranks the run has, as far as the file says.
       label: (slices) position in the names of labels, ascending by start.
       start: (slices) [us].
@@ -46,6 +46,7 @@ class Rows:
       kernels: label, start, end and stream of the kernels of a label [us].
       marks: number, start and end of steps that are marked [us].
       is_cut: whether its file ends early.
+      is_ours: whether it is of an export of ours: a worker of one pipeline in one step.
     """
 
     rank: int
@@ -57,6 +58,7 @@ class Rows:
     kernels: Float[NumpyArray, "4 kernels"]
     marks: list[tuple[int, float, float]]
     is_cut: bool = False
+    is_ours: bool = False
 
 
 class _KeptEvents:
@@ -165,8 +167,8 @@ def read_rows(
         left_out.append(LeftOut(str(path), "neither it nor its name says of which rank it is"))
         return [], None
     zero = header.get("baseTimeNanoseconds")
-    rows = _rows_of(columns, rank, world, names)
-    rows.is_cut = any(why != BROKEN for why in faults)
+    is_cut = any(why != BROKEN for why in faults)
+    rows = dataclasses.replace(_rows_of(columns, rank, world, names), is_cut=is_cut)
     return ([rows] if len(rows.label) else []), zero if type(zero) is int else None
 
 
@@ -226,5 +228,6 @@ def _ours(
     found = []
     for worker in workers[(workers >= 0) & (workers < 10**6)]:
         mine = {name: values[columns["process"] == worker] for name, values in moved.items()}
-        found.append(_rows_of(mine, int(worker), len(workers), names))
+        rows = _rows_of(mine, int(worker), len(workers), names)
+        found.append(dataclasses.replace(rows, is_ours=True))
     return found
