@@ -453,34 +453,76 @@ def test_a_cut_rank_stays_with_the_replicas_of_its_worker(tmp_path):
     assert [*found] == [(0, 0, 0), (0, 0, 2), (0, 1, 1), (0, 1, 3), (1, 0, 0), (1, 1, 1), (1, 1, 3)]
 
 
-def test_kernels_time_the_ops_where_they_are_traced(tmp_path):
-    path = labelled(tmp_path / "a", [("PP:0F0", 0, 1), ("PP:0SEND_F0", 1, 1), ("PP:0F1", 2, 1)])
+def launching(number, at, start, lasts, stream=7):
+    """A kernel, and the call that launches it, from another thread."""
+    called = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": 99, "ts": at}
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "tid": stream, "ts": start, "dur": lasts}
+    of = {"correlation": number}
+    return [called | {"dur": 0.01, "args": of}, kernel | {"args": of | {"stream": stream}}]
+
+
+def with_events(path, events):
     data = json.loads(path.read_text())
-    for label, stream, start in (("0F0", 7, 5), ("0F1", 7, 9), ("0F1", 20, 1)):
-        event = {"ph": "X", "cat": "gpu_user_annotation", "tid": stream, "ts": start}
-        data["traceEvents"].append(
-            event | {"name": f"PP:{label}", "dur": 3 if stream == 7 else 0.1}
-        )
-    path.write_text(json.dumps(data))
+    path.write_text(json.dumps(data | {"traceEvents": [*data["traceEvents"], *events]}))
+    return path
+
+
+def test_kernels_time_the_ops_that_launched_them(tmp_path):
+    slices = [("PP:0F0", 0, 1), ("PP:0SEND_F0", 1, 1), ("PP:0F1", 2, 1), ("PP:0B0", 3, 1)]
+    kernels = [
+        launching(1, 0.2, 5, 1),
+        launching(2, 0.4, 7, 1),  # the same op: from 5 to 8
+        launching(3, 2.5, 9, 3),
+        launching(4, 2.6, 30, 0.1, stream=20),  # of another stream
+        launching(5, 3.5, 12, 4),
+        launching(6, 1.5, 0, 50),  # of no op
+    ]
+    path = with_events(labelled(tmp_path / "a", slices), sum(kernels, []))
     trace = read(path)
     assert (trace.end - trace.start)[trace.is_of("F")] == pytest.approx([3e-6, 3e-6])
-    data["traceEvents"].pop(3)
-    path.write_text(json.dumps(data))
-    trace = read(path)
+    assert (trace.end - trace.start)[trace.is_of("B")] == pytest.approx([4e-6])
+    # without the kernels of one forward of two, its file is not whole
+    some = labelled(tmp_path / "b", slices)
+    trace = read(with_events(some, [event for pair in kernels[2:] for event in pair]))
     assert (trace.end - trace.start)[trace.is_of("F")] == pytest.approx([1e-6, 1e-6])
     assert "timed by the host" in trace.left_out[0].why
 
 
+def test_what_launches_no_kernel_takes_no_time(tmp_path):
+    """As I of the first stage, whose input needs no gradient."""
+    slices = [("PP:0F0", 0, 1), ("PP:0I0", 2, 4), ("PP:0W0", 7, 1)]
+    kernels = [*launching(1, 0.5, 1, 9), *launching(2, 7.5, 10, 2)]
+    trace = read(with_events(labelled(tmp_path / "a", slices), kernels))
+    assert (trace.end - trace.start).tolist() == pytest.approx([9e-6, 0, 2e-6])
+    assert trace.start[trace.is_of("I")] == trace.start[trace.is_of("W")]
+
+
 def test_a_rank_whose_kernels_are_cut_is_not_put_beside_those_of_others(tmp_path):
     for rank in (0, 1):
-        path = labelled(tmp_path / f"rank{rank}", [(f"PP:{rank}F0", 0, 1)], rank=rank, world=2)
-        data = json.loads(path.read_text())
-        event = {"ph": "X", "cat": "gpu_user_annotation", "tid": 7, "ts": 5, "dur": 3}
-        data["traceEvents"] += [event | {"name": f"PP:{rank}F0"}] * (rank == 0)
-        path.write_text(json.dumps(data))
+        slices = [(f"PP:{rank}F{m}", 2 * m, 1) for m in range(2)]
+        path = labelled(tmp_path / f"rank{rank}", slices, rank=rank, world=2)
+        kernels = [*launching(1, 0.5, 5, 3), *launching(2, 2.5, 8, 3)]
+        with_events(path, kernels[: 4 - 2 * rank])
     trace = read(tmp_path)
-    assert (trace.workers, trace.worker.tolist(), trace.end - trace.start) == (2, [0], [3e-6])
-    assert [(entry.what, entry.count) for entry in trace.left_out] == [("slices of rank 1", 1)]
+    assert (trace.workers, trace.worker.tolist()) == (2, [0, 0])
+    assert (trace.end - trace.start).tolist() == pytest.approx([3e-6, 3e-6])
+    assert [(entry.what, entry.count) for entry in trace.left_out] == [("slices of rank 1", 2)]
+
+
+def test_a_trace_of_a_gpu(data):
+    """PyTorch 2.11, four processes on one H200, two stages each, stage 1 with three layers of two.
+
+    Messages go through the host, which waits for them in its ops; the threads of autograd launch
+    the kernels of backwards.
+    """
+    found = pj.traces.pipelines_of(read(data / "gpu_trace"))
+    assert not found.left_out and len(found.pipelines) == 2
+    assert pj.traces.registered(found.table) == ("interleaved-zb", {"stages_per_worker": 2})
+    trace = found.trace
+    lasts = trace.end - trace.start
+    for phase in ("F", "I", "W"):  # the quickest: processes take turns on the GPU
+        took = [lasts[trace.is_of(phase) & (trace.stage == stage)].min() for stage in range(1, 7)]
+        assert took == pytest.approx([1.5 * took[1], *[took[1]] * 5], rel=0.01)
 
 
 def test_stages_that_labels_do_not_say(tmp_path):

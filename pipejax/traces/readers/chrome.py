@@ -2,17 +2,18 @@
 
 What a slice of PyTorch's runtime holds: F, I and B contain the wait for their RECV, which is taken
 off; a SEND is what its worker spends on posting it, its transfer has no slice; a RECV lasts until
-somebody has waited for it. Where kernels were traced too, an op is what its kernels take on the
-stream that most of them run on.
+somebody has waited for it. Where kernels were traced too, an op is what the kernels take that it
+launched, on the stream that most of them run on; a RECV ends with those that it launched.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.traces.readers.event_rows import Rows, read_rows
 from pipejax.traces.readers.labels import Cell, cell_of
 from pipejax.traces.readers.parts import Columns, nothing
@@ -83,7 +84,7 @@ def _of_one_clock(
 
 def _later(rows: Rows, by: float) -> Rows:
     kernels = rows.kernels.copy()
-    kernels[1:3] += by
+    kernels[:3] += by
     return dataclasses.replace(
         rows,
         start=rows.start + by,
@@ -122,32 +123,60 @@ def _on_kernels(
     timed = [_timed(rows, cells) for rows in ranks]
     for rows, on in zip(ranks, timed, strict=True):
         if on is None and any(timed):
-            why = "its kernels are not one for each op, and other ranks are timed by theirs"
+            why = "some ops have no kernel, and other ranks are timed by theirs"
             left_out.append(LeftOut(f"slices of rank {rows.rank}", why, len(rows.start)))
         elif on is None and rows.kernels.size:
-            why = "they are not one for each op of the host: ops are timed by the host"
+            why = "some ops have none: ops are timed by the host"
             left_out.append(LeftOut(f"kernels of rank {rows.rank}", why, rows.kernels.shape[1]))
     return [on for on in timed if on is not None] or ranks
 
 
 def _timed(rows: Rows, cells: Sequence[Cell]) -> Rows | None:
-    """Ops as long as their kernels, on the stream that takes the most of them; None without."""
+    """Ops as long as their kernels, on the stream that takes the most of them; None without.
+
+    Where no op of a phase and stage launches any, as I of the first stage, it takes no time there.
+    """
+    firsts = [cell[0][0] if cell else "" for cell in cells]
     are_ops = np.array([any(phase in OPS for phase, _, _ in cell) for cell in cells], bool)
-    label, start, end, stream = rows.kernels
-    of_ops = are_ops[label.astype(np.int64)]
-    if not of_ops.any():
-        return None
-    streams, place = np.unique(stream[of_ops], return_inverse=True)
-    main = streams[np.bincount(place, (end - start)[of_ops]).argmax()]
-    there = np.flatnonzero(of_ops & (stream == main))
-    there = there[np.lexsort([start[there], label[there]])]
+    receive = np.array([phase.startswith("RECV_") for phase in firsts], bool)
+    launch, start, end, stream = rows.kernels
     own = np.flatnonzero(are_ops[rows.label])
-    own = own[np.lexsort([rows.start[own], rows.label[own]])]
-    if not np.array_equal(rows.label[own], label[there]):
+    owner, inside = _launched_in(rows, own, launch)
+    if not inside.any():
         return None
+    streams, place = np.unique(stream[inside], return_inverse=True)
+    main = streams[np.bincount(place, (end - start)[inside]).argmax()]
+    inside &= stream == main
+    begin, finish = np.full(len(rows.start), np.inf), np.full(len(rows.start), -np.inf)
+    np.minimum.at(begin, owner[inside], start[inside])
+    np.maximum.at(finish, owner[inside], end[inside])
+    kinds = [cells[label][0][:2] if cells[label] else () for label in rows.label[own].tolist()]
+    idle = np.isinf(begin[own])
+    if {*itertools.compress(kinds, idle)} & {*itertools.compress(kinds, ~idle)}:
+        return None
+    # what launches nothing is done when the host is, and the kernels before it are
+    done = np.maximum.accumulate(np.where(idle, rows.end[own], finish[own]))
+    begin[own[idle]] = finish[own[idle]] = done[idle]
     on = dataclasses.replace(rows, start=rows.start.copy(), end=rows.end.copy())
-    on.start[own], on.end[own] = start[there], end[there]
-    return on
+    on.start[own], on.end[own] = begin[own], finish[own]
+    owner, inside = _launched_in(rows, np.flatnonzero(receive[rows.label]), launch)
+    np.maximum.at(on.end, owner[inside], end[inside])
+    order = np.argsort(on.start, kind="stable")
+    return dataclasses.replace(on, label=on.label[order], start=on.start[order], end=on.end[order])
+
+
+def _launched_in(
+    rows: Rows, own: Int[NumpyArray, " own"], launch: Float[NumpyArray, " kernels"]
+) -> tuple[Int[NumpyArray, " kernels"], Bool[NumpyArray, " kernels"]]:
+    """Which of some slices of the host launched each kernel, and whether any did.
+
+    Whatever thread did: that of the slice waits meanwhile.
+    """
+    if not len(own):
+        return np.zeros(len(launch), np.int64), np.zeros(len(launch), bool)
+    at = np.searchsorted(rows.start[own], launch, "right") - 1
+    owner = own[at]
+    return owner, (at >= 0) & (launch <= rows.end[owner])
 
 
 def _in_time(rows: Rows, cells: Sequence[Cell]) -> RankSlices:
