@@ -112,17 +112,17 @@ class _KeptEvents:
     def _take_kernel(self, event: Event, *, is_launch: bool) -> None:
         """Keep a kernel, or the call on the host that launched it: both have one number."""
         args = event.get("args")
-        number = args.get("correlation") if isinstance(args, dict) else None
+        args = args if isinstance(args, dict) else {}
+        number = args.get("correlation")
         if type(number) is not int or number <= 0:
             return
         start = _number(event.get("ts"))
-        if is_launch:
-            values = number, start
-        else:
-            stream = args.get("stream", event.get("tid"))
-            values = number, start, _number(event.get("dur")), _whole(stream)
-        for column, value in zip(self.launches if is_launch else self.kernels, values, strict=True):
-            column.append(value)
+        numbers, starts = self.launches if is_launch else self.kernels[:2]
+        numbers.append(number)
+        starts.append(start)
+        if not is_launch:
+            self.kernels[2].append(_number(event.get("dur")))
+            self.kernels[3].append(_whole(args.get("stream", event.get("tid"))))
 
     def launched(self) -> Float[NumpyArray, "4 kernels"]:
         """When each kernel was launched, its start and end [us], and its stream."""
