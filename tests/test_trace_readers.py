@@ -511,6 +511,13 @@ def test_a_rank_whose_kernels_are_cut_is_not_put_beside_those_of_others(tmp_path
     assert [(entry.what, entry.count) for entry in trace.left_out] == [("slices of rank 1", 2)]
 
 
+def test_messages_alone_are_no_pipeline(tmp_path):
+    """As PyTorch 2.11 traces its schedules of one stage a rank: their ops have no labels."""
+    path = labelled(tmp_path / "a", [("gloo:recv", 0, 1), ("aten::mm", 1, 1)])
+    with pytest.raises(ValueError, match="none of its 2 events has a label of PyTorch's"):
+        read(path)
+
+
 def test_a_trace_of_a_gpu(data):
     """PyTorch 2.11, four processes on one H200, two stages each, stage 1 with three layers of two.
 
