@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import warnings
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -356,6 +357,82 @@ def test_steps_by_marks_and_by_repetition(tmp_path):
     assert [cells(trace, step, 1) for step in trace.steps] == ["", "1F0 1F1", "1F0 1F1"]
 
 
+def ranks_of(folder, how="unmarked", ahead=0.0):
+    """Write the traces of four ranks in six steps; how long ops last says of which step they are."""
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
+    slices, marks, begin = [[] for _ in range(4)], [], 0.0
+    for step in range(6):
+        long = np.random.default_rng(step).uniform(90, 110, (2, 4, 4))
+        run = pj.evaluate(table, pj.Costs(forward=long[0], backward=2 * long[1], transmit=5.0))
+        starts, lasts = run.start.ravel(), run.finish.ravel() - run.start.ravel()
+        ops = zip(*np.stack(table.ops[:4]).tolist(), strict=True)
+        for cell, phase, stage, microbatch in ops:
+            name = f"PP:{stage}{pj.Phase(phase).name}{microbatch}"
+            slices[cell // table.num_slots].append((name, begin + starts[cell], lasts[cell]))
+        marks.append((f"ProfilerStep#{step}", begin - 20, run.makespan + 40))
+        begin += run.makespan + 50
+    for rank, own in enumerate(slices):
+        moved = [(name, at + ahead * (rank == 1), lasts) for name, at, lasts in own]
+        found = sorted(moved + marks * (how == "marked"), key=lambda each: each[1])
+        labelled(folder / f"rank{rank}", found, rank=rank, world=4)
+    return folder
+
+
+def sound_pipelines(trace):
+    """Step, span and times of all ops of each pipeline, and what is named."""
+    found = pj.traces.pipelines_of(trace)
+    lasts = trace.end - trace.start
+    own = {
+        one.step: (span, *np.round(1e9 * lasts[one.slices]).tolist())
+        for one, span in zip(found.pipelines, np.round(found.spans, 9).tolist(), strict=True)
+    }
+    return own, {entry.what for entry in found.left_out}
+
+
+@pytest.mark.parametrize("how", ["marked", "unmarked", "packed"])
+def test_of_a_cut_rank_the_steps_before_it_are_as_they_were(how, tmp_path):
+    ranks_of(tmp_path, how)
+    whole, _ = sound_pipelines(read(tmp_path))
+    assert sorted(whole) == [*range(6)]
+    kept = []
+    for percent in range(2, 100, 2):
+        path = tmp_path / f"rank{percent // 2 % 4}"
+        content = path.read_bytes()
+        packed = gzip.compress(content) if how == "packed" else content
+        path.write_bytes(packed[: len(packed) * percent // 100])
+        trace = read(tmp_path)
+        path.write_bytes(content)
+        if percent > 36:  # before, no step may be whole
+            found, named = sound_pipelines(trace)
+            assert found == {step: whole[step] for step in found}
+            assert {f"step {step}, replica 0" for step in whole if step not in found} <= named
+            kept.append(len(found))
+    assert kept == sorted(kept)
+    assert set(kept) >= {2, 3, 4, 5}
+
+
+def test_a_lost_last_worker_does_not_make_a_shorter_pipeline(tmp_path):
+    ranks_of(tmp_path)
+    (tmp_path / "rank3").write_text("{}")
+    trace = read(tmp_path)
+    assert trace.workers == aligned(trace)[0].workers == 4
+    with pytest.raises(ValueError, match="worker 3 is missing"):
+        pj.traces.pipelines_of(trace)
+
+
+def test_a_cut_rank_whose_clock_is_another_is_left_out(tmp_path):
+    for ahead, why in ((3.0, ""), (1500.0, "its steps are others by time than by count")):
+        path = ranks_of(tmp_path, ahead=ahead) / "rank1"
+        # counted alike, whatever the clock is
+        assert len(sound_pipelines(aligned(read(tmp_path))[0])[0]) == 6
+        text = path.read_text()
+        path.write_text(text[: len(text) // 2])
+        trace = read(tmp_path)
+        said = [entry for entry in trace.left_out if entry.what == "slices of rank 1"]
+        assert [entry.why[:42] for entry in said] == [why] * bool(why)
+        assert (1 in trace.worker) == (not why)
+
+
 def test_replicas_and_missing_ranks(tmp_path):
     ranks = {0: 0, 1: 0, 2: 1, 3: 1, 5: 2, 6: 3, 7: 3}  # rank 4 has no file
     for rank, stage in ranks.items():
@@ -366,22 +443,96 @@ def test_replicas_and_missing_ranks(tmp_path):
     assert [(entry.what, entry.count) for entry in trace.left_out] == [("rank 4", 1)]
 
 
-def test_kernels_time_the_ops_where_they_are_traced(tmp_path):
-    path = labelled(tmp_path / "a", [("PP:0F0", 0, 1), ("PP:0SEND_F0", 1, 1), ("PP:0F1", 2, 1)])
+def test_a_cut_rank_stays_with_the_replicas_of_its_worker(tmp_path):
+    for rank in range(4):
+        stages = [rank % 2] if rank == 2 else [rank % 2, rank % 2 + 2]
+        slices = [(f"PP:{stage}F0", stage, 1) for stage in stages]
+        labelled(tmp_path / f"r{rank}.json", slices, rank=rank, world=4)
+    trace = read(tmp_path)
+    found = zip(trace.replica.tolist(), trace.worker.tolist(), trace.stage.tolist(), strict=True)
+    assert [*found] == [(0, 0, 0), (0, 0, 2), (0, 1, 1), (0, 1, 3), (1, 0, 0), (1, 1, 1), (1, 1, 3)]
+
+
+def launching(number, at, start, lasts, stream=7):
+    """A kernel, and the call that launches it, from another thread."""
+    called = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": 99, "ts": at}
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "tid": stream, "ts": start, "dur": lasts}
+    of = {"correlation": number}
+    return [called | {"dur": 0.01, "args": of}, kernel | {"args": of | {"stream": stream}}]
+
+
+def with_events(path, events):
     data = json.loads(path.read_text())
-    for label, stream, start in (("0F0", 7, 5), ("0F1", 7, 9), ("0F1", 20, 1)):
-        event = {"ph": "X", "cat": "gpu_user_annotation", "tid": stream, "ts": start}
-        data["traceEvents"].append(
-            event | {"name": f"PP:{label}", "dur": 3 if stream == 7 else 0.1}
-        )
-    path.write_text(json.dumps(data))
+    path.write_text(json.dumps(data | {"traceEvents": [*data["traceEvents"], *events]}))
+    return path
+
+
+def test_kernels_time_the_ops_that_launched_them(tmp_path):
+    slices = [("PP:0F0", 0, 1), ("PP:0SEND_F0", 1, 1), ("PP:0F1", 2, 1), ("PP:0B0", 3, 1)]
+    kernels = [
+        launching(1, 0.2, 5, 1),
+        launching(2, 0.4, 7, 1),  # the same op: from 5 to 8
+        launching(3, 2.5, 9, 3),
+        launching(4, 2.6, 30, 0.1, stream=20),  # of another stream
+        launching(5, 3.5, 12, 4),
+        launching(6, 1.5, 0, 50),  # of no op
+    ]
+    path = with_events(
+        labelled(tmp_path / "a", slices), [event for pair in kernels for event in pair]
+    )
     trace = read(path)
     assert (trace.end - trace.start)[trace.is_of("F")] == pytest.approx([3e-6, 3e-6])
-    data["traceEvents"].pop(3)
-    path.write_text(json.dumps(data))
-    trace = read(path)
+    assert (trace.end - trace.start)[trace.is_of("B")] == pytest.approx([4e-6])
+    # without the kernels of one forward of two, its file is not whole
+    some = labelled(tmp_path / "b", slices)
+    trace = read(with_events(some, [event for pair in kernels[2:] for event in pair]))
     assert (trace.end - trace.start)[trace.is_of("F")] == pytest.approx([1e-6, 1e-6])
     assert "timed by the host" in trace.left_out[0].why
+
+
+def test_what_launches_no_kernel_takes_no_time(tmp_path):
+    """As I of the first stage, whose input needs no gradient."""
+    slices = [("PP:0F0", 0, 1), ("PP:0I0", 2, 4), ("PP:0W0", 7, 1)]
+    kernels = [*launching(1, 0.5, 1, 9), *launching(2, 7.5, 10, 2)]
+    trace = read(with_events(labelled(tmp_path / "a", slices), kernels))
+    assert (trace.end - trace.start).tolist() == pytest.approx([9e-6, 0, 2e-6])
+    assert trace.start[trace.is_of("I")] == trace.start[trace.is_of("W")]
+
+
+def test_a_rank_whose_kernels_are_cut_is_not_put_beside_those_of_others(tmp_path):
+    for rank in (0, 1):
+        slices = [(f"PP:{rank}F{m}", 2 * m, 1) for m in range(2)]
+        path = labelled(tmp_path / f"rank{rank}", slices, rank=rank, world=2)
+        kernels = [*launching(1, 0.5, 5, 3), *launching(2, 2.5, 8, 3)]
+        with_events(path, kernels[: 4 - 2 * rank])
+    trace = read(tmp_path)
+    assert (trace.workers, trace.worker.tolist()) == (2, [0, 0])
+    assert (trace.end - trace.start).tolist() == pytest.approx([3e-6, 3e-6])
+    assert [(entry.what, entry.count) for entry in trace.left_out] == [("slices of rank 1", 2)]
+
+
+def test_messages_alone_are_no_pipeline(tmp_path):
+    """As PyTorch 2.11 traces its schedules of one stage a rank: their ops have no labels."""
+    path = labelled(tmp_path / "a", [("gloo:recv", 0, 1), ("aten::mm", 1, 1)])
+    with pytest.raises(ValueError, match="none of its 2 events has a label of PyTorch's"):
+        read(path)
+
+
+def test_a_trace_of_a_gpu(data):
+    """PyTorch 2.11, four processes on one H200, two stages each, stage 1 with three layers of two.
+
+    Messages go through the host, which waits for them in its ops; the threads of autograd launch
+    the kernels of backwards.
+    """
+    found = pj.traces.pipelines_of(read(data / "gpu_trace"))
+    assert not found.left_out
+    assert len(found.pipelines) == 2
+    assert pj.traces.registered(found.table) == ("interleaved-zb", {"stages_per_worker": 2})
+    trace = found.trace
+    lasts = trace.end - trace.start
+    for phase in ("F", "I"):  # the quickest: processes take turns on the GPU
+        took = [lasts[trace.is_of(phase) & (trace.stage == stage)].min() for stage in range(1, 7)]
+        assert took == pytest.approx([1.5 * took[1], *[took[1]] * 5], rel=0.01)
 
 
 def test_stages_that_labels_do_not_say(tmp_path):
@@ -398,7 +549,7 @@ def test_stages_that_labels_do_not_say(tmp_path):
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("name", ["zb-h1", "dualpipe-v"])
+@pytest.mark.parametrize("name", ["zb-h1", "dualpipe-v", "chimera"])
 def test_our_own_exports_come_back(name, tmp_path):
     table = pj.schedules.build(name, num_workers=2, num_microbatches=4)
     run = pj.evaluate(
@@ -416,7 +567,7 @@ def test_our_own_exports_come_back(name, tmp_path):
     received = trace.is_of(["RECV_F"])
     assert {
         (int(s), int(w)) for s, w in zip(trace.stage[received], trace.worker[received], strict=True)
-    } <= {(stage, int(table.placement[0, stage])) for stage in range(table.num_stages)}
+    } <= {(s, w) for pipe in table.placement.tolist() for s, w in enumerate(pipe)}
 
 
 # what is not one of ours
@@ -472,11 +623,11 @@ def test_events_do_not_depend_on_how_the_text_is_cut():
     kept = [{"ph": "X", "name": '}],{"', "args": {"name": [{"x": 1}]}, "ts": k} for k in range(40)]
     text = json.dumps({"a": [1, {"traceEvents": 0}], "traceEvents": kept, "last": 12})
     for size in (1, 7, 100, 10**6):
-        header, faults = {}, {}
+        header, faults = {}, Counter()
         pieces = (text[at : at + size] for at in range(0, len(text), size))
         assert list(events(pieces, header, faults)) == kept
         assert header == {"a": [1, {"traceEvents": 0}], "last": 12}
-        assert faults == {}
+        assert not faults
 
 
 def tried(path):

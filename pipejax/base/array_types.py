@@ -12,13 +12,13 @@ import numpy as np
 
 if TYPE_CHECKING:
     from jax import Array
-    from jaxtyping import Bool, Float, Int, Num, UInt
+    from jaxtyping import Bool, Float, Int, Num, Shaped, UInt
 
     NumpyArray = np.ndarray[Any, np.dtype[Any]]
 else:
     NumpyArray = np.ndarray
     if "jaxtyping" in sys.modules:
-        from jaxtyping import Bool, Float, Int, Num, UInt
+        from jaxtyping import Bool, Float, Int, Num, Shaped, UInt
     else:
 
         class _Unchecked:
@@ -27,7 +27,7 @@ else:
             def __class_getitem__(cls, item: tuple[Any, str]) -> Any:
                 return item[0]
 
-        Bool = Float = Int = Num = UInt = _Unchecked
+        Bool = Float = Int = Num = Shaped = UInt = _Unchecked
 
 
 Index = int | np.int32 | np.int64  # a worker, slot or cell, as Python's number or an array's entry
@@ -41,4 +41,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["Array", "Bool", "Float", "Index", "Int", "Num", "NumpyArray", "UInt"]
+__all__ = ["Array", "Bool", "Float", "Index", "Int", "Num", "NumpyArray", "Shaped", "UInt"]

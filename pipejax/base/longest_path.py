@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray, Shaped
 
 FEW_RUNS = 8  # of one graph, which Python's numbers have sooner than NumPy's
 
 Preds = Int[NumpyArray, "nodes max_preds"]
-Lags = Float[NumpyArray, "nodes max_preds"]
-Times = Float[NumpyArray, " nodes"]
+# floats, or whole numbers that stay what they are: of any size, as objects, too
+Lags = Shaped[NumpyArray, "nodes max_preds"]
+Times = Shaped[NumpyArray, " nodes"]
 EdgeEnds = Int[NumpyArray, " edges"]
 
 

@@ -16,7 +16,6 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont
 from matplotlib.ticker import FuncFormatter, NullFormatter, StrMethodFormatter
@@ -136,7 +135,7 @@ class Picture(Figure):
         with mpl.rc_context(self._settings):
             super().__init__(figsize=(paper.width, height), layout="constrained")
 
-    def draw(self, renderer: RendererBase) -> None:
+    def draw(self, renderer: Any) -> None:  # for files a proxy, which is no RendererBase
         """Draw it in its style."""
         with mpl.rc_context(self._settings):
             super().draw(renderer)

@@ -99,9 +99,8 @@ def aligned(
     columns = {name: getattr(trace, name) for name in ("step", "replica", "worker", "stage")}
     columns |= {name: getattr(trace, name) for name in ("phase", "microbatch")}
     columns |= {name: getattr(trace, name) - shift for name in ("start", "end")}
-    return Trace.of(
-        columns, trace.phases, [*trace.left_out, *_said(offsets)], trace.source
-    ), offsets
+    left_out = [*trace.left_out, *_said(offsets)]
+    return Trace.of(columns, trace.phases, left_out, trace.source, trace.known_workers), offsets
 
 
 def _said(offsets: Sequence[Offset]) -> Iterator[LeftOut]:

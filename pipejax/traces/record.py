@@ -53,6 +53,7 @@ class Trace:
         (collectives, the optimizer) whatever the file says.
       left_out: what the files have and is not in here.
       source: where it came from, in words.
+      known_workers: how many workers a pipeline has by what the files say; 0 if they do not.
 
     Raises:
       ValueError: if arrays differ in length, a time is not finite, or a phase has no name.
@@ -76,6 +77,7 @@ class Trace:
     phases: tuple[str, ...]
     left_out: tuple[LeftOut, ...] = ()
     source: str = ""
+    known_workers: int = 0
 
     def __post_init__(self) -> None:
         """Check that all is of one length and finite."""
@@ -107,8 +109,8 @@ class Trace:
 
     @property
     def workers(self) -> int:
-        """How many workers a pipeline has."""
-        return int(self.worker.max(initial=NONE)) + 1
+        """How many workers a pipeline has, those of which there is no slice too."""
+        return max(int(self.worker.max(initial=NONE)) + 1, self.known_workers)
 
     @property
     def stages(self) -> int:
@@ -132,9 +134,17 @@ class Trace:
         phases: Sequence[str],
         left_out: Iterable[LeftOut] = (),
         source: str = "",
+        known_workers: int = 0,
     ) -> "Trace":
         """Put columns into order: by step, replica, worker, start."""
         order = np.lexsort([columns[k] for k in ("end", "start", "worker", "replica", "step")])
         arrays = {name: np.asarray(columns[name], np.int64)[order] for name in INTEGERS}
         times = {name: np.asarray(columns[name], np.float64)[order] for name in TIMES}
-        return cls(**arrays, **times, phases=(*phases,), left_out=(*left_out,), source=source)
+        return cls(
+            **arrays,
+            **times,
+            phases=(*phases,),
+            left_out=(*left_out,),
+            source=source,
+            known_workers=known_workers,
+        )

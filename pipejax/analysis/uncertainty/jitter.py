@@ -15,7 +15,7 @@ import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.analysis.uncertainty.distributions import LARGEST_SCORE, Jitter, factor_table
-from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
+from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray, UInt
 from pipejax.base.checks import check_types, is_number, whole_number, wrong
 from pipejax.base.compiled import compiled
 from pipejax.base.display import ResultList, short_repr, short_repr_of
@@ -204,7 +204,9 @@ class _Slowest:
         self.counts = self._last = np.zeros(1, np.int64)  # of all samples, and of the last one
         self._replicas = replicas
 
-    def add(self, first: int, values: Samples, on_path: Int[NumpyArray, "columns samples"]) -> None:
+    def add(
+        self, first: int, values: Samples, on_path: UInt[NumpyArray, "columns samples"]
+    ) -> None:
         """Add draws that follow those before: their makespans [s], and what is on their paths."""
         draw = first + np.arange(len(values))
         sample = draw // self._replicas
@@ -268,7 +270,7 @@ def _sampler(
 
 def _parts(
     own: PerOpCosts, factors: Jitter, workers: int, samples: int, seed: int, max_bytes: int
-) -> Iterator[tuple[int, Samples, Int[NumpyArray, "columns samples"]]]:
+) -> Iterator[tuple[int, Samples, UInt[NumpyArray, "columns samples"]]]:
     """Yield first sample, makespans (samples) [s], and what is on their paths for each part."""
     columns = len(own.op_seconds) + sum(map(len, own.message_seconds))
     room = max(LANES, min(PART, max_bytes // (BYTES_OF_COLUMN * columns)))

@@ -13,14 +13,15 @@ from typing import NamedTuple
 
 import jax
 
-from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.display import short_repr
 from pipejax.costs import array_functions as xp
+from pipejax.costs.array_functions import Computed
 from pipejax.costs.model.workload_fields import PRECISIONS, RANK_ORDERS
 from pipejax.costs.precision import floats_in
 from pipejax.costs.system.system import Number
 
-Workers = Int[NumpyArray, "..."] | Float[Array, "..."]
+Workers = Int[NumpyArray, "..."] | Float[Computed, "..."]
 
 
 class Group(NamedTuple):
@@ -198,10 +199,12 @@ class Layout:
         extents = (self.tensor * self.context / near, self.data / far)
         return RankGroup(extents, (near, self.data_stride * far))
 
-    def is_near(self, one: Workers, other: Workers, gpus_per_node: Number) -> Bool[Array, "..."]:
+    def is_near(
+        self, one: Workers | float, other: Workers | float, gpus_per_node: Number
+    ) -> Bool[Computed, "..."]:
         """Return whether the first accelerators of two workers are in one node."""
         nodes = (xp.floor(each * self.stage_stride / gpus_per_node) for each in (one, other))
-        return xp.equal(*nodes)
+        return xp.asarray(xp.equal(*nodes))
 
 
 jax.tree_util.register_dataclass(Layout)

@@ -25,7 +25,7 @@ from pipejax.base.checks import (
 )
 from pipejax.base.display import short_repr
 from pipejax.costs import array_functions as xp
-from pipejax.costs.model.layout import Layout
+from pipejax.costs.model.layout import Layout, Workers
 from pipejax.costs.model.model import Model, check_recompute
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload_fields import (
@@ -43,7 +43,6 @@ from pipejax.schedules.table.table import ScheduleTable
 
 PerStage = Float[NumpyArray, " stages"] | Float[Array, " stages"]
 Stragglers = Mapping[int, float] | tuple[tuple[int, float], ...]
-Workers = Int[NumpyArray, "..."] | Float[NumpyArray, "..."] | Float[Array, "..."]
 
 
 @short_repr

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Array, Float
+from pipejax.base.array_types import Float
 from pipejax.costs import array_functions as xp
-from pipejax.costs.array_functions import stacked, stacked_trees
+from pipejax.costs.array_functions import Computed, stacked, stacked_trees
 from pipejax.costs.layers.collectives import Collective, collective_time
 from pipejax.costs.model.layout import Group
 from pipejax.costs.model.workload import PerStage
@@ -21,7 +21,7 @@ from pipejax.costs.precision import as_float
 from pipejax.costs.stage.stage_work import StageWork
 from pipejax.costs.system.system import Number, Numbers, System
 
-ByPhase = Float[Array, " phases"]
+ByPhase = Float[Computed, " phases"]
 
 
 class Exchanges(NamedTuple):
@@ -133,11 +133,11 @@ def _tied(work: StageWork, system: System) -> _Exchange:
     return _Exchange("all_reduce", volume, Group(2.0, 1.0 + near))
 
 
-def _priced(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Array, "..."]]:
+def _priced(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Computed, "..."]]:
     """Seconds of each exchange, of nothing 0: those of one kind as one array."""
     leaves = [(each.volume, *each.group, each.times, each.copies) for each in exchanges]
     shapes = [np.broadcast_shapes(*map(np.shape, each)) for each in leaves]
-    found: dict[int, Float[Array, ...]] = {}
+    found: dict[int, Float[Computed, ...]] = {}
     for kind in dict.fromkeys(each.kind for each in exchanges):
         own = [index for index, each in enumerate(exchanges) if each.kind == kind]
         flat = [[_flat(leaf, shapes[index]) for leaf in leaves[index]] for index in own]
@@ -150,7 +150,7 @@ def _priced(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Array,
     return [found[index] for index in range(len(exchanges))]
 
 
-def _flat(leaf: Number, shape: tuple[int, ...]) -> Float[Array, " numbers"]:
+def _flat(leaf: Number, shape: tuple[int, ...]) -> Float[Computed, " numbers"]:
     return xp.broadcast_to(xp.asarray(leaf, float), shape).ravel()
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipejax.base.array_types import Array, Float
+from pipejax.base.array_types import Float
 from pipejax.base.checks import check_types
 from pipejax.base.compiled import compiled
 from pipejax.costs import array_functions as xp
-from pipejax.costs.array_functions import stacked, stacked_trees
+from pipejax.costs.array_functions import Computed, stacked, stacked_trees
 from pipejax.costs.costs import Costs
 from pipejax.costs.layers.collectives import Collective
 from pipejax.costs.layers.kernels import (
@@ -47,9 +47,9 @@ from pipejax.schedules.table.table import ScheduleTable
 
 PHASES = ("forward", "input_grad", "weight_grad")
 FORWARD, INPUT_GRAD, WEIGHT_GRAD = range(len(PHASES))
-ByPhase = Float[Array, " phases"]
-ByPart = Float[Array, "ways parts phases"]
-OneWay = Float[Array, "parts phases"]
+ByPhase = Float[Computed, " phases"]
+ByPart = Float[Computed, "ways parts phases"]
+OneWay = Float[Computed, "parts phases"]
 
 
 # what the seconds of an op are made of: kernels, what compute does not hide of exchanges within
@@ -58,7 +58,7 @@ PARTS = ("compute", "tensor", "context", "expert", "weights", "host")
 HOST = PARTS.index("host")
 _IS_HOST = (np.arange(len(PARTS)) == HOST)[:, None]  # (parts, stages)
 _IS_WEIGHTS = (np.arange(len(PARTS)) == PARTS.index("weights"))[:, None]
-Seconds = Float[Array, "parts stages"]
+Seconds = Float[Computed, "parts stages"]
 Pieces = tuple[tuple[LayerOp, ...], tuple[Collective, ...]]
 APART, ONE_PASS = range(2)  # ways: each phase by itself; I and W as one, which hides more exchanges
 
@@ -84,7 +84,7 @@ def work_costs(work: StageWork, system: System) -> Costs:
     )
 
 
-def op_seconds(work: StageWork, system: System) -> dict[str, Float[Array, "parts stages"]]:
+def op_seconds(work: StageWork, system: System) -> dict[str, Float[Computed, "parts stages"]]:
     """Seconds of the ops of one microbatch, by field of `Costs`: (parts, stages) each."""
     return _op_seconds(work, system, _exchanges(work, system))
 
@@ -96,7 +96,7 @@ def _exchanges(work: StageWork, system: System) -> Exchanges:
 
 def _op_seconds(
     work: StageWork, system: System, exchanges: Exchanges
-) -> dict[str, Float[Array, "parts stages"]]:
+) -> dict[str, Float[Computed, "parts stages"]]:
     parts = _parts(work, system, exchanges)
     apart, one_pass = ([part[way] for part in parts] for way in (APART, ONE_PASS))
     return {
@@ -110,8 +110,8 @@ def _op_seconds(
 
 
 def _lasts(
-    system: System, seconds: Float[Array, "parts *ops stages"]
-) -> Float[Array, "*ops stages"]:
+    system: System, seconds: Float[Computed, "parts *ops stages"]
+) -> Float[Computed, "*ops stages"]:
     """Seconds (stages) of ops: the longer of accelerator and host."""
     return xp.asarray(phase_time(system, seconds[:HOST].sum(axis=0), seconds[HOST]))
 
@@ -317,7 +317,7 @@ def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Numb
     return update_time(system, here, there, exchanged) + gathered
 
 
-def _both_ways(value: Numbers) -> Float[Array, "2 pipes boundaries"]:
+def _both_ways(value: Numbers) -> Float[Computed, "2 pipes boundaries"]:
     """Give messages the same time in both directions: (2, pipes, boundaries)."""
     return xp.broadcast_to(value, (2, *np.shape(value)))
 
@@ -409,7 +409,7 @@ def with_factors(costs: Costs, workload: Workload, table: ScheduleTable) -> Cost
     return scaled_costs(costs, table, workers=slow) if slow else costs
 
 
-def _with_host_beyond(system: System, seconds: Float[Array, "parts stages"]) -> Array:
+def _with_host_beyond(system: System, seconds: Float[Computed, "parts stages"]) -> Computed:
     """Parts (parts, stages) that sum to what an op lasts: of the host, the last, what it adds."""
     device = seconds[:HOST]
     host = _lasts(system, seconds) - device.sum(axis=0)

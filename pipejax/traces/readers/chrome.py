@@ -2,20 +2,21 @@
 
 What a slice of PyTorch's runtime holds: F, I and B contain the wait for their RECV, which is taken
 off; a SEND is what its worker spends on posting it, its transfer has no slice; a RECV lasts until
-somebody has waited for it. Where kernels were traced too, an op is what its kernels take on the
-stream that most of them run on.
+somebody has waited for it. Where kernels were traced too, an op is what the kernels take that it
+launched, on the stream that most of them run on; a RECV ends with those that it launched.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.traces.readers.event_rows import Rows, read_rows
 from pipejax.traces.readers.labels import Cell, cell_of
-from pipejax.traces.readers.parts import Columns, nothing, sound
+from pipejax.traces.readers.parts import Columns, nothing
 from pipejax.traces.readers.rank_lists import missing_ranks
 from pipejax.traces.readers.sources import Tell
 from pipejax.traces.readers.steps import OUTSIDE, RankSlices, number_steps
@@ -23,6 +24,7 @@ from pipejax.traces.record import NONE, OPS, LeftOut, Trace
 
 _MICROSECOND, _NANOSECONDS = 1e-6, 1000  # seconds of one, and how many are in it
 _BEFORE = ("UNSHARD", "RECV_F", "RECV_B")  # what comes before what it is for
+_ONWARD = ("SEND_F", "RECV_B")  # what goes to the stage behind, and comes from there
 _RECEIVED = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}  # what an op waits for
 
 
@@ -35,13 +37,16 @@ def read_chrome(paths: Sequence[Path], tell: Tell) -> Trace:
     if not ranks:
         return nothing(left_out)
     cells = [cell_of(name) for name in names]
-    merged = [_on_kernels(rows, cells, left_out) for _, rows in sorted(ranks.items())]
-    world = max(rows.world for rows in merged)
+    merged = _on_kernels([rows for _, rows in sorted(ranks.items())], cells, left_out)
+    world = max(rows.world for rows in ranks.values())
     left_out += missing_ranks(ranks, world)
-    steps = number_steps([_in_time(rows, cells) for rows in merged])
+    steps, why_outside = number_steps([_in_time(rows, cells) for rows in merged])
+    for rows, step in zip(merged, steps, strict=True):
+        if count := int(np.sum(step == OUTSIDE)):
+            left_out.append(LeftOut(f"slices of rank {rows.rank}", why_outside, count))
     phases = tuple(dict.fromkeys(phase for cell in cells for phase, _, _ in cell))
     parts = [_expanded(rows, step, cells, phases) for rows, step in zip(merged, steps, strict=True)]
-    places = _places(parts, [rows.rank for rows in merged], world)
+    places, workers = _places(parts, merged, world, cells)
     for columns, place in zip(parts, places, strict=True):
         for name, number in zip(("replica", "worker"), place, strict=True):
             columns[name] = np.full(len(columns["start"]), number)
@@ -53,10 +58,9 @@ def read_chrome(paths: Sequence[Path], tell: Tell) -> Trace:
     columns["stage"] = np.where(
         is_op & (columns["stage"] == NONE), columns["worker"], columns["stage"]
     )
-    outside = columns["step"] == OUTSIDE
-    passes, faults = sound([(outside, "they lie outside the marks ProfilerStep#")], "slices")
-    columns = {key: values[passes] for key, values in columns.items()}
-    return Trace.of(columns, phases, [*left_out, *faults])
+    known = columns["step"] != OUTSIDE
+    columns = {key: values[known] for key, values in columns.items()}
+    return Trace.of(columns, phases, left_out, known_workers=workers)
 
 
 def _of_one_clock(
@@ -80,7 +84,7 @@ def _of_one_clock(
 
 def _later(rows: Rows, by: float) -> Rows:
     kernels = rows.kernels.copy()
-    kernels[1:3] += by
+    kernels[:3] += by
     return dataclasses.replace(
         rows,
         start=rows.start + by,
@@ -104,29 +108,75 @@ def _both(one: Rows, other: Rows) -> Rows:
         receives=np.concatenate([one.receives, other.receives], axis=1),
         kernels=np.concatenate([one.kernels, other.kernels], axis=1),
         marks=[*one.marks, *other.marks],
+        is_cut=one.is_cut or other.is_cut,
+        is_ours=one.is_ours or other.is_ours,
     )
 
 
-def _on_kernels(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) -> Rows:
-    """Let ops last as their kernels do, on the stream that takes the most of them."""
+def _on_kernels(
+    ranks: Sequence[Rows], cells: Sequence[Cell], left_out: list[LeftOut]
+) -> Sequence[Rows]:
+    """Let ops last as their kernels do on all ranks: those whose kernels do not fit are left out.
+
+    If they fit on none, ops are timed by the host.
+    """
+    timed = [_timed(rows, cells) for rows in ranks]
+    for rows, on in zip(ranks, timed, strict=True):
+        if on is None and any(timed):
+            why = "some ops have no kernel, and other ranks are timed by theirs"
+            left_out.append(LeftOut(f"slices of rank {rows.rank}", why, len(rows.start)))
+        elif on is None and rows.kernels.size:
+            why = "some ops have none: ops are timed by the host"
+            left_out.append(LeftOut(f"kernels of rank {rows.rank}", why, rows.kernels.shape[1]))
+    return [on for on in timed if on is not None] or ranks
+
+
+def _timed(rows: Rows, cells: Sequence[Cell]) -> Rows | None:
+    """Ops as long as their kernels, on the stream that takes the most of them; None without.
+
+    Where no op of a phase and stage launches any, as I of the first stage, it takes no time there.
+    """
+    firsts = [cell[0][0] if cell else "" for cell in cells]
     are_ops = np.array([any(phase in OPS for phase, _, _ in cell) for cell in cells], bool)
-    label, start, end, stream = rows.kernels
-    of_ops = are_ops[label.astype(np.int64)]
-    if not of_ops.any():
-        return rows
-    streams, place = np.unique(stream[of_ops], return_inverse=True)
-    main = streams[np.bincount(place, (end - start)[of_ops]).argmax()]
-    there = np.flatnonzero(of_ops & (stream == main))
-    there = there[np.lexsort([start[there], label[there]])]
+    receive = np.array([phase.startswith("RECV_") for phase in firsts], bool)
+    launch, start, end, stream = rows.kernels
     own = np.flatnonzero(are_ops[rows.label])
-    own = own[np.lexsort([rows.start[own], rows.label[own]])]
-    if not np.array_equal(rows.label[own], label[there]):
-        why = "they are not one for each op of the host: ops are timed by the host"
-        left_out.append(LeftOut(f"kernels of rank {rows.rank}", why, len(there)))
-        return rows
+    owner, inside = _launched_in(rows, own, launch)
+    if not inside.any():
+        return None
+    streams, place = np.unique(stream[inside], return_inverse=True)
+    main = streams[np.bincount(place, (end - start)[inside]).argmax()]
+    inside &= stream == main
+    begin, finish = np.full(len(rows.start), np.inf), np.full(len(rows.start), -np.inf)
+    np.minimum.at(begin, owner[inside], start[inside])
+    np.maximum.at(finish, owner[inside], end[inside])
+    kinds = [cells[label][0][:2] if cells[label] else () for label in rows.label[own].tolist()]
+    idle = np.isinf(begin[own])
+    if {*itertools.compress(kinds, idle)} & {*itertools.compress(kinds, ~idle)}:
+        return None
+    # what launches nothing is done when the host is, and the kernels before it are
+    done = np.maximum.accumulate(np.where(idle, rows.end[own], finish[own]))
+    begin[own[idle]] = finish[own[idle]] = done[idle]
     on = dataclasses.replace(rows, start=rows.start.copy(), end=rows.end.copy())
-    on.start[own], on.end[own] = start[there], end[there]
-    return on
+    on.start[own], on.end[own] = begin[own], finish[own]
+    owner, inside = _launched_in(rows, np.flatnonzero(receive[rows.label]), launch)
+    np.maximum.at(on.end, owner[inside], end[inside])
+    order = np.argsort(on.start, kind="stable")
+    return dataclasses.replace(on, label=on.label[order], start=on.start[order], end=on.end[order])
+
+
+def _launched_in(
+    rows: Rows, own: Int[NumpyArray, " own"], launch: Float[NumpyArray, " kernels"]
+) -> tuple[Int[NumpyArray, " kernels"], Bool[NumpyArray, " kernels"]]:
+    """Which of some slices of the host launched each kernel, and whether any did.
+
+    Whatever thread did: that of the slice waits meanwhile.
+    """
+    if not len(own):
+        return np.zeros(len(launch), np.int64), np.zeros(len(launch), bool)
+    at = np.searchsorted(rows.start[own], launch, "right") - 1
+    owner = own[at]
+    return owner, (at >= 0) & (launch <= rows.end[owner])
 
 
 def _in_time(rows: Rows, cells: Sequence[Cell]) -> RankSlices:
@@ -142,7 +192,8 @@ def _in_time(rows: Rows, cells: Sequence[Cell]) -> RankSlices:
         if phase == "F"
     ]
     first = min(forwards)[-1] if forwards else NONE
-    return RankSlices(rows.start, rows.end, is_op, rows.label == first, is_before, rows.marks)
+    is_first = (rows.label == first) & (not rows.is_ours)  # one step, whatever comes first
+    return RankSlices(rows.start, is_op, is_first, is_before, rows.marks, rows.is_cut)
 
 
 def _expanded(
@@ -207,17 +258,24 @@ def _without_waits(
     return np.where((wait > start) & (wait <= end), wait, start), end
 
 
-def _places(parts: Sequence[Columns], ranks: Sequence[int], world: int) -> list[tuple[int, int]]:
-    """Replica and worker of each rank: a worker is told by its stages.
+def _places(
+    parts: Sequence[Columns], rows: Sequence[Rows], world: int, cells: Sequence[Cell]
+) -> tuple[list[tuple[int, int]], int]:
+    """Replica and worker of each rank, told by its stages; and how many workers there are.
 
     Ranks with the same stages are replicas, numbered as ranks are dealt to them if they are dealt
-    in turn. Where there is one pipeline, a rank is a worker.
+    in turn. Where there is one pipeline, a rank is a worker. Every rank of the world has a place:
+    where workers that were found do not share it out, there are more of them.
     """
-    held = [tuple(np.unique(part["stage"][part["stage"] >= 0]).tolist()) for part in parts]
-    stages = max((max(own, default=NONE) for own in held), default=NONE) + 1
-    workers = -(-stages // max(1, *map(len, held))) if stages else 0
-    if max(world, 1 + max(ranks)) <= workers or not workers:
-        return [(0, rank) for rank in ranks]
+    ranks = [each.rank for each in rows]
+    stages = 1 + max((s + (name in _ONWARD) for cell in cells for name, s, _ in cell), default=NONE)
+    seen = [tuple(np.unique(part["stage"][part["stage"] >= 0]).tolist()) for part in parts]
+    # of a file that is cut some stages are not seen: it has those of a replica that has them
+    held = [max((own, *(s for s in seen if own and {*own} <= {*s})), key=len) for own in seen]
+    size, found = max(world, 1 + max(ranks)), -(-stages // max(1, *map(len, held)))
+    if size <= found or not found or any(each.is_ours for each in rows):
+        return [(0, rank) for rank in ranks], max(size, found)
+    workers = next(count for count in range(found, size + 1) if size % count == 0)
     different = sorted(set(held))
     firsts = [own[0] if own else NONE for own in different]
     is_first = len(set(firsts)) == len(firsts) and max(firsts) < workers
@@ -226,5 +284,8 @@ def _places(parts: Sequence[Columns], ranks: Sequence[int], world: int) -> list[
     deals = [(divmod(rank, replicas), divmod(rank, workers)[::-1]) for rank in ranks]
     for dealt in zip(*deals, strict=True):  # worker and replica of ranks in turn, by either first
         if [w for w, _ in dealt] == worker:
-            return [(replica, w) for w, replica in dealt]
-    return [(held[:k].count(own), w) for k, (own, w) in enumerate(zip(held, worker, strict=True))]
+            return [(replica, w) for w, replica in dealt], workers
+    counted = [
+        (held[:k].count(own), w) for k, (own, w) in enumerate(zip(held, worker, strict=True))
+    ]
+    return counted, workers

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.schedules.cells.ops import Phase, format_cell, parse_cell, receive_of
-from pipejax.traces.readers.event_stream import Event, events
+from pipejax.traces.readers.event_stream import BROKEN, Event, events
 from pipejax.traces.readers.labels import PYTORCH, RECEIVES, STEP, cell_of
 from pipejax.traces.readers.parts import sound
 from pipejax.traces.readers.rank_lists import rank_of
@@ -20,8 +20,18 @@ from pipejax.traces.record import LeftOut
 
 _KEPT = (PYTORCH, *RECEIVES, STEP, "Forward ", "Backward ")
 _OWN = frozenset(("compute", "collective", "host link", "message"))  # categories of our exports
-_KERNELS = "gpu_user_annotation"  # a label's kernels, on their stream
-_SLICE, _KERNEL, _RECEIVE, _MARK, _OURS = range(5)
+# a label on a stream: of a backward there is none, for another thread launches its kernels
+_ON_STREAM = "gpu_user_annotation"
+_KERNEL, _LAUNCHES = "kernel", frozenset(("cuda_runtime", "cuda_driver", "runtime", "driver"))
+_SLICE, _RECEIVE, _MARK, _OURS = range(4)
+_COLUMNS = {
+    "kind": np.int8,
+    "label": np.int64,
+    "start": np.float64,
+    "length": np.float64,
+    "process": np.int64,
+    "thread": np.int64,
+}
 
 
 @dataclasses.dataclass
@@ -29,14 +39,16 @@ class Rows:
     """What one rank did.
 
     Attributes:
-      rank: in the run; for our own exports, the worker.
+      rank: in the run; of our own exports, the worker.
       world: how many ranks the run has, as far as the file says.
       label: (slices) position in the names of labels, ascending by start.
       start: (slices) [us].
       end: (slices) [us].
       receives: (2, receives) start and end of what a RECV does until somebody waits for it [us].
-      kernels: label, start, end and stream of the kernels of a label [us].
+      kernels: when the host launched each kernel, its start and end [us], and its stream.
       marks: number, start and end of steps that are marked [us].
+      is_cut: whether its file ends early.
+      is_ours: whether it is of an export of ours: a worker of one pipeline in one step.
     """
 
     rank: int
@@ -47,6 +59,8 @@ class Rows:
     receives: Float[NumpyArray, "2 receives"]
     kernels: Float[NumpyArray, "4 kernels"]
     marks: list[tuple[int, float, float]]
+    is_cut: bool = False
+    is_ours: bool = False
 
 
 class _KeptEvents:
@@ -59,6 +73,9 @@ class _KeptEvents:
         self.start, self.length = array("d"), array("d")
         self.process, self.thread = array("q"), array("q")
         self.receiving: set[tuple[int, int]] = set()  # tracks of our exports that receive
+        # number, start, length and stream of kernels; number and start of their launches
+        self.kernels = array("q"), array("d"), array("d"), array("q")
+        self.launches = array("q"), array("d")
 
     def take(self, event: Event) -> None:
         """Keep an event if it is one of a pipeline."""
@@ -69,8 +86,12 @@ class _KeptEvents:
         if event.get("ph") != "X":
             self._take_title(event, name)
             return
+        category = event.get("cat")
+        if category == _KERNEL or category in _LAUNCHES:
+            self._take_kernel(event, is_launch=category != _KERNEL)
+            return
         is_ours = not name.startswith(_KEPT)
-        if is_ours and (event.get("cat") not in _OWN or not cell_of(name)):
+        if is_ours and (category not in _OWN or not cell_of(name)):
             return
         if name not in self.meant:
             self.meant[name] = self._meaning(name)
@@ -79,14 +100,41 @@ class _KeptEvents:
             return
         if is_ours:
             kind = _OURS
-        elif kind == _SLICE and event.get("cat") == _KERNELS:
-            kind = _KERNEL
+        elif kind == _SLICE and category == _ON_STREAM:
+            return
         self.kind.append(kind)
         self.label.append(label)
         self.start.append(_number(event.get("ts")))
         self.length.append(_number(event.get("dur")))
         self.process.append(_whole(event.get("pid")))
         self.thread.append(_whole(event.get("tid")))
+
+    def _take_kernel(self, event: Event, *, is_launch: bool) -> None:
+        """Keep a kernel, or the call on the host that launched it: both have one number."""
+        args = event.get("args")
+        args = args if isinstance(args, dict) else {}
+        number = args.get("correlation")
+        if type(number) is not int or number <= 0:
+            return
+        start = _number(event.get("ts"))
+        numbers, starts = self.launches if is_launch else self.kernels[:2]
+        numbers.append(number)
+        starts.append(start)
+        if not is_launch:
+            self.kernels[2].append(_number(event.get("dur")))
+            self.kernels[3].append(_whole(args.get("stream", event.get("tid"))))
+
+    def launched(self) -> Float[NumpyArray, "4 kernels"]:
+        """When each kernel was launched, its start and end [us], and its stream."""
+        number, start, length, stream = map(np.array, self.kernels)
+        by_number, called = map(np.array, self.launches)
+        order = np.argsort(by_number, kind="stable")
+        at = np.searchsorted(by_number[order], number)
+        known = at < len(order)
+        known[known] = by_number[order][at[known]] == number[known]
+        launch = called[order][at[known]]
+        found = np.stack([launch, start[known], (start + length)[known], stream[known]])
+        return found[:, np.isfinite(found).all(axis=0) & (found[2] >= found[1])]
 
     def _meaning(self, name: str) -> tuple[int, int]:
         """Kind and number of a label; below 0 for one that is none of a pipeline."""
@@ -134,14 +182,11 @@ def read_rows(
         kept.take(event)
     for why, count in faults.items():
         left_out.append(LeftOut(f"parts of {path}", why, count))
-    if not len(kept.kind):
+    if not {_SLICE, _OURS} & {*kept.kind}:
         why = f"none of its {kept.count:,} events has a label of PyTorch's pipelining, as PP:0F1"
         left_out.append(LeftOut(str(path), why))
         return [], None
-    columns = {
-        name: np.array(getattr(kept, name))
-        for name in ("kind", "label", "start", "length", "process", "thread")
-    }
+    columns = {name: np.array(getattr(kept, name), of) for name, of in _COLUMNS.items()}
     passes, found = sound(
         [
             (~np.isfinite(columns["start"] + columns["length"]), "its time is no finite number"),
@@ -158,7 +203,9 @@ def read_rows(
         left_out.append(LeftOut(str(path), "neither it nor its name says of which rank it is"))
         return [], None
     zero = header.get("baseTimeNanoseconds")
+    is_cut = any(why != BROKEN for why in faults)
     rows = _rows_of(columns, rank, world, names)
+    rows = dataclasses.replace(rows, is_cut=is_cut, kernels=kept.launched())
     return ([rows] if len(rows.label) else []), zero if type(zero) is int else None
 
 
@@ -195,7 +242,7 @@ def _rows_of(
         start=columns["start"][slices],
         end=columns["end"][slices],
         receives=np.stack([columns[k][of[_RECEIVE]] for k in ("start", "end")]),
-        kernels=np.stack([columns[k][of[_KERNEL]] for k in ("label", "start", "end", "thread")]),
+        kernels=np.zeros((4, 0)),
         marks=marks,
     )
 
@@ -218,5 +265,6 @@ def _ours(
     found = []
     for worker in workers[(workers >= 0) & (workers < 10**6)]:
         mine = {name: values[columns["process"] == worker] for name, values in moved.items()}
-        found.append(_rows_of(mine, int(worker), len(workers), names))
+        rows = _rows_of(mine, int(worker), len(workers), names)
+        found.append(dataclasses.replace(rows, is_ours=True))
     return found

@@ -73,4 +73,5 @@ def joined(traces: Sequence[Trace], source: str) -> Trace:
     if doubled := int(np.sum(~is_new)):
         left_out.append(LeftOut("slices", "they stand twice, alike to the last digit", doubled))
     columns = {name: values[np.sort(rows[is_new])] for name, values in columns.items()}
-    return Trace.of(columns, phases, left_out, source)
+    workers = max((trace.known_workers for trace in traces), default=0)
+    return Trace.of(columns, phases, left_out, source, workers)

@@ -69,7 +69,8 @@ def read_rank_lists(paths: Sequence[Path], of_sizes: Sequence[Path], tell: Tell)
             left_out.append(LeftOut(str(path), why))
             continue
         of_rank[rank] = data
-    workers = sizes.workers or max(of_rank, default=-1) + 1
+    named = [rank for path in paths if (rank := rank_of(path)) is not None]
+    workers = sizes.workers or max(named, default=-1) + 1
     left_out += missing_ranks(of_rank, workers)
     series = [
         entry
@@ -181,7 +182,7 @@ def _trace(series: Sequence[_Series], sizes: RunSizes, left_out: list[LeftOut]) 
     if len(columns["microbatch"]) and any(entry.microbatch for entry in series):
         columns["microbatch"] -= columns["microbatch"].min()  # some count from 1
     columns["phase"], phases = with_split_backwards(columns, _PHASES)
-    return Trace.of(columns, phases, [*left_out, *faults])
+    return Trace.of(columns, phases, [*left_out, *faults], known_workers=sizes.workers)
 
 
 def _most_chunk(series: Sequence[_Series]) -> int:

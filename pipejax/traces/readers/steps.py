@@ -8,7 +8,11 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 
-OUTSIDE = -1  # of a slice that no mark of a step holds
+OUTSIDE = -1  # of a slice whose step is not known
+BY_MARKS = "they lie outside the marks ProfilerStep#"
+BY_TIME = (
+    "its steps are others by time than by count, and no marks ProfilerStep# say which they are"
+)
 Marks = Sequence[tuple[int, float, float]]  # number, start and end of steps that are marked
 
 
@@ -17,39 +21,45 @@ class RankSlices(NamedTuple):
 
     Attributes:
       start: (slices) of any unit.
-      end: (slices) of the same.
       is_op: (slices) whether it is an op.
       is_first: (slices) whether it is the op that comes first on this rank.
       is_before: (slices) whether it comes before what it is for, as a RECV, and so never last.
       marks: of steps, where the user marked them.
+      is_cut: whether its file ends early.
     """
 
     start: Float[NumpyArray, " slices"]
-    end: Float[NumpyArray, " slices"]
     is_op: Bool[NumpyArray, " slices"]
     is_first: Bool[NumpyArray, " slices"]
     is_before: Bool[NumpyArray, " slices"]
     marks: Marks
+    is_cut: bool
 
 
-def number_steps(ranks: Sequence[RankSlices]) -> list[Int[NumpyArray, " slices"]]:
-    """Return the step of each slice of each rank.
+def number_steps(ranks: Sequence[RankSlices]) -> tuple[list[Int[NumpyArray, " slices"]], str]:
+    """Return the step of each slice of each rank, and why some are OUTSIDE of all steps.
 
-    Marks count where they are there. Else a step begins where the first op of a rank comes again.
-    Where ranks then have steps in other numbers, that op was doubled or a trace begins late: they
-    are put beside the steps of a rank that has as many as most, by the time that they share.
+    Marks count where they are there. Else a step begins where the first op of a rank comes again,
+    and the k-th steps of ranks that have as many as most are one. Another number of them comes from
+    a trace that begins late or ends early, or from an op that was doubled or lost. Then steps are
+    one whose first ops are nearest in time, and as clocks may be wrong, the count must agree: the
+    first step is the first of the others, or the last is the last; of a cut file it is the first.
     """
     if any(rank.marks for rank in ranks):
-        return [_by_marks(rank) for rank in ranks]
+        return [_by_marks(rank) for rank in ranks], BY_MARKS
     found = [_by_first_op(rank) for rank in ranks]
-    counts = Counter(int(step.max(initial=-1)) + 1 for step in found)
-    if len(counts) <= 1:
-        return found
-    most = max(counts.values())
-    usual = min(count for count, often in counts.items() if often == most)
-    clock = next(k for k, step in enumerate(found) if step.max(initial=-1) + 1 == usual)
-    borders = _borders(ranks[clock], found[clock])
-    return [_beside(rank, step, borders) for rank, step in zip(ranks, found, strict=True)]
+    often = Counter(len(begin) for _, begin in found)
+    most = max(often, key=lambda count: (often[count], count))
+    others = next(begin for _, begin in found if len(begin) == most)
+    numbers = [
+        np.arange(most) if len(begin) == most else _beside(begin, others, is_cut=rank.is_cut)
+        for rank, (_, begin) in zip(ranks, found, strict=True)
+    ]
+    earliest = min(int(own.min()) for own in numbers if own is not None)
+    return [
+        np.full(len(step), OUTSIDE) if own is None else (own - earliest)[step]
+        for own, (step, _) in zip(numbers, found, strict=True)
+    ], BY_TIME
 
 
 def _by_marks(rank: RankSlices) -> Int[NumpyArray, " slices"]:
@@ -61,36 +71,35 @@ def _by_marks(rank: RankSlices) -> Int[NumpyArray, " slices"]:
     return np.where((at >= 0) & (rank.start < end[at]), number[at], OUTSIDE)
 
 
-def _by_first_op(rank: RankSlices) -> Int[NumpyArray, " slices"]:
-    """Count how often the first op came; what is no op goes with the op before or after it."""
+def _by_first_op(
+    rank: RankSlices,
+) -> tuple[Int[NumpyArray, " slices"], Float[NumpyArray, " steps"]]:
+    """Count how often the first op came, and say when; NaN of a step that began before the trace.
+
+    What is no op goes with the op before or after it.
+    """
     begun, ops = np.cumsum(rank.is_first), np.flatnonzero(rank.is_op)
     if not len(ops):
-        return np.zeros(len(begun), np.int64)
+        return np.zeros(len(begun), np.int64), np.array([np.nan])
     after = np.searchsorted(ops, np.arange(len(begun)))
     goes_on = rank.is_before | (after == 0)
     step = np.where(goes_on, begun[ops[np.minimum(after, len(ops) - 1)]], begun)
-    return step - int(step.min())
-
-
-def _borders(rank: RankSlices, step: Int[NumpyArray, " slices"]) -> Float[NumpyArray, " steps"]:
-    """Times between the steps of a rank, in the middle of the gaps; as long before its first."""
-    ops = np.flatnonzero(rank.is_op)
-    ops = ops if len(ops) else np.arange(len(step))
-    numbers = range(int(step.max(initial=-1)) + 1)
-    first = np.array([rank.start[ops][step[ops] == k].min(initial=np.inf) for k in numbers])
-    last = np.array([rank.end[ops][step[ops] == k].max(initial=-np.inf) for k in numbers])
-    gaps = (first[1:] - last[:-1]) / 2
-    return first - np.concatenate([[np.median(gaps) if len(gaps) else np.inf], gaps])
+    begin = np.append(np.nan, rank.start[rank.is_first])[int(step.min()) :]
+    return step - int(step.min()), begin
 
 
 def _beside(
-    rank: RankSlices, step: Int[NumpyArray, " slices"], borders: Float[NumpyArray, " steps"]
-) -> Int[NumpyArray, " slices"]:
-    """Give each step of a rank the number of the one of another rank that most of it lies in."""
-    begun = np.searchsorted(borders, rank.start, "right")  # 0: before the first of the other rank
-    new = np.empty(len(step), np.int64)
-    for number in range(int(step.max(initial=-1)) + 1):
-        mine = step == number
-        if mine.any():
-            new[mine] = np.bincount(begun[mine]).argmax()
-    return new
+    begin: Float[NumpyArray, " steps"], others: Float[NumpyArray, " others"], *, is_cut: bool
+) -> Int[NumpyArray, " steps"] | None:
+    """Number steps as those of others that begin nearest, on beyond them; None if unsure."""
+    known, before = np.flatnonzero(~np.isnan(begin)), int(np.isnan(others).sum())
+    others = others[before:]
+    if not len(known) or not len(others):
+        return None
+    apart = float(np.median(np.diff(others))) if len(others) > 1 else np.inf
+    inside = np.clip(begin[known], others[0], others[-1])
+    nearest = np.interp(inside, others, np.arange(len(others))) + (begin[known] - inside) / apart
+    number = before + np.rint(nearest).astype(np.int64)
+    number = np.append(np.repeat(number[0] - 1, known[0]), number)
+    agrees = number[0] == 0 or (number[-1] == before + len(others) - 1 and not is_cut)
+    return number if agrees else None

@@ -23,6 +23,7 @@ Slices = Int[NumpyArray, " ops"]
 # of the shorter of two ops of a worker: what they overlap by more is no rounding of clocks
 OVERLAP = 0.1
 EARLY = 0.1  # of an op: what it starts sooner than its input is there
+MOST_SAID = 3  # of what a reader left out, where no pipeline can be
 
 
 @short_repr
@@ -112,7 +113,8 @@ def pipelines_of(trace: Trace) -> Pipelines:
     members = dict(_members(trace))
     if not members:
         raise MismatchError(f"{trace.source or 'the trace'} holds no F, B, I or W of any stage")
-    usual = Counter(len(slices) for slices in members.values()).most_common(1)[0][0]
+    whole = [own for own in members.values() if not _missing(trace, own)] or [*members.values()]
+    usual = Counter(map(len, whole)).most_common(1)[0][0]
     known: dict[bytes, int | str] = {}
     tables: list[ScheduleTable] = []
     found: list[Pipeline] = []
@@ -124,7 +126,7 @@ def pipelines_of(trace: Trace) -> Pipelines:
             left_out.append(LeftOut(f"step {step}, replica {replica}", where))
     if not found:
         source = trace.source or "the trace"
-        before = "".join(f"; {each.what}: {each.why}" for each in trace.left_out[:1])
+        before = "".join(f"; {each.what}: {each.why}" for each in trace.left_out[:MOST_SAID])
         raise MismatchError(f"no pipeline of {source} can be: {left_out[-1].why}{before}")
     by_use = [k for k, _ in Counter(one.table for one in found).most_common()]
     number = {old: new for new, old in enumerate(by_use)}
@@ -149,11 +151,15 @@ def _members(trace: Trace) -> Iterator[tuple[tuple[int, int], Slices]]:
             yield (int(trace.step[own[0]]), int(trace.replica[own[0]])), own
 
 
+def _missing(trace: Trace, slices: Slices) -> list[int]:
+    """Workers that ran no op of a pipeline."""
+    return np.setdiff1d(np.arange(trace.workers), trace.worker[slices]).tolist()
+
+
 def _unsound(trace: Trace, slices: Slices, usual: int) -> str | None:
     """What is wrong with the slices of a pipeline by themselves."""
-    workers = np.unique(trace.worker[slices])
-    missing = np.setdiff1d(np.arange(trace.workers), workers)
-    if len(missing):
+    missing = _missing(trace, slices)
+    if missing:
         return f"worker {missing[0]} is missing"
     if len(slices) != usual:
         return f"{len(slices)} ops, most have {usual}"
