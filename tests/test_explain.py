@@ -323,6 +323,7 @@ LINES = [
 ]
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("line", in_turn(LINES))
 def test_commands_repeat_what_remedies_say(answer, tmp_path, monkeypatch, line):
     monkeypatch.chdir(tmp_path)
@@ -340,6 +341,7 @@ def test_commands_repeat_what_remedies_say(answer, tmp_path, monkeypatch, line):
         assert step == pytest.approx(remedy["step_time"], rel=1e-12), remedy["command"]
 
 
+@pytest.mark.compiles
 def test_workers_are_put_on_other_nodes(answer):
     line = ["-s", "interleaved-1f1b", "-P", 4, "-M", 8, "-V", 2, "-T", "F=1,B=2", "--comm", "0,0.9"]
     line += ["--workers-per-node", 2, "--worker-places", "0,2,1,3"]
@@ -377,6 +379,7 @@ def test_a_slow_stage_is_named_beside_longer_ends():
     assert "stage 5 like the others" in [each.what for each in found.remedies]
 
 
+@pytest.mark.compiles
 def test_microbatches_that_differ_are_named():
     table = built(*BUILT[0])
     costs = pj.Costs(forward=1.0, backward=2.0)

@@ -263,6 +263,7 @@ def test_layouts_are_legal_and_complete():
     assert len(own) == len(RECOMPUTE) * 4 * 2
 
 
+@pytest.mark.compiles
 def test_parts_of_layers_that_are_recomputed_can_be_searched():
     kinds = ("none", "mlp+layernorm", "core_attn", "full")
     found = pj.plan(GPT, H100, **SMALL | {"choices": FEW | {"recompute": kinds}}, exhaustive=True)

@@ -150,6 +150,7 @@ def calibrated(tmp_path):
     return write
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     ("told", "overlap"),
     [
