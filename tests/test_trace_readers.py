@@ -708,6 +708,17 @@ def test_a_wrong_clock_is_named_and_put_right(worker, seconds, public):
     assert max(abs(times(trace)[key][0] - times(public)[key][0]) for key in times(public)) < 1e-4
 
 
+@pytest.mark.parametrize("worker", range(4))
+def test_clocks_that_agree_with_all_but_a_wrong_one_stay(worker):
+    """Also where the one furthest from it, over several messages, could agree with it."""
+    table = pj.schedules.build("v-half", num_workers=4, num_microbatches=8)
+    cost = pj.Costs(forward=2.0, input_grad=2.0, weight_grad=2.0, transmit=1.0)
+    trace = pj.traces.of_runs([pj.evaluate(table, cost)] * 2)
+    for seconds in (-2.6, 2.6):
+        _, offsets = aligned(ahead(trace, worker, seconds))
+        assert [offset.worker for offset in offsets if offset.is_corrected] == [worker]
+
+
 def test_clocks_without_messages(runs, public):
     lists = read(runs / "primus")
     _, offsets = aligned(ahead(lists, 3, -0.02))

@@ -66,6 +66,26 @@ def test_an_interrupted_op_makes_nobody_slow():
     assert not faulty_runs.found(pj.traces.of_runs([usual, usual, long, usual]))
 
 
+def test_fused_pairs_make_nobody_slow():
+    """Of a pair each op has what it takes alone: microbatches and stages differ in their pairs."""
+    table = pj.schedules.build("dualpipe-v", num_workers=2, num_microbatches=8)
+    for pair in (1.0, 1.3, 1.6):  # as if both ran at once, or one behind the other
+        costs = pj.Costs(forward=0.6, input_grad=0.6, weight_grad=0.4, pair=pair, transmit=0.3)
+        assert not faulty_runs.found(pj.traces.of_runs([pj.evaluate(table, costs)] * 2)), pair
+
+
+@pytest.mark.parametrize("kind", ["stage", "microbatch"])
+def test_what_is_slow_in_fused_pairs_is_named(kind):
+    table = pj.schedules.build("dualpipe-v", num_workers=4, num_microbatches=16)
+    for slow in (1, 4, 6):
+        factor = np.ones((8, 16))
+        factor[(slow, slice(None)) if kind == "stage" else (slice(None), slow)] = 1.3
+        parts = {"input_grad": 0.6 * factor, "weight_grad": 0.4 * factor}
+        run = pj.evaluate(table, pj.Costs(forward=0.6 * factor, **parts))
+        found = faulty_runs.found(pj.traces.of_runs([run] * 2))
+        assert [(one.kind, one.name) for one in found] == [(kind, str(slow))]
+
+
 def test_one_pipeline_of_one_stage_has_nobody_beside():
     table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=1)
     run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))

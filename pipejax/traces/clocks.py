@@ -194,14 +194,14 @@ def _solved(
         most = np.minimum(most, most[:, middle, None] + most[None, middle])
         np.fill_diagonal(most, 0.0)  # where bounds contradict each other, they would fall for ever
     is_broken = (most < -_EXACT) | (most.T < -_EXACT)
-    first = int(is_broken.sum(axis=1).argmin())  # agrees with the most others
+    agrees = np.ones(size, bool)
+    while (broken := (is_broken & agrees & agrees[:, None]).sum(axis=1)).any():
+        agrees[size - 1 - broken[::-1].argmax()] = False  # of two the second
+    first = int(agrees.argmax())
     above, below = most[first].copy(), -most[:, first]
     is_known = np.isfinite(above) & np.isfinite(below)
-    is_wrong = is_known & is_broken[first]
-    kept = np.flatnonzero(is_known & ~is_wrong)
-    if always or is_broken[np.ix_(kept, kept)].any():
-        is_wrong, kept = is_known.copy(), np.array([first])
-        is_wrong[first] = False
+    stays = np.arange(size) == first if always else agrees
+    is_wrong, kept = is_known & ~stays, np.flatnonzero(is_known & stays)
     offset = np.zeros(size)
     for worker in np.flatnonzero(is_wrong):  # beside those that stay, or are corrected already
         above[worker] = (offset[kept] + most[kept, worker]).min()

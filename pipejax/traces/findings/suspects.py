@@ -14,7 +14,7 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import ResultList, short_repr
 from pipejax.traces.clocks import Offset
-from pipejax.traces.record import NONE
+from pipejax.traces.record import NONE, OPS, Trace
 from pipejax.traces.replaying.pipelines import Pipelines, fused_with_last
 from pipejax.traces.replaying.replay import Replay, waits_of
 
@@ -136,14 +136,12 @@ class _MicrobatchTimes(NamedTuple):
 
     @classmethod
     def of(cls, pipelines: Pipelines) -> "_MicrobatchTimes":
-        """Add up the ops of each microbatch in each stage; of a fused pair half is of each."""
+        """Add up the ops of each microbatch in each stage."""
         trace, runs = pipelines.trace, pipelines.pipelines
         shape = pipelines.table.num_stages, pipelines.table.num_microbatches
         slices = np.concatenate([one.slices for one in runs])
         run = np.repeat(np.arange(len(runs)), [len(one.slices) for one in runs])
-        second = fused_with_last(trace, slices)
-        lasts = (trace.end - trace.start)[slices]
-        lasts = lasts * np.where(second | np.append(second[1:], False), 0.5, 1.0)
+        lasts = _taken_apart(trace, slices)
         place = trace.stage[slices], trace.microbatch[slices]
         seconds = np.zeros((len(runs), *shape))
         np.add.at(seconds, (run, *place), lasts)
@@ -228,6 +226,48 @@ class _MicrobatchTimes(NamedTuple):
             why = f"takes {ratio:.3g} times the others in most stages"
             name = f"{microbatch}{of} in step {self.step[run]}"
             yield Suspect("microbatch", name, seconds, ratio, z, why)
+
+
+def _taken_apart(trace: Trace, slices: Int[NumpyArray, " ops"]) -> Float[NumpyArray, " ops"]:
+    """What ops took [s]; of a fused pair what each takes alone, times what the pair took of usual.
+
+    So that ops are quicker as a pair makes no stage quick, nor those slow that have fewer pairs.
+    """
+    lasts, second = (trace.end - trace.start)[slices], fused_with_last(trace, slices)
+    if not second.any():
+        return lasts
+    first, stage, stages = np.append(second[1:], False), trace.stage[slices], trace.stages
+    is_alone = ~(first | second)
+    rank = np.array([OPS.index(name) if name in OPS else NONE for name in trace.phases])
+    kind = rank[trace.phase[slices]] * stages + stage
+    alone = _medians(lasts[is_alone], kind[is_alone], len(OPS) * stages).reshape(-1, stages)
+    whole, *parts = map(OPS.index, "BIW")
+    _fill_in(alone[whole], alone[parts].sum(axis=0))
+    for row in alone:  # the first F of a step is alone, and its last backward
+        _fill_in(row, np.full(stages, np.median(lasts[first]) / 2))
+    usual = _medians(lasts[first], stage[first], stages)  # by the stage of the forward
+    more = lasts[first] / usual[stage[first]]
+    for mine in (first, second):
+        lasts[mine] = alone.flat[kind[mine]] * more
+    return lasts
+
+
+def _fill_in(row: Float[NumpyArray, " stages"], like: Float[NumpyArray, " stages"]) -> None:
+    """Put in what is not known: such a share of the other as what is known is of it."""
+    unknown = np.isnan(row)
+    both = ~unknown & (like > 0)
+    share = np.median(row[both] / like[both]) if both.any() else 1.0
+    row[unknown] = share * like[unknown]
+
+
+def _medians(
+    values: Float[NumpyArray, " some"], group: Int[NumpyArray, " some"], groups: int
+) -> Float[NumpyArray, " groups"]:
+    """Median of each group; NaN of one that has nothing."""
+    order, found = np.argsort(group, kind="stable"), np.full(groups, np.nan)
+    for part in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
+        found[group[part[0]]] = np.median(values[part])
+    return found
 
 
 def _links(pipelines: Pipelines, wrong: set[tuple[int, int]], op: float) -> Iterator[Suspect]:
