@@ -286,6 +286,32 @@ def test_jitter_reads_what_is_saved(answer, folder):
     assert row["deterministic"] == pytest.approx(found["pipeline_time"], rel=1e-9)
 
 
+MIXED = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1I0", "1F1", "1I1", "1W0", "1W1"]]
+FASTER = pj.Costs(forward=1.0, backward=2.0, input_grad=1.2, weight_grad=1.0, transmit=0.1)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "dualpipe-v", "mixed"])
+def test_saved_costs_are_those_that_were_recorded(name, answer, call, folder):
+    table = pj.ScheduleTable.from_rows(MIXED) if name == "mixed" else table_of(name)
+    write_csv(folder / "run.csv", traces.of_runs([pj.evaluate(table, FASTER)] * 2))
+    found = answer("trace", "run.csv", "--schedules", "1f1b", "--save", "trace")
+    run = answer(*shlex.split(found["next"][0])[1:])
+    assert run["makespan"] == pytest.approx(found["pipeline_time"], rel=1e-12)
+    assert "assumes" not in run
+    saved = json.loads(Path("trace/costs.json").read_text())
+    letters = {"1f1b": "FB", "mixed": "FBIW", "dualpipe-v": "FBIW"}[name]
+    assert saved.keys() - {"unit", "message", "message_back", "pair"} == {*letters}
+    if name == "mixed":
+        assert [saved[letter] for letter in "BIW"] == [
+            pytest.approx(times) for times in ([2.0, 2.2], [1.0, 1.2], [1.0, 1.0])
+        ]
+    if name == "1f1b":
+        line = ["evaluate", "-s", "zb-h1", "-P", "4", "-M", "8", "--costs", "trace/costs.json"]
+        why = "I and W are taken as half of B each"
+        assert why in answer(*line)["assumes"]
+        assert why in call(*line)[1]
+
+
 def test_another_run_says_what_got_slower(answer, call, folder):
     table = table_of("1f1b")
     for name, slow in (("now", [2]), ("then", [])):

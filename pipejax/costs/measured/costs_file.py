@@ -45,8 +45,9 @@ def read_costs(path: str | Path, table: ScheduleTable, *, places: Sequence[int] 
     The file is {"unit": "seconds", "F": x, "B": x, "I": x, "W": x, "message": {"latency": x,
     "transmit": x}}, with "O" and "L" where activations go to the host and back (a missing L is O);
     x is a number or a list with one entry per stage, or per stage boundary for messages; an entry
-    is a number, or a list of them with one for each microbatch. A missing B is I + W, and one that
-    contradicts them by more than 1 % is refused.
+    is a number, or a list of them with one for each microbatch. A missing B is I + W, missing I and
+    W are half of B each. A B that contradicts I + W by more than 1 % is refused, but for a table
+    that has whole and split backwards: a whole one may be faster.
     "transmit" may be "bytes" and "bandwidth" (bytes per second); messages go the same both ways
     unless "message_back" is given; "pair" is the duration of a fused pair by the stage of its
     forward, or "pair_factor" the k in max(F, B) + k min(F, B), which has no unit. "stragglers" are
@@ -95,6 +96,11 @@ def read_sizes(path: str | Path) -> tuple[int, ...]:
     return () if given is None else check_sizes(given, f"{path}: workers_per_node")
 
 
+def read_halved(path: str | Path, table: ScheduleTable) -> bool:
+    """Read whether a table needs I and W, and a file of costs has only B, which is halved then."""
+    return bool(np.isin(Phase.I, table.ops.phase)) and not {"I", "W"} & _load(path).keys()
+
+
 class _Sizes(NamedTuple):
     """How many stages and microbatches a file is of."""
 
@@ -120,6 +126,7 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
     scale = UNIT_SECONDS[one_of(data.get("unit"), UNIT_SECONDS, f'{path}: "unit"')]
     if "F" not in data:
         raise ValueError(f'{path}: "F" is missing: every schedule has forwards')
+    has_both = np.isin([Phase.B, Phase.I], table.ops.phase).all()
     fields = {**PHASE_FIELDS, "pair": "pair", "pair_factor": "pair_factor"}
     times: dict[str, Any] = {}
     for key, field in fields.items():
@@ -132,7 +139,8 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
     found = []
     for messages in _messages(data, of, str(path), scale):
         try:
-            check_backward(times)
+            if not has_both:
+                check_backward(times)
             costs = Costs(**_without_equal_microbatches(times | messages))
             costs.check_known((Phase.F, Phase.B))
         except ValueError as error:

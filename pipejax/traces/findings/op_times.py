@@ -13,6 +13,8 @@ from pipejax.traces.record import MESSAGES, NONE, OPS
 from pipejax.traces.replaying.pipelines import Pipelines, fused_with_last
 from pipejax.traces.replaying.replay import Replay, waits_of
 
+PerStage = Float[NumpyArray, " stages"]
+
 QUANTILES = (0.05, 0.5, 0.95)
 
 
@@ -117,6 +119,9 @@ def _gaps(pipelines: Pipelines) -> Iterator[OpTimes]:
 def costs_of(replayed: Replay) -> Costs:
     """Mean time of every op by stage, and of messages by link, as costs.
 
+    Where some stages ran whole backwards and others split ones, B is I + W on a stage without a B,
+    and I and W are half of B on one without them.
+
     Args:
       replayed: a replayed trace.
 
@@ -148,13 +153,23 @@ def costs_of(replayed: Replay) -> Costs:
         mine = is_pair & (trace.phase[slices] == trace.phases.index("F"))
         fields["pair"] = _by_stage(trace.stage[slices][mine], lasts[mine], stages)
     transmit = replayed.link_times.reshape(2, 1, stages - 1)
-    return Costs(**fields, transmit=transmit if stages > 1 else 0.0)
+    return Costs(**_of_all_stages(fields), transmit=transmit if stages > 1 else 0.0)
 
 
 def _by_stage(
     stage: Int[NumpyArray, " slices"], seconds: Float[NumpyArray, " slices"], stages: int
-) -> Float[NumpyArray, " stages"]:
-    """Mean by stage; of a stage that has none, where it never runs, that of all."""
+) -> PerStage:
+    """Mean by stage; NaN of a stage that has none."""
     count = np.bincount(stage, minlength=stages)
     total = np.bincount(stage, seconds, minlength=stages)
-    return np.where(count > 0, total / np.maximum(count, 1), seconds.mean())
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _of_all_stages(times: dict[str, PerStage]) -> dict[str, PerStage]:
+    """Put in what a stage never ran: B is I + W, I and W are half of B; else the mean of stages."""
+    if {"backward", "input_grad", "weight_grad"} <= times.keys():
+        whole, i, w = (times[name] for name in ("backward", "input_grad", "weight_grad"))
+        i, w = (np.where(np.isnan(half), whole / 2, half) for half in (i, w))
+        whole = np.where(np.isnan(whole), i + w, whole)
+        times = times | {"backward": whole, "input_grad": i, "weight_grad": w}
+    return {name: np.where(np.isnan(x), np.nanmean(x), x) for name, x in times.items()}

@@ -134,7 +134,7 @@ def _members(trace: Trace) -> Iterator[tuple[tuple[int, int], Slices]]:
     """Slices of the ops of every replica in every step, worker by worker as they started."""
     ops = np.flatnonzero(trace.is_of(OPS) & (trace.stage >= 0) & (trace.microbatch >= 0))
     # a fused pair starts and ends at once: its forward comes first
-    keys = trace.phase, trace.end, trace.start, trace.worker, trace.replica, trace.step
+    keys = ~trace.is_of("F"), trace.end, trace.start, trace.worker, trace.replica, trace.step
     ops = ops[np.lexsort([key[ops] for key in keys])]
     step, replica = trace.step[ops], trace.replica[ops]
     first = np.flatnonzero(np.diff(step, prepend=step[:1] - 1) | np.diff(replica, prepend=-2) != 0)
