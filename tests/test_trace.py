@@ -194,6 +194,27 @@ def test_a_forecast_is_students_interval():
     assert found.median_error == pytest.approx(2 / 13)
 
 
+def test_a_forecast_is_not_made_of_odd_steps():
+    usual = np.array([10.0, 10.5, 8.5, 11.5, 9.0, 10.0, 10.5, 10.0])
+    for recorded, replayed in ((5.0, 5.0), (1.2, 1.0)):  # longer, or longer than it is replayed
+        odd = np.array([1.0, recorded, *np.ones(8)]), np.array([1.0, replayed, *np.ones(8)])
+        times = [factor * np.array([*usual[:5], *usual[3:]]) for factor in odd]
+        found = traces.forecast(Attribution(range(7, 17), *times, 5.0, []))
+        without = [np.delete(each, [1, 9]) for each in times]
+        same = traces.forecast(Attribution(range(8), *without, 5.0, []))
+        assert found.left_out == [8]
+        assert same.left_out == []
+        assert (found.low, found.predicted, found.high) == (same.low, same.predicted, same.high)
+    # the second half is held against the band whatever is odd in it
+    late = np.array([*usual, *usual])
+    late[12] *= 5
+    found = traces.forecast(Attribution(range(16), late, late, 5.0, []))
+    assert (found.left_out, found.inside) == ([], 7 / 8)
+    # half of the steps cannot be odd
+    steps = np.array([10.0, 20.0, 10.0, 10.0])
+    assert traces.forecast(Attribution(range(4), steps, steps, 5.0, [])).left_out == []
+
+
 @pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0, float("nan"), True, "0.9"])
 def test_a_forecast_of_no_confidence(confidence, shares):
     with pytest.raises((ValueError, TypeError), match="confidence"):
@@ -363,6 +384,15 @@ def test_some_steps_alone(answer, mistake, folder):
         "trace", "run.csv", "--only-steps", "99"
     )
     assert "--only-steps must be as 2:20" in mistake("trace", "run.csv", "--only-steps", "a:")
+
+
+def test_the_report_says_which_steps_predict_nothing(answer, call, folder):
+    runs = jittered(table_of("1f1b"))
+    slow = dataclasses.replace(runs[0], start=2 * runs[0].start, finish=2 * runs[0].finish)
+    write_csv(folder / "run.csv", traces.of_runs([slow, *runs]))
+    line = ["trace", "run.csv", "--schedules", "gpipe"]
+    assert answer(*line)["forecast"]["left_out"] == [0]
+    assert "first half of the steps without step 0, odd beside the others, predicts" in call(*line)[1]
 
 
 def test_what_holds_nothing_is_named_without_an_option(mistake, folder):

@@ -221,6 +221,7 @@ def _as_json(analysis: "Analysis", line: Line) -> dict[str, Any]:
             "confidence": forecast.confidence,
             "median_error": 100 * forecast.median_error,
             "inside": forecast.inside,
+            "left_out": list(forecast.left_out),
         },
         "deal": None if analysis.deal is None else _deal_json(analysis.deal),
         "pipeline_time": advice.step_time,

@@ -66,9 +66,11 @@ def forecast_line(analysis: "Analysis") -> Iterator[str]:
     """What is predicted, if anything is."""
     one = analysis.forecast
     if one is not None:
+        odd = f"step{'s' * (len(one.left_out) > 1)} {', '.join(map(str, one.left_out))}"
+        without = f" without {odd}, odd beside the others," if one.left_out else ""
         yield (
-            f"the first half of the steps predicts {seconds(one.predicted)} for those to come, "
-            f"{one.confidence:.0%} between {seconds(one.low)} and {seconds(one.high)}: "
+            f"the first half of the steps{without} predicts {seconds(one.predicted)} for those to "
+            f"come, {one.confidence:.0%} between {seconds(one.low)} and {seconds(one.high)}: "
             f"the second half lies there by {one.inside:.0%}, median error "
             f"{percent(one.median_error)}"
         )
