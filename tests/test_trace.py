@@ -333,6 +333,18 @@ def test_saved_costs_are_those_that_were_recorded(name, answer, call, folder):
         assert why in call(*line)[1]
 
 
+def test_what_is_saved_is_said(call, folder):
+    table = table_of("1f1b")
+    long = np.random.default_rng(1).uniform(1.0, 3.0, (8, 8, 8))
+    runs = [pj.evaluate(table, pj.Costs(forward=x[:4], backward=x[4:])) for x in long]
+    write_csv(folder / "run.csv", traces.of_runs([*runs, *runs], replicas=2))
+    _, text, _ = call("trace", "run.csv", "--schedules", "gpipe", "--save", "trace")
+    lines = text.partition("wrote these to trace")[0].splitlines()
+    said = [line.split()[0] for line in lines if re.match(r"  [a-z]+\.[a-z]+  ", line)]
+    assert sorted(said) == sorted(path.name for path in Path("trace").iterdir())
+    assert "deal.json" in said
+
+
 def test_another_run_says_what_got_slower(answer, call, folder):
     table = table_of("1f1b")
     for name, slow in (("now", [2]), ("then", [])):
@@ -392,7 +404,9 @@ def test_the_report_says_which_steps_predict_nothing(answer, call, folder):
     write_csv(folder / "run.csv", traces.of_runs([slow, *runs]))
     line = ["trace", "run.csv", "--schedules", "gpipe"]
     assert answer(*line)["forecast"]["left_out"] == [0]
-    assert "first half of the steps without step 0, odd beside the others, predicts" in call(*line)[1]
+    assert (
+        "first half of the steps without step 0, odd beside the others, predicts" in call(*line)[1]
+    )
 
 
 def test_what_holds_nothing_is_named_without_an_option(mistake, folder):

@@ -1,7 +1,8 @@
 """`pipejax trace`: a measured run, replayed, explained and improved."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules
 from pipejax.cli.output.kinds import DRAWING, PAGE, SWEEPS, TABLES
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.remedies import remedies_json
+from pipejax.cli.output.report import facts
 from pipejax.cli.output.trace_report import said
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table_files import is_csv, text_for
@@ -26,6 +28,15 @@ if TYPE_CHECKING:
     from pipejax.traces.findings.attribution import Attribution
     from pipejax.traces.findings.new_deal import NewDeal
 
+_ORDER = "the order in which ops ran, for --table"
+FILES = {  # that --save writes, and what each is for
+    "table.csv": _ORDER,
+    "table.json": _ORDER,
+    "costs.json": "mean times of ops and of messages, for --costs",
+    "deal.json": "microbatches of each replica where they are dealt anew",
+    "dataset.zarr": "times of every op and step, for xarray.open_zarr",
+    "perfetto.json": "a step as it ran and as replayed, for ui.perfetto.dev",
+}
 SAVED = "trace"  # the folder that commands read from where none is given
 
 
@@ -90,13 +101,14 @@ def trace(
     if out.path is not None or figure.path is not None:
         _draw(analysis, result, out, figure)
     written = {
-        "wrote table, costs, dataset and Perfetto's trace to": save,
+        "wrote these to": save,
         "wrote the report to": out,
         "drawn to": figure,
     }
     again = " ".join(["pipejax", "trace", *files, "--save", SAVED])
     go_on = (again,) if save.path is None else _next(line, analysis)
-    return Answer(result, said(analysis, result), written, next=go_on)
+    lines = chain(said(analysis, result), _saved(save))
+    return Answer(result, lines, written, next=go_on)
 
 
 def _columns(text: str) -> dict[str, str]:
@@ -161,6 +173,13 @@ def _save(folder: Path, analysis: "Analysis") -> None:
         content = {"order": orders, "saves": analysis.deal.saves}
         write_file(folder / "deal.json", json.dumps(content))
     pj.traces.dataset(analysis).to_zarr(folder / "dataset.zarr", zarr_format=2)
+
+
+def _saved(save: Output) -> Iterator[object]:
+    """What each file that was written is for."""
+    if save.written is not None:
+        there = {path.name for path in save.written.iterdir()}
+        yield facts((name, what) for name, what in FILES.items() if name in there)
 
 
 def _next(line: Line, analysis: "Analysis") -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """What is printed of a trace: sentences and tables, which its page has too."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ from rich.markup import escape
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.remedies import diagnosis, remedies_said
 from pipejax.cli.output.report import Column, plain, table_of
+from pipejax.traces.findings.suspects import LISTED, NOTABLE
 
 if TYPE_CHECKING:
     from pipejax.traces.findings.analysis import Analysis
@@ -85,11 +87,25 @@ def clock_lines(analysis: "Analysis", most: int | None = None) -> Iterator[str]:
         )
 
 
-def suspect_lines(analysis: "Analysis", most: int | None = None) -> Iterator[str]:
-    """What is slower than the others of its kind; clocks have lines of their own."""
-    for one in [one for one in analysis.suspects if one.kind != "clock"][:most]:
+def suspect_lines(analysis: "Analysis", most: int) -> Iterator[str]:
+    """What is slower than the others of its kind; clocks have lines of their own.
+
+    Of a kind of which as many are named as can be, one line: its things differ.
+    """
+    kinds = Counter(one.kind for one in analysis.suspects if one.kind != "clock")
+    many = [kind for kind, count in kinds.items() if count >= LISTED]
+    for kind in many:
+        are, why = f"{kind}s", "see --json"
+        if kind == "microbatch":
+            below = ", see what another deal saves below" * any(deal_line(analysis))
+            are, why = "microbatches", f"their data differ{below}"
+        yield f"suspect: {LISTED} {are} or more take over {NOTABLE} times the others: {why}"
+    named = [one for one in analysis.suspects if one.kind in kinds and one.kind not in many]
+    for one in named[:most]:
         more = f"{seconds(one.seconds)}, {one.z:.3g} standard errors"
         yield f"suspect: {one.kind} {one.name} {one.why} ({more})"
+    if len(named) > most:
+        yield f"and {len(named) - most} more suspects, see --json"
 
 
 def deal_line(analysis: "Analysis") -> Iterator[str]:
