@@ -321,7 +321,8 @@ def test_saved_costs_are_those_that_were_recorded(name, answer, call, folder):
     assert "assumes" not in run
     saved = json.loads(Path("trace/costs.json").read_text())
     letters = {"1f1b": "FB", "mixed": "FBIW", "dualpipe-v": "FBIW"}[name]
-    assert saved.keys() - {"unit", "message", "message_back", "pair"} == {*letters}
+    rest = {"unit", "recorded", "message", "message_back", "pair"}
+    assert saved.keys() - rest == {*letters}
     if name == "mixed":
         assert [saved[letter] for letter in "BIW"] == [
             pytest.approx(times) for times in ([2.0, 2.2], [1.0, 1.2], [1.0, 1.0])
@@ -395,6 +396,9 @@ def test_some_steps_alone(answer, mistake, folder):
     assert "--only-steps 99: the files have steps" in mistake(
         "trace", "run.csv", "--only-steps", "99"
     )
+    for text, none in (("2,7,99", " and not 7, 99"), ("4:2", "")):
+        said = mistake("trace", "run.csv", "--only-steps", text)
+        assert f"--only-steps {text}: the files have steps 0 to 5{none}\n" in said
     assert "--only-steps must be as 2:20" in mistake("trace", "run.csv", "--only-steps", "a:")
 
 
@@ -409,6 +413,20 @@ def test_the_report_says_which_steps_predict_nothing(answer, call, folder):
     )
 
 
+def test_what_a_stranger_reads(answer, call, folder):
+    run = pj.evaluate(table_of("gpipe"), pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
+    write_csv(folder / "run.csv", traces.of_runs([run]))
+    _, text, _ = call("trace", "run.csv", "--schedules", "1f1b")
+    assert "gpipe, 4 workers, 4 stages, 8 microbatches: 1 step of 1 replica\n" in text
+    assert "what the mean step would save: no place alone more than 0.20 %" in text
+    assert "B of stage 0" in text
+    assert "message stage 0 to 1" in text
+    assert "the commands above read trace, which the next one writes:\nnext: " in text
+    # ops that do not scatter are not shaken
+    (alone,) = answer("trace", "run.csv", "--schedules", "1f1b", "--save", "trace")["next"]
+    assert alone.startswith("pipejax evaluate ")
+
+
 def test_what_holds_nothing_is_named_without_an_option(mistake, folder):
     (folder / "x.csv").write_text("a,b\n1,2\n")
     assert "FILES hold no slice of a pipeline" in mistake("trace", "x.csv")
@@ -417,12 +435,15 @@ def test_what_holds_nothing_is_named_without_an_option(mistake, folder):
 def test_columns_have_other_names(answer, folder):
     write_csv(folder / "run.csv", traces.of_runs(jittered(table_of("gpipe"))))
     text = Path("run.csv").read_text().replace("worker", "who", 1).replace("start", "from", 1)
-    Path("other.csv").write_text(text)
+    Path("an other.csv").write_text(text)
     line = ["--schedules", "1f1b"]
     one = answer("trace", "run.csv", *line)
-    assert answer("trace", "other.csv", "--columns", "worker=who, start=from", *line) == one | {
-        "next": ["pipejax trace other.csv --save trace"]
-    }
+    other = answer("trace", "an other.csv", "--columns", "worker=who, start=from", *line)
+    assert {name for name in one if one[name] != other[name]} == {"next"}
+    (again,) = other["next"]
+    assert answer(*shlex.split(again)[1:])["save"] == "trace"
+    (again,) = answer("trace", "run.csv", "--against", "run.csv", *line)["next"]
+    assert again == ("pipejax trace run.csv --against run.csv --schedules 1f1b --save trace-2")
 
 
 @pytest.fixture(scope="module")

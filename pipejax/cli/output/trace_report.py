@@ -28,9 +28,13 @@ def heading_of(analysis: "Analysis", result: Mapping[str, Any]) -> str:
     several = f", {result['orders']} orders" if result["orders"] > 1 else ""
     return (
         f"[bold]{escape(name)}[/], {result['workers']} workers, {result['stages']} stages, "
-        f"{result['microbatches']} microbatches{several}: {result['steps']} steps of "
-        f"{result['replicas']} replicas"
+        f"{result['microbatches']} microbatches{several}: {_so_many(result['steps'], 'step')} of "
+        f"{_so_many(result['replicas'], 'replica')}"
     )
+
+
+def _so_many(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def replay_line(analysis: "Analysis") -> str:
@@ -72,8 +76,8 @@ def forecast_line(analysis: "Analysis") -> Iterator[str]:
         without = f" without {odd}, odd beside the others," if one.left_out else ""
         yield (
             f"the first half of the steps{without} predicts {seconds(one.predicted)} for those to "
-            f"come, {one.confidence:.0%} between {seconds(one.low)} and {seconds(one.high)}: "
-            f"the second half lies there by {one.inside:.0%}, median error "
+            f"come, {100 * one.confidence:g} % between {seconds(one.low)} and {seconds(one.high)}: "
+            f"the second half lies there by {100 * one.inside:.0f} %, median error "
             f"{percent(one.median_error)}"
         )
 
@@ -148,8 +152,7 @@ def said(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
     if analysis.against is not None:
         yield against_line(analysis.against)
         title = "what the mean step would save with times of the other run"
-        if any(largest(analysis.against)):
-            yield _shares_table(analysis.against, title)
+        yield _shares_table(analysis.against, title)
     yield _op_times(analysis)
     yield from forecast_line(analysis)
     yield from deal_line(analysis)
@@ -184,6 +187,8 @@ def _stalls(analysis: "Analysis") -> Iterator[object]:
 
 def _shares_table(shares: "Attribution", title: str) -> object:
     step = float(shares.recorded.mean())
+    if not any(largest(shares)):
+        return f"{title}: no place alone more than {percent(LEAST)}"
     return table_of(
         [share._asdict() for share in largest(shares)],
         (
@@ -197,12 +202,17 @@ def _shares_table(shares: "Attribution", title: str) -> object:
     )
 
 
+def _what(row: Mapping[str, Any]) -> str:
+    """An op of a stage, a message from one to another, a gap, or what a file calls it."""
+    of_kind = {"op": f"{row['name']} of stage {row['stage']}", "other": row["name"]}
+    return of_kind.get(row["kind"], f"{row['kind']} {row['name']}")
+
+
 def _op_times(analysis: "Analysis") -> object:
     return table_of(
         [row._asdict() for row in analysis.op_times if row.median > 0],
         (
-            Column("what", "name", escape),
-            Column("stage", lambda row: row["stage"] if row["stage"] >= 0 else ""),
+            Column("what", _what, escape),
             Column("worker", "worker"),
             Column("5 %", "low", seconds),
             Column("median", "median", seconds),

@@ -35,6 +35,7 @@ _KEYS = (
     "message_back",
     "stragglers",
     "workers_per_node",
+    "recorded",
 )
 UNIT_SECONDS: Mapping[str, float] = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6}
 
@@ -46,8 +47,8 @@ def read_costs(path: str | Path, table: ScheduleTable, *, places: Sequence[int] 
     "transmit": x}}, with "O" and "L" where activations go to the host and back (a missing L is O);
     x is a number or a list with one entry per stage, or per stage boundary for messages; an entry
     is a number, or a list of them with one for each microbatch. A missing B is I + W, missing I and
-    W are half of B each. A B that contradicts I + W by more than 1 % is refused, but for a table
-    that has whole and split backwards: a whole one may be faster.
+    W are half of B each. A B that contradicts I + W by more than 1 % is refused, but where
+    "recorded" is true: all were measured in one run, and a whole backward may be faster.
     "transmit" may be "bytes" and "bandwidth" (bytes per second); messages go the same both ways
     unless "message_back" is given; "pair" is the duration of a fused pair by the stage of its
     forward, or "pair_factor" the k in max(F, B) + k min(F, B), which has no unit. "stragglers" are
@@ -126,7 +127,6 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
     scale = UNIT_SECONDS[one_of(data.get("unit"), UNIT_SECONDS, f'{path}: "unit"')]
     if "F" not in data:
         raise ValueError(f'{path}: "F" is missing: every schedule has forwards')
-    has_both = np.isin([Phase.B, Phase.I], table.ops.phase).all()
     fields = {**PHASE_FIELDS, "pair": "pair", "pair_factor": "pair_factor"}
     times: dict[str, Any] = {}
     for key, field in fields.items():
@@ -139,7 +139,7 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
     found = []
     for messages in _messages(data, of, str(path), scale):
         try:
-            if not has_both:
+            if not _is_recorded(data, path):
                 check_backward(times)
             costs = Costs(**_without_equal_microbatches(times | messages))
             costs.check_known((Phase.F, Phase.B))
@@ -148,6 +148,14 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
         costs = restaged_costs(costs, of.num_stages, table)
         found.append(scaled_costs(costs, table, workers=slow) if slow else costs)
     return found
+
+
+def _is_recorded(data: Mapping[str, Any], path: str | Path) -> bool:
+    """Whether a file holds what a run took, as it was."""
+    given = data.get("recorded", False)
+    if type(given) is not bool:
+        raise ValueError(f"{path}: recorded must be true or false, got {given!r}")
+    return given
 
 
 def _messages(

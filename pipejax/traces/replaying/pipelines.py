@@ -164,9 +164,8 @@ def _unsound(trace: Trace, slices: Slices, usual: int) -> str | None:
     over &= (worker[1:] == worker[:-1]) & ~alone[1:]
     if over.any():
         one, other = slices[over.argmax()], slices[over.argmax() + 1]
-        hint = (
-            ": is a column of replicas missing?" if _name(trace, other) == _name(trace, one) else ""
-        )
+        is_doubled = _name(trace, other) == _name(trace, one) or len(trace.steps) == 1
+        hint = ": are steps or replicas not told apart?" * is_doubled
         return (
             f"{_name(trace, other)} starts while {_name(trace, one)} runs on the same worker{hint}"
         )

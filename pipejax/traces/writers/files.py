@@ -34,7 +34,7 @@ def costs_text(replayed: Replay) -> str:
     """
     check_types(replayed=(replayed, Replay))
     costs, recorded = costs_of(replayed), _recorded(replayed)
-    content: dict[str, Any] = {"unit": "seconds"}
+    content: dict[str, Any] = {"unit": "seconds", "recorded": True}
     for letter in (letter for letter in OPS if letter in recorded):
         content[letter] = np.asarray(getattr(costs, PHASE_FIELDS[letter])).tolist()
     if costs.pair is not None:
