@@ -137,6 +137,7 @@ def test_the_page_on_costs_has_every_key():
         "message_back",
         "stragglers",
         "workers_per_node",
+        "recorded",
     }
     assert set(keys_on("own_costs.md", "key")) == known
     assert set(keys_on("own_costs.md", "key of a message")) == {

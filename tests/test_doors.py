@@ -205,6 +205,10 @@ def test_a_backward_that_contradicts_its_parts_is_refused(mistake, answer, tmp_p
     costs.write_text('{"unit": "seconds", "F": 1, "B": [3, 3, 5, 3], "I": 1, "W": 2}')
     said = mistake("evaluate", *ONE, "--costs", costs)
     assert re.search(f"--costs {costs}: {CONTRADICTION} on stage 2", said)
+    costs.write_text('{"unit": "seconds", "recorded": true, "F": 1, "B": 5, "I": 1, "W": 2}')
+    assert answer("evaluate", *ONE, "--costs", costs)["busy"] == pytest.approx([8 + 8 * 5] * 4)
+    costs.write_text('{"unit": "seconds", "recorded": 1, "F": 1, "B": 3}')
+    assert "recorded must be true or false, got 1" in mistake("evaluate", *ONE, "--costs", costs)
     for backward in (3, 2.98):  # what is measured is not the same to the last digit
         times = ["--stage-times", f"F=1,B={backward},I=1,W=2"]
         assert answer("evaluate", *ONE, *times)["busy"] == pytest.approx([8 + 8 * backward] * 4)

@@ -28,6 +28,9 @@ def test_what_was_written_is_written_again():
         line = command_line("tune messages", written_but() | {"no_store": True, "out": "a b.csv"})
     assert line == "pipejax tune messages --workers 4 --link queued --no-store --out 'a b.csv'"
     assert written_but() == {}
+    assert command_line("trace", {"files": ["a b", "c"], "against": ["d", "e"]}) == (
+        "pipejax trace 'a b' c --against d --against e"
+    )
 
 
 def test_a_file_of_options_is_one_of_config():

@@ -216,6 +216,27 @@ def test_a_forecast_is_students_interval():
     assert found.median_error == pytest.approx(2 / 13)
 
 
+def test_a_forecast_is_not_made_of_odd_steps():
+    usual = np.array([10.0, 10.5, 8.5, 11.5, 9.0, 10.0, 10.5, 10.0])
+    for recorded, replayed in ((5.0, 5.0), (1.2, 1.0)):  # longer, or longer than it is replayed
+        odd = np.array([1.0, recorded, *np.ones(8)]), np.array([1.0, replayed, *np.ones(8)])
+        times = [factor * np.array([*usual[:5], *usual[3:]]) for factor in odd]
+        found = traces.forecast(Attribution(range(7, 17), *times, 5.0, []))
+        without = [np.delete(each, [1, 9]) for each in times]
+        same = traces.forecast(Attribution(range(8), *without, 5.0, []))
+        assert found.left_out == [8]
+        assert same.left_out == []
+        assert (found.low, found.predicted, found.high) == (same.low, same.predicted, same.high)
+    # the second half is held against the band whatever is odd in it
+    late = np.array([*usual, *usual])
+    late[12] *= 5
+    found = traces.forecast(Attribution(range(16), late, late, 5.0, []))
+    assert (found.left_out, found.inside) == ([], 7 / 8)
+    # half of the steps cannot be odd
+    steps = np.array([10.0, 20.0, 10.0, 10.0])
+    assert traces.forecast(Attribution(range(4), steps, steps, 5.0, [])).left_out == []
+
+
 @pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0, float("nan"), True, "0.9"])
 def test_a_forecast_of_no_confidence(confidence, shares):
     with pytest.raises((ValueError, TypeError), match="confidence"):
@@ -308,6 +329,45 @@ def test_jitter_reads_what_is_saved(answer, folder):
     assert row["deterministic"] == pytest.approx(found["pipeline_time"], rel=1e-9)
 
 
+MIXED = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1I0", "1F1", "1I1", "1W0", "1W1"]]
+FASTER = pj.Costs(forward=1.0, backward=2.0, input_grad=1.2, weight_grad=1.0, transmit=0.1)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "dualpipe-v", "mixed"])
+def test_saved_costs_are_those_that_were_recorded(name, answer, call, folder):
+    table = pj.ScheduleTable.from_rows(MIXED) if name == "mixed" else table_of(name)
+    write_csv(folder / "run.csv", traces.of_runs([pj.evaluate(table, FASTER)] * 2))
+    found = answer("trace", "run.csv", "--schedules", "1f1b", "--save", "trace")
+    run = answer(*shlex.split(found["next"][0])[1:])
+    assert run["makespan"] == pytest.approx(found["pipeline_time"], rel=1e-12)
+    assert "assumes" not in run
+    saved = json.loads(Path("trace/costs.json").read_text())
+    letters = {"1f1b": "FB", "mixed": "FBIW", "dualpipe-v": "FBIW"}[name]
+    rest = {"unit", "recorded", "message", "message_back", "pair"}
+    assert saved.keys() - rest == {*letters}
+    if name == "mixed":
+        assert [saved[letter] for letter in "BIW"] == [
+            pytest.approx(times) for times in ([2.0, 2.2], [1.0, 1.2], [1.0, 1.0])
+        ]
+    if name == "1f1b":
+        line = ["evaluate", "-s", "zb-h1", "-P", "4", "-M", "8", "--costs", "trace/costs.json"]
+        why = "I and W are taken as half of B each"
+        assert why in answer(*line)["assumes"]
+        assert why in call(*line)[1]
+
+
+def test_what_is_saved_is_said(call, folder):
+    table = table_of("1f1b")
+    long = np.random.default_rng(1).uniform(1.0, 3.0, (8, 8, 8))
+    runs = [pj.evaluate(table, pj.Costs(forward=x[:4], backward=x[4:])) for x in long]
+    write_csv(folder / "run.csv", traces.of_runs([*runs, *runs], replicas=2))
+    _, text, _ = call("trace", "run.csv", "--schedules", "gpipe", "--save", "trace")
+    lines = text.partition("wrote these to trace")[0].splitlines()
+    said = [line.split()[0] for line in lines if re.match(r"  [a-z]+\.[a-z]+  ", line)]
+    assert sorted(said) == sorted(path.name for path in Path("trace").iterdir())
+    assert "deal.json" in said
+
+
 def test_another_run_says_what_got_slower(answer, call, folder):
     table = table_of("1f1b")
     for name, slow in (("now", [2]), ("then", [])):
@@ -358,7 +418,35 @@ def test_some_steps_alone(answer, mistake, folder):
     assert "--only-steps 99: the files have steps" in mistake(
         "trace", "run.csv", "--only-steps", "99"
     )
+    for text, none in (("2,7,99", " and not 7, 99"), ("4:2", "")):
+        said = mistake("trace", "run.csv", "--only-steps", text)
+        assert f"--only-steps {text}: the files have steps 0 to 5{none}\n" in said
     assert "--only-steps must be as 2:20" in mistake("trace", "run.csv", "--only-steps", "a:")
+
+
+def test_the_report_says_which_steps_predict_nothing(answer, call, folder):
+    runs = jittered(table_of("1f1b"))
+    slow = dataclasses.replace(runs[0], start=2 * runs[0].start, finish=2 * runs[0].finish)
+    write_csv(folder / "run.csv", traces.of_runs([slow, *runs]))
+    line = ["trace", "run.csv", "--schedules", "gpipe"]
+    assert answer(*line)["forecast"]["left_out"] == [0]
+    assert (
+        "first half of the steps without step 0, odd beside the others, predicts" in call(*line)[1]
+    )
+
+
+def test_what_a_stranger_reads(answer, call, folder):
+    run = pj.evaluate(table_of("gpipe"), pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
+    write_csv(folder / "run.csv", traces.of_runs([run]))
+    _, text, _ = call("trace", "run.csv", "--schedules", "1f1b")
+    assert "gpipe, 4 workers, 4 stages, 8 microbatches: 1 step of 1 replica\n" in text
+    assert "what the mean step would save: no place alone more than 0.20 %" in text
+    assert "B of stage 0" in text
+    assert "message stage 0 to 1" in text
+    assert "the commands above read trace, which the next one writes:\nnext: " in text
+    # ops that do not scatter are not shaken
+    (alone,) = answer("trace", "run.csv", "--schedules", "1f1b", "--save", "trace")["next"]
+    assert alone.startswith("pipejax evaluate ")
 
 
 def test_what_holds_nothing_is_named_without_an_option(mistake, folder):
@@ -369,12 +457,15 @@ def test_what_holds_nothing_is_named_without_an_option(mistake, folder):
 def test_columns_have_other_names(answer, folder):
     write_csv(folder / "run.csv", traces.of_runs(jittered(table_of("gpipe"))))
     text = Path("run.csv").read_text().replace("worker", "who", 1).replace("start", "from", 1)
-    Path("other.csv").write_text(text)
+    Path("an other.csv").write_text(text)
     line = ["--schedules", "1f1b"]
     one = answer("trace", "run.csv", *line)
-    assert answer("trace", "other.csv", "--columns", "worker=who, start=from", *line) == one | {
-        "next": ["pipejax trace other.csv --save trace"]
-    }
+    other = answer("trace", "an other.csv", "--columns", "worker=who, start=from", *line)
+    assert {name for name in one if one[name] != other[name]} == {"next"}
+    (again,) = other["next"]
+    assert answer(*shlex.split(again)[1:])["save"] == "trace"
+    (again,) = answer("trace", "run.csv", "--against", "run.csv", *line)["next"]
+    assert again == ("pipejax trace run.csv --against run.csv --schedules 1f1b --save trace-2")
 
 
 @pytest.fixture(scope="module")

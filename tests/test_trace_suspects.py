@@ -110,15 +110,19 @@ def test_pytorchs_posting_is_among_the_link_models():
     assert replayed.fits["rendezvous pair posting program"] == pytest.approx(0, abs=1e-9)
 
 
+def write_csv(path, trace):
+    columns = {name: getattr(trace, name).tolist() for name in (*INTEGERS, *TIMES)}
+    columns["phase"] = [trace.phases[code] for code in columns["phase"]]
+    rows = [columns, *zip(*columns.values(), strict=True)]
+    path.write_text("\n".join(",".join(map(str, row)) for row in rows))
+
+
 def test_the_command_names_suspects(call, tmp_path):
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
     cost = np.array([1.0, 1.0, 1.3, 1.0])
     trace = pj.traces.of_runs([pj.evaluate(table, pj.Costs(forward=cost, backward=2 * cost))] * 2)
-    columns = {name: getattr(trace, name).tolist() for name in (*INTEGERS, *TIMES)}
-    columns["phase"] = [trace.phases[code] for code in columns["phase"]]
-    rows = [columns, *zip(*columns.values(), strict=True)]
     path = tmp_path / "run.csv"
-    path.write_text("\n".join(",".join(map(str, row)) for row in rows))
+    write_csv(path, trace)
     code, out, _ = call("trace", str(path), "--schedules", "gpipe")
     assert code == 0
     assert "suspect: worker 2 takes 1.3 times the others in all its stages (" in out
@@ -126,3 +130,23 @@ def test_the_command_names_suspects(call, tmp_path):
     named = json.loads(out)["suspects"]
     assert [(one["kind"], one["name"]) for one in named] == [("worker", "2"), ("stage", "2")]
     assert {*named[0]} == {"kind", "name", "seconds", "ratio", "z", "why"}
+
+
+def test_many_microbatches_are_one_line(call, tmp_path):
+    """Of two steps, each with a dozen that are long."""
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=64)
+    usual = np.random.default_rng(0).normal(1.0, 0.01, (4, 64))
+    runs = []
+    for long in (range(12), range(24, 36)):
+        factor = np.where(np.isin(np.arange(64), long), 3.0, 1.0)
+        own = usual * factor
+        runs.append(pj.evaluate(table, pj.Costs(forward=own[:2], backward=2 * own[2:])))
+    path = tmp_path / "run.csv"
+    write_csv(path, pj.traces.of_runs(runs))
+    _, out, _ = call("trace", str(path), "--schedules", "gpipe")
+    said = [line for line in out.splitlines() if "suspect" in line]
+    assert [" ".join(line.split()) for line in said] == [
+        "suspect: 10 microbatches or more take over 1.1 times the others: their data differ"
+    ]
+    _, out, _ = call("trace", str(path), "--schedules", "gpipe", "--json")
+    assert [one["kind"] for one in json.loads(out)["suspects"]] == ["microbatch"] * 10

@@ -18,7 +18,7 @@ from pipejax.cli.output.files import NO_OUTPUT, Output, certify
 from pipejax.cli.output.kinds import CERTIFICATE
 from pipejax.cli.output.numbers import gigabytes, percent, seconds, short_percent
 from pipejax.cli.output.plans import evidence_line
-from pipejax.cli.output.report import Column, facts, grid, heading, pick, table_of
+from pipejax.cli.output.report import Column, facts, grid, heading, pick, plain, table_of
 from pipejax.cli.output.runs import (
     memory_json,
     op_values,
@@ -181,6 +181,8 @@ def evaluate(
     _check_pairs(evaluation)
     held = activations.of(table, priced.workload, priced.microbatches).held(evaluation)
     result = summary(evaluation, priced, held)
+    if assumed := priced.assumed(table):
+        result["assumes"] = assumed
     beside = timing.of(evaluation)
     change = _fitting(table, priced, result)
     go_on = (command_line("evaluate", written_but() | change),) if change else ()
@@ -213,6 +215,8 @@ def _said(
     if result.get("fits") is False:
         yield f"[bold red]{_does_not_fit(result)}[/]"
     yield facts(totals)
+    if "assumes" in result:
+        yield plain(result["assumes"])
     if pricing.workload is not None and pricing.system is not None:
         yield _evidence(pricing.workload, pricing.system, pricing.stack)
     yield _workers(evaluation, result, pricing, held)

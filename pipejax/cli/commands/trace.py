@@ -1,7 +1,10 @@
 """`pipejax trace`: a measured run, replayed, explained and improved."""
 
+import itertools
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,12 +14,14 @@ import typer
 import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.given import Line
+from pipejax.cli.options.next_command import command_line, written_but
 from pipejax.cli.options.values import Text, parse_counts
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules
 from pipejax.cli.output.kinds import DRAWING, PAGE, SWEEPS, TABLES
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.remedies import remedies_json
+from pipejax.cli.output.report import facts, plain
 from pipejax.cli.output.trace_report import said
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table_files import is_csv, text_for
@@ -26,6 +31,15 @@ if TYPE_CHECKING:
     from pipejax.traces.findings.attribution import Attribution
     from pipejax.traces.findings.new_deal import NewDeal
 
+_ORDER = "the order in which ops ran, for --table"
+FILES = {  # that --save writes, and what each is for
+    "table.csv": _ORDER,
+    "table.json": _ORDER,
+    "costs.json": "mean times of ops and of messages, for --costs",
+    "deal.json": "microbatches of each replica where they are dealt anew",
+    "dataset.zarr": "times of every op and step, for xarray.open_zarr",
+    "perfetto.json": "a step as it ran and as replayed, for ui.perfetto.dev",
+}
 SAVED = "trace"  # the folder that commands read from where none is given
 
 
@@ -84,19 +98,21 @@ def trace(
             search=search,
             on_progress=bar.tell,
         )
-    line = _line(analysis, save.path or Path(SAVED))
+    folder = save.path or _new_folder(SAVED)
+    line = _line(analysis, folder)
     result = _as_json(analysis, line)
     save.save(lambda draft: _save(draft, analysis))
     if out.path is not None or figure.path is not None:
         _draw(analysis, result, out, figure)
     written = {
-        "wrote table, costs, dataset and Perfetto's trace to": save,
+        "wrote these to": save,
         "wrote the report to": out,
         "drawn to": figure,
     }
-    again = " ".join(["pipejax", "trace", *files, "--save", SAVED])
+    again = command_line("trace", written_but("save") | {"save": folder})
     go_on = (again,) if save.path is None else _next(line, analysis)
-    return Answer(result, said(analysis, result), written, next=go_on)
+    lines = chain(said(analysis, result), _of_files(save, folder, result))
+    return Answer(result, lines, written, next=go_on)
 
 
 def _columns(text: str) -> dict[str, str]:
@@ -115,13 +131,15 @@ def _steps(text: str, found: "pj.traces.Trace") -> Any:
         raise ValueError(f"--only-steps must be as 2:20, 5: or 3,4,7, got {text!r}")
     if colon:
         low, high = int(numbers[0] or 0), int(numbers[1] or found.steps[-1])
-        chosen = (found.step >= low) & (found.step <= high)
+        wanted = [step for step in found.steps if low <= step <= high]
     else:
-        chosen = np.isin(found.step, [int(part) for part in numbers])
-    if not chosen.any():
+        wanted = [int(part) for part in numbers]
+    lacks = sorted({*wanted} - {*found.steps})
+    if lacks or not wanted:
+        none = f" and not {', '.join(map(str, lacks))}" if wanted else ""
         known = f"{found.steps[0]} to {found.steps[-1]}"
-        raise ValueError(f"--only-steps {text}: the files have steps {known}")
-    return chosen
+        raise ValueError(f"--only-steps {text}: the files have steps {known}{none}")
+    return np.isin(found.step, wanted)
 
 
 def _layers(text: Text, stages: int) -> list[int] | None:
@@ -163,15 +181,31 @@ def _save(folder: Path, analysis: "Analysis") -> None:
     pj.traces.dataset(analysis).to_zarr(folder / "dataset.zarr", zarr_format=2)
 
 
+def _new_folder(name: str) -> Path:
+    """A folder that is not there."""
+    names = (f"{name}-{k}" if k > 1 else name for k in itertools.count(1))
+    return next(path for path in map(Path, names) if not os.path.lexists(path))
+
+
+def _of_files(save: Output, folder: Path, result: Mapping[str, Any]) -> Iterator[object]:
+    """What each file that was written is for; where none is, that commands above read them."""
+    if save.path is None and result["remedies"]:
+        yield plain(f"the commands above read {folder}, which the next one writes:")
+    elif save.written is not None:
+        there = {path.name for path in save.written.iterdir()}
+        yield facts((name, what) for name, what in FILES.items() if name in there)
+
+
 def _next(line: Line, analysis: "Analysis") -> tuple[str, ...]:
-    """Commands that go on from the files."""
-    spread = analysis.op_spread
+    """Commands that go on from the files: of ops that scatter jitter, too."""
+    from pipejax.analysis.uncertainty.distributions import SMALLEST_SPREAD
+
+    evaluated, spread = line.command("evaluate", {}, ()), analysis.op_spread
+    if spread < SMALLEST_SPREAD:
+        return (evaluated,)
     jittered = {k: v for k, v in line.given.items() if k != "table"}
     tables = {"tables": line.given["table"], "op": f"lognormal:{spread:.3g}"}
-    return (
-        line.command("evaluate", {}, ()),
-        Line(tables | jittered).command("jitter", {}, ()),
-    )
+    return evaluated, Line(tables | jittered).command("jitter", {}, ())
 
 
 def _as_json(analysis: "Analysis", line: Line) -> dict[str, Any]:
@@ -221,6 +255,7 @@ def _as_json(analysis: "Analysis", line: Line) -> dict[str, Any]:
             "confidence": forecast.confidence,
             "median_error": 100 * forecast.median_error,
             "inside": forecast.inside,
+            "left_out": list(forecast.left_out),
         },
         "deal": None if analysis.deal is None else _deal_json(analysis.deal),
         "pipeline_time": advice.step_time,

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipejax.cli.options.catalogue import flag
+from pipejax.cli.options.given import BARE
 
 # options of what this command printed and wrote, or that are written out already
 ANSWERED = ("json", "format", "config", "out", "figure", "certificate", "force")
@@ -38,7 +39,9 @@ def command_line(command: str, options: Mapping[str, Any]) -> str:
     """Write a command as it is typed."""
     words = ["pipejax", *command.split()]
     for name, value in options.items():
-        words += [flag(name)] if value is True else [flag(name), str(value)]
+        named = [] if name in BARE else [flag(name)]
+        for each in value if isinstance(value, list) else [value]:  # of options given several times
+            words += named if each is True else [*named, str(each)]
     return shlex.join(words)
 
 

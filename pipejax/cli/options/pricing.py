@@ -148,6 +148,15 @@ class Pricing(NamedTuple):
             isinstance(self.source, GivenTimes) and not self.source.per_worker
         )
 
+    def assumed(self, table: pj.ScheduleTable) -> str:
+        """Say what a table needs that its file of costs does not say, and what is taken for it."""
+        from pipejax.costs.measured.costs_file import read_halved
+
+        path = self.source.path if isinstance(self.source, CostsFile) else None
+        if path is None or not read_halved(path, table):
+            return ""
+        return f'I and W are taken as half of B each: give "I" and "W" in {path} if you know them'
+
     def check_used(
         self, tables: Iterable[pj.ScheduleTable], builders: Iterable[Builder] = ()
     ) -> None:

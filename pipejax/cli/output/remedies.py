@@ -167,5 +167,5 @@ def remedies_said(found: "Explanation", rows: Sequence[Mapping[str, Any]]) -> It
             yield plain(f"{row['number']}. assumes: {row['assumes']}")
         yield plain(f"{row['number']}. {row['command']}")
     scaled = found.remedies[0].setup.rules
-    yield plain(f"launchers are told of 1.{', but for what is scaled' * bool(scaled)}:")
+    yield plain(f"1. as launchers take it{', but for what is scaled' * bool(scaled)}:")
     yield from launch_lines(launches_of(found.remedies[0]))

@@ -13,6 +13,7 @@ from pipejax.cli.output.remedies import diagnosis
 from pipejax.cli.output.report_pages import Ran, report_page
 from pipejax.cli.output.trace_report import (
     ADDS,
+    NAMED,
     SAVES,
     against_line,
     alone,
@@ -144,7 +145,7 @@ def trace_page(analysis: "Analysis", result: Mapping[str, Any]) -> str:
         replay_line(analysis),
         *([] if analysis.against is None else [_text(against_line(analysis.against))]),
         *clock_lines(analysis),
-        *suspect_lines(analysis),
+        *suspect_lines(analysis, NAMED),
         *forecast_line(analysis),
         *map(_text, deal_line(analysis)),
         f"the mean pipeline, at mean times: {seconds(advice.step_time)}; {next(diagnosis(advice))}",

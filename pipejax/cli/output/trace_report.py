@@ -1,5 +1,6 @@
 """What is printed of a trace: sentences and tables, which its page has too."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ from rich.markup import escape
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.remedies import diagnosis, remedies_said
 from pipejax.cli.output.report import Column, plain, table_of
+from pipejax.traces.findings.suspects import LISTED, NOTABLE
 
 if TYPE_CHECKING:
     from pipejax.traces.findings.analysis import Analysis
@@ -26,9 +28,13 @@ def heading_of(analysis: "Analysis", result: Mapping[str, Any]) -> str:
     several = f", {result['orders']} orders" if result["orders"] > 1 else ""
     return (
         f"[bold]{escape(name)}[/], {result['workers']} workers, {result['stages']} stages, "
-        f"{result['microbatches']} microbatches{several}: {result['steps']} steps of "
-        f"{result['replicas']} replicas"
+        f"{result['microbatches']} microbatches{several}: {_so_many(result['steps'], 'step')} of "
+        f"{_so_many(result['replicas'], 'replica')}"
     )
+
+
+def _so_many(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def replay_line(analysis: "Analysis") -> str:
@@ -66,10 +72,12 @@ def forecast_line(analysis: "Analysis") -> Iterator[str]:
     """What is predicted, if anything is."""
     one = analysis.forecast
     if one is not None:
+        odd = f"step{'s' * (len(one.left_out) > 1)} {', '.join(map(str, one.left_out))}"
+        without = f" without {odd}, odd beside the others," if one.left_out else ""
         yield (
-            f"the first half of the steps predicts {seconds(one.predicted)} for those to come, "
-            f"{one.confidence:.0%} between {seconds(one.low)} and {seconds(one.high)}: "
-            f"the second half lies there by {one.inside:.0%}, median error "
+            f"the first half of the steps{without} predicts {seconds(one.predicted)} for those to "
+            f"come, {100 * one.confidence:g} % between {seconds(one.low)} and {seconds(one.high)}: "
+            f"the second half lies there by {100 * one.inside:.0f} %, median error "
             f"{percent(one.median_error)}"
         )
 
@@ -83,11 +91,25 @@ def clock_lines(analysis: "Analysis", most: int | None = None) -> Iterator[str]:
         )
 
 
-def suspect_lines(analysis: "Analysis", most: int | None = None) -> Iterator[str]:
-    """What is slower than the others of its kind; clocks have lines of their own."""
-    for one in [one for one in analysis.suspects if one.kind != "clock"][:most]:
+def suspect_lines(analysis: "Analysis", most: int) -> Iterator[str]:
+    """What is slower than the others of its kind; clocks have lines of their own.
+
+    Of a kind of which as many are named as can be, one line: its things differ.
+    """
+    kinds = Counter(one.kind for one in analysis.suspects if one.kind != "clock")
+    many = [kind for kind, count in kinds.items() if count >= LISTED]
+    for kind in many:
+        are, why = f"{kind}s", "see --json"
+        if kind == "microbatch":
+            below = ", see what another deal saves below" * any(deal_line(analysis))
+            are, why = "microbatches", f"their data differ{below}"
+        yield f"suspect: {LISTED} {are} or more take over {NOTABLE} times the others: {why}"
+    named = [one for one in analysis.suspects if one.kind in kinds and one.kind not in many]
+    for one in named[:most]:
         more = f"{seconds(one.seconds)}, {one.z:.3g} standard errors"
         yield f"suspect: {one.kind} {one.name} {one.why} ({more})"
+    if len(named) > most:
+        yield f"and {len(named) - most} more suspects, see --json"
 
 
 def deal_line(analysis: "Analysis") -> Iterator[str]:
@@ -130,8 +152,7 @@ def said(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
     if analysis.against is not None:
         yield against_line(analysis.against)
         title = "what the mean step would save with times of the other run"
-        if any(largest(analysis.against)):
-            yield _shares_table(analysis.against, title)
+        yield _shares_table(analysis.against, title)
     yield _op_times(analysis)
     yield from forecast_line(analysis)
     yield from deal_line(analysis)
@@ -166,6 +187,8 @@ def _stalls(analysis: "Analysis") -> Iterator[object]:
 
 def _shares_table(shares: "Attribution", title: str) -> object:
     step = float(shares.recorded.mean())
+    if not any(largest(shares)):
+        return f"{title}: no place alone more than {percent(LEAST)}"
     return table_of(
         [share._asdict() for share in largest(shares)],
         (
@@ -179,12 +202,17 @@ def _shares_table(shares: "Attribution", title: str) -> object:
     )
 
 
+def _what(row: Mapping[str, Any]) -> str:
+    """An op of a stage, a message from one to another, a gap, or what a file calls it."""
+    of_kind = {"op": f"{row['name']} of stage {row['stage']}", "other": row["name"]}
+    return of_kind.get(row["kind"], f"{row['kind']} {row['name']}")
+
+
 def _op_times(analysis: "Analysis") -> object:
     return table_of(
         [row._asdict() for row in analysis.op_times if row.median > 0],
         (
-            Column("what", "name", escape),
-            Column("stage", lambda row: row["stage"] if row["stage"] >= 0 else ""),
+            Column("what", _what, escape),
             Column("worker", "worker"),
             Column("5 %", "low", seconds),
             Column("median", "median", seconds),

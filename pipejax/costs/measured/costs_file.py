@@ -35,6 +35,7 @@ _KEYS = (
     "message_back",
     "stragglers",
     "workers_per_node",
+    "recorded",
 )
 UNIT_SECONDS: Mapping[str, float] = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6}
 
@@ -45,8 +46,9 @@ def read_costs(path: str | Path, table: ScheduleTable, *, places: Sequence[int] 
     The file is {"unit": "seconds", "F": x, "B": x, "I": x, "W": x, "message": {"latency": x,
     "transmit": x}}, with "O" and "L" where activations go to the host and back (a missing L is O);
     x is a number or a list with one entry per stage, or per stage boundary for messages; an entry
-    is a number, or a list of them with one for each microbatch. A missing B is I + W, and one that
-    contradicts them by more than 1 % is refused.
+    is a number, or a list of them with one for each microbatch. A missing B is I + W, missing I and
+    W are half of B each. A B that contradicts I + W by more than 1 % is refused, but where
+    "recorded" is true: all were measured in one run, and a whole backward may be faster.
     "transmit" may be "bytes" and "bandwidth" (bytes per second); messages go the same both ways
     unless "message_back" is given; "pair" is the duration of a fused pair by the stage of its
     forward, or "pair_factor" the k in max(F, B) + k min(F, B), which has no unit. "stragglers" are
@@ -95,6 +97,11 @@ def read_sizes(path: str | Path) -> tuple[int, ...]:
     return () if given is None else check_sizes(given, f"{path}: workers_per_node")
 
 
+def read_halved(path: str | Path, table: ScheduleTable) -> bool:
+    """Read whether a table needs I and W, and a file of costs has only B, which is halved then."""
+    return bool(np.isin(Phase.I, table.ops.phase)) and not {"I", "W"} & _load(path).keys()
+
+
 class _Sizes(NamedTuple):
     """How many stages and microbatches a file is of."""
 
@@ -132,7 +139,8 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
     found = []
     for messages in _messages(data, of, str(path), scale):
         try:
-            check_backward(times)
+            if not _is_recorded(data, path):
+                check_backward(times)
             costs = Costs(**_without_equal_microbatches(times | messages))
             costs.check_known((Phase.F, Phase.B))
         except ValueError as error:
@@ -140,6 +148,14 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
         costs = restaged_costs(costs, of.num_stages, table)
         found.append(scaled_costs(costs, table, workers=slow) if slow else costs)
     return found
+
+
+def _is_recorded(data: Mapping[str, Any], path: str | Path) -> bool:
+    """Whether a file holds what a run took, as it was."""
+    given = data.get("recorded", False)
+    if type(given) is not bool:
+        raise ValueError(f"{path}: recorded must be true or false, got {given!r}")
+    return given
 
 
 def _messages(

@@ -1,6 +1,7 @@
 """What the steps to come will take: the first half of the steps predicts the second."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.stats import t as student
@@ -9,6 +10,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, is_number, wrong
 from pipejax.base.display import short_repr_of
 from pipejax.traces.findings.attribution import Attribution
+from pipejax.traces.findings.suspects import stand_out
 
 LEAST = 4  # steps that a forecast is made of
 
@@ -26,6 +28,7 @@ class Forecast:
       confidence: with which probability it should.
       errors: (steps) of the second half: predicted over recorded, minus 1.
       inside: share of them that lie in the band.
+      left_out: numbers of the steps of the first half that nothing is predicted from.
     """
 
     predicted: float
@@ -34,6 +37,7 @@ class Forecast:
     confidence: float
     errors: Float[NumpyArray, " steps"]
     inside: float
+    left_out: Sequence[int] = ()
 
     @property
     def median_error(self) -> float:
@@ -45,7 +49,10 @@ def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
     """Predict the second half of the steps of a job from the first.
 
     The band is Student's prediction interval for one further step, so it assumes steps that scatter
-    normally about a mean that stays.
+    normally about a mean that stays. A step of the first half that would be suspect beside the
+    others of that half, by what it takes or by what the replay does not explain of it, is not from
+    such a sample: where these are fewer than half of it, nothing is predicted from them. Of the
+    second half all steps count.
 
     Args:
       attribution: steps as recorded and as replayed.
@@ -77,9 +84,12 @@ def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
     if len(recorded) < LEAST:
         raise ValueError(f"a forecast needs {LEAST} steps at least, there are {len(recorded)}")
     half = len(recorded) // 2
+    odd = stand_out(recorded[:half]) | stand_out(recorded[:half] / replayed[:half])
+    odd &= 2 * odd.sum() < half
+    kept = np.flatnonzero(~odd)
     # what the model does not explain is taken to go on as it was
-    steps = replayed[:half] * (recorded[:half].sum() / replayed[:half].sum())
-    reach = float(student.ppf((1 + confidence) / 2, half - 1)) * np.sqrt(1 + 1 / half)
+    steps = replayed[kept] * (recorded[kept].sum() / replayed[kept].sum())
+    reach = float(student.ppf((1 + confidence) / 2, len(kept) - 1)) * np.sqrt(1 + 1 / len(kept))
     middle, width = float(steps.mean()), float(steps.std(ddof=1) * reach)
     later, predicted = recorded[half:], float(np.median(steps))
     inside = (later >= middle - width) & (later <= middle + width)
@@ -90,4 +100,5 @@ def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
         confidence,
         predicted / later - 1,
         float(inside.mean()),
+        [int(attribution.steps[k]) for k in order[np.flatnonzero(odd)]],
     )

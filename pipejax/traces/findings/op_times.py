@@ -14,6 +14,8 @@ from pipejax.traces.record import MESSAGES, NONE, OPS
 from pipejax.traces.replaying.pipelines import Pipeline, Pipelines, fused_with_last
 from pipejax.traces.replaying.replay import Replay, waits_of
 
+PerStage = Float[NumpyArray, "stages *microbatches"]
+
 QUANTILES = (0.05, 0.5, 0.95)
 
 
@@ -118,6 +120,9 @@ def _gaps(pipelines: Pipelines) -> Iterator[OpTimes]:
 def costs_of(replayed: Replay, *, pipeline: Pipeline | None = None) -> Costs:
     """Mean time of every op by stage, and of messages by link, as costs.
 
+    Where some stages ran whole backwards and others split ones, B is I + W on a stage without a B,
+    and I and W are half of B on one without them.
+
     Args:
       replayed: a replayed trace.
       pipeline: one of its pipelines, of which every op takes what it took, by stage and microbatch;
@@ -157,14 +162,24 @@ def costs_of(replayed: Replay, *, pipeline: Pipeline | None = None) -> Costs:
         mine = is_pair & (trace.phase[slices] == trace.phases.index("F"))
         fields["pair"] = _means(place[mine], lasts[mine], shape)
     transmit = replayed.link_times.reshape(2, 1, stages - 1)
-    return Costs(**fields, transmit=transmit if stages > 1 else 0.0)
+    return Costs(**_of_all_stages(fields), transmit=transmit if stages > 1 else 0.0)
 
 
 def _means(
     place: Int[NumpyArray, " slices"], seconds: Float[NumpyArray, " slices"], shape: tuple[int, ...]
-) -> Float[NumpyArray, "stages *microbatches"]:
-    """Mean by place of an array of this shape; of one that has none, where it never runs, all's."""
+) -> PerStage:
+    """Mean by place of an array of this shape; NaN of one that has none."""
     size = math.prod(shape)
     count = np.bincount(place, minlength=size)
     total = np.bincount(place, seconds, minlength=size)
-    return np.where(count > 0, total / np.maximum(count, 1), seconds.mean()).reshape(shape)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan).reshape(shape)
+
+
+def _of_all_stages(times: dict[str, PerStage]) -> dict[str, PerStage]:
+    """Put in what a stage never ran: B is I + W, I and W are half of B; else the mean of stages."""
+    if {"backward", "input_grad", "weight_grad"} <= times.keys():
+        whole, i, w = (times[name] for name in ("backward", "input_grad", "weight_grad"))
+        i, w = (np.where(np.isnan(half), whole / 2, half) for half in (i, w))
+        whole = np.where(np.isnan(whole), i + w, whole)
+        times = times | {"backward": whole, "input_grad": i, "weight_grad": w}
+    return {name: np.where(np.isnan(x), np.nanmean(x), x) for name, x in times.items()}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import ResultList, short_repr
 from pipejax.traces.clocks import Offset
@@ -113,6 +113,14 @@ def _notable(values: Logs, errors: Logs | float) -> Iterator[tuple[int, float, f
     middle, above, z = _beside(values, errors)
     for k in np.flatnonzero((above > np.log(NOTABLE)) & (z > CERTAIN)).tolist():
         yield k, float(np.exp(middle[k])), float(np.exp(above[k])), float(z[k])
+
+
+def stand_out(seconds: Logs) -> Bool[NumpyArray, " things"]:
+    """Which of some times would be suspect beside the others."""
+    found = np.zeros(len(seconds), bool)
+    for k, *_ in _notable(np.log(np.maximum(seconds, 1e-12)), 0.0):
+        found[k] = True
+    return found
 
 
 class _MicrobatchTimes(NamedTuple):

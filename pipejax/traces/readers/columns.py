@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import known_as, one_of, wrong
+from pipejax.base.checks import MOST_LISTED, known_as, one_of, wrong
 from pipejax.traces.readers.message_order import matched
 from pipejax.traces.readers.parts import Columns, group_of, nothing, sound, turn_in
 from pipejax.traces.readers.phase_names import positions, with_split_backwards
@@ -215,9 +215,11 @@ def roles_of(path: Path, header: Sequence[str], given: Mapping[str, str]) -> Fou
     lacks += [] if {"end", "duration"} & found.keys() else ["end or duration"]
     lacks += [] if {"worker", "stage"} & found.keys() else ["worker or stage"]
     if lacks:
+        named = [name for name in header if name]
+        listed = ", ".join([*named[:MOST_LISTED], *["..."] * (len(named) > MOST_LISTED)])
         raise wrong(
             "columns",
-            f"must say which column of {path} is {', '.join(lacks)}: it has {', '.join(header)}",
+            f"must say which column of {path} is {', '.join(lacks)}: it has {listed}",
         )
     return found
 

@@ -62,9 +62,11 @@ def read(
     """
     names = dict(columns or {})
     check_types(files=(files, str, Path, list, tuple))
-    paths = _paths([files] if isinstance(files, str | Path) else files)
+    given = [files] if isinstance(files, str | Path) else files
+    paths = _paths(given)
     if not paths:
-        raise wrong("files", "must hold a trace: there is no file")
+        where = f" in {', '.join(map(str, given))}" if given else ""
+        raise wrong("files", f"must hold a trace: there is no file{where}")
     forms = {path: sources.form_of(path) for path in paths}
     of_form: dict[str, list[Path]] = {}
     for path, (form, _) in forms.items():

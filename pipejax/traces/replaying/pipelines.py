@@ -142,7 +142,7 @@ def _members(trace: Trace) -> Iterator[tuple[tuple[int, int], Slices]]:
     """Slices of the ops of every replica in every step, worker by worker as they started."""
     ops = np.flatnonzero(trace.is_of(OPS) & (trace.stage >= 0) & (trace.microbatch >= 0))
     # a fused pair starts and ends at once: its forward comes first
-    keys = trace.phase, trace.end, trace.start, trace.worker, trace.replica, trace.step
+    keys = ~trace.is_of("F"), trace.end, trace.start, trace.worker, trace.replica, trace.step
     ops = ops[np.lexsort([key[ops] for key in keys])]
     step, replica = trace.step[ops], trace.replica[ops]
     first = np.flatnonzero(np.diff(step, prepend=step[:1] - 1) | np.diff(replica, prepend=-2) != 0)
@@ -172,9 +172,8 @@ def _unsound(trace: Trace, slices: Slices, usual: int) -> str | None:
     over &= (worker[1:] == worker[:-1]) & ~alone[1:]
     if over.any():
         one, other = slices[over.argmax()], slices[over.argmax() + 1]
-        hint = (
-            ": is a column of replicas missing?" if _name(trace, other) == _name(trace, one) else ""
-        )
+        is_doubled = _name(trace, other) == _name(trace, one) or len(trace.steps) == 1
+        hint = ": are steps or replicas not told apart?" * is_doubled
         return (
             f"{_name(trace, other)} starts while {_name(trace, one)} runs on the same worker{hint}"
         )
