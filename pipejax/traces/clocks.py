@@ -15,9 +15,8 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
 from pipejax.traces.record import MESSAGES, NONE, LeftOut, Trace
+from pipejax.traces.transfers import OF_MESSAGES, OF_OPS, transfers
 
-_SENDER = {"RECV_F": ("SEND_F", -1), "RECV_B": ("SEND_B", 1)}
-_TAKEN = (("F", "F", 1), ("BI", "BI", -1))  # who makes, who takes, at which stage from there
 _RELIABLE = 0.25  # so many of the steps may hold messages that are matched wrongly
 _EXACT = 5e-5  # what clocks of one machine and times in 32 bits differ by [s]
 
@@ -131,17 +130,14 @@ class _Transfers(NamedTuple):
     @classmethod
     def of(cls, trace: Trace) -> "_Transfers":
         """Match messages; in a trace without any, the ops that make and take them."""
-        pairs = [
-            _matched(trace, (send,), (receive,), move) for receive, (send, move) in _SENDER.items()
-        ]
-        times = trace.start, trace.end
-        if not trace.is_of(MESSAGES).any():
-            pairs = [_matched(trace, make, take, -move) for make, take, move in _TAKEN]
-            times = trace.end, trace.start
-        made, taken = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
+        if trace.is_of(MESSAGES).any():
+            ways, departure, arrival = OF_MESSAGES, trace.start, trace.end
+        else:
+            ways, departure, arrival = OF_OPS, trace.end, trace.start
+        made, taken = transfers(trace, ways)
         apart = trace.worker[made] != trace.worker[taken]
         made, taken = made[apart], taken[apart]
-        seconds = times[1][taken] - times[0][made]
+        seconds = arrival[taken] - departure[made]
         return cls(
             trace.step[made], trace.replica[made], trace.worker[made], trace.worker[taken], seconds
         )
@@ -164,25 +160,6 @@ class _Transfers(NamedTuple):
         for number in np.unique(pair):
             most.flat[number] = np.quantile(seconds[pair == number], _RELIABLE, method="lower")
         return most
-
-
-def _matched(
-    trace: Trace, make: Sequence[str], take: Sequence[str], move: int
-) -> tuple[Int[NumpyArray, " pairs"], Int[NumpyArray, " pairs"]]:
-    """Slices that make, and those that take from them, `move` stages away."""
-    size = int(max(trace.microbatch.max(initial=0), trace.stage.max(initial=0))) + 3
-
-    def keys(rows: NumpyArray, by: int) -> NumpyArray:
-        _, step = np.unique(trace.step, return_inverse=True)
-        place = step[rows] * (int(trace.replica.max(initial=0)) + 1) + trace.replica[rows]
-        return (place * size + trace.stage[rows] + by + 1) * size + trace.microbatch[rows] + 1
-
-    makers, takers = (
-        np.flatnonzero(trace.is_of(names) & (trace.stage >= 0) & (trace.microbatch >= 0))
-        for names in (make, take)
-    )
-    _, made, taken = np.intersect1d(keys(makers, 0), keys(takers, move), return_indices=True)
-    return makers[made], takers[taken]
 
 
 def _solved(

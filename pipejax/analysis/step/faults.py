@@ -16,6 +16,7 @@ from pipejax.analysis.step.step_parts import Part, step_parts
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
+from pipejax.base.medians import medians_of_others
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs
 from pipejax.costs.scaling import GROUPS, scaled_costs
 from pipejax.engine.pricing import lower_and_price
@@ -170,7 +171,7 @@ def against_others(values: Float[NumpyArray, " places"]) -> Float[NumpyArray, " 
     """How many times the median of the others each is; 1 where there are none, or all are 0."""
     if len(values) < 2:
         return np.ones(len(values))
-    others = np.array([np.median(np.delete(values, k)) for k in range(len(values))])
+    others = medians_of_others(values)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(values == others, 1.0, values / others)
 

@@ -244,6 +244,10 @@ def _as_json(analysis: "Analysis", line: Line) -> dict[str, Any]:
             "posting": links.posting,
             "message_time": replayed.message_time,
             "fits": {name: 100 * error for name, error in replayed.fits.items()},
+            "alike": replayed.alike,
+            "untold": [
+                {"link": name, "at_most": seconds} for name, seconds in replayed.untold.items()
+            ],
         },
         "op_times": [row._asdict() for row in analysis.op_times],
         "forecast": None

@@ -22,6 +22,7 @@ from pipejax.cli.output.trace_report import (
     forecast_line,
     heading_of,
     largest,
+    link_lines,
     replay_line,
     step_line,
     suspect_lines,
@@ -143,6 +144,7 @@ def trace_page(analysis: "Analysis", result: Mapping[str, Any]) -> str:
     lines = [
         _text(step_line(shares)),
         replay_line(analysis),
+        *link_lines(analysis),
         *([] if analysis.against is None else [_text(against_line(analysis.against))]),
         *clock_lines(analysis),
         *suspect_lines(analysis, NAMED),

@@ -47,6 +47,20 @@ def replay_line(analysis: "Analysis") -> str:
     )
 
 
+def link_lines(analysis: "Analysis", most: int | None = None) -> Iterator[str]:
+    """Which link models explain the replay as well, or how far off the next is; links untold."""
+    replayed = analysis.replay
+    if replayed.alike:
+        more = len(replayed.alike[most:]) if most else 0
+        names = ", ".join(replayed.alike[:most]) + (f" and {more} more" if more else "")
+        yield f"other link models that these pipelines do not rule out: {names}"
+    elif len(replayed.fits) > 1:
+        name, error = [*replayed.fits.items()][1]
+        yield f"other link models are ruled out: the next, {name}, is off by {percent(error)}"
+    for name, longest in [*replayed.untold.items()][:most]:
+        yield f"nothing waited for a message from {name}: it takes {seconds(longest)} at most"
+
+
 def step_line(shares: "Attribution") -> str:
     """How long the mean step takes, and would, with markup."""
     return (
@@ -145,6 +159,7 @@ def said(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
     yield from _left_out(analysis)
     yield from (f"  {line}" for line in clock_lines(analysis, NAMED))
     yield f"  {replay_line(analysis)}"
+    yield from (f"  {line}" for line in link_lines(analysis, NAMED))
     yield from _stalls(analysis)
     yield from (f"  {line}" for line in suspect_lines(analysis, NAMED))
     yield f"  {step_line(shares)}"

@@ -33,14 +33,19 @@ STARTS = 3  # machines of one link model from which those by pair are searched
 Predictions = Float[NumpyArray, "candidates runs"]
 
 
+def single_models() -> list[Links]:
+    """List machines of one link model, the simplest first."""
+    ways = itertools.product(MEETING, POSTINGS, QUEUES)
+    alone = [Links(model) for model in LINKS if model not in MEETING]
+    return [*alone, *(Links(model, scope, posting=posting) for model, posting, scope in ways)]
+
+
 def candidates_of(runs: Sequence[LinkRun] = ()) -> list[Links]:
-    """List machines of one link model, the simplest first; of several message sizes eager ones too.
+    """List machines of one link model, also on shared links; of several message sizes eager ones.
 
     Eager messages are those below a size between two that the runs have.
     """
-    ways = list(itertools.product(MEETING, POSTINGS, QUEUES))
-    alone = [Links(model) for model in LINKS if model not in MEETING]
-    alone += [Links(model, scope, posting=posting) for model, posting, scope in ways]
+    alone = single_models()
     shared = [dataclasses.replace(links, shared_links="pairs") for links in alone if links.carries]
     sizes = np.unique([x for run in runs for x in np.ravel(np.asarray(run.costs.transmit))])
     gaps = [(a + b) / 2 for a, b in itertools.pairwise(sizes.tolist())]

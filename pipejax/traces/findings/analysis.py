@@ -26,7 +26,7 @@ from pipejax.traces.findings.new_deal import (
 from pipejax.traces.findings.op_times import OpTimes, op_times
 from pipejax.traces.findings.suspects import Suspect, suspects
 from pipejax.traces.record import LeftOut, Trace
-from pipejax.traces.replaying.pipelines import Pipelines, pipelines_of, registered
+from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, pipelines_of, registered
 from pipejax.traces.replaying.replay import Replay, replay
 
 STALL = 0.01  # of the median pipeline, that an op starts later than it might have
@@ -119,10 +119,9 @@ class Analysis:
     def op_spread(self) -> float:
         """Standard deviation of the logarithm of op times, of one stage and phase."""
         trace = self.pipelines.trace
-        slices = np.concatenate([one.slices for one in self.pipelines.pipelines])
-        lasts = (trace.end - trace.start)[slices]
-        kind = trace.phase[slices] * trace.stages + trace.stage[slices]
-        logs, known = np.log(np.maximum(lasts, 1e-12)), lasts > 0
+        ops = PipelineOps.of(trace, self.pipelines.pipelines)
+        kind = trace.phase[ops.slices] * trace.stages + ops.stage
+        logs, known = np.log(np.maximum(ops.seconds, 1e-12)), ops.seconds > 0
         count = np.maximum(np.bincount(kind[known]), 1)
         mean = np.bincount(kind[known], logs[known]) / count
         return float(np.sqrt(((logs - mean[kind])[known] ** 2).mean()))
@@ -192,7 +191,7 @@ def analyse(
         pipelines,
         replayed,
         shares,
-        op_times(pipelines),
+        op_times(replayed),
         forecast(shares) if len(shares.steps) >= LEAST else None,
         advice,
         [offset for offset in offsets if offset.is_corrected],

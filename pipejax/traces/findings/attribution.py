@@ -19,6 +19,7 @@ from pipejax.base.longest_path import run_in_place
 from pipejax.base.progress import OnProgress, telling
 from pipejax.traces.record import NONE
 from pipejax.traces.replaying.collectives import rests_of, scope_of
+from pipejax.traces.replaying.messages import name_of
 from pipejax.traces.replaying.replay import Replay
 from pipejax.traces.replaying.step_graph import step_graph
 
@@ -280,11 +281,9 @@ class _JobSteps:
                 found["place", f"worker {own} of replica {replica}"] = mine & (worker == own)
         for code in np.unique(self.kind[is_slice]).tolist():
             found["phase", trace.phases[code]] = self.kind == code
-        boundaries = max(1, self.replayed.pipelines.table.num_stages - 1)
+        boundaries = self.replayed.pipelines.table.num_stages - 1
         for link in np.unique(graph.link[graph.link != NONE]).tolist():
-            direction, boundary = divmod(link, boundaries)
-            ends = (boundary, boundary + 1)[:: 1 - 2 * direction]
-            found["link", "stage {} to {}".format(*ends)] = graph.link == link
+            found["link", name_of(link, boundaries)] = graph.link == link
         return found
 
 

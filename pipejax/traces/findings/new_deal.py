@@ -9,9 +9,10 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr_of
 from pipejax.base.progress import OnProgress
-from pipejax.costs.costs import PHASE_FIELDS, Costs
+from pipejax.costs.costs import Costs
 from pipejax.search.orders.deal import deals
-from pipejax.traces.replaying.pipelines import Pipeline, fused_with_last
+from pipejax.traces.findings.op_times import fields_of
+from pipejax.traces.replaying.pipelines import Pipeline, PipelineOps
 from pipejax.traces.replaying.replay import Replay
 
 ROUNDS = 20  # of the search: more find little
@@ -122,32 +123,12 @@ def work_of(replayed: Replay) -> float:
 
 def _costs(replayed: Replay, replicas: Sequence[Pipeline]) -> Costs:
     """Times of all microbatches of a step, replica by replica (stages, replicas x microbatches)."""
-    trace, table = replayed.pipelines.trace, replayed.pipelines.table
-    lasts = trace.end - trace.start
-    shape = table.num_stages, len(replicas) * table.num_microbatches
-    fields: dict[str, NumpyArray] = {}
-    for place, one in enumerate(replicas):
-        slices, second = one.slices, fused_with_last(trace, one.slices)
-        pair = second | np.append(second[1:], False)
-        names = np.where(pair, "pair", np.array(trace.phases)[trace.phase[slices]])
-        column = trace.microbatch[slices] + place * table.num_microbatches
-        for name in np.unique(names[~second]).tolist():
-            mine = (names == name) & ~second
-            of = fields.setdefault(PHASE_FIELDS.get(name, name), np.zeros(shape))
-            of[trace.stage[slices[mine]], column[mine]] = lasts[slices[mine]]
+    table = replayed.pipelines.table
+    ops, size = PipelineOps.of(replayed.pipelines.trace, replicas), table.num_microbatches
+    ops = ops._replace(microbatch=ops.microbatch + ops.run * size)
+    fields = fields_of(ops, (table.num_stages, len(replicas) * size))
     transmit = replayed.link_times.reshape(2, 1, -1)
     return Costs(**fields, transmit=transmit if table.num_stages > 1 else 0.0)
-
-
-def _totals(
-    replayed: Replay, replicas: Sequence[Pipeline]
-) -> Float[NumpyArray, "replicas microbatches"]:
-    """What every microbatch takes in all stages (replicas, microbatches) [s]."""
-    trace, count = replayed.pipelines.trace, replayed.pipelines.table.num_microbatches
-    lasts = trace.end - trace.start
-    return np.stack(
-        [np.bincount(trace.microbatch[p.slices], lasts[p.slices], count) for p in replicas]
-    )
 
 
 def share_of_replica(replayed: Replay) -> float:
@@ -155,7 +136,10 @@ def share_of_replica(replayed: Replay) -> float:
     whole = _whole_steps(replayed).values()
     if not whole:
         return 0.0
-    totals = np.stack([_totals(replayed, own) for own in whole])
+    every = PipelineOps.of(replayed.pipelines.trace, [one for own in whole for one in own])
+    count = replayed.pipelines.table.num_microbatches
+    totals = np.bincount(every.run * count + every.microbatch, every.seconds)
+    totals = totals.reshape(len(whole), -1, count)
     within = float(totals.var(axis=(0, 2)).mean())
     # replicas whose data is alike differ by chance, too: by the variance of a mean of so many
     chance = within / (totals.shape[0] * totals.shape[2])

@@ -6,13 +6,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import ResultList, short_repr
-from pipejax.costs.costs import PHASE_FIELDS, Costs
+from pipejax.costs.costs import Costs
 from pipejax.traces.record import MESSAGES, NONE, OPS
-from pipejax.traces.replaying.pipelines import Pipeline, Pipelines, fused_with_last
-from pipejax.traces.replaying.replay import Replay, waits_of
+from pipejax.traces.replaying.messages import (
+    TakenMessages,
+    by_link,
+    ends_of,
+    name_of,
+    simple_evidence,
+    telling,
+)
+from pipejax.traces.replaying.pipelines import Pipeline, PipelineOps, Pipelines
+from pipejax.traces.replaying.replay import Replay
 
 PerStage = Float[NumpyArray, "stages *microbatches"]
 
@@ -46,13 +54,15 @@ class OpTimes(NamedTuple):
     high: float
 
 
-def op_times(pipelines: Pipelines) -> Sequence[OpTimes]:
+def op_times(ran: Pipelines | Replay) -> Sequence[OpTimes]:
     """Times of ops by phase and stage, of messages by link, of all else by phase and worker.
 
-    Gaps are what a worker waits before an op whose input has come and that follows another op.
+    Gaps are what a worker waits before an op whose input has come and that follows another op. Of
+    messages those are counted that were waited for, from when they could be sent.
 
     Args:
-      pipelines: what ran.
+      ran: pipelines, whose messages are taken to wait for no other; or a replay, whose links say
+        for which they do.
 
     Returns:
       Rows, ops first.
@@ -66,8 +76,10 @@ def op_times(pipelines: Pipelines) -> Sequence[OpTimes]:
       F 0 2 1.0
       F 1 2 1.5
     """
-    check_types(pipelines=(pipelines, Pipelines))
-    return ResultList([*_slices(pipelines), *_messages(pipelines), *_gaps(pipelines)])
+    check_types(ran=(ran, Pipelines, Replay))
+    pipelines = ran.pipelines if isinstance(ran, Replay) else ran
+    evidence = ran.evidence if isinstance(ran, Replay) else simple_evidence(ran)
+    return ResultList([*_slices(pipelines), *_messages(pipelines, evidence), *_gaps(pipelines)])
 
 
 def _row(
@@ -93,16 +105,13 @@ def _slices(pipelines: Pipelines) -> Iterator[OpTimes]:
             yield _row("op" if is_op else "other", name, int(stage), int(worker), lasts[own])
 
 
-def _messages(pipelines: Pipelines) -> Iterator[OpTimes]:
-    waits, boundaries = waits_of(pipelines), pipelines.table.num_stages - 1
-    placement = pipelines.table.placement[0]
-    for link in range(2 * boundaries):
-        own = waits.seconds[waits.tell(link)]
+def _messages(pipelines: Pipelines, evidence: Sequence[TakenMessages]) -> Iterator[OpTimes]:
+    boundaries, placement = pipelines.table.num_stages - 1, pipelines.table.placement[0]
+    for link, one in enumerate(by_link(evidence, 2 * boundaries)):
+        own = telling(*one)
         if len(own):
-            direction, boundary = divmod(link, boundaries)
-            source, target = (boundary, boundary + 1)[:: 1 - 2 * direction]
-            worker = int(placement[target])
-            yield _row("message", f"stage {source} to {target}", target, worker, own)
+            _, target = ends_of(link, boundaries)
+            yield _row("message", name_of(link, boundaries), target, int(placement[target]), own)
 
 
 def _gaps(pipelines: Pipelines) -> Iterator[OpTimes]:
@@ -142,37 +151,26 @@ def costs_of(replayed: Replay, *, pipeline: Pipeline | None = None) -> Costs:
     """
     check_types(replayed=(replayed, Replay), pipeline=(pipeline, Pipeline, type(None)))
     pipelines = replayed.pipelines
-    trace, stages = pipelines.trace, pipelines.table.num_stages
-    members = pipelines.pipelines if pipeline is None else [pipeline]
-    slices = np.concatenate([one.slices for one in members])
-    place = trace.stage[slices]
-    shape: tuple[int, ...] = (stages,)
-    if pipeline is not None:
-        shape = (stages, pipelines.table.num_microbatches)
-        place = np.ravel_multi_index((place, trace.microbatch[slices]), shape)
-    is_second = fused_with_last(trace, slices)
-    is_pair = is_second | np.append(is_second[1:], False)
-    lasts = (trace.end - trace.start)[slices]
-    fields = {}
-    for code, name in enumerate(trace.phases):
-        mine = (trace.phase[slices] == code) & ~is_pair
-        if name in OPS and mine.any():
-            fields[PHASE_FIELDS[name]] = _means(place[mine], lasts[mine], shape)
-    if is_pair.any():
-        mine = is_pair & (trace.phase[slices] == trace.phases.index("F"))
-        fields["pair"] = _means(place[mine], lasts[mine], shape)
+    stages, microbatches = pipelines.table.num_stages, pipelines.table.num_microbatches
+    ops = PipelineOps.of(pipelines.trace, [pipeline] if pipeline else pipelines.pipelines)
+    fields = fields_of(ops, (stages, microbatches) if pipeline else (stages,))
     transmit = replayed.link_times.reshape(2, 1, stages - 1)
-    return Costs(**_of_all_stages(fields), transmit=transmit if stages > 1 else 0.0)
+    return Costs(**fields, transmit=transmit if stages > 1 else 0.0)
 
 
-def _means(
-    place: Int[NumpyArray, " slices"], seconds: Float[NumpyArray, " slices"], shape: tuple[int, ...]
-) -> PerStage:
-    """Mean by place of an array of this shape; NaN of one that has none."""
-    size = math.prod(shape)
-    count = np.bincount(place, minlength=size)
-    total = np.bincount(place, seconds, minlength=size)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan).reshape(shape)
+def fields_of(ops: PipelineOps, shape: tuple[int, ...]) -> dict[str, NumpyArray]:
+    """Mean times of ops as fields of costs, by stage or by stage and microbatch [s].
+
+    Where ops of a kind never ran, it is what other kinds say, or the mean of all.
+    """
+    fields, size = {}, math.prod(shape)
+    for name, own in ops.by_kind():
+        place = np.ravel_multi_index((own.stage, own.microbatch)[: len(shape)], shape)
+        count = np.bincount(place, minlength=size)
+        total = np.bincount(place, own.seconds, minlength=size)
+        means = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+        fields[name] = means.reshape(shape)
+    return _of_all_stages(fields)
 
 
 def _of_all_stages(times: dict[str, PerStage]) -> dict[str, PerStage]:

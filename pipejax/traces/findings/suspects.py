@@ -13,18 +13,18 @@ import numpy as np
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import ResultList, short_repr
+from pipejax.base.medians import DEVIATION, medians_of_others
 from pipejax.traces.clocks import Offset
-from pipejax.traces.record import NONE, OPS, Trace
-from pipejax.traces.replaying.pipelines import Pipelines, fused_with_last
-from pipejax.traces.replaying.replay import Replay, waits_of
+from pipejax.traces.record import NONE, OPS
+from pipejax.traces.replaying.messages import FIRST, by_link, ends_of, simple_evidence
+from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines
+from pipejax.traces.replaying.replay import Replay
 
 NOTABLE = 1.1  # times the median of the others, below which nothing is suspect
 CERTAIN = 5.0  # standard errors, likewise
 EXACT = 0.01  # what is measured best is known to so much of itself
-DEVIATION = 1.4826  # standard deviation of a normal distribution over its median deviation
 OF_MEDIAN = 1.2533  # standard error of its median over that of its mean
 LISTED = 10  # of a kind: where more are slow, things of this kind differ
-MOST_EACH = 64  # things up to which each is held against all others but itself
 LATE = 0.1  # of the median op: how well the time between two steps is known
 NOTICED = 0.05  # of the median op: a message that takes so little more than others is as they are
 
@@ -98,14 +98,13 @@ def _beside(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
     size = len(values)
     if size < 2:
         return values, np.zeros(size), np.zeros(size)
-    others = values[None]
-    if size <= MOST_EACH:
-        others = np.stack([np.delete(values, k) for k in range(size)])
-    middle = np.median(others, axis=1)
-    spread = DEVIATION * np.median(np.abs(others - middle[:, None]), axis=1)
+    middle, spread = medians_of_others(values), np.zeros(size)
+    for each in np.unique(middle):  # three at most
+        mine = middle == each
+        spread[mine] = DEVIATION * medians_of_others(np.abs(values - each))[mine]
     above = values - middle
     z = above / np.sqrt(spread**2 + np.square(errors) + EXACT**2)
-    return np.broadcast_to(middle, size), above, z
+    return middle, above, z
 
 
 def _notable(values: Logs, errors: Logs | float) -> Iterator[tuple[int, float, float, float]]:
@@ -132,6 +131,8 @@ class _MicrobatchTimes(NamedTuple):
       worker: (stages, microbatches) that runs them.
       logs: (runs, stages, microbatches) logarithm of seconds.
       common: (runs, microbatches) what the quicker stages have of a microbatch beyond their own.
+      own: (runs, stages, microbatches) logs of microbatches that all other stages take as usual.
+      noise: standard deviation of these, of the median of their stage.
       op: median op [s].
     """
 
@@ -140,6 +141,8 @@ class _MicrobatchTimes(NamedTuple):
     worker: Int[NumpyArray, "stages microbatches"]
     logs: Float[NumpyArray, "runs stages microbatches"]
     common: Float[NumpyArray, "runs microbatches"]
+    own: Float[NumpyArray, "runs stages microbatches"]
+    noise: float
     op: float
 
     @classmethod
@@ -147,31 +150,22 @@ class _MicrobatchTimes(NamedTuple):
         """Add up the ops of each microbatch in each stage."""
         trace, runs = pipelines.trace, pipelines.pipelines
         shape = pipelines.table.num_stages, pipelines.table.num_microbatches
-        slices = np.concatenate([one.slices for one in runs])
-        run = np.repeat(np.arange(len(runs)), [len(one.slices) for one in runs])
-        lasts = _taken_apart(trace, slices)
-        place = trace.stage[slices], trace.microbatch[slices]
+        ops = PipelineOps.of(trace, runs)
+        lasts = _taken_apart(ops, trace.stages)
+        place = ops.stage, ops.microbatch
         seconds = np.zeros((len(runs), *shape))
-        np.add.at(seconds, (run, *place), lasts)
+        np.add.at(seconds, (ops.run, *place), lasts)
         worker = np.full(shape, NONE)
-        worker[place] = trace.worker[slices]
+        worker[place] = trace.worker[ops.slices]
         logs = np.log(np.maximum(seconds, 1e-12))
         beyond = logs - np.median(logs, axis=(0, 2), keepdims=True)
         # an op that was interrupted makes no microbatch slow
         common = np.quantile(beyond, 0.25, axis=1, method="lower")
         step, replica = (np.array([getattr(one, of) for one in runs]) for of in ("step", "replica"))
-        return cls(step, replica, worker, logs, common, float(np.median(lasts)))
-
-    @property
-    def own(self) -> Float[NumpyArray, "runs stages microbatches"]:
-        """What stages take of a microbatch that all others take as they do."""
-        return self.logs - self.common[:, None]
-
-    @property
-    def noise(self) -> float:
-        """Standard deviation of what a microbatch takes in a stage, of its median."""
-        off = self.own - np.median(self.own, axis=(0, 2), keepdims=True)
-        return float(DEVIATION * np.median(np.abs(off)))
+        own = logs - common[:, None]
+        off = own - np.median(own, axis=(0, 2), keepdims=True)
+        noise = float(DEVIATION * np.median(np.abs(off)))
+        return cls(step, replica, worker, logs, common, own, noise, float(np.median(lasts)))
 
     def _error(self, count: int) -> float:
         return OF_MEDIAN * self.noise / np.sqrt(count)
@@ -236,26 +230,23 @@ class _MicrobatchTimes(NamedTuple):
             yield Suspect("microbatch", name, seconds, ratio, z, why)
 
 
-def _taken_apart(trace: Trace, slices: Int[NumpyArray, " ops"]) -> Float[NumpyArray, " ops"]:
+def _taken_apart(ops: PipelineOps, stages: int) -> Float[NumpyArray, " ops"]:
     """What ops took [s]; of a fused pair what each takes alone, times what the pair took of usual.
 
     So that ops are quicker as a pair makes no stage quick, nor those slow that have fewer pairs.
     """
-    lasts, second = (trace.end - trace.start)[slices], fused_with_last(trace, slices)
-    if not second.any():
+    lasts, first = ops.seconds.copy(), ops.is_first
+    if not first.any():
         return lasts
-    first, stage, stages = np.append(second[1:], False), trace.stage[slices], trace.stages
-    is_alone = ~(first | second)
-    rank = np.array([OPS.index(name) if name in OPS else NONE for name in trace.phases])
-    kind = rank[trace.phase[slices]] * stages + stage
+    is_alone, kind = ~(first | ops.is_second), ops.phase * stages + ops.stage
     alone = _medians(lasts[is_alone], kind[is_alone], len(OPS) * stages).reshape(-1, stages)
     whole, *parts = map(OPS.index, "BIW")
     _fill_in(alone[whole], alone[parts].sum(axis=0))
     for row in alone:  # the first F of a step is alone, and its last backward
         _fill_in(row, np.full(stages, np.median(lasts[first]) / 2))
-    usual = _medians(lasts[first], stage[first], stages)  # by the stage of the forward
-    more = lasts[first] / usual[stage[first]]
-    for mine in (first, second):
+    usual = _medians(lasts[first], ops.stage[first], stages)  # by the stage of the forward
+    more = lasts[first] / usual[ops.stage[first]]
+    for mine in (first, ops.is_second):
         lasts[mine] = alone.flat[kind[mine]] * more
     return lasts
 
@@ -284,17 +275,16 @@ def _links(pipelines: Pipelines, wrong: set[tuple[int, int]], op: float) -> Iter
     No message is used before it is there, so the quickest have waited for nothing else. Where a
     clock was wrong, what its messages take is not known.
     """
-    waits, placement = waits_of(pipelines), pipelines.table.placement[0]
-    boundaries = pipelines.table.num_stages - 1
+    placement, boundaries = pipelines.table.placement[0], pipelines.table.num_stages - 1
     times: dict[tuple[int, int], list[NumpyArray]] = {}
     waited: set[tuple[int, int]] = set()
-    for link in np.unique(waits.link).tolist():
-        direction, boundary = divmod(link, boundaries)
-        ends = placement[[boundary, boundary + 1]][:: 1 - 2 * direction]
-        pair, mine = (int(ends[0]), int(ends[1])), waits.link == link
-        times.setdefault(pair, []).append(waits.seconds[mine])
-        if waits.tell(link).any():
-            waited.add(pair)
+    for link, (took, strength) in enumerate(by_link(simple_evidence(pipelines), 2 * boundaries)):
+        if not len(took):  # both stages are on one worker
+            continue
+        source, target = placement[[*ends_of(link, boundaries)]].tolist()
+        times.setdefault((source, target), []).append(took)
+        if (strength >= FIRST).any():
+            waited.add((source, target))
     at_wrong = {worker for _, worker in wrong}
     pairs = [pair for pair in times if pair in waited and not at_wrong.intersection(pair)]
     least = [np.sort(np.maximum(np.concatenate(times[pair]), 1e-9))[:2] for pair in pairs]

@@ -13,10 +13,12 @@ import numpy as np
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.display import short_repr, short_repr_of
+from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.schedules.cells.ops import Cell, Op, Phase, ScheduleError
 from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.traces.record import OPS, LeftOut, Trace
+from pipejax.traces.record import NONE, OPS, LeftOut, Trace
+from pipejax.traces.transfers import OF_OPS, transfers
 
 Slices = Int[NumpyArray, " ops"]
 
@@ -110,7 +112,7 @@ def pipelines_of(trace: Trace) -> Pipelines:
     """
     check_types(trace=(trace, Trace))
     left_out = list(trace.left_out)
-    members = dict(_members(trace))
+    members, sooner = dict(_members(trace)), _sooner(trace)
     if not members:
         raise MismatchError(f"{trace.source or 'the trace'} holds no F, B, I or W of any stage")
     whole = [own for own in members.values() if not _missing(trace, own)] or [*members.values()]
@@ -120,6 +122,8 @@ def pipelines_of(trace: Trace) -> Pipelines:
     found: list[Pipeline] = []
     for (step, replica), slices in members.items():
         where = _unsound(trace, slices, usual) or _table_of(trace, slices, known, tables)
+        if isinstance(where, int):
+            where = _too_early(trace, slices, sooner) or where
         if isinstance(where, int):
             found.append(Pipeline(step, replica, where, slices))
         else:
@@ -142,7 +146,8 @@ def _members(trace: Trace) -> Iterator[tuple[tuple[int, int], Slices]]:
     """Slices of the ops of every replica in every step, worker by worker as they started."""
     ops = np.flatnonzero(trace.is_of(OPS) & (trace.stage >= 0) & (trace.microbatch >= 0))
     # a fused pair starts and ends at once: its forward comes first
-    keys = ~trace.is_of("F"), trace.end, trace.start, trace.worker, trace.replica, trace.step
+    phase = _ranks(trace)[trace.phase]
+    keys = phase, trace.end, trace.start, trace.worker, trace.replica, trace.step
     ops = ops[np.lexsort([key[ops] for key in keys])]
     step, replica = trace.step[ops], trace.replica[ops]
     first = np.flatnonzero(np.diff(step, prepend=step[:1] - 1) | np.diff(replica, prepend=-2) != 0)
@@ -197,10 +202,7 @@ def _table_of(
             known[key] = len(tables) - 1
         except ScheduleError as error:
             known[key] = f"no order that can run: {error.reason}"
-    where = known[key]
-    if isinstance(where, int) and (early := _too_early(trace, slices, tables[where])):
-        return early
-    return where
+    return known[key]
 
 
 def fused_with_last(trace: Trace, slices: Slices) -> Bool[NumpyArray, " ops"]:
@@ -208,6 +210,59 @@ def fused_with_last(trace: Trace, slices: Slices) -> Bool[NumpyArray, " ops"]:
     start, end, worker = (x[slices] for x in (trace.start, trace.end, trace.worker))
     same = (start[1:] == start[:-1]) & (end[1:] == end[:-1]) & (worker[1:] == worker[:-1])
     return np.append(False, same & (end[1:] > start[1:]))
+
+
+class PipelineOps(NamedTuple):
+    """Ops of some pipelines, one pipeline behind the other, with what they took.
+
+    Attributes:
+      run: (ops) position of its pipeline among these.
+      slices: (ops) where in the trace.
+      stage: (ops) of the model.
+      microbatch: (ops) of the step.
+      phase: (ops) position in `OPS`.
+      is_first: (ops) whether it is the first of a fused pair, its forward.
+      is_second: (ops) whether it is the second.
+      seconds: (ops) what it took, or its pair [s].
+    """
+
+    run: Slices
+    slices: Slices
+    stage: Slices
+    microbatch: Slices
+    phase: Slices
+    is_first: Bool[NumpyArray, " ops"]
+    is_second: Bool[NumpyArray, " ops"]
+    seconds: Float[NumpyArray, " ops"]
+
+    @classmethod
+    def of(cls, trace: Trace, members: Sequence[Pipeline]) -> "PipelineOps":
+        """Look up ops of pipelines."""
+        slices = np.concatenate([one.slices for one in members])
+        is_second = fused_with_last(trace, slices)
+        return cls(
+            np.repeat(np.arange(len(members)), [len(one.slices) for one in members]),
+            slices,
+            trace.stage[slices],
+            trace.microbatch[slices],
+            _ranks(trace)[trace.phase[slices]],
+            np.append(is_second[1:], False),
+            is_second,
+            trace.end[slices] - trace.start[slices],
+        )
+
+    def by_kind(self) -> Iterator[tuple[str, "PipelineOps"]]:
+        """Ops of each phase that run alone, and fused pairs by their forward: field of costs."""
+        is_alone = ~(self.is_first | self.is_second)
+        kinds = [(PHASE_FIELDS[name], is_alone & (self.phase == k)) for k, name in enumerate(OPS)]
+        for name, mine in [*kinds, ("pair", self.is_first)]:
+            if mine.any():
+                yield name, PipelineOps(*(each[mine] for each in self))
+
+
+def _ranks(trace: Trace) -> Slices:
+    """Position in `OPS` of every phase of a trace (phases); -1 of what is no op."""
+    return np.array([OPS.index(name) if name in OPS else NONE for name in trace.phases])
 
 
 def _rows(
@@ -227,29 +282,24 @@ def _rows(
     return rows
 
 
-def _too_early(trace: Trace, slices: Slices, table: ScheduleTable) -> str | None:
+def _sooner(trace: Trace) -> Float[NumpyArray, " slices"]:
+    """How long before its input is there every op starts (slices) [s]; -inf without any."""
+    made, taken = transfers(trace, OF_OPS)
+    found = np.full(len(trace), -np.inf)
+    found[taken] = trace.end[made] - trace.start[taken]
+    return found
+
+
+def _too_early(trace: Trace, slices: Slices, sooner: Float[NumpyArray, " slices"]) -> str | None:
     """An op that starts before its input is there, by more than clocks round."""
-    shape = (len(OPS), table.num_stages, table.num_microbatches)
-    codes = [OPS.index(name) if name in OPS else 0 for name in trace.phases]
-    where = np.array(codes)[trace.phase[slices]], trace.stage[slices], trace.microbatch[slices]
-    start, end = np.full(shape, np.inf), np.full(shape, -np.inf)
-    start[where], end[where] = trace.start[slices], trace.end[slices]
-    forward, grads = OPS.index("F"), [OPS.index("B"), OPS.index("I")]
-    # F of a stage waits for F of the stage before, B or I for that of the stage behind
-    backward_end, backward_start = end[grads].max(axis=0), start[grads].min(axis=0)
-    sooner = np.stack(
-        [
-            end[forward, :-1] - start[forward, 1:],
-            backward_end[1:] - backward_start[:-1],
-        ]
-    )
-    lasts = np.median(trace.end[slices] - trace.start[slices])
-    if not (sooner > EARLY * lasts).any():
+    worst = slices[sooner[slices].argmax()]
+    by = float(sooner[worst])
+    if by <= EARLY * np.median(trace.end[slices] - trace.start[slices]):
         return None
-    direction, boundary, microbatch = np.unravel_index(sooner.argmax(), sooner.shape)
-    by = 1e3 * float(sooner.max())
-    name = f"{boundary + 1}F{microbatch}" if direction == 0 else f"{boundary}B{microbatch}"
-    return f"{name} starts {by:.3g} ms before what it waits for has ended: clocks may differ"
+    return (
+        f"{_name(trace, worst)} starts {1e3 * by:.3g} ms before what it waits for has ended: "
+        "clocks may differ"
+    )
 
 
 def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:

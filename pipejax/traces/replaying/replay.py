@@ -2,22 +2,31 @@
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr_of
-from pipejax.engine.lowering.lower import lower
-from pipejax.schedules.table.links import LINKS, MEETING, POSTINGS, QUEUES, Links
-from pipejax.schedules.table.table import ScheduleTable
-from pipejax.traces.record import NONE
-from pipejax.traces.replaying.pipelines import Pipeline, Pipelines
-from pipejax.traces.replaying.step_graph import StepGraph, op_of_nodes, step_graph
+from pipejax.base.medians import DEVIATION
+from pipejax.schedules.table.links import Links
+from pipejax.search.links.identify import LEAST_NOISE, LinkIdentification, judge, single_models
+from pipejax.traces.replaying.messages import (
+    LinkEstimate,
+    LinkTimes,
+    Messages,
+    TakenMessages,
+    estimate,
+    link_times,
+    median,
+    name_of,
+)
+from pipejax.traces.replaying.pipelines import Pipelines
+from pipejax.traces.replaying.table_runs import TableRuns, table_runs
 
-LinkTimes = Float[NumpyArray, " links"]
+EARLY = 0.2  # of the messages of a link, taken before they could be sent: its model is another one
+MOST_NODES = 1 << 18  # of all runs of a table that what messages take is found from
 
 
 @short_repr_of("links message_time mean_error worst_error")
@@ -28,17 +37,18 @@ class Replay:
     Attributes:
       pipelines: what ran.
       links: link model under which they run.
-      link_times: (2 (stages - 1)) time of a message by direction and stage boundary [s]: median
-        or lower quartile of those that were waited for, by what explains the pipelines better.
+      link_times: (2 (stages - 1)) time of a message by direction and stage boundary [s], such as
+        explains the pipelines best.
       errors: (pipelines) replayed over recorded from first start to last end, minus 1.
-      fits: mean absolute error of every link model that was tried, by what it is called.
+      identified: how well every link model explains them that was tried, and which of them cannot
+        be told apart; None of none but this.
     """
 
     pipelines: Pipelines
     links: Links
     link_times: LinkTimes
     errors: Float[NumpyArray, " pipelines"]
-    fits: Mapping[str, float]
+    identified: LinkIdentification | None = None
 
     @property
     def mean_error(self) -> float:
@@ -52,8 +62,10 @@ class Replay:
 
     @property
     def message_time(self) -> float:
-        """Median over links of the time of a message [s]."""
-        return float(np.median(self.link_times)) if len(self.link_times) else 0.0
+        """Median of the time of a message over links, of those that are told if any is [s]."""
+        told = self.told.is_told
+        times = self.link_times[told] if told.any() else self.link_times
+        return float(np.median(times)) if len(times) else 0.0
 
     @functools.cached_property
     def by_step(self) -> Mapping[int, float]:
@@ -62,6 +74,35 @@ class Replay:
         errors = np.abs(self.errors)
         return {int(step): float(errors[steps == step].mean()) for step in np.unique(steps)}
 
+    @property
+    def fits(self) -> Mapping[str, float]:
+        """Mean absolute error of every link model that can be, by what it is called."""
+        spans, found = self.pipelines.spans, {} if self.identified is None else self.identified.fits
+        return {called(fit.links): float(np.abs(fit.predicted / spans - 1).mean()) for fit in found}
+
+    @property
+    def alike(self) -> list[str]:
+        """Link models that were tried and that these pipelines do not tell from this one."""
+        return [] if self.identified is None else [called(one) for one in self.identified.alike]
+
+    @functools.cached_property
+    def evidence(self) -> Sequence[TakenMessages]:
+        """What ops say of messages under these links, by table."""
+        every = map(Messages, table_runs(self.pipelines, self.links))
+        return [one.evidence(one.ended(self.link_times)) for one in every]
+
+    @functools.cached_property
+    def told(self) -> LinkEstimate:
+        """Which links anything waited for, and what messages took at most."""
+        return estimate(self.evidence, len(self.link_times), median)
+
+    @property
+    def untold(self) -> Mapping[str, float]:
+        """Links for whose messages nothing waited, and what one took at most [s]."""
+        told, boundaries = self.told, self.pipelines.table.num_stages - 1
+        links = np.flatnonzero(~told.is_told & np.isfinite(told.most))
+        return {name_of(link, boundaries): float(told.most[link]) for link in links.tolist()}
+
     @functools.cached_property
     def residuals(self) -> Float[NumpyArray, " slices"]:
         """How much later than in the replay every op started (slices) [s]; 0 of what is no op.
@@ -69,15 +110,10 @@ class Replay:
         Both are counted from the first start of the pipeline.
         """
         trace, found = self.pipelines.trace, np.zeros(len(self.pipelines.trace))
-        for number, table in enumerate(self.pipelines.tables):
-            members = [one for one in self.pipelines.pipelines if one.table == number]
-            graph = step_graph([table], self.links)
-            duration, slices = pipeline_durations(self.pipelines, members, graph, self.link_times)
-            start = graph.finish(duration) - duration
-            mine = np.flatnonzero(graph.op != NONE)
-            own = trace.start[slices]
-            own -= own.min(axis=1, keepdims=True)
-            found[slices] = own - (start[:, mine] - start[:, mine].min(axis=1, keepdims=True))
+        for runs in table_runs(self.pipelines, self.links):
+            start, _ = runs.replayed(self.link_times[None])
+            own = trace.start[runs.slices]
+            found[runs.slices] = own - own.min(axis=1, keepdims=True) - start[0]
         return found
 
     @functools.cached_property
@@ -86,33 +122,12 @@ class Replay:
 
         What it waits for is taken as recorded: so nothing that came before is counted again.
         """
-        trace, found = self.pipelines.trace, np.zeros(len(self.pipelines.trace))
-        for number, table in enumerate(self.pipelines.tables):
-            members = [one for one in self.pipelines.pipelines if one.table == number]
-            graph = step_graph([table], self.links)
-            duration, slices = pipeline_durations(self.pipelines, members, graph, self.link_times)
-            begin = trace.start[slices].min(axis=1, keepdims=True)
-            mine = np.flatnonzero(graph.op != NONE)
-            recorded = np.full(duration.shape, np.nan)
-            recorded[:, mine] = trace.end[slices] - begin
-            ready = graph.ready(duration, recorded)[:, mine]
-            found[slices] = np.maximum(trace.start[slices] - begin - ready, 0.0)
+        found = np.zeros(len(self.pipelines.trace))
+        for runs in table_runs(self.pipelines, self.links):
+            messages = Messages(runs)
+            ready = messages.ended(self.link_times)[runs.graph.preds[runs.ops]].max(axis=1)
+            found[runs.slices] = np.maximum(messages.start[runs.ops] - ready, 0.0).T
         return found
-
-
-def pipeline_durations(
-    pipelines: Pipelines, members: Sequence[Pipeline], graph: StepGraph, link_times: LinkTimes
-) -> tuple[Float[NumpyArray, "runs nodes"], Int[NumpyArray, "runs ops"]]:
-    """What every node of some pipelines took [s], and which slice each op node is of."""
-    trace = pipelines.trace
-    lasts = trace.end - trace.start
-    mine = np.flatnonzero(graph.op != NONE)
-    slices = np.stack([one.slices for one in members])[:, graph.op[mine]]
-    duration = np.zeros((len(members), len(graph.preds)))
-    duration[:, mine] = lasts[slices]
-    sent = np.flatnonzero(graph.link != NONE)
-    duration[:, sent] = link_times[graph.link[sent]]
-    return duration, slices
 
 
 def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
@@ -137,132 +152,60 @@ def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
       ('delay', 0.25, 0.0)
     """
     check_types(pipelines=(pipelines, Pipelines))
-    candidates = _candidates(pipelines.table) if link is None else [Links.of(link)]
-    fits: dict[str, float] = {}
+    candidates = [Links()] if pipelines.table.num_workers == 1 else single_models()
     found: list[Replay] = []
-    for links, times in itertools.product(
-        candidates, _message_times(waits_of(pipelines), pipelines)
-    ):
+    impossible: list[Replay] = []  # ops would have taken messages before they could be sent
+    for links in candidates if link is None else [Links.of(link)]:
         try:
-            errors = _errors(pipelines, links, times)
+            runs = [*table_runs(pipelines, links)]
         except ValueError:  # a deadlock under these links
             if link is not None:
                 raise
             continue
-        found.append(Replay(pipelines, links, times, errors, fits))
-        name = _called(links)
-        fits[name] = min(fits.get(name, np.inf), found[-1].mean_error)
+        times, early = _best_times(pipelines, runs)
+        one = Replay(pipelines, links, times, _errors(pipelines, runs, times[None])[0])
+        (impossible if early > EARLY else found).append(one)
+    found = found or impossible
     # the simplest comes first: another has to be better than rounding
-    return min(found, key=lambda one: round(one.mean_error, 9))
+    best = min(found, key=lambda one: round(one.mean_error, 9))
+    spans = pipelines.spans
+    predicted = spans * (1 + np.stack([one.errors for one in found]))
+    # a step that nothing explains, as the first of a run, says nothing of links
+    noise = max(LEAST_NOISE, DEVIATION * float(np.median(np.abs(best.errors))))
+    identified = judge(spans, [one.links for one in found], predicted, noise, best.links)
+    return dataclasses.replace(best, identified=identified)
 
 
-def _candidates(table: ScheduleTable) -> list[Links]:
-    """Link models, the simplest first."""
-    if table.num_workers == 1:
-        return [Links()]
-    alone = [Links(model) for model in LINKS if model not in MEETING]
-    meeting = itertools.product(POSTINGS, MEETING, QUEUES)
-    return [*alone, *(Links(model, q, posting=posting) for posting, model, q in meeting)]
-
-
-def _called(links: Links) -> str:
-    """What a candidate is called."""
+def called(links: Links) -> str:
+    """What a link model is called."""
     if not links.meets:
         return links.model
     posted = [f"posting {links.posting}"] if links.posting != Links().posting else []
     return " ".join([links.model, links.queues, *posted])
 
 
-def _errors(
-    pipelines: Pipelines, links: Links, link_times: LinkTimes
-) -> Float[NumpyArray, " pipelines"]:
-    """Replayed over recorded span of every pipeline, minus 1."""
-    spans, found = pipelines.spans, np.zeros(len(pipelines.pipelines))
-    number = np.array([one.table for one in pipelines.pipelines])
-    for table in range(len(pipelines.tables)):
-        mine = np.flatnonzero(number == table)
-        graph = step_graph([pipelines.tables[table]], links)
-        members = [pipelines.pipelines[k] for k in mine]
-        duration, _ = pipeline_durations(pipelines, members, graph, link_times)
-        ops = np.flatnonzero(graph.op != NONE)
-        finish = graph.finish(duration)[:, ops]
-        first = (finish - duration[:, ops]).min(axis=1)
-        found[mine] = (finish.max(axis=1) - first) / spans[mine] - 1
-    return found
+def _best_times(pipelines: Pipelines, runs: Sequence[TableRuns]) -> tuple[LinkTimes, float]:
+    """Times of messages that explain some of the pipelines best (links) [s].
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class MessageWaits:
-    """Messages of all pipelines, and whether their receivers waited for them.
-
-    Attributes:
-      link: (messages) direction * boundaries + boundary.
-      seconds: (messages) from the end of the op that makes it to the start of that which uses it.
-      waited: (messages) whether the receiver was idle when the message was made.
-      first: (messages) whether it is for the first op of its receiver, which waits for it, or has
-        not begun the step.
+    And the share of messages that were taken before they could be sent, of the link with the most.
     """
-
-    link: Int[NumpyArray, " messages"]
-    seconds: Float[NumpyArray, " messages"]
-    waited: Bool[NumpyArray, " messages"]
-    first: Bool[NumpyArray, " messages"]
-
-    def tell(self, link: int) -> Bool[NumpyArray, " messages"]:
-        """Which messages tell what a link takes: those waited for; of none, those of first ops."""
-        own = self.link == link
-        waited = own & self.waited
-        return waited if waited.any() else own & self.first
-
-
-def waits_of(pipelines: Pipelines) -> MessageWaits:
-    """All messages between workers, by what ran before and after them."""
-    trace, parts = pipelines.trace, []
-    for number, table in enumerate(pipelines.tables):
-        slices = np.stack([one.slices for one in pipelines.pipelines if one.table == number])
-        link, producer, consumer, before = _message_ops(table)
-        if not len(link):
-            continue
-        made, used = trace.end[slices[:, producer]], trace.start[slices[:, consumer]]
-        free = np.where(before == NONE, np.inf, trace.end[slices[:, before]])
-        first = np.broadcast_to(before == NONE, made.shape)
-        parts.append((np.broadcast_to(link, made.shape), used - made, made > free, first))
-    if not parts:
-        return MessageWaits(np.zeros(0, int), np.zeros(0), np.zeros(0, bool), np.zeros(0, bool))
-    joined = (np.concatenate([x.ravel() for x in each]) for each in zip(*parts, strict=True))
-    return MessageWaits(*joined)
-
-
-def _message_ops(table: ScheduleTable) -> tuple[NumpyArray, NumpyArray, NumpyArray, NumpyArray]:
-    """Link, producer, consumer and the op before the consumer on its worker, of every message."""
-    program = lower(table, step_end=False)
-    op = op_of_nodes(program, table)
-    messages = program.messages
-    producer, consumer = op[messages.producer], op[messages.consumer]
-    forward = program.stage[messages.consumer] > program.stage[messages.producer]
-    boundary = np.minimum(program.stage[messages.producer], program.stage[messages.consumer])
-    link = np.where(forward, 0, table.num_stages - 1) + boundary
-    before = np.full(len(op), NONE)
-    for row in np.asarray(program.node_of_cell):
-        own = op[row[row > 0]]
-        before[row[row > 0][1:]] = own[:-1]
-    return link, producer, consumer, before[messages.consumer]
-
-
-def _message_times(waits: MessageWaits, pipelines: Pipelines) -> Iterator[LinkTimes]:
-    """Times of a message by link [s]: of those that were waited for; of all links where none was.
-
-    A message that came while its receiver was busy shows only that it was no later. The median is
-    of messages that differ; the lower quartile where many stood behind others.
-    """
+    some = [one.some(MOST_NODES) for one in runs]
     links = 2 * (pipelines.table.num_stages - 1)
-    seconds = np.maximum(waits.seconds, 0.0)
-    by_link = [seconds[waits.tell(link)] for link in range(links)]
-    every = seconds[waits.waited]
-    for of in (np.median, _lower_quartile):
-        usual = float(of(every)) if len(every) else 0.0
-        yield np.array([float(of(x)) if len(x) else usual for x in by_link])
+    messages = [Messages(one) for one in some]
+    ways = np.stack([*link_times(messages, links)])
+    errors = np.abs(_errors(pipelines, some, ways))
+    known = ~np.isnan(errors[0])
+    best = ways[np.argmin(errors[:, known].mean(axis=1).round(9))]
+    evidence = [one.evidence(one.ended(best)) for one in messages]
+    return best, float(estimate(evidence, links, median).early.max(initial=0.0))
 
 
-def _lower_quartile(seconds: Float[NumpyArray, " messages"]) -> float:
-    return float(np.quantile(seconds, 0.25, method="lower"))
+def _errors(
+    pipelines: Pipelines, runs: Sequence[TableRuns], ways: Float[NumpyArray, "ways links"]
+) -> Float[NumpyArray, "ways pipelines"]:
+    """Replayed over recorded span of the pipelines in these runs, minus 1; NaN of others."""
+    found = np.full((len(ways), len(pipelines.pipelines)), np.nan)
+    for one in runs:
+        _, spans = one.replayed(ways)
+        found[:, one.members] = spans / pipelines.spans[one.members] - 1
+    return found

@@ -69,19 +69,6 @@ class StepGraph(NamedTuple):
         run_in_place(self.preds, times)
         return times.T
 
-    def ready(self, duration: Times, recorded: Times) -> Times:
-        """When all that a node waits for has ended (runs, nodes) [s].
-
-        What was recorded has ended when it did; of the rest, NaN there, what it waited for counts.
-        """
-        ready, end = np.zeros(duration.shape[::-1]), recorded.T.copy()
-        end[SOURCE] = 0.0
-        for node, before in enumerate(self.preds[1:], 1):
-            ready[node] = end[before].max(axis=0)
-            unknown = np.isnan(end[node])
-            end[node][unknown] = (ready[node] + duration[:, node])[unknown]
-        return ready.T
-
 
 class _Edges:
     """Nodes and edges as they are put down."""
