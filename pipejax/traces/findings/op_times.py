@@ -54,15 +54,15 @@ class OpTimes(NamedTuple):
     high: float
 
 
-def op_times(ran: Pipelines | Replay) -> Sequence[OpTimes]:
+def op_times(pipelines: Pipelines | Replay) -> Sequence[OpTimes]:
     """Times of ops by phase and stage, of messages by link, of all else by phase and worker.
 
     Gaps are what a worker waits before an op whose input has come and that follows another op. Of
     messages those are counted that were waited for, from when they could be sent.
 
     Args:
-      ran: pipelines, whose messages are taken to wait for no other; or a replay, whose links say
-        for which they do.
+      pipelines: what ran, whose messages are taken to wait for no other; or its replay, whose
+        links say for which they do.
 
     Returns:
       Rows, ops first.
@@ -76,10 +76,12 @@ def op_times(ran: Pipelines | Replay) -> Sequence[OpTimes]:
       F 0 2 1.0
       F 1 2 1.5
     """
-    check_types(ran=(ran, Pipelines, Replay))
-    pipelines = ran.pipelines if isinstance(ran, Replay) else ran
-    evidence = ran.evidence if isinstance(ran, Replay) else simple_evidence(ran)
-    return ResultList([*_slices(pipelines), *_messages(pipelines, evidence), *_gaps(pipelines)])
+    check_types(pipelines=(pipelines, Pipelines, Replay))
+    if isinstance(pipelines, Replay):
+        ran, evidence = pipelines.pipelines, pipelines.evidence
+    else:
+        ran, evidence = pipelines, simple_evidence(pipelines)
+    return ResultList([*_slices(ran), *_messages(ran, evidence), *_gaps(ran)])
 
 
 def _row(
