@@ -424,6 +424,7 @@ MIXED = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1I0", "1F1", "1I1", "1W0", "1W1"
 FASTER = pj.Costs(forward=1.0, backward=2.0, input_grad=1.2, weight_grad=1.0, transmit=0.1)
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe-v", "mixed"])
 def test_saved_costs_are_those_that_were_recorded(name, answer, call, folder):
     table = pj.ScheduleTable.from_rows(MIXED) if name == "mixed" else table_of(name)
@@ -447,6 +448,7 @@ def test_saved_costs_are_those_that_were_recorded(name, answer, call, folder):
         assert why in call(*line)[1]
 
 
+@pytest.mark.compiles
 def test_what_is_saved_is_said(call, folder):
     table = table_of("1f1b")
     long = np.random.default_rng(1).uniform(1.0, 3.0, (8, 8, 8))
@@ -526,6 +528,7 @@ def test_the_report_says_which_steps_predict_nothing(answer, call, folder):
     )
 
 
+@pytest.mark.compiles
 def test_what_a_stranger_reads(answer, call, folder):
     run = pj.evaluate(table_of("gpipe"), pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
     write_csv(folder / "run.csv", traces.of_runs([run]))
@@ -545,6 +548,7 @@ def test_what_holds_nothing_is_named_without_an_option(mistake, folder):
     assert "FILES hold no slice of a pipeline" in mistake("trace", "x.csv")
 
 
+@pytest.mark.compiles
 def test_columns_have_other_names(answer, folder):
     write_csv(folder / "run.csv", traces.of_runs(jittered(table_of("gpipe"))))
     text = Path("run.csv").read_text().replace("worker", "who", 1).replace("start", "from", 1)

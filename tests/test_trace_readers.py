@@ -257,6 +257,14 @@ def test_a_missing_rank_is_named(runs, tmp_path):
     ]
 
 
+def test_the_last_rank_of_lists_is_missed_too(runs, tmp_path):
+    folder = shutil.copytree(runs / "primus", tmp_path / "run")
+    (folder / "config.json").unlink()
+    (folder / "pp_rank_7.json").write_text('{"3": {"fwd_start": [1, 2')
+    with pytest.raises(ValueError, match=r"worker 7 is missing; .*pp_rank_7.json"):
+        pj.traces.pipelines_of(read(folder))
+
+
 def lists_of(rows, **more):
     """Lists of a rank: ops of a row, one after the other."""
     found = {

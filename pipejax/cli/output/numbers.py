@@ -9,11 +9,12 @@ def seconds(value: float) -> str:
     """Format a time with the prefix that suits it.
 
     Example:
-      >>> seconds(0.0616), seconds(33.0), seconds(0.0)
-      ('61.6 ms', '33 s', '0 s')
+      >>> seconds(0.0616), seconds(33.0), seconds(0.0), seconds(0.000999999999)
+      ('61.6 ms', '33 s', '0 s', '1 ms')
     """
-    factor, unit = time_unit(value)
-    return f"{value / factor:.5g} {unit}"
+    rounded = float(f"{value:.5g}")
+    factor, unit = time_unit(rounded)
+    return f"{rounded / factor:.5g} {unit}"
 
 
 def percent(value: float | None) -> str:
