@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 
+import grammar_cases
 import numpy as np
 import strategies
 from hypothesis import assume, strategies as st
@@ -110,7 +111,28 @@ def links_of(draw, workers):
 def runs(draw):
     """A certificate of a run, with what may be claimed beside it."""
     table = draw(registered() | random_tables() | random_tables())
-    costs, links = draw(costs_of(table)), draw(links_of(table.num_workers))
+    return draw(claims_of(table, draw(costs_of(table)), draw(links_of(table.num_workers))))
+
+
+@st.composite
+def runs_of_grammars(draw):
+    """The same of a table with kinds and rules of its own."""
+    case = draw(grammar_cases.cases(by_microbatch=draw(st.booleans())))
+    links = draw(links_of(len(case.data["rows"])))
+    return draw(claims_of(*legal(case), dataclasses.replace(links, posting="early")))
+
+
+def legal(case):
+    """The table of a case and its costs, if it is one that can run."""
+    try:
+        return case.table(), case.costs
+    except pj.ScheduleError:
+        assume(False)
+
+
+@st.composite
+def claims_of(draw, table, costs, links):
+    """A certificate of a table's run."""
     try:
         run = pj.evaluate(table, costs, link=links)
     except pj.ScheduleError:  # shared host links, or queues that cells order, can be a deadlock
@@ -219,4 +241,23 @@ def formulas(draw):
     return written(form.certificate(table))
 
 
-KINDS = {"run": runs(), "optimum": optima(), "formula": formulas()}
+@st.composite
+def formulas_of_grammars(draw):
+    """A certificate of a closed form of a table with kinds and rules of its own."""
+    table, _ = legal(draw(grammar_cases.cases(max_workers=2)))
+    links = draw(links_of(table.num_workers).filter(lambda links: not links.eager_below))
+    try:
+        links = dataclasses.replace(links, posting="early")
+        form = pj.formula(pj.lower(table, link=links, step_end=False), max_facets=3)
+    except ValueError:  # a deadlock, or so many facets that three of them bound nothing
+        assume(False)
+    return written(form.certificate(table))
+
+
+KINDS = {
+    "run": runs(),
+    "optimum": optima(),
+    "formula": formulas(),
+    "run of a grammar": runs_of_grammars(),
+    "formula of a grammar": formulas_of_grammars(),
+}

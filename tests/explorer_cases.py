@@ -4,6 +4,7 @@ import json
 import re
 
 import numpy as np
+from grammar_tables import TABLES, of_grammar
 
 import pipejax as pj
 from pipejax.plots.explorer.packing import unpack
@@ -53,11 +54,13 @@ ROWS = {
         {"forward": 1.0, "backward": 2.0, "offload": 1.5},
     ),
 }
-GIVEN = [*BUILT, *ROWS]  # fused pairs and host links among them
+GIVEN = [*BUILT, *ROWS, *TABLES]  # fused pairs, host links and grammars of their own among them
 
 
 def given(name):
     """A table and its costs."""
+    if name in TABLES:
+        return of_grammar(name)
     if name in ROWS:
         rows, costs = ROWS[name]
         return pj.ScheduleTable.from_rows(rows), pj.Costs(**costs)

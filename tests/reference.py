@@ -1,42 +1,30 @@
 """The oracle: docs/semantics.md as an event loop over dictionaries.
 
 Plain Python; it shares no code with the library but the text of cells. A run starts whatever can
-start until all is done; a run that stops before is a deadlock.
+start until all is done; a run that stops before is a deadlock. What waits for what is read from a
+grammar, by default the usual one.
 """
 
-import re
 from dataclasses import dataclass, field
-from itertools import pairwise, permutations
+from itertools import accumulate, pairwise, permutations
 
-WAITS = {  # phase: [(phases, of which the first that exists, stage offset)]
-    "F": [("F", -1)],
-    "R": [("F", 0), ("L", 0)],
-    "W": [("I", 0)],
-    "B": [("F", 0), ("R", 0), ("L", 0), ("IB", 1)],
-    "I": [("F", 0), ("R", 0), ("L", 0), ("IB", 1)],
-    "U": [("WB", 0)],
-    "O": [("F", 0)],
-    "L": [("O", 0)],
-    "WAIT_O": [("O", 0)],
-    "WAIT_SEND_F": [],  # the message is found by name
-    "WAIT_SEND_B": [],
-    "UNSHARD": [],  # of a stage as a whole: the row is all that it waits for
-    "RESHARD": [],
-    "REDUCE_GRAD": [],
-    "WAIT_REDUCE_GRAD": [],
-}
-OPS = ("F", "B", "I", "W", "R", "U")  # what waits for blocking messages
+from reference_grammar import Grammar, Table, demand
+
 HOST = ("O", "L")  # beside compute, on the host link of the worker
-UNIT = {"F": 1, "I": 1, "W": 1, "R": 1, "B": 2}
+USUAL = Grammar()
 
 
 class DeadlockError(Exception):
-    """Nothing can start."""
+    """Nothing can start; `run` is what has run until then."""
+
+    def __init__(self, run):
+        super().__init__("deadlock")
+        self.run = run
 
 
 @dataclass
 class Costs:
-    """Seconds: ops by (phase, stage), messages by (direction, pipe, boundary).
+    """Seconds: ops by (letters, stage or "worker 0"), messages by (direction, pipe, boundary).
 
     Each is a number, or a list with one for each microbatch.
     """
@@ -54,13 +42,19 @@ def of_microbatch(seconds, m):
 
 def split(text):
     """'(0F1;2B0)OVERLAP_F_B' -> [('F', 0, 1), ('B', 2, 0)]; sharding cells have microbatch None."""
-    found = re.findall(r"(\d+)([A-Z_]+?)(\d+|$)(?=[;)]|$)", text.replace("OVERLAP_F_B", "").strip())
-    return [(phase, int(stage), int(m) if m else None) for stage, phase, m in found]
+    return USUAL.split(text)
 
 
-def numbered(ops, slot):
-    """A cell whose ops have names of their own: one of no microbatch is called by its slot."""
-    return tuple((phase, stage, f"at {slot}" if m is None else m) for phase, stage, m in ops)
+def numbered(ops, worker, slot):
+    """A cell whose ops have names of their own: of no microbatch by slot, of no stage by worker."""
+    return tuple(
+        (
+            letters,
+            f"worker {worker}" if place is None else place,
+            f"at {slot}" if m is None else m,
+        )
+        for letters, place, m in ops
+    )
 
 
 class Run:
@@ -78,7 +72,9 @@ class Run:
         shared_links=(),
         pair_links=(),
         eager_below=0.0,
+        grammar=USUAL,
     ):
+        self.grammar = grammar
         self.costs, self.link, self.queues, self.pipe_of = costs, link, queues, pipe_of
         self.texts, self.host_links = rows, host_links
         self.posting, self.shared_links = posting, shared_links
@@ -86,59 +82,118 @@ class Run:
         self.meets = "rendezvous" in (link, *self.pair_links.values())
         self.known_ends = None
         self.rows = [
-            [numbered(split(text), slot) for slot, text in enumerate(row) if text.strip()]
-            for row in rows
+            [numbered(grammar.split(x), w, slot) for slot, x in enumerate(row) if x.strip()]
+            for w, row in enumerate(rows)
         ]
         if not self.meets:  # no transfer is waited for
             self.rows = [[c for c in row if "WAIT_SEND" not in c[0][0]] for row in self.rows]
-        runs = [[c for c in row if c[0][0] in WAITS] for row in self.rows]  # the rest is messages
+        runs = [[c for c in row if self.is_run(c)] for row in self.rows]  # the rest is messages
         self.cell_of = {op: (w, c) for w, row in enumerate(runs) for c in row for op in c}
-        self.ops = [[c for c in row if c[0][0] not in HOST] for row in runs]
+        self.table = self.sizes()
+        self.ops = [[c for c in row if self.lane(c) == "compute"] for row in runs]
+        self.lanes = {}  # cells by worker and lane beside compute
+        for w, row in enumerate(runs):
+            for c in row:
+                if self.lane(c) not in ("compute", "host"):
+                    self.lanes.setdefault((w, self.lane(c)), []).append((w, c))
+        self.shared = {}  # what all workers do as one: cells by letters and microbatch
+        for (letters, _, m), cell in self.cell_of.items():
+            if grammar.together(letters):
+                self.shared.setdefault((letters, m), []).append(cell)
         self.issued, self.host = {}, {}  # cell after which a host op may start; ops of each link
         self.queue_on_host_links()
         self.gradients = {}  # (stage, worker): the cell of its last gradient
         for w, row in enumerate(self.ops):
             for c in row:
                 for phase, stage, _ in c:
-                    if phase in "BW":
+                    if phase in ("B", "W"):
                         self.gradients.pop((stage, w), None)
                         self.gradients[stage, w] = (w, c)  # the last comes last
+        self.first = {}  # microbatch that an update behind the rows is of
         self.joined = {}  # all-reduce: cells of gradients that it waits for
         self.reduction_of = {}  # cell of an update: its all-reduce
         if any(costs.op.get((phase, stage)) for phase in "AU" for stage, _ in self.gradients):
             self.reduce_within() or self.reduce_at_end()
-        self.messages = [
-            (self.cell_of[p], self.cell_of[op], p, op)
-            for row in self.ops
-            for c in row
-            for op in c
-            for p in self.producers(op)
-            if self.cell_of[p][0] != self.cell_of[op][0]
-        ]
+        self.messages = self.sent()
+        self.into, self.out_of = {}, {}  # messages by the cell that waits, and by that which sends
+        for message in self.messages:
+            self.into.setdefault(message[1], []).append(message)
+            self.out_of.setdefault(message[0], []).append(message)
         self.posted = {}  # message: cells of both rows after which its ends are posted
         if posting == "program":
             self.post()
+        self.check_issues()
         self.start, self.end = {}, {}
         self.waits = {}  # of each user of a resource: what it waits for, with the lag
         self.run()
 
+    def lane(self, cell):
+        return self.grammar.lane(cell[0][0])
+
+    def is_run(self, cell):
+        """Whether it is no SEND or RECV."""
+        return cell[0][0] in self.grammar.kinds
+
+    def sizes(self):
+        """Stages and microbatches as far as ops say, and where each op stands."""
+        stages = [stage for _, stage, _ in self.cell_of if isinstance(stage, int)]
+        numbers = [m for _, _, m in self.cell_of if isinstance(m, int)]
+        return Table(1 + max(stages, default=-1), 1 + max(numbers, default=-1), self.cell_of)
+
+    def sent(self):
+        """Messages: one from each op to each cell that waits for it by a rule that sends one.
+
+        Those of one op stand with activations first, then by the stage that they go to, then as
+        rules do.
+        """
+        found = {}
+        for op, cell in self.cell_of.items():
+            if op[0] in self.grammar.kinds and self.grammar.of(op[0]) != "stage":
+                for p, number, sends in self.grammar.waits(op, cell[0], self.table):
+                    maker = self.cell_of[p]
+                    if sends and maker[0] != cell[0]:
+                        demand(p[1] != op[1], f"a message within a stage: {p} to {op}")
+                        way = self.grammar.way(p[1], op[1])[0]
+                        key = maker, way, op[1], number, op[2]
+                        known = found.get((p, cell, op[1]))
+                        if known is None or key[3:] < known[0][3:]:
+                            found[p, cell, op[1]] = key, (maker, cell, p, op)
+        self.rank = {message: key[1:] for key, message in found.values()}
+        return sorted(self.rank, key=self.rank.get)
+
     def queue_on_host_links(self):
         """In the order of columns, ties by worker."""
         link_of = {w: group[0] for group in self.host_links for w in group}
-        for _, w, c in sorted(
-            (slot, w, tuple(split(text)))
+        split = self.grammar.split
+        for slot, w in sorted(
+            (slot, w)
             for w, row in enumerate(self.texts)
             for slot, text in enumerate(row)
-            if text.strip() and split(text)[0][0] in HOST
+            if text.strip() and self.grammar.lane(split(text)[0][0]) == "host"
         ):
-            self.host.setdefault(link_of.get(w, w), []).append((w, c))
+            cell = numbered(split(self.texts[w][slot]), w, slot)
+            self.host.setdefault(link_of.get(w, w), []).append((w, cell))
         for w, row in enumerate(self.rows):
             last = None
             for c in row:
-                if c[0][0] in HOST and last is not None:
+                if self.lane(c) == "host" and last is not None:
                     self.issued[w, c] = (w, last)
-                elif c[0][0] in WAITS and c[0][0] not in HOST:
+                elif self.is_run(c) and self.lane(c) == "compute":
                     last = c
+
+    def check_issues(self):
+        """A host op is issued behind all in its row that it waits for."""
+        for w, c in self.host_cells():
+            for op in c:
+                for producer in self.producers(op):
+                    v, other = self.cell_of[producer]
+                    row = self.rows[w]
+                    is_row = v == w and self.lane(other) in ("compute", "host")
+                    if is_row and row.index(other) > row.index(c):
+                        raise DeadlockError(self)
+
+    def host_cells(self):
+        return [cell for users in self.host.values() for cell in users]
 
     def reduce_within(self):
         """Updates in cells: each has an all-reduce of its own, after the gradient before it."""
@@ -146,7 +201,7 @@ class Run:
             last = {}
             for c in row:
                 for phase, stage, m in c:
-                    if phase in "BW":
+                    if phase in ("B", "W"):
                         last[stage] = (w, c)
                     elif phase == "U":
                         self.joined["A", stage, (w, m)] = [last[stage]]
@@ -156,23 +211,24 @@ class Run:
     def reduce_at_end(self):
         """One all-reduce per stage, then an update of every copy."""
         for (stage, w), gradient in self.gradients.items():
-            update = (("U", stage, -1 - w),)  # of no microbatch
+            update = (("U", stage, -1 - w),)  # of no microbatch: its copy's first one says how long
+            own = [m for (_, s, m), (v, _) in self.cell_of.items() if (s, v) == (stage, w)]
+            self.first[update[0]] = min(m for m in own if isinstance(m, int))
             self.ops[w].append(update)
             self.joined.setdefault(("A", stage, None), []).append(gradient)
             self.reduction_of[w, update] = ("A", stage, None)
 
     def producers(self, op):
-        phase, stage, m = op
-        for phases, offset in WAITS.get(phase, []):
-            exist = [
-                (p, stage + offset, m) for p in phases if (p, stage + offset, m) in self.cell_of
-            ]
-            if exist:
-                yield exist[0]
+        """Ops that an op waits for."""
+        if self.grammar.of(op[0]) == "stage":
+            return []
+        waits = self.grammar.waits(op, self.cell_of[op][0], self.table)
+        return [producer for producer, _, _ in waits]
 
     def place(self, message):
         (_, _, p, op) = message
-        return int(op[1] < p[1]), self.pipe_of[p[2]], min(p[1], op[1])
+        way, boundary = self.grammar.way(p[1], op[1])
+        return way, self.pipe_of[p[2]], boundary
 
     def model(self, message):
         """The link model that a message follows; a pair names the way back too, if that is not."""
@@ -188,22 +244,30 @@ class Run:
     def duration(self, cell):
         if len(cell) == 2 and cell[0][1] in self.costs.pair:
             return of_microbatch(self.costs.pair[cell[0][1]], cell[0][2])
-        lasts = [of_microbatch(self.costs.op.get((p, stage), 0.0), m) for p, stage, m in cell]
+        lasts = [
+            of_microbatch(self.costs.op.get((p, stage), 0.0), self.first.get((p, stage, m), m))
+            for p, stage, m in cell
+        ]
         if len(cell) == 2 and self.costs.pair_factor is not None:
             return max(lasts) + self.costs.pair_factor * min(lasts)
         return sum(lasts)
 
+    def chains_of_cells(self):
+        """Rows, lanes and host links -> their cells (worker, ops) in order."""
+        chain = {("row", w): [(w, c) for c in row] for w, row in enumerate(self.ops)}
+        chain |= {("lane", *lane): users for lane, users in self.lanes.items()}
+        return chain | {("host", link): users for link, users in self.host.items()}
+
     def chains(self):
         """Resource -> its users in order; a user is a cell (worker, ops), a message, or an A."""
-        chain = {("row", w): [(w, c) for c in row] for w, row in enumerate(self.ops)}
-        chain |= {("host", link): users for link, users in self.host.items()}
+        chain = self.chains_of_cells()
         chain |= {("reduction", *reduction): [reduction] for reduction in self.joined}
-        order = {user: k for users in chain.values() for k, user in enumerate(users)}
+        order = {(w, c): k for w, row in enumerate(self.rows) for k, c in enumerate(row)}
         for a in sorted(self.joined, key=self.made) if self.joined else ():
             for w in self.participants(a):
                 chain.setdefault(("collectives", w), []).append(a)
         follows = {message: self.model(message) for message in self.messages}
-        for message in sorted(self.messages, key=lambda x: (order[x[0]], int(x[3][1] < x[2][1]))):
+        for message in sorted(self.messages, key=lambda x: order[x[0]]):
             ends = message[0][0], message[1][0]
             if follows[message] in ("queued", "blocking") and not list(self.groups_of(ends)):
                 chain.setdefault(("link", *ends), []).append(message)
@@ -234,13 +298,15 @@ class Run:
     def unit_ends(self):
         """Ends of all cells in the message-free run with unit slots."""
         if self.known_ends is None:
-            stages = {stage for row in self.rows for cell in row for _, stage, _ in cell}
-            free = Costs({(p, s): UNIT[p] for p in UNIT for s in stages}, {}, {})
+            split, kinds = self.grammar.split, self.grammar.kinds
+            places = {stage for row in self.rows for cell in row for _, stage, _ in cell}
+            slots = {(p, s): kind.get("slot", 1) for p, kind in kinds.items() for s in places}
             rows = [
-                [text if text.strip() and split(text)[0][0] in WAITS else "" for text in row]
+                [text if text.strip() and split(text)[0][0] in kinds else "" for text in row]
                 for row in self.texts
             ]
-            self.known_ends = Run(rows, self.pipe_of, free, host_links=self.host_links).end
+            free, links = Costs(slots, {}, {}), {"host_links": self.host_links}
+            self.known_ends = Run(rows, self.pipe_of, free, **links, grammar=self.grammar).end
         return self.known_ends
 
     def made(self, user):
@@ -248,10 +314,11 @@ class Run:
         ends = self.unit_ends()
         if user[0] == "A":
             return max(ends[cell] for cell in self.joined[user]), 1, 0, user[1], 0
-        return ends[user[0]], 0, user[0][0], user[2][1], user[2][2]
+        slot = self.rows[user[0][0]].index(user[0][1])
+        return ends[user[0]], 0, user[0][0], *user[2][1:], slot, *self.rank[user]
 
     def letter(self, message):
-        return "B" if message[3][1] < message[2][1] else "F"
+        return "FB"[self.rank[message][0]]
 
     def has_cells(self):
         return any(c[0][0].startswith("SEND") for row in self.rows for c in row)
@@ -262,7 +329,7 @@ class Run:
         What it takes has run at once, but for host ops behind one that has not: these run as soon
         as it has, and their rows go on meanwhile.
         """
-        left = [[c for c in row if c[0][0] in WAITS] for row in self.rows]
+        left = [[c for c in row if self.is_run(c)] for row in self.rows]
         met, run = [], set()
         before_on_host = {b: a for users in self.host.values() for a, b in pairwise(users)}
 
@@ -274,13 +341,13 @@ class Run:
         while any(left):
             size = len(met)
             for w, row in enumerate(left):
-                if row and (can((w, row[0])) or row[0][0][0] in HOST):
+                if row and (can((w, row[0])) or self.lane(row[0]) == "host"):
                     met.append((w, row.pop(0)))
                     behind = [cell for cell in met if cell not in run]
                     while found := [cell for cell in behind if cell not in run and can(cell)]:
                         run.add(found[0])
             if size == len(met):
-                raise DeadlockError(left)
+                raise DeadlockError(self)
         return met
 
     def inserted(self):
@@ -310,7 +377,7 @@ class Run:
             for user in row:
                 if user[0] in ("SEND", "RECV"):
                     self.posted.setdefault(user[1], []).extend([] if last is None else [last])
-                elif user[1][0][0] in WAITS and user[1][0][0] not in HOST:
+                elif self.is_run(user[1]) and self.lane(user[1]) == "compute":
                     last = user
 
     def ranked(self):
@@ -339,7 +406,7 @@ class Run:
                 user for user in todo if user not in self.end and not self.try_run(user, before)
             ]
             if len(left) == len(todo):
-                raise DeadlockError(todo)
+                raise DeadlockError(self)
             todo = left
 
     def lags(self, message):
@@ -349,59 +416,62 @@ class Run:
 
     def previous_op(self, cell):
         """The op before an op in its row, in which sharding cells and waits are none."""
-        row = [c for c in self.ops[cell[0]] if c[0][0] in OPS]
+        row = [c for c in self.ops[cell[0]] if self.grammar.is_op(c[0][0])]
         place = row.index(cell[1])
         return (cell[0], row[place - 1]) if place else None
 
-    def try_run(self, user, before):
-        """Run a cell or message if all that it waits for has ended."""
-        if any(other not in self.end for other in before.get(user, [])):
-            return False
-        is_message = len(user) == 4
+    def waits_of(self, user, before):
+        """What a cell, a message or an all-reduce waits for, each with the lag behind its end."""
         waits = [(other, 0.0) for other in before.get(user, [])]
         if user[0] == "A":
-            waits += [(cell, 0.0) for cell in self.joined[user]]
-        elif is_message:
+            return waits + [(cell, 0.0) for cell in self.joined[user]]
+        if len(user) == 4:  # a message
             posted = self.posted.get(user, []) if self.model(user) == "rendezvous" else []
-            waits += [(cell, 0.0) for cell in (user[0], *posted)]
-        else:
-            waits += [(self.reduction_of[user], 0.0)] if user in self.reduction_of else []
-            waits += [(self.issued[user], 0.0)] if user in self.issued else []
-            waits += [
-                (self.cell_of[p], 0.0)
-                for op in user[1]
-                for p in self.producers(op)
-                if self.cell_of[p][0] == user[0]
-            ]
-            phase, *numbers = user[1][0]
-            if phase.startswith("WAIT_SEND"):
-                op = phase.removeprefix("WAIT_SEND_"), *numbers
-                named = (m for m in self.messages if (self.letter(m), *m[2][1:]) == op)
-                waits += [(m, 0.0) for m in named if self.model(m) == "rendezvous"]
-            for message in self.messages:
-                if message[1] == user:
-                    lag, transmit = self.lags(message)
-                    waits.append(
-                        {"delay": (message[0], lag + transmit), "rendezvous": (message, 0.0)}.get(
-                            self.model(message), (message, lag)
-                        )
-                    )
-            if user[1][0][0] in OPS:
-                previous = self.previous_op(user)
-                blocks = (m for m in self.messages if m[0] == previous)
-                waits += [(m, 0.0) for m in blocks if self.model(m) == "blocking"]
+            return waits + [(cell, 0.0) for cell in (user[0], *posted)]
+        waits += [(self.reduction_of[user], 0.0)] if user in self.reduction_of else []
+        waits += [(self.issued[user], 0.0)] if user in self.issued else []
+        messages = self.into.get(user, [])
+        by_message = {(message[2], message[3][1]) for message in messages}
+        waits += [
+            (self.cell_of[p], 0.0)
+            for op in user[1]
+            if op in self.cell_of  # updates behind the rows are not
+            for p in self.producers(op)
+            if (p, op[1]) not in by_message
+        ]
+        phase, *numbers = user[1][0]
+        if phase.startswith("WAIT_SEND"):
+            op = phase.removeprefix("WAIT_SEND_"), *numbers
+            named = (m for m in self.messages if (self.letter(m), *m[2][1:]) == op)
+            waits += [(m, 0.0) for m in named if self.model(m) == "rendezvous"]
+        for message in messages:
+            lag, transmit = self.lags(message)
+            by_model = {"delay": (message[0], lag + transmit), "rendezvous": (message, 0.0)}
+            waits.append(by_model.get(self.model(message), (message, lag)))
+        if self.grammar.is_op(phase):
+            blocks = self.out_of.get(self.previous_op(user), [])
+            waits += [(m, 0.0) for m in blocks if self.model(m) == "blocking"]
+        return waits
+
+    def lasts(self, user):
+        if user[0] == "A":
+            return self.reduction_time(user)
+        if len(user) == 2:
+            return self.duration(user[1])
+        lag, transmit = self.lags(user)
+        return lag + transmit if self.model(user) == "rendezvous" else transmit
+
+    def try_run(self, user, before):
+        """Run a cell or message if all that it waits for has ended; with it what is one op with it."""
+        letters, _, m = user[1][0] if len(user) == 2 else ("", None, None)
+        users = self.shared.get((letters, m), [user])
+        waits = [wait for each in users for wait in self.waits_of(each, before)]
         if any(other not in self.end for other, _ in waits):
             return False
-        if is_message:
-            lag, transmit = self.lags(user)
-            lasts = lag + transmit if self.model(user) == "rendezvous" else transmit
-        elif user[0] == "A":
-            lasts = self.reduction_time(user)
-        else:
-            lasts = self.duration(user[1])
-        self.waits[user] = waits
-        self.start[user] = max([0.0] + [self.end[other] + lag for other, lag in waits])
-        self.end[user] = self.start[user] + lasts
+        for each in users:
+            self.waits[each] = waits
+            self.start[each] = max([0.0] + [self.end[other] + lag for other, lag in waits])
+            self.end[each] = self.start[each] + self.lasts(each)
         return True
 
     @property
@@ -418,9 +488,28 @@ class Run:
             for cell in row:
                 held += sum(phase == "F" for phase, _, _ in cell)
                 peak = max(peak, held)
-                held -= sum(phase in "BW" for phase, _, _ in cell)
+                held -= sum(phase in ("B", "W") for phase, _, _ in cell)
             peaks.append(peak)
         return peaks
+
+    def held(self, size, for_w, checkpoint):
+        """What each worker holds, [(moment, level)], by sizes and weight shares of stages."""
+        changes = [{} for _ in self.rows]
+        for (letters, place, m), cell in self.cell_of.items():
+            stage = place if isinstance(place, int) else self.table.stages - 1
+            whole, kind = size[stage], self.grammar.kinds[letters]
+            sizes = {item: share * whole for item, share in self.grammar.items.items()}
+            sizes |= {"activation": whole, "for_w": for_w[stage] * whole}
+            sizes |= {"checkpoint": checkpoint[stage]}
+            sizes["left"] = checkpoint[stage] if ("R", stage, m) in self.cell_of else whole
+            for moment, name in ((self.start[cell], "at_start"), (self.end[cell], "at_end")):
+                for item, count in kind.get(name, {}).items():
+                    own = changes[cell[0]]
+                    own[moment] = own.get(moment, 0.0) + count * sizes[item]
+        levels = (accumulate(own[moment] for moment in sorted(own)) for own in changes)
+        return [
+            list(zip(sorted(own), up, strict=True)) for own, up in zip(changes, levels, strict=True)
+        ]
 
 
 def cell_text(cell):

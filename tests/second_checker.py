@@ -100,7 +100,8 @@ def check_run(data):
         agree(proof["starts"], starts, time, "starts")
     else:
         within = dict.fromkeys(("peak_memory", "held"), of_memory)
-        within |= dict.fromkeys(("peak_in_flight", "offloaded"), 0)
+        counts = TOLERANCE * max(derived["peak_in_flight"].values()) if table.own.items else 0
+        within |= dict.fromkeys(("peak_in_flight", "offloaded"), counts)
         for name, value in derived.items():
             agree({**claim, **proof}[name], value, within.get(name, time), name)
     for worker, limit in enumerate(claim["limits"] or ()):
@@ -161,16 +162,16 @@ def derive(run, memory):
     spans = []
     for events in own:
         ops = [e for e in events if not run.is_rest(e)]
-        spans.append(max(run.end[e] for e in ops) - min(run.start[e] for e in ops))
+        spans.append(max(run.end[e] for e in ops) - min(run.start[e] for e in ops) if ops else 0.0)
     steps = [held(run, memory, w) for w in workers]
     messages = {run.name(e): e for e in run.messages}
     return {
         "makespan": max(run.end.values()),
         "max_span": max(spans),
         "busy": by_worker(sum(run.lasts[e] for e in events) for events in own),
-        "peak_in_flight": by_worker(map(in_flight, table.rows)),
+        "peak_in_flight": by_worker(in_flight(row, table.own) for row in table.rows),
         "offloaded": sum(op[0] == "O" for op in table.at),
-        "peak_memory": by_worker(max((h for _, h in s), default=0.0) for s in steps),
+        "peak_memory": by_worker(max([0.0, *(h for _, h in s)]) for s in steps),
         "ops": {
             run.name(e): {"start": run.start[e], "end": run.end[e]}
             for e in run.end
@@ -189,27 +190,41 @@ def by_worker(values):
     return {f"worker {w}": value for w, value in enumerate(values)}
 
 
-def in_flight(row):
+def in_flight(row, own):
     most = now = 0
     for cell in row:
-        now += sum(op[0] == "F" for op in cell)
+        kinds = [own.kinds[op[0]] for op in cell if op[0] in own.kinds]
+        kinds = [kind for kind in kinds if kind["lane"] != "host"]
+        taken, freed = (
+            sum(n * own.items.get(x, 1) for kind in kinds for x, n in kind[moment].items())
+            for moment in ("at_start", "at_end")
+        )
+        now += sum(op[0] == "F" for op in cell) + taken
         most = max(most, now)
-        now -= sum(op[0] in "BW" for op in cell)
+        now += freed - sum(op[0] in ("B", "W") for op in cell)
     return most
 
 
 def held(run, memory, worker):
     """Moments at which what a worker holds changes, and what it holds from then on."""
-    changes = defaultdict(float)
-    for (phase, s, m), cell in run.table.at.items():
-        if cell[0] != worker:
+    changes, own = defaultdict(float), run.table.own
+    cells = [(op, (worker, k)) for k, c in enumerate(run.table.rows[worker]) for op in c]
+    for (phase, place, m), cell in cells:
+        if cell not in run.end:
             continue
+        s, m = -1 if isinstance(place, str) else place, max(m, 0)
         a, w, checkpoint = (
             runs.of(memory[key][s], m) for key in ("sizes", "weight_share", "checkpoints")
         )
         c = checkpoint if ("R", s, m) in run.table.at else a
         at_start = {"F": c, "R": a - c, "L": c}
         at_end = {"B": -a, "I": -(a - w * a), "W": -w * a, "O": -c}
+        if phase in own.kinds:
+            sizes = {"activation": a, "for_w": w * a, "checkpoint": checkpoint}
+            sizes |= {item: share * a for item, share in own.items.items()}
+            for found, moment in ((at_start, "at_start"), (at_end, "at_end")):
+                counts = own.kinds[phase][moment]
+                found |= {phase: sum(n * sizes[x] for x, n in counts.items())} if counts else {}
         if phase in at_start:
             changes[run.start[cell]] += at_start[phase]
         if phase in at_end:

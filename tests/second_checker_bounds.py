@@ -43,6 +43,8 @@ def derive(table, links, seconds, memory, claim):
     if not span:
         free = Run(table, NO_LINKS | {"host_links": links["host_links"]}, seconds)
         found["path"] = max(free.end.values())
+    if not table.own.is_usual:
+        return found
     stages = [s for pipe in range(len(table.placement)) for s in ways(table, seconds, memory, pipe)]
     workers = range(len(table.rows))
     own = {w: [s for s in stages if s.worker == w] for w in workers}

@@ -14,7 +14,7 @@ def check_formula(data, report):
     table = Table(data["table"])
     links = read_links(costs["links"], table)
     demand(links["eager_below"] == 0, "eager_below in a closed form")
-    parameters = read_parameters(costs["parameters"])
+    parameters = read_parameters(costs["parameters"], table)
     units = [each["unit"] for each in parameters]
     weights = read_weights(parameters, table)
     domain = read_box(costs["box"], parameters)
@@ -33,13 +33,13 @@ def check_formula(data, report):
     check_gap(claim, proof, runs, size)
 
 
-def read_parameters(parameters):
+def read_parameters(parameters, table):
     demand(isinstance(parameters, list) and parameters, "parameters")
     for each in parameters:
         demand(isinstance(each, dict) and set(each) == {"name", "unit", "weights"}, "a parameter")
         demand(isinstance(each["name"], str) and is_whole(each["unit"], 1), "a parameter")
         demand(isinstance(each["weights"], dict), "weights")
-        known = {*TIMED, "pair", "latency", "transmit"}
+        known = {*TIMED, *table.own.kinds, "pair", "latency", "transmit"}
         demand(set(each["weights"]) <= known, "weights")
     demand(len({each["name"] for each in parameters}) == len(parameters), "names of parameters")
     return parameters
@@ -47,14 +47,14 @@ def read_parameters(parameters):
 
 def read_weights(parameters, table):
     """Weights of each parameter, 0 where they are not listed."""
-    keys = [*TIMED, "latency", "transmit"]
+    keys = [*TIMED, *table.own.kinds, "latency", "transmit"]
     given = [each["weights"] for each in parameters]
     if any("pair" in weights for weights in given):
         keys.append("pair")
     shapes = {key: shape_of(key, table) for key in keys}
     for key, shape in shapes.items():
         differs = any(depth(weights.get(key)) > len(shape) for weights in given)
-        if differs and key in ("F", "B", "I", "W", "R", "U", "O", "L", *keys[len(TIMED) :]):
+        if differs and key != "A" and table.own.of(key) != "stage":
             shapes[key] = *shape, len(table.pipe_of)
     for weights in given:
         for key, value in weights.items():

@@ -6,14 +6,12 @@ from typing import NamedTuple
 
 from second_checker_table import (
     COMMUNICATION,
-    HOST,
     SHARDING,
     TIMED,
     WAIT_SEND,
     cells_of,
     demand,
     hold,
-    inputs,
     is_list,
     is_time,
     is_whole,
@@ -21,6 +19,11 @@ from second_checker_table import (
 
 MODELS = ("delay", "queued", "blocking", "rendezvous")
 UNIT = {"F": 1, "I": 1, "W": 1, "R": 1, "B": 2}
+
+
+def place(stage):
+    """Place of the times of a stage, or of a worker by its name."""
+    return int(stage.removeprefix("worker ")) if isinstance(stage, str) else stage
 
 
 def of(time, microbatch):
@@ -75,26 +78,29 @@ def depth(value):
 
 
 def shape_of(key, table):
+    own = table.own
     if key in ("latency", "transmit"):
-        return 2, len(table.placement), table.stages - 1
-    return (table.stages,)
+        return 2, len(table.placement), len(own.graph) or table.stages - 1
+    return (len(table.rows),) if own.of(key) == "worker" else (table.stages,)
 
 
 def check_axes(value, key, table, check):
     """A list of its shape, or with an axis of microbatches."""
     shape = shape_of(key, table)
-    if key not in ("A", *SHARDING) and depth(value) > len(shape):
+    if key != "A" and table.own.of(key) != "stage" and depth(value) > len(shape):
         shape = *shape, len(table.pipe_of)
     check_shape(value, shape, check, key)
 
 
 def read_seconds(seconds, table, is_whole_units, with_bounds):
     demand(isinstance(seconds, dict), "seconds")
-    demand(set(seconds) <= {*TIMED, "pair", "pair_factor", "latency", "transmit"}, "seconds")
+    timed = {*TIMED, *table.own.kinds}
+    demand(set(seconds) <= timed | {"pair", "pair_factor", "latency", "transmit"}, "seconds")
     demand(not {"pair", "pair_factor"} <= set(seconds), "pair and pair_factor")
     cells = [cell for row in table.rows for cell in row]
     priced = [cell for cell in cells if len(cell) == 1 or "pair" not in seconds]
-    needed = {op[0] for cell in priced for op in cell if op[0] in TIMED}
+    needed = {op[0] for cell in priced for op in cell if op[0] in timed}
+    with_bounds &= table.own.is_usual
     needed |= {"A", "U", "latency", "transmit", *("FBIW" if with_bounds else "")}
     demand(needed <= set(seconds), "a time is missing")
     for key, value in seconds.items():
@@ -119,6 +125,7 @@ class Message(NamedTuple):
     receiver: int
     model: str
     later: float  # that it arrives than it ends [s]
+    name: str
 
 
 NO_LINKS = {"model": "delay", "queues": "worker", "posting": "early", "host_links": []}
@@ -135,16 +142,20 @@ class Run:
         self.add_rows()
         self.add_host_links()
         self.add_step_end()
-        self.add_messages()
+        self.add_inputs()
         for users in self.queues.values():
             users.sort(key=lambda user: user[0])
             for (_, one), (_, other) in pairwise(users):
                 self.waits[other].append((one, 0.0))
+        self.join()
         self.go()
 
     def unit_end(self, cell):
         if not hasattr(self, "unit"):
-            seconds = {p: [UNIT.get(p, 0)] * self.table.stages for p in TIMED}
+            places = max(self.table.stages, len(self.table.rows))
+            seconds = {p: [UNIT.get(p, 0)] * places for p in TIMED}
+            own = self.table.own.kinds
+            seconds |= {k: [kind.get("slot", 1)] * places for k, kind in own.items()}
             links = NO_LINKS | {"host_links": self.links["host_links"]}
             self.unit = Run(self.table, links, seconds, is_unit=True)
         return self.unit.end[cell]
@@ -153,7 +164,7 @@ class Run:
         seconds = self.seconds
         if len(cell) == 2 and "pair" in seconds:
             return of(seconds["pair"][cell[0][1]], cell[0][2])
-        each = [of(seconds[p][s], m) if p in TIMED else 0.0 for p, s, m in cell]
+        each = [of(seconds[p][place(s)], m) if p in seconds else 0.0 for p, s, m in cell]
         if len(cell) == 2 and "pair_factor" in seconds:
             factor = of(seconds["pair_factor"][cell[0][1]], cell[0][2])
             return max(each) + factor * min(each)
@@ -163,26 +174,28 @@ class Run:
         """Rule 1; what is executed before each cell, and the next op after each."""
         skipped = COMMUNICATION if self.links["meets"] else COMMUNICATION + WAIT_SEND
         self.before, self.next_op, self.last, self.last_op = {}, {}, {}, {}
+        own, on_lane = self.table.own, {}
         for w, row in enumerate(self.table.rows):
             for k, cell in enumerate(row):
                 self.before[w, k] = self.last.get(w)
                 if not cell or cell[0][0] in skipped:
                     continue
                 here, phase = (w, k), cell[0][0]
-                self.lasts[here] = self.time(cell)
-                if w in self.last:
-                    self.waits[here].append((self.last[w], 0.0))
-                if phase in tuple("FBIWRU"):
+                self.lasts[here], lane = self.time(cell), own.lane(phase)
+                before = self.last if lane in ("compute", "host") else on_lane.setdefault(lane, {})
+                if w in before:
+                    self.waits[here].append((before[w], 0.0))
+                if lane == "compute" and own.is_op(phase):
                     self.next_op[self.last_op.get(w)] = here
                     self.last_op[w] = here
-                if phase not in HOST:
-                    self.last[w] = here
+                if lane != "host":
+                    before[w] = here
 
     def add_host_links(self):
         """Rule 3."""
         group = {w: ("host", *g) for g in self.links["host_links"] for w in g}
         for op, (w, k) in self.table.at.items():
-            if op[0] in HOST:
+            if self.table.own.lane(op[0]) == "host":
                 self.queues[group.get(w, ("host", w))].append(((k, w), (w, k)))
 
     def add_step_end(self):
@@ -207,6 +220,8 @@ class Run:
                 first[key] = min(m, first.get(key, m))
         for s in range(self.table.stages):
             reduction, cells = ("A", s, -1), [c for (t, _), c in copies.items() if t == s]
+            if not cells:
+                continue
             self.lasts[reduction] = float(self.seconds["A"][s])
             self.waits[reduction] += [(cell, 0.0) for cell in cells]
             end, workers = max(map(self.unit_end, cells)), [cell[0] for cell in cells]
@@ -228,39 +243,54 @@ class Run:
             return [("shared", *sorted((sender, receiver)))]
         return [("shared", k) for k, g in enumerate(shared) if [sender, receiver] in g]
 
-    def add_messages(self):
+    def add_inputs(self):
         """Rules 2, 4 and 5."""
-        at = self.table.at
+        at, found = self.table.at, {}
         for op, cell in at.items():
-            for maker in inputs(op):
-                if maker not in at:
-                    continue
-                if self.is_unit or at[maker][0] == cell[0]:
+            for maker, sends, number in self.table.inputs(op):
+                if self.is_unit or not sends or at[maker][0] == cell[0]:
                     self.waits[cell].append((at[maker], 0.0))
                 else:
-                    self.add_message(maker, op)
+                    found.setdefault((maker, cell, op[1]), []).append((number, op[2], op))
+        for (maker, *_), by in found.items():
+            self.add_message(maker, *min(by))
         for op, cell in at.items():
             send = op[0].removeprefix("WAIT_"), *op[1:]
             message = self.messages.get(send) if op[0] in WAIT_SEND else None
             if message and message.model == "rendezvous":
                 self.waits[cell].append((send, 0.0))
 
-    def add_message(self, maker, op):
-        at, links = self.table.at, self.links
-        (w, slot), (v, _) = at[maker], at[op]
+    def join(self):
+        """What all do together is one op."""
+        groups = defaultdict(list)
+        for (letters, _, m), cell in self.table.at.items():
+            if self.table.own.together(letters):
+                groups[letters, m].append(cell)
+        for cells in groups.values():
+            waits = [wait for cell in cells for wait in self.waits[cell]]
+            self.waits.update(dict.fromkeys(cells, waits))
+
+    def add_message(self, maker, number, _, op):
+        at, links, own = self.table.at, self.links, self.table.own
+        (w, slot), (v, k) = at[maker], at[op]
         send, receive = cells_of(maker, op)
-        way, m = int(send[0] == "SEND_B"), send[2]
-        place = way, self.table.pipe_of[m], min(maker[1], op[1])
+        (way, boundary), m = own.way(maker[1], op[1]), maker[2]
         latency, transmit = (
-            of(self.seconds[key][place[0]][place[1]][place[2]], m)
+            of(self.seconds[key][way][self.table.pipe_of[m]][boundary], m)
             for key in ("latency", "transmit")
         )
+        name = f"{maker[1]}SEND_{'FB'[way]}{m}"
+        if not own.is_usual:
+            send = maker, (v, k), op[1]
+            first = next(other for other in self.table.rows[v][k] if other[1] == op[1])
+            name = f"{own.text(maker)} to {own.text(first)}"
+        behind = slot, way, op[1], number, op[2]
         pairs = links["pairs"]
         model = pairs.get((w, v), pairs.get((v, w), links["model"]))
         if model == "rendezvous" and transmit < links["eager_below"]:
             model = "queued"
         is_queued = model in ("queued", "blocking")
-        self.messages[send] = Message(w, v, model, latency if is_queued else 0.0)
+        self.messages[send] = Message(w, v, model, latency if is_queued else 0.0, name)
         self.lasts[send] = transmit if is_queued else latency + transmit
         self.waits[send].append((at[maker], 0.0))
         self.waits[at[op]].append((send, self.messages[send].later))
@@ -269,20 +299,20 @@ class Run:
             self.waits[self.next_op[at[maker]]].append((send, 0.0))
         groups = [] if model == "delay" else self.groups(w, v)
         if is_queued and not groups:
-            self.queues["link", w, v].append(((slot, way), send))
+            self.queues["link", w, v].append((behind, send))
         if model == "rendezvous":
             for cell, one, other in ((send, w, v), (receive, v, w)):
                 scope = {"worker": (), "pair": (other,), "direction": ("FB"[way],)}
-                rank = at[cell] if self.table.has_cells else self.turn(maker)
+                rank = at[cell] if self.table.has_cells else self.turn(maker, behind)
                 self.queues["queue", one, *scope[links["queues"]]].append((rank, send))
                 if links["posting"] == "program" and self.before[at[cell]] is not None:
                     self.waits[send].append((self.before[at[cell]], 0.0))
         for group in groups:
-            self.queues[group].append((self.turn(maker), send))
+            self.queues[group].append((self.turn(maker, behind), send))
 
-    def turn(self, maker):
+    def turn(self, maker, behind):
         cell = self.table.at[maker]
-        return self.unit_end(cell), cell[0], *maker[1:]
+        return self.unit_end(cell), cell[0], *maker[1:], *behind
 
     def go(self):
         """Run what is there until nothing is left."""
@@ -311,20 +341,21 @@ class Run:
 
     def events_of(self, worker):
         """Executed cells of a row that are no host ops, and updates behind it."""
-        cells = [e for e in self.end if e[0] == worker and self.phase(e) not in HOST]
+        cells = [e for e in self.end if e[0] == worker and self.phase(e)]
+        cells = [e for e in cells if self.table.own.lane(self.phase(e)) == "compute"]
         return cells + [e for e in self.end if e[0] == "U" and e[2] == worker]
 
     def is_rest(self, event):
-        return self.phase(event) in SHARDING + WAIT_SEND
+        phase = self.phase(event)
+        return phase in SHARDING + WAIT_SEND or (phase and self.table.own.of(phase) == "stage")
 
     def name(self, event):
         if event in self.messages:
-            (letters, s, m), (sender, receiver, *_) = event, self.messages[event]
-            return f"{s}{letters}{m} (worker {sender} to {receiver})"
+            sent = self.messages[event]
+            return f"{sent.name} (worker {sent.sender} to {sent.receiver})"
         if event[0] == "A":
             return f"{event[1]}A{event[2]}" if event[2] >= 0 else f"{event[1]}A"
         if event[0] == "U":
             return f"{event[1]}U (worker {event[2]})"
         cell = self.table.rows[event[0]][event[1]]
-        texts = (f"{s}{p}{m if m >= 0 else ''}" for p, s, m in cell)
-        return f"{';'.join(texts)} (worker {event[0]}, slot {event[1]})"
+        return f"{';'.join(map(self.table.own.text, cell))} (worker {event[0]}, slot {event[1]})"

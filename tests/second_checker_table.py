@@ -3,15 +3,13 @@
 import re
 from collections import defaultdict
 
-HOST = ("O", "L")
+from second_checker_own import KEYS as OWN_KEYS, Own
+
 SHARDING = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")
 COMMUNICATION = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
 WAIT_SEND = ("WAIT_SEND_F", "WAIT_SEND_B")
 LETTERS = (*"FBIWRUOL", *SHARDING, "WAIT_O", *COMMUNICATION, *WAIT_SEND)
 TIMED = (*"FBIWRUOLA", *SHARDING)
-OP = re.compile(
-    rf"([0-9]{{1,9}})({'|'.join(sorted(LETTERS, key=len, reverse=True))})([0-9]{{0,9}})"
-)
 PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)\s*OVERLAP_F_B")
 INPUTS = {  # letters of the same stage and microbatch
     "R": "FL",
@@ -52,34 +50,50 @@ def is_time(value):
     return is_real and 0 <= value < 1e308
 
 
-def inputs(op):
-    """Ops that an op waits for, of those that a table holds."""
+def usual_inputs(op, own):
+    """Ops that an op waits for by the usual rules, of those that a table holds."""
     phase, s, m = op
     for letter in INPUTS.get(phase, ""):
         yield letter, s, m
     if phase == "F":
-        yield "F", s - 1, m
+        yield from (("F", before, m) for before in own.before(s))
+        if m % own.slices:
+            yield "F", s, m - 1
     if phase in ("B", "I"):
-        yield from (("I", s + 1, m), ("B", s + 1, m))
+        yield from ((letter, behind, m) for behind in own.behind(s) for letter in "IB")
+        if (m + 1) % own.slices:
+            yield from (("I", s, m + 1), ("B", s, m + 1))
 
 
 # ---------------------------------------------------------------------------------------- tables
-def parse_op(text):
-    match = OP.fullmatch(text.strip())
-    hold(match, f"{text!r} is no op")
-    stage, phase, m = match.groups()
-    hold((m == "") == (phase in SHARDING), f"{text!r} is no op")
-    return phase, int(stage), int(m) if m else -1
+class Reader:
+    """Reads cells of a table with kinds of its own."""
 
+    def __init__(self, own):
+        letters = sorted([*LETTERS, *own.kinds], key=len, reverse=True)
+        number = r"(?:([0-9]{1,9})\.([0-9]{1,9}))?" if own.slices > 1 else "([0-9]{0,9})()"
+        self.own = own
+        self.form = re.compile(rf"([0-9]{{0,9}})({'|'.join(letters)}){number}(?:@(\w+))?")
 
-def parse_cell(text):
-    text = text.strip()
-    pair = PAIR.fullmatch(text)
-    if not pair:
-        return [parse_op(text)] if text else []
-    cell = [parse_op(part) for part in pair.groups()]
-    hold(cell[0][0] == "F" and cell[1][0] in ("B", "I"), f"{text!r} is no fused pair")
-    return cell
+    def op(self, text, worker):
+        match = self.form.fullmatch(text.strip())
+        hold(match, f"{text!r} is no op")
+        stage, letters, m, part, lane = match.groups()
+        of = self.own.of(letters)
+        hold(bool(m) == (of != "stage") and bool(stage) == (of != "worker"), f"{text!r} is no op")
+        hold(lane in (None, self.own.lane_of_text(letters)), f"{text!r} is on another lane")
+        hold(int(part or 0) < self.own.slices, f"{text!r} is no slice")
+        number = int(m) * self.own.slices + int(part or 0) if m else -1
+        return letters, int(stage) if stage else f"worker {worker}", number
+
+    def cell(self, text, worker):
+        text = text.strip()
+        pair = PAIR.fullmatch(text)
+        if not pair:
+            return [self.op(text, worker)] if text else []
+        cell = [self.op(part, worker) for part in pair.groups()]
+        hold(cell[0][0] == "F" and cell[1][0] in ("B", "I"), f"{text!r} is no fused pair")
+        return cell
 
 
 def is_list(value, check):
@@ -91,7 +105,13 @@ class Table:
 
     def __init__(self, data):
         self.read(data)
-        self.rows = [[parse_cell(text) for text in row] for row in data["rows"]]
+        reader = Reader(self.own)
+        self.rows = [[reader.cell(x, w) for x in row] for w, row in enumerate(data["rows"])]
+        counted = {*"FBIWR"} | {k for k in self.own.kinds if self.own.is_counted(k)}
+        numbers = [op[2] for row in self.rows for cell in row for op in cell if op[0] in counted]
+        self.count = 1 + max(numbers, default=-1)
+        hold(self.count == len(self.pipe_of), "pipes of microbatches that are none")
+        self.check_slices()
         self.at = {}
         for w, row in enumerate(self.rows):
             hold(any(row), f"worker {w} has no op")
@@ -99,6 +119,9 @@ class Table:
                 for op in cell:
                     self.put(op, (w, k))
         self.has_cells = any(op[0] in COMMUNICATION for op in self.at)
+        hold(self.own.is_usual or not self.has_cells, "communication cells")
+        for rule in self.own.rules:
+            self.own.check_rule(rule, self)
         self.check_complete()
         self.check_rows()
         self.check_communication()
@@ -107,7 +130,8 @@ class Table:
     def read(self, data):
         keys = {"format", "version", "name", "placement", "pipe_of_microbatch"}
         keys |= {"slots", "stage_shares", "rows"}
-        demand(isinstance(data, dict) and set(data) - {"weights"} == keys, "keys of the table")
+        more = {"weights", *OWN_KEYS}
+        demand(isinstance(data, dict) and set(data) - more == keys, "keys of the table")
         is_one = data["version"] == 1 and not isinstance(data["version"], bool)
         demand(data["format"] == "pipejax-table" and is_one, "format of the table")
         demand(isinstance(data["name"], str) and len(data["name"]) <= 1000, "name of the table")
@@ -121,7 +145,8 @@ class Table:
         pipes = len(self.placement)
         demand(is_list(self.pipe_of, lambda p: is_whole(p) and p < pipes), "pipes")
         slots, shares = data["slots"], data["stage_shares"]
-        demand(isinstance(slots, dict) and set(slots) <= set("FBIWR"), "slots")
+        self.own = Own(data, demand, hold)
+        demand(isinstance(slots, dict) and set(slots) <= {*"FBIWR", *self.own.kinds}, "slots")
         demand(all(is_time(t) and t > 0 for t in slots.values()), "slots")
         demand(is_list(shares, lambda x: is_time(x) and x > 0), "stage_shares")
         demand(len(shares) in (0, self.stages), "stage_shares")
@@ -133,9 +158,28 @@ class Table:
         demand(behind is None or is_whole(behind), "weights")
         self.runs = self.weights.get("runs", 1)
 
+    def check_slices(self):
+        hold(self.count % self.own.slices == 0, "a microbatch lacks slices")
+        for m in range(self.count):
+            hold(self.pipe_of[m] == self.pipe_of[m - m % self.own.slices], "slices in two pipes")
+
+    def inputs(self, op):
+        """What an op waits for: the op, whether a message goes if it crosses, number of the rule."""
+        for maker in usual_inputs(op, self.own):
+            if maker in self.at:
+                yield maker, True, -1
+        for maker, sends, number in self.own.makers(op, self.at[op][0], self):
+            hold(maker in self.at, f"{op} waits for {maker}, which is not there")
+            yield maker, sends, number
+
     def put(self, op, cell):
         _, s, m = op
-        hold(s < self.stages and m < len(self.pipe_of), f"{op} is of no stage or microbatch")
+        hold(m < self.count, f"{op} is of no microbatch")
+        if isinstance(s, str):
+            hold(op not in self.at, f"{op} stands twice")
+            self.at[op] = cell
+            return
+        hold(s < self.stages, f"{op} is of no stage")
         pipes = self.placement if m < 0 else [self.placement[self.pipe_of[m]]]
         hold(cell[0] in [pipe[s] for pipe in pipes], f"{op} is on another worker")
         if m >= 0:
@@ -143,25 +187,32 @@ class Table:
             self.at[op] = cell
 
     def check_complete(self):
-        has = self.at.__contains__
-        for s in range(self.stages):
-            for m in range(len(self.pipe_of)):
+        has, own = self.at.__contains__, self.own
+        is_usual = not own.kinds or any(op[0] in tuple("FBIW") for op in self.at)
+        for s in range(self.stages if is_usual else 0):
+            for m in range(self.count):
                 whole, grad, weight, off, load = (has((p, s, m)) for p in "BIWOL")
                 hold(has(("F", s, m)), "no forward")
-                hold(grad == weight and whole != grad, "no backward, or two")
+                if own.forward_only:
+                    hold(not (whole or grad or weight or has(("U", s, m))), "a backward")
+                else:
+                    hold(grad == weight and whole != grad, "no backward, or two")
                 hold(off == load, "an offload or a load alone")
         for phase, s, m in self.at:
-            if phase.startswith("WAIT_") and phase not in SHARDING:
+            if phase in ("WAIT_O", *WAIT_SEND):
                 hold(has((phase.removeprefix("WAIT_"), s, m)), "a wait for nothing")
 
     def check_rows(self):
+        own = self.own
         for op, (w, k) in self.at.items():
-            before = [*inputs(op)]
+            before = [maker for maker, *_ in self.inputs(op)]
             if op[0] in WAIT_SEND:
                 before.append((op[0].removeprefix("WAIT_"), *op[1:]))
             for other in before:
                 v, j = self.at.get(other, (-1, -1))
-                hold(v != w or j < k, f"{op} waits for a later op")
+                hold(v != w or own.beside(op[0], other[0]) or j < k, f"{op} waits for a later op")
+        for maker, op in self.crossing():
+            hold(maker[1] != op[1] and own.way(maker[1], op[1]), "a message of no way")
 
     def check_communication(self):
         if not self.has_cells:
@@ -177,8 +228,8 @@ class Table:
     def crossing(self):
         """Pairs of an op and one on another worker that waits for it."""
         for op, (w, _) in self.at.items():
-            for maker in inputs(op):
-                if maker in self.at and self.at[maker][0] != w:
+            for maker, sends, _ in self.inputs(op):
+                if sends and self.at[maker][0] != w:
                     yield maker, op
 
     def check_updates(self):

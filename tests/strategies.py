@@ -72,7 +72,7 @@ def tables(
     does = Choices(splits, recomputes, out, draw(st.booleans()))
     rows = _run(rng, placement, pipe_of, does, communication)
     if draw(st.integers(0, 3)) == 0:
-        rows = [_with_updates(rng, row) for row in rows]
+        rows = [with_updates(rng, row) for row in rows]
     if communication and draw(st.booleans()):
         rows = [_with_waits(rng, row) for row in rows]
     if sharding and draw(st.booleans()):
@@ -129,7 +129,7 @@ def _with_waits(rng, row):
     return row
 
 
-def _with_updates(rng, row):
+def with_updates(rng, row):
     """Apply the gradients of a row in U cells: now and then, and at the end what is left."""
     updated, open_ = [], {}  # gradients by stage that no update has applied yet
 
@@ -139,7 +139,7 @@ def _with_updates(rng, row):
     for cell in row:
         updated.append(cell)
         for phase, stage, microbatch in reference.split(cell) if cell else []:
-            if phase in "BW":
+            if phase in ("B", "W"):
                 open_.setdefault(stage, []).append(microbatch)
         for stage in [stage for stage in open_ if rng.random() < 0.4]:
             update(stage)

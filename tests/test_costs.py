@@ -722,7 +722,7 @@ def test_cost_file_in_full(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("F=1,X=2", "'X=2' is not LETTER=TIME"),
+        ("F=1,x=2", "'x=2' is not LETTER=TIME"),  # of a capital the table says whether it has it
         ("F=1,F=2", "F is given twice"),
         ("B=2", "F is missing"),
         ("F=-1,B=1", "F must be a finite number of at least 0, got '-1'"),

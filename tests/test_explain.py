@@ -70,7 +70,7 @@ def test_levels_are_runs_of_the_event_loop(link):
     silent = dataclasses.replace(costs, latency=0.0, transmit=0.0)
     parts = {part.name: part.seconds for part in step_parts(pj.evaluate(table, costs, link=link))}
 
-    alike = last_end(table, stages_alike(silent, microbatches=True))
+    alike = last_end(table, stages_alike(silent, table, microbatches=True))
     bubble = parts["start"] + parts["gaps"] + parts["end"]
     assert parts["compute"] + bubble == pytest.approx(alike, rel=1e-12)
     own, sent = last_end(table, silent), last_end(table, costs)

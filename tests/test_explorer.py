@@ -9,13 +9,15 @@ import zlib
 import numpy as np
 import pytest
 from explorer_cases import GIVEN, explored, given, run_of_page, scene_of
+from grammar_tables import of_grammar
 from justhtml import JustHTML
 
 import pipejax as pj
 from pipejax.cli.commands import show_page
-from pipejax.plots.explorer.library import grammar, library
+from pipejax.plots.explorer.library import PagePhases, grammar_of_page, library
 from pipejax.plots.explorer.packing import pack, unpack
 from pipejax.plots.explorer.page import SCRIPTS, page
+from pipejax.schedules.cells.grammar import USUAL
 from pipejax.schedules.cells.ops import CELL_PHASES, format_cell
 from pipejax.schedules.table.links import LINKS
 
@@ -83,7 +85,7 @@ def test_closed_forms_of_a_page_are_the_makespan(name):
         assert form["exact"] == (form["gap"] == 0)
 
 
-@pytest.mark.parametrize("name", ["alike", "by stage", "offloads"])
+@pytest.mark.parametrize("name", ["alike", "by stage", "offloads", "mixed", "vocabulary"])
 def test_memory_of_a_page_is_that_of_the_run(name):
     """Changes in the order of the page: its steps are those of `activation_memory`."""
     table, costs = given(name)
@@ -207,7 +209,8 @@ def test_a_library_holds_its_tables():
     built = {name: pj.schedules.build(name, **size) for name in ("zb-v", "chimera-asymmetric")}
     rows = [["0F0", "0O0", "0L0", "0B0"]]
     offloads = pj.ScheduleTable.from_rows(rows)
-    packed = library({name: [table] for name, table in built.items()} | {"own": [offloads]})
+    every = {name: [table] for name, table in built.items()} | {"own": [offloads]}
+    packed = library(every, PagePhases.of([]))
     texts = zlib.decompress(base64.b64decode(packed["data"])).decode().split(packed["apart"])
     assert [entry["name"] for entry in packed["entries"]] == [*built]
     for entry, text, table in zip(packed["entries"], texts, built.values(), strict=True):
@@ -220,12 +223,37 @@ def test_a_library_holds_its_tables():
 
 def test_a_page_knows_what_cells_mean():
     """Every letter of a cell, and for each what it waits for and what its worker holds."""
-    told = json.loads(json.dumps(grammar()))
+    told = json.loads(json.dumps(grammar_of_page(USUAL, PagePhases.of([]))))
     assert set(told["codes"]) == {phase.name for phase in CELL_PHASES}
     assert all(told["letters"][str(code)] == name for name, code in told["codes"].items())
-    rules = {(told["letters"][str(c)], offset) for c, _, offset in told["rules"]}
+    letter = {int(code): name for code, name in told["letters"].items()}
+    rules = {(letter[rule["consumer"]], rule["stageOffset"]) for rule in told["rules"]}
     assert {("F", -1), ("B", 1), ("I", 1), ("W", 0), ("B", 0), ("U", 0)} <= rules
     assert told["unit"][str(told["codes"]["B"])] == 2
+
+
+def test_kinds_of_several_tables_have_codes_of_their_own():
+    """And a name, a lane and a colour each; what two tables have alike comes once."""
+    shown = [explored(*of_grammar(name)) for name in ("braid", "mixed", "braid")]
+    scene = scene_of(page(shown))
+    own = {int(code): each for code, each in scene["phases"].items() if int(code) >= len(pj.Phase)}
+    assert [each["letter"] for each in own.values()] == [
+        "Fa",
+        "Fd",
+        "Fm",
+        "Bm",
+        "Bd",
+        "Ba",
+        "D",
+        "X",
+        "Z",
+    ]
+    assert (own[27]["name"], own[27]["lane"], own[29]["fill"]) == ("dispatch", "net", "#123456")
+    assert len({each["fill"] for each in own.values()}) == len(own)
+    assert [schedule["grammar"] for schedule in scene["schedules"]] == [1, 2, 1]
+    assert {*unpack(scene["schedules"][1]["ops"])["phase"]} >= {27, 28, 29}
+    names = {factor["key"]: factor["name"] for factor in scene["factors"]}
+    assert names["Z"] == "router"
 
 
 def test_what_can_be_chosen_needs_times_that_hold_for_any(call, answer, tmp_path, monkeypatch):

@@ -57,7 +57,9 @@ def test_any_table_runs_as_the_event_loop(data):
 
 def cells(row):
     """Slots of a row with the names of their cells in the event loop."""
-    return [(s, reference.numbered(reference.split(text), s)) for s, text in enumerate(row) if text]
+    return [
+        (s, reference.numbered(reference.split(text), 0, s)) for s, text in enumerate(row) if text
+    ]
 
 
 def same(found, expected):

@@ -247,7 +247,7 @@ def test_host_ops_are_beside_busy_time_and_spans(case):
     result = pj.evaluate(case.table, case.costs)
     for bar in bars(result):
         (stage, microbatch) = bar.ops[0].stage, bar.ops[0].microbatch
-        if bar.on_host_link:
+        if bar.lane == "host":
             pipe = case.table.pipe_of_microbatch[microbatch]
             assert bar.worker == case.table.placement[pipe, stage]
             assert bar.finish - bar.start == pytest.approx(

@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from colorspacious import cspace_convert
+from grammar_tables import of_grammar
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
@@ -200,6 +201,56 @@ def test_transfers_have_a_lane_below_the_ops_of_both_workers():
     assert "transfer" in [text.get_text() for text in picture.legends[0].get_texts()]
 
 
+@pytest.mark.parametrize(
+    ("name", "below"), [("braid", ["net"]), ("vocabulary", ["net"]), ("mixed", ["net", "host"])]
+)
+def test_lanes_are_thin_rows_below_their_worker(name, below):
+    table, costs = of_grammar(name)
+    one = pj.evaluate(table, costs)
+    picture = pj.plot(one, size="page", caption=True)
+    assert faults(picture) == []
+    names = [text.get_text() for text in picture.legends[0].get_texts()]
+    assert f"thin rows: {', '.join(below)}" in names
+    assert {phase.kind.name for phase in table.grammar.own} <= {*names}
+    tops = {}
+    looks = palette.looks_of(table.used_phases)
+    lane_of = {to_rgb(looks[phase.name].fill): phase.kind.lane for phase in table.used_phases}
+    for group in picture.axes[0].collections:
+        if isinstance(group, PolyCollection) and len(group.get_facecolor()):
+            lane = lane_of.get(tuple(group.get_facecolor()[0, :3]))
+            for box in (path.get_extents() for path in group.get_paths()):
+                tops.setdefault(lane, set()).add((round(box.y0 % 1, 9), round(box.height, 9)))
+    order = [tops[lane] for lane in ("compute", *below)]
+    assert [len(each) for each in order] == [1] * len(order)
+    ((_, whole),), *thin = order
+    assert all(height < 0.6 * whole for ((_, height),) in thin)
+    tops = [(top - 0.5) % 1 for ((top, _),) in order]  # from the upper edge of the row on
+    assert tops == sorted(tops)
+
+
+def test_what_runs_have_of_their_own_looks_alike_in_one_picture():
+    picture = pj.plot([pj.evaluate(*of_grammar("mixed")), run("1f1b"), run("zb-h1")])
+    (own,) = [c for c in picture.axes[0].collections if hatchless(c) and is_of(c, "#123456")]
+    assert own.get_paths()
+    table, _ = of_grammar("mixed")
+    phases = [*table.used_phases, *run("zb-h1").table.used_phases]
+    dispatch = palette.looks_of(phases)["D"].fill
+    assert any(is_of(c, dispatch) for c in picture.axes[0].collections if hatchless(c))
+
+
+def is_of(collection, colour):
+    return tuple(collection.get_facecolor()[0, :3]) == to_rgb(colour)
+
+
+def test_a_slice_stands_behind_its_microbatch():
+    table, costs = of_grammar("slices")
+    one = pj.evaluate(table, costs)
+    (axes,) = pj.plot(one).axes
+    assert {text.get_text() for text in axes.findobj(_Number)} == {"0.0", "0.1", "1.0", "1.1"}
+    whole = segment_of(run("1f1b"), "warmup")._replace(stop=one.makespan)
+    assert "│F1.0│" in terminal(ShownRun(one, None, whole, False, True), None)
+
+
 def test_a_name_that_is_long_takes_one_line(chimera):
     picture = pj.plot({"mine.py:warm": chimera}, size="column")
     assert picture.axes[0].get_title(loc="left") == "mine.py:warm: 32.6 s, idle 26.4 %"
@@ -308,6 +359,20 @@ def test_the_terminal_has_the_colours_of_the_figures(chimera):
     assert "·" in first
     assert "/" in first
     assert "\x1b" not in plain
+
+
+def test_the_terminal_has_a_line_for_each_lane():
+    table, costs = of_grammar("mixed")
+    one = pj.evaluate(table, costs)
+    whole = segment_of(run("1f1b"), "warmup")._replace(stop=one.makespan)
+    shown = ShownRun(one, None, whole, False, True)
+    lines = terminal(shown, None).splitlines()
+    names = [line[:8].strip() for line in lines[:6]]
+    assert names == ["worker 0", "net", "host", "worker 1", "net", "host"]
+    assert "│D0" in lines[1]
+    assert "X0" in lines[2]
+    assert "Z router" in "".join(lines[6:])
+    assert "48;2;18;52;86" in terminal(shown, "truecolor")  # the colour that it says
 
 
 def test_show_of_several(call, answer, tmp_path):

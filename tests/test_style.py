@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from colorspacious import cspace_convert
+from grammar_tables import of_grammar
 from matplotlib.colors import to_rgb
 
 from figures.kit.rules import AXES_DIFFER, caption_of, describe, faults
@@ -22,6 +23,7 @@ from pipejax.plots.charts import (
 )
 from pipejax.plots.fronts import Shown, draw_plan, draw_results
 from pipejax.plots.regions import Height, Side, draw_regions
+from pipejax.schedules import Grammar, OpKind
 
 SEEN_BY = {  # whole deficiencies, by the model of Machado, Oliveira and Fernandes 2009
     "all": None,
@@ -67,6 +69,24 @@ def test_phases_and_shades_of_pipes_are_told_apart(seen_by):
     seen = {name: lab(colour, seen_by) for name, colour in (FILLS | SHADES).items()}
     for one, other in itertools.combinations(seen, 2):
         assert np.linalg.norm(seen[one] - seen[other]) >= LEAST_DIFFERENCE, (one, other)
+
+
+@pytest.mark.parametrize("name", ["braid", "vocabulary", "mixed"])
+def test_kinds_of_a_table_are_told_apart_in_grey_from_all_that_it_has(name):
+    looks = palette.looks_of(of_grammar(name)[0].used_phases)
+    ladder = sorted(lab(look.fill)[0] for look in looks.values())
+    assert min(np.diff(ladder)) >= LEAST_LIGHTNESS
+    for look in looks.values():
+        assert abs(lab(look.fill)[0] - lab(look.ink)[0]) >= 45
+
+
+@pytest.mark.parametrize("count", [1, 8, 40])
+def test_any_number_of_kinds_has_colours(count):
+    kinds = {f"K{chr(65 + k // 26)}{chr(65 + k % 26)}": OpKind("x", "x") for k in range(count)}
+    looks = palette.looks_of(Grammar(kinds=kinds).own)
+    assert len({look.fill for look in looks.values()}) == count
+    light = [lab(look.fill)[0] for look in looks.values()]
+    assert light == sorted(light, reverse=True)  # in their order
 
 
 @pytest.mark.parametrize("seen_by", SEEN_BY)

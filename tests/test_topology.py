@@ -28,12 +28,12 @@ class FarRun(reference.Run):
     """The event loop in which a message takes what the link between two places does."""
 
     def __init__(self, sizes, times, places, *arguments):
-        self.sizes, self.times, self.places = sizes, times, places
+        self.of_nodes, self.times, self.places = sizes, times, places
         super().__init__(*arguments)
 
     def lags(self, message):
         one, other = (self.places[cell[0]] for cell in message[:2])
-        level = next((k for k, n in enumerate(self.sizes) if one // n == other // n), -1)
+        level = next((k for k, n in enumerate(self.of_nodes) if one // n == other // n), -1)
         return self.times[0][level], self.times[1][level]
 
 

@@ -18,7 +18,7 @@ from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import UnknownNameError, check_types, unknown
 from pipejax.base.display import short_repr
 from pipejax.costs.precision import checked_seconds, float_type
-from pipejax.schedules.cells.ops import COPY, KINDS, MICROBATCH, TIMED, Phase
+from pipejax.schedules.cells.ops import COPY, KINDS, MICROBATCH, TIMED, AnyPhase, Phase
 from pipejax.schedules.table.table import ScheduleTable
 
 Seconds = float | Sequence[float] | Float[Array, "..."] | Float[NumpyArray, "..."]
@@ -79,6 +79,8 @@ class Costs:
       pair: duration of a fused pair, by the stage of its forward [s].
       pair_factor: k, where a fused pair takes max(F, B) + k min(F, B) of its two ops instead: 0 is
         perfect overlap, 1 none, and so is None; by the stage of its forward.
+      others: costs of kinds of ops that a table defines, by name, given as a mapping [s]; each is
+        an attribute of its name then. What is of a worker has one entry for each worker.
 
     Raises:
       ValueError: if a time is no real number, negative or not finite, I or W is more than B, or
@@ -111,17 +113,22 @@ class Costs:
     load: "Seconds | None" = None
     pair: "Seconds | None" = None
     pair_factor: "Seconds | None" = None
+    others: dataclasses.InitVar[Any] = None  # Mapping[str, Seconds] | None
 
     def __new__(cls, *args: Any, **given: Any) -> "Costs":
         """Refuse a name that is none, and say which is meant."""
         for name in given:
-            if name not in FIELDS:
+            if name not in (*FIELDS, "others"):
                 raise unknown_cost(name)
         return super().__new__(cls)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, others: Any) -> None:
         """Check the given times and fill in the others."""
+        check_types(others=(others, Mapping, type(None)))
         given = {name: value for name, value in vars(self).items() if value is not None}
+        for name in given.keys() & (others or {}):
+            raise ValueError(f"others: {name} is a field of its own, give {name}=")
+        given |= others or {}
         if "pair" in given and "pair_factor" in given:
             raise ValueError("pair and pair_factor both say what a fused pair takes: give one")
         known = {name: checked_seconds(name, value) for name, value in given.items()}
@@ -132,7 +139,7 @@ class Costs:
         cls,
         table: ScheduleTable,
         *,
-        forward: "Seconds",
+        forward: "Seconds | None" = None,
         backward: "Seconds | None" = None,
         input_grad: "Seconds | None" = None,
         weight_grad: "Seconds | None" = None,
@@ -174,7 +181,7 @@ class Costs:
         cls,
         table: ScheduleTable,
         *,
-        forward: "Seconds",
+        forward: "Seconds | None" = None,
         transfer: "Seconds | None" = None,
         **others: "Seconds | None",
     ) -> "Costs":
@@ -183,6 +190,7 @@ class Costs:
         Schedules with several stages per worker then do the same work as those with one:
         interleaved stages take a V-th each, those of a Hanayo wave a 2 * waves-th; a Chimera
         microbatch meets one stage per worker. A stage with a larger share of the layers takes more.
+        Of a microbatch in K slices each takes a K-th, its messages too.
 
         Args:
           table: the schedule.
@@ -213,7 +221,13 @@ class Costs:
 
     @classmethod
     def _of_numbers(
-        cls, table: ScheduleTable, *, transfer: Any, by_worker: bool = False, **times: Any
+        cls,
+        table: ScheduleTable,
+        *,
+        transfer: Any,
+        by_worker: bool = False,
+        others: Mapping[str, Any] | None = None,
+        **times: Any,
     ) -> "Costs":
         """Make costs from one number or batch for each time: of every stage, or of a worker.
 
@@ -228,10 +242,13 @@ class Costs:
             if times.get("transmit") is not None:
                 raise ValueError("transfer and transmit are the same cost: give one")
             times["transmit"] = checked_seconds("transfer", transfer)
-        forward = checked_seconds("forward", times.pop("forward"))  # not to be left out
+        check_types(others=(others, Mapping, type(None)))
+        if Phase.F in needed_by(table):
+            checked_seconds("forward", times["forward"])  # not to be left out
+        times |= others or {}
         times = {
             name: checked_seconds(name, value) for name, value in times.items() if value is not None
-        } | {"forward": forward}
+        }
         batch = np.broadcast_shapes(*map(jnp.shape, times.values()))
         if batch:
             times = {**_FREE, **times}
@@ -242,16 +259,22 @@ class Costs:
                 array = value if hasattr(value, "dtype") else np.asarray(value, dtype)
                 times[name] = xp.broadcast_to(array.reshape(*array.shape, *axes), (*batch, *axes))
         if by_worker:
+            slices = table.grammar.slices
+            undivided = (*MESSAGE_FIELDS, *DIMENSIONLESS)
+            whole = {phase.kind.time for phase in table.grammar.of_workers}
             times |= {
-                name: value * table.worker_parts
+                name: value * (1 / slices if name in whole else table.worker_parts / slices)
                 for name, value in times.items()
-                if name not in (*MESSAGE_FIELDS, *DIMENSIONLESS)
+                if name not in undivided
             }
-        costs = cls(**times)
-        costs.check_known((Phase.F, Phase.B))
+            if slices > 1 and "transmit" in times:
+                times["transmit"] = times["transmit"] / slices
+        own = {name: times.pop(name) for name in others or {}}
+        costs = cls(**times, others=own)
+        costs.check_known(needed_by(table))
         return costs
 
-    def check_known(self, phases: Iterable[Phase]) -> None:
+    def check_known(self, phases: Iterable[AnyPhase]) -> None:
         """Check that each of these phases has a cost.
 
         Args:
@@ -261,10 +284,22 @@ class Costs:
           ValueError: if one has none; the message names it and the field to give.
         """
         for phase in phases:
-            field = PHASE_FIELDS[phase.name]
-            if getattr(self, field) is None and field not in _FREE:
-                way = _WAYS.get(field, f"{field} ({phase.name})")
+            field = phase.kind.time
+            if self.time(phase) is None and field not in _FREE:
+                known = field in FIELDS
+                way = (
+                    f"{field} ({phase.name})" if known else f"others={{{field!r}: ..}}, in seconds"
+                )
+                way = _WAYS.get(field, way)
                 raise ValueError(f"phase {phase.name} has no cost: give {way}")
+
+    def time(self, phase: AnyPhase) -> Any:
+        """Return what ops of a phase take [s], None where it is not known.
+
+        Args:
+          phase: one with a duration.
+        """
+        return vars(self).get(phase.kind.time)
 
     def check_values(self, fields: Iterable[str] | None = None) -> None:
         """Check that every cost is finite and at least 0.
@@ -275,7 +310,7 @@ class Costs:
         Raises:
           ValueError: if one is not; the message names it.
         """
-        for name in FIELDS if fields is None else fields:
+        for name in vars(self) if fields is None else fields:
             value = getattr(self, name)
             if value is not None:
                 checked_seconds(name, value)
@@ -290,7 +325,14 @@ class Costs:
             differs_by_microbatch(name, value, batch_axes) for name, value in vars(self).items()
         )
 
-    def check_shapes(self, num_stages: int, num_pipes: int, num_microbatches: int) -> None:
+    def check_shapes(
+        self,
+        num_stages: int,
+        num_pipes: int,
+        num_microbatches: int,
+        num_boundaries: int | None = None,
+        places: Sequence[tuple[str, int]] = (),
+    ) -> None:
         """Check that every cost has one entry, or one per stage or boundary, and no batch axis.
 
         Or one per stage or boundary and microbatch.
@@ -299,11 +341,14 @@ class Costs:
           num_stages: S.
           num_pipes: number of pipes.
           num_microbatches: M.
+          num_boundaries: edges between stages; S - 1 of a chain if None.
+          places: how many entries a cost has that is of no stage, by name.
 
         Raises:
           ValueError: if one has another shape; the message names it.
         """
-        stages, links = (num_stages,), (2, num_pipes, num_stages - 1)
+        boundaries = num_stages - 1 if num_boundaries is None else num_boundaries
+        stages, links, other = (num_stages,), (2, num_pipes, boundaries), dict(places)
         for name, value in vars(self).items():
             shape = getattr(value, "shape", ())
             if not shape:
@@ -311,6 +356,7 @@ class Costs:
             # a single axis is of stages, or of boundaries: microbatches are the second axis of an
             # op, (1, M) where stages are alike, and the fourth of a message
             target = links if name in MESSAGE_FIELDS else stages
+            target = (other[name],) if name in other else target
             of_all, microbatches = shape, ""
             # copies of a stage tell U's second axis apart, so that all its stages are there
             is_alike = name in OF_COPIES and shape[0] != num_stages
@@ -322,13 +368,27 @@ class Costs:
             except ValueError:
                 fits = False
             if not fits:
-                what = f"{num_stages} stages"
+                what = f"{other[name]} workers" if name in other else f"{num_stages} stages"
                 if name in MESSAGE_FIELDS:
-                    what = f"{num_stages - 1} stage boundaries (or {links})"
+                    what = f"{boundaries} stage boundaries (or {links})"
                 raise ValueError(
                     f"{name} has shape {shape}, the table has {what}{microbatches}; a batch is for "
                     "makespans, or jax.vmap"
                 )
+
+
+def with_leaves(costs: Costs, leaves: Mapping[str, Any]) -> Costs:
+    """Costs with other leaves, by field or by the name of a kind's own cost."""
+    own = {name: value for name, value in {**vars(costs), **leaves}.items() if name not in FIELDS}
+    usual = {name: value for name, value in leaves.items() if name in FIELDS}
+    return dataclasses.replace(costs, **usual, others=own)
+
+
+def needed_by(table: ScheduleTable) -> tuple[Phase, ...]:
+    """Phases whose times say what a table costs: F and B, of a table that has them."""
+    if Phase.F not in table.used_phases:
+        return ()
+    return (Phase.F,) if table.grammar.forward_only else (Phase.F, Phase.B)
 
 
 def differs_by_microbatch(field: str, value: Any, batch_axes: int = 0) -> bool:
@@ -341,6 +401,10 @@ def differs_by_microbatch(field: str, value: Any, batch_axes: int = 0) -> bool:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Costs))
+# what `dataclasses.replace` hands on
+Costs.others = property(  # type: ignore[attr-defined]
+    lambda costs: {n: value for n, value in vars(costs).items() if n not in FIELDS} or None
+)
 # what files and options call costs, and people try in Python
 _CALLED = {
     **{letter: field for letter, field in PHASE_FIELDS.items() if field != letter},
@@ -363,19 +427,28 @@ _FREE = {field.name: 0.0 for field in dataclasses.fields(Costs) if field.default
 def unchecked_costs(leaves: Mapping[str, Any]) -> Costs:
     """Make costs from leaves by field without any check; None where there is no leaf."""
     costs = object.__new__(Costs)
-    vars(costs).update({name: leaves.get(name) for name in FIELDS})
+    vars(costs).update({**dict.fromkeys(FIELDS), **leaves})
     return costs
 
 
 # A tree of costs also holds derivatives, axes or the inside of a transformation, which are no
 # costs: taking it apart and putting it together neither checks nor fills in anything.
-_leaves_of = operator.attrgetter(*FIELDS)
-_KEYS = tuple(map(jax.tree_util.GetAttrKey, FIELDS))
+def _taken_apart(costs: Costs) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+    """Leaves of a tree of costs, and their names: those of every table first."""
+    return tuple(vars(costs).values()), tuple(vars(costs))
+
+
+def _with_keys(costs: Costs) -> tuple[tuple[tuple[Any, Any], ...], tuple[str, ...]]:
+    return tuple((jax.tree_util.GetAttrKey(n), x) for n, x in vars(costs).items()), tuple(
+        vars(costs)
+    )
+
+
 jax.tree_util.register_pytree_with_keys(
     Costs,
-    lambda costs: (tuple(zip(_KEYS, _leaves_of(costs), strict=True)), None),
-    lambda _, leaves: unchecked_costs(dict(zip(FIELDS, leaves, strict=True))),
-    lambda costs: (_leaves_of(costs), None),
+    _with_keys,
+    lambda names, leaves: unchecked_costs(dict(zip(names, leaves, strict=True))),
+    _taken_apart,
 )
 
 

@@ -4,7 +4,6 @@ A rule scales one field, or a group of them, everywhere or at one stage, worker,
 boundary. All of it ends in leaves of `Costs`, with an axis more where the place asks for it.
 """
 
-import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,14 +30,15 @@ from pipejax.costs.costs import (
     OF_STAGES,
     PHASE_FIELDS,
     Costs,
+    with_leaves,
 )
 from pipejax.costs.precision import is_traced
-from pipejax.schedules.cells.ops import KINDS, MICROBATCH, STEP_END, WORKER, Phase
+from pipejax.schedules.cells.ops import COMPUTING, COPY, KINDS, MICROBATCH, STAGE, STEP_END, WORKER
 from pipejax.schedules.table.table import ScheduleTable
 
 # what a worker computes for a microbatch, op by op, and for two of them at once
 _COMPUTED = (
-    kind.time for kind in KINDS.values() if (kind.runs_on, kind.of) == (WORKER, MICROBATCH)
+    kind.time for kind in KINDS.values() if (kind.lane, kind.of) == (COMPUTING, MICROBATCH)
 )
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "compute": (*filter(None, _COMPUTED), "pair"),
@@ -49,10 +49,43 @@ GROWING = tuple(x for x in FIELDS if x not in (*OF_STAGES, *DIMENSIONLESS, "late
 ON_WORKERS = (*GROUPS["compute"], "update")  # what a slow worker takes longer for
 PLACES = ("stage", "worker", "microbatch", "boundary")
 _WORD = {**PHASE_FIELDS, **{field: field for field in FIELDS if field not in DIMENSIONLESS}}
-_LETTER = {field: letter for letter, field in PHASE_FIELDS.items()}
 Stragglers = Mapping[int, Any] | Float[NumpyArray, " workers"] | Float[Array, " workers"]
 Scale = Sequence[float] | Float[NumpyArray, " microbatches"] | Float[Array, " microbatches"]
 _RULE = re.compile(r"\s*([A-Za-z_]+)\s*(?:@\s*([A-Za-z]+)\s*(\d{1,9}))?\s*\*\s*(\S+)\s*")
+
+
+class ScaledFields(NamedTuple):
+    """Costs of a table that are scaled together, those of kinds of its own among them.
+
+    Attributes:
+      words: fields by what a rule may call them: a letter, a field, or a group of several.
+      growing: of a microbatch, and longer for a longer one.
+      on_workers: what a slow worker takes longer for.
+      of_workers: of workers, and of no stage: places of them are workers.
+      of_stages: of no microbatch.
+    """
+
+    words: Mapping[str, tuple[str, ...]]
+    growing: tuple[str, ...]
+    on_workers: tuple[str, ...]
+    of_workers: frozenset[str]
+    of_stages: frozenset[str]
+
+    @classmethod
+    def of(cls, table: ScheduleTable) -> "ScaledFields":
+        """Add what the kinds of a table cost to what those of every table do."""
+        own = table.grammar.own
+        computed = tuple(phase.kind.time for phase in own if phase.kind.lane == COMPUTING)
+        numbered = tuple(phase.kind.time for phase in own if phase.kind.of in (MICROBATCH, WORKER))
+        words: dict[str, tuple[str, ...]] = {word: (field,) for word, field in _WORD.items()}
+        words |= {word: (p.kind.time,) for p in own for word in (p.kind.time, p.name)}
+        return cls(
+            {**words, **GROUPS, "compute": (*GROUPS["compute"], *computed)},
+            (*GROWING, *numbered),
+            (*ON_WORKERS, *computed),
+            frozenset(phase.kind.time for phase in own if phase.kind.of == WORKER),
+            frozenset((*OF_STAGES, *(p.kind.time for p in own if p.kind.of in (STAGE, COPY)))),
+        )
 
 
 class ScalingRule(NamedTuple):
@@ -132,23 +165,24 @@ def scaled_costs(
       [[1.0, 2.0, 0.5]]
     """
     check_types(costs=(costs, Costs), table=(table, ScheduleTable), rules=(rules, str, type(None)))
-    leaves = dict(vars(costs))
+    leaves, known = dict(vars(costs)), ScaledFields.of(table)
 
     def scale(fields: Iterable[str], factors: Callable[[str], Any]) -> None:
-        for field in fields:
-            if leaves[field] is not None:
+        for field in dict.fromkeys(fields):  # several kinds may take the same time
+            if leaves.get(field) is not None:
                 leaves[field] = _times(leaves[field], factors(field), field)
 
     if microbatches is not None:
         each = _of_microbatches(microbatches, costs)  # behind the axes of an op, or of a message
-        scale(GROWING, lambda field: each[(None,) * (3 if field in MESSAGE_FIELDS else 1)])
+        scale(known.growing, lambda field: each[(None,) * (3 if field in MESSAGE_FIELDS else 1)])
     if workers is not None:
-        of_ops = factors_of_ops(table, workers)
-        scale(ON_WORKERS, lambda _: of_ops)
-    for rule in map(_read, () if rules is None else rules.split(",")):
-        _check(rule, costs, table)
-        scale(rule.fields, functools.partial(_of_rule, rule, table))
-    return dataclasses.replace(costs, **leaves)
+        of_ops, by_worker = factors_of_ops(table, workers), _of_workers(workers, table)
+        scale(known.on_workers, lambda field: by_worker if field in known.of_workers else of_ops)
+    for text in () if rules is None else rules.split(","):
+        rule = _read(text, known)
+        _check(rule, costs, table, known)
+        scale(rule.fields, functools.partial(_of_rule, rule, table, known))
+    return with_leaves(costs, leaves)
 
 
 def _of_microbatches(scale: Any, costs: Costs) -> Any:
@@ -227,16 +261,16 @@ def workers_of_ops(table: ScheduleTable) -> Int[NumpyArray, "..."]:
     return placement[table.pipe_of_microbatch].T
 
 
-def _read(text: str) -> ScalingRule:
+def _read(text: str, of: ScaledFields) -> ScalingRule:
     found = _RULE.fullmatch(text)
     if found is None:
         form = "WHAT*FACTOR or WHAT@PLACE*FACTOR, as transmit*2 or compute@worker3*1.3"
         raise ValueError(f"{text.strip()!r} is not {form}")
     what, place, index, factor = found.groups(default="")
-    fields = GROUPS.get(what) or ((_WORD[what],) if what in _WORD else ())
+    fields = of.words.get(what, ())
     if not fields:
-        known = [*PHASE_FIELDS, "pair", *MESSAGE_FIELDS, *GROUPS]
-        raise unknown("cost", what, known)
+        own = (word for word in of.words if word not in (*_WORD, *GROUPS))
+        raise unknown("cost", what, [*PHASE_FIELDS, "pair", *MESSAGE_FIELDS, *GROUPS, *own])
     if place and place not in PLACES:
         raise unknown("place", place, PLACES)
     times = _read_factor(factor, f"factor of {what}")
@@ -253,52 +287,58 @@ def _read_factor(text: str, where: str) -> float:
     return factor
 
 
-def _check(rule: ScalingRule, costs: Costs, table: ScheduleTable) -> None:
+def _check(rule: ScalingRule, costs: Costs, table: ScheduleTable, known: ScaledFields) -> None:
     """Refuse what would scale nothing, or at no place of the table."""
     counts = {
         "stage": table.num_stages,
         "worker": table.num_workers,
         "microbatch": table.num_microbatches,
-        "boundary": table.num_stages - 1,
+        "boundary": len(table.grammar.edges(table.num_stages)),
     }
-    is_message = rule.fields[0] in MESSAGE_FIELDS
-    wrong = "stage" if is_message else "boundary"
-    if rule.place == wrong:
-        legal = ", ".join(place for place in PLACES if place != wrong)
-        raise ValueError(f"{rule.what} has no {wrong} of its own: legal places are {legal}")
+    first = rule.fields[0]
+    wrong = {"stage"} if first in {*MESSAGE_FIELDS, *known.of_workers} else set()
+    wrong |= set() if first in MESSAGE_FIELDS else {"boundary"}
+    if rule.place in wrong:
+        legal = ", ".join(place for place in PLACES if place not in wrong)
+        raise ValueError(f"{rule.what} has no {rule.place} of its own: legal places are {legal}")
     if rule.place and rule.number >= counts[rule.place]:
         many = f"{counts[rule.place]} {rule.place}".replace("boundary", "boundarie") + "s"
         raise ValueError(f"{rule.what}@{rule.place}{rule.number}: the table has {many}")
-    if rule.place == "microbatch" and rule.fields[0] in OF_STAGES:
+    if rule.place == "microbatch" and first in known.of_stages:
         raise ValueError(f"{rule.what} is of no microbatch")
     if rule.what in GROUPS:
         return
-    (field,) = rule.fields
-    if getattr(costs, field) is None:
+    if vars(costs).get(first) is None:
         raise ValueError(f"{rule.what} has no time that could be scaled")
-    phase = Phase[_LETTER.get(field, "A")]  # what is no phase is of the run, as A is
-    if phase not in {*STEP_END, *np.unique([table.phase, table.partners.phase]).tolist()}:
+    used = {phase.kind.time for phase in (*STEP_END, *table.used_phases)}
+    # what is of no phase is of the run
+    if first not in used and first in {phase.kind.time for phase in table.grammar.timed}:
         raise ValueError(f"{rule.what} is in no cell of the table: nothing to scale")
 
 
-def _of_rule(rule: ScalingRule, table: ScheduleTable, field: str) -> Float[NumpyArray, "..."]:
+def _of_rule(
+    rule: ScalingRule, table: ScheduleTable, known: ScaledFields, field: str
+) -> Float[NumpyArray, "..."]:
     """Factors of a field: (), (stages), (stages, microbatches); of messages up to four axes."""
     where: Any = True
-    stages, boundaries = np.arange(table.num_stages), np.arange(table.num_stages - 1)
+    edges = np.array(table.grammar.edges(table.num_stages), int).reshape(-1, 2)
     if rule.place == "microbatch":
         microbatches = np.arange(table.num_microbatches) == rule.number
         where = microbatches.reshape((1, 1, 1, -1) if field in MESSAGE_FIELDS else (1, -1))
+    elif field in known.of_workers:  # stages do not matter to it
+        is_there = np.arange(table.num_workers) == rule.number
+        where = is_there if rule.place == "worker" else rule.place == ""
     elif rule.place == "stage":
-        where = stages == rule.number
+        where = np.arange(table.num_stages) == rule.number
     elif rule.place == "boundary":
-        where = boundaries == rule.number
+        where = np.arange(len(edges)) == rule.number
     elif rule.place == "worker":
         holds = table.placement == rule.number  # (pipes, stages)
         if field in MESSAGE_FIELDS:
-            where = np.stack([holds[:, :-1] | holds[:, 1:]] * 2)
+            where = np.stack([holds[:, edges[:, 0]] | holds[:, edges[:, 1]]] * 2)
         else:
             where = workers_of_ops(table) == rule.number
-            if where.ndim == 2 and field in OF_STAGES and field not in ON_WORKERS:
+            if where.ndim == 2 and field in known.of_stages and field not in known.on_workers:
                 stage = int(np.flatnonzero((holds != holds[0]).any(axis=0))[0])
                 raise ValueError(
                     f"{rule.what} has one time for all workers that hold stage {stage}"

@@ -15,12 +15,12 @@ import numpy as np
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.display import short_repr
 from pipejax.base.remembered import remembered
-from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
+from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.precision import float_type, is_traced
 from pipejax.engine.lowering.link_models import check_eager, settled
 from pipejax.engine.lowering.lower import lowered
-from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program
-from pipejax.schedules.cells.ops import TIMED, Phase
+from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program, Sizes
+from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -73,6 +73,13 @@ def ends_step(costs: Costs) -> bool:
     return any(np.any(np.asarray(cost) > 0) for cost in at_end)
 
 
+def sizes_of(table: ScheduleTable) -> Sizes:
+    """What the axes of costs have in a table, as `Costs.check_shapes` takes it."""
+    boundaries = len(table.grammar.edges(table.num_stages))
+    places = tuple((phase.kind.time, table.num_workers) for phase in table.grammar.of_workers)
+    return table.num_stages, table.num_pipes, table.num_microbatches, boundaries, places
+
+
 def lower_and_price(
     table: ScheduleTable, costs: Costs, link: str | Links
 ) -> tuple[Program, Float[NumpyArray, " costs"]]:
@@ -80,7 +87,7 @@ def lower_and_price(
 
     Returns the program and its cost vector (costs) [s].
     """
-    costs.check_shapes(table.num_stages, table.num_pipes, table.num_microbatches)
+    costs.check_shapes(*sizes_of(table))
     program = lowered(table, Links.of(link), ends_step(costs), costs)
     check_known(program, costs)
     program = by_microbatch(program) if costs.per_microbatch() else program
@@ -130,7 +137,7 @@ def cost_vector(program: Program, costs: Costs) -> Vector:
     """
     layout = program.layout
     own = unchecked_costs({**vars(costs), "pair": None}) if layout.pairs_apart else costs
-    own.check_shapes(layout.num_stages, layout.num_pipes, layout.num_microbatches)
+    own.check_shapes(*layout.sizes)
     check_known(program, costs)
     return checked_vector(program, costs)
 
@@ -146,8 +153,8 @@ def checked_vector(program: Program, costs: Costs) -> Vector:
         array = xp.asarray(0.0 if value is None else value, dtype)
         return xp.broadcast_to(array if array.ndim == len(shape) else array[..., None], shape)
 
-    ops = [fill(getattr(costs, PHASE_FIELDS[phase.name]), layout.op_shape) for phase in TIMED]
-    head = xp.concatenate([xp.zeros(1, dtype), xp.stack(ops).ravel()])
+    ops = [fill(costs.time(phase), layout.shape_of(phase)).ravel() for phase in layout.timed]
+    head = xp.concatenate([xp.zeros(1, dtype), *ops])
     both = head[program.pair_index]
     pairs = both.sum(axis=1)
     if costs.pair is not None:
@@ -214,7 +221,7 @@ def _microbatch_of_nodes(program: Program) -> Int[NumpyArray, " nodes"]:
     microbatch, worker, stage, phase = map(np.asarray, fields)
     copy = worker * program.layout.num_stages + stage
     first = np.full((program.num_workers, program.layout.num_stages), -1).ravel()
-    meets = np.flatnonzero((microbatch >= 0) & (worker >= 0))
+    meets = np.flatnonzero((microbatch >= 0) & (worker >= 0) & (stage >= 0))
     meets = meets[np.argsort(-microbatch[meets], kind="stable")]  # of several the last is kept
     first[copy[meets]] = microbatch[meets]
     is_behind = (phase == Phase.U) & (microbatch < 0)

@@ -129,10 +129,10 @@ class _Columns:
         self.durations = np.asarray(program.duration_index).tolist()
         self.microbatch = np.asarray(program.microbatch).tolist()
         fields = (
-            program.phase,
+            self._phases(program),
             program.stage,
             program.pipe,
-            program.worker,
+            self._rows(program),
             program.sender,
             program.receiver,
         )
@@ -147,6 +147,22 @@ class _Columns:
         for node in range(1, program.num_nodes):
             for before in self.preds[node]:
                 self.last_reader[before] = max(self.last_reader[before], self.column[node])
+
+    def _phases(self, program: Program) -> IntArray:
+        """Phase (nodes) of each node; of a gate that opens ops the negative of theirs."""
+        phase = np.array(program.phase)
+        for node, before in enumerate(self.preds):
+            gates = [v for v in before if v != SOURCE and phase[v] <= Phase.IDLE]
+            phase[gates] = -phase[node]
+        return phase
+
+    @staticmethod
+    def _rows(program: Program) -> IntArray:
+        """Worker (nodes) in whose row a node has its cell, or whose compute it occupies."""
+        worker, cells = np.array(program.worker), np.asarray(program.node_of_cell)
+        row, slot = np.nonzero(cells != SOURCE)
+        worker[cells[row, slot]] = row
+        return worker
 
     def _column_of_nodes(self, program: Program) -> list[int]:
         """First column (nodes) in which a node and all its predecessors have been placed."""

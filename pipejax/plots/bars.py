@@ -1,7 +1,7 @@
 """Rows of workers on axes: their ops as bars, and what they hold as areas.
 
 An op has the colour of its phase, deeper for the first stages of a worker, and strokes if it is of
-the second pipe.
+the second pipe. What runs on a lane beside compute stands in a thin row below it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,17 +14,19 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from pipejax.analysis.runs.activation_memory import ActivationMemory
-from pipejax.analysis.runs.timeline import Arrow, Bar
+from pipejax.analysis.runs.timeline import Arrow, Bar, phases_of
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.plots import palette, style
 from pipejax.plots.numbers import DrawnOp, number
 from pipejax.plots.transfers import MAX_SHAPES, draw_transfers
-from pipejax.schedules.cells.ops import Op, Phase
+from pipejax.schedules.cells.ops import COMPUTING, Op
 
 MAX_LABELS = 2000  # more microbatch numbers than this are left out, nobody could read them
 HATCH = "////"
-_HEIGHT = 0.8  # of a bar, relative to the distance of rows
+TRANSFERS = "transfers"  # a lane of pictures alone
+_ROW, _HEIGHT = 0.28, 0.8  # of a worker [inch], and of its bars relative to that
+_ALONE, _SEVERAL, _GAP = 0.14, 0.1, 0.02  # what a lane below them adds, one or each [inch]
 _FRAME, _EDGE = 0.9, 0.4  # widths of lines around ops [point]
 
 
@@ -35,22 +37,27 @@ class Lane(NamedTuple):
     height: float
 
 
-class Lanes(NamedTuple):
-    """The parts of a row: its ops, those on the host link, and transfers."""
+def lanes_below(drawn: Sequence[Bar], *, transfers: bool = False) -> list[str]:
+    """List what stands below the ops of a row: lanes beside compute, in the order of phases."""
+    used = phases_of([bar for bar in drawn if bar.worker != NO_WORKER])
+    beside = [phase.kind.lane for phase in used if phase.kind.lane != COMPUTING]
+    return [*dict.fromkeys(beside), *[TRANSFERS] * transfers]
 
-    ops: Lane
-    host: Lane
-    transfers: Lane
+
+def row_height(below: Sequence[str]) -> float:
+    """Height of a row with lanes below its ops [inch]."""
+    return _ROW + len(below) * (_ALONE if len(below) == 1 else _SEVERAL)
 
 
-def lanes_of(*, has_host_link: bool, has_transfers: bool) -> Lanes:
-    """Share a row among what it has."""
-    below = [Lane(0.17, 0.25)] if has_host_link + has_transfers == 1 else []
-    if has_host_link and has_transfers:
-        below = [Lane(0.04, 0.18), Lane(0.25, 0.18)]
-    if not below:
-        return Lanes(Lane(-_HEIGHT / 2, _HEIGHT), Lane(0.0, 0.0), Lane(0.0, 0.0))
-    return Lanes(Lane(-_HEIGHT / 2, below[0].top - 0.03 + _HEIGHT / 2), below[0], below[-1])
+def share_row(below: Sequence[str]) -> dict[str, Lane]:
+    """Share a row among its ops, as "compute", and the lanes below them."""
+    row, pitch = row_height(below), _ALONE if len(below) == 1 else _SEVERAL
+    first = (1 + _HEIGHT) / 2 * _ROW  # where the ops end
+    lanes = [
+        ((first + k * pitch + _GAP) / row - 0.5, (pitch - _GAP) / row) for k in range(len(below))
+    ]
+    ops = Lane((1 - _HEIGHT) / 2 * _ROW / row - 0.5, _HEIGHT * _ROW / row)
+    return {COMPUTING: ops} | {name: Lane(*each) for name, each in zip(below, lanes, strict=True)}
 
 
 def draw_bars(
@@ -63,6 +70,7 @@ def draw_bars(
     hatched: Collection[Op] = (),
     depth: Sequence[float] = (),
     transfers: Sequence[Arrow] = (),
+    looks: Mapping[str, palette.Look] | None = None,
 ) -> None:
     """Draw ops on given axes from one time to another, a row for each worker.
 
@@ -77,6 +85,7 @@ def draw_bars(
       hatched: ops of the second pipe.
       depth: (stages) how deep the colour of each is, from 0 to 1; all 0 if empty.
       transfers: messages that have a lane of their own below the ops of both workers.
+      looks: of phases, by letters; those of what is drawn if None.
     """
     axes.set_xlim(since, until if until > since else since + 1)
     labels = [f"worker {worker}" for worker in range(workers)]
@@ -84,10 +93,12 @@ def draw_bars(
     style.name_rows(axes, labels + ["all-reduce"] * has_collectives)
     seen = [bar for bar in drawn if bar.start < until and bar.finish > since]
     seen = seen if seen or not drawn else list(drawn)  # of a run that takes no time
-    has_host_link = any(bar.on_host_link for bar in drawn)
-    lanes = lanes_of(has_host_link=has_host_link, has_transfers=bool(transfers))
+    lanes = share_row(lanes_below(drawn, transfers=bool(transfers)))
+    looks = palette.looks_of(phases_of(drawn)) if looks is None else looks
     parts = [part for bar in seen for part in _parts(bar, workers, lanes)]
-    parts = [part._replace(depth=depth[part.op.stage]) for part in parts] if len(depth) else parts
+    if len(depth):  # what is of no stage has the colour of the last ones
+        shades = dict(enumerate(depth))
+        parts = [part._replace(depth=shades.get(part.op.stage, 0.0)) for part in parts]
     groups: dict[tuple[str, bool, float], list[DrawnOp]] = {}
     for part in parts:
         groups.setdefault((part.op.phase.name, part.op in hatched, part.depth), []).append(part)
@@ -95,37 +106,40 @@ def draw_bars(
     shapes: dict[str, Any] = {"rasterized": is_dense}
     if is_dense:  # ops narrower than a pixel share it, where else they would hide each other
         shapes["snap"] = False
-    for group in groups.values():
-        _draw_group(axes, group, group[0].op in hatched, shapes)
+    for (phase, is_hatched, _), group in groups.items():
+        _draw_group(axes, group, looks[phase], is_hatched, shapes)
     frames = [bar for bar in seen if bar.is_critical]
     outlines = [
-        DrawnOp(bar.ops[0], bar.start, bar.finish, _row(bar, workers) + lane.top, lane.height)
+        DrawnOp(bar.ops[0], "", bar.start, bar.finish, *_place(bar, workers, lanes))
         for bar in frames
-        for lane in [lanes.host if bar.on_host_link else lanes.ops]
     ]
     _outline(axes, outlines, palette.CRITICAL, _FRAME, zorder=3, **shapes)
     end = min(until, max((bar.finish for bar in seen), default=since))
-    middle = lanes.ops.top + lanes.ops.height / 2  # idle is where a thin line shows
+    middle = lanes[COMPUTING].top + lanes[COMPUTING].height / 2  # idle is where a thin line shows
     axes.hlines(
         np.arange(workers) + middle, since, end, color=palette.IDLE, linewidth=0.5, zorder=0.5
     )
     if transfers:
-        draw_transfers(axes, transfers, lanes.transfers.top, lanes.transfers.height)
+        draw_transfers(axes, transfers, *lanes[TRANSFERS])
     if len(parts) <= MAX_LABELS:
-        number(axes, [p for p in parts if p.top < workers - 0.5], hatched)
+        number(axes, [p for p in parts if p.top < workers - 0.5], looks, hatched)
 
 
-def _row(bar: Bar, workers: int) -> int:
-    return workers if bar.worker == NO_WORKER else bar.worker
+def _place(bar: Bar, workers: int, lanes: Mapping[str, Lane]) -> tuple[float, float]:
+    """Where a bar is drawn, and how high it is [rows]; an all-reduce has a row of its own."""
+    if bar.worker == NO_WORKER:
+        return workers + lanes[COMPUTING].top, lanes[COMPUTING].height
+    return bar.worker + lanes[bar.lane].top, lanes[bar.lane].height
 
 
-def _parts(bar: Bar, workers: int, lanes: Lanes) -> list[DrawnOp]:
+def _parts(bar: Bar, workers: int, lanes: Mapping[str, Lane]) -> list[DrawnOp]:
     """Where the ops of a bar are drawn."""
-    lane = lanes.host if bar.on_host_link else lanes.ops
-    height = lane.height / len(bar.ops)
-    top = _row(bar, workers) + lane.top
+    top, whole = _place(bar, workers, lanes)
+    height = whole / len(bar.ops)
+    each = [bar._replace(ops=(op,)) for op in bar.ops]
     return [
-        DrawnOp(op, bar.start, bar.finish, top + k * height, height) for k, op in enumerate(bar.ops)
+        DrawnOp(one.ops[0], one.number, bar.start, bar.finish, top + k * height, height)
+        for k, one in enumerate(each)
     ]
 
 
@@ -140,19 +154,23 @@ def _widths(axes: Axes, parts: Sequence[DrawnOp], widest: float) -> Any:
     return style.line_widths(axes, lengths, widest)
 
 
-def _draw_group(axes: Axes, group: list[DrawnOp], is_hatched: bool, shapes: dict[str, Any]) -> None:
+def _draw_group(
+    axes: Axes,
+    group: list[DrawnOp],
+    look: palette.Look,
+    is_hatched: bool,
+    shapes: dict[str, Any],
+) -> None:
     """Draw all ops of one look."""
-    phase = group[0].op.phase.name
-    look = style.look(phase, group[0].depth)
-    strokes = look.pop("hatch", None)
+    drawn = style.rectangle(look, group[0].depth)
+    strokes = drawn.pop("hatch", None)
     corners = _corners(group)
     widths = _widths(axes, group, _EDGE)
-    axes.add_collection(PolyCollection(corners, linewidths=widths, **look, **shapes))
+    axes.add_collection(PolyCollection(corners, linewidths=widths, **drawn, **shapes))
     if strokes or is_hatched:
-        ink = palette.look(phase).ink
         over: dict[str, Any] = {
             "facecolor": "none",
-            "edgecolor": ink,
+            "edgecolor": look.ink,
             "hatch": strokes or HATCH,
             "linewidth": 0.0,
         }
@@ -171,13 +189,16 @@ def bar_entries(drawn: Sequence[Bar], hatched: str = "", deep: str = "") -> list
 
     `hatched` names what strokes mean, and `deep` what a deeper colour of a phase does.
     """
-    used = np.unique([op.phase for bar in drawn for op in bar.ops])
+    used = phases_of(drawn)
+    looks = palette.looks_of(used)
     entries: list[Patch | Line2D] = [
-        Patch(**style.look(name), label=palette.look(name).name)
-        for name in (Phase(int(code)).name for code in used)
+        Patch(**style.rectangle(looks[phase.name]), label=looks[phase.name].name) for phase in used
     ]
     if deep:
-        entries.append(Patch(**style.look(Phase(int(used[0])).name, 1.0), label=deep))
+        entries.append(Patch(**style.rectangle(looks[used[0].name], 1.0), label=deep))
+    if below := lanes_below(drawn):
+        named = f"thin rows: {', '.join(below)}"
+        entries.append(Line2D([], [], linestyle="none", label=named))
     if hatched:
         entries.append(
             Patch(

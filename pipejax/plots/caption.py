@@ -14,14 +14,13 @@ from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.analysis.runs.timeline import Window
 from pipejax.base.checks import one_of
 from pipejax.base.data_files import UNITS, time_unit
-from pipejax.costs.costs import PHASE_FIELDS
-from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.cells.ops import SHARDING, STEP_END
 from pipejax.schedules.table.links import format_pair_links
 
 Run = TypeVar("Run")
 SLOTS = "slots"
 TIME_UNITS = ("s", "ms", "us", "ns")
-_FREE = ("A", "U", "UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")  # if not given
+_FREE = (*STEP_END, *SHARDING)  # if not given
 
 
 class TimeUnit(NamedTuple):
@@ -99,9 +98,10 @@ def caption_of_runs(
 def _facts(run: Evaluation, unit: TimeUnit) -> list[str]:
     """What was given: sizes, times, links."""
     costs = run.costs
-    letters = [Phase(code).name for code in np.unique(run.table.ops.phase).tolist()]
-    times = [f"{k} {text}" for k in letters if (text := _range(_cost(costs, k), unit))]
-    free = [f"{k} {_range(_cost(costs, k), unit)}" for k in _FREE if np.any(_cost(costs, k))]
+    used = [phase for phase in run.table.used_phases if phase.kind.time]
+    times = [f"{k.name} {text}" for k in used if (text := _range(costs.time(k), unit))]
+    given = [phase for phase in _FREE if np.any(costs.time(phase))]
+    free = [f"{phase.name} {_range(costs.time(phase), unit)}" for phase in given]
     pair = [] if costs.pair is None else [f"fused pair {_range(costs.pair, unit)}"]
     if costs.pair_factor is not None and run.table.is_fused.any():
         least, most = np.min(costs.pair_factor), np.max(costs.pair_factor)
@@ -120,10 +120,6 @@ def _facts(run: Evaluation, unit: TimeUnit) -> list[str]:
         messages,
         _links(run.links),
     ]
-
-
-def _cost(costs: Any, letter: str) -> Any:
-    return getattr(costs, PHASE_FIELDS[letter]) if letter in PHASE_FIELDS else None
 
 
 def _range(cost: Any, unit: TimeUnit) -> str:

@@ -1,6 +1,6 @@
-"""Microbatch numbers in ops: all of a row or none, as the axes are when they are drawn."""
+"""Microbatch numbers in ops: all of a lane or none, as the axes are when they are drawn."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
@@ -17,6 +17,7 @@ class DrawnOp(NamedTuple):
 
     Attributes:
       op: the op.
+      number: text of its microbatch.
       start: [s].
       finish: [s].
       top: in rows.
@@ -25,6 +26,7 @@ class DrawnOp(NamedTuple):
     """
 
     op: Op
+    number: str
     start: float
     finish: float
     top: float
@@ -44,7 +46,7 @@ class _Number(Text):
 
     def __init__(self, axes: Axes, part: DrawnOp, room: DigitRoom, ends: Any, **look: Any) -> None:
         middle = sum(ends) / 2, part.top + part.height / 2
-        super().__init__(*middle, str(part.op.microbatch), ha="center", va="center", **look)
+        super().__init__(*middle, part.number, ha="center", va="center", **look)
         self._room = room
         self._of = axes
         self.set_transform(axes.transData)
@@ -61,14 +63,19 @@ class _Number(Text):
         return bool(super().get_visible() and width >= _DIGIT * size and height >= 0.8 * size)
 
 
-def number(axes: Axes, parts: Sequence[DrawnOp], hatched: Collection[Op]) -> None:
+def number(
+    axes: Axes,
+    parts: Sequence[DrawnOp],
+    looks: Mapping[str, palette.Look],
+    hatched: Collection[Op],
+) -> None:
     """Write microbatch numbers, in the middle of what is seen of an op."""
     since, until = axes.get_xlim()
     size = style.small()
-    numbered = [part for part in parts if part.op.microbatch >= 0]
-    rows: dict[int, list[DrawnOp]] = {}
+    numbered = [part for part in parts if part.number]
+    rows: dict[tuple[int, str], list[DrawnOp]] = {}
     for part in numbered:
-        rows.setdefault(round(part.top), []).append(part)
+        rows.setdefault((round(part.top), part.op.phase.kind.lane), []).append(part)
     for row in rows.values():
         # an op that the window cuts speaks for itself only
         whole = [p for p in row if p.start >= since and p.finish <= until] or row
@@ -78,7 +85,7 @@ def number(axes: Axes, parts: Sequence[DrawnOp], hatched: Collection[Op]) -> Non
         for part in row:
             ends = max(part.start, since), min(part.finish, until)
             room = DigitRoom(*map(min, zip(least, _room(part, *ends), strict=True)))
-            look = palette.look(part.op.phase.name).deepened(part.depth)
+            look = looks[part.op.phase.name].deepened(part.depth)
             ground = {"facecolor": look.fill, "edgecolor": "none", "pad": 0.3}
             box: dict[str, Any] = {"bbox": ground} if part.op in hatched else {}
             more: dict[str, Any] = {"zorder": 4, "fontsize": size, "clip_on": True, **box}
@@ -86,4 +93,4 @@ def number(axes: Axes, parts: Sequence[DrawnOp], hatched: Collection[Op]) -> Non
 
 
 def _room(part: DrawnOp, start: float, finish: float) -> DigitRoom:
-    return DigitRoom((finish - start) / len(str(part.op.microbatch)), part.height)
+    return DigitRoom((finish - start) / len(part.number), part.height)

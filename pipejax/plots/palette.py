@@ -7,13 +7,15 @@ pipe are hatched, so forward and backward stay as far apart in grey as they are 
 Where no strokes can be drawn, as in a terminal, the second pipe has a darker shade. Stages of one
 worker go from dark to light: the first has a deeper colour of the phase, the last the phase's own.
 In grey both fit between the phases of schedules that have forwards and one kind of backward, or
-backwards that are split.
+backwards that are split. Kinds of ops that a table defines without a colour come from one scale,
+in lightness as far as can be from each other and from all that is drawn beside them.
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from pipejax.schedules.cells.ops import KINDS, MICROBATCH, Phase
+from pipejax.schedules.cells.ops import KINDS, MICROBATCH, AnyPhase, OpKind, Phase
 
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE, GREY, BLACK = "#0072B2", "#D55E00", "#CC79A7", "#999999", "#000000"
@@ -54,9 +56,14 @@ class Look(NamedTuple):
         """Return the look of a stage: 1 is the first of its worker, 0 the last."""
         if not (self.deep and share):
             return self
-        ends = ([int(text[k : k + 2], 16) for k in (1, 3, 5)] for text in (self.fill, self.deep))
-        mixed = (round(own + share * (deep - own)) for own, deep in zip(*ends, strict=True))
-        return self._replace(fill="#" + "".join(f"{part:02X}" for part in mixed))
+        return self._replace(fill=_mixed(self.fill, self.deep, share))
+
+
+def _mixed(one: str, other: str, share: float) -> str:
+    """Return the colour that lies so far on the way from one to another."""
+    ends = ([int(text[k : k + 2], 16) for k in (1, 3, 5)] for text in (one, other))
+    mixed = (round(own + share * (far - own)) for own, far in zip(*ends, strict=True))
+    return "#" + "".join(f"{part:02X}" for part in mixed)
 
 
 def lightness(colour: str) -> float:
@@ -78,6 +85,55 @@ PHASES: Mapping[str, Look] = {  # from light to dark, also for a colour-blind re
 NO_PIPE = tuple(phase for phase in PHASES if KINDS[Phase[phase]].of != MICROBATCH)
 
 
-def look(phase: str) -> Look:
-    """Return what a phase looks like; what costs nothing unless times are given is grey."""
-    return PHASES.get(phase, Look(phase, GREY, GREY))
+# what costs nothing unless times are given is grey
+USUAL = {phase.name: PHASES.get(phase.name, Look(phase.name, GREY, GREY)) for phase in KINDS}
+_SHADE = 0.33  # of the way to black, where a kind has no colour for the second pipe
+_CORNERS = ("#F3E58F", "#C9D665", "#8CC665", "#4DB07A", "#2F8A93", "#3C6098", "#4B3A86", "#3B0F57")
+SCALE = tuple(  # from light to dark, for kinds of ops that a table defines
+    _mixed(one, other, k / 32) for one, other in itertools.pairwise(_CORNERS) for k in range(32)
+)
+
+
+def looks_of(phases: Iterable[AnyPhase]) -> Mapping[str, Look]:
+    """Return what phases that are drawn beside each other look like, by their letters."""
+    kinds = {phase.name: phase.kind for phase in phases}
+    found = {
+        name: USUAL.get(name) or _own(kind, *(kind.look or ()))
+        for name, kind in kinds.items()
+        if name in USUAL or kind.look
+    }
+    free = [name for name in kinds if name not in found]
+    colours = _apart([look.fill for look in found.values()], len(free))
+    return found | {
+        name: _own(kinds[name], colours[k % len(colours)]) for k, name in enumerate(free)
+    }
+
+
+def _own(kind: OpKind, fill: str, *more: str) -> Look:
+    return Look(kind.name, fill, *(more or (_mixed(fill, BLACK, _SHADE),)))
+
+
+def _apart(taken: Sequence[str], count: int) -> list[str]:
+    """So many colours of the scale, as far in lightness as can be from each other and from others.
+
+    The widest distance at which as many find room, each as light as it may be.
+    """
+    others = [*map(_perceived, taken)]
+    found: dict[str, float] = {}  # their lightness
+    for distance in range(100, -1, -1):
+        found = {}
+        for colour in SCALE:
+            own = _perceived(colour)
+            if all(abs(own - other) >= distance for other in (*others, *found.values())):
+                found[colour] = own
+        if len(found) >= count:
+            break
+    return list(found)[:count]
+
+
+def _perceived(colour: str) -> float:
+    """Lightness as an eye has it: CIE L*, from 0 to 100."""
+    parts = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
+    linear = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    luminance = sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return 116 * max(luminance, 0.0) ** (1 / 3) - 16

@@ -154,9 +154,9 @@ class Picture(Figure):
         return text.getvalue()[text.getvalue().index("<svg") :]
 
 
-def look(phase: str, depth: float = 0.0) -> dict[str, Any]:
-    """Return how a rectangle of a phase is drawn; the first stage of a worker has depth 1."""
-    fill = palette.look(phase).deepened(depth).fill
+def rectangle(look: palette.Look, depth: float = 0.0) -> dict[str, Any]:
+    """Return how a rectangle of a look is drawn; the first stage of a worker has depth 1."""
+    fill = look.deepened(depth).fill
     if fill == palette.WHITE:
         return {"facecolor": fill, "edgecolor": palette.BLACK, "hatch": "////"}
     return {"facecolor": fill, "edgecolor": palette.WHITE}

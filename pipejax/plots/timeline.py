@@ -21,6 +21,7 @@ from pipejax.analysis.runs.timeline import (
     depths,
     name_of_deep,
     name_of_second,
+    phases_of,
     second_pipe,
     window_of,
 )
@@ -29,14 +30,22 @@ from pipejax.base.files import drafted
 from pipejax.costs.measured.costs_file import slot_costs
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.plots import palette, style
-from pipejax.plots.bars import Curves, bar_entries, draw_bars, draw_memory, lanes_of
+from pipejax.plots.bars import (
+    Curves,
+    bar_entries,
+    draw_bars,
+    draw_memory,
+    lanes_below,
+    row_height,
+    share_row,
+)
 from pipejax.plots.caption import SLOTS, TimeUnit, caption_of_runs, headlines, named, unit_of
 from pipejax.plots.transfers import draw_messages
-from pipejax.schedules.cells.ops import WAITS
+from pipejax.schedules.cells.ops import COMPUTING, WAITS
 from pipejax.schedules.table.table import ScheduleTable
 
 Run = Evaluation | ScheduleTable
-_ROW, _HOST_ROW, _MEMORY_ROW = 0.28, 0.42, 0.34  # heights of a worker's row [inch]
+_MEMORY_ROW = 0.34  # height of what a worker holds [inch]
 _HIGHEST = 8.5  # of all rows together [inch]
 _LINE = 1.35  # distance of lines of text, relative to it
 
@@ -72,6 +81,7 @@ class Drawing(NamedTuple):
       caption: text below the picture, if any.
       transfers: whether messages have a lane below the ops of their workers.
       title: above all, if any.
+      looks: of phases, by letters; those of each run if None.
     """
 
     unit: TimeUnit
@@ -82,6 +92,7 @@ class Drawing(NamedTuple):
     caption: str = ""
     transfers: bool = False
     title: str = ""
+    looks: Mapping[str, palette.Look] | None = None
 
 
 def plot(
@@ -192,7 +203,9 @@ def draw_panels(panels: Sequence[Panel], look: Drawing) -> style.Picture:
         h for panel, each in zip(panels, drawn, strict=True) for h in _heights(panel, each, look)
     ]
     squeezed = min(1.0, _HIGHEST / sum(heights))
-    entries = _legend(panels, [bar for each in drawn for bar in each], look)
+    all_drawn = [bar for each in drawn for bar in each]
+    looks = palette.looks_of(phases_of(all_drawn))
+    entries = _legend(panels, all_drawn, look)
     columns = _columns([str(entry.get_label()) for entry in entries], look.paper)
     caption = look.paper.wrapped(look.caption)
     line = _LINE * look.paper.font_size / 72  # [inch]
@@ -207,7 +220,7 @@ def draw_panels(panels: Sequence[Panel], look: Drawing) -> style.Picture:
         ).ravel()
         places = iter(axes)
         for panel, each in zip(panels, drawn, strict=True):
-            _draw_panel(next(places), panel, each, look, window)
+            _draw_panel(next(places), panel, each, look._replace(looks=looks), window)
             if panel.memory is not None:
                 draw_memory(next(places), panel.memory, until=panel.run.makespan)
         _name_times(axes[-1], look.unit, window)
@@ -246,7 +259,7 @@ def _heights(panel: Panel, drawn: Sequence[Bar], look: Drawing) -> list[float]:
     """Heights of a run and of its memory [inch]."""
     workers = panel.run.workers
     rows = workers + any(bar.worker == NO_WORKER for bar in drawn)  # that of collectives
-    row = _HOST_ROW if panel.run.table.offloads or look.transfers else _ROW
+    row = row_height(lanes_below(drawn, transfers=look.transfers))
     return [row * rows] + [_MEMORY_ROW * workers] * bool(panel.memory)
 
 
@@ -264,10 +277,11 @@ def _draw_panel(
         hatched=second_pipe(run.table),
         depth=depths(run.table),
         transfers=sent if look.transfers else (),
+        looks=look.looks,
     )
     if look.messages:
-        lanes = lanes_of(has_host_link=run.table.offloads, has_transfers=look.transfers)
-        top, height = lanes.ops
+        lanes = share_row(lanes_below(drawn, transfers=look.transfers))
+        top, height = lanes[COMPUTING]
         draw_messages(axes, sent, top=top, bottom=top + height)
     room = look.paper._replace(width=look.paper.width - 0.8)  # beside the names of rows
     each = [room.wrapped(text) for text in headlines(panel.name, run, look.unit)]

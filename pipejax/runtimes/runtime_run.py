@@ -14,7 +14,7 @@ from pipejax.base.checks import known_as
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.table import ScheduleTable, check_usual
 
 # each the function `run_table` of its module, imported when it is asked for
 RUNTIMES = {"jax": "pipejax.runtimes.spmd.runtime", "torch": "pipejax.runtimes.gloo.runtime"}
@@ -84,6 +84,7 @@ class RuntimeRun(NamedTuple):
 
 def run_table(runtime: str, job: RuntimeJob) -> RuntimeRun:
     """Run a table on a runtime; a ValueError says what it refuses."""
+    check_usual(job.table, f"the runtime {runtime}")
     module = RUNTIMES[known_as(runtime, RUNTIMES, "runtime")]
     run: Callable[[RuntimeJob], RuntimeRun] = import_module(module).run_table
     return run(job)

@@ -22,7 +22,7 @@ from pipejax.schedules.cells.ops import (
     receive_of,
 )
 from pipejax.schedules.table.communication_cells import TorchLowering, with_waits
-from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.schedules.table.table_files import RepairNotice, to_csv
 
 KNOWN = (*SPLIT, Phase.B, *SHARDING, *COMMUNICATION)
@@ -71,6 +71,7 @@ def to_torch_csv(table: ScheduleTable) -> str:
     Raises:
       ValueError: if a stage is on several workers.
     """
+    check_usual(table, "PyTorch's runtime")
     check_ranks(table)
     known = with_known_cells(table, tuple(ABSENT), "PyTorch")
     return to_csv(complete(known, sharding=True))
@@ -82,6 +83,7 @@ def check_sayable(table: ScheduleTable) -> None:
     Raises:
       ValueError: what is the reason.
     """
+    check_usual(table, "PyTorch's runtime")
     name = f"PyTorch's runtime cannot run {table.name}"
     for phase, number in absent(table).items():
         raise ValueError(f"{name}: {number} {phase.name} cells, {ABSENT[phase]}")

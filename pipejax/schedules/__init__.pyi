@@ -1,6 +1,8 @@
 """Schedules by name, own ones, and what tables hold."""
 
 from pipejax.schedules.cells.cells import WeightRule as WeightRule
+from pipejax.schedules.cells.grammar import Grammar as Grammar, Rule as Rule
+from pipejax.schedules.cells.ops import OpKind as OpKind
 from pipejax.schedules.heuristics.memory_limited_pipe import (
     LimitedPipe as LimitedPipe,
     zero_bubble_starts as zero_bubble_starts,

@@ -16,40 +16,45 @@ from pipejax.base.longest_path import CycleError, topological_order
 from pipejax.schedules.cells.cells import NEWEST, NOWHERE, Content
 from pipejax.schedules.cells.dependencies import (
     FORWARD,
+    consumers_by,
     find_dependencies,
     find_versions,
     order_of_cells,
+    producers_of,
+    waiting_by,
 )
+from pipejax.schedules.cells.grammar import USUAL, Grammar, Rule, format_rule
 from pipejax.schedules.cells.ops import (
-    CELL_PHASES,
     HOST,
     INPUT_GRADS,
     KINDS,
     MESSAGES,
-    SHARDING,
-    UNIT_SLOTS,
+    NO_STAGE,
     WEIGHT_GRADS,
+    WORKER,
+    AnyPhase,
     Op,
     Phase,
     ScheduleError,
     Slots,
-    format_cell,
+    format_number,
 )
 
 
-def _wrong(content: Content, cell: Index, reason: str, *only: Phase) -> ScheduleError:
+def _wrong(content: Content, cell: Index, reason: str, *only: AnyPhase) -> ScheduleError:
     """Return the error of one cell; {op} and {worker} in the reason stand for its own.
 
     Of a fused pair the op that has one of the phases is named, or both.
     """
     worker, slot = place = content.place(cell)
     ops = tuple(op for op in content.cell(worker, slot) if not only or op.phase in only)
-    return ScheduleError(reason.format(op=format_cell(ops), worker=worker), place=place)
+    return ScheduleError(reason.format(op=content.grammar.text(ops), worker=worker), place=place)
 
 
 def _missing(content: Content, op: Op, why: str) -> ScheduleError:
     worker = int(content.placement[content.pipe_of_microbatch[op.microbatch], op.stage])
-    return ScheduleError(f"missing op {op} on worker {worker}: {why}", place=(worker, None))
+    name = content.grammar.text((op,))
+    return ScheduleError(f"missing op {name} on worker {worker}: {why}", place=(worker, None))
 
 
 def check_arrays(content: Content) -> None:
@@ -62,7 +67,7 @@ def check_arrays(content: Content) -> None:
         raise ScheduleError(
             f"placement has shape (pipes, stages), got {placement.shape}: no stage is placed"
         )
-    for code in content.ops.phase[~np.isin(content.ops.phase, CELL_PHASES)]:
+    for code in content.ops.phase[~np.isin(content.ops.phase, content.grammar.in_cells)]:
         raise ScheduleError(f"{code} is not the code of a phase that a cell can hold")
     for pipe, stage in np.argwhere((placement < 0) | (placement >= workers)):
         raise ScheduleError(
@@ -85,23 +90,35 @@ def check_rows(content: Content) -> None:
 
 
 def check_ranges(content: Content) -> None:
-    """Stages, microbatches and pipes exist."""
-    ops = content.ops
-    numbered = ~np.isin(ops.phase, SHARDING)
+    """Stages, microbatches and pipes exist; a microbatch has all its slices, in one pipe."""
+    ops, grammar = content.ops, content.grammar
+    numbered = ~np.isin(ops.phase, grammar.sharding)
+    staged = ~np.isin(ops.phase, grammar.of_workers)
+    for cell in ops.cell[~staged & (ops.stage != NO_STAGE)]:
+        raise _wrong(content, cell, "op {op} on worker {worker} has a stage: its kind has none")
+    for end in {*sum(grammar.graph, ())} - {*range(content.num_stages)}:
+        raise ScheduleError(f"graph: stage {end} is none: stages are 0 to {content.num_stages - 1}")
     for held, values, count, what in (
-        (ops.phase > 0, ops.stage, content.num_stages, "has no place: stages"),
+        (staged, ops.stage, content.num_stages, "has no place: stages"),
         (numbered, ops.microbatch, content.num_microbatches, "has no forward: microbatches"),
         (numbered, ops.pipe, content.num_pipes, "belongs to no pipe: pipes"),
     ):
         for cell in ops.cell[held & ((values < 0) | (values >= count))]:
             where = f"op {{op}} on worker {{worker}} {what} are 0 to {count - 1}"
             raise _wrong(content, cell, where)
+    last, part = divmod(content.num_microbatches, grammar.slices)
+    if part:
+        raise ScheduleError(f"microbatch {last} has {part} slices of {grammar.slices}")
+    pipe_of = content.pipe_of_microbatch.reshape(-1, grammar.slices)
+    for microbatch in np.flatnonzero((pipe_of != pipe_of[:, :1]).any(axis=1)):
+        raise ScheduleError(f"slices of microbatch {microbatch} are in several pipes")
 
 
 def check_workers(content: Content) -> None:
     """Every op stands on the worker of its stage, every microbatch keeps to one pipe."""
-    sharded = np.isin(content.ops.phase, SHARDING)
-    ops, sharding = content.ops.take(~sharded), content.ops.take(sharded)
+    sharded = np.isin(content.ops.phase, content.grammar.sharding)
+    of_workers = np.isin(content.ops.phase, content.grammar.of_workers)
+    ops, sharding = content.ops.take(~sharded & ~of_workers), content.ops.take(sharded)
     should = content.placement[ops.pipe, ops.stage]
     for k in np.flatnonzero(should != ops.cell // content.num_slots):
         where = (
@@ -109,6 +126,7 @@ def check_workers(content: Content) -> None:
             f"pipe {ops.pipe[k]} is placed on worker {should[k]}"
         )
         raise _wrong(content, ops.cell[k], where)
+    ops = content.ops.take(~sharded)
     for k in np.flatnonzero(content.pipe_of_microbatch[ops.microbatch] != ops.pipe):
         raise _wrong(content, ops.cell[k], f"microbatch {ops.microbatch[k]} is in two pipes")
     holds = content.placement[:, sharding.stage] == sharding.cell // content.num_slots
@@ -119,27 +137,98 @@ def check_workers(content: Content) -> None:
 
 def check_once(content: Content) -> None:
     """No op stands twice."""
-    ops = content.ops.take(~np.isin(content.ops.phase, SHARDING))
-    sizes = len(Phase), content.num_stages, content.num_microbatches
-    key = np.ravel_multi_index((ops.phase, ops.stage, ops.microbatch), sizes)
+    grammar = content.grammar
+    ops = content.ops.take(~np.isin(content.ops.phase, grammar.sharding))
+    # an op is told by its stage, or by its worker where it is of none
+    of_workers = np.isin(ops.phase, grammar.of_workers)
+    place = np.where(of_workers, ops.cell // content.num_slots, ops.stage)
+    places = max(content.num_stages, content.num_workers)
+    sizes = len(grammar.phases), places, content.num_microbatches
+    key = np.ravel_multi_index((ops.phase, place, ops.microbatch), sizes)
     order = np.lexsort((ops.cell, key))
     for k in np.flatnonzero(np.diff(key[order]) == 0):
-        phase, stage, microbatch = map(int, np.unravel_index(key[order[k]], sizes))
         (first, before), (worker, slot) = map(content.place, ops.cell[order[k : k + 2]])
         place_of = (
             f"on worker {worker}: in slots {before} and {slot}"
             if first == worker
             else f"on worker {first} in slot {before} and on worker {worker} in slot {slot}"
         )
-        op = Op(Phase(phase), stage, microbatch)
-        raise ScheduleError(f"op {op} stands twice {place_of}", place=(worker, slot))
+        op = Op(*(field[order[k]] for field in (ops.phase, ops.stage, ops.microbatch)))
+        text = grammar.text((op._replace(phase=grammar.phases[op.phase]),))
+        raise ScheduleError(f"op {text} stands twice {place_of}", place=(worker, slot))
 
 
 def check_complete(content: Content) -> None:
+    """Every microbatch meets every stage, and every op has what it waits for.
+
+    A table whose forwards or backwards are of kinds of its own says itself what is complete.
+    """
+    grammar = content.grammar
+    usual = np.isin(content.ops.phase, (Phase.F, *INPUT_GRADS, Phase.W)).any()
+    if usual or not grammar.own:
+        _check_usual(content)
+    if not grammar.is_usual:
+        for rule in grammar.rules:
+            _check_ends(content, rule)
+        _check_needed(content)
+        _check_ways(content)
+
+
+def _check_ends(content: Content, rule: Rule) -> None:
+    """What a rule names exists, and something waits by it."""
+    slices = content.grammar.slices
+    text = f"rule {format_rule(rule, slices)}"
+    for numbers, count, what, parts in (
+        ((rule.consumer_stage, rule.producer_stage), content.num_stages, "stage", 1),
+        (
+            (rule.consumer_microbatch, rule.producer_microbatch),
+            content.num_microbatches,
+            "microbatch",
+            slices,
+        ),
+    ):
+        for number in numbers:
+            if number is not None and number >= count:
+                known = f"{what} {format_number(number, parts)} is none: the last one is"
+                raise ScheduleError(f"{text}: {known} {format_number(count - 1, parts)}")
+    if not len(consumers_by(content, rule)[0]):
+        raise ScheduleError(f"{text}: the table holds no op that waits by it")
+
+
+def _check_ways(content: Content) -> None:
+    """Messages lead from stage to stage, along edges of the graph if there is one."""
+    sent, graph = find_dependencies(content).messages(), content.grammar.graph
+    known = {frozenset(edge) for edge in graph}
+    ends = np.stack([sent.from_stage, sent.to_stage])
+    for source, target in np.unique(ends, axis=1).T.tolist():
+        if source == target or (graph and frozenset((source, target)) not in known):
+            cell = sent.consumer[(ends == [[source], [target]]).all(axis=0)][0]
+            way = f"within stage {source}" if source == target else f"from stage {source}"
+            why = "messages lead from stage to stage" + " along edges of the graph" * bool(graph)
+            raise _wrong(content, cell, f"{{op}} on worker {{worker}} waits for one {way}: {why}")
+
+
+def _check_needed(content: Content) -> None:
+    """What an op waits for by a rule is there, where it would be of a stage that exists."""
+    for rule in content.grammar.all_rules:
+        if not rule.is_needed or (content.grammar.forward_only and rule.consumer is Phase.U):
+            continue
+        for waiting in waiting_by(content, rule):
+            inside = (waiting.place != NOWHERE) & (waiting.microbatch != NOWHERE)
+            lacking = np.flatnonzero(inside & (producers_of(content, rule, waiting) == NOWHERE))
+            for k in lacking:
+                stage = int(waiting.place[k]) if rule.producers[0].kind.of != WORKER else NO_STAGE
+                op = Op(rule.producers[0], stage, int(waiting.microbatch[k]))
+                name = content.grammar.text((op,))
+                reason = f"missing op {name}: {{op}} on worker {{worker}} waits for it"
+                raise _wrong(content, waiting.consumer[k], reason, rule.consumer)
+
+
+def _check_usual(content: Content) -> None:
     """Every microbatch meets every stage: a forward, and a whole or a split backward.
 
     An activation that is offloaded is loaded for its backward; loads have an offload, and waits
-    have what they wait for.
+    have what they wait for. Tables that say so have no backward.
     """
     stages, microbatches = content.num_stages, content.num_microbatches
     forwards = content.ops.take(content.ops.phase == Phase.F)
@@ -157,6 +246,11 @@ def check_complete(content: Content) -> None:
         (phase, (content.where[phase] == NOWHERE) & (content.where[wait] != NOWHERE))
         for wait, phase in awaited
     ]
+    if content.grammar.forward_only:
+        backwards = np.isin(content.ops.phase, (*INPUT_GRADS, Phase.W, Phase.U))
+        for cell in content.ops.cell[backwards]:
+            raise _wrong(content, cell, "op {op} on worker {worker}: the table is forward_only")
+        whole = np.ones_like(whole)
     for phase, absent, why in (
         (Phase.B, ~(whole | grad | weight), "there is no backward"),
         (Phase.I, ~grad & weight, "there is a weight gradient alone"),
@@ -177,13 +271,17 @@ def check_order(content: Content) -> None:
     edges, slots = find_dependencies(content), content.num_slots
     tail_worker, tail_slot = np.divmod(edges.producer, slots)
     head_worker, head_slot = np.divmod(edges.consumer, slots)
-    for k in np.flatnonzero((tail_worker == head_worker) & (tail_slot >= head_slot)):
+    lane, phase = content.grammar.lane_of, content.cells.phase.ravel()
+    same = tail_worker == head_worker
+    if lane.any():
+        same &= lane[phase[edges.producer]] == lane[phase[edges.consumer]]
+    for k in np.flatnonzero(same & (tail_slot >= head_slot)):
         is_pair = tail_slot[k] == head_slot[k]
         late = "is the same fused pair" if is_pair else "stands after it in the row"
         then = content.text(edges.producer[k])
         reason = f"deadlock: {{op}} on worker {{worker}} waits for {then}, which {late}"
         raise _wrong(content, edges.consumer[k], reason)
-    if np.all(tail_slot < head_slot):
+    if np.all(tail_slot < head_slot) and content.op_of_cell is None:
         return  # the columns are an order
     try:
         topological_order(content.cells.phase.size, *order_of_cells(content))
@@ -246,6 +344,10 @@ def check_communication(content: Content) -> None:
     is_message = np.isin(content.ops.phase, MESSAGES)
     if not is_message.any():
         return
+    if not content.grammar.is_usual:
+        cell = content.ops.cell[is_message][0]
+        reason = "{op} on worker {worker}: tables with kinds, rules or slices of their own hold no"
+        raise _wrong(content, cell, f"{reason} SEND and RECV cells")
     expected = np.zeros(content.cells.phase.size, bool)
     for producer, consumer, source, target, microbatch, _, direction, _ in zip(
         *(field.tolist() for field in find_dependencies(content).messages()), strict=True
@@ -301,7 +403,7 @@ def check_shares(shares: Sequence[float], num_stages: int) -> None:
         )
 
 
-def check_slots(slots: Slots) -> None:
+def check_slots(slots: Slots, grammar: Grammar = USUAL) -> None:
     """Check that slot durations are positive and belong to phases that have one."""
     if not isinstance(slots, Mapping):
         raise ScheduleError(
@@ -309,8 +411,8 @@ def check_slots(slots: Slots) -> None:
             argument="slots",
         )
     for letter, duration in slots.items():
-        if letter not in UNIT_SLOTS:
-            known = ", ".join(UNIT_SLOTS)
+        if letter not in grammar.unit_slots:
+            known = ", ".join(grammar.unit_slots)
             raise ScheduleError(f"slots: unknown phase {letter!r}: known are {known}")
         if not are_positive([duration], 1):
             raise ScheduleError(

@@ -97,10 +97,11 @@ class OwnFunction:
             if name not in given:
                 raise ValueError(f"{self.name} needs {name}, which has no default")
         table = self._table(self._called(given))
-        if [table.num_workers, table.num_microbatches] != sizes:
+        microbatches = table.num_microbatches // table.grammar.slices
+        if [table.num_workers, microbatches] != sizes:
             raise ValueError(
                 f"{self.name} made a table of {table.num_workers} workers and "
-                f"{table.num_microbatches} microbatches for {sizes[0]} and {sizes[1]}"
+                f"{microbatches} microbatches for {sizes[0]} and {sizes[1]}"
             )
         return table
 

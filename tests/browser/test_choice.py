@@ -1,17 +1,25 @@
 """What is chosen on a page, and what is dropped on it, is what `pipejax evaluate` says."""
 
+import dataclasses
 import json
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
+import grammar_cases
 import numpy as np
 import pytest
+from explorer_cases import explored
+from grammar_tables import TABLES, of_grammar
 from hypothesis import HealthCheck, given, settings, strategies as st
+from playwright.sync_api import Error
 from strategies import tables
 
 import pipejax as pj
 from pipejax.cli.app import run as pipejax
+from pipejax.plots.explorer.page import page as page_of
 from pipejax.schedules import REGISTRY
+from pipejax.schedules.cells.ops import ScheduleError
 from pipejax.schedules.table.links import LINKS
 from pipejax.schedules.table.table_files import to_csv, to_json
 
@@ -120,7 +128,7 @@ def test_any_table_is_what_the_engine_says(offered, visit):
 
     draw()
     opened = visit(offered)
-    opened("explorer.scene.times.ops[explorer.scene.grammar.codes.R] = 1.1")
+    opened("explorer.scene.times.ops[explorer.scene.grammars[0].codes.R] = 1.1")
     times = {"forward": 1.0, "backward": 2.2, "input_grad": 1.3, "weight_grad": 0.9}
     for k, table in enumerate(drawn):
         name = opened(
@@ -133,6 +141,88 @@ def test_any_table_is_what_the_engine_says(offered, visit):
             assert makespan == pytest.approx(run.makespan, rel=1e-9), (table, link)
             assert idle == pytest.approx(run.bubble_ratio, abs=1e-9)
             assert peaks == run.peak_in_flight.tolist()
+
+
+TAKE = "([text, name]) => explorer.library.take(text, name)"
+
+
+def as_engine(opened, table, costs, name, *, releases=True):
+    """What a page says of a table that is dropped on it is what the engine does."""
+    for *_, link, makespan, idle, peaks in opened(MAKESPANS, [name]):
+        run = pj.evaluate(table, costs, link=link)
+        assert makespan == pytest.approx(run.makespan, rel=1e-12), link
+        assert idle == pytest.approx(run.bubble_ratio, abs=1e-9)
+        assert not releases or peaks == run.peak_in_flight.tolist()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_a_grammar_are_lowered_as_the_engine_does(name, tmp_path, visit):
+    """Lanes, rules, gates, slices, graphs: with the times that the page has of such a table."""
+    table, costs = of_grammar(name)
+    path = tmp_path / "x.html"
+    path.write_text(page_of([explored(table, costs)]))
+    opened = visit(path)
+    again = [to_json(table), "again.json"]
+    if name == "mixed":
+        with pytest.raises(Error, match="0X0: this page runs nothing on host links"):
+            opened(TAKE, again)
+        return
+    as_engine(opened, table, costs, opened(TAKE, again))
+
+
+def test_any_grammar_is_lowered_as_the_engine_does(tmp_path, visit):
+    """Drawn ones: kinds, rules, lanes, gates, slices, graphs, items; host links are refused."""
+    drawn = []
+
+    @settings(
+        max_examples=25, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(case=grammar_cases.cases())
+    def draw(case):
+        with suppress(ScheduleError):  # a spoiled one, or one that cannot run
+            table = case.table()
+            costs = dataclasses.replace(case.costs, all_reduce=0.0, update=0.0)
+            on_host = np.isin(table.phase, table.grammar.host).any()
+            if not (on_host or table.is_fused.any() or costs.per_microbatch()):
+                pj.evaluate(table, costs, link="rendezvous")
+                drawn.append((table, costs))
+
+    draw()
+    assert len(drawn) > 5
+    for k, (table, costs) in enumerate(drawn):
+        path = tmp_path / f"{k}.html"
+        path.write_text(page_of([explored(table, costs)]))
+        opened = visit(path)
+        name = opened(TAKE, [to_json(table), "again.json"])
+        as_engine(opened, table, costs, name, releases=False)  # drawn kinds free what none took
+        opened.context.close()
+
+
+def test_another_order_of_the_same_kinds_is_dropped(tmp_path, visit, capsys):
+    """With times by letters; other kinds and rules are refused, and rows that cannot run."""
+    table, costs = of_grammar("braid")
+    other, _ = of_grammar("vocabulary")
+    given, page = tmp_path / "braid.json", tmp_path / "x.html"
+    given.write_text(to_json(table))
+    times = "Fa=1,Fd=.6,Fm=1.25,Bm=2,Bd=.5,Ba=1.5"
+    shown = ["show", "-t", str(given), "-T", times, "--comm", "0.1", "--out", str(page)]
+    assert pipejax(shown) == 0
+    capsys.readouterr()
+    opened = visit(page)
+    rows = [[table.grammar.text(cell) for cell in row] for row in table.rows()]
+    rows[1][4:6] = rows[1][5:3:-1]  # a backward before the last forward
+    plain = pj.ScheduleTable.from_rows(rows, grammar=table.grammar)
+    as_engine(opened, plain, costs, opened(TAKE, [to_json(plain), "plain.json"]))
+    with pytest.raises(Error, match=r"own kinds and rules \(Ca, S, Cb, T\) are those of no table"):
+        opened(TAKE, [to_json(other), "other.json"])
+    late = to_json(table).replace('"1Fa0"', '"x"').replace('"1Ba0"', '"1Fa0"')
+    for text, why in (
+        (late.replace('"x"', '"1Ba0"'), "a deadlock: ops or transfers wait"),
+        (to_json(table).replace('"1Bd1"', '""'), "missing op 1Bd1: Ba on worker 1 waits for it"),
+        (to_json(table).replace('"1Bd1"', '"1Bd1@dma"'), '"1Bd1@dma" is no op'),
+    ):
+        with pytest.raises(Error, match=why):
+            opened(TAKE, [text, "wrong.json"])
 
 
 def test_tables_are_dropped_on_a_page_of_measured_costs(tmp_path, visit, capsys):
@@ -171,7 +261,7 @@ def test_tables_are_dropped_on_a_page_of_measured_costs(tmp_path, visit, capsys)
         ("0B0,0F0\n", "stands before what it waits for"),
         ("0F0,0B0\n1B0,1F0\n", "stands before what it waits for"),
         ("0F0,1B0\n1F0,0B0\n", "is on two workers"),
-        ("0F0,0O0,0L0,0B0\n", "this page runs no offloads"),
+        ("0F0,0O0,0L0,0B0\n", "this page runs nothing on host links"),
         ("0F0,0SEND_F0,0B0\n1F0,1B0\n", "every message needs one SEND and one RECV"),
         ('{"rows": []}', "it is JSON"),
     ],

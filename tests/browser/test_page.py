@@ -9,6 +9,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 from explorer_cases import explored
+from grammar_tables import of_grammar
 
 import pipejax as pj
 from pipejax.base import longest_path
@@ -572,6 +573,28 @@ def colour(opened, label, index):
     return f"#{red:02X}{green:02X}{blue:02X}"
 
 
+def test_ops_of_own_kinds_are_found_and_say_what_they_wait_for(tmp_path, visit):
+    """What workers do together waits for all of them; a microbatch is found with its slices."""
+    path = tmp_path / "x.html"
+    runs = [explored(*of_grammar(name)) for name in ("vocabulary", "slices")]
+    path.write_text(page(runs))
+    opened = visit(path)
+    found = {}
+    for text in ("Ca", "s1", "m1", "1f1.0"):
+        opened.page.locator("#find").fill(text)
+        opened.settle()
+        found[text] = opened("explorer.schedules.map(s => s.found.reduce((sum, f) => sum + f))")
+    # s1 is stage 1, and the vocabulary's forward of microbatch 1 on both workers
+    assert found == {"Ca": [6, 0], "s1": [8, 8], "m1": [12, 8], "1f1.0": [0, 1]}
+    waits = """name => {
+      const one = explorer.schedules[0];
+      return one.waits(one.find(name)).map(({ op, isLast }) => [one.label(op), isLast]);
+    }"""
+    assert opened(waits, "Ca1") == [["1F1", True], ["Cb0", False], ["Cb0", False]]
+    assert opened("explorer.schedules[0].label(explorer.schedules[0].awaiting(22))") == "Ca1"
+    assert "thin rows: net" in opened.page.locator("#legend").inner_text()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_recorded_run_stands_above_its_replay(scheme, recorded, visit):
     """It stays where it is when times change; colours say how much later its ops started."""
@@ -599,7 +622,7 @@ def test_a_recorded_run_stands_above_its_replay(scheme, recorded, visit):
     opened.page.mouse.move(5, 5)
     opened.page.get_by_label("residuals", exact=True).uncheck()
     opened.settle()
-    fill = palette.look(latest[1]).fill.upper()
+    fill = palette.USUAL[latest[1]].fill.upper()
     assert [colour(opened, latest, index) for index in (0, 1, 2)] == [fill] * 3
     opened.wait("location.hash.includes('residuals=0')")
     opened.page.keyboard.press("e")

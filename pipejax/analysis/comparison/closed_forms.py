@@ -204,5 +204,5 @@ def closed_form(table: ScheduleTable) -> tuple[ClosedForm, Shape]:
     """Return the closed form of a schedule, and the shape to evaluate it at."""
     couples = max(table.num_pipes // 2, 1)
     shape = Shape(table.num_workers, table.num_microbatches, table.stages_per_worker, couples)
-    form = CLOSED_FORMS.get(table.name, NO_FORM)
+    form = CLOSED_FORMS.get(table.name, NO_FORM) if table.grammar.is_usual else NO_FORM
     return form._replace(weight_copies=table.num_pipes), shape

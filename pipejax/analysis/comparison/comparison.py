@@ -10,7 +10,7 @@ from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr_of
-from pipejax.costs.costs import PHASE_FIELDS, Costs
+from pipejax.costs.costs import Costs
 from pipejax.costs.scaling import factors_of_ops, workers_of_ops
 from pipejax.schedules.cells.ops import COMPUTE, HOST, STEP_END, Phase, Slots
 from pipejax.schedules.table.held_activations import in_flight
@@ -84,14 +84,19 @@ def table_bubble_ratio(table: ScheduleTable, slots: Slots | None = None) -> floa
     """Bubble ratio of the idealised table without messages, in slots or in its own."""
     start, finish = slot_times(table, slots)
     total = float(finish.max()) * table.num_workers
-    return float((total - (finish - start).sum()) / total) if total else 0.0
+    busy = (finish - start)[np.isin(table.phase, table.grammar.busy)].sum()
+    return float((total - busy) / total) if total else 0.0
 
 
-def slots_of(costs: Costs) -> dict[str, float]:
-    """Return what F, B, I and W take on all stages together, in units of F where F takes time."""
-    letters = {phase.name: getattr(costs, PHASE_FIELDS[phase.name]) for phase in _PHASES}
-    mean = {letter: float(np.mean(time)) for letter, time in letters.items() if time is not None}
-    return {letter: time / (mean["F"] or 1.0) for letter, time in mean.items()}
+def slots_of(costs: Costs, table: ScheduleTable) -> dict[str, float]:
+    """Return what F, B, I, W and a table's own kinds take on all stages together.
+
+    In units of F where F takes time, else of the first that does.
+    """
+    times = {phase.name: costs.time(phase) for phase in (*_PHASES, *table.grammar.own)}
+    mean = {letter: float(np.mean(time)) for letter, time in times.items() if time is not None}
+    unit = next(filter(None, mean.values()), 1.0)
+    return {letter: time / unit for letter, time in mean.items()}
 
 
 def compare(
@@ -127,7 +132,7 @@ def compare(
     form, shape = closed_form(table)
     run = evaluate(table, costs, link=link)
     formula = form.bubble_ratio[1](shape) if form.bubble_ratio else None
-    slots = slots_of(costs) if slots is None else dict(slots)
+    slots = {**slots_of(costs, table), **(slots or {})}
     in_table, peak = table_bubble_ratio(table, slots), int(run.peak_in_flight.max())
     held: int | None = None
     reasons: list[str] = []
@@ -169,8 +174,8 @@ def compare(
 
 
 def _slots(table: ScheduleTable, slots: Slots) -> str:
-    used = [phase.name for phase in _PHASES if np.any(table.phase == phase)]
-    return ", ".join(f"{letter} = {slots[letter]:.3g}" for letter in used)
+    used = (phase.name for phase in table.used_phases)
+    return ", ".join(f"{letter} = {slots[letter]:.3g}" for letter in used if letter in slots)
 
 
 def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots: Slots) -> str:
@@ -182,10 +187,11 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots:
             whole = "it" if reasons else "the critical path"
             share = "less than 0.01" if percent < 0.01 else f"{percent:.2g}"
             reasons.append(f"{words} take {share} % of {whole}")
+    computed = [phase for phase in table.grammar.compute if phase is not Phase.R]
     times = {
-        phase.name: np.asarray(getattr(costs, PHASE_FIELDS[phase.name]), float)
-        for phase in _PHASES
-        if getattr(costs, PHASE_FIELDS[phase.name]) is not None and np.any(table.phase == phase)
+        phase.name: np.asarray(costs.time(phase), float)
+        for phase in table.used_phases
+        if phase in computed and costs.time(phase) is not None
     }
     factors = _worker_factors(table, times)
     if factors is not None:

@@ -10,9 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pipejax.analysis.runs.evaluate import evaluate
+from pipejax.base.checks import MismatchError
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs
-from pipejax.schedules.cells.ops import COMMUNICATION, NO_MICROBATCH, Cell, Op, Phase, ScheduleError
+from pipejax.schedules.cells.grammar import USUAL, Grammar
+from pipejax.schedules.cells.ops import (
+    COMMUNICATION,
+    NO_MICROBATCH,
+    NO_STAGE,
+    AnyPhase,
+    Cell,
+    Op,
+    Phase,
+    ScheduleError,
+)
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -63,7 +74,7 @@ class TableDifference(NamedTuple):
     moved: Mapping[Op, tuple[int, int]]
     split: tuple[int, int]
     fused: tuple[int, int]
-    only: Mapping[Phase, tuple[int, int]]
+    only: Mapping[AnyPhase, tuple[int, int]]
     other_placement: bool
 
     @property
@@ -81,7 +92,12 @@ class TableDifference(NamedTuple):
 def table_difference(one: ScheduleTable, other: ScheduleTable) -> TableDifference:
     """Compare two tables, cell by cell, whatever their sizes are."""
     tables = (one, other)
-    rows = [_rows(table) for table in tables]
+    if one.grammar.slices != other.grammar.slices:
+        raise MismatchError(
+            f"{one.name} has {one.grammar.slices} slices of a microbatch, {other.name} "
+            f"{other.grammar.slices}: no op of one is one of the other"
+        )
+    rows = [_rows(one), _rows(other, one.grammar)]
     worker_of = [_workers(each) for each in rows]
     both = worker_of[0].keys() & worker_of[1].keys()
     alone = [[op for op in of if op not in both] for of in worker_of]
@@ -105,7 +121,10 @@ def table_difference(one: ScheduleTable, other: ScheduleTable) -> TableDifferenc
         moved=moved,
         split=(split[0], split[1]),
         fused=(fused[0], fused[1]),
-        only={p: (counts[0][p], counts[1][p]) for p in Phase if counts[0][p] or counts[1][p]},
+        only={
+            phase: (counts[0][phase], counts[1][phase])
+            for phase in sorted(counts[0] | counts[1], key=int)
+        },
         other_placement=_pipes(one) != _pipes(other),
     )
 
@@ -117,7 +136,7 @@ def row_exchanges(
 
     None where such a table cannot run. Both tables must have one placement.
     """
-    rows, others = _rows(one), _rows(other)
+    rows, others = _rows(one), _rows(other, one.grammar)
     for worker in workers:
         exchanged = [*rows[:worker], others[worker], *rows[worker + 1 :]]
         try:
@@ -126,13 +145,28 @@ def row_exchanges(
             yield None
 
 
-def _rows(table: ScheduleTable) -> list[list[Cell]]:
-    return [[cell for cell in row if cell] for row in table.rows()]
+def _rows(table: ScheduleTable, like: Grammar = USUAL) -> list[list[Cell]]:
+    """Cells by row; kinds of its own are those of another grammar that has such letters."""
+    if not table.grammar.own:
+        return [[cell for cell in row if cell] for row in table.rows()]
+    known = {phase: like.by_letters.get(phase.name, phase) for phase in table.grammar.phases}
+    return [
+        [tuple(op._replace(phase=known[op.phase]) for op in cell) for cell in row if cell]
+        for row in table.rows()
+    ]
 
 
 def _workers(rows: Rows) -> dict[Op, int]:
-    """Worker of each op of a microbatch, and of the sharding of each stage."""
-    return {op: worker for worker, row in enumerate(rows) for cell in row for op in cell}
+    """Worker of each op of a microbatch, and of the sharding of each stage.
+
+    What is of a worker, and of no stage, has the worker in place of the stage.
+    """
+    return {
+        op if op.stage != NO_STAGE else op._replace(stage=worker): worker
+        for worker, row in enumerate(rows)
+        for cell in row
+        for op in cell
+    }
 
 
 def _pipes(table: ScheduleTable) -> list[list[int]]:

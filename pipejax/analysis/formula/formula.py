@@ -21,7 +21,7 @@ from pipejax.analysis.verify.certificate_file import (
 from pipejax.base.checks import check_types, unknown, whole_number, wrong
 from pipejax.base.data_files import load_json
 from pipejax.base.progress import OnProgress, telling
-from pipejax.costs.costs import PHASE_FIELDS, unchecked_costs
+from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.cells.ops import STEP_END
@@ -191,11 +191,12 @@ def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
     ends = [phase.name for phase in STEP_END]
     step_end = any(np.any(weights[phase]) for weights in content.weights for phase in ends)
     program = lower(content.table, link=content.links, step_end=step_end)
+    fields = {phase.name: phase.kind.time for phase in program.layout.timed}
     costs = linear_costs(
         program,
         {
             parameter: unchecked_costs(
-                {PHASE_FIELDS.get(key, key): np.array(value) / unit for key, value in own.items()}
+                {fields.get(key, key): np.array(value) / unit for key, value in own.items()}
             )
             for parameter, unit, own in zip(
                 content.names, content.units, content.weights, strict=True

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.analysis.formula.cone import LARGEST, Whole
-from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.checks import ArgumentError, check_types, unknown, wrong
 from pipejax.base.display import short_repr
-from pipejax.costs.costs import FIELDS, OF_COPIES, OF_STAGES, PHASE_FIELDS, Costs, unchecked_costs
-from pipejax.engine.lowering.program import Program
+from pipejax.costs.costs import FIELDS, PHASE_FIELDS, Costs, unchecked_costs
+from pipejax.engine.lowering.program import LINK_COSTS, CostLayout, Program
 from pipejax.engine.pricing import check_known, cost_vector, program_for
-from pipejax.schedules.cells.ops import KINDS, MICROBATCH, TIMED, Phase
+from pipejax.schedules.cells.ops import MICROBATCH, STAGE, WORKER, AnyPhase, Phase
 
 MOST_PARTS = 10**4  # into which a weight such as a third divides a unit
 DIRECTIONS = {"": (0, 1), "_F": (0,), "_B": (1,)}  # of messages, by suffix
@@ -50,13 +50,18 @@ class LinearCosts(NamedTuple):
 
 def default_parameters(program: Program) -> tuple[str, ...]:
     """Name the parameters that a program needs: its phases, and messages forth and back."""
-    phases = {phase.name for phase in (*program.layout.phases, *program.layout.paired_phases)}
-    backward = ("I", "W") if phases & {"I", "W"} else ("B",) if "B" in phases else ()
+    layout = program.layout
+    phases = {*layout.phases, *layout.paired_phases}
+    backward = {Phase.I, Phase.W} if phases & {Phase.I, Phase.W} else phases & {Phase.B}
     # an activation comes back from the host in the time in which it left
-    others = [p.name for p in TIMED if KINDS[p].of == MICROBATCH and p not in (Phase.F, Phase.L)]
-    more = [name for name in others if name in phases and name not in BACKWARDS]
+    usual = phases - {Phase[letter] for letter in BACKWARDS} - {Phase.L} | backward
+    known = {p for p in usual if p.kind.of == MICROBATCH} | (phases & {*layout.own})
+    named: dict[str, str] = {}
+    for phase in layout.timed:  # of kinds that share a cost the first names it
+        if phase in known:
+            named.setdefault(phase.kind.time, phase.name)
     has_messages = len(program.messages.producer) > 0
-    return ("F", *backward, *more, *("c_F", "c_B") * has_messages)
+    return (*named.values(), *("c_F", "c_B") * has_messages)
 
 
 def named_parameters(
@@ -64,7 +69,8 @@ def named_parameters(
 ) -> dict[str, Costs]:
     """Parameters by name: phases, of all stages or some, and messages, both ways or one.
 
-    `F` is the time of F on every stage, `F_0` that of stage 0, `F_first`, `F_mid` and `F_last`
+    A phase of a table's own goes by its letters; of one of workers, places are workers. `F` is the
+    time of F on every stage, `F_0` that of stage 0, `F_first`, `F_mid` and `F_last`
     those of the first stage, of all between and of the last; `c_F` is what a message takes forth
     (its transmit time, as --comm says), `c_B` back, `c` both ways; `latency_F`, `transmit_F`, ...
     its parts. With `parts` a phase is what one microbatch takes on a worker, and each stage takes
@@ -73,6 +79,8 @@ def named_parameters(
     Raises:
       ValueError: if a name is unknown, or two give the same time.
     """
+    fields = _fields(program.layout)
+    of_workers = {field for field, phase in fields.items() if phase.kind.of == WORKER}
     shares: dict[str, dict[str, NumpyArray]] = {}
     given: dict[str, NumpyArray] = {}
     for name in names:
@@ -83,13 +91,14 @@ def named_parameters(
         shares[name] = {field: where}
     for field, where in given.items():
         if field not in MESSAGES.values() and not np.all(where):
-            stage = int(np.flatnonzero(where == 0)[0])
-            raise ValueError(f"{', '.join(names)} do not give {field} of stage {stage}")
+            place = int(np.flatnonzero(where == 0)[0])
+            of = "worker" if field in of_workers else "stage"
+            raise ValueError(f"{', '.join(names)} do not give {field} of {of} {place}")
     shares = {name: _completed(share, given) for name, share in shares.items()}
     if parts is not None:
-        of_worker = {*PHASE_FIELDS.values()}
+        divided = fields.keys() - of_workers
         shares = {
-            name: {k: v * parts if k in of_worker else v for k, v in share.items()}
+            name: {k: v * parts if k in divided else v for k, v in share.items()}
             for name, share in shares.items()
         }
     return {name: unchecked_costs(share) for name, share in shares.items()}
@@ -111,27 +120,36 @@ def _completed(
     return share | {name: weight * of[field] for name, of in more.items() if field in of}
 
 
+def _fields(layout: CostLayout) -> dict[str, AnyPhase]:
+    """Fields of `Costs` that a program may read, with a phase that each is the time of."""
+    return {phase.kind.time: phase for phase in layout.timed}
+
+
 def _direction(program: Program, name: str) -> tuple[str, NumpyArray]:
     """Return the field of `Costs` that a parameter gives, and where it does: 1, elsewhere 0."""
     layout = program.layout
-    last = layout.num_stages - 1
-    kind, _, place = name.partition("_")
+    phases = {phase.name: phase for phase in layout.timed}
+    # letters may hold a _ themselves: the longest that a name begins with are meant
+    kind = max(
+        (k for k in (*phases, *MESSAGES) if f"{name}_".startswith(f"{k}_")), key=len, default=""
+    )
     suffix = name[len(kind) :]
     if kind in MESSAGES and suffix in DIRECTIONS:
-        share = np.zeros((2, layout.num_pipes, last))
+        share = np.zeros(layout.link_shape[:3])
         share[list(DIRECTIONS[suffix])] = 1.0
         return MESSAGES[kind], share
-    stages = np.arange(layout.num_stages)
+    place, places = suffix[1:], layout.places_of(phases[kind]) if kind in phases else 1
+    stages, last = np.arange(places), places - 1
     of_place = {"": stages >= 0, "first": stages == 0, "last": stages == last}
     of_place["mid"] = ~(of_place["first"] | of_place["last"])
     if re.fullmatch("[0-9]+", place) and int(place) <= last:
         of_place[place] = stages == int(place)
-    if kind not in PHASE_FIELDS or suffix == "_" or place not in of_place:
+    if kind not in phases or suffix == "_" or place not in of_place:
         more = (
             f", each also with _first, _mid, _last or _0 to _{last}; those of messages with _F, _B"
         )
-        raise unknown("parameter", name, [*PHASE_FIELDS, *MESSAGES], more)
-    return PHASE_FIELDS[kind], of_place[place].astype(float)
+        raise unknown("parameter", name, [*phases, *MESSAGES], more)
+    return phases[kind].kind.time, of_place[place].astype(float)
 
 
 def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -> LinearCosts:
@@ -157,7 +175,12 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
             )
     if not chosen:
         raise wrong("parameters", "must name at least one, got none")
-    known = {field for costs in chosen.values() for field in FIELDS if _is_given(costs, field)}
+    fields = dict.fromkeys(
+        (*FIELDS, *(field for costs in chosen.values() for field in vars(costs)))
+    )
+    known = {
+        field for costs in chosen.values() for field in fields if vars(costs).get(field) is not None
+    }
     check_known(program, unchecked_costs(dict.fromkeys(known, 0.0)))
     if program.links.eager_below:
         raise ArgumentError(
@@ -168,12 +191,11 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
         )
     for costs in chosen.values():
         program = program_for(program, costs)
-    is_used = np.zeros(program.layout.size, bool)
-    is_used[program.duration_index] = is_used[program.lag_index] = True
+    is_used = _positions_read(program)
     columns, units, directions = [], [], []
     for costs in chosen.values():
         # what another parameter gives costs nothing along this one
-        along = {field: getattr(costs, field) for field in FIELDS if field in known}
+        along = {field: vars(costs).get(field) for field in fields if field in known}
         along = {field: 0.0 if value is None else value for field, value in along.items()}
         directions.append(unchecked_costs(along))
         vector = np.asarray(cost_vector(program, directions[-1]), np.float64) * is_used
@@ -184,8 +206,17 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
     return LinearCosts(program, tuple(chosen), weights, np.array(units, object), (*directions,))
 
 
-def _is_given(costs: Costs, field: str) -> bool:
-    return getattr(costs, field) is not None
+def _positions_read(program: Program) -> Bool[NumpyArray, " costs"]:
+    """Which costs a program reads (costs), alone or as parts of a message or a fused pair."""
+    layout = program.layout
+    found = np.zeros(layout.size, bool)
+    found[program.duration_index] = found[program.lag_index] = True
+    latency, transmit, message = found[layout.first_link :].reshape(len(LINK_COSTS), -1)
+    latency |= message
+    transmit |= message
+    pairs = found[layout.first_pair : layout.first_link]
+    found[np.asarray(program.pair_index)[pairs]] = True
+    return found
 
 
 def _whole(weights: NumpyArray) -> tuple[int, Whole]:
@@ -206,24 +237,25 @@ def _fraction(weight: float) -> Fraction:
 def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
     """Weights of one parameter as nested lists of whole numbers, by phase letter and message part.
 
-    (stages), "pair" too; (2, pipes, stages - 1) of messages; each with a last axis of microbatches
-    where costs differ by them. What weighs nothing is left out, and phases that the program does
-    not have.
+    (stages), or (workers) of a phase of these, "pair" too; (2, pipes, boundaries) of messages; each
+    with a last axis of microbatches where costs differ by them. What weighs nothing is left out,
+    and phases that the program does not have.
     """
     layout = program.layout
     each = (layout.num_microbatches,) if layout.per_microbatch else ()
-    phases = {Phase(code) for code in np.unique(program.phase)} | {*layout.paired_phases}
-    keys = [key for key in PHASE_FIELDS if Phase[key] in phases]
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys([*keys, "pair"], (layout.num_stages,))
-    links = (2, layout.num_pipes, layout.num_stages - 1)
-    shapes |= {"latency": links, "transmit": links}
+    codes = {*np.unique(program.phase).tolist(), *map(int, layout.paired_phases)}
+    phases = {phase.name: phase for phase in layout.timed if int(phase) in codes}
+    shapes: dict[str, tuple[int, ...]] = {
+        name: (layout.places_of(phase),) for name, phase in phases.items()
+    }
+    shapes |= {"pair": (layout.num_stages,)}
+    shapes |= dict.fromkeys(("latency", "transmit"), layout.link_shape[:3])
     found = {}
     for key, shape in shapes.items():
-        value = getattr(costs, PHASE_FIELDS.get(key, key))
+        value = costs.time(phases[key]) if key in phases else getattr(costs, key)
         if value is not None and np.any(np.asarray(value)):
             array = np.asarray(value, np.float64)
-            field = PHASE_FIELDS.get(key, key)
-            if each and (field not in OF_STAGES or field in OF_COPIES):
+            if each and not (key in phases and phases[key].kind.of == STAGE):
                 shape = (*shape, *each)
                 array = array if array.ndim == len(shape) else array[..., None]
             whole = np.frompyfunc(lambda weight: int(_fraction(weight) * unit), 1, 1)

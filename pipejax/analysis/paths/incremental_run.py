@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation
-from pipejax.analysis.runs.timeline import bars
+from pipejax.analysis.runs.timeline import Bar, bars
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, number
 from pipejax.base.display import ResultDict, short_repr_of
@@ -18,10 +18,10 @@ from pipejax.base.incremental_path import Awaited, IncrementalPath, LongestAroun
 from pipejax.base.longest_path import CycleError
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.link_models import check_eager
-from pipejax.engine.lowering.program import NO_WORKER, SOURCE, ZERO
+from pipejax.engine.lowering.program import SOURCE, ZERO, Program
 from pipejax.engine.pricing import by_microbatch, cost_vector, ends_step
-from pipejax.schedules.cells.ops import WEIGHT_GRADS, Op, Phase, ScheduleError
-from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.cells.ops import WEIGHT_GRADS, WORKER, Op, Phase, ScheduleError
+from pipejax.schedules.table.table import ScheduleTable, row_order
 
 ROUNDING = 1e-12  # relative: what is closer may be equal
 Edge = tuple[int, int]  # node, and position of the lag in the cost vector
@@ -31,7 +31,7 @@ class _Kept(NamedTuple):
     """What a change replaced."""
 
     edges: dict[int, list[Edge]]
-    rows: tuple[int, int] | None  # worker, and place of the first of two that were swapped
+    rows: tuple[int, int] | None  # queue, and place of the first of two that were swapped
     vector: Float[NumpyArray, " costs"]
 
 
@@ -67,6 +67,7 @@ class IncrementalRun:
             evaluation.links.carries
             or evaluation.table.offloads
             or evaluation.table.updates_within
+            or bool(evaluation.table.grammar.together)
             or (self._ends_step and shares)
         )
         self._vector = self._price(evaluation.costs)
@@ -78,12 +79,14 @@ class IncrementalRun:
             [edge for edge in zip(*row, strict=True) if edge[0] != SOURCE]
             for row in zip(np.asarray(program.preds).tolist(), lags.tolist(), strict=True)
         ]
-        self._node = {bar.label: bar.node for bar in bars(evaluation)}
+        self._node = {_name(bar): bar.node for bar in bars(evaluation)}
         self._ops = {bar.node: bar.ops for bar in bars(evaluation)}
-        self._rows: list[list[int]] = [[] for _ in range(program.num_workers)]
-        for node in np.flatnonzero(program.worker != NO_WORKER).tolist():
-            self._rows[program.worker[node]].append(node)
-        self._slot = {node: k for row in self._rows for k, node in enumerate(row)}
+        self._queues = _queues(evaluation.table, program)
+        self._place = {
+            node: (number, k)
+            for number, queue in enumerate(self._queues)
+            for k, node in enumerate(queue)
+        }
         found, node_of = evaluation.table.dependencies, program.node_of_cell.ravel()
         self._in_cells = set(node_of.tolist()) - {SOURCE}
         self._needs = set(
@@ -106,10 +109,14 @@ class IncrementalRun:
     @property
     def table(self) -> ScheduleTable:
         """The schedule as it is now; where ops are swapped, without idle and SEND or RECV cells."""
-        if all(row == sorted(row) for row in self._rows):  # nodes are numbered along the rows
+        if all(queue == sorted(queue) for queue in self._queues):  # nodes are numbered along them
             return self._start
+        coming = [map(self._ops.__getitem__, queue) for queue in self._queues]
         return self._start.with_rows(
-            [[self._ops[node] for node in row if node in self._in_cells] for row in self._rows]
+            [
+                [next(coming[self._place[node][0]]) for node in row if node in self._in_cells]
+                for row in self._program.node_of_cell.tolist()
+            ]
         )
 
     def set_duration(self, op: str | Op, seconds: float) -> float:
@@ -185,7 +192,7 @@ class IncrementalRun:
         return self.makespan
 
     def swap(self, first: str | Op, second: str | Op) -> float:
-        """Swap two ops that follow each other in a worker's row.
+        """Swap two ops that follow each other in a worker's row, or on a lane beside it.
 
         Args:
           first: an op.
@@ -197,11 +204,11 @@ class IncrementalRun:
         Raises:
           ValueError: if the ops do not follow each other; or the order of something else hangs on
             theirs: of messages on any link but delay, of all-reduces that share a worker, of
-            offloads, of updates in cells.
+            offloads, of updates in cells, of what all workers do together.
           ScheduleError: if one waits for the other; nothing is changed then.
         """
-        one, other, worker, slot = self._neighbours(first, second)
-        edges = self._swapped(one, other, *self._beside(worker, slot))
+        one, other, queue, slot = self._neighbours(first, second)
+        edges = self._swapped(one, other, *self._beside(queue, slot))
         kept = {node: self._edges[node] for node in edges}
         try:
             if (one, other) in self._needs:
@@ -211,8 +218,8 @@ class IncrementalRun:
         except CycleError:
             self._replace(kept)
             raise ScheduleError(f"{second} cannot come before {first}: it waits for it") from None
-        self._keep(kept, (worker, slot), self._vector)
-        self._turn(worker, slot)
+        self._keep(kept, (queue, slot), self._vector)
+        self._turn(queue, slot)
         return self.makespan
 
     def makespan_if_swapped(self, first: str | Op, second: str | Op) -> float:
@@ -265,32 +272,32 @@ class IncrementalRun:
         return self._around
 
     def _neighbours(self, first: str | Op, second: str | Op) -> tuple[int, int, int, int]:
-        """Check two ops that are to be swapped: their nodes, worker, and place of the first."""
+        """Check two ops that are to be swapped: their nodes, queue, and place of the first."""
         one, other = self._node_of(first), self._node_of(second)
         if self._hangs_on_rows:
             raise ValueError(
-                "link must be delay to swap ops, without offloads, updates in cells or several "
-                "all-reduces on a worker: their order would change too"
+                "link must be delay to swap ops, without offloads, updates in cells, several "
+                "all-reduces on a worker or ops of all workers: their order would change too"
             )
-        worker, slot = int(self._program.worker[one]), self._slot.get(one, -1)
-        row = self._rows[worker]
-        if not {one, other} <= self._in_cells or row[slot + 1 : slot + 2] != [other]:
+        number, slot = self._place.get(one, (0, -1))
+        queue = self._queues[number]
+        if not {one, other} <= self._in_cells or queue[slot + 1 : slot + 2] != [other]:
             raise ValueError(f"{first} and {second} do not follow each other in a row")
-        return one, other, worker, slot
+        return one, other, number, slot
 
-    def _beside(self, worker: int, slot: int) -> tuple[int, list[int]]:
-        """Nodes before and behind two neighbours in a row: the source, or none, where it ends."""
-        row = self._rows[worker]
+    def _beside(self, queue: int, slot: int) -> tuple[int, list[int]]:
+        """Nodes before and behind two neighbours in a queue: the source, or none, at its ends."""
+        row = self._queues[queue]
         return row[slot - 1] if slot else SOURCE, row[slot + 2 : slot + 3]
 
-    def _judged(self, one: int, other: int, worker: int, slot: int) -> float | None:
+    def _judged(self, one: int, other: int, queue: int, slot: int) -> float | None:
         """Makespan after a swap, from the paths around both nodes; None where they do not tell.
 
         The longest path through one of them is found anew. The longest of all others is the one
         without the first, if that is longer than all through the second, or the other way.
         """
         around, finish, duration = self._paths_around(), self._path.finish, self._path.duration
-        before, behind = self._beside(worker, slot)
+        before, behind = self._beside(queue, slot)
         others = [edge for edge in self._edges[other] if edge[0] != one]
         moves_reduction = any(self._program.phase[v] == Phase.A for v in self._path.behind[other])
         is_bound = moves_reduction or (one, other) in self._needs
@@ -353,11 +360,11 @@ class IncrementalRun:
         for node, new in edges.items():
             self._edges[node] = new
 
-    def _turn(self, worker: int, slot: int) -> None:
-        """Swap two nodes in the list of a row."""
-        row = self._rows[worker]
+    def _turn(self, queue: int, slot: int) -> None:
+        """Swap two nodes in the list of a queue."""
+        row = self._queues[queue]
         row[slot], row[slot + 1] = row[slot + 1], row[slot]
-        self._slot[row[slot]], self._slot[row[slot + 1]] = slot, slot + 1
+        self._place |= {row[slot]: (queue, slot), row[slot + 1]: (queue, slot + 1)}
 
     def _swapped(
         self, one: int, other: int, before: int, behind: list[int]
@@ -377,6 +384,23 @@ class IncrementalRun:
             if self._program.stage[node] in stages and (other, ZERO) in self._edges[node]:
                 edges[node] = [(one, ZERO) if e == (other, ZERO) else e for e in self._edges[node]]
         return edges
+
+
+def _name(bar: Bar) -> str:
+    """Name an op; one of no stage by its worker too, which has one of its own."""
+    of_worker = bar.ops[0].phase.kind.of == WORKER
+    return f"{bar.label} (worker {bar.worker})" if of_worker else bar.label
+
+
+def _queues(table: ScheduleTable, program: Program) -> list[list[int]]:
+    """List the nodes of each row in order, then those of each lane beside it."""
+    cells = row_order(table, table.grammar.off_row)
+    worker, node_of = cells // table.num_slots, program.node_of_cell.ravel()
+    lane = table.grammar.lane_of[table.phase.ravel()[cells]]
+    found = [np.flatnonzero(program.worker == w).tolist() for w in range(program.num_workers)]
+    for pair in sorted({*zip(worker.tolist(), lane.tolist(), strict=True)}):
+        found.append(node_of[cells[(worker == pair[0]) & (lane == pair[1])]].tolist())
+    return found
 
 
 def _stages(table: ScheduleTable) -> list[list[int]]:

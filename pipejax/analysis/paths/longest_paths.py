@@ -7,7 +7,7 @@ what it counts more often gets slower, or what the longest counts more often get
 import itertools
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from pipejax.base.display import ResultList, short_repr_of
 from pipejax.base.path_ranking import Kinds, PathRanking
 from pipejax.engine.lowering.program import LINK_COSTS, SOURCE, Program
 from pipejax.engine.pricing import lower_and_price
-from pipejax.schedules.cells.ops import TIMED, Phase
+from pipejax.schedules.cells.ops import Cell, Phase
 
 
 @short_repr_of("length behind counts ops messages")
@@ -94,7 +94,7 @@ def longest_paths(
     preds = np.asarray(program.preds)
     ranking = PathRanking(preds, duration, lag, _last_nodes(program), kinds)
     labels = {bar.node: bar.label for bar in bars(evaluation)}
-    message_of = _messages(program)
+    message_of = _messages(program, evaluation.table.grammar.text)
     found: list[LongPath] = []
     for path in itertools.islice(ranking.paths(), count):
         before = preds[path.nodes, path.columns]
@@ -142,18 +142,15 @@ def _counted(
     spent = np.union1d(program.duration_index, program.lag_index)
     spent = spent[(vector[spent] > 0) | ~np.isin(groups[spent], ("latency_F", "latency_B"))]
     present = {name for position in spent.tolist() for name in parts[position]}
-    names = [name for name in _ORDER if name in present]
+    ways = (f"{name}_{way}" for name in ("c", "latency") for way in "FB")
+    order = (*(phase.name for phase in layout.timed), "pair", *ways)
+    names = [name for name in order if name in present]
     counted = np.array([[part.count(name) for name in names] for part in parts], int)
     return names, counted.reshape(len(parts), len(names))
 
 
 # how messages are counted: on a link that queues, what holds it; the latency behind it by itself
 _MESSAGE = {"latency": "latency", "transmit": "c", "message": "c"}
-_ORDER = (
-    *(phase.name for phase in TIMED),
-    "pair",
-    *(f"{name}_{way}" for name in ("c", "latency") for way in "FB"),
-)
 
 
 def _kinds(program: Program, counted: Int[NumpyArray, "costs names"]) -> Kinds:
@@ -174,11 +171,13 @@ def _last_nodes(program: Program) -> Int[NumpyArray, " some"]:
     return np.flatnonzero(last)
 
 
-def _messages(program: Program) -> dict[int | tuple[int, int, int], str]:
+def _messages(
+    program: Program, text: Callable[[Cell], str]
+) -> dict[int | tuple[int, int, int], str]:
     """Name messages by the node that carries them, or by the edge: tail, head, lag position."""
     sent = program.messages
     edges = zip(*(x.tolist() for x in (sent.producer, sent.consumer, sent.lag_index)), strict=True)
     return {
-        edge if carrier == SOURCE else carrier: str(sent.cells(number)[0])
+        edge if carrier == SOURCE else carrier: text(sent.cells(number)[:1])
         for number, (carrier, edge) in enumerate(zip(sent.carrier.tolist(), edges, strict=True))
     }

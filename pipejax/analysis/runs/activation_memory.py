@@ -9,7 +9,7 @@ from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import as_floats, check_types, share
 from pipejax.base.display import short_repr_of
-from pipejax.schedules.cells.memory_ledger import LEDGER, WEIGHT_SHARE, HeldOps, HeldParts
+from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, HeldOps, HeldParts, is_in_ledger
 
 Sizes = float | Sequence[float] | Float[NumpyArray, "..."] | Int[NumpyArray, "..."]
 PerStage = Float[NumpyArray, "stages *microbatches"]
@@ -115,11 +115,12 @@ def activation_memory(
     if any(size.ndim == 2 for size in given):
         # each microbatch of a stage has a size of its own: their places are numbered through
         every = evaluation.table.ops
-        microbatch = every.microbatch[np.isin(every.phase, [*LEDGER])]
+        # what is of a stage as a whole counts as the first
+        microbatch = np.maximum(every.microbatch[is_in_ledger(evaluation.table)], 0)
         ops = ops._replace(stage=ops.stage * shape[1] + microbatch)
         given = [np.broadcast_to(s if s.ndim == 2 else s[:, None], shape).ravel() for s in given]
     size, part, left = given
-    parts = HeldParts.of(ops)
+    parts = HeldParts.of(ops, evaluation.table.grammar)
     held = parts.levels(np.stack([size, part * size, left]))
     worker, time = parts.worker[parts.settled], parts.time[parts.settled]
     peak, peak_at = np.zeros((2, evaluation.workers))

@@ -20,9 +20,10 @@ from pipejax.analysis.verify.event_run import (
 )
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS
-from pipejax.schedules.cells.ops import HOST, Op, Phase
-from pipejax.schedules.table.communication_cells import insert_transfers
+from pipejax.costs.costs import MESSAGE_FIELDS
+from pipejax.schedules.cells.ops import Op, Phase
+from pipejax.schedules.table.communication_cells import insert_transfers, messages_of
+from pipejax.schedules.table.table import ScheduleTable
 
 Limits = Sequence[float] | Float[NumpyArray, " workers"]
 
@@ -100,18 +101,20 @@ def certificate(
 
 
 def _seconds(evaluation: Evaluation) -> dict[str, Any]:
-    """Lists of what is known: (stages) by phase letter, (2, pipes, stages - 1) of messages.
+    """Lists of what is known: (stages or workers) by letters, (2, pipes, boundaries) of messages.
 
     And a last axis of microbatches where a time differs by them.
     """
-    table, costs = evaluation.table, evaluation.costs
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
-        [*PHASE_FIELDS, "pair", "pair_factor"], (table.num_stages,)
-    )
-    shapes |= dict.fromkeys(MESSAGE_FIELDS, (2, table.num_pipes, table.num_stages - 1))
+    table, costs, layout = evaluation.table, evaluation.costs, evaluation.program.layout
+    values = {phase.name: costs.time(phase) for phase in layout.timed}
+    shapes: dict[str, tuple[int, ...]] = {
+        phase.name: (layout.places_of(phase),) for phase in layout.timed
+    }
+    shapes |= dict.fromkeys(("pair", "pair_factor"), (table.num_stages,))
+    shapes |= dict.fromkeys(MESSAGE_FIELDS, layout.link_shape[:3])
     found = {}
     for key, shape in shapes.items():
-        value = getattr(costs, PHASE_FIELDS.get(key, key))
+        value = values[key] if key in values else getattr(costs, key)
         if value is not None:
             array = np.asarray(value, np.float64)
             each = (table.num_microbatches,) if array.ndim > len(shape) else ()
@@ -121,16 +124,15 @@ def _seconds(evaluation: Evaluation) -> dict[str, Any]:
 
 def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     """Start and end of cells, all-reduces and updates by name."""
-    program, found = evaluation.program, {}
+    program, grammar, found = evaluation.program, evaluation.table.grammar, {}
+    runs = {*evaluation.links.executed(grammar), *grammar.host, *grammar.off_row}
     times = evaluation.start.tolist(), evaluation.finish.tolist()
     for worker, row in enumerate(evaluation.table.rows()):
         for slot, cell in enumerate(row):
-            if cell and cell[0].phase in (*evaluation.links.executed, *HOST):
+            if cell and cell[0].phase in runs:
                 start, end = (time[worker][slot] for time in times)
-                found[cell_name(";".join(map(str, cell)), worker, slot)] = {
-                    "start": start,
-                    "end": end,
-                }
+                name = ";".join(grammar.text((op,)) for op in cell)
+                found[cell_name(name, worker, slot)] = {"start": start, "end": end}
     for node in program.beside_cells.tolist():
         stage, worker = int(program.stage[node]), int(program.worker[node])
         name = update_name(stage, worker)
@@ -143,14 +145,29 @@ def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
 
 def _transfers(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     """When messages leave and arrive, by name."""
-    sent = evaluation.program.messages
+    table, sent = evaluation.table, evaluation.program.messages
+    found = messages_of(table)
+    ends = zip(*(x.tolist() for x in (found.producer, found.consumer, found.to_stage)), strict=True)
     columns = (sent.phase, sent.stage, sent.microbatch, sent.sender, sent.receiver)
     times = evaluation.message_start, evaluation.message_finish
     rows = zip(*(column.tolist() for column in (*columns, *times)), strict=True)
-    return {
-        transfer_name(str(Op(Phase(phase), stage, microbatch)), *workers): {
-            "leaves": leaves,
-            "arrives": arrives,
-        }
-        for phase, stage, microbatch, *workers, leaves, arrives in rows
-    }
+    named = {}
+    for (maker, waits, target), (phase, stage, microbatch, *workers, leaves, arrives) in zip(
+        ends, rows, strict=True
+    ):
+        name = str(Op(Phase(phase), stage, microbatch))
+        if not table.grammar.is_usual:
+            of = (stage, microbatch), (target, None)
+            name = " to ".join(
+                _op_of(table, cell, *key) for cell, key in zip((maker, waits), of, strict=True)
+            )
+        named[transfer_name(name, *workers)] = {"leaves": leaves, "arrives": arrives}
+    return named
+
+
+def _op_of(table: ScheduleTable, cell: int, stage: int, microbatch: int | None) -> str:
+    """Text of the first op of a cell that is of a stage, and of a microbatch if one is given."""
+    ops = table.cell(*table.place(cell))
+    return table.grammar.text(
+        next((op,) for op in ops if op.stage == stage and microbatch in (None, op.microbatch))
+    )

@@ -14,24 +14,46 @@ import heapq
 import itertools
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipejax.analysis.runs.evaluate import Evaluation
+from pipejax.analysis.runs.lanes import phases_beside
 from pipejax.analysis.runs.timeline import Arrow, Bar, arrows, bars
 from pipejax.base.checks import check_types
 from pipejax.engine.lowering.program import NO_WORKER
-from pipejax.schedules.cells.ops import NO_MICROBATCH, WEIGHT_GRADS, Phase
+from pipejax.schedules.cells.memory_ledger import END, START, ledger_of
+from pipejax.schedules.cells.ops import HOST, HOST_LINK, NO_MICROBATCH, NO_STAGE, PARTS
+from pipejax.schedules.table.table import ScheduleTable
 
-COMPUTE, COLLECTIVES, HOST_LINK, SEND, RECEIVE = range(5)  # kinds of tracks, from top to bottom
-_CATEGORY = ("compute", "collective", "host link", "message", "message")
-_TITLE = ("compute", "collectives", "host link", "send to worker {}", "receive from worker {}")
-_NO_PEER = -1  # in place of the other worker
+COMPUTE, COLLECTIVES, BESIDE, SEND, RECEIVE = range(5)  # kinds of tracks, from top to bottom
+_LINKS = {HOST_LINK: "host link"}  # what lanes are called, if not by their name
 _NANOSECONDS, _PER_MICROSECOND = 1e9, 1000
 
 Event = dict[str, Any]
-Track = tuple[int, int, int]  # worker, kind, other worker
+
+
+class Track(NamedTuple):
+    """A track of a worker; those that overlap go on several of its name.
+
+    Attributes:
+      worker: whose it is.
+      kind: its place among those of the worker.
+      number: of the other worker, or of the lane beside compute.
+      title: what it is called.
+      category: of its slices.
+    """
+
+    worker: int
+    kind: int
+    number: int
+    title: str
+    category: str
+
+
+def _compute(worker: int) -> Track:
+    return Track(worker, COMPUTE, 0, "compute", "compute")
 
 
 @dataclasses.dataclass
@@ -47,9 +69,9 @@ class _Slice:
 
     def event(self) -> Event:
         """Return it as an event with a duration."""
-        category = _CATEGORY[self.track[1]]
-        lasts = {"dur": _duration(self.start, self.end), "cat": category, "args": self.args}
-        return _event("X", self.track[0], self.tid, self.name, self.start, **lasts)
+        lasts = {"dur": _duration(self.start, self.end), "cat": self.track.category}
+        lasts["args"] = self.args
+        return _event("X", self.track.worker, self.tid, self.name, self.start, **lasts)
 
 
 def chrome_trace(evaluation: Evaluation) -> str:
@@ -60,9 +82,10 @@ def chrome_trace(evaluation: Evaluation) -> str:
 
     Returns:
       JSON text in the Trace Event Format. Process `w` is worker `w`, with tracks for its compute,
-      collectives, host link and messages; the durations of its slices of category "compute" add
-      up to its busy time. Flows lead from the producer of a message to its consumer, counters
-      show activations in flight and idle workers. Times are microseconds, in whole nanoseconds.
+      collectives, lanes beside compute and messages; the durations of its slices of category
+      "compute" add up to its busy time. Flows lead from the producer of a message to its consumer,
+      counters show activations in flight and idle workers. Times are microseconds, in whole
+      nanoseconds.
 
     Example:
       >>> import json, pipejax as pj
@@ -77,15 +100,16 @@ def chrome_trace(evaluation: Evaluation) -> str:
     """
     check_types(evaluation=(evaluation, Evaluation))
     ops, messages = bars(evaluation), arrows(evaluation)
-    of_ops = [_slices_of_op(evaluation, bar) for bar in ops]
-    of_messages = [_slices_of_message(arrow) for arrow in messages]
+    beside = list(phases_beside(evaluation.table))
+    of_ops = [_slices_of_op(evaluation.table, bar, beside) for bar in ops]
+    of_messages = [_slices_of_message(evaluation.table, arrow) for arrow in messages]
     slices = [*itertools.chain(*of_ops, *of_messages)]
     names = _place(slices, evaluation.workers)
     of_node = {bar.node: parts[0] for bar, parts in zip(ops, of_ops, strict=True)}
     timed = [
         *(part.event() for part in slices),
         *_flows(evaluation, of_node, of_messages),
-        *_in_flight(ops),
+        *_in_flight(evaluation.table, ops),
         *_idle(evaluation.workers, slices),
     ]
     metadata = {
@@ -123,25 +147,34 @@ def _duration(start: int, end: int) -> float:
     return lasts
 
 
-def _slices_of_op(evaluation: Evaluation, bar: Bar) -> list[_Slice]:
+def _slices_of_op(table: ScheduleTable, bar: Bar, beside: Sequence[str]) -> list[_Slice]:
     """Return the slice of an op, or one on each worker that takes part in a collective."""
-    op, workers, kind = bar.ops[0], [bar.worker], HOST_LINK if bar.on_host_link else COMPUTE
+    op, tracks = bar.ops[0], [_compute(bar.worker)]
     if bar.worker == NO_WORKER:
-        workers, kind = sorted(set(evaluation.table.placement[:, op.stage].tolist())), COLLECTIVES
+        holders = sorted(set(table.placement[:, op.stage].tolist()))
+        tracks = [Track(w, COLLECTIVES, 0, "collectives", "collective") for w in holders]
+    elif bar.lane in beside:
+        title = _LINKS.get(bar.lane, bar.lane)
+        tracks = [Track(bar.worker, BESIDE, beside.index(bar.lane), title, title)]
+    microbatch, part = divmod(op.microbatch, bar.slices)
     args = {
         "phase": "+".join(op.phase.name for op in bar.ops),
-        "stage": op.stage,
-        **({} if op.microbatch == NO_MICROBATCH else {"microbatch": op.microbatch}),
+        **({} if op.stage == NO_STAGE else {"stage": op.stage}),
+        **({} if op.microbatch == NO_MICROBATCH else {"microbatch": microbatch}),
+        **({"slice": part} if bar.slices > 1 else {}),
         "critical": bar.is_critical,
     }
-    return [_slice((worker, kind, _NO_PEER), bar, bar.label, args) for worker in workers]
+    return [_slice(track, bar, bar.label, args) for track in tracks]
 
 
-def _slices_of_message(arrow: Arrow) -> list[_Slice]:
+def _slices_of_message(table: ScheduleTable, arrow: Arrow) -> list[_Slice]:
     """Return a message as its sender and as its receiver see it; nothing if it takes no time."""
-    ends = (arrow.sender, SEND, arrow.receiver), (arrow.receiver, RECEIVE, arrow.sender)
-    args = {"critical": arrow.is_critical}
-    parts = [_slice(track, arrow, str(arrow.op), args) for track in ends]
+    one, other, args = arrow.sender, arrow.receiver, {"critical": arrow.is_critical}
+    tracks = (
+        Track(one, SEND, other, f"send to worker {other}", "message"),
+        Track(other, RECEIVE, one, f"receive from worker {one}", "message"),
+    )
+    parts = [_slice(track, arrow, table.grammar.text((arrow.op,)), args) for track in tracks]
     return [part for part in parts if part.end > part.start]
 
 
@@ -152,7 +185,7 @@ def _slice(track: Track, timed: Bar | Arrow, name: str, args: dict[str, Any]) ->
 
 def _place(slices: Sequence[_Slice], num_workers: int) -> list[Event]:
     """Give every slice a track on which it overlaps no other; return what all are called."""
-    on: dict[Track, list[_Slice]] = {(w, COMPUTE, _NO_PEER): [] for w in range(num_workers)}
+    on: dict[Track, list[_Slice]] = {_compute(worker): [] for worker in range(num_workers)}
     for part in slices:
         on.setdefault(part.track, []).append(part)
     names = _named("process", num_workers, COMPUTE, "pipeline", 0)
@@ -160,11 +193,11 @@ def _place(slices: Sequence[_Slice], num_workers: int) -> list[Event]:
         names += _named("process", worker, COMPUTE, f"worker {worker}", worker + 1)
     # Perfetto takes a thread with the number of its process for the main one: none here has it
     tids = itertools.count(num_workers + 1)
-    for (worker, kind, peer), parts in sorted(on.items(), key=lambda item: item[0]):
+    for track, parts in sorted(on.items(), key=lambda item: item[0]):
         for number, lane in enumerate(_lanes(parts), 1):
-            tid = COMPUTE if kind == COMPUTE and number == 1 else next(tids)
-            title = _TITLE[kind].format(peer) + f" ({number})" * (number > 1)
-            names += _named("thread", worker, tid, title, tid)
+            tid = COMPUTE if track.kind == COMPUTE and number == 1 else next(tids)
+            title = track.title + f" ({number})" * (number > 1)
+            names += _named("thread", track.worker, tid, title, tid)
             for part in lane:
                 part.tid = tid
     return names
@@ -213,25 +246,34 @@ def _flows(
         chain = [("s", first, max(first.start, first.end - 1))]
         chain += [("t", part, min(part.start + 1, part.end - 1)) for part in parts[:1]]
         chain += [("f", last, min(last.start + 1, last.end - 1))]
-        name = str(sent.cells(number)[0])
-        flow = {"cat": _CATEGORY[SEND], "id": number, "bp": "e"}
+        name = evaluation.table.grammar.text(sent.cells(number)[:1])
+        flow = {"cat": "message", "id": number, "bp": "e"}
         events += [
-            _event(kind, at.track[0], at.tid, name, time, **flow) for kind, at, time in chain
+            _event(kind, at.track.worker, at.tid, name, time, **flow) for kind, at, time in chain
         ]
     return events
 
 
-def _in_flight(ops: Sequence[Bar]) -> list[Event]:
-    """Count activations of each worker: one more from F on, one less from the end of B or W."""
-    events, held = [], Counter[int]()
+def _in_flight(table: ScheduleTable, ops: Sequence[Bar]) -> list[Event]:
+    """Count activations of each worker: one more from F on, one less from the end of B or W.
+
+    What else kinds take and free is counted by its share of an activation.
+    """
+    ledger = ledger_of(phase for phase in table.used_phases if phase not in HOST)
+    share = dict(enumerate(table.grammar.items.values(), len(PARTS)))
+    changes: list[tuple[int, int, float]] = []  # time [ns], worker, what comes or goes
     for bar in ops:  # a row in its order: at one time what ended before comes before
-        for op in bar.ops:
-            if op.phase in (Phase.F, *WEIGHT_GRADS):
-                held[bar.worker] += 1 if op.phase == Phase.F else -1
-                time = bar.start if op.phase == Phase.F else bar.finish
-                count = {"args": {"activations": held[bar.worker]}}
-                at = round(time * _NANOSECONDS)
-                events.append(_event("C", bar.worker, COMPUTE, "in flight", at, **count))
+        ends = {START: round(bar.start * _NANOSECONDS), END: round(bar.finish * _NANOSECONDS)}
+        for moment, at in ends.items():
+            entries = [e for op in bar.ops for e in ledger.get(op.phase, ()) if e.moment == moment]
+            change = sum(entry.change * share.get(entry.part, 1) for entry in entries)
+            if change:
+                changes.append((at, bar.worker, change))
+    events, held = [], defaultdict[int, float](int)
+    for at, worker, change in sorted(changes, key=lambda each: each[0]):
+        held[worker] += change
+        count = {"args": {"activations": held[worker]}}
+        events.append(_event("C", worker, COMPUTE, "in flight", at, **count))
     return events
 
 
@@ -239,7 +281,7 @@ def _idle(num_workers: int, slices: Sequence[_Slice]) -> list[Event]:
     """Count the workers that compute nothing."""
     change = Counter({0: num_workers})
     for part in slices:
-        if part.track[1] == COMPUTE:
+        if part.track.kind == COMPUTE:
             change[part.start] -= 1
             change[part.end] += 1
     times = sorted(change)

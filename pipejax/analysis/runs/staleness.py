@@ -21,7 +21,7 @@ from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.dependencies import Versions, find_versions, versions_held
-from pipejax.schedules.cells.ops import COMPUTE, Phase
+from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
@@ -169,7 +169,7 @@ def op_times(
     Returns (workers, slots) start and finish [s, or slots]; 0 where a cell is idle.
     """
     if costs is None:
-        slots = {phase.name: 1 for phase in COMPUTE}
+        slots = dict.fromkeys(table.grammar.unit_slots, 1)
         return slot_times(table, slots, shares=False, link=link)
     run = evaluate(table, costs, link=link)
     return run.start, run.finish

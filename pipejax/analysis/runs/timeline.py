@@ -15,7 +15,15 @@ from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import one_of, wrong
 from pipejax.engine.lowering.program import SOURCE
-from pipejax.schedules.cells.ops import HOST, INPUT_GRADS, NO_MICROBATCH, Op, Phase, format_cell
+from pipejax.schedules.cells.ops import (
+    INPUT_GRADS,
+    NO_MICROBATCH,
+    AnyPhase,
+    Op,
+    Phase,
+    format_cell,
+    format_number,
+)
 from pipejax.schedules.table.table import ScheduleTable
 
 SEGMENTS = ("warmup", "steady", "cooldown")
@@ -31,6 +39,7 @@ class Bar(NamedTuple):
       ops: the op, or the forward and backward of a fused pair.
       is_critical: whether it is on the critical path.
       node: node of the program, or the source where the run had none.
+      slices: how many each microbatch has.
     """
 
     worker: int
@@ -39,16 +48,22 @@ class Bar(NamedTuple):
     ops: tuple[Op, ...]
     is_critical: bool
     node: int = SOURCE
+    slices: int = 1
 
     @property
-    def on_host_link(self) -> bool:
-        """Whether it is an offload or a load, which run beside the worker's compute."""
-        return self.ops[0].phase in HOST
+    def lane(self) -> str:
+        """What of its worker it runs on: "compute", or what is beside that."""
+        return self.ops[0].phase.kind.lane
+
+    @property
+    def number(self) -> str:
+        """Text of its microbatch, of a fused pair that of the forward."""
+        return format_number(self.ops[0].microbatch, self.slices)
 
     @property
     def label(self) -> str:
         """Text of the cell."""
-        return format_cell(self.ops)
+        return format_cell(self.ops, self.slices)
 
 
 class Arrow(NamedTuple):
@@ -100,10 +115,17 @@ def bars(evaluation: Evaluation, *, untimed: bool = True) -> list[Bar]:
             ops,
             bool(evaluation.critical[node]),
             node,
+            evaluation.table.grammar.slices,
         )
         for node, worker, ops in cells + at_end
         if untimed or evaluation.node_finish[node] > evaluation.node_start[node]
     ]
+
+
+def phases_of(drawn: Iterable[Bar]) -> list[AnyPhase]:
+    """List the phases of some bars by code; tables may number kinds of their own alike."""
+    found = {op.phase.name: op.phase for bar in drawn for op in bar.ops}
+    return sorted(found.values(), key=int)
 
 
 def second_pipe(table: ScheduleTable) -> frozenset[Op]:

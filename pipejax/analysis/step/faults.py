@@ -12,16 +12,15 @@ import numpy as np
 
 from pipejax.analysis.paths.head_of_line_blocking import transfer_waits
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
-from pipejax.analysis.step.step_parts import Part, step_parts
+from pipejax.analysis.step.step_parts import LANE, Part, step_parts
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
 from pipejax.base.medians import medians_of_others
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs
-from pipejax.costs.scaling import GROUPS, scaled_costs
+from pipejax.costs.scaling import scaled_costs
 from pipejax.engine.pricing import lower_and_price
 from pipejax.engine.recurrence_host import makespan_on_host
-from pipejax.schedules.cells.ops import KINDS, Phase
 from pipejax.schedules.table.table import ScheduleTable
 
 NOTABLE = 1.02  # a stage, worker or link that takes less than so many times the median is like it
@@ -39,8 +38,9 @@ class Fault(NamedTuple):
     """A cause, and what the step would save without it.
 
     Attributes:
-      kind: imbalance, link, messages, blocking, offloads, sharding, exchange, update,
-        microbatches (few), uneven microbatches, memory, or schedule where nothing else is wrong.
+      kind: imbalance, link, messages, blocking, offloads, sharding, exchange, update, a lane by
+        its name, microbatches (few), uneven microbatches, memory, or schedule where nothing else
+        is wrong.
       seconds: what the step would save without it [s]; of memory that rules out a schedule, what
         this would save beyond the best that fits.
       why: one sentence.
@@ -118,6 +118,8 @@ class Undone:
 class ComputeTimes(NamedTuple):
     """What a microbatch takes in the ops of each stage, and a step in those of each worker.
 
+    What is of workers, and of no stage, counts on workers alone.
+
     Attributes:
       stages: (stages) of the mean microbatch [s].
       workers: (workers) [s].
@@ -134,9 +136,9 @@ class ComputeTimes(NamedTuple):
         ops, costs = evaluation.table.ops, evaluation.costs
         shape = evaluation.stages, evaluation.microbatches
         of_stages, of_microbatches = np.zeros(shape[0]), np.zeros(shape[1])
-        for phase in np.unique(ops.phase).tolist():
-            time = getattr(costs, KINDS[Phase(phase)].time or "", None)
-            if KINDS[Phase(phase)].time not in GROUPS["compute"] or time is None:
+        for phase in evaluation.table.used_phases:
+            time = costs.time(phase)
+            if phase not in evaluation.table.grammar.compute or time is None:
                 continue
             each = np.asarray(time, float)
             seconds = np.broadcast_to(each[:, None] if each.ndim == 1 else each, shape)
@@ -288,8 +290,8 @@ def message_times(
 
     Where several pipes go over a boundary, it is of the workers of the first one.
     """
-    boundaries = table.num_stages - 1
-    shape = 2, table.num_pipes, boundaries
+    edges = table.grammar.edges(table.num_stages)
+    shape = 2, table.num_pipes, len(edges)
     each = np.zeros(shape)
     for name in MESSAGE_FIELDS:
         value = np.asarray(getattr(costs, name), float)
@@ -297,7 +299,7 @@ def message_times(
     found: dict[tuple[int, int], dict[int, float]] = {}
     placement = table.placement[0]
     for boundary, seconds in enumerate(each.mean(axis=(0, 1)).tolist()):
-        one, other = sorted((int(placement[boundary]), int(placement[boundary + 1])))
+        one, other = sorted(placement[list(edges[boundary])].tolist())
         if one != other:
             found.setdefault((one, other), {})[boundary] = seconds
     return found
@@ -309,9 +311,11 @@ def _longest_wait(run: Evaluation) -> str:
         worst = transfer_waits(run).transfers[0]
     except ValueError:  # of other links nothing stands in a queue that has a front
         return ""
-    if worst.front is None:
+    if worst.cell is None or worst.front is None:
         return ""
-    return f"; on worker {worst.worker}, {worst.cell} waits longest, behind {worst.front}"
+    text = run.table.grammar.text
+    waits, front = text((worst.cell,)), text((worst.front,))
+    return f"; on worker {worst.worker}, {waits} waits longest, behind {front}"
 
 
 def _longest_microbatch(run: Evaluation) -> str:
@@ -339,7 +343,8 @@ WHICH = {"blocking": _longest_wait, "uneven microbatches": _longest_microbatch}
 def _of_parts(undone: Undone, seconds: Mapping[str, float]) -> Iterator[Fault]:
     """Causes that are parts of the step, and too few microbatches."""
     run = undone.run
-    for name, why in WAITED.items():
+    lanes = {name: f"ops on {name} are waited for" for name in seconds if name.startswith(LANE)}
+    for name, why in {**WAITED, **lanes}.items():
         if seconds[name] > 0:
             which = WHICH[name](run) if name in WHICH else ""
             share = _share(seconds[name], run.makespan)

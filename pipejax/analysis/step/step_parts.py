@@ -8,12 +8,11 @@ long as the step grows when that reason joins those before it, so the parts tele
     stages as they are                   + imbalance
     messages that use no resource        + messages
     links as they are                    + blocking
-    offloads, sharding, exchange, update + what of each nothing hides
+    offloads, sharding, exchange, update + what of each nothing hides, and of each lane of its own
 
 Only the two kinds of unevenness can be negative: a schedule may run faster on stages that differ.
 """
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -22,12 +21,12 @@ import numpy as np
 from pipejax.analysis.runs.evaluate import Evaluation, busy_times
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
-from pipejax.costs.costs import Costs
-from pipejax.costs.scaling import GROUPS
+from pipejax.costs.costs import Costs, with_leaves
+from pipejax.costs.scaling import ScaledFields
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import lower_and_price
 from pipejax.engine.recurrence_host import HostRun, run_on_host
-from pipejax.schedules.cells.ops import INPUT_GRADS, Phase
+from pipejax.schedules.cells.ops import COMPUTING, INPUT_GRADS, Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -41,7 +40,9 @@ WAITS: Mapping[str, tuple[str, ...]] = {
     "exchange": ("all_reduce",),
     "update": ("update",),
 }
-ALIKE = (*GROUPS["compute"], "pair_factor")  # what an op of any stage takes where all are alike
+
+
+LANE = "lane "  # of parts that are a table's own
 
 
 @short_repr
@@ -49,7 +50,7 @@ class Part(NamedTuple):
     """A part of a step.
 
     Attributes:
-      name: compute, start, gaps, end, uneven microbatches, imbalance, or one of `WAITS`.
+      name: compute, start, gaps, end, uneven microbatches, imbalance, one of `WAITS`, or a lane.
       seconds: how long the step is because of it [s].
       of: what it is of, in words.
 
@@ -79,6 +80,14 @@ MEANING: Mapping[str, str] = {
 }
 
 
+def _waits(table: ScheduleTable) -> Mapping[str, tuple[str, ...]]:
+    """What is added to ops alone: behind `WAITS` each lane that a table has beside compute."""
+    own = table.grammar.own
+    lanes = dict.fromkeys(phase.kind.lane for phase in own if phase.kind.lane != COMPUTING)
+    fields = {lane: tuple(p.kind.time for p in own if p.kind.lane == lane) for lane in lanes}
+    return {**WAITS, **{LANE + lane: each for lane, each in fields.items()}}
+
+
 def step_parts(evaluation: Evaluation) -> list[Part]:
     """Break a run down into parts that sum to its makespan.
 
@@ -97,19 +106,21 @@ def step_parts(evaluation: Evaluation) -> list[Part]:
     """
     check_types(evaluation=(evaluation, Evaluation))
     found = dict(_telescoped(evaluation))
-    return [Part(name, seconds, MEANING[name]) for name, seconds in found.items()]
+    return [
+        Part(name, seconds, MEANING.get(name, f"ops on {name}")) for name, seconds in found.items()
+    ]
 
 
 def _telescoped(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
     """Names and seconds of the parts, one after the other."""
     table, costs = evaluation.table, evaluation.costs
-    without = {name: 0.0 for names in WAITS.values() for name in names}
-    alone = dataclasses.replace(costs, **without)
+    without = {name: 0.0 for names in _waits(table).values() for name in names}
+    alone = with_leaves(costs, without)
     free = Links("delay")
 
     program, vector = lower_and_price(table, alone, free)
     compute = float(busy_times(program, vector).mean())
-    program, run = _run(table, stages_alike(alone, microbatches=True), free)
+    program, run = _run(table, stages_alike(alone, table, microbatches=True), free)
     total = float(run.finish.max())
     start, gaps = _idle_until_turns(table, program, run)
     yield "compute", compute
@@ -146,25 +157,25 @@ def _idle_until_turns(table: ScheduleTable, program: Program, run: HostRun) -> t
 def _levels(evaluation: Evaluation, alone: Costs) -> Iterator[tuple[str, tuple[Costs, Links]]]:
     """Costs and links of every level above the lowest, with the part that it adds."""
     free, costs = Links("delay"), evaluation.costs
-    yield "uneven microbatches", (stages_alike(alone), free)
+    yield "uneven microbatches", (stages_alike(alone, evaluation.table), free)
     yield "imbalance", (alone, free)
     links = free
-    for name, fields in WAITS.items():
-        alone = dataclasses.replace(alone, **{field: getattr(costs, field) for field in fields})
+    for name, fields in _waits(evaluation.table).items():
+        alone = with_leaves(alone, {field: getattr(costs, field) for field in fields})
         links = evaluation.links if name == "blocking" else links
         yield name, (alone, links)
 
 
-def stages_alike(costs: Costs, *, microbatches: bool = False) -> Costs:
+def stages_alike(costs: Costs, table: ScheduleTable, *, microbatches: bool = False) -> Costs:
     """Give all stages the mean times of ops; also all microbatches if these are to be alike."""
     leaves = {}
-    for name in ALIKE:
+    for name in (*ScaledFields.of(table).words["compute"], "pair_factor"):
         value = getattr(costs, name)
         if value is not None and np.ndim(value):
             each = np.asarray(value, float)
             is_one = microbatches or each.ndim == 1
             leaves[name] = each.mean() if is_one else each.mean(axis=0, keepdims=True)
-    return dataclasses.replace(costs, **leaves)
+    return with_leaves(costs, leaves)
 
 
 def _run(table: ScheduleTable, costs: Costs, links: Links) -> tuple[Program, HostRun]:

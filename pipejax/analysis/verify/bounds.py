@@ -49,6 +49,8 @@ def derived_bounds(content: RunContent) -> dict[str, float]:
     if content.objective == "makespan":  # a span may be shorter than the way to its first op
         free = EventRun(table, costs, Links(host_links=content.links.host_links))
         found["path"] = max(free.end.values())
+    if not table.grammar.is_usual:  # the others add up the usual ops
+        return found
     durations = _durations(content) if content.limits is not None else []
     costs = {name: _least(times, 3 if name in MESSAGE else 1) for name, times in costs.items()}
     sizes = ActivationSizes(*(_least(size, 1) for size in content.sizes))

@@ -224,7 +224,8 @@ def read_run(data: Mapping[str, Any], name: str = "certificate") -> RunContent:
     table = read_table_of(parts["table"], f"{name}: table")
     _check_links_of(links, table, f"{name}: links")
     time = _whole_number if parts["kind"] == "optimum" else number
-    _check_costs(costs["seconds"], table, OF_BOUNDS if bounds else (), f"{name}: seconds", time)
+    more = OF_BOUNDS if bounds and table.grammar.is_usual else ()
+    _check_costs(costs["seconds"], table, more, f"{name}: seconds", time)
     for key in SIZES:
         shape = _of_microbatches(memory[key], (table.num_stages,), table)
         size = share if key == "weight_share" else number
@@ -354,21 +355,35 @@ def _check_costs(
     check: Callable[[Any, str], object],
 ) -> None:
     """Every time has its shape; there is one of all that the table holds and that bounds add up."""
-    known = [*(phase.name for phase in TIMED), "pair", "pair_factor"]
-    given = {key for key in known if isinstance(costs, Mapping) and key in costs}
+    shapes = {**_shapes(table), "pair_factor": (table.num_stages,)}
+    given = {key for key in shapes if isinstance(costs, Mapping) and key in costs}
     cells = [cell for row in table.rows() for cell in row]
     priced = [cell for cell in cells if len(cell) == 1 or "pair" not in given]
-    needs = {op.phase.name for cell in priced for op in cell if op.phase in TIMED}
+    needs = {op.phase.name for cell in priced for op in cell if op.phase.kind.time}
     needs |= {*STEP_END, *more, *MESSAGE}
     if given >= {"pair", "pair_factor"}:
         raise ValueError(f"{where}: pair and pair_factor both say what a fused pair takes")
     for key, value in check_keys(costs, given | needs, where).items():
-        shape: tuple[int, ...] = (table.num_stages,)
-        if key in MESSAGE:
-            shape = 2, table.num_pipes, table.num_stages - 1
-        if key not in OF_STAGES:
+        shape = shapes[key]
+        if key not in _of_stages(table):
             shape = _of_microbatches(value, shape, table)
         _check_numbers(value, shape, f"{where}: {key}", check)
+
+
+def _shapes(table: ScheduleTable) -> dict[str, tuple[int, ...]]:
+    """Shapes of times without an axis of microbatches, by letters, "pair" and message part."""
+    stages, workers = (table.num_stages,), (table.num_workers,)
+    found: dict[str, tuple[int, ...]] = dict.fromkeys((phase.name for phase in TIMED), stages)
+    for letters, kind in table.grammar.kinds.items():
+        found[letters] = workers if kind.of == "worker" else stages
+    found["pair"] = stages
+    boundaries = len(table.grammar.graph) or table.num_stages - 1
+    return found | dict.fromkeys(MESSAGE, (2, table.num_pipes, boundaries))
+
+
+def _of_stages(table: ScheduleTable) -> set[str]:
+    """Letters of what is of a stage as a whole, and of no microbatch."""
+    return {*OF_STAGES, *(k for k, kind in table.grammar.kinds.items() if kind.of == "stage")}
 
 
 def _of_microbatches(value: Any, shape: tuple[int, ...], table: ScheduleTable) -> tuple[int, ...]:
@@ -419,11 +434,7 @@ def _check_links_of(links: Links, table: ScheduleTable, where: str) -> None:
 
 def _weights(parameters: list[Any], table: ScheduleTable, name: str) -> list[Seconds]:
     """Weights of each parameter, with those that are 0 filled in."""
-    stages, pipes = table.num_stages, table.num_pipes
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
-        [*(phase.name for phase in TIMED), "pair"], (stages,)
-    )
-    shapes |= dict.fromkeys(MESSAGE, (2, pipes, stages - 1))
+    shapes = _shapes(table)
     given = [each["weights"] for each in parameters]
     for weights in given:
         if not isinstance(weights, Mapping) or not set(weights) <= set(shapes):
@@ -431,7 +442,7 @@ def _weights(parameters: list[Any], table: ScheduleTable, name: str) -> list[Sec
             raise ValueError(f"{name}: weights may have the keys {known}, got {weights!r}")
     if not any("pair" in weights for weights in given):  # then a pair lasts as long as both
         del shapes["pair"]
-    for key in shapes.keys() - OF_STAGES:
+    for key in shapes.keys() - _of_stages(table):
         if any(depth(weights.get(key)) > len(shapes[key]) for weights in given):
             shapes[key] = *shapes[key], table.num_microbatches
     for each in parameters:

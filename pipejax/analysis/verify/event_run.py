@@ -3,7 +3,7 @@
 It shares nothing with the engine but the reader of tables. An event is a cell, a message between
 workers, an all-reduce or an update behind the rows; it starts when the last event that it waits
 for is there. Its account of activation memory is its own as well. The numbers in comments are
-those of docs/semantics.md.
+those of docs/semantics.md. What a table has of its own says `own_rules`.
 """
 
 import functools
@@ -13,19 +13,20 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from pipejax.analysis.verify.own_rules import Named, OwnRules, WaitedFor
 from pipejax.schedules.cells.ops import TIMED
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
-Named = tuple[str, int, int]  # an op: letters of its phase, stage, microbatch
-Event = tuple[Any, ...]  # (worker, slot) of a cell; a SEND as `Named`; ("A", ..) or ("U", ..)
+# (worker, slot) of a cell; ("A", ..) or ("U", ..); a message as its SEND, which is `Named`, or in a
+# table with rules of its own as ("to", its producer, what waits)
+Event = tuple[Any, ...]
 # by phase letter (stages); "pair" or "pair_factor"; "latency", "transmit" by boundary; or of these
 # by microbatch
 Seconds = Mapping[str, Any]
 Curve = list[tuple[float, float]]  # (time [s], held from then on)
 UNIT_TIMES = {"F": 1.0, "I": 1.0, "W": 1.0, "R": 1.0, "B": 2.0}  # Messages: what orders transfers
-OPS = ("F", "B", "I", "W", "R", "U")  # Messages: what waits for `blocking` messages
-HOST = ("O", "L")
+COMPUTE = "compute"
 MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
 WAIT_SEND = ("WAIT_SEND_F", "WAIT_SEND_B")
 UNTIMED = ("WAIT_O", *WAIT_SEND)  # WAIT_REDUCE_GRAD has a time of its own
@@ -34,33 +35,57 @@ SAME_STAGE = {"R": "FL", "B": "FRL", "I": "FRL", "W": "I", "U": "BW", "O": "F", 
 SAME_STAGE["WAIT_O"] = "O"
 
 
-def inputs(op: Named) -> Iterator[Named]:
-    """Name the ops that an op waits for, whether or not the table holds them."""
+def inputs(op: Named, own: OwnRules) -> Iterator[Named]:
+    """Name the ops that an op waits for by the usual rules, whether or not the table holds them."""
     phase, stage, microbatch = op
     for letter in SAME_STAGE.get(phase, ""):
         yield letter, stage, microbatch
     if phase == "F":
-        yield "F", stage - 1, microbatch
+        yield from (("F", before, microbatch) for before in own.before(stage))
+        yield from (("F", stage, before) for before in own.slices_before(microbatch))
     if phase in ("B", "I"):
-        yield "I", stage + 1, microbatch
-        yield "B", stage + 1, microbatch
+        for letter in ("I", "B"):
+            yield from ((letter, behind, microbatch) for behind in own.behind(stage))
+            yield from ((letter, stage, behind) for behind in own.slices_behind(microbatch))
+
+
+class Message(NamedTuple):
+    """A message between workers.
+
+    Attributes:
+      sender: worker.
+      receiver: worker.
+      later: how much later it arrives than it holds its link [s].
+      way: direction, 0 forth and 1 back.
+      stage: of its producer.
+      microbatch: of its producer.
+    """
+
+    sender: int
+    receiver: int
+    later: float
+    way: int
+    stage: int
+    microbatch: int
 
 
 class EventRun:
     """Start and end of every event [s].
 
     Attributes:
+      own: what the table has of its own.
       rows: cells by worker and slot, each a list of ops.
       at: place (worker, slot) of every op.
       lasts: duration of each event [s].
       waits: what each event waits for, and how long after its end.
+      lane_of: lane of each event of a cell.
       ends_of_row: of each worker, the last event in its row.
       last_ops: of each worker, the last op in its row; sharding cells and waits are none.
       reached: what a worker runs before a SEND or RECV of its row, by its place.
       reductions: end of the last gradient in the run of `unit_ends`, and workers, of those at the
         end of the step.
-      message: worker from, worker to, and latency behind what occupies the link, by SEND.
-      follows: link model, by SEND; that of a message below `eager_below` is "queued".
+      message: messages by their events.
+      follows: link model of each; that of a message below `eager_below` is "queued".
       start: of each event [s]; those that can never start are not there: a deadlock.
       end: of each event [s].
       last: what each event waited for last; itself where it waits for nothing.
@@ -68,10 +93,16 @@ class EventRun:
 
     def __init__(self, table: ScheduleTable, costs: Seconds, links: Links) -> None:
         """Collect what waits for what, and run it."""
-        self.table, self.costs, self.links = table, costs, links
+        self.table, self.costs, self.links, self.own = table, costs, links, OwnRules(table)
         self.rows = [
-            [[(op.phase.name, op.stage, op.microbatch) for op in cell] for cell in row]
-            for row in table.rows()
+            [
+                [
+                    (op.phase.name, op.stage if op.stage >= 0 else -1 - w, op.microbatch)
+                    for op in cell
+                ]
+                for cell in row
+            ]
+            for w, row in enumerate(table.rows())
         ]
         self.at = {
             op: (worker, slot)
@@ -86,14 +117,15 @@ class EventRun:
         self.last_ops: dict[int, Event] = {}
         self.reached: dict[Event, list[Event]] = {}
         self.reductions: dict[Event, tuple[float, list[int]]] = {}
-        self.message: dict[Named, tuple[int, int, float]] = {}
-        self.follows: dict[Named, str] = {}
+        self.message: dict[Event, Message] = {}
+        self.follows: dict[Event, str] = {}
         self.has_cells = table.has_communication
         self.pipe_of = table.pipe_of_microbatch.tolist()
         self._add_rows()
         self._share_host_links()
         self._add_step_end()
-        self._add_messages()
+        self._add_waits()
+        self._open_together()
         self._run()
 
     def _add(self, event: Event, lasts: float, before: Iterable[Event]) -> None:
@@ -109,7 +141,10 @@ class EventRun:
         if len(cell) == 2 and "pair" in self.costs:
             cell = [("pair", *cell[0][1:])]
         timed = (op for op in cell if op[0] not in UNTIMED)
-        lasts = [of_microbatch(self.costs[phase][stage], m) for phase, stage, m in timed]
+        lasts = [
+            of_microbatch(self.costs[phase][at if at >= 0 else -1 - at], m)
+            for phase, at, m in timed
+        ]
         if len(cell) == 2 and "pair_factor" in self.costs:
             factor = of_microbatch(self.costs["pair_factor"][cell[0][1]], cell[0][2])
             lasts = [max(lasts), factor * min(lasts)]
@@ -119,27 +154,27 @@ class EventRun:
         """Order 1: one after the other. Offloading 1: host ops are issued where they stand."""
         rests = MESSAGES if self.links.meets else MESSAGES + WAIT_SEND
         for worker, row in enumerate(self.rows):
-            before: list[Event] = []
-            last_op: list[Event] = []
+            before: dict[str, list[Event]] = defaultdict(list)  # of each lane the last one
             for slot, cell in enumerate(row):
                 here = worker, slot
                 if not cell or cell[0][0] in rests:
-                    self.reached[here] = before
+                    self.reached[here] = before[COMPUTE]
                     continue
-                self._add(here, self._time(cell), before)
-                if cell[0][0] in OPS:  # sharding cells and waits are none
-                    self.next_in_row |= dict.fromkeys(last_op, here)
-                    last_op = [here]
-                if cell[0][0] not in HOST:
-                    before = [here]
-            self.ends_of_row[worker] = before[0]
-            self.last_ops[worker] = last_op[0]
+                lane = self.own.lane(cell[0][0])
+                self._add(here, self._time(cell), before[COMPUTE if lane == "host" else lane])
+                if lane == COMPUTE and self.own.is_op(cell[0][0]):
+                    if worker in self.last_ops:
+                        self.next_in_row[self.last_ops[worker]] = here
+                    self.last_ops[worker] = here
+                before[lane] = [here]
+            if before[COMPUTE]:
+                self.ends_of_row[worker] = before[COMPUTE][0]
 
     def _share_host_links(self) -> None:
         """Offloading 4: in the order of the columns, ties by worker."""
         link_of = {worker: group for group in self.links.host_links for worker in group}
         queues = defaultdict(list)
-        for worker, slot in (self.at[op] for op in self.at if op[0] in HOST):
+        for worker, slot in (self.at[op] for op in self.at if self.own.lane(op[0]) == "host"):
             queues[link_of.get(worker, (worker,))].append(((slot, worker), (worker, slot)))
         for users in queues.values():
             self._chain(users)
@@ -170,6 +205,8 @@ class EventRun:
         within = self.table.updates_within
         for stage, lasts in () if within else enumerate(self.costs["A"]):
             reduction, ends = ("A", stage, -1), [at for (_, s), at in copies.items() if s == stage]
+            if not ends:
+                continue
             self._add(reduction, float(lasts), ends)
             latest = max(self.unit_ends[cell] for cell in ends)
             self.reductions[reduction] = latest, [worker for worker, _ in ends]
@@ -186,19 +223,23 @@ class EventRun:
             self.next_in_row[self.last_ops[worker]] = update
             self.ends_of_row[worker] = self.last_ops[worker] = update
 
-    def _add_messages(self) -> None:
+    def _add_waits(self) -> None:
         """Order 2: what an op waits for. Messages: what crosses between workers, and how."""
         sends = "latency" in self.costs  # the run that orders transfers is free of messages
         queues: dict[Event, list[tuple[Any, Event]]] = defaultdict(list)
+        sent: dict[Any, tuple[int, int, Named]] = {}  # by producer, and cell and stage that wait
         for op, cell in self.at.items():
-            for made in inputs(op):
-                if made in self.at and (self.at[made][0] == cell[0] or not sends):
+            usual = (WaitedFor(made) for made in inputs(op, self.own))
+            for made, is_sent, rule in (*usual, *self.own.awaited(op, cell[0])):
+                if made in self.at and (self.at[made][0] == cell[0] or not (sends and is_sent)):
                     self.waits[cell].append((self.at[made], 0.0))
                 elif made in self.at:
-                    send = "SEND_F" if made[1] < op[1] else "SEND_B", *made[1:]
-                    self._add_message(send, self.at[made], cell, min(made[1], op[1]))
-                    for queue, rank in self._places(send, self.at[made], op):
-                        queues[queue].append((rank, send))
+                    key, first = (made, cell, op[1]), (rule, op[2], op)
+                    sent[key] = min(first, sent.get(key, first))
+        for (made, *_), (rule, _, op) in sent.items():
+            event = self._add_message(made, op)
+            for queue, rank in self._places(event, self.at[made], op, rule):
+                queues[queue].append((rank, event))
         for op, cell in self.at.items():
             send = op[0].removeprefix("WAIT_"), *op[1:]
             if op[0] in WAIT_SEND and self.follows.get(send) == "rendezvous":
@@ -210,23 +251,40 @@ class EventRun:
         for users in queues.values():
             self._chain(users)
 
-    def _add_message(self, send: Named, producer: Event, consumer: Event, boundary: int) -> None:
-        place = int(send[0] == "SEND_B"), self.pipe_of[send[2]], boundary
+    def _add_message(self, made: Named, op: Named) -> Event:
+        (sender, slot), (receiver, other) = self.at[made], self.at[op]
+        producer, consumer, microbatch = (sender, slot), (receiver, other), made[2]
+        way, boundary = self.own.way(made[1], op[1])
         latency, transmit = (
-            of_microbatch(self.costs[name][place[0]][place[1]][place[2]], send[2])
+            of_microbatch(self.costs[name][way][self.pipe_of[microbatch]][boundary], microbatch)
             for name in ("latency", "transmit")
         )
-        model = self._model_of(producer[0], consumer[0])
+        model = self._model_of(sender, receiver)
         if model == "rendezvous" and transmit < self.links.eager_below:
             model = "queued"
         on_link, behind = latency + transmit, 0.0
         if model in ("queued", "blocking"):
             on_link, behind = transmit, latency
-        self.message[send], self.follows[send] = (producer[0], consumer[0], behind), model
-        self._add(send, on_link, [producer])
-        self.waits[consumer].append((send, behind))
+        event: Event = MESSAGES[::2][way], *made[1:]
+        if not self.own.is_usual:  # the first op of its cell that is of this stage
+            event = "to", made, next(o for o in self.rows[receiver][other] if o[1] == op[1])
+        self.message[event] = Message(sender, receiver, behind, way, made[1], microbatch)
+        self.follows[event] = model
+        self._add(event, on_link, [producer])
+        self.waits[consumer].append((event, behind))
         if model == "blocking" and producer in self.next_in_row:
-            self.waits[self.next_in_row[producer]].append((send, 0.0))
+            self.waits[self.next_in_row[producer]].append((event, 0.0))
+        return event
+
+    def _open_together(self) -> None:
+        """What all workers do together waits for all that any of them waits for."""
+        groups: dict[Any, list[Event]] = defaultdict(list)
+        for (letters, _, microbatch), cell in self.at.items():
+            if self.own.together(letters):
+                groups[letters, microbatch].append(cell)
+        for cells in groups.values():
+            waits = [wait for cell in cells for wait in self.waits[cell]]
+            self.waits |= dict.fromkeys(cells, waits)
 
     def _model_of(self, sender: int, receiver: int) -> str:
         """Name the link model of a directed pair: its own, that of the way back, or that of all."""
@@ -241,32 +299,34 @@ class EventRun:
         groups = enumerate(self.links.shared_groups)
         return [("shared", k) for k, pairs in groups if (sender, receiver) in pairs]
 
-    def _places(self, send: Named, producer: Event, op: Named) -> Iterator[tuple[Event, Any]]:
+    def _places(
+        self, event: Event, producer: Event, op: Named, rule: int
+    ) -> Iterator[tuple[Event, Any]]:
         """Name the queues that a message goes through, and its rank in each."""
-        (sender, slot), receiver, model = producer, self.at[op][0], self.follows[send]
-        direction, groups = send[0][-1], self._groups(sender, receiver) if model != "delay" else []
+        sent, model, slot = self.message[event], self.follows[event], producer[1]
+        sender, receiver, direction = sent.sender, sent.receiver, "FB"[sent.way]
+        behind = slot, sent.way, op[1], rule, op[2]  # of messages of one op
+        # where its table does not give its rank
+        turn = self.unit_ends[producer], sender, sent.stage, sent.microbatch, *behind
+        groups = self._groups(sender, receiver) if model != "delay" else []
         if model in ("queued", "blocking") and not groups:
-            yield ("link", sender, receiver), (slot, direction == "B")
+            yield ("link", sender, receiver), behind
         receive = f"RECV_{direction}", *op[1:]
-        ends = ((send, sender, receiver), (receive, receiver, sender))
+        ends = ((event, sender, receiver), (receive, receiver, sender))
         for cell, worker, other in ends if model == "rendezvous" else ():
             scope = {"worker": (worker,), "pair": (worker, other), "direction": (worker, direction)}
-            rank = self.at[cell] if self.has_cells else self._turn(send, producer)
-            yield scope[self.links.queues], rank
+            yield scope[self.links.queues], self.at[cell] if self.has_cells else turn
             if self.has_cells and self.links.posting == "program":
-                self.waits[send] += [(before, 0.0) for before in self.reached[self.at[cell]]]
+                self.waits[event] += [(before, 0.0) for before in self.reached[self.at[cell]]]
         for group in groups:
-            yield group, self._turn(send, producer)
-
-    def _turn(self, send: Named, producer: Event) -> Any:
-        """Rank of a message where its table does not give it."""
-        return self.unit_ends[producer], producer[0], *send[1:]
+            yield group, turn
 
     @functools.cached_property
     def unit_ends(self) -> Mapping[Event, float]:
         """End of each cell in the run that orders transfers: only `UNIT_TIMES` pass there."""
-        stages = self.table.num_stages
-        costs = {phase.name: [UNIT_TIMES.get(phase.name, 0.0)] * stages for phase in TIMED}
+        places = max(self.table.num_stages, len(self.rows))
+        costs = {phase.name: [UNIT_TIMES.get(phase.name, 0.0)] * places for phase in TIMED}
+        costs |= {k: [float(kind.slot or 1)] * places for k, kind in self.own.kinds.items()}
         return EventRun(self.table, costs, Links(host_links=self.links.host_links)).end
 
     def _run(self) -> None:
@@ -299,13 +359,21 @@ class EventRun:
             event = next(other for other, _ in self.waits[event] if other not in self.end)
         return way[way.index(event) :] if event is not None else []
 
+    def ops(self) -> Iterator[tuple[Named, Event]]:
+        """List the ops of all cells that run, with their cells."""
+        for worker, row in enumerate(self.rows):
+            for slot, cell in enumerate(row):
+                if (worker, slot) in self.end:
+                    yield from ((op, (worker, slot)) for op in cell)
+
     def worker_of(self, event: Event) -> int | None:
-        """Worker whose row an event stands in; messages, all-reduces and host ops run beside it."""
+        """Worker whose row an event stands in; messages, all-reduces and lanes run beside it."""
         if event in self.message or event[0] == "A":
             return None
         if event[0] == "U":
             return int(event[2])
-        return None if self.holds(event, HOST) else int(event[0])
+        is_row = self.own.lane(self.rows[event[0]][event[1]][0][0]) == COMPUTE
+        return int(event[0]) if is_row else None
 
     def holds(self, event: Event, phases: Sequence[str]) -> bool:
         """Whether an event in a row is a cell that holds one of some phases."""
@@ -314,13 +382,14 @@ class EventRun:
     def name(self, event: Event) -> str:
         """Name an event as certificates do."""
         if event in self.message:
-            return transfer_name(_text(event), *self.message[event][:2])
+            ends = " to ".join(map(self.own.text, event[1:])) if event[0] == "to" else _text(event)
+            return transfer_name(ends, *self.message[event][:2])
         if event[0] == "A":
             return reduction_name(*event[1:])
         if event[0] == "U":
             return update_name(*event[1:])
         worker, slot = event
-        return cell_name(";".join(map(_text, self.rows[worker][slot])), worker, slot)
+        return cell_name(";".join(map(self.own.text, self.rows[worker][slot])), worker, slot)
 
 
 def _most(time: Any) -> float:
@@ -379,16 +448,25 @@ class ActivationSizes(NamedTuple):
 def memory_curves(run: EventRun, sizes: ActivationSizes) -> list[Curve]:
     """Follow what each worker holds; at one moment only the sum of all changes counts (rule 5)."""
     changes: list[dict[float, float]] = [defaultdict(float) for _ in run.rows]
-    for (phase, stage, microbatch), cell in run.at.items():
+    for (phase, place, number), cell in run.ops():
+        # what is of a worker counts as the last stage, what is of no microbatch as the first
+        stage, microbatch = max(place, -1), max(number, 0)
         whole, share, rest = (of_microbatch(size[stage], microbatch) for size in sizes)
         left = rest if ("R", stage, microbatch) in run.at else whole
         for_weights = share * whole
         taken = {"F": left, "R": whole - left, "L": left}
-        freed = {"B": whole, "I": whole - for_weights, "W": for_weights, "O": left}
+        freed = {"B": -whole, "I": for_weights - whole, "W": -for_weights, "O": -left}
+        kind = run.own.kinds.get(phase)
+        if kind is not None:
+            parts = [whole, for_weights, rest, *(item * whole for item in run.own.items)]
+            for change, at in ((taken, kind.at_start), (freed, kind.at_end)):
+                change |= (
+                    {phase: sum(count * parts[part] for part, count in at.items())} if at else {}
+                )
         if phase in taken:
             changes[cell[0]][run.start[cell]] += taken[phase]
         if phase in freed:
-            changes[cell[0]][run.end[cell]] -= freed[phase]
+            changes[cell[0]][run.end[cell]] += freed[phase]
     return [_summed(own) for own in changes]
 
 
@@ -400,14 +478,19 @@ def _summed(changes: dict[float, float]) -> Curve:
     return curve
 
 
-def peaks_in_flight(run: EventRun) -> list[int]:
-    """Count activations from F to the end of B or W, in row order; both of a pair count."""
+def peaks_in_flight(run: EventRun) -> list[float]:
+    """Count activations from F to the end of B or W, in row order; both of a pair count.
+
+    What kinds of a table's own take and free counts too, an item as its share.
+    """
     peaks = []
     for row in run.rows:
-        held = peak = 0
+        held: float = 0
+        peak = held
         for cell in row:
-            held += sum(op[0] == "F" for op in cell)
+            held += sum((op[0] == "F") + run.own.counted(op[0], "at_start") for op in cell)
             peak = max(peak, held)
             held -= sum(op[0] in ("B", "W") for op in cell)
+            held += sum(run.own.counted(op[0], "at_end") for op in cell)
         peaks.append(peak)
     return peaks

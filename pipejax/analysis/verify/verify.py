@@ -165,9 +165,10 @@ def derived_claims(run: EventRun, content: RunContent) -> dict[str, Any]:
     for event in events:
         if (worker := run.worker_of(event)) is not None:
             own[worker].append(event)
+    no_ops = (*NO_OPS, *(k for k, kind in run.own.kinds.items() if kind.of == "stage"))
     spans = [
-        max(run.end[e] for e in ops) - min(run.start[e] for e in ops)
-        for ops in ([e for e in each if not run.holds(e, NO_OPS)] for each in own)
+        max(run.end[e] for e in ops) - min(run.start[e] for e in ops) if ops else 0.0
+        for ops in ([e for e in each if not run.holds(e, no_ops)] for each in own)
     ]
     curves = memory_curves(run, content.sizes)
     return {
@@ -182,11 +183,11 @@ def derived_claims(run: EventRun, content: RunContent) -> dict[str, Any]:
             if e not in run.message
         },
         "transfers": {
-            run.name(e): {"leaves": run.start[e], "arrives": run.end[e] + run.message[e][2]}
+            run.name(e): {"leaves": run.start[e], "arrives": run.end[e] + run.message[e].later}
             for e in events
             if e in run.message
         },
-        "peak_memory": by_worker(max((held for _, held in c), default=0.0) for c in curves),
+        "peak_memory": by_worker(max([0.0, *(held for _, held in c)]) for c in curves),
         "held_from": by_worker([moment for moment, _ in curve] for curve in curves),
         "held": by_worker([held for _, held in curve] for curve in curves),
     }
@@ -211,21 +212,27 @@ class _Rounding(NamedTuple):
     Attributes:
       time: of the makespan, the largest of all times [s].
       memory: of the most that a worker holds, or of the largest activation, in their unit.
+      counts: of the most activations, where items are parts of them; else whole numbers.
     """
 
     time: float
     memory: float
+    counts: float
 
     @classmethod
     def of(cls, content: RunContent, derived: Mapping[str, Any]) -> "_Rounding":
         """Take the largest number of each kind."""
         sizes, peaks = content.sizes, derived["peak_memory"].values()
         memory = _largest([sizes.whole, sizes.checkpoints, *peaks])
-        return cls(ROUNDING * derived["makespan"], ROUNDING * memory)
+        counts = _largest([*derived["peak_in_flight"].values()])
+        is_whole = not content.table.grammar.items
+        return cls(
+            *(ROUNDING * x for x in (derived["makespan"], memory, 0 if is_whole else counts))
+        )
 
     def of_claim(self, name: str) -> float:
         """Return what holds for the numbers of a claim."""
-        return 0.0 if name in COUNTS else self.memory if name in MEMORY else self.time
+        return self.counts if name in COUNTS else self.memory if name in MEMORY else self.time
 
 
 def _largest(value: Any) -> float:

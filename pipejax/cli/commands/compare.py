@@ -133,7 +133,7 @@ def _said(
     else:
         columns.append(Column("fits", "fits", lambda fits: "yes" if fits else "no"))
         columns.append(Column("reason", lambda row: escape(_reason(row))))
-    ratio = ", ".join(f"{letter} = {slots[letter]:.4g}" for letter in "FBIW")
+    ratio = ", ".join(f"{letter} = {time:.4g}" for letter, time in slots.items())
     title = f"formula: as published; table: idealised, in slots of {ratio}; run: with messages"
     yield table_of(ranked, columns, keys=keys, title=title)
     yield "in flight: microbatches held at once, of all layers of a worker"

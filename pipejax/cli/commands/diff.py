@@ -10,7 +10,7 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.pricing_steps import GivenTimes
+from pipejax.cli.options.pricing_steps import TableSlots
 from pipejax.cli.options.tables import ScheduleList, TableOptions, naming
 from pipejax.cli.options.values import CountIfGiven
 from pipejax.cli.output.answer import Answer
@@ -19,7 +19,7 @@ from pipejax.cli.output.kinds import DRAWING
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import grid, pick, plain
-from pipejax.schedules.cells.ops import COMMUNICATION, KINDS, format_cell
+from pipejax.schedules.cells.ops import COMMUNICATION
 from pipejax.schedules.naming import named
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
         RowDifference,
         TableDifference,
     )
+    from pipejax.schedules.cells.grammar import Grammar
 
-UNIT = {kind.time: float(kind.slot) for kind in KINDS.values() if kind.slot is not None}
 QUICK = 10**6  # cells of all tables that are made of two: a few seconds
 AROUND = 3  # cells shown on both sides of the first that differs
 
@@ -62,7 +62,7 @@ def diff(
     listed = ScheduleList(options, tables=names, workers=workers)
     counts = None if microbatches is None else [microbatches]
     points = {point.name: point for point in listed.sized(counts)}
-    priced = pricing or Pricing(GivenTimes({"offload": 0.0, **UNIT}))
+    priced = pricing or Pricing(TableSlots(in_units=True))
     tables = [options.of(name).build(*points[name], priced) for name in names]
     priced.check_used(tables, map(options.builder, names))
     runs = []
@@ -78,13 +78,14 @@ def diff(
         "link": links.model,
         "unit": "slots" if pricing is None else "seconds",
         "tables": [_run_json(run, priced) for run in runs],
-        **_as_json(found),
+        **_as_json(found, tables[0].grammar),
         "exchanges": [
             {"worker": row.worker, "makespan": makespan}
             for row, makespan in zip(found.rows, exchanged, strict=bool(exchanged))
         ],
     }
-    return Answer(result, _said(found, result), {"drawn to": figure})
+    said = _said(found, result, tables[0].grammar)
+    return Answer(result, said, {"drawn to": figure})
 
 
 def _exchanged(found: "TableDifference", runs: Sequence["pj.Evaluation"]) -> list[float | None]:
@@ -107,12 +108,15 @@ def _run_json(run: "pj.Evaluation", pricing: Pricing) -> dict[str, Any]:
     return pick(run, names) | pricing.memory(run.table)
 
 
-def _as_json(found: "TableDifference") -> dict[str, Any]:
+def _as_json(found: "TableDifference", grammar: "Grammar") -> dict[str, Any]:
+    """What `--json` says; cells are written as in a grammar, of one number of slices."""
     return {
         "equal": found.is_none,
         "sizes": found.sizes,
         "other_placement": found.other_placement,
-        "moved": [{"op": str(op), "workers": workers} for op, workers in list(found.moved.items())],
+        "moved": [
+            {"op": grammar.text((op,)), "workers": workers} for op, workers in found.moved.items()
+        ],
         "split": found.split,
         "fused": found.fused,
         "only": {phase.name: pair for phase, pair in found.only.items()},
@@ -120,7 +124,7 @@ def _as_json(found: "TableDifference") -> dict[str, Any]:
         "rows": [
             {
                 **pick(row, "worker first reordered only"),
-                "cells": [format_cell(cells[at]) if at < len(cells) else "" for at, cells in near],
+                "cells": [grammar.text(cells[at]) if at < len(cells) else "" for at, cells in near],
             }
             for row in found.rows
             for near in [[*row.around(0)]]
@@ -128,7 +132,7 @@ def _as_json(found: "TableDifference") -> dict[str, Any]:
     }
 
 
-def _said(found: "TableDifference", result: dict[str, Any]) -> Iterator[object]:
+def _said(found: "TableDifference", result: dict[str, Any], grammar: "Grammar") -> Iterator[object]:
     one, other = result["tables"]
     names = [escape(each["schedule"]) for each in (one, other)]
     in_slots = result["unit"] == "slots"
@@ -138,9 +142,9 @@ def _said(found: "TableDifference", result: dict[str, Any]) -> Iterator[object]:
     if found.is_none:
         yield "the tables have the same cells in the same order"
         return
-    yield from (plain(f"  {line}") for line in _sentences(found))
+    yield from (plain(f"  {line}") for line in _sentences(found, grammar))
     if found.rows:
-        yield _first_differences(found.rows)
+        yield _first_differences(found.rows, grammar)
     if result["exchanges"]:
         yield _exchanges(result["exchanges"], one["makespan"], in_slots)
 
@@ -178,7 +182,7 @@ def _count(before: float, after: float) -> str:
     return f"{after - before:+.0f}"
 
 
-def _sentences(found: "TableDifference") -> list[str]:
+def _sentences(found: "TableDifference", grammar: "Grammar") -> list[str]:
     """Say in words what differs over the whole tables."""
     said = [f"{name}: A has {a}, B has {b}" for name, (a, b) in found.sizes.items()]
     if found.other_placement and not found.sizes:
@@ -196,7 +200,8 @@ def _sentences(found: "TableDifference") -> list[str]:
             said.append(f"ops {phase.name} that only A has: {a}, only B: {b}")
     if found.moved:
         (op, (was, now)), *_ = found.moved.items()
-        said.append(f"ops on another worker: {len(found.moved)}, as {op}: {was} in A, {now} in B")
+        where = f"{grammar.text((op,))}: {was} in A, {now} in B"
+        said.append(f"ops on another worker: {len(found.moved)}, as {where}")
     if found.rows:
         order = sum(row.reordered for row in found.rows)
         said.append(
@@ -205,14 +210,14 @@ def _sentences(found: "TableDifference") -> list[str]:
     return said
 
 
-def _first_differences(rows: Sequence["RowDifference"]) -> Table:
+def _first_differences(rows: Sequence["RowDifference"], grammar: "Grammar") -> Table:
     """Around the first cell that differs on each worker, both rows with the cell marked."""
     cells = []
     for row in rows:
         of_row = (row.worker, row.first, row.reordered), ("", "", "")
         for name, near, said in zip("AB", row.around(AROUND), of_row, strict=True):
             (at, ops), (worker, first, reordered) = near, said
-            cells.append((worker, name, first, _marked(at, map(format_cell, ops)), reordered))
+            cells.append((worker, name, first, _marked(at, map(grammar.text, ops)), reordered))
     heads = ("worker", "table", "from cell", "cells", "reordered")
     title = "first difference of each worker, idle slots left out"
     return grid(zip(heads, zip(*cells, strict=True), strict=True), title=title)

@@ -297,6 +297,8 @@ def summary(evaluation: "pj.Evaluation", pricing: Pricing, held: HeldMemory) -> 
         "makespan bubble_ratio bubble_overhead max_span span_bubble_ratio busy peak_in_flight "
         "bound_by",
     )
+    if lanes := pj.analysis.lane_times(evaluation):
+        result["lanes"] = [pick(lane, "lane busy exposed") for lane in lanes]
     result["critical_path"] = dict(evaluation.path_share)
     if pricing.microbatches.lengths is not None:
         result["tokens_per_second"] = pricing.microbatches.tokens / (evaluation.makespan or np.inf)
@@ -332,6 +334,11 @@ def _workers(
         ("stages", [_stages_of(evaluation, worker) for worker in range(evaluation.workers)]),
         ("busy", map(seconds, result["busy"])),
         ("idle", (percent(1 - busy / (evaluation.makespan or 1)) for busy in result["busy"])),
+        *(
+            (f"{lane['lane']} ({name})", map(seconds, lane[name]))
+            for lane in result.get("lanes", ())
+            for name in ("busy", "exposed")
+        ),
         ("peak in flight", result["peak_in_flight"]),
         (
             f"peak {UNITS[sizes.unit]}",

@@ -10,7 +10,6 @@ from pipejax.cli.options.tables import written
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.report import Column, pick, table_of, tells_lines
 from pipejax.schedules import Builder, find, names
-from pipejax.schedules.cells.ops import Phase
 
 
 def _scaled(factor: float) -> Callable[[float], str]:
@@ -120,5 +119,4 @@ def _phases(builder: Builder) -> list[str] | None:
         table = builder.function(**SMALL)
     except Exception:  # a user's own function may have needs, and faults, of its own
         return None
-    there = set(table.ops.phase.tolist())
-    return [phase.name for phase in Phase if phase in there]
+    return [phase.name for phase in table.used_phases]

@@ -30,6 +30,7 @@ from pipejax.cli.output.terminal_timeline import (
     NAMES,
     ShownRun,
     label_width,
+    looks_of_runs,
     print_legend,
     print_limit,
     print_run,
@@ -199,9 +200,8 @@ def show(
     limit = options.options.get("memory_limit") if with_curves else None
     scene = _scene(tables, pricing, links, activations, picture, messages, memory, limit)
     if suffix == ".html":
-        save_page(
-            scene, pricing, activations, limit, memory, carried(options, pricing, choose), out
-        )
+        choices = carried(options, pricing, tables, choose)
+        save_page(scene, pricing, activations, limit, memory, choices, out)
     elif paper is not None:
         _draw(scene, paper, out, beside)
     if open and out.written is not None:
@@ -303,12 +303,12 @@ def _run_json(evaluation: "pj.Evaluation") -> dict[str, Any]:
     return {
         **pick(evaluation, "schedule workers microbatches makespan bubble_ratio"),
         "ops": [
-            {"op": bar.label, **pick(bar, "worker start finish"), "critical": bar.is_critical}
+            {"op": bar.label, **pick(bar, "worker lane start finish"), "critical": bar.is_critical}
             for bar in bars(evaluation)
         ],
         "messages": [
             {
-                "op": str(arrow.op),
+                "op": evaluation.table.grammar.text((arrow.op,)),
                 **pick(arrow, "sender receiver start finish"),
                 "critical": arrow.is_critical,
             }
@@ -353,14 +353,14 @@ def _print(scene: Scene, width: int | None) -> None:
         ShownRun(run, held, scene.window or whole, scene.messages, critical)
         for run, held in zip(scene.runs.values(), scene.held, strict=True)
     ]
-    label = label_width(shown)
+    label, looks = label_width(shown), looks_of_runs(shown)
     for name, each in zip(scene.runs, shown, strict=True):
         run = each.run
         out.print(
             f"[bold]{escape(name)}[/] on {run.workers} workers: {scene.unit.text(run.makespan)}, "
             f"idle {percent(run.bubble_ratio)}, {run.links.model} links"
         )
-        print_run(out, each, label, (width or out.width) - label - 3)
+        print_run(out, each, label, (width or out.width) - label - 3, looks)
         if each.held is not None:
             print_limit(out, each.held)
     if scene.window is not None:

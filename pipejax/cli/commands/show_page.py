@@ -57,7 +57,12 @@ def save_page(
     out.save(lambda draft: write_file(draft, text))
 
 
-def carried(options: TableOptions, pricing: Pricing | None, choose: bool) -> "Carried":
+def carried(
+    options: TableOptions,
+    pricing: Pricing | None,
+    tables: Sequence[pj.ScheduleTable],
+    choose: bool,
+) -> "Carried":
     """What a page can show beside the tables that it is written with.
 
     Raises:
@@ -74,7 +79,7 @@ def carried(options: TableOptions, pricing: Pricing | None, choose: bool) -> "Ca
                 "--stage-times, and nothing that changes them"
             )
         return NOTHING
-    times = OfferedTimes(pj.Costs(**source.times, **source.messages[0]), source.per_worker)
+    times = OfferedTimes(source.of_any(tables), source.per_worker)
     return Carried(times, _every_table(options, Pricing(source)) if choose else {})
 
 

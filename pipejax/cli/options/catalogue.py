@@ -133,7 +133,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
             NUMBERS, "its order is made for an L of so many slots", argument="load"
         ),
         "offload_share": OptionRecord(NUMBER, "share of activations that pipe-offload may offload"),
-        "group_size": OptionRecord(COUNT, "microbatches of a group of pipe-offload"),
+        "group_size": OptionRecord(COUNT, "microbatches of a group, interleaved or offloaded"),
         "pipes": OptionRecord(COUNT, "pipes of chimera: 2f, f down and f up"),
         "stage_shares": OptionRecord(NUMBERS, "layers per stage of chimera-asymmetric, as 1,1,2,2"),
         "accumulation": OptionRecord(COUNT, "microbatches of an update, of pipedream-2bw"),

@@ -7,8 +7,6 @@ from inspect import Parameter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 import pipejax as pj
 from pipejax.base.checks import MismatchError, one_of
 from pipejax.cli.options.catalogue import flag
@@ -177,11 +175,15 @@ class Pricing(NamedTuple):
             return
         from pipejax.costs.costs import PHASE_FIELDS
 
-        seen = {table.name: {*np.unique(table.ops.phase).tolist()} for table in tables}
+        seen = {table.name: {phase.name for phase in table.used_phases} for table in tables}
         planned = {option for builder in builders for option in builder.takes}
+        own = (letter for table in tables for letter in table.grammar.letters)
+        known = tuple(dict.fromkeys((*PHASE_FIELDS, *own)))
         for letter, given in self.rare.items():
-            code = pj.Phase[letter]
-            if PHASE_FIELDS[letter] not in planned and not any(code in of for of in seen.values()):
+            if letter not in known:
+                raise ValueError(f"{given} is not LETTER=TIME: letters are {', '.join(known)}")
+            is_planned = PHASE_FIELDS.get(letter) in planned
+            if not is_planned and not any(letter in of for of in seen.values()):
                 raise ValueError(f"{given} has no effect: no {letter} in {', '.join(seen)}")
 
     def check_alike(self, command: str) -> None:
@@ -387,12 +389,16 @@ class PricingSettings(NamedTuple):
         times = parse_times(text, flag(way))
         try:
             check_backward(times)
+            usual = {name: time for name, time in times.items() if name in PHASE_FIELDS.values()}
             for message in messages:
-                pj.Costs(**times, **message).check_known((pj.Phase.F, pj.Phase.B))
+                pj.Costs(**usual, **message)
         except ValueError as error:
             raise ValueError(f"{flag(way)} {text}: {error}") from None
         rare = {k: f"{flag(way)}: {k}" for k in _RARE if PHASE_FIELDS[k] in times}
-        source = GivenTimes(times, messages, way == "worker_times", self.measured_stages)
+        own = times.keys() - PHASE_FIELDS.values()
+        rare |= {k: f"{flag(way)}: '{k}={times[k]:g}'" for k in times if k in own}
+        given = f"{flag(way)} {text}"
+        source = GivenTimes(times, messages, way == "worker_times", self.measured_stages, given)
         return Pricing(source, rare=rare)
 
     def _message(self, machine: Machine) -> list[dict[str, float]]:

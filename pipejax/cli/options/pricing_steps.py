@@ -306,21 +306,45 @@ class GivenTimes(NamedTuple):
       messages: of a message, by level of the machine [s].
       per_worker: whether ops take so long on a worker, not on a stage.
       stages: how many stages they are of, where that is not as many as the table has.
+      given: as it was written, with the option.
     """
 
     times: Mapping[str, float]
     messages: Sequence[Mapping[str, float]] = ({},)
     per_worker: bool = False
     stages: int | None = None
+    given: str = ""
 
     def levels(self, table: pj.ScheduleTable) -> "list[pj.Costs]":
         """Return the costs of a table if all messages went over links of a level."""
-        if self.per_worker:
-            return [pj.Costs.per_worker(table, **self.times, **each) for each in self.messages]
-        found = [pj.Costs(**self.times, **each) for each in self.messages]
+        from pipejax.costs.costs import needed_by
+
+        found = []
+        try:
+            for each in self.messages:
+                if self.per_worker:
+                    found.append(pj.Costs.per_worker(table, **self._for(table), **each))
+                else:
+                    found.append(pj.Costs(**self._for(table), **each))
+                    found[-1].check_known(needed_by(table))
+        except ValueError as error:
+            raise ValueError(f"{self.given}: {error}") from None
         if self.stages is None:
             return found
         return [pj.costing.restaged_costs(costs, self.stages, table) for costs in found]
+
+    def of_any(self, tables: Sequence[pj.ScheduleTable]) -> "pj.Costs":
+        """Return costs that hold for stages of any table, and kinds of these."""
+        return pj.Costs(**self._for(*tables), **self.messages[0])
+
+    def _for(self, *tables: pj.ScheduleTable) -> dict[str, Any]:
+        """Times by field; those by letters are of kinds that a table defines, if it does."""
+        from pipejax.costs.costs import PHASE_FIELDS
+
+        usual = {name: t for name, t in self.times.items() if name in PHASE_FIELDS.values()}
+        own = {phase.kind.time: phase.name for table in tables for phase in table.grammar.own}
+        others = {field: self.times[name] for field, name in own.items() if name in self.times}
+        return usual | {"others": others}
 
 
 class CostsFile(NamedTuple):
@@ -352,13 +376,15 @@ class ModelCosts(NamedTuple):
 
 
 class TableSlots(NamedTuple):
-    """A table's own slots, where no option gives times."""
+    """A table's own slots, where no option gives times; or unit slots, the same for all tables."""
+
+    in_units: bool = False
 
     def levels(self, table: pj.ScheduleTable) -> "list[pj.Costs]":
         """Return slots in place of seconds."""
         from pipejax.costs.measured.costs_file import slot_costs
 
-        return [slot_costs(table)]
+        return [slot_costs(table, table.grammar.unit_slots if self.in_units else table.slots)]
 
 
 Source = GivenTimes | CostsFile | ModelCosts | TableSlots

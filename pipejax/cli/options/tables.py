@@ -160,7 +160,8 @@ class ScheduleSettings(NamedTuple):
       planned_offload: a number or one per stage, for ada-offload and pipe-offload; that of the run
         if not given.
       planned_load: a number or one per stage; as O if not given.
-      group_size: from 1 to P.
+      group_size: of pipe-offload from 1 to P; of interleaved-1f1b from P to M, as Megatron-LM's
+        microbatch_group_size_per_vp_stage.
       recompute_cells: under any schedule, and into a table of --table.
     """
 

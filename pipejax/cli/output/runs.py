@@ -144,7 +144,7 @@ def values_by_phase(values: list[OpValue], name: str, format: Callable[[float], 
     )
 
 
-_OP = re.compile(r"(\d+)([A-Z]+)(\d+)")
+_OP = re.compile(r"(\d+)([A-Za-z_]+)(\d+)")
 _SHOWN = 3  # runs of ops that are shown at either end of a path
 _ROUNDING = 1e-12  # of the length: what is closer to the longest is as long
 

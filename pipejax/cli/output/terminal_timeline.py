@@ -3,7 +3,9 @@
 Where there are no colours, as in a file, bars part the ops and letters tell their phases.
 """
 
-from collections.abc import Sequence
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,18 +15,21 @@ from rich.text import Text
 import pipejax as pj
 from pipejax.cli.options.memory import HeldMemory
 from pipejax.plots import palette
-from pipejax.schedules.cells.ops import WAITS, Op
+from pipejax.schedules.cells.ops import COMPUTING, WAITS, Op
 
 if TYPE_CHECKING:
     from pipejax.analysis.runs.activation_memory import ActivationMemory
     from pipejax.analysis.runs.timeline import Arrow, Bar, Window
+
+Looks = Mapping[str, palette.Look]
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 NAMES = {"activations": "activations held", "bytes": "activation memory"}
 IDLE, STROKE, EDGE, CRITICAL_EDGE, BORDER = "·", "/", "│", "┃", "▏"
 
 
-class ShownRun(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class ShownRun:
     """A run as the terminal shows it.
 
     Attributes:
@@ -40,6 +45,28 @@ class ShownRun(NamedTuple):
     window: "Window"
     messages: bool
     critical: bool
+
+    @functools.cached_property
+    def bars(self) -> "list[Bar]":
+        """What takes time; waits are not shown."""
+        from pipejax.analysis.runs.timeline import bars
+
+        found = (bar for bar in bars(self.run, untimed=False) if bar.ops[0].phase not in WAITS)
+        return [bar if self.critical else bar._replace(is_critical=False) for bar in found]
+
+    @property
+    def lanes(self) -> dict[str, str]:
+        """Lanes beside compute, each named as its line."""
+        from pipejax.analysis.runs.lanes import phases_beside
+
+        return {lane: lane for lane in phases_beside(self.run.table)}
+
+
+def looks_of_runs(shown: Sequence[ShownRun]) -> Looks:
+    """Colours of what runs have that are shown one below the other."""
+    from pipejax.analysis.runs.timeline import phases_of
+
+    return palette.looks_of(phases_of(bar for each in shown for bar in each.bars))
 
 
 class _Line(NamedTuple):
@@ -70,8 +97,9 @@ class _Line(NamedTuple):
 
 
 def label_width(shown: Sequence[ShownRun]) -> int:
-    """Return the width of what stands before the lines: names of workers, and peaks."""
+    """Return the width of what stands before the lines: names of workers and lanes, and peaks."""
     names = [f"worker {each.run.workers - 1}" for each in shown]
+    names += [lane for each in shown for lane in each.lanes]
     return max(map(len, [*names, *(peak for each in shown for peak in _peaks(each.held))]))
 
 
@@ -79,24 +107,23 @@ def _peaks(held: HeldMemory | None) -> list[str]:
     return [] if held is None else [held.stages.text(peak) for peak in held.memory.peak]
 
 
-def print_run(out: Console, shown: ShownRun, label: int, columns: int) -> None:
+def print_run(
+    out: Console, shown: ShownRun, label: int, columns: int, looks: Looks | None = None
+) -> None:
     """Print the lines of a run, each behind a label of one width."""
-    from pipejax.analysis.runs.timeline import arrows, bars, second_pipe
+    from pipejax.analysis.runs.timeline import arrows, second_pipe
 
     run, held = shown.run, shown.held
+    looks = looks_of_runs([shown]) if looks is None else looks
     line = _Line(columns, shown.window, out.color_system is not None)
     second = second_pipe(run.table)
-    drawn = [
-        bar if shown.critical else bar._replace(is_critical=False)
-        for bar in bars(run, untimed=False)
-    ]
     for worker in range(run.workers):
-        row = [bar for bar in drawn if bar.worker == worker]
-        compute = [bar for bar in row if not bar.on_host_link and bar.ops[0].phase not in WAITS]
-        lines = {f"worker {worker}": _row(compute, line, run, second)}
-        if run.table.offloads:
-            on_host = [bar for bar in row if bar.on_host_link]
-            lines["host"] = _row(on_host, line, run, second)
+        row = [bar for bar in shown.bars if bar.worker == worker]
+        lanes = {f"worker {worker}": COMPUTING} | shown.lanes
+        lines = {
+            name: _row([bar for bar in row if bar.lane == lane], line, run, second, looks)
+            for name, lane in lanes.items()
+        }
         if held is not None:
             lines[_peaks(held)[worker]] = _curve(held.memory, worker, line)
         if shown.messages:
@@ -114,11 +141,10 @@ def print_legend(out: Console, shown: Sequence[ShownRun]) -> None:
     mark = "underlined: critical path  " if in_colour else f"{CRITICAL_EDGE} critical path  "
     number = "number: microbatch  " if in_colour else ""  # else it stands behind its letter
     legend = Text(f"{number}{mark if shown[0].critical else ''}{IDLE} idle  ")
-    phases = {op.phase.name for each in shown for cell in _cells(each.run.table) for op in cell}
-    for name, look in palette.PHASES.items():
-        if name in phases:
-            letter = f" {name} " if in_colour else name
-            legend.append(letter, _style(look) if in_colour else "").append(f" {look.name}  ")
+    looks = looks_of_runs(shown)
+    for name, look in sorted(looks.items(), key=lambda each: -palette.lightness(each[1].fill)):
+        letter = f" {name} " if in_colour else name
+        legend.append(letter, _style(look) if in_colour else "").append(f" {look.name}  ")
     if any(each.run.table.is_fused.any() for each in shown):
         legend.append("+ fused pair  ")
     if second := name_of_second(each.run.table for each in shown):
@@ -140,15 +166,13 @@ def print_limit(out: Console, held: HeldMemory) -> None:
     out.print(f"memory limit {ends}: {', '.join(['exceeded', *over]) if over else 'kept'}")
 
 
-def _cells(table: pj.ScheduleTable) -> "list[tuple[Op, ...]]":
-    return [cell for row in table.rows() for cell in row if cell]
-
-
 def _style(look: palette.Look, is_second: bool = False) -> str:
     return f"{look.ink} on {look.shade if is_second else look.fill}"
 
 
-def _row(row: "list[Bar]", line: _Line, run: "pj.Evaluation", second: "frozenset[Op]") -> Text:
+def _row(
+    row: "list[Bar]", line: _Line, run: "pj.Evaluation", second: "frozenset[Op]", looks: Looks
+) -> Text:
     """One worker's ops as cells; each at least one column while there is room."""
     cells = [(" ", "")] * line.columns
     if run.makespan > line.window.start:
@@ -162,8 +186,9 @@ def _row(row: "list[Bar]", line: _Line, run: "pj.Evaluation", second: "frozenset
         left = size - size // 2 if len(bar.ops) == 2 else size
         for op, begin, width in zip(bar.ops, (0, left), (left, size - left), strict=False):
             edge = "+" if begin else CRITICAL_EDGE if bar.is_critical else EDGE
-            look = _OpCells(op, width, edge, op in second, with_stage, bar.is_critical)
-            shown = look.coloured() if line.in_colour else look.plain()
+            one = bar._replace(ops=(op,))
+            drawn = _OpCells(one, looks[op.phase.name], width, edge, op in second, with_stage)
+            shown = drawn.coloured() if line.in_colour else drawn.plain()
             cells[first + begin : first + begin + width] = shown
     return Text.assemble(*cells)
 
@@ -172,28 +197,28 @@ class _OpCells(NamedTuple):
     """An op as cells.
 
     Attributes:
-      op: the op.
+      bar: the op.
+      look: colours of its phase.
       width: how many cells.
       edge: what parts it from the op before it.
       is_second: whether it belongs to the second pipe.
       with_stage: whether its stage does not follow from its worker.
-      is_critical: whether it is on the critical path.
     """
 
-    op: "Op"
+    bar: "Bar"
+    look: palette.Look
     width: int
     edge: str
     is_second: bool
     with_stage: bool
-    is_critical: bool
 
     def coloured(self) -> list[tuple[str, str]]:
         """Its colour tells the phase, a thin white line parts it from its neighbour."""
-        look = palette.look(self.op.phase.name)
+        look = self.look
         ground = look.shade if self.is_second else look.fill
         edge = (self.edge if self.edge == "+" else BORDER)[: self.width - 1]
-        text = self._label(self.width - len(edge), str(self.op.microbatch))
-        style = f"{look.ink} on {ground}" + " underline" * self.is_critical
+        text = self._label(self.width - len(edge), self.bar.number)
+        style = f"{look.ink} on {ground}" + " underline" * self.bar.is_critical
         inside = text.center(self.width - len(edge), self._stroke)
         over = f"{look.ink if self.edge == '+' else palette.WHITE} on {ground}"
         return [(edge, over)] * len(edge) + [(letter, style) for letter in inside]
@@ -201,7 +226,7 @@ class _OpCells(NamedTuple):
     def plain(self) -> list[tuple[str, str]]:
         """Its letter tells the phase."""
         edge = self.edge[: self.width - 1]
-        text = edge + self._label(self.width - len(edge), self.op.phase.name)
+        text = edge + self._label(self.width - len(edge), self.bar.ops[0].phase.name)
         return [(letter, "") for letter in text.ljust(self.width, self._stroke)]
 
     @property
@@ -210,9 +235,9 @@ class _OpCells(NamedTuple):
 
     def _label(self, room: int, shortest: str) -> str:
         """The longest name for which there is room."""
-        phase, microbatch = self.op.phase.name, self.op.microbatch
-        texts = [str(self.op)] * self.with_stage + [f"{phase}{microbatch}", shortest]
-        texts = [phase] if microbatch < 0 else texts
+        phase, number = self.bar.ops[0].phase.name, self.bar.number
+        texts = [self.bar.label] * self.with_stage + [f"{phase}{number}", shortest]
+        texts = texts if number else [phase]
         return next((text for text in texts if len(text) <= room), "")
 
 

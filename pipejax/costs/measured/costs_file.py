@@ -12,17 +12,19 @@ from pipejax.base.data_files import check_keys, load_json
 from pipejax.base.files import read_file
 from pipejax.costs.costs import (
     DIMENSIONLESS,
+    FIELDS,
     MESSAGE_FIELDS,
     OF_STAGES,
     PHASE_FIELDS,
     Costs,
     check_backward,
+    needed_by,
 )
 from pipejax.costs.measured.costs_csv import read_csv
 from pipejax.costs.restaging import restaged_costs
 from pipejax.costs.scaling import scaled_costs
 from pipejax.costs.topology import PlacedCosts, check_sizes, places_on
-from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.cells.ops import WORKER, Phase, Slots
 from pipejax.schedules.table.table import ScheduleTable
 
 _BACKWARD = ("backward", "input_grad", "weight_grad")
@@ -123,11 +125,12 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
     """
     of = _Sizes(stages or table.num_stages, table.num_microbatches)
     data = _load(path)
-    check_keys(data, dict.fromkeys(_KEYS, ""), str(path))
+    own = {phase.name: phase.kind.time for phase in table.grammar.own}
+    check_keys(data, dict.fromkeys((*_KEYS, *own), ""), str(path))
     scale = UNIT_SECONDS[one_of(data.get("unit"), UNIT_SECONDS, f'{path}: "unit"')]
-    if "F" not in data:
-        raise ValueError(f'{path}: "F" is missing: every schedule has forwards')
-    fields = {**PHASE_FIELDS, "pair": "pair", "pair_factor": "pair_factor"}
+    if "F" not in data and Phase.F in needed_by(table):
+        raise ValueError(f'{path}: "F" is missing: the schedule has forwards')
+    fields = {**PHASE_FIELDS, **own, "pair": "pair", "pair_factor": "pair_factor"}
     times: dict[str, Any] = {}
     for key, field in fields.items():
         if key in data:
@@ -141,8 +144,10 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
         try:
             if not _is_recorded(data, path):
                 check_backward(times)
-            costs = Costs(**_without_equal_microbatches(times | messages))
-            costs.check_known((Phase.F, Phase.B))
+            given = _without_equal_microbatches(times | messages)
+            others = {name: given.pop(name) for name in own.values() if name in given}
+            costs = Costs(**given, others=others)
+            costs.check_known(needed_by(table))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
         costs = restaged_costs(costs, of.num_stages, table)
@@ -246,8 +251,13 @@ def _message(section: Any, table: _Sizes, where: str, scale: float) -> dict[str,
     return {"latency": scale * values.get("latency", zero), "transmit": transmit}
 
 
-def slot_costs(table: ScheduleTable) -> Costs:
-    """Costs equal to the table's own slots, for drawings where no times are given."""
+def slot_costs(table: ScheduleTable, given: Slots | None = None) -> Costs:
+    """Costs equal to slots, the table's own if None, for drawings where no times are given."""
     shares = np.asarray(table.stage_shares)
-    slots = {PHASE_FIELDS[letter]: time * shares for letter, time in table.slots.items()}
-    return Costs(offload=0.0, **slots)
+    slots: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for phase in table.grammar.timed:
+        if (slot := (given or table.slots).get(phase.name)) is not None:
+            of_kind = slot if phase.kind.of == WORKER else slot * shares
+            (slots if phase.kind.time in FIELDS else others)[phase.kind.time] = of_kind
+    return Costs(offload=0.0, others=others, **slots)

@@ -164,6 +164,7 @@ class _Pipeline:
         self.workers = table.num_workers
         self.several = table.num_stages // self.workers if table.num_pipes == 1 else 0
         self.schedule = table.name if self.workers > 1 else "1f1b"
+        self.unusual = [table.grammar.unusual] * (not table.grammar.is_usual)
 
 
 class _Job(_Pipeline):
@@ -244,6 +245,7 @@ def _stages_of_megatron(pipeline: _Pipeline, layout: PipelineLayout | None) -> O
 
 
 def _order_lacks_of_megatron(pipeline: _Pipeline) -> Iterator[str]:
+    yield from pipeline.unusual
     if pipeline.schedule != ("interleaved-1f1b" if pipeline.several > 1 else "1f1b"):
         yield f"schedule {pipeline.schedule} (1f1b and interleaved-1f1b are there)"
 
@@ -297,6 +299,7 @@ def _order_of_torchtitan(pipeline: _Pipeline) -> Options:
 
 
 def _order_lacks_of_torchtitan(pipeline: _Pipeline) -> Iterator[str]:
+    yield from pipeline.unusual
     if pipeline.several == 0:
         yield "schedules of several pipes"
     if pipeline.table.has_communication:

@@ -30,7 +30,7 @@ from pipejax.costs.costs import (
     unchecked_costs,
 )
 from pipejax.costs.precision import float_type, is_traced, known
-from pipejax.engine.lowering.program import CostLayout, Program
+from pipejax.engine.lowering.program import CostLayout, Program, Sizes
 from pipejax.engine.pricing import cost_vector, overlapped
 from pipejax.schedules.cells.ops import INPUT_GRADS, Phase
 
@@ -95,7 +95,7 @@ def batch_leaves(
     shapes = tuple((name, np.shape(leaf)) for name, leaf in given.items())
     if batch_size is not None:
         batch_size = whole_number(batch_size, "batch_size")
-    sizes = layout.num_stages, layout.num_pipes, layout.num_microbatches
+    sizes = layout.sizes
     try:
         size = _batch_size(shapes, batch_size)
         _check_trailing(shapes, sizes)
@@ -120,12 +120,12 @@ def batch_leaves(
 
 
 @functools.lru_cache(maxsize=256)
-def _check_trailing(shapes: Shapes, sizes: tuple[int, int, int]) -> None:
+def _check_trailing(shapes: Shapes, sizes: Sizes) -> None:
     """Check what follows the batch axis of each leaf; the same shapes are checked once."""
     unchecked_costs({name: np.zeros(shape[1:]) for name, shape in shapes}).check_shapes(*sizes)
 
 
-def _check_batched(costs: Costs, sizes: tuple[int, int, int]) -> None:
+def _check_batched(costs: Costs, sizes: Sizes) -> None:
     """Say that a batch axis is missing, where costs can only be those of one configuration."""
     try:
         costs.check_shapes(*sizes)
@@ -142,7 +142,7 @@ def _check_batched(costs: Costs, sizes: tuple[int, int, int]) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _check_one_reading(given: Shapes, size: int, sizes: tuple[int, int, int]) -> None:
+def _check_one_reading(given: Shapes, size: int, sizes: Sizes) -> None:
     """Refuse a batch that could as well be one configuration, as `makespan` would read it.
 
     With a batch axis of 1 both say the same, unless an axis would be one of microbatches.

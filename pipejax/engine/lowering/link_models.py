@@ -21,7 +21,7 @@ from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program
 from pipejax.engine.lowering.program_builder import ProgramBuilder
 from pipejax.schedules.cells.cells import NOWHERE
-from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
+from pipejax.schedules.cells.dependencies import Dependencies
 from pipejax.schedules.cells.ops import WAIT_SEND, Phase
 from pipejax.schedules.table.communication_cells import RunOrder, insert_transfers
 from pipejax.schedules.table.links import LINK_MODELS, Links, shared_links_of
@@ -128,7 +128,9 @@ def _post(
 
     The cells may be those of another table, with the same ops in its rows.
     """
-    own, theirs = (row_order(each, builder.links.executed) for each in (builder.table, table))
+    own, theirs = (
+        row_order(each, builder.links.executed(each.grammar)) for each in (builder.table, table)
+    )
     executed = builder.node_of_cell.ravel()[own]
     for cells in ends:
         before = op_before(table, theirs, cells)
@@ -276,13 +278,15 @@ def eager_messages(table: ScheduleTable, order: RunOrder, smaller: bytes) -> Whi
     if not smaller:
         return np.zeros(len(sent.producer), bool)
     is_smaller = np.frombuffer(smaller, bool).reshape(_shape_of_messages(table))
-    place = sent.direction, sent.pipe, sent.boundary, sent.microbatch
+    boundary = sent.boundary(table.grammar.graph)
+    place = sent.direction, sent.pipe, boundary, sent.microbatch
     return _meet(order.models) & is_smaller[place]
 
 
 def _shape_of_messages(table: ScheduleTable) -> tuple[int, int, int, int]:
     """Directions, pipes, boundaries and microbatches."""
-    return 2, table.num_pipes, max(table.num_stages - 1, 0), table.num_microbatches
+    boundaries = len(table.grammar.edges(table.num_stages))
+    return 2, table.num_pipes, boundaries, table.num_microbatches
 
 
 def _meet(models: Nodes) -> Which:
@@ -313,15 +317,14 @@ def check_eager(program: Program, transmit: Any, batch_axes: int = 0) -> None:
     """Refuse transmit times with which other messages are eager than those of a program."""
     sent, links = program.messages, program.links
     smaller = below_threshold(transmit, links.eager_below, batch_axes)
-    backward = (np.asarray(sent.phase) == Phase.SEND_B).astype(int) * BACKWARD
     place = (
-        backward,
+        np.asarray(sent.direction),
         np.asarray(program.pipe)[sent.carrier],  # a fused pair that makes it may be of two pipes
-        np.asarray(sent.stage) - backward,
+        np.asarray(sent.boundary),
         np.asarray(sent.microbatch),
     )
     layout = program.layout
-    shape = 2, layout.num_pipes, layout.num_stages - 1, layout.num_microbatches
+    shape = 2, layout.num_pipes, layout.num_boundaries, layout.num_microbatches
     # of a batch: a message that the program buffers must be smaller in every configuration, one
     # that it does not buffer in none
     some, every = (np.broadcast_to(x, shape)[place] for x in (smaller.any(0), smaller.all(0)))

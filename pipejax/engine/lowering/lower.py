@@ -28,10 +28,10 @@ from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTab
 from pipejax.engine.lowering.program_builder import ProgramBuilder, Reductions
 from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies, find_versions
-from pipejax.schedules.cells.ops import TIMED, WEIGHT_GRADS, Phase
+from pipejax.schedules.cells.ops import WEIGHT_GRADS, AnyPhase, Phase
 from pipejax.schedules.table.communication_cells import RunOrder, run_order
 from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.table import ScheduleTable, row_order
 
 BYTES_PER_CELL = 70  # of a table, and of the arrays that its program is made in
 
@@ -84,7 +84,8 @@ def lower(
     )
     links = Links.of(link)
     if links.eager_below and costs is not None:
-        costs.check_shapes(table.num_stages, table.num_pipes, table.num_microbatches)
+        boundaries = len(table.grammar.edges(table.num_stages))
+        costs.check_shapes(table.num_stages, table.num_pipes, table.num_microbatches, boundaries)
     return lowered(table, links, step_end, costs)
 
 
@@ -106,22 +107,27 @@ def _lowered(table: ScheduleTable, links: Links, step_end: bool, smaller: bytes)
         table.num_pipes,
         len(pairs),
         table.num_microbatches,
-        phases=_timed(table.phase[~fused]),
-        paired_phases=_timed(table.phase[fused], table.partners.phase[fused]),
+        phases=_timed(table, table.phase[~fused]),
+        paired_phases=_timed(table, table.phase[fused], table.partners.phase[fused]),
+        num_workers=table.num_workers if table.grammar.of_workers else 0,
+        own=table.grammar.own,
+        graph=tuple(table.grammar.graph),
     )
     builder = ProgramBuilder(table, links, layout)
     _add_rows(builder, order.executed, pair_of_cell)
+    _add_lanes(builder)
     _add_host_ops(builder, order)
+    _add_waits(builder)
     if step_end:
         (add_reductions_within if table.updates_within else add_step_end)(builder)
     sent = _messages(builder, order.messages, eager_messages(table, order, smaller))
     return builder.finish(add_messages(builder, order, sent), pairs)
 
 
-def _timed(*codes: Int[NumpyArray, " cells"]) -> tuple[Phase, ...]:
+def _timed(table: ScheduleTable, *codes: Int[NumpyArray, " cells"]) -> tuple[AnyPhase, ...]:
     """List the phases among these codes that have a duration."""
-    found = np.unique(np.concatenate(codes))
-    return tuple(Phase(code) for code in found[np.isin(found, TIMED)].tolist())
+    found, grammar = np.unique(np.concatenate(codes)), table.grammar
+    return tuple(grammar.phases[code] for code in found[np.isin(found, grammar.timed)].tolist())
 
 
 def _distinct_pairs(
@@ -145,22 +151,48 @@ def _add_rows(
     """Add a node per op, chained by row."""
     table, layout = builder.table, builder.layout
     pair, worker = pair_of_cell[cells], cells // table.num_slots
-    alone = layout.op(table.phase.ravel()[cells], table.stage.ravel()[cells])
-    duration = np.where(pair >= 0, layout.pair(pair), alone)
+    duration = np.where(pair >= 0, layout.pair(pair), builder.durations(cells))
     builder.add_chains(builder.add_cells(cells, duration=duration, worker=worker), worker)
 
 
 def _add_host_ops(builder: ProgramBuilder, order: RunOrder) -> None:
     """Add a node per offload and load, beside compute."""
-    table, found, cells = builder.table, builder.table.dependencies, order.host
+    found, cells = builder.table.dependencies, order.host
     if not len(cells):
         return
-    duration = builder.layout.op(table.phase.ravel()[cells], table.stage.ravel()[cells])
-    builder.add_cells(cells, duration=duration)
+    builder.add_cells(cells, duration=builder.durations(cells))
     nodes = builder.node_of_cell.ravel()
     tail, head = order.host_edges
     builder.add_edges(nodes[tail], nodes[head], ZERO)
-    waits = np.isin(found.producer, cells)  # what stands in the row itself need not be said
+    # what stands in the row itself need not be said, and messages come later
+    waits = np.isin(found.producer, cells) & ~found.crosses
+    builder.add_edges(nodes[found.producer[waits]], nodes[found.consumer[waits]], ZERO)
+
+
+def _add_lanes(builder: ProgramBuilder) -> None:
+    """Add a node per op on a lane beside compute, chained by lane."""
+    cells = row_order(builder.table, builder.table.grammar.off_row)
+    if len(cells):
+        nodes = builder.add_cells(cells, duration=builder.durations(cells))
+        builder.add_chains(nodes, _queues(builder.table)[cells])
+
+
+def _queues(table: ScheduleTable) -> Int[NumpyArray, " cells"]:
+    """Queue of each cell (cells): worker and lane as one number, of which lane 0 is the row."""
+    lane = table.grammar.lane_of[table.phase.ravel()]
+    return np.arange(table.phase.size) // table.num_slots * (lane.max() + 1) + lane
+
+
+def _add_waits(builder: ProgramBuilder) -> None:
+    """Let ops wait across lanes, and across workers where no message leads to them."""
+    table, grammar, nodes = builder.table, builder.table.grammar, builder.node_of_cell.ravel()
+    if grammar.is_usual:
+        return
+    found, queue = table.dependencies, _queues(table)
+    # a queue is in order already, messages come later, and host links have said what waits there
+    of_host = np.isin(table.phase.ravel(), grammar.host)
+    waits = (queue[found.producer] != queue[found.consumer]) & ~found.crosses
+    waits &= ~of_host[found.producer] & (nodes[found.producer] != nodes[found.consumer])
     builder.add_edges(nodes[found.producer[waits]], nodes[found.consumer[waits]], ZERO)
 
 
@@ -173,6 +205,8 @@ def _messages(builder: ProgramBuilder, found: Dependencies, eager: Which) -> Mes
         consumer=builder.node_of_cell.ravel()[found.consumer],
         lag_index=np.full_like(producer, ZERO),
         phase=np.where(found.direction == BACKWARD, Phase.SEND_B, Phase.SEND_F),
+        direction=found.direction,
+        boundary=found.boundary(builder.layout.graph),
         stage=found.from_stage,
         microbatch=found.microbatch,
         sender=found.producer // builder.table.num_slots,
@@ -209,15 +243,17 @@ def add_step_end(builder: ProgramBuilder) -> None:
         worker, slot = np.nonzero(np.isin(cells.phase, WEIGHT_GRADS))
         np.maximum.at(place, (worker, cells.stage[worker, slot]), slot)
     copies = np.argwhere(place >= 0)  # by worker and stage: pipes share a worker's copy
+    if not len(copies):
+        return  # no op of the usual kinds makes a gradient
     copies = copies[np.lexsort((place[place >= 0], copies[:, 0]))]
-    stages = np.arange(table.num_stages)
+    worker, stage = copies.T
+    stages, of_copy = np.unique(stage, return_inverse=True)
     reductions = builder.add_nodes(
         duration=layout.op(Phase.A, stages), phase=np.full_like(stages, Phase.A), stage=stages
     )
-    worker, stage = copies.T
     last = worker * table.num_slots + place[worker, stage]
-    builder.add_edges(builder.node_of_cell.ravel()[last], reductions[stage], ZERO)
-    _take_part(builder, reductions, stage, last)
+    builder.add_edges(builder.node_of_cell.ravel()[last], reductions[of_copy], ZERO)
+    _take_part(builder, reductions, of_copy, last)
     row_end = builder.row_ends()
     updates = builder.add_nodes(
         duration=layout.op(Phase.U, stage),
@@ -228,7 +264,7 @@ def add_step_end(builder: ProgramBuilder) -> None:
     is_first = np.append(True, worker[1:] != worker[:-1])
     before = np.where(is_first, row_end[worker], np.roll(updates, 1))
     builder.add_edges(before, updates, ZERO)
-    builder.add_edges(reductions[stage], updates, ZERO)
+    builder.add_edges(reductions[of_copy], updates, ZERO)
 
 
 def _take_part(

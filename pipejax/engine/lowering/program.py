@@ -11,6 +11,7 @@ entry of an op or a message becomes one for each microbatch.
 """
 
 import dataclasses
+import functools
 import math
 from typing import NamedTuple
 
@@ -20,17 +21,25 @@ import numpy as np
 from pipejax.base.array_types import Array, Bool, Index, Int, NumpyArray
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.schedules.cells.dependencies import Dependencies
-from pipejax.schedules.cells.ops import STEP_END, TIMED, Op, Phase, receive_of
+from pipejax.schedules.cells.ops import (
+    STEP_END,
+    TIMED,
+    WORKER,
+    AnyPhase,
+    Op,
+    OwnPhase,
+    Phase,
+    receive_of,
+)
 from pipejax.schedules.table.links import Links
 
 SOURCE = 0  # node 0 ends at time 0; a node without a predecessor waits for it
 NO_WORKER = -1
 ZERO = 0  # position of the constant 0
 LINK_COSTS = ("latency", "transmit", "message")  # the last is latency + transmit
-_ROW = np.full(len(Phase), -1)
-_ROW[list(TIMED)] = np.arange(len(TIMED))
 
 Places = int | Int[NumpyArray, "..."]
+Sizes = tuple[int, int, int, int, tuple[tuple[str, int], ...]]  # as `Costs.check_shapes` takes
 IntArray = Int[Array, "..."] | Int[NumpyArray, "..."]
 Messages = Int[NumpyArray, " messages"]
 
@@ -46,6 +55,9 @@ class CostLayout:
       num_pairs: number of distinct fused pairs (stage of F, phase and stage of its backward), or
         of all where every microbatch has costs of its own.
       num_microbatches: M.
+      num_workers: P, where kinds of ops of its own are of workers, else 0.
+      own: phases of its own, that have a time.
+      graph: stages that lead to each other, where these are no chain.
       phases: phases that have cells of their own: each must have a cost.
       paired_phases: phases within fused pairs: each must have a cost, or the pair has one.
       per_microbatch: whether every microbatch has costs of its own.
@@ -57,10 +69,42 @@ class CostLayout:
     num_pipes: int
     num_pairs: int
     num_microbatches: int
-    phases: tuple[Phase, ...]
-    paired_phases: tuple[Phase, ...]
+    phases: tuple[AnyPhase, ...]
+    paired_phases: tuple[AnyPhase, ...]
     per_microbatch: bool = False
     pairs_apart: bool = False
+    num_workers: int = 0
+    own: tuple[OwnPhase, ...] = ()
+    graph: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def timed(self) -> tuple[AnyPhase, ...]:
+        """All phases that have a time."""
+        return (*TIMED, *self.own)
+
+    @property
+    def num_boundaries(self) -> int:
+        """Edges between stages, S - 1 of a chain."""
+        return len(self.graph) or self.num_stages - 1
+
+    @property
+    def sizes(self) -> Sizes:
+        """What the axes of costs have."""
+        places = tuple((p.kind.time, self.num_workers) for p in self.own if p.kind.of == WORKER)
+        microbatches = self.num_microbatches
+        return self.num_stages, self.num_pipes, microbatches, self.num_boundaries, places
+
+    def places_of(self, phase: AnyPhase) -> int:
+        """How many places the times of a phase have: stages, or workers."""
+        return self.num_workers if phase.kind.of == WORKER else self.num_stages
+
+    @functools.cached_property
+    def _first_op(self) -> Int[NumpyArray, " codes"]:
+        """Position (codes) of the first time of each phase, by its code; 0 of one without."""
+        places = [self.places_of(phase) * self.columns for phase in self.timed]
+        found = np.zeros(max(self.timed) + 1, np.int64)
+        found[list(self.timed)] = 1 + np.cumsum([0, *places[:-1]])
+        return found
 
     @property
     def columns(self) -> int:
@@ -72,6 +116,10 @@ class CostLayout:
         """Shape of the times of a phase: (stages, columns)."""
         return self.num_stages, self.columns
 
+    def shape_of(self, phase: AnyPhase) -> tuple[int, int]:
+        """Shape of the times of any phase: (stages or workers, columns)."""
+        return self.places_of(phase), self.columns
+
     @property
     def pair_shape(self) -> tuple[int, int]:
         """Shape of the times of fused pairs: as of a phase, or (pairs, 1)."""
@@ -80,19 +128,21 @@ class CostLayout:
     @property
     def link_shape(self) -> tuple[int, int, int, int]:
         """Shape of one of the `LINK_COSTS`: (directions, pipes, stages - 1, columns)."""
-        return 2, self.num_pipes, self.num_stages - 1, self.columns
+        return 2, self.num_pipes, self.num_boundaries, self.columns
 
     @property
     def groups(self) -> tuple[str, ...]:
         """What each position costs: a phase letter, "pair", "latency", "transmit", "message"."""
-        ops = tuple(phase.name for phase in TIMED for _ in range(math.prod(self.op_shape)))
+        ops = tuple(
+            phase.name for phase in self.timed for _ in range(math.prod(self.shape_of(phase)))
+        )
         links = tuple(name for name in LINK_COSTS for _ in range(math.prod(self.link_shape)))
         return ("", *ops, *["pair"] * self.num_pairs, *links)
 
     @property
     def first_pair(self) -> int:
         """Position of the first fused pair."""
-        return 1 + len(TIMED) * math.prod(self.op_shape)
+        return 1 + sum(math.prod(self.shape_of(phase)) for phase in self.timed)
 
     @property
     def first_link(self) -> int:
@@ -105,16 +155,20 @@ class CostLayout:
         return self.first_link + len(LINK_COSTS) * math.prod(self.link_shape)
 
     def op(self, phase: Places, stage: Places) -> Int[NumpyArray, "..."]:
-        """Position of the time of a phase on a stage; of its first microbatch."""
-        row = _ROW[phase]
-        return np.where(row < 0, ZERO, 1 + (row * self.num_stages + stage) * self.columns)
+        """Position of the time of a phase on a stage, or worker; of its first microbatch."""
+        phase = np.asarray(phase)
+        first = np.where(
+            phase < len(self._first_op), self._first_op[phase % len(self._first_op)], 0
+        )
+        return np.where(first == 0, ZERO, first + np.asarray(stage) * self.columns)
 
     def op_at(
         self, position: Int[NumpyArray, "..."]
     ) -> tuple[Int[NumpyArray, "..."], Int[NumpyArray, "..."]]:
         """Phase and stage of the time of an op; the inverse of `op`."""
-        row, stage = np.divmod((position - 1) // self.columns, self.num_stages)
-        return np.array(TIMED)[row], stage
+        first = self._first_op[list(self.timed)]
+        which = np.searchsorted(first, position, "right") - 1
+        return np.array(self.timed, int)[which], (position - first[which]) // self.columns
 
     def pair(self, pair: Places) -> Int[NumpyArray, "..."]:
         """Position of the time of a fused pair."""
@@ -124,7 +178,7 @@ class CostLayout:
         """Positions of one of the `LINK_COSTS` of messages; of the first microbatch."""
         first = self.first_link + LINK_COSTS.index(kind) * math.prod(self.link_shape)
         pipe = messages.direction * self.num_pipes + messages.pipe
-        place = pipe * (self.num_stages - 1) + messages.boundary
+        place = pipe * self.num_boundaries + messages.boundary(self.graph)
         return first + place * self.columns
 
 
@@ -143,6 +197,8 @@ class MessageTable(NamedTuple):
       sender: (messages) worker.
       receiver: (messages) worker.
       eager: (messages) whether it is buffered for it lies below `Links.eager_below`.
+      direction: (messages) of it among message times.
+      boundary: (messages) likewise.
     """
 
     producer: Messages
@@ -155,6 +211,8 @@ class MessageTable(NamedTuple):
     sender: Messages
     receiver: Messages
     eager: Bool[NumpyArray, " messages"]
+    direction: Messages
+    boundary: Messages
 
     def cells(self, message: Index) -> tuple[Op, Op]:
         """Return the SEND and the RECV of a message."""

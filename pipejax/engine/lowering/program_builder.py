@@ -16,10 +16,6 @@ from pipejax.engine.lowering.program import (
     Program,
 )
 from pipejax.schedules.cells.ops import (
-    HOST,
-    ROW_OPS,
-    SHARDING,
-    UNIT_SLOTS,
     WAIT_SEND,
     Op,
     Phase,
@@ -31,6 +27,7 @@ from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
 
 _FIELDS = ("duration", "phase", "stage", "microbatch", "pipe", "worker", "sender", "receiver")
+_OF_GATES = ("microbatch", "pipe")  # what tells one from another of the same ops
 _EMPTY = {"duration": ZERO, "phase": int(Phase.IDLE)}  # every other field is -1 where unused
 
 
@@ -60,13 +57,16 @@ class ProgramBuilder:
         self.reductions = Reductions(*np.zeros((4, 0), int))
         self._nodes: list[dict[str, NumpyArray]] = []
         self._num_nodes = 0
+        self._gates: dict[int, int] = {}
         self._edges: list[NumpyArray] = []
         self.add_nodes(duration=np.array([ZERO]))
 
     @functools.cached_property
     def unit_ends(self) -> Float[NumpyArray, " cells"]:
         """End of each cell (cells) in the message-free run with unit slots."""
-        return slot_times(self.table, UNIT_SLOTS, shares=False, link=self.links)[1].ravel()
+        return slot_times(self.table, self.table.grammar.unit_slots, shares=False, link=self.links)[
+            1
+        ].ravel()
 
     def add_nodes(self, *, duration: NumpyArray, **fields: NumpyArray) -> Int[NumpyArray, " new"]:
         """Add nodes: (new) their numbers."""
@@ -83,11 +83,39 @@ class ProgramBuilder:
     ) -> Int[NumpyArray, " some"]:
         """Add a node for each of some cells of the table: (some) their numbers."""
         phase, stage, microbatch, pipe = (column.ravel()[cells] for column in self.table.cells)
-        nodes = self.add_nodes(
-            duration=duration, phase=phase, stage=stage, microbatch=microbatch, pipe=pipe, **fields
-        )
+        columns = {"duration": duration, "phase": phase, "stage": stage, **fields}
+        columns |= {"microbatch": microbatch, "pipe": pipe}
+        nodes = self.add_nodes(**columns)
         self.node_of_cell.reshape(-1)[cells] = nodes
+        together = np.flatnonzero(np.isin(phase, self.table.grammar.together))
+        if len(together):
+            self._open_together(nodes[together], cells[together])
         return nodes
+
+    def _open_together(
+        self, nodes: Int[NumpyArray, " some"], cells: Int[NumpyArray, " some"]
+    ) -> None:
+        """Let what workers do together start when all of them have reached it.
+
+        A gate that takes no time waits for all that any of these nodes waits for, and they for it.
+        """
+        assert self.table.op_of_cell is not None
+        _, first, group = np.unique(
+            self.table.op_of_cell[cells], return_index=True, return_inverse=True
+        )
+        of = {name: getattr(self.table.cells, name).ravel()[cells[first]] for name in _OF_GATES}
+        gates = self.add_nodes(duration=np.full(len(first), ZERO), **of)
+        self.add_edges(gates[group], nodes, ZERO)
+        self._gates |= dict(zip(nodes.tolist(), gates[group].tolist(), strict=True))
+
+    def durations(self, cells: Int[NumpyArray, " some"]) -> Int[NumpyArray, " some"]:
+        """Position of the duration of the first op of each of some cells of the table (some)."""
+        table = self.table
+        phase, place = table.phase.ravel()[cells], table.stage.ravel()[cells]
+        if table.grammar.of_workers:
+            of_worker = np.isin(phase, table.grammar.of_workers)
+            place = np.where(of_worker, cells // table.num_slots, place)
+        return self.layout.op(phase, place)
 
     def _column(self, name: str) -> Int[NumpyArray, " nodes"]:
         return np.concatenate([columns[name] for columns in self._nodes])
@@ -99,6 +127,8 @@ class ProgramBuilder:
         lag: int | Int[NumpyArray, " new"],
     ) -> None:
         """Add edges; at a tie the one that was added first wins."""
+        if self._gates:
+            head = np.array([self._gates.get(node, node) for node in head.tolist()], int)
         self._edges.append(np.stack([tail, head, np.broadcast_to(lag, np.shape(tail))]))
 
     def add_chains(
@@ -115,7 +145,7 @@ class ProgramBuilder:
         Sharding cells and waits are no ops. Returns (some) nodes.
         """
         worker = self._column("worker")
-        is_op = np.isin(self._column("phase"), ROW_OPS)
+        is_op = np.isin(self._column("phase"), self.table.grammar.row_ops)
         on_worker = np.flatnonzero((worker != NO_WORKER) & is_op)
         on_worker = on_worker[np.argsort(worker[on_worker], kind="stable")]
         following = np.full(self._num_nodes, -1)
@@ -140,7 +170,8 @@ class ProgramBuilder:
         # may send each other an activation and a gradient
         order = np.lexsort((lag, head, tail))
         alike = [part[order[1:]] == part[order[:-1]] for part in (tail, head, lag)]
-        keep = np.sort(order[np.append(True, ~np.logical_and.reduce(alike))])
+        is_first = np.append(True, ~np.logical_and.reduce(alike))[: len(order)]  # there may be none
+        keep = np.sort(order[is_first])
         tail, head, lag = tail[keep], head[keep], lag[keep]
         try:
             order = np.array(topological_order(self._num_nodes, tail, head))
@@ -153,7 +184,8 @@ class ProgramBuilder:
         heads = number[head][by_head]
         preds[heads, column], lags[heads, column] = number[tail][by_head], lag[by_head]
         nodes = {name: self._column(name)[order].astype(np.int32) for name in _FIELDS}
-        is_op = (nodes["worker"] != NO_WORKER) & ~np.isin(nodes["phase"], SHARDING + WAIT_SEND)
+        no_ops = (*self.table.grammar.sharding, *WAIT_SEND)
+        is_op = (nodes["worker"] != NO_WORKER) & ~np.isin(nodes["phase"], no_ops)
         on_worker = np.flatnonzero(is_op)
         first_node, last_node = np.zeros((2, self.table.num_workers), np.int32)
         last_node[nodes["worker"][on_worker]] = on_worker
@@ -191,17 +223,23 @@ class ProgramBuilder:
         """Name the cycle, op by op and transfer by transfer."""
         fields = ("phase", "stage", "microbatch", "pipe", "worker", "sender", "receiver")
         nodes = np.stack([self._column(name)[cycle] for name in fields], axis=1).tolist()
+        nodes = [node for node in nodes if node[0] != Phase.IDLE]  # gates have no name
         names: list[str] = []
         for phase, stage, microbatch, pipe, worker, sender, receiver in nodes:
-            op = Op(Phase(phase), stage, microbatch)
-            if phase in HOST:  # it stands in the row of its stage's worker
+            kind = self.table.grammar.phases[phase]
+            op = self.table.grammar.text((Op(kind, stage, microbatch),))
+            if phase in self.table.grammar.host:  # it stands in the row of its stage's worker
                 names.append(f"{op} (host link of worker {self.table.placement[pipe, stage]})")
             elif phase == Phase.A:
                 names.append(f"{op} (all-reduce)")
             elif sender == NO_WORKER:
-                names.append(f"{op} (worker {worker})")
+                lane = f"lane {kind.kind.lane}" if worker == NO_WORKER else f"worker {worker}"
+                names.append(f"{op} ({lane})")
+            elif self.table.grammar.is_usual:
+                receive = receive_of(Op(kind, stage, microbatch))
+                names.append(f"{op}/{receive} (worker {sender} to {receiver})")
             else:
-                names.append(f"{op}/{receive_of(op)} (worker {sender} to {receiver})")
+                names.append(f"{op} (worker {sender} to {receiver})")
         links = self.links
         scope = f" with one queue per {links.queues}" * links.meets
         scope += " and posting by program" * (links.posting == "program")
@@ -215,6 +253,8 @@ class ProgramBuilder:
         return self.table.error(
             f"deadlock under {links.text}{scope}: nothing in this cycle can start: "
             + " -> ".join([*names, names[0]]),
-            int(self.table.placement[pipe, stage]) if phase in HOST else max(worker, sender),
+            int(self.table.placement[pipe, stage])
+            if phase in self.table.grammar.host
+            else max(worker, sender, 0),
             int(np.argwhere(same)[0][1]) if same.any() else None,
         )

@@ -13,13 +13,14 @@ const MOST_LABELS = 2500; // in sight
 const MOST_MESSAGES = 4000; // in sight
 const FADED = 0.18; // of what a search does not find
 
-/** Height of each part of a row, from its own height. */
-export function rowParts(height, hasBeside, hasTransfers) {
+/** Height of each part of a row, from its own height; `below` lanes lie beneath its compute. */
+export function rowParts(height, below, hasTransfers) {
   const gap = height > 14 ? 3 : height > 7 ? 1 : 0;
-  const part = Math.max(2, Math.round((height - gap) * 0.26));
-  const beside = hasBeside ? part : 0;
-  const transfers = hasTransfers ? part : 0;
-  return { compute: height - gap - beside - transfers, beside, transfers };
+  const count = below + (hasTransfers ? 1 : 0);
+  const lane = Math.max(2, Math.round((height - gap) * Math.min(0.26, 0.52 / count)));
+  const beside = below * lane;
+  const transfers = hasTransfers ? lane : 0;
+  return { compute: height - gap - beside - transfers, lane, beside, transfers };
 }
 
 export class Bars {
@@ -36,7 +37,7 @@ export class Bars {
     this.canvas.style.height = `${height}px`;
     this.canvas.width = Math.round(width * ratio);
     this.canvas.height = Math.round(height * ratio);
-    this.parts = rowParts(rowHeight, this.schedule.hasBeside, hasTransfers);
+    this.parts = rowParts(rowHeight, this.schedule.lanesBeside.length, hasTransfers);
     const columns = Math.max(1, Math.round((width - GUTTER) * ratio));
     this.image = new ImageData(columns, this.canvas.height);
     this.pixels = new Uint32Array(this.image.data.buffer);
@@ -117,15 +118,14 @@ export class Bars {
   paintNarrow(axis, shown, marksCritical) {
     const { context, palette, parts, rowHeight, schedule, ratio } = this;
     this.pixels.fill(palette.words.paper);
-    schedule.lanes.forEach(({ compute, beside }, row) => {
+    schedule.lanes.forEach((lanes, row) => {
       const ground = row === shown.worker ? "rowChosen" : "row";
       const top = row * rowHeight;
-      this.sumUp(compute, true, axis, shown.found);
-      this.paintLine(top, parts.compute, palette.words[ground]);
-      if (parts.beside > 0) {
-        this.sumUp(beside, false, axis, shown.found);
-        this.paintLine(top + parts.compute, parts.beside, palette.words[ground]);
-      }
+      lanes.forEach((lane, k) => {
+        const [below, height] = this.laneParts(k);
+        this.sumUp(lane, k === 0, axis, shown.found);
+        this.paintLine(top + below, height, palette.words[ground]);
+      });
       if (parts.transfers > 0) {
         this.sums.fill(0);
         this.paintLine(top + parts.compute + parts.beside, parts.transfers, palette.words[ground]);
@@ -216,13 +216,12 @@ export class Bars {
     const labels = [];
     schedule.lanes.forEach((lanes, row) => {
       const top = row * rowHeight;
-      for (const [lane, y, height] of [
-        [lanes.compute, top, parts.compute],
-        [lanes.beside, top + parts.compute, parts.beside],
-      ]) {
+      lanes.forEach((lane, k) => {
+        const [below, height] = this.laneParts(k);
+        const y = top + below;
         const own = []; // numbers of a phase in a row: all or none
         const refused = new Set();
-        this.eachInSight(lane, lane === lanes.compute, axis, (op, left, right) => {
+        this.eachInSight(lane, k === 0, axis, (op, left, right) => {
           if (right - left < NARROW) return;
           this.drawBar(op, axis.left + left, y, right - left, height, shown);
           if (height < LABEL_HEIGHT || schedule.ops.microbatch[op] < 0) return;
@@ -232,7 +231,7 @@ export class Bars {
           else own.push([op, axis.left + left, y, right - left, height, size]);
         });
         labels.push(...own.filter(([op]) => !refused.has(schedule.ops.phase[op])));
-      }
+      });
     });
     if (labels.length <= MOST_LABELS) this.drawLabels(labels, shown);
   }
@@ -248,7 +247,8 @@ export class Bars {
 
   /** What stands on an op: its number, and its letter where no colour tells its phase. */
   textOf(phase, microbatch) {
-    return `${this.colours.isOfPhases ? "" : this.schedule.phases[phase].letter}${microbatch}`;
+    const letter = this.colours.isOfPhases ? "" : this.schedule.phases[phase].letter;
+    return letter + this.schedule.number(microbatch);
   }
 
   drawBar(op, x, y, width, height, shown) {
@@ -308,10 +308,15 @@ export class Bars {
   /** Where an op stands in its row: left, top, width, height. */
   place(axis, op, row) {
     const { schedule, rowHeight, parts } = this;
-    const beside = schedule.isBeside(op);
+    const [below, height] = this.laneParts(schedule.laneOf(op));
     const x = axis.x(schedule.start(op));
-    const top = row * rowHeight + (beside ? parts.compute : 0);
-    return [x, top, axis.x(schedule.finish(op)) - x, beside ? parts.beside : parts.compute];
+    return [x, row * rowHeight + below, axis.x(schedule.finish(op)) - x, height];
+  }
+
+  /** Where a lane begins in its row, and how high it is: 0 is compute. */
+  laneParts(k) {
+    const { compute, lane } = this.parts;
+    return k === 0 ? [0, compute] : [compute + (k - 1) * lane, lane];
   }
 
   row(op) {
@@ -329,7 +334,8 @@ export class Bars {
 
   /** Lines of the critical path from row to row; transfers that have a lane need none. */
   traceCritical(axis, hasLane) {
-    const { context, palette, schedule: { program } } = this;
+    const { context, palette, schedule } = this;
+    const { program } = schedule;
     context.strokeStyle = palette.ink;
     context.lineWidth = 1.5;
     context.beginPath();
@@ -337,7 +343,7 @@ export class Bars {
       const message = program.messageOf[node];
       if (message >= 0 && !hasLane) this.traceMessage(axis, message);
       const op = program.opOf[node];
-      const edge = program.lastEdge[node];
+      const edge = schedule.lastInto(node);
       const from = edge < 0 ? -1 : program.opOf[program.pred[edge]]; // a message that no node carries
       if (op >= 0 && from >= 0 && this.row(from) !== this.row(op)) this.traceLine(axis, from, op);
     }
@@ -455,11 +461,12 @@ export class Bars {
     const row = Math.floor(y / rowHeight);
     if (x < GUTTER || row < 0 || row >= schedule.workers || schedule.error) return -1;
     const axis = view.over(GUTTER, this.width - GUTTER);
-    const isBeside = y - row * rowHeight > parts.compute && parts.beside > 0;
-    const lane = schedule.lanes[row][isBeside ? "beside" : "compute"];
+    const below = Math.ceil((y - row * rowHeight - parts.compute) / parts.lane);
+    const k = Math.min(Math.max(below, 0), schedule.lanesBeside.length);
+    const lane = schedule.lanes[row][k];
     let found = -1;
     let nearest = 3; // pixels beside an op that still mean it
-    this.eachInSight(lane, !isBeside, axis, (op, left, right) => {
+    this.eachInSight(lane, k === 0, axis, (op, left, right) => {
       const away = Math.max(left - (x - GUTTER), x - GUTTER - right, 0);
       if (away < nearest || (away === nearest && away === 0)) [found, nearest] = [op, away];
     });

@@ -2,7 +2,7 @@
 // from, and tables that are dropped on it. All but the first are lowered in the page.
 
 import { Schedule } from "./schedule.js";
-import { heldOf, layoutOf, lower, messagesOf, opsOf } from "./lowering.js";
+import { heldOf, layoutOf, lower, messagesOf, opsOf, placesOf } from "./lowering.js";
 import { readTable, rowsOf, tableOf } from "./tables.js";
 import { inflate } from "./unpacking.js";
 
@@ -10,14 +10,13 @@ import { inflate } from "./unpacking.js";
 function costsOf(table, layout, scene, donors) {
   const base = new Float64Array(layout.size);
   if (scene.times) fillGiven(base, table, layout, scene);
-  else fillFrom(base, table, layout, donors);
+  else fillFrom(base, table, layout, donors, scene);
   const keys = scene.factors.map(({ key }) => key);
   const number = (letter) => keys.indexOf(letter) + 1;
   const kind = new Int32Array(layout.size);
-  scene.grammar.timed.forEach((phase, row) => {
-    const first = 1 + row * table.stages;
-    kind.fill(number(scene.phases[phase].letter), first, first + table.stages);
-  });
+  for (const [phase, { first, count }] of layout.times.of) {
+    kind.fill(number(scene.phases[phase].letter), first, first + count);
+  }
   const { firstPair, firstLink, links } = layout;
   kind.fill(number("latency"), firstLink, firstLink + links);
   kind.fill(number("transmit"), firstLink + links, firstLink + 2 * links);
@@ -25,22 +24,25 @@ function costsOf(table, layout, scene, donors) {
   return { base, kind, pair: Int32Array.from(layout.joined), overlap, firstPair, firstLink };
 }
 
+/** Phases that a table has. */
+function phasesOf({ cells }) {
+  return new Set(cells.flatMap(({ ops }) => ops.map(({ phase }) => phase)));
+}
+
 /** Times that hold for tables of any size: those of a worker are divided over its stages. */
-function fillGiven(base, table, layout, { times, factors, grammar, phases, mean }) {
-  const [home] = table.placement;
+function fillGiven(base, table, layout, { times, factors, phases, mean }) {
+  const { grammar, placement: [home] } = table;
   const there = home.map((worker) => home.filter((each) => each === worker).length);
-  const used = new Set(table.cells.flatMap(({ ops }) => ops.map(({ phase }) => phase)));
-  for (const phase of grammar.timed) {
+  const used = phasesOf(table);
+  for (const [phase, { first, count }] of layout.times.of) {
     const time = times.ops[phase];
     if (time === undefined) {
-      if (used.has(phase) && grammar.compute.includes(phase)) {
-        throw new Error(`${phases[phase].letter} has no time on this page`);
-      }
+      if (used.has(phase)) throw new Error(`${phases[phase].letter} has no time on this page`);
       continue;
     }
-    for (let stage = 0; stage < table.stages; stage++) {
-      const part = times.byWorker ? table.shares[stage] / there[stage] : 1;
-      base[layout.op(phase, stage)] = time * part;
+    const isOfStages = times.byWorker && !grammar.ofWorkers.includes(phase);
+    for (let place = 0; place < count; place++) {
+      base[first + place] = time * (isOfStages ? table.shares[place] / there[place] : 1);
     }
   }
   const { firstLink, links } = layout;
@@ -50,22 +52,32 @@ function fillGiven(base, table, layout, { times, factors, grammar, phases, mean 
 }
 
 /** Times of another table with as many stages and pipes: those are of each stage and boundary. */
-function fillFrom(base, table, layout, donors) {
-  const size = layout.firstPair;
-  const donor = donors.find(({ stages, pipes, costs }) =>
-    stages === table.stages && pipes === table.pipes && costs.base.length - costs.firstLink === 3 * layout.links &&
-    (costs.firstPair < 0 ? costs.firstLink : costs.firstPair) >= size);
-  if (!donor) {
-    const known = [...new Set(donors.map(({ stages }) => stages))].join(" or ");
-    throw new Error(`it has ${table.stages} stages, and this page has times for ${known} stages`);
+function fillFrom(base, table, layout, donors, { grammars, phases }) {
+  const isOfWorkers = table.grammar.ofWorkers.length > 0;
+  const known = donors.map((donor) => [donor, placesOf(donor, grammars[donor.grammar]).of]);
+  const fitting = known.filter(([{ stages, pipes, workers, costs }]) =>
+    stages === table.stages && pipes === table.pipes && !(isOfWorkers && workers !== table.workers) &&
+    costs.base.length - costs.firstLink === 3 * layout.links);
+  if (!fitting.length) {
+    const sizes = [...new Set(donors.map(({ stages }) => stages))].join(" or ");
+    throw new Error(`it has ${table.stages} stages, and this page has times for ${sizes} stages`);
   }
-  base.set(donor.costs.base.subarray(0, size));
+  const timed = [...phasesOf(table)].filter((phase) => layout.times.of.has(phase));
+  const lacking = (times) => timed.find((phase) => !times.has(phase));
+  const [donor, times] = fitting.find((each) => lacking(each[1]) === undefined) ?? fitting[0];
+  const letter = phases[lacking(times)]?.letter;
+  if (letter) throw new Error(`${letter} has no time on this page`);
+  for (const [phase, { first, count }] of layout.times.of) {
+    const own = times.get(phase);
+    if (own) base.set(donor.costs.base.subarray(own.first, own.first + count), first);
+  }
   base.set(donor.costs.base.subarray(donor.costs.firstLink), layout.firstLink);
 }
 
 /** A schedule of the page from a table: its programs are lowered when their link model is asked for. */
 export function scheduleOf(table, scene, donors) {
-  const { grammar, links, factors } = scene;
+  const { links, factors } = scene;
+  const { grammar } = table;
   const atEnd = factors.find(({ key }) => key === "A" || key === "U");
   if (atEnd) throw new Error(`this page has times of an ${atEnd.name}, which it cannot add to other tables`);
   const layout = layoutOf(table, grammar);
@@ -87,6 +99,7 @@ export function scheduleOf(table, scene, donors) {
     stages: table.stages,
     microbatches: table.microbatches,
     pipes: table.pipes,
+    slices: grammar.slices,
     stagesPerWorker: table.stages / new Set(table.placement[0]).size,
     ops,
     placement,
@@ -177,7 +190,7 @@ export class Library {
     const entry = this.entries.find(isMeant);
     if (!entry) return null;
     if (!this.made.has(entry)) {
-      const table = tableOf({ ...entry, rows: rowsOf(entry.text) }, this.scene.grammar);
+      const table = tableOf({ ...entry, rows: rowsOf(entry.text) }, this.scene.grammars[entry.grammar]);
       this.made.set(entry, scheduleOf(table, this.scene, this.donors));
     }
     return this.made.get(entry);
@@ -187,7 +200,7 @@ export class Library {
   take(text, file) {
     const name = file.replace(/\.(csv|json)$/i, "");
     const own = this.names.includes(name) && !this.dropped.has(name) ? file : name;
-    const table = readTable(text, own, this.scene.grammar);
+    const table = readTable(text, own, this.scene.grammars);
     this.dropped.set(own, scheduleOf({ ...table, name: own }, this.scene, this.donors));
     return own;
   }

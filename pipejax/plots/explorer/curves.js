@@ -13,25 +13,26 @@ const UNCOUNTED = new Set(["O", "L"]); // activations in flight stay in flight o
  */
 export function memorySteps(schedule, unit) {
   const { moment, place, change, worker, size } = schedule.held;
+  const counts = unit === "flight" ? schedule.weights() : Float64Array.from(place, (at) => size[at]);
   const steps = [];
   for (let begin = 0; begin < moment.length || steps.length < schedule.workers; ) {
     const own = steps.length;
     let end = begin;
     while (end < moment.length && worker[end] === own) end++;
-    steps.push(stepsOf(schedule, moment, place, change, size, begin, end, unit));
+    steps.push(stepsOf(schedule, moment, change, counts, begin, end, unit));
     begin = end;
   }
   return steps;
 }
 
-function stepsOf(schedule, moment, place, change, size, begin, end, unit) {
+function stepsOf(schedule, moment, change, counts, begin, end, unit) {
   const changes = [];
   let inOrder = true;
   for (let k = begin; k < end; k++) {
     const op = moment[k] >> 1; // the lowest bit says which end of it
     if (unit === "flight" && UNCOUNTED.has(schedule.letter(op))) continue;
     const at = moment[k] & 1 ? schedule.finish(op) : schedule.start(op);
-    const by = unit === "flight" ? change[k] : change[k] * size[place[k]];
+    const by = change[k] * counts[k];
     if (changes.length && at < changes[changes.length - 2]) inOrder = false;
     changes.push(at, by);
   }

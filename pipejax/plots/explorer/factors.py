@@ -7,7 +7,7 @@ with. Where no message takes any time, messages are measured by the mean forward
 given as 0.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,14 +15,14 @@ import numpy as np
 from pipejax.analysis.formula.formula import formula
 from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.base.array_types import Bool, Float, NumpyArray
-from pipejax.costs.costs import FIELDS, PHASE_FIELDS, Costs, unchecked_costs
+from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import lower_and_price
-from pipejax.schedules.cells.ops import COMPUTE, HOST, KINDS, SHARDING, STEP_END
+from pipejax.schedules.cells.ops import COMPUTE, HOST, KINDS, SHARDING, STEP_END, AnyPhase
 
 MOST, MOST_OF_NONE = 4.0, 1.0  # largest factor of a slider, and where messages take no time
-NAMES = {
-    **{phase.name: KINDS[phase].name for phase in COMPUTE},
+OF_COMPUTE = {phase.name: KINDS[phase].name for phase in COMPUTE}
+OF_OTHERS = {
     "pair": "fused pair",
     **{phase.name: KINDS[phase].name for phase in (*HOST, *SHARDING, *STEP_END)},
     "latency": "latency",
@@ -52,20 +52,23 @@ def kinds(run: Evaluation) -> tuple[str, ...]:
     return tuple("" if kind in summed else kind for kind in run.program.layout.groups)
 
 
-def factors_of(runs: Sequence[Evaluation], also: Collection[str] = ()) -> list[Factor]:
+def factors_of(runs: Sequence[Evaluation], also: Collection[AnyPhase] = ()) -> list[Factor]:
     """List the sliders of some runs: kinds that cost anything, and messages wherever there are.
 
     `also` are phases of other tables, which have sliders where the costs of a run know them.
     """
     costs_anything = {kind for run in runs for kind in _kinds_that_cost(run)}
-    known = {kind for kind in also if kind in PHASE_FIELDS}
     costs_anything |= {
-        kind for kind in known if any(np.any(getattr(run.costs, field_of(kind))) for run in runs)
+        phase.name
+        for phase in also
+        if phase.kind.time and any(np.any(run.costs.time(phase)) for run in runs)
     }
+    own = {phase.name: phase.kind.name for run in runs for phase in run.table.grammar.own}
     is_free = not costs_anything & {"latency", "transmit"}
     if is_free and any(len(run.program.messages.producer) for run in runs):
         costs_anything.add("transmit")
-    names = NAMES | ({"transmit": "transmit time"} if "latency" in costs_anything else {})
+    names = {**OF_COMPUTE, **own, **OF_OTHERS}
+    names |= {"transmit": "transmit time"} if "latency" in costs_anything else {}
     return [
         Factor(key, name, 0.0, MOST_OF_NONE)
         if key == "transmit" and is_free
@@ -143,16 +146,19 @@ class FormSearch:
             return None
         self.nodes_left -= program.num_nodes
         own, parameters, units, is_time = np.array(kinds(run)), {}, [], []
+        fields = {phase.name: phase.kind.time for phase in run.table.grammar.timed}
         for factor in factors:
             costs = base[own == factor.key]
             if costs.size and costs.max() > 0:
                 is_one = costs.min() == costs.max()
-                value = 1.0 if is_one else getattr(run.costs, field_of(factor.key))
+                value = 1.0 if is_one else getattr(run.costs, fields.get(factor.key, factor.key))
                 parameters[factor.key] = value
                 units.append(float(costs[0]) if is_one else 1.0)
                 is_time.append(bool(is_one))
         try:
-            found = formula(program, _weights(run.costs, parameters), max_facets=MOST_FACETS)
+            found = formula(
+                program, _weights(run.costs, parameters, fields), max_facets=MOST_FACETS
+            )
         except ValueError:  # no few sums bound it
             return None
         return {
@@ -165,17 +171,14 @@ class FormSearch:
         }
 
 
-def field_of(key: str) -> str:
-    """Field of `Costs` that holds a kind of cost."""
-    return PHASE_FIELDS.get(key, key)
+def _weights(
+    costs: Costs, parameters: Mapping[str, Any], fields: Mapping[str, str]
+) -> dict[str, Costs]:
+    """Costs where one parameter is 1 and all others are 0; what costs nothing stays known.
 
-
-def _weights(costs: Costs, parameters: dict[str, Any]) -> dict[str, Costs]:
-    """Costs where one parameter is 1 and all others are 0; what costs nothing stays known."""
-    named = {field_of(key) for key in parameters}
-    free = {
-        field: 0.0 for field in FIELDS if field not in named and getattr(costs, field) is not None
-    }
-    return {
-        key: unchecked_costs(free | {field_of(key): value}) for key, value in parameters.items()
-    }
+    `fields` says which cost is that of a phase, by its letters.
+    """
+    named = {key: fields.get(key, key) for key in parameters}
+    known = {field for field, value in vars(costs).items() if value is not None}
+    free = dict.fromkeys(known - {*named.values()}, 0.0)
+    return {key: unchecked_costs(free | {named[key]: value}) for key, value in parameters.items()}

@@ -15,7 +15,7 @@ export function along(schedule, op, direction) {
 export function inRow(schedule, op, direction) {
   const worker = op < 0 ? 0 : schedule.ops.worker[op];
   if (worker < 0) return -1;
-  const lane = schedule.lanes[worker][op >= 0 && schedule.isBeside(op) ? "beside" : "compute"];
+  const lane = schedule.lanes[worker][op >= 0 ? schedule.laneOf(op) : 0];
   return lane[op < 0 ? 0 : lane.indexOf(op) + direction] ?? -1;
 }
 
@@ -38,7 +38,10 @@ export function found(schedule, op, direction) {
 //   w3     its worker       s3   its stage       critical   on the critical path
 
 const WORDS = [
-  [/^m(\d+)$/i, (number) => (ops, op) => ops.microbatch[op] === number || ops.with_microbatch[op] === number && ops.with_phase[op] > 0],
+  [/^m(\d+)$/i, (number, slices) => (ops, op) => {
+    const is = (microbatch) => Math.floor(microbatch / slices) === number;
+    return is(ops.microbatch[op]) || is(ops.with_microbatch[op]) && ops.with_phase[op] > 0;
+  }],
   [/^s(\d+)$/i, (number) => (ops, op) => ops.stage[op] === number],
   [/^w(\d+)$/i, (number) => (ops, op) => ops.worker[op] === number],
 ];
@@ -58,14 +61,20 @@ export function search(schedule, text) {
 function testOf(schedule, word) {
   for (const [form, make] of WORDS) {
     const match = form.exec(word);
-    if (match) return make(Number(match[1]));
+    if (match) return either(make(Number(match[1]), schedule.slices), called(schedule, word));
   }
   if (/^crit/i.test(word)) return (ops, op) => schedule.isCritical[schedule.program.op[op]] === 1;
-  const letters = word.toUpperCase();
-  return (ops, op) =>
-    schedule.letter(op) === letters ||
-    (ops.with_phase[op] > 0 && schedule.phases[ops.with_phase[op]].letter === letters) ||
-    schedule.label(op).split("+").includes(letters);
+  const { phases } = schedule;
+  return either(called(schedule, word), (ops, op) => isSame(schedule.letter(op), word) ||
+    (ops.with_phase[op] > 0 && isSame(phases[ops.with_phase[op]].letter, word)));
+}
+
+const isSame = (one, other) => one.toUpperCase() === other.toUpperCase();
+const either = (one, other) => (ops, op) => one(ops, op) || other(ops, op);
+
+/** Whether an op, or one of a fused pair, is called as a word says. */
+function called(schedule, word) {
+  return (ops, op) => schedule.label(op).split("+").some((each) => isSame(each, word));
 }
 
 // Mouse, pen and touch on the timelines: zoom, pan, mark a range, hover, choose.

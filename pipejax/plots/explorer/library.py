@@ -6,35 +6,92 @@ the library: there is no second list of phases or of what waits for what.
 """
 
 import base64
+import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS, Costs
-from pipejax.schedules.cells import memory_ledger, placement
-from pipejax.schedules.cells.dependencies import RULES
+from pipejax.base.array_types import Int, NumpyArray
+from pipejax.costs.costs import MESSAGE_FIELDS, Costs
+from pipejax.plots.palette import USUAL as USUAL_LOOKS, looks_of
+from pipejax.schedules.cells import placement
+from pipejax.schedules.cells.grammar import OF_SLICES, USUAL, Grammar, Rule
+from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, ledger_of
 from pipejax.schedules.cells.ops import (
-    CELL_PHASES,
     CHECKPOINT,
-    COMPUTE,
     HOST,
+    KINDS,
     LEFT_BY_F,
     MESSAGES,
-    ROW_OPS,
-    SHARDING,
-    TIMED,
-    UNIT_SLOTS,
+    PARTS,
     WAIT_SEND,
     WHOLE,
+    AnyPhase,
+    OwnPhase,
     Phase,
-    format_cell,
 )
+from pipejax.schedules.table.grammar_files import grammar_data
 from pipejax.schedules.table.table import ScheduleTable
 
 LEVEL = 9  # of zlib: a page is written once and read often
 APART = "\n\n"  # between the texts of tables
+
+
+class PagePhases(NamedTuple):
+    """Grammars of the tables of a page, and phases under codes that no two of them share.
+
+    Attributes:
+      grammars: the usual one first.
+      own: phases of their own, which stand behind the usual ones.
+    """
+
+    grammars: tuple[Grammar, ...]
+    own: tuple[OwnPhase, ...]
+
+    @classmethod
+    def of(cls, tables: Iterable[ScheduleTable]) -> "PagePhases":
+        """List what tables have of their own; what is the same in two of them comes once."""
+        grammars = tuple(dict.fromkeys([USUAL, *(table.grammar for table in tables)]))
+        own: list[OwnPhase] = []
+        for phase in (phase for grammar in grammars for phase in grammar.own):
+            if not any(_is_same(phase, other) for other in own):
+                own.append(phase)
+        return cls(grammars, tuple(own))
+
+    @property
+    def each(self) -> dict[int, AnyPhase]:
+        """Phases by code, without that of idle cells."""
+        own = enumerate(self.own, len(Phase))
+        return {int(phase): phase for phase in KINDS} | dict(own)
+
+    def as_json(self, used: Iterable[AnyPhase]) -> dict[int, dict[str, str]]:
+        """What phases are called, where they run and what they look like, beside those in use."""
+        looks = {**USUAL_LOOKS, **looks_of([*used, *self.own])}
+        return {
+            code: {
+                "letter": phase.name,
+                "name": looks[phase.name].name,
+                "lane": phase.kind.lane,
+                "fill": looks[phase.name].fill,
+                "shade": looks[phase.name].shade,
+                "deep": looks[phase.name].deep or looks[phase.name].fill,
+            }
+            for code, phase in self.each.items()
+        }
+
+    def codes(self, grammar: Grammar) -> Int[NumpyArray, " codes"]:
+        """Code here (codes) of each phase of a grammar, by its code there."""
+        found = np.arange(len(grammar.phases))
+        for phase in grammar.own:
+            same = (k for k, other in enumerate(self.own) if _is_same(phase, other))
+            found[phase] = len(Phase) + next(same)
+        return found
+
+
+def _is_same(one: OwnPhase, other: OwnPhase) -> bool:
+    return (one.name, one.kind) == (other.name, other.kind)
 
 
 class OfferedTimes(NamedTuple):
@@ -48,40 +105,70 @@ class OfferedTimes(NamedTuple):
     costs: Costs
     by_worker: bool
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self, phases: PagePhases) -> dict[str, Any]:
         """By code of the phase, and of messages [s]."""
-        ops = {int(phase): getattr(self.costs, PHASE_FIELDS[phase.name]) for phase in TIMED}
-        known = {phase: float(time) for phase, time in ops.items() if time is not None}
+        ops = {code: self.costs.time(phase) for code, phase in phases.each.items()}
+        known = {code: float(time) for code, time in ops.items() if time is not None}
         sent = {name: float(np.asarray(getattr(self.costs, name))) for name in MESSAGE_FIELDS}
         return {"ops": known, **sent, "byWorker": self.by_worker}
 
 
-def grammar() -> dict[str, Any]:
-    """What cells mean, what waits for what, and what workers hold, for a page that reads tables."""
-    waits = (Phase.WAIT_O, *WAIT_SEND)
+def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
+    """What cells mean, what waits for what, and what workers hold, for a page that reads tables.
+
+    `given` is what a table's JSON says of it.
+    """
+    codes = phases.codes(grammar)
+
+    def coded(of: Iterable[AnyPhase]) -> list[int]:
+        return codes[np.array([*of], int)].tolist()
+
+    def by_code(of: Mapping[Any, Any]) -> dict[int, Any]:
+        return dict(zip(coded(of), of.values(), strict=True))
+
+    waits, own_slots = (Phase.WAIT_O, *WAIT_SEND), grammar.unit_slots
+    letters = by_code({phase: phase.name for phase in grammar.in_cells})
     return {
-        "codes": {phase.name: int(phase) for phase in CELL_PHASES},
-        "letters": {int(phase): phase.name for phase in CELL_PHASES},
-        "compute": COMPUTE,
-        "rowOps": ROW_OPS,
-        "sharding": SHARDING,
+        "given": grammar_data(grammar),
+        "isUsual": grammar.is_usual,
+        "codes": {name: code for code, name in letters.items()},
+        "letters": letters,
+        "compute": coded(grammar.compute),
+        "rowOps": coded(grammar.row_ops),
+        "sharding": coded(grammar.sharding),
         "messages": MESSAGES,
         "waits": WAIT_SEND,
-        "refused": (*HOST, Phase.WAIT_O),
-        "timed": TIMED,
-        "rules": [
-            [rule.consumer, rule.producers, rule.stage_offset]
-            for rule in RULES
-            if rule.consumer not in (*HOST, *waits)
-        ],
-        "unit": {int(Phase[name]): slot for name, slot in UNIT_SLOTS.items()},
-        "ledger": {int(phase): entries for phase, entries in memory_ledger.LEDGER.items()},
+        "refused": coded((*grammar.host, Phase.WAIT_O)),
+        "timed": coded(grammar.timed),
+        "offRow": by_code({phase: phase.kind.lane for phase in grammar.off_row}),
+        "together": coded(grammar.together),
+        "ofWorkers": coded(grammar.of_workers),
+        "rules": [_rule(rule, coded) for rule in _stated(grammar.all_rules, waits)],
+        "ofSlices": [_rule(rule, coded) for rule in OF_SLICES],
+        "slices": grammar.slices,
+        "forwardOnly": grammar.forward_only,
+        "graph": grammar.graph,
+        "unit": by_code({p: own_slots[p.name] for p in grammar.timed if p.name in own_slots}),
+        "ledger": by_code(ledger_of((*KINDS, *grammar.own))),
         "parts": {"whole": WHOLE, "checkpoint": CHECKPOINT, "leftByF": LEFT_BY_F},
-        "sizes": [1.0, memory_ledger.WEIGHT_SHARE, 1.0],
+        "sizes": [1.0, WEIGHT_SHARE, 1.0, *grammar.items.values()],
+        "shares": [*np.ones(len(PARTS)), *grammar.items.values()],
     }
 
 
-def library(tables: Mapping[str, Sequence[ScheduleTable]]) -> dict[str, Any]:
+def _stated(rules: Iterable[Rule], waits: Sequence[Phase]) -> Iterator[Rule]:
+    """Rules that a page follows: what it refuses, and waits, have others."""
+    return (rule for rule in rules if rule.consumer not in (*HOST, *waits))
+
+
+def _rule(rule: Rule, coded: Callable[[Iterable[AnyPhase]], list[int]]) -> dict[str, Any]:
+    """A rule as a page reads it: with codes, and names of fields as JavaScript has them."""
+    (consumer,) = coded([rule.consumer])
+    told = rule._asdict() | {"consumer": consumer, "producers": coded(rule.producers)}
+    return {re.sub("_(.)", lambda m: m[1].upper(), name): value for name, value in told.items()}
+
+
+def library(tables: Mapping[str, Sequence[ScheduleTable]], phases: PagePhases) -> dict[str, Any]:
     """Pack tables by the name of their schedule; a page can lower all but those that offload."""
     entries, texts = [], []
     for name, each in tables.items():
@@ -90,7 +177,8 @@ def library(tables: Mapping[str, Sequence[ScheduleTable]]) -> dict[str, Any]:
                 continue
             sizes = {"workers": table.num_workers, "microbatches": table.num_microbatches}
             each_worker = {"stagesPerWorker": table.stages_per_worker}
-            entries.append({"name": name, **sizes, **each_worker, **_unstated(table)})
+            which = {"grammar": phases.grammars.index(table.grammar)}
+            entries.append({"name": name, **sizes, **each_worker, **which, **_unstated(table)})
             texts.append(_text(table))
     packed = zlib.compress(APART.join(texts).encode(), LEVEL)
     return {"entries": entries, "apart": APART, "data": base64.b64encode(packed).decode()}
@@ -98,14 +186,14 @@ def library(tables: Mapping[str, Sequence[ScheduleTable]]) -> dict[str, Any]:
 
 def _text(table: ScheduleTable) -> str:
     """Cells by row, without idle ones: their order is all that counts."""
-    rows = ((format_cell(cell) for cell in row if cell) for row in table.rows())
+    rows = ((table.grammar.text(cell) for cell in row if cell) for row in table.rows())
     return "\n".join(map(",".join, rows))
 
 
 def _unstated(table: ScheduleTable) -> dict[str, Any]:
     """What the cells of a table do not tell."""
     found: dict[str, Any] = {}
-    pipes, pipe_of = placement.infer(list(table.rows()))
+    pipes, pipe_of = placement.infer(list(table.rows()), table.grammar.compute)
     own = table.placement.tolist(), table.pipe_of_microbatch.tolist()
     if own != (pipes.tolist(), pipe_of.tolist()):
         found |= {"placement": own[0], "pipeOf": own[1]}

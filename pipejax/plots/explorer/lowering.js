@@ -5,6 +5,8 @@
 //   [ 0 | op times: phase by stage | fused pairs | latency | transmit | latency + transmit ]
 //                                                  each by direction, pipe, stage boundary
 
+import { writeNumber } from "./text.js";
+
 /** Ops of a table as columns, numbered row by row. */
 export function opsOf({ cells, pipeOf, placement, pipes, stages }) {
   const size = cells.length;
@@ -28,73 +30,165 @@ export function opsOf({ cells, pipeOf, placement, pipes, stages }) {
   return { ops, placement: flat };
 }
 
+/** Where the times of each phase begin in the cost vector of a table, and how many they are. */
+export function placesOf({ stages, workers }, { timed, ofWorkers }) {
+  const found = new Map();
+  let first = 1;
+  for (const phase of timed) {
+    const count = ofWorkers.includes(phase) ? workers : stages;
+    found.set(phase, { first, count });
+    first += count;
+  }
+  return { of: found, end: first };
+}
+
 /** Positions in the cost vector of a table. */
-export function layoutOf({ stages, pipes, cells }, { timed }) {
+export function layoutOf(table, grammar) {
+  const { stages, pipes, cells } = table;
   const kinds = new Map(); // fused pairs: stage of F, phase and stage of the backward
   for (const { ops } of cells) {
     if (ops.length === 2) kinds.set(`${ops[0].stage} ${ops[1].phase} ${ops[1].stage}`, ops);
   }
-  const rows = new Map(timed.map((phase, row) => [phase, row]));
-  const op = (phase, stage) => (rows.has(phase) ? 1 + rows.get(phase) * stages + stage : 0);
+  const times = placesOf(table, grammar);
+  const op = (phase, place) => (times.of.has(phase) ? times.of.get(phase).first + place : 0);
   const pairs = [...kinds.keys()].sort();
   const places = new Map(pairs.map((key, k) => [key, k]));
-  const firstPair = 1 + timed.length * stages;
+  const firstPair = times.end;
   const firstLink = firstPair + pairs.length;
-  const links = 2 * pipes * (stages - 1);
+  const boundaries = grammar.graph.length || stages - 1;
+  const links = 2 * pipes * boundaries;
   const link = (cost, { direction, pipe, boundary }) =>
-    firstLink + cost * links + (direction * pipes + pipe) * (stages - 1) + boundary;
-  const duration = (ops) => (ops.length === 2
+    firstLink + cost * links + (direction * pipes + pipe) * boundaries + boundary;
+  const duration = ({ ops, worker }) => (ops.length === 2
     ? firstPair + places.get(`${ops[0].stage} ${ops[1].phase} ${ops[1].stage}`)
-    : op(ops[0].phase, ops[0].stage));
+    : op(ops[0].phase, ops[0].stage < 0 ? worker : ops[0].stage));
   const joined = pairs.flatMap((key) => {
     const [one, other] = kinds.get(key);
     return [op(one.phase, one.stage), op(other.phase, other.stage)];
   });
-  return { op, link, duration, joined, firstPair, firstLink, links, size: firstLink + 3 * links };
+  const size = firstLink + 3 * links;
+  return { op, times, link, duration, joined, firstPair, firstLink, links, size };
 }
 
 const LATENCY = 0; // rows of the costs of a link
 const TRANSMIT = 1;
 const MESSAGE = 2;
 
-/** What ops wait for in other rows, by the order of those that make it; orders in a row are checked. */
+/** What ops wait for elsewhere: messages, by the order of those that make them, and all else. */
 export function messagesOf(table, grammar) {
-  const { stages, microbatches, cells, placement, pipeOf } = table;
-  const where = new Map(); // by phase: op of each stage and microbatch
-  cells.forEach(({ ops }, op) => {
-    for (const { phase, stage, microbatch } of ops) {
-      if (microbatch < 0) continue;
-      if (!where.has(phase)) where.set(phase, new Int32Array(stages * microbatches).fill(-1));
-      where.get(phase)[stage * microbatches + microbatch] = op;
-    }
-  });
+  const { microbatches, cells, pipeOf } = table;
+  const where = placed(table, grammar);
   const sent = [];
-  const own = []; // within a row
-  for (const [consumer, producers, offset] of grammar.rules) {
-    const waiting = where.get(consumer);
-    if (!waiting) continue;
-    const made = producers.map((phase) => where.get(phase)).filter(Boolean);
-    for (let stage = Math.max(0, -offset); stage < stages - Math.max(0, offset); stage++) {
-      for (let m = 0; m < microbatches; m++) {
-        const to = waiting[stage * microbatches + m];
-        const from = made.reduce((most, ops) => Math.max(most, ops[(stage + offset) * microbatches + m]), -1);
-        if (to < 0 || from < 0) continue;
-        const pipe = pipeOf[m];
-        const direction = offset > 0 ? 1 : 0;
+  const own = []; // without a message
+  const said = new Set(); // two rules may say the same
+  for (const rule of grammar.rules) {
+    const made = rule.producers.map((phase) => where.get(phase)).filter(Boolean);
+    for (const { to, place, m } of waitingBy(rule, table, where)) {
+      for (const [source, of] of waitedFor(rule, table, grammar, cells[to].worker, place, m)) {
+        const from = made.reduce((most, ops) => Math.max(most, ops[source * microbatches + of]), -1);
+        if (from < 0 && rule.isNeeded && !grammar.isUsual) missing(rule, grammar, cells[to], source, of);
+        if (from < 0) continue;
         const edge = {
-          from, to, pipe, direction, microbatch: m, stage: stage + offset, toStage: stage,
-          boundary: Math.min(stage, stage + offset),
+          from, to, pipe: pipeOf[of], microbatch: of, stage: source, toStage: place,
+          ...crossing(grammar.graph, source, place),
           sender: cells[from].worker, receiver: cells[to].worker,
         };
-        if (placement[pipe][stage] !== placement[pipe][stage + offset]) sent.push(edge);
-        else if (from < to) own.push(edge);
-        else throw new Error(`worker ${edge.sender}: an op of microbatch ${m} stands before what it waits for`);
+        const isApart = edge.sender !== edge.receiver;
+        const isSent = isApart && rule.sends;
+        const key = `${from} ${to} ${source} ${place} ${of} ${isSent}`;
+        if (said.has(key)) continue;
+        said.add(key);
+        (isSent ? sent : own).push(edge);
+        const isLate = from > to || (from === to && cells[to].ops.length === 2);
+        if (!isApart && isLate && queueOf(cells[from], grammar) === queueOf(cells[to], grammar)) {
+          throw new Error(`worker ${edge.sender}: an op of microbatch ${m} stands before what it waits for`);
+        }
       }
     }
   }
   const order = [...sent.keys()].sort((one, other) =>
-    sent[one].from - sent[other].from || sent[one].direction - sent[other].direction || one - other);
+    sent[one].from - sent[other].from || sent[one].direction - sent[other].direction ||
+    sent[one].toStage - sent[other].toStage || one - other);
   return { sent: order.map((k) => sent[k]), own };
+}
+
+/** By phase: op of each place and microbatch; a place is a stage, or a worker of what has no stage. */
+function placed({ stages, workers, microbatches, cells }, { ofWorkers }) {
+  const where = new Map();
+  cells.forEach(({ worker, ops }, op) => {
+    for (const { phase, stage, microbatch } of ops) {
+      if (microbatch < 0) continue;
+      const isOfWorker = ofWorkers.includes(phase);
+      const size = (isOfWorker ? workers : stages) * microbatches;
+      if (!where.has(phase)) where.set(phase, new Int32Array(size).fill(-1));
+      where.get(phase)[(isOfWorker ? worker : stage) * microbatches + microbatch] = op;
+    }
+  });
+  return where;
+}
+
+/** Ops that wait by a rule. */
+function* waitingBy({ consumer, consumerStage, consumerMicrobatch }, { stages, microbatches }, where) {
+  const waiting = where.get(consumer) ?? [];
+  for (let at = 0; at < waiting.length; at++) {
+    const place = Math.floor(at / microbatches);
+    const m = at % microbatches;
+    if (consumerStage !== null && place !== (consumerStage + stages) % stages) continue;
+    if (consumerMicrobatch !== null && m !== consumerMicrobatch) continue;
+    if (waiting[at] >= 0) yield { to: waiting[at], place, m };
+  }
+}
+
+/** Places and microbatches that an op waits for by a rule. */
+function* waitedFor(rule, { stages, microbatches }, { graph, ofWorkers, slices }, worker, place, m) {
+  const { stageOffset: offset, producerStage, producerMicrobatch, sliceOffset } = rule;
+  let places = [place + offset].filter((source) => source >= 0 && source < stages);
+  if (ofWorkers.includes(rule.producers[0])) places = [worker];
+  else if (producerStage !== null) places = [(producerStage + stages) % stages];
+  else if (offset && graph.length) {
+    const ends = offset < 0 ? graph : graph.map(([a, b]) => [b, a]); // producer, consumer
+    places = ends.filter(([, to]) => to === place).map(([from]) => from);
+  }
+  let of = [m];
+  if (rule.ofAll) of = [...new Array(microbatches).keys()];
+  else if (producerMicrobatch !== null) of = [producerMicrobatch];
+  else if (sliceOffset) {
+    const part = (m % slices) + sliceOffset;
+    of = part >= 0 && part < slices ? [m + sliceOffset] : [];
+  }
+  for (const source of places) for (const each of of) yield [source, each];
+}
+
+function missing({ producers: [phase], consumer }, grammar, { worker }, place, m) {
+  const { letters, codes, forwardOnly, ofWorkers, slices } = grammar;
+  if (forwardOnly && consumer === codes.U) return;
+  const stage = ofWorkers.includes(phase) ? "" : place;
+  const name = `${stage}${letters[phase]}${writeNumber(m, slices)}`;
+  throw new Error(`missing op ${name}: ${letters[consumer]} on worker ${worker} waits for it`);
+}
+
+/** Direction and stage boundary of what leads from a stage to another: in a graph that of its edge. */
+function crossing(graph, from, to) {
+  const along = graph.findIndex(([a, b]) => a === from && b === to);
+  const back = graph.findIndex(([a, b]) => a === to && b === from);
+  if (along >= 0 || back >= 0) return { direction: along >= 0 ? 0 : 1, boundary: Math.max(along, back) };
+  return { direction: from > to ? 1 : 0, boundary: Math.min(from, to) };
+}
+
+/** What of its worker an op stands in line for: the row, or a lane beside it. */
+function queueOf({ worker, ops: [{ phase }] }, { offRow }) {
+  return `${worker} ${offRow[phase] ?? ""}`;
+}
+
+/** The first of the ops that all workers do as one, for each op. */
+function mergedOps(cells, { together }) {
+  const first = new Map();
+  return cells.map(({ ops: [{ phase, microbatch }] }, op) => {
+    if (!together.includes(phase)) return op;
+    const key = `${phase} ${microbatch}`;
+    if (!first.has(key)) first.set(key, op);
+    return first.get(key);
+  });
 }
 
 /** Lower a table under a link model; what cannot run says why. */
@@ -102,15 +196,31 @@ export function lower(table, model, layout, { sent, own }, grammar) {
   const { cells, workers } = table;
   const meets = model === "rendezvous";
   const edges = []; // tail, head, lag
-  const add = (tail, head, lag = 0) => { edges.push([tail, head, lag]); };
-  // nodes: the source, then ops, then transfers
+  // nodes: the source, then ops, then gates, then transfers
   const node = Int32Array.from(cells, ({ ops }) => (meets || !grammar.waits.includes(ops[0].phase) ? 1 : 0));
   let nodes = 1;
   node.forEach((runs, op) => { if (runs) node[op] = nodes++; });
   const lasts = [0];
-  cells.forEach(({ ops }, op) => { if (node[op]) lasts.push(layout.duration(ops)); });
-  chain(cells.map((_, op) => op).filter((op) => node[op]), (op) => cells[op].worker)
-    .forEach(([one, other]) => add(node[one], node[other]));
+  cells.forEach((cell, op) => { if (node[op]) lasts.push(layout.duration(cell)); });
+  // what workers do together starts at a gate, which takes no time and waits for what any waits for
+  const merged = mergedOps(cells, grammar);
+  const gates = new Map();
+  merged.forEach((first, op) => {
+    if (!grammar.together.includes(cells[op].ops[0].phase)) return;
+    if (!gates.has(first)) {
+      gates.set(first, nodes++);
+      lasts.push(0);
+    }
+    edges.push([gates.get(first), node[op], 0]);
+  });
+  const head = (op) => gates.get(merged[op]) ?? node[op];
+  const add = (tail, to, lag = 0) => { edges.push([tail, to, lag]); };
+  chain(cells.map((_, op) => op).filter((op) => node[op]), (op) => queueOf(cells[op], grammar))
+    .forEach(([one, other]) => add(node[one], head(other)));
+  for (const { from, to } of own) {
+    const isInLine = queueOf(cells[from], grammar) === queueOf(cells[to], grammar);
+    if (!isInLine && node[from] && node[to]) add(node[from], head(to));
+  }
   const carried = model === "delay" ? null : sent.map(() => nodes++);
   if (carried) sent.forEach((message) => lasts.push(layout.link(meets ? MESSAGE : TRANSMIT, message)));
   sent.forEach((message, k) => { if (carried) add(node[message.from], carried[k]); });
@@ -124,8 +234,8 @@ export function lower(table, model, layout, { sent, own }, grammar) {
   }
   const behind = sent.map((message) =>
     (meets ? 0 : layout.link(carried ? LATENCY : MESSAGE, message)));
-  sent.forEach(({ from, to }, k) => add(carried ? carried[k] : node[from], node[to], behind[k]));
-  if (model === "blocking") holdNext(cells, sent, grammar, (k, op) => add(carried[k], node[op]));
+  sent.forEach(({ from, to }, k) => add(carried ? carried[k] : node[from], head(to), behind[k]));
+  if (model === "blocking") holdNext(cells, sent, grammar, (k, op) => add(carried[k], head(op)));
   if (meets) holdRows(cells, sent, grammar, (k, op) => add(carried[k], node[op]));
   return laidOut(nodes, edges, lasts, node, carried ?? sent.map(() => 0), behind);
 }
@@ -195,9 +305,12 @@ function endsByCell({ transfers, cells }, sent, { letters }) {
 }
 
 /** End of every op where messages take no time and ops unit slots. */
-function unitEnds({ cells }, sent, own, { unit }) {
-  const edges = chain(cells.map((_, op) => op), (op) => cells[op].worker)
-    .concat([...sent, ...own].map(({ from, to }) => [from, to]));
+function unitEnds({ cells }, sent, own, grammar) {
+  const { unit } = grammar;
+  const merged = mergedOps(cells, grammar);
+  const edges = chain(cells.map((_, op) => op), (op) => queueOf(cells[op], grammar))
+    .concat([...sent, ...own].map(({ from, to }) => [from, to]))
+    .map(([tail, head]) => [merged[tail], merged[head]]);
   const order = sortedNodes(cells.length, edges);
   const before = cells.map(() => []);
   for (const [tail, head] of edges) before[head].push(tail);
@@ -206,7 +319,7 @@ function unitEnds({ cells }, sent, own, { unit }) {
     const lasts = cells[op].ops.reduce((sum, { phase }) => sum + (unit[phase] ?? 0), 0);
     end[op] = Math.max(0, ...before[op].map((tail) => end[tail])) + lasts;
   }
-  return end;
+  return merged.map((first) => end[first]);
 }
 
 /** An order in which all edges lead on; there is none where things wait for each other in a circle. */
@@ -263,7 +376,9 @@ export function heldOf(table, grammar) {
     for (const { phase, stage, microbatch } of ops) {
       for (const [moment, part, change] of grammar.ledger[phase] ?? []) {
         const left = again.has(`${stage} ${microbatch}`) ? checkpoint : whole;
-        changes.push({ worker, moment: 2 * op + moment, place: (part === leftByF ? left : part) * table.stages + stage, change });
+        const of = stage < 0 ? table.stages - 1 : stage; // an item of a worker is a share of the last
+        const place = (part === leftByF ? left : part) * table.stages + of;
+        changes.push({ worker, moment: 2 * op + moment, place, change });
       }
     }
   });
@@ -272,6 +387,6 @@ export function heldOf(table, grammar) {
   const size = grammar.sizes.flatMap((share) => new Array(table.stages).fill(share));
   return {
     moment: column("moment"), place: column("place"), change: column("change"),
-    worker: column("worker"), size: Float64Array.from(size),
+    worker: column("worker"), size: Float64Array.from(size), share: grammar.shares,
   };
 }

@@ -9,7 +9,6 @@ from typing import Any
 
 from pipejax.plots import palette
 from pipejax.plots.explorer.payload import NOTHING, Carried, Explored, payload
-from pipejax.schedules.cells.ops import Phase
 
 HERE = Path(__file__).parent
 # each after all that it imports
@@ -69,15 +68,8 @@ def _scene(explored: Sequence[Explored], unit: str, carried: Carried) -> dict[st
     return payload(explored, unit=unit, carried=carried) | {
         "title": names,
         "subtitle": of or "under one time axis",
-        "phases": {int(phase): _phase(phase) for phase in Phase},
         "seconds": palette.SECONDS,
     }
-
-
-def _phase(phase: Phase) -> dict[str, str]:
-    look = palette.look(phase.name)
-    colours = {"fill": look.fill, "shade": look.shade, "deep": look.deep or look.fill}
-    return {"letter": phase.name, "name": look.name} | colours
 
 
 def _script(name: str) -> str:

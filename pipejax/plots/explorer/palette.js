@@ -5,22 +5,27 @@ const NAMES = [
   "thumb",
 ];
 
+/** How many codes phases take, from that of an idle cell on. */
+export function codesOf(phases) {
+  return 1 + Math.max(...Object.keys(phases).map(Number));
+}
+
 /** Read the colours that are in force now; phases by their code, steps of the scale behind them. */
 export function readPalette(scene) {
   const style = getComputedStyle(document.documentElement);
   const isDark = brightness(rgb(style.getPropertyValue("--paper").trim())) < 128;
   const seconds = isDark ? scene.seconds.toReversed() : scene.seconds; // much stands out
   const steps = seconds.slice(1).map((deep, k) => ({ fill: seconds[k], shade: seconds[k], deep }));
-  const count = Object.keys(scene.phases).length;
+  const count = codesOf(scene.phases);
   const phases = { ...scene.phases, ...Object.fromEntries(steps.map((step, k) => [count + k, step])) };
   const palette = {
     seconds,
     font: style.getPropertyValue("--font"),
     phases, looks: new Map(), hatches: new Map(),
     // red, green, blue of each phase, of its shade in the second pipe, and for first stages
-    channels: new Float32Array(3 * Object.keys(phases).length),
-    shades: new Float32Array(3 * Object.keys(phases).length),
-    deeps: new Float32Array(3 * Object.keys(phases).length),
+    channels: new Float32Array(3 * codesOf(phases)),
+    shades: new Float32Array(3 * codesOf(phases)),
+    deeps: new Float32Array(3 * codesOf(phases)),
   };
   for (const name of NAMES) {
     const variable = name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`);

@@ -69,8 +69,8 @@ export function detailsOf(schedule, op, unit, choose) {
   const { ops } = schedule;
   const facts = [
     ["worker", ops.worker[op] < 0 ? schedule.participants(ops.stage[op]).join(", ") : ops.worker[op]],
-    ["stage", ops.stage[op]],
-    ...(ops.microbatch[op] >= 0 ? [["microbatch", ops.microbatch[op]]] : []),
+    ...(ops.stage[op] >= 0 ? [["stage", ops.stage[op]]] : []),
+    ...(ops.microbatch[op] >= 0 ? [["microbatch", schedule.number(ops.microbatch[op])]] : []),
     ...(schedule.pipes > 1 ? [["pipe", ops.pipe[op]]] : []),
     ["start", time(schedule.start(op))],
     ["end", time(schedule.finish(op))],
@@ -112,7 +112,7 @@ function waitName(schedule, { op, message }, waiting) {
     const { producer, stage, phase, microbatch } = schedule.messages;
     const from = schedule.ops.worker[producer[message]];
     const kind = schedule.phases[phase[message]].letter.replace("SEND_", "");
-    const name = `message ${stage[message]}${kind}${microbatch[message]}`;
+    const name = `message ${stage[message]}${kind}${schedule.number(microbatch[message])}`;
     // under blocking, and where a row waits for a SEND, its own message has to leave
     return from === schedule.ops.worker[waiting] ? `${name} to be sent` : `${name} from worker ${from}`;
   }
@@ -334,12 +334,10 @@ export function showLegend(schedules, shown) {
   const ofPhases = schedules.filter((each) => each.colours(shown).isOfPhases);
   for (const { ops, phases, pipes, lanes } of ofPhases) {
     mostPipes = Math.max(mostPipes, pipes);
-    for (const { compute, beside } of lanes) {
-      for (const lane of [compute, beside]) {
-        for (const op of lane) {
-          used.set(ops.phase[op], phases[ops.phase[op]]);
-          if (ops.with_phase[op]) used.set(ops.with_phase[op], phases[ops.with_phase[op]]);
-        }
+    for (const lane of lanes.flat()) {
+      for (const op of lane) {
+        used.set(ops.phase[op], phases[ops.phase[op]]);
+        if (ops.with_phase[op]) used.set(ops.with_phase[op], phases[ops.with_phase[op]]);
       }
     }
   }
@@ -350,6 +348,8 @@ export function showLegend(schedules, shown) {
   });
   if (ofPhases.some(({ depth }) => depth.some(Boolean))) entries.push(entry("darker: first stages", "deep"));
   if (mostPipes > 1) entries.push(entry(mostPipes > 2 ? "every second pipe" : "second pipe", "second"));
+  const below = [...new Set(schedules.flatMap(({ lanesBeside }) => lanesBeside))];
+  if (below.length) entries.push(make("span", {}, `thin rows: ${below.join(", ")}`));
   if (ofPhases.length < schedules.length) entries.push(entry("residual: started later than replayed", "seconds"));
   if (shown.critical) entries.push(entry("critical path", "frame"));
   if (shown.messages) entries.push(entry("message", "line"));

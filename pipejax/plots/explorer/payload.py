@@ -26,10 +26,10 @@ from pipejax.plots.explorer.factors import (
     mean_forward,
     read_by,
 )
-from pipejax.plots.explorer.library import OfferedTimes, grammar, library
+from pipejax.plots.explorer.library import OfferedTimes, PagePhases, grammar_of_page, library
 from pipejax.plots.explorer.packing import Packed, pack
-from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts
-from pipejax.schedules.cells.ops import Phase, ScheduleError
+from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts, with_items
+from pipejax.schedules.cells.ops import PARTS, ScheduleError
 from pipejax.schedules.table.links import LINKS, Links, format_pair_links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -119,7 +119,9 @@ def payload(
             "pairs of workers whose messages are, as pair_links 0-1=queued",
         )
     every = [table for tables in carried.tables.values() for table in tables]
-    also = {Phase(code).name for table in every for code in np.unique(table.ops.phase).tolist()}
+    also = {phase for table in every for phase in table.used_phases}
+    phases = PagePhases.of([*(run.table for run in runs), *every])
+    used = [phase for run in runs for phase in run.table.used_phases]
     factors, mean, given = factors_of(runs, also), mean_forward(runs), runs[0].links
     programs = [_programs(run) for run in runs]
     bases = [base_of(run, factors, mean) for run in runs]
@@ -137,12 +139,13 @@ def payload(
         "link": given.model,
         "scope": _scope(given),
         "mean": mean,
-        "grammar": grammar(),
-        "times": carried.times and carried.times.as_json(),
-        "library": library(carried.tables) if carried.tables else None,
+        "phases": phases.as_json(used),
+        "grammars": [grammar_of_page(grammar, phases) for grammar in phases.grammars],
+        "times": carried.times and carried.times.as_json(phases),
+        "library": library(carried.tables, phases) if carried.tables else None,
         "factors": [factor._asdict() for factor in factors],
         "schedules": [
-            _schedule(each, by_model, base, factors) | {"forms": found}
+            _schedule(each, by_model, base, factors, phases) | {"forms": found}
             for each, by_model, base, found in zip(explored, programs, bases, forms, strict=True)
         ],
     }
@@ -174,6 +177,7 @@ def _schedule(
     programs: Programs,
     base: Float[NumpyArray, " costs"],
     factors: Sequence[Factor],
+    phases: PagePhases,
 ) -> dict[str, Any]:
     run, memory, step, name, recorded = explored
     cells = _executed_cells(programs)
@@ -191,8 +195,10 @@ def _schedule(
         "stages": run.stages,
         "microbatches": run.microbatches,
         "pipes": run.table.num_pipes,
+        "slices": run.table.grammar.slices,
+        "grammar": phases.grammars.index(run.table.grammar),
         "peakInFlight": run.peak_in_flight.tolist(),
-        "ops": _ops(run, cells, beside),
+        "ops": _ops(run, cells, beside, phases),
         "messages": _messages(run.program, number),
         "costs": pack({"base": base, "kind": own, **_pairs(run)})
         | {
@@ -254,7 +260,10 @@ def _beside(run: Evaluation) -> Int[NumpyArray, "some fields"]:
 
 
 def _ops(
-    run: Evaluation, cells: Int[NumpyArray, " ops"], beside: Int[NumpyArray, "some fields"]
+    run: Evaluation,
+    cells: Int[NumpyArray, " ops"],
+    beside: Int[NumpyArray, "some fields"],
+    phases: PagePhases,
 ) -> Packed:
     """Ops in the cells of the rows, then those beside them; an all-reduce is of no worker."""
     table, added = run.table, beside.T
@@ -262,6 +271,7 @@ def _ops(
         name: np.append(getattr(table.cells, name).ravel()[cells], more)
         for name, more in zip(("phase", "stage", "microbatch"), added[:3], strict=True)
     }
+    fields["phase"] = phases.codes(table.grammar)[fields["phase"]]
     alone = np.zeros(len(beside), int)
     partners = {
         f"with_{name}": np.append(getattr(table.partners, name).ravel()[cells], alone)
@@ -321,7 +331,8 @@ def _program(
 def _memory(run: Evaluation, memory: MemoryShown, number: Int[NumpyArray, " cells"]) -> Packed:
     """Changes of what workers hold, by worker: at which end of which op, how many of which part.
 
-    A part's sizes are by stage, or by stage and microbatch.
+    A part's sizes are by stage, or by stage and microbatch; as activations in flight it counts as
+    its share of one.
     """
     held, table = HeldOps.of(run.table), run.table
     cell = held.worker * table.num_slots + held.start
@@ -334,12 +345,13 @@ def _memory(run: Evaluation, memory: MemoryShown, number: Int[NumpyArray, " cell
         microbatch = every.microbatch[np.isin(every.phase, np.unique(held.phase))]
         moments = moments._replace(stage=moments.stage * run.microbatches + microbatch)
         count *= run.microbatches
-    parts = HeldParts.of(moments)
+    parts = HeldParts.of(moments, run.table.grammar)
     return pack(
         {
-            "size": sizes.reshape(-1),
+            "size": with_items(sizes.reshape(len(sizes), -1), parts.items).ravel(),
+            "share": np.array([*np.ones(len(PARTS)), *parts.items]),
             "moment": parts.time,
-            "place": parts.part * count + parts.stage,
+            "place": parts.part * count + parts.stage % count,
             "change": parts.change,
             "worker": parts.worker,
         },

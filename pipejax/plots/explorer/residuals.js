@@ -1,5 +1,7 @@
 // A recorded run beside its replay: how much later than in the replay each op started.
 
+import { codesOf } from "./palette.js";
+
 const ROUNDING = 1e-9; // of the makespan: less is none
 
 /** What a page shows of its schedules: above a replay, its ops as they were recorded. */
@@ -25,7 +27,7 @@ export class Residuals {
       isOfPhases: false,
       code: new Int16Array(ops),
       depth: new Float64Array(ops),
-      firstStep: Object.keys(phases).length,
+      firstStep: codesOf(phases),
       steps: seconds.length - 1,
     });
     this.withCode = this.code;

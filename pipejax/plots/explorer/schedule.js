@@ -1,5 +1,6 @@
 // A schedule of the page: its arrays, the recurrence, and its run at the factors of the sliders.
 
+import { writeNumber } from "./text.js";
 import { unpack } from "./unpacking.js";
 
 // The recurrence of the engine, on a program that Python lowered:
@@ -110,7 +111,7 @@ export function criticalPath(program) {
 // A schedule of the page: its ops and messages, and its run at the factors of the sliders.
 
 const UNSEEN = new Set(["WAIT_O", "WAIT_SEND_F", "WAIT_SEND_B"]); // they take no time of their own
-const BESIDE = new Set(["O", "L", "A"]); // on the host link or the network, not on compute
+const COMPUTE = "compute"; // the lane of a worker's row, all others lie beside it
 
 export class Schedule {
   /** Unpack what a schedule is; programs are unpacked when their link model is first asked for. */
@@ -134,7 +135,7 @@ export class Schedule {
     this.hasSizes = this.held.place.some((place) => this.held.size[place] !== 1);
     this.depth = depths(this.placement.subarray(0, this.stages));
     const { phase: code, with_phase: withCode, stage, with_stage } = this.ops;
-    const [depth, withDepth] = [stage, with_stage].map((of) => Float64Array.from(of, (k) => this.depth[k]));
+    const [depth, withDepth] = [stage, with_stage].map((of) => Float64Array.from(of, (k) => this.depth[k] ?? 0));
     this.ofPhases = { isOfPhases: true, code, withCode, depth, withDepth };
     this.lanes = this.layLanes();
     const ops = this.ops.phase.length;
@@ -142,7 +143,7 @@ export class Schedule {
     this.opStart = new Float64Array(ops);
     this.opFinish = new Float64Array(ops);
     this.onCompute = Uint8Array.from({ length: ops }, (_, op) =>
-      (this.ops.worker[op] >= 0 && !this.isBeside(op) ? 1 : 0));
+      (this.ops.worker[op] >= 0 && this.laneOf(op) === 0 ? 1 : 0));
     this.messagesTo = byConsumer(this.messages.consumer, ops);
     this.isRead = this.findRead();
   }
@@ -159,10 +160,11 @@ export class Schedule {
   /** Most activations in flight on each worker, as the order of its row says. */
   peaksInRows() {
     const { moment, change, worker } = this.held;
+    const weights = this.weights();
     const peaks = new Array(this.workers).fill(0);
     let level = 0;
     for (let k = 0; k < moment.length; k++) {
-      level += change[k];
+      level += change[k] * weights[k];
       // the end of an op and the start of the next one are one moment
       const isSettled = k + 1 === moment.length || worker[k + 1] !== worker[k] ||
         (moment[k + 1] + 1) >> 1 !== (moment[k] + 1) >> 1;
@@ -172,21 +174,28 @@ export class Schedule {
     return peaks;
   }
 
-  /** Ops of each worker in row order: those on its compute, and those beside it. */
+  /** Share of an activation that each change of what is held counts as. */
+  weights() {
+    const { place, share, size } = this.held;
+    const places = size.length / share.length; // of each part
+    return Float64Array.from(place, (at) => share[Math.floor(at / places)]);
+  }
+
+  /** Ops of each worker in row order: those on its compute, and those on each lane beside it. */
   layLanes() {
     const { phase, worker, stage } = this.ops;
-    const lanes = Array.from({ length: this.workers }, () => ({ compute: [], beside: [] }));
+    const seen = [...new Set(phase)].sort((one, other) => one - other)
+      .filter((code) => !UNSEEN.has(this.phases[code].letter));
+    this.lanesBeside = [...new Set(seen.map((code) => this.phases[code].lane))]
+      .filter((lane) => lane !== COMPUTE);
+    const lanes = Array.from({ length: this.workers }, () =>
+      Array.from({ length: 1 + this.lanesBeside.length }, () => []));
     for (let op = 0; op < phase.length; op++) {
-      const letter = this.letter(op);
-      if (UNSEEN.has(letter)) continue;
+      if (!seen.includes(phase[op])) continue;
       const on = worker[op] >= 0 ? [worker[op]] : this.participants(stage[op]);
-      for (const each of on) lanes[each][BESIDE.has(letter) ? "beside" : "compute"].push(op);
+      for (const each of on) lanes[each][this.laneOf(op)].push(op);
     }
-    this.hasBeside = lanes.some((lane) => lane.beside.length > 0);
-    return lanes.map((lane) => ({
-      compute: Int32Array.from(lane.compute),
-      beside: Int32Array.from(lane.beside),
-    }));
+    return lanes.map((each) => each.map((lane) => Int32Array.from(lane)));
   }
 
   /** Workers that hold a stage, and take part in its all-reduce. */
@@ -202,18 +211,25 @@ export class Schedule {
     return this.phases[this.ops.phase[op]].letter;
   }
 
-  /** Whether an op runs beside the compute of its worker. */
-  isBeside(op) {
-    return BESIDE.has(this.letter(op));
+  /** Number of the lane of its worker on which an op runs: 0 is compute, others lie beside it. */
+  laneOf(op) {
+    return 1 + this.lanesBeside.indexOf(this.phases[this.ops.phase[op]].lane);
   }
 
   /** How an op is written: 3F12, or 3F12+0B4 for a fused pair. */
   label(op) {
     const { phase, stage, microbatch, with_phase, with_stage, with_microbatch } = this.ops;
-    const one = cell(stage[op], this.phases[phase[op]].letter, microbatch[op]);
+    const one = this.cell(stage[op], phase[op], microbatch[op]);
     if (with_phase[op] === 0) return one;
-    const other = this.phases[with_phase[op]].letter;
-    return `${one}+${cell(with_stage[op], other, with_microbatch[op])}`;
+    return `${one}+${this.cell(with_stage[op], with_phase[op], with_microbatch[op])}`;
+  }
+
+  cell(stage, phase, microbatch) {
+    return `${stage < 0 ? "" : stage}${this.phases[phase].letter}${this.number(microbatch)}`;
+  }
+
+  number(microbatch) {
+    return writeNumber(microbatch, this.slices);
   }
 
   /** The op of a label, or -1. */
@@ -358,15 +374,16 @@ export class Schedule {
   messageLabel(k) {
     const { stage, phase, microbatch, consumer } = this.messages;
     const letter = this.phases[phase[k]].letter.replace("SEND_", "");
-    return `${letter} ${stage[k]}.${microbatch[k]} to worker ${this.ops.worker[consumer[k]]}`;
+    return `${letter} ${stage[k]}.${this.number(microbatch[k])} to worker ${this.ops.worker[consumer[k]]}`;
   }
 
   /** What an op waits for: op, message, or another transfer, with the time of each arrival. */
   waits(op) {
     const { program, vector } = this;
     const node = program.op[op];
+    const last = this.lastInto(node);
     const found = [];
-    for (let edge = program.first[node]; edge < program.first[node + 1]; edge++) {
+    for (const edge of this.edgesInto(node)) {
       const from = program.pred[edge];
       const carried = program.messageOf[from];
       const isMessage = carried >= 0;
@@ -376,10 +393,32 @@ export class Schedule {
         op: producer,
         message: isMessage ? carried : hasLag ? this.messageBetween(producer, op) : -1,
         at: program.finish[from] + vector[program.lag[edge]],
-        isLast: edge === program.lastEdge[node],
+        isLast: edge === last,
       });
     }
     return found.sort((one, other) => other.isLast - one.isLast || other.at - one.at);
+  }
+
+  /** Edges into a node; what workers do together waits at a gate, which stands for all before it. */
+  *edgesInto(node) {
+    const { first, pred } = this.program;
+    for (let edge = first[node]; edge < first[node + 1]; edge++) {
+      if (this.isGate(pred[edge])) yield* this.edgesInto(pred[edge]);
+      else yield edge;
+    }
+  }
+
+  /** The edge on which the last arrival at a node comes, or -1. */
+  lastInto(node) {
+    const { lastEdge, pred } = this.program;
+    let edge = lastEdge[node];
+    while (edge >= 0 && this.isGate(pred[edge])) edge = lastEdge[pred[edge]];
+    return edge;
+  }
+
+  isGate(node) {
+    const { opOf, messageOf, lasts } = this.program;
+    return node > 0 && opOf[node] < 0 && messageOf[node] < 0 && lasts[node] === 0;
   }
 
   /** The first op whose last arrival comes from an op, by a message or in the row, or -1. */
@@ -387,9 +426,9 @@ export class Schedule {
     const { program } = this;
     const own = program.op[op];
     let found = -1;
-    for (let edge = 0, node = 0; edge < program.pred.length; edge++) {
-      while (edge >= program.first[node + 1]) node++;
-      if (edge !== program.lastEdge[node] || program.opOf[node] < 0) continue;
+    for (let node = 1; node < program.nodes; node++) {
+      const edge = this.lastInto(node);
+      if (edge < 0 || program.opOf[node] < 0) continue;
       const from = program.pred[edge];
       const carried = program.messageOf[from];
       if (from !== own && (carried < 0 || this.messages.producer[carried] !== op)) continue;
@@ -418,10 +457,6 @@ function depths(worker) {
     });
     return others ? 1 - before / others : 0;
   });
-}
-
-function cell(stage, letter, microbatch) {
-  return `${stage}${letter}${microbatch < 0 ? "" : microbatch}`;
 }
 
 /** Messages in the order of the ops that wait for them, and where those of each op begin. */

@@ -6,9 +6,10 @@ const STEPS = 400; // of a slider
 
 /** Sliders: one factor for each kind of cost; `change` is called with a kind and its factor. */
 export function makeSliders(scene, schedulesNow, change) {
+  const letters = Object.values(scene.phases).map(({ letter }) => letter);
   const rows = scene.factors.map(({ key, name, most }) => {
     const id = `factor-${key}`;
-    const symbol = key.length === 1 ? `${key}, ${name}` : name;
+    const symbol = letters.includes(key) && name !== key ? `${key}, ${name}` : name;
     const range = make("input", {
       type: "range", id, min: 0, max: most, step: most / STEPS,
       oninput: (event) => change(key, Number(event.target.value)),

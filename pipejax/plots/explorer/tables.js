@@ -7,15 +7,46 @@ const PAIR = /^\(([^;()]+);([^;()]+)\)\s*OVERLAP_F_B$/;
 const FORMAT = "pipejax-table";
 
 /** Read a table: PyTorch's CSV, or the JSON of `pipejax export`. */
-export function readTable(text, name, grammar) {
+export function readTable(text, name, grammars) {
   const plain = text.replace(/^\ufeff/, "").replace(/\r\n?/g, "\n");
   if (plain.includes("\0") || !plain.trim()) throw new Error("it holds no text");
-  if (!plain.trimStart().startsWith("{")) return tableOf({ rows: rowsOf(plain), name }, grammar);
+  if (!plain.trimStart().startsWith("{")) return tableOf({ rows: rowsOf(plain), name }, grammars[0]);
   const given = JSON.parse(plain);
   if (given.format !== FORMAT) throw new Error(`it is JSON, but no "format": "${FORMAT}"`);
   const shares = given.stage_shares?.some((share) => share !== 1) ? given.stage_shares : null;
   const { placement, pipe_of_microbatch: pipeOf } = given;
-  return tableOf({ rows: given.rows, name: given.name, placement, pipeOf, shares }, grammar);
+  const own = { rows: given.rows, name: given.name, placement, pipeOf, shares };
+  return tableOf(own, grammarOf(given, grammars));
+}
+
+const OF_KINDS = ["kinds", "rules", "items"];
+const OF_SHAPE = ["slices", "forward_only", "graph"];
+
+/** The grammar that a table states: a usual one with slices or a graph, or one of this page. */
+function grammarOf(given, grammars) {
+  const [usual] = grammars;
+  const stated = (keys, of) => keys.filter((key) => of[key] !== undefined);
+  if (!stated(OF_KINDS, given).length) {
+    if (!stated(OF_SHAPE, given).length) return usual;
+    const { slices = 1, forward_only: forwardOnly = false, graph = [] } = given;
+    const rules = slices > 1 ? [...usual.rules, ...usual.ofSlices] : usual.rules;
+    return { ...usual, isUsual: false, slices, forwardOnly, graph, rules };
+  }
+  const form = (of) => JSON.stringify([...OF_KINDS, ...OF_SHAPE].map((key) => [key, canonical(of[key], key)]));
+  const found = grammars.find((each) => form(each.given) === form(given));
+  if (found) return found;
+  const letters = (given.kinds ?? []).map((kind) => kind.letters).join(", ");
+  throw new Error(`its own kinds and rules (${letters}) are those of no table that this page was written with`);
+}
+
+/** A part of a grammar as it is compared: kinds with what they leave out, keys in one order. */
+function canonical(value, key) {
+  const sorted = (of) => Object.fromEntries(Object.entries(of).sort());
+  if (key === "kinds") {
+    return (value ?? []).map(({ letters, ...kind }) =>
+      sorted({ letters, name: letters, time: letters, lane: "compute", of: "microbatch", ...kind }));
+  }
+  return key === "rules" ? (value ?? []).map((rule) => rule.replace(/\s+/g, "")) : value;
 }
 
 /** Cells of a CSV, whose cells hold no commas of their own. */
@@ -34,6 +65,7 @@ export function tableOf({ rows, name, placement, pipeOf, shares }, grammar) {
   const found = placement ? { placement, pipeOf } : placed(cells, rows.length, grammar);
   const table = {
     name,
+    grammar,
     workers: rows.length,
     stages: found.placement[0].length,
     microbatches: found.pipeOf.length,
@@ -56,19 +88,26 @@ function cellOf(text, grammar, worker, slot) {
   const { F, B, I } = grammar.codes;
   const isPair = ops.length === 2 && ops[0]?.phase === F && [B, I].includes(ops[1]?.phase);
   if (ops.some((op) => !op) || (pair && !isPair)) {
-    throw new Error(`worker ${worker}, slot ${slot}: ${JSON.stringify(plain)} is no op, as 2F0 is one`);
+    const form = grammar.slices > 1 ? "2F0.1" : "2F0";
+    throw new Error(`worker ${worker}, slot ${slot}: ${JSON.stringify(plain)} is no op, as ${form} is one`);
   }
   return ops;
 }
 
-function opOf(text, { codes, sharding, refused }) {
-  const [, stage, letter, microbatch] = /^(\d{1,9})([A-Z_]+?)(\d{0,9})$/.exec(text) ?? [];
-  const phase = codes[letter];
-  if (phase === undefined || sharding.includes(phase) !== (microbatch === "")) return null;
+const OP = /^(\d{0,9})([A-Za-z_]+)(?:(\d{1,9})(?:\.(\d{1,9}))?)?(?:@(\w+))?$/;
+
+function opOf(text, { codes, sharding, ofWorkers, refused, offRow, slices }) {
+  const [, stage, letters, microbatch, part, lane] = OP.exec(text) ?? [];
+  const phase = codes[letters];
+  if (phase === undefined || sharding.includes(phase) !== (microbatch === undefined)) return null;
+  if (ofWorkers.includes(phase) !== (stage === "")) return null;
+  if (part === undefined ? slices > 1 && microbatch !== undefined : part >= slices || slices === 1) return null;
+  if (lane !== undefined && lane !== (offRow[phase] ?? "compute")) return null;
   if (refused.includes(phase)) {
-    throw new Error(`${text}: this page runs no offloads; pipejax evaluate does`);
+    throw new Error(`${text}: this page runs nothing on host links; pipejax evaluate does`);
   }
-  return { phase, stage: Number(stage), microbatch: microbatch === "" ? -1 : Number(microbatch) };
+  const number = microbatch === undefined ? -1 : Number(microbatch) * slices + Number(part ?? 0);
+  return { phase, stage: stage === "" ? -1 : Number(stage), microbatch: number };
 }
 
 /** Where stages live: one worker each, or pipes that run against each other. */
@@ -121,28 +160,39 @@ function checkPipes(placement, workers) {
 }
 
 /** Refuse a table in which an op is missing, stands twice, or is on a wrong worker. */
-function check({ cells, placement, pipeOf, stages, microbatches }, grammar) {
+function check(table, grammar) {
+  const { cells, placement, pipeOf, stages, microbatches } = table;
   const { F, B, I, W } = grammar.codes;
   const seen = new Set();
   for (const { worker, ops } of cells) {
     for (const { phase, stage, microbatch } of ops) {
-      const name = `${stage}${grammar.letters[phase]}${microbatch < 0 ? "" : microbatch}`;
+      const isOfWorker = grammar.ofWorkers.includes(phase);
+      const place = isOfWorker ? `worker ${worker} ` : stage;
+      const name = `${place}${grammar.letters[phase]}${microbatch < 0 ? "" : microbatch}`;
       if (stage >= stages || microbatch >= microbatches) throw new Error(`${name} is out of range`);
       if (microbatch < 0) continue; // gathering and reducing stand as often as they are needed
-      if (placement[pipeOf[microbatch]][stage] !== worker) {
+      if (!isOfWorker && placement[pipeOf[microbatch]][stage] !== worker) {
         throw new Error(`${name} is on worker ${worker}, and its stage is not`);
       }
       if (seen.has(name)) throw new Error(`${name} stands twice`);
       seen.add(name);
     }
   }
+  const phases = new Set(cells.flatMap(({ ops }) => ops.map(({ phase }) => phase)));
+  // a table whose forwards or backwards are of kinds of its own says itself what is complete
+  if (grammar.isUsual || [F, B, I, W].some((phase) => phases.has(phase))) checkUsual(table, grammar, seen);
+}
+
+function checkUsual({ stages, microbatches }, grammar, seen) {
+  const { F, B, I, W } = grammar.codes;
   const has = (stage, phase, microbatch) => seen.has(`${stage}${grammar.letters[phase]}${microbatch}`);
   for (let stage = 0; stage < stages; stage++) {
     for (let m = 0; m < microbatches; m++) {
       const isWhole = has(stage, B, m);
       const isSplit = has(stage, I, m) && has(stage, W, m);
       const isMixed = isWhole && (has(stage, I, m) || has(stage, W, m));
-      if (!has(stage, F, m) || isMixed || !(isWhole || isSplit)) {
+      const isBack = grammar.forwardOnly || isWhole || isSplit;
+      if (!has(stage, F, m) || isMixed || !isBack) {
         throw new Error(`stage ${stage}, microbatch ${m} needs F, and B or both I and W`);
       }
     }

@@ -61,6 +61,12 @@ export function tickLabels({ found, step }, to, unit) {
   return { labels: found.map(write), name };
 }
 
+/** How a microbatch is written: 12, or 12.1 for a slice of it; nothing where there is none. */
+export function writeNumber(microbatch, slices) {
+  if (microbatch < 0) return "";
+  return slices > 1 ? `${Math.floor(microbatch / slices)}.${microbatch % slices}` : String(microbatch);
+}
+
 // Elements: text is always set as text, never as markup, for names come from files.
 
 export const byId = (id) => document.getElementById(id);

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from pipejax.schedules.cells.ops import CELL_PHASES, SPLIT, Cell, Op, Phase
 from pipejax.schedules.table.slot_simulation import spread
-from pipejax.schedules.table.table import ScheduleTable, without
+from pipejax.schedules.table.table import ScheduleTable, check_usual, without
 from pipejax.schedules.table.table_files import LossWarning
 
 # Cells that a runtime has no word for: left out when a table is written for it, with a warning.
@@ -36,7 +36,11 @@ UNKNOWN = tuple(p for p in CELL_PHASES if p not in (*SPLIT, Phase.B))
 
 
 def checked(table: ScheduleTable, runtime: str) -> ScheduleTable:
-    """Leave out what the runtime has no word for, with a warning; refuse several pipes."""
+    """Leave out what the runtime has no word for, with a warning; refuse several pipes.
+
+    And a grammar of its own, which says more than cells do.
+    """
+    check_usual(table, runtime)
     if table.num_pipes > 1:
         raise ValueError(
             f"{runtime} places each stage on one worker, but {table.name} has {table.num_pipes} "

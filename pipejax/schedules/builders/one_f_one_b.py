@@ -144,10 +144,22 @@ class Turns(NamedTuple):
     of_others: int
 
     @classmethod
-    def of(cls, num_workers: int, num_microbatches: int, stages_per_worker: int) -> "Turns":
-        """Let groups of P microbatches pass, or larger ones that are as equal as can be."""
-        count, stages = max(1, num_microbatches // num_workers), range(stages_per_worker)
-        groups = np.array_split(np.arange(num_microbatches), count)
+    def of(
+        cls,
+        num_workers: int,
+        num_microbatches: int,
+        stages_per_worker: int,
+        group_size: int | None = None,
+    ) -> "Turns":
+        """Let groups of so many microbatches pass, the last may be smaller.
+
+        Without a size they have P, or are larger and as equal as can be.
+        """
+        every, stages = np.arange(num_microbatches), range(stages_per_worker)
+        if group_size is None:
+            groups = np.array_split(every, max(1, num_microbatches // num_workers))
+        else:
+            groups = np.split(every, range(group_size, num_microbatches, group_size))
         loop = np.concatenate([np.repeat(stages, len(group)) for group in groups])
         turn = np.concatenate([np.tile(group, stages_per_worker) for group in groups])
         return cls(loop, turn, num_workers, (stages_per_worker - 1) * len(groups[0]))
@@ -167,6 +179,8 @@ def interleaved_1f1b(
     num_microbatches: int,
     *,
     stages_per_worker: int = 2,
+    group_size: int | None = None,
+    extra_warmup: int = 0,
     slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
     """1F1B over V stages per worker, microbatches in groups of P; idle time falls to a V-th.
@@ -176,17 +190,23 @@ def interleaved_1f1b(
     the groups are larger and as equal as can be, for one smaller than P could deadlock; with
     M < P there is one group.
 
+    Megatron-LM says how large groups are (`microbatch_group_size_per_vp_stage`): larger ones leave
+    a hop more time, and hold more. What is left over is a last, smaller group of at least P. Where
+    it overlaps the exchanges of experts with compute, every worker warms up with a forward more.
+
     Args:
       num_workers: P.
       num_microbatches: M.
       stages_per_worker: V, at least 2.
+      group_size: microbatches of a group, from P to M.
+      extra_warmup: forwards beyond the usual ones before the first backward.
       slots: slot durations of F and B.
 
     Returns:
       The table, with P * V stages.
 
     Raises:
-      ValueError: if V is below 2.
+      ValueError: if V is below 2, or a group would have fewer than P microbatches.
 
     Example:
       >>> from pipejax.schedules.table.held_activations import peak_in_flight
@@ -194,12 +214,26 @@ def interleaved_1f1b(
       [11, 9, 7, 5]
     """
     check_stages_per_worker("interleaved-1f1b", stages_per_worker, "1f1b")
-    turns = Turns.of(num_workers, num_microbatches, stages_per_worker)
+    if group_size is not None:
+        _check_groups(num_workers, num_microbatches, group_size)
+    turns = Turns.of(num_workers, num_microbatches, stages_per_worker, group_size)
     rows = []
     for r in range(num_workers):
         forwards, backwards = turns.forwards(r), turns.backwards(Phase.B, r)
-        rows.append(alternate(forwards, backwards, 2 * (num_workers - r - 1) + turns.of_others))
+        warmup = 2 * (num_workers - r - 1) + turns.of_others + extra_warmup
+        rows.append(alternate(forwards, backwards, warmup))
     return spread_rows("interleaved-1f1b", rows, slots, looped(num_workers, stages_per_worker))
+
+
+def _check_groups(num_workers: int, num_microbatches: int, group_size: int) -> None:
+    """Refuse groups of fewer microbatches than workers: one could wait for the next."""
+    last = num_microbatches % group_size
+    if not num_workers <= group_size <= num_microbatches or 0 < last < num_workers:
+        raise MismatchError(
+            f"group_size must lie between the workers ({num_workers}) and the microbatches "
+            f"({num_microbatches}) and leave no group smaller than the workers, got {group_size}",
+            "group_size",
+        )
 
 
 def looped_bfs(

@@ -11,15 +11,8 @@ from pipejax.base.array_types import Index, Int, NumpyArray
 from pipejax.base.checks import whole_number
 from pipejax.base.display import short_repr
 from pipejax.base.machine import check_fits
-from pipejax.schedules.cells.ops import (
-    COMPUTE,
-    NUMBERED,
-    WEIGHT_GRADS,
-    Cell,
-    Op,
-    Phase,
-    format_cell,
-)
+from pipejax.schedules.cells.grammar import USUAL, Grammar
+from pipejax.schedules.cells.ops import WEIGHT_GRADS, AnyPhase, Cell, Op, Phase
 
 # Which weights a forward reads, where a table updates them before its end.
 #
@@ -133,12 +126,14 @@ class Content:
       partners: (workers, slots) the backward of each fused pair.
       placement: (pipes, stages) worker of each stage.
       weights: which weights a forward reads, where cells update them.
+      grammar: what the ops are, and what they wait for.
     """
 
     cells: Cells
     partners: Cells
     placement: Int[NumpyArray, "pipes stages"]
     weights: WeightRule
+    grammar: Grammar = USUAL
 
     @property
     def num_workers(self) -> int:
@@ -169,30 +164,54 @@ class Content:
             found.append((held, *(field.ravel()[held] for field in cells)))
         return HeldCells(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
+    @property
+    def used_phases(self) -> tuple[AnyPhase, ...]:
+        """Phases of its ops, by code."""
+        used = np.flatnonzero(np.bincount(self.ops.phase))
+        return tuple(self.grammar.phases[code] for code in used.tolist())
+
     @functools.cached_property
     def num_microbatches(self) -> int:
         """Number of microbatches over all pipes; messages say nothing about it."""
-        computed = self.ops.microbatch[np.isin(self.ops.phase, COMPUTE)]
+        computed = self.ops.microbatch[np.isin(self.ops.phase, self.grammar.compute)]
         return int(computed.max(initial=-1)) + 1
 
     @functools.cached_property
     def pipe_of_microbatch(self) -> Int[NumpyArray, " microbatches"]:
         """Pipe (microbatches) of each microbatch."""
         pipe_of = np.zeros(self.num_microbatches, np.int32)
-        ops = self.ops.take(np.isin(self.ops.phase, COMPUTE))
+        ops = self.ops.take(np.isin(self.ops.phase, self.grammar.compute))
         pipe_of[ops.microbatch] = ops.pipe
         return pipe_of
 
     @functools.cached_property
-    def where(self) -> Mapping[Phase, Int[NumpyArray, "stages microbatches"]]:
-        """Cell (stages, microbatches) of every op by phase, worker * slots + slot, or `NOWHERE`."""
+    def where(self) -> Mapping[AnyPhase, Int[NumpyArray, "places microbatches"]]:
+        """Cell (stages, microbatches) of every op by phase, worker * slots + slot, or `NOWHERE`.
+
+        What is of workers, and of no stage, has an entry for each worker instead.
+        """
+        numbered, of_workers = self.grammar.numbered, self.grammar.of_workers
         shape = self.num_stages, self.num_microbatches
-        where = dict.fromkeys(NUMBERED, np.broadcast_to(NOWHERE, shape))
-        for phase in set(np.unique(self.ops.phase).tolist()) & set(NUMBERED):
+        where = dict.fromkeys(numbered, np.broadcast_to(NOWHERE, shape))
+        where |= dict.fromkeys(of_workers, np.broadcast_to(NOWHERE, (self.num_workers, shape[1])))
+        for phase in set(np.unique(self.ops.phase).tolist()) & set(numbered):
             own = self.ops.take(self.ops.phase == phase)
-            where[phase] = np.full(shape, NOWHERE)
-            where[phase][own.stage, own.microbatch] = own.cell
+            place = own.cell // self.num_slots if phase in of_workers else own.stage
+            where[phase] = np.full(where[phase].shape, NOWHERE)
+            where[phase][place, own.microbatch] = own.cell
         return where
+
+    @functools.cached_property
+    def op_of_cell(self) -> Int[NumpyArray, " cells"] | None:
+        """The first of the cells that are one op with each (cells); None where all are alone."""
+        if not self.grammar.together:
+            return None
+        found = np.arange(self.cells.phase.size)
+        for phase in self.grammar.together:
+            cells = self.where[phase]
+            shared = np.where(cells == NOWHERE, cells.max(axis=0) + 1, cells).min(axis=0)
+            found[cells[cells != NOWHERE]] = np.broadcast_to(shared, cells.shape)[cells != NOWHERE]
+        return found
 
     @functools.cached_property
     def last_of_backward(self) -> Int[NumpyArray, "stages microbatches"]:
@@ -215,15 +234,16 @@ class Content:
           >>> pj.ScheduleTable.from_rows([["0F0", "0B0"]]).cell(0, 1)
           (Op(phase=<Phase.B: 2>, stage=0, microbatch=0),)
         """
-        place = worker, slot
+        place, phases = (worker, slot), self.grammar.phases
         return tuple(
-            Op(Phase(int(c.phase[place])), int(c.stage[place]), int(c.microbatch[place]))
+            Op(phases[c.phase[place]], int(c.stage[place]), int(c.microbatch[place]))
             for c in (self.cells, self.partners)
             if c.phase[place] != Phase.IDLE
         )
 
     def rows(self) -> Iterator[list[Cell]]:
         """Yield the cells of each worker, far faster than `cell` one by one."""
+        phases = self.grammar.phases
         for worker in range(self.num_workers):
             ops, partners = (
                 zip(*(field[worker].tolist() for field in c[:3]), strict=True)
@@ -231,7 +251,7 @@ class Content:
             )
             yield [
                 tuple(
-                    Op(Phase(phase), stage, microbatch)
+                    Op(phases[phase], stage, microbatch)
                     for phase, stage, microbatch in cell
                     if phase != Phase.IDLE
                 )
@@ -245,7 +265,7 @@ class Content:
 
     def text(self, cell: Index) -> str:
         """Return the text of a cell that is numbered worker * slots + slot."""
-        return format_cell(self.cell(*self.place(cell)))
+        return self.grammar.text(self.cell(*self.place(cell)))
 
     def text_of_cycle(self, cycle: Iterable[Index]) -> str:
         """Return the cells of a cycle as text, and the first one again."""

@@ -1,8 +1,9 @@
-"""Dependencies: the rules as data, and the edges that they make in a table.
+"""Dependencies: the edges that the rules of its grammar make in a table.
 
 Two kinds of them: an op waits for another one, and a forward reads the weights of an update.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,47 +11,10 @@ import numpy as np
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.remembered import remembered
 from pipejax.schedules.cells.cells import NOWHERE, Content
-from pipejax.schedules.cells.ops import INPUT_GRADS, WEIGHT_GRADS, Phase
+from pipejax.schedules.cells.grammar import Edge, Rule
+from pipejax.schedules.cells.ops import WEIGHT_GRADS, Phase
 
 FORWARD, BACKWARD = 0, 1  # direction of a message: activation, input gradient
-
-
-class Rule(NamedTuple):
-    """An op waits for an op of the same microbatch, `stage_offset` stages away.
-
-    The producers are alternatives, of which a table holds at most one.
-
-    Attributes:
-      consumer: phase of the op that waits.
-      producers: phases of the op that it waits for.
-      stage_offset: stage of the producer minus stage of the consumer.
-    """
-
-    consumer: Phase
-    producers: tuple[Phase, ...]
-    stage_offset: int
-
-
-RULES = (
-    Rule(Phase.F, (Phase.F,), -1),
-    Rule(Phase.R, (Phase.F,), 0),
-    Rule(Phase.B, (Phase.F,), 0),
-    Rule(Phase.I, (Phase.F,), 0),
-    Rule(Phase.B, (Phase.R,), 0),
-    Rule(Phase.I, (Phase.R,), 0),
-    Rule(Phase.B, INPUT_GRADS, 1),
-    Rule(Phase.I, INPUT_GRADS, 1),
-    Rule(Phase.W, (Phase.I,), 0),
-    Rule(Phase.U, WEIGHT_GRADS, 0),
-    Rule(Phase.O, (Phase.F,), 0),
-    Rule(Phase.L, (Phase.O,), 0),
-    Rule(Phase.WAIT_O, (Phase.O,), 0),
-    Rule(Phase.WAIT_SEND_F, (Phase.SEND_F,), 0),
-    Rule(Phase.WAIT_SEND_B, (Phase.SEND_B,), 0),
-    Rule(Phase.R, (Phase.L,), 0),
-    Rule(Phase.B, (Phase.L,), 0),
-    Rule(Phase.I, (Phase.L,), 0),
-)
 
 
 class Dependencies(NamedTuple):
@@ -64,7 +28,7 @@ class Dependencies(NamedTuple):
       microbatch: (edges) microbatch of both.
       pipe: (edges) pipe of both.
       direction: (edges) `FORWARD` or `BACKWARD`.
-      crosses: (edges) whether the two cells are on different workers.
+      crosses: (edges) whether a message leads to another worker.
     """
 
     producer: Int[NumpyArray, " edges"]
@@ -84,31 +48,139 @@ class Dependencies(NamedTuple):
         """Return some of the edges, chosen by a mask or by their numbers."""
         return Dependencies(*(field[which] for field in self))
 
-    @property
-    def boundary(self) -> Int[NumpyArray, " edges"]:
-        """Stage boundary that an edge crosses: b lies between stages b and b + 1."""
-        return np.minimum(self.from_stage, self.to_stage)
+    def boundary(self, graph: Sequence[Edge]) -> Int[NumpyArray, " edges"]:
+        """Stage boundary that an edge crosses: b lies between stages b and b + 1.
+
+        In a graph it is the number of the edge between both stages, whichever way it is gone.
+        """
+        low = np.minimum(self.from_stage, self.to_stage)
+        if not graph:
+            return low
+        number = {frozenset(edge): k for k, edge in enumerate(graph)}
+        ends = zip(self.from_stage.tolist(), self.to_stage.tolist(), strict=True)
+        return np.array([number[frozenset(pair)] for pair in ends], int)
 
 
 @remembered
 def find_dependencies(content: Content) -> Dependencies:
-    """Apply the rules to every op of a schedule."""
-    where, pipe_of, num_stages = content.where, content.pipe_of_microbatch, content.num_stages
-    found = []
-    for consumer, phases, offset in RULES:
-        producers = np.full_like(where[consumer], NOWHERE)
-        inside = slice(max(0, -offset), num_stages - max(0, offset))
-        source = slice(max(0, offset), num_stages - max(0, -offset))
-        for phase in phases:
-            producers[inside] = np.maximum(producers[inside], where[phase][source])
-        place = stage, microbatch = np.nonzero(
-            (where[consumer] != NOWHERE) & (producers != NOWHERE)
+    """Apply the rules of its grammar to every op of a schedule."""
+    found = [each for rule in content.grammar.all_rules for each in _edges_of(content, rule)]
+    edges = Dependencies(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    if not content.grammar.rules:
+        return edges
+    first = np.unique(np.stack(edges), axis=1, return_index=True)[1]  # two rules may say the same
+    return edges.take(np.sort(first))
+
+
+class Waiting(NamedTuple):
+    """Ops that wait by a rule, and the place and microbatch of what one of them waits for.
+
+    Attributes:
+      consumer: (ops) cell that waits.
+      to_stage: (ops) its stage, or worker where it is of none.
+      place: (ops) stage, or worker, of the producer; -1 where there is none.
+      microbatch: (ops) microbatch of the producer; -1 likewise.
+    """
+
+    consumer: Int[NumpyArray, " ops"]
+    to_stage: Int[NumpyArray, " ops"]
+    place: Int[NumpyArray, " ops"]
+    microbatch: Int[NumpyArray, " ops"]
+
+
+def consumers_by(content: Content, rule: Rule) -> tuple[NumpyArray, NumpyArray]:
+    """Places and microbatches (ops) of what waits by a rule."""
+    place, microbatch = np.nonzero(content.where[rule.consumer] != NOWHERE)
+    if rule.consumer_stage is not None:
+        only = place == rule.consumer_stage % content.num_stages
+        place, microbatch = place[only], microbatch[only]
+    if rule.consumer_microbatch is not None:
+        only = microbatch == rule.consumer_microbatch
+        place, microbatch = place[only], microbatch[only]
+    return place, microbatch
+
+
+def waiting_by(content: Content, rule: Rule) -> Iterator[Waiting]:
+    """List what waits by a rule, once for every stage and microbatch that it may wait for."""
+    place, microbatch = consumers_by(content, rule)
+    consumer = content.where[rule.consumer][place, microbatch]
+    for source in _places(content, rule, place, consumer):
+        for of in _microbatches(content, rule, microbatch):
+            yield Waiting(consumer, place, source, of)
+
+
+def _places(
+    content: Content, rule: Rule, place: NumpyArray, consumer: NumpyArray
+) -> Iterator[NumpyArray]:
+    """Places (ops) that the producers of some ops may have; -1 where an op has none there."""
+    num_stages = content.num_stages
+    if rule.producers[0] in content.grammar.of_workers:
+        yield consumer // content.num_slots
+    elif rule.producer_stage is not None:
+        yield np.full_like(place, rule.producer_stage % num_stages)
+    elif rule.stage_offset and content.grammar.graph:
+        ends = np.array(content.grammar.graph)[:, :: -rule.stage_offset]  # producer, consumer
+        by_stage = [ends[ends[:, 1] == stage, 0] for stage in range(num_stages)]
+        for k in range(max(map(len, by_stage))):
+            kth = np.array([each[k] if k < len(each) else NOWHERE for each in by_stage])
+            yield kth[place]
+    else:
+        source = place + rule.stage_offset
+        yield np.where((source >= 0) & (source < num_stages), source, NOWHERE)
+
+
+def _microbatches(content: Content, rule: Rule, microbatch: NumpyArray) -> Iterator[NumpyArray]:
+    """Microbatches (ops) that the producers of some ops may have; -1 where an op has none."""
+    if rule.of_all:
+        for each in range(content.num_microbatches):
+            yield np.full_like(microbatch, each)
+    elif rule.producer_microbatch is not None:
+        yield np.full_like(microbatch, rule.producer_microbatch)
+    elif rule.slice_offset:
+        # slice k of microbatch m has the number m K + k: its neighbours are within the same m
+        part = microbatch % content.grammar.slices + rule.slice_offset
+        inside = (part >= 0) & (part < content.grammar.slices)
+        yield np.where(inside, microbatch + rule.slice_offset, NOWHERE)
+    else:
+        yield microbatch
+
+
+def producers_of(content: Content, rule: Rule, waiting: Waiting) -> Int[NumpyArray, " ops"]:
+    """Cell (ops) of the producer of each waiting op, or `NOWHERE`."""
+    inside = (waiting.place != NOWHERE) & (waiting.microbatch != NOWHERE)
+    found = np.full_like(waiting.consumer, NOWHERE)
+    at = waiting.place[inside], waiting.microbatch[inside]
+    for phase in rule.producers:
+        found[inside] = np.maximum(found[inside], content.where[phase][at])
+    return found
+
+
+def _edges_of(content: Content, rule: Rule) -> Iterator[tuple[NumpyArray, ...]]:
+    """The fields of `Dependencies` for what waits by a rule."""
+    for waiting in waiting_by(content, rule):
+        producer = producers_of(content, rule, waiting)
+        there = producer != NOWHERE
+        producer, waiting = producer[there], Waiting(*(field[there] for field in waiting))
+        crosses = producer // content.num_slots != waiting.consumer // content.num_slots
+        yield (
+            producer,
+            waiting.consumer,
+            waiting.place,
+            waiting.to_stage,
+            waiting.microbatch,
+            content.pipe_of_microbatch[waiting.microbatch],
+            _directions(waiting, content.grammar.graph),
+            crosses & rule.sends,
         )
-        pipe, direction = pipe_of[microbatch], BACKWARD if offset > 0 else FORWARD
-        crosses = content.placement[pipe, stage + offset] != content.placement[pipe, stage]
-        ends = producers[place], where[consumer][place], stage + offset, stage
-        found.append((*ends, microbatch, pipe, np.full_like(stage, direction), crosses))
-    return Dependencies(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+
+def _directions(waiting: Waiting, graph: Sequence[Edge]) -> Int[NumpyArray, " edges"]:
+    """Direction of each edge (edges): `FORWARD` along the graph, or to a stage of higher number."""
+    found = np.where(waiting.place > waiting.to_stage, BACKWARD, FORWARD)
+    for source, target in graph:
+        for direction, ends in ((FORWARD, (source, target)), (BACKWARD, (target, source))):
+            found[(waiting.place == ends[0]) & (waiting.to_stage == ends[1])] = direction
+    return found
 
 
 def order_of_cells(
@@ -116,15 +188,28 @@ def order_of_cells(
 ) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"]]:
     """Return what cells wait for where messages take no time: edges (edges) from and to cells.
 
-    Each of the given cells, or of all that hold an op, waits for the one before it in its row.
+    Each of the given cells, or of all that hold an op, waits for the one before it in its row, or
+    on its lane beside it. What workers do together stands where its first cell does.
     """
-    edges = find_dependencies(content)
+    edges, grammar = find_dependencies(content), content.grammar
     held = np.flatnonzero(content.cells.phase) if cells is None else cells  # row by row
-    same_row = held[1:] // content.num_slots == held[:-1] // content.num_slots
-    return (
-        np.concatenate([held[:-1][same_row], edges.producer]),
-        np.concatenate([held[1:][same_row], edges.consumer]),
-    )
+    worker, more = held // content.num_slots, np.zeros((2, 0), int)
+    if not grammar.is_usual:
+        # rows and lanes beside them are queues, and so are host links, whose ops are issued behind
+        # the cell before them in the row: (worker, lane) as one number
+        phase, lanes = content.cells.phase.ravel()[held], len(grammar.beside) + 2
+        lane = np.where(np.isin(phase, grammar.host), lanes - 1, grammar.lane_of[phase])
+        rows, issued = np.flatnonzero(lane == 0), np.flatnonzero(lane == lanes - 1)
+        before = np.searchsorted(rows, issued) - 1
+        follows = (before >= 0) & (worker[rows[before]] == worker[issued])
+        more = np.stack([held[rows[before[follows]]], held[issued[follows]]])
+        order = np.argsort(worker * lanes + lane, kind="stable")
+        held, worker = held[order], (worker * lanes + lane)[order]
+    same = worker[1:] == worker[:-1]
+    tail = np.concatenate([held[:-1][same], more[0], edges.producer])
+    head = np.concatenate([held[1:][same], more[1], edges.consumer])
+    merged = content.op_of_cell
+    return (tail, head) if merged is None else (merged[tail], merged[head])
 
 
 # Which updates of a stage every microbatch sees, and which update applies its gradient.
@@ -160,7 +245,7 @@ def find_versions(content: Content) -> Versions:
     """Number the updates of every stage, and find which of them each microbatch sees."""
     events = _events(content)
     is_update = events.phase == Phase.U
-    group = np.cumsum(np.append(True, events.group[1:] != events.group[:-1])) - 1
+    group = np.cumsum(np.diff(events.group, prepend=-1) != 0) - 1
     size = np.bincount(group, weights=is_update).astype(np.int64)
     # Events stand group by group (a copy of a stage and a run), in row order. So the updates before
     # an event in its own group are those before it in all, less the updates of earlier groups.
@@ -222,7 +307,12 @@ def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
     order = np.argsort(moment, kind="stable")
     held = np.zeros(content.num_workers * content.num_stages, np.int64)
     np.maximum.at(held, moment[order] // moments, np.cumsum(change[order]))
-    return held.reshape(content.num_workers, content.num_stages)
+    by_copy = held.reshape(content.num_workers, content.num_stages)
+    if not content.grammar.own:
+        return by_copy
+    # ops of a table's own kinds read weights too, of which there is one version
+    workers = np.arange(content.num_workers)[:, None, None]
+    return np.maximum(by_copy, (content.placement == workers).any(axis=1))
 
 
 class _WeightEvents(NamedTuple):

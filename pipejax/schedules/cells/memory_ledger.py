@@ -6,19 +6,21 @@ sum of count times size, so it is exactly 0 where all is released.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, Num, NumpyArray
 from pipejax.schedules.cells.cells import Content
+from pipejax.schedules.cells.grammar import USUAL, Grammar
 from pipejax.schedules.cells.ops import (
     CHECKPOINT,
     FOR_W,
     KINDS,
     LEFT_BY_F,
     WHOLE,
+    AnyPhase,
     Phase,
 )
 
@@ -44,15 +46,20 @@ class LedgerEntry(NamedTuple):
     change: int
 
 
-LEDGER: Mapping[Phase, tuple[LedgerEntry, ...]] = {
-    phase: tuple(
-        LedgerEntry(moment, part, change)
-        for moment, changes in ((START, kind.at_start), (END, kind.at_end))
-        for part, change in changes.items()
-    )
-    for phase, kind in KINDS.items()
-    if kind.at_start or kind.at_end
-}
+def ledger_of(phases: Iterable[AnyPhase]) -> Mapping[AnyPhase, tuple[LedgerEntry, ...]]:
+    """List what phases take and free."""
+    return {
+        phase: tuple(
+            LedgerEntry(moment, part, change)
+            for moment, changes in ((START, phase.kind.at_start), (END, phase.kind.at_end))
+            for part, change in changes.items()
+        )
+        for phase in phases
+        if phase.kind.at_start or phase.kind.at_end
+    }
+
+
+LEDGER: Mapping[AnyPhase, tuple[LedgerEntry, ...]] = ledger_of(KINDS)
 
 
 def change_of(phase: Phase, moment: int, *, whole: Size, for_w: Size) -> Size:
@@ -60,6 +67,21 @@ def change_of(phase: Phase, moment: int, *, whole: Size, for_w: Size) -> Size:
     size = {WHOLE: whole, LEFT_BY_F: whole, FOR_W: for_w}
     entries = (entry for entry in LEDGER.get(phase, ()) if entry.moment == moment)
     return sum((entry.change * size[entry.part] for entry in entries), start=0 * whole)
+
+
+def is_in_ledger(content: Content) -> Bool[NumpyArray, " ops"]:
+    """Whether each op of a table takes or frees memory (ops)."""
+    return np.isin(content.ops.phase, [*LEDGER, *ledger_of(content.grammar.own)])
+
+
+def with_items(
+    sizes: Num[NumpyArray, "parts stages"], items: Sequence[float]
+) -> Num[NumpyArray, "more stages"]:
+    """Sizes of the parts of activations, and of items behind them, which are shares of the whole.
+
+    An item of a worker, and of no stage, is a share of an activation of the last stage.
+    """
+    return np.concatenate([sizes, *(share * sizes[None, WHOLE] for share in items)])
 
 
 class HeldOps(NamedTuple):
@@ -84,7 +106,7 @@ class HeldOps(NamedTuple):
     @classmethod
     def of(cls, content: Content) -> "HeldOps":
         """List the ops of a table, fused pairs included: each lasts one slot."""
-        ops = content.ops.take(np.isin(content.ops.phase, [*LEDGER]))
+        ops = content.ops.take(is_in_ledger(content))
         recomputed = content.where[Phase.R][ops.stage, ops.microbatch] >= 0
         worker, slot = np.divmod(ops.cell, content.num_slots)
         return cls(ops.phase, ops.stage, worker, recomputed, slot, slot + 1)
@@ -101,6 +123,7 @@ class HeldParts(NamedTuple):
       change: (changes) how many more are held.
       settled: (changes) whether no other change of the worker follows at that time: at one moment
         releases come before takes, so nothing between them is ever held.
+      items: sizes of the items of kinds of its own, as shares of a whole activation.
     """
 
     worker: Int[NumpyArray, " changes"]
@@ -109,12 +132,13 @@ class HeldParts(NamedTuple):
     stage: Int[NumpyArray, " changes"]
     change: Int[NumpyArray, " changes"]
     settled: Bool[NumpyArray, " changes"]
+    items: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, ops: HeldOps) -> "HeldParts":
+    def of(cls, ops: HeldOps, grammar: Grammar = USUAL) -> "HeldParts":
         """Follow ops through the ledger."""
         found: list[tuple[NumpyArray, ...]] = []
-        for phase, entries in LEDGER.items():
+        for phase, entries in {**LEDGER, **ledger_of(grammar.own)}.items():
             own = HeldOps(*(field[ops.phase == phase] for field in ops))
             left = np.where(own.recomputed, CHECKPOINT, WHOLE)
             for entry in entries:
@@ -126,21 +150,23 @@ class HeldParts(NamedTuple):
         worker, time, part, stage, change = (column[order] for column in columns)
         goes_on = (worker[1:] == worker[:-1]) & (time[1:] == time[:-1])
         settled = np.append(~goes_on, True)[: len(order)]
-        return cls(worker, time, part, stage, change, settled)
+        return cls(worker, time, part, stage, change, settled, tuple(grammar.items.values()))
 
     def levels(self, sizes: Num[NumpyArray, "parts stages"]) -> Num[NumpyArray, " levels"]:
         """Return what the worker holds after each settled change, (levels) in the unit of sizes.
 
-        Counts are summed, not sizes: they are exact and end at 0.
+        Counts are summed, not sizes: they are exact, and 0 again where all was freed.
         """
-        size = sizes[self.part, self.stage]
+        size = with_items(sizes, self.items)[self.part, self.stage]
         held = np.zeros(len(size), size.dtype)
+        first = np.searchsorted(self.worker, self.worker)  # of the same worker; it begins with 0
         ends = [len(size)]
         if len(np.unique(size)) > MANY_SIZES:  # each is of one worker or of few
             ends = [*np.flatnonzero(np.diff(self.worker)) + 1, len(size)]
         for own in (slice(*pair) for pair in itertools.pairwise([0, *ends])):
             for value in np.unique(size[own]):
-                held[own] += value * np.cumsum(np.where(size[own] == value, self.change[own], 0))
+                counts = np.cumsum(np.where(size[own] == value, self.change[own], 0))
+                held[own] += value * (counts - np.append(0, counts)[first[own] - own.start])
         return held[self.settled]
 
     def peaks(

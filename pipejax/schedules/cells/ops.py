@@ -2,13 +2,17 @@
 
 Phases carry PyTorch's letters everywhere. The text of an op is stage, letter, microbatch, as in
 "2F0"; the text of a fused pair is "(0F8;7B0)OVERLAP_F_B". Printing and parsing are inverse.
+
+A table may define phases of its own (`cells.grammar`). What tells any phase from the others is its
+record, `OpKind`.
 """
 
 import enum
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pipejax.base.array_types import Index
 from pipejax.base.checks import MismatchError
@@ -50,26 +54,75 @@ class Phase(enum.IntEnum):
     WAIT_SEND_F = 19  # wait until that activation is sent
     WAIT_SEND_B = 20  # wait until that input gradient is sent
 
+    @property
+    def kind(self) -> "OpKind":
+        """What tells it from the others; not of an idle cell."""
+        return KINDS[self]
 
-# what an op runs on; what it belongs to, and so what has a time of its own
-WORKER, HOST_LINK, NETWORK = "worker", "host link", "network"
-MICROBATCH, STAGE, COPY = "microbatch", "stage", "copy of a stage"
+
+class OwnPhase(int):
+    """A phase that a table defines; the value is its code in the arrays of that table.
+
+    Attributes:
+      name: its letters.
+      kind: what tells it from the others.
+    """
+
+    name: str
+    kind: "OpKind"
+
+    def __new__(cls, code: int, name: str, kind: "OpKind") -> "OwnPhase":
+        """Number a kind of op."""
+        phase = super().__new__(cls, code)
+        phase.name, phase.kind = name, kind
+        return phase
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the letters too: the code alone is that of one table."""
+        same = int(self) == other
+        return same and self.name == other.name if isinstance(other, OwnPhase) else same
+
+    def __hash__(self) -> int:
+        """Hash the code."""
+        return hash(int(self))
+
+    def __repr__(self) -> str:
+        """Return the letters."""
+        return f"<{self.name}: {int(self)}>"
+
+    def __reduce__(self) -> "tuple[type, tuple[int, str, OpKind]]":
+        """Pickle all that makes it."""
+        return OwnPhase, (int(self), self.name, self.kind)
+
+
+AnyPhase = Phase | OwnPhase
+SomePhase = TypeVar("SomePhase", Phase, OwnPhase)
+
+# Lanes: what an op runs on, one op at a time. Ops on the host link are issued by the row of their
+# worker; what is on the network waits for its rules alone, and so does a lane of a table's own.
+COMPUTING, HOST_LINK, NETWORK = LANES = "compute", "host", "net"
+# what an op belongs to, and so what has a time of its own
+MICROBATCH, STAGE, COPY, WORKER = OWNERS = "microbatch", "stage", "copy", "worker"
 
 # parts of an activation: all of it, what W needs after I, and what F leaves where R comes later
 PARTS = WHOLE, FOR_W, CHECKPOINT = 0, 1, 2
-LEFT_BY_F = 3  # the whole, or the checkpoint where the activation is recomputed
+LEFT_BY_F = -1  # the whole, or the checkpoint where the activation is recomputed
 
 
+@short_repr_of("name time lane of")
 class OpKind(NamedTuple):
     """What tells one kind of op from the others: lists of kinds are made from these records.
 
-    What a kind waits for is not here, but in the rules of `cells.dependencies`.
+    What a kind waits for is not here, but in the rules of `cells.grammar`.
 
     Attributes:
       name: for people.
-      time: field of `Costs` that says how long it takes; empty where it takes no time.
-      runs_on: `WORKER`, in the order of the row, `HOST_LINK` or `NETWORK`, beside it.
-      of: `MICROBATCH` (of a stage), `STAGE` or `COPY`.
+      time: cost that says how long it takes, a field of `Costs` or a name of its own; empty where
+        it takes no time.
+      lane: "compute", in the order of the row; "host", "net" or a name, beside it.
+      of: "microbatch" (of a stage), "stage", "copy" of a stage, or "worker" (a microbatch on every
+        worker, of no stage).
+      together: whether the cells of all workers are one op, that starts when all have reached it.
       slot: duration in the drawing of a table, where it has one.
       at_start: what its worker holds more of when it starts, or less: parts of activations.
       at_end: the same when it ends.
@@ -81,8 +134,9 @@ class OpKind(NamedTuple):
 
     name: str
     time: str = ""
-    runs_on: str = WORKER
+    lane: str = COMPUTING
     of: str = MICROBATCH
+    together: bool = False
     slot: int | None = None
     at_start: Mapping[int, int] = MappingProxyType({})
     at_end: Mapping[int, int] = MappingProxyType({})
@@ -126,10 +180,10 @@ KINDS: Mapping[Phase, OpKind] = {
     Phase.RESHARD: OpKind("drop weights", "reshard", of=STAGE),
     Phase.REDUCE_GRAD: OpKind("reduce gradients", "reduce_grad", of=STAGE),
     Phase.WAIT_REDUCE_GRAD: OpKind("wait for gradients", "wait_reduce_grad", of=STAGE),
-    Phase.SEND_F: OpKind("send activation", runs_on=NETWORK),
-    Phase.RECV_F: OpKind("receive activation", runs_on=NETWORK),
-    Phase.SEND_B: OpKind("send gradient", runs_on=NETWORK),
-    Phase.RECV_B: OpKind("receive gradient", runs_on=NETWORK),
+    Phase.SEND_F: OpKind("send activation", lane=NETWORK),
+    Phase.RECV_F: OpKind("receive activation", lane=NETWORK),
+    Phase.SEND_B: OpKind("send gradient", lane=NETWORK),
+    Phase.RECV_B: OpKind("receive gradient", lane=NETWORK),
     # white is also where nothing runs: pictures hatch an all-reduce
     Phase.A: OpKind("all-reduce", "all_reduce", NETWORK, STAGE, look=("#FFFFFF", "#FFFFFF")),
     Phase.U: OpKind("update", "update", of=COPY, look=("#1C1C1C", "#1C1C1C")),
@@ -145,12 +199,14 @@ KINDS: Mapping[Phase, OpKind] = {
 }
 
 
-def _kinds(runs_on: str, *of: str, timed: bool) -> tuple[Phase, ...]:
-    """List the kinds on a resource that belong to one of these, with a time or without."""
+def on_lane(
+    phases: Iterable[SomePhase], lane: str, *of: str, timed: bool = True
+) -> tuple[SomePhase, ...]:
+    """List the phases on a lane that belong to one of these, with a time or without."""
     return tuple(
         phase
-        for phase, kind in KINDS.items()
-        if kind.runs_on == runs_on and kind.of in of and bool(kind.time) == timed
+        for phase in phases
+        if phase.kind.lane == lane and phase.kind.of in of and bool(phase.kind.time) == timed
     )
 
 
@@ -158,12 +214,12 @@ SPLIT = (Phase.F, Phase.I, Phase.W)  # of a microbatch on a stage, in this order
 INPUT_GRADS = (Phase.B, Phase.I)  # they send a gradient back; a forward may be fused with one
 WEIGHT_GRADS = (Phase.B, Phase.W)  # the last op of a backward
 STEP_END = (Phase.A, Phase.U)  # lowering adds them, where no cell of the table updates
-COMPUTE = _kinds(WORKER, MICROBATCH, timed=True)
-ROW_OPS = _kinds(WORKER, MICROBATCH, COPY, timed=True)  # without what serves a stage as a whole
-SHARDING = _kinds(WORKER, STAGE, timed=True)
-BUSY = _kinds(WORKER, MICROBATCH, STAGE, COPY, timed=True)  # a worker computes them
-MESSAGES = _kinds(NETWORK, MICROBATCH, timed=False)
-HOST = _kinds(HOST_LINK, MICROBATCH, timed=True)  # beside the compute of the worker
+COMPUTE = on_lane(KINDS, COMPUTING, MICROBATCH)
+ROW_OPS = on_lane(KINDS, COMPUTING, MICROBATCH, COPY)  # without what serves a stage as a whole
+SHARDING = on_lane(KINDS, COMPUTING, STAGE)
+BUSY = on_lane(KINDS, COMPUTING, MICROBATCH, STAGE, COPY)  # a worker computes them
+MESSAGES = on_lane(KINDS, NETWORK, MICROBATCH, timed=False)
+HOST = on_lane(KINDS, HOST_LINK, MICROBATCH)  # beside the compute of the worker
 TIMED = tuple(phase for phase, kind in KINDS.items() if kind.time)
 WAITS = tuple(phase for phase, kind in KINDS.items() if kind.awaited)
 WAIT_SEND = tuple(phase for phase in WAITS if KINDS[phase].awaited in MESSAGES)
@@ -183,7 +239,8 @@ EQUAL_SLOTS: Mapping[str, int] = MappingProxyType({"F": 1, "B": 1})
 class Op(NamedTuple):
     """One op: phase, stage and microbatch.
 
-    Sharding ops belong to a stage as a whole and carry `NO_MICROBATCH`.
+    Ops of a stage as a whole, as sharding, carry `NO_MICROBATCH`; those of a worker `NO_STAGE`.
+    Where microbatches are in K slices, slice k of microbatch m has the number m K + k.
 
     Example:
       >>> import pipejax as pj
@@ -191,14 +248,13 @@ class Op(NamedTuple):
       '2F0'
     """
 
-    phase: Phase
+    phase: Phase  # or an `OwnPhase`, of a table that defines it
     stage: int
     microbatch: int = NO_MICROBATCH
 
     def __str__(self) -> str:
         """Return stage, letter, microbatch."""
-        microbatch = "" if self.microbatch == NO_MICROBATCH else str(self.microbatch)
-        return f"{self.stage}{self.phase.name}{microbatch}"
+        return format_op(self)
 
 
 def receive_of(send: Op) -> Op:
@@ -210,76 +266,107 @@ def receive_of(send: Op) -> Op:
 
 Cell = tuple[Op, ...]  # () is idle, (op,) an op, (forward, backward) a fused pair
 
-_NUMBERED = frozenset(NUMBERED)
+PHASES: Mapping[str, Phase] = MappingProxyType({phase.name: phase for phase in CELL_PHASES})
 _LIMIT = 10**9
-_LETTERS = "|".join(phase.name for phase in reversed(CELL_PHASES))
-_OP = re.compile(rf"([0-9]{{1,9}})({_LETTERS})([0-9]{{0,9}})")
 _PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)\s*OVERLAP_F_B")
 
 
-def parse_op(text: str) -> Op:
-    """Read one op."""
-    match = _OP.fullmatch(text.strip())
-    if match is None:
+@functools.lru_cache
+def _op_form(letters: tuple[str, ...], slices: int) -> re.Pattern[str]:
+    """Stage, letters, microbatch, slice and lane of an op; longer letters before their parts."""
+    known = "|".join(sorted(letters, key=len, reverse=True))
+    part = r"(?:([0-9]{1,9})\.([0-9]{1,9}))?" if slices > 1 else r"([0-9]{0,9})(?:\.([0-9]{1,9}))?"
+    return re.compile(rf"([0-9]{{0,9}})({known}){part}(?:@(\w+))?")
+
+
+def parse_op(text: str, phases: Mapping[str, Phase] = PHASES, slices: int = 1) -> Op:
+    """Read one op, of these phases by letter; a microbatch in slices is followed by the slice."""
+    match = _op_form(tuple(phases), slices).fullmatch(text.strip())
+    if match is None or not (match[1] or match[3]):
+        form = "2F0.1" if slices > 1 else "2F0"
         raise ValueError(
             f"{_shorten(text.strip())!r} is not an op: expected stage, letter, microbatch, as in "
-            f"2F0; letters are {', '.join(p.name for p in CELL_PHASES)}, numbers have at most 9 "
-            "digits"
+            f"{form}; letters are {', '.join(phases)}, numbers have at most 9 digits"
         )
-    phase = Phase[match[2]]
-    if (phase in SHARDING) != (match[3] == ""):
-        need = "no microbatch" if phase in SHARDING else "a microbatch"
-        raise ValueError(f"{text.strip()!r} is not an op: {phase.name} carries {need}")
-    return Op(phase, int(match[1]), int(match[3]) if match[3] else NO_MICROBATCH)
+    stage, letters, microbatch, part, lane = match.groups()
+    kind = phases[letters].kind
+    for digits, carries, what in (
+        (microbatch, kind.of != STAGE, "microbatch"),
+        (stage, kind.of != WORKER, "stage"),
+    ):
+        if bool(digits) != carries:
+            need = f"a {what}" if carries else f"no {what}"
+            raise ValueError(f"{text.strip()!r} is not an op: {letters} carries {need}")
+    if lane not in (None, kind.lane):
+        raise ValueError(f"{text.strip()!r} is not an op: {letters} is on lane {kind.lane}")
+    if part and int(part) >= slices:
+        known = f"slices are 0 to {slices - 1}" if slices > 1 else "the table has no slices"
+        raise ValueError(f"{text.strip()!r} is not an op: {known}")
+    number = int(microbatch) * slices + int(part or 0) if microbatch else NO_MICROBATCH
+    phase = phases[letters]
+    return Op(phase, int(stage) if stage else NO_STAGE, number)
 
 
 def _shorten(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-def parse_cell(text: str) -> Cell:
+def parse_cell(text: str, phases: Mapping[str, Phase] = PHASES, slices: int = 1) -> Cell:
     """Read one cell: empty, an op, or a fused pair."""
     text = text.strip()
     if not text:
         return ()
     pair = _PAIR.fullmatch(text)
     if pair is None:
-        return (parse_op(text),)
-    forward, backward = parse_op(pair[1]), parse_op(pair[2])
+        return (parse_op(text, phases, slices),)
+    forward, backward = (parse_op(each, phases, slices) for each in pair.groups())
     if forward.phase is not Phase.F or backward.phase not in INPUT_GRADS:
         raise ValueError(f"{text!r} is not a fused pair: expected (F;B) or (F;I), forward first")
     return forward, backward
 
 
-def _is_plain(op: Op) -> bool:
+def _is_plain(op: Op, phases: Mapping[str, Phase]) -> bool:
     return (
         isinstance(op, Op)
-        and isinstance(op.phase, Phase)
-        and op.phase in _NUMBERED
+        and isinstance(op.phase, AnyPhase)
+        and phases.get(op.phase.name) == op.phase
+        and op.phase.kind.of in (MICROBATCH, COPY)
         and type(op.stage) is type(op.microbatch) is int
         and 0 <= op.stage < _LIMIT
         and 0 <= op.microbatch < _LIMIT
     )
 
 
-def check_cell(cell: Cell) -> Cell:
+def check_cell(cell: Cell, phases: Mapping[str, Phase] = PHASES, slices: int = 1) -> Cell:
     """Check a cell that is given as ops, by printing and parsing it."""
-    if isinstance(cell, tuple) and len(cell) == 1 and _is_plain(cell[0]):
+    if isinstance(cell, tuple) and len(cell) == 1 and _is_plain(cell[0], phases):
         return cell  # nearly all are: tables of a million cells are made in seconds
     if not isinstance(cell, tuple | list) or not all(isinstance(op, Op) for op in cell):
         raise ValueError(f"a cell is a text such as '2F0' or a tuple of Op, got {cell!r}")
-    if any(not isinstance(op.phase, Phase) for op in cell):
+    if any(not isinstance(op.phase, AnyPhase) for op in cell):
         raise ValueError(f"the phase of an op is one of Phase, got {cell!r}")
     if len(cell) > 2:
         raise ValueError(f"a cell holds at most a fused pair, got {len(cell)} ops")
-    return parse_cell(format_cell(tuple(cell)))
+    return parse_cell(format_cell(tuple(cell), slices), phases, slices)
 
 
-def format_cell(cell: Cell) -> str:
+def format_number(microbatch: int, slices: int = 1) -> str:
+    """Return the text of a microbatch, behind it the slice; nothing of `NO_MICROBATCH`."""
+    if microbatch == NO_MICROBATCH:
+        return ""
+    return ".".join(map(str, divmod(microbatch, slices))) if slices > 1 else str(microbatch)
+
+
+def format_op(op: Op, slices: int = 1) -> str:
+    """Return the text of an op; the inverse of `parse_op`."""
+    stage = "" if op.stage == NO_STAGE else str(op.stage)
+    return f"{stage}{op.phase.name}{format_number(op.microbatch, slices)}"
+
+
+def format_cell(cell: Cell, slices: int = 1) -> str:
     """Return the text of a cell; the inverse of `parse_cell`."""
-    if len(cell) == 2:
-        return f"({cell[0]};{cell[1]})OVERLAP_F_B"
-    return "".join(map(str, cell))
+    texts = [format_op(op, slices) for op in cell]
+    return f"({texts[0]};{texts[1]})OVERLAP_F_B" if len(cell) == 2 else "".join(texts)
 
 
 # The error for schedules that cannot run.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.schedules.cells.ops import COMPUTE, Cell, Op, ScheduleError
+from pipejax.schedules.cells.ops import COMPUTE, AnyPhase, Cell, Op, ScheduleError
 
 Placement = Int[NumpyArray, "pipes stages"]
 PipeOfMicrobatch = Int[NumpyArray, " microbatches"]
@@ -53,7 +53,9 @@ def couples(first: Int[NumpyArray, " stages"], num_workers: int, pipes: int) -> 
     return ((both + shifts[:, None, None]) % num_workers).reshape(-1, len(first)).astype(np.int32)
 
 
-def infer(rows: Sequence[Sequence[Cell]]) -> tuple[Placement, PipeOfMicrobatch]:
+def infer(
+    rows: Sequence[Sequence[Cell]], compute: Sequence[AnyPhase] = COMPUTE
+) -> tuple[Placement, PipeOfMicrobatch]:
     """Read the placement off the rows of a table that does not state it.
 
     Either every stage is on one worker, or there are two pipes that mirror each other (worker w
@@ -65,7 +67,7 @@ def infer(rows: Sequence[Sequence[Cell]]) -> tuple[Placement, PipeOfMicrobatch]:
     seen: dict[tuple[int, int], tuple[Op, int, int]] = {}  # first op, its worker and slot
     for worker, row in enumerate(rows):
         for slot, op in ((t, op) for t, cell in enumerate(row) for op in cell):
-            if op.phase not in COMPUTE:
+            if op.phase not in compute:
                 continue  # messages and sharding follow the ops that they serve
             first, home, _ = seen.setdefault((op.stage, op.microbatch), (op, worker, slot))
             if home != worker:

@@ -244,9 +244,12 @@ Order = Int[NumpyArray, " transfers"]
 
 
 def messages_of(table: ScheduleTable) -> Dependencies:
-    """Return the messages between workers, in the order in which producers stand in their rows."""
+    """Return the messages between workers, in the order in which producers stand in their rows.
+
+    Those of one op go with activations first, then by the stage that they go to.
+    """
     found = table.dependencies.messages()
-    return found.take(np.lexsort((found.direction, found.producer)))
+    return found.take(np.lexsort((found.to_stage, found.direction, found.producer)))
 
 
 class RunOrder(NamedTuple):
@@ -273,8 +276,8 @@ def run_order(table: ScheduleTable, links: Links) -> RunOrder:
     ends = sent.producer // table.num_slots, sent.consumer // table.num_slots
     none = np.zeros(0, int)
     found = RunOrder(
-        executed=row_order(table, links.executed),
-        host=row_order(table, HOST) if table.offloads else none,
+        executed=row_order(table, links.executed(table.grammar)),
+        host=row_order(table, table.grammar.host) if table.offloads else none,
         host_edges=host_edges(table, links) if table.offloads else (none, none),
         messages=sent,
         models=links.models_of(table.num_workers, *ends),

@@ -13,7 +13,7 @@ import numpy as np
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.schedules.cells.dependencies import versions_held
 from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts
-from pipejax.schedules.cells.ops import BUSY, HOST, PARTS
+from pipejax.schedules.cells.ops import PARTS, WHOLE
 from pipejax.schedules.table.table import ScheduleTable
 
 Bytes = Float[NumpyArray, " stages"]
@@ -34,8 +34,11 @@ def in_flight(
     Returns (workers, slots) activations held.
     """
     ops = HeldOps.of(table)
-    held = HeldParts.of(HeldOps(*(field[~np.isin(ops.phase, HOST)] for field in ops)))
+    on_host = np.isin(ops.phase, table.grammar.host)
+    held = HeldParts.of(HeldOps(*(field[~on_host] for field in ops)), table.grammar)
     change = held.change if sizes is None else held.change * sizes[held.stage]
+    if held.items:
+        change = change * np.array([*np.ones(len(PARTS)), *held.items])[held.part]
     changes = np.zeros((table.num_workers, table.num_slots + 1), change.dtype)
     np.add.at(changes, (held.worker, held.time), change)
     return np.cumsum(changes, axis=1)[:, :-1]
@@ -46,21 +49,21 @@ def peak_in_flight(table: ScheduleTable) -> Int[NumpyArray, " workers"]:
 
     Returns (workers) activations.
     """
-    return in_flight(table).max(axis=1)
+    return in_flight(table).max(axis=1, initial=0)  # nothing before the first op
 
 
 def held_in_rows(table: ScheduleTable) -> HeldParts:
     """Apply the memory ledger to the rows, in slots."""
     ops = HeldOps.of(table)
-    on_host = np.isin(ops.phase, HOST)
+    on_host = np.isin(ops.phase, table.grammar.host)
     if not on_host.any():
-        return HeldParts.of(ops)
+        return HeldParts.of(ops, table.grammar)
     # they start and end as the next op that takes time starts
-    takes_time = np.isin(table.phase, BUSY)
+    takes_time = np.isin(table.phase, table.grammar.busy)
     slot = np.where(takes_time, np.arange(table.num_slots), table.num_slots)
     coming = np.minimum.accumulate(slot[:, ::-1], axis=1)[:, ::-1][ops.worker, ops.start]
     start, end = (np.where(on_host, coming, moment) for moment in (ops.start, ops.end))
-    return HeldParts.of(ops._replace(start=start, end=end))
+    return HeldParts.of(ops._replace(start=start, end=end), table.grammar)
 
 
 def static_bytes(
@@ -94,12 +97,15 @@ class HeldCounts(NamedTuple):
       copies: (workers, stages) models whose stage the worker holds: 1, or one of each run.
       stashed: (workers, stages) versions of its weights that it holds besides, at most.
       parts: (parts, workers, stages, moments) parts of activations, in the order of the ledger's
-        `PARTS`, held at each moment that is the peak for some sizes; zeros fill up.
+        `PARTS` and then of items, held at each moment that is the peak for some sizes; zeros fill
+        up.
+      items: sizes of items, as shares of a whole activation.
     """
 
     copies: Int[NumpyArray, "workers stages"]
     stashed: Int[NumpyArray, "workers stages"]
     parts: Int[NumpyArray, "parts workers stages moments"]
+    items: tuple[float, ...] = ()
 
     def static_bytes(self, static: Any, version: Any) -> Any:
         """Return what lasts the whole step: (..., workers) bytes, by (..., stages)."""
@@ -110,6 +116,7 @@ class HeldCounts(NamedTuple):
 
         Only operators are used, so that arrays may be traced.
         """
+        sizes = (*sizes, *(share * sizes[WHOLE] for share in self.items))
         held = [size @ counts for size, counts in zip(sizes, self.parts, strict=True)]
         return sum(held[1:], start=held[0]).max(axis=-1).T
 
@@ -117,7 +124,8 @@ class HeldCounts(NamedTuple):
 def held_counts(table: ScheduleTable) -> HeldCounts:
     """Count what each worker holds, for any sizes of stages."""
     held, stages = held_in_rows(table), table.num_stages
-    column = held.part * stages + held.stage
+    count = len(PARTS) + len(held.items)
+    column = held.part * stages + held.stage % stages
     moments = []
     for worker in range(table.num_workers):
         mine = held.worker == worker
@@ -125,13 +133,13 @@ def held_counts(table: ScheduleTable) -> HeldCounts:
         changes = np.zeros((len(place), len(own)), int)
         changes[np.arange(len(place)), place] = held.change[mine]
         peaks = _undominated(np.cumsum(changes, axis=0)[held.settled[mine]])
-        moments.append(np.zeros((len(peaks), len(PARTS) * stages), int))
+        moments.append(np.zeros((len(peaks), count * stages), int))
         moments[-1][:, own] = peaks
-    parts = np.zeros((table.num_workers, len(PARTS) * stages, max(map(len, moments))), int)
+    parts = np.zeros((table.num_workers, count * stages, max(map(len, moments))), int)
     for worker, counts in enumerate(moments):
         parts[worker, :, : len(counts)] = counts.T
-    by_part = parts.reshape(table.num_workers, len(PARTS), stages, -1)
-    return HeldCounts(*_models(table), by_part.swapaxes(0, 1))
+    by_part = parts.reshape(table.num_workers, count, stages, -1)
+    return HeldCounts(*_models(table), by_part.swapaxes(0, 1), held.items)
 
 
 def _undominated(counts: Int[NumpyArray, "times sizes"]) -> Int[NumpyArray, "moments sizes"]:

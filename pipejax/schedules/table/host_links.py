@@ -14,7 +14,7 @@ from pipejax.base.checks import wrong
 from pipejax.base.longest_path import CycleError, run_edges, topological_order
 from pipejax.schedules.cells.cells import NOWHERE, Content
 from pipejax.schedules.cells.dependencies import order_of_cells
-from pipejax.schedules.cells.ops import HOST, Cell
+from pipejax.schedules.cells.ops import Cell
 from pipejax.schedules.table.links import Groups, Links
 from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
 
@@ -58,7 +58,8 @@ def tied_rows(table: ScheduleTable, links: Links) -> Int[NumpyArray, "workers ro
 def host_edges(table: Content, links: Links) -> tuple[Cells, Cells]:
     """Return the cells (edges) that offloads and loads wait for: the issuing op, the link."""
     link = link_of_worker(links, table.num_workers)
-    cells, executed = row_order(table, HOST), row_order(table, links.executed)
+    grammar = table.grammar
+    cells, executed = row_order(table, grammar.host), row_order(table, links.executed(grammar))
     before = op_before(table, executed, cells)
     issued = before != NOWHERE
     worker, slot = np.divmod(cells, table.num_slots)
@@ -73,8 +74,11 @@ def host_edges(table: Content, links: Links) -> tuple[Cells, Cells]:
 
 def waiting_cells(table: Content, links: Links) -> tuple[Cells, Cells]:
     """Return all edges between cells (edges) of a run in which messages take no time."""
-    tail, head = order_of_cells(table, row_order(table, links.executed))
+    queued = (*links.executed(table.grammar), *table.grammar.off_row)
+    tail, head = order_of_cells(table, row_order(table, queued))
     before, waiting = host_edges(table, links)
+    if (merged := table.op_of_cell) is not None:
+        before = merged[before]
     return np.concatenate([tail, before]), np.concatenate([head, waiting])
 
 

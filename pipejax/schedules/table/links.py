@@ -14,7 +14,8 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import ArgumentError, check_types, known_as, number, whole_number, wrong
 from pipejax.base.display import short_repr
-from pipejax.schedules.cells.ops import EXECUTED, WAIT_SEND, Phase
+from pipejax.schedules.cells.grammar import Grammar
+from pipejax.schedules.cells.ops import WAIT_SEND, AnyPhase
 
 # Link models per pair of workers: how they are given, and which one each message follows.
 #
@@ -258,10 +259,9 @@ class Links:
             return ()
         return tuple(tuple((a, b) for a, b in group) for group in self.shared_links)
 
-    @property
-    def executed(self) -> tuple[Phase, ...]:
+    def executed(self, grammar: Grammar) -> tuple[AnyPhase, ...]:
         """Phases that a worker executes in row order: only rendezvous has it wait for a SEND."""
-        return EXECUTED + WAIT_SEND if self.meets else EXECUTED
+        return grammar.executed + WAIT_SEND if self.meets else grammar.executed
 
     def check_known(self, names: Collection[str], who: str) -> None:
         """Refuse what a function does not know: every other field must be as it is by default."""

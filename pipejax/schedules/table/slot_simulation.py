@@ -14,7 +14,8 @@ from pipejax.base.array_types import Bool, Float, Int, Num, NumpyArray
 from pipejax.base.longest_path import CycleError, run_chains, run_edges
 from pipejax.schedules.cells.cells import NEWEST, Cells, Content, WeightRule, empty_cells
 from pipejax.schedules.cells.dependencies import find_dependencies
-from pipejax.schedules.cells.ops import NO_PIPE, ROW_OPS, UNIT_SLOTS, Op, Phase, Slots
+from pipejax.schedules.cells.grammar import USUAL, Grammar
+from pipejax.schedules.cells.ops import NO_PIPE, ROW_OPS, Op, Phase, Slots
 from pipejax.schedules.cells.placement import Placement, looped
 from pipejax.schedules.legality import check_slots
 from pipejax.schedules.table.host_links import check_host_links, waiting_cells
@@ -36,6 +37,7 @@ class _Rows(Content):
     slots: Slots
     stage_shares: Sequence[float]
     weights: WeightRule
+    grammar: Grammar = USUAL
 
 
 def slot_times(
@@ -56,9 +58,13 @@ def slot_times(
     if table.num_workers >= SIDE_BY_SIDE and np.isin(table.ops.phase, ROW_OPS).all():
         return _side_by_side(table, duration)
     tail, head = waiting_cells(table, links)
-    if np.all(tail % table.num_slots < head % table.num_slots):  # the columns are an order
+    merged = table.op_of_cell
+    # the columns are an order, where no cells are one op
+    if merged is None and np.all(tail % table.num_slots < head % table.num_slots):
         order = np.arange(duration.size).reshape(shape).T.ravel()
     start, finish = run_edges(tail, head, duration.ravel(), order)
+    if merged is not None:
+        start, finish = start[merged], finish[merged]
     return start.reshape(shape), finish.reshape(shape)
 
 
@@ -82,10 +88,9 @@ def durations(
 ) -> Float[NumpyArray, "workers slots"]:
     """Duration of each cell (workers, slots) [slots]; by default in those of the table."""
     slots = table.slots if slots is None else slots
-    by_phase = np.array([slots.get(phase.name, 0) for phase in Phase], float)
-    share = np.append(
-        table.stage_shares if shares else np.ones(table.num_stages), 0.0
-    )  # the last entry serves idle cells
+    by_phase = np.array([slots.get(phase.name, 0) for phase in table.grammar.phases], float)
+    # the last entry serves idle cells, which take no time, and what is of a worker
+    share = np.append(table.stage_shares if shares else np.ones(table.num_stages), 1.0)
     return sum(
         (by_phase[cells.phase] * share[cells.stage] for cells in (table.cells, table.partners)),
         np.zeros(table.cells.phase.shape),
@@ -98,6 +103,8 @@ def spread(table: ScheduleTable) -> ScheduleTable:
     Offloads and loads stand behind the op at whose end they are issued. Across rows their columns
     follow those ends, an order in which workers can share any host link without a deadlock.
     """
+    if table.grammar.off_row:  # ops of two lanes may start at once: one column would hold both
+        return table
     cells, partners = _moved(table)
     placement = table.placement.copy()
     return dataclasses.replace(table, cells=cells, partners=partners, placement=placement)
@@ -128,6 +135,7 @@ def spread_rows(
     pipe_of_microbatch: Sequence[int] | None = None,
     stage_shares: Sequence[float] = (),
     weights: WeightRule = NEWEST,
+    grammar: Grammar = USUAL,
 ) -> ScheduleTable:
     """Draw rows with their idle slots; by default, worker r has stage r alone.
 
@@ -150,12 +158,13 @@ def spread_rows(
         for field, column in zip(cells, (phase, stage, microbatch, pipe), strict=True):
             field[is_held] = column
     shares = stage_shares or (1.0,) * placement.shape[1]
-    given = _Rows(compact, partners, placement, {**UNIT_SLOTS, **slots}, shares, weights)
+    drawn = {**grammar.unit_slots, **slots}
+    given = _Rows(compact, partners, placement, drawn, shares, weights, grammar)
     try:
         moved = _moved(given)
     except CycleError:  # the table itself says where
         moved = compact, partners
-    return ScheduleTable(*moved, placement, name, slots, stage_shares, weights)
+    return ScheduleTable(*moved, placement, name, slots, stage_shares, weights, grammar)
 
 
 def columns(

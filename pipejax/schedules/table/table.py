@@ -13,23 +13,22 @@ from typing import Any
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.checks import check_types, whole_numbers
+from pipejax.base.checks import MismatchError, check_types, whole_numbers
 from pipejax.base.display import Drawn, abbreviated
 from pipejax.base.remembered import remembered
 from pipejax.schedules.cells import placement as placements
 from pipejax.schedules.cells.cells import NEWEST, NOWHERE, Cells, Content, WeightRule, lay_out
 from pipejax.schedules.cells.dependencies import Dependencies, find_dependencies
+from pipejax.schedules.cells.grammar import USUAL, Grammar
 from pipejax.schedules.cells.ops import (
     INPUT_GRADS,
     MESSAGES,
     UNIT_SLOTS,
+    AnyPhase,
     Cell,
     Op,
     Phase,
     ScheduleError,
-    check_cell,
-    format_cell,
-    parse_cell,
 )
 from pipejax.schedules.legality import check, check_shares, check_slots
 
@@ -55,6 +54,7 @@ class ScheduleTable(Content, Drawn):
       slots: slot durations by phase letter that the table was drawn with.
       stage_shares: (stages) share of the model's layers on each stage, relative to the mean.
       weights: which weights a forward reads, where U cells update them within the table.
+      grammar: kinds of ops and rules of its own, slices of microbatches, a graph of stages.
 
     Raises:
       ScheduleError: on construction, if the schedule cannot run.
@@ -77,6 +77,7 @@ class ScheduleTable(Content, Drawn):
     slots: Mapping[str, float] = dataclasses.field(default_factory=lambda: UNIT_SLOTS)
     stage_shares: Sequence[float] = ()
     weights: WeightRule = NEWEST
+    grammar: Grammar = USUAL
 
     def __post_init__(self) -> None:
         """Freeze the arrays and check the schedule."""
@@ -91,11 +92,11 @@ class ScheduleTable(Content, Drawn):
         try:
             check(self)
             check_shares(self.stage_shares, self.num_stages)
-            check_slots(self.slots)
+            check_slots(self.slots, self.grammar)
         except ScheduleError as error:
             raise self.error(error.reason, error.worker, error.slot) from None
         slots = {letter: _plain(duration) for letter, duration in self.slots.items()}
-        object.__setattr__(self, "slots", MappingProxyType({**UNIT_SLOTS, **slots}))
+        object.__setattr__(self, "slots", MappingProxyType({**self.grammar.unit_slots, **slots}))
         object.__setattr__(self, "stage_shares", tuple(map(float, self.stage_shares)))
 
     @classmethod
@@ -109,6 +110,7 @@ class ScheduleTable(Content, Drawn):
         slots: Mapping[str, float] = UNIT_SLOTS,
         stage_shares: Sequence[float] = (),
         weights: WeightRule = NEWEST,
+        grammar: Grammar = USUAL,
     ) -> "ScheduleTable":
         """Make a table from the cells of each worker.
 
@@ -121,6 +123,7 @@ class ScheduleTable(Content, Drawn):
           slots: slot durations that the rows were drawn with.
           stage_shares: (stages) relative share of the layers on each stage; equal if empty.
           weights: which weights a forward reads, where U cells update them.
+          grammar: kinds and rules of its own, slices, a graph of stages.
 
         Returns:
           The table.
@@ -135,15 +138,15 @@ class ScheduleTable(Content, Drawn):
           pipejax.schedules.cells.ops.ScheduleError: op 0B0 stands twice ...
         """
         check_types(rows=(rows, Sequence, np.ndarray), name=(name, str))
-        check_types(weights=(weights, WeightRule))
-        cells = _parse_rows(rows)
+        check_types(weights=(weights, WeightRule), grammar=(grammar, Grammar))
+        cells = _parse_rows(rows, grammar)
         if placement is None and pipe_of_microbatch is not None:
             raise ScheduleError("pipe_of_microbatch needs the placement of every pipe beside it")
         try:
             if placement is None:
-                placement, pipe_of_microbatch = placements.infer(cells)
+                placement, pipe_of_microbatch = placements.infer(cells, grammar.compute)
         except ScheduleError as error:
-            texts = [[format_cell(cell) for cell in row] for row in cells]
+            texts = [[grammar.text(cell) for cell in row] for row in cells]
             grid = format_grid(texts, (error.worker or 0, error.slot), MAX_SLOTS)
             raise ScheduleError(error.reason, grid, place=(error.worker or 0, error.slot)) from None
         if pipe_of_microbatch is None:
@@ -160,6 +163,7 @@ class ScheduleTable(Content, Drawn):
             slots=slots,
             stage_shares=stage_shares,
             weights=weights,
+            grammar=grammar,
         )
 
     @property
@@ -212,7 +216,7 @@ class ScheduleTable(Content, Drawn):
     @property
     def offloads(self) -> bool:
         """Whether O cells offload activations to the host."""
-        return bool((self.cells.phase == Phase.O).any())
+        return bool(np.isin(self.cells.phase, self.grammar.host).any())
 
     @property
     def updates_within(self) -> bool:
@@ -237,7 +241,7 @@ class ScheduleTable(Content, Drawn):
           >>> table.with_rows([[(), *next(table.rows())]]).num_slots
           3
         """
-        given = _parse_rows(rows)
+        given = _parse_rows(rows, self.grammar)
         updates = any(op.phase is Phase.U for row in given for cell in row for op in cell)
         return dataclasses.replace(
             self,
@@ -287,18 +291,18 @@ class ScheduleTable(Content, Drawn):
         from pipejax.base.display import grid_html
 
         workers, slots = map(range, np.minimum(self.cells.phase.shape, _IN_NOTEBOOKS).tolist())
-        texts = [[format_cell(self.cell(w, slot)) for slot in slots] for w in workers]
+        texts = [[self.grammar.text(self.cell(w, slot)) for slot in slots] for w in workers]
         grid = grid_html(repr(self), (f"worker {w}" for w in workers), texts)
         return self.above_picture(grid)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the fields alone; cached results are recomputed."""
         given = (self.cells, self.partners, self.placement, self.name, dict(self.slots))
-        return ScheduleTable, (*given, self.stage_shares, self.weights)
+        return ScheduleTable, (*given, self.stage_shares, self.weights, self.grammar)
 
     def __str__(self) -> str:
         """Return the table as a grid."""
-        return format_grid([[format_cell(cell) for cell in row] for row in self.rows()])
+        return format_grid([[self.grammar.text(cell) for cell in row] for row in self.rows()])
 
     def error(
         self, reason: str, worker: int | None = None, slot: int | None = None
@@ -319,7 +323,7 @@ class ScheduleTable(Content, Drawn):
         start = min(max((slot or 0) - width // 2, 0), self.num_slots - width)
         texts = [
             [
-                format_cell(self.cell(w, t)) if start <= t < start + width else ""
+                self.grammar.text(self.cell(w, t)) if start <= t < start + width else ""
                 for t in range(self.num_slots)
             ]
             for w in range(self.num_workers)
@@ -328,19 +332,26 @@ class ScheduleTable(Content, Drawn):
         return ScheduleError(reason, grid, place=(worker, slot))
 
 
-def without(table: ScheduleTable, phases: tuple[Phase, ...]) -> ScheduleTable:
+def check_usual(table: ScheduleTable, who: str) -> None:
+    """Refuse a table with a grammar of its own, for one who knows the usual ops and rules alone."""
+    if not table.grammar.is_usual:
+        has = f"{table.name} has {table.grammar.unusual}"
+        raise MismatchError(f"{who} knows the usual ops and rules alone, and {has}")
+
+
+def without(table: ScheduleTable, phases: tuple[AnyPhase, ...]) -> ScheduleTable:
     """Take the cells of some phases out of a table; the table itself where it has none."""
     return table if len(row_order(table, phases)) == 0 else _without(table, phases)
 
 
 @remembered
-def _without(table: ScheduleTable, phases: tuple[Phase, ...]) -> ScheduleTable:
+def _without(table: ScheduleTable, phases: tuple[AnyPhase, ...]) -> ScheduleTable:
     return table.with_rows(
         [[cell for cell in row if not (cell and cell[0].phase in phases)] for row in table.rows()]
     )
 
 
-def _parse_rows(rows: Sequence[Sequence[Cell | str]]) -> list[list[Cell]]:
+def _parse_rows(rows: Sequence[Sequence[Cell | str]], grammar: Grammar) -> list[list[Cell]]:
     parsed = []
     for worker, row in enumerate(rows):
         if isinstance(row, str) or not isinstance(row, Sequence | np.ndarray):
@@ -348,7 +359,7 @@ def _parse_rows(rows: Sequence[Sequence[Cell | str]]) -> list[list[Cell]]:
         cells: list[Cell] = []
         for slot, cell in enumerate(row):
             try:
-                cells.append(parse_cell(cell) if isinstance(cell, str) else check_cell(cell))
+                cells.append(grammar.parse(cell) if isinstance(cell, str) else grammar.check(cell))
             except ValueError as error:
                 raise ScheduleError(f"worker {worker}, slot {slot}: {error}") from None
         parsed.append(cells)
@@ -369,7 +380,7 @@ def _plain(duration: float) -> float:
 
 
 @remembered
-def row_order(table: Content, phases: tuple[Phase, ...]) -> Int[NumpyArray, " cells"]:
+def row_order(table: Content, phases: tuple[AnyPhase, ...]) -> Int[NumpyArray, " cells"]:
     """Return the cells (cells) that hold one of the phases, row by row in slot order."""
     return np.flatnonzero(np.isin(table.cells.phase, list(phases)).ravel())
 

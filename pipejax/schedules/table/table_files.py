@@ -22,7 +22,8 @@ from pipejax.base.files import read_file
 from pipejax.base.progress import Notice
 from pipejax.schedules.cells.cells import WeightRule
 from pipejax.schedules.cells.ops import SHARDING, Op, Phase, ScheduleError, format_cell, parse_cell
-from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.grammar_files import KEYS as GRAMMAR, grammar_data, grammar_of
+from pipejax.schedules.table.table import ScheduleTable, check_usual
 
 FORMAT = "pipejax-table"
 VERSION = 1
@@ -95,6 +96,7 @@ def text_for(table: ScheduleTable, path: Path) -> str:
 
 def to_csv(table: ScheduleTable) -> str:
     r"""Return a table in PyTorch's CSV form: idle slots are empty cells; warn of what is lost."""
+    check_usual(table, "a CSV")
     text = _csv_of(table)
     if lost := _lost(table, text):
         warnings.warn(
@@ -108,7 +110,7 @@ def to_csv(table: ScheduleTable) -> str:
 
 def is_csv(table: ScheduleTable) -> bool:
     """Whether a CSV holds all of a table."""
-    return not _lost(table, _csv_of(table))
+    return table.grammar.is_usual and not _lost(table, _csv_of(table))
 
 
 def _csv_of(table: ScheduleTable) -> str:
@@ -116,7 +118,7 @@ def _csv_of(table: ScheduleTable) -> str:
     # PyTorch refuses idle cells beside SEND and RECV; they say nothing but to offloads
     dense = table.has_communication and not table.offloads
     csv.writer(text).writerows(
-        [format_cell(cell) for cell in row if cell or not dense] for row in table.rows()
+        [table.grammar.text(cell) for cell in row if cell or not dense] for row in table.rows()
     )
     return text.getvalue()
 
@@ -157,7 +159,8 @@ def _as_data(table: ScheduleTable) -> dict[str, Any]:
         "slots": dict(table.slots),
         "stage_shares": list(table.stage_shares),
         **rule,
-        "rows": [[format_cell(cell) for cell in row] for row in table.rows()],
+        **grammar_data(table.grammar),
+        "rows": [[table.grammar.text(cell) for cell in row] for row in table.rows()],
     }
 
 
@@ -200,7 +203,8 @@ def _from_json(text: str) -> ScheduleTable:
 def from_json(data: Mapping[str, Any]) -> ScheduleTable:
     """Make a table of what `to_json` wrote, once its form is checked."""
     given = {name: data[name] for name in FIELDS}
-    return ScheduleTable.from_rows(**given, weights=_weights(data.get("weights", {})))
+    weights = _weights(data.get("weights", {}))
+    return ScheduleTable.from_rows(**given, weights=weights, grammar=grammar_of(data))
 
 
 def _weights(rule: Any) -> WeightRule:
@@ -222,8 +226,8 @@ def check_json(data: Mapping[str, Any]) -> None:
             f'this is not a table: expected "format": "{FORMAT}" and "version": {VERSION}, '
             f"got {data.get('format')!r} and {version!r}"
         )
-    if set(data) - {"weights"} != _KEYS:
-        odd = sorted((set(data) - {"weights"}) ^ _KEYS)[0]
+    if odd_ones := (set(data) - {"weights", *GRAMMAR}) ^ _KEYS:
+        odd = sorted(odd_ones)[0]
         raise ScheduleError(f"{'missing' if odd in _KEYS else 'unknown'} key {odd!r} in the table")
     for name, (fits, form) in _FORMS.items():
         if not fits(data[name]):

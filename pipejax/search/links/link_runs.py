@@ -129,7 +129,7 @@ def _places(table: ScheduleTable, target: str) -> list[_Place]:
         return _some(places, target)
     else:
         raise ValueError(f"delay_on must be {FORMS}, got {target!r}")
-    columns = sent.direction, sent.pipe, sent.boundary, sent.microbatch
+    columns = sent.direction, sent.pipe, sent.boundary(table.grammar.graph), sent.microbatch
     places = [
         _Place(None, place)
         for place in zip(*(column[is_it].tolist() for column in columns), strict=True)

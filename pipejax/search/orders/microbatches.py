@@ -19,7 +19,7 @@ from pipejax.costs.costs import Costs, differs_by_microbatch
 from pipejax.costs.stage.microbatches import in_order
 from pipejax.engine.pricing import lower_and_price
 from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.search.found import TIME_LIMIT, Found
 from pipejax.search.orders.order_bounds import alone, order_bound, with_least
 from pipejax.search.orders.permutations import (
@@ -109,6 +109,7 @@ class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
     def __init__(self, table: ScheduleTable, costs: Costs, links: Links, seed: int) -> None:
         """Start the clock, and evaluate the baselines."""
         super().__init__(seed)
+        check_usual(table, "the search of microbatches")
         costs.check_values()
         self._given = table, costs, links
         self._costs = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)

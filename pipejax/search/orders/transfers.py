@@ -31,7 +31,7 @@ from pipejax.schedules.table.communication_cells import (
     with_transfers,
 )
 from pipejax.schedules.table.links import LINK_MODELS, Links
-from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.search.found import GAP, TIME_LIMIT, Found
 from pipejax.search.orders.local_search import LocalSearch
 from pipejax.search.orders.permutations import inserted
@@ -171,6 +171,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
     ) -> None:
         """Start the clock, and begin with the best of the known orders."""
         super().__init__(seed)
+        check_usual(table, "the search of SEND and RECV cells")
         costs.check_values()
         if not LINK_MODELS[links.model].meets:
             raise wrong("link", f"must be rendezvous, where order matters, got {links.model!r}")

@@ -14,7 +14,7 @@ from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.scaling import GROUPS
 from pipejax.costs.topology import places_on
-from pipejax.schedules.cells.ops import Phase, ScheduleError
+from pipejax.schedules.cells.ops import COMPUTING, MICROBATCH, WORKER, Phase, ScheduleError
 from pipejax.schedules.naming import find
 from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.links import POSTINGS
@@ -43,6 +43,8 @@ def schedules(setup: Setup, names: Collection[str] | None = None) -> Iterator[tu
 
     Without names those of the registry, but that take long to plan only where the table is small.
     """
+    if not setup.table.grammar.is_usual:
+        return  # no other schedule has the same ops
     ops = setup.table.num_workers * setup.table.num_microbatches
     if names is None:
         names = [name for name in REGISTRY if ops <= FEW_OPS or name not in SLOWLY_PLANNED]
@@ -107,6 +109,8 @@ def _resized(setup: Setup, schedule: Schedule, count: int) -> Setup:
     if setup.source.workload is not None:  # the model knows what a microbatch of that size takes
         return setup.rebuilt(schedule, count)
     fields = ["compute", "transmit", *(["O", "L"] if setup.table.offloads else [])]
+    on_lanes = (phase for phase in setup.table.grammar.own if phase.kind.lane != COMPUTING)
+    fields += [phase.name for phase in on_lanes if phase.kind.of in (MICROBATCH, WORKER)]
     scaled = setup.scaled(
         *(f"{field}*{size!r}" for field in fields),
         assumes=("microbatches can be divided, and ops take as long as they are large",),
@@ -230,7 +234,8 @@ def places(setup: Setup) -> Iterator[tuple[str, Setup]]:
 def microbatch_orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
     """Another order of microbatches that differ."""
     # a microbatch that changes the pipe meets each stage on another worker: not in its costs
-    if setup.order or setup.table.num_pipes > 1 or not setup.costs.per_microbatch():
+    is_known = setup.table.num_pipes == 1 and setup.table.grammar.is_usual
+    if setup.order or not is_known or not setup.costs.per_microbatch():
         return
     found = MicrobatchSearch(setup.table, setup.costs, setup.links, seed=0).run(STEPS)
     order = tuple(found.best.order.tolist())

@@ -216,11 +216,10 @@ def _schedule_of(table: ScheduleTable, source: Source) -> Schedule | None:
 
 
 def _is_same(one: ScheduleTable, other: ScheduleTable) -> bool:
-    """Whether two tables have the same cells in the same rows."""
+    """Whether two tables have the same cells in the same rows, which mean the same."""
     pairs = zip((*one.cells, *one.partners), (*other.cells, *other.partners), strict=True)
-    return np.array_equal(one.placement, other.placement) and all(
-        np.array_equal(own, its) for own, its in pairs
-    )
+    same = one.grammar == other.grammar and np.array_equal(one.placement, other.placement)
+    return same and all(np.array_equal(own, its) for own, its in pairs)
 
 
 def _limit(

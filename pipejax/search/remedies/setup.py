@@ -366,8 +366,9 @@ class Memory:
         return bool((self.needs(setup) <= np.asarray(limit) * (1 + 1e-9)).all())
 
     def ratio(self, setup: Setup) -> float:
-        """What the fullest worker needs, against what it needed at first."""
-        return float(self.needs(setup).max() / self.at_first.max())
+        """What the fullest worker needs, against what it needed at first; 1 of nothing."""
+        needs, first = self.needs(setup).max(), self.at_first.max()
+        return 1.0 if needs == first else float(needs / first)
 
 
 def begin(

@@ -19,7 +19,7 @@ from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.cells.ops import COMMUNICATION, HOST, KINDS, SHARDING, SPLIT, Phase
 from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.table import ScheduleTable, check_usual
 
 OP_TIMES = ("forward", "input_grad", "weight_grad", "backward")
 STEP_END_TIMES = ("step_end", "update")
@@ -260,6 +260,7 @@ def pose(
     """Read a problem off a table, whose order is not kept, and its costs."""
     links = Links.of(link)
     objective = one_of(objective, OBJECTIVES, "objective")
+    check_usual(table, "optimize")
     one_of(links.model, LINKS_OF_SEARCH, "link")
     links.check_known(("model", "queues", "host_links"), "optimize")
     _check_costs(table, costs, offload)

@@ -1,0 +1,496 @@
+"""The grammar of a table as data: its kinds of ops, and the rules of what waits for what.
+
+The rules of the literature are the default. A table may carry kinds and rules beside them, on lanes
+beside compute, with microbatches in slices, over a graph of stages, or without any backward: the
+engine sees nodes and edges, whatever they are called.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.checks import check_types, is_number, one_of, unknown, whole_number, wrong
+from pipejax.base.display import short_repr_of
+from pipejax.schedules.cells.ops import (
+    BUSY,
+    CELL_PHASES,
+    CHECKPOINT,
+    COMPUTE,
+    COMPUTING,
+    COPY,
+    EXECUTED,
+    FOR_W,
+    HOST,
+    HOST_LINK,
+    INPUT_GRADS,
+    MICROBATCH,
+    NUMBERED,
+    OWNERS,
+    PARTS,
+    PHASES,
+    SHARDING,
+    STAGE,
+    TIMED,
+    UNIT_SLOTS,
+    WEIGHT_GRADS,
+    WHOLE,
+    WORKER,
+    AnyPhase,
+    Cell,
+    OpKind,
+    OwnPhase,
+    Phase,
+    check_cell,
+    format_cell,
+    format_number,
+    on_lane,
+    parse_cell,
+)
+
+LAST = -1  # stage, counted from the end
+Edge = tuple[int, int]  # from a stage to one that takes what it makes
+
+
+class Rule(NamedTuple):
+    """An op waits for an op of the same microbatch, `stage_offset` stages away.
+
+    The producers are alternatives, of which a table holds at most one for each place. What is of a
+    worker, not of a stage, waits and is waited for on its own worker.
+
+    Attributes:
+      consumer: phase of the op that waits.
+      producers: phases of the op that it waits for.
+      stage_offset: stage of the producer minus stage of the consumer; in a graph -1 is every stage
+        that leads to it, 1 every stage that it leads to.
+      is_needed: whether a consumer must have a producer, unless that would be of no stage.
+      sends: whether a message leads from a producer on another worker.
+      consumer_stage: the only stage whose ops wait; `LAST` is the last one.
+      producer_stage: the stage waited for, wherever the consumer is.
+      consumer_microbatch: the only microbatch whose ops wait.
+      producer_microbatch: the microbatch waited for.
+      slice_offset: slice of the producer minus slice of the consumer.
+      of_all: whether it waits for all microbatches.
+    """
+
+    consumer: Phase
+    producers: tuple[Phase, ...]
+    stage_offset: int = 0
+    is_needed: bool = True
+    sends: bool = True
+    consumer_stage: int | None = None
+    producer_stage: int | None = None
+    consumer_microbatch: int | None = None
+    producer_microbatch: int | None = None
+    slice_offset: int = 0
+    of_all: bool = False
+
+
+RULES = (
+    Rule(Phase.F, (Phase.F,), -1),
+    Rule(Phase.R, (Phase.F,)),
+    Rule(Phase.B, (Phase.F,)),
+    Rule(Phase.I, (Phase.F,)),
+    Rule(Phase.B, (Phase.R,), is_needed=False),
+    Rule(Phase.I, (Phase.R,), is_needed=False),
+    Rule(Phase.B, INPUT_GRADS, 1),
+    Rule(Phase.I, INPUT_GRADS, 1),
+    Rule(Phase.W, (Phase.I,)),
+    Rule(Phase.U, WEIGHT_GRADS),
+    Rule(Phase.O, (Phase.F,)),
+    Rule(Phase.L, (Phase.O,)),
+    Rule(Phase.WAIT_O, (Phase.O,)),
+    Rule(Phase.WAIT_SEND_F, (Phase.SEND_F,)),
+    Rule(Phase.WAIT_SEND_B, (Phase.SEND_B,)),
+    Rule(Phase.R, (Phase.L,), is_needed=False),
+    Rule(Phase.B, (Phase.L,), is_needed=False),
+    Rule(Phase.I, (Phase.L,), is_needed=False),
+)
+# of a microbatch in slices: a slice attends to all before it, so their gradients come first
+OF_SLICES = (
+    Rule(Phase.F, (Phase.F,), slice_offset=-1),
+    *(Rule(phase, INPUT_GRADS, slice_offset=1) for phase in INPUT_GRADS),
+)
+
+_END = r"(\d*)([A-Za-z_]+)(?:(\d+)(?:\.(\d+))?)?(?:@(first|last|[+-]\d+))?"
+_WHICH = r"(?:\((all|slice [+-]\d+)\))?\s*(\[message\])?"
+_RULE = re.compile(rf"{_END}\s*<-\s*{_END}\s*{_WHICH}", re.ASCII)
+
+
+class _End(NamedTuple):
+    """One end of a rule: a phase, of one stage or microbatch or of any, some stages away."""
+
+    phase: Phase
+    stage: int | None
+    microbatch: int | None
+    offset: int
+
+
+def parse_rule(text: str, phases: Mapping[str, Phase], slices: int = 1) -> Rule:
+    """Read a rule, as "Fd <- Fa", "Fa <- Fc@-1 [message]", "Bc@last <- Fc@last", "2U0 <- W (all)".
+
+    A number before the letters is a stage, one behind them a microbatch.
+    """
+    match = _RULE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(
+            f"{text!r} is not a rule: expected consumer <- producer, as in 'Fd <- Fa', "
+            "'Fa <- Fc@-1 [message]', 'Bc@last <- Fc@last', 'U <- W (all)', 'F <- F (slice -1)'"
+        )
+    fields = match.groups()
+    waits, made = (_read_end(end, text, phases, slices) for end in (fields[:5], fields[5:10]))
+    which = fields[10] or ""
+    rule = Rule(
+        waits.phase,
+        (made.phase,),
+        made.offset,
+        sends=fields[11] is not None,
+        consumer_stage=waits.stage,
+        producer_stage=made.stage,
+        consumer_microbatch=waits.microbatch,
+        producer_microbatch=made.microbatch,
+        slice_offset=int(which.removeprefix("slice ")) if which.startswith("slice") else 0,
+        of_all=which == "all",
+    )
+    if reason := _senseless(rule, waits, made):
+        raise ValueError(f"{text!r} is not a rule: {reason}")
+    return rule
+
+
+def _read_end(
+    fields: Sequence[str | None], text: str, phases: Mapping[str, Phase], slices: int
+) -> _End:
+    """Read one end of a rule from stage, letters, microbatch, slice and what stands behind @."""
+    stage, letters, microbatch, part, place = fields
+    if letters is None or letters not in phases:  # as written: some may differ by capitals alone
+        raise unknown(f"phase of {text!r}", letters, tuple(phases))
+    phase = phases[letters]
+    if microbatch and (part is None) != (slices == 1):
+        form = "m.k, k the slice" if slices > 1 else "a number"
+        raise ValueError(f"{text!r} is not a rule: its microbatches are {form}")
+    at = {"first": 0, "last": LAST}.get(place or "", int(stage) if stage else None)
+    offset = int(place) if place and place[0] in "+-" else 0
+    number = int(microbatch) * slices + int(part or 0) if microbatch else None
+    return _End(phase, at, number, offset)
+
+
+def _senseless(rule: Rule, waits: _End, made: _End) -> str:
+    """Say why there is nothing that a rule could mean; nothing if there is."""
+    for phase, stage in ((waits.phase, waits.stage), (made.phase, made.stage)):
+        if phase.kind.of == STAGE:
+            return f"{phase.name} is of a stage as a whole, and rules are of microbatches"
+        if phase.kind.of == WORKER and (stage is not None or made.offset):
+            return f"{phase.name} is of a worker, and of no stage"
+    if waits.offset:
+        return "the producer says how many stages it is away"
+    if WORKER == waits.phase.kind.of != made.phase.kind.of and made.stage is None:
+        return f"say at which stage, as {made.phase.name}@last"
+    if rule.sends and WORKER in (waits.phase.kind.of, made.phase.kind.of):
+        return "messages lead from stages to stages"
+    if made.microbatch is not None and (rule.of_all or rule.slice_offset):
+        return "it says twice which microbatch is waited for"
+    return ""
+
+
+def format_rule(rule: Rule, slices: int = 1) -> str:
+    """Return the text of a rule; the inverse of `parse_rule`."""
+
+    def end(phase: Phase, stage: int | None, microbatch: int | None, offset: int) -> str:
+        at = "" if stage in (None, LAST) else stage
+        number = "" if microbatch is None else format_number(microbatch, slices)
+        place = "@last" if stage == LAST else f"@{offset:+d}" if offset else ""
+        return f"{at}{phase.name}{number}{place}"
+
+    which = " (all)" if rule.of_all else ""
+    which += f" (slice {rule.slice_offset:+d})" if rule.slice_offset else ""
+    waits = end(rule.consumer, rule.consumer_stage, rule.consumer_microbatch, 0)
+    made = end(rule.producers[0], rule.producer_stage, rule.producer_microbatch, rule.stage_offset)
+    return f"{waits} <- {made}{which}" + " [message]" * rule.sends
+
+
+@short_repr_of("letters rules slices forward_only graph")
+@dataclasses.dataclass(frozen=True)
+class Grammar:
+    """What the ops of a table are and what they wait for, beside the usual ones.
+
+    Attributes:
+      kinds: kinds of ops by their letters, which hold no digits.
+      rules: what these wait for, as texts "consumer <- producer"; see the guide.
+      items: what kinds take and free beside activations, by name: each as a share of a whole
+        activation of a microbatch.
+      slices: K, slices of each microbatch; slice k of microbatch m is written m.k.
+      forward_only: whether the table has no backward.
+      graph: stages that lead to each other, each as (from, to); a chain if empty. Message times
+        are by these edges.
+
+    Raises:
+      ValueError: if letters are taken or a record or a rule is wrong.
+
+    Example:
+      >>> import pipejax as pj
+      >>> grammar = pj.schedules.Grammar(
+      ...     kinds={"D": pj.schedules.OpKind("dispatch", "dispatch", lane="net")},
+      ...     rules=["D <- F"],
+      ... )
+      >>> rows = [["0F0", "0D0", "0B0"]]
+      >>> table = pj.ScheduleTable.from_rows(rows, grammar=grammar)
+      >>> costs = pj.Costs(forward=1.0, backward=2.0, others={"dispatch": 5.0})
+      >>> pj.evaluate(table, costs).makespan
+      6.0
+    """
+
+    kinds: Mapping[str, OpKind] = dataclasses.field(default_factory=dict)
+    rules: Sequence[Any] = ()  # texts; once made, of `Rule`
+    items: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    slices: int = 1
+    forward_only: bool = False
+    graph: Sequence[Edge] = ()
+
+    def __post_init__(self) -> None:
+        """Check what is given; give every kind a code and read the rules."""
+        check_types(kinds=(self.kinds, Mapping), rules=(self.rules, Sequence))
+        check_types(**{f"rules[{k}]": (rule, str, Rule) for k, rule in enumerate(self.rules)})
+        check_types(items=(self.items, Mapping))
+        for name, share in self.items.items():
+            if not is_number(share):
+                raise wrong("items", f"{name} must be a number of at least 0, got {share!r}", share)
+        check_types(forward_only=(self.forward_only, bool), graph=(self.graph, Sequence))
+        whole_number(self.slices, "slices")
+        own = [
+            OwnPhase(len(Phase) + k, *_checked_kind(letters, kind, tuple(self.items)))
+            for k, (letters, kind) in enumerate(self.kinds.items())
+        ]
+        kinds = [*(phase.kind for phase in CELL_PHASES), *(phase.kind for phase in own)]
+        of_workers, others = (
+            {kind.time for kind in kinds if (kind.of == WORKER) == which} for which in (True, False)
+        )
+        for time in of_workers & others:
+            raise wrong("kinds", f"{time} is a cost of workers and of stages: give two names", time)
+        phases = (*Phase, *(cast(Phase, phase) for phase in own))
+        by_letters = {**PHASES, **{phase.name: phase for phase in phases[len(Phase) :]}}
+        rules = tuple(
+            parse_rule(rule, by_letters, self.slices) if isinstance(rule, str) else rule
+            for rule in self.rules
+        )
+        graph = _checked_graph(self.graph, rules)
+        for name, value in (("phases", phases), ("by_letters", by_letters), ("own", tuple(own))):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "kinds", {phase.name: phase.kind for phase in own})
+        object.__setattr__(self, "items", dict(self.items))
+        object.__setattr__(self, "rules", rules)
+        object.__setattr__(self, "graph", graph)
+
+    phases: tuple[Phase, ...] = dataclasses.field(init=False, repr=False, compare=False)
+    by_letters: Mapping[str, Phase] = dataclasses.field(init=False, repr=False, compare=False)
+    own: tuple[OwnPhase, ...] = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        """Hash what it is made of."""
+        return hash((tuple(self.kinds), self.rules, self.slices, self.forward_only, self.graph))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the fields that make it."""
+        if self.is_usual:
+            return _usual, ()  # there is one
+        given = (dict(self.kinds), self.texts, dict(self.items))
+        return Grammar, (*given, self.slices, self.forward_only, self.graph)
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """Letters of its own kinds."""
+        return tuple(self.kinds)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Its own rules as texts."""
+        return tuple(format_rule(rule, self.slices) for rule in self.rules)
+
+    @functools.cached_property
+    def is_usual(self) -> bool:
+        """Whether it is that of the literature, with nothing of its own."""
+        return self == USUAL
+
+    @functools.cached_property
+    def all_rules(self) -> tuple[Rule, ...]:
+        """The usual rules, those of slices, and its own."""
+        return (*RULES, *(OF_SLICES if self.slices > 1 else ()), *self.rules)
+
+    @property
+    def unusual(self) -> str:
+        """What first tells it from the usual one, in words; "" of that."""
+        own = [f"kind {letters} ({kind.name})" for letters, kind in self.kinds.items()]
+        own += [f"rule {text}" for text in self.texts]
+        own += [f"microbatches in {self.slices} slices"] * (self.slices > 1)
+        own += ["a graph of stages"] * bool(self.graph) + ["no backward"] * self.forward_only
+        return own[0] if own else ""
+
+    # lists of phases as in `ops`, with its own
+
+    @functools.cached_property
+    def compute(self) -> tuple[AnyPhase, ...]:
+        """What a worker computes of a microbatch on a stage."""
+        return (*COMPUTE, *on_lane(self.own, COMPUTING, MICROBATCH))
+
+    @functools.cached_property
+    def row_ops(self) -> tuple[AnyPhase, ...]:
+        """What a worker computes, without what serves a stage as a whole."""
+        return (
+            *(p for p in BUSY if p not in SHARDING),
+            *on_lane(self.own, COMPUTING, MICROBATCH, COPY, WORKER),
+        )
+
+    @functools.cached_property
+    def sharding(self) -> tuple[AnyPhase, ...]:
+        """What serves a stage as a whole."""
+        return (*SHARDING, *(phase for phase in self.own if phase.kind.of == STAGE))
+
+    @functools.cached_property
+    def busy(self) -> tuple[AnyPhase, ...]:
+        """What keeps a worker busy."""
+        return (*BUSY, *on_lane(self.own, COMPUTING, *OWNERS))
+
+    @functools.cached_property
+    def host(self) -> tuple[AnyPhase, ...]:
+        """What runs on host links."""
+        return (*HOST, *on_lane(self.own, HOST_LINK, MICROBATCH))
+
+    @functools.cached_property
+    def timed(self) -> tuple[AnyPhase, ...]:
+        """What has a time."""
+        return (*TIMED, *(phase for phase in self.own if phase.kind.time))
+
+    @functools.cached_property
+    def executed(self) -> tuple[AnyPhase, ...]:
+        """What a worker executes in row order."""
+        return (*EXECUTED, *on_lane(self.own, COMPUTING, *OWNERS))
+
+    @functools.cached_property
+    def in_cells(self) -> tuple[AnyPhase, ...]:
+        """What a cell can hold."""
+        return (*CELL_PHASES, *self.own)
+
+    @functools.cached_property
+    def numbered(self) -> tuple[AnyPhase, ...]:
+        """What has a microbatch."""
+        return (*NUMBERED, *(phase for phase in self.own if phase.kind.of != STAGE))
+
+    @functools.cached_property
+    def beside(self) -> Mapping[str, tuple[AnyPhase, ...]]:
+        """What runs in order on a lane beside compute, by lane; host links have their own rules."""
+        lanes = dict.fromkeys(phase.kind.lane for phase in self.own)
+        return {
+            lane: on_lane(self.own, lane, *OWNERS)
+            for lane in lanes
+            if lane not in (COMPUTING, HOST_LINK)
+        }
+
+    @functools.cached_property
+    def off_row(self) -> tuple[AnyPhase, ...]:
+        """What runs in order on any of these lanes."""
+        return tuple(phase for phases in self.beside.values() for phase in phases)
+
+    @functools.cached_property
+    def unit_slots(self) -> Mapping[str, float]:
+        """Durations of a drawing by letters: of a kind of its own 1, unless it says otherwise."""
+        own = {phase.name: 1 if (slot := phase.kind.slot) is None else slot for phase in self.own}
+        return {**UNIT_SLOTS, **own}
+
+    @functools.cached_property
+    def lane_of(self) -> Int[NumpyArray, " codes"]:
+        """Which queue of its worker an op stands in (codes): 0 is the row."""
+        found = np.zeros(len(self.phases), int)
+        for number, phases in enumerate(self.beside.values(), 1):
+            found[list(phases)] = number
+        return found
+
+    @functools.cached_property
+    def together(self) -> tuple[AnyPhase, ...]:
+        """What the cells of all workers do as one."""
+        return tuple(phase for phase in self.own if phase.kind.together)
+
+    @functools.cached_property
+    def of_workers(self) -> tuple[AnyPhase, ...]:
+        """What is of a worker, and of no stage."""
+        return tuple(phase for phase in self.own if phase.kind.of == WORKER)
+
+    def edges(self, num_stages: int) -> tuple[Edge, ...]:
+        """Stages that lead to each other: those of the graph, or of a chain."""
+        return tuple(self.graph) or tuple((s, s + 1) for s in range(num_stages - 1))
+
+    def parse(self, text: str) -> Cell:
+        """Read a cell."""
+        return parse_cell(text, self.by_letters, self.slices)
+
+    def check(self, cell: Cell) -> Cell:
+        """Check a cell that is given as ops."""
+        return check_cell(cell, self.by_letters, self.slices)
+
+    def text(self, cell: Cell) -> str:
+        """Return the text of a cell."""
+        return format_cell(cell, self.slices)
+
+
+def _checked_graph(graph: Sequence[Any], rules: Iterable[Rule]) -> tuple[Edge, ...]:
+    """Check that edges of a graph lead from stages to others, one way and once."""
+    edges = tuple(
+        (whole_number(a, "graph", least=0), whole_number(b, "graph", least=0)) for a, b in graph
+    )
+    joined = [frozenset(edge) for edge in edges]
+    for edge, ends in zip(edges, joined, strict=True):
+        if len(ends) == 1 or joined.count(ends) > 1:
+            raise wrong("graph", f"edges lead to other stages, one way and once, got {edge}", edge)
+    far = [rule for rule in rules if abs(rule.stage_offset) > 1]
+    if edges and far:
+        raise wrong("rules", f"in a graph stages are @-1 or @+1, got @{far[0].stage_offset:+d}")
+    return edges
+
+
+def _checked_kind(letters: Any, kind: Any, items: Sequence[str]) -> tuple[str, OpKind]:
+    """Check what a table says of a kind of op."""
+    if not isinstance(letters, str) or not re.fullmatch(r"[A-Z][A-Za-z_]*", letters):
+        raise wrong(
+            "kinds", f"letters of a kind are a capital and letters, got {letters!r}", letters
+        )
+    if letters in Phase.__members__:
+        raise wrong("kinds", f"{letters} is a phase of every table: choose other letters", letters)
+    if not isinstance(kind, OpKind):
+        raise wrong("kinds", f"{letters} must be an OpKind, got {kind!r}", kind)
+    kind = kind._replace(of=one_of(kind.of, OWNERS, f"of of {letters}"))
+    texts, slot = (kind.name, kind.time, kind.lane), kind.slot
+    for is_wrong, why in (
+        (not all(isinstance(text, str) and text for text in texts), "needs name, time and lane"),
+        (kind.together and kind.of != WORKER, "what all workers do together is of a worker"),
+        (kind.lane == HOST_LINK and kind.of != MICROBATCH, "a host link carries microbatches"),
+        (not (slot is None or (is_number(slot) and slot > 0)), "slot must be above 0"),
+    ):
+        if is_wrong:
+            raise wrong("kinds", f"{letters}: {why}, got {kind!r}", kind)
+    for colour in kind.look or ():
+        if not isinstance(colour, str) or not re.fullmatch("#[0-9A-Fa-f]{6}", colour):
+            raise wrong("kinds", f"{letters}: a colour is as #A6D4F5, got {colour!r}", colour)
+    parts = {"activation": WHOLE, "for_w": FOR_W, "checkpoint": CHECKPOINT}
+    parts |= {item: len(PARTS) + k for k, item in enumerate(items)}
+
+    def numbered(taken: Mapping[Any, int]) -> dict[int, int]:
+        """What is taken by the number of its part, where it is given by name."""
+        by_name = {number: name for name, number in parts.items()}
+        found = {}
+        for part, change in taken.items():
+            name = one_of(by_name.get(part, part), tuple(parts), f"item of {letters}")
+            if type(change) is not int:
+                raise wrong("kinds", f"{letters}: takes whole numbers of {name}, got {change!r}")
+            found[parts[name]] = change
+        return found
+
+    return letters, kind._replace(at_start=numbered(kind.at_start), at_end=numbered(kind.at_end))
+
+
+USUAL = Grammar()
+
+
+def _usual() -> Grammar:
+    return USUAL

@@ -1,0 +1,398 @@
+"""Hypothesis: random grammars, tables that follow them, and costs; most tables can run.
+
+Kinds have an order that nearly all rules keep, so that most grammars have no circle. A table is made
+as those of `strategies`: op after op among those that could run next is appended to its worker's row.
+Some tables are spoiled afterwards.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import reference
+import strategies
+from hypothesis import strategies as st
+from reference_grammar import SHARDING, Grammar, IllegalError, Table, check, check_rule
+
+import pipejax as pj
+from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS
+from pipejax.schedules.table.table_files import check_json, from_json
+
+LETTERS = ["Fa", "Fb", "N", "BW", "Ga", "S", "T", "WAIT_X", "FB"]  # some begin as usual ones do
+LANES = ["compute"] * 5 + ["net"] * 3 + ["dma"] * 2
+OWNERS = ["microbatch"] * 8 + ["worker"] * 3 + ["copy", "stage"]
+ORDER = {"F": 0, "O": 1, "L": 2, "R": 3, "B": 10, "I": 10, "W": 20}  # of usual kinds
+USUAL = ("F", "B", "I", "W", "R", "O", "L", "A", "U")  # that have times here
+
+
+class Case(NamedTuple):
+    """A table as JSON has it, with costs for the library and for the reference.
+
+    `given` are the costs by name, as arrays; of one pair factor a number.
+    """
+
+    data: dict
+    costs: pj.Costs
+    theirs: reference.Costs
+    given: dict
+
+    @property
+    def grammar(self):
+        return Grammar(self.data)
+
+    def table(self):
+        check_json(self.data)
+        return from_json(self.data)
+
+    def run(self, link="delay", *queues, **links):
+        """The table as the reference runs it, if it is one."""
+        data, grammar = self.data, self.grammar
+        pipes = data["pipe_of_microbatch"]
+        cells = [
+            [reference.numbered(grammar.split(x), w, k) if x else () for k, x in enumerate(row)]
+            for w, row in enumerate(data["rows"])
+        ]
+        check(grammar, cells, data["placement"], pipes)
+        more = {"grammar": grammar, **links}
+        return reference.Run(data["rows"], pipes, self.theirs, link, *queues, **more)
+
+
+@dataclasses.dataclass
+class Drawn:
+    """Random numbers and sizes; `microbatches` are slices, `mode` says which usual kinds there are.
+
+    That is "usual" (all), "forward" (no backward) or "own" (none).
+    """
+
+    rng: np.random.Generator
+    mode: str
+    stages: int
+    workers: int
+    microbatches: int
+    slices: int
+    graph: list
+
+    def often(self, chance):
+        return self.rng.random() < chance
+
+    def one_of(self, values):
+        return values[self.rng.integers(len(values))]
+
+
+# ---------------------------------------------------------------------------------------- grammars
+def _graph(d):
+    """Edges of a graph of stages without a circle, whatever their numbers; some stages join two."""
+    stages = list(range(d.stages))
+    order = d.rng.permutation(stages).tolist() if d.often(0.3) else stages
+    edges = {
+        (order[d.rng.integers(k)], order[k])
+        for k in range(1, d.stages)
+        for _ in range(1 + d.often(0.4))
+    }
+    return d.rng.permutation(sorted(edges)).tolist()
+
+
+def _kinds(d):
+    """Kinds by letters, with the items that they take and free."""
+    count = d.rng.integers(2, 7) if d.mode == "own" else d.rng.integers(0, 5)
+    items = d.one_of([{}, {"kv": 0.5}, {"kv": 0.25, "weights": 2.0}])
+    parts = ["activation", "for_w", "checkpoint", *items]
+    kinds = {}
+    for letters in d.rng.permutation(LETTERS)[:count].tolist():
+        first = d.mode == "own" and not kinds  # says which microbatches there are
+        of = "microbatch" if first else d.one_of(OWNERS)
+        lanes = LANES + ["host"] * (of == "microbatch")
+        kind = {"letters": letters, "of": of, "lane": "compute" if first else d.one_of(lanes)}
+        if d.often(0.8):
+            kind["time"] = f"of {letters}"
+        if of == "worker" and d.often(0.6):
+            kind["together"] = True
+        if of == "microbatch" and d.often(0.2):
+            kind["time"] = d.one_of(["forward", "shared"])
+        if d.often(0.3):
+            kind["slot"] = int(d.rng.integers(1, 4))
+        for moment in ("at_start", "at_end"):
+            if d.often(0.3):
+                kind[moment] = {d.one_of(parts): int(d.rng.integers(-2, 3)) for _ in range(2)}
+        kinds[letters] = kind
+    return kinds, items
+
+
+def _end(d, letters, of, fixed):
+    """The text of an end of a rule: of one place or microbatch in some of them."""
+    number = str(d.rng.integers(d.microbatches // d.slices))
+    number += f".{d.rng.integers(d.slices)}" if d.slices > 1 else ""
+    if not d.often(fixed):
+        return letters
+    if of == "worker":
+        return letters + number
+    places = [f"{letters}@first", f"{letters}@last", f"{d.rng.integers(d.stages)}{letters}{number}"]
+    return d.one_of(places)
+
+
+def _rule(d, grammar, consumer, producer):
+    """A rule by which ops of one kind wait for those of another, or for their own."""
+    waits, made = grammar.of(consumer), grammar.of(producer)
+    text = _end(d, consumer, waits, 0.25)
+    slices = [f" (slice {k:+d})" for k in (-1, 1)] * (d.slices > 1)
+    if consumer == producer:  # along the stages or the slices
+        ways = slices + ["@-1", "@-1", "@+1", "@-2"][: 3 if d.graph else 4] * (made != "worker")
+        which = d.one_of(ways or [""])
+    elif made != "worker" and (waits == "worker" or d.often(0.1)):
+        producer, which = _end(d, producer, made, 1.0), ""
+    else:
+        ways = [""] * 4 + ["@-1", "@+1"] * 2 + [] if d.graph else ["@+2"]
+        which = d.one_of(ways) if "worker" not in (made, waits) else ""
+        which += d.one_of([""] * 7 + [" (all)"]) if not which else ""
+        which += d.one_of(slices) if slices and not which and d.often(0.3) else ""
+    sends = "worker" not in (made, waits) and "@" in which + producer and d.often(0.7)
+    return f"{text} <- {producer}{which}{' [message]' * bool(sends)}"
+
+
+def _rules(d, grammar):
+    """Rules between kinds; of those of a stage as a whole none speaks."""
+    usual = {"usual": [*ORDER], "forward": ["F", "O", "L", "R"], "own": []}[d.mode]
+    own = [letters for letters in grammar.own if grammar.of(letters) != "stage"]
+    order = {letters: ORDER[letters] for letters in usual}
+    order |= {letters: d.rng.random() * 25 for letters in own}
+    pairs = []
+    for letters in own:
+        before = [k for k in order if order[k] < order[letters]]
+        behind = [k for k in order if order[k] > order[letters]]
+        pairs += [(letters, d.one_of(before)) for _ in range(d.rng.integers(3)) if before]
+        pairs += [(d.one_of(behind), letters) for _ in range(d.rng.integers(2)) if behind]
+        pairs += [(letters, letters)] * d.often(0.5)
+    if len(order) > 1 and d.often(0.1):  # perhaps a circle
+        pairs.append((d.one_of([*order]), d.one_of([*order])))
+    return [_rule(d, grammar, *pair) for pair in pairs]
+
+
+# ------------------------------------------------------------------------------------------ tables
+def _ops(d, kinds):
+    """Ops: (letters, stage or worker, microbatch); some kinds are not everywhere."""
+    everywhere = [(s, m) for s in range(d.stages) for m in range(d.microbatches)]
+    shares = d.one_of([0.0, 0.5, 1.0]), d.one_of([0.0, 0.3]), d.one_of([0.0, 0.3])
+    found = []
+    for s, m in everywhere if d.mode != "own" else []:
+        splits, recomputes, offloads = map(d.often, shares)
+        phases = ["F", *["O", "L"] * offloads, *["R"] * recomputes]
+        phases += (["I", "W"] if splits else ["B"]) * (d.mode == "usual")
+        found += [(phase, s, m) for phase in phases]
+    for number, (letters, kind) in enumerate(kinds.items()):
+        places = everywhere
+        if kind["of"] == "worker":
+            names = [f"worker {w}" for w in range(d.workers)]
+            places = [(name, m) for name in names for m in range(d.microbatches)]
+        share, only_last = d.one_of([1.0, 1.0, 1.0, 0.7]), d.often(0.2)
+        if d.mode == "own" and number == 0:
+            share, only_last = 1.0, False
+        there = [(p, m) for p, m in places if not only_last or p == places[-1][0]]
+        if kind["of"] != "stage":
+            found += [(letters, place, m) for place, m in there if d.often(share)]
+    return found
+
+
+def _holds(data, rule, table):
+    """Whether both ends of a rule exist wherever it speaks of them."""
+    grammar = Grammar({**data, "rules": [rule]})
+    try:
+        check_rule(grammar.rules[-1], table)
+        for op in table.cell_of:
+            for _ in grammar.waits(op, 0, table):
+                pass
+    except IllegalError:
+        return False
+    return True
+
+
+def _rows(d, grammar, table, home, fuses):
+    """Rows of cells in an order that they could have; None where there is none."""
+    rows, done = [[] for _ in range(d.workers)], set()
+    key_of = {op: (op[0], op[2]) if grammar.together(op[0]) else op for op in table.cell_of}
+    waits, groups = {}, {}
+    for op, key in key_of.items():
+        producers = {p for p, *_ in grammar.waits(op, home(op), table)}
+        waits.setdefault(key, set()).update(producers)
+        groups.setdefault(key, []).append(op)
+    while groups:
+        ready = [key for key in groups if waits[key] <= done]
+        if not ready:
+            return None
+        key = d.one_of(ready)
+        cells = [[op] for op in groups[key]]
+        partners = [o for o in ready if o[0] in ("B", "I") and home(o) == home(cells[0][0])]
+        if fuses and key[0] == "F" and partners and d.often(0.6):
+            cells[0].append(d.one_of(partners))
+        for cell in cells:
+            rows[home(cell[0])].append(_text(cell, d.slices))
+            done |= {*cell}
+            for op in cell:
+                groups.pop(key_of[op], None)
+    return rows
+
+
+def _text(cell, slices):
+    """Inverse of `Grammar.split`."""
+    ops = []
+    for letters, place, m in cell:
+        number = f"{m // slices}" + f".{m % slices}" * (slices > 1)
+        ops.append(f"{'' if isinstance(place, str) else place}{letters}{number}")
+    return f"({';'.join(ops)})OVERLAP_F_B" if len(ops) == 2 else ops[0]
+
+
+def _with_stages(d, grammar, placement, rows):
+    """Put what serves a stage as a whole anywhere, some of it twice, and idle cells."""
+    letters = [*SHARDING, *(own for own in grammar.own if grammar.of(own) == "stage")]
+    for w, row in enumerate(rows):
+        held = [s for s in range(d.stages) if w in (pipe[s] for pipe in placement)]
+        for _ in range(d.rng.integers(3) if held and d.often(0.3) else 0):
+            row.insert(d.rng.integers(len(row) + 1), f"{d.one_of(held)}{d.one_of(letters)}")
+        for place in sorted(d.rng.integers(0, len(row) + 1, d.rng.integers(0, 3)), reverse=True):
+            row.insert(int(place), "")
+
+
+def _spoil(d, rows):
+    """Swap two cells, take one away, put one twice, or move one to another row."""
+    row = d.one_of(rows)
+    if not row:
+        return
+    k, j = d.rng.integers(len(row), size=2).tolist()
+    match d.rng.integers(6):
+        case 0:
+            row[k] = ""
+        case 1:
+            row.insert(j, row[k])
+        case 2:
+            d.one_of(rows).append(row.pop(k))
+        case _:
+            row[k], row[j] = row[j], row[k]
+
+
+def _placement(d, pipes):
+    """Worker of each stage of each pipe; every worker has a stage of pipe 0."""
+    more = d.stages - d.workers
+    of_pipe = [
+        d.rng.permutation([*range(d.workers), *d.rng.integers(0, d.workers, more)]).tolist()
+        for _ in range(pipes)
+    ]
+    pipe_of = np.repeat(d.rng.integers(0, pipes, d.microbatches // d.slices), d.slices)
+    pipe_of[: d.slices] = 0
+    return of_pipe, pipe_of.tolist()
+
+
+def _table(d, pipes):
+    """A table as JSON has it; nearly all can run, and some of the others are spoiled ones."""
+    kinds, items = _kinds(d)
+    data = {"format": "pipejax-table", "version": 1, "name": "random", "slots": {}}
+    data |= {"stage_shares": [], "kinds": [*kinds.values()], "items": items, "slices": d.slices}
+    data |= {"forward_only": d.mode == "forward", "graph": d.graph}
+    data["placement"], data["pipe_of_microbatch"] = _placement(d, pipes)
+    table = Table(d.stages, d.microbatches, dict.fromkeys(_ops(d, kinds)))
+    rules = [r for r in _rules(d, Grammar(data)) if _holds(data, r, table) or d.often(0.03)]
+
+    def home(op):
+        _, place, m = op
+        in_pipe = data["placement"][data["pipe_of_microbatch"][m]]
+        return int(place.removeprefix("worker ")) if isinstance(place, str) else in_pipe[place]
+
+    fuses = d.often(0.5)
+    while True:
+        grammar = Grammar(data | {"rules": rules})
+        try:
+            rows = _rows(d, grammar, table, home, fuses)
+        except IllegalError:
+            rows = None
+        is_order = rows is not None
+        if rows is None and (not rules or d.often(0.1)):  # in any order
+            rows = [[] for _ in range(d.workers)]
+            for op in d.rng.permutation(len(table.cell_of)).tolist():
+                op = [*table.cell_of][op]
+                rows[home(op)].append(_text([op], d.slices))
+        if rows is not None:
+            break
+        rules = rules[:-1]
+    spoils = d.one_of([0] * 6 + [1, 2])
+    if d.mode == "usual" and is_order and not spoils and d.slices == 1 and d.often(0.2):
+        rows = [strategies.with_updates(d.rng, row) for row in rows]
+    _with_stages(d, grammar, data["placement"], rows)
+    for _ in range(spoils):
+        _spoil(d, rows)
+    return data | {"rules": rules, "rows": rows}
+
+
+@st.composite
+def cases(draw, by_microbatch=False, max_workers=4):
+    """Draw a table with a grammar and costs for it."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    mode = draw(st.sampled_from(["usual", "usual", "forward", "own", "own"]))
+    workers, slices = draw(st.integers(1, max_workers)), draw(st.sampled_from([1, 1, 1, 2, 3]))
+    stages = draw(st.integers(workers, workers + 2))
+    microbatches = draw(st.integers(1, 4 if slices == 1 else 2)) * slices
+    d = Drawn(rng, mode, stages, workers, microbatches, slices, [])
+    d.graph = _graph(d) if draw(st.integers(0, 3)) == 0 else []
+    data = _table(d, draw(st.integers(1, 2)))
+    return price(data, rng, by_microbatch=by_microbatch)
+
+
+def price(data, rng, *, by_microbatch=False):
+    """Give a table random costs, with ties and zeros among them, exact in float32 too."""
+    stages, workers = len(data["placement"][0]), len(data["rows"])
+    count, edges = len(data["pipe_of_microbatch"]), len(data["graph"]) or stages - 1
+
+    def values(*shape, often=by_microbatch):
+        shape = (*shape, count) if often and rng.random() < 0.7 else shape
+        return rng.integers(0, 40, shape) / 8 * (rng.random(shape) < 0.9)
+
+    given = {}
+    for letters, (name, of) in fields_of(data).items():
+        places = workers if of == "worker" else stages
+        if name not in given:
+            given[name] = values(places, often=by_microbatch and of != "stage" and letters != "A")
+        if letters in ("A", "U") and rng.random() < 0.5:
+            given[name] = given[name] * 0.0
+    for name in MESSAGE_FIELDS:
+        given[name] = values(2, len(data["placement"]), edges) / 4
+    pair = values(stages) if any("OVERLAP" in x for row in data["rows"] for x in row) else None
+    factor = None if pair is None else [0.0, 0.25, 1.5, None][rng.integers(4)]
+    given["pair_factor"] = factor
+    given["pair"] = pair if factor is None and rng.random() < 0.7 else None
+    return priced(data, given)
+
+
+def fields_of(data):
+    """Name of the cost of each kind, and what it is of, by letters."""
+    found = {k: (PHASE_FIELDS[k], "stage" if k == "A" else "microbatch") for k in USUAL}
+    own = data["kinds"]
+    return found | {k["letters"]: (k.get("time", k["letters"]), k["of"]) for k in own}
+
+
+def priced(data, given):
+    """A table with costs by name, for the library and for the reference."""
+    usual = {field.name for field in dataclasses.fields(pj.Costs)}
+    own = {name: value for name, value in given.items() if name not in usual}
+    costs = pj.Costs(**{name: given[name] for name in given if name in usual}, others=own)
+    stages, workers = len(data["placement"][0]), len(data["rows"])
+    op = {}
+    for letters, (name, of) in fields_of(data).items():
+        names = [f"worker {w}" for w in range(workers)] if of == "worker" else [*range(stages)]
+        op |= {(letters, place): given[name][k].tolist() for k, place in enumerate(names)}
+    sent = [
+        {where: given[name][where].tolist() for where in np.ndindex(given[name].shape[:3])}
+        for name in MESSAGE_FIELDS
+    ]
+    pair = given["pair"]
+    pairs = {} if pair is None else dict(enumerate(pair.tolist()))
+    theirs = reference.Costs(op, *sent, pair=pairs, pair_factor=given["pair_factor"])
+    return Case(data, costs, theirs, given)
+
+
+def again(case, rng):
+    """Other costs of a table, of the same shapes; what is left out where it costs nothing stays so."""
+
+    def other(name, value):
+        if value is None:
+            return None
+        drawn = rng.integers(0, 40, np.shape(value)) / 32 * (rng.random(np.shape(value)) < 0.9)
+        return 2 * value if name in ("all_reduce", "update") else drawn
+
+    return priced(case.data, {name: other(name, value) for name, value in case.given.items()})

@@ -1,0 +1,449 @@
+"""Tables with kinds and rules of their own, against the event loop: every number that a run has.
+
+`make fuzz EXAMPLES=20000 FUZZ=tests/test_grammar_runs.py` draws others. Costs are multiples of 1/32,
+so sums are exact and so are all comparisons.
+"""
+
+import json
+import os
+import re
+from collections import Counter
+from itertools import pairwise
+
+import grammar_cases
+import jax
+import numpy as np
+import pytest
+import reference
+import strategies
+from hypothesis import given, settings, strategies as st
+from reference_grammar import IllegalError
+
+import pipejax as pj
+from pipejax.schedules.table.slot_simulation import slot_times
+from pipejax.schedules.table.table_files import from_json, to_json
+
+EXAMPLES = int(os.environ.get("EXAMPLES", "300"))
+MODELS = st.sampled_from(strategies.LINKS)
+QUEUES = st.sampled_from(["worker", "pair", "direction"])
+NAME = re.compile(
+    r"(\S+) \((?:(?:worker|host link of worker) (\d+)|lane \S+)\)|(\S+) \(worker (\d+) to (\d+)\)"
+)
+
+
+# ------------------------------------------------------------------------------------------- cycles
+def users_of(name, run):
+    """What the event loop calls an op or a message of a cycle."""
+    op, worker, send, sender, receiver = NAME.fullmatch(name).groups()
+    if op is None:
+        way, (_, stage, m) = send[1:].find("SEND_B") >= 0, run.grammar.split(send)[0]
+        ends = int(sender), int(receiver)
+        return [
+            message
+            for message in run.messages
+            if message[2][1:] == (stage, m)
+            and (message[0][0], message[1][0]) == ends
+            and run.letter(message) == "FB"[way]
+        ]
+    cell = tuple(run.grammar.split(op))
+    found = [
+        (w, c)
+        for w, row in enumerate(run.rows)
+        for c in row
+        if [(p, m) for p, _, m in c] == [(p, m) for p, _, m in cell]
+        and all(s in (None, place) for (_, s, _), (_, place, _) in zip(cell, c, strict=True))
+    ]
+    return [user for user in found if worker is None or user[0] == int(worker)] or found
+
+
+def awaited(user, run, before):
+    """All that a cell or message waits for, messages and what they come from too."""
+    group = run.shared.get((user[1][0][0], user[1][0][2]), [user]) if len(user) == 2 else [user]
+    waits = {other for each in group for other, _ in run.waits_of(each, before)}
+    waits |= {message[0] for message in waits if len(message) == 4}
+    shared = [(w[1][0][0], w[1][0][2]) for w in waits if len(w) == 2]
+    return waits | {cell for key in shared for cell in run.shared.get(key, [])}
+
+
+def assert_is_a_cycle(message, run):
+    """Each of the ops that an error names waits for the one before it."""
+    line = message.splitlines()[0]
+    late = re.search(r"(\S+) on worker (\d+) waits for (\S+), which (is|stands)", line)
+    if late:
+        waits, worker, maker, _ = late.groups()
+        (user,) = users_of(f"{waits} (worker {worker})", run)
+        (other,) = users_of(f"{maker} (worker {worker})", run)
+        assert other in awaited(user, run, {})
+        row = run.rows[int(worker)]
+        assert row.index(other[1]) >= row.index(user[1])
+        return
+    before = {}
+    for users in (run.chains() if " under " in line else run.chains_of_cells()).values():
+        for one, other in pairwise(users):
+            before.setdefault(other, []).append(one)
+    names = line.partition("can start: ")[2].split(" -> ")
+    assert len(names) > 1
+    assert names[0] == names[-1]
+    for name, following in pairwise(names):
+        makers = users_of(name, run)
+        assert makers, name
+        assert any(
+            maker in awaited(user, run, before)
+            for user in users_of(following, run)
+            for maker in makers
+        ), line
+
+
+# --------------------------------------------------------------------------------------------- runs
+def texts_of(run):
+    """The cell of the table of each cell of the event loop."""
+    places = {}
+    for w, row in enumerate(run.texts):
+        for k, text in enumerate(row):
+            if text:
+                places[w, reference.numbered(run.grammar.split(text), w, k)] = (w, k)
+    return places
+
+
+def assert_times(found, run):
+    """Start and end of every cell and message."""
+    places = texts_of(run)
+    for cell, place in places.items():
+        assert found.start[place] == run.start[cell], cell
+        assert found.finish[place] == run.end[cell], cell
+    node = found.program.node_of_cell
+    at = {int(node[place]): place for place in places.values()}
+    sent = found.program.messages
+    ours = Counter(
+        (at[int(maker)], at[int(waits)], float(leaves), float(arrives))
+        for maker, waits, leaves, arrives in zip(
+            sent.producer, sent.consumer, found.message_start, found.message_finish, strict=True
+        )
+    )
+    theirs = Counter()
+    for message in run.messages:
+        lag, transmit = run.lags(message)
+        leaves = run.start[message] if message in run.start else run.end[message[0]]
+        theirs[places[message[0]], places[message[1]], leaves, arrival(run, message)] += 1
+        assert lag >= 0 <= transmit
+    assert ours == theirs
+
+
+def arrival(run, message):
+    lag, transmit = run.lags(message)
+    if run.model(message) == "delay":
+        return run.end[message[0]] + (lag + transmit)
+    return run.end[message] + (0.0 if run.model(message) == "rendezvous" else lag)
+
+
+def assert_memory(found, run, rng):
+    """What each worker holds, and its peak."""
+    stages = found.stages
+    sizes = rng.integers(0, 9, stages) / 2, rng.integers(0, 5, stages) / 4
+    sizes = *sizes, rng.integers(0, 5, stages) / 4
+    names = ("sizes", "weight_share", "checkpoints")
+    memory = pj.analysis.activation_memory(found, **dict(zip(names, sizes, strict=True)))
+    for worker, expected in enumerate(run.held(*sizes)):
+        assert list(zip(*map(np.ndarray.tolist, memory.curve(worker)), strict=True)) == expected
+        assert memory.peak[worker] == max([0.0, *(level for _, level in expected)])
+
+
+def assert_lanes(found, run):
+    """How long lanes are busy, and how long the compute of their worker is idle meanwhile."""
+    expected = {}
+    computes = [[(run.start[w, c], run.end[w, c]) for c in row] for w, row in enumerate(run.ops)]
+    beside = [cell for cells in run.lanes.values() for cell in cells] + run.host_cells()
+    for w, c in beside:
+        start, end = run.start[w, c], run.end[w, c]
+        hidden = sum(max(0.0, min(end, b) - max(start, a)) for a, b in computes[w])
+        times = expected.setdefault(run.lane(c), np.zeros((2, len(run.rows))))
+        times[:, w] += end - start, end - start - hidden
+    for lane in pj.analysis.lane_times(found):
+        busy, exposed = expected.pop(lane.lane)
+        assert lane.busy.tolist() == busy.tolist()
+        np.testing.assert_allclose(lane.exposed, exposed, atol=1e-12)
+    assert not expected
+
+
+def stacked(rows):
+    return jax.tree.map(lambda *leaf: np.stack(leaf), *rows)
+
+
+def assert_batch(found, rows, links):
+    """A batch of costs is so many runs; counts times costs are the makespan."""
+    program, many = found.program, stacked(rows)
+    expected = [pj.evaluate(found.table, row, link=links).makespan for row in rows]
+    assert pj.makespans(program, many, batch_size=len(rows)).tolist() == expected
+    values, counts = pj.makespans_and_grad(program, many, batch_size=len(rows))
+    assert values.tolist() == expected
+    if rows[0].pair_factor is not None:  # a time that is no sum of costs
+        return
+    products = jax.tree.map(lambda n, x: (n * x).reshape(len(rows), -1).sum(1), counts, many)
+    assert sum(jax.tree.leaves(products)).tolist() == expected
+
+
+@st.composite
+def links_of(draw, workers):
+    """Draw links as strategies do, without posting by program, which needs SEND and RECV cells."""
+    model, queues = draw(MODELS), draw(QUEUES)
+    more = draw(strategies.carried(model, workers))
+    more.pop("posting", None)
+    return model, queues, draw(strategies.host_links(workers)), more
+
+
+@settings(max_examples=EXAMPLES)
+@given(data=st.data(), seed=st.integers(0, 2**32 - 1))
+def test_every_number_is_that_of_the_event_loop(data, seed):
+    by_microbatch = data.draw(st.booleans())
+    case = data.draw(grammar_cases.cases(by_microbatch))
+    model, queues, groups, more = data.draw(links_of(len(case.data["rows"])))
+    links = pj.Links(model, queues, groups, **more)
+    try:
+        run = case.run(model, queues, host_links=groups, **more)
+    except IllegalError:
+        with pytest.raises(pj.ScheduleError):
+            case.table()
+        return
+    except reference.DeadlockError as deadlock:
+        with pytest.raises(pj.ScheduleError, match="deadlock") as error:
+            pj.lower(case.table(), link=links, costs=case.costs)
+        assert_is_a_cycle(str(error.value), deadlock.run)
+        return
+    table, rng = case.table(), np.random.default_rng(seed)
+    again = from_json(json.loads(to_json(table)))
+    assert (str(again), again.grammar) == (str(table), table.grammar)
+    found = pj.evaluate(table, case.costs, link=links)
+    assert found.makespan == run.makespan
+    assert_times(found, run)
+    assert found.busy.tolist() == run.busy()
+    assert_memory(found, run, rng)
+    assert_lanes(found, run)
+    if not links.eager_below:
+        rows = [case.costs, *(grammar_cases.again(case, rng).costs for _ in range(2))]
+        assert_batch(found, rows, links)
+
+
+# -------------------------------------------------------------------------------------- by one case
+def kind(lane="compute", of="microbatch", time="own", **more):
+    return pj.schedules.OpKind(time, time, lane, of, **more)
+
+
+def table_of(rows, grammar, **more):
+    return pj.ScheduleTable.from_rows(rows, grammar=pj.schedules.Grammar(**grammar), **more)
+
+
+def test_an_update_is_of_the_first_microbatch_of_its_own_copy():
+    """Two pipes, so each worker has both stages; a kind of workers is of no stage."""
+    rows = [["0F0", "S0", "0B0", "1F1", "1B1", "S1"], ["1F0", "S0", "1B0", "0F1", "0B1", "S1"]]
+    grammar = {"kinds": {"S": kind(of="worker")}}
+    pipes = {"placement": [[0, 1], [1, 0]], "pipe_of_microbatch": [0, 1]}
+    rows = [["0F0", "S0", "1F1", "1B1", "0B0", "S1"], ["0F1", "S0", "1F0", "1B0", "0B1", "S1"]]
+    update = [[1.0, 2.0], [4.0, 8.0]]  # by stage and microbatch
+    costs = pj.Costs(forward=1.0, backward=1.0, update=update, others={"own": 0.0})
+    run = pj.evaluate(table_of(rows, grammar, **pipes), costs)
+    assert run.makespan - run.finish.max() == 1.0 + 8.0  # worker 0: its stage 0 met 0, 1 met 1
+
+
+def braided(workers=4, microbatches=16, *, ahead=True):
+    """1F1B with all-to-alls on the network, beside the ops of another microbatch or not."""
+    lanes = {"d": "net", "c": "net"}
+    letters = [way + part for way in "FB" for part in "admc"]
+    kinds = {x: kind(lanes.get(x[1], "compute"), time=x.lower()) for x in letters}
+    rules = ["Fd <- Fa", "Fm <- Fd", "Fc <- Fm", "Fa <- Fc@-1 [message]", "Bc@last <- Fc@last"]
+    rules += ["Bm <- Bc", "Bd <- Bm", "Ba <- Bd", "Bc <- Ba@+1 [message]"]
+    order = "Fa Bc Bm Fd Fm Bd Ba Fc" if ahead else "Fa Fd Fm Fc Bc Bm Bd Ba"
+    rows = []
+    for w in range(workers):
+        warm = min(microbatches, 2 * (workers - 1 - w) + 1 if ahead else workers - 1 - w)
+        ops = [(x, m) for m in range(warm) for x in ("Fa", "Fd", "Fm", "Fc")]
+        for m in range(warm, microbatches):
+            ops += [(x, m if x[0] == "F" else m - warm) for x in order.split()]
+        last = range(microbatches - warm, microbatches)
+        ops += [(x, m) for m in last for x in ("Bc", "Bm", "Bd", "Ba")]
+        rows.append([f"{w}{x}{m}" for x, m in ops])
+    return table_of(rows, {"kinds": kinds, "rules": rules})
+
+
+@pytest.mark.parametrize(("ahead", "makespan"), [(False, 162.4), (True, 123.2)])
+def test_all_to_alls_beside_the_ops_of_another_microbatch(ahead, makespan):
+    times = {"fa": 1.0, "fd": 0.6, "fm": 1.0, "fc": 0.6, "bc": 0.6, "bm": 2.0, "bd": 0.6, "ba": 2.0}
+    run = pj.evaluate(braided(ahead=ahead), pj.Costs(transmit=0.1, others=times))
+    assert run.makespan == pytest.approx(makespan)
+
+
+def test_passes_over_a_vocabulary_that_all_workers_share():
+    """Two passes of every worker, with collectives before and between (arXiv:2411.05288)."""
+    kinds = {x: kind("net", "worker", x.lower(), together=True) for x in ("Ca", "Cb")}
+    kinds |= {x: kind(of="worker", time=x.lower()) for x in "ST"}
+    rules = ["Ca <- F@last", "S <- Ca", "Cb <- S", "B@last <- Cb", "T <- Cb"]
+    rows = [
+        "0F0 0F1 Ca0 S0 Cb0 0F2 Ca1 S1 Cb1 0B0 T0 Ca2 S2 Cb2 0B1 T1 0B2 T2",
+        "1F0 Ca0 S0 Cb0 1F1 Ca1 S1 Cb1 1B0 T0 1F2 Ca2 S2 Cb2 1B1 T1 1B2 T2",
+    ]
+    table = table_of([row.split() for row in rows], {"kinds": kinds, "rules": rules})
+    times = {"ca": 0.2, "cb": 0.2, "s": 0.5, "t": 0.5}
+    run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.1, others=times))
+    found = {
+        (w, table.grammar.text(table.cell(w, k))): run.start[w, k]
+        for w, k in np.ndindex(run.start.shape)
+    }
+    assert run.makespan == pytest.approx(15.8)
+    known = {"T2": (15.3, 13.2), "S0": (2.3, 2.3), "Ca2": (8.0, 8.0), "Cb1": (4.5, 4.5)}
+    for name, starts in known.items():
+        assert [found[w, name] for w in (0, 1)] == pytest.approx(starts)
+
+
+N, S = {"N": kind("net")}, {"S": kind(of="worker")}
+SENSELESS = {
+    "F <- UNSHARD": ({}, "UNSHARD is of a stage as a whole"),
+    "S@last <- S": (S, "S is of a worker, and of no stage"),
+    "S <- F": (S, "say at which stage, as F@last"),
+    "S <- F@last [message]": (S, "messages lead from stages to stages"),
+    "F@-1 <- F": ({}, "the producer says how many stages it is away"),
+    "F <- B1 (all)": ({}, "says twice which microbatch"),
+    "0F0.1 <- B": ({}, "its microbatches are a number"),
+}
+
+
+@pytest.mark.parametrize("rule", SENSELESS)
+def test_rules_that_can_mean_nothing_are_refused(rule):
+    kinds, why = SENSELESS[rule]
+    with pytest.raises(ValueError, match=re.escape(f"{rule!r} is not a rule: ") + ".*" + why):
+        pj.schedules.Grammar(kinds=kinds, rules=[rule])
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"kinds": {"S": kind("host", "worker")}}, "S: a host link carries microbatches"),
+        ({"kinds": {"N": kind(slot=0)}}, "N: slot must be above 0"),
+        ({"kinds": {"N": kind(at_end={"kv": 1})}}, "item of N must be one of activation"),
+        ({"kinds": {"N": kind(at_end={"for_w": 0.5})}}, "N: takes whole numbers of for_w"),
+        ({"kinds": {**N, **S}}, "own is a cost of workers and of stages"),
+        ({"graph": [(0, 1), (1, 0)]}, r"one way and once, got \(0, 1\)"),
+        ({"graph": [(1, 1)]}, "edges lead to other stages"),
+        ({"graph": [(0, 1)], "rules": ["F <- F@-2"]}, "in a graph stages are @-1 or @"),
+        ({"slices": 2, "rules": ["0F1 <- B"]}, "its microbatches are m.k, k the slice"),
+    ],
+)
+def test_grammars_that_make_no_sense_are_refused(given, why):
+    with pytest.raises(ValueError, match=why):
+        pj.schedules.Grammar(**given)
+
+
+PLAIN = [["0F0", "0N0", "0B0"], ["1F0", "1N0", "1B0"]]
+TWO = {
+    "placement": [[0, 1], [1, 0]],
+    "pipe_of_microbatch": [0, 1],
+}  # two pipes that mirror each other
+CROSSED = [["0F0", "1F1", "1B1", "0B0"], ["0F1", "1F0", "1B0", "0B1"]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "grammar", "why"),
+    [
+        (PLAIN, {}, {"rules": ["N <- 7F0"]}, "rule N <- 7F0: stage 7 is none: the last one is 1"),
+        (PLAIN, {}, {"rules": ["N <- 0F3"]}, "microbatch 3 is none: the last one is 0"),
+        (PLAIN, {}, {"rules": ["N <- W"]}, "missing op 0W0: 0N0 on worker 0 waits for it"),
+        (PLAIN, {}, {"rules": ["R <- N"]}, "rule R <- N: the table holds no op that waits by it"),
+        (
+            CROSSED,
+            TWO,
+            {"rules": ["0F1 <- 0F0 [message]"]},
+            "0F1 on worker 1 .* one within stage 0",
+        ),
+        ([["0F0.0"]], {}, {"slices": 2, "forward_only": True}, "microbatch 0 has 1 slices of 2"),
+        (
+            [["0F0.0", "1F0.1"], ["1F0.0", "0F0.1"]],
+            TWO,
+            {"slices": 2, "forward_only": True},
+            "slices of microbatch 0 are in several pipes",
+        ),
+        ([["0F0.1", "0F0.0"]], {}, {"slices": 2, "forward_only": True}, "0F0.1 .* waits for 0F0.0"),
+    ],
+)
+def test_tables_without_what_their_rules_say_are_refused(rows, more, grammar, why):
+    with pytest.raises(pj.ScheduleError, match=why):
+        table_of(rows, {"kinds": N, **grammar}, **more)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("kinds", ["N"], "kinds must be a list of objects"),
+        ("kinds", [{"letters": "N"}, {"letters": "N"}], "letters of kinds stand once each"),
+        ("rules", [["F <- F"]], "rules must be a list of texts"),
+        ("rules", ["f <- B"], "unknown phase of 'f <- B' 'f'"),
+        ("items", [0.5], "items must be an object of numbers"),
+        ("slices", True, "slices must be a whole number"),
+        ("forward_only", 1, "forward_only must be true or false"),
+        ("graph", [[0]], "graph must be a list of pairs of stages"),
+    ],
+)
+def test_files_say_what_they_have_of_their_own_in_the_right_form(key, value, why):
+    data = json.loads(to_json(table_of([["0F0", "0B0"]], {})))
+    with pytest.raises(pj.ScheduleError, match=re.escape(f"own kinds and rules: {why}")):
+        from_json({**data, key: value})
+
+
+def test_messages_of_a_graph_go_along_its_edges():
+    rows = [["0F0"], ["1F0"], ["2F0", "2N0"]]
+    grammar = {"kinds": N, "graph": [(0, 1), (1, 2)], "forward_only": True}
+    with pytest.raises(pj.ScheduleError, match=r"one from stage 0: .* along edges of the graph"):
+        table_of(rows, {**grammar, "rules": ["N@last <- F@first [message]"]})
+
+
+def test_a_graph_says_which_way_a_message_goes():
+    grammar = {"graph": [(1, 0)], "forward_only": True}
+    table = table_of([["0F0"], ["1F0"]], grammar)
+    costs = pj.Costs(forward=1.0, transmit=[[[3.0]], [[5.0]]])
+    assert pj.evaluate(table, costs).makespan == 1.0 + 3.0 + 1.0
+
+
+def test_a_lane_waits_for_a_host_link():
+    grammar = {"kinds": {"N": kind("net"), "H": kind("host", time="host")}}
+    table = table_of([["0F0", "0H0", "0N0", "0B0"]], {**grammar, "rules": ["N <- H"]})
+    run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, others={"own": 4.0, "host": 3.0}))
+    assert run.makespan == 1.0 + 3.0 + 4.0
+
+
+def test_a_host_op_holds_up_no_row():
+    """It is issued in its row, and what stands behind it goes on."""
+    grammar = {"kinds": {"H": kind("host"), "N": kind("net", time="net")}}
+    rows = [["0F0", "0H0", "0B0"], ["1F0", "1N0", "1B0"]]
+    table = table_of(rows, {**grammar, "rules": ["H <- N@+1", "1N0 <- 0B0"]})
+    costs = pj.Costs(forward=1.0, backward=2.0, others={"own": 4.0, "net": 8.0})
+    assert pj.evaluate(table, costs).makespan == 1.0 + 1.0 + 2.0 + 2.0 + 8.0 + 4.0
+
+
+def test_no_gradient_no_all_reduce():
+    table = table_of([["0F0"], ["1F0"]], {"forward_only": True})
+    assert pj.evaluate(table, pj.Costs(forward=1.0, all_reduce=9.0, update=9.0)).makespan == 2.0
+
+
+def test_what_all_do_together_is_one_op_where_transfers_get_their_order():
+    """In the run of unit slots the host link of worker 0 waits for both workers."""
+    kinds = {"S": kind(of="worker", together=True), "H": kind("host", time="host")}
+    rows = [["S0", "0F0", "0H0"], ["1N0", "S0", "1F0"]]
+    table = table_of(rows, {"kinds": {**kinds, "N": kind(time="net")}, "forward_only": True})
+    start, _ = slot_times(table, table.grammar.unit_slots)
+    assert start.tolist() == [[1.0, 2.0, 3.0], [0.0, 1.0, 3.0]]
+
+
+def test_a_worker_begins_with_nothing():
+    """What worker 0 still holds at its end is not in the level of worker 1."""
+    table = table_of([["0F0", "0F1"], ["1F0", "1F1"]], {"forward_only": True})
+    memory = pj.analysis.activation_memory(pj.evaluate(table, pj.Costs(forward=1.0)))
+    assert memory.peak.tolist() == [2.0, 2.0]
+
+
+def test_updates_behind_the_rows_hide_lanes():
+    table = table_of([["0F0", "0N0", "0B0"]], {"kinds": N, "rules": ["N <- F"]})
+    run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, update=2.0, others={"own": 4.0}))
+    (lane,) = pj.analysis.lane_times(run)
+    assert (lane.busy.item(), lane.exposed.item()) == (4.0, 0.0)
+
+
+def test_one_op_is_a_program():
+    table = table_of([["0F0"]], {"forward_only": True})
+    assert pj.evaluate(table, pj.Costs(forward=3.0)).makespan == 3.0

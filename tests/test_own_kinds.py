@@ -1,0 +1,165 @@
+"""Tables with grammars of their own go where others go, or are refused by what they have."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from grammar_tables import TABLES, of_grammar
+
+import pipejax as pj
+from pipejax.schedules.table.table_files import to_json
+
+TIMES = {
+    "braid": "Fa=1,Fd=.6,Fm=1.25,Bm=2,Bd=.5,Ba=1.5",
+    "vocabulary": "F=1,B=2,Ca=.2,Cb=.2,S=.5,T=.5",
+    "slices": "F=1,B=2",
+    "forward only": "F=1",
+    "graph": "F=1,B=2",
+    "mixed": "F=1,B=2,D=.5,X=.5,Z=.2",
+}
+HAS = {
+    "braid": "kind Fa (attention)",
+    "vocabulary": "kind Ca (broadcast)",
+    "slices": "microbatches in 2 slices",
+    "forward only": "no backward",
+    "graph": "a graph of stages",
+    "mixed": "kind D (dispatch)",
+}
+
+
+@pytest.fixture
+def given(tmp_path):
+    """The file of a table, with times."""
+
+    def write(name):
+        path = tmp_path / "table.json"
+        path.write_text(to_json(of_grammar(name)[0]))
+        return path, ["-T", TIMES[name], "--comm", "0.1"]
+
+    return write
+
+
+WORK = {  # what a command is asked, beside the table and times
+    "evaluate": ["--corner", "slow:message*2,compute@worker0*1.5", "--paths", "2"],
+    "show": ["--memory", "--messages"],
+    "explain": ["--stragglers", "0=1.5", "--search"],
+    "sensitivity": [],
+    "staleness": [],
+}
+IN_LISTS = {"compare": [], "jitter": ["--op", "lognormal:0.05", "--samples", "10"]}
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("command", [*WORK, *IN_LISTS, "diff"])
+def test_commands_know_what_tables_have_of_their_own(command, name, given, call):
+    path, times = given(name)
+    asked = [command, "--table", path, *times, *WORK.get(command, ())]
+    if command in IN_LISTS:
+        asked = [command, "--tables", path, *times, *IN_LISTS[command]]
+    if command == "diff":
+        asked = [command, path, path, *times]
+    for form in ([], ["--json"]):
+        code, out, error = call(*asked, *form)
+        assert (code, error) == (0, "")
+    json.loads(out)
+
+
+REFUSED = {
+    "export": ["--format", "torch-csv", "--out", "x.csv"],
+    "export ": ["--format", "jaxpp", "--out", "x.py"],
+    "export  ": ["--format", "shardy", "--out", "x.py"],
+    "optimize": ["--memory-limit", "4"],
+    "tune messages": [],
+    "run": ["--runtime", "jax"],
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("command", REFUSED)
+def test_who_knows_only_the_usual_names_what_is_not(command, name, given, call):
+    path, times = given(name)
+    code, _, error = call(*command.split(), "--table", path, *times, *REFUSED[command])
+    assert code == 2
+    assert f"knows the usual ops and rules alone, and {name} has {HAS[name]}" in error
+    assert error.count("\n") == 1
+
+
+def test_a_csv_holds_no_table_with_a_grammar(tmp_path):
+    table, _ = of_grammar("mixed")
+    with pytest.raises(ValueError, match=re.escape("a CSV knows the usual ops and rules alone")):
+        pj.write_table(table, tmp_path / "x.csv")
+    pj.write_table(table, tmp_path / "x.json")
+    assert pj.read_table(tmp_path / "x.json").grammar == table.grammar
+
+
+def test_rules_scale_costs_of_kinds():
+    """Of stages, and of workers; a group holds those that compute."""
+    table, costs = of_grammar("vocabulary")
+    twice = pj.costing.scaled_costs(costs, table, "compute@worker1*2, Ca*3, T@microbatch1*5")
+    assert (twice.forward.tolist(), twice.backward.tolist()) == ([1.0, 2.0], [2.0, 4.0])
+    assert (twice.s.tolist(), float(twice.ca)) == ([0.5, 1.5], pytest.approx(0.6))
+    assert np.allclose(twice.t, [[0.5, 2.5, 0.5], [1.0, 5.0, 1.0]])
+    slow = pj.costing.scaled_costs(costs, table, workers={0: 3.0}, microbatches=[1.0, 2.0, 1.0])
+    assert np.allclose(slow.s, [[1.5, 3.0, 1.5], [0.75, 1.5, 0.75]])
+    assert np.allclose(slow.cb, [[0.2, 0.4, 0.2]])
+    run = pj.evaluate(table, slow)
+    assert run.busy == pytest.approx([3 * (4 * 3 + 4 * 1.0), 4 * 3 + 4 * 1.25])
+    for rules, why in (
+        ("S@stage1*2", "S has no stage of its own: legal places are worker, microbatch"),
+        ("D*2", "unknown cost 'D'"),
+        ("S@worker2*2", "the table has 2 workers"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            pj.costing.scaled_costs(costs, table, rules)
+    graph, costs = of_grammar("graph")
+    slow = pj.costing.scaled_costs(costs, graph, "transmit@boundary1*2, transmit@worker3*10")
+    assert np.allclose(slow.transmit, [[[0.1, 0.2, 1.0]]] * 2)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_parts_of_a_step_name_its_lanes(name):
+    table, costs = of_grammar(name)
+    found = pj.explain(table, costs)
+    parts = {part.name: part.seconds for part in found.parts}
+    assert sum(parts.values()) == pytest.approx(pj.evaluate(table, costs).makespan)
+    own = {f"lane {phase.kind.lane}" for phase in table.grammar.own} - {"lane compute"}
+    assert {part for part in parts if part.startswith("lane")} == own
+    assert not any(remedy.kind == "schedule" for remedy in found.remedies)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_levels_agree_without_messages(name):
+    """The idealised table in the ratio of all times is the run; compute alone is busy."""
+    table, costs = of_grammar(name)
+    alike = {field: np.mean(time) for field, time in vars(costs).items() if time is not None}
+    own = {phase.kind.time: alike.pop(phase.kind.time) for phase in table.grammar.own}
+    both = pj.compare(table, pj.Costs(**alike | {"transmit": 0.0}, others=own))
+    assert both.bubble_ratio == pytest.approx(both.table_bubble_ratio)
+
+
+def test_what_two_orders_of_own_kinds_do_differently(answer, call, tmp_path):
+    table, _ = of_grammar("vocabulary")
+    rows = [[table.grammar.text(cell) for cell in row] for row in table.rows()]
+    other = [list(row) for row in rows]
+    other[0][9], other[0][10] = other[0][10], other[0][9]  # T0 before 0B0
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, cells in zip(paths, (rows, other), strict=True):
+        made = pj.ScheduleTable.from_rows(cells, grammar=table.grammar)
+        path.write_text(to_json(made))
+    found = answer("diff", *paths)
+    assert (found["moved"], found["only"]) == ([], {})
+    assert [row["cells"] for row in found["rows"]] == [["0B0", "T0"]]
+    slices = tmp_path / "slices.json"
+    slices.write_text(to_json(of_grammar("slices")[0]))
+    code, _, error = call("diff", slices, paths[0])
+    assert (code, "has 2 slices of a microbatch" in error) == (2, True)
+
+
+def test_paths_count_kinds(answer, given):
+    path, times = given("vocabulary")
+    (longest,) = answer("evaluate", "--table", path, *times, "--paths", "1")["paths"]
+    seconds = {"F": 1, "B": 2, "Ca": 0.2, "Cb": 0.2, "S": 0.5, "T": 0.5, "c_F": 0.1, "c_B": 0.1}
+    assert sum(seconds[name] * count for name, count in longest["counts"].items()) == pytest.approx(
+        longest["length"]
+    )
