@@ -257,23 +257,25 @@ def _flows(
 def _in_flight(table: ScheduleTable, ops: Sequence[Bar]) -> list[Event]:
     """Count activations of each worker: one more from F on, one less from the end of B or W.
 
-    What else kinds take and free is counted by its share of an activation.
+    What else kinds take and free is counted beside, by its name.
     """
     ledger = ledger_of(phase for phase in table.used_phases if phase not in HOST)
-    share = dict(enumerate(table.grammar.items.values(), len(PARTS)))
-    changes: list[tuple[int, int, float]] = []  # time [ns], worker, what comes or goes
+    item = dict(enumerate(table.grammar.items, len(PARTS)))
+    changes: list[tuple[int, int, Counter[str]]] = []  # time [ns], worker, what comes or goes
     for bar in ops:  # a row in its order: at one time what ended before comes before
         ends = {START: round(bar.start * _NANOSECONDS), END: round(bar.finish * _NANOSECONDS)}
         for moment, at in ends.items():
-            entries = [e for op in bar.ops for e in ledger.get(op.phase, ()) if e.moment == moment]
-            change = sum(entry.change * share.get(entry.part, 1) for entry in entries)
-            if change:
+            change = Counter[str]()
+            for entry in itertools.chain(*(ledger.get(op.phase, ()) for op in bar.ops)):
+                if entry.moment == moment:
+                    change[item.get(entry.part, "activations")] += entry.change
+            if any(change.values()):
                 changes.append((at, bar.worker, change))
-    events, held = [], defaultdict[int, float](int)
+    start = dict.fromkeys(["activations", *table.grammar.items], 0)
+    events, held = [], defaultdict[int, Counter[str]](lambda: Counter(start))
     for at, worker, change in sorted(changes, key=lambda each: each[0]):
-        held[worker] += change
-        count = {"args": {"activations": held[worker]}}
-        events.append(_event("C", worker, COMPUTE, "in flight", at, **count))
+        held[worker].update(change)
+        events.append(_event("C", worker, COMPUTE, "in flight", at, args=dict(held[worker])))
     return events
 
 
