@@ -495,13 +495,18 @@ class Run:
     def held(self, size, for_w, checkpoint):
         """What each worker holds, [(moment, level)], by sizes and weight shares of stages."""
         changes = [{} for _ in self.rows]
+        kinds = self.grammar.kinds
+        again = [k for k in kinds if kinds[k].get("at_start", {}).get("checkpoint", 0) < 0]
+        again = [k for k in again if self.grammar.of(k) == "microbatch"]
         for (letters, place, m), cell in self.cell_of.items():
             stage = place if isinstance(place, int) else self.table.stages - 1
             whole, kind = size[stage], self.grammar.kinds[letters]
             sizes = {item: share * whole for item, share in self.grammar.items.items()}
             sizes |= {"activation": whole, "for_w": for_w[stage] * whole}
             sizes |= {"checkpoint": checkpoint[stage]}
-            sizes["left"] = checkpoint[stage] if ("R", stage, m) in self.cell_of else whole
+            sizes["left"] = whole
+            if any((k, stage, m) in self.cell_of for k in again):
+                sizes["left"] = checkpoint[stage]
             for moment, name in ((self.start[cell], "at_start"), (self.end[cell], "at_end")):
                 for item, count in kind.get(name, {}).items():
                     own = changes[cell[0]]

@@ -203,6 +203,7 @@ def check(grammar, cells, placement, pipe_of):
                     continue
                 demand(op not in where, f"{op} stands twice")
                 where[op] = (w, cell)
+    demand(count > 0, "nothing computes a microbatch")
     demand(count % grammar.slices == 0, "the last microbatch lacks slices")
     for m in range(count):
         first = m - m % grammar.slices

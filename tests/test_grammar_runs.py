@@ -386,6 +386,12 @@ def test_files_say_what_they_have_of_their_own_in_the_right_form(key, value, why
         from_json({**data, key: value})
 
 
+def test_a_table_computes_a_microbatch():
+    data = json.loads(to_json(table_of([["0F0"]], {"forward_only": True})))
+    with pytest.raises(pj.ScheduleError, match="no op of the table computes a microbatch"):
+        from_json({**data, "rows": [["0REDUCE_GRAD"]]})
+
+
 def test_messages_of_a_graph_go_along_its_edges():
     rows = [["0F0"], ["1F0"], ["2F0", "2N0"]]
     grammar = {"kinds": N, "graph": [(0, 1), (1, 2)], "forward_only": True}

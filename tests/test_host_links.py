@@ -17,7 +17,7 @@ from pipejax.cli.options.values import parse_times
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.measured.costs_file import read_costs
 from pipejax.engine.pricing import price
-from pipejax.schedules.cells.ops import EXECUTED, HOST
+from pipejax.schedules.cells.ops import HOST, USUAL_PHASES
 from pipejax.schedules.table.communication_cells import without_transfers
 from pipejax.schedules.table.slot_simulation import slot_times, spread
 
@@ -258,7 +258,9 @@ def test_host_ops_are_beside_busy_time_and_spans(case):
                     )[stage]
                 )
             )
-    compute = np.isin(case.table.phase, EXECUTED) & (case.table.phase != pj.Phase.WAIT_O)
+    compute = np.isin(case.table.phase, USUAL_PHASES.executed) & (
+        case.table.phase != pj.Phase.WAIT_O
+    )
     last = np.where(compute, result.finish, 0).max(axis=1)
     first = np.where(compute, result.start, np.inf).min(axis=1)
     if not result.program.beside_cells.size:

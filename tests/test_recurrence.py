@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 import pipejax as pj
 from pipejax.engine.pricing import NodeCosts, cost_vector, price
 from pipejax.engine.recurrence import critical_path
-from pipejax.schedules.cells.ops import EXECUTED
+from pipejax.schedules.cells.ops import USUAL_PHASES
 from pipejax.schedules.table.held_activations import in_flight
 
 pytestmark = pytest.mark.compiles
@@ -263,7 +263,7 @@ def test_jit_changes_nothing():  # property 11
 def test_busy_and_idle_fill_the_makespan(case, link):  # property 12
     result = pj.evaluate(case.table, case.costs, link=pj.Links(*link))
     for worker in range(result.workers):
-        executed = np.isin(case.table.phase[worker], EXECUTED)
+        executed = np.isin(case.table.phase[worker], USUAL_PHASES.executed)
         cells = (result.program.node_of_cell[worker] > 0) & executed
         start, finish = result.start[worker][cells], result.finish[worker][cells]
         gaps = np.append(start, result.makespan) - np.insert(finish, 0, 0.0)

@@ -20,7 +20,6 @@ from pipejax.costs.precision import float_type, is_traced
 from pipejax.engine.lowering.link_models import check_eager, settled
 from pipejax.engine.lowering.lower import lowered
 from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program, Sizes
-from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -217,15 +216,17 @@ def by_microbatch(program: Program) -> Program:
 
 def _microbatch_of_nodes(program: Program) -> Int[NumpyArray, " nodes"]:
     """Microbatch of each node; of an update behind the rows the first that its copy meets."""
-    fields = program.microbatch, program.worker, program.stage, program.phase
-    microbatch, worker, stage, phase = map(np.asarray, fields)
+    fields = program.microbatch, program.worker, program.stage
+    microbatch, worker, stage = map(np.asarray, fields)
     copy = worker * program.layout.num_stages + stage
     first = np.full((program.num_workers, program.layout.num_stages), -1).ravel()
     meets = np.flatnonzero((microbatch >= 0) & (worker >= 0) & (stage >= 0))
     meets = meets[np.argsort(-microbatch[meets], kind="stable")]  # of several the last is kept
     first[copy[meets]] = microbatch[meets]
-    is_behind = (phase == Phase.U) & (microbatch < 0)
-    return np.where(is_behind, first[np.where(is_behind, copy, 0)], microbatch)
+    behind = program.beside_cells[worker[program.beside_cells] >= 0]
+    found = microbatch.copy()
+    found[behind] = first[copy[behind]]
+    return found
 
 
 def _spread(

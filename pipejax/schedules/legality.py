@@ -106,6 +106,8 @@ def check_ranges(content: Content) -> None:
         for cell in ops.cell[held & ((values < 0) | (values >= count))]:
             where = f"op {{op}} on worker {{worker}} {what} are 0 to {count - 1}"
             raise _wrong(content, cell, where)
+    if not content.num_microbatches:
+        raise ScheduleError("no op of the table computes a microbatch")
     last, part = divmod(content.num_microbatches, grammar.slices)
     if part:
         raise ScheduleError(f"microbatch {last} has {part} slices of {grammar.slices}")
@@ -293,7 +295,7 @@ def check_order(content: Content) -> None:
 def check_updates(content: Content) -> None:
     """U cells apply every gradient once, and forwards read versions that exist."""
     rule, where = content.weights, content.where
-    if not (content.cells.phase == Phase.U).any():
+    if not len(content.updates):
         if rule != NEWEST:
             raise ScheduleError(
                 f"the table has a weight rule, {rule}, but no U cell updates weights"

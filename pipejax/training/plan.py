@@ -13,7 +13,6 @@ import numpy as np
 from pipejax.analysis.runs.staleness import SAME_MOMENT, op_times
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.schedules.cells.dependencies import find_versions
-from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 
 NO_SAMPLE = -1
@@ -154,7 +153,7 @@ def _update_ends(
     table: ScheduleTable, finish: Float[NumpyArray, "workers slots"]
 ) -> list[list[Float[NumpyArray, " updates"]]]:
     """Ends of the updates by run and stage, in row order."""
-    cell = np.flatnonzero(table.phase == Phase.U)
+    cell = table.updates
     key = table.microbatch.ravel()[cell] % table.weights.runs * table.num_stages
     key += table.stage.ravel()[cell]
     order = np.argsort(key, kind="stable")

@@ -12,14 +12,25 @@ from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.costs.scaling import factors_of_ops, workers_of_ops
-from pipejax.schedules.cells.ops import COMPUTE, HOST, STEP_END, Phase, Slots
+from pipejax.schedules.cells.ops import (
+    COMPUTE,
+    HOST,
+    STEP_END,
+    USUAL_PHASES,
+    AnyPhase,
+    Phase,
+    Slots,
+)
 from pipejax.schedules.table.held_activations import in_flight
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
 
 TOLERANCE = 1e-9
-_PHASES = tuple(phase for phase in COMPUTE if phase is not Phase.R)  # what all schedules have
+# what all schedules have
+_PHASES: tuple[AnyPhase, ...] = tuple(
+    phase for phase in COMPUTE if phase not in USUAL_PHASES.recomputing
+)
 _ON_THE_PATH = {  # costs that the idealised table does not have
     ("latency", "transmit", "message"): "messages",
     tuple(phase.name for phase in HOST): "offloads and loads",
@@ -93,7 +104,7 @@ def slots_of(costs: Costs, table: ScheduleTable) -> dict[str, float]:
 
     In units of F where F takes time, else of the first that does.
     """
-    times = {phase.name: costs.time(phase) for phase in (*_PHASES, *table.grammar.own)}
+    times = {phase.name: costs.time(phase) for phase in [*_PHASES, *table.grammar.own]}
     mean = {letter: float(np.mean(time)) for letter, time in times.items() if time is not None}
     unit = next(filter(None, mean.values()), 1.0)
     return {letter: time / unit for letter, time in mean.items()}
@@ -187,7 +198,7 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots:
             whole = "it" if reasons else "the critical path"
             share = "less than 0.01" if percent < 0.01 else f"{percent:.2g}"
             reasons.append(f"{words} take {share} % of {whole}")
-    computed = [phase for phase in table.grammar.compute if phase is not Phase.R]
+    computed = {*table.grammar.compute} - {*table.grammar.recomputing}
     times = {
         phase.name: np.asarray(costs.time(phase), float)
         for phase in table.used_phases

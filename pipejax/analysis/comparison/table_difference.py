@@ -7,7 +7,7 @@ are is the fewest ops that would have to move: all but the longest common order 
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.checks import MismatchError
@@ -149,7 +149,7 @@ def _rows(table: ScheduleTable, like: Grammar = USUAL) -> list[list[Cell]]:
     """Cells by row; kinds of its own are those of another grammar that has such letters."""
     if not table.grammar.own:
         return [[cell for cell in row if cell] for row in table.rows()]
-    known = {phase: like.by_letters.get(phase.name, phase) for phase in table.grammar.phases}
+    known = {p: cast(Phase, like.by_letters.get(p.name, p)) for p in table.grammar.phases}
     return [
         [tuple(op._replace(phase=known[op.phase]) for op in cell) for cell in row if cell]
         for row in table.rows()

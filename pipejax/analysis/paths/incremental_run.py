@@ -18,9 +18,9 @@ from pipejax.base.incremental_path import Awaited, IncrementalPath, LongestAroun
 from pipejax.base.longest_path import CycleError
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.link_models import check_eager
-from pipejax.engine.lowering.program import SOURCE, ZERO, Program
+from pipejax.engine.lowering.program import NO_WORKER, SOURCE, ZERO, Program
 from pipejax.engine.pricing import by_microbatch, cost_vector, ends_step
-from pipejax.schedules.cells.ops import WEIGHT_GRADS, WORKER, Op, Phase, ScheduleError
+from pipejax.schedules.cells.ops import WEIGHT_GRADS, WORKER, Op, ScheduleError
 from pipejax.schedules.table.table import ScheduleTable, row_order
 
 ROUNDING = 1e-12  # relative: what is closer may be equal
@@ -79,6 +79,8 @@ class IncrementalRun:
             [edge for edge in zip(*row, strict=True) if edge[0] != SOURCE]
             for row in zip(np.asarray(program.preds).tolist(), lags.tolist(), strict=True)
         ]
+        beside = program.beside_cells
+        self._reductions = {*beside[program.worker[beside] == NO_WORKER].tolist()}
         self._node = {_name(bar): bar.node for bar in bars(evaluation)}
         self._ops = {bar.node: bar.ops for bar in bars(evaluation)}
         self._queues = _queues(evaluation.table, program)
@@ -299,7 +301,7 @@ class IncrementalRun:
         around, finish, duration = self._paths_around(), self._path.finish, self._path.duration
         before, behind = self._beside(queue, slot)
         others = [edge for edge in self._edges[other] if edge[0] != one]
-        moves_reduction = any(self._program.phase[v] == Phase.A for v in self._path.behind[other])
+        moves_reduction = not self._reductions.isdisjoint(self._path.behind[other])
         is_bound = moves_reduction or (one, other) in self._needs
         # all that hangs on the first op starts behind it; what the other waits for must not
         if is_bound or any(around.start[node] >= finish[one] for node, _ in others):
@@ -380,7 +382,7 @@ class IncrementalRun:
             edges[node] = [(one, ZERO) if e == (other, ZERO) else e for e in self._edges[node]]
         # an all-reduce waits for the last gradient of its stage in the row
         stages = {op.stage for op in self._ops[one] if op.phase in WEIGHT_GRADS}
-        for node in np.flatnonzero(self._program.phase == Phase.A).tolist():
+        for node in self._reductions:
             if self._program.stage[node] in stages and (other, ZERO) in self._edges[node]:
                 edges[node] = [(one, ZERO) if e == (other, ZERO) else e for e in self._edges[node]]
         return edges

@@ -21,6 +21,7 @@ from pipejax.analysis.verify.event_run import (
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.costs.costs import MESSAGE_FIELDS
+from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.schedules.cells.ops import Op, Phase
 from pipejax.schedules.table.communication_cells import insert_transfers, messages_of
 from pipejax.schedules.table.table import ScheduleTable
@@ -85,7 +86,7 @@ def certificate(
             "max_span": evaluation.max_span,
             "busy": by_worker(evaluation.busy.tolist()),
             "peak_in_flight": by_worker(evaluation.peak_in_flight.tolist()),
-            "offloaded": int((table.phase == Phase.O).sum()),
+            "offloaded": table.num_offloaded,
             "peak_memory": by_worker(held.peak.tolist()),
             "lower_bounds": [
                 {"by": by, "value": float(value)} for by, value in (lower_bounds or {}).items()
@@ -136,7 +137,7 @@ def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     for node in program.beside_cells.tolist():
         stage, worker = int(program.stage[node]), int(program.worker[node])
         name = update_name(stage, worker)
-        if program.phase[node] == Phase.A:
+        if program.worker[node] == NO_WORKER:  # an all-reduce is of all copies
             name = reduction_name(stage, int(program.microbatch[node]))
         start, end = evaluation.node_start[node], evaluation.node_finish[node]
         found[name] = {"start": float(start), "end": float(end)}

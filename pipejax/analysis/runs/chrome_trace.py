@@ -24,7 +24,7 @@ from pipejax.analysis.runs.timeline import Arrow, Bar, arrows, bars
 from pipejax.base.checks import check_types
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.schedules.cells.memory_ledger import END, START, ledger_of
-from pipejax.schedules.cells.ops import HOST, HOST_LINK, NO_MICROBATCH, NO_STAGE, PARTS
+from pipejax.schedules.cells.ops import HOST, HOST_LINK, NO_MICROBATCH, NO_STAGE
 from pipejax.schedules.table.table import ScheduleTable
 
 COMPUTE, COLLECTIVES, BESIDE, SEND, RECEIVE = range(5)  # kinds of tracks, from top to bottom
@@ -260,7 +260,7 @@ def _in_flight(table: ScheduleTable, ops: Sequence[Bar]) -> list[Event]:
     What else kinds take and free is counted beside, by its name.
     """
     ledger = ledger_of(phase for phase in table.used_phases if phase not in HOST)
-    item = dict(enumerate(table.grammar.items, len(PARTS)))
+    item = {table.grammar.parts[name]: name for name in table.grammar.items}
     changes: list[tuple[int, int, Counter[str]]] = []  # time [ns], worker, what comes or goes
     for bar in ops:  # a row in its order: at one time what ended before comes before
         ends = {START: round(bar.start * _NANOSECONDS), END: round(bar.finish * _NANOSECONDS)}

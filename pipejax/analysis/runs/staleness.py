@@ -186,7 +186,7 @@ def _block_updates(
     Runs are separate models: each numbers its own block updates.
     """
     same = SAME_MOMENT * float(finish.max())
-    updates = np.flatnonzero(table.cells.phase == Phase.U)
+    updates = table.updates
     run = table.cells.microbatch.ravel()[updates] % table.weights.runs
     ends = finish.ravel()[updates]
     by_end = np.argsort(ends, kind="stable")

@@ -38,7 +38,7 @@ from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import cost_vector
 from pipejax.engine.recurrence_host import makespan_on_host
-from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.cells.ops import STEP_END
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -363,7 +363,7 @@ def _reads(programs: Iterable[Program]) -> set[str]:
     """Name the times of ops that any of the programs reads."""
     layouts = {id(program): program.layout for program in programs}.values()
     phases = {phase for each in layouts for phase in (*each.phases, *each.paired_phases)}
-    return {PHASE_FIELDS[phase.name] for phase in (*phases, Phase.A, Phase.U)}
+    return {PHASE_FIELDS[phase.name] for phase in (*phases, *STEP_END)}
 
 
 def _by_program(programs: Mapping[int, Program]) -> tuple[tuple[Program, Rows], ...]:

@@ -38,7 +38,7 @@ from pipejax.costs.model.workload_fields import (
 from pipejax.costs.precision import as_float, is_traced
 from pipejax.costs.system.system import Number, Numbers
 from pipejax.costs.topology import check_places, places_on
-from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.cells.memory_ledger import is_recomputed
 from pipejax.schedules.table.table import ScheduleTable
 
 PerStage = Float[NumpyArray, " stages"] | Float[Array, " stages"]
@@ -341,7 +341,7 @@ def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
 
 def recomputed_stages(workload: Workload, table: ScheduleTable) -> Bool[NumpyArray, " stages"]:
     """Say which stages (stages) run their forward once more within the backward."""
-    in_cells = np.isin(np.arange(table.num_stages), table.stage[table.phase == Phase.R])
+    in_cells = is_recomputed(table).max(axis=1)
     recomputed: Bool[NumpyArray, " stages"] = (workload.recompute == "full") & ~in_cells
     return recomputed
 

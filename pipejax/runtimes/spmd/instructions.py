@@ -17,6 +17,7 @@ from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.longest_path import run_edges
 from pipejax.schedules.cells.cells import NOWHERE, HeldCells
 from pipejax.schedules.cells.dependencies import find_versions, order_of_cells
+from pipejax.schedules.cells.memory_ledger import is_recomputed
 from pipejax.schedules.cells.ops import (
     CELL_PHASES,
     COMMUNICATION,
@@ -231,7 +232,7 @@ def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) ->
     """
     placed, versions, runs = _placed(table), find_versions(table), table.weights.runs
     ops, copies = placed.ops, StageCopies.of(table)
-    again = table.where[Phase.R][ops.stage, ops.microbatch] != NOWHERE
+    again = is_recomputed(table)[ops.stage, ops.microbatch]
     arrived, kept = placed.place, placed.place + sizes.places
     left = np.where(again, arrived, kept)
     run = ops.microbatch % runs

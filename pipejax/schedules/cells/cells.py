@@ -214,6 +214,16 @@ class Content:
         return found
 
     @functools.cached_property
+    def updates(self) -> Int[NumpyArray, " cells"]:
+        """Cells (cells) that update weights, worker * slots + slot, row by row."""
+        return np.flatnonzero(self.cells.phase == Phase.U)
+
+    @property
+    def num_offloaded(self) -> int:
+        """Activations that go to the host and back."""
+        return int((self.cells.phase == Phase.O).sum())
+
+    @functools.cached_property
     def last_of_backward(self) -> Int[NumpyArray, "stages microbatches"]:
         """Cell (stages, microbatches) of the op that ends each backward."""
         whole, split = (self.where[phase] for phase in WEIGHT_GRADS)

@@ -17,38 +17,26 @@ from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import check_types, is_number, one_of, unknown, whole_number, wrong
 from pipejax.base.display import short_repr_of
 from pipejax.schedules.cells.ops import (
-    BUSY,
-    CELL_PHASES,
-    CHECKPOINT,
-    COMPUTE,
     COMPUTING,
-    COPY,
-    EXECUTED,
-    FOR_W,
-    HOST,
     HOST_LINK,
     INPUT_GRADS,
     MICROBATCH,
-    NUMBERED,
     OWNERS,
     PARTS,
-    PHASES,
-    SHARDING,
+    PARTS_BY_NAME,
     STAGE,
-    TIMED,
     UNIT_SLOTS,
     WEIGHT_GRADS,
-    WHOLE,
     WORKER,
     AnyPhase,
     Cell,
     OpKind,
     OwnPhase,
     Phase,
+    PhaseLists,
     check_cell,
     format_cell,
     format_number,
-    on_lane,
     parse_cell,
 )
 
@@ -130,7 +118,7 @@ class _End(NamedTuple):
     offset: int
 
 
-def parse_rule(text: str, phases: Mapping[str, Phase], slices: int = 1) -> Rule:
+def parse_rule(text: str, phases: Mapping[str, AnyPhase], slices: int = 1) -> Rule:
     """Read a rule, as "Fd <- Fa", "Fa <- Fc@-1 [message]", "Bc@last <- Fc@last", "2U0 <- W (all)".
 
     A number before the letters is a stage, one behind them a microbatch.
@@ -162,13 +150,13 @@ def parse_rule(text: str, phases: Mapping[str, Phase], slices: int = 1) -> Rule:
 
 
 def _read_end(
-    fields: Sequence[str | None], text: str, phases: Mapping[str, Phase], slices: int
+    fields: Sequence[str | None], text: str, phases: Mapping[str, AnyPhase], slices: int
 ) -> _End:
     """Read one end of a rule from stage, letters, microbatch, slice and what stands behind @."""
     stage, letters, microbatch, part, place = fields
     if letters is None or letters not in phases:  # as written: some may differ by capitals alone
         raise unknown(f"phase of {text!r}", letters, tuple(phases))
-    phase = phases[letters]
+    phase = cast(Phase, phases[letters])
     if microbatch and (part is None) != (slices == 1):
         form = "m.k, k the slice" if slices > 1 else "a number"
         raise ValueError(f"{text!r} is not a rule: its microbatches are {form}")
@@ -214,7 +202,7 @@ def format_rule(rule: Rule, slices: int = 1) -> str:
 
 @short_repr_of("letters rules slices forward_only graph")
 @dataclasses.dataclass(frozen=True)
-class Grammar:
+class Grammar(PhaseLists[AnyPhase]):
     """What the ops of a table are and what they wait for, beside the usual ones.
 
     Attributes:
@@ -260,32 +248,28 @@ class Grammar:
                 raise wrong("items", f"{name} must be a number of at least 0, got {share!r}", share)
         check_types(forward_only=(self.forward_only, bool), graph=(self.graph, Sequence))
         whole_number(self.slices, "slices")
-        own = [
-            OwnPhase(len(Phase) + k, *_checked_kind(letters, kind, tuple(self.items)))
+        own = tuple(
+            OwnPhase(len(Phase) + k, *_checked_kind(letters, kind, self.parts))
             for k, (letters, kind) in enumerate(self.kinds.items())
-        ]
-        kinds = [*(phase.kind for phase in CELL_PHASES), *(phase.kind for phase in own)]
-        of_workers, others = (
-            {kind.time for kind in kinds if (kind.of == WORKER) == which} for which in (True, False)
         )
-        for time in of_workers & others:
+        object.__setattr__(self, "own", own)
+        object.__setattr__(self, "phases", (*Phase, *own))
+        object.__setattr__(self, "known", self.phases[1:])  # without idle cells
+        of_workers = {phase.kind.time for phase in self.of_workers}
+        for time in of_workers & {
+            phase.kind.time for phase in self.known if phase not in self.of_workers
+        }:
             raise wrong("kinds", f"{time} is a cost of workers and of stages: give two names", time)
-        phases = (*Phase, *(cast(Phase, phase) for phase in own))
-        by_letters = {**PHASES, **{phase.name: phase for phase in phases[len(Phase) :]}}
         rules = tuple(
-            parse_rule(rule, by_letters, self.slices) if isinstance(rule, str) else rule
+            parse_rule(rule, self.by_letters, self.slices) if isinstance(rule, str) else rule
             for rule in self.rules
         )
-        graph = _checked_graph(self.graph, rules)
-        for name, value in (("phases", phases), ("by_letters", by_letters), ("own", tuple(own))):
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "graph", _checked_graph(self.graph, rules))
         object.__setattr__(self, "kinds", {phase.name: phase.kind for phase in own})
         object.__setattr__(self, "items", dict(self.items))
         object.__setattr__(self, "rules", rules)
-        object.__setattr__(self, "graph", graph)
 
     phases: tuple[Phase, ...] = dataclasses.field(init=False, repr=False, compare=False)
-    by_letters: Mapping[str, Phase] = dataclasses.field(init=False, repr=False, compare=False)
     own: tuple[OwnPhase, ...] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
@@ -328,65 +312,17 @@ class Grammar:
         own += ["a graph of stages"] * bool(self.graph) + ["no backward"] * self.forward_only
         return own[0] if own else ""
 
-    # lists of phases as in `ops`, with its own
-
-    @functools.cached_property
-    def compute(self) -> tuple[AnyPhase, ...]:
-        """What a worker computes of a microbatch on a stage."""
-        return (*COMPUTE, *on_lane(self.own, COMPUTING, MICROBATCH))
-
-    @functools.cached_property
-    def row_ops(self) -> tuple[AnyPhase, ...]:
-        """What a worker computes, without what serves a stage as a whole."""
-        return (
-            *(p for p in BUSY if p not in SHARDING),
-            *on_lane(self.own, COMPUTING, MICROBATCH, COPY, WORKER),
-        )
-
-    @functools.cached_property
-    def sharding(self) -> tuple[AnyPhase, ...]:
-        """What serves a stage as a whole."""
-        return (*SHARDING, *(phase for phase in self.own if phase.kind.of == STAGE))
-
-    @functools.cached_property
-    def busy(self) -> tuple[AnyPhase, ...]:
-        """What keeps a worker busy."""
-        return (*BUSY, *on_lane(self.own, COMPUTING, *OWNERS))
-
-    @functools.cached_property
-    def host(self) -> tuple[AnyPhase, ...]:
-        """What runs on host links."""
-        return (*HOST, *on_lane(self.own, HOST_LINK, MICROBATCH))
-
-    @functools.cached_property
-    def timed(self) -> tuple[AnyPhase, ...]:
-        """What has a time."""
-        return (*TIMED, *(phase for phase in self.own if phase.kind.time))
-
-    @functools.cached_property
-    def executed(self) -> tuple[AnyPhase, ...]:
-        """What a worker executes in row order."""
-        return (*EXECUTED, *on_lane(self.own, COMPUTING, *OWNERS))
-
-    @functools.cached_property
-    def in_cells(self) -> tuple[AnyPhase, ...]:
-        """What a cell can hold."""
-        return (*CELL_PHASES, *self.own)
-
-    @functools.cached_property
-    def numbered(self) -> tuple[AnyPhase, ...]:
-        """What has a microbatch."""
-        return (*NUMBERED, *(phase for phase in self.own if phase.kind.of != STAGE))
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """Numbers of what kinds take and free by name: parts of activations, then items."""
+        return PARTS_BY_NAME | {item: len(PARTS) + k for k, item in enumerate(self.items)}
 
     @functools.cached_property
     def beside(self) -> Mapping[str, tuple[AnyPhase, ...]]:
         """What runs in order on a lane beside compute, by lane; host links have their own rules."""
-        lanes = dict.fromkeys(phase.kind.lane for phase in self.own)
-        return {
-            lane: on_lane(self.own, lane, *OWNERS)
-            for lane in lanes
-            if lane not in (COMPUTING, HOST_LINK)
-        }
+        timed = (phase.kind.lane for phase in self.in_cells if phase.kind.time)
+        lanes = (lane for lane in dict.fromkeys(timed) if lane not in (COMPUTING, HOST_LINK))
+        return {lane: self.on_lane(lane, *OWNERS) for lane in lanes}
 
     @functools.cached_property
     def off_row(self) -> tuple[AnyPhase, ...]:
@@ -406,16 +342,6 @@ class Grammar:
         for number, phases in enumerate(self.beside.values(), 1):
             found[list(phases)] = number
         return found
-
-    @functools.cached_property
-    def together(self) -> tuple[AnyPhase, ...]:
-        """What the cells of all workers do as one."""
-        return tuple(phase for phase in self.own if phase.kind.together)
-
-    @functools.cached_property
-    def of_workers(self) -> tuple[AnyPhase, ...]:
-        """What is of a worker, and of no stage."""
-        return tuple(phase for phase in self.own if phase.kind.of == WORKER)
 
     def edges(self, num_stages: int) -> tuple[Edge, ...]:
         """Stages that lead to each other: those of the graph, or of a chain."""
@@ -449,7 +375,7 @@ def _checked_graph(graph: Sequence[Any], rules: Iterable[Rule]) -> tuple[Edge, .
     return edges
 
 
-def _checked_kind(letters: Any, kind: Any, items: Sequence[str]) -> tuple[str, OpKind]:
+def _checked_kind(letters: Any, kind: Any, parts: Mapping[str, int]) -> tuple[str, OpKind]:
     """Check what a table says of a kind of op."""
     if not isinstance(letters, str) or not re.fullmatch(r"[A-Z][A-Za-z_]*", letters):
         raise wrong(
@@ -466,14 +392,13 @@ def _checked_kind(letters: Any, kind: Any, items: Sequence[str]) -> tuple[str, O
         (kind.together and kind.of != WORKER, "what all workers do together is of a worker"),
         (kind.lane == HOST_LINK and kind.of != MICROBATCH, "a host link carries microbatches"),
         (not (slot is None or (is_number(slot) and slot > 0)), "slot must be above 0"),
+        (kind.awaited is not None or not kind.in_cells, "a cell holds it, and it has a time"),
     ):
         if is_wrong:
             raise wrong("kinds", f"{letters}: {why}, got {kind!r}", kind)
     for colour in kind.look or ():
         if not isinstance(colour, str) or not re.fullmatch("#[0-9A-Fa-f]{6}", colour):
             raise wrong("kinds", f"{letters}: a colour is as #A6D4F5, got {colour!r}", colour)
-    parts = {"activation": WHOLE, "for_w": FOR_W, "checkpoint": CHECKPOINT}
-    parts |= {item: len(PARTS) + k for k, item in enumerate(items)}
 
     def numbered(taken: Mapping[Any, int]) -> dict[int, int]:
         """What is taken by the number of its part, where it is given by name."""

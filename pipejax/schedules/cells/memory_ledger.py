@@ -12,12 +12,11 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, Num, NumpyArray
-from pipejax.schedules.cells.cells import Content
+from pipejax.schedules.cells.cells import NOWHERE, Content
 from pipejax.schedules.cells.grammar import USUAL, Grammar
 from pipejax.schedules.cells.ops import (
     CHECKPOINT,
     FOR_W,
-    KINDS,
     LEFT_BY_F,
     WHOLE,
     AnyPhase,
@@ -59,19 +58,16 @@ def ledger_of(phases: Iterable[AnyPhase]) -> Mapping[AnyPhase, tuple[LedgerEntry
     }
 
 
-LEDGER: Mapping[AnyPhase, tuple[LedgerEntry, ...]] = ledger_of(KINDS)
-
-
 def change_of(phase: Phase, moment: int, *, whole: Size, for_w: Size) -> Size:
     """Change of what a worker holds from that moment on, where nothing is recomputed."""
     size = {WHOLE: whole, LEFT_BY_F: whole, FOR_W: for_w}
-    entries = (entry for entry in LEDGER.get(phase, ()) if entry.moment == moment)
+    entries = (entry for entry in ledger_of([phase]).get(phase, ()) if entry.moment == moment)
     return sum((entry.change * size[entry.part] for entry in entries), start=0 * whole)
 
 
 def is_in_ledger(content: Content) -> Bool[NumpyArray, " ops"]:
     """Whether each op of a table takes or frees memory (ops)."""
-    return np.isin(content.ops.phase, [*LEDGER, *ledger_of(content.grammar.own)])
+    return np.isin(content.ops.phase, list(ledger_of(content.grammar.known)))
 
 
 def with_items(
@@ -82,6 +78,12 @@ def with_items(
     An item of a worker, and of no stage, is a share of an activation of the last stage.
     """
     return np.concatenate([sizes, *(share * sizes[None, WHOLE] for share in items)])
+
+
+def is_recomputed(content: Content) -> Bool[NumpyArray, "stages microbatches"]:
+    """Whether an op brings back what a forward does not leave (stages, microbatches)."""
+    again = [content.where[phase] != NOWHERE for phase in content.grammar.recomputing]
+    return np.logical_or.reduce(again)
 
 
 class HeldOps(NamedTuple):
@@ -107,7 +109,7 @@ class HeldOps(NamedTuple):
     def of(cls, content: Content) -> "HeldOps":
         """List the ops of a table, fused pairs included: each lasts one slot."""
         ops = content.ops.take(is_in_ledger(content))
-        recomputed = content.where[Phase.R][ops.stage, ops.microbatch] >= 0
+        recomputed = is_recomputed(content)[ops.stage, ops.microbatch]
         worker, slot = np.divmod(ops.cell, content.num_slots)
         return cls(ops.phase, ops.stage, worker, recomputed, slot, slot + 1)
 
@@ -138,7 +140,7 @@ class HeldParts(NamedTuple):
     def of(cls, ops: HeldOps, grammar: Grammar = USUAL) -> "HeldParts":
         """Follow ops through the ledger."""
         found: list[tuple[NumpyArray, ...]] = []
-        for phase, entries in {**LEDGER, **ledger_of(grammar.own)}.items():
+        for phase, entries in ledger_of(grammar.known).items():
             own = HeldOps(*(field[ops.phase == phase] for field in ops))
             left = np.where(own.recomputed, CHECKPOINT, WHOLE)
             for entry in entries:

@@ -12,7 +12,7 @@ import functools
 import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar, cast
 
 from pipejax.base.array_types import Index
 from pipejax.base.checks import MismatchError
@@ -96,7 +96,7 @@ class OwnPhase(int):
 
 
 AnyPhase = Phase | OwnPhase
-SomePhase = TypeVar("SomePhase", Phase, OwnPhase)
+SomePhase = TypeVar("SomePhase", bound=AnyPhase)
 
 # Lanes: what an op runs on, one op at a time. Ops on the host link are issued by the row of their
 # worker; what is on the network waits for its rules alone, and so does a lane of a table's own.
@@ -106,6 +106,7 @@ MICROBATCH, STAGE, COPY, WORKER = OWNERS = "microbatch", "stage", "copy", "worke
 
 # parts of an activation: all of it, what W needs after I, and what F leaves where R comes later
 PARTS = WHOLE, FOR_W, CHECKPOINT = 0, 1, 2
+PARTS_BY_NAME = {"activation": WHOLE, "for_w": FOR_W, "checkpoint": CHECKPOINT}
 LEFT_BY_F = -1  # the whole, or the checkpoint where the activation is recomputed
 
 
@@ -130,6 +131,7 @@ class OpKind(NamedTuple):
       look: colour in pictures, if it has one; a darker shade for the second pipe where no strokes
         can be drawn; and, where its workers may have several stages, one for the first of them.
         Lightness tells kinds apart.
+      in_cells: whether a table holds it; otherwise lowering alone adds it.
     """
 
     name: str
@@ -142,6 +144,7 @@ class OpKind(NamedTuple):
     at_end: Mapping[int, int] = MappingProxyType({})
     awaited: Phase | None = None
     look: tuple[str, ...] | None = None
+    in_cells: bool = True
 
 
 KINDS: Mapping[Phase, OpKind] = {
@@ -185,7 +188,9 @@ KINDS: Mapping[Phase, OpKind] = {
     Phase.SEND_B: OpKind("send gradient", lane=NETWORK),
     Phase.RECV_B: OpKind("receive gradient", lane=NETWORK),
     # white is also where nothing runs: pictures hatch an all-reduce
-    Phase.A: OpKind("all-reduce", "all_reduce", NETWORK, STAGE, look=("#FFFFFF", "#FFFFFF")),
+    Phase.A: OpKind(
+        "all-reduce", "all_reduce", NETWORK, STAGE, look=("#FFFFFF", "#FFFFFF"), in_cells=False
+    ),
     Phase.U: OpKind("update", "update", of=COPY, look=("#1C1C1C", "#1C1C1C")),
     Phase.O: OpKind(
         "offload", "offload", HOST_LINK, at_end={LEFT_BY_F: -1}, look=("#003C78", "#002346")
@@ -199,35 +204,118 @@ KINDS: Mapping[Phase, OpKind] = {
 }
 
 
-def on_lane(
-    phases: Iterable[SomePhase], lane: str, *of: str, timed: bool = True
-) -> tuple[SomePhase, ...]:
-    """List the phases on a lane that belong to one of these, with a time or without."""
-    return tuple(
-        phase
-        for phase in phases
-        if phase.kind.lane == lane and phase.kind.of in of and bool(phase.kind.time) == timed
-    )
+class PhaseLists(Generic[SomePhase]):
+    """Lists of the phases that are alike, from the records of their kinds.
+
+    Attributes:
+      known: all phases that an op can have.
+    """
+
+    known: tuple[SomePhase, ...]
+
+    def __init__(self, known: Iterable[SomePhase]) -> None:
+        """Take the phases, by code."""
+        self.known = tuple(known)
+
+    def on_lane(self, lane: str, *of: str, timed: bool = True) -> tuple[SomePhase, ...]:
+        """List what runs on a lane and belongs to one of these, with a time or without."""
+        return tuple(
+            phase
+            for phase in self.in_cells
+            if phase.kind.lane == lane and phase.kind.of in of and bool(phase.kind.time) == timed
+        )
+
+    @functools.cached_property
+    def in_cells(self) -> tuple[SomePhase, ...]:
+        """What a cell can hold."""
+        return tuple(phase for phase in self.known if phase.kind.in_cells)
+
+    @functools.cached_property
+    def by_letters(self) -> Mapping[str, SomePhase]:
+        """What a cell can hold by its letters."""
+        return MappingProxyType({phase.name: phase for phase in self.in_cells})
+
+    @functools.cached_property
+    def compute(self) -> tuple[SomePhase, ...]:
+        """What a worker computes of a microbatch on a stage."""
+        return self.on_lane(COMPUTING, MICROBATCH)
+
+    @functools.cached_property
+    def row_ops(self) -> tuple[SomePhase, ...]:
+        """What a worker computes, without what serves a stage as a whole."""
+        return self.on_lane(COMPUTING, MICROBATCH, COPY, WORKER)
+
+    @functools.cached_property
+    def busy(self) -> tuple[SomePhase, ...]:
+        """What keeps a worker busy."""
+        return self.on_lane(COMPUTING, *OWNERS)
+
+    @functools.cached_property
+    def sharding(self) -> tuple[SomePhase, ...]:
+        """What serves a stage as a whole, and has no microbatch."""
+        return tuple(phase for phase in self.in_cells if phase.kind.of == STAGE)
+
+    @functools.cached_property
+    def numbered(self) -> tuple[SomePhase, ...]:
+        """What has a microbatch."""
+        return tuple(phase for phase in self.in_cells if phase.kind.of != STAGE)
+
+    @functools.cached_property
+    def of_workers(self) -> tuple[SomePhase, ...]:
+        """What is of a worker, and of no stage."""
+        return tuple(phase for phase in self.in_cells if phase.kind.of == WORKER)
+
+    @functools.cached_property
+    def together(self) -> tuple[SomePhase, ...]:
+        """What the cells of all workers do as one."""
+        return tuple(phase for phase in self.in_cells if phase.kind.together)
+
+    @functools.cached_property
+    def host(self) -> tuple[SomePhase, ...]:
+        """What runs on host links."""
+        return self.on_lane(HOST_LINK, MICROBATCH)
+
+    @functools.cached_property
+    def messages(self) -> tuple[SomePhase, ...]:
+        """What sends and receives, as link models say."""
+        return self.on_lane(NETWORK, MICROBATCH, timed=False)
+
+    @functools.cached_property
+    def timed(self) -> tuple[SomePhase, ...]:
+        """What has a time."""
+        return tuple(phase for phase in self.known if phase.kind.time)
+
+    @functools.cached_property
+    def waits(self) -> tuple[SomePhase, ...]:
+        """What does nothing but wait."""
+        return tuple(phase for phase in self.known if phase.kind.awaited)
+
+    @functools.cached_property
+    def wait_send(self) -> tuple[SomePhase, ...]:
+        """What waits for messages, under some link models alone."""
+        return tuple(phase for phase in self.waits if phase.kind.awaited in self.messages)
+
+    @functools.cached_property
+    def executed(self) -> tuple[SomePhase, ...]:
+        """What a worker executes in row order under every link model."""
+        return (*self.busy, *(phase for phase in self.waits if phase not in self.wait_send))
+
+    @functools.cached_property
+    def recomputing(self) -> tuple[SomePhase, ...]:
+        """What makes a whole activation from the checkpoint that its forward left of it."""
+        takes = (phase for phase in self.known if phase.kind.at_start.get(CHECKPOINT, 0) < 0)
+        return tuple(phase for phase in takes if phase.kind.of == MICROBATCH)
 
 
+USUAL_PHASES = PhaseLists(KINDS)
 SPLIT = (Phase.F, Phase.I, Phase.W)  # of a microbatch on a stage, in this order
 INPUT_GRADS = (Phase.B, Phase.I)  # they send a gradient back; a forward may be fused with one
 WEIGHT_GRADS = (Phase.B, Phase.W)  # the last op of a backward
 STEP_END = (Phase.A, Phase.U)  # lowering adds them, where no cell of the table updates
-COMPUTE = on_lane(KINDS, COMPUTING, MICROBATCH)
-ROW_OPS = on_lane(KINDS, COMPUTING, MICROBATCH, COPY)  # without what serves a stage as a whole
-SHARDING = on_lane(KINDS, COMPUTING, STAGE)
-BUSY = on_lane(KINDS, COMPUTING, MICROBATCH, STAGE, COPY)  # a worker computes them
-MESSAGES = on_lane(KINDS, NETWORK, MICROBATCH, timed=False)
-HOST = on_lane(KINDS, HOST_LINK, MICROBATCH)  # beside the compute of the worker
-TIMED = tuple(phase for phase, kind in KINDS.items() if kind.time)
-WAITS = tuple(phase for phase, kind in KINDS.items() if kind.awaited)
-WAIT_SEND = tuple(phase for phase in WAITS if KINDS[phase].awaited in MESSAGES)
+COMPUTE, ROW_OPS, SHARDING = USUAL_PHASES.compute, USUAL_PHASES.row_ops, USUAL_PHASES.sharding
+MESSAGES, WAITS, WAIT_SEND = USUAL_PHASES.messages, USUAL_PHASES.waits, USUAL_PHASES.wait_send
 COMMUNICATION = MESSAGES + WAIT_SEND
-# what a worker executes in row order; it waits for its SENDs under some link models alone
-EXECUTED = BUSY + tuple(phase for phase in WAITS if phase not in WAIT_SEND)
-CELL_PHASES = EXECUTED + COMMUNICATION + HOST
-NUMBERED = tuple(phase for phase in CELL_PHASES if phase not in SHARDING)  # have a microbatch
+HOST, TIMED, CELL_PHASES = USUAL_PHASES.host, USUAL_PHASES.timed, USUAL_PHASES.in_cells
 
 Slots = Mapping[str, float]  # durations by phase letter that a table is drawn with
 UNIT_SLOTS: Mapping[str, int] = MappingProxyType(
@@ -266,7 +354,7 @@ def receive_of(send: Op) -> Op:
 
 Cell = tuple[Op, ...]  # () is idle, (op,) an op, (forward, backward) a fused pair
 
-PHASES: Mapping[str, Phase] = MappingProxyType({phase.name: phase for phase in CELL_PHASES})
+PHASES = USUAL_PHASES.by_letters
 _LIMIT = 10**9
 _PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)\s*OVERLAP_F_B")
 
@@ -279,7 +367,7 @@ def _op_form(letters: tuple[str, ...], slices: int) -> re.Pattern[str]:
     return re.compile(rf"([0-9]{{0,9}})({known}){part}(?:@(\w+))?")
 
 
-def parse_op(text: str, phases: Mapping[str, Phase] = PHASES, slices: int = 1) -> Op:
+def parse_op(text: str, phases: Mapping[str, AnyPhase] = PHASES, slices: int = 1) -> Op:
     """Read one op, of these phases by letter; a microbatch in slices is followed by the slice."""
     match = _op_form(tuple(phases), slices).fullmatch(text.strip())
     if match is None or not (match[1] or match[3]):
@@ -303,7 +391,7 @@ def parse_op(text: str, phases: Mapping[str, Phase] = PHASES, slices: int = 1) -
         known = f"slices are 0 to {slices - 1}" if slices > 1 else "the table has no slices"
         raise ValueError(f"{text.strip()!r} is not an op: {known}")
     number = int(microbatch) * slices + int(part or 0) if microbatch else NO_MICROBATCH
-    phase = phases[letters]
+    phase = cast(Phase, phases[letters])
     return Op(phase, int(stage) if stage else NO_STAGE, number)
 
 
@@ -311,7 +399,7 @@ def _shorten(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-def parse_cell(text: str, phases: Mapping[str, Phase] = PHASES, slices: int = 1) -> Cell:
+def parse_cell(text: str, phases: Mapping[str, AnyPhase] = PHASES, slices: int = 1) -> Cell:
     """Read one cell: empty, an op, or a fused pair."""
     text = text.strip()
     if not text:
@@ -325,7 +413,7 @@ def parse_cell(text: str, phases: Mapping[str, Phase] = PHASES, slices: int = 1)
     return forward, backward
 
 
-def _is_plain(op: Op, phases: Mapping[str, Phase]) -> bool:
+def _is_plain(op: Op, phases: Mapping[str, AnyPhase]) -> bool:
     return (
         isinstance(op, Op)
         and isinstance(op.phase, AnyPhase)
@@ -337,7 +425,7 @@ def _is_plain(op: Op, phases: Mapping[str, Phase]) -> bool:
     )
 
 
-def check_cell(cell: Cell, phases: Mapping[str, Phase] = PHASES, slices: int = 1) -> Cell:
+def check_cell(cell: Cell, phases: Mapping[str, AnyPhase] = PHASES, slices: int = 1) -> Cell:
     """Check a cell that is given as ops, by printing and parsing it."""
     if isinstance(cell, tuple) and len(cell) == 1 and _is_plain(cell[0], phases):
         return cell  # nearly all are: tables of a million cells are made in seconds

@@ -6,10 +6,6 @@ from typing import Any
 from pipejax.base.checks import one_of
 from pipejax.schedules.cells.grammar import USUAL, Grammar
 from pipejax.schedules.cells.ops import (
-    CHECKPOINT,
-    FOR_W,
-    PARTS,
-    WHOLE,
     OpKind,
     ScheduleError,
 )
@@ -27,15 +23,13 @@ _FIELDS: Mapping[str, Any] = {  # of a kind, and what it may be in JSON
     "at_end": dict,
     "look": list,
 }
-_PARTS = {"activation": WHOLE, "for_w": FOR_W, "checkpoint": CHECKPOINT}
 
 
 def grammar_data(grammar: Grammar) -> dict[str, Any]:
     """What a table has of its own, for JSON; nothing of a usual one."""
     if grammar.is_usual:
         return {}
-    parts = {part: name for name, part in _PARTS.items()}
-    parts |= {len(PARTS) + k: item for k, item in enumerate(grammar.items)}
+    parts = {part: name for name, part in grammar.parts.items()}
     kinds = []
     for phase in grammar.own:
         given = phase.kind._asdict() | {

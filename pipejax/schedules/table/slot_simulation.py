@@ -15,7 +15,7 @@ from pipejax.base.longest_path import CycleError, run_chains, run_edges
 from pipejax.schedules.cells.cells import NEWEST, Cells, Content, WeightRule, empty_cells
 from pipejax.schedules.cells.dependencies import find_dependencies
 from pipejax.schedules.cells.grammar import USUAL, Grammar
-from pipejax.schedules.cells.ops import NO_PIPE, ROW_OPS, Op, Phase, Slots
+from pipejax.schedules.cells.ops import NO_PIPE, PHASES, ROW_OPS, Op, Phase, Slots
 from pipejax.schedules.cells.placement import Placement, looped
 from pipejax.schedules.legality import check_slots
 from pipejax.schedules.table.host_links import check_host_links, waiting_cells
@@ -211,7 +211,7 @@ def draw(
     """
     order = np.lexsort((start, worker))
     worker, start, phase, microbatch = (a[order] for a in (worker, start, phase, microbatch))
-    column = columns(worker, start, phase != Phase.U)
+    column = columns(worker, start, np.isin(phase, [PHASES[letter] for letter in slots]))
     shape = int(worker.max(initial=-1)) + 1, int(column.max(initial=-1)) + 1
     cells = empty_cells(shape)
     for field, values in zip(cells, (phase, worker, microbatch, 0), strict=True):

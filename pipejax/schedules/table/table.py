@@ -221,7 +221,7 @@ class ScheduleTable(Content, Drawn):
     @property
     def updates_within(self) -> bool:
         """Whether U cells update weights before the end of the table: it is asynchronous."""
-        return bool((self.cells.phase == Phase.U).any())
+        return len(self.updates) > 0
 
     def with_rows(self, rows: Sequence[Sequence[Cell]]) -> "ScheduleTable":
         """Return a table with other rows and all else as it is.

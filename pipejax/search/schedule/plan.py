@@ -52,7 +52,7 @@ class Optimum:
     @property
     def offloaded(self) -> int:
         """Activations that go to the host and back."""
-        return int((self.table.phase == Phase.O).sum())
+        return self.table.num_offloaded
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -23,6 +23,7 @@ from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.periodic_makespan import extrapolated_makespans
+from pipejax.schedules.cells.memory_ledger import is_recomputed
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.registry import ANY
 from pipejax.schedules.table.held_activations import HeldCounts, held_counts
@@ -61,9 +62,8 @@ class Pipe(NamedTuple):
             both = [cells.stage[cells.phase == phase] for cells in (table.cells, table.partners)]
             return np.bincount(np.concatenate(both), minlength=table.num_stages)
 
-        every = table.num_microbatches
-        placement = np.asarray(table.placement)
-        return cls(placement, count(Phase.B) > 0, count(Phase.I) > 0, count(Phase.R) == every)
+        again = is_recomputed(table).min(axis=1)
+        return cls(np.asarray(table.placement), count(Phase.B) > 0, count(Phase.I) > 0, again)
 
 
 class _StageTimes(NamedTuple):
