@@ -212,7 +212,7 @@ def format_rule(rule: Rule, slices: int = 1) -> str:
     return f"{waits} <- {made}{which}" + " [message]" * rule.sends
 
 
-@short_repr_of("letters rules slices forward_only graph")
+@short_repr_of("letters rules slices forward_only graph lanes")
 @dataclasses.dataclass(frozen=True)
 class Grammar:
     """What the ops of a table are and what they wait for, beside the usual ones.
@@ -226,6 +226,8 @@ class Grammar:
       forward_only: whether the table has no backward.
       graph: stages that lead to each other, each as (from, to); a chain if empty. Message times
         are by these edges.
+      lanes: lane beside compute of UNSHARD and REDUCE_GRAD, as {"UNSHARD": "net"}; they stand in
+        the row if not given. On a lane they are waited for, see the guide.
 
     Raises:
       ValueError: if letters are taken or a record or a rule is wrong.
@@ -249,6 +251,7 @@ class Grammar:
     slices: int = 1
     forward_only: bool = False
     graph: Sequence[Edge] = ()
+    lanes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check what is given; give every kind a code and read the rules."""
@@ -264,14 +267,17 @@ class Grammar:
             OwnPhase(len(Phase) + k, *_checked_kind(letters, kind, tuple(self.items)))
             for k, (letters, kind) in enumerate(self.kinds.items())
         ]
+        moved = _checked_lanes(self.lanes)
         kinds = [*(phase.kind for phase in CELL_PHASES), *(phase.kind for phase in own)]
         of_workers, others = (
             {kind.time for kind in kinds if (kind.of == WORKER) == which} for which in (True, False)
         )
         for time in of_workers & others:
             raise wrong("kinds", f"{time} is a cost of workers and of stages: give two names", time)
-        phases = (*Phase, *(cast(Phase, phase) for phase in own))
-        by_letters = {**PHASES, **{phase.name: phase for phase in phases[len(Phase) :]}}
+        mine = {int(phase): phase for phase in (*moved, *own)}  # by code
+        codes = range(len(Phase) + len(own))
+        phases = tuple(cast(Phase, mine.get(code) or Phase(code)) for code in codes)
+        by_letters = {**PHASES, **{phase.name: phases[phase] for phase in mine.values()}}
         rules = tuple(
             parse_rule(rule, by_letters, self.slices) if isinstance(rule, str) else rule
             for rule in self.rules
@@ -279,6 +285,8 @@ class Grammar:
         graph = _checked_graph(self.graph, rules)
         for name, value in (("phases", phases), ("by_letters", by_letters), ("own", tuple(own))):
             object.__setattr__(self, name, value)
+        object.__setattr__(self, "moved", moved)
+        object.__setattr__(self, "lanes", {phase.name: phase.kind.lane for phase in moved})
         object.__setattr__(self, "kinds", {phase.name: phase.kind for phase in own})
         object.__setattr__(self, "items", dict(self.items))
         object.__setattr__(self, "rules", rules)
@@ -287,17 +295,19 @@ class Grammar:
     phases: tuple[Phase, ...] = dataclasses.field(init=False, repr=False, compare=False)
     by_letters: Mapping[str, Phase] = dataclasses.field(init=False, repr=False, compare=False)
     own: tuple[OwnPhase, ...] = dataclasses.field(init=False, repr=False, compare=False)
+    moved: tuple[OwnPhase, ...] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
         """Hash what it is made of."""
-        return hash((tuple(self.kinds), self.rules, self.slices, self.forward_only, self.graph))
+        given = self.rules, self.slices, self.forward_only, self.graph
+        return hash((tuple(self.kinds), tuple(self.lanes), *given))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the fields that make it."""
         if self.is_usual:
             return _usual, ()  # there is one
         given = (dict(self.kinds), self.texts, dict(self.items))
-        return Grammar, (*given, self.slices, self.forward_only, self.graph)
+        return Grammar, (*given, self.slices, self.forward_only, self.graph, dict(self.lanes))
 
     @property
     def letters(self) -> tuple[str, ...]:
@@ -315,6 +325,20 @@ class Grammar:
         return self == USUAL
 
     @functools.cached_property
+    def has_usual_messages(self) -> bool:
+        """Whether messages are those of the literature, which SEND and RECV cells carry."""
+        return dataclasses.replace(self, lanes={}) == USUAL
+
+    @functools.cached_property
+    def stage_rules(self) -> tuple[tuple[tuple[AnyPhase, ...], Phase], ...]:
+        """What waits for the last op of its stage before it in the row that is on a lane."""
+        by_producer = (
+            (self.compute, Phase.UNSHARD),
+            ((Phase.WAIT_REDUCE_GRAD, Phase.U), Phase.REDUCE_GRAD),
+        )
+        return tuple(rule for rule in by_producer if rule[1] in self.moved)
+
+    @functools.cached_property
     def all_rules(self) -> tuple[Rule, ...]:
         """The usual rules, those of slices, and its own."""
         return (*RULES, *(OF_SLICES if self.slices > 1 else ()), *self.rules)
@@ -326,6 +350,7 @@ class Grammar:
         own += [f"rule {text}" for text in self.texts]
         own += [f"microbatches in {self.slices} slices"] * (self.slices > 1)
         own += ["a graph of stages"] * bool(self.graph) + ["no backward"] * self.forward_only
+        own += [f"{letters} on lane {lane}" for letters, lane in self.lanes.items()]
         return own[0] if own else ""
 
     # lists of phases as in `ops`, with its own
@@ -351,7 +376,11 @@ class Grammar:
     @functools.cached_property
     def busy(self) -> tuple[AnyPhase, ...]:
         """What keeps a worker busy."""
-        return (*BUSY, *on_lane(self.own, COMPUTING, *OWNERS))
+        return (*self._of_row(BUSY), *on_lane(self.own, COMPUTING, *OWNERS))
+
+    def _of_row(self, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+        """Usual phases without those on other lanes."""
+        return tuple(phase for phase in phases if phase not in self.moved)
 
     @functools.cached_property
     def host(self) -> tuple[AnyPhase, ...]:
@@ -366,7 +395,7 @@ class Grammar:
     @functools.cached_property
     def executed(self) -> tuple[AnyPhase, ...]:
         """What a worker executes in row order."""
-        return (*EXECUTED, *on_lane(self.own, COMPUTING, *OWNERS))
+        return (*self._of_row(EXECUTED), *on_lane(self.own, COMPUTING, *OWNERS))
 
     @functools.cached_property
     def in_cells(self) -> tuple[AnyPhase, ...]:
@@ -381,9 +410,10 @@ class Grammar:
     @functools.cached_property
     def beside(self) -> Mapping[str, tuple[AnyPhase, ...]]:
         """What runs in order on a lane beside compute, by lane; host links have their own rules."""
-        lanes = dict.fromkeys(phase.kind.lane for phase in self.own)
+        phases = (*self.moved, *self.own)
+        lanes = dict.fromkeys(phase.kind.lane for phase in phases)
         return {
-            lane: on_lane(self.own, lane, *OWNERS)
+            lane: on_lane(phases, lane, *OWNERS)
             for lane in lanes
             if lane not in (COMPUTING, HOST_LINK)
         }
@@ -447,6 +477,22 @@ def _checked_graph(graph: Sequence[Any], rules: Iterable[Rule]) -> tuple[Edge, .
     if edges and far:
         raise wrong("rules", f"in a graph stages are @-1 or @+1, got @{far[0].stage_offset:+d}")
     return edges
+
+
+def _checked_lanes(lanes: Mapping[Any, Any]) -> tuple[OwnPhase, ...]:
+    """Check which usual kinds run on lanes, and return them with their records there."""
+    check_types(lanes=(lanes, Mapping))
+    movable = {phase.name: phase for phase in (Phase.UNSHARD, Phase.REDUCE_GRAD)}
+    for letters, lane in lanes.items():
+        one_of(letters, tuple(movable), "lanes")
+        if not isinstance(lane, str) or not lane or lane in (COMPUTING, HOST_LINK):
+            known = "a lane beside compute and host, as 'net'"
+            raise wrong("lanes", f"{letters} must be on {known}, got {lane!r}", lane)
+    return tuple(
+        OwnPhase(int(phase), letters, phase.kind._replace(lane=lanes[letters]))
+        for letters, phase in movable.items()
+        if letters in lanes
+    )
 
 
 def _checked_kind(letters: Any, kind: Any, items: Sequence[str]) -> tuple[str, OpKind]:
