@@ -22,7 +22,7 @@ LETTERS = ["Fa", "Fb", "N", "BW", "Ga", "S", "T", "WAIT_X", "FB"]  # some begin 
 LANES = ["compute"] * 5 + ["net"] * 3 + ["dma"] * 2
 OWNERS = ["microbatch"] * 8 + ["worker"] * 3 + ["copy", "stage"]
 ORDER = {"F": 0, "O": 1, "L": 2, "R": 3, "B": 10, "I": 10, "W": 20}  # of usual kinds
-USUAL = ("F", "B", "I", "W", "R", "O", "L", "A", "U")  # that have times here
+USUAL = ("F", "B", "I", "W", "R", "O", "L", "A", "U", *SHARDING)  # that have times here
 
 
 class Case(NamedTuple):
@@ -243,12 +243,38 @@ def _text(cell, slices):
 def _with_stages(d, grammar, placement, rows):
     """Put what serves a stage as a whole anywhere, some of it twice, and idle cells."""
     letters = [*SHARDING, *(own for own in grammar.own if grammar.of(own) == "stage")]
+    if gathers := "UNSHARD" in grammar.lanes and d.often(0.95):
+        letters = letters[2:]
     for w, row in enumerate(rows):
         held = [s for s in range(d.stages) if w in (pipe[s] for pipe in placement)]
+        for s in held if gathers else []:
+            _gather(d, grammar, row, s)
         for _ in range(d.rng.integers(3) if held and d.often(0.3) else 0):
             row.insert(d.rng.integers(len(row) + 1), f"{d.one_of(held)}{d.one_of(letters)}")
         for place in sorted(d.rng.integers(0, len(row) + 1, d.rng.integers(0, 3)), reverse=True):
             row.insert(int(place), "")
+
+
+def _gather(d, grammar, row, stage):
+    """Gather the weights of a stage before its ops, and drop them in some gaps, or never gather."""
+    ops = [grammar.split(text) for text in row]
+    used = [
+        k for k, cell in enumerate(ops) if (stage in [p for x, p, _ in cell if grammar.needs(x)])
+    ]
+    if d.often(0.3):
+        return
+    puts, last = [], -1  # (place before which it stands, letters)
+    for k in used:
+        if last < 0:
+            puts.append((d.rng.integers(k + 1), "UNSHARD"))
+        elif d.often(0.3):
+            drop = d.rng.integers(last + 1, k + 1)
+            puts += [(drop, "RESHARD"), (d.rng.integers(drop, k + 1), "UNSHARD")]
+        last = k
+    if puts and d.often(0.5):
+        puts.append((d.rng.integers(last + 1, len(row) + 1), "RESHARD"))
+    for place, letters in reversed(puts):
+        row.insert(place, f"{stage}{letters}")
 
 
 def _spoil(d, rows):
@@ -286,6 +312,10 @@ def _table(d, pipes):
     data = {"format": "pipejax-table", "version": 1, "name": "random", "slots": {}}
     data |= {"stage_shares": [], "kinds": [*kinds.values()], "items": items, "slices": d.slices}
     data |= {"forward_only": d.mode == "forward", "graph": d.graph}
+    moved = ["UNSHARD", "REDUCE_GRAD"][: d.rng.integers(1, 3)][:: d.one_of([1, -1])]
+    data["lanes"] = (
+        {k: d.one_of(["net", "dma"]) for k in moved if d.often(0.8)} if d.often(0.4) else {}
+    )
     data["placement"], data["pipe_of_microbatch"] = _placement(d, pipes)
     table = Table(d.stages, d.microbatches, dict.fromkeys(_ops(d, kinds)))
     rules = [r for r in _rules(d, Grammar(data)) if _holds(data, r, table) or d.often(0.03)]
@@ -361,7 +391,8 @@ def price(data, rng, *, by_microbatch=False):
 
 def fields_of(data):
     """Name of the cost of each kind, and what it is of, by letters."""
-    found = {k: (PHASE_FIELDS[k], "stage" if k == "A" else "microbatch") for k in USUAL}
+    of_stage = ("A", *SHARDING)
+    found = {k: (PHASE_FIELDS[k], "stage" if k in of_stage else "microbatch") for k in USUAL}
     own = data["kinds"]
     return found | {k["letters"]: (k.get("time", k["letters"]), k["of"]) for k in own}
 

@@ -100,7 +100,9 @@ class Run:
         for (letters, _, m), cell in self.cell_of.items():
             if grammar.together(letters):
                 self.shared.setdefault((letters, m), []).append(cell)
-        self.issued, self.host = {}, {}  # cell after which a host op may start; ops of each link
+        # cell after which a host op, or what moved to a lane, may start; ops of each host link
+        self.issued, self.host = {}, {}
+        self.of_stage = {}  # what each cell waits for of its stages as a whole
         self.queue_on_host_links()
         self.gradients = {}  # (stage, worker): the cell of its last gradient
         for w, row in enumerate(self.ops):
@@ -175,10 +177,18 @@ class Run:
             self.host.setdefault(link_of.get(w, w), []).append((w, cell))
         for w, row in enumerate(self.rows):
             last = None
+            made = {}  # (letters, stage): the last one so far
             for c in row:
-                if self.lane(c) == "host" and last is not None:
+                is_moved = c[0][0] in self.grammar.lanes
+                if (self.lane(c) == "host" or is_moved) and last is not None:
                     self.issued[w, c] = (w, last)
-                elif self.is_run(c) and self.lane(c) == "compute":
+                if is_moved:
+                    made[c[0][:2]] = (w, c)
+                needed = {(need, op[1]) for op in c for need in self.grammar.needs(op[0])}
+                self.of_stage[w, c] = [made[key] for key in needed if key in made]
+                if self.lane(c) == "host" or is_moved:
+                    continue
+                if self.is_run(c) and self.lane(c) == "compute":
                     last = c
 
     def check_issues(self):
@@ -210,12 +220,14 @@ class Run:
 
     def reduce_at_end(self):
         """One all-reduce per stage, then an update of every copy."""
+        cells = [cell for cells in self.lanes.values() for cell in cells]
         for (stage, w), gradient in self.gradients.items():
+            reduced = [x for x in cells if x[0] == w and x[1][0][:2] == ("REDUCE_GRAD", stage)]
             update = (("U", stage, -1 - w),)  # of no microbatch: its copy's first one says how long
             own = [m for (_, s, m), (v, _) in self.cell_of.items() if (s, v) == (stage, w)]
             self.first[update[0]] = min(m for m in own if isinstance(m, int))
             self.ops[w].append(update)
-            self.joined.setdefault(("A", stage, None), []).append(gradient)
+            self.joined.setdefault(("A", stage, None), []).extend([gradient, *reduced])
             self.reduction_of[w, update] = ("A", stage, None)
 
     def producers(self, op):
@@ -430,6 +442,7 @@ class Run:
             return waits + [(cell, 0.0) for cell in (user[0], *posted)]
         waits += [(self.reduction_of[user], 0.0)] if user in self.reduction_of else []
         waits += [(self.issued[user], 0.0)] if user in self.issued else []
+        waits += [(cell, 0.0) for cell in self.of_stage.get(user, [])]
         messages = self.into.get(user, [])
         by_message = {(message[2], message[3][1]) for message in messages}
         waits += [

@@ -80,6 +80,9 @@ class Grammar:
         self.items = data.get("items", {})
         self.own = [kind["letters"] for kind in data.get("kinds", [])]
         self.kinds = {kind["letters"]: kind for kind in [*USUAL_KINDS, *data.get("kinds", [])]}
+        self.lanes = data.get("lanes", {})
+        for letters, lane in self.lanes.items():
+            self.kinds[letters] = {**self.kinds[letters], "lane": lane}
         usual = [*USUAL_RULES, *(RULES_OF_SLICES if self.slices > 1 else [])]
         self.rules = [self.rule(text, False) for text in usual]
         self.rules += [self.rule(text, True) for text in data.get("rules", [])]
@@ -90,6 +93,14 @@ class Grammar:
     def lane(self, letters):
         messages = {"lane": "net"}  # SEND and RECV cells, which no rule speaks of
         return self.kinds.get(letters, messages).get("lane", "compute")
+
+    def needs(self, letters):
+        """What is waited for that stands on a lane, of the same stage, last before it in the row."""
+        kind = self.kinds.get(letters, {"only_waits": True})
+        is_work = self.lane(letters) == "compute" and not kind.get("only_waits")
+        if is_work and self.of(letters) == "microbatch":
+            return {"UNSHARD"} & {*self.lanes}
+        return {"REDUCE_GRAD"} & {*self.lanes} if letters in ("WAIT_REDUCE_GRAD", "U") else set()
 
     def together(self, letters):
         return self.kinds[letters].get("together", False)
@@ -212,6 +223,19 @@ def check(grammar, cells, placement, pipe_of):
     for rule in grammar.rules:
         check_rule(rule, table)
     _check_usual(grammar, table)
+    for row in cells if "UNSHARD" in grammar.lanes else []:
+        check_weights(grammar, [op for cell in row for op in cell])
+
+
+def check_weights(grammar, ops):
+    """What is gathered anywhere in a row is dropped before, and there when it is needed."""
+    there = {place: False for letters, place, _ in ops if letters in ("UNSHARD", "RESHARD")}
+    for letters, place, _ in ops:
+        if letters in ("UNSHARD", "RESHARD"):
+            demand(there[place] == (letters == "RESHARD"), f"{letters} of {place} out of turn")
+            there[place] = letters == "UNSHARD"
+        elif "UNSHARD" in grammar.needs(letters):
+            demand(there.get(place, True), f"{letters} of {place} has no weights")
 
 
 def demand(condition, what):
@@ -235,6 +259,9 @@ def check_rule(rule, table):
 def _check_usual(grammar, table):
     stages, count, where = table
     has = where.__contains__
+    for letters, s, m in where:
+        maker = {"R": "F", "O": "F", "L": "O", "WAIT_O": "O"}.get(letters)
+        demand(maker is None or has((maker, s, m)), f"{letters} lacks {maker}")
     is_usual = any(op[0] in ("F", "B", "I", "W") for op in where)
     for s in range(stages if is_usual or not grammar.own else 0):
         for m in range(count):

@@ -216,7 +216,8 @@ def held(run, memory, worker):
         a, w, checkpoint = (
             runs.of(memory[key][s], m) for key in ("sizes", "weight_share", "checkpoints")
         )
-        c = checkpoint if ("R", s, m) in run.table.at else a
+        again = any((x, s, m) in run.table.at for x in ["R", *own.recomputes()])
+        c = checkpoint if again else a
         at_start = {"F": c, "R": a - c, "L": c}
         at_end = {"B": -a, "I": -(a - w * a), "W": -w * a, "O": -c}
         if phase in own.kinds:

@@ -5,7 +5,7 @@ import re
 USUAL = (*"FBIWRUOLA", "UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD", "WAIT_O")
 USUAL += ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT_SEND_F", "WAIT_SEND_B", "IDLE")
 STAGES = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")
-KEYS = ("kinds", "rules", "items", "slices", "forward_only", "graph")
+KEYS = ("kinds", "rules", "items", "slices", "forward_only", "graph", "lanes")
 OF = ("microbatch", "stage", "copy", "worker")
 PARTS = ("activation", "for_w", "checkpoint")
 TEXTS = ("letters", "name", "time", "lane", "of")
@@ -48,6 +48,11 @@ class Own:
         self.forward_only = data.get("forward_only", False)
         demand(isinstance(self.forward_only, bool), "forward_only")
         self.is_usual &= self.slices == 1 and not self.forward_only
+        self.lanes = data.get("lanes", {})  # these alone leave messages as they are
+        demand(isinstance(self.lanes, dict), "lanes")
+        for letters, lane in self.lanes.items():
+            demand(letters in ("UNSHARD", "REDUCE_GRAD") and isinstance(lane, str), "lanes")
+            demand(lane not in ("", "compute", "host"), "lanes")
         self.items = data.get("items", {})
         demand(isinstance(self.items, dict), "items")
         for share in self.items.values():
@@ -63,6 +68,11 @@ class Own:
             demand(edge[0] != edge[1], "graph")
         demand(len({frozenset(edge) for edge in self.graph}) == len(self.graph), "graph")
         self.rules = [self.rule(text, demand) for text in self.listed(data, "rules", str, demand)]
+
+    def recomputes(self):
+        """Kinds that make an activation from its checkpoint."""
+        takes = (x for x, kind in self.kinds.items() if kind["at_start"].get("checkpoint", 0) < 0)
+        return [x for x in takes if self.kinds[x]["of"] == "microbatch"]
 
     def listed(self, data, name, kind, demand):
         found = data.get(name, [])
@@ -117,11 +127,19 @@ class Own:
         """Lane of an op; host ops and communication have their own."""
         if letters in self.kinds:
             return self.kinds[letters]["lane"]
+        if letters in self.lanes:
+            return self.lanes[letters]
         return "host" if letters in ("O", "L") else "compute"
 
     def lane_of_text(self, letters):
         """Lane that a cell may name behind its letters."""
         return "net" if letters.startswith(("SEND_", "RECV_")) else self.lane(letters)
+
+    def needs(self, letters):
+        """Of what on a lane the last of its stage before it in the row is waited for."""
+        work = letters in tuple("FBIWR") or (letters in self.kinds and self.is_counted(letters))
+        ends = letters in ("WAIT_REDUCE_GRAD", "U")
+        return [x for x, y in (("UNSHARD", work), ("REDUCE_GRAD", ends)) if y and x in self.lanes]
 
     def is_counted(self, letters):
         """Whether kinds of its own say how many microbatches there are."""

@@ -174,8 +174,10 @@ class Run:
         """Rule 1; what is executed before each cell, and the next op after each."""
         skipped = COMMUNICATION if self.links["meets"] else COMMUNICATION + WAIT_SEND
         self.before, self.next_op, self.last, self.last_op = {}, {}, {}, {}
+        self.reduced = {}  # what reduces gradients on a lane, by worker and stage
         own, on_lane = self.table.own, {}
         for w, row in enumerate(self.table.rows):
+            of_stage = {}
             for k, cell in enumerate(row):
                 self.before[w, k] = self.last.get(w)
                 if not cell or cell[0][0] in skipped:
@@ -185,6 +187,13 @@ class Run:
                 before = self.last if lane in ("compute", "host") else on_lane.setdefault(lane, {})
                 if w in before:
                     self.waits[here].append((before[w], 0.0))
+                for need in [(x, op[1]) for op in cell for x in own.needs(op[0])]:
+                    self.waits[here] += [(of_stage[need], 0.0)] if need in of_stage else []
+                if phase in own.lanes:
+                    self.waits[here] += [(self.last[w], 0.0)] if w in self.last else []
+                    of_stage[cell[0][:2]] = here
+                    if phase == "REDUCE_GRAD":
+                        self.reduced.setdefault((cell[0][1], w), []).append(here)
                 if lane == "compute" and own.is_op(phase):
                     self.next_op[self.last_op.get(w)] = here
                     self.last_op[w] = here
@@ -224,7 +233,10 @@ class Run:
                 continue
             self.lasts[reduction] = float(self.seconds["A"][s])
             self.waits[reduction] += [(cell, 0.0) for cell in cells]
-            end, workers = max(map(self.unit_end, cells)), [cell[0] for cell in cells]
+            workers = [cell[0] for cell in cells]
+            behind = [each for w in workers for each in self.reduced.get((s, w), [])]
+            self.waits[reduction] += [(each, 0.0) for each in behind]
+            end = max(map(self.unit_end, cells + behind))
             for w in workers:
                 self.queues["A", w].append(((end, s), reduction))
             pairs = [(a, b) for a in workers for b in workers if a != b]

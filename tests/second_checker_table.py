@@ -126,6 +126,19 @@ class Table:
         self.check_rows()
         self.check_communication()
         self.check_updates()
+        for row in self.rows if "UNSHARD" in self.own.lanes else []:
+            self.check_weights([op for cell in row for op in cell])
+
+    def check_weights(self, row):
+        """Gathered and dropped in turn, and there when needed, of a stage that is gathered at all."""
+        turns = ("UNSHARD", "RESHARD")
+        there = {op[1]: False for op in row if op[0] in turns}
+        for letters, s, _ in row:
+            if letters in turns:
+                hold(there[s] == (letters == "RESHARD"), f"{letters} of {s} out of turn")
+                there[s] = not there[s]
+            elif "UNSHARD" in self.own.needs(letters):
+                hold(there.get(s, True), f"{letters} of {s} lacks weights")
 
     def read(self, data):
         keys = {"format", "version", "name", "placement", "pipe_of_microbatch"}

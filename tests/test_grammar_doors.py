@@ -12,7 +12,7 @@ import reference
 import strategies
 from grammar_cases import priced
 from hypothesis import assume, given, settings, strategies as st
-from reference_grammar import IllegalError
+from reference_grammar import SHARDING, IllegalError
 from test_grammar_runs import braided, kind, table_of
 
 import pipejax as pj
@@ -83,7 +83,7 @@ def default_names(program, case):
     fields, names = {}, []
     split = held & {"I", "W"}
     for letters, (name, _) in grammar_cases.fields_of(case.data).items():
-        is_known = letters in held and letters not in ("L", "U", "A")
+        is_known = letters in held and letters not in ("L", "U", "A", *SHARDING)
         is_known |= bool(split) and letters in ("I", "W")
         if is_known and not (split and letters == "B") and name not in fields:
             fields[name] = letters

@@ -50,8 +50,11 @@ def users_of(name, run):
         (w, c)
         for w, row in enumerate(run.rows)
         for c in row
-        if [(p, m) for p, _, m in c] == [(p, m) for p, _, m in cell]
-        and all(s in (None, place) for (_, s, _), (_, place, _) in zip(cell, c, strict=True))
+        if [p for p, _, _ in c] == [p for p, _, _ in cell]
+        and all(
+            s in (None, place) and m in (None, number)  # what has none is told by its place
+            for (_, s, m), (_, place, number) in zip(cell, c, strict=True)
+        )
     ]
     return [user for user in found if worker is None or user[0] == int(worker)] or found
 

@@ -19,6 +19,7 @@ from pipejax.schedules.cells.dependencies import (
     consumers_by,
     find_dependencies,
     find_versions,
+    last_before,
     order_of_cells,
     producers_of,
     waiting_by,
@@ -292,6 +293,28 @@ def check_order(content: Content) -> None:
         raise ScheduleError(reason, place=content.place(error.cycle[0])) from None
 
 
+def check_gathered(content: Content) -> None:
+    """Where ops wait for weights, these are gathered when needed, and gathered and dropped in turn.
+
+    A copy of a stage that no cell gathers or drops has its weights all the time.
+    """
+    if Phase.UNSHARD not in content.grammar.moved:
+        return
+    turns = Phase.UNSHARD, Phase.RESHARD
+    ops, before = last_before(content, (*content.grammar.compute, *turns), turns)
+    is_there = np.append(content.cells.phase.ravel(), Phase.RESHARD)[before] == Phase.UNSHARD
+    copy = ops.cell // content.num_slots * content.num_stages + ops.stage
+    is_sharded = np.isin(copy, copy[np.isin(ops.phase, turns)])
+    gathers = ops.phase == Phase.UNSHARD
+    for k in np.flatnonzero(is_sharded & (is_there == gathers)):
+        stage, phase = int(ops.stage[k]), int(ops.phase[k])
+        why = {
+            int(Phase.UNSHARD): "gathers weights that are there already",
+            int(Phase.RESHARD): "drops weights that are not there",
+        }.get(phase, f"needs weights, and no {stage}UNSHARD before it has gathered them")
+        raise _wrong(content, ops.cell[k], f"{{op}} on worker {{worker}} {why}")
+
+
 def check_updates(content: Content) -> None:
     """U cells apply every gradient once, and forwards read versions that exist."""
     rule, where = content.weights, content.where
@@ -346,7 +369,7 @@ def check_communication(content: Content) -> None:
     is_message = np.isin(content.ops.phase, MESSAGES)
     if not is_message.any():
         return
-    if not content.grammar.is_usual:
+    if not content.grammar.has_usual_messages:
         cell = content.ops.cell[is_message][0]
         reason = "{op} on worker {worker}: tables with kinds, rules or slices of their own hold no"
         raise _wrong(content, cell, f"{reason} SEND and RECV cells")
@@ -385,6 +408,7 @@ RULES: tuple[Callable[[Content], None], ...] = (
     check_once,
     check_complete,
     check_order,
+    check_gathered,
     check_updates,
     check_communication,
 )

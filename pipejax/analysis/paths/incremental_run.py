@@ -67,7 +67,7 @@ class IncrementalRun:
             evaluation.links.carries
             or evaluation.table.offloads
             or evaluation.table.updates_within
-            or bool(evaluation.table.grammar.together)
+            or bool(evaluation.table.grammar.together or evaluation.table.grammar.moved)
             or (self._ends_step and shares)
         )
         self._vector = self._price(evaluation.costs)

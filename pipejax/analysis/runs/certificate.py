@@ -157,7 +157,7 @@ def _transfers(evaluation: Evaluation) -> dict[str, dict[str, float]]:
         ends, rows, strict=True
     ):
         name = str(Op(Phase(phase), stage, microbatch))
-        if not table.grammar.is_usual:
+        if not table.grammar.has_usual_messages:
             of = (stage, microbatch), (target, None)
             name = " to ".join(
                 _op_of(table, cell, *key) for cell, key in zip((maker, waits), of, strict=True)

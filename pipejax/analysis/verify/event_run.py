@@ -82,6 +82,7 @@ class EventRun:
       ends_of_row: of each worker, the last event in its row.
       last_ops: of each worker, the last op in its row; sharding cells and waits are none.
       reached: what a worker runs before a SEND or RECV of its row, by its place.
+      reduced: what reduces gradients on a lane, by worker and stage.
       reductions: end of the last gradient in the run of `unit_ends`, and workers, of those at the
         end of the step.
       message: messages by their events.
@@ -116,6 +117,7 @@ class EventRun:
         self.ends_of_row: dict[int, Event] = {}
         self.last_ops: dict[int, Event] = {}
         self.reached: dict[Event, list[Event]] = {}
+        self.reduced: dict[tuple[int, int], list[Event]] = defaultdict(list)
         self.reductions: dict[Event, tuple[float, list[int]]] = {}
         self.message: dict[Event, Message] = {}
         self.follows: dict[Event, str] = {}
@@ -155,6 +157,7 @@ class EventRun:
         rests = MESSAGES if self.links.meets else MESSAGES + WAIT_SEND
         for worker, row in enumerate(self.rows):
             before: dict[str, list[Event]] = defaultdict(list)  # of each lane the last one
+            of_stage: dict[tuple[str, int], Event] = {}  # the last of those on lanes
             for slot, cell in enumerate(row):
                 here = worker, slot
                 if not cell or cell[0][0] in rests:
@@ -162,6 +165,13 @@ class EventRun:
                     continue
                 lane = self.own.lane(cell[0][0])
                 self._add(here, self._time(cell), before[COMPUTE if lane == "host" else lane])
+                needs = [(each, op[1]) for op in cell for each in self.own.of_stage(op[0])]
+                self.waits[here] += [(of_stage[n], 0.0) for n in needs if n in of_stage]
+                if cell[0][0] in self.own.lanes:
+                    self.waits[here] += [(other, 0.0) for other in before[COMPUTE]]
+                    of_stage[cell[0][:2]] = here
+                    if cell[0][0] == "REDUCE_GRAD":
+                        self.reduced[worker, cell[0][1]].append(here)
                 if lane == COMPUTE and self.own.is_op(cell[0][0]):
                     if worker in self.last_ops:
                         self.next_in_row[self.last_ops[worker]] = here
@@ -207,8 +217,9 @@ class EventRun:
             reduction, ends = ("A", stage, -1), [at for (_, s), at in copies.items() if s == stage]
             if not ends:
                 continue
-            self._add(reduction, float(lasts), ends)
-            latest = max(self.unit_ends[cell] for cell in ends)
+            behind = ends + [each for worker, _ in ends for each in self.reduced[worker, stage]]
+            self._add(reduction, float(lasts), behind)
+            latest = max(self.unit_ends[cell] for cell in behind)
             self.reductions[reduction] = latest, [worker for worker, _ in ends]
             for worker, _ in ends:
                 turns[worker].append(((latest, stage), reduction))
@@ -266,7 +277,7 @@ class EventRun:
         if model in ("queued", "blocking"):
             on_link, behind = transmit, latency
         event: Event = MESSAGES[::2][way], *made[1:]
-        if not self.own.is_usual:  # the first op of its cell that is of this stage
+        if self.own.names_ops:  # the first op of its cell that is of this stage
             event = "to", made, next(o for o in self.rows[receiver][other] if o[1] == op[1])
         self.message[event] = Message(sender, receiver, behind, way, made[1], microbatch)
         self.follows[event] = model
@@ -452,7 +463,8 @@ def memory_curves(run: EventRun, sizes: ActivationSizes) -> list[Curve]:
         # what is of a worker counts as the last stage, what is of no microbatch as the first
         stage, microbatch = max(place, -1), max(number, 0)
         whole, share, rest = (of_microbatch(size[stage], microbatch) for size in sizes)
-        left = rest if ("R", stage, microbatch) in run.at else whole
+        again = any((each, stage, microbatch) in run.at for each in run.own.recomputing)
+        left = rest if again else whole
         for_weights = share * whole
         taken = {"F": left, "R": whole - left, "L": left}
         freed = {"B": -whole, "I": for_weights - whole, "W": -for_weights, "O": -left}

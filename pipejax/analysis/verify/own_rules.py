@@ -14,6 +14,8 @@ Named = tuple[str, int, int]  # an op: letters, stage, microbatch; of a worker, 
 _END = r"(\d*)([A-Za-z_]+)(\d*)(?:\.(\d+))?(?:@(\w+|[+-]\d+))?"
 _RULE = re.compile(rf"{_END} <- {_END}(?: \((?:(all)|slice ([+-]\d+))\))?( \[message\])?")
 OPS = ("F", "B", "I", "W", "R", "U")  # usual kinds that count as ops of a row
+COMPUTES = "compute", "microbatch"  # lane and owner of what needs the weights of its stage
+CHECKPOINT = 2  # number of it among the parts of an activation
 USUAL = -1  # number of every rule that is no table's own
 
 
@@ -56,13 +58,18 @@ class OwnRules:
     Attributes:
       kinds: its kinds by letters.
       items: sizes of items, as shares of a whole activation, behind the three usual parts.
+      lanes: lanes of usual kinds that are of a stage as a whole, by letters.
+      recomputing: letters of what makes an activation from the checkpoint that its F left.
     """
 
     def __init__(self, table: ScheduleTable) -> None:
         """Read the rules."""
         grammar = table.grammar
         self.kinds, self.items = dict(grammar.kinds), [*grammar.items.values()]
-        self.is_usual = grammar.is_usual
+        self.lanes = dict(grammar.lanes)
+        takes = (x for x, kind in self.kinds.items() if kind.at_start.get(CHECKPOINT, 0) < 0)
+        self.recomputing = ["R", *(x for x in takes if self.kinds[x].of == "microbatch")]
+        self.names_ops = not grammar.has_usual_messages  # by which messages are told
         self._slices, self._graph = grammar.slices, [*grammar.graph]
         self._stages, self._microbatches = table.num_stages, table.num_microbatches
         self._rules = [self._read(text) for text in grammar.texts]
@@ -71,6 +78,8 @@ class OwnRules:
         """Lane of an op by its letters."""
         if letters in self.kinds:
             return self.kinds[letters].lane
+        if letters in self.lanes:
+            return self.lanes[letters]
         return "host" if letters in ("O", "L") else "compute"
 
     def is_op(self, letters: str) -> bool:
@@ -88,6 +97,15 @@ class OwnRules:
         shares = [1, 1, 1, *self.items]
         changes = getattr(self.kinds[letters], moment)
         return sum(count * shares[part] for part, count in changes.items())
+
+    def of_stage(self, letters: str) -> list[str]:
+        """What on a lane an op waits for: the last before it in its row that is of its stage."""
+        computes = letters in OPS[:-1]
+        if letters in self.kinds:
+            computes = (self.kinds[letters].lane, self.kinds[letters].of) == COMPUTES
+        needed = ["UNSHARD"] * computes
+        needed += ["REDUCE_GRAD"] * (letters in ("WAIT_REDUCE_GRAD", "U"))
+        return [each for each in needed if each in self.lanes]
 
     def of_worker(self, letters: str) -> bool:
         """Whether a kind is of a worker, and of no stage."""

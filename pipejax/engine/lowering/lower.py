@@ -31,7 +31,7 @@ from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies, find_ve
 from pipejax.schedules.cells.ops import WEIGHT_GRADS, AnyPhase, Phase
 from pipejax.schedules.table.communication_cells import RunOrder, run_order
 from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.table import ScheduleTable, row_order
+from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
 
 BYTES_PER_CELL = 70  # of a table, and of the arrays that its program is made in
 
@@ -115,7 +115,7 @@ def _lowered(table: ScheduleTable, links: Links, step_end: bool, smaller: bytes)
     )
     builder = ProgramBuilder(table, links, layout)
     _add_rows(builder, order.executed, pair_of_cell)
-    _add_lanes(builder)
+    _add_lanes(builder, order.executed)
     _add_host_ops(builder, order)
     _add_waits(builder)
     if step_end:
@@ -169,12 +169,19 @@ def _add_host_ops(builder: ProgramBuilder, order: RunOrder) -> None:
     builder.add_edges(nodes[found.producer[waits]], nodes[found.consumer[waits]], ZERO)
 
 
-def _add_lanes(builder: ProgramBuilder) -> None:
+def _add_lanes(builder: ProgramBuilder, executed: Int[NumpyArray, " executed"]) -> None:
     """Add a node per op on a lane beside compute, chained by lane."""
-    cells = row_order(builder.table, builder.table.grammar.off_row)
-    if len(cells):
-        nodes = builder.add_cells(cells, duration=builder.durations(cells))
-        builder.add_chains(nodes, _queues(builder.table)[cells])
+    table = builder.table
+    cells = row_order(table, table.grammar.off_row)
+    if not len(cells):
+        return
+    nodes = builder.add_cells(cells, duration=builder.durations(cells))
+    builder.add_chains(nodes, _queues(table)[cells])
+    # usual kinds are issued where they stand, behind the op before them in the row
+    before = op_before(table, executed, cells)
+    issued = np.isin(table.phase.ravel()[cells], table.grammar.moved) & (before != NOWHERE)
+    tail = builder.node_of_cell.ravel()[executed[before[issued]]]
+    builder.add_edges(tail, nodes[issued], ZERO)
 
 
 def _queues(table: ScheduleTable) -> Int[NumpyArray, " cells"]:
@@ -253,7 +260,9 @@ def add_step_end(builder: ProgramBuilder) -> None:
     )
     last = worker * table.num_slots + place[worker, stage]
     builder.add_edges(builder.node_of_cell.ravel()[last], reductions[of_copy], ZERO)
-    _take_part(builder, reductions, of_copy, last)
+    reduced, beside = _reduced_beside(table, worker, stage)
+    builder.add_edges(builder.node_of_cell.ravel()[reduced], reductions[of_copy[beside]], ZERO)
+    _take_part(builder, reductions, of_copy, last, (reduced, of_copy[beside]))
     row_end = builder.row_ends()
     updates = builder.add_nodes(
         duration=layout.op(Phase.U, stage),
@@ -267,15 +276,29 @@ def add_step_end(builder: ProgramBuilder) -> None:
     builder.add_edges(reductions[of_copy], updates, ZERO)
 
 
+def _reduced_beside(
+    table: ScheduleTable, worker: Int[NumpyArray, " copies"], stage: Int[NumpyArray, " copies"]
+) -> tuple[Int[NumpyArray, " cells"], Int[NumpyArray, " cells"]]:
+    """List the cells that reduce gradients of some copies of stages on a lane, and which copies."""
+    number = np.full((table.num_workers, table.num_stages), NOWHERE)
+    number[worker, stage] = np.arange(len(worker))
+    moved = [phase for phase in table.grammar.moved if phase == Phase.REDUCE_GRAD]
+    ops = table.ops.take(np.isin(table.ops.phase, moved))
+    copy = number[ops.cell // table.num_slots, ops.stage]
+    return ops.cell[copy != NOWHERE], copy[copy != NOWHERE]
+
+
 def _take_part(
     builder: ProgramBuilder,
     reductions: Int[NumpyArray, " reductions"],
     of_copy: Int[NumpyArray, " copies"],
     last: Int[NumpyArray, " copies"],
+    reduced: tuple[Int[NumpyArray, " cells"], Int[NumpyArray, " cells"]],
 ) -> None:
     """Let each worker take part in one all-reduce at a time; reductions go by stage.
 
-    A copy takes part in the all-reduce `of_copy`; `last` is the cell of its last gradient.
+    A copy takes part in the all-reduce `of_copy`; `last` is the cell of its last gradient. Cells
+    that reduce gradients beside compute are `reduced`, with the all-reduce that waits for each.
     """
     worker = last // builder.table.num_slots
     alone = len(np.unique(worker)) == len(worker)
@@ -283,6 +306,7 @@ def _take_part(
         return  # nothing to order: the run that orders is saved
     end = np.zeros(len(reductions))
     np.maximum.at(end, of_copy, builder.unit_ends[last])
+    np.maximum.at(end, reduced[1], builder.unit_ends[reduced[0]])
     builder.reductions = Reductions(reductions, end, of_copy, worker)
     order = np.lexsort((of_copy, end[of_copy]))
     builder.add_chains(reductions[of_copy[order]], worker[order])

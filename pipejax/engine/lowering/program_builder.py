@@ -235,7 +235,7 @@ class ProgramBuilder:
             elif sender == NO_WORKER:
                 lane = f"lane {kind.kind.lane}" if worker == NO_WORKER else f"worker {worker}"
                 names.append(f"{op} ({lane})")
-            elif self.table.grammar.is_usual:
+            elif self.table.grammar.has_usual_messages:
                 receive = receive_of(Op(kind, stage, microbatch))
                 names.append(f"{op}/{receive} (worker {sender} to {receiver})")
             else:

@@ -24,6 +24,7 @@ const OF_SHAPE = ["slices", "forward_only", "graph"];
 
 /** The grammar that a table states: a usual one with slices or a graph, or one of this page. */
 function grammarOf(given, grammars) {
+  if (given.lanes !== undefined) throw new Error("a page does not read tables whose gathers or reductions are on lanes");
   const [usual] = grammars;
   const stated = (keys, of) => keys.filter((key) => of[key] !== undefined);
   if (!stated(OF_KINDS, given).length) {

@@ -10,9 +10,9 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.remembered import remembered
-from pipejax.schedules.cells.cells import NOWHERE, Content
+from pipejax.schedules.cells.cells import NOWHERE, Content, HeldCells
 from pipejax.schedules.cells.grammar import Edge, Rule
-from pipejax.schedules.cells.ops import WEIGHT_GRADS, Phase
+from pipejax.schedules.cells.ops import WEIGHT_GRADS, AnyPhase, Phase
 
 FORWARD, BACKWARD = 0, 1  # direction of a message: activation, input gradient
 
@@ -65,6 +65,7 @@ class Dependencies(NamedTuple):
 def find_dependencies(content: Content) -> Dependencies:
     """Apply the rules of its grammar to every op of a schedule."""
     found = [each for rule in content.grammar.all_rules for each in _edges_of(content, rule)]
+    found += [_edges_of_stages(content, *rule) for rule in content.grammar.stage_rules]
     edges = Dependencies(*(np.concatenate(column) for column in zip(*found, strict=True)))
     if not content.grammar.rules:
         return edges
@@ -174,6 +175,35 @@ def _edges_of(content: Content, rule: Rule) -> Iterator[tuple[NumpyArray, ...]]:
         )
 
 
+def _edges_of_stages(
+    content: Content, consumers: Sequence[AnyPhase], producer: Phase
+) -> tuple[NumpyArray, ...]:
+    """The fields of `Dependencies` for ops that wait for the last op of their stage before them."""
+    ops, before = last_before(content, consumers, (producer,))
+    there = before != NOWHERE
+    ops, before = ops.take(there), before[there]
+    stage, none = ops.stage, np.zeros(len(before), int)
+    return before, ops.cell, stage, stage, ops.microbatch, ops.pipe, none, none.astype(bool)
+
+
+def last_before(
+    content: Content, consumers: Sequence[AnyPhase], producers: Sequence[AnyPhase]
+) -> tuple[HeldCells, Int[NumpyArray, " ops"]]:
+    """Find the last op of some phases before each op of others, of its stage and in its row.
+
+    Returns the ops of `consumers`, and (ops) cells of `producers`, or `NOWHERE`.
+    """
+    ops = content.ops.take(np.isin(content.ops.phase, [*consumers, *producers]))
+    copy = ops.cell // content.num_slots * content.num_stages + ops.stage
+    order = np.lexsort((ops.cell, copy))
+    ops, copy = ops.take(order), copy[order]
+    made = np.where(np.isin(ops.phase, producers), np.arange(len(copy)), NOWHERE)
+    made = np.maximum.accumulate(np.append(NOWHERE, made))[:-1]  # the one before, not itself
+    before = np.where(made >= np.searchsorted(copy, copy), ops.cell[made], NOWHERE)
+    waits = np.isin(ops.phase, consumers)
+    return ops.take(waits), before[waits]
+
+
 def _directions(waiting: Waiting, graph: Sequence[Edge]) -> Int[NumpyArray, " edges"]:
     """Direction of each edge (edges): `FORWARD` along the graph, or to a stage of higher number."""
     found = np.where(waiting.place > waiting.to_stage, BACKWARD, FORWARD)
@@ -196,10 +226,11 @@ def order_of_cells(
     worker, more = held // content.num_slots, np.zeros((2, 0), int)
     if not grammar.is_usual:
         # rows and lanes beside them are queues, and so are host links, whose ops are issued behind
-        # the cell before them in the row: (worker, lane) as one number
+        # the cell before them in the row, as usual kinds on lanes are: (worker, lane) as one number
         phase, lanes = content.cells.phase.ravel()[held], len(grammar.beside) + 2
         lane = np.where(np.isin(phase, grammar.host), lanes - 1, grammar.lane_of[phase])
-        rows, issued = np.flatnonzero(lane == 0), np.flatnonzero(lane == lanes - 1)
+        is_issued = (lane == lanes - 1) | np.isin(phase, grammar.moved)
+        rows, issued = np.flatnonzero(lane == 0), np.flatnonzero(is_issued)
         before = np.searchsorted(rows, issued) - 1
         follows = (before >= 0) & (worker[rows[before]] == worker[issued])
         more = np.stack([held[rows[before[follows]]], held[issued[follows]]])

@@ -200,7 +200,7 @@ def format_rule(rule: Rule, slices: int = 1) -> str:
     return f"{waits} <- {made}{which}" + " [message]" * rule.sends
 
 
-@short_repr_of("letters rules slices forward_only graph")
+@short_repr_of("letters rules slices forward_only graph lanes")
 @dataclasses.dataclass(frozen=True)
 class Grammar(PhaseLists[AnyPhase]):
     """What the ops of a table are and what they wait for, beside the usual ones.
@@ -214,6 +214,8 @@ class Grammar(PhaseLists[AnyPhase]):
       forward_only: whether the table has no backward.
       graph: stages that lead to each other, each as (from, to); a chain if empty. Message times
         are by these edges.
+      lanes: lane beside compute of UNSHARD and REDUCE_GRAD, as {"UNSHARD": "net"}; they stand in
+        the row if not given. On a lane they are waited for, see the guide.
 
     Raises:
       ValueError: if letters are taken or a record or a rule is wrong.
@@ -237,6 +239,7 @@ class Grammar(PhaseLists[AnyPhase]):
     slices: int = 1
     forward_only: bool = False
     graph: Sequence[Edge] = ()
+    lanes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check what is given; give every kind a code and read the rules."""
@@ -252,36 +255,42 @@ class Grammar(PhaseLists[AnyPhase]):
             OwnPhase(len(Phase) + k, *_checked_kind(letters, kind, self.parts))
             for k, (letters, kind) in enumerate(self.kinds.items())
         )
-        object.__setattr__(self, "own", own)
-        object.__setattr__(self, "phases", (*Phase, *own))
-        object.__setattr__(self, "known", self.phases[1:])  # without idle cells
+        moved = _checked_lanes(self.lanes)
+        mine = {int(phase): phase for phase in (*moved, *own)}  # by code
+        codes = range(len(Phase) + len(own))
+        phases = tuple(mine.get(code) or Phase(code) for code in codes)
+        for name, value in (("own", own), ("moved", moved), ("phases", phases)):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "known", phases[1:])  # without idle cells
         of_workers = {phase.kind.time for phase in self.of_workers}
-        for time in of_workers & {
-            phase.kind.time for phase in self.known if phase not in self.of_workers
-        }:
+        others = {phase.kind.time for phase in self.timed if phase not in self.of_workers}
+        for time in of_workers & others:
             raise wrong("kinds", f"{time} is a cost of workers and of stages: give two names", time)
         rules = tuple(
             parse_rule(rule, self.by_letters, self.slices) if isinstance(rule, str) else rule
             for rule in self.rules
         )
         object.__setattr__(self, "graph", _checked_graph(self.graph, rules))
+        object.__setattr__(self, "lanes", {phase.name: phase.kind.lane for phase in moved})
         object.__setattr__(self, "kinds", {phase.name: phase.kind for phase in own})
         object.__setattr__(self, "items", dict(self.items))
         object.__setattr__(self, "rules", rules)
 
     phases: tuple[Phase, ...] = dataclasses.field(init=False, repr=False, compare=False)
     own: tuple[OwnPhase, ...] = dataclasses.field(init=False, repr=False, compare=False)
+    moved: tuple[OwnPhase, ...] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
         """Hash what it is made of."""
-        return hash((tuple(self.kinds), self.rules, self.slices, self.forward_only, self.graph))
+        given = self.rules, self.slices, self.forward_only, self.graph
+        return hash((tuple(self.kinds), tuple(self.lanes), *given))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the fields that make it."""
         if self.is_usual:
             return _usual, ()  # there is one
         given = (dict(self.kinds), self.texts, dict(self.items))
-        return Grammar, (*given, self.slices, self.forward_only, self.graph)
+        return Grammar, (*given, self.slices, self.forward_only, self.graph, dict(self.lanes))
 
     @property
     def letters(self) -> tuple[str, ...]:
@@ -299,6 +308,20 @@ class Grammar(PhaseLists[AnyPhase]):
         return self == USUAL
 
     @functools.cached_property
+    def has_usual_messages(self) -> bool:
+        """Whether messages are those of the literature, which SEND and RECV cells carry."""
+        return dataclasses.replace(self, lanes={}) == USUAL
+
+    @functools.cached_property
+    def stage_rules(self) -> tuple[tuple[tuple[AnyPhase, ...], Phase], ...]:
+        """What waits for the last op of its stage before it in the row that is on a lane."""
+        by_producer = (
+            (self.compute, Phase.UNSHARD),
+            ((Phase.WAIT_REDUCE_GRAD, Phase.U), Phase.REDUCE_GRAD),
+        )
+        return tuple(rule for rule in by_producer if rule[1] in self.moved)
+
+    @functools.cached_property
     def all_rules(self) -> tuple[Rule, ...]:
         """The usual rules, those of slices, and its own."""
         return (*RULES, *(OF_SLICES if self.slices > 1 else ()), *self.rules)
@@ -310,6 +333,7 @@ class Grammar(PhaseLists[AnyPhase]):
         own += [f"rule {text}" for text in self.texts]
         own += [f"microbatches in {self.slices} slices"] * (self.slices > 1)
         own += ["a graph of stages"] * bool(self.graph) + ["no backward"] * self.forward_only
+        own += [f"{letters} on lane {lane}" for letters, lane in self.lanes.items()]
         return own[0] if own else ""
 
     @property
@@ -373,6 +397,22 @@ def _checked_graph(graph: Sequence[Any], rules: Iterable[Rule]) -> tuple[Edge, .
     if edges and far:
         raise wrong("rules", f"in a graph stages are @-1 or @+1, got @{far[0].stage_offset:+d}")
     return edges
+
+
+def _checked_lanes(lanes: Mapping[Any, Any]) -> tuple[OwnPhase, ...]:
+    """Check which usual kinds run on lanes, and return them with their records there."""
+    check_types(lanes=(lanes, Mapping))
+    movable = {phase.name: phase for phase in (Phase.UNSHARD, Phase.REDUCE_GRAD)}
+    for letters, lane in lanes.items():
+        one_of(letters, tuple(movable), "lanes")
+        if not isinstance(lane, str) or not lane or lane in (COMPUTING, HOST_LINK):
+            known = "a lane beside compute and host, as 'net'"
+            raise wrong("lanes", f"{letters} must be on {known}, got {lane!r}", lane)
+    return tuple(
+        OwnPhase(int(phase), letters, phase.kind._replace(lane=lanes[letters]))
+        for letters, phase in movable.items()
+        if letters in lanes
+    )
 
 
 def _checked_kind(letters: Any, kind: Any, parts: Mapping[str, int]) -> tuple[str, OpKind]:

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, Num, NumpyArray
-from pipejax.schedules.cells.cells import NOWHERE, Content
+from pipejax.schedules.cells.cells import NOWHERE, Content, HeldCells
 from pipejax.schedules.cells.grammar import USUAL, Grammar
 from pipejax.schedules.cells.ops import (
     CHECKPOINT,
@@ -56,6 +56,13 @@ def ledger_of(phases: Iterable[AnyPhase]) -> Mapping[AnyPhase, tuple[LedgerEntry
         for phase in phases
         if phase.kind.at_start or phase.kind.at_end
     }
+
+
+# weights of a stage that are gathered from their shards: in a unit of their own
+GATHERED: Mapping[AnyPhase, tuple[LedgerEntry, ...]] = {
+    Phase.UNSHARD: (LedgerEntry(START, WHOLE, 1),),
+    Phase.RESHARD: (LedgerEntry(END, WHOLE, -1),),
+}
 
 
 def change_of(phase: Phase, moment: int, *, whole: Size, for_w: Size) -> Size:
@@ -108,7 +115,15 @@ class HeldOps(NamedTuple):
     @classmethod
     def of(cls, content: Content) -> "HeldOps":
         """List the ops of a table, fused pairs included: each lasts one slot."""
-        ops = content.ops.take(is_in_ledger(content))
+        return cls._of(content, content.ops.take(is_in_ledger(content)))
+
+    @classmethod
+    def gathering(cls, content: Content) -> "HeldOps":
+        """List the ops that gather and drop weights of stages: each lasts one slot."""
+        return cls._of(content, content.ops.take(np.isin(content.ops.phase, [*GATHERED])))
+
+    @classmethod
+    def _of(cls, content: Content, ops: HeldCells) -> "HeldOps":
         recomputed = is_recomputed(content)[ops.stage, ops.microbatch]
         worker, slot = np.divmod(ops.cell, content.num_slots)
         return cls(ops.phase, ops.stage, worker, recomputed, slot, slot + 1)
@@ -139,8 +154,22 @@ class HeldParts(NamedTuple):
     @classmethod
     def of(cls, ops: HeldOps, grammar: Grammar = USUAL) -> "HeldParts":
         """Follow ops through the ledger."""
+        return cls._of(ops, ledger_of(grammar.known), (*grammar.items.values(),))
+
+    @classmethod
+    def gathered(cls, ops: HeldOps) -> "HeldParts":
+        """Follow gathered weights through theirs, as the whole of what a stage has."""
+        return cls._of(ops, GATHERED, ())
+
+    @classmethod
+    def _of(
+        cls,
+        ops: HeldOps,
+        ledger: Mapping[AnyPhase, tuple[LedgerEntry, ...]],
+        items: tuple[float, ...],
+    ) -> "HeldParts":
         found: list[tuple[NumpyArray, ...]] = []
-        for phase, entries in ledger_of(grammar.known).items():
+        for phase, entries in ledger.items():
             own = HeldOps(*(field[ops.phase == phase] for field in ops))
             left = np.where(own.recomputed, CHECKPOINT, WHOLE)
             for entry in entries:
@@ -152,7 +181,7 @@ class HeldParts(NamedTuple):
         worker, time, part, stage, change = (column[order] for column in columns)
         goes_on = (worker[1:] == worker[:-1]) & (time[1:] == time[:-1])
         settled = np.append(~goes_on, True)[: len(order)]
-        return cls(worker, time, part, stage, change, settled, tuple(grammar.items.values()))
+        return cls(worker, time, part, stage, change, settled, items)
 
     def levels(self, sizes: Num[NumpyArray, "parts stages"]) -> Num[NumpyArray, " levels"]:
         """Return what the worker holds after each settled change, (levels) in the unit of sizes.

@@ -19,17 +19,27 @@ from pipejax.base.remembered import remembered
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
 from pipejax.schedules.cells.ops import (
     COMMUNICATION,
-    COMPUTE,
     HOST,
     INPUT_GRADS,
-    WEIGHT_GRADS,
     Cell,
     Op,
     Phase,
     receive_of,
 )
-from pipejax.schedules.table.host_links import aligned, check_host_links, host_edges, waiting_cells
+from pipejax.schedules.table.host_links import (
+    check_host_links,
+    host_edges,
+    in_host_order,
+    waiting_cells,
+)
 from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.sharding import (
+    STAGES,
+    Lookahead,
+    dense_rows,
+    with_gathers,
+    with_reductions,
+)
 from pipejax.schedules.table.table import ScheduleTable, row_order, without
 
 # What PyTorch's runtime puts into a table of computation before it runs it, beside SEND and RECV.
@@ -104,16 +114,15 @@ class TorchLowering:
             return table
         if table.offloads:
             raise ValueError("lowering: PyTorch offloads nothing, the table has O and L cells")
-        rows = [[cell for cell in row if cell] for row in table.rows()]
+        rows = dense_rows(table)
         held = {op.phase for row in rows for cell in row for op in cell}
         if not held & {Phase.UNSHARD, Phase.RESHARD}:
             ahead = self._lookahead(len(rows))
-            rows = [
-                _with_unshards(row, self.max_active_stages, count)
-                for row, count in zip(rows, ahead, strict=True)
-            ]
+            compute = table.grammar.compute
+            hows = (Lookahead(count - 1, self.max_active_stages, STAGES) for count in ahead)
+            rows = [with_gathers(row, compute, how) for row, how in zip(rows, hows, strict=True)]
         if not held & {Phase.REDUCE_GRAD, Phase.WAIT_REDUCE_GRAD}:
-            rows = [_with_reductions(row, self.defer_reduce_grad_wait) for row in rows]
+            rows = [with_reductions(row, self.defer_reduce_grad_wait) for row in rows]
         return table.with_rows(rows)
 
     def _lookahead(self, num_workers: int) -> list[int]:
@@ -155,58 +164,6 @@ def with_waits(row: Sequence[Cell]) -> list[Cell]:
                 found.append((wait,))
                 del pending[wait]
     return found + [(wait,) for wait in pending if wait not in held]
-
-
-def _with_unshards(row: Sequence[Cell], most: int, ahead: int) -> list[Cell]:
-    """Gather the stages that the next ops need, and drop those that they do not."""
-    stages = [[op.stage for op in cell if op.phase in COMPUTE] for cell in row]
-    to_come: set[int] = set()
-    distinct = [0] * len(row)  # stages from here to the end
-    for k in reversed(range(len(row))):
-        to_come.update(stages[k])
-        distinct[k] = len(to_come)
-
-    def next_stages(first: int, count: int) -> list[int]:
-        """The next stages that compute; a fused pair adds both of its own."""
-        upcoming: dict[int, None] = {}
-        for k in range(first, len(row)):
-            upcoming.update(dict.fromkeys(stages[k]))
-            if len(upcoming) >= min(count, distinct[first]):
-                break
-        return list(upcoming)
-
-    found: list[Cell] = []
-    active: list[int] = []
-    for k, cell in enumerate(row):
-        if stages[k]:
-            if len({*stages[k]}) > most:
-                raise ValueError(
-                    f"max_active_stages must be at least {len(stages[k])}, got {most}: a fused "
-                    "pair needs both of its stages"
-                )
-            kept, wanted = next_stages(k, most), next_stages(k, ahead)
-            found += [(Op(Phase.RESHARD, stage),) for stage in active if stage not in kept]
-            found += [(Op(Phase.UNSHARD, stage),) for stage in wanted if stage not in active]
-            active = [stage for stage in active if stage in kept]
-            active += [stage for stage in wanted if stage not in active]
-        found.append(cell)
-    return found + [(Op(Phase.RESHARD, stage),) for stage in active]
-
-
-def _with_reductions(row: Sequence[Cell], deferred: bool) -> list[Cell]:
-    """Reduce the gradients of each stage behind its last backward, at most one at a time."""
-    last = {op.stage: op for cell in row for op in cell if op.phase in WEIGHT_GRADS}
-    found: list[Cell] = []
-    pending: list[Cell] = []
-    for cell in row:
-        found.append(cell)
-        for op in cell:
-            if op.phase in WEIGHT_GRADS and last[op.stage] == op:
-                wait = (Op(Phase.WAIT_REDUCE_GRAD, op.stage),)
-                found += [*pending, (Op(Phase.REDUCE_GRAD, op.stage),)]
-                pending = [wait] if deferred else []
-                found += [] if deferred else [wait]
-    return found + pending
 
 
 def _with_late_receives(table: ScheduleTable, worker: int, row: Sequence[Cell]) -> list[Cell]:
@@ -297,7 +254,7 @@ def without_transfers(table: ScheduleTable) -> ScheduleTable:
 
 @remembered
 def _in_host_order(table: ScheduleTable, bare: ScheduleTable) -> ScheduleTable:
-    return bare.with_rows(_aligned(table, [[cell for cell in row if cell] for row in bare.rows()]))
+    return bare.with_rows(in_host_order(table, dense_rows(bare)))
 
 
 def producer_order(table: ScheduleTable, link: str | Links = "delay") -> Order:
@@ -406,7 +363,7 @@ def with_transfers(
     rows = _rows(bare, sent, steps)
     if torch is not None:
         rows = torch.waiting(bare, rows)
-    return bare.with_rows(_aligned(bare, rows) if bare.offloads else rows)
+    return bare.with_rows(in_host_order(bare, rows) if bare.offloads else rows)
 
 
 def _rows(
@@ -459,13 +416,3 @@ def _send_cells(sent: Dependencies) -> list[Op]:
         Op(Phase.SEND_B if direction == BACKWARD else Phase.SEND_F, stage, microbatch)
         for direction, stage, microbatch in zip(*(f.tolist() for f in fields), strict=True)
     ]
-
-
-def _aligned(table: ScheduleTable, rows: list[list[Cell]]) -> list[list[Cell]]:
-    """Move cells to later columns until offloads and loads keep their order over all rows."""
-    at = {
-        cell: (worker, place) for worker, row in enumerate(rows) for place, cell in enumerate(row)
-    }
-    slots, workers = np.nonzero(np.isin(table.phase, HOST).T)  # by column, then by worker
-    on_host = [at[table.cell(*place)] for place in zip(workers, slots, strict=True)]
-    return aligned(rows, [on_host])

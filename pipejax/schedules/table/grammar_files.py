@@ -10,7 +10,7 @@ from pipejax.schedules.cells.ops import (
     ScheduleError,
 )
 
-KEYS = ("kinds", "rules", "items", "slices", "forward_only", "graph")
+KEYS = ("kinds", "rules", "items", "slices", "forward_only", "graph", "lanes")
 _FIELDS: Mapping[str, Any] = {  # of a kind, and what it may be in JSON
     "letters": str,
     "name": str,
@@ -45,6 +45,7 @@ def grammar_data(grammar: Grammar) -> dict[str, Any]:
         "slices": grammar.slices,
         "forward_only": grammar.forward_only,
         "graph": [list(edge) for edge in grammar.graph],
+        "lanes": dict(grammar.lanes),
     }
     usual = {"slices": 1, "forward_only": False}
     return {name: value for name, value in found.items() if value not in ([], {}, usual.get(name))}
@@ -84,6 +85,7 @@ _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: _is_list_of(list)(value) and all(len(edge) == 2 for edge in value),
         "a list of pairs of stages",
     ),
+    "lanes": (lambda value: isinstance(value, dict), "an object of lanes by letters"),
 }
 
 

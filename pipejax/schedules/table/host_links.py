@@ -14,7 +14,7 @@ from pipejax.base.checks import wrong
 from pipejax.base.longest_path import CycleError, run_edges, topological_order
 from pipejax.schedules.cells.cells import NOWHERE, Content
 from pipejax.schedules.cells.dependencies import order_of_cells
-from pipejax.schedules.cells.ops import Cell
+from pipejax.schedules.cells.ops import HOST, Cell
 from pipejax.schedules.table.links import Groups, Links
 from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
 
@@ -103,6 +103,16 @@ def aligned(
         for place, cell in zip(at, row, strict=True):
             moved[-1][place] = cell
     return moved
+
+
+def in_host_order(table: ScheduleTable, rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
+    """Move cells to later columns until offloads and loads keep their order over all rows."""
+    at = {
+        cell: (worker, place) for worker, row in enumerate(rows) for place, cell in enumerate(row)
+    }
+    slots, workers = np.nonzero(np.isin(table.phase, HOST).T)  # by column, then by worker
+    on_host = [at[table.cell(*place)] for place in zip(workers, slots, strict=True)]
+    return aligned(rows, [on_host])
 
 
 def check_host_links(table: Content, links: Links) -> None:

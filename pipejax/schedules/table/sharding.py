@@ -1,0 +1,223 @@
+"""Sharded weights: cells that gather and drop the weights of stages, and reduce their gradients.
+
+UNSHARD gathers the weights of a stage before its ops, RESHARD drops them, and REDUCE_GRAD follows
+its last gradient. One pass over a row puts them in: how far ahead weights are gathered, and of how
+many stages at once, are its parameters. PyTorch's rule is one choice of them.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.base.checks import check_types, one_of, whole_number, wrong
+from pipejax.schedules.cells.ops import (
+    COMPUTING,
+    NETWORK,
+    SHARDING,
+    WEIGHT_GRADS,
+    AnyPhase,
+    Cell,
+    Op,
+    Phase,
+)
+from pipejax.schedules.table.host_links import in_host_order
+from pipejax.schedules.table.table import ScheduleTable, without
+
+USES, STAGES = COUNTED = "uses", "stages"  # what a lookahead counts
+MOVED = Phase.UNSHARD.name, Phase.REDUCE_GRAD.name  # what runs on the lane
+EachWorker = int | Sequence[int]
+
+
+class Lookahead(NamedTuple):
+    """How weights are gathered on one worker.
+
+    Attributes:
+      ahead: how much earlier than its use a stage is gathered.
+      most: stages whose weights are there at once, at most.
+      counted: what `ahead` counts: "uses", ops of the row, or "stages", different ones that come
+        next. With "stages" a fused pair may bring one stage more than `most`, as in PyTorch.
+    """
+
+    ahead: int
+    most: int
+    counted: str = USES
+
+
+def insert_sharding(
+    table: ScheduleTable,
+    *,
+    lookahead: EachWorker = 1,
+    residency: EachWorker | None = None,
+    counted: str = USES,
+    lane: str = NETWORK,
+    defer_reduce_grad_wait: bool = True,
+) -> ScheduleTable:
+    """Put UNSHARD, RESHARD, REDUCE_GRAD and WAIT_REDUCE_GRAD cells into a table.
+
+    Before an op the weights of its own stage and of those that come next are gathered, as far as
+    lookahead and residency say, and those are dropped that are needed latest. A stage whose weights
+    an op of the row updates is dropped before, and gathered again behind it.
+
+    Args:
+      table: the schedule; sharding cells that it has give way.
+      lookahead: uses by which a gather stands before its own, of all workers or for each: 0 is
+        right before it, 1 before the op before it.
+      residency: stages of a worker that are gathered at once, at most, of all workers or for each;
+        all that it has if None.
+      counted: "uses", or "stages": the lookahead counts different stages that come next.
+      lane: where UNSHARD and REDUCE_GRAD run: beside compute, or "compute" for in the row.
+      defer_reduce_grad_wait: whether a reduction is awaited only before the next one.
+
+    Returns:
+      The table, without idle cells unless it offloads; PyTorch's rule is lookahead 2, residency 3
+      and counted "stages", on lane "compute" and without deferral.
+
+    Raises:
+      ValueError: if a number is wrong, or a fused pair needs more stages than may be there.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.ScheduleTable.from_rows([["0F0", "1F0", "1B0", "0B0"]])
+      >>> print(pj.schedules.insert_sharding(table, residency=1, lookahead=1))
+                 0         1    2         3
+        worker 0 0UNSHARD  0F0  0RESHARD  1UNSHARD  ...
+    """
+    check_types(table=(table, ScheduleTable), lane=(lane, str))
+    check_types(defer_reduce_grad_wait=(defer_reduce_grad_wait, bool))
+    counted = one_of(counted, COUNTED, "counted")
+    bare = without(on_lane(table, COMPUTING), SHARDING)
+    ahead = _of_workers(lookahead, table.num_workers, "lookahead", 0)
+    most = [max(table.num_stages, 1)] * table.num_workers
+    if residency is not None:
+        most = _of_workers(residency, table.num_workers, "residency", 1)
+    compute, rows = bare.grammar.compute, []
+    for row, before, held in zip(dense_rows(bare), ahead, most, strict=True):
+        gathered = with_gathers(row, compute, Lookahead(before, held, counted))
+        rows.append(with_reductions(gathered, defer_reduce_grad_wait))
+    sharded = bare.with_rows(in_host_order(bare, rows) if bare.offloads else rows)
+    return on_lane(sharded, lane)
+
+
+def on_lane(table: ScheduleTable, lane: str) -> ScheduleTable:
+    """Return a table whose gathers and reductions run on a lane, or "compute": in the row."""
+    lanes = {} if lane == COMPUTING else dict.fromkeys(MOVED, lane)
+    if lanes == table.grammar.lanes:
+        return table
+    return dataclasses.replace(table, grammar=dataclasses.replace(table.grammar, lanes=lanes))
+
+
+def dense_rows(table: ScheduleTable) -> list[list[Cell]]:
+    """Return the cells of each worker without idle ones."""
+    return [[cell for cell in row if cell] for row in table.rows()]
+
+
+def _of_workers(given: EachWorker, num_workers: int, name: str, least: int) -> list[int]:
+    """Read a number of all workers, or one for each."""
+    if isinstance(given, int | np.integer):
+        return [whole_number(given, name, least=least)] * num_workers
+    each = [whole_number(number, name, least=least) for number in given]
+    if len(each) != num_workers:
+        raise wrong(name, f"needs a number for each of the {num_workers} workers, got {given!r}")
+    return each
+
+
+def with_gathers(row: Sequence[Cell], compute: Sequence[AnyPhase], how: Lookahead) -> list[Cell]:
+    """Gather the stages that the next ops need, and drop those that they do not."""
+    found: list[Cell] = []
+    active: list[int] = []
+    coming = _Coming(row, compute, how)
+    for k, cell in enumerate(row):
+        updated = [op.stage for op in cell if op.phase == Phase.U]
+        if coming.stages[k]:
+            kept, wanted = coming.kept(k), coming.wanted(k)
+            found += [(Op(Phase.RESHARD, stage),) for stage in active if stage not in kept]
+            found += [(Op(Phase.UNSHARD, stage),) for stage in wanted if stage not in active]
+            active = [stage for stage in active if stage in kept]
+            active += [stage for stage in wanted if stage not in active]
+        found += [(Op(Phase.RESHARD, stage),) for stage in updated if stage in active]
+        active = [stage for stage in active if stage not in updated]
+        found.append(cell)
+    return found + [(Op(Phase.RESHARD, stage),) for stage in active]
+
+
+class _Coming:
+    """Stages that the ops of a row need next."""
+
+    def __init__(self, row: Sequence[Cell], compute: Sequence[AnyPhase], how: Lookahead) -> None:
+        self._how, self._row = how, row
+        self.stages = [
+            list(dict.fromkeys(op.stage for op in cell if op.phase in compute)) for cell in row
+        ]
+        most = max(map(len, self.stages), default=0)
+        if most > how.most:
+            raise ValueError(
+                f"{'max_active_stages' if how.counted == STAGES else 'residency'} must be at least "
+                f"{most}, got {how.most}: a fused pair needs both of its stages"
+            )
+        self._left = [0] * len(row)  # different stages from here to the end
+        to_come: set[int] = set()
+        for k in reversed(range(len(row))):
+            to_come.update(self.stages[k])
+            self._left[k] = len(to_come)
+
+    def kept(self, first: int) -> list[int]:
+        """Those that come next, as many as may be there at once."""
+        return self._next(first, self._how.most, len(self._row))
+
+    def wanted(self, first: int) -> list[int]:
+        """Those to gather now."""
+        if self._how.counted == STAGES:
+            return self._next(first, self._how.ahead + 1, len(self._row))
+        return self._next(first, self._how.most, self._how.ahead + 1)
+
+    def _next(self, first: int, count: int, uses: int) -> list[int]:
+        """The first stages of so many uses that come next; none behind an update of its own."""
+        found: dict[int, None] = {}
+        updated: set[int] = set()
+        for k in range(first, len(self._row)):
+            cell, own = self._row[k], self.stages[k]
+            updated |= {op.stage for op in cell if op.phase == Phase.U}
+            more = [stage for stage in own if stage not in found and stage not in updated]
+            if found and self._how.counted == USES and len(found) + len(more) > count:
+                break
+            found |= dict.fromkeys(more)
+            uses -= bool(own)
+            if not uses or len(found) >= min(count, self._left[first]):
+                break
+        return list(found)
+
+
+def with_reductions(row: Sequence[Cell], deferred: bool) -> list[Cell]:
+    """Reduce the gradients of each stage behind its last backward, at most one at a time.
+
+    Where ops of the row update weights, that is the last one before each update.
+    """
+    last = set(_last_gradients(row))
+    found: list[Cell] = []
+    pending: list[Cell] = []
+    for k, cell in enumerate(row):
+        waits = {(Op(Phase.WAIT_REDUCE_GRAD, op.stage),) for op in cell if op.phase == Phase.U}
+        found += [wait for wait in pending if wait in waits]
+        pending = [wait for wait in pending if wait not in waits]
+        found.append(cell)
+        for op in cell:
+            if op.phase in WEIGHT_GRADS and (k, op) in last:
+                wait = (Op(Phase.WAIT_REDUCE_GRAD, op.stage),)
+                found += [*pending, (Op(Phase.REDUCE_GRAD, op.stage),)]
+                pending = [wait] if deferred else []
+                found += [] if deferred else [wait]
+    return found + pending
+
+
+def _last_gradients(row: Sequence[Cell]) -> Iterator[tuple[int, Op]]:
+    """Find the gradients, with their places, behind which a stage is updated or no other comes."""
+    last: dict[int, tuple[int, Op]] = {}
+    for k, cell in enumerate(row):
+        for op in cell:
+            if op.phase in WEIGHT_GRADS:
+                last[op.stage] = k, op
+            elif op.phase == Phase.U and op.stage in last:
+                yield last.pop(op.stage)
+    yield from last.values()
