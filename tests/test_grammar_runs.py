@@ -453,6 +453,16 @@ def test_updates_behind_the_rows_hide_lanes():
     assert (lane.busy.item(), lane.exposed.item()) == (4.0, 0.0)
 
 
+def test_costs_of_workers_stand_beside_small_messages():
+    rows = [["0F0", "S0"], ["1F0", "2F0", "S0"]]  # three stages on two workers
+    grammar = {"kinds": {"S": kind(of="worker")}, "forward_only": True}
+    table = table_of(rows, grammar, placement=[[0, 1, 1]])
+    costs = pj.Costs(forward=1.0, transmit=0.1, others={"own": [1.0, 2.0]})
+    links = pj.Links("rendezvous", eager_below=0.2)
+    assert pj.lower(table, link=links, costs=costs).messages.eager.tolist() == [True]
+    assert pj.evaluate(table, costs, link=links).makespan == pytest.approx(1 + 0.1 + 2 + 2)
+
+
 def test_one_op_is_a_program():
     table = table_of([["0F0"]], {"forward_only": True})
     assert pj.evaluate(table, pj.Costs(forward=3.0)).makespan == 3.0

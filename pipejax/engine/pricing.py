@@ -18,8 +18,8 @@ from pipejax.base.remembered import remembered
 from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.precision import float_type, is_traced
 from pipejax.engine.lowering.link_models import check_eager, settled
-from pipejax.engine.lowering.lower import lowered
-from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program, Sizes
+from pipejax.engine.lowering.lower import lowered, sizes_of
+from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -70,13 +70,6 @@ def ends_step(costs: Costs) -> bool:
     """Return whether the all-reduce or the update after all rows costs anything."""
     at_end = (cost for cost in (costs.all_reduce, costs.update) if cost is not None)
     return any(np.any(np.asarray(cost) > 0) for cost in at_end)
-
-
-def sizes_of(table: ScheduleTable) -> Sizes:
-    """What the axes of costs have in a table, as `Costs.check_shapes` takes it."""
-    boundaries = len(table.grammar.edges(table.num_stages))
-    places = tuple((phase.kind.time, table.num_workers) for phase in table.grammar.of_workers)
-    return table.num_stages, table.num_pipes, table.num_microbatches, boundaries, places
 
 
 def lower_and_price(

@@ -24,7 +24,7 @@ from pipejax.engine.lowering.link_models import (
     eager_messages,
     smaller_messages,
 )
-from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program
+from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program, Sizes
 from pipejax.engine.lowering.program_builder import ProgramBuilder, Reductions
 from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies, find_versions
@@ -84,9 +84,15 @@ def lower(
     )
     links = Links.of(link)
     if links.eager_below and costs is not None:
-        boundaries = len(table.grammar.edges(table.num_stages))
-        costs.check_shapes(table.num_stages, table.num_pipes, table.num_microbatches, boundaries)
+        costs.check_shapes(*sizes_of(table))
     return lowered(table, links, step_end, costs)
+
+
+def sizes_of(table: ScheduleTable) -> Sizes:
+    """What the axes of costs have in a table, as `Costs.check_shapes` takes it."""
+    boundaries = len(table.grammar.edges(table.num_stages))
+    places = tuple((phase.kind.time, table.num_workers) for phase in table.grammar.of_workers)
+    return table.num_stages, table.num_pipes, table.num_microbatches, boundaries, places
 
 
 def lowered(table: ScheduleTable, links: Links, step_end: bool, costs: Costs | None) -> Program:
@@ -126,8 +132,8 @@ def _lowered(table: ScheduleTable, links: Links, step_end: bool, smaller: bytes)
 
 def _timed(table: ScheduleTable, *codes: Int[NumpyArray, " cells"]) -> tuple[AnyPhase, ...]:
     """List the phases among these codes that have a duration."""
-    found, grammar = np.unique(np.concatenate(codes)), table.grammar
-    return tuple(grammar.phases[code] for code in found[np.isin(found, grammar.timed)].tolist())
+    used = np.unique(np.concatenate(codes)).tolist()
+    return tuple(phase for phase in table.grammar.timed if phase in used)
 
 
 def _distinct_pairs(
@@ -172,9 +178,9 @@ def _add_host_ops(builder: ProgramBuilder, order: RunOrder) -> None:
 def _add_lanes(builder: ProgramBuilder, executed: Int[NumpyArray, " executed"]) -> None:
     """Add a node per op on a lane beside compute, chained by lane."""
     table = builder.table
-    cells = row_order(table, table.grammar.off_row)
-    if not len(cells):
+    if not table.grammar.off_row:
         return
+    cells = row_order(table, table.grammar.off_row)
     nodes = builder.add_cells(cells, duration=builder.durations(cells))
     builder.add_chains(nodes, _queues(table)[cells])
     # usual kinds are issued where they stand, behind the op before them in the row

@@ -139,7 +139,7 @@ class CostLayout:
         links = tuple(name for name in LINK_COSTS for _ in range(math.prod(self.link_shape)))
         return ("", *ops, *["pair"] * self.num_pairs, *links)
 
-    @property
+    @functools.cached_property
     def first_pair(self) -> int:
         """Position of the first fused pair."""
         return 1 + sum(math.prod(self.shape_of(phase)) for phase in self.timed)

@@ -87,8 +87,8 @@ class ProgramBuilder:
         columns |= {"microbatch": microbatch, "pipe": pipe}
         nodes = self.add_nodes(**columns)
         self.node_of_cell.reshape(-1)[cells] = nodes
-        together = np.flatnonzero(np.isin(phase, self.table.grammar.together))
-        if len(together):
+        if self.table.grammar.together:
+            together = np.isin(phase, self.table.grammar.together)
             self._open_together(nodes[together], cells[together])
         return nodes
 

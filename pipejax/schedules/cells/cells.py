@@ -164,7 +164,7 @@ class Content:
             found.append((held, *(field.ravel()[held] for field in cells)))
         return HeldCells(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
-    @property
+    @functools.cached_property
     def used_phases(self) -> tuple[AnyPhase, ...]:
         """Phases of its ops, by code."""
         used = np.flatnonzero(np.bincount(self.ops.phase))

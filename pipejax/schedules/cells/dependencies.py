@@ -64,7 +64,9 @@ class Dependencies(NamedTuple):
 @remembered
 def find_dependencies(content: Content) -> Dependencies:
     """Apply the rules of its grammar to every op of a schedule."""
-    found = [each for rule in content.grammar.all_rules for each in _edges_of(content, rule)]
+    used, rules = {*content.used_phases}, content.grammar.all_rules
+    met = [r for r in rules if r.consumer in used and not used.isdisjoint(r.producers)]
+    found = [each for rule in met or rules[:1] for each in _edges_of(content, rule)]
     found += [_edges_of_stages(content, *rule) for rule in content.grammar.stage_rules]
     edges = Dependencies(*(np.concatenate(column) for column in zip(*found, strict=True)))
     if not content.grammar.rules:

@@ -211,12 +211,12 @@ class ScheduleTable(Content, Drawn):
     @property
     def has_communication(self) -> bool:
         """Whether the rows hold SEND and RECV cells."""
-        return bool(np.isin(self.cells.phase, MESSAGES).any())
+        return not {*self.used_phases}.isdisjoint(MESSAGES)
 
     @property
     def offloads(self) -> bool:
         """Whether O cells offload activations to the host."""
-        return bool(np.isin(self.cells.phase, self.grammar.host).any())
+        return not {*self.used_phases}.isdisjoint(self.grammar.host)
 
     @property
     def updates_within(self) -> bool:
