@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Index, Int, NumpyArray
-from pipejax.base.checks import MismatchError
+from pipejax.base.checks import MismatchError, wrong
 from pipejax.schedules.cells.ops import UNIT_SLOTS, Phase, Slots
 from pipejax.schedules.cells.placement import looped
 from pipejax.schedules.table.slot_simulation import spread_rows
@@ -241,21 +241,26 @@ def looped_bfs(
     num_microbatches: int,
     *,
     stages_per_worker: int = 2,
+    last_first: bool = False,
     slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
     """Breadth first: each stage of a worker on all microbatches before the next stage.
+
+    PyTorch's `ScheduleLoopedBFS` runs the backwards of a stage from the last microbatch to the
+    first: `last_first`. Where ops and messages are equal the step lasts as long and holds as much.
 
     Args:
       num_workers: P.
       num_microbatches: M.
       stages_per_worker: V, at least 2.
+      last_first: whether backwards begin with the last microbatch, as PyTorch's do.
       slots: slot durations of F and B.
 
     Returns:
       The table, with P * V stages.
 
     Raises:
-      ValueError: if V is below 2.
+      ValueError: if V is below 2, or `last_first` is neither true nor false.
 
     Example:
       >>> from pipejax.schedules.table.held_activations import peak_in_flight
@@ -263,7 +268,10 @@ def looped_bfs(
       [16, 16, 16, 16]
     """
     check_stages_per_worker("looped-bfs", stages_per_worker, "gpipe")
-    return _breadth_first("looped-bfs", num_workers, num_microbatches, stages_per_worker, slots)
+    if not isinstance(last_first, bool):
+        raise wrong("last_first", f"must be true or false, got {last_first!r}", last_first)
+    size = num_workers, num_microbatches, stages_per_worker
+    return _breadth_first("looped-bfs", *size, slots, reverse=last_first)
 
 
 def circular(
