@@ -9,6 +9,11 @@ from pipejax.base.checks import MAX_COUNT, whole_number
 from pipejax.base.display import ResultDict
 from pipejax.base.machine import check_fits
 from pipejax.schedules.builders.asynchronous import local_sgd, naive, pipedream, pipedream_2bw
+from pipejax.schedules.builders.braids import (
+    braided_dualpipe,
+    braided_dualpipe_v,
+    combined_1f1b,
+)
 from pipejax.schedules.builders.chimera import chimera, chimera_asymmetric, hanayo
 from pipejax.schedules.builders.dualpipe import dualpipe, dualpipe_v
 from pipejax.schedules.builders.offload import ada_offload, pipe_offload
@@ -89,6 +94,7 @@ class Builder(NamedTuple):
 ANY, EVEN, PAIRED = "any P and M", "P and M even", "M at least 2P"
 CONTROLLABLE = "Qi et al., Controllable Memory (arXiv:2405.15362)"
 PLANNED, DRAWN = 900, 250  # bytes per op of plans, and of tables whose starts are known
+BRAIDED = 1500  # of all parts of what is one op elsewhere
 
 _PUBLISHED = {
     "gpipe": Builder(gpipe, "Huang et al., GPipe (arXiv:1811.06965)"),
@@ -146,6 +152,27 @@ _PUBLISHED = {
     "local-sgd": Builder(local_sgd, "Ilin and Richtarik (arXiv:2606.03498)"),
 }
 
+_EXTENDED = {
+    "combined-1f1b": Builder(
+        combined_1f1b,
+        "NVIDIA, Megatron-LM's combined_1f1b.py; interleaving is arXiv:2104.04473",
+        bytes_per_op=BRAIDED,
+    ),
+    "braided-dualpipe": Builder(
+        braided_dualpipe,
+        "DeepSeek-AI, DeepSeek-V3, figure 4 (arXiv:2412.19437)",
+        bytes_per_op=BRAIDED,
+        legal=f"{EVEN}, {PAIRED}",
+    ),
+    "braided-dualpipe-v": Builder(
+        braided_dualpipe_v,
+        "DeepSeek-AI, DualPipeV (deepseek-ai/DualPipe; the pair is arXiv:2412.19437, figure 4)",
+        bytes_per_op=BRAIDED,
+        stages_per_worker=2,
+        legal=f"any P, {PAIRED}",
+    ),
+}
+
 
 def _checked(builder: Builder) -> Callable[..., ScheduleTable]:
     """Check what a builder is given before it counts with it."""
@@ -170,10 +197,16 @@ def _checked(builder: Builder) -> Callable[..., ScheduleTable]:
     return build
 
 
-REGISTRY: Mapping[str, Builder] = ResultDict(
-    (name, builder._replace(function=_checked(builder), legal=builder.legal or ANY))
-    for name, builder in _PUBLISHED.items()
-)
+def _registered(builders: Mapping[str, Builder]) -> Mapping[str, Builder]:
+    return ResultDict(
+        (name, builder._replace(function=_checked(builder), legal=builder.legal or ANY))
+        for name, builder in builders.items()
+    )
+
+
+REGISTRY = _registered(_PUBLISHED)  # of the usual ops, which the same costs price
+EXTENDED = _registered(_EXTENDED)  # with a grammar of their own
+BUILT_IN = {**REGISTRY, **EXTENDED}
 
 
 def check_size(

@@ -215,7 +215,7 @@ def interleaved_1f1b(
     """
     check_stages_per_worker("interleaved-1f1b", stages_per_worker, "1f1b")
     if group_size is not None:
-        _check_groups(num_workers, num_microbatches, group_size)
+        check_groups(num_workers, num_microbatches, group_size)
     turns = Turns.of(num_workers, num_microbatches, stages_per_worker, group_size)
     rows = []
     for r in range(num_workers):
@@ -225,7 +225,7 @@ def interleaved_1f1b(
     return spread_rows("interleaved-1f1b", rows, slots, looped(num_workers, stages_per_worker))
 
 
-def _check_groups(num_workers: int, num_microbatches: int, group_size: int) -> None:
+def check_groups(num_workers: int, num_microbatches: int, group_size: int) -> None:
     """Refuse groups of fewer microbatches than workers: one could wait for the next."""
     last = num_microbatches % group_size
     if not num_workers <= group_size <= num_microbatches or 0 < last < num_workers:
