@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from pipejax.base.checks import MAX_COUNT, whole_number
+from pipejax.base.checks import MAX_COUNT, whole_number, wrong
 from pipejax.base.display import ResultDict
 from pipejax.base.machine import check_fits
 from pipejax.schedules.builders.asynchronous import local_sgd, naive, pipedream, pipedream_2bw
@@ -26,6 +26,7 @@ from pipejax.schedules.builders.one_f_one_b import (
     one_f_one_b,
 )
 from pipejax.schedules.builders.v_shape import v_half, v_min, zb_v
+from pipejax.schedules.builders.vocabulary import vocabulary_1f1b, vocabulary_v_half
 from pipejax.schedules.builders.zero_bubble import (
     interleaved_zb,
     zb_1p,
@@ -171,6 +172,15 @@ _EXTENDED = {
         stages_per_worker=2,
         legal=f"any P, {PAIRED}",
     ),
+    "vocabulary-1f1b": Builder(
+        vocabulary_1f1b, "Yeung et al., Vocabulary Parallelism (arXiv:2411.05288)"
+    ),
+    "vocabulary-v-half": Builder(
+        vocabulary_v_half,
+        "Yeung et al., Vocabulary Parallelism (arXiv:2411.05288)",
+        bytes_per_op=PLANNED,
+        stages_per_worker=2,
+    ),
 }
 
 
@@ -186,6 +196,8 @@ def _checked(builder: Builder) -> Callable[..., ScheduleTable]:
             is_count = signature.parameters[option].annotation in (int, int | None)
             if is_count and value is not defaults[option]:
                 given[option] = whole_number(value, option, most=MAX_COUNT)
+            if signature.parameters[option].annotation is bool and not isinstance(value, bool):
+                raise wrong(option, f"must be true or false, got {value!r}", value)
         if "slots" in given:
             check_slots(given["slots"])
             given["slots"] = {**defaults["slots"], **given["slots"]}

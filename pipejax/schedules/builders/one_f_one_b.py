@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Index, Int, NumpyArray
-from pipejax.base.checks import MismatchError, wrong
+from pipejax.base.checks import MismatchError
 from pipejax.schedules.cells.ops import UNIT_SLOTS, Phase, Slots
 from pipejax.schedules.cells.placement import looped
 from pipejax.schedules.table.slot_simulation import spread_rows
@@ -268,8 +268,6 @@ def looped_bfs(
       [16, 16, 16, 16]
     """
     check_stages_per_worker("looped-bfs", stages_per_worker, "gpipe")
-    if not isinstance(last_first, bool):
-        raise wrong("last_first", f"must be true or false, got {last_first!r}", last_first)
     size = num_workers, num_microbatches, stages_per_worker
     return _breadth_first("looped-bfs", *size, slots, reverse=last_first)
 
