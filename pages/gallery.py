@@ -115,8 +115,10 @@ def _head(shown: list[Shown]) -> str:
             "---\nhide: [navigation]\n---\n",
             "# Gallery of schedules",
             "",
-            f"All {len(shown)} schedules that come with pipejax, at P = {WORKERS} workers and "
-            f"M = {MICROBATCHES} microbatches. On each worker a microbatch takes 1 s forward and "
+            f"All {len(shown)} schedules of the usual ops that come with pipejax; "
+            "[others](any_schedule.md#schedules-that-come-with-a-grammar) have ops of their own. "
+            f"P = {WORKERS} workers and M = {MICROBATCHES} microbatches; "
+            "on each worker a microbatch takes 1 s forward and "
             "2 s backward (1 s for each half where the backward is split), however many stages "
             f"it meets there; a message takes {MESSAGE} s, an offload or load 1 s. Made by "
             "`pages/gallery.py` when this site was built.",

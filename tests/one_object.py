@@ -118,7 +118,7 @@ def links_of(draw, table):
 @st.composite
 def tables(draw):
     """Draw a table of the registry, and how it grows; sizes for which there is none are left out."""
-    name = draw(st.sampled_from(pj.schedules.names()))
+    name = draw(st.sampled_from(list(pj.schedules.REGISTRY)))
     workers = draw(st.integers(1, WORKERS))
     microbatches = draw(st.integers(1, 10) | st.integers(3 * workers, 5 * workers))
     try:

@@ -211,6 +211,7 @@ NAMES = {
     ],
     "schedules": [
         "Builder",
+        "EXTENDED",
         "Grammar",
         "LimitedPipe",
         "OpKind",

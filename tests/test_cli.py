@@ -192,7 +192,7 @@ def test_compare_marks_what_does_not_exist(answer):
 
 def test_schedules_json(answer):
     listed = {row["name"]: row for row in answer("schedules")}
-    assert list(listed) == list(REGISTRY)
+    assert list(listed) == list(pj.schedules.names())
     assert all({"name", "phases", "legal", "source"} <= set(row) for row in listed.values())
     assert listed["zb-h1"]["phases"] == ["F", "I", "W"]
     assert listed["chimera"]["legal"] == "P and M even"

@@ -87,7 +87,7 @@ def test_a_ratio_may_be_said_and_is_kept_then():
     assert "times are not in the ratio of the slots (F = 1 s, B = 2 s)" in point.why
 
 
-@pytest.mark.parametrize("name", pj.schedules.names())
+@pytest.mark.parametrize("name", pj.schedules.REGISTRY)
 @pytest.mark.parametrize("scale", [0.3, 7.0])
 def test_tables_are_measured_in_the_ratio_of_the_costs(name, scale):
     """Without messages and with stages alike, the run is the idealised table."""

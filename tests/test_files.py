@@ -80,7 +80,7 @@ LOST = {  # by a CSV, of the tables that are built
 }
 
 
-@pytest.mark.parametrize("name", pj.schedules.names())
+@pytest.mark.parametrize("name", pj.schedules.REGISTRY)
 def test_csv_round_trip(name, tmp_path):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
     read, lost = written_and_read(table, tmp_path / f"{name}.csv")

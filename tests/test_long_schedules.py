@@ -91,7 +91,7 @@ def test_grown_equals_built(name, workers, microbatches, step, link):
 
 @pytest.mark.parametrize(
     ("name", "link"),
-    in_turn([(name, link) for name in pj.schedules.names() for link in LINKS], of=12),
+    in_turn([(name, link) for name in pj.schedules.REGISTRY for link in LINKS], of=12),
 )
 def test_every_schedule_grows_as_it_is_built(name, link):
     program = lowered(name, 4, 32, LINKS[link])
@@ -111,12 +111,12 @@ def test_every_schedule_grows_as_it_is_built(name, link):
 
 @slow
 @pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize("name", sorted(set(pj.schedules.names()) - set(IRREGULAR)))
+@pytest.mark.parametrize("name", sorted(set(pj.schedules.REGISTRY) - set(IRREGULAR)))
 def test_every_cycle_time_is_the_growth_of_the_makespan(name, link):
     check_cycle_time(lowered(name, 4, 32, LINKS[link]), 32)
 
 
-@pytest.mark.parametrize("name", in_turn(sorted(set(pj.schedules.names()) - set(IRREGULAR))))
+@pytest.mark.parametrize("name", in_turn(sorted(set(pj.schedules.REGISTRY) - set(IRREGULAR))))
 def test_a_period_is_for_as_many_microbatches_under_every_link_model(name):
     steps = {
         link: steady_state(lowered(name, 4, 32, links)).microbatches

@@ -27,13 +27,14 @@ OPTIONS = {
     "hanayo": [{}, {"waves": 3}],
     "chimera": [{}, {"pipes": 4}],
     "interleaved-zb": [{}, {"stages_per_worker": 3}],
-    "looped-bfs": [{"stages_per_worker": 4}],
+    "looped-bfs": [{"stages_per_worker": 4}, {"last_first": True}],
     "circular": [{}, {"stages_per_worker": 1}],
     "zero-bubble": [{}, {"memory_limit": 2}],
     "pipedream": [{}, {"admission": "first-stage"}],
     "ada-offload": [{"memory_limit": 2}],
     "pipe-offload": [{"offload_share": 1.0}, {"stages_per_worker": 3, "group_size": 1}],
 }
+PAIR = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
 CASES = [(name, options) for name in REGISTRY for options in OPTIONS.get(name, [{}])]
 
 
@@ -61,7 +62,8 @@ def test_builds_at_every_legal_size(name, options):
                                 for op in order
                                 if op.stage == stage and pipe_of[op.microbatch] == pipe
                             ]
-                            back = name == "circular" and phase == pj.Phase.B
+                            back = name == "circular" or "last_first" in options
+                            back &= phase == pj.Phase.B
                             assert mine == sorted(mine, reverse=back), (name, p, m, w)
 
 
@@ -130,7 +132,7 @@ def test_illegal_numbers_are_named(what):
         pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
 
 
-@pytest.mark.parametrize("name", pj.schedules.names())
+@pytest.mark.parametrize("name", pj.schedules.REGISTRY)
 @pytest.mark.usefixtures("unchecked")
 def test_builders_take_whole_numbers_alone(name):
     builder = REGISTRY[name].function
@@ -343,6 +345,25 @@ def test_rows_are_in_the_order_of_the_papers(monkeypatch, workers, count, side_b
         both = [op for part in zip(*turns, strict=True) for op in part]
         back = [op.replace("F", "B") for stage in (w + workers, w) for op in ops("F", stage)]
         assert rows("looped-bfs")[w] == both + back
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("stages", [2, 3])
+def test_looped_bfs_in_the_order_of_pytorch(workers, stages):
+    """What ScheduleLoopedBFS's `_calculate_single_rank_operations` lists: backwards go back."""
+    for count in (1, 2, 3, 4, 8, 9):
+        given = {"num_workers": workers, "num_microbatches": count, "stages_per_worker": stages}
+        table = build("looped-bfs", **given, last_first=True)
+        for rank, row in enumerate(table.rows()):
+            local = [rank + workers * k for k in range(stages)]
+            order = [f"{s}F{m}" for s in local for m in range(count)]
+            order += [f"{s}B{m}" for s in local[::-1] for m in range(count)[::-1]]
+            assert [str(op) for cell in row for op in cell] == order
+        runs = [pj.evaluate(t, PAIR) for t in (table, build("looped-bfs", **given))]
+        assert runs[0].makespan == runs[1].makespan
+        assert runs[0].peak_in_flight.tolist() == runs[1].peak_in_flight.tolist()
+    with pytest.raises(ValueError, match="last_first must be true or false, got 1"):
+        build("looped-bfs", num_workers=2, num_microbatches=2, last_first=1)
 
 
 def test_rows_side_by_side_take_the_times_of_edges_or_name_a_cycle():

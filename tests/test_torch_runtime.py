@@ -45,7 +45,7 @@ def test_what_cannot_be_said_is_refused_with_the_reason(reason):
         check_sayable(REFUSED[reason])
 
 
-@pytest.mark.parametrize("name", pj.schedules.names())
+@pytest.mark.parametrize("name", pj.schedules.REGISTRY)
 def test_all_others_can_be_said(name):
     built = pj.schedules.build(name, num_workers=2, num_microbatches=4)
     placed_once = (built.placement == built.placement[0]).all()

@@ -317,7 +317,7 @@ def test_a_deadlock_is_searched_out_of(queues):
 
 
 @pytest.mark.parametrize(
-    ("name", "queues"), in_turn(itertools.product(pj.schedules.names(), QUEUES))
+    ("name", "queues"), in_turn(itertools.product(pj.schedules.REGISTRY, QUEUES))
 )
 def test_every_schedule_gets_an_order(name, queues, tmp_path):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=at_least(name, 4, 4))

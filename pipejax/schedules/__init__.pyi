@@ -15,7 +15,11 @@ from pipejax.schedules.naming import (
     names as names,
     register as register,
 )
-from pipejax.schedules.registry import REGISTRY as REGISTRY, Builder as Builder
+from pipejax.schedules.registry import (
+    EXTENDED as EXTENDED,
+    REGISTRY as REGISTRY,
+    Builder as Builder,
+)
 from pipejax.schedules.table.held_activations import (
     held_in_rows as held_in_rows,
     peak_in_flight as peak_in_flight,

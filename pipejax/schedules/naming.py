@@ -25,7 +25,7 @@ from pipejax.base.checks import MAX_COUNT, MismatchError, check_types, meant, un
 from pipejax.base.display import abbreviated
 from pipejax.base.files import read_file
 from pipejax.schedules.cells.ops import ScheduleError
-from pipejax.schedules.registry import REGISTRY, Builder, check_size
+from pipejax.schedules.registry import BUILT_IN, Builder, check_size
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import FORMAT, read_table, to_json
 
@@ -183,7 +183,7 @@ def register(name: str, function: Callable[..., Any]) -> None:
     check_types(name=(name, str))
     if not _NAME.fullmatch(name):
         raise ValueError(f"name must be one word without , : = / or \\, got {name!r}")
-    if meant(name, REGISTRY) is not None:
+    if meant(name, BUILT_IN) is not None:
         raise ValueError(f"name {name!r} is that of a built-in schedule: give another")
     module = getattr(function, "__module__", "")
     registered[name] = _of_function(OwnFunction(name, function), f"registered, {module}")
@@ -207,7 +207,7 @@ def installed() -> Mapping[str, importlib.metadata.EntryPoint]:
     return {
         point.name: point
         for point in importlib.metadata.entry_points(group=GROUP)
-        if meant(point.name, REGISTRY) is None
+        if meant(point.name, BUILT_IN) is None
     }
 
 
@@ -301,7 +301,7 @@ def names() -> tuple[str, ...]:
       >>> names()[:3]
       ('gpipe', '1f1b', 'eager-1f1b')
     """
-    return (*REGISTRY, *{**registered, **installed()})
+    return (*BUILT_IN, *{**registered, **installed()})
 
 
 def named(text: str) -> str:
@@ -414,12 +414,12 @@ def told_options(builder: Builder, form: Any = str) -> str:
 
 def is_folder(text: str) -> bool:
     """Whether a text is that of a folder, and no name."""
-    return meant(text, [*REGISTRY, *registered]) is None and os.path.isdir(text)
+    return meant(text, [*BUILT_IN, *registered]) is None and os.path.isdir(text)
 
 
 def _found(text: str, repair: str | None = None) -> tuple[str, Builder]:
     check_types(name=(text, str))
-    known = {**REGISTRY, **registered}
+    known = {**BUILT_IN, **registered}
     name = meant(text, known)
     if name is not None:
         return name, known[name]

@@ -5,10 +5,15 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from pipejax.base.checks import MAX_COUNT, whole_number
+from pipejax.base.checks import MAX_COUNT, whole_number, wrong
 from pipejax.base.display import ResultDict
 from pipejax.base.machine import check_fits
 from pipejax.schedules.builders.asynchronous import local_sgd, naive, pipedream, pipedream_2bw
+from pipejax.schedules.builders.braids import (
+    braided_dualpipe,
+    braided_dualpipe_v,
+    combined_1f1b,
+)
 from pipejax.schedules.builders.chimera import chimera, chimera_asymmetric, hanayo
 from pipejax.schedules.builders.dualpipe import dualpipe, dualpipe_v
 from pipejax.schedules.builders.offload import ada_offload, pipe_offload
@@ -21,6 +26,7 @@ from pipejax.schedules.builders.one_f_one_b import (
     one_f_one_b,
 )
 from pipejax.schedules.builders.v_shape import v_half, v_min, zb_v
+from pipejax.schedules.builders.vocabulary import vocabulary_1f1b, vocabulary_v_half
 from pipejax.schedules.builders.zero_bubble import (
     interleaved_zb,
     zb_1p,
@@ -89,6 +95,7 @@ class Builder(NamedTuple):
 ANY, EVEN, PAIRED = "any P and M", "P and M even", "M at least 2P"
 CONTROLLABLE = "Qi et al., Controllable Memory (arXiv:2405.15362)"
 PLANNED, DRAWN = 900, 250  # bytes per op of plans, and of tables whose starts are known
+BRAIDED = 1500  # of all parts of what is one op elsewhere
 
 _PUBLISHED = {
     "gpipe": Builder(gpipe, "Huang et al., GPipe (arXiv:1811.06965)"),
@@ -146,6 +153,36 @@ _PUBLISHED = {
     "local-sgd": Builder(local_sgd, "Ilin and Richtarik (arXiv:2606.03498)"),
 }
 
+_EXTENDED = {
+    "combined-1f1b": Builder(
+        combined_1f1b,
+        "NVIDIA, Megatron-LM's combined_1f1b.py; interleaving is arXiv:2104.04473",
+        bytes_per_op=BRAIDED,
+    ),
+    "braided-dualpipe": Builder(
+        braided_dualpipe,
+        "DeepSeek-AI, DeepSeek-V3, figure 4 (arXiv:2412.19437)",
+        bytes_per_op=BRAIDED,
+        legal=f"{EVEN}, {PAIRED}",
+    ),
+    "braided-dualpipe-v": Builder(
+        braided_dualpipe_v,
+        "DeepSeek-AI, DualPipeV (deepseek-ai/DualPipe; the pair is arXiv:2412.19437, figure 4)",
+        bytes_per_op=BRAIDED,
+        stages_per_worker=2,
+        legal=f"any P, {PAIRED}",
+    ),
+    "vocabulary-1f1b": Builder(
+        vocabulary_1f1b, "Yeung et al., Vocabulary Parallelism (arXiv:2411.05288)"
+    ),
+    "vocabulary-v-half": Builder(
+        vocabulary_v_half,
+        "Yeung et al., Vocabulary Parallelism (arXiv:2411.05288)",
+        bytes_per_op=PLANNED,
+        stages_per_worker=2,
+    ),
+}
+
 
 def _checked(builder: Builder) -> Callable[..., ScheduleTable]:
     """Check what a builder is given before it counts with it."""
@@ -159,6 +196,8 @@ def _checked(builder: Builder) -> Callable[..., ScheduleTable]:
             is_count = signature.parameters[option].annotation in (int, int | None)
             if is_count and value is not defaults[option]:
                 given[option] = whole_number(value, option, most=MAX_COUNT)
+            if signature.parameters[option].annotation is bool and not isinstance(value, bool):
+                raise wrong(option, f"must be true or false, got {value!r}", value)
         if "slots" in given:
             check_slots(given["slots"])
             given["slots"] = {**defaults["slots"], **given["slots"]}
@@ -170,10 +209,16 @@ def _checked(builder: Builder) -> Callable[..., ScheduleTable]:
     return build
 
 
-REGISTRY: Mapping[str, Builder] = ResultDict(
-    (name, builder._replace(function=_checked(builder), legal=builder.legal or ANY))
-    for name, builder in _PUBLISHED.items()
-)
+def _registered(builders: Mapping[str, Builder]) -> Mapping[str, Builder]:
+    return ResultDict(
+        (name, builder._replace(function=_checked(builder), legal=builder.legal or ANY))
+        for name, builder in builders.items()
+    )
+
+
+REGISTRY = _registered(_PUBLISHED)  # of the usual ops, which the same costs price
+EXTENDED = _registered(_EXTENDED)  # with a grammar of their own
+BUILT_IN = {**REGISTRY, **EXTENDED}
 
 
 def check_size(

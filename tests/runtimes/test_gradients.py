@@ -22,7 +22,7 @@ def errors(tables):
 
 
 def sayable(workers, microbatches):
-    for name in pj.schedules.names():
+    for name in pj.schedules.REGISTRY:
         built = pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
         try:
             check_sayable(built)

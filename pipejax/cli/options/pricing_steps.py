@@ -298,6 +298,15 @@ class ScaledTimes(NamedTuple):
 Step = HostTimes | Microbatches | RecomputedAgain | OverlappedPairs | SlowWorkers | ScaledTimes
 
 
+def _check_own(costs: "pj.Costs", table: pj.ScheduleTable) -> None:
+    """Name all kinds of a table's own that have no time yet."""
+    used = set(table.used_phases)
+    own = [phase for phase in table.grammar.own if phase.kind.time and phase in used]
+    lacks = [f"{phase.name}=.." for phase in own if costs.time(phase) is None]
+    if lacks:
+        raise ValueError(f"{table.name} has kinds of ops of its own: give {', '.join(lacks)}, too")
+
+
 class GivenTimes(NamedTuple):
     """Times of ops and of messages, as options give them.
 
@@ -327,6 +336,7 @@ class GivenTimes(NamedTuple):
                 else:
                     found.append(pj.Costs(**self._for(table), **each))
                     found[-1].check_known(needed_by(table))
+                _check_own(found[-1], table)
         except ValueError as error:
             raise ValueError(f"{self.given}: {error}") from None
         if self.stages is None:

@@ -27,7 +27,7 @@ PYTORCH: Mapping[str, str] = {  # schedules that PyTorch builds by these names
     "gpipe": "GPipe",
     "interleaved-1f1b": "Interleaved1F1B",
     "interleaved-zb": "InterleavedZeroBubble",
-    "looped-bfs": "LoopedBFS",
+    "looped-bfs": "LoopedBFS",  # backwards in the other order, which takes and holds as much
 }
 Options = dict[str, Any]
 HALF = 0.5  # the overlap of a run in which gradients travel beside compute, and no weights

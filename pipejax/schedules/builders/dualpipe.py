@@ -29,11 +29,13 @@ from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.schedules.cells.cells import EMPTY
 from pipejax.schedules.cells.ops import UNIT_SLOTS, Phase, Slots
-from pipejax.schedules.cells.placement import bidirectional, zigzag
+from pipejax.schedules.cells.placement import Placement, bidirectional, zigzag
 from pipejax.schedules.table.slot_simulation import spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 
 Part = tuple[Phase, int]  # phase and direction
+Rows = list[Int[NumpyArray, "cells 2 3"]]
+Pipes = list[int]  # of each microbatch
 F, B, I, W = Phase.F, Phase.B, Phase.I, Phase.W  # noqa: E741
 ANY_DIRECTION = -1  # of a W, which is of the earliest I that waits for it
 NO_OP = EMPTY[:3]
@@ -63,21 +65,25 @@ def dualpipe(
       >>> [str(op) for op in next(table.rows())[7]]
       ['0F6', '3B3']
     """
+    rows, placement, pipe_of = two_pipes("dualpipe", num_workers, num_microbatches)
+    return spread_rows("dualpipe", rows, slots, placement, pipe_of_microbatch=pipe_of)
+
+
+def two_pipes(name: str, num_workers: int, num_microbatches: int) -> tuple[Rows, Placement, Pipes]:
+    """Cells of DualPipe by worker, where its stages are, and the pipe of each microbatch."""
     if num_workers % 2:
         raise MismatchError(
-            f"dualpipe needs an even number of workers (2, 4, 6, ...), got {num_workers}: "
+            f"{name} needs an even number of workers (2, 4, 6, ...), got {num_workers}: "
             "the two pipes meet in the middle"
         )
-    _check_microbatches("dualpipe", num_workers, num_microbatches, 2)
+    _check_microbatches(name, num_workers, num_microbatches, 2)
     rows = []
     for worker in range(num_workers):
         # direction 0 of the upper half is the up pipe
         pipes = (0, 1) if worker < num_workers // 2 else (1, 0)
         own = [range(pipe, num_microbatches, 2) for pipe in pipes]
         rows.append(_row(num_workers // 2, min(worker, num_workers - 1 - worker), own))
-    pipe_of = [m % 2 for m in range(num_microbatches)]
-    placement = bidirectional(num_workers)
-    return spread_rows("dualpipe", rows, slots, placement, pipe_of_microbatch=pipe_of)
+    return rows, bidirectional(num_workers), [m % 2 for m in range(num_microbatches)]
 
 
 def dualpipe_v(
@@ -103,10 +109,15 @@ def dualpipe_v(
       >>> peak_in_flight(dualpipe_v(4, 8)).tolist()
       [9, 9, 9, 9]
     """
-    _check_microbatches("dualpipe-v", num_workers, num_microbatches, 1)
-    own = [range(num_microbatches)] * 2
-    rows = [_row(num_workers, worker, own) for worker in range(num_workers)]
+    rows = one_pipe("dualpipe-v", num_workers, num_microbatches)
     return spread_rows("dualpipe-v", rows, slots, zigzag(num_workers))
+
+
+def one_pipe(name: str, num_workers: int, num_microbatches: int) -> Rows:
+    """Cells of DualPipeV by worker."""
+    _check_microbatches(name, num_workers, num_microbatches, 1)
+    own = [range(num_microbatches)] * 2
+    return [_row(num_workers, worker, own) for worker in range(num_workers)]
 
 
 def _check_microbatches(name: str, workers: int, microbatches: int, step: int) -> None:

@@ -215,7 +215,7 @@ def interleaved_1f1b(
     """
     check_stages_per_worker("interleaved-1f1b", stages_per_worker, "1f1b")
     if group_size is not None:
-        _check_groups(num_workers, num_microbatches, group_size)
+        check_groups(num_workers, num_microbatches, group_size)
     turns = Turns.of(num_workers, num_microbatches, stages_per_worker, group_size)
     rows = []
     for r in range(num_workers):
@@ -225,7 +225,7 @@ def interleaved_1f1b(
     return spread_rows("interleaved-1f1b", rows, slots, looped(num_workers, stages_per_worker))
 
 
-def _check_groups(num_workers: int, num_microbatches: int, group_size: int) -> None:
+def check_groups(num_workers: int, num_microbatches: int, group_size: int) -> None:
     """Refuse groups of fewer microbatches than workers: one could wait for the next."""
     last = num_microbatches % group_size
     if not num_workers <= group_size <= num_microbatches or 0 < last < num_workers:
@@ -241,21 +241,26 @@ def looped_bfs(
     num_microbatches: int,
     *,
     stages_per_worker: int = 2,
+    last_first: bool = False,
     slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
     """Breadth first: each stage of a worker on all microbatches before the next stage.
+
+    PyTorch's `ScheduleLoopedBFS` runs the backwards of a stage from the last microbatch to the
+    first: `last_first`. Where ops and messages are equal the step lasts as long and holds as much.
 
     Args:
       num_workers: P.
       num_microbatches: M.
       stages_per_worker: V, at least 2.
+      last_first: whether backwards begin with the last microbatch, as PyTorch's do.
       slots: slot durations of F and B.
 
     Returns:
       The table, with P * V stages.
 
     Raises:
-      ValueError: if V is below 2.
+      ValueError: if V is below 2, or `last_first` is neither true nor false.
 
     Example:
       >>> from pipejax.schedules.table.held_activations import peak_in_flight
@@ -263,7 +268,8 @@ def looped_bfs(
       [16, 16, 16, 16]
     """
     check_stages_per_worker("looped-bfs", stages_per_worker, "gpipe")
-    return _breadth_first("looped-bfs", num_workers, num_microbatches, stages_per_worker, slots)
+    size = num_workers, num_microbatches, stages_per_worker
+    return _breadth_first("looped-bfs", *size, slots, reverse=last_first)
 
 
 def circular(

@@ -141,7 +141,7 @@ def spread_rows(
 
     A row is an array (ops, 3): phase, stage and microbatch of each op, which `Op` are too; or
     (ops, 2, 3), where a partner that is no op has the phase IDLE. No op becomes an object, and only
-    what is drawn becomes a table, with its checks.
+    what is drawn becomes a table, with its checks. As in `spread`, lanes beside compute have none.
     """
     check_slots(slots)
     placement = looped(len(rows)) if placement is None else placement
@@ -161,7 +161,7 @@ def spread_rows(
     drawn = {**grammar.unit_slots, **slots}
     given = _Rows(compact, partners, placement, drawn, shares, weights, grammar)
     try:
-        moved = _moved(given)
+        moved = (compact, partners) if grammar.off_row else _moved(given)
     except CycleError:  # the table itself says where
         moved = compact, partners
     return ScheduleTable(*moved, placement, name, slots, stage_shares, weights, grammar)

@@ -1,0 +1,159 @@
+"""Forwards braided with backwards: order by order, and run by an event loop of the tests.
+
+Rules and orders are written down again: of Megatron-LM from `TransformerLayerSchedulePlan.run` and
+`forward_backward_pipelining_with_interleaving`, of DualPipe from figure 4 of arXiv:2412.19437.
+"""
+
+import numpy as np
+import pytest
+from own_events import agree, parsed, run, texts
+from test_megatron_orders import megatron_row
+
+import pipejax as pj
+
+# seconds of the example: dispatch and combine take a quarter of a forward each
+TIMES = {"Fa": 1.0, "Fd": 0.6, "Fm": 1.0, "Fc": 0.6, "Bc": 0.6, "Bm": 2.0, "Bd": 0.6, "Ba": 2.0}
+HALVES = {"Im": 1.0, "Wm": 1.0, "Ia": 1.0, "Wa": 1.0}  # of Bm and Ba
+NET = {"Fd", "Fc", "Bc", "Bd"}
+FORWARD = {"Fd": "Fa", "Fm": "Fd", "Fc": "Fm"}
+BACKWARD = {"Bm": "Bc", "Bd": "Bm", "Ba": "Bd"}
+SPLIT = {"Im": "Bc", "Wm": "Im", "Bd": "Im", "Ia": "Bd", "Wa": "Ia"}
+
+
+def waits_of(last, within, ends="Ba"):
+    """What ops of stages up to `last` wait for, if a backward has these rules and this end."""
+    within = {**FORWARD, **within}
+
+    def waits(letters, stage, m):
+        if letters in within:
+            return [((within[letters], stage, m), False)]
+        if letters == "Fa":
+            return [(("Fc", stage - 1, m), True)] if stage else []
+        return [((ends, stage + 1, m), True) if stage < last else (("Fc", last, m), False)]
+
+    return waits
+
+
+def costs_of(times, hop=0.1):
+    return pj.Costs(transmit=hop, others={letters.lower(): t for letters, t in times.items()})
+
+
+def built(name, workers, microbatches, **options):
+    given = {"num_workers": workers, "num_microbatches": microbatches}
+    return pj.schedules.build(name, **given, **options)
+
+
+def by_lane(row):
+    return [[op for op in row if (op[0] in NET) == beside] for beside in (False, True)]
+
+
+def braided(cells, orders):
+    """Lanes of a row of forwards and backwards; what is a tuple is a pair."""
+    ops = []
+    for cell in cells:
+        for letters in orders["".join(op[0] for op in cell)].split():
+            _, stage, m = cell[0] if letters[0] == "F" else cell[-1]
+            ops.append((letters, stage, m))
+    return by_lane(ops)
+
+
+MEGATRON = {"F": "Fa Fd Fm Fc", "B": "Bc Bm Bd Ba", "FB": "Bc Fa Bm Fd Bd Fm Fc Ba"}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_the_order_of_megatron(workers, stages):
+    """Warm-up with a forward more, then pairs, in each the order in which ops are launched."""
+    for microbatches in range(workers, 3 * workers + 1, workers):
+        table = built("combined-1f1b", workers, microbatches, stages_per_worker=stages)
+        for rank, row in enumerate(parsed(texts(table))):
+            plain = megatron_row(workers, microbatches, stages, workers, 1, rank)
+            (ops,) = parsed([plain])
+            warmup = min(2 * (workers - rank - 1) + (stages - 1) * workers + 1, len(ops) // 2)
+            pairs = (len(ops) - 2 * warmup) // 2
+            middle = ops[warmup : warmup + 2 * pairs]
+            cells = [(op,) for op in ops[:warmup]]
+            cells += list(zip(middle[::2], middle[1::2], strict=True))
+            cells += [(op,) for op in ops[warmup + 2 * pairs :]]
+            assert by_lane(row) == braided(cells, MEGATRON)
+
+
+def test_the_braid_takes_123_seconds_where_1f1b_takes_162():
+    braid = pj.evaluate(built("combined-1f1b", 4, 16), costs_of(TIMES))
+    plain = pj.evaluate(built("1f1b", 4, 16), pj.Costs(forward=3.2, backward=5.2, transmit=0.1))
+    assert (braid.makespan, plain.makespan) == pytest.approx((123.2, 162.4))
+    assert braid.peak_in_flight.tolist() == [8, 6, 4, 2]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_combined_runs_as_the_event_loop(stages):
+    rng = np.random.default_rng(stages)
+    for workers in (1, 2, 3, 4):
+        for microbatches in (1, 2, 5, 8):
+            table = built("combined-1f1b", workers, microbatches, stages_per_worker=stages)
+            times = {letters: float(rng.integers(0, 20)) / 8 for letters in TIMES}
+            waits = waits_of(workers * stages - 1, BACKWARD)
+            start, _ = run(parsed(texts(table)), waits, times, 0.25, NET)
+            agree(pj.evaluate(table, costs_of(times, 0.25)), start)
+
+
+SPLIT_ORDERS = {
+    "F": "Fa Fd Fm Fc",
+    "B": "Bc Im Wm Bd Ia Wa",
+    "I": "Bc Im Bd Ia",
+    "W": "Wm Wa",
+    "FB": "Bc Fa Fd Im Wm Bd Fm Fc Ia Wa",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("dualpipe", [(2, 4), (4, 8), (4, 12), (6, 14)]),
+        ("dualpipe-v", [(1, 2), (2, 5), (4, 8)]),
+    ],
+)
+def test_dualpipe_is_braided_pair_by_pair(name, sizes):
+    rng = np.random.default_rng(5)
+    for workers, microbatches in sizes:
+        table = built(f"braided-{name}", workers, microbatches)
+        fused = built(name, workers, microbatches)
+        assert (table.placement == fused.placement).all()
+        assert (table.pipe_of_microbatch == fused.pipe_of_microbatch).all()
+        rows = parsed(texts(table))
+        for row, plain in zip(rows, fused.rows(), strict=True):
+            cells = [[(op.phase.name, op.stage, op.microbatch) for op in c] for c in plain if c]
+            assert by_lane(row) == braided(cells, SPLIT_ORDERS)
+        times = {letters: float(rng.integers(0, 20)) / 8 for letters in (*TIMES, *HALVES)}
+        waits = waits_of(table.num_stages - 1, SPLIT, "Ia")
+        start, _ = run(rows, waits, times, 0.25, NET)
+        used = {letters: times[letters] for letters in table.grammar.letters}
+        found = pj.evaluate(table, costs_of(used, 0.25))
+        agree(found, start)
+        assert found.peak_in_flight.tolist() == pj.schedules.peak_in_flight(fused).tolist()
+
+
+FUSED = {"forward": 3.2, "input_grad": 3.2, "weight_grad": 2.0, "backward": 5.2, "transmit": 0.1}
+STEPS = {  # braid; fused pairs of k = 0, of the compute of both, of k = 1
+    "dualpipe": (108.5, 105.1, 114.7, 143.5),
+    "dualpipe-v": (221.0, 211.2, 232.0, 294.4),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_what_a_fused_pair_takes_and_what_a_braid(name):
+    """No k says it: 0 is less than the compute of a pair, and where pairs meet braids save more."""
+    times = {k: v for k, v in {**TIMES, **HALVES}.items() if k not in ("Bm", "Ba")}
+    found = [pj.evaluate(built(f"braided-{name}", 4, 16), costs_of(times)).makespan]
+    for pair in ({"pair_factor": 0.0}, {"pair": 6.0}, {"pair_factor": 1.0}):
+        found.append(pj.evaluate(built(name, 4, 16), pj.Costs(**FUSED, **pair)).makespan)
+    assert found == pytest.approx(STEPS[name])
+
+
+def test_sizes_that_are_none():
+    with pytest.raises(ValueError, match="group_size must lie between the workers"):
+        built("combined-1f1b", 4, 8, group_size=3)
+    with pytest.raises(ValueError, match="braided-dualpipe needs an even number of workers"):
+        built("braided-dualpipe", 3, 8)
+    with pytest.raises(ValueError, match="braided-dualpipe-v needs microbatches, at least twice"):
+        built("braided-dualpipe-v", 4, 7)
