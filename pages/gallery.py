@@ -29,6 +29,7 @@ FAMILIES: Mapping[str, str] = {  # by the file of the builder
     "v_shape": "V placements",
     "offload": "Offloading",
     "asynchronous": "Asynchronous",
+    "sliced": "Slices of sequences",
 }
 MOST_SUMS = 4  # of a form that are shown
 NUMBERS = range(WORKERS, 44, WORKERS)  # of microbatches, on which a family is found

@@ -16,7 +16,6 @@ from reference_grammar import SHARDING, IllegalError
 from test_grammar_runs import braided, kind, table_of
 
 import pipejax as pj
-from examples.sliced import seq_1f1b
 from pipejax.schedules.table.table_files import from_json
 
 pytestmark = pytest.mark.compiles
@@ -222,7 +221,7 @@ BRAID = {x: 1.0 + k / 4 for k, x in enumerate(("fa", "fd", "fm", "fc", "ba", "bd
 GROWING = {
     "braided": (lambda m: braided(3, m), BRAID),
     "vocabulary": (lambda m: vocabulary(2, m), {"ca": 0.25, "cb": 0.5, "s": 0.5, "t": 0.75}),
-    "sliced": (lambda m: seq_1f1b(3, m), {}),
+    "sliced": (lambda m: pj.schedules.build("seq-1f1b", num_workers=3, num_microbatches=m), {}),
 }
 
 

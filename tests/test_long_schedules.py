@@ -102,8 +102,10 @@ def test_every_schedule_grows_as_it_is_built(name, link):
     step = steady_state(program).microbatches
     batch = all_costs(program)
     costs = jax.tree.map(lambda leaf: leaf[0] if np.ndim(leaf) else leaf, batch)
-    for more in (step, 3 * step):
-        grown = pj.analysis.extrapolated_makespans(program, batch, num_microbatches=32 + more)
+    slices = program.layout.num_microbatches // 32
+    for more in (step // slices, 3 * step // slices):
+        count = slices * (32 + more)
+        grown = pj.analysis.extrapolated_makespans(program, batch, num_microbatches=count)
         whole = lowered(name, 4, 32 + more, LINKS[link])
         built = run_on_host(whole, np.asarray(cost_vector(whole, costs))).finish.max()
         assert float(grown[0]) == pytest.approx(built, rel=1e-13)

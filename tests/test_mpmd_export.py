@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from legal_sizes import WHOLE
 from mpmd_stand_ins import (
     PipelineSchedule,
     executed,
@@ -18,7 +19,6 @@ import pipejax as pj
 from pipejax.runtimes.formats import FORMATS
 from pipejax.runtimes.writers.jaxpp import to_jaxpp
 from pipejax.runtimes.writers.shardy import to_shardy
-from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table_files import LossWarning
 
@@ -36,7 +36,7 @@ def schedule(name, workers=4, microbatches=8):
     return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
 
 
-def one_pipe(names=REGISTRY):
+def one_pipe(names=WHOLE):
     """Schedules that JaxPP and Shardy can hold."""
     return [name for name in names if schedule(name).num_pipes == 1]
 

@@ -7,6 +7,7 @@ import pytest
 import reference
 import strategies
 from hypothesis import given, settings, strategies as st
+from legal_sizes import WHOLE
 
 import pipejax as pj
 from pipejax.schedules.cells.ops import WAIT_SEND
@@ -198,7 +199,7 @@ def test_a_deadlock_names_all_reduces():
     assert makespan(both, links) > 0
 
 
-@pytest.mark.parametrize("name", pj.schedules.REGISTRY)
+@pytest.mark.parametrize("name", WHOLE)
 def test_posting_by_program_is_that_of_the_cells_put_in(name):
     built = pj.schedules.build(name, num_workers=4, num_microbatches=8)
     costs = pj.Costs.uniform(built, forward=1.0, backward=2.0, transfer=0.3, offload=0.5)

@@ -33,6 +33,8 @@ OPTIONS = {
     "pipedream": [{}, {"admission": "first-stage"}],
     "ada-offload": [{"memory_limit": 2}],
     "pipe-offload": [{"offload_share": 1.0}, {"stages_per_worker": 3, "group_size": 1}],
+    "seq-1f1b": [{}, {"slices": 3}],
+    "slimpipe": [{}, {"stages_per_worker": 3}],
 }
 PAIR = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
 CASES = [(name, options) for name in REGISTRY for options in OPTIONS.get(name, [{}])]
@@ -48,7 +50,9 @@ def test_builds_at_every_legal_size(name, options):
             table = pj.schedules.build(
                 name, num_workers=p, num_microbatches=m, slots=slots, **options
             )
-            assert (table.num_workers, table.num_microbatches, table.name) == (p, m, name)
+            slices = table.grammar.slices
+            count = m * slices
+            assert (table.num_workers, table.num_microbatches, table.name) == (p, count, name)
             pipe_of = table.pipe_of_microbatch
             for phase in (
                 pj.Phase[letter] for letter in "FBIW"
@@ -64,6 +68,8 @@ def test_builds_at_every_legal_size(name, options):
                             ]
                             back = name == "circular" or "last_first" in options
                             back &= phase == pj.Phase.B
+                            if slices > 1 and phase == pj.Phase.B:  # the last slice first
+                                mine = [x - 2 * (x % slices) + slices - 1 for x in mine]
                             assert mine == sorted(mine, reverse=back), (name, p, m, w)
 
 
@@ -115,6 +121,9 @@ ILLEGAL = {
         ("gpipe", 4, 4, {"slots": {"F": "1"}}),
         "F must be a finite number .* got '1'",
     ),
+    "odd slices": (("slimpipe", 4, 4, {"slices": 6}), r"multiple of the workers \(4\), got 6"),
+    "no slice": (("seq-1f1b", 4, 4, {"slices": 0}), "slices must be .* at least 1, got 0"),
+    "one slim stage": (("slimpipe", 4, 4, {"stages_per_worker": 1}), "with one it is seq-1f1b"),
     "one stage": (("interleaved-1f1b", 4, 4, {"stages_per_worker": 1}), "at least 2 stages"),
     "wrong option": (("gpipe", 4, 4, {"waves": 2}), "gpipe takes no waves: its options are slots"),
     "shares": (("chimera-asymmetric", 4, 4, {"stage_shares": [1, 2]}), "needs 4 positive numbers"),
@@ -141,7 +150,7 @@ def test_builders_take_whole_numbers_alone(name):
             builder(wrong, 4)
         with pytest.raises(ValueError, match="num_microbatches must be a whole number of at least"):
             builder(4, num_microbatches=wrong)
-    counts = {"stages_per_worker", "waves", "accumulation", "runs", "local_steps"}
+    counts = {"stages_per_worker", "waves", "accumulation", "runs", "local_steps", "slices"}
     for option in counts & set(REGISTRY[name].options):
         for wrong in (2.5, True, "2"):
             with pytest.raises(ValueError, match=f"{option} must be a whole number"):

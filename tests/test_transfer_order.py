@@ -10,7 +10,7 @@ import pytest
 import reference
 import strategies
 from hypothesis import given, settings, strategies as st
-from legal_sizes import at_least
+from legal_sizes import WHOLE, at_least
 from turns import in_turn
 
 import pipejax as pj
@@ -316,9 +316,7 @@ def test_a_deadlock_is_searched_out_of(queues):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "queues"), in_turn(itertools.product(pj.schedules.REGISTRY, QUEUES))
-)
+@pytest.mark.parametrize(("name", "queues"), in_turn(itertools.product(WHOLE, QUEUES)))
 def test_every_schedule_gets_an_order(name, queues, tmp_path):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=at_least(name, 4, 4))
     costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=0.75, offload=0.5)

@@ -12,6 +12,7 @@ import pytest
 import strategies
 from certificate_cases import LINKS
 from hypothesis import given, settings, strategies as st
+from legal_sizes import SLICED
 
 import pipejax as pj
 from pipejax.analysis.verify.bounds import derived_bounds
@@ -46,6 +47,8 @@ def random_costs(table, seed, **options):
 def accept_schedule(name, which):
     table = pj.schedules.build(name, **SMALL)
     for number, links in list(enumerate(LINKS))[which]:
+        if links.posting == "program" and name in SLICED:
+            continue  # needs SEND and RECV cells
         costs = random_costs(table, number, pairs=number % 2 == 0, step_end=number % 3 > 0)
         verdict = pj.verify(certified(table, costs, links))
         assert (verdict.ok, verdict.problems) == (True, ())

@@ -25,6 +25,7 @@ from pipejax.schedules.builders.one_f_one_b import (
     looped_bfs,
     one_f_one_b,
 )
+from pipejax.schedules.builders.sliced import seq_1f1b, slimpipe, terapipe
 from pipejax.schedules.builders.v_shape import v_half, v_min, zb_v
 from pipejax.schedules.builders.vocabulary import vocabulary_1f1b, vocabulary_v_half
 from pipejax.schedules.builders.zero_bubble import (
@@ -151,6 +152,9 @@ _PUBLISHED = {
         pipedream_2bw, "Narayanan et al., PipeDream-2BW (arXiv:2006.09503)", bytes_per_op=DRAWN
     ),
     "local-sgd": Builder(local_sgd, "Ilin and Richtarik (arXiv:2606.03498)"),
+    "seq-1f1b": Builder(seq_1f1b, "Sun et al., Seq1F1B (arXiv:2406.03488)"),
+    "terapipe": Builder(terapipe, "Li et al., TeraPipe (arXiv:2102.07988)"),
+    "slimpipe": Builder(slimpipe, "Li et al., SlimPipe (arXiv:2504.14519)", stages_per_worker=2),
 }
 
 _EXTENDED = {
@@ -228,8 +232,9 @@ def check_size(
     given = options.get("stages_per_worker", builder.stages_per_worker)
     own = given * 2 * options.get("waves", 0.5)  # stages of a worker
     stages = num_workers * int(own)
+    passes = num_microbatches * (options.get("slices", 1) or num_workers)  # None: as workers
     # a row has a column for each of its ops, and for each step of a microbatch through all stages
-    cells = num_workers * 2 * max(int(own) * num_microbatches, stages)
-    num_bytes = cells * BYTES_PER_CELL + 2 * stages * num_microbatches * builder.bytes_per_op
+    cells = num_workers * 2 * max(int(own) * passes, stages)
+    num_bytes = cells * BYTES_PER_CELL + 2 * stages * passes * builder.bytes_per_op
     what = f"{num_workers} workers with {stages} stages and {num_microbatches} microbatches need"
     check_fits(num_bytes, what)

@@ -7,6 +7,7 @@ stages; the table and the run show where that matters.
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from pipejax.schedules.cells.grammar import Grammar
 from pipejax.schedules.table.table import ScheduleTable
 
 
@@ -18,12 +19,14 @@ class Shape(NamedTuple):
       m: microbatches.
       v: stages per worker.
       f: couples of pipes, where there are several pipes: 2f pipes.
+      k: slices of a microbatch.
     """
 
     p: int
     m: int
     v: int
     f: int = 1
+    k: int = 1
 
 
 Ratio = tuple[str, Callable[[Shape], float]]
@@ -56,8 +59,8 @@ class ClosedForm(NamedTuple):
     Attributes:
       source: where it is printed.
       bubble_ratio: idle / total as text and as a function, or None if none is printed.
-      in_flight: activations that worker r holds, in stages, as text and as a function of the
-        shape and r; or None.
+      in_flight: activations that worker r holds, in stages (of slices, where there are some), as
+        text and as a function of the shape and r; or None.
       assumes: when the ratios are exact.
       holds: whether the shape fits these assumptions.
       weight_copies: copies of the model's weights over all workers.
@@ -80,6 +83,7 @@ class ClosedForm(NamedTuple):
 
 _PIPELINE = ("(P-1)/(M+P-1)", lambda n: (n.p - 1) / (n.m + n.p - 1))
 _LOOPED = ("(P-1)/(VM+P-1)", lambda n: (n.p - 1) / (n.v * n.m + n.p - 1))
+_SLICED = ("(P-1)/(KM+P-1)", lambda n: (n.p - 1) / (n.k * n.m + n.p - 1))
 _FUSED = "F = I, W at most I, max(F, B) <= F&B <= F + B"
 
 
@@ -194,6 +198,27 @@ CLOSED_FORMS: Mapping[str, ClosedForm] = {
             "4P-7 (3 divides P), 4P-5", lambda p: 4 * p - (5 if p % 3 else 7)
         ),
     ),
+    "seq-1f1b": ClosedForm(
+        "arXiv:2406.03488: 1F1B of KM units; in flight thunlp/Seq1F1B, issue 4",
+        _SLICED,
+        ("min(P-r-1+K, KM)", lambda n, r: min(n.p - r - 1 + n.k, n.k * n.m)),
+        "equal stages and slices",
+    ),
+    "terapipe": ClosedForm(
+        "arXiv:2102.07988: GPipe of KM units",
+        _SLICED,
+        ("KM", lambda n, r: n.k * n.m),
+        "equal stages and slices",
+    ),
+    "slimpipe": ClosedForm(
+        "arXiv:2504.14519: interleaved 1F1B of KM units, a microbatch and its warm-up in flight",
+        ("(P-1)/(KVM+P-1)", lambda n: (n.p - 1) / (n.k * n.v * n.m + n.p - 1)),
+        (
+            "min(KV+2(P-r-1), KVM)",
+            lambda n, r: min(n.k * n.v + 2 * (n.p - r - 1), n.k * n.v * n.m),
+        ),
+        "equal stages and slices",
+    ),
 }
 NO_FORM = ClosedForm(
     "-", assumes="no closed form is published that we could verify", holds=lambda n: False
@@ -202,7 +227,9 @@ NO_FORM = ClosedForm(
 
 def closed_form(table: ScheduleTable) -> tuple[ClosedForm, Shape]:
     """Return the closed form of a schedule, and the shape to evaluate it at."""
-    couples = max(table.num_pipes // 2, 1)
-    shape = Shape(table.num_workers, table.num_microbatches, table.stages_per_worker, couples)
-    form = CLOSED_FORMS.get(table.name, NO_FORM) if table.grammar.is_usual else NO_FORM
+    couples, slices = max(table.num_pipes // 2, 1), table.grammar.slices
+    sizes = table.num_workers, table.num_microbatches // slices, table.stages_per_worker
+    is_usual = table.grammar == Grammar(slices=slices)
+    form = CLOSED_FORMS.get(table.name, NO_FORM) if is_usual else NO_FORM
+    shape = Shape(*sizes, couples, slices)
     return form._replace(weight_copies=table.num_pipes), shape

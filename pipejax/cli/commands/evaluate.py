@@ -18,7 +18,7 @@ from pipejax.cli.output.files import NO_OUTPUT, Output, certify
 from pipejax.cli.output.kinds import CERTIFICATE
 from pipejax.cli.output.numbers import gigabytes, percent, seconds, short_percent
 from pipejax.cli.output.plans import evidence_line
-from pipejax.cli.output.report import Column, facts, grid, heading, pick, plain, table_of
+from pipejax.cli.output.report import Column, facts, grid, heading, pick, plain, sizes_of, table_of
 from pipejax.cli.output.runs import (
     memory_json,
     op_values,
@@ -280,7 +280,7 @@ def summary(evaluation: "pj.Evaluation", pricing: Pricing, held: HeldMemory) -> 
       Results by name; times in seconds.
     """
     links = evaluation.links
-    result = pick(evaluation, "schedule workers stages microbatches") | {"link": links.model}
+    result = sizes_of(evaluation.table) | {"link": links.model}
     if links.meets:
         result["queues"] = links.queues
     if links.posting != "early":

@@ -25,7 +25,7 @@ from pipejax.cli.output.answer import Answer, file_lines
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import ANY, TIMELINE
 from pipejax.cli.output.numbers import percent
-from pipejax.cli.output.report import console, grid, pick, plain, print_all
+from pipejax.cli.output.report import console, grid, pick, plain, print_all, sizes_of
 from pipejax.cli.output.terminal_timeline import (
     NAMES,
     ShownRun,
@@ -301,7 +301,8 @@ def _run_json(evaluation: "pj.Evaluation") -> dict[str, Any]:
     from pipejax.analysis.runs.timeline import arrows, bars
 
     return {
-        **pick(evaluation, "schedule workers microbatches makespan bubble_ratio"),
+        **{k: size for k, size in sizes_of(evaluation.table).items() if k != "stages"},
+        **pick(evaluation, "makespan bubble_ratio"),
         "ops": [
             {"op": bar.label, **pick(bar, "worker lane start finish"), "critical": bar.is_critical}
             for bar in bars(evaluation)

@@ -121,6 +121,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "microbatches": _often(COUNT, "microbatches M", "M", argument="num_microbatches"),
         "stages_per_worker": OptionRecord(COUNT, "stages per worker V, where interleaved", "V"),
         "waves": OptionRecord(COUNT, "waves of hanayo"),
+        "slices": OptionRecord(COUNT, "slices K of a microbatch, of seq-1f1b and its like"),
         "schedule_options": OptionRecord(RULES, "options of a schedule of your own, as depth=2"),
         "slots": OptionRecord(RULES, "slot durations the table is drawn with, as F=1,B=2"),
         "planned_comm": OptionRecord(

@@ -160,6 +160,7 @@ class ScheduleSettings(NamedTuple):
       planned_offload: a number or one per stage, for ada-offload and pipe-offload; that of the run
         if not given.
       planned_load: a number or one per stage; as O if not given.
+      slices: of seq-1f1b and terapipe, 2 if not given; of slimpipe a multiple of P, P if not given.
       group_size: of pipe-offload from 1 to P; of interleaved-1f1b from P to M, as Megatron-LM's
         microbatch_group_size_per_vp_stage.
       recompute_cells: under any schedule, and into a table of --table.
@@ -167,6 +168,7 @@ class ScheduleSettings(NamedTuple):
 
     stages_per_worker: CountIfGiven = None
     waves: CountIfGiven = None
+    slices: CountIfGiven = None
     pipes: CountIfGiven = None
     accumulation: CountIfGiven = None
     admission: Text = None

@@ -361,12 +361,14 @@ def _print_line(text: Text) -> None:
 
 
 def sizes_of(table: Any) -> dict[str, Any]:
-    """What a report is of, for `--json`."""
+    """What a report is of, for `--json`; slices where microbatches are in some."""
+    slices = table.grammar.slices
     return {
         "schedule": table.name,
         "workers": table.num_workers,
         "stages": table.num_stages,
-        "microbatches": table.num_microbatches,
+        "microbatches": table.num_microbatches // slices,
+        **({"slices": slices} if slices > 1 else {}),
     }
 
 
@@ -375,6 +377,7 @@ def heading(sizes: Mapping[str, Any], found: str = "") -> str:
     return (
         f"[bold]{escape(sizes['schedule'])}[/]{found}, {sizes['workers']} workers, "
         f"{sizes['stages']} stages, {sizes['microbatches']} microbatches"
+        f"{' in {slices} slices'.format(**sizes) if 'slices' in sizes else ''}"
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from pipejax.base.array_types import Index, Int, NumpyArray
 from pipejax.base.checks import MismatchError
-from pipejax.schedules.cells.ops import UNIT_SLOTS, Phase, Slots
+from pipejax.schedules.cells.ops import UNIT_SLOTS, AnyPhase, Phase, Slots
 from pipejax.schedules.cells.placement import looped
 from pipejax.schedules.table.slot_simulation import spread_rows
 from pipejax.schedules.table.table import ScheduleTable
@@ -15,7 +15,7 @@ Column = Int[NumpyArray, " ops"]
 Ops = Int[NumpyArray, "ops 3"]  # phase, stage, microbatch
 
 
-def ops_of(phase: Phase, stage: Index | Column, microbatches: Column | range) -> Ops:
+def ops_of(phase: AnyPhase, stage: Index | Column, microbatches: Column | range) -> Ops:
     """Return the ops of a phase on a stage, or on one stage each."""
     microbatch = np.asarray(microbatches)
     ops = np.empty((len(microbatch), 3), np.int32)

@@ -26,6 +26,7 @@ from pipejax.schedules.cells.ops import (
     NO_STAGE,
     UNIT_SLOTS,
     WORKER,
+    AnyPhase,
     OpKind,
     Phase,
     Slots,
@@ -44,7 +45,7 @@ _RULES = ("X <- F@last", "S <- X", "Y <- S", "T <- Y")
 
 
 # of each kind: when it is due on a worker, by microbatch, and its place at one moment
-Passes = Mapping[Phase, tuple[Float[NumpyArray, " microbatches"], int]]
+Passes = Mapping[AnyPhase, tuple[Float[NumpyArray, " microbatches"], int]]
 
 
 class VocabularyVariant(NamedTuple):

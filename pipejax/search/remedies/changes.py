@@ -50,8 +50,9 @@ def schedules(setup: Setup, names: Collection[str] | None = None) -> Iterator[tu
         names = [name for name in REGISTRY if ops <= FEW_OPS or name not in SLOWLY_PLANNED]
     has_host = setup.costs.offload is not None
     for name in names:
-        if "offload" in find(name).options and not has_host:
-            continue
+        takes = find(name).options
+        if "slices" in takes or ("offload" in takes and not has_host):
+            continue  # ops of slices take other times
         for options in VARIANTS.get(name, ({},)):
             schedule = Schedule(name, options)
             if setup.schedule is not None and schedule[:2] == setup.schedule[:2]:

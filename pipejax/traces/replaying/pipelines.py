@@ -319,11 +319,11 @@ def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:
       ('1f1b', {})
     """
     check_types(table=(table, ScheduleTable))
-    size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
-    per_worker = table.num_stages // table.num_workers
+    slices = table.grammar.slices
+    size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches // slices}
+    every = {"stages_per_worker": table.num_stages // table.num_workers, "slices": slices}
     for name, builder in REGISTRY.items():
-        is_several = "stages_per_worker" in builder.options
-        options = {"stages_per_worker": per_worker} if is_several else {}
+        options = {name: every[name] for name in every if name in builder.options}
         if builder.planned:
             continue
         try:

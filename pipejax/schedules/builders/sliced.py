@@ -1,0 +1,150 @@
+"""Seq1F1B, TeraPipe and SlimPipe: microbatches pass in slices of their sequences.
+
+Slice k of a microbatch attends to all before it, so its forwards go from the first slice to the
+last and its backwards from the last to the first. A slice is the K-th part of a microbatch: what
+is idle at both ends of a step, and what a warm-up holds, shrink with it.
+"""
+
+import numpy as np
+
+from pipejax.base.checks import MismatchError
+from pipejax.schedules.builders.one_f_one_b import (
+    Ops,
+    Turns,
+    alternate,
+    check_stages_per_worker,
+    ops_of,
+)
+from pipejax.schedules.cells.grammar import Grammar
+from pipejax.schedules.cells.ops import UNIT_SLOTS, Phase, Slots
+from pipejax.schedules.cells.placement import looped
+from pipejax.schedules.table.slot_simulation import spread_rows
+from pipejax.schedules.table.table import ScheduleTable
+
+
+def seq_1f1b(
+    num_workers: int, num_microbatches: int, *, slices: int = 2, slots: Slots = UNIT_SLOTS
+) -> ScheduleTable:
+    """1F1B of slices: worker r holds at most P - r - 1 + K slices, as 1F1B (P - r) K.
+
+    The first backward is that of the last slice of a microbatch, so a worker warms up with K - 1
+    forwards more than one of 1F1B.
+
+    Args:
+      num_workers: P; one stage each.
+      num_microbatches: M.
+      slices: K, slices of a microbatch.
+      slots: slot durations of F and B of a slice.
+
+    Returns:
+      The table, of M K microbatches by number: slice k of microbatch m is m K + k.
+
+    Raises:
+      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
+
+    Example:
+      >>> print(seq_1f1b(2, 2, slots={"F": 1, "B": 1}))
+                    0      1      2      3      4      5      6      7      8      9
+        worker 0  0F0.0  0F0.1  0F1.0    .    0B0.1  0F1.1  0B0.0    .    0B1.1  0B1.0
+        worker 1    .    1F0.0  1F0.1  1B0.1  1F1.0  1B0.0  1F1.1  1B1.1  1B1.0    .
+    """
+    grammar, rows = Grammar(slices=slices), []
+    turns = Turns.of(num_workers, slices, 1)
+    for r in range(num_workers):
+        forwards, backwards = _both(turns, r, num_microbatches, slices)
+        rows.append(alternate(forwards, backwards, num_workers - r - 2 + slices))
+    return spread_rows("seq-1f1b", rows, slots, grammar=grammar)
+
+
+def terapipe(
+    num_workers: int, num_microbatches: int, *, slices: int = 2, slots: Slots = UNIT_SLOTS
+) -> ScheduleTable:
+    """GPipe of slices: all forwards, then all backwards; holds every microbatch.
+
+    Args:
+      num_workers: P; one stage each.
+      num_microbatches: M.
+      slices: K, slices of a microbatch.
+      slots: slot durations of F and B of a slice.
+
+    Returns:
+      The table, of M K microbatches by number: slice k of microbatch m is m K + k.
+
+    Raises:
+      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
+
+    Example:
+      >>> print(terapipe(2, 1, slots={"F": 1, "B": 1}))
+                    0      1      2      3      4      5
+        worker 0  0F0.0  0F0.1    .      .    0B0.1  0B0.0
+        worker 1    .    1F0.0  1F0.1  1B0.1  1B0.0    .
+    """
+    turns = Turns.of(num_workers, slices, 1)
+    rows = [np.concatenate(_both(turns, r, num_microbatches, slices)) for r in range(num_workers)]
+    return spread_rows("terapipe", rows, slots, grammar=Grammar(slices=slices))
+
+
+def slimpipe(
+    num_workers: int,
+    num_microbatches: int,
+    *,
+    slices: int | None = None,
+    stages_per_worker: int = 2,
+    slots: Slots = UNIT_SLOTS,
+) -> ScheduleTable:
+    """Interleaved 1F1B of slices: a worker holds a P-th of one microbatch, and a rest.
+
+    Slices of a microbatch pass V stages of each worker in groups of P, and go back in the reverse
+    order. So its first backward follows the forwards of all its slices on all stages, and worker r
+    holds K V + 2 (P - r - 1) slices of a stage: with M_a bytes of a microbatch on all stages,
+    M_a / P (1 + 2 (P - 1) / (K V)) on the first worker, however many microbatches there are.
+
+    Workers that exchange queries, keys and values share the work of attention: slices last alike
+    then, as the times of a table do unless they are given by slice.
+
+    Args:
+      num_workers: P.
+      num_microbatches: M.
+      slices: K, slices of a microbatch, a multiple of P; P if None.
+      stages_per_worker: V, at least 2.
+      slots: slot durations of F and B of a slice.
+
+    Returns:
+      The table, with P * V stages and M K microbatches by number: slice k of microbatch m is m K
+      + k.
+
+    Raises:
+      ValueError: if V is below 2, or K no multiple of P.
+
+    Example:
+      >>> from pipejax.schedules.table.held_activations import peak_in_flight
+      >>> peak_in_flight(slimpipe(4, 8, slices=8)).tolist()
+      [22, 20, 18, 16]
+    """
+    slices = num_workers if slices is None else slices
+    check_stages_per_worker("slimpipe", stages_per_worker, "seq-1f1b")
+    if slices % num_workers:
+        raise MismatchError(
+            f"slices must be a multiple of the workers ({num_workers}), got {slices}: they pass "
+            "in groups of one for each worker",
+            "slices",
+        )
+    rows = []
+    turns = Turns.of(num_workers, slices, stages_per_worker)
+    for r in range(num_workers):
+        forwards, backwards = _both(turns, r, num_microbatches, slices)
+        warmup = slices * stages_per_worker - 1 + 2 * (num_workers - r - 1)
+        rows.append(alternate(forwards, backwards, warmup))
+    placement = looped(num_workers, stages_per_worker)
+    return spread_rows("slimpipe", rows, slots, placement, grammar=Grammar(slices=slices))
+
+
+def _both(turns: Turns, worker: int, num_microbatches: int, slices: int) -> list[Ops]:
+    """Forwards and backwards of a worker, microbatch by microbatch: back in the reverse order."""
+    first = slices * np.arange(num_microbatches)
+    found = []
+    for phase, step in ((Phase.F, 1), (Phase.B, -1)):
+        stage = np.tile(turns.loop[::step], num_microbatches) * turns.num_workers + worker
+        number = np.add.outer(first, turns.microbatch[::step]).ravel()
+        found.append(ops_of(phase, stage, number))
+    return found
