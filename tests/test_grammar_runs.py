@@ -347,7 +347,7 @@ CROSSED = [["0F0", "1F1", "1B1", "0B0"], ["0F1", "1F0", "1B0", "0B1"]]
     [
         (PLAIN, {}, {"rules": ["N <- 7F0"]}, "rule N <- 7F0: stage 7 is none: the last one is 1"),
         (PLAIN, {}, {"rules": ["N <- 0F3"]}, "microbatch 3 is none: the last one is 0"),
-        (PLAIN, {}, {"rules": ["N <- W"]}, "missing op 0W0: 0N0 on worker 0 waits for it"),
+        (PLAIN, {}, {"rules": ["N <- W"]}, "missing op 0W0 on worker 0: 0N0 waits for it"),
         (PLAIN, {}, {"rules": ["R <- N"]}, "rule R <- N: the table holds no op that waits by it"),
         (
             CROSSED,

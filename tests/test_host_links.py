@@ -190,9 +190,12 @@ def test_wrong_groups_are_refused(what):
 
 
 WRONG = {
-    "no load": (["0F0", "0O0", "0B0"], r"missing op 0L0 on worker 0: the backward needs what is"),
-    "no offload": (["0F0", "0L0", "0B0"], r"missing op 0O0 on worker 0: there is a load alone"),
-    "only a wait": (["0F0", "0WAIT_O0", "0B0"], r"missing op 0O0 on worker 0: there is a wait"),
+    "no load": (["0F0", "0O0", "0B0"], r"missing op 0L0 on worker 0: 0O0 needs it"),
+    "no offload": (["0F0", "0L0", "0B0"], r"missing op 0O0 on worker 0: 0L0 waits for it"),
+    "only a wait": (
+        ["0F0", "0WAIT_O0", "0B0"],
+        r"missing op 0O0 on worker 0: 0WAIT_O0 waits for it",
+    ),
     "twice": (["0F0", "0O0", "0O0", "0L0", "0B0"], r"op 0O0 stands twice on worker 0"),
     "wait twice": (
         ["0F0", "0O0", "0WAIT_O0", "0WAIT_O0", "0L0", "0B0"],

@@ -91,7 +91,7 @@ WRONG = {
     ),
     "WAIT_SEND alone": (
         [["0F0", "0B0"], ["1F0", "1B0", "1WAIT_SEND_B0"]],
-        r"missing op 1SEND_B0 on worker 1: there is a wait for it alone",
+        r"missing op 1SEND_B0 on worker 1: 1WAIT_SEND_B0 waits for it",
     ),
     "WAIT_SEND twice": (
         [["0F0", "0SEND_F0", "0WAIT_SEND_F0", "0WAIT_SEND_F0", "0B0"], ["1F0", "1B0"]],

@@ -26,11 +26,11 @@ from pipejax.schedules.cells.dependencies import (
 )
 from pipejax.schedules.cells.grammar import USUAL, Grammar, Rule, format_rule
 from pipejax.schedules.cells.ops import (
-    HOST,
+    BACKWARDS,
     INPUT_GRADS,
-    KINDS,
     MESSAGES,
     NO_STAGE,
+    UPDATES,
     WEIGHT_GRADS,
     WORKER,
     AnyPhase,
@@ -52,8 +52,7 @@ def _wrong(content: Content, cell: Index, reason: str, *only: AnyPhase) -> Sched
     return ScheduleError(reason.format(op=content.grammar.text(ops), worker=worker), place=place)
 
 
-def _missing(content: Content, op: Op, why: str) -> ScheduleError:
-    worker = int(content.placement[content.pipe_of_microbatch[op.microbatch], op.stage])
+def _missing(content: Content, op: Op, worker: int, why: str) -> ScheduleError:
     name = content.grammar.text((op,))
     return ScheduleError(f"missing op {name} on worker {worker}: {why}", place=(worker, None))
 
@@ -167,13 +166,13 @@ def check_complete(content: Content) -> None:
     A table whose forwards or backwards are of kinds of its own says itself what is complete.
     """
     grammar = content.grammar
-    usual = np.isin(content.ops.phase, (Phase.F, *INPUT_GRADS, Phase.W)).any()
-    if usual or not grammar.own:
-        _check_usual(content)
+    if not grammar.own or not {*content.used_phases}.isdisjoint((Phase.F, *BACKWARDS)):
+        _check_passes(content)
+    for rule in grammar.rules:
+        _check_ends(content, rule)
+    for rule in grammar.all_rules:
+        _check_needed(content, rule)
     if not grammar.is_usual:
-        for rule in grammar.rules:
-            _check_ends(content, rule)
-        _check_needed(content)
         _check_ways(content)
 
 
@@ -211,59 +210,56 @@ def _check_ways(content: Content) -> None:
             raise _wrong(content, cell, f"{{op}} on worker {{worker}} waits for one {way}: {why}")
 
 
-def _check_needed(content: Content) -> None:
+def _check_needed(content: Content, rule: Rule) -> None:
     """What an op waits for by a rule is there, where it would be of a stage that exists."""
-    for rule in content.grammar.all_rules:
-        if not rule.is_needed or (content.grammar.forward_only and rule.consumer is Phase.U):
-            continue
+    used, where = {*content.used_phases}, content.where
+    waits = rule.is_needed and rule.consumer in used
+    waits &= not (content.grammar.forward_only and rule.consumer in UPDATES)
+    answers = rule.is_answered and not used.isdisjoint(rule.producers)
+    if not waits and not answers:
+        return
+    made = np.maximum.reduce([where[phase] for phase in rule.producers])
+    if waits and (made == NOWHERE).any():  # else whatever waits finds one
         for waiting in waiting_by(content, rule):
             inside = (waiting.place != NOWHERE) & (waiting.microbatch != NOWHERE)
-            lacking = np.flatnonzero(inside & (producers_of(content, rule, waiting) == NOWHERE))
-            for k in lacking:
-                stage = int(waiting.place[k]) if rule.producers[0].kind.of != WORKER else NO_STAGE
-                op = Op(rule.producers[0], stage, int(waiting.microbatch[k]))
-                name = content.grammar.text((op,))
-                reason = f"missing op {name}: {{op}} on worker {{worker}} waits for it"
-                raise _wrong(content, waiting.consumer[k], reason, rule.consumer)
+            lacking = inside & (producers_of(content, rule, waiting) == NOWHERE)
+            for k in np.flatnonzero(lacking):
+                at = _op_at(content, rule.producers[0], waiting.place[k], waiting.microbatch[k])
+                raise _missing(content, *at, f"{content.text(waiting.consumer[k])} waits for it")
+    if answers:
+        for place in np.argwhere((made != NOWHERE) & (where[rule.consumer] == NOWHERE)):
+            why = f"{content.text(made[tuple(place)])} needs it"
+            raise _missing(content, *_op_at(content, rule.consumer, *place), why)
 
 
-def _check_usual(content: Content) -> None:
+def _op_at(content: Content, phase: Phase, place: Index, microbatch: Index) -> tuple[Op, int]:
+    """The op of a phase at a stage, or at a worker, and its worker."""
+    if phase.kind.of == WORKER:
+        return Op(phase, NO_STAGE, int(microbatch)), int(place)
+    worker = content.placement[content.pipe_of_microbatch[microbatch], place]
+    return Op(phase, int(place), int(microbatch)), int(worker)
+
+
+def _check_passes(content: Content) -> None:
     """Every microbatch meets every stage: a forward, and a whole or a split backward.
 
-    An activation that is offloaded is loaded for its backward; loads have an offload, and waits
-    have what they wait for. Tables that say so have no backward.
+    Tables that say so have no backward.
     """
     stages, microbatches = content.num_stages, content.num_microbatches
     forwards = content.ops.take(content.ops.phase == Phase.F)
     if stages * microbatches > len(forwards.cell):  # before anything of that size is allocated
         present = set(zip(forwards.stage.tolist(), forwards.microbatch.tolist(), strict=True))
-        stage, microbatch = next(
-            (s, m) for m in range(microbatches) for s in range(stages) if (s, m) not in present
-        )
-        raise _missing(content, Op(Phase.F, stage, microbatch), "there is no forward")
-    whole, grad, weight, offload, load = (
-        content.where[phase] != NOWHERE for phase in (Phase.B, Phase.I, Phase.W, *HOST)
-    )
-    awaited = [(wait, kind.awaited) for wait, kind in KINDS.items() if kind.awaited]
-    lone_waits = [
-        (phase, (content.where[phase] == NOWHERE) & (content.where[wait] != NOWHERE))
-        for wait, phase in awaited
-    ]
+        every = ((s, m) for m in range(microbatches) for s in range(stages))
+        first = next(place for place in every if place not in present)
+        raise _missing(content, *_op_at(content, Phase.F, *first), "there is no forward")
     if content.grammar.forward_only:
-        backwards = np.isin(content.ops.phase, (*INPUT_GRADS, Phase.W, Phase.U))
+        backwards = np.isin(content.ops.phase, (*BACKWARDS, *UPDATES))
         for cell in content.ops.cell[backwards]:
             raise _wrong(content, cell, "op {op} on worker {worker}: the table is forward_only")
-        whole = np.ones_like(whole)
-    for phase, absent, why in (
-        (Phase.B, ~(whole | grad | weight), "there is no backward"),
-        (Phase.I, ~grad & weight, "there is a weight gradient alone"),
-        (Phase.W, grad & ~weight, "there is an input gradient alone"),
-        (Phase.L, offload & ~load, "the backward needs what is offloaded"),
-        (Phase.O, ~offload & load, "there is a load alone"),
-        *((phase, alone, "there is a wait for it alone") for phase, alone in lone_waits),
-    ):
-        for stage, microbatch in np.argwhere(absent).tolist():
-            raise _missing(content, Op(phase, stage, microbatch), why)
+        return
+    whole, grad, weight = (content.where[phase] != NOWHERE for phase in BACKWARDS)
+    for at in np.argwhere(~(whole | grad | weight)):
+        raise _missing(content, *_op_at(content, Phase.B, *at), "there is no backward")
     for cell in content.where[Phase.B][whole & (grad | weight)]:
         twice = "does the backward twice: it is also split into I and W"
         raise _wrong(content, cell, f"op {{op}} on worker {{worker}} {twice}", Phase.B)

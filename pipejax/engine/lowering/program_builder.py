@@ -230,8 +230,8 @@ class ProgramBuilder:
             op = self.table.grammar.text((Op(kind, stage, microbatch),))
             if phase in self.table.grammar.host:  # it stands in the row of its stage's worker
                 names.append(f"{op} (host link of worker {self.table.placement[pipe, stage]})")
-            elif phase == Phase.A:
-                names.append(f"{op} (all-reduce)")
+            elif not kind.kind.in_cells:
+                names.append(f"{op} ({kind.kind.name})")
             elif sender == NO_WORKER:
                 lane = f"lane {kind.kind.lane}" if worker == NO_WORKER else f"worker {worker}"
                 names.append(f"{op} ({lane})")
@@ -246,7 +246,7 @@ class ProgramBuilder:
         scope += f"{' and' if scope else ' with'} shared links" * bool(links.shared_links)
         # an all-reduce has no row to mark; what it waits for has one
         phase, stage, microbatch, pipe, worker, sender, _ = next(
-            node for node in nodes if node[0] != Phase.A
+            node for node in nodes if self.table.grammar.phases[node[0]].kind.in_cells
         )
         cells = self.table.cells
         same = (cells.phase == phase) & (cells.stage == stage) & (cells.microbatch == microbatch)

@@ -12,7 +12,7 @@ from pipejax.base.checks import whole_number
 from pipejax.base.display import short_repr
 from pipejax.base.machine import check_fits
 from pipejax.schedules.cells.grammar import USUAL, Grammar
-from pipejax.schedules.cells.ops import WEIGHT_GRADS, AnyPhase, Cell, Op, Phase
+from pipejax.schedules.cells.ops import UPDATES, WEIGHT_GRADS, AnyPhase, Cell, Op, Phase
 
 # Which weights a forward reads, where a table updates them before its end.
 #
@@ -216,7 +216,7 @@ class Content:
     @functools.cached_property
     def updates(self) -> Int[NumpyArray, " cells"]:
         """Cells (cells) that update weights, worker * slots + slot, row by row."""
-        return np.flatnonzero(self.cells.phase == Phase.U)
+        return np.flatnonzero(np.isin(self.cells.phase, UPDATES))
 
     @property
     def num_offloaded(self) -> int:

@@ -56,6 +56,7 @@ class Rule(NamedTuple):
       stage_offset: stage of the producer minus stage of the consumer; in a graph -1 is every stage
         that leads to it, 1 every stage that it leads to.
       is_needed: whether a consumer must have a producer, unless that would be of no stage.
+      is_answered: whether a producer must have a consumer, on its own stage.
       sends: whether a message leads from a producer on another worker.
       consumer_stage: the only stage whose ops wait; `LAST` is the last one.
       producer_stage: the stage waited for, wherever the consumer is.
@@ -76,6 +77,7 @@ class Rule(NamedTuple):
     producer_microbatch: int | None = None
     slice_offset: int = 0
     of_all: bool = False
+    is_answered: bool = False
 
 
 RULES = (
@@ -87,10 +89,10 @@ RULES = (
     Rule(Phase.I, (Phase.R,), is_needed=False),
     Rule(Phase.B, INPUT_GRADS, 1),
     Rule(Phase.I, INPUT_GRADS, 1),
-    Rule(Phase.W, (Phase.I,)),
+    Rule(Phase.W, (Phase.I,), is_answered=True),
     Rule(Phase.U, WEIGHT_GRADS),
     Rule(Phase.O, (Phase.F,)),
-    Rule(Phase.L, (Phase.O,)),
+    Rule(Phase.L, (Phase.O,), is_answered=True),
     Rule(Phase.WAIT_O, (Phase.O,)),
     Rule(Phase.WAIT_SEND_F, (Phase.SEND_F,)),
     Rule(Phase.WAIT_SEND_B, (Phase.SEND_B,)),

@@ -24,6 +24,7 @@ from pipejax.schedules.cells.ops import (
     INPUT_GRADS,
     MESSAGES,
     UNIT_SLOTS,
+    UPDATES,
     AnyPhase,
     Cell,
     Op,
@@ -242,13 +243,9 @@ class ScheduleTable(Content, Drawn):
           3
         """
         given = _parse_rows(rows, self.grammar)
-        updates = any(op.phase is Phase.U for row in given for cell in row for op in cell)
-        return dataclasses.replace(
-            self,
-            cells=lay_out(given, 0, self.pipe_of_microbatch),
-            partners=lay_out(given, 1, self.pipe_of_microbatch),
-            weights=self.weights if updates else NEWEST,
-        )
+        cells, partners = (lay_out(given, member, self.pipe_of_microbatch) for member in (0, 1))
+        weights = self.weights if np.isin(cells.phase, UPDATES).any() else NEWEST
+        return dataclasses.replace(self, cells=cells, partners=partners, weights=weights)
 
     def with_recomputation(self) -> "ScheduleTable":
         """Return a table in which every backward recomputes its forward first: R before B or I.

@@ -17,7 +17,7 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import ArgumentError, as_floats, one_of, wrong
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
-from pipejax.schedules.cells.ops import COMMUNICATION, HOST, KINDS, SHARDING, SPLIT, Phase
+from pipejax.schedules.cells.ops import COMMUNICATION, HOST, KINDS, SHARDING, SPLIT, UPDATES, Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 
@@ -319,7 +319,7 @@ def _check_costs(table: ScheduleTable, costs: Costs, offload: bool) -> None:
         )
     for code in sorted(set(table.ops.phase.tolist()) - {*SCHEDULED}):
         phase = Phase(code)
-        hint = "; start from a synchronous schedule, as 1f1b" if phase == Phase.U else ""
+        hint = "; start from a synchronous schedule, as 1f1b" if phase in UPDATES else ""
         if phase not in SHARDING or np.any(np.asarray(getattr(costs, KINDS[phase].time)) > 0):
             raise ValueError(
                 f"the table has {phase.name} cells: only F, B, I, W, O and L are scheduled{hint}"
