@@ -148,9 +148,7 @@ def train(
     out: Annotated[Output, DRAWING_OR_DATASET] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
-    """Train a small objective as an asynchronous schedule does: gap against time.
-
-    Of pipedream, pipedream-2bw, local-sgd, naive or a table with U cells.
+    """Train a small objective as pipedream, naive or any table with U cells does.
 
     Options:
       out: a picture (.png, .pdf, .svg), or all runs (.zarr).

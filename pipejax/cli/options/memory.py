@@ -112,10 +112,11 @@ class ActivationOptions(NamedTuple):
             raise ValueError("--activation-sizes does not go with --model, which has its own")
         if workload is None:
             return StageSizes("bytes", **microbatches.bytes_of(table), static=None)
-        from pipejax.costs.stage.stage_work import stage_bytes
+        from pipejax.costs.stage.stage_work import gathered_bytes, stage_bytes
 
         memory = stage_bytes(workload, table)
         lasting = static_bytes(table, np.asarray(memory.static), np.asarray(memory.version))
+        lasting += gathered_bytes(workload, table)
         parts = memory.activations, memory.weight_share, memory.checkpoint
         whole, shares, inputs = map(np.asarray, parts)
         return StageSizes("bytes", whole, shares, inputs, lasting)
