@@ -211,6 +211,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
             SHARE, "share of a device's memory left for what tensors do not tell"
         ),
         "no_memory_limit": OptionRecord(FLAG, "let workers need more than they have"),
+        "weights_limit": OptionRecord(RULES, "most that gathered weights take on a worker at once"),
         "weight_share": OptionRecord(
             NUMBER,
             "share of an activation that is held between I and W",

@@ -77,7 +77,8 @@ def gathered_peak(
       table: the schedule.
       sizes: what the weights of a stage take, by stage; 1 if None.
 
-    Returns (workers) in the unit of sizes.
+    Returns:
+      (workers) what they take, in the unit of sizes.
 
     Example:
       >>> import pipejax as pj
