@@ -7,6 +7,7 @@ from pipejax.analysis.formula.versus import Region as Region, Versus as Versus
 from pipejax.analysis.paths.head_of_line_blocking import TransferWaits as TransferWaits
 from pipejax.analysis.paths.longest_paths import LongPath as LongPath
 from pipejax.analysis.runs.activation_memory import ActivationMemory as ActivationMemory
+from pipejax.analysis.runs.gathered_weights import GatheredWeights as GatheredWeights
 from pipejax.analysis.runs.lanes import LaneTimes as LaneTimes
 from pipejax.analysis.runs.staleness import Staleness as Staleness
 from pipejax.analysis.runs.timeline import Bar as Bar
@@ -34,6 +35,7 @@ from pipejax.search.orders.transfers import TransferOrder as TransferOrder
 from pipejax.search.partition.partition import Partition as Partition
 from pipejax.search.remedies.explain import Explanation as Explanation, Remedy as Remedy
 from pipejax.search.schedule.plan import Optimum as Optimum
+from pipejax.search.tuning.lookahead import Gathering as Gathering
 from pipejax.search.tuning.tune import TunedSetting as TunedSetting
 from pipejax.sweep.declaration import Sweep as Sweep
 from pipejax.sweep.plan.result import PlanResult as PlanResult

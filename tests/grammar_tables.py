@@ -75,6 +75,14 @@ TABLES = {
         ["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1", "2F0 2F1 2B0 2B1", "3F0 3B0 3F1 3B1"],
         {"forward": [1.0, 1.5, 1.0, 1.0], "backward": 2.0},
     ),
+    "sharded": (
+        Grammar(lanes={"UNSHARD": "net", "REDUCE_GRAD": "net"}),
+        [
+            "0UNSHARD 0F0 2UNSHARD 0F1 2F0 2F1 2B0 2B1 2REDUCE_GRAD 2RESHARD 0B0 0B1 0REDUCE_GRAD",
+            "1UNSHARD 3UNSHARD 1F0 1F1 3F0 3B0 3F1 3B1 3REDUCE_GRAD 1B0 1B1 3WAIT_REDUCE_GRAD",
+        ],
+        {"forward": 1.0, "backward": 2.0, "unshard": 0.75, "reduce_grad": 1.5},
+    ),
     "mixed": (
         MIXED,
         ["0F0 0D0 0X0 0F1 0D1 0X1 0Z0 0B0 0Z1 0B1", "1F0 1D0 1X0 1Z0 1B0 1F1 1D1 1X1 1Z1 1B1"],

@@ -16,6 +16,7 @@ TIMES = {
     "slices": "F=1,B=2",
     "forward only": "F=1",
     "graph": "F=1,B=2",
+    "sharded": "F=1,B=2,UNSHARD=.75,REDUCE_GRAD=1.5",
     "mixed": "F=1,B=2,D=.5,X=.5,Z=.2",
 }
 HAS = {
@@ -24,6 +25,7 @@ HAS = {
     "slices": "microbatches in 2 slices",
     "forward only": "no backward",
     "graph": "a graph of stages",
+    "sharded": "UNSHARD on lane net",
     "mixed": "kind D (dispatch)",
 }
 
@@ -78,6 +80,8 @@ REFUSED = {
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("command", REFUSED)
 def test_who_knows_only_the_usual_names_what_is_not(command, name, given, call):
+    if name == "sharded" and "torch-csv" in REFUSED[command]:
+        return  # PyTorch has these cells, wherever they run
     path, times = given(name)
     code, _, error = call(*command.split(), "--table", path, *times, *REFUSED[command])
     assert code == 2
@@ -130,11 +134,12 @@ def test_parts_of_a_step_name_its_lanes(name):
 
 @pytest.mark.parametrize("name", TABLES)
 def test_levels_agree_without_messages(name):
-    """The idealised table in the ratio of all times is the run; compute alone is busy."""
+    """The idealised table in the ratio of all times is the run without messages and sharding."""
     table, costs = of_grammar(name)
     alike = {field: np.mean(time) for field, time in vars(costs).items() if time is not None}
     own = {phase.kind.time: alike.pop(phase.kind.time) for phase in table.grammar.own}
-    both = pj.compare(table, pj.Costs(**alike | {"transmit": 0.0}, others=own))
+    free = dict.fromkeys(("transmit", "unshard", "reduce_grad"), 0.0)
+    both = pj.compare(table, pj.Costs(**alike | free, others=own))
     assert both.bubble_ratio == pytest.approx(both.table_bubble_ratio)
 
 

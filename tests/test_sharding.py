@@ -1,5 +1,7 @@
 """Sharded weights beside compute: by hand, against the event loop, and what is refused."""
 
+import dataclasses
+import itertools
 import json
 import re
 
@@ -9,6 +11,7 @@ import pytest
 import reference
 
 import pipejax as pj
+from pipejax.costs.stage.stage_costs import stage_parts
 from pipejax.schedules.table.communication_cells import TorchLowering
 from pipejax.schedules.table.sharding import on_lane
 from pipejax.schedules.table.table_files import to_json
@@ -105,3 +108,286 @@ def test_what_pytorch_runs_is_the_event_loop(name, posting):
         given = data["rows"], data["pipe_of_microbatch"], case.theirs, "rendezvous", queues
         run = reference.Run(*given, posting=posting, grammar=case.grammar)
         assert pj.evaluate(table, case.costs, link=links).makespan == run.makespan
+
+
+# ------------------------------------------------------------------------------------- lookahead
+def gathered(row, ahead, most):
+    """Cells of a row by what they mean, use by use: which gather and drop stand before which op.
+
+    A stage stays until its next use if no more than `most` different ones are used up to then; else
+    it is gathered again, so many uses ahead, but not before there is room up to its use.
+    """
+    before = [[] for _ in range(len(row) + 1)]  # of each op: (drops first, use, letters)
+    for k, stage in enumerate(row):
+        last = max((j for j in range(k) if row[j] == stage), default=None)
+        if last is None or len({*row[last + 1 : k + 1]}) > most:
+            room = min(j for j in range(k + 1) if len({*row[j : k + 1]}) <= most)
+            before[max(k - ahead, room)].append((1, k, f"{stage}UNSHARD"))
+        later = next((j for j in range(k + 1, len(row)) if row[j] == stage), None)
+        if later is None or len({*row[k + 1 : later + 1]}) > most:
+            before[k + 1].append((0, k, f"{stage}RESHARD"))
+    return [[text for _, _, text in sorted(cells)] for cells in before]
+
+
+def sharded_row(texts, ahead, most):
+    """A row with gathers by `gathered`, and every reduction awaited before the next one."""
+    stages = [int(text.split("B")[0].split("F")[0]) for text in texts]
+    cells = gathered(stages, ahead, most)
+    last = {stage: k for k, stage in enumerate(stages) if "B" in texts[k]}
+    found, wait = [], []
+    for k, text in enumerate(texts):
+        found += [*cells[k], text]
+        if last[stages[k]] == k:
+            found += [*wait, f"{stages[k]}REDUCE_GRAD"]
+            wait = [f"{stages[k]}WAIT_REDUCE_GRAD"]
+    # what is dropped at the end stands before the last wait
+    return found + cells[-1] + wait
+
+
+def texts_of(table):
+    return [[table.grammar.text(cell) for cell in row if cell] for row in table.rows()]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2, 3, 5, 9, 40])
+@pytest.mark.parametrize("most", [1, 2, 3, 4])
+def test_gathers_stand_where_they_are_said_to(ahead, most):
+    rng = np.random.default_rng(ahead + 41 * most)
+    names = "gpipe", "interleaved-1f1b", "looped-bfs", "circular", "hanayo"
+    sizes = {"num_workers": 3, "num_microbatches": 6}
+    for name in names:
+        more = (
+            {"stages_per_worker": 3} if "stages_per_worker" in pj.schedules.find(name).takes else {}
+        )
+        table = pj.schedules.build(name, **sizes, **more)
+        each = rng.integers(0, ahead + 1, 3).tolist()  # every worker its own
+        found = pj.schedules.insert_sharding(table, lookahead=each, residency=most)
+        expected = [sharded_row(r, n, most) for r, n in zip(texts_of(table), each, strict=True)]
+        assert texts_of(found) == expected
+        assert pj.schedules.gathered_peak(found).max() <= most
+
+
+@pytest.mark.parametrize("name", pj.schedules.names())
+def test_every_schedule_keeps_its_residency_in_time(name):
+    """Peaks of a run are at most those of row order; PyTorch's rule is one of the parameters."""
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
+    costs = {"unshard": 0.7, "reduce_grad": 0.4, "offload": 0.5, "recompute": 1.0}
+    costs = pj.Costs(forward=1.0, backward=2.0, **costs)
+    for most in (2, None):
+        found = pj.schedules.insert_sharding(table, lookahead=2, residency=most)
+        in_rows = pj.schedules.gathered_peak(found)
+        assert in_rows.max() <= (most or 99)
+        run = pj.evaluate(found, costs)
+        weights = pj.analysis.gathered_weights(run)
+        assert (weights.peak <= in_rows).all()
+        assert set(np.unique(weights.held)) <= {*range(5)}
+    if not table.offloads:
+        how = {"residency": 3, "counted": "stages", "defer_reduce_grad_wait": False}
+        ours = pj.schedules.insert_sharding(table, lookahead=2, lane="compute", **how)
+        assert texts_of(ours) == texts_of(TorchLowering().sharded(table))
+
+
+def test_weights_that_are_updated_are_gathered_again():
+    table = pj.schedules.build("pipedream", num_workers=2, num_microbatches=3)
+    row = texts_of(pj.schedules.insert_sharding(table, lookahead=9))[0]
+    again = "0B0 0REDUCE_GRAD 0RESHARD 0WAIT_REDUCE_GRAD 0U0 0UNSHARD 0F2"
+    assert again in " ".join(row)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"lookahead": -1}, "lookahead must be a whole number of at least 0, got -1"),
+        ({"residency": 0}, "residency must be a whole number of at least 1, got 0"),
+        ({"lookahead": [1, 2, 3]}, r"lookahead needs a number for each of the 2 workers"),
+        ({"counted": "ops"}, "counted must be one of uses, stages, got 'ops'"),
+        ({"lane": "host"}, "UNSHARD must be on a lane beside compute and host"),
+    ],
+)
+def test_wrong_numbers_are_refused(given, why):
+    table = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=2)
+    with pytest.raises(ValueError, match=why):
+        pj.schedules.insert_sharding(table, **given)
+
+
+def test_a_pair_needs_both_of_its_stages():
+    table = pj.schedules.build("dualpipe-v", num_workers=2, num_microbatches=4)
+    with pytest.raises(ValueError, match="residency must be at least 2, got 1: a fused pair"):
+        pj.schedules.insert_sharding(table, residency=1)
+
+
+# ---------------------------------------------------------------------------------------- search
+def peak_of(row, sizes):
+    held = [0.0]
+    for text in row:
+        sign = {"UNSHARD": 1, "RESHARD": -1}.get(text.lstrip("0123456789"), 0)
+        held.append(held[-1] + (sign and sign * sizes[int(text[0])]))
+    return max(held)
+
+
+def brute_force(table, case, sizes, limit):
+    """The least makespan of all rows of all workers, each combination by the event loop."""
+    ways = []
+    for row in texts_of(table):
+        most = range(1, 1 + len({text[0] for text in row}))
+        rows = {tuple(sharded_row(row, n, r)) for n in range(len(row)) for r in most}
+        ways.append([row for row in sorted(rows) if peak_of(row, sizes) <= limit])
+    runs = (
+        reference.Run(rows, case.data["pipe_of_microbatch"], case.theirs, grammar=case.grammar)
+        for rows in itertools.product(*ways)
+    )
+    return min((run.makespan for run in runs), default=None)
+
+
+def small_problem(seed):
+    """A schedule of one to three workers, costs and sizes by stage, and a limit that may be tight."""
+    rng = np.random.default_rng(seed)
+    name = ["interleaved-1f1b", "looped-bfs", "hanayo", "circular"][seed % 4]
+    workers = 2 + (seed % 25 == 4)
+    more = {} if name == "hanayo" else {"stages_per_worker": 2 + (workers == 2 and seed % 3 == 0)}
+    table = pj.schedules.build(name, num_workers=workers, num_microbatches=workers, **more)
+    data = json.loads(to_json(table)) | {"kinds": [], "graph": [], "lanes": LANES}
+    data["rows"] = [[cell or "" for cell in row] for row in data["rows"]]
+    case = grammar_cases.price(data, rng)
+    sizes = rng.integers(1, 5, table.num_stages) / 2
+    limit = [np.inf, sizes.max(), sizes.max() + sizes.min()][rng.integers(3)]
+    return table, case, sizes, limit
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_best_lookahead_is_that_of_all(seed):
+    table, case, sizes, limit = small_problem(seed)
+    found = pj.search.lookahead(table, case.costs, limit=limit, sizes=sizes)
+    least = brute_force(table, case, sizes, limit)
+    assert (found.value, found.lower_bound, found.stopped) == (least, least, "optimal")
+    assert pj.evaluate(found.best.table, case.costs).makespan == found.value
+    assert (found.best.peak <= limit).all()
+    assert found.value <= min(time for time in found.baselines.values() if time is not None)
+    again = pj.schedules.insert_sharding(
+        table, lookahead=found.best.lookahead, residency=found.best.residency
+    )
+    assert texts_of(again) == texts_of(found.best.table)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"limit": 0.5}, "worker 0 gathers 1 at once at least, the limit is 0.5"),
+        ({"sizes": -1.0}, "sizes must be a number of at least 0, or 4 of them"),
+        ({"limit": [1.0]}, "limit must be a number of at least 0, or 2 of them"),
+        ({"lane": "compute"}, "lane must be beside compute"),
+    ],
+)
+def test_a_search_that_makes_no_sense_is_refused(given, why):
+    table = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=2)
+    with pytest.raises(ValueError, match=why):
+        pj.search.lookahead(table, pj.Costs(forward=1.0, backward=2.0), **given)
+
+
+# ------------------------------------------------------------------------------- models, commands
+SPLIT = {"minibatch": 8, "tensor_parallel": 2, "data_parallel": 8, "zero": 3, "overlap": 0.0}
+
+
+def parts_of_weights(workload, system, table):
+    """What ops of a table without cells take longer for the exchanges of weights (stages)."""
+    parts = stage_parts(workload, system, table)["weights"]
+    return np.asarray(parts.forward), np.asarray(parts.weight_grad)
+
+
+def test_a_model_prices_the_cells_as_its_ops_otherwise():
+    """Where nothing overlaps F takes longer by one gather, W by one reduction: of all layers."""
+    workload = pj.Workload(pj.load_model("llama3-8b"), **SPLIT)
+    system = pj.load_system("h100")
+    table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
+    sharded = pj.schedules.insert_sharding(table)
+    gathers, reductions = parts_of_weights(workload, system, table)
+    bare, costs = (pj.stage_costs(workload, system, each) for each in (table, sharded))
+    assert np.asarray(costs.unshard) == pytest.approx(gathers)
+    assert np.asarray(costs.reduce_grad) == pytest.approx(reductions)
+    assert (np.asarray(bare.unshard) == 0).all()
+    assert (np.asarray(costs.forward) < np.asarray(bare.forward)).all()
+    assert not np.any(
+        parts_of_weights(workload, system, sharded)
+    )  # ops exchange nothing themselves
+    whole = dataclasses.replace(workload, zero=0)  # weights are there all the time
+    kept = pj.stage_costs(whole, system, sharded)
+    assert not np.any(kept.unshard)
+    assert not np.any(kept.reduce_grad)
+    assert np.asarray(kept.forward) == pytest.approx(np.asarray(costs.forward))
+
+
+def test_memory_counts_whole_stages_while_they_are_gathered():
+    """Parameters of a stage in bf16, and gradients in fp32, before the replicas split them."""
+    workload = pj.Workload(pj.load_model("llama3-8b"), **SPLIT)
+    table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
+    whole = pj.costing.stage_bytes(dataclasses.replace(workload, zero=0), table)
+    shards = pj.costing.stage_bytes(workload, table)
+    for most in (1, 2):
+        sharded = pj.schedules.insert_sharding(table, residency=most)
+        found = pj.memory_bytes(workload, sharded) - pj.memory_bytes(workload, table)
+        stages = [[worker, worker + 4] for worker in range(4)]
+        weights = [np.sort(whole.weights[own])[-most:].sum() for own in stages]
+        more = whole.gradients - shards.gradients - shards.gathered
+        expected = [w + more[own].sum() for w, own in zip(weights, stages, strict=True)]
+        assert found == pytest.approx(expected)
+
+
+ASKED = ["-s", "interleaved-1f1b", "-P", "4", "-M", "8", "-V", "3"]
+TIMES = ["-T", "F=1,B=2,UNSHARD=1.5,REDUCE_GRAD=1.5"]
+
+
+def test_commands_put_the_cells_in(answer, tmp_path):
+    how = "--lookahead", "2", "--residency", "2"
+    found = answer("evaluate", *ASKED, *TIMES, *how)
+    assert (found["makespan"], found["lanes"][0]["lane"]) == (84.5, "net")
+    in_rows = answer("evaluate", *ASKED, *TIMES, *how, "--sharding-lane", "compute")
+    assert "lanes" not in in_rows
+    assert in_rows["makespan"] > found["makespan"]
+    answer("export", *ASKED, *how, "-f", "torch-csv", "-o", tmp_path / "x.csv")
+    read = answer("evaluate", "-t", tmp_path / "x.csv", *TIMES, "--sharding-lane", "net")
+    assert (read["makespan"], read["lanes"]) == (found["makespan"], found["lanes"])
+
+
+def test_tune_lookahead_answers_as_every_search(answer, call, tmp_path):
+    asked = ["tune", "lookahead", *ASKED, *TIMES, "--weights-limit", "2"]
+    found = answer(*asked, "-o", tmp_path / "x.json")
+    assert (found["value"], found["lower_bound"], found["gap"]) == (84.5, 84.5, 0.0)
+    assert found["stopped"] == "optimal"
+    assert found["baselines"] == {"no lookahead": 97.5, "one ahead": 85.5, "PyTorch": None}
+    best = {"lookahead": [2] * 4, "residency": [2] * 4, "peak": [2.0] * 4, "unit": "stages"}
+    assert found["best"] == best
+    assert answer("evaluate", "-t", tmp_path / "x.json", *TIMES)["makespan"] == 84.5
+    assert "--lookahead 2,2,2,2 --residency 2,2,2,2" in found["next"][0]
+    code, text, _ = call(*asked)
+    assert (code, "no other choice saves more than 0.00 %" in text) == (0, True)
+    model = [
+        "-m",
+        "llama3-8b",
+        "-y",
+        "h100",
+        "--minibatch",
+        "8",
+        "--data-parallel",
+        "8",
+        "--zero",
+        "3",
+    ]
+    found = answer("tune", "lookahead", *ASKED, *model, "--weights-limit", "8GB")
+    assert found["best"]["unit"] == "bytes"
+    assert max(found["best"]["peak"]) <= 8e9
+
+
+@pytest.mark.compiles
+def test_training_runs_along_a_timeline_with_gathers(answer):
+    asked = ["-s", "pipedream", "-P", "2", "-M", "20", "--seeds", "1", "--step-sizes", "0.01"]
+    times = ["-T", "F=1,B=2,UNSHARD=1,REDUCE_GRAD=1"]
+    found = answer("train", *asked, *times, "--lookahead", "1")
+    table = pj.schedules.build("pipedream", num_workers=2, num_microbatches=20)
+    costs = pj.Costs(forward=1.0, backward=2.0, unshard=1.0, reduce_grad=1.0)
+    end = pj.evaluate(pj.schedules.insert_sharding(table, lookahead=1), costs).makespan
+    assert found["time"][-1] == end > pj.evaluate(table, costs).makespan
+
+
+def test_a_page_that_reads_tables_knows_no_lanes(call, tmp_path):
+    asked = ["-s", "gpipe", "-P", "1", "-M", "1", *TIMES, "--lookahead", "1"]
+    code, _, error = call("show", *asked, "--choose", "-o", tmp_path / "x.html")
+    assert (code, "UNSHARD on lane net" in error) == (2, True)

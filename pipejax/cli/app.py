@@ -39,6 +39,8 @@ COMMANDS = {
     "ones.",
     "tune places": "Search the places of workers on a machine of nodes, against in order and round "
     "robin.",
+    "tune lookahead": "Search how far ahead each worker gathers sharded weights, and of how many "
+    "stages at once.",
     "tune layers": "Split a model into the stages that make the step shortest, for Megatron and "
     "torchtitan.",
     "plan": "Find the layout of a training job that takes the shortest step, among all that fit.",
@@ -47,7 +49,7 @@ COMMANDS = {
     "jitter": "Run schedules with random durations: quantiles of the step time, and who is robust.",
     "staleness": "Show weight versions and delays of an asynchronous table; in unit slots without "
     "times.",
-    "train": "Train a small objective as an asynchronous schedule does: gap against time.",
+    "train": "Train a small objective as pipedream, naive or any table with U cells does.",
     "show": "Show timelines of schedules under one time axis; without times, in the tables' own "
     "slots.",
     "export": "Write a table for PyTorch, JaxPP or Shardy, as JSON, or its run as a trace for "
@@ -73,7 +75,7 @@ QUESTIONS = {
     ),
     "Explain and improve": (
         *("explain", "sensitivity", "tune", "tune messages", "tune microbatches", "tune places"),
-        *("tune layers", "optimize"),
+        *("tune lookahead", "tune layers", "optimize"),
     ),
     "Design a job or a machine": ("plan", "sweep run", "sweep show"),
     "Measure and check": ("trace", "run", "calibrate", "validate", "verify"),
@@ -96,6 +98,7 @@ PLACES = {  # modules and functions of commands that have other names
     "tune messages": ("tune_orders", "messages"),
     "tune microbatches": ("tune_orders", "microbatches"),
     "tune places": ("tune_orders", "places"),
+    "tune lookahead": ("tune_lookahead", "lookahead"),
     "tune layers": ("tune_layers", "layers"),
     "sweep show": ("sweep_show", "sweep_show"),
 }

@@ -96,11 +96,13 @@ SCALE = tuple(  # from light to dark, for kinds of ops that a table defines
 
 def looks_of(phases: Iterable[AnyPhase]) -> Mapping[str, Look]:
     """Return what phases that are drawn beside each other look like, by their letters."""
-    kinds = {phase.name: phase.kind for phase in phases}
+    by_name = {phase.name: phase for phase in phases}
+    kinds = {name: phase.kind for name, phase in by_name.items()}
+    usual = {name: USUAL[name] for name, phase in by_name.items() if isinstance(phase, Phase)}
     found = {
-        name: USUAL.get(name) or _own(kind, *(kind.look or ()))
+        name: usual.get(name) or _own(kind, *(kind.look or ()))
         for name, kind in kinds.items()
-        if name in USUAL or kind.look
+        if name in usual or kind.look
     }
     free = [name for name in kinds if name not in found]
     colours = _apart([look.fill for look in found.values()], len(free))

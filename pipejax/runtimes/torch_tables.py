@@ -14,6 +14,7 @@ from pipejax.runtimes.writers.mpmd_rows import with_known_cells
 from pipejax.schedules.cells.ops import (
     CELL_PHASES,
     COMMUNICATION,
+    COMPUTING,
     HOST,
     SHARDING,
     SPLIT,
@@ -22,6 +23,7 @@ from pipejax.schedules.cells.ops import (
     receive_of,
 )
 from pipejax.schedules.table.communication_cells import TorchLowering, with_waits
+from pipejax.schedules.table.sharding import on_lane
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.schedules.table.table_files import RepairNotice, to_csv
 
@@ -68,9 +70,12 @@ def complete(table: ScheduleTable, *, sharding: bool) -> ScheduleTable:
 def to_torch_csv(table: ScheduleTable) -> str:
     """Leave out what PyTorch's runtime does not know, put in what it needs, and say so.
 
+    Where gathers and reductions run is no part of it.
+
     Raises:
       ValueError: if a stage is on several workers.
     """
+    table = on_lane(table, COMPUTING)
     check_usual(table, "PyTorch's runtime")
     check_ranks(table)
     known = with_known_cells(table, tuple(ABSENT), "PyTorch")

@@ -21,8 +21,10 @@ from pipejax.schedules.registry import (
     Builder as Builder,
 )
 from pipejax.schedules.table.held_activations import (
+    gathered_peak as gathered_peak,
     held_in_rows as held_in_rows,
     peak_in_flight as peak_in_flight,
     static_bytes as static_bytes,
 )
+from pipejax.schedules.table.sharding import insert_sharding as insert_sharding
 from pipejax.schedules.table.slot_simulation import slot_times as slot_times

@@ -13,6 +13,8 @@ import numpy as np
 from pipejax.analysis.runs.staleness import SAME_MOMENT, op_times
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.schedules.cells.dependencies import find_versions
+from pipejax.schedules.cells.ops import COMPUTING
+from pipejax.schedules.table.sharding import on_lane
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 
 NO_SAMPLE = -1
@@ -61,7 +63,7 @@ def make_plan(
     """Read the plan off a table and the times of its ops."""
     if not table.updates_within:
         raise ValueError(f"{table.name} does not update weights within the table: no U cell")
-    check_usual(table, "training")
+    check_usual(on_lane(table, COMPUTING), "training")  # wherever weights are gathered
     if table.num_pipes > 1:
         raise ValueError(f"{table.name} has {table.num_pipes} pipes, each with its own weights")
     order, gradients = _gradients(table)

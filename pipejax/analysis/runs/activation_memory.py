@@ -103,8 +103,8 @@ def activation_memory(
     """
     check_types(evaluation=(evaluation, Evaluation))
     shape = evaluation.stages, evaluation.microbatches
-    whole = _per_stage("sizes", sizes, shape)
-    inputs = whole if checkpoints is None else _per_stage("checkpoints", checkpoints, shape)
+    whole = per_stage("sizes", sizes, shape)
+    inputs = whole if checkpoints is None else per_stage("checkpoints", checkpoints, shape)
     shares = _shaped("weight_share", weight_share, shape)
     for one in np.unique(shares).tolist():
         share(one, "weight_share")
@@ -130,7 +130,7 @@ def activation_memory(
     return ActivationMemory(worker, time, held, peak, peak_at, whole, shares, inputs)
 
 
-def _per_stage(name: str, value: Sizes, shape: tuple[int, int]) -> PerStage:
+def per_stage(name: str, value: Sizes, shape: tuple[int, int]) -> PerStage:
     """Read sizes: one number, one for each stage, or one for each of its microbatches."""
     values = _shaped(name, value, shape)
     if not (np.isfinite(values) & (values >= 0)).all():

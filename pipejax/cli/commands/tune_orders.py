@@ -158,7 +158,7 @@ def _said_of_messages(
         f"  messages that use no resource would save {percent(result['free_gap'])} of it "
         f"({seconds(result['free_bound'])})"
     )
-    yield from _proof(found, "order", "orders")
+    yield from proof(found, "order", "orders")
     yield _makespans(result["makespans"])
     yield table_of(
         result["waits"][:worst],
@@ -169,7 +169,7 @@ def _said_of_messages(
     yield "wait by worker: " + ", ".join(map(seconds, result["waits_by_worker"]))
 
 
-def _proof(found: "Found[Any]", one: str, every: str) -> Iterator[str]:
+def proof(found: "Found[Any]", one: str, every: str) -> Iterator[str]:
     """Say how much better another might be, and how the search went."""
     yield f"  no {one} saves more than {percent(found.gap)} of it ({seconds(found.lower_bound)})"
     yield f"  {found.evaluated} {every} evaluated; search ended: {found.stopped}\n"
@@ -264,7 +264,7 @@ class _Permuted(NamedTuple):
             f"{self.table.num_microbatches} microbatches, {self.links.model} links: "
             f"{seconds(found.value)} in the {those} found"
         )
-        yield from _proof(found, one, every)
+        yield from proof(found, one, every)
         yield grid(
             [(one, times), ("makespan", map(seconds, times.values())), ("found saves", saved)]
         )

@@ -137,6 +137,9 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "group_size": OptionRecord(COUNT, "microbatches of a group, interleaved or offloaded"),
         "pipes": OptionRecord(COUNT, "pipes of chimera: 2f, f down and f up"),
         "stage_shares": OptionRecord(NUMBERS, "layers per stage of chimera-asymmetric, as 1,1,2,2"),
+        "sharding_lane": OptionRecord(NAME, "lane of UNSHARD and REDUCE_GRAD: compute or net"),
+        "lookahead": OptionRecord(NUMBERS, "gather sharded weights so many uses ahead"),
+        "residency": OptionRecord(NUMBERS, "stages of a worker gathered at once, at most"),
         "accumulation": OptionRecord(COUNT, "microbatches of an update, of pipedream-2bw"),
         "admission": OptionRecord(
             NAME, "what limits pipedream in flight", names=("each-stage", "first-stage")
@@ -209,6 +212,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
             SHARE, "share of a device's memory left for what tensors do not tell"
         ),
         "no_memory_limit": OptionRecord(FLAG, "let workers need more than they have"),
+        "weights_limit": OptionRecord(RULES, "most that gathered weights take on a worker at once"),
         "weight_share": OptionRecord(
             NUMBER,
             "share of an activation that is held between I and W",

@@ -112,10 +112,11 @@ class ActivationOptions(NamedTuple):
             raise ValueError("--activation-sizes does not go with --model, which has its own")
         if workload is None:
             return StageSizes("bytes", **microbatches.bytes_of(table), static=None)
-        from pipejax.costs.stage.stage_work import stage_bytes
+        from pipejax.costs.stage.stage_work import gathered_bytes, stage_bytes
 
         memory = stage_bytes(workload, table)
         lasting = static_bytes(table, np.asarray(memory.static), np.asarray(memory.version))
+        lasting += gathered_bytes(workload, table)
         parts = memory.activations, memory.weight_share, memory.checkpoint
         whole, shares, inputs = map(np.asarray, parts)
         return StageSizes("bytes", whole, shares, inputs, lasting)
@@ -134,6 +135,7 @@ def choose_activations(
 
 
 LIMIT_OPTION = "--memory-limit"
+WEIGHTS_OPTION = "--weights-limit"
 
 
 class Room(NamedTuple):
@@ -165,20 +167,20 @@ class MemoryLimit(NamedTuple):
     in_bytes: bool
 
     @classmethod
-    def read(cls, text: str) -> "MemoryLimit":
+    def read(cls, text: str, option: str = LIMIT_OPTION) -> "MemoryLimit":
         """Read the option.
 
         Raises:
           ValueError: if it is not a number above 0, with a unit of bytes or without, or several.
         """
         entries = [entry.strip() for entry in text.split(",")]
-        given = [read_quantity(entry, "B", LIMIT_OPTION) for entry in entries]
+        given = [read_quantity(entry, "B", option) for entry in entries]
         in_bytes = [value for value in given if value is not None]
         if in_bytes and len(in_bytes) < len(entries):
-            raise ValueError(f"{LIMIT_OPTION}: give all entries in bytes or none, got {text!r}")
-        values = in_bytes or parse_list(text, LIMIT_OPTION)
+            raise ValueError(f"{option}: give all entries in bytes or none, got {text!r}")
+        values = in_bytes or parse_list(text, option)
         if min(values) == 0:
-            raise ValueError(f"{LIMIT_OPTION} must be above 0, got {text!r}")
+            raise ValueError(f"{option} must be above 0, got {text!r}")
         return cls(values, bool(in_bytes))
 
     def room(
@@ -219,3 +221,21 @@ class MemoryLimit(NamedTuple):
         limits = self.room(table, activations, workload).limits
         counts_in_bytes = shown.unit == "bytes" and not self.in_bytes
         return limits * shown.sizes.max() if counts_in_bytes else limits
+
+
+def read_weights_limit(
+    text: Text, table: pj.ScheduleTable, workload: "pj.Workload | None"
+) -> tuple[Float[NumpyArray, " workers"] | None, bool]:
+    """Read what gathered weights may take: (workers) or None for no limit, and whether in bytes.
+
+    Without a limit it is in bytes where a model says how many.
+
+    Raises:
+      ValueError: if it is not a number above 0, or bytes are given without a model.
+    """
+    if text is None:
+        return None, workload is not None
+    values, in_bytes = MemoryLimit.read(text, WEIGHTS_OPTION)
+    if in_bytes and workload is None:
+        raise ValueError(f"{WEIGHTS_OPTION} in bytes needs --model, which says what stages take")
+    return for_each(values, table.num_workers, WEIGHTS_OPTION, "workers"), in_bytes

@@ -11,6 +11,7 @@ from pipejax.base.checks import MismatchError, nearest, one_of, share
 from pipejax.cli.options.catalogue import OF_ARGUMENTS, flag
 from pipejax.cli.options.memory import ActivationOptions, MemoryLimit
 from pipejax.cli.options.pricing import Pricing
+from pipejax.cli.options.sharding import ShardingChoice
 from pipejax.cli.options.values import (
     CountIfGiven,
     FileIfGiven,
@@ -40,12 +41,14 @@ class TableOptions(NamedTuple):
       of_runs: those that the command reads too, under any schedule.
       repair: what is known to be wrong with tables, see `read_table`.
       recomputes: whether every backward recomputes its forward first.
+      sharding: how weights are gathered, if that is said.
     """
 
     options: dict[str, Any]
     of_runs: tuple[str, ...] = ()
     repair: str | None = None
     recomputes: bool = False
+    sharding: ShardingChoice | None = None
 
     def builder(self, schedule: str) -> Builder:
         """Return what builds a schedule."""
@@ -84,7 +87,8 @@ class TableOptions(NamedTuple):
 
     def finished(self, table: pj.ScheduleTable) -> pj.ScheduleTable:
         """Put into a table what options put into any."""
-        return table.with_recomputation() if self.recomputes else table
+        table = table.with_recomputation() if self.recomputes else table
+        return table if self.sharding is None else self.sharding.apply(table)
 
     def of_table(self, schedule: str) -> dict[str, Any]:
         """Leave out what says something of the run alone: the schedule does not have it."""
@@ -164,6 +168,11 @@ class ScheduleSettings(NamedTuple):
       group_size: of pipe-offload from 1 to P; of interleaved-1f1b from P to M, as Megatron-LM's
         microbatch_group_size_per_vp_stage.
       recompute_cells: under any schedule, and into a table of --table.
+      sharding_lane: compute, net or a name of your own; as a table has it if not given, net beside
+        --lookahead.
+      lookahead: uses by which UNSHARD cells stand before their own; one number, or one for each
+        worker. Puts sharding cells in, under any schedule; 1 where --residency alone is given.
+      residency: one number, or one for each worker; all that it has if not given.
     """
 
     stages_per_worker: CountIfGiven = None
@@ -185,11 +194,16 @@ class ScheduleSettings(NamedTuple):
     group_size: CountIfGiven = None
     schedule_options: Text = None
     recompute_cells: bool = False
+    sharding_lane: Text = None
+    lookahead: Text = None
+    residency: Text = None
 
     def chosen(self) -> TableOptions:
         """Keep what is given."""
         options = {name: value for name, value in self._asdict().items() if value is not None}
         recomputes = options.pop("recompute_cells")
+        given = (options.pop(name, None) for name in ("sharding_lane", "lookahead", "residency"))
+        sharding = ShardingChoice.read(*given)
         if self.schedule_options is not None:
             own = _parse_options(options.pop("schedule_options"))
             for name in own:
@@ -211,7 +225,7 @@ class ScheduleSettings(NamedTuple):
             options["memory_limit"] = MemoryLimit.read(self.memory_limit)
         if self.slots is not None:
             options["slots"] = _parse_slots(self.slots)
-        return TableOptions(options, recomputes=recomputes)
+        return TableOptions(options, recomputes=recomputes, sharding=sharding)
 
 
 def _parse_options(text: str) -> dict[str, Any]:

@@ -78,6 +78,7 @@ def work_costs(work: StageWork, system: System) -> Costs:
         **lasts,
         all_reduce=_gradient_exchange(work, exchanges, lasts["backward"]),
         update=_update(work, system, exchanges, lasts["forward"]),
+        **_in_cells(work, exchanges),
         offload=_host_transfer(work, system),
         latency=_both_ways(near.latency),
         transmit=_both_ways(work.message_bytes / near.rate),
@@ -165,10 +166,29 @@ def _parts(work: StageWork, system: System, exchanges: Exchanges) -> list[ByPart
             collectives=sum((stacked(each.count) for each in part.collectives), 0.0),
             layers=layers,
         )
-        sharded = xp.where(work.layout.zero >= _SPLIT_FROM[None], beyond, 0.0)
+        here = 1.0 if work.in_cells is None else 1 - work.in_cells
+        sharded = _where_split(work, here * beyond)
         beside = xp.stack([sharded, xp.broadcast_to(host, sharded.shape)], axis=1)
         found.append(xp.concatenate([device, beside], axis=1))
     return found
+
+
+def _where_split(work: StageWork, seconds: Any) -> Any:
+    """Keep the seconds of exchanges (.., phases) of what the replicas split at all."""
+    return xp.where(work.layout.zero >= _SPLIT_FROM, seconds, 0.0)
+
+
+def _in_cells(work: StageWork, exchanges: Exchanges) -> dict[str, PerStage]:
+    """Seconds (stages) of UNSHARD and REDUCE_GRAD: whole stages, layer by layer."""
+    if work.in_cells is None:
+        return {}
+    counts = *work.layers, work.stages.first, work.heads
+    each = [
+        _where_split(work, work.in_cells * part)[:, None] * count
+        for part, count in zip(exchanges.split_weights, counts, strict=True)
+    ]
+    gather, _, reduce = sum(each[1:], start=each[0])
+    return {"unshard": gather, "reduce_grad": reduce}
 
 
 def _pieces(work: StageWork, priced: Flag) -> list[Pieces]:

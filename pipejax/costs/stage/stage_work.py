@@ -5,6 +5,7 @@ It depends on model, layout and schedule, never on the speed of a machine. `stag
 numbers alone, which may be padded and traced, so that many layouts are one batch.
 """
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -51,7 +52,8 @@ from pipejax.costs.model.workload import (
     stages_held,
 )
 from pipejax.costs.system.system import Number, Numbers
-from pipejax.schedules.table.held_activations import held_in_rows, static_bytes
+from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.table.held_activations import gathered_peak, held_in_rows, static_bytes
 from pipejax.schedules.table.table import ScheduleTable
 
 PerKind = tuple[PerStage, ...]
@@ -96,6 +98,8 @@ class StageWork(NamedTuple):
       update_bytes: bytes per parameter that the optimizer reads and writes.
       tied_parameters: of an embedding that first and last stage both hold.
       offload_bytes: (stages) bytes that O takes to the host, if activations may go there.
+      in_cells: (phases) 1 where UNSHARD or REDUCE_GRAD cells exchange what replicas split, not F, I
+        and W; None where no cell does.
     """
 
     layout: Layout
@@ -113,6 +117,7 @@ class StageWork(NamedTuple):
     update_bytes: Number
     tied_parameters: Number
     offload_bytes: Numbers | None
+    in_cells: Float[NumpyArray, " phases"] | None = None
 
     @property
     def parts(self) -> tuple[PartWork, ...]:
@@ -138,7 +143,14 @@ def stage_work(
         stages_held(workload, table, assigned),
         recompute=workload.recompute_in_layer,
         offloads=offloads or table.offloads,
-    )
+    )._replace(in_cells=in_cells(table))
+
+
+def in_cells(table: ScheduleTable) -> Float[NumpyArray, " phases"] | None:
+    """Say which exchanges of what replicas split are cells of a table (phases); None if none is."""
+    of_phases = Phase.UNSHARD, Phase.UNSHARD, Phase.REDUCE_GRAD
+    found = np.isin(of_phases, table.phase).astype(float)
+    return found if found.any() else None
 
 
 def work_of_stages(
@@ -259,6 +271,13 @@ def stage_bytes(
     layout = workload.layout(table, microbatch_size)
     stages = stages_held(workload, table, assigned)
     memory = bytes_of_stages(workload.model, layout, stages, workload.recompute_in_layer)
+    exchanged = in_cells(table)
+    if exchanged is not None and exchanged[0]:  # whole stages, for as long as their cells say
+        memory = memory._replace(gathered=0.0 * memory.gathered)
+    if exchanged is not None and exchanged[-1]:  # gradients add up as a whole until then
+        apart = dataclasses.replace(layout, zero=xp.minimum(layout.zero, 1.0))
+        whole = bytes_of_stages(workload.model, apart, stages, workload.recompute_in_layer)
+        memory = memory._replace(gradients=whole.gradients)
     if workload.weight_share is None:
         return memory
     return memory._replace(weight_share=np.full(table.num_stages, float(workload.weight_share)))
@@ -349,7 +368,21 @@ def memory_bytes(
     check_types(workload=(workload, Workload), table=(table, ScheduleTable))
     memory = stage_bytes(workload, table, assigned)
     peaks = held_in_rows(table).peaks(np.stack(memory.parts), table.num_workers)
-    return static_bytes(table, np.asarray(memory.static), np.asarray(memory.version)) + peaks
+    lasting = static_bytes(table, np.asarray(memory.static), np.asarray(memory.version))
+    return lasting + peaks + gathered_bytes(workload, table)
+
+
+def gathered_bytes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray, " workers"]:
+    """Most that weights which cells gather take (workers) [B]: whole stages, in row order."""
+    if workload.zero < 3:
+        return np.zeros(table.num_workers)  # nothing is split: weights are there all the time
+    return gathered_peak(table, gathered_sizes(workload, table))
+
+
+def gathered_sizes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray, " stages"]:
+    """Weights of a stage once they are gathered (stages) [B]."""
+    whole = dataclasses.replace(workload, zero=0)
+    return np.asarray(stage_bytes(whole, table).weights, float)
 
 
 def static_parts(
@@ -364,5 +397,7 @@ def static_parts(
         "buffers": memory.gathered + memory.buffers,
     }
     found = {name: static_bytes(table, np.asarray(each)) for name, each in of_stages.items()}
+    gathered = gathered_bytes(workload, table)
+    found |= {"gathered weights": gathered} if gathered.any() else {}
     older = static_bytes(table, np.zeros(table.num_stages), np.asarray(memory.version))
     return found | {"parameters": found["parameters"] + older}

@@ -55,7 +55,7 @@ class PagePhases(NamedTuple):
         """List what tables have of their own; what is the same in two of them comes once."""
         grammars = tuple(dict.fromkeys([USUAL, *(table.grammar for table in tables)]))
         own: list[OwnPhase] = []
-        for phase in (phase for grammar in grammars for phase in grammar.own):
+        for phase in (phase for grammar in grammars for phase in (*grammar.moved, *grammar.own)):
             if not any(_is_same(phase, other) for other in own):
                 own.append(phase)
         return cls(grammars, tuple(own))
@@ -84,7 +84,7 @@ class PagePhases(NamedTuple):
     def codes(self, grammar: Grammar) -> Int[NumpyArray, " codes"]:
         """Code here (codes) of each phase of a grammar, by its code there."""
         found = np.arange(len(grammar.phases))
-        for phase in grammar.own:
+        for phase in (*grammar.moved, *grammar.own):
             same = (k for k, other in enumerate(self.own) if _is_same(phase, other))
             found[phase] = len(Phase) + next(same)
         return found

@@ -119,6 +119,12 @@ def payload(
             "pairs of workers whose messages are, as pair_links 0-1=queued",
         )
     every = [table for tables in carried.tables.values() for table in tables]
+    for table in every:
+        if table.grammar.moved:  # the page lowers what it carries by rules, and knows none of these
+            has = f"{table.name} has {table.grammar.unusual}"
+            raise ArgumentError(
+                "choose", table.name, f"a page that reads tables knows no lanes: {has}"
+            )
     also = {phase for table in every for phase in table.used_phases}
     phases = PagePhases.of([*(run.table for run in runs), *every])
     used = [phase for run in runs for phase in run.table.used_phases]

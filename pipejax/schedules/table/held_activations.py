@@ -66,6 +66,31 @@ def held_in_rows(table: ScheduleTable) -> HeldParts:
     return HeldParts.of(ops._replace(start=start, end=end), table.grammar)
 
 
+def gathered_peak(
+    table: ScheduleTable, sizes: Bytes | None = None
+) -> Float[NumpyArray, " workers"]:
+    """Return the most that gathered weights take on each worker at once, in row order.
+
+    A run never holds more. What no cell gathers is not counted.
+
+    Args:
+      table: the schedule.
+      sizes: what the weights of a stage take, by stage; 1 if None.
+
+    Returns:
+      (workers) what they take, in the unit of sizes.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=2)
+      >>> table = pj.schedules.insert_sharding(table, residency=1)
+      >>> pj.schedules.gathered_peak(table).tolist()
+      [1.0, 1.0]
+    """
+    size = np.ones(table.num_stages) if sizes is None else np.asarray(sizes, float)
+    return HeldParts.gathered(HeldOps.gathering(table)).peaks(size[None], table.num_workers)
+
+
 def static_bytes(
     table: ScheduleTable, bytes_per_stage: Bytes, version_bytes: Bytes | None = None
 ) -> Float[NumpyArray, " workers"]:

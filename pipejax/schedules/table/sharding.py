@@ -80,9 +80,9 @@ def insert_sharding(
     Example:
       >>> import pipejax as pj
       >>> table = pj.ScheduleTable.from_rows([["0F0", "1F0", "1B0", "0B0"]])
-      >>> print(pj.schedules.insert_sharding(table, residency=1, lookahead=1))
-                 0         1    2         3
-        worker 0 0UNSHARD  0F0  0RESHARD  1UNSHARD  ...
+      >>> sharded = pj.schedules.insert_sharding(table, residency=1)
+      >>> print(*(sharded.grammar.text(cell) for cell in list(sharded.rows())[0][:6]))
+      0UNSHARD 0F0 0RESHARD 1UNSHARD 1F0 1B0
     """
     check_types(table=(table, ScheduleTable), lane=(lane, str))
     check_types(defer_reduce_grad_wait=(defer_reduce_grad_wait, bool))

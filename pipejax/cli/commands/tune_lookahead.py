@@ -1,0 +1,118 @@
+"""`pipejax tune lookahead`: how far ahead of their use workers gather sharded weights."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from rich.markup import escape
+
+import pipejax as pj
+from pipejax.cli.commands.tune_orders import proof
+from pipejax.cli.options.memory import read_weights_limit
+from pipejax.cli.options.next_command import command_line, written_but
+from pipejax.cli.options.pricing import Pricing, required
+from pipejax.cli.options.sharding import ShardingChoice
+from pipejax.cli.options.tables import TableChoice
+from pipejax.cli.options.values import Text, TimeLimit, parse_seconds
+from pipejax.cli.output.answer import Answer, searched
+from pipejax.cli.output.files import NO_OUTPUT, Output, draw_runs, save_table
+from pipejax.cli.output.kinds import DRAWING, TABLE
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.report import FOUND, grid, pick, sizes_of
+
+if TYPE_CHECKING:
+    from pipejax.search.found import Found
+    from pipejax.search.tuning.lookahead import Gathering
+
+
+def lookahead(
+    choice: TableChoice,
+    pricing: Pricing | None,
+    links: pj.Links,
+    weights_limit: Text = None,
+    iterations: int = 1000,
+    time_limit: TimeLimit = "60",
+    out: Annotated[Output, TABLE] = NO_OUTPUT,
+    figure: Annotated[Output, DRAWING] = NO_OUTPUT,
+) -> Answer:
+    """Search how far ahead each worker gathers sharded weights, and of how many stages at once.
+
+    Options:
+      weights_limit: a number of stages, or bytes with --model (20GB); one for all workers or each.
+      iterations: steps of the search.
+      out: the table with the cells (.json).
+      figure: runs without lookahead and with it (.png, .pdf or .svg).
+
+    Example:
+      pipejax tune lookahead -s interleaved-1f1b -P 4 -M 8 -V 3 -T F=1,B=2,UNSHARD=1,REDUCE_GRAD=1
+      --weights-limit 2
+    """
+    from pipejax.search.tuning.lookahead import LookaheadSearch
+
+    limit, priced = parse_seconds(time_limit, "--time-limit"), required(pricing)
+    asked = choice.options.sharding or ShardingChoice(None, None, None)
+    for option, value in (("--lookahead", asked.lookahead), ("--residency", asked.residency)):
+        if value is not None:
+            raise ValueError(f"{option} does not go with tune lookahead, which finds it")
+    plain = ShardingChoice(asked.lane, [0], None)
+    table = choice._replace(options=choice.options._replace(sharding=plain)).build()
+    costs, sizes = priced.of(table), np.ones(table.num_stages)
+    if priced.workload is not None:
+        from pipejax.costs.stage.stage_work import gathered_sizes
+
+        sizes = gathered_sizes(priced.workload, table)
+    limits, in_bytes = read_weights_limit(weights_limit, table, priced.workload)
+    sizes = sizes if in_bytes else np.ones(table.num_stages)
+    lane = asked.lane or "net"
+    search = LookaheadSearch(table, costs, links, limits, sizes, lane)
+
+    def report(found: "Found[Gathering]") -> Callable[[], Answer]:
+        best, same = found.best, written_but("weights_limit", "iterations", "time_limit")
+        result = {
+            **sizes_of(table),
+            "link": links.model,
+            "lane": lane,
+            "best": {
+                **pick(best, "lookahead residency peak"),
+                "unit": "bytes" if in_bytes else "stages",
+            },
+            **pick(found, FOUND),
+        }
+        shown = {name: ",".join(map(str, getattr(best, name))) for name in best._fields[1:3]}
+
+        def answer() -> Answer:
+            save_table(best.table, out)
+            runs = {"no lookahead": search.plain, "found": best.table}
+            draw_runs(
+                {name: pj.evaluate(each, costs, link=links) for name, each in runs.items()}, figure
+            )
+            written = {"wrote the table to": out, "drawn to": figure}
+            go_on = command_line("show", same | shown)
+            return Answer(result | figure.as_json(), _said(result, found), written, next=(go_on,))
+
+        return answer
+
+    return searched(search, iterations, limit, report)
+
+
+def _said(result: Mapping[str, Any], found: "Found[Gathering]") -> Iterator[object]:
+    """Say how it compares with others, and what each worker does."""
+    yield (
+        f"[bold]{escape(result['schedule'])}[/], {result['workers']} workers, "
+        f"{result['microbatches']} microbatches, {result['link']} links: {seconds(found.value)} "
+        "with the lookahead found"
+    )
+    yield from proof(found, "other choice", "tables")
+    times = {"found": found.value, **found.baselines}
+    saved = ["-" if t is None else percent(1 - found.value / (t or 1.0)) for t in times.values()]
+    shown = ["over the limit" if t is None else seconds(t) for t in times.values()]
+    yield grid([("lookahead", times), ("makespan", shown), ("found saves", saved)])
+    best = found.best
+    held = map(gigabytes if result["best"]["unit"] == "bytes" else "{:g}".format, best.peak)
+    columns: list[tuple[str, Any]] = [
+        ("worker", range(result["workers"])),
+        ("uses ahead", best.lookahead),
+        ("stages at once, at most", best.residency),
+        ("gathered at once", held),
+    ]
+    yield grid(columns)
