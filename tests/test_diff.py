@@ -116,5 +116,5 @@ def test_the_command(answer, call, tmp_path):
 
 @pytest.mark.parametrize("name", pj.schedules.names())
 def test_a_table_is_like_itself(name):
-    table = pj.schedules.build(name, num_workers=2, num_microbatches=4)
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
     assert table_difference(table, table).is_none

@@ -16,6 +16,7 @@ from pipejax.schedules.builders.braids import (
 )
 from pipejax.schedules.builders.chimera import chimera, chimera_asymmetric, hanayo
 from pipejax.schedules.builders.dualpipe import dualpipe, dualpipe_v
+from pipejax.schedules.builders.encoders import encoders_1f1b, filled_encoders
 from pipejax.schedules.builders.offload import ada_offload, pipe_offload
 from pipejax.schedules.builders.one_f_one_b import (
     circular,
@@ -184,6 +185,14 @@ _EXTENDED = {
         "Yeung et al., Vocabulary Parallelism (arXiv:2411.05288)",
         bytes_per_op=PLANNED,
         stages_per_worker=2,
+    ),
+    "encoders-1f1b": Builder(
+        encoders_1f1b,
+        "Jang et al., Cornstarch's modality parallelism (arXiv:2503.11367)",
+        legal="P at least 3, any M",
+    ),
+    "filled-encoders": Builder(
+        filled_encoders, "Feng et al., Optimus (arXiv:2408.03505)", bytes_per_op=PLANNED
     ),
 }
 

@@ -298,13 +298,18 @@ class ScaledTimes(NamedTuple):
 Step = HostTimes | Microbatches | RecomputedAgain | OverlappedPairs | SlowWorkers | ScaledTimes
 
 
-def _check_own(costs: "pj.Costs", table: pj.ScheduleTable) -> None:
-    """Name all kinds of a table's own that have no time yet."""
+def _check_own(costs: "pj.Costs", table: pj.ScheduleTable, *, of_model: bool = False) -> None:
+    """Name all kinds of a table's own that have no time."""
     used = set(table.used_phases)
     own = [phase for phase in table.grammar.own if phase.kind.time and phase in used]
-    lacks = [f"{phase.name}=.." for phase in own if costs.time(phase) is None]
+    lacks = [phase.name for phase in own if costs.time(phase) is None]
+    if lacks and of_model:
+        raise ValueError(
+            f"--model says nothing of kinds {', '.join(lacks)} of {table.name}: give --stage-times"
+        )
     if lacks:
-        raise ValueError(f"{table.name} has kinds of ops of its own: give {', '.join(lacks)}, too")
+        more = ", ".join(f"{letters}=.." for letters in lacks)
+        raise ValueError(f"{table.name} has kinds of ops of its own: give {more}, too")
 
 
 class GivenTimes(NamedTuple):
@@ -379,10 +384,11 @@ class ModelCosts(NamedTuple):
 
     def levels(self, table: pj.ScheduleTable) -> "list[pj.Costs]":
         """Return the costs of a table: of all levels one, which the system knows."""
-        if self.lengths is None:
-            return [pj.stage_costs(self.workload, self.system, table)]
-        _check_count("--lengths", self.lengths, table.num_microbatches)
-        return [pj.stage_costs(self.workload, self.system, table, lengths=self.lengths)]
+        if self.lengths is not None:
+            _check_count("--lengths", self.lengths, table.num_microbatches)
+        costs = pj.stage_costs(self.workload, self.system, table, lengths=self.lengths)
+        _check_own(costs, table, of_model=True)
+        return [costs]
 
 
 class TableSlots(NamedTuple):

@@ -526,7 +526,8 @@ class PricingShape(NamedTuple):
         if mtp_shares(workload, table.num_stages)[-1] == 1:
             layout = ""
         arrays = (*table.cells, *table.partners, table.placement)
-        content = (*((array.shape, array.tobytes()) for array in arrays), table.stage_shares)
+        made = *((array.shape, array.tobytes()) for array in arrays), table.stage_shares
+        content = *made, table.grammar
         return cls(
             dataclasses.replace(workload, model=model, minibatch=1, pipeline_layout=layout),
             _tables.setdefault(content, table),

@@ -18,7 +18,7 @@ from pipejax.base.checks import check_types
 from pipejax.base.compiled import compiled
 from pipejax.costs import array_functions as xp
 from pipejax.costs.array_functions import Computed, stacked, stacked_trees
-from pipejax.costs.costs import Costs
+from pipejax.costs.costs import Costs, with_leaves
 from pipejax.costs.layers.collectives import Collective
 from pipejax.costs.layers.kernels import (
     LayerOp,
@@ -39,6 +39,7 @@ from pipejax.costs.model.workload import (
 from pipejax.costs.precision import in_float64, is_traced
 from pipejax.costs.scaling import GROWING, check_workers, scaled_costs
 from pipejax.costs.stage.exchanges import Exchanges, exposed_buckets, exposed_ring, price_exchanges
+from pipejax.costs.stage.kind_costs import attention_alone, kinds_of_layers, with_kinds
 from pipejax.costs.stage.microbatches import Lengths, by_length
 from pipejax.costs.stage.stage_work import PerKind, StageWork, stage_work
 from pipejax.costs.system.parts import Flag
@@ -55,7 +56,7 @@ OneWay = Float[Computed, "parts phases"]
 # what the seconds of an op are made of: kernels, what compute does not hide of exchanges within
 # layers and of gathered weights, and beside the accelerator its host
 PARTS = ("compute", "tensor", "context", "expert", "weights", "host")
-HOST = PARTS.index("host")
+COMPUTE, EXPERT, HOST = (PARTS.index(part) for part in ("compute", "expert", "host"))
 _IS_HOST = (np.arange(len(PARTS)) == HOST)[:, None]  # (parts, stages)
 _IS_WEIGHTS = (np.arange(len(PARTS)) == PARTS.index("weights"))[:, None]
 Seconds = Float[Computed, "parts stages"]
@@ -88,6 +89,28 @@ def work_costs(work: StageWork, system: System) -> Costs:
 def op_seconds(work: StageWork, system: System) -> dict[str, Float[Computed, "parts stages"]]:
     """Seconds of the ops of one microbatch, by field of `Costs`: (parts, stages) each."""
     return _op_seconds(work, system, _exchanges(work, system))
+
+
+ByField = dict[str, Float[Computed, "*parts stages"]]
+
+
+def _attention(work: StageWork, system: System, seconds: ByField) -> ByField:
+    """Share (stages) of attention in the compute of each op."""
+    alone = op_seconds(attention_alone(work), system)
+    whole = {field: each[COMPUTE] for field, each in seconds.items()}
+    return {field: alone[field][COMPUTE] / (all_ + (all_ == 0)) for field, all_ in whole.items()}
+
+
+def _with_kinds(
+    costs: Costs, work: StageWork, workload: Workload, system: System, table: ScheduleTable
+) -> Costs:
+    """Costs, and those of the kinds of a table that are parts of layers."""
+    kinds = kinds_of_layers(table, workload, system)
+    if not kinds:
+        return costs
+    seconds = op_seconds(work, system)
+    exchanges = {field: each[EXPERT] for field, each in seconds.items()}
+    return with_kinds(costs, kinds, _attention(work, system, seconds), exchanges)
 
 
 def _exchanges(work: StageWork, system: System) -> Exchanges:
@@ -390,10 +413,11 @@ def stage_costs(
 
     def price(model: Model, size: float) -> dict[str, Any]:
         found = vars(costs_of_microbatch(model, system, alike, table, size))
-        return {name: np.asarray(found[name]) for name in GROWING if found[name] is not None}
+        grow = (*GROWING, *kinds_of_layers(table, workload, system))
+        return {name: np.asarray(found[name]) for name in grow if found[name] is not None}
 
     whole = costs_of_microbatch(workload.model, system, alike, table)
-    costs = Costs(**vars(whole) | by_length(workload, table, lengths, price))
+    costs = with_leaves(whole, by_length(workload, table, lengths, price))
     return scaled_costs(costs, table, workers=dict(workload.stragglers))
 
 
@@ -407,17 +431,18 @@ def _stage_parts(
     model: Model, system: System, workload: Workload, table: ScheduleTable
 ) -> dict[str, Costs]:
     workload = dataclasses.replace(workload, model=model)
-    seconds = {
-        name: _with_host_beyond(system, each)
-        for name, each in op_seconds(stage_work(workload, table), system).items()
-    }
+    work, kinds = stage_work(workload, table), kinds_of_layers(table, workload, system)
+    seconds = op_seconds(work, system)
+    attention = _attention(work, system, seconds) if kinds else {}
+    seconds = {name: _with_host_beyond(system, each) for name, each in seconds.items()}
     others = dict.fromkeys(("all_reduce", "update", "offload", "load"), 0.0)
-    return {
-        part: with_factors(
-            Costs(**{name: each[row] for name, each in seconds.items()}, **others), workload, table
-        )
-        for row, part in enumerate(PARTS)
-    }
+    found = {}
+    for row, part in enumerate(PARTS):
+        own = {name: each[row] for name, each in seconds.items()}
+        exchanges = {name: each * (row == EXPERT) for name, each in own.items()}
+        costs = with_kinds(Costs(**own, **others), kinds, attention, exchanges)
+        found[part] = with_factors(costs, workload, table)
+    return found
 
 
 def with_factors(costs: Costs, workload: Workload, table: ScheduleTable) -> Costs:
@@ -453,7 +478,8 @@ def costs_of_microbatch(
     offloads = not is_traced(system.host_link.bandwidth) and has_host_link(system)
     if not is_traced(model, system):
         work = stage_work(workload, table, microbatch_size=microbatch_size, offloads=offloads)
-        return with_factors(work_costs(work, system), workload, table)
+        costs = _with_kinds(work_costs(work, system), work, workload, system, table)
+        return with_factors(costs, workload, table)
     return _costs_in_trace(
         dataclasses.replace(model, name="", source=""),
         dataclasses.replace(system, name="", source="", calibration=None),
@@ -495,4 +521,5 @@ def costs_of_shape(
         microbatch_size=microbatch_size,
         offloads=offloads,
     )
-    return with_factors(work_costs(work, system), shape.workload, shape.table)
+    costs = _with_kinds(work_costs(work, system), work, shape.workload, system, shape.table)
+    return with_factors(costs, shape.workload, shape.table)

@@ -1,0 +1,145 @@
+"""A model's times of attention, dispatch, experts and combine: parts of its F, B, I and W."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.costs.layers.kernels import device_time
+from pipejax.costs.layers.layer_ops import embedding_ops, layer_ops
+from pipejax.costs.stage.stage_costs import stage_parts
+
+H100 = pj.load_system("h100")
+NAMES = ("combined-1f1b", "braided-dualpipe", "braided-dualpipe-v")
+MODELS = ("mixtral-8x7b", "deepseek-v3-mtp", "gpt-oss-120b")
+SUMS = {  # of each field, the kinds that make it up
+    "forward": ("fa", "fd", "fm", "fc"),
+    "backward": ("bc", "bm", "bd", "ba"),
+    "input_grad": ("bc", "im", "bd", "ia"),
+    "weight_grad": ("wm", "wa"),
+}
+
+
+def workload(model, **more):
+    more = {"expert_parallel": 8, "data_parallel": 8, **more}
+    return pj.Workload(pj.load_model(model), minibatch=16, **more)
+
+
+def table_of(name):
+    return pj.schedules.build(name, num_workers=4, num_microbatches=16)
+
+
+def sums(costs):
+    """Largest error of a field, of those all of whose kinds are there."""
+    own = costs.others
+    found = {
+        field: np.abs(sum(own[each] for each in kinds) / getattr(costs, field) - 1).max()
+        for field, kinds in SUMS.items()
+        if set(kinds) <= set(own)
+    }
+    assert "forward" in found
+    assert len(found) > 1
+    return max(found.values())
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+@pytest.mark.parametrize("model", MODELS)
+def test_parts_sum_to_the_whole(model, name):
+    for more in ({}, {"recompute": "full"}, {"tensor_parallel": 2}, {"zero": 3}):
+        costs = pj.stage_costs(workload(model, **more), H100, table_of(name))
+        assert sums(costs) < 1e-12
+        assert all((np.asarray(each) > 0).all() for each in costs.others.values())
+
+
+OF_ATTENTION = {  # what is before the tokens leave: names of mixtral's ops
+    *("attention_norm", "qkv", "rotation", "attention", "projection", "attention_residual"),
+    *("mlp_norm", "router", "routing", "dispatch"),
+}
+OF_EXPERTS = {
+    *("expert_in", "expert_activation", "expert_out", "combine", "mlp_residual"),
+    *("shared_in", "shared_activation", "shared_out"),
+}
+
+
+def test_attention_is_what_comes_before_the_experts():
+    """Kernel by kernel, on a stage between first and last: 8 layers, all of them with experts."""
+    own, phases = workload("mixtral-8x7b"), ("forward", "input_grad", "weight_grad")
+    table = table_of("braided-dualpipe")
+    costs = pj.stage_costs(own, H100, table)
+    ops = layer_ops(own.model, own.layout(table), "moe")
+    assert {op.name for op in ops} <= OF_ATTENTION | OF_EXPERTS
+    for phase, (attention, experts) in zip(
+        phases, (("fa", "fm"), ("ia", "im"), ("wa", "wm")), strict=True
+    ):
+        seconds = [
+            sum(float(device_time(H100, op, phase)) for op in ops if op.name in names)
+            for names in (OF_ATTENTION, OF_EXPERTS)
+        ]
+        found = [float(costs.others[each][1]) for each in (attention, experts)]
+        assert found[0] / found[1] == pytest.approx(seconds[0] / seconds[1], rel=1e-9)
+        assert sum(found) == pytest.approx(8 * sum(seconds), rel=1e-3)  # the host adds the rest
+    first = sum(
+        float(device_time(H100, op, "forward"))
+        for op in embedding_ops(own.model, own.layout(table))
+    )
+    more = costs.others["fa"][0] - costs.others["fa"][1]
+    assert more == pytest.approx(first, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exchanges_and_every_part_of_an_op(name):
+    """Dispatch and combine share what the breakdown of costs says of experts."""
+    own, table = workload("deepseek-v3"), table_of(name)
+    costs, parts = pj.stage_costs(own, H100, table), stage_parts(own, H100, table)
+    for field, (one, other) in {"forward": ("fd", "fc"), "input_grad": ("bd", "bc")}.items():
+        expected = getattr(parts["expert"], field)
+        assert costs.others[one] + costs.others[other] == pytest.approx(expected, rel=1e-12)
+        assert (costs.others[one] == costs.others[other]).all()
+    for kind, seconds in costs.others.items():
+        assert sum(part.others[kind] for part in parts.values()) == pytest.approx(seconds)
+    run = pj.evaluate(table, costs)
+    report = pj.step_report(run, own, H100)
+    assert sum(report.breakdown.values()) == pytest.approx(run.step_time, rel=1e-9)
+
+
+def test_lengths_and_slow_workers_reach_parts_too():
+    own, table = workload("mixtral-8x7b"), table_of("combined-1f1b")
+    whole = pj.stage_costs(own, H100, table)
+    sequence = own.model.sequence
+    alike = pj.stage_costs(own, H100, table, lengths=[sequence] * 16)
+    longer = pj.stage_costs(own, H100, table, lengths=[sequence] * 15 + [2 * sequence])
+    assert sums(longer) < 1e-12
+    slow = pj.stage_costs(dataclasses.replace(own, stragglers=((1, 2.0),)), H100, table)
+    for kind, seconds in whole.others.items():
+        assert alike.others[kind] == pytest.approx(np.tile(seconds[:, None], (1, 16)))
+        assert (longer.others[kind][:, -1] > 1.5 * seconds).all()
+        is_exchange = kind[1] in "dc"
+        assert slow.others[kind] == pytest.approx(seconds * [1, 2 - is_exchange, 1, 1])
+
+
+@pytest.mark.slow
+@pytest.mark.compiles
+def test_parts_are_differentiated():
+    own, table = workload("mixtral-8x7b"), table_of("combined-1f1b")
+
+    def exchange(factor):
+        network = dataclasses.replace(H100.node, bandwidth=H100.node.bandwidth * factor)
+        return pj.stage_costs(own, dataclasses.replace(H100, node=network), table).others
+
+    known = pj.stage_costs(own, H100, table).others
+    traced, slope = exchange(1.0), jax.jacfwd(exchange)(1.0)
+    for kind, seconds in known.items():
+        assert np.asarray(traced[kind]) == pytest.approx(seconds)
+        assert (np.asarray(slope[kind]) < 0).all() == (kind[1] in "dc")
+
+
+def test_what_has_no_such_parts_is_refused():
+    table = table_of("combined-1f1b")
+    with pytest.raises(ValueError, match=r"has Fa \(attention\), .* and gpt-22b has no experts"):
+        pj.stage_costs(pj.Workload(pj.load_model("gpt-22b"), minibatch=16), H100, table)
+    with pytest.raises(ValueError, match=r"expert_overlap must be 0, got 0\.5"):
+        pj.stage_costs(workload("mixtral-8x7b", expert_overlap=0.5), H100, table)
+    with pytest.raises(ValueError, match="mid_nw_mid_cp prices layers as a whole"):
+        pj.stage_costs(workload("mixtral-8x7b"), pj.load_system("mid_nw_mid_cp"), table)
