@@ -28,6 +28,7 @@ from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.stack import OF_WORKLOAD
 from pipejax.costs.model.workload import Stages, Workload, assign_layers, stages_of
+from pipejax.costs.stage.slices import check_whole
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import StageWork, work_of_stages
 from pipejax.costs.system.parts import with_known
@@ -329,7 +330,9 @@ def tables_of(rows: MeasuredRows) -> tuple[ScheduleTable, ...]:
     @functools.cache
     def build(name: str, workers: int, per_worker: int, microbatches: int) -> ScheduleTable:
         options = {"stages_per_worker": per_worker} if per_worker > 1 else {}
-        return schedules.build(name, num_workers=workers, num_microbatches=microbatches, **options)
+        found = schedules.build(name, num_workers=workers, num_microbatches=microbatches, **options)
+        check_whole(found, "a measured row")
+        return found
 
     columns = (rows.schedule, rows.pipeline, rows.stages_per_worker, rows.microbatches)
     shapes = zip(*(column.tolist() for column in columns), strict=True)

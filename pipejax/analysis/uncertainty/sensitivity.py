@@ -22,6 +22,7 @@ from pipejax.costs.costs import Costs
 from pipejax.costs.model.model import Model, check_shape
 from pipejax.costs.model.workload import PricingShape, StageLayers, Workload, assign_layers
 from pipejax.costs.precision import check_finite
+from pipejax.costs.stage.slices import check_whole
 from pipejax.costs.stage.stage_costs import check_machine, costs_of_shape
 from pipejax.costs.system.parts import FIELDS, SECTIONS
 from pipejax.costs.system.system import Number, System
@@ -198,6 +199,7 @@ class _Point(NamedTuple):
 
 def _point(table: ScheduleTable, workload: Workload, system: System) -> _Point:
     check_machine(workload, system)
+    check_whole(table, "sensitivity")
     model = dataclasses.replace(workload.model, name="", source="")
     machine = dataclasses.replace(system, name="", source="", calibration=None)
     point = _Point(model, machine, assign_layers(workload, table), workload.microbatch_size(table))

@@ -207,10 +207,11 @@ class Microbatches(NamedTuple):
             memory = stage_bytes(self.workload, table)
             parts = memory.activations, memory.weight_share, memory.checkpoint
             scale = np.ones(table.num_microbatches) if self.scale is None else self.scale
-            whole, share, left = (np.asarray(part)[:, None] for part in parts)
+            # slices have an axis of their own
+            whole, share, left = (np.asarray(part).reshape(table.num_stages, -1) for part in parts)
             found = {
                 "sizes": whole * scale,
-                "weight_share": np.repeat(share, len(scale), axis=1),
+                "weight_share": share * np.ones(len(scale)),
                 "checkpoints": left * scale,
             }
         return {n: each if self.order is None else each[:, self.order] for n, each in found.items()}

@@ -149,6 +149,12 @@ def layer_activation_bytes(
     return needed + masks * tokens * model.hidden / layout.shared_by + scores / layout.tensor
 
 
+def key_bytes(model: Model, layout: Layout = WHOLE) -> Number:
+    """Bytes of the keys and values of one layer, as attention meets them."""
+    units = (model.kv_hidden + model.value_hidden) / layout.tensor
+    return tokens_on_one(model, layout) * model.element_bytes * units
+
+
 def layer_weight_grad_bytes(
     model: Model, layout: Layout = WHOLE, kind: str = "dense", recompute: str = "none"
 ) -> Number:

@@ -230,11 +230,12 @@ class Workload:
           >>> pj.Workload(pj.load_model("gpt-22b"), minibatch=8).microbatch_size(table)
           2
         """
-        size, rest = divmod(self.minibatch, table.num_microbatches)
+        count = table.num_microbatches // table.grammar.slices
+        size, rest = divmod(self.minibatch, count)
         if rest:
             raise MismatchError(
-                f"{table.num_microbatches} microbatches do not divide a minibatch of "
-                f"{self.minibatch}: {legal_divisors(self.minibatch, table.num_microbatches)}"
+                f"{count} microbatches do not divide a minibatch of {self.minibatch}: "
+                f"{legal_divisors(self.minibatch, count)}"
             )
         return size
 

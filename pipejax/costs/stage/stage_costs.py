@@ -41,6 +41,7 @@ from pipejax.costs.scaling import GROWING, check_workers, scaled_costs
 from pipejax.costs.stage.exchanges import Exchanges, exposed_buckets, exposed_ring, price_exchanges
 from pipejax.costs.stage.kind_costs import attention_alone, kinds_of_layers, with_kinds
 from pipejax.costs.stage.microbatches import Lengths, by_length
+from pipejax.costs.stage.slices import by_slice, check_whole, sliced_model
 from pipejax.costs.stage.stage_work import PerKind, StageWork, stage_work
 from pipejax.costs.system.parts import Flag
 from pipejax.costs.system.system import Link, Number, Numbers, System
@@ -372,9 +373,10 @@ def stage_costs(
 
     Where microbatches have lengths of their own, one of n tokens is priced as b sequences of n / b
     tokens, b as without lengths. What is packed is priced as sequences of the length at which
-    tokens attend to as many others as they do there: sum(s^2) / sum(s). So products grow with the
-    tokens and attention with the squares of the sequences, kernels keep their efficiencies, and
-    messages their bytes per token. Latencies, A, U and sharding do not depend on lengths.
+    tokens attend to as many others as they do there: sum(s^2) / sum(s), and slices likewise. So
+    products grow with the tokens and attention with the squares of the sequences, kernels keep
+    their efficiencies, and messages their bytes per token. Latencies, A, U and sharding do not
+    depend on lengths; of microbatches in slices A and U hide behind those of first slices.
 
     Args:
       workload: model, minibatch and parallelism.
@@ -384,12 +386,13 @@ def stage_costs(
 
     Returns:
       Costs with one entry per stage and, for messages, per direction, pipe and boundary, in
-      float64 where no number of model and system is traced; with lengths, an axis of microbatches
-      more.
+      float64 where no number of model and system is traced; with lengths, or microbatches in
+      slices, an axis of microbatches more.
 
     Raises:
       ValueError: if the microbatches do not divide the minibatch, or layers are too few; if a
-        length is not above 0, or there are not as many as microbatches.
+        length is not above 0, or there are not as many as microbatches, or these are in slices; if
+      a model in slices is not causal.
 
     Example:
       >>> import pipejax as pj
@@ -407,8 +410,11 @@ def stage_costs(
     check_types(
         workload=(workload, Workload), system=(system, System), table=(table, ScheduleTable)
     )
-    if lengths is None:
+    slices = table.grammar.slices
+    if lengths is None and slices == 1:
         return costs_of_microbatch(workload.model, system, workload, table)
+    if lengths is not None:
+        check_whole(table, "lengths")
     alike = dataclasses.replace(workload, stragglers=())  # who is slow has an axis of its own
 
     def price(model: Model, size: float) -> dict[str, Any]:
@@ -416,8 +422,13 @@ def stage_costs(
         grow = (*GROWING, *kinds_of_layers(table, workload, system))
         return {name: np.asarray(found[name]) for name in grow if found[name] is not None}
 
-    whole = costs_of_microbatch(workload.model, system, alike, table)
-    costs = with_leaves(whole, by_length(workload, table, lengths, price))
+    if lengths is None:
+        first, found = sliced_model(workload.model, 0, slices), by_slice(workload, table, price)
+    else:
+        first, found = workload.model, by_length(workload, table, lengths, price)
+    size = workload.microbatch_size(table)
+    whole = costs_of_microbatch(first, system, alike, table, size)
+    costs = with_leaves(whole, found)
     return scaled_costs(costs, table, workers=dict(workload.stragglers))
 
 
@@ -430,11 +441,21 @@ def stage_parts(workload: Workload, system: System, table: ScheduleTable) -> dic
 def _stage_parts(
     model: Model, system: System, workload: Workload, table: ScheduleTable
 ) -> dict[str, Costs]:
+
+    def price(model: Model, size: float) -> dict[str, Any]:
+        sized = dataclasses.replace(workload, model=model)
+        found = op_seconds(stage_work(sized, table, microbatch_size=size), system)
+        return {name: _with_host_beyond(system, each) for name, each in found.items()}
+
     workload = dataclasses.replace(workload, model=model)
-    work, kinds = stage_work(workload, table), kinds_of_layers(table, workload, system)
-    seconds = op_seconds(work, system)
-    attention = _attention(work, system, seconds) if kinds else {}
-    seconds = {name: _with_host_beyond(system, each) for name, each in seconds.items()}
+    kinds, attention = kinds_of_layers(table, workload, system), {}
+    if kinds:
+        check_whole(table, "a breakdown of parts of layers")
+        work = stage_work(workload, table)
+        attention = _attention(work, system, op_seconds(work, system))
+    is_whole = table.grammar.slices == 1
+    whole = workload.microbatch_size(table)
+    seconds = price(model, whole) if is_whole else by_slice(workload, table, price)
     others = dict.fromkeys(("all_reduce", "update", "offload", "load"), 0.0)
     found = {}
     for row, part in enumerate(PARTS):

@@ -26,6 +26,7 @@ from pipejax.costs.layers.formulas import (
     buffer_bytes,
     edge_activation_bytes,
     head_weight_grad_bytes,
+    key_bytes,
     layer_activation_bytes,
     layer_weight_grad_bytes,
 )
@@ -51,6 +52,7 @@ from pipejax.costs.model.workload import (
     stage_parameters,
     stages_held,
 )
+from pipejax.costs.stage.slices import by_slice, check_whole
 from pipejax.costs.system.system import Number, Numbers
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.held_activations import gathered_peak, held_in_rows, static_bytes
@@ -135,8 +137,11 @@ def stage_work(
 ) -> StageWork:
     """Count what every op and message of a schedule computes, moves and sends.
 
-    `offloads` counts what O moves also where the schedule has none.
+    Microbatches in slices have a size for each slice, which must be given. `offloads` counts what
+    O moves also where the schedule has none.
     """
+    if microbatch_size is None:
+        check_whole(table, "this")
     return work_of_stages(
         workload.model,
         workload.layout(table, microbatch_size),
@@ -229,7 +234,8 @@ class StageBytes(NamedTuple):
       optimizer: (stages) optimizer state that is not in the host's memory [B].
       gathered: (stages) weights of the layers at work, where replicas split all weights [B].
       buffers: (stages) what the backward needs once per worker, spread over its stages [B].
-      activations: (stages) what one microbatch leaves there until its backward [B].
+      activations: (stages) what one microbatch leaves there until its backward [B]; with an axis of
+        slices (stages, microbatches) where microbatches are in some, and so the next two.
       weight_share: (stages) share of that which W needs after I.
       checkpoint: (stages) what it leaves between F and R, where the table recomputes it [B].
       version: (stages) one more version of trained weights, which asynchronous tables keep [B].
@@ -266,11 +272,17 @@ def stage_bytes(
     """Memory of one copy of each stage, per accelerator.
 
     Full recomputation leaves the input of every layer, all of it until W, or, on stages that the
-    table recomputes in R cells, the same until R and all activations after it.
+    table recomputes in R cells, the same until R and all activations after it. A slice keeps its
+    keys and values too, which later ones are recomputed with, and while a microbatch goes back
+    there are gradients of them for all slices but the one at work.
     """
+    if table.grammar.slices > 1 and microbatch_size is None:
+        return _bytes_by_slice(workload, table, assigned)
     layout = workload.layout(table, microbatch_size)
     stages = stages_held(workload, table, assigned)
-    memory = bytes_of_stages(workload.model, layout, stages, workload.recompute_in_layer)
+    memory = bytes_of_stages(
+        workload.model, layout, stages, workload.recompute_in_layer, table.grammar.slices
+    )
     exchanged = in_cells(table)
     if exchanged is not None and exchanged[0]:  # whole stages, for as long as their cells say
         memory = memory._replace(gathered=0.0 * memory.gathered)
@@ -283,13 +295,32 @@ def stage_bytes(
     return memory._replace(weight_share=np.full(table.num_stages, float(workload.weight_share)))
 
 
+_OF_SLICES = ("activations", "weight_share", "checkpoint")
+
+
+def _bytes_by_slice(
+    workload: Workload, table: ScheduleTable, assigned: StageLayers | Stages | None
+) -> StageBytes:
+    """Memory of stages; slices differ in what they leave where scores are kept."""
+    each: list[StageBytes] = []
+
+    def price(model: Model, size: float) -> dict[str, NumpyArray]:
+        sized = dataclasses.replace(workload, model=model)
+        each.append(stage_bytes(sized, table, assigned, size))
+        return {name: np.asarray(getattr(each[-1], name)) for name in _OF_SLICES}
+
+    found = by_slice(workload, table, price)
+    return each[0]._replace(**found)
+
+
 def bytes_of_stages(
-    model: Model, layout: Layout, stages: Stages, recompute: str = "none"
+    model: Model, layout: Layout, stages: Stages, recompute: str = "none", slices: int = 1
 ) -> StageBytes:
     """Memory of stages from numbers alone, all of which may be traced and padded."""
     first, last = stages.first, stages.last
     mask, head = edge_activation_bytes(model, layout)
-    inputs = layer_activation_bytes(model, layout, "full")
+    keys = (slices > 1) * key_bytes(model, layout)
+    inputs = layer_activation_bytes(model, layout, "full") + keys
     edges = first * mask + last * head
     layers = all_layers_by_kind(model, stages)
     recomputed = layers_by_kind(model, stages, stages.recomputed)
@@ -318,7 +349,7 @@ def bytes_of_stages(
         gradients=shared(trained, model.accumulated_bytes, 2),
         optimizer=(1 - layout.optimizer_offload) * shared(trained, model.optimizer_bytes, 1),
         gathered=2 * model.element_bytes * biggest * (layout.zero >= 3) * stages.share,
-        buffers=_buffers(model, layout, layers, stages),
+        buffers=_buffers(model, layout, layers, stages) + (slices - 1) * sum(layers) * keys,
         activations=activations,
         # a stage that holds the embedding alone may leave nothing
         weight_share=(has_w * (needed + recomputed_inputs) + head_needs)
@@ -367,7 +398,9 @@ def memory_bytes(
     """
     check_types(workload=(workload, Workload), table=(table, ScheduleTable))
     memory = stage_bytes(workload, table, assigned)
-    peaks = held_in_rows(table).peaks(np.stack(memory.parts), table.num_workers)
+    parts = np.broadcast_arrays(*map(np.asarray, memory.parts))
+    held = held_in_rows(table, by_microbatch=parts[0].ndim == 2)
+    peaks = held.peaks(np.stack([part.ravel() for part in parts]), table.num_workers)
     lasting = static_bytes(table, np.asarray(memory.static), np.asarray(memory.version))
     return lasting + peaks + gathered_bytes(workload, table)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.schedules.cells.dependencies import versions_held
-from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts
+from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts, is_in_ledger
 from pipejax.schedules.cells.ops import PARTS, WHOLE
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -52,9 +52,15 @@ def peak_in_flight(table: ScheduleTable) -> Int[NumpyArray, " workers"]:
     return in_flight(table).max(axis=1, initial=0)  # nothing before the first op
 
 
-def held_in_rows(table: ScheduleTable) -> HeldParts:
-    """Apply the memory ledger to the rows, in slots."""
+def held_in_rows(table: ScheduleTable, *, by_microbatch: bool = False) -> HeldParts:
+    """Apply the memory ledger to the rows, in slots.
+
+    Where microbatches differ, number m of stage s has the place s M + m among sizes.
+    """
     ops = HeldOps.of(table)
+    if by_microbatch:
+        microbatch = np.maximum(table.ops.microbatch[is_in_ledger(table)], 0)
+        ops = ops._replace(stage=ops.stage * table.num_microbatches + microbatch)
     on_host = np.isin(ops.phase, table.grammar.host)
     if not on_host.any():
         return HeldParts.of(ops, table.grammar)

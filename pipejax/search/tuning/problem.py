@@ -13,6 +13,7 @@ from pipejax import schedules
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.model.workload import PricingShape, StageLayers, Workload, assign_layers
+from pipejax.costs.stage.slices import check_whole
 from pipejax.costs.stage.stage_costs import check_machine
 from pipejax.costs.system.system import Number, System
 from pipejax.engine.lowering.lower import lower
@@ -135,6 +136,7 @@ class TuningProblem:
     ) -> "TuningProblem":
         """Stack the pairs as arrays."""
         table = family.table(family.few_microbatches[0])
+        check_whole(table, "tuning")
         if workloads[0].stragglers and (table.placement != table.placement[0]).any():
             raise ValueError(
                 "stragglers: where pipes place a stage on several workers, slow ones make costs "

@@ -19,6 +19,7 @@ from pipejax.base.display import short_repr
 from pipejax.costs.model.model import Model, check_recompute
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.model.workload_fields import RECOMPUTE, WORKLOAD_FIELDS
+from pipejax.costs.stage.slices import check_whole
 from pipejax.costs.stage.stage_costs import check_machine
 from pipejax.costs.system.system import System
 from pipejax.schedules.table.links import Links
@@ -116,7 +117,9 @@ def _known_schedules(names: Sequence[str]) -> tuple[str, ...]:
                 f"schedule {name} is planned from the times of one layout: a plan takes schedules "
                 "with a fixed order of ops"
             )
-        if schedules.build(name, num_workers=2, num_microbatches=4).updates_within:
+        table = schedules.build(name, num_workers=2, num_microbatches=4)
+        check_whole(table, "a plan")
+        if table.updates_within:
             raise ValueError(f"schedule {name} is asynchronous: a plan is of synchronous steps")
     return found
 

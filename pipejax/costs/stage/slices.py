@@ -1,0 +1,65 @@
+"""Microbatches in slices: what slice k of K costs, as a part of a shorter sequence.
+
+A slice has s / K tokens, which attend to (k + 1/2) s / K tokens in the mean, those of all slices
+before it among them: as the tokens of a sequence of (2k + 1) s / K do. So it is priced as the
+(2k + 1)-th part of one, as sequences of a packed microbatch are priced as some of one length. All
+slices together have the tokens of a microbatch, and its pairs of tokens that meet.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pipejax.base.checks import MismatchError
+from pipejax.costs.model.model import Model
+from pipejax.costs.model.workload import Workload
+from pipejax.schedules.table.table import ScheduleTable
+
+
+def sliced_model(model: Model, part: int, slices: int) -> Model:
+    """Return a model whose tokens attend to as many others as those of a slice do, in the mean."""
+    if not model.causal:
+        raise MismatchError(
+            f"{model.name or 'a model'} is not causal: a slice cannot go before those that it "
+            "attends to"
+        )
+    sequence = (2 * part + 1) * model.sequence / slices
+    if model.window is None:
+        return dataclasses.replace(model, sequence=sequence)
+    window, ends = model.window, model.sequence * np.array([part, part + 1]) / slices
+    # pairs of the tokens up to there and those that they see through the window
+    pairs = np.where(ends < window, ends**2 / 2, window * (ends - window / 2))
+    seen = np.diff(pairs).item() * slices / model.sequence
+    # of a sequence of that length with this window, w - w^2 / 2s tokens are seen
+    narrower = sequence * (1 - np.sqrt(max(0.0, 1 - 2 * seen / sequence)))
+    return dataclasses.replace(model, sequence=sequence, window=narrower)
+
+
+def by_slice(
+    workload: Workload, table: ScheduleTable, price: Callable[[Model, float], dict[str, Any]]
+) -> dict[str, Any]:
+    """Price each slice once, as a model and a microbatch size; stack what is found.
+
+    Returns arrays by name, with an axis of all slices of all microbatches at the end.
+    """
+    slices, size = table.grammar.slices, workload.microbatch_size(table)
+    each = [
+        price(sliced_model(workload.model, k, slices), size / (2 * k + 1)) for k in range(slices)
+    ]
+    return {
+        name: np.tile(
+            np.stack([one[name] for one in each], axis=-1), table.num_microbatches // slices
+        )
+        for name in each[0]
+    }
+
+
+def check_whole(table: ScheduleTable, what: str) -> None:
+    """Refuse microbatches in slices."""
+    if table.grammar.slices > 1:
+        raise MismatchError(
+            f"{what} takes whole microbatches, those of {table.name} are in "
+            f"{table.grammar.slices} slices: stage_costs prices them"
+        )
