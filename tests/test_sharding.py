@@ -171,7 +171,8 @@ def test_every_schedule_keeps_its_residency_in_time(name):
     """Peaks of a run are at most those of row order; PyTorch's rule is one of the parameters."""
     table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
     costs = {"unshard": 0.7, "reduce_grad": 0.4, "offload": 0.5, "recompute": 1.0}
-    costs = pj.Costs(forward=1.0, backward=2.0, **costs)
+    own = {kind.time: 0.5 for kind in table.grammar.kinds.values()}
+    costs = pj.Costs(forward=1.0, backward=2.0, others=own, **costs)
     for most in (2, None):
         found = pj.schedules.insert_sharding(table, lookahead=2, residency=most)
         in_rows = pj.schedules.gathered_peak(found)
