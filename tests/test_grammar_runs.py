@@ -389,6 +389,14 @@ def test_files_say_what_they_have_of_their_own_in_the_right_form(key, value, why
         from_json({**data, key: value})
 
 
+def test_a_microbatch_that_computes_nothing_has_a_pipe():
+    rows = [["0F0", "0N1", "0F2"]]
+    kinds = {"F_": kind(), "N": kind("net")}
+    data = {"placement": [[0], [0]], "pipe_of_microbatch": [0, 1, 0]}
+    table = table_of([[x.replace("F", "F_") for x in rows[0]]], {"kinds": kinds}, **data)
+    assert table.pipe_of_microbatch.tolist() == [0, 1, 0]
+
+
 def test_a_table_computes_a_microbatch():
     data = json.loads(to_json(table_of([["0F0"]], {"forward_only": True})))
     with pytest.raises(pj.ScheduleError, match="no op of the table computes a microbatch"):

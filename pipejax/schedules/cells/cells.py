@@ -179,8 +179,11 @@ class Content:
     @functools.cached_property
     def pipe_of_microbatch(self) -> Int[NumpyArray, " microbatches"]:
         """Pipe (microbatches) of each microbatch."""
-        pipe_of = np.zeros(self.num_microbatches, np.int32)
-        ops = self.ops.take(np.isin(self.ops.phase, self.grammar.compute))
+        grammar, count = self.grammar, self.num_microbatches
+        # of kinds of its own some microbatches may have none that computes
+        told = np.isin(self.ops.phase, grammar.numbered if grammar.own else grammar.compute)
+        ops = self.ops.take(told & (self.ops.microbatch < count))
+        pipe_of = np.zeros(count, np.int32)
         pipe_of[ops.microbatch] = ops.pipe
         return pipe_of
 
