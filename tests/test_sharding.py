@@ -399,6 +399,7 @@ def test_commands_put_the_cells_in(answer, tmp_path):
     how = "--lookahead", "2", "--residency", "2"
     found = answer("evaluate", *ASKED, *TIMES, *how)
     assert (found["makespan"], found["lanes"][0]["lane"]) == (84.5, "net")
+    assert found["gathered_weights"]["peak"] == [2.0] * 4
     in_rows = answer("evaluate", *ASKED, *TIMES, *how, "--sharding-lane", "compute")
     assert "lanes" not in in_rows
     assert in_rows["makespan"] > found["makespan"]
