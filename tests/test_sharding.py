@@ -15,8 +15,10 @@ from pipejax.costs.stage.stage_costs import stage_parts
 from pipejax.schedules.table.communication_cells import TorchLowering
 from pipejax.schedules.table.sharding import on_lane
 from pipejax.schedules.table.table_files import to_json
+from pipejax.search.tuning.lookahead import LookaheadSearch
 
 LANES = {"UNSHARD": "net", "REDUCE_GRAD": "net"}
+OP = re.compile(r"(\d+)([A-Z_]+)(\d*)")
 ROW = "0UNSHARD 1UNSHARD 0F0 1F0 1B0 1REDUCE_GRAD 1RESHARD 0B0 0REDUCE_GRAD 1WAIT_REDUCE_GRAD"
 
 
@@ -210,6 +212,21 @@ def test_wrong_numbers_are_refused(given, why):
         pj.schedules.insert_sharding(table, **given)
 
 
+def test_messages_are_no_uses():
+    """SEND, RECV and waits between ops do not count."""
+    bare = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=4)
+    sent = pj.links.insert_transfers(bare, lowering=TorchLowering(sharding=False))
+    for ahead in (1, 2, 3):
+        found = pj.schedules.insert_sharding(sent, lookahead=ahead, residency=1 + ahead // 2)
+        rows = [
+            [text for text in row if "_F" not in text and "_B" not in text]
+            for row in texts_of(found)
+        ]
+        assert rows == texts_of(
+            pj.schedules.insert_sharding(bare, lookahead=ahead, residency=1 + ahead // 2)
+        )
+
+
 def test_a_pair_needs_both_of_its_stages():
     table = pj.schedules.build("dualpipe-v", num_workers=2, num_microbatches=4)
     with pytest.raises(ValueError, match="residency must be at least 2, got 1: a fused pair"):
@@ -225,42 +242,85 @@ def peak_of(row, sizes):
     return max(held)
 
 
-def brute_force(table, case, sizes, limit):
-    """The least makespan of all rows of all workers, each combination by the event loop."""
+def makespan_of(rows, seconds, home):
+    """Run rows of F, B and sharding cells in turn, as far as each can go."""
+    end, last, row_end, lane_end = {}, {}, [0.0] * len(rows), [0.0] * len(rows)
+    left = [list(map(OP.fullmatch, row)) for row in rows]
+    while any(left):
+        for w, row in enumerate(left):
+            while row:
+                stage, letters, m = row[0].groups()
+                stage, way = int(stage), {"F": -1, "B": 1}.get(letters)
+                begins = [row_end[w]]
+                if way is not None:
+                    inputs = [("F", stage, m)] * (letters == "B")
+                    inputs += [(letters, stage + way, m)] * (0 <= stage + way < len(home))
+                    if not all(made in end for made in inputs):
+                        break
+                    for made in inputs:
+                        sent = seconds["transmit"] * (home[made[1]] != w)
+                        begins.append(end[made] + sent)
+                begins.append(
+                    last.get(
+                        ({"WAIT_REDUCE_GRAD": "REDUCE_GRAD"}.get(letters, "UNSHARD"), stage), 0.0
+                    )
+                )
+                takes = seconds.get(letters, [0.0] * len(home))[stage]
+                if letters in LANES:
+                    lane_end[w] = last[letters, stage] = max(row_end[w], lane_end[w]) + takes
+                else:
+                    row_end[w] = end[letters, stage, m] = max(begins) + takes
+                row.pop(0)
+    return max(row_end + lane_end)
+
+
+def brute_force(table, seconds, sizes, limit):
+    """The least makespan of all rows of all workers, in every combination."""
     ways = []
     for row in texts_of(table):
         most = range(1, 1 + len({text[0] for text in row}))
         rows = {tuple(sharded_row(row, n, r)) for n in range(len(row)) for r in most}
         ways.append([row for row in sorted(rows) if peak_of(row, sizes) <= limit])
-    runs = (
-        reference.Run(rows, case.data["pipe_of_microbatch"], case.theirs, grammar=case.grammar)
-        for rows in itertools.product(*ways)
-    )
-    return min((run.makespan for run in runs), default=None)
+    home = table.placement[0].tolist()
+    return min(makespan_of(rows, seconds, home) for rows in itertools.product(*ways))
 
 
 def small_problem(seed):
-    """A schedule of one to three workers, costs and sizes by stage, and a limit that may be tight."""
+    """A schedule of two or three workers, costs and sizes by stage, and a limit that may be tight."""
     rng = np.random.default_rng(seed)
     name = ["interleaved-1f1b", "looped-bfs", "hanayo", "circular"][seed % 4]
     workers = 2 + (seed % 25 == 4)
     more = {} if name == "hanayo" else {"stages_per_worker": 2 + (workers == 2 and seed % 3 == 0)}
     table = pj.schedules.build(name, num_workers=workers, num_microbatches=workers, **more)
-    data = json.loads(to_json(table)) | {"kinds": [], "graph": [], "lanes": LANES}
-    data["rows"] = [[cell or "" for cell in row] for row in data["rows"]]
-    case = grammar_cases.price(data, rng)
+    drawn = {letters: rng.integers(1, 40, table.num_stages) / 8 for letters in ("F", "B", *LANES)}
+    seconds = {letters: times.tolist() for letters, times in drawn.items()} | {"transmit": 0.25}
+    fields = {"F": "forward", "B": "backward", "UNSHARD": "unshard", "REDUCE_GRAD": "reduce_grad"}
+    costs = pj.Costs(transmit=0.25, **{fields[letters]: times for letters, times in drawn.items()})
     sizes = rng.integers(1, 5, table.num_stages) / 2
     limit = [np.inf, sizes.max(), sizes.max() + sizes.min()][rng.integers(3)]
-    return table, case, sizes, limit
+    return table, costs, seconds, sizes, limit
+
+
+class Unlucky(LookaheadSearch):
+    """Begins with the first row of every worker, and lets none of them choose another."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.best = (0,) * len(self.ways)
+        self.value = self._makespan(self.best)
+        self._unchanged = len(self.ways)
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_the_best_lookahead_is_that_of_all(seed):
-    table, case, sizes, limit = small_problem(seed)
-    found = pj.search.lookahead(table, case.costs, limit=limit, sizes=sizes)
-    least = brute_force(table, case, sizes, limit)
+    table, costs, seconds, sizes, limit = small_problem(seed)
+    found = pj.search.lookahead(table, costs, limit=limit, sizes=sizes)
+    least = brute_force(table, seconds, sizes, limit)
+    if seed < 12:
+        through_all = Unlucky(table, costs, pj.Links(), limit, sizes).run(10**6)
+        assert (through_all.value, through_all.stopped) == (least, "optimal")
     assert (found.value, found.lower_bound, found.stopped) == (least, least, "optimal")
-    assert pj.evaluate(found.best.table, case.costs).makespan == found.value
+    assert pj.evaluate(found.best.table, costs).makespan == found.value
     assert (found.best.peak <= limit).all()
     assert found.value <= min(time for time in found.baselines.values() if time is not None)
     again = pj.schedules.insert_sharding(
@@ -340,6 +400,7 @@ def test_commands_put_the_cells_in(answer, tmp_path):
     how = "--lookahead", "2", "--residency", "2"
     found = answer("evaluate", *ASKED, *TIMES, *how)
     assert (found["makespan"], found["lanes"][0]["lane"]) == (84.5, "net")
+    assert found["gathered_weights"]["peak"] == [2.0] * 4
     in_rows = answer("evaluate", *ASKED, *TIMES, *how, "--sharding-lane", "compute")
     assert "lanes" not in in_rows
     assert in_rows["makespan"] > found["makespan"]

@@ -74,7 +74,7 @@ MEANING: Mapping[str, str] = {
     "messages": "messages that are waited for",
     "blocking": "messages that block others, or a worker",
     "offloads": "activations to the host and back",
-    "sharding": "weights gathered, gradients reduced in the rows",
+    "sharding": "weights gathered, gradients reduced",
     "exchange": "all-reduce of gradients",
     "update": "optimizer",
 }

@@ -299,6 +299,8 @@ def summary(evaluation: "pj.Evaluation", pricing: Pricing, held: HeldMemory) -> 
     )
     if lanes := pj.analysis.lane_times(evaluation):
         result["lanes"] = [pick(lane, "lane busy exposed") for lane in lanes]
+    if "UNSHARD" in evaluation.table.grammar.lanes:
+        result["gathered_weights"] = pick(pj.analysis.gathered_weights(evaluation), "peak peak_at")
     result["critical_path"] = dict(evaluation.path_share)
     if pricing.microbatches.lengths is not None:
         result["tokens_per_second"] = pricing.microbatches.tokens / (evaluation.makespan or np.inf)
@@ -338,6 +340,11 @@ def _workers(
             (f"{lane['lane']} ({name})", map(seconds, lane[name]))
             for lane in result.get("lanes", ())
             for name in ("busy", "exposed")
+        ),
+        *(
+            ("stages gathered at once", map("{:g}".format, weights["peak"]))
+            for weights in [result.get("gathered_weights")]
+            if weights is not None
         ),
         ("peak in flight", result["peak_in_flight"]),
         (
