@@ -24,6 +24,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {"ada-offload": {"memory_limit": 3}} 
 FAMILIES: Mapping[str, str] = {  # by the file of the builder
     "one_f_one_b": "One pipe",
     "chimera": "Two pipes, and waves",
+    "bitpipe": "Two pipes, and waves",
     "dualpipe": "Fused pairs",
     "zero_bubble": "Split backwards",
     "v_shape": "V placements",
