@@ -118,7 +118,8 @@ def _head(shown: list[Shown]) -> str:
             "# Gallery of schedules",
             "",
             f"All {len(shown)} schedules of the usual ops that come with pipejax; "
-            "[others](any_schedule.md#schedules-that-come-with-a-grammar) have ops of their own. "
+            "[others](any_schedule.md#schedules-that-come-with-a-grammar) have ops of their own, "
+            "and [more](published_schedules.md) need none. "
             f"P = {WORKERS} workers and M = {MICROBATCHES} microbatches; "
             "on each worker a microbatch takes 1 s forward and "
             "2 s backward (1 s for each half where the backward is split), however many stages "
