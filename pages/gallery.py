@@ -24,6 +24,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {"ada-offload": {"memory_limit": 3}} 
 FAMILIES: Mapping[str, str] = {  # by the file of the builder
     "one_f_one_b": "One pipe",
     "chimera": "Two pipes, and waves",
+    "bitpipe": "Two pipes, and waves",
     "dualpipe": "Fused pairs",
     "zero_bubble": "Split backwards",
     "v_shape": "V placements",
@@ -117,7 +118,8 @@ def _head(shown: list[Shown]) -> str:
             "# Gallery of schedules",
             "",
             f"All {len(shown)} schedules of the usual ops that come with pipejax; "
-            "[others](any_schedule.md#schedules-that-come-with-a-grammar) have ops of their own. "
+            "[others](any_schedule.md#schedules-that-come-with-a-grammar) have ops of their own, "
+            "and [more](published_schedules.md) need none. "
             f"P = {WORKERS} workers and M = {MICROBATCHES} microbatches; "
             "on each worker a microbatch takes 1 s forward and "
             "2 s backward (1 s for each half where the backward is split), however many stages "

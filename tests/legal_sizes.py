@@ -7,6 +7,7 @@ from pipejax.schedules import REGISTRY
 LEGAL = {  # what is said, and what it means
     "any P and M": lambda p, m: True,
     "P and M even": lambda p, m: p % 2 == 0 and m % 2 == 0,
+    "P even, any M": lambda p, m: p % 2 == 0,
     "P and M even, M at least 2P": lambda p, m: p % 2 == 0 and m % 2 == 0 and m >= 2 * p,
     "any P, M a multiple of P": lambda p, m: m % p == 0,
     "any P, M at least 2P": lambda p, m: m >= 2 * p,

@@ -285,7 +285,7 @@ def test_show_json(answer):
     assert max(op["finish"] for op in result["ops"]) == result["makespan"]
 
 
-TWO_PIPES = ("chimera", "chimera-asymmetric", "dualpipe")
+TWO_PIPES = ("chimera", "chimera-asymmetric", "bitpipe", "dualpipe")
 
 
 @pytest.mark.parametrize("name", list(REGISTRY))

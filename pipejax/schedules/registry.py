@@ -9,6 +9,7 @@ from pipejax.base.checks import MAX_COUNT, whole_number, wrong
 from pipejax.base.display import ResultDict
 from pipejax.base.machine import check_fits
 from pipejax.schedules.builders.asynchronous import local_sgd, naive, pipedream, pipedream_2bw
+from pipejax.schedules.builders.bitpipe import bitpipe
 from pipejax.schedules.builders.braids import (
     braided_dualpipe,
     braided_dualpipe_v,
@@ -115,6 +116,9 @@ _PUBLISHED = {
     ),
     "chimera-asymmetric": Builder(
         chimera_asymmetric, "Barley et al. (arXiv:2605.24006)", bytes_per_op=PLANNED, legal=EVEN
+    ),
+    "bitpipe": Builder(
+        bitpipe, "Wu et al., BitPipe (arXiv:2410.19367)", stages_per_worker=2, legal="P even, any M"
     ),
     "hanayo": Builder(hanayo, "Liu et al., Hanayo (arXiv:2308.15762)", bytes_per_op=PLANNED),
     "dualpipe": Builder(

@@ -1,0 +1,181 @@
+"""Published schedules that are uses of what tables have: Mario's R cells, ReCycle's routes.
+
+Of Mario (PPoPP 2025) and ReCycle (arXiv:2405.14009) the rules are taken; what they give is
+compared with counts of our own and with the event loops of the tests.
+"""
+
+from collections import Counter
+from itertools import product
+
+import numpy as np
+import pytest
+import reference
+from own_events import agree, parsed, run, texts
+from strategies import price
+
+import pipejax as pj
+from examples.recycle import recycle
+
+SPLIT = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0)
+
+
+def built(name, p, m):
+    return pj.schedules.build(name, num_workers=p, num_microbatches=m)
+
+
+def step(table, f=1.0, b=2.0, r=1.0):
+    return pj.evaluate(table, pj.Costs(forward=f, backward=b, recompute=r)).makespan
+
+
+def but_last(table):
+    """Without the R of the last stage, whose backward follows its forward."""
+    last = f"{table.num_stages - 1}R"
+    rows = [[op for op in row if not op.startswith(last)] for row in texts(table)]
+    return table.with_rows(rows)
+
+
+SIZES = [*product((2, 3, 4, 8), (1, 3, 4, 8, 16))]
+
+
+def test_recomputation_as_cells_is_free_at_both_ends_of_a_step():
+    for (p, m), (f, b, r) in product(SIZES, [(1, 2, 1), (2, 3, 1), (1, 1, 0.5)]):
+        table = built("1f1b", p, m)
+        assert step(table, f, b + r) == (m + p - 1) * (f + b + r)
+        if m >= p:
+            cells = step(table.with_recomputation(), f, b, r)
+            assert cells == m * (f + r + b) + (p - 1) * (f + b)
+
+
+def test_earlier_forwards_and_no_recomputation_at_the_last_stage():
+    """Two microbatches of F = R = 1, B = 2 are free in 1F1B, three where forwards come earlier."""
+    for p, m in SIZES:
+        for name, free in (("1f1b", 2), ("eager-1f1b", 3)):
+            found = step(but_last(built(name, p, m).with_recomputation()))
+            assert found == (m + p - 1) * 3 + max(m - free, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("1f1b", 4 / 3), ("chimera", 3 / 2), ("interleaved-1f1b", 3 / 2)]
+)
+def test_what_order_alone_can_save(name, most):
+    """At R = F and B = 2 F: from recomputation within B to none, which no R cell goes below."""
+    for p, m in [(4, 4), (4, 8), (8, 8), (8, 32)]:
+        table = built(name, p, m)
+        within, cells, none = step(table, b=3.0), step(table.with_recomputation()), step(table)
+        assert none < cells < within <= most * none + 1e-9
+
+
+def test_cells_run_as_the_event_loop():
+    rng = np.random.default_rng(3)
+    for name, p, m in (("1f1b", 3, 5), ("eager-1f1b", 4, 6), ("chimera", 4, 4), ("bitpipe", 4, 6)):
+        table = but_last(built(name, p, m).with_recomputation())
+        case = price(table, texts(table), rng)
+        expected = reference.Run(case.rows, table.pipe_of_microbatch.tolist(), case.theirs)
+        assert pj.evaluate(table, case.costs).makespan == pytest.approx(expected.makespan)
+
+
+def waits_of(stages, gradient):
+    """What an op waits for, each with whether a message leads from there."""
+
+    def waits(kind, s, m):
+        if kind == "W":
+            return [(("I", s, m), False)]
+        if kind == "F":
+            return [(("F", s - 1, m), True)] if s else []
+        return [(("F", s, m), False), *([((gradient, s + 1, m), True)] if s < stages - 1 else [])]
+
+    return waits
+
+
+FAILURES = [  # pipelines, stages, microbatches, workers that failed
+    (1, 3, 4, ()),
+    (2, 1, 3, (1,)),
+    (2, 4, 8, (6,)),
+    (2, 3, 7, (0, 4, 5)),
+    (3, 4, 18, (1, 6, 9)),
+    (3, 2, 9, (0, 2)),
+    (4, 3, 10, (4, 7, 10)),
+]
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_routes_and_runs_after_failures(split):
+    """Every microbatch stays in its pipeline but for peers of what failed, which share evenly."""
+    rng = np.random.default_rng(4)
+    used = {kind: rng.integers(1, 20) / 8 for kind in "FBIW"}
+    costs = {"forward": used["F"], "backward": used["B"]}
+    costs |= {"input_grad": used["I"], "weight_grad": used["W"]} if split else {}
+    costs["backward"] = used["I"] + used["W"] if split else used["B"]
+    for d, p, m, failed in FAILURES:
+        lost = "+".join(map(str, failed))
+        table = recycle(d * p - len(failed), m, stages=p, failed=lost, split=split)
+        left = [worker for worker in range(d * p) if worker not in failed]
+        own = Counter()
+        for number in range(m):
+            route = table.placement[table.pipe_of_microbatch[number]]
+            for s, worker in enumerate(left[w] for w in route):
+                home = p * (number % d) + s
+                assert worker % p == s
+                assert worker == home or home in failed
+                own[home, worker] += 1
+        for home in failed:
+            shares = [own[home, w] for w in left if w % p == home % p]
+            assert max(shares) - min(shares) <= 1
+        start, _ = run(parsed(texts(table)), waits_of(p, "I" if split else "B"), used, 0.25)
+        agree(pj.evaluate(table, pj.Costs(**costs, transmit=0.25)), start)
+
+
+def test_without_failures_pipelines_run_1f1b():
+    for d, p, m in product((1, 2, 3), (1, 2, 4), (1, 2, 5)):
+        table = recycle(d * p, d * m, stages=p, split=False)
+        assert step(table) == (m + p - 1) * 3
+        expected = texts(built("1f1b", p, m))
+        for w, row in enumerate(texts(table)):
+            of = [(op[:2], int(op[2:]) // d) for op in row]
+            assert [f"{kind}{number}" for kind, number in of] == [
+                f"{w % p}{op[1:]}" for op in expected[w % p]
+            ]
+
+
+@pytest.mark.parametrize(("d", "each"), [(2, 8), (3, 6), (3, 16), (4, 12)])
+def test_halves_of_backwards_fill_bubbles_after_a_failure(d, each):
+    """A peer of stage s has each d / (d - 1) microbatches, three slots each, from slot s on.
+
+    So no step takes less than these and s; ZB-H1 takes P - 1 slots more than its microbatches do.
+    """
+    stages, load = 4, 3 * each * d // (d - 1)
+    for failed in range(d * stages):
+        halves, whole = (
+            pj.evaluate(recycle(d * stages - 1, d * each, stages=stages, **more), SPLIT)
+            for more in ({"failed": failed, "split": True}, {"failed": failed, "split": False})
+        )
+        assert load + failed % stages <= halves.makespan <= load + stages - 1 < whole.makespan
+        assert halves.busy.max() == load <= halves.max_span < whole.max_span
+        assert sum(halves.busy) == 3 * stages * d * each
+
+
+MISUSES = {
+    "no survivor": ((6, 4), {"stages": 4, "failed": "1+5"}, "all workers of stage 1 failed"),
+    "no such worker": ((7, 4), {"stages": 4, "failed": 9}, "names worker 9, and there were 0 to 7"),
+    "uneven": ((7, 4), {"stages": 4}, "7 workers and 0 that failed are no 4 x D"),
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSES)
+def test_misuse_of_failures(misuse):
+    (workers, microbatches), options, said = MISUSES[misuse]
+    with pytest.raises(ValueError, match=said):
+        recycle(workers, microbatches, **options)
+
+
+def test_the_example_of_the_guide_is_as_short_as_can_be():
+    """27 slots of the peers from slot 2 on, whichever pipeline lost its third stage."""
+    for failed in (2, 6, 10):
+        assert pj.evaluate(recycle(11, 18, stages=4, failed=failed), SPLIT).makespan == 27 + 2
+
+
+def test_failures_on_the_command_line(answer):
+    given = "-P", 11, "-M", 18, "--stage-times", "F=1,I=1,W=1"
+    options = "--schedule-options", "stages=4,failed=6"
+    found = answer("evaluate", "-s", "examples/recycle.py:recycle", *given, *options)
+    assert (found["makespan"], found["max_span"]) == (29.0, 27.0)
