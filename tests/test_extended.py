@@ -10,7 +10,7 @@ import pipejax as pj
 from pipejax.schedules import EXTENDED
 from pipejax.schedules.table.table_files import from_json, to_json
 
-LINKS = [pj.Links("delay"), pj.Links("queued"), pj.Links("rendezvous", queues="pair")]
+LINKS = [pj.Links("delay"), pj.Links("rendezvous", queues="pair")]
 
 
 def small(name):
@@ -33,7 +33,7 @@ def test_what_is_said_to_be_legal_can_be_built_and_nothing_else(name):
         "P and M even, M at least 2P": lambda p, m: p % 2 == m % 2 == 0 and m >= 2 * p,
         "any P, M at least 2P": lambda p, m: m >= 2 * p,
     }[EXTENDED[name].legal]
-    for p, m in itertools.product(range(1, 6), (1, 2, 3, 4, 7, 8, 12)):
+    for p, m in itertools.product(range(1, 5), (1, 3, 4, 8)):
         try:
             table = pj.schedules.build(name, num_workers=p, num_microbatches=m)
         except ValueError:
