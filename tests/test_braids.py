@@ -88,8 +88,8 @@ def test_the_braid_takes_123_seconds_where_1f1b_takes_162():
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_combined_runs_as_the_event_loop(stages):
     rng = np.random.default_rng(stages)
-    for workers in (1, 2, 3, 4):
-        for microbatches in (1, 2, 5, 8):
+    for workers in (1, 2, 4):
+        for microbatches in (1, 5, 8):
             table = built("combined-1f1b", workers, microbatches, stages_per_worker=stages)
             times = {letters: float(rng.integers(0, 20)) / 8 for letters in TIMES}
             waits = waits_of(workers * stages - 1, BACKWARD)
@@ -109,7 +109,7 @@ SPLIT_ORDERS = {
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
-        ("dualpipe", [(2, 4), (4, 8), (4, 12), (6, 14)]),
+        ("dualpipe", [(2, 4), (4, 12), (6, 12)]),
         ("dualpipe-v", [(1, 2), (2, 5), (4, 8)]),
     ],
 )

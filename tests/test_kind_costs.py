@@ -13,7 +13,7 @@ from pipejax.costs.stage.stage_costs import stage_parts
 
 H100 = pj.load_system("h100")
 NAMES = ("combined-1f1b", "braided-dualpipe", "braided-dualpipe-v")
-MODELS = ("mixtral-8x7b", "deepseek-v3-mtp", "gpt-oss-120b")
+MODELS = ("mixtral-8x7b", "deepseek-v3-mtp")
 SUMS = {  # of each field, the kinds that make it up
     "forward": ("fa", "fd", "fm", "fc"),
     "backward": ("bc", "bm", "bd", "ba"),

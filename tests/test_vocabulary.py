@@ -58,7 +58,7 @@ def waits_of(stages, variant, gradient):
 def test_runs_as_the_event_loop(base, variant):
     rng = np.random.default_rng(variant)
     gradient = "B" if base == "1f1b" else "I"
-    for workers, microbatches in ((1, 1), (1, 3), (2, 1), (2, 5), (3, 4), (4, 9)):
+    for workers, microbatches in ((1, 2), (2, 1), (3, 4), (4, 7)):
         for overlap in (False, True):
             table = built(base, workers, microbatches, variant=variant, overlap=overlap)
             letters = "FBSTXYZ" if gradient == "B" else "FIWSTXYZ"
@@ -77,7 +77,7 @@ def test_the_example_takes_15_8_seconds():
     assert found == pytest.approx([15.8, 15.1])
 
 
-SIZES = [(2, 8), (4, 8), (4, 16), (8, 32), (16, 64)]
+SIZES = [(2, 8), (4, 6), (4, 16), (8, 32)]
 FREE = EXAMPLE | dict.fromkeys(NET, 0.0)  # exchanges that take no time
 
 
@@ -105,10 +105,10 @@ def test_the_order_of_the_authors_hides_exchanges(base, variant):
     cycles = []
     for overlap in (False, True):
         spans = []
-        for count in (32, 48):
+        for count in (16, 24):
             table = built(base, 4, count, variant=variant, overlap=overlap)
             spans.append(pj.evaluate(table, costs_of(table, times)).makespan)
-        cycles.append((spans[1] - spans[0]) / 16)
+        cycles.append((spans[1] - spans[0]) / 8)
     # right behind its forward an S of the second variant waits for the broadcast
     assert cycles == pytest.approx([4.0 + 0.2 * (variant == 2), 4.0])
 
@@ -132,7 +132,7 @@ def test_a_microbatch_lives_so_many_intervals(workers, microbatches, variant):
 
 
 @pytest.mark.parametrize("variant", MORE)
-@pytest.mark.parametrize("workers", [2, 4, 8])
+@pytest.mark.parametrize("workers", [2, 4])
 def test_v_half_holds_as_many_more_and_runs_without_gaps(workers, variant):
     """A further microbatch takes what a worker does of it; more activations are of two stages."""
     times = {**dict.fromkeys("FIW", 0.5), **{k: v for k, v in FREE.items() if k not in "FB"}}

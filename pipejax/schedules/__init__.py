@@ -1,7 +1,8 @@
 """Builders: a schedule by name, as a table.
 
-Builders of one family share a file. `REGISTRY` lists the published ones with their sources, so
-that commands, tests and sweeps cross over all of them; a user's own are found by `find`.
+Builders of one family share a file. `REGISTRY` lists the published ones of the usual ops with their
+sources, so that commands, tests and sweeps cross over all of them, `EXTENDED` those whose tables
+have a grammar of their own; a user's own are found by `find`.
 """
 
 from pipejax.base.namespaces import lazy

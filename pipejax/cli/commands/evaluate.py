@@ -363,4 +363,6 @@ def _workers(
 
 
 def _stages_of(evaluation: "pj.Evaluation", worker: int) -> str:
-    return " ".join(map(str, np.argwhere(evaluation.table.placement == worker)[:, 1]))
+    """Stages of all pipes on a worker; what several pipes share there is named once."""
+    own = np.argwhere(evaluation.table.placement == worker)[:, 1].tolist()
+    return " ".join(map(str, dict.fromkeys(own)))

@@ -41,7 +41,7 @@ COLUMNS = (
     Column("options", "options", lambda options: ", ".join(map(written, options))),
     Column("source", "source"),
 )
-SMALL = {"num_workers": 2, "num_microbatches": 2}  # that every built-in schedule has
+SMALL = {"num_workers": 4, "num_microbatches": 8}  # that every built-in schedule has
 
 
 def schedules(models: bool = False, systems: bool = False, stacks: bool = False) -> Answer:
@@ -50,8 +50,8 @@ def schedules(models: bool = False, systems: bool = False, stacks: bool = False)
     Of models the sizes, of systems the rates and memory of one accelerator, links each way; their
     sources are in --json and --format csv.
 
-    With --json it is a list of {name, phases, legal, source, ..}: phases of a table of two workers
-    and two microbatches, and which numbers can be built; both are null where they are not known.
+    With --json it is a list of {name, phases, legal, source, ..}: phases of a table of four workers
+    and eight microbatches, and which numbers can be built; both are null where they are not known.
 
     Example:
       pipejax schedules

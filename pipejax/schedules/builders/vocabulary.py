@@ -7,7 +7,8 @@ the first T makes both, and a second reduction (Z) comes before the backward of 
 
 For each reduction a microbatch stays an interval longer between its last forward and its first
 backward. So it can be put into any schedule that repeats a block: backwards come so many intervals
-later, and S and T where they fall due.
+later, and S and T where they fall due. The passes of the input layer, which take little and which
+nothing but the first forward waits for, are left out.
 """
 
 from collections.abc import Mapping

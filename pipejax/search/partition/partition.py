@@ -32,7 +32,7 @@ from pipejax.engine.pricing import cost_vector, lower_and_price
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.held_activations import held_counts
 from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.search.cutting_planes import SLACK, raise_bounds
 from pipejax.search.found import TIME_LIMIT, Found, gap
 from pipejax.search.partition.cuts import PathCuts, busy_of_stages
@@ -77,6 +77,7 @@ class SplitSearch:
         on_split: Callable[[], object],
     ) -> None:
         """Take what is split, and where; `on_split` is called as results come."""
+        check_usual(table, "the search of layers")
         self.table, self.system, self.links = table, system, links
         self.defaults = default_layouts(workload, table)
         self.workload = dataclasses.replace(workload, embedding_units=0, loss_units=0)

@@ -23,6 +23,7 @@ from pipejax.costs.stage.slices import check_whole
 from pipejax.costs.stage.stage_costs import check_machine
 from pipejax.costs.system.system import System
 from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table import check_usual
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1")
 ZERO = tuple(range(1 + (WORKLOAD_FIELDS["zero"].most or 0)))  # what replicas may split
@@ -117,8 +118,9 @@ def _known_schedules(names: Sequence[str]) -> tuple[str, ...]:
                 f"schedule {name} is planned from the times of one layout: a plan takes schedules "
                 "with a fixed order of ops"
             )
-        table = schedules.build(name, num_workers=2, num_microbatches=4)
+        table = schedules.build(name, num_workers=4, num_microbatches=8)
         check_whole(table, "a plan")
+        check_usual(table, "a plan")
         if table.updates_within:
             raise ValueError(f"schedule {name} is asynchronous: a plan is of synchronous steps")
     return found
