@@ -105,6 +105,7 @@ NAMES = {
         "Number",
         "PipelineLayout",
         "StageWork",
+        "chunk_costs",
         "cost_vector",
         "launches",
         "pipeline_launches",
@@ -189,6 +190,7 @@ NAMES = {
         "Pipelines",
         "PlanResult",
         "PredictionErrors",
+        "PromptChunks",
         "Region",
         "Remedy",
         "Replay",
@@ -231,6 +233,7 @@ NAMES = {
     ],
     "search": [
         "InfeasibleError",
+        "chunks",
         "deal",
         "deals",
         "layers",
