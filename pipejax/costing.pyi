@@ -1,5 +1,6 @@
 """Makers of costs, and what they are made of."""
 
+from pipejax.costs.chunks import chunk_costs as chunk_costs
 from pipejax.costs.model.launchers import (
     launches as launches,
     pipeline_launches as pipeline_launches,

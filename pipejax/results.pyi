@@ -35,6 +35,7 @@ from pipejax.search.orders.transfers import TransferOrder as TransferOrder
 from pipejax.search.partition.partition import Partition as Partition
 from pipejax.search.remedies.explain import Explanation as Explanation, Remedy as Remedy
 from pipejax.search.schedule.plan import Optimum as Optimum
+from pipejax.search.tuning.chunks import PromptChunks as PromptChunks
 from pipejax.search.tuning.lookahead import Gathering as Gathering
 from pipejax.search.tuning.tune import TunedSetting as TunedSetting
 from pipejax.sweep.declaration import Sweep as Sweep

@@ -8,12 +8,11 @@ import grammar_cases
 import numpy as np
 import strategies
 from hypothesis import assume, strategies as st
-from legal_sizes import is_legal
+from legal_sizes import WHOLE, is_legal
 
 import pipejax as pj
 from pipejax.analysis.verify.bounds import derived_bounds
 from pipejax.analysis.verify.certificate_file import read_run
-from pipejax.schedules import REGISTRY
 from pipejax.search.schedule.initial_plans import greedy_plan
 from pipejax.search.schedule.plan import reached_by, to_table
 from pipejax.search.schedule.problem import pose
@@ -24,7 +23,7 @@ LINKS += [pj.Links("rendezvous", queues=queues) for queues in ("worker", "pair",
 LINKS += [pj.Links("rendezvous", posting="program"), pj.Links("queued", shared_links="pairs")]
 SIZES = [
     (name, p, m)
-    for name, p, m in itertools.product(sorted(REGISTRY), (1, 2, 3, 4), (1, 2, 3, 4, 6, 8))
+    for name, p, m in itertools.product(sorted(WHOLE), (1, 2, 3, 4), (1, 2, 3, 4, 6, 8))
     if is_legal(name, p, m)
 ]
 SHARDING = ("unshard", "reshard", "reduce_grad", "wait_reduce_grad")

@@ -13,7 +13,7 @@ LEGAL = {  # what is said, and what it means
     "any P, M at least 2P": lambda p, m: m >= 2 * p,
 }
 # schedules whose microbatches are in slices, which files and runtimes of others have no word for
-SLICED = ("seq-1f1b", "terapipe", "slimpipe")
+SLICED = ("seq-1f1b", "terapipe", "slimpipe", "chunked-prefill")
 WHOLE = tuple(name for name in REGISTRY if name not in SLICED)
 
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import strategies
 from hypothesis import assume, strategies as st
+from legal_sizes import WHOLE
 from test_explorer import run_of_page
 
 import pipejax as pj
@@ -118,7 +119,7 @@ def links_of(draw, table):
 @st.composite
 def tables(draw):
     """Draw a table of the registry, and how it grows; sizes for which there is none are left out."""
-    name = draw(st.sampled_from(list(pj.schedules.REGISTRY)))
+    name = draw(st.sampled_from(WHOLE))
     workers = draw(st.integers(1, WORKERS))
     microbatches = draw(st.integers(1, 10) | st.integers(3 * workers, 5 * workers))
     try:

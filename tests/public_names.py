@@ -106,6 +106,7 @@ NAMES = {
         "Number",
         "PipelineLayout",
         "StageWork",
+        "chunk_costs",
         "cost_vector",
         "launches",
         "pipeline_launches",
@@ -192,6 +193,7 @@ NAMES = {
         "Pipelines",
         "PlanResult",
         "PredictionErrors",
+        "PromptChunks",
         "Region",
         "Remedy",
         "Replay",
@@ -237,6 +239,7 @@ NAMES = {
     ],
     "search": [
         "InfeasibleError",
+        "chunks",
         "deal",
         "deals",
         "layers",

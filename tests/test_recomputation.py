@@ -11,7 +11,7 @@ F, B, I, R = (pj.Phase[letter] for letter in "FBIR")  # noqa: E741
 SIZE = {"num_workers": 4, "num_microbatches": 8}
 
 
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("name", sorted({*REGISTRY} - {"chunked-prefill"}))  # has no backward
 def test_every_backward_recomputes_first(name):
     table = pj.schedules.build(name, **SIZE).with_recomputation()
     assert (table.where[R] >= 0).all()

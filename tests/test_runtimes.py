@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import Phase as Stage, given, settings
+from legal_sizes import WHOLE
 from strategies import tables
 from turns import in_turn
 
@@ -34,7 +35,6 @@ from pipejax.runtimes.spmd.instructions import (
     lockstep_slots,
     sizes_of,
 )
-from pipejax.schedules import REGISTRY
 from pipejax.schedules.table.table_files import to_json
 from pipejax.training.objective import TrainingObjective
 
@@ -94,7 +94,7 @@ def asked_for(session):
 def steps(request):
     """The schedules of this run, asynchronous ones trained too, and a few random tables."""
     size = {"num_workers": 4, "num_microbatches": 8}
-    names = [name for name in (*REGISTRY, FOUR_PIPES) if name in asked_for(request.session)]
+    names = [name for name in (*WHOLE, FOUR_PIPES) if name in asked_for(request.session)]
     registered = [
         pj.schedules.build("chimera", **size, pipes=4)
         if name == FOUR_PIPES
@@ -116,7 +116,7 @@ def steps(request):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", in_turn([*REGISTRY, FOUR_PIPES], of=2))
+@pytest.mark.parametrize("name", in_turn([*WHOLE, FOUR_PIPES], of=2))
 def test_every_schedule_has_the_gradients_of_the_model_without_a_pipeline(name, steps):
     gradient, _, loss = steps["error"][name]
     assert (gradient < EXACT, loss < EXACT) == (True, True)

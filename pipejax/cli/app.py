@@ -49,7 +49,7 @@ COMMANDS = {
     "jitter": "Run schedules with random durations: quantiles of the step time, and who is robust.",
     "staleness": "Show weight versions and delays of an asynchronous table; in unit slots without "
     "times.",
-    "train": "Train a small objective as pipedream, naive or any table with U cells does.",
+    "train": "Train a small objective as pipedream, local-sgd or a table with U cells does.",
     "show": "Show timelines of schedules under one time axis; without times, in the tables' own "
     "slots.",
     "export": "Write a table for PyTorch, JaxPP or Shardy, as JSON, or its run as a trace for "

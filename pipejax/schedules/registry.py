@@ -27,7 +27,12 @@ from pipejax.schedules.builders.one_f_one_b import (
     looped_bfs,
     one_f_one_b,
 )
-from pipejax.schedules.builders.sliced import seq_1f1b, slimpipe, terapipe
+from pipejax.schedules.builders.sliced import (
+    chunked_prefill,
+    seq_1f1b,
+    slimpipe,
+    terapipe,
+)
 from pipejax.schedules.builders.v_shape import v_half, v_min, zb_v
 from pipejax.schedules.builders.vocabulary import vocabulary_1f1b, vocabulary_v_half
 from pipejax.schedules.builders.zero_bubble import (
@@ -159,6 +164,9 @@ _PUBLISHED = {
     "local-sgd": Builder(local_sgd, "Ilin and Richtarik (arXiv:2606.03498)"),
     "seq-1f1b": Builder(seq_1f1b, "Sun et al., Seq1F1B (arXiv:2406.03488)"),
     "terapipe": Builder(terapipe, "Li et al., TeraPipe (arXiv:2102.07988)"),
+    "chunked-prefill": Builder(
+        chunked_prefill, "Qin et al., Mooncake (arXiv:2407.00079); sgl-project/sglang"
+    ),
     "slimpipe": Builder(slimpipe, "Li et al., SlimPipe (arXiv:2504.14519)", stages_per_worker=2),
 }
 

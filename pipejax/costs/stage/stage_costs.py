@@ -392,7 +392,7 @@ def stage_costs(
     Raises:
       ValueError: if the microbatches do not divide the minibatch, or layers are too few; if a
         length is not above 0, or there are not as many as microbatches, or these are in slices; if
-      a model in slices is not causal.
+        a model in slices is not causal.
 
     Example:
       >>> import pipejax as pj

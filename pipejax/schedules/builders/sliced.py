@@ -1,4 +1,4 @@
-"""Seq1F1B, TeraPipe and SlimPipe: microbatches pass in slices of their sequences.
+"""Seq1F1B, TeraPipe, SlimPipe and chunked prefill: microbatches pass in slices of their sequences.
 
 Slice k of a microbatch attends to all before it, so its forwards go from the first slice to the
 last and its backwards from the last to the first. A slice is the K-th part of a microbatch: what
@@ -137,6 +137,38 @@ def slimpipe(
         rows.append(alternate(forwards, backwards, warmup))
     placement = looped(num_workers, stages_per_worker)
     return spread_rows("slimpipe", rows, slots, placement, grammar=Grammar(slices=slices))
+
+
+def chunked_prefill(
+    num_workers: int, num_microbatches: int, *, slices: int = 4, slots: Slots = UNIT_SLOTS
+) -> ScheduleTable:
+    """Prompts in chunks, one behind the other, forwards alone: prefill of an inference server.
+
+    Chunks are slices, of any sizes: `pj.costing.chunk_costs` times them, `pj.search.chunks` cuts a
+    prompt so that its first token comes soonest.
+
+    Args:
+      num_workers: P; one stage each.
+      num_microbatches: M, prompts.
+      slices: K, chunks of a prompt.
+      slots: slot duration of F of a chunk.
+
+    Returns:
+      The table, of M K microbatches by number, without backwards.
+
+    Raises:
+      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
+
+    Example:
+      >>> print(chunked_prefill(2, 1, slices=3))
+                    0      1      2      3
+        worker 0  0F0.0  0F0.1  0F0.2    .
+        worker 1    .    1F0.0  1F0.1  1F0.2
+    """
+    every = range(num_microbatches * slices)
+    rows = [ops_of(Phase.F, r, every) for r in range(num_workers)]
+    grammar = Grammar(slices=slices, forward_only=True)
+    return spread_rows("chunked-prefill", rows, slots, grammar=grammar)
 
 
 def _both(turns: Turns, worker: int, num_microbatches: int, slices: int) -> list[Ops]:

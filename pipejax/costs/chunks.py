@@ -1,0 +1,95 @@
+"""Times of a prompt in chunks: later tokens attend to more, so a chunk costs what is before it.
+
+A chunk of n tokens behind p tokens takes a + b n + c (n p + n^2 / 2): what any chunk takes, what
+each token takes, and what each pair of a token and one that it attends to takes. What all chunks
+take beyond a each does not depend on where a prompt is cut.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.checks import as_floats, wrong
+from pipejax.costs import array_functions as xp
+from pipejax.costs.costs import Costs
+
+PerStage = float | Sequence[float] | Float[NumpyArray, " stages"]
+Sizes = Float[NumpyArray, "*batch chunks"] | Float[Array, "*batch chunks"]
+
+
+def chunk_costs(
+    sizes: Sequence[float] | Sizes,
+    num_stages: int,
+    *,
+    fixed: PerStage = 0.0,
+    per_token: PerStage,
+    per_pair: PerStage,
+    latency: float = 0.0,
+    transmit_per_token: float = 0.0,
+) -> Costs:
+    """Time the chunks of a prompt on every stage, for the schedule `chunked-prefill`.
+
+    Args:
+      sizes: (..., chunks) tokens of each chunk; several cuts are a batch for `makespans`.
+      num_stages: S.
+      fixed: a, of any chunk, a number or one for each stage [s].
+      per_token: b, of each token [s].
+      per_pair: c, of each pair of a token and one before it [s].
+      latency: of a message [s].
+      transmit_per_token: of a message, by tokens of its chunk [s].
+
+    Returns:
+      Costs with forward (..., stages, chunks) and transmit (..., 2, 1, stages - 1, chunks).
+
+    Raises:
+      ValueError: if a time is no finite number of at least 0, or there are not as many as stages.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("chunked-prefill", num_workers=4, num_microbatches=1, slices=3)
+      >>> costs = pj.costing.chunk_costs([50, 30, 20], 4, per_token=0.01, per_pair=1e-4)
+      >>> costs.forward[0].round(3).tolist()
+      [0.625, 0.495, 0.38]
+      >>> round(pj.evaluate(table, costs).makespan, 3)  # one stage after another for the longest
+      3.375
+    """
+    own = checked_times(num_stages, fixed=fixed, per_token=per_token, per_pair=per_pair)
+    whole = checked_times(1, latency=latency, transmit_per_token=transmit_per_token)
+    return Costs(
+        forward=seconds_of(_array(sizes), *own),
+        latency=float(whole[0][0]),
+        transmit=sent(_array(sizes), float(whole[1][0]), num_stages),
+    )
+
+
+def _array(sizes: Any) -> Any:
+    return sizes if hasattr(sizes, "shape") else np.asarray(sizes, float)
+
+
+def checked_times(count: int, **times: PerStage) -> list[Float[NumpyArray, " stages"]]:
+    """Check times and lay each out for all stages."""
+    found = []
+    for name, given in times.items():
+        values = as_floats(given, name)
+        if values.shape not in ((), (count,)):
+            raise wrong(name, f"must be a number or one for each of {count} stages, got {given!r}")
+        if not (np.isfinite(values) & (values >= 0)).all():
+            raise wrong(name, f"must be finite numbers of at least 0, got {given!r}")
+        found.append(np.broadcast_to(values, count).astype(float))
+    return found
+
+
+def seconds_of(sizes: Any, fixed: Any, per_token: Any, per_pair: Any) -> Any:
+    """Seconds (..., stages, chunks) of chunks (..., chunks) on stages whose times are (stages)."""
+    before = xp.cumsum(sizes, axis=-1) - sizes
+    pairs = sizes * (before + sizes / 2)
+    a, b, c = (time[:, None] for time in (fixed, per_token, per_pair))
+    return a + b * sizes[..., None, :] + c * pairs[..., None, :]
+
+
+def sent(sizes: Any, per_token: float, num_stages: int) -> Any:
+    """Transmit times (..., 2, 1, boundaries, chunks) of chunks (..., chunks)."""
+    shape = (*sizes.shape[:-1], 2, 1, num_stages - 1, sizes.shape[-1])
+    return xp.broadcast_to(per_token * sizes[..., None, None, None, :], shape)

@@ -1,0 +1,272 @@
+"""Where to cut a prompt into chunks, so that its first token comes soonest.
+
+Few chunks leave most workers idle while the first one passes and after the last one; many pay what
+any chunk costs. And as later tokens attend to more, chunks that last alike get smaller. For each
+number of chunks the gradient of the step time, which the engine knows, moves the cuts from many
+starts at once; then tokens are whole, and go from chunk to chunk as long as that helps.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipejax.analysis.runs.evaluate import evaluate
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.checks import MismatchError, check_local_search, whole_number
+from pipejax.base.display import short_repr
+from pipejax.base.progress import OnProgress, telling
+from pipejax.costs.chunks import PerStage, checked_times, chunk_costs
+from pipejax.costs.costs import Costs
+from pipejax.engine.batched.makespans import makespans, makespans_and_grad
+from pipejax.engine.lowering.lower import lower
+from pipejax.schedules.naming import build
+from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.search.found import GAP, TIME_LIMIT, Found
+from pipejax.search.tuning.descent import Points, descend
+
+MOST_CHUNKS = 64  # where nothing says how many
+STARTS, STEPS, ROUNDS = 16, 60, 400  # of a descent; rounds in which whole tokens move
+Cuts = Int[NumpyArray, "cuts chunks"]
+
+
+@short_repr
+class PromptChunks(NamedTuple):
+    """A prompt in chunks.
+
+    Attributes:
+      sizes: (chunks) tokens of each.
+      table: the schedule `chunked-prefill` of so many chunks.
+      costs: what it is to be priced with.
+    """
+
+    sizes: tuple[int, ...]
+    table: ScheduleTable
+    costs: Costs
+
+
+def chunks(
+    tokens: int,
+    num_workers: int,
+    *,
+    fixed: PerStage = 0.0,
+    per_token: PerStage,
+    per_pair: PerStage,
+    latency: float = 0.0,
+    transmit_per_token: float = 0.0,
+    num_chunks: int | None = None,
+    multiple: int = 1,
+    link: str | Links = "delay",
+    seed: int = 0,
+    time_limit: float | None = TIME_LIMIT,
+    on_progress: OnProgress | None = None,
+) -> Found[PromptChunks]:
+    """Search the cut of a prompt whose first token comes soonest.
+
+    A chunk of n tokens behind p tokens takes a + b n + c (n p + n^2 / 2) on each stage. Numbers of
+    chunks are tried in the order of their bounds, until no other can save a thousandth.
+
+    Args:
+      tokens: of the prompt.
+      num_workers: P; one stage each.
+      fixed: a, of any chunk, a number or one for each worker [s].
+      per_token: b, of each token [s].
+      per_pair: c, of each pair of a token and one before it [s].
+      latency: of a message [s].
+      transmit_per_token: of a message, by tokens of its chunk [s].
+      num_chunks: K; from 1 to 64 if None.
+      multiple: that sizes are of, but for the last one.
+      link: link model, or `Links`.
+      seed: of the starts.
+      time_limit: when no further number of chunks is tried [s]; None for no limit.
+      on_progress: called with each number of chunks, and the best makespan so far as a text; a bar
+        in notebooks if None.
+
+    Returns:
+      The best cut; the bound holds for all that were asked for. Baselines have as many chunks: of
+      "equal sizes", and of "equal times" as schedulers choose them.
+
+    Raises:
+      ValueError: if a count is no whole number of at least 1, a time no finite number of at least
+        0, there are more chunks than multiples, or seed or time_limit is negative.
+
+    Example:
+      >>> import pipejax as pj
+      >>> found = pj.search.chunks(4096, 4, fixed=1e-3, per_token=1e-5, per_pair=5e-9, num_chunks=4)
+      >>> found.best.sizes, f"{1e3 * found.value:.2f} ms"
+      ((1506, 1031, 836, 723), '152.10 ms')
+      >>> [f"{1e3 * found.baselines[name]:.2f} ms" for name in ("equal sizes", "equal times")]
+      ['175.67 ms', '152.10 ms']
+    """
+    counts = {"tokens": tokens, "num_workers": num_workers, "multiple": multiple}
+    tokens, num_workers, multiple = (whole_number(v, name) for name, v in counts.items())
+    _, seed = check_local_search(0, seed, time_limit)
+    most = -(-tokens // multiple)
+    if num_chunks is not None and whole_number(num_chunks, "num_chunks") > most:
+        raise MismatchError(
+            f"num_chunks must be at most the multiples of {multiple} in {tokens} tokens, {most}, "
+            f"got {num_chunks}",
+            "num_chunks",
+        )
+    given: dict[str, Any] = {"fixed": fixed, "per_token": per_token, "per_pair": per_pair}
+    messages = {"latency": latency, "transmit_per_token": transmit_per_token}
+    search = _ChunkSearch(tokens, num_workers, multiple, given, messages, Links.of(link), seed)
+    asked = range(1, min(most, MOST_CHUNKS) + 1) if num_chunks is None else [num_chunks]
+    with telling("cut", on_progress) as tell:
+        for done, said in enumerate(search.run(asked, time_limit)):
+            tell(done, len(asked), said)
+    return search.found
+
+
+class _ChunkSearch:
+    """State of a search: the best cut so far, and the bound of each number of chunks."""
+
+    def __init__(
+        self,
+        tokens: int,
+        num_workers: int,
+        multiple: int,
+        given: dict[str, Any],
+        messages: dict[str, float],
+        links: Links,
+        seed: int,
+    ) -> None:
+        self.tokens, self.num_workers, self.multiple = tokens, num_workers, multiple
+        self.times = checked_times(num_workers, **given)
+        self.latency, self.rate = (each[0] for each in checked_times(1, **messages))
+        self.given: dict[str, Any] = given | messages
+        self.links, self.rng = links, np.random.default_rng(seed)
+        self.evaluated, self.value = 0, np.inf
+
+    def run(self, asked: Sequence[int], time_limit: float | None) -> Iterator[str]:
+        """Cut into so many chunks, the least bound first; yield the best value after each."""
+        begun, is_late = time.monotonic(), False
+        bounds = {count: self._bound(count) for count in asked}
+        for count in sorted(bounds, key=lambda each: (bounds[each], each)):
+            is_late = time_limit is not None and time.monotonic() > begun + time_limit
+            if bounds[count] >= self.value * (1 - GAP) or (is_late and self.value < np.inf):
+                break
+            self._cut(count)
+            yield f"{self.value:.4g} s"
+        bound, is_all = min(bounds.values()), self.value * (1 - 1e-12) <= min(bounds.values())
+        is_near = bound >= self.value * (1 - GAP)
+        self.found = Found(
+            self.best,
+            self.value,
+            min(bound, self.value),
+            self.baselines,
+            self.evaluated,
+            "optimal" if is_all else "gap" if is_near else "time" if is_late else "iterations",
+        )
+
+    def _bound(self, count: int) -> float:
+        """No cut into so many chunks is faster, under any link model.
+
+        Up to a chunk the first stage computes, behind it the last one, and it passes all stages
+        between: the mean of these ways over all chunks. And each stage computes all chunks, while
+        another one computes nothing of the first or of the last.
+        """
+        a, b, c = self.times
+        whole = count * a + b * self.tokens + c * self.tokens**2 / 2  # of each stage
+        hops = self.num_workers - 1
+        least = count * a.min() + b.min() * self.tokens + c.min() * self.tokens**2 / 2
+        mean = (1 - 1 / count) * least + whole.sum() / count
+        mean += hops * (self.latency + self.rate * self.tokens / count)
+        busy = (whole - a).max() + a.sum() + (hops * self.latency)
+        return float(max(mean, busy))
+
+    def _cut(self, count: int) -> None:
+        """Find the best cut into so many chunks."""
+        table = build(
+            "chunked-prefill", num_workers=self.num_workers, num_microbatches=1, slices=count
+        )
+        self.program = lower(table, link=self.links)
+        equal, alike = np.full(count, self.tokens / count), self._alike(count)
+        drawn = self.rng.normal(0, 0.3, (STARTS - 2, count))
+        starts = np.log([equal, alike, *alike * np.exp(drawn)])
+        if count > 1:
+            starts = descend(self._value_and_grad, starts, steps=STEPS, rate=0.1).points
+            self.evaluated += STARTS * (STEPS + 1)
+        cuts = self._whole(np.concatenate([[equal, alike], self._sizes(starts)]))
+        values = self._values(cuts)
+        first = int(values.argmin())
+        sizes, value = self._moved(cuts[first], values[first])
+        if value < self.value:
+            self.value, self.baselines = (
+                value,
+                dict(zip(("equal sizes", "equal times"), values[:2].tolist(), strict=True)),
+            )
+            own = chunk_costs(sizes, self.num_workers, **self.given)
+            self.best = PromptChunks(tuple(map(int, sizes)), table, own)
+            self.value = evaluate(table, own, link=self.links).makespan
+
+    def _alike(self, count: int) -> Float[NumpyArray, " chunks"]:
+        """Sizes of chunks that last alike: where b L + c L^2 / 2 has grown by a K-th of it all."""
+        _, b, c = (time.mean() for time in self.times)
+        upto = np.arange(1, count + 1) / count * (b * self.tokens + c * self.tokens**2 / 2)
+        if not upto[-1] > 0:
+            return np.full(count, self.tokens / count)
+        # the stable root of c L^2 / 2 + b L = upto
+        ends = 2 * upto / (b + np.sqrt(b**2 + 2 * c * upto))
+        return np.diff(ends, prepend=0.0)
+
+    def _sizes(self, points: Points) -> Float[NumpyArray, "starts chunks"]:
+        """Sizes (starts, chunks) whose logarithms points are, but for their sum."""
+        parts = np.exp(np.asarray(points, float) - np.max(points, axis=-1, keepdims=True))
+        return self.tokens * parts / parts.sum(axis=-1, keepdims=True)
+
+    def _value_and_grad(
+        self, points: Points
+    ) -> tuple[Float[NumpyArray, " starts"], Float[NumpyArray, "starts chunks"]]:
+        """Makespans of cuts whose logarithms are given, and their relative slopes.
+
+        The engine says how a makespan grows with each time; what is left is how times grow with
+        sizes, of a chunk itself and of those behind it, and sizes with their logarithms.
+        """
+        sizes, (_, b, c) = self._sizes(points), self.times
+        costs = chunk_costs(sizes, self.num_workers, **self.given)
+        values, counts = makespans_and_grad(self.program, costs, batch_size=len(sizes))
+        of_op, of_message = np.asarray(counts.forward), np.asarray(counts.transmit)
+        met = np.einsum("nsk,s->nk", of_op, c)
+        behind = np.cumsum((met * sizes)[:, ::-1], axis=1)[:, ::-1] - met * sizes
+        slope = np.einsum("nsk,s->nk", of_op, b) + met * np.cumsum(sizes, axis=1) + behind
+        slope += self.rate * of_message.sum(axis=(1, 2, 3))
+        shares = sizes / self.tokens
+        slope = sizes * (slope - (shares * slope).sum(axis=1, keepdims=True))
+        return np.asarray(values), slope / np.asarray(values)[:, None]
+
+    def _whole(self, sizes: Float[NumpyArray, "cuts chunks"]) -> Cuts:
+        """Round to multiples, of which each chunk has one or more; the last one ends the prompt."""
+        count, units = np.shape(sizes)[-1], -(-self.tokens // self.multiple)
+        ends = np.round(np.cumsum(sizes, axis=-1) / self.multiple).astype(int)
+        place = np.arange(count)
+        ends = np.maximum.accumulate(np.maximum(ends, 1 + place) - place, axis=-1) + place
+        ends = np.minimum(ends, units - count + 1 + place)
+        ends = np.minimum(self.multiple * ends, self.tokens)
+        ends[:, -1] = self.tokens
+        return np.diff(ends, prepend=0, axis=-1)
+
+    def _values(self, cuts: Cuts) -> Float[NumpyArray, " cuts"]:
+        self.evaluated += len(cuts)
+        costs = chunk_costs(cuts.astype(float), self.num_workers, **self.given)
+        return np.asarray(makespans(self.program, costs, batch_size=len(cuts)))
+
+    def _moved(self, sizes: Int[NumpyArray, " chunks"], value: float) -> tuple[Any, float]:
+        """Move whole multiples from chunk to chunk, fewer and fewer, as long as that helps."""
+        count = len(sizes)
+        moves = np.eye(count, dtype=int)[:, None] - np.eye(count, dtype=int)[None]
+        moves = self.multiple * moves[~np.eye(count, dtype=bool)]
+        step = max(1, int(sizes.mean()) // (4 * self.multiple))
+        for _ in range(ROUNDS * (count > 1)):
+            cuts = sizes + step * moves
+            cuts = cuts[(cuts > 0).all(axis=1)]
+            values = self._values(cuts) if len(cuts) else np.array([np.inf])
+            if values.min() < value * (1 - 1e-15):
+                sizes, value = cuts[values.argmin()], float(values.min())
+            elif step == 1:
+                break
+            else:
+                step //= 2
+        return sizes, float(value)

@@ -1,0 +1,192 @@
+"""Prompts in chunks: forwards alone, and where to cut.
+
+A prefill is computed again as a recurrence over chunks and stages, for many cuts at once.
+"""
+
+import functools
+import itertools
+import json
+
+import numpy as np
+import pytest
+import scipy.optimize
+
+import pipejax as pj
+
+pytestmark = pytest.mark.compiles
+RANDOM = 10_000
+
+
+def table_of(workers, count, prompts=1):
+    return pj.schedules.build(
+        "chunked-prefill", num_workers=workers, num_microbatches=prompts, slices=count
+    )
+
+
+def first_token(cuts, workers, fixed, per_token, per_pair, latency=0.0, transmit_per_token=0.0):
+    """When the last stage ends the last chunk, of many cuts (cuts, chunks)."""
+    cuts = np.asarray(cuts, float)
+    a, b, c = (np.broadcast_to(x, workers) for x in (fixed, per_token, per_pair))
+    ends, before = np.zeros((len(cuts), workers)), np.zeros(len(cuts))
+    for n in cuts.T:
+        comes = np.zeros(len(cuts))
+        for s in range(workers):
+            lasts = a[s] + b[s] * n + c[s] * (n * before + n**2 / 2)
+            ends[:, s] = comes = np.maximum(ends[:, s], comes) + lasts
+            comes = comes + latency + transmit_per_token * n
+        before = before + n
+    return ends[:, -1]
+
+
+def random_cuts(rng, tokens, count):
+    ends = np.sort(rng.choice(tokens - 1, (RANDOM, count - 1)) + 1, axis=1)
+    ends = np.concatenate([np.zeros((RANDOM, 1)), ends, np.full((RANDOM, 1), tokens)], axis=1)
+    return np.diff(ends, axis=1)
+
+
+def drawn_times(rng, workers, kind):
+    """Like stages, unlike ones, and both with messages."""
+    each = workers if kind % 2 else None
+    times = {
+        "fixed": 1e-3 * rng.uniform(0, 3, each),
+        "per_token": 1e-5 * rng.uniform(0.5, 2, each),
+        "per_pair": 1e-8 * rng.uniform(0, 1, each),
+    }
+    if kind >= 2:
+        times |= {"latency": 1e-4 * rng.uniform(), "transmit_per_token": 1e-6 * rng.uniform(0, 3)}
+    return times
+
+
+@pytest.mark.parametrize("kind", range(4))
+def test_no_random_cut_is_shorter(kind):
+    """Five of each kind: at least as short as the best of ten thousand."""
+    rng = np.random.default_rng(kind)
+    for _ in range(5):
+        tokens, times = int(rng.integers(1000, 100_000)), drawn_times(rng, 4, kind)
+        found = pj.search.chunks(tokens, 4, num_chunks=6, **times)
+        assert sum(found.best.sizes) == tokens
+        assert min(found.best.sizes) > 0
+        (own,) = first_token([found.best.sizes], 4, **times)
+        assert found.value == pytest.approx(own, rel=1e-12)
+        others = first_token(random_cuts(rng, tokens, 6), 4, **times)
+        assert found.value <= others.min()
+        assert found.lower_bound <= found.value <= min(found.baselines.values())
+
+
+def test_the_engine_runs_many_cuts_as_the_recurrence_does():
+    rng = np.random.default_rng(0)
+    cuts, times = random_cuts(rng, 5000, 6)[:500], drawn_times(rng, 4, 3)
+    costs = pj.costing.chunk_costs(cuts, 4, **times)
+    found = pj.makespans(pj.lower(table_of(4, 6)), costs, batch_size=len(cuts))
+    np.testing.assert_allclose(found, first_token(cuts, 4, **times), rtol=1e-12)
+
+
+def test_all_cuts_of_a_short_prompt():
+    """None of all is shorter than the bound; what is found is the best of all but for little."""
+    rng = np.random.default_rng(1)
+    every = {
+        count: [np.diff([0, *ends, 14]) for ends in itertools.combinations(range(1, 14), count - 1)]
+        for count in (2, 4)
+    }
+    for kind in (1, 2):
+        times = drawn_times(rng, 3, kind) | {"per_token": 1e-3, "per_pair": 3e-4}
+        for count, cuts in every.items():
+            best = first_token(cuts, 3, **times).min()
+            found = pj.search.chunks(14, 3, num_chunks=count, **times)
+            assert found.lower_bound <= best * (1 + 1e-12)
+            assert found.value == pytest.approx(best, rel=1e-12)
+
+
+def test_how_many_chunks():
+    """Of equal stages all work is the same but for what any chunk takes: K a + (P - 1) t."""
+    times = {"fixed": 1e-3, "per_token": 1e-5, "per_pair": 5e-9}
+    found = pj.search.chunks(4096, 4, **times)
+    work = 1e-5 * 4096 + 5e-9 * 4096**2 / 2
+    assert found.lower_bound == pytest.approx(
+        min(k * 1e-3 + work + 3 * (1e-3 + work / k) for k in range(1, 65))
+    )
+    assert (found.gap < 1e-3, found.stopped) == (True, "gap")
+    assert len(found.best.sizes) == found.best.table.grammar.slices
+    run = pj.evaluate(found.best.table, found.best.costs)
+    assert run.makespan == found.value
+
+
+def test_a_search_ends_in_time():
+    """Where stages differ no bound ends it."""
+    times = {"fixed": [1e-3, 2e-3], "per_token": [2e-5, 1e-5], "per_pair": 5e-9}
+    found = pj.search.chunks(4096, 2, time_limit=0, **times)
+    assert (found.stopped, len(found.best.sizes) > 1) == ("time", True)
+
+
+def test_sizes_are_of_multiples():
+    found = pj.search.chunks(
+        10_000, 4, num_chunks=5, multiple=64, fixed=1e-3, per_token=1e-5, per_pair=5e-9
+    )
+    *first, last = found.best.sizes
+    assert [n % 64 for n in first] == [0] * 4
+    assert last == 10_000 - sum(first)
+    assert pj.search.chunks(3, 2, per_token=1.0, per_pair=0.0, num_chunks=3).best.sizes == (1, 1, 1)
+
+
+def test_equal_chunks_pass_one_behind_another():
+    for p, m, k in itertools.product((1, 2, 4), (1, 3), (1, 2, 5)):
+        run = pj.evaluate(table_of(p, k, m), pj.Costs(forward=1.0))
+        assert run.makespan == m * k + p - 1
+        assert run.busy.tolist() == [m * k] * p
+
+
+WRONG = {
+    "num_chunks must be at most the multiples of 64 in 128 tokens, 2, got 3": {
+        "tokens": 128,
+        "multiple": 64,
+        "num_chunks": 3,
+    },
+    "tokens must be a whole number of at least 1, got 0": {"tokens": 0},
+    "per_pair must be finite numbers of at least 0, got -1": {"per_pair": -1},
+    "per_token must be a number or one for each of 2 stages": {"per_token": [1.0, 2.0, 3.0]},
+    "seed must be a whole number of at least 0": {"seed": -1},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_prompts_are_named(message):
+    given = {"tokens": 128, "num_workers": 2, "per_token": 1.0, "per_pair": 1.0, **WRONG[message]}
+    with pytest.raises(ValueError, match=message):
+        pj.search.chunks(**given)
+
+
+def as_sglang_cuts(tokens, per_token, per_pair, rule):
+    """Chunks by the rule of its scheduler, of a runtime b L + c L^2 / 2 of a prefix."""
+    first, sizes, done = rule["first_chunk"], [rule["first_chunk"]], rule["first_chunk"]
+    target = per_token * first + per_pair * first**2 / 2
+    while done < tokens:
+        slope = per_token + per_pair * done
+        alike = (np.sqrt(slope**2 + 2 * per_pair * target) - slope) / per_pair
+        size = max(int(first + rule["smoothing"] * (alike - first)), first // 4)
+        sizes.append(min(size // rule["multiple"] * rule["multiple"], tokens - done))
+        done += sizes[-1]
+    return sizes
+
+
+def test_prefill_times_of_sglang_from_two_numbers(data):
+    """Two rows and two numbers: what is left is that both rows lie on the model at all."""
+    rule = json.loads((data / "sglang_prefill.json").read_text())
+    rows, workers = rule["rows"], rule["pipeline"]
+    tables = functools.cache(lambda count: table_of(workers, count))
+
+    def predicted(numbers):
+        per_token, per_pair = np.exp(numbers)
+        for row in rows:
+            sizes = as_sglang_cuts(row["tokens"], per_token, per_pair, rule)
+            costs = pj.costing.chunk_costs(sizes, workers, per_token=per_token, per_pair=per_pair)
+            yield pj.evaluate(tables(len(sizes)), costs).makespan
+
+    measured = np.array([row["seconds"] for row in rows])
+    off = lambda numbers: np.array([*predicted(numbers)]) / measured - 1  # noqa: E731
+    fitted = scipy.optimize.least_squares(off, np.log([5e-6, 1e-9]), diff_step=1e-3)
+    assert np.abs(off(fitted.x)).max() <= 0.02
+    per_token, per_pair = np.exp(fitted.x)
+    assert (per_token, per_pair) == (
+        pytest.approx(4.94e-6, rel=0.02),
+        pytest.approx(7.23e-10, rel=0.02),
+    )
