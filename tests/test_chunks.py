@@ -12,6 +12,7 @@ import pytest
 import scipy.optimize
 
 import pipejax as pj
+from pipejax.search.tuning.chunks import _ChunkSearch
 
 pytestmark = pytest.mark.compiles
 RANDOM = 10_000
@@ -81,20 +82,29 @@ def test_the_engine_runs_many_cuts_as_the_recurrence_does():
     np.testing.assert_allclose(found, first_token(cuts, 4, **times), rtol=1e-12)
 
 
+def test_the_slope_is_that_of_the_makespan():
+    """By logarithms of sizes, of which only ratios count; off the kinks, where it jumps."""
+    rng = np.random.default_rng(2)
+    times, points = drawn_times(rng, 4, 3), rng.normal(0, 0.3, (8, 6))
+    given = {name: times.pop(name) for name in ("fixed", "per_token", "per_pair")}
+    search = _ChunkSearch(5000, 4, 1, given, times, pj.Links(), 0)
+    search.program = pj.lower(table_of(4, 6))
+    values, slopes = search._value_and_grad(points)
+    for k, step in enumerate(1e-6 * np.eye(6)):
+        ends = [search._value_and_grad(points + sign * step)[0] for sign in (1, -1)]
+        np.testing.assert_allclose((ends[0] - ends[1]) / 2e-6 / values, slopes[:, k], atol=1e-7)
+
+
 def test_all_cuts_of_a_short_prompt():
     """None of all is shorter than the bound; what is found is the best of all but for little."""
     rng = np.random.default_rng(1)
-    every = {
-        count: [np.diff([0, *ends, 14]) for ends in itertools.combinations(range(1, 14), count - 1)]
-        for count in (2, 4)
-    }
-    for kind in (1, 2):
-        times = drawn_times(rng, 3, kind) | {"per_token": 1e-3, "per_pair": 3e-4}
-        for count, cuts in every.items():
-            best = first_token(cuts, 3, **times).min()
-            found = pj.search.chunks(14, 3, num_chunks=count, **times)
-            assert found.lower_bound <= best * (1 + 1e-12)
-            assert found.value == pytest.approx(best, rel=1e-12)
+    cuts = [np.diff([0, *ends, 14]) for ends in itertools.combinations(range(1, 14), 5)]
+    for kind in range(4):
+        times = drawn_times(rng, 4, kind) | {"per_token": 1e-3, "per_pair": 3e-4}
+        best = first_token(cuts, 4, **times).min()
+        found = pj.search.chunks(14, 4, num_chunks=6, **times)
+        assert found.lower_bound <= best * (1 + 1e-12)
+        assert found.value == pytest.approx(best, rel=1e-12)
 
 
 def test_how_many_chunks():
@@ -120,10 +130,10 @@ def test_a_search_ends_in_time():
 
 def test_sizes_are_of_multiples():
     found = pj.search.chunks(
-        10_000, 4, num_chunks=5, multiple=64, fixed=1e-3, per_token=1e-5, per_pair=5e-9
+        10_000, 4, num_chunks=6, multiple=64, fixed=1e-3, per_token=1e-5, per_pair=5e-9
     )
     *first, last = found.best.sizes
-    assert [n % 64 for n in first] == [0] * 4
+    assert [n % 64 for n in first] == [0] * 5
     assert last == 10_000 - sum(first)
     assert pj.search.chunks(3, 2, per_token=1.0, per_pair=0.0, num_chunks=3).best.sizes == (1, 1, 1)
 
