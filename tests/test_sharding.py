@@ -9,9 +9,11 @@ import grammar_cases
 import numpy as np
 import pytest
 import reference
+from explorer_cases import explored
 
 import pipejax as pj
 from pipejax.costs.stage.stage_costs import stage_parts
+from pipejax.plots.explorer.payload import Carried, payload
 from pipejax.schedules.table.communication_cells import TorchLowering
 from pipejax.schedules.table.sharding import on_lane
 from pipejax.schedules.table.table_files import to_json
@@ -449,7 +451,8 @@ def test_training_runs_along_a_timeline_with_gathers(answer):
     assert found["time"][-1] == end > pj.evaluate(table, costs).makespan
 
 
-def test_a_page_that_reads_tables_knows_no_lanes(call, tmp_path):
-    asked = ["-s", "gpipe", "-P", "1", "-M", "1", *TIMES, "--lookahead", "1"]
-    code, _, error = call("show", *asked, "--choose", "-o", tmp_path / "x.html")
-    assert (code, "UNSHARD on lane net" in error) == (2, True)
+def test_a_page_that_reads_tables_knows_no_lanes():
+    shown = explored(table_of("0F0 0B0", lanes={}), pj.Costs(forward=1.0, backward=2.0))
+    carried = Carried(tables={"sharded": [table_of(ROW)]})
+    with pytest.raises(ValueError, match="knows no lanes: table has UNSHARD on lane net"):
+        payload([shown], unit="s", carried=carried)
