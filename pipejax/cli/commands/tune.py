@@ -84,6 +84,11 @@ def tune(
     options.check([schedule])
     if "memory_limit" in options.options:
         raise ValueError("--memory-limit does not go with tune: --system says what fits")
+    if options.sharding is not None:
+        raise ValueError(
+            "--lookahead, --residency and --sharding-lane do not go with tune: tune lookahead "
+            "searches how far ahead weights are gathered"
+        )
     if "system" in parts and prices is None:
         raise ValueError(f"tune system needs --prices, as {EXAMPLE}")
     return tune_settings(
