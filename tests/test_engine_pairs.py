@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import reference
 from jitter_cases import LINKS as MODELS
-from legal_sizes import at_least
+from legal_sizes import WHOLE, at_least
 from test_transfer_order import texts
 from turns import NUMBER
 
@@ -25,7 +25,6 @@ from pipejax.engine.lowering import lower
 from pipejax.engine.pricing import cost_vector
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.engine.steady_state import steady_state
-from pipejax.schedules import REGISTRY
 
 WORKERS, MICROBATCHES = 4, 4
 # positions in `pj.Links` and in the reference: model, queues, host links, posting, shared links
@@ -173,7 +172,7 @@ def sample(ways, step):
 
     Which schedules these are is another matter for each commit (turns.py).
     """
-    names = list(REGISTRY)
+    names = list(WHOLE)
     return [
         (way, link, names[(j + k + NUMBER) % step :: step])
         for j, way in enumerate(ways)

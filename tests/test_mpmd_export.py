@@ -136,7 +136,7 @@ def test_fragments_that_are_missing_or_strange_are_refused(monkeypatch):
 def test_what_a_runtime_has_no_word_for_is_refused_or_said(write):
     with pytest.raises(ValueError, match="chimera has 2 pipes"):
         write(schedule("chimera"))
-    with pytest.warns(LossWarning, match="3 WAIT_O, 24 O, 24 L cells are left out"):
+    with pytest.warns(LossWarning, match="24 O, 24 L, 3 WAIT_O cells are left out"):
         write(
             pj.schedules.build("pipe-offload", num_workers=4, num_microbatches=8, offload_share=1.0)
         )

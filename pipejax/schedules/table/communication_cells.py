@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.base.checks import check_types, known_as, whole_number
+from pipejax.base.checks import MismatchError, check_types, known_as, whole_number
 from pipejax.base.remembered import remembered
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
 from pipejax.schedules.cells.ops import (
@@ -349,6 +349,9 @@ def with_transfers(
     table: ScheduleTable, order: Order | None, links: Links, torch: TorchLowering | None
 ) -> ScheduleTable:
     """Put SEND and RECV cells into a table that has none, as `insert_transfers` does."""
+    if not table.grammar.has_usual_messages:
+        has = f"{table.name} has {table.grammar.unusual}"
+        raise MismatchError(f"SEND and RECV cells carry the usual messages alone, and {has}")
     bare = table if torch is None else torch.sharded(table)
     sent = messages_of(bare)
     if order is None:
