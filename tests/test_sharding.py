@@ -456,3 +456,11 @@ def test_a_page_that_reads_tables_knows_no_lanes():
     carried = Carried(tables={"sharded": [table_of(ROW)]})
     with pytest.raises(ValueError, match="knows no lanes: table has UNSHARD on lane net"):
         payload([shown], unit="s", carried=carried)
+
+
+def test_gathers_beside_compute_need_times(call):
+    asked = ["evaluate", "-s", "1f1b", "-P", "2", "-M", "2", "--lookahead", "1"]
+    code, _, error = call(*asked, "-T", "F=1,B=2,UNSHARD=1")
+    assert code == 2
+    assert "gathers and reductions beside compute take time: give REDUCE_GRAD=.., too" in error
+    assert call(*asked, "-T", "F=1,B=2,UNSHARD=1,REDUCE_GRAD=0")[0] == 0

@@ -335,7 +335,11 @@ class GivenTimes(NamedTuple):
         from pipejax.costs.costs import needed_by
 
         found = []
+        moved = [p for p in table.grammar.moved if p in table.used_phases]
         try:
+            if lacks := [f"{p.name}=.." for p in moved if p.kind.time not in self.times]:
+                what = "gathers and reductions beside compute take time"
+                raise ValueError(f"{what}: give {', '.join(lacks)}, too")
             for each in self.messages:
                 if self.per_worker:
                     found.append(pj.Costs.per_worker(table, **self._for(table), **each))
