@@ -5,6 +5,7 @@ as those of `strategies`: op after op among those that could run next is appende
 Some tables are spoiled afterwards.
 """
 
+import copy
 import dataclasses
 from typing import NamedTuple
 
@@ -346,8 +347,17 @@ def _table(d, pipes):
         rows = [strategies.with_updates(d.rng, row) for row in rows]
     _with_stages(d, grammar, data["placement"], rows)
     for _ in range(spoils):
+        before = copy.deepcopy(rows)
         _spoil(d, rows)
+        if _counted(grammar, rows) != len(data["pipe_of_microbatch"]):
+            rows = before  # its costs are of as many microbatches
     return data | {"rules": rules, "rows": rows}
+
+
+def _counted(grammar, rows):
+    """How many microbatches there are by what workers compute."""
+    ops = [op for row in rows for text in row if text for op in grammar.split(text)]
+    return 1 + max((m for letters, _, m in ops if grammar.computes(letters)), default=-1)
 
 
 @st.composite

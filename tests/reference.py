@@ -114,7 +114,8 @@ class Run:
         self.first = {}  # microbatch that an update behind the rows is of
         self.joined = {}  # all-reduce: cells of gradients that it waits for
         self.reduction_of = {}  # cell of an update: its all-reduce
-        if any(costs.op.get((phase, stage)) for phase in "AU" for stage, _ in self.gradients):
+        ends = [costs.op.get((phase, stage), 0.0) for phase in "AU" for stage, _ in self.gradients]
+        if any(any(x) if isinstance(x, list) else x for x in ends):
             self.reduce_within() or self.reduce_at_end()
         self.messages = self.sent()
         self.into, self.out_of = {}, {}  # messages by the cell that waits, and by that which sends

@@ -94,11 +94,15 @@ class Grammar:
         messages = {"lane": "net"}  # SEND and RECV cells, which no rule speaks of
         return self.kinds.get(letters, messages).get("lane", "compute")
 
-    def needs(self, letters):
-        """What is waited for that stands on a lane, of the same stage, last before it in the row."""
+    def computes(self, letters):
+        """Whether it is compute of a microbatch, by which microbatches are counted."""
         kind = self.kinds.get(letters, {"only_waits": True})
         is_work = self.lane(letters) == "compute" and not kind.get("only_waits")
-        if is_work and self.of(letters) == "microbatch":
+        return is_work and self.of(letters) == "microbatch"
+
+    def needs(self, letters):
+        """What is waited for that stands on a lane, of the same stage, last before it in the row."""
+        if self.computes(letters):
             return {"UNSHARD"} & {*self.lanes}
         return {"REDUCE_GRAD"} & {*self.lanes} if letters in ("WAIT_REDUCE_GRAD", "U") else set()
 
@@ -189,15 +193,7 @@ class Grammar:
 def check(grammar, cells, placement, pipe_of):
     """Refuse what is no table; `cells` are by worker, of ops. Deadlocks are found elsewhere."""
     stages, where = len(placement[0]), {}
-    numbers = [
-        op[2]
-        for row in cells
-        for cell in row
-        for op in cell
-        if grammar.lane(op[0]) == "compute"
-        and grammar.of(op[0]) == "microbatch"
-        and not grammar.kinds[op[0]].get("only_waits")
-    ]
+    numbers = [op[2] for row in cells for cell in row for op in cell if grammar.computes(op[0])]
     count = 1 + max(numbers, default=-1)
     for w, row in enumerate(cells):
         demand(any(row), f"worker {w} has no op")
