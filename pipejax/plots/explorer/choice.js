@@ -29,11 +29,12 @@ function phasesOf({ cells }) {
   return new Set(cells.flatMap(({ ops }) => ops.map(({ phase }) => phase)));
 }
 
-/** Times that hold for tables of any size: those of a worker are divided over its stages. */
+/** Times that hold for tables of any size: those of a worker are divided over stages and slices. */
 function fillGiven(base, table, layout, { times, factors, phases, mean }) {
   const { grammar, placement: [home] } = table;
   const there = home.map((worker) => home.filter((each) => each === worker).length);
   const used = phasesOf(table);
+  const slices = times.byWorker ? grammar.slices : 1;
   for (const [phase, { first, count }] of layout.times.of) {
     const time = times.ops[phase];
     if (time === undefined) {
@@ -42,13 +43,18 @@ function fillGiven(base, table, layout, { times, factors, phases, mean }) {
     }
     const isOfStages = times.byWorker && !grammar.ofWorkers.includes(phase);
     for (let place = 0; place < count; place++) {
-      base[first + place] = time * (isOfStages ? table.shares[place] / there[place] : 1);
+      base[first + place] = time / slices * (isOfStages ? table.shares[place] / there[place] : 1);
     }
   }
   const { firstLink, links } = layout;
   const isFree = factors.some(({ key, given }) => key === "transmit" && given === 0);
   base.fill(times.latency, firstLink, firstLink + links);
-  base.fill(isFree ? mean : times.transmit, firstLink + links, firstLink + 2 * links);
+  base.fill((isFree ? mean : times.transmit) / slices, firstLink + links, firstLink + 2 * links);
+}
+
+/** Whole microbatches of a schedule, which counts slices, or of an entry, which does not. */
+function wholeOf({ microbatches, slices = 1 }) {
+  return microbatches / slices;
 }
 
 /** Times of another table with as many stages and pipes: those are of each stage and boundary. */
@@ -156,9 +162,9 @@ export class Library {
 
   /** What is shown at first, as a choice. */
   asGiven() {
-    const [{ workers, microbatches }] = this.given;
+    const [{ workers }] = this.given;
     const schedules = this.given.map(({ name, stagesPerWorker }) => ({ name, stagesPerWorker }));
-    return { schedules, workers, microbatches };
+    return { schedules, workers, microbatches: wholeOf(this.given[0]) };
   }
 
   /** A choice with one schedule more: the first that is there and not shown. */
@@ -172,11 +178,12 @@ export class Library {
   /** Whether a schedule is there for the workers and microbatches of a choice. */
   isThere(name, { workers, microbatches }) {
     return this.dropped.has(name) || [...this.given, ...this.entries].some((each) =>
-      each.name === name && each.workers === workers && each.microbatches === microbatches);
+      each.name === name && each.workers === workers && wholeOf(each) === microbatches);
   }
 
   sizes(field) {
-    const found = [...this.given, ...this.entries].map((each) => each[field]);
+    const own = field === "microbatches" ? wholeOf : (each) => each[field];
+    const found = [...this.given, ...this.entries].map(own);
     return [...new Set(found)].sort((one, other) => one - other);
   }
 
@@ -184,7 +191,7 @@ export class Library {
   find({ name, stagesPerWorker }, workers, microbatches) {
     if (this.dropped.has(name)) return this.dropped.get(name);
     const isMeant = (each) => each.name === name && each.workers === workers &&
-      each.microbatches === microbatches && each.stagesPerWorker === stagesPerWorker;
+      wholeOf(each) === microbatches && each.stagesPerWorker === stagesPerWorker;
     const own = this.given.find(isMeant);
     if (own) return own;
     const entry = this.entries.find(isMeant);

@@ -175,7 +175,8 @@ def library(tables: Mapping[str, Sequence[ScheduleTable]], phases: PagePhases) -
         for table in each:
             if table.offloads:
                 continue
-            sizes = {"workers": table.num_workers, "microbatches": table.num_microbatches}
+            microbatches = table.num_microbatches // table.grammar.slices
+            sizes = {"workers": table.num_workers, "microbatches": microbatches}
             each_worker = {"stagesPerWorker": table.stages_per_worker}
             which = {"grammar": phases.grammars.index(table.grammar)}
             entries.append({"name": name, **sizes, **each_worker, **which, **_unstated(table)})
