@@ -108,7 +108,7 @@ class Run:
         for w, row in enumerate(self.ops):
             for c in row:
                 for phase, stage, _ in c:
-                    if phase in ("B", "W"):
+                    if grammar.ends_backward(phase):
                         self.gradients.pop((stage, w), None)
                         self.gradients[stage, w] = (w, c)  # the last comes last
         self.first = {}  # microbatch that an update behind the rows is of

@@ -100,6 +100,12 @@ class Grammar:
         is_work = self.lane(letters) == "compute" and not kind.get("only_waits")
         return is_work and self.of(letters) == "microbatch"
 
+    def ends_backward(self, letters):
+        """Whether it frees an activation, of which W needs nothing more, or what W needs of it."""
+        freed = self.kinds.get(letters, {}).get("at_end", {})
+        for_w = freed.get("for_w", 0)
+        return self.computes(letters) and (for_w < 0 or for_w == 0 > freed.get("activation", 0))
+
     def needs(self, letters):
         """What is waited for that stands on a lane, of the same stage, last before it in the row."""
         if self.computes(letters):

@@ -69,6 +69,15 @@ class Own:
         demand(len({frozenset(edge) for edge in self.graph}) == len(self.graph), "graph")
         self.rules = [self.rule(text, demand) for text in self.listed(data, "rules", str, demand)]
 
+    def ends_backward(self, letters):
+        """Whether a kind frees an activation, or what W needs of it."""
+        if letters not in self.kinds:
+            return letters in ("B", "W")
+        kind = self.kinds[letters]
+        freed, for_w = kind["at_end"], kind["at_end"].get("for_w", 0)
+        is_work = (kind["lane"], kind["of"]) == ("compute", "microbatch")
+        return is_work and (for_w < 0 or for_w == 0 > freed.get("activation", 0))
+
     def recomputes(self):
         """Kinds that make an activation from its checkpoint."""
         takes = (x for x, kind in self.kinds.items() if kind["at_start"].get("checkpoint", 0) < 0)

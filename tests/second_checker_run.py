@@ -224,8 +224,9 @@ class Run:
         copies, first = {}, {}  # last gradient and first microbatch of each
         for (phase, s, m), cell in at.items():
             key = s, cell[0]
-            if phase in ("B", "W"):
+            if self.table.own.ends_backward(phase):
                 copies[key] = max(cell, copies.get(key, cell))
+            if m >= 0:
                 first[key] = min(m, first.get(key, m))
         for s in range(self.table.stages):
             reduction, cells = ("A", s, -1), [c for (t, _), c in copies.items() if t == s]

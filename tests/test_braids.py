@@ -157,3 +157,16 @@ def test_sizes_that_are_none():
         built("braided-dualpipe", 3, 8)
     with pytest.raises(ValueError, match="braided-dualpipe-v needs microbatches, at least twice"):
         built("braided-dualpipe-v", 4, 7)
+
+
+@pytest.mark.parametrize("name", ["combined-1f1b", "braided-dualpipe", "braided-dualpipe-v"])
+def test_a_step_ends_with_all_reduces_and_updates(name):
+    """Once the last gradient of a stage is there, though no op is called B or W."""
+    table = pj.schedules.build(name, num_workers=2, num_microbatches=4)
+    own = {kind.time: 1.0 for kind in table.grammar.kinds.values()}
+    plain = pj.evaluate(table, pj.Costs(others=own)).makespan
+    run = pj.evaluate(table, pj.Costs(others=own, all_reduce=50.0, update=7.0))
+    assert run.makespan > plain + 50.0
+    assert pj.verify(pj.certificate(run)).ok
+    sharded = pj.schedules.insert_sharding(table)
+    assert pj.Phase.REDUCE_GRAD in sharded.used_phases

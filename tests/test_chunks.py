@@ -200,3 +200,8 @@ def test_prefill_times_of_sglang_from_two_numbers(data):
         pytest.approx(4.94e-6, rel=0.02),
         pytest.approx(7.23e-10, rel=0.02),
     )
+
+
+def test_times_of_nothing_are_cut_too():
+    found = pj.search.chunks(64, 3, fixed=0.0, per_token=0.0, per_pair=0.0, num_chunks=2)
+    assert (found.value, found.stopped) == (0.0, "optimal")

@@ -318,6 +318,7 @@ def test_rules_that_can_mean_nothing_are_refused(rule):
 @pytest.mark.parametrize(
     ("given", "why"),
     [
+        ({"items": {"activation": 0.5}}, "activation is a part of every activation"),
         ({"kinds": {"S": kind("host", "worker")}}, "S: a host link carries microbatches"),
         ({"kinds": {"N": kind(slot=0)}}, "N: slot must be above 0"),
         ({"kinds": {"N": kind(at_end={"kv": 1})}}, "item of N must be one of activation"),

@@ -13,6 +13,7 @@ from explorer_cases import explored
 
 import pipejax as pj
 from pipejax.costs.stage.stage_costs import stage_parts
+from pipejax.costs.stage.stage_work import gathered_bytes
 from pipejax.plots.explorer.payload import Carried, payload
 from pipejax.schedules.table.communication_cells import TorchLowering
 from pipejax.schedules.table.sharding import on_lane
@@ -464,3 +465,32 @@ def test_gathers_beside_compute_need_times(call):
     assert code == 2
     assert "gathers and reductions beside compute take time: give REDUCE_GRAD=.., too" in error
     assert call(*asked, "-T", "F=1,B=2,UNSHARD=1,REDUCE_GRAD=0")[0] == 0
+
+
+def test_a_lookahead_in_stages_stays_within_the_residency():
+    table = pj.schedules.build("looped-bfs", num_workers=1, num_microbatches=1, stages_per_worker=3)
+    for lane in ("net", "compute"):
+        how = {"counted": "stages", "lane": lane}
+        given = pj.schedules.insert_sharding(table, lookahead=2, residency=1, **how)
+        assert pj.schedules.gathered_peak(given).tolist() == [1.0]
+        assert texts_of(given)[0].count("1RESHARD") == texts_of(given)[0].count("1UNSHARD")
+
+
+def test_nothing_is_gathered_where_nothing_is_split(call):
+    table = pj.schedules.insert_sharding(
+        pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    )
+    model = pj.load_model("llama3-8b")
+    alone = pj.Workload(model, minibatch=8, tensor_parallel=2, zero=3)
+    assert gathered_bytes(alone, table).tolist() == [0.0] * 4
+    split = pj.Workload(model, minibatch=8, tensor_parallel=2, zero=3, data_parallel=2)
+    assert gathered_bytes(split, table).min() > 0
+    asked = ["evaluate", "-s", "1f1b", "-P", "4", "-M", "8", "-m", "llama3-8b", "-y", "h100"]
+    code, _, error = call(*asked, "--minibatch", "8", "--lookahead", "1")
+    assert (code, "give --zero 3" in error) == (2, True)
+
+
+def test_tables_with_kinds_of_workers_are_searched(answer):
+    times = "F=1,B=2,S=0.5,T=0.5,X=0.2,Y=0.2,UNSHARD=1,REDUCE_GRAD=1"
+    found = answer("tune", "lookahead", "-s", "vocabulary-1f1b", "-P", "2", "-M", "3", "-T", times)
+    assert found["stopped"] == "optimal"

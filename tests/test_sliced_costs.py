@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.costs.layers.formulas import key_bytes, layer_flop
+from pipejax.costs.layers.formulas import key_bytes, layer_flop, model_flop
 from pipejax.costs.layers.layer_ops import layer_ops
 from pipejax.costs.stage.slices import sliced_model
 
@@ -142,3 +142,14 @@ def test_what_has_no_price_in_slices_is_refused():
         pj.stage_costs(pj.Workload(both, minibatch=M), system, TABLE)
     with pytest.raises(ValueError, match="2 microbatches do not divide a minibatch of 3"):
         pj.stage_costs(pj.Workload(LLAMA, minibatch=3), system, TABLE)
+
+
+def test_a_forward_alone_has_a_third_of_the_flop():
+    table = pj.schedules.build("chunked-prefill", num_workers=4, num_microbatches=2, slices=4)
+    workload, system = pj.Workload(pj.load_model("llama3-8b"), minibatch=2), pj.load_system("h100")
+    report = pj.step_report(
+        pj.evaluate(table, pj.stage_costs(workload, system, table)), workload, system
+    )
+    whole = model_flop(workload.model, 2)
+    assert report.flops_per_accelerator == pytest.approx(whole / 3 / report.step_time / 4)
+    assert report.mfu < 1

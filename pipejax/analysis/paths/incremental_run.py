@@ -20,7 +20,7 @@ from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.link_models import check_eager
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, ZERO, Program
 from pipejax.engine.pricing import by_microbatch, cost_vector, ends_step
-from pipejax.schedules.cells.ops import WEIGHT_GRADS, WORKER, Op, ScheduleError
+from pipejax.schedules.cells.ops import WORKER, Op, ScheduleError
 from pipejax.schedules.table.table import ScheduleTable, row_order
 
 ROUNDING = 1e-12  # relative: what is closer may be equal
@@ -381,7 +381,8 @@ class IncrementalRun:
         for node in behind:  # next in the row
             edges[node] = [(one, ZERO) if e == (other, ZERO) else e for e in self._edges[node]]
         # an all-reduce waits for the last gradient of its stage in the row
-        stages = {op.stage for op in self._ops[one] if op.phase in WEIGHT_GRADS}
+        ends = self._start.grammar.ends_backward
+        stages = {op.stage for op in self._ops[one] if op.phase in ends}
         for node in self._reductions:
             if self._program.stage[node] in stages and (other, ZERO) in self._edges[node]:
                 edges[node] = [(one, ZERO) if e == (other, ZERO) else e for e in self._edges[node]]

@@ -106,6 +106,8 @@ def step_report(evaluation: Evaluation, workload: Workload, system: System) -> S
     accelerators = workload.accelerators_per_worker * workload.data_parallel * evaluation.workers
     tokens = sequences * float(workload.model.sequence)
     flop = model_flop(workload.model, sequences, workload.layout(evaluation.table))
+    if evaluation.table.grammar.forward_only:  # a backward has two products for each of a forward
+        flop = model_flop(workload.model, sequences) / 3
     price = float(system.price) * accelerators * step if float(system.price) > 0 else None
     return StepReport(
         step_time=step,

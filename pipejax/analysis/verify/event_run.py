@@ -205,8 +205,10 @@ class EventRun:
             key = cell[0], stage, microbatch % runs
             if microbatch >= 0:  # sharding cells are of none
                 met[key[:2]] = min(microbatch, met.get(key[:2], microbatch))
+            if phase in self.own.ends_backward:
+                copies[key[:2]] = cell
             if phase in ("B", "W"):
-                last[key] = copies[key[:2]] = cell
+                last[key] = cell
             elif phase == "U":
                 reduction = "A", stage, microbatch
                 self._add(reduction, float(self.costs["A"][stage]), [last[key]])

@@ -15,7 +15,7 @@ _END = r"(\d*)([A-Za-z_]+)(\d*)(?:\.(\d+))?(?:@(\w+|[+-]\d+))?"
 _RULE = re.compile(rf"{_END} <- {_END}(?: \((?:(all)|slice ([+-]\d+))\))?( \[message\])?")
 OPS = ("F", "B", "I", "W", "R", "U")  # usual kinds that count as ops of a row
 COMPUTES = "compute", "microbatch"  # lane and owner of what needs the weights of its stage
-CHECKPOINT = 2  # number of it among the parts of an activation
+WHOLE, FOR_W, CHECKPOINT = range(3)  # numbers of the parts of an activation
 USUAL = -1  # number of every rule that is no table's own
 
 
@@ -59,6 +59,7 @@ class OwnRules:
       kinds: its kinds by letters.
       items: sizes of items, as shares of a whole activation, behind the three usual parts.
       lanes: lanes of usual kinds that are of a stage as a whole, by letters.
+      ends_backward: letters of what frees an activation, or what W needs of it.
       recomputing: letters of what makes an activation from the checkpoint that its F left.
     """
 
@@ -68,6 +69,7 @@ class OwnRules:
         self.kinds, self.items = dict(grammar.kinds), [*grammar.items.values()]
         self.lanes = dict(grammar.lanes)
         takes = (x for x, kind in self.kinds.items() if kind.at_start.get(CHECKPOINT, 0) < 0)
+        self.ends_backward = ["B", "W", *(x for x in self.kinds if self._ends_backward(x))]
         self.recomputing = ["R", *(x for x in takes if self.kinds[x].of == "microbatch")]
         self.names_ops = not grammar.has_usual_messages  # by which messages are told
         self._slices, self._graph = grammar.slices, [*grammar.graph]
@@ -97,6 +99,12 @@ class OwnRules:
         shares = [1, 1, 1, *self.items]
         changes = getattr(self.kinds[letters], moment)
         return sum(count * shares[part] for part, count in changes.items())
+
+    def _ends_backward(self, letters: str) -> bool:
+        kind = self.kinds[letters]
+        whole, for_w = (kind.at_end.get(part, 0) for part in (WHOLE, FOR_W))
+        frees = for_w < 0 or (for_w == 0 and whole < 0)
+        return frees and (kind.lane, kind.of) == COMPUTES
 
     def of_stage(self, letters: str) -> list[str]:
         """What on a lane an op waits for: the last before it in its row that is of its stage."""

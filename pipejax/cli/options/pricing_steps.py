@@ -391,6 +391,11 @@ class ModelCosts(NamedTuple):
         """Return the costs of a table: of all levels one, which the system knows."""
         if self.lengths is not None:
             _check_count("--lengths", self.lengths, table.num_microbatches)
+        if table.grammar.moved and self.workload.zero < 2:
+            raise ValueError(
+                "gathers and reductions beside compute are of what replicas split: give --zero 3, "
+                f"or 2 for gradients alone, got --zero {self.workload.zero}"
+            )
         costs = pj.stage_costs(self.workload, self.system, table, lengths=self.lengths)
         _check_own(costs, table, of_model=True)
         return [costs]

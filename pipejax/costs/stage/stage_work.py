@@ -407,9 +407,10 @@ def memory_bytes(
 
 def gathered_bytes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray, " workers"]:
     """Most that weights which cells gather take (workers) [B]: whole stages, in row order."""
-    if workload.zero < 3:
+    sizes = gathered_sizes(workload, table)
+    if np.array_equal(sizes, np.asarray(stage_bytes(workload, table).weights, float)):
         return np.zeros(table.num_workers)  # nothing is split: weights are there all the time
-    return gathered_peak(table, gathered_sizes(workload, table))
+    return gathered_peak(table, sizes)
 
 
 def gathered_sizes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray, " stages"]:

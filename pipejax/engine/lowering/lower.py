@@ -28,7 +28,7 @@ from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTab
 from pipejax.engine.lowering.program_builder import ProgramBuilder, Reductions
 from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies, find_versions
-from pipejax.schedules.cells.ops import WEIGHT_GRADS, AnyPhase, Phase
+from pipejax.schedules.cells.ops import AnyPhase, Phase
 from pipejax.schedules.table.communication_cells import RunOrder, run_order
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
@@ -253,11 +253,11 @@ def add_step_end(builder: ProgramBuilder) -> None:
     table, layout = builder.table, builder.layout
     place = np.full((table.num_workers, table.num_stages), -1)  # slot of the last gradient
     for cells in (table.cells, table.partners):
-        worker, slot = np.nonzero(np.isin(cells.phase, WEIGHT_GRADS))
+        worker, slot = np.nonzero(np.isin(cells.phase, table.grammar.ends_backward))
         np.maximum.at(place, (worker, cells.stage[worker, slot]), slot)
     copies = np.argwhere(place >= 0)  # by worker and stage: pipes share a worker's copy
     if not len(copies):
-        return  # no op of the usual kinds makes a gradient
+        return  # no op ends a backward
     copies = copies[np.lexsort((place[place >= 0], copies[:, 0]))]
     worker, stage = copies.T
     stages, of_copy = np.unique(stage, return_inverse=True)

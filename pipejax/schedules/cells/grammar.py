@@ -249,6 +249,8 @@ class Grammar(PhaseLists[AnyPhase]):
         check_types(**{f"rules[{k}]": (rule, str, Rule) for k, rule in enumerate(self.rules)})
         check_types(items=(self.items, Mapping))
         for name, share in self.items.items():
+            if name in PARTS_BY_NAME:
+                raise wrong("items", f"{name} is a part of every activation: choose another", name)
             if not is_number(share):
                 raise wrong("items", f"{name} must be a number of at least 0, got {share!r}", share)
         check_types(forward_only=(self.forward_only, bool), graph=(self.graph, Sequence))

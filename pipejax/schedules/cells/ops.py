@@ -301,6 +301,16 @@ class PhaseLists(Generic[SomePhase]):
         return (*self.busy, *(phase for phase in self.waits if phase not in self.wait_send))
 
     @functools.cached_property
+    def ends_backward(self) -> tuple[SomePhase, ...]:
+        """What ends a backward: it frees what W needs, or all where W needs nothing."""
+
+        def frees(kind: OpKind) -> bool:
+            for_w = kind.at_end.get(FOR_W, 0)
+            return for_w < 0 or (for_w == 0 and kind.at_end.get(WHOLE, 0) < 0)
+
+        return tuple(phase for phase in self.compute if frees(phase.kind))
+
+    @functools.cached_property
     def recomputing(self) -> tuple[SomePhase, ...]:
         """What makes a whole activation from the checkpoint that its forward left of it."""
         takes = (phase for phase in self.known if phase.kind.at_start.get(CHECKPOINT, 0) < 0)

@@ -122,7 +122,8 @@ class TorchLowering:
             hows = (Lookahead(count - 1, self.max_active_stages, STAGES) for count in ahead)
             rows = [with_gathers(row, compute, how) for row, how in zip(rows, hows, strict=True)]
         if not held & {Phase.REDUCE_GRAD, Phase.WAIT_REDUCE_GRAD}:
-            rows = [with_reductions(row, self.defer_reduce_grad_wait) for row in rows]
+            ends = table.grammar.ends_backward
+            rows = [with_reductions(row, self.defer_reduce_grad_wait, ends) for row in rows]
         return table.with_rows(rows)
 
     def _lookahead(self, num_workers: int) -> list[int]:

@@ -95,7 +95,8 @@ def insert_sharding(
     compute, rows = bare.grammar.compute, []
     for row, before, held in zip(dense_rows(bare), ahead, most, strict=True):
         gathered = with_gathers(row, compute, Lookahead(before, held, counted))
-        rows.append(with_reductions(gathered, defer_reduce_grad_wait))
+        ends = bare.grammar.ends_backward
+        rows.append(with_reductions(gathered, defer_reduce_grad_wait, ends))
     sharded = bare.with_rows(in_host_order(bare, rows) if bare.offloads else rows)
     return on_lane(sharded, lane)
 
@@ -169,7 +170,8 @@ class _Coming:
     def wanted(self, first: int) -> list[int]:
         """Those to gather now."""
         if self._how.counted == STAGES:
-            return self._next(first, self._how.ahead + 1, len(self._row))
+            count = min(self._how.ahead + 1, self._how.most)
+            return self._next(first, count, len(self._row))
         return self._next(first, self._how.most, self._how.ahead + 1)
 
     def _next(self, first: int, count: int, uses: int) -> list[int]:
@@ -189,12 +191,14 @@ class _Coming:
         return list(found)
 
 
-def with_reductions(row: Sequence[Cell], deferred: bool) -> list[Cell]:
+def with_reductions(
+    row: Sequence[Cell], deferred: bool, ends: Sequence[AnyPhase] = WEIGHT_GRADS
+) -> list[Cell]:
     """Reduce the gradients of each stage behind its last backward, at most one at a time.
 
     Where ops of the row update weights, that is the last one before each update.
     """
-    last = set(_last_gradients(row))
+    last = set(_last_gradients(row, ends))
     found: list[Cell] = []
     pending: list[Cell] = []
     for k, cell in enumerate(row):
@@ -203,7 +207,7 @@ def with_reductions(row: Sequence[Cell], deferred: bool) -> list[Cell]:
         pending = [wait for wait in pending if wait not in waits]
         found.append(cell)
         for op in cell:
-            if op.phase in WEIGHT_GRADS and (k, op) in last:
+            if (k, op) in last:
                 wait = (Op(Phase.WAIT_REDUCE_GRAD, op.stage),)
                 found += [*pending, (Op(Phase.REDUCE_GRAD, op.stage),)]
                 pending = [wait] if deferred else []
@@ -211,12 +215,12 @@ def with_reductions(row: Sequence[Cell], deferred: bool) -> list[Cell]:
     return found + pending
 
 
-def _last_gradients(row: Sequence[Cell]) -> Iterator[tuple[int, Op]]:
+def _last_gradients(row: Sequence[Cell], ends: Sequence[AnyPhase]) -> Iterator[tuple[int, Op]]:
     """Find the gradients, with their places, behind which a stage is updated or no other comes."""
     last: dict[int, tuple[int, Op]] = {}
     for k, cell in enumerate(row):
         for op in cell:
-            if op.phase in WEIGHT_GRADS:
+            if op.phase in ends:
                 last[op.stage] = k, op
             elif op.phase == Phase.U and op.stage in last:
                 yield last.pop(op.stage)

@@ -235,7 +235,8 @@ class _ChunkSearch:
         slope += self.rate * of_message.sum(axis=(1, 2, 3))
         shares = sizes / self.tokens
         slope = sizes * (slope - (shares * slope).sum(axis=1, keepdims=True))
-        return np.asarray(values), slope / np.asarray(values)[:, None]
+        taken = np.asarray(values)[:, None]
+        return np.asarray(values), slope / np.where(taken > 0, taken, 1.0)
 
     def _whole(self, sizes: Float[NumpyArray, "cuts chunks"]) -> Cuts:
         """Round to multiples, of which each chunk has one or more; the last one ends the prompt."""

@@ -23,6 +23,7 @@ from pipejax.base.checks import as_floats, check_local_search, check_types, wron
 from pipejax.base.display import short_repr_of
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
+from pipejax.schedules.cells.grammar import Grammar
 from pipejax.schedules.cells.ops import COMPUTING, NETWORK, SHARDING, AnyPhase, Cell, Op, Phase
 from pipejax.schedules.table.held_activations import gathered_peak
 from pipejax.schedules.table.host_links import in_host_order
@@ -165,7 +166,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
         self._given, self._lane = (costs, links), lane
         self.table = without(on_lane(table, COMPUTING), SHARDING)
         stages, workers = self.table.num_stages, self.table.num_workers
-        self._rows = dense_rows(self.table)
+        self._rows, self._ends = dense_rows(self.table), self.table.grammar.ends_backward
         self._sizes = _shaped("sizes", sizes, stages)
         limits = np.full(workers, np.inf) if limit is None else _shaped("limit", limit, workers)
         self._every = _ways(self.table, self._sizes, limits)
@@ -282,7 +283,10 @@ class LookaheadSearch(LocalSearch[Gathering]):
     def _relaxed(self) -> float:
         """Makespan where each stage is gathered once, and reductions have a lane of their own."""
         costs, links = self._given
-        rows = [[*_gathers(row), *with_reductions(row, deferred=True)] for row in self._rows]
+        compute = self.table.grammar.compute
+        rows = [
+            [*_gathers(row, compute), *with_reductions(row, True, self._ends)] for row in self._rows
+        ]
         rows = in_host_order(self.table, rows) if self.table.offloads else rows
         grammar = dataclasses.replace(
             self.table.grammar,
@@ -292,9 +296,9 @@ class LookaheadSearch(LocalSearch[Gathering]):
         return float(evaluate(table, costs, link=links).makespan)
 
 
-def _gathers(row: Sequence[Cell]) -> list[Cell]:
+def _gathers(row: Sequence[Cell], compute: Sequence[AnyPhase]) -> list[Cell]:
     """Gather the stages of a row in the order of their first uses."""
-    stages = dict.fromkeys(op.stage for cell in row for op in cell if op.phase not in SHARDING)
+    stages = dict.fromkeys(op.stage for cell in row for op in cell if op.phase in compute)
     return [(Op(Phase.UNSHARD, stage),) for stage in stages]
 
 
@@ -306,7 +310,7 @@ def _ways(
     """List the different rows that each worker can have, by residency and lookahead."""
     found = []
     for worker, row in enumerate(dense_rows(table)):
-        every = list(_ways_of(row, table.grammar.compute, sizes))
+        every = list(_ways_of(row, table.grammar, sizes))
         own = [way for way in every if way.peak <= limits[worker] * (1 + ROUNDING)]
         if not own:
             least = min(way.peak for way in every)
@@ -319,9 +323,10 @@ def _ways(
 
 
 def _ways_of(
-    row: Sequence[Cell], compute: Sequence[AnyPhase], sizes: Float[NumpyArray, " stages"]
+    row: Sequence[Cell], grammar: Grammar, sizes: Float[NumpyArray, " stages"]
 ) -> Iterator[_Way]:
     """List the different rows of a worker, by residency, then lookahead."""
+    compute = grammar.compute
     stages = [{op.stage for op in cell if op.phase in compute} for cell in row]
     for most in range(max(map(len, stages)), len(set().union(*stages)) + 1):
         last: list[Cell] = []
@@ -330,7 +335,7 @@ def _ways_of(
             if gathered == last:  # every gather stands where it stands earliest
                 break
             last = gathered
-            whole = with_reductions(gathered, deferred=True)
+            whole = with_reductions(gathered, True, grammar.ends_backward)
             yield _Way(ahead, most, whole, _peak(gathered, sizes))
 
 
