@@ -143,3 +143,14 @@ def test_what_has_no_such_parts_is_refused():
         pj.stage_costs(workload("mixtral-8x7b", expert_overlap=0.5), H100, table)
     with pytest.raises(ValueError, match="mid_nw_mid_cp prices layers as a whole"):
         pj.stage_costs(workload("mixtral-8x7b"), pj.load_system("mid_nw_mid_cp"), table)
+
+
+@pytest.mark.compiles
+def test_sweeps_go_on_without_what_they_cannot_price(call, tmp_path):
+    (tmp_path / "grid.toml").write_text(
+        'schedules = ["1f1b", "combined-1f1b"]\nmodels = "mixtral-8x7b"\nsystems = "h100"\n'
+        "workers = 4\nmicrobatches = 8\nminibatch = 8\nexpert_parallel = 8\ndata_parallel = 8\n"
+    )
+    code, text, error = call("sweep", "run", tmp_path / "grid.toml", "-o", tmp_path / "grid.zarr")
+    assert (code, "Traceback" in error) == (0, False)
+    assert "a sweep over models knows the usual ops and rules alone" in text + error

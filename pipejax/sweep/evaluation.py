@@ -30,7 +30,7 @@ from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import by_microbatch
 from pipejax.schedules.cells.ops import TIMED, ScheduleError
 from pipejax.schedules.table.links import Links, parse_groups, parse_pair_links, parse_pairs
-from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.sweep.declaration import Axis, Sweep, label
 from pipejax.sweep.schedule_axis import built
 from pipejax.sweep.store import FEASIBLE, ILLEGAL, OUT_OF_MEMORY, Block, variables_of
@@ -99,6 +99,8 @@ def _at_point(sweep: Sweep, at: Values, systems: System) -> Values:
     values["status"][:] = ILLEGAL
     try:
         point = _point(at)
+        if point.table.grammar.own:
+            check_usual(point.table, "a sweep over models")
         work = stage_work(point.workload, point.table)
         need = float(memory_bytes(point.workload, point.table).max())
     except MismatchError as error:

@@ -141,7 +141,7 @@ def stage_work(
     O moves also where the schedule has none.
     """
     if microbatch_size is None:
-        check_whole(table, "this")
+        check_whole(table, "counting the work of one size")
     return work_of_stages(
         workload.model,
         workload.layout(table, microbatch_size),
