@@ -209,16 +209,17 @@ def by_microbatch(program: Program) -> Program:
 
 def _microbatch_of_nodes(program: Program) -> Int[NumpyArray, " nodes"]:
     """Microbatch of each node; of an update behind the rows the first that its copy meets."""
-    fields = program.microbatch, program.worker, program.stage
-    microbatch, worker, stage = map(np.asarray, fields)
-    copy = worker * program.layout.num_stages + stage
-    first = np.full((program.num_workers, program.layout.num_stages), -1).ravel()
-    meets = np.flatnonzero((microbatch >= 0) & (worker >= 0) & (stage >= 0))
-    meets = meets[np.argsort(-microbatch[meets], kind="stable")]  # of several the last is kept
-    first[copy[meets]] = microbatch[meets]
+    fields = program.microbatch, program.worker, program.stage, program.node_of_cell
+    microbatch, worker, stage, node_of_cell = map(np.asarray, fields)
+    row, slot = np.nonzero(node_of_cell != SOURCE)  # ops on lanes are of a row, and of no worker
+    node = node_of_cell[row, slot]
+    meets = (microbatch[node] >= 0) & (stage[node] >= 0)
+    row, node = row[meets], node[meets]
+    first = np.full((program.num_workers, program.layout.num_stages), program.num_microbatches)
+    np.minimum.at(first, (row, stage[node]), microbatch[node])
     behind = program.beside_cells[worker[program.beside_cells] >= 0]
     found = microbatch.copy()
-    found[behind] = first[copy[behind]]
+    found[behind] = first[worker[behind], stage[behind]]
     return found
 
 
