@@ -139,6 +139,7 @@ formulas: $(READY)  ## closed forms: published against exact ones, all schedules
 bench: $(READY)  ## engine, sweep, tuning, training against what else there is; what constraints buy
 	mkdir -p $(RESULTS)
 	$(BIN)/python -m benchmarks.engine --out $(RESULTS)/benchmark_engine.json
+	$(BIN)/python -m benchmarks.cold_start --out $(RESULTS)/benchmark_cold_start.json
 	$(BIN)/python -m benchmarks.incremental --out $(RESULTS)/benchmark_incremental.json
 	$(BIN)/python -m benchmarks.closed_form --out $(RESULTS)/benchmark_closed_form.json
 	$(BIN)/python -m benchmarks.precision

@@ -1,14 +1,16 @@
 """Array types with named axes, for signatures.
 
 The annotations are jaxtyping's and the tests execute them. jaxtyping is a development
-tool: where nothing has imported it, the same names stand for the plain array. JAX is imported by
-the first module that asks for `Array`; rooms below the engine do without it.
+tool: where nothing has imported it, the same names stand for the plain array. Where JAX was not
+imported before, `Array` stands for its arrays without importing it.
 """
 
 import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from pipejax.base import jax_on_demand
 
 if TYPE_CHECKING:
     from jax import Array
@@ -17,6 +19,17 @@ if TYPE_CHECKING:
     NumpyArray = np.ndarray[Any, np.dtype[Any]]
 else:
     NumpyArray = np.ndarray
+    if "jaxtyping" in sys.modules or jax_on_demand.is_loaded():
+        from jax import Array
+    else:
+
+        class _ArrayOfJax(type):
+            def __instancecheck__(cls, value: Any) -> bool:
+                return jax_on_demand.is_array(value)
+
+        class Array(metaclass=_ArrayOfJax):
+            """Stands for `jax.Array`."""
+
     if "jaxtyping" in sys.modules:
         from jaxtyping import Bool, Float, Int, Num, Shaped, UInt
     else:
@@ -31,14 +44,5 @@ else:
 
 
 Index = int | np.int32 | np.int64  # a worker, slot or cell, as Python's number or an array's entry
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Array":
-        import jax
-
-        return jax.Array
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
 
 __all__ = ["Array", "Bool", "Float", "Index", "Int", "Num", "NumpyArray", "Shaped", "UInt"]

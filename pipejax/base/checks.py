@@ -4,6 +4,7 @@ import difflib
 import math
 import operator
 import re
+import sys
 import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -89,6 +90,12 @@ def legal_divisors(total: int, given: int) -> str:
     return f"the nearest that do are {' and '.join(map(str, near))}"
 
 
+def is_masked(values: Any) -> bool:
+    """Return whether values are an array with a mask; NumPy imports those when one is made."""
+    masked = sys.modules.get("numpy.ma")
+    return masked is not None and isinstance(values, masked.MaskedArray)
+
+
 def whole_numbers(values: Any, where: str) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Check that values are an array of whole numbers, and small enough for 32 bits."""
     if type(values) is np.ndarray and values.dtype == np.int32:
@@ -100,7 +107,7 @@ def whole_numbers(values: Any, where: str) -> np.ndarray[Any, np.dtype[np.int32]
     except ValueError:  # rows that differ in length
         numbers, mixed = np.array(None), ()
     is_whole = numbers.size == 0 or numbers.dtype.kind in "iu"
-    is_whole &= not isinstance(values, np.ma.MaskedArray)
+    is_whole &= not is_masked(values)
     if not is_whole or any(isinstance(value, bool | np.bool_) for value in mixed):
         raise wrong(where, f"must be whole numbers, got {abbreviated(values)}", values)
     if numbers.size and not -MAX_COUNT <= numbers.min() <= numbers.max() <= MAX_COUNT:
@@ -112,7 +119,7 @@ def are_positive(values: Any, count: int) -> bool:
     """Return whether values are a sequence of `count` finite numbers above 0."""
     return (
         isinstance(values, Sequence | np.ndarray)
-        and not isinstance(values, str | np.ma.MaskedArray)
+        and not (isinstance(values, str) or is_masked(values))
         and len(values) == count
         and all(map(_is_positive, values))
     )

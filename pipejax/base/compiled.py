@@ -9,10 +9,13 @@ again. Functions of others keep theirs.
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-from jax.stages import Wrapped
+from pipejax.base import jax_on_demand
+from pipejax.base.jax_on_demand import jax
+
+if TYPE_CHECKING:
+    from jax.stages import Wrapped
 
 MOST_MAPS = 4000
 EVERY = 16  # compilations from one look at the maps to the next
@@ -54,7 +57,9 @@ class _Compilations:
 
 
 _compilations = _Compilations()
-jax.monitoring.register_event_duration_secs_listener(_compilations.hear)
+jax_on_demand.after_import(
+    lambda: jax.monitoring.register_event_duration_secs_listener(_compilations.hear)
+)
 
 
 def seconds_compiling(since: float) -> float:
@@ -62,7 +67,7 @@ def seconds_compiling(since: float) -> float:
     return sum(duration for began, duration in _compilations.spent if began >= since)
 
 
-def compiled(function: Callable[..., Any], **options: Any) -> Wrapped:
+def compiled(function: Callable[..., Any], **options: Any) -> "Wrapped":
     """Compile as `jax.jit` does, for the life of the process; programs may be let go and made anew.
 
     What is compiled for one object goes with it, and is a matter for `jax.jit` itself.

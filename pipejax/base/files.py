@@ -20,6 +20,7 @@ LONGEST = 200  # bytes of a name before it: the whole has to be a name too
 BYTES_PER_CHARACTER = 300  # of memory: what a table takes that is written without a blank
 PROBED = 4096  # bytes that are written to see whether there is room
 LOCK = ".lock"
+CACHE = "PIPEJAX_CACHE"  # variable of the environment that says where
 
 
 @contextlib.contextmanager
@@ -159,6 +160,16 @@ def read_file(path: str | Path) -> bytes:
         f"{path}: it has {size / 1e6:,.0f} MB or more, a machine with {memory() / 1e9:,.1f} GB "
         f"of memory can work with {most / 1e6:,.0f} MB"
     )
+
+
+def cache_folder(part: str) -> Path:
+    """Return the folder of a part of what is kept for the user between runs."""
+    own = os.environ.get(CACHE)
+    if own:
+        return Path(own) / part
+    from platformdirs import user_cache_path  # an extra
+
+    return user_cache_path("pipejax", appauthor=False) / part
 
 
 def checksum(content: bytes | str) -> str:

@@ -16,7 +16,9 @@ def main() -> None:
         os._exit(130)
     try:
         from pipejax.cli.app import run  # typer and rich are an extra
+        from pipejax.cli.jax_start import prepare
 
+        prepare()
         code = run(sys.argv[1:])
     except ModuleNotFoundError as error:
         name = str(error.name).partition(".")[0]

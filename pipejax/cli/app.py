@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import pipejax as pj
+from pipejax.base.jax_on_demand import is_loaded, jax
 from pipejax.base.progress import notices_as_lines
 from pipejax.cli.process import OutputError
 
@@ -297,10 +298,10 @@ def _check_moved(called: str, given: "GivenOptions") -> None:
 def _no_backend() -> str | None:
     """Say which variable of the environment names a backend that JAX does not have."""
     named = [(k, os.environ[k]) for k in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME") if k in os.environ]
-    if not named or "jax" not in sys.modules:
+    if not named or not is_loaded():
         return None
     try:
-        sys.modules["jax"].devices()
+        jax.devices()
     except Exception as error:
         names = ", ".join(f"{name}={value}" for name, value in named)
         return f"{names} names no backend that JAX has here: {error}".rstrip(": ")
@@ -309,8 +310,8 @@ def _no_backend() -> str | None:
 
 def _compute_in_float64() -> None:
     """What a person reads is float64; JAX is not imported for that, a mistake needs none of it."""
-    if "jax" in sys.modules:
-        sys.modules["jax"].config.update("jax_enable_x64", True)
+    if is_loaded():
+        jax.config.update("jax_enable_x64", True)
     else:
         os.environ.setdefault("JAX_ENABLE_X64", "true")
 

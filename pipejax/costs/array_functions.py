@@ -9,32 +9,33 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+
+from pipejax.base.array_types import Array
+from pipejax.base.jax_on_demand import is_array, jnp
+from pipejax.base.trees import mapped
 
 # what they return
 if TYPE_CHECKING:
-    Computed = jax.Array  # NumPy's arrays, too: in every product they double what mypy takes
+    Computed = Array  # NumPy's arrays, too: in every product they double what mypy takes
 else:
-    Computed = jax.Array | np.ndarray
+    Computed = Array | np.ndarray
 
 
 def _of_either(name: str) -> Callable[..., Any]:
     """The function of that name of JAX and NumPy."""
-    traced, known = getattr(jnp, name), getattr(np, name)
+    known = getattr(np, name)
 
     @functools.wraps(known)
     def choose(*arguments: Any, **options: Any) -> Any:
-        return (traced if _is_jax(arguments) else known)(*arguments, **options)
+        return (getattr(jnp, name) if _is_jax(arguments) else known)(*arguments, **options)
 
     return choose
 
 
 def _is_jax(arguments: Any) -> bool:
     return any(
-        _is_jax(each) if isinstance(each, list | tuple) else isinstance(each, jax.Array)
-        for each in arguments
+        _is_jax(each) if isinstance(each, list | tuple) else is_array(each) for each in arguments
     )
 
 
@@ -64,4 +65,5 @@ def stacked(values: Sequence[Any]) -> Any:
 
 def stacked_trees(trees: Sequence[Any]) -> Any:
     """One tree of arrays (trees) from several trees of numbers."""
-    return jax.tree.map(lambda *leaves: stacked(leaves), *trees)
+    first, *others = trees
+    return mapped(lambda *leaves: stacked(leaves), first, *others)

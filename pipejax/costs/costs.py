@@ -10,13 +10,13 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import UnknownNameError, check_types, unknown
 from pipejax.base.display import short_repr
+from pipejax.base.jax_on_demand import is_array, jnp
+from pipejax.base.trees import register
 from pipejax.costs.precision import checked_seconds, float_type
 from pipejax.schedules.cells.ops import COPY, KINDS, MICROBATCH, TIMED, AnyPhase, Phase
 from pipejax.schedules.table.table import ScheduleTable
@@ -249,13 +249,13 @@ class Costs:
         times = {
             name: checked_seconds(name, value) for name, value in times.items() if value is not None
         }
-        batch = np.broadcast_shapes(*map(jnp.shape, times.values()))
+        batch = np.broadcast_shapes(*map(np.shape, times.values()))
         if batch:
             times = {**_FREE, **times}
             dtype = float_type(*times.values())
             for name, value in times.items():
                 axes = (1,) * (3 if name in MESSAGE_FIELDS else 1)
-                xp: Any = jnp if isinstance(value, jax.Array) else np
+                xp: Any = jnp if is_array(value) else np
                 array = value if hasattr(value, "dtype") else np.asarray(value, dtype)
                 times[name] = xp.broadcast_to(array.reshape(*array.shape, *axes), (*batch, *axes))
         if by_worker:
@@ -433,22 +433,16 @@ def unchecked_costs(leaves: Mapping[str, Any]) -> Costs:
 
 # A tree of costs also holds derivatives, axes or the inside of a transformation, which are no
 # costs: taking it apart and putting it together neither checks nor fills in anything.
-def _taken_apart(costs: Costs) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-    """Leaves of a tree of costs, and their names: those of every table first."""
-    return tuple(vars(costs).values()), tuple(vars(costs))
+def _taken_apart(costs: Costs) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]:
+    """Names and leaves of a tree of costs, those of every table first, and its form: the names."""
+    names = tuple(vars(costs))
+    return names, tuple(vars(costs).values()), names
 
 
-def _with_keys(costs: Costs) -> tuple[tuple[tuple[Any, Any], ...], tuple[str, ...]]:
-    return tuple((jax.tree_util.GetAttrKey(n), x) for n, x in vars(costs).items()), tuple(
-        vars(costs)
-    )
-
-
-jax.tree_util.register_pytree_with_keys(
+register(
     Costs,
-    _with_keys,
-    lambda names, leaves: unchecked_costs(dict(zip(names, leaves, strict=True))),
     _taken_apart,
+    lambda names, leaves: unchecked_costs(dict(zip(names, leaves, strict=True))),
 )
 
 
@@ -493,7 +487,7 @@ def check_backward(times: Mapping[str, Any]) -> None:
 
 def _combined(what: str, combine: Any, one: Any, other: Any) -> Any:
     """Add or subtract two op times of equal axes."""
-    shapes = jnp.shape(one), jnp.shape(other)
+    shapes = np.shape(one), np.shape(other)
     if all(shapes) and not (  # (N, 1) and (N,) would make (N, N)
         len(shapes[0]) == len(shapes[1])
         and all(a == b or 1 in (a, b) for a, b in zip(*shapes, strict=True))

@@ -8,16 +8,17 @@ In a trace JAX's own rules hold, for what it traces has one of its types already
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ParamSpec, TypeVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import NumpyArray
+from pipejax.base.checks import is_masked
 from pipejax.base.display import abbreviated
+from pipejax.base.jax_on_demand import is_array, is_loaded, jax, jnp
+from pipejax.base.trees import leaves, mapped, named_leaves
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -25,7 +26,7 @@ Result = TypeVar("Result")
 
 def is_traced(*trees: Any) -> bool:
     """Return whether JAX traces a number of these, so that its value is out of sight."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+    return is_loaded() and any(isinstance(leaf, jax.core.Tracer) for leaf in leaves(trees))
 
 
 def known(dtype: np.dtype | type) -> AbstractContextManager[Any]:
@@ -34,7 +35,7 @@ def known(dtype: np.dtype | type) -> AbstractContextManager[Any]:
 
 
 def _has_float64() -> bool:
-    return bool(jax.config.read("jax_enable_x64"))
+    return is_loaded() and bool(jax.config.read("jax_enable_x64"))
 
 
 def float_type(*values: Any) -> np.dtype:
@@ -58,8 +59,20 @@ def _kind(value: Any) -> Any:
 
 @functools.lru_cache
 def _number_type(kinds: frozenset[Any]) -> np.dtype:
-    with known(np.float64):
-        return np.dtype(jnp.promote_types(jnp.result_type(float, *kinds), np.float32))
+    # among arrays of numbers JAX lets floats decide, also the smaller ones that NumPy does not know
+    floats = [kind for kind in kinds if isinstance(kind, np.dtype) and kind.kind not in "iub"]
+    is_small = floats and all(kind.itemsize <= np.float32().itemsize for kind in floats)
+    return np.dtype(np.float32 if is_small else np.float64)
+
+
+@contextmanager
+def _plain_numbers() -> Iterator[None]:
+    """Numbers stay numbers, whatever trace is under way, and JAX knows float64, if it is there."""
+    if not is_loaded():
+        yield
+        return
+    with jax.core.eval_context(), known(np.float64):
+        yield
 
 
 def in_float64(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -72,8 +85,7 @@ def in_float64(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
     def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         if is_traced(arguments, options):
             return function(*arguments, **options)
-        # numbers stay numbers, whatever trace is under way
-        with jax.core.eval_context(), known(np.float64):
+        with _plain_numbers():
             exact = {name: _exact(option) for name, option in options.items()}
             found = function(*map(_exact, arguments), **exact)
         check_finite(found, (arguments, options))
@@ -84,17 +96,20 @@ def in_float64(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
 
 def _exact(tree: Any) -> Any:
     """Copy numbers to float64; a tree without any, as a program, stays the same object."""
-    leaves, form = jax.tree.flatten(tree)
-    exact = [np.array(leaf, np.float64) if _is_real(leaf) else leaf for leaf in leaves]
-    is_same = all(one is other for one, other in zip(leaves, exact, strict=True))
-    return tree if is_same else jax.tree.unflatten(form, exact)
+    if not any(map(_is_real, leaves(tree))):
+        return tree
+    return mapped(lambda leaf: np.array(leaf, np.float64) if _is_real(leaf) else leaf, tree)
 
 
 def _is_real(leaf: Any) -> bool:
-    if not isinstance(leaf, jax.Array | np.ndarray | np.generic) or leaf.dtype.kind in "iub":
+    if not (is_array(leaf) or isinstance(leaf, np.ndarray | np.generic)):
         return False
-    is_masked = isinstance(leaf, np.ma.MaskedArray)  # left for `Costs` to refuse
-    return not is_masked and (leaf.dtype.kind == "f" or jnp.issubdtype(leaf.dtype, jnp.floating))
+    if leaf.dtype.kind in "iub":
+        return False
+    # a masked one is left for `Costs` to refuse
+    return not is_masked(leaf) and (
+        leaf.dtype.kind == "f" or jnp.issubdtype(leaf.dtype, jnp.floating)
+    )
 
 
 def handed_over(tree: Any) -> Any:
@@ -102,7 +117,7 @@ def handed_over(tree: Any) -> Any:
     if _has_float64():
         return tree
     # [()]: a NumPy scalar, unlike an array without axes, is a Python float
-    return jax.tree.map(
+    return mapped(
         lambda leaf: np.asarray(leaf)[()] if _is_real(leaf) and leaf.dtype == np.float64 else leaf,
         tree,
     )
@@ -114,8 +129,8 @@ def as_float(number: Any) -> Any:
         return tuple(map(as_float, number))
     if isinstance(number, int) and not isinstance(number, bool):
         return float(number)
-    is_array = isinstance(number, jax.Array | np.ndarray | np.integer)
-    return number.astype(float) if is_array and number.dtype.kind in "iu" else number
+    has_type = is_array(number) or isinstance(number, np.ndarray | np.integer)
+    return number.astype(float) if has_type and number.dtype.kind in "iu" else number
 
 
 def floats_in(record: Any, *, but: type | tuple[type, ...] = ()) -> None:
@@ -131,7 +146,7 @@ def check_finite(found: Any, given: Any) -> None:
 
     It waits for the results: nothing reads the given arrays any more.
     """
-    if all(_is_finite(on_host(leaf)) for leaf in jax.tree.leaves(found)):
+    if all(_is_finite(on_host(leaf)) for leaf in leaves(found)):
         return
     name, wrong = next(named for named in _named(found) if not _is_finite(named[1]))
     what = "makespan" if name.isdigit() or not name else name  # a result that bears no name
@@ -146,8 +161,8 @@ def check_finite(found: Any, given: Any) -> None:
 def _named(tree: Any) -> list[tuple[str, NumpyArray]]:
     """The numbers of a tree, each with the last part of its name."""
     return [
-        (jax.tree_util.keystr(path, simple=True, separator=".").rpartition(".")[2], on_host(leaf))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        (name, on_host(leaf))
+        for name, leaf in named_leaves(tree)
         if isinstance(leaf, float) or _is_real(leaf)
     ]
 
@@ -159,7 +174,7 @@ def _is_finite(values: NumpyArray) -> bool:
 
 def on_host(value: Any) -> NumpyArray:
     """A value as NumPy's; of an array over several processes, the numbers that this one holds."""
-    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+    if is_array(value) and not value.is_fully_addressable:
         return np.concatenate(
             [np.asarray(shard.data).ravel() for shard in value.addressable_shards]
         )
@@ -175,7 +190,7 @@ def checked_seconds(name: str, value: Any) -> Any:
         return value  # most costs are: a single evaluation is to take no time
     numbers = _as_array(value)
     dtype = np.dtype(bool) if numbers is None else numbers.dtype
-    if not (dtype.kind in "iu" or jnp.issubdtype(dtype, jnp.floating)):
+    if not (dtype.kind in "iuf" or jnp.issubdtype(dtype, jnp.floating)):
         raise ValueError(f"{name} must be a number or an array of them, got {abbreviated(value)}")
     if dtype not in (np.float32, np.float64):
         numbers = _as_float(numbers)
@@ -186,7 +201,7 @@ def checked_seconds(name: str, value: Any) -> Any:
         wrong = here[~(np.isfinite(here) & (here >= 0))].ravel()[0]
         unit = "" if name.endswith("factor") else " seconds"
         raise ValueError(f"{name} must be finite and at least 0{unit}, got {wrong}")
-    if isinstance(numbers, jax.Array):
+    if is_array(numbers):
         return numbers
     return numbers[()] if numbers.ndim or hasattr(value, "dtype") else float(numbers)
 
@@ -210,27 +225,28 @@ def _as_float(numbers: Any) -> Any:
     """Turn whole numbers into float64, and floats of other types into the nearest that can add."""
     if numbers.dtype.kind not in "iu":  # float16 and bfloat16 have too few digits, or long doubles
         return numbers.astype(np.float32 if numbers.dtype.itemsize < 4 else np.float64)
-    if isinstance(numbers, jax.Array) and not is_traced(numbers) and numbers.is_fully_addressable:
+    if is_array(numbers) and not is_traced(numbers) and numbers.is_fully_addressable:
         numbers = np.asarray(numbers)  # JAX's default has no float64 to hold them
     return numbers.astype(float)
 
 
 def _as_array(value: Any) -> Any:
     """Convert a value to an array, or return None where it does not consist of numbers."""
-    if isinstance(value, jax.Array):
+    if is_array(value):
         return value if isinstance(value.dtype, np.dtype) else None  # random keys have their own
-    if isinstance(value, np.ma.MaskedArray):
+    if is_masked(value):
         return None
     try:
         if isinstance(value, list | tuple):
-            entries = jax.tree.leaves(value)
+            entries = leaves(value)
             if any(
-                isinstance(entry, bool | np.ma.MaskedArray)
+                isinstance(entry, bool)
+                or is_masked(entry)
                 or getattr(entry, "dtype", None) == "bool"
                 for entry in entries
             ):
                 return None  # among numbers NumPy reads them as such
-            if any(isinstance(entry, jax.Array) for entry in entries):
+            if any(is_array(entry) for entry in entries):
                 return jnp.asarray(value)
         return np.asarray(value)
     except (TypeError, ValueError):

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
@@ -23,6 +22,7 @@ from pipejax.base.checks import (
     whole_number,
 )
 from pipejax.base.display import abbreviated
+from pipejax.base.jax_on_demand import jnp
 from pipejax.costs.costs import (
     DIMENSIONLESS,
     FIELDS,
@@ -348,12 +348,12 @@ def _of_rule(
 
 def _times(value: Any, factors: Float[NumpyArray, "..."], field: str) -> Any:
     """Multiply a leaf with factors; each may lack the axis of microbatches, and first ones."""
-    most, axes = 4 if field in MESSAGE_FIELDS else 2, max(jnp.ndim(value), factors.ndim)
-    if axes < most or jnp.ndim(value) == factors.ndim:
+    most, axes = 4 if field in MESSAGE_FIELDS else 2, max(np.ndim(value), factors.ndim)
+    if axes < most or np.ndim(value) == factors.ndim:
         return value * factors
     value, factors = (
         part.reshape(*[1] * (most - 1 - part.ndim), *part.shape, 1)
-        if 0 < jnp.ndim(part) < most
+        if 0 < np.ndim(part) < most
         else part
         for part in (value, factors)
     )

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import MismatchError, check_types, whole_number, whole_numbers
 from pipejax.base.display import abbreviated, short_repr
+from pipejax.base.jax_on_demand import is_array, jnp
+from pipejax.base.trees import mapped
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs, Seconds, unchecked_costs
 from pipejax.costs.precision import checked_seconds
 from pipejax.schedules.table.table import ScheduleTable
@@ -234,7 +234,7 @@ class PlacedCosts(NamedTuple):
     def at(self, places: Seats) -> Costs:
         """Costs of one placement."""
         batch = self.of(np.array([places]))
-        return jax.tree.map(lambda leaf: leaf[0] if np.ndim(leaf) else leaf, batch)
+        return mapped(lambda leaf: leaf[0] if np.ndim(leaf) else leaf, batch)
 
     def seated(self, places: Seats) -> list[Int[NumpyArray, " workers"]]:
         """Workers of each node, by place."""
@@ -269,7 +269,7 @@ class PlacedCosts(NamedTuple):
 
 def _stacked(levels: Sequence[Any], table: ScheduleTable) -> Any:
     """Message times by level: (levels, 2, pipes, stages - 1), or with an axis of microbatches."""
-    xp: Any = jnp if any(isinstance(leaf, jax.Array) for leaf in levels) else np
+    xp: Any = jnp if any(is_array(leaf) for leaf in levels) else np
     shape: tuple[int, ...] = (2, table.num_pipes, table.num_stages - 1)
     if max(map(np.ndim, levels)) == len(shape) + 1:
         shape = (*shape, table.num_microbatches)

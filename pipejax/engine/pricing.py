@@ -8,13 +8,13 @@ renumbered and nothing else of the program changes.
 import dataclasses
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.display import short_repr
+from pipejax.base.jax_on_demand import is_array, jnp
 from pipejax.base.remembered import remembered
+from pipejax.base.trees import leaves, mapped
 from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.precision import float_type, is_traced
 from pipejax.engine.lowering.link_models import check_eager, settled
@@ -83,7 +83,7 @@ def lower_and_price(
     program = lowered(table, Links.of(link), ends_step(costs), costs)
     check_known(program, costs)
     program = by_microbatch(program) if costs.per_microbatch() else program
-    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
+    exact = mapped(lambda leaf: np.asarray(leaf, np.float64), costs)
     return program, np.asarray(checked_vector(program, exact))
 
 
@@ -136,9 +136,9 @@ def cost_vector(program: Program, costs: Costs) -> Vector:
 
 def checked_vector(program: Program, costs: Costs) -> Vector:
     """Flatten costs as `cost_vector` does, whose shapes and phases were checked."""
-    layout, leaves = program.layout, jax.tree.leaves(costs)
-    xp: Any = jnp if any(isinstance(leaf, jax.Array) for leaf in leaves) else np
-    dtype = np.result_type(float, *leaves) if xp is np else float_type(*leaves)
+    layout, times = program.layout, leaves(costs)
+    xp: Any = jnp if any(map(is_array, times)) else np
+    dtype = np.result_type(float, *times) if xp is np else float_type(*times)
 
     def fill(value: Any, shape: tuple[int, ...]) -> Any:
         # what no node reads may be unknown; all but the axis of microbatches may stand alone

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
+from pipejax.base.trees import register
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, IntArray, Program
 from pipejax.schedules.cells.ops import INPUT_GRADS, NO_MICROBATCH, STEP_END, Phase
 
@@ -46,7 +46,7 @@ class Piece:
     num_inputs: int = dataclasses.field(metadata={"static": True})
 
 
-jax.tree_util.register_dataclass(Piece)
+register(Piece)
 
 
 class Period(NamedTuple):

@@ -3,8 +3,6 @@
 declaration  ->  blocks  ->  evaluation  ->  store  ->  xarray.Dataset
 """
 
-from pipejax.sweep.declaration import Sweep, read_sweep
-from pipejax.sweep.run import run_sweep
-from pipejax.sweep.store import STATUS
+from pipejax.base.namespaces import lazy
 
-__all__ = ["STATUS", "Sweep", "read_sweep", "run_sweep"]
+__getattr__, __dir__, __all__ = lazy(__name__)

@@ -9,10 +9,6 @@ it is cut into simplices, as many rays as dimensions, on which a convex function
 the rays is nowhere too small: the proof is checked on them. Faces that two regions share are cut
 alike: always from the first of their rays (a pulling triangulation), so that cells meet wall to
 wall.
-
-The value of a closed form is the largest of some sums, under NumPy and under JAX. At a border the
-first facet wins, so that the derivative is the counts of one facet, as that of the recurrence is
-the counts of one path.
 """
 
 import functools
@@ -22,14 +18,11 @@ from functools import reduce
 from operator import or_
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from pipejax.base.array_types import Array, Bool, Int, NumpyArray
-from pipejax.base.compiled import compiled
+from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.display import short_repr
-from pipejax.costs.precision import float_type, handed_over, is_traced, known
+from pipejax.costs.precision import float_type, is_traced
 
 LARGEST = 2**62  # beyond it whole numbers are Python's, which have no limit
 PAIRS = 1 << 22  # entries of a table of pairs of rays that is looked at at once
@@ -195,51 +188,21 @@ def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:
 
     Numbers are added in float64, arrays of float32 in float32, as makespans are.
     """
-    dtype = float_type(*values)
-    if is_traced(*values):
-        return _largest(facets, tuple(jnp.asarray(value, dtype) for value in values))
     shape = np.broadcast_shapes(*(np.shape(value) for value in values))
-    if math.prod(shape) * len(facets) < WORTH_COMPILING:
-        arrays = [np.asarray(value, dtype) for value in values]
-        found = np.asarray(functools.reduce(np.maximum, _sums(facets, arrays)), dtype)
-        found = np.broadcast_to(found, shape)
-        return found.copy() if shape else found.item()
-    with jax.core.eval_context(), known(dtype):
-        found = _compiled(facets, tuple(_as(dtype, value) for value in values))
-        return handed_over(jax.block_until_ready(found))  # nothing reads the arrays any more
+    if is_traced(*values) or math.prod(shape) * len(facets) >= WORTH_COMPILING:
+        from pipejax.analysis.formula import compiled_sums  # few numbers need no JAX
+
+        return compiled_sums.largest_sum(facets, values)
+    dtype = float_type(*values)
+    arrays = [np.asarray(value, dtype) for value in values]
+    found = np.asarray(functools.reduce(np.maximum, sums_of(facets, arrays)), dtype)
+    found = np.broadcast_to(found, shape)
+    return found.copy() if shape else found.item()
 
 
-def _as(dtype: np.dtype, value: Any) -> Any:
-    """A value in a type, without a copy where it has it."""
-    return value.astype(dtype) if isinstance(value, jax.Array) else np.asarray(value, dtype)
-
-
-def _sums(facets: Facets, values: Sequence[Any]) -> list[Any]:
+def sums_of(facets: Facets, values: Sequence[Any]) -> list[Any]:
     """Sum up facet by facet, in the order of the parameters; what counts 0 is left out."""
     return [
         sum(count * value for count, value in zip(counts, values, strict=True) if count)
         for counts in facets
     ]
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _largest(facets: Facets, values: tuple[Array, ...]) -> Array:
-    shape = jnp.broadcast_shapes(*(value.shape for value in values))
-    found = functools.reduce(jnp.maximum, _sums(facets, values))
-    return jnp.broadcast_to(jnp.asarray(found, values[0].dtype), shape)  # a facet of zeros is 0
-
-
-@_largest.defjvp
-def _largest_jvp(
-    facets: Facets, primals: tuple[tuple[Array, ...]], tangents: tuple[tuple[Array, ...]]
-) -> tuple[Array, Array]:
-    largest, *others = _sums(facets, primals[0])
-    moves, *moved = _sums(facets, tangents[0])
-    for other, move in zip(others, moved, strict=True):
-        moves = jnp.where(other > largest, move, moves)
-        largest = jnp.maximum(largest, other)
-    value = _largest(facets, primals[0])
-    return value, jnp.broadcast_to(jnp.asarray(moves, value.dtype), value.shape)
-
-
-_compiled = functools.partial(compiled, static_argnums=0)(_largest)

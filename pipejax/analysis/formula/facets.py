@@ -28,7 +28,6 @@ from pipejax.analysis.formula.parameters import LinearCosts, linear_costs
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs, unchecked_costs
-from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.recurrence_host import run_many_on_host
 
@@ -289,6 +288,8 @@ def _domain(linear: LinearCosts, moving: list[_Moving]) -> Cone:
 
 def _check(program: Program, costs: Costs, values: Batch) -> None:
     """Run a sample through the recurrence: both are to agree but for rounding."""
+    from pipejax.engine.batched.makespans import makespans  # forms are found without JAX
+
     count = len(values)
     chosen = np.random.default_rng(0).choice(count, min(CHECKED, count), replace=False)
     chosen = np.union1d(chosen, [values.argmin(), values.argmax()])

@@ -6,7 +6,6 @@ other costs, two ops of a row swapped. Every change can be undone.
 
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation
@@ -16,6 +15,7 @@ from pipejax.base.checks import check_types, number
 from pipejax.base.display import ResultDict, short_repr_of
 from pipejax.base.incremental_path import Awaited, IncrementalPath, LongestAround, waits_of
 from pipejax.base.longest_path import CycleError
+from pipejax.base.trees import mapped
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.link_models import check_eager
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, ZERO, Program
@@ -345,7 +345,7 @@ class IncrementalRun:
         self._around = None
 
     def _price(self, costs: Costs) -> Float[NumpyArray, " costs"]:
-        exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
+        exact = mapped(lambda leaf: np.asarray(leaf, np.float64), costs)
         if self._program.links.eager_below:
             check_eager(self._program, exact.transmit)
         return np.asarray(cost_vector(self._program, exact))

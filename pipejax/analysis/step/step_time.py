@@ -14,13 +14,13 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax import schedules
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
+from pipejax.base.jax_on_demand import jax, jnp
+from pipejax.base.trees import mapped
 from pipejax.costs import array_functions as xp
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS, Costs
 from pipejax.costs.measured.measured_rows import OPS, STEP, MeasuredRows
@@ -33,8 +33,6 @@ from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import StageWork, work_of_stages
 from pipejax.costs.system.parts import with_known
 from pipejax.costs.system.system import Number, System
-from pipejax.engine.batched.makespans import makespans_and_grad
-from pipejax.engine.batched.pricing import in_parts, priced, pulled, size_of
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import cost_vector
@@ -147,6 +145,7 @@ class RowBatch(NamedTuple):
 
     def prices(self, kind: PricingKind, system: System, values: Values) -> Known:
         """Costs of all rows under each set of values: (batch, rows, ...)."""
+        from pipejax.engine.batched.pricing import priced  # rows are read without JAX
 
         def price(pairs: tuple[Values, NumpyArray]) -> Leaves:
             found: Leaves = priced(kind, system, *pairs, quickly=True)
@@ -159,6 +158,7 @@ class RowBatch(NamedTuple):
         self, kind: PricingKind, system: System, values: Values, counts: Known
     ) -> Float[NumpyArray, "batch rows values"]:
         """Slopes by the values of the sum of the costs on each row's critical path."""
+        from pipejax.engine.batched.pricing import pulled
 
         def pull(pairs: tuple[Values, NumpyArray, Known]) -> Array:
             _, slopes = pulled(kind, system, *pairs, quickly=True)
@@ -170,6 +170,8 @@ class RowBatch(NamedTuple):
 
     def _of_pairs(self, function: Callable[..., Any], values: Values, counts: Known) -> Any:
         """Call a function on parts of all pairs of values and rows: (batch, rows, ...) each."""
+        from pipejax.engine.batched.pricing import in_parts
+
         size, rows = len(values), len(self.rows)
         value, row = (each.ravel() for each in np.indices((size, rows)))
         flat = {name: leaf.reshape(size * rows, *leaf.shape[2:]) for name, leaf in counts.items()}
@@ -296,7 +298,7 @@ def _step_or_op(costs: Costs, program: Program, op: str, stage: int) -> float:
 def _numbers(system: System) -> System:
     """A system whose name compiles nothing anew."""
     unnamed = dataclasses.replace(system, name="", source="", calibration=None)
-    numbers: System = jax.tree.map(lambda leaf: np.asarray(leaf, float), unnamed)
+    numbers: System = mapped(lambda leaf: np.asarray(leaf, float), unnamed)
     return numbers
 
 
@@ -388,6 +390,8 @@ def _solved(
     for field, rows, stages in batch.ops:
         seconds[:, rows] = costs[field][:, rows, stages]
         counts[field][:, rows, stages] = 1.0
+    from pipejax.engine.batched.pricing import in_parts
+
     for program, rows in batch.programs:
         of_program = _of_program(rows, program.layout.num_stages)
         shape = seconds[:, rows].shape
@@ -402,7 +406,10 @@ def _solved(
 
 
 def _solved_part(program: Program, leaves: Any) -> tuple[Any, Leaves]:
-    values, counts = makespans_and_grad(program, Costs(**leaves), batch_size=size_of(leaves))
+    from pipejax.engine.batched.makespans import makespans_and_grad
+
+    size = len(next(iter(leaves.values())))
+    values, counts = makespans_and_grad(program, Costs(**leaves), batch_size=size)
     return values, {name: getattr(counts, name) for name in leaves}
 
 

@@ -8,7 +8,7 @@ import pipejax as pj
 from pipejax.base.progress import Notice
 from pipejax.cli.options.tables import written
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.report import Column, pick, table_of, tells_lines
+from pipejax.cli.output.report import Column, is_json, pick, table_of, tells_lines
 from pipejax.schedules import Builder, find, names
 
 
@@ -78,7 +78,8 @@ def schedules(models: bool = False, systems: bool = False, stacks: bool = False)
     rows = [
         {
             "name": name,
-            "phases": _phases(builder),
+            # takes half of the time, and is in no column
+            "phases": _phases(builder) if is_json() else None,
             "legal": builder.legal or None,
             **pick(builder, "source summary options"),
         }

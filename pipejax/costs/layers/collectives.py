@@ -18,8 +18,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import jax
-
+from pipejax.base.trees import register
 from pipejax.costs import array_functions as xp
 from pipejax.costs.layers.formulas import Phases, boundary_bytes, tokens_on_one
 from pipejax.costs.model.layout import Group, Layout
@@ -283,7 +282,7 @@ class Collective:
     copies: Number = 0.0
 
 
-jax.tree_util.register_dataclass(Collective)
+register(Collective)
 
 
 def _same(volume: Number) -> Phases:

@@ -14,10 +14,10 @@ A system without that section has one roofline op per layer and phase, and a hos
 import dataclasses
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from pipejax.base.checks import wrong
+from pipejax.base.trees import register
 from pipejax.costs import array_functions as xp
 from pipejax.costs.layers.formulas import (
     OPERAND_BYTES,
@@ -78,7 +78,7 @@ class LayerOp:
     precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
 
 
-jax.tree_util.register_dataclass(LayerOp)
+register(LayerOp)
 
 
 def gemm(

@@ -11,10 +11,9 @@ Everything here is arithmetic on numbers, so that many layouts are priced as one
 import dataclasses
 from typing import NamedTuple
 
-import jax
-
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.display import short_repr
+from pipejax.base.trees import register
 from pipejax.costs import array_functions as xp
 from pipejax.costs.array_functions import Computed
 from pipejax.costs.model.workload_fields import PRECISIONS, RANK_ORDERS
@@ -207,4 +206,4 @@ class Layout:
         return xp.asarray(xp.equal(*nodes))
 
 
-jax.tree_util.register_dataclass(Layout)
+register(Layout)

@@ -11,11 +11,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
 
-import jax
-
 from pipejax.base.checks import MAX_COUNT, known_as, number, whole_number
 from pipejax.base.data_files import check_keys
 from pipejax.base.display import short_repr, short_repr_of
+from pipejax.base.trees import register
 from pipejax.costs.model.workload_fields import MODULES, RECOMPUTE
 from pipejax.costs.precision import floats_in
 from pipejax.costs.system.system import Number, names_in, read_named
@@ -92,7 +91,7 @@ class MixtureOfExperts:
 
 
 for _kind in (LatentAttention, MixtureOfExperts):
-    jax.tree_util.register_dataclass(_kind)
+    register(_kind)
 
 
 KINDS = ("dense", "moe")  # of a layer
@@ -399,7 +398,7 @@ class Model:
         return dense + with_experts + self.embedding_parameters + head
 
 
-jax.tree_util.register_dataclass(Model)
+register(Model)
 
 
 def model_names() -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-import jax
 import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
@@ -24,6 +23,7 @@ from pipejax.base.checks import (
     whole_number,
 )
 from pipejax.base.display import short_repr
+from pipejax.base.trees import mapped
 from pipejax.costs import array_functions as xp
 from pipejax.costs.model.layout import Layout, Workers
 from pipejax.costs.model.model import Model, check_recompute
@@ -522,7 +522,7 @@ class PricingShape(NamedTuple):
     def of(cls, workload: Workload, table: ScheduleTable) -> "PricingShape":
         """Strip a workload of its numbers, and find the table that represents all equal ones."""
         model = dataclasses.replace(workload.model, name="", source="")
-        model = jax.tree.map(lambda _: 0, model)
+        model = mapped(lambda _: 0, model)
         layout = workload.pipeline_layout  # its layers are numbers; where those of MTP lie is not
         if mtp_shares(workload, table.num_stages)[-1] == 1:
             layout = ""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
@@ -24,6 +23,7 @@ from pipejax.base.checks import (
 from pipejax.base.data_files import parse_json
 from pipejax.base.display import ResultList, abbreviated
 from pipejax.base.files import read_file
+from pipejax.base.trees import mapped
 from pipejax.costs.costs import (
     Costs,
     differs_by_microbatch,
@@ -187,7 +187,7 @@ def in_order(costs: Costs, order: Int[NumpyArray, "*batch microbatches"]) -> Cos
     """
     if order.ndim == 1:
         return of_each_microbatch(lambda time: time[..., order], costs)
-    batched = jax.tree.map(lambda time: time[None] if np.ndim(time) else time, costs)
+    batched = mapped(lambda time: time[None] if np.ndim(time) else time, costs)
     return of_each_microbatch(
         lambda time: np.moveaxis(time[0][..., order], -2, 0), batched, batch_axes=1
     )

@@ -7,15 +7,15 @@ exchanges of one kind are priced as one array, which keeps that compilation shor
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from pipejax.base.array_types import Float
 from pipejax.base.checks import check_types
 from pipejax.base.compiled import compiled
+from pipejax.base.trees import mapped
 from pipejax.costs import array_functions as xp
 from pipejax.costs.array_functions import Computed, stacked, stacked_trees
 from pipejax.costs.costs import Costs, with_leaves
@@ -314,7 +314,7 @@ def _message_link(work: StageWork, system: System) -> Link:
     """The link (pipes, boundaries) of a message: inside a node, or between nodes."""
     stages = work.stages
     is_near = work.layout.is_near(stages.senders, stages.receivers, system.gpus_per_node)
-    link: Link = jax.tree.map(
+    link: Link = mapped(
         lambda near, far: xp.where(is_near, near, far), system.peer_link, system.network
     )
     return link
@@ -501,28 +501,20 @@ def costs_of_microbatch(
         work = stage_work(workload, table, microbatch_size=microbatch_size, offloads=offloads)
         costs = _with_kinds(work_costs(work, system), work, workload, system, table)
         return with_factors(costs, workload, table)
-    return _costs_in_trace(
+    return _in_trace()(
+        PricingShape.of(workload, table),
         dataclasses.replace(model, name="", source=""),
         dataclasses.replace(system, name="", source="", calibration=None),
         assign_layers(workload, table),
         workload.microbatch_size(table) if microbatch_size is None else microbatch_size,
-        shape=PricingShape.of(workload, table),
         offloads=offloads,
     )
 
 
-@functools.partial(compiled, static_argnames=("shape", "offloads"))
-def _costs_in_trace(
-    model: Model,
-    system: System,
-    assigned: StageLayers,
-    microbatch_size: Number,
-    *,
-    shape: PricingShape,
-    offloads: bool,
-) -> Costs:
+@functools.cache
+def _in_trace() -> Callable[..., Costs]:
     """Price as one program: outside of jit, JAX would compile every traced operation by itself."""
-    return costs_of_shape(shape, model, system, assigned, microbatch_size, offloads=offloads)
+    return compiled(costs_of_shape, static_argnames=("shape", "offloads"))
 
 
 def costs_of_shape(

@@ -8,13 +8,13 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import as_floats, known_as
 from pipejax.base.data_files import UNITS
 from pipejax.base.display import short_repr
+from pipejax.base.trees import register
 from pipejax.costs import array_functions as xp
 from pipejax.costs.precision import floats_in, is_traced
 
@@ -234,30 +234,30 @@ def _flags_of(record: Any) -> dict[str, bool]:
     return {name: value for name, value in vars(record).items() if isinstance(value, bool)}
 
 
-def _register(kind: type) -> None:
+def _register_with_flags(kind: type) -> None:
     """Make a record a pytree; flags that are known belong to its structure.
 
     What is compiled for it leaves out what they say is not there. Flags as arrays of 0 and 1 are
     numbers like others: systems with different flags then make one batch.
     """
 
-    def flatten_with_keys(record: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    def apart(record: Any) -> tuple[tuple[str, ...], tuple[Any, ...], Any]:
         flags = _flags_of(record)
         numbers = {name: value for name, value in vars(record).items() if name not in flags}
-        keyed = [(jax.tree_util.GetAttrKey(name), value) for name, value in numbers.items()]
-        return keyed, (tuple(numbers), tuple(flags.items()))
+        names = tuple(numbers)
+        return names, tuple(numbers.values()), (names, tuple(flags.items()))
 
-    def unflatten(form: Any, numbers: Iterable[Any]) -> Any:
+    def together(form: Any, numbers: Iterable[Any]) -> Any:
         names, flags = form
         return kind(**dict(zip(names, numbers, strict=True)), **dict(flags))
 
-    jax.tree_util.register_pytree_with_keys(kind, flatten_with_keys, unflatten)
+    register(kind, apart, together)
 
 
 for _kind in (AttentionKernels, Efficiency, Link, Host, NarrowPeaks):
-    jax.tree_util.register_dataclass(_kind)
-_register(Collectives)
-_register(Kernels)
+    register(_kind)
+_register_with_flags(Collectives)
+_register_with_flags(Kernels)
 
 # what a file without these sections means
 WHOLE_LAYERS, FREE_HOST, NO_NARROW_PEAKS = Kernels(), Host(), NarrowPeaks()

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from pipejax.base.checks import (
@@ -27,6 +26,7 @@ from pipejax.base.checks import (
 from pipejax.base.data_files import check_keys, load_json, quantity
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.progress import Notice
+from pipejax.base.trees import register
 from pipejax.costs import array_functions as xp
 from pipejax.costs.precision import as_float, floats_in, is_traced
 from pipejax.costs.system.parts import (
@@ -304,7 +304,7 @@ class System:
         return narrow[known]
 
 
-jax.tree_util.register_dataclass(System)
+register(System)
 
 
 def roofline_time(system: System, flop: Number, volume: Number, precision: str = "bf16") -> Number:

@@ -11,11 +11,11 @@ others are refused by name.
 import dataclasses
 from typing import Any
 
-import jax
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import wrong
+from pipejax.base.jax_on_demand import jax
 from pipejax.base.remembered import remembered
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program

@@ -15,11 +15,11 @@ import functools
 import math
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Index, Int, NumpyArray
 from pipejax.base.display import short_repr, short_repr_of
+from pipejax.base.trees import register
 from pipejax.schedules.cells.dependencies import Dependencies
 from pipejax.schedules.cells.ops import (
     STEP_END,
@@ -311,4 +311,4 @@ class Program:
         return self.node_of_cell.shape[0]
 
 
-jax.tree_util.register_dataclass(Program)
+register(Program)

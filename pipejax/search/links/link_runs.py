@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from pipejax import schedules
@@ -145,7 +144,7 @@ def _some(places: list[_Place], target: str) -> list[_Place]:
 
 def _by_microbatch(table: ScheduleTable, field: str, value: Any) -> NumpyArray:
     """Write a time out for every microbatch."""
-    array = np.asarray(jax.device_get(value), np.float64)
+    array = np.asarray(value, np.float64)
     shape: tuple[int, ...] = (table.num_stages, table.num_microbatches)
     if field in PARTS:
         shape = 2, table.num_pipes, table.num_stages - 1, table.num_microbatches

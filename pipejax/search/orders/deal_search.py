@@ -10,11 +10,11 @@ import itertools
 import math
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.display import ResultList, short_repr
+from pipejax.base.trees import leaves, mapped
 from pipejax.costs.costs import Costs
 from pipejax.costs.stage.microbatches import in_order, of_each_microbatch
 from pipejax.engine.pricing import lower_and_price
@@ -84,12 +84,12 @@ class DealSearch(LocalSearch[list[Deal]]):
         super().__init__(seed)
         size = table.num_microbatches
         self._given, self._shape = each, (len(each), replicas, size)
-        exact = [jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs) for costs in each]
+        exact = [mapped(lambda leaf: np.asarray(leaf, np.float64), costs) for costs in each]
         one = of_each_microbatch(lambda time: time[..., :size], exact[0])
         self.program, _ = lower_and_price(table, one, links)
         self._costs = StepCosts.of(exact, self.program, replicas * size + 1)
         self._first = np.arange(len(each))[:, None, None] * (replicas * size + 1)
-        most = MAX_COSTS // sum(np.size(leaf) for leaf in jax.tree.leaves(one))
+        most = MAX_COSTS // sum(np.size(leaf) for leaf in leaves(one))
         self.batch = max(1, min(RUNS, 1 << (len(each) * replicas * RANDOM).bit_length(), most))
         self._runs, self._rested = np.zeros((2, len(each)), int)
         work = np.stack([_work(costs, table.num_stages, replicas * size) for costs in exact])

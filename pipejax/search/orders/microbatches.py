@@ -7,7 +7,6 @@ insertions, all neighbours of an order in one batch of the engine.
 
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import evaluate
@@ -15,6 +14,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_local_search, check_types
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
+from pipejax.base.trees import leaves, mapped
 from pipejax.costs.costs import Costs, differs_by_microbatch
 from pipejax.costs.stage.microbatches import in_order
 from pipejax.engine.pricing import lower_and_price
@@ -112,14 +112,14 @@ class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
         check_usual(table, "the search of microbatches")
         costs.check_values()
         self._given = table, costs, links
-        self._costs = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
+        self._costs = mapped(lambda leaf: np.asarray(leaf, np.float64), costs)
         self.program, _ = lower_and_price(table, costs, links)
         if not costs.per_microbatch():
             raise ValueError(
                 "costs do not differ by microbatch: any order is as good, give lengths or costs of "
                 "shape (stages, microbatches)"
             )
-        numbers = sum(np.size(leaf) for leaf in jax.tree.leaves(costs))
+        numbers = sum(np.size(leaf) for leaf in leaves(costs))
         self.batch = max(1, min(BATCH, MAX_NUMBERS // numbers))
         self.kind = _kinds(costs, table.num_microbatches)
         given = np.arange(table.num_microbatches)

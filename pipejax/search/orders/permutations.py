@@ -14,7 +14,6 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.costs.costs import Costs
-from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.program import Program
 from pipejax.search.found import Best
 from pipejax.search.orders.local_search import LocalSearch
@@ -118,6 +117,8 @@ def batched_makespans(
     program: Program, costs_of: Callable[[Orders], Costs], orders: Orders, batch: int
 ) -> Float[NumpyArray, " orders"]:
     """Makespans of orders (orders) [s]; a few sizes of batches are few compilations."""
+    from pipejax.engine.batched.makespans import makespans  # searches are set up without JAX
+
     found = []
     for low in range(0, len(orders), batch):
         part = orders[low : low + batch]

@@ -17,7 +17,6 @@ import itertools
 import math
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import evaluate
@@ -25,6 +24,7 @@ from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_local_search, check_types, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
+from pipejax.base.trees import mapped
 from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.stage.model_topology import model_placements
@@ -136,7 +136,7 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
         """Start the clock, and evaluate the baselines."""
         super().__init__(seed)
         _check_eager(placed, links)
-        exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), placed.base)
+        exact = mapped(lambda leaf: np.asarray(leaf, np.float64), placed.base)
         self._placed = placed._replace(base=exact)
         self._links, self._known = links, dict[bytes, float]()
         table = placed.table

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_local_search, check_types, is_lifted, wrong
 from pipejax.base.display import short_repr
+from pipejax.base.jax_on_demand import jax
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload import Workload

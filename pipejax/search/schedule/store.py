@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from pipejax.base.files import write_file
+from pipejax.base.files import CACHE, cache_folder, write_file
 from pipejax.base.progress import Notice
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.plan import reached_by
@@ -181,12 +181,8 @@ def _time(path: Path) -> float:
 
 def default_folder() -> Path:
     """Return the folder of the user's store."""
-    own = os.environ.get("PIPEJAX_CACHE")
-    if own:
-        return Path(own)
-    from platformdirs import user_cache_path  # an extra
-
-    return user_cache_path("pipejax", appauthor=False) / "optimize"
+    own = os.environ.get(CACHE)
+    return Path(own) if own else cache_folder("optimize")
 
 
 def stretch(problem: Problem, other: Problem) -> Fraction | None:

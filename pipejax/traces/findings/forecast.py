@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import t as student
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, is_number, wrong
@@ -76,6 +75,8 @@ def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
     References:
       Prediction interval of a normal sample: Hahn and Meeker, Statistical Intervals, section 4.7.
     """
+    from scipy.special import stdtrit  # at first use: it takes a while
+
     check_types(attribution=(attribution, Attribution))
     if not is_number(confidence) or not 0 < confidence < 1:
         raise wrong("confidence", f"must be between 0 and 1, got {confidence!r}", confidence)
@@ -89,7 +90,8 @@ def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
     kept = np.flatnonzero(~odd)
     # what the model does not explain is taken to go on as it was
     steps = replayed[kept] * (recorded[kept].sum() / replayed[kept].sum())
-    reach = float(student.ppf((1 + confidence) / 2, len(kept) - 1)) * np.sqrt(1 + 1 / len(kept))
+    quantile = float(stdtrit(len(kept) - 1, (1 + confidence) / 2))  # of Student's t
+    reach = quantile * np.sqrt(1 + 1 / len(kept))
     middle, width = float(steps.mean()), float(steps.std(ddof=1) * reach)
     later, predicted = recorded[half:], float(np.median(steps))
     inside = (later >= middle - width) & (later <= middle + width)

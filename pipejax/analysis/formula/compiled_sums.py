@@ -1,0 +1,56 @@
+"""The value of a closed form under JAX, traced or of many numbers: the largest of some sums.
+
+At a border the first facet wins, so that the derivative is the counts of one facet, as that of the
+recurrence is the counts of one path.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.analysis.formula.cone import Facets, sums_of
+from pipejax.base.array_types import Array
+from pipejax.base.compiled import compiled
+from pipejax.costs.precision import float_type, handed_over, is_traced, known
+
+
+def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:
+    """Largest of the facets' sums of counts times values, in the type that makespans have."""
+    dtype = float_type(*values)
+    if is_traced(*values):
+        return _largest(facets, tuple(jnp.asarray(value, dtype) for value in values))
+    with jax.core.eval_context(), known(dtype):
+        found = _compiled(facets, tuple(_as(dtype, value) for value in values))
+        return handed_over(jax.block_until_ready(found))  # nothing reads the arrays any more
+
+
+def _as(dtype: np.dtype, value: Any) -> Any:
+    """A value in a type, without a copy where it has it."""
+    return value.astype(dtype) if isinstance(value, jax.Array) else np.asarray(value, dtype)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _largest(facets: Facets, values: tuple[Array, ...]) -> Array:
+    shape = jnp.broadcast_shapes(*(value.shape for value in values))
+    found = functools.reduce(jnp.maximum, sums_of(facets, values))
+    return jnp.broadcast_to(jnp.asarray(found, values[0].dtype), shape)  # a facet of zeros is 0
+
+
+@_largest.defjvp
+def _largest_jvp(
+    facets: Facets, primals: tuple[tuple[Array, ...]], tangents: tuple[tuple[Array, ...]]
+) -> tuple[Array, Array]:
+    largest, *others = sums_of(facets, primals[0])
+    moves, *moved = sums_of(facets, tangents[0])
+    for other, move in zip(others, moved, strict=True):
+        moves = jnp.where(other > largest, move, moves)
+        largest = jnp.maximum(largest, other)
+    value = _largest(facets, primals[0])
+    return value, jnp.broadcast_to(jnp.asarray(moves, value.dtype), value.shape)
+
+
+_compiled = functools.partial(compiled, static_argnums=0)(_largest)

@@ -1,0 +1,199 @@
+"""What compiles nothing starts without JAX, which hears of our trees as soon as it is there."""
+
+import itertools
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.base import files, jax_on_demand, trees
+from pipejax.cli import jax_start
+from pipejax.costs.precision import float_type
+from pipejax.costs.system.parts import Host, NarrowPeaks
+
+TIMES = "-P 4 -M 8 -W F=1,B=2"
+MODEL = "-s 1f1b -P 4 -M 8 -m llama3-8b -y a100 --minibatch 32"
+COMMANDS = (
+    f"evaluate -s zb-v {TIMES} -l rendezvous",
+    f"evaluate {MODEL}",
+    f"compare -S gpipe,1f1b {TIMES}",
+    f"diff 1f1b zb-h1 {TIMES}",
+    f"explain {MODEL}",
+    f"show -S 1f1b,zb-h1 {TIMES}",
+    f"show -S 1f1b,zb-h1 {TIMES} --out page.html",
+    f"export {MODEL} --format chrome-trace --out trace.json",
+    "trace trace.json",
+    "init system --out system.json",
+    "schedules",
+    "staleness -s pipedream -P 4 -M 8",
+)
+ALONE = """
+import sys, json
+sys.modules["jax"] = None  # an import of it fails
+from pipejax.cli.app import run
+print(json.dumps([run(line.split()) for line in json.loads(sys.argv[1])]), file=sys.stderr)
+"""
+
+
+@pytest.mark.process
+def test_commands_that_compile_nothing_need_no_jax(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, json.dumps(COMMANDS)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    codes = json.loads(done.stderr.splitlines()[-1])
+    assert dict(zip(COMMANDS, codes, strict=True)) == dict.fromkeys(COMMANDS, 0), done.stderr
+
+
+LATE = """
+import importlib.util, sys
+import pipejax as pj
+table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+costs = pj.Costs(forward=1.0, backward=2.0)
+program = pj.lower(table)
+assert importlib.util.find_spec("jax") and "jax" not in sys.modules  # looked for, not imported
+import jax
+assert [leaf for leaf in jax.tree.leaves(costs) if leaf] == [1.0, 2.0, 1.0, 1.0]
+print(float(jax.jit(pj.makespan)(program, costs)))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.compiles
+def test_jax_knows_records_that_were_made_before_it():
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True)
+    assert done.stdout == "15.0\n", done.stderr
+
+
+@pytest.fixture
+def on_host(monkeypatch):
+    """As before JAX was imported."""
+    monkeypatch.setattr(jax_on_demand, "is_loaded", lambda: False)
+
+
+def records():
+    system = pj.load_system("b300")
+    table = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
+    own = {"b": (1.0, None, [2.0, 3.0]), "a": pj.Costs(forward=np.ones(4), backward=2.0)}
+    return {
+        "system": system,
+        "model": pj.load_model("deepseek-v3"),
+        "program": pj.lower(table),
+        "nothing": None,
+        "number": 3.0,
+        "plain": own,
+        "of a tuple with names": NarrowPeaks(1.0, 2.0),
+        "host": Host(1.0),
+    }
+
+
+def same(one, other):
+    return type(one) is type(other) and np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", records())
+def test_trees_are_walked_as_jax_walks_them(name, on_host):
+    tree = records()[name]
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    last = [
+        jax.tree_util.keystr(path, simple=True, separator=".").rpartition(".")[2]
+        for path, _ in paths
+    ]
+    assert all(map(same, trees.leaves(tree), jax.tree.leaves(tree)))
+    assert [leaf_name for leaf_name, _ in trees.named_leaves(tree)] == last
+    ours = trees.mapped(lambda one, other: np.add(one, other), tree, tree)
+    theirs = jax.tree.map(lambda one, other: np.add(one, other), tree, tree)
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    assert all(map(same, jax.tree.leaves(ours), jax.tree.leaves(theirs)))
+
+
+def test_trees_of_different_forms_are_not_mapped_together(on_host):
+    with pytest.raises(ValueError, match=r"one has the parts \(0, 1\), another is \[1\.0\]"):
+        trees.mapped(lambda one, other: one, [1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match="another is 3"):
+        trees.mapped(lambda one, other: one, {"a": 1.0}, 3)
+
+
+NUMBERS = (
+    *(1, 1.0, True, np.float64(1), np.float32(1), np.int64(1)),
+    *(np.ones(2, kind) for kind in ("f2", "f4", "f8", "i1", "i8", "u4", "?")),
+    *(jnp.ones(2, kind) for kind in ("bfloat16", "float16", "float32", "int32")),
+    jnp.asarray(1.0),
+)
+
+
+def test_the_type_of_numbers_is_that_of_jax():
+    for count in (1, 2, 3):
+        for values in itertools.combinations(NUMBERS, count):
+            with jax.enable_x64(True):
+                found = jnp.promote_types(jnp.result_type(float, *values), np.float32)
+            assert float_type(*values) == found, values
+
+
+class Config:
+    """What a process says to JAX."""
+
+    def __init__(self, folder=None):
+        self.jax_compilation_cache_dir = folder
+
+    def update(self, name, value):
+        setattr(self, name, value)
+
+
+@pytest.mark.parametrize("case", ["kept", "elsewhere", "no folder", "no filelock"])
+def test_compiled_programs_are_kept_where_they_can_be(case, tmp_path, monkeypatch):
+    config = Config("theirs" if case == "elsewhere" else None)
+    monkeypatch.setattr(jax_start, "jax", SimpleNamespace(config=config))
+    monkeypatch.setenv(files.CACHE, "/proc/x" if case == "no folder" else str(tmp_path))
+    if case == "no filelock":
+        monkeypatch.setitem(sys.modules, "filelock", None)
+    jax_start._keep_compiled()
+    expected = {"kept": str(tmp_path / "compiled"), "elsewhere": "theirs"}.get(case)
+    assert config.jax_compilation_cache_dir == expected
+    assert hasattr(config, "jax_compilation_cache_max_size") == (case == "kept")
+
+
+def test_a_person_reads_why_nothing_happens(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with jax_start._said():
+        assert capsys.readouterr().err == "starting JAX\r"
+    assert capsys.readouterr().err.strip(" ") == "\r"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    with jax_start._said():
+        pass
+    assert capsys.readouterr().err == ""
+
+
+CACHED = """
+import sys
+sys.argv[1:] = "jitter -S gpipe,1f1b -P 8 -M 32 -W F=1,B=2 --op lognormal:0.05 --json".split()
+from pipejax.cli import main
+main()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_processes_share_a_cold_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv(files.CACHE, str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    start = [sys.executable, "-c", CACHED]
+    for _ in range(2):  # cold, then warm
+        runs = [
+            subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for _ in range(4)
+        ]
+        said = [run.communicate() for run in runs]
+        assert {run.returncode for run in runs} == {0}, said
+        assert len({out for out, _ in said}) == 1
+        assert {err for _, err in said} == {""}
+        kept = sorted(file.name for file in (tmp_path / "compiled").glob("*-cache"))
+        assert kept
