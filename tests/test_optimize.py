@@ -156,9 +156,15 @@ MOST_STATES = int(os.environ.get("MOST_STATES", "1500"))
 
 @pytest.mark.parametrize("part", range(2))
 def test_every_schedule_of_tiny_problems(part):
-    """No bound is above the shortest of all schedules, and none is shorter than that."""
+    """No bound is above the shortest of all schedules, and none is shorter than that.
+
+    How many of some problems the reference decides within its states is a matter of what is drawn:
+    of eight all to three, whoever else computes. So problems are drawn until it has decided enough.
+    """
     decided = 0
-    for seed in range(part * PROBLEMS // 2, (part + 1) * PROBLEMS // 2):
+    for tried, seed in enumerate(range(part, 4 * PROBLEMS, 2)):
+        if tried >= PROBLEMS // 2 and decided >= PROBLEMS // 4:
+            break
         table, costs, options = tiny_problems.random_problem(np.random.default_rng([NUMBER, seed]))
         found = pj.optimize(table, costs, time_limit=20.0, num_threads=1, **options)
         share = Fraction(options["weight_share"]).limit_denominator(6)

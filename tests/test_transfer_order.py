@@ -22,6 +22,7 @@ from pipejax.schedules.table.communication_cells import producer_order, without_
 from pipejax.schedules.table.links import QUEUES
 from pipejax.search.orders import transfers as transfer_order
 from pipejax.search.orders.transfer_graph import (
+    WaitsFor,
     finish_of_orders,
     heads_and_tails,
     legal_range,
@@ -231,6 +232,23 @@ def test_waits_that_would_hold_up_the_end_of_a_step_are_left_out():
     assert found.value <= found.baselines["own"] < found.baselines["pytorch"]
 
 
+@given(
+    case=strategies.cases(pairs=True, step_end=True), data=st.data(), urgency=st.floats(0.0, 1.0)
+)
+def test_greedy_orders_are_legal_from_either_end(case, data, urgency):
+    links = data.draw(links_of(case.table))
+    graph = transfer_graph(case.table, case.costs, links)
+    times, waits = heads_and_tails(graph), WaitsFor.of(graph.preds)
+    forth, forth_end = priority_order(graph, waits, times.tail, urgency)
+    back, back_end = priority_order(graph, waits.turned, times.head, urgency)
+    runs = [
+        pj.evaluate(pj.links.insert_transfers(case.table, order), case.costs, link=links).makespan
+        for order in (forth, back[::-1])
+    ]
+    assert runs[0] == forth_end
+    assert runs[1] <= back_end * (1 + 1e-12)  # each op as early as it can, not as late
+
+
 @given(case=strategies.cases(), queues=SCOPES)
 def test_queue_bound_is_the_largest_over_sets_of_transfers(case, queues):
     graph = transfer_graph(case.table, case.costs, pj.Links("rendezvous", queues))
@@ -407,7 +425,7 @@ def test_a_search_that_is_stuck_is_shaken(monkeypatch):
 def test_urgent_transfers_go_first():  # two workers, two pipes: who is needed sooner
     graph = transfer_graph(TABLE, COSTS, pj.Links("rendezvous"))
     times = heads_and_tails(graph)
-    free = finish_of_orders(graph, priority_order(graph, times, 0.0)[None])[0].max()
+    _, free = priority_order(graph, WaitsFor.of(graph.preds), times.tail, 0.0)
     assert free <= 188
     assert times.makespan == pytest.approx(153.3)
     assert (times.head + times.tail <= times.makespan).all()

@@ -8,21 +8,37 @@ from hypothesis import given, settings, strategies as st
 import pipejax as pj
 from pipejax.schedules.table.links import QUEUES
 from pipejax.search.orders.transfer_graph import (
+    WaitsFor,
     finish_of_orders,
     heads_and_tails,
     priority_order,
     transfer_graph,
 )
 from pipejax.search.orders.transfer_swaps import SwapSearch
-from pipejax.search.orders.transfers import TransferSearch
+from pipejax.search.orders.transfers import TransferSearch, moved, nearby
 
 TABLE = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
 
 
 def begun(table, costs, queues, seed=0):
     graph = transfer_graph(table, costs, pj.Links("rendezvous", queues))
-    order = priority_order(graph, heads_and_tails(graph), 0.2)
+    waits = WaitsFor.of(graph.preds)
+    order, _ = priority_order(graph, waits, heads_and_tails(graph).tail, 0.2)
     return graph, order, SwapSearch(graph, order, np.random.default_rng(seed))
+
+
+def through_node(search, node):
+    """The longest path through a node, of what a search keeps up to date."""
+    return search._ahead.finish[node] + search._behind.finish[-node] - search._duration[node]
+
+
+def check_times(graph, search):
+    """Ends are those of the engine, and those from behind lead to the same makespan."""
+    (finish,) = finish_of_orders(graph, search.order[None])
+    assert (search.finish == finish).all()
+    assert search.makespan == finish.max()
+    through = [through_node(search, node) for node in range(1, len(finish))]
+    assert max(through) == pytest.approx(search.makespan, rel=1e-12)
 
 
 @given(case=strategies.cases(pairs=True, step_end=True), queues=st.sampled_from(QUEUES))
@@ -33,9 +49,22 @@ def test_times_are_those_of_the_engine(case, queues):
     for _ in range(8):
         if not search.step(0.0):
             break
-        (finish,) = finish_of_orders(graph, search.order[None])
-        assert search.makespan == finish.max()
+        check_times(graph, search)
     assert sorted(search.order.tolist()) == list(range(graph.num_transfers))
+
+
+@pytest.mark.parametrize("queues", QUEUES)
+def test_a_search_goes_on_from_another_order(queues):
+    costs = pj.Costs.uniform(TABLE, forward=1.0, backward=2.1, transfer=1.3)
+    graph, order, search = begun(TABLE, costs, queues)
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        search.step(0.0)
+        for _ in range(10):
+            (order,) = moved(order, nearby(graph, order, 1, rng))
+        search.begin(order)
+        assert search.makespan == finish_of_orders(graph, order[None]).max()
+        check_times(graph, search)
 
 
 @pytest.mark.parametrize("queues", QUEUES)
@@ -53,9 +82,7 @@ def test_an_estimate_is_the_longest_path_through_both(queues, monkeypatch):
         if not search.step(0.0):
             break
         swap, estimate = expected[-1]
-        through = [
-            search._head(node) + search._tail(node) - search._duration[node] for node in swap[:2]
-        ]
+        through = [through_node(search, node) for node in swap[:2]]
         assert estimate == pytest.approx(max(through), rel=1e-12)
         assert estimate <= search.makespan * (1 + 1e-12)
     assert search.moves >= 10

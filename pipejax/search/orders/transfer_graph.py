@@ -297,64 +297,95 @@ def _one_queue(arriving: list[tuple[float, float, float]]) -> float:
     return end
 
 
+class WaitsFor(NamedTuple):
+    """What ops and transfers wait for before any queue, as lists; turned around, what they let go.
+
+    Attributes:
+      before: (nodes) the nodes that each waits for, but for the source.
+      after: (nodes) the nodes that wait for each.
+    """
+
+    before: list[list[int]]
+    after: list[list[int]]
+
+    @classmethod
+    def of(cls, preds: Int[NumpyArray, "nodes max_preds"]) -> "WaitsFor":
+        """Read the lists off the predecessors of a graph."""
+        before: list[list[int]] = [[] for _ in preds]
+        after: list[list[int]] = [[] for _ in preds]
+        heads, columns = np.nonzero(preds)
+        waited_for = preds[heads, columns]
+        for node, waited in zip(heads.tolist(), waited_for.tolist(), strict=True):
+            before[node].append(waited)
+            after[waited].append(node)
+        return cls(before, after)
+
+    @property
+    def turned(self) -> "WaitsFor":
+        """The same graph from its end."""
+        return WaitsFor(self.after, self.before)
+
+
 def priority_order(
-    graph: TransferGraph, times: HeadsTails, urgency: float
-) -> Int[NumpyArray, " transfers"]:
+    graph: TransferGraph, waits: WaitsFor, tail: Float[NumpyArray, " transfers"], urgency: float
+) -> tuple[Order, float]:
     """Order the transfers by running the schedule, by earliest start and tail.
 
     Of the transfers whose producers have ended, the one with the smallest earliest start minus
-    urgency times tail is next; at a tie, the one with the longest tail.
+    urgency times tail is next; at a tie, the one with the longest tail. On the graph turned around
+    the tails are heads, and the last transfer comes first.
 
-    Returns (transfers) a legal order.
+    Returns (transfers) an order that is legal in its direction, and when its run ends [s].
     """
-    preds, duration = graph.preds.tolist(), graph.duration.tolist()
-    transfer_of = {node: k for k, node in enumerate(graph.program.messages.carrier.tolist())}
-    missing = (graph.preds != SOURCE).sum(axis=1).tolist()
-    followers: list[list[int]] = [[] for _ in preds]
-    for node, before in zip(*np.nonzero(graph.preds), strict=True):
-        followers[preds[node][before]].append(int(node))
-    finish = [0.0] * len(preds)
+    duration, carrier = graph.duration.tolist(), graph.program.messages.carrier.tolist()
+    transfer_of = {node: k for k, node in enumerate(carrier)}
+    missing = [len(before) for before in waits.before]
+    ready = [0.0] * len(missing)  # the last end so far of what a node waits for
     free = [0.0] * (int(graph.queues.max(initial=-1)) + 1)
-    tail = times.tail.tolist()
-    one, other = graph.queues.tolist()
-    ready = [0.0] * graph.num_transfers  # when a transfer's producers have ended
+    queues, tails_of = [*zip(*graph.queues.tolist(), strict=True)], tail.tolist()
     # of those that may be next: key, minus the tail, transfer; keys only grow, as queues fill, so
     # the first whose key still holds is the least
     waiting: list[tuple[float, float, int]] = []
+    order, ends = list[int](), [0.0]
+
+    def start(transfer: int) -> float:
+        one, other = queues[transfer]
+        return max(ready[carrier[transfer]], free[one], free[other])
+
+    def key(transfer: int) -> tuple[float, float, int]:
+        return start(transfer) - urgency * tails_of[transfer], -tails_of[transfer], transfer
 
     def run(able: list[int]) -> None:
         """Run ops whose inputs are all ready, and those that this unblocks."""
         while able:
             node = able.pop()
-            begin = max(finish[before] for before in preds[node])
             if node in transfer_of:
-                ready[transfer_of[node]] = begin
                 heapq.heappush(waiting, key(transfer_of[node]))
-                continue
-            finish[node] = begin + duration[node]
-            able += released(node)
+            else:
+                able += released(node, ready[node] + duration[node])
 
-    def released(node: int) -> list[int]:
-        for after in followers[node]:
-            missing[after] -= 1
-        return [after for after in followers[node] if missing[after] == 0]
+    def released(node: int, end: float) -> list[int]:
+        """End a node; list the nodes that waited for nothing else."""
+        found = []
+        for behind in waits.after[node]:
+            if end > ready[behind]:
+                ready[behind] = end
+            missing[behind] -= 1
+            if missing[behind] == 0:
+                found.append(behind)
+        if not waits.after[node]:
+            ends.append(end)
+        return found
 
-    def start(transfer: int) -> float:
-        return max(ready[transfer], free[one[transfer]], free[other[transfer]])
-
-    def key(transfer: int) -> tuple[float, float, int]:
-        return start(transfer) - urgency * tail[transfer], -tail[transfer], transfer
-
-    run([node for node in range(1, len(preds)) if missing[node] == 0])
-    order: list[int] = []
+    run([node for node in range(1, len(missing)) if missing[node] == 0])
     while waiting:
         known = heapq.heappop(waiting)
         chosen = known[-1]
         if known != (now := key(chosen)):
             heapq.heappush(waiting, now)
             continue
-        node = int(graph.program.messages.carrier[chosen])
-        finish[node] = free[one[chosen]] = free[other[chosen]] = start(chosen) + duration[node]
+        one, other = queues[chosen]
+        free[one] = free[other] = start(chosen) + duration[carrier[chosen]]
         order.append(chosen)
-        run(released(node))
-    return np.array(order, int)
+        run(released(carrier[chosen], free[one]))
+    return np.array(order, int), max(ends)

@@ -9,14 +9,15 @@ References:
   Taillard: Parallel taboo search techniques for the job shop scheduling problem (1994).
 """
 
+import random
 from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.incremental_path import SOURCE, Awaited, IncrementalPath
 from pipejax.base.longest_path import CycleError, topological_order
-from pipejax.search.orders.transfer_graph import Order, TransferGraph, queue_preds
+from pipejax.search.orders.transfer_graph import Order, TransferGraph, WaitsFor, queue_preds
 
 RESTS = (10, 30)  # moves for which two transfers that were swapped keep their new order
 
@@ -44,31 +45,27 @@ class SwapSearch:
 
     def __init__(self, graph: TransferGraph, order: Order, rng: np.random.Generator) -> None:
         """Begin with an order."""
-        self._graph, self._rng = graph, rng
+        carrier, queues = graph.program.messages.carrier, graph.queues.T.tolist()
+        # Python's own draws a number in a twentieth of the time
+        self._random = random.Random(int(rng.integers(2**63)))
         self.moves = 0
-        self.begin(order)
-
-    def begin(self, order: Order) -> None:
-        """Go on from another order, with nothing at rest."""
-        graph, carrier = self._graph, self._graph.program.messages.carrier
         preds = graph.preds.copy()
         preds[carrier, 1:3] = queue_preds(graph, order[None])[0]
         # nodes are numbered along a topological order from here on, and against it behind
-        number = _numbers(preds)
+        self._number = number = _numbers(preds)
         nodes = np.argsort(number)
-        own = graph.preds.copy()
-        own[carrier, 1:3] = SOURCE
-        self._own_preds, self._own_after = _neighbours(number[own[nodes]])
+        self._own = WaitsFor.of(number[graph.preds[nodes]])
         self._duration = graph.duration[nodes].tolist()
         self._size = len(nodes)
-        self._transfer = {node: k for k, node in enumerate(number[carrier].tolist())}
-        queues = graph.queues.T.tolist()
+        self._carrier = number[carrier]
+        self._transfer = {node: k for k, node in enumerate(self._carrier.tolist())}
         self._queues_of = {node: (*{*queues[k]},) for node, k in self._transfer.items()}
-        self._queues: list[list[int]] = [[] for _ in range(int(graph.queues.max(initial=-1)) + 1)]
-        for node in number[carrier[order]].tolist():
-            for queue in self._queues_of[node]:
-                self._queues[queue].append(node)
-        self._place = [{node: k for k, node in enumerate(queue)} for queue in self._queues]
+        # by queue: the transfer in front of each, and the one behind it; the source for none
+        self._front: list[dict[int, int]] = [
+            {} for _ in range(int(graph.queues.max(initial=-1)) + 1)
+        ]
+        self._next: list[dict[int, int]] = [{} for _ in self._front]
+        self._line_up(order)
         self._ahead = IncrementalPath(number[preds[nodes]], graph.duration[nodes])
         after = [[self._size - n for n in behind] for behind in self._ahead.behind]
         back = np.zeros((self._size, max(1, *map(len, after))), np.int64)
@@ -76,12 +73,52 @@ class SwapSearch:
             back[self._size - node, : len(after[node])] = after[node]
         self._behind = IncrementalPath(back, np.append(0.0, graph.duration[nodes][:0:-1]))
         self._rests: dict[tuple[int, int], int] = {}
-        self.makespan = self._ahead.makespan
+
+    def begin(self, order: Order) -> None:
+        """Go on from another order, with nothing at rest; what it changes alone is run again."""
+        self._run(self._line_up(order))
+        self._rests.clear()
+
+    @property
+    def makespan(self) -> float:
+        """When the last node ends [s]."""
+        return self._ahead.makespan
 
     @property
     def order(self) -> Order:
         """The transfers in an order that gives these queues."""
         return np.array([self._transfer[n] for n in self._ahead.order if n in self._transfer], int)
+
+    @property
+    def finish(self) -> Float[NumpyArray, " nodes"]:
+        """When each node of the graph ends (nodes) [s]."""
+        return np.array(self._ahead.finish)[self._number]
+
+    def _line_up(self, order: Order) -> set[int]:
+        """Put the queues into an order; return the nodes that have other neighbours now."""
+        changed, last = set[int](), [SOURCE] * len(self._front)
+        for node in self._carrier[order].tolist():
+            for queue in self._queues_of[node]:
+                before, last[queue] = last[queue], node
+                if self._front[queue].get(node) != before:
+                    changed |= {before, node}
+                    self._front[queue][node], self._next[queue][before] = before, node
+        for behind, node in zip(self._next, last, strict=True):
+            if behind.get(node) != SOURCE:
+                changed.add(node)
+                behind[node] = SOURCE
+        return changed - {SOURCE}
+
+    def _run(self, changed: set[int]) -> None:
+        """Run what waits for other transfers now, from the front and from behind.
+
+        Raises:
+          CycleError: if a transfer would wait for itself; nothing is changed then.
+        """
+        self._ahead.change(waits={n: self._waits(n) for n in changed})
+        self._behind.change(waits={self._size - n: self._waits_back(n) for n in changed})
+        self._ahead.forget()
+        self._behind.forget()
 
     def step(self, best: float) -> bool:
         """Make the swap with the smallest estimate that does not rest, or would be a new best.
@@ -92,102 +129,110 @@ class SwapSearch:
         for swap in self._critical_swaps():
             estimate = self._estimate(swap)
             rests = self._rests.get((swap.second, swap.first), 0) > self.moves
-            found.append((rests and estimate >= best, estimate, self._rng.random(), swap))
+            found.append((rests and estimate >= best, estimate, self._random.random(), swap))
         found.sort(key=lambda each: each[:3])
         return any(self._apply(swap) for *_, swap in found)
 
-    def _head(self, node: int) -> float:
-        """When a node ends [s]."""
-        return self._ahead.finish[node]
-
-    def _tail(self, node: int) -> float:
-        """Longest path from the start of a node to the end [s]; 0 for none."""
-        return self._behind.finish[self._size - node] if node != SOURCE else 0.0
-
-    def _around(self, node: int, queue: int) -> tuple[int, int]:
-        """The transfers in front of one and behind it in a queue; the source for none."""
-        members, place = self._queues[queue], self._place[queue][node]
-        before = members[place - 1] if place else SOURCE
-        return before, members[place + 1] if place + 1 < len(members) else SOURCE
-
     def _critical_swaps(self) -> list[Swap]:
         """List neighbours in a queue that follow each other on a critical path, drawn at ties."""
-        path, swaps = self._ahead, []
-        node = path.finish.index(path.makespan)
+        finish, waits, queues_of, next_of = (
+            self._ahead.finish,
+            self._ahead.waits,
+            self._queues_of,
+            self._next,
+        )
+        swaps, draw = [], self._random.random
+        node = finish.index(self._ahead.makespan)
         while node != SOURCE:
-            preds = path.waits[node].preds
-            last = max(path.finish[before] for before in preds)
-            waited = [before for before in preds if path.finish[before] == last]
-            before = waited[int(self._rng.integers(len(waited)))] if len(waited) > 1 else waited[0]
-            if before in self._transfer and node in self._transfer:
-                both = {*self._queues_of[before]} & {*self._queues_of[node]}
-                queues = tuple(q for q in sorted(both) if self._around(before, q)[1] == node)
+            preds = waits[node].preds
+            before = preds[0]
+            if len(preds) > 1:
+                last = max(map(finish.__getitem__, preds))
+                waited = [one for one in preds if finish[one] == last]
+                before = waited[int(draw() * len(waited))] if len(waited) > 1 else waited[0]
+            if before in queues_of and node in queues_of:
+                both = queues_of[node]
+                queues = tuple(
+                    q for q in queues_of[before] if q in both and next_of[q][before] == node
+                )
                 swaps.append(Swap(before, node, queues))
-            node = before if last else SOURCE
+            node = before if finish[before] else SOURCE
         return swaps
 
     def _estimate(self, swap: Swap) -> float:
         """Longest path through one of the two after the swap, if nothing else changed [s]."""
         first, second, queues = swap
-        duration = self._duration
-        begin = max((self._head(n) for n in self._own_preds[second]), default=0.0)
-        late = max((self._head(n) for n in self._own_preds[first]), default=0.0)
-        rest = max((self._tail(n) for n in self._own_after[first]), default=0.0)
-        left = max((self._tail(n) for n in self._own_after[second]), default=0.0)
+        duration, front, behind = self._duration, self._front, self._next
+        # behind.finish[-node] is the longest path from the start of a node on, 0 for the source
+        head, tail = self._ahead.finish, self._behind.finish
+        begin = late = rest = left = 0.0
+        for node in self._own.before[second]:
+            if head[node] > begin:
+                begin = head[node]
+        for node in self._own.before[first]:
+            if head[node] > late:
+                late = head[node]
+        for node in self._own.after[first]:
+            if tail[-node] > rest:
+                rest = tail[-node]
+        for node in self._own.after[second]:
+            if tail[-node] > left:
+                left = tail[-node]
         for queue in self._queues_of[second]:
-            before, behind = self._around(second, queue)
+            after = tail[-behind[queue][second]]
             if queue in queues:
-                begin = max(begin, self._head(self._around(first, queue)[0]))
-                rest = max(rest, self._tail(behind))
+                before = head[front[queue][first]]
+                if after > rest:
+                    rest = after
             else:
-                begin = max(begin, self._head(before))
-                left = max(left, self._tail(behind))
+                before = head[front[queue][second]]
+                if after > left:
+                    left = after
+            if before > begin:
+                begin = before
         for queue in self._queues_of[first]:
             if queue not in queues:
-                before, behind = self._around(first, queue)
-                late = max(late, self._head(before))
-                rest = max(rest, self._tail(behind))
-        tail = duration[first] + rest
-        return float(max(late + tail, begin + duration[second] + max(tail, left)))
+                before, after = head[front[queue][first]], tail[-behind[queue][first]]
+                if before > late:
+                    late = before
+                if after > rest:
+                    rest = after
+        rest += duration[first]
+        return max(late + rest, begin + duration[second] + max(rest, left))
 
     def _apply(self, swap: Swap) -> bool:
         """Swap two transfers; return whether that made no cycle."""
         first, second, queues = swap
-        self._turn(first, second, queues)
-        touched = {first, second}
+        changed = {first, second}
         for queue in queues:
-            touched |= {
-                n for n in (self._around(second, queue)[0], self._around(first, queue)[1]) if n
-            }
+            changed |= {self._front[queue][first], self._next[queue][second]} - {SOURCE}
+            self._turn(first, second, queue)
         try:
-            self._ahead.change(waits={n: self._waits(n) for n in touched})
+            self._run(changed)
         except CycleError:
-            self._turn(second, first, queues)
+            for queue in queues:
+                self._turn(second, first, queue)
             return False
-        self._behind.change(waits={self._size - n: self._waits_back(n) for n in touched})
-        self._ahead.forget()
-        self._behind.forget()
         self.moves += 1
-        self._rests[first, second] = self.moves + int(self._rng.integers(*RESTS))
-        self.makespan = self._ahead.makespan
+        self._rests[first, second] = self.moves + self._random.randrange(*RESTS)
         return True
 
-    def _turn(self, first: int, second: int, queues: tuple[int, ...]) -> None:
-        for queue in queues:
-            place = self._place[queue][first]
-            self._queues[queue][place : place + 2] = [second, first]
-            self._place[queue][second], self._place[queue][first] = place, place + 1
+    def _turn(self, first: int, second: int, queue: int) -> None:
+        """Let the second, which follows the first, go ahead of it."""
+        front, behind = self._front[queue], self._next[queue]
+        before, after = front[first], behind[second]
+        behind[before], behind[second], behind[first] = second, first, after
+        front[second], front[first], front[after] = before, second, first
 
     def _waits(self, node: int) -> Awaited:
         """What a transfer waits for: its producer, and those in front of it."""
-        fronts = (self._around(node, queue)[0] for queue in self._queues_of[node])
-        before = {*self._own_preds[node], *fronts} - {SOURCE}
-        return _awaited(before)
+        fronts = (self._front[queue][node] for queue in self._queues_of[node])
+        return _awaited({*self._own.before[node], *fronts} - {SOURCE})
 
     def _waits_back(self, node: int) -> Awaited:
         """The same from behind: its consumer, and those behind it."""
-        behind = (self._around(node, queue)[1] for queue in self._queues_of[node])
-        after = {*self._own_after[node], *behind} - {SOURCE}
+        behind = (self._next[queue][node] for queue in self._queues_of[node])
+        after = {*self._own.after[node], *behind} - {SOURCE}
         return _awaited({self._size - one for one in after})
 
 
@@ -203,15 +248,3 @@ def _numbers(preds: Int[NumpyArray, "nodes max_preds"]) -> Int[NumpyArray, " nod
     number = np.empty(len(preds), np.int64)
     number[np.append(SOURCE, order[order != SOURCE])] = np.arange(len(preds))
     return number
-
-
-def _neighbours(
-    preds: Int[NumpyArray, "nodes max_preds"],
-) -> tuple[list[list[int]], list[list[int]]]:
-    """List the nodes before and behind each node, but for the source."""
-    before = [[*({*row} - {SOURCE})] for row in preds.tolist()]
-    after: list[list[int]] = [[] for _ in before]
-    for node, waited in enumerate(before):
-        for one in waited:
-            after[one].append(node)
-    return before, after

@@ -1,16 +1,18 @@
 """The order of communication as a design axis: search for a better order of SEND and RECV cells.
 
 Only the order of the transfers is searched; the ops of every row stay as they are. Greedy orders
-come first, PyTorch's among them, then tabu search: swaps of neighbours in a queue (`swaps`), and
-where these find nothing better, one move that reaches further. Of a batch of such moves, which the
-engine runs as one, the best is taken even where it is worse, and its transfer then rests for a
-while.
+come first, from the first op on and from the last one back, and PyTorch's. Then comes tabu search:
+swaps of neighbours in a queue (`swaps`), and where these find nothing better, one move that reaches
+further. Of a batch of such moves, which the engine runs as one, the best is taken even where it is
+worse, and its transfer then rests for a while.
 
 A schedule gets shorter only if its critical path is broken, and the order of transfers can break
 it only where transfers follow each other on it. So moves reorder two transfers of such a block;
 where there are too few of them, any transfer moves a little.
 """
 
+import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -36,9 +38,11 @@ from pipejax.search.found import GAP, TIME_LIMIT, Found
 from pipejax.search.orders.local_search import LocalSearch
 from pipejax.search.orders.permutations import inserted
 from pipejax.search.orders.transfer_graph import (
+    HeadsTails,
     Order,
     Orders,
     TransferGraph,
+    WaitsFor,
     finish_of_orders,
     heads_and_tails,
     legal_range,
@@ -187,7 +191,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
         self.free_bound, self.lower_bound = times.makespan, queue_bound(self.graph, times)
         self._batch = max(1, min(BATCH, MAX_BATCH_NODES // self.graph.program.num_nodes))
         self._rests_until = np.zeros(self.graph.num_transfers, int)
-        by_need = [priority_order(self.graph, times, urgency) for urgency in URGENCIES]
+        by_need = [*self._greedy(times)]
         starts = [by_producer, *by_need] if own is None else [own, by_producer, *by_need]
         makespans = self._begin(np.stack(starts))
         self.baselines = {
@@ -197,7 +201,24 @@ class TransferSearch(LocalSearch[TransferOrder]):
             "by need": min(makespans[-len(by_need) :]),
         }
         self._num_swaps = swaps
-        self._swaps = SwapSearch(self.graph, self.best.order, self.rng)
+
+    @functools.cached_property
+    def _swaps(self) -> SwapSearch:
+        """The search by swaps, which nothing needs where a start is optimal."""
+        return SwapSearch(self.graph, self.best.order, self.rng)
+
+    def _greedy(self, times: HeadsTails) -> Iterator[Order]:
+        """Yield greedy orders from either end, until one cannot be better."""
+        waits = WaitsFor.of(self.graph.preds)
+        for urgency in URGENCIES:
+            order, end = priority_order(self.graph, waits, times.tail, urgency)
+            yield order
+            if end <= self.lower_bound * (1 + self.precision):
+                return
+            order, end = priority_order(self.graph, waits.turned, times.head, urgency)
+            yield order[::-1]
+            if end <= self.lower_bound * (1 + self.precision):
+                return
 
     def _begin(self, orders: Orders) -> list[float]:
         """Start from the best of some orders; return their makespans."""
@@ -254,9 +275,10 @@ class TransferSearch(LocalSearch[TransferOrder]):
             self.evaluated += 1
             if self._swaps.makespan < best:
                 best, found = self._swaps.makespan, self._swaps.order
-        for order in (self._swaps.order, found):  # the best last
-            if order is not None:
-                self.current = _FoundOrder(order, finish_of_orders(self.graph, order[None])[0])
+        if found is None:
+            self.current = _FoundOrder(self._swaps.order, self._swaps.finish)
+        else:
+            self.current = _FoundOrder(found, finish_of_orders(self.graph, found[None])[0])
         self._keep_if_better()
 
     def _move(self, iteration: int) -> None:
