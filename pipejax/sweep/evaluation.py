@@ -11,7 +11,12 @@ import numpy as np
 
 from pipejax.analysis.formula.facets import makespans_by_form
 from pipejax.analysis.runs.evaluate import op_counts
-from pipejax.analysis.step.many_systems import Slowed, resource_shares, system_costs
+from pipejax.analysis.step.many_systems import (
+    PricedSystems,
+    Slowed,
+    price_systems,
+    resource_shares,
+)
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
@@ -39,6 +44,7 @@ MAX_NUMBERS = 1 << 24  # costs of one kind that are priced at once: configuratio
 MANY_POINTS = 500_000  # from which code that computes quickly is worth its compilation
 CURVES = ("compute_efficiency", "memory_efficiency")
 WORTH_A_FORM = 2 * 10**9  # nodes times configurations: what the recurrence takes seconds for
+OF_PATHS = {"share", "bound_by"}  # outputs that ask for critical paths
 FLAGGED = ("collectives", "kernels")
 
 # fields of the workload that are none of the axes, or are read otherwise
@@ -163,16 +169,22 @@ def _links(at: Values) -> Links:
 
 def _run(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> Values:
     """Price and evaluate a batch of systems, those with the same eager messages at once."""
-    quickly = sweep.num_points < MANY_POINTS
-    given = point.slowed.costs(system_costs(work, systems, dtype=sweep.dtype, quickly=quickly))
+    priced = price_systems(
+        work,
+        systems,
+        dtype=sweep.dtype,
+        quickly=sweep.num_points < MANY_POINTS,
+        slopes=bool(OF_PATHS & {*sweep.outputs}),
+    )
+    given = point.slowed.costs(priced.costs)
     if point.workload.pair_factor != 1:
         factor = np.full(1, point.workload.pair_factor, np.dtype(sweep.dtype))
         given = unchecked_costs({**vars(given), "pair_factor": factor})
+    priced = priced._replace(costs=given)
     found: Values = {}
     for program, rows in programs_of_batch(point.table, point.links, given):
-        part = given if rows is None else jax.tree.map(lambda x, r=rows: _rows_of(x, r), given)
-        own = systems if rows is None else _cut(systems, rows)
-        for name, values in _run_program(program, point, (work, own, part), sweep).items():
+        part = priced if rows is None else priced.rows(rows)
+        for name, values in _run_program(program, point, part, sweep).items():
             if rows is None:
                 found[name] = values
                 continue
@@ -181,32 +193,24 @@ def _run(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> V
     return found
 
 
-def _rows_of(leaf: Any, rows: Rows) -> Any:
-    """Some rows of a leaf; one that all rows share stays as it is."""
-    return leaf[rows] if np.ndim(leaf) and len(leaf) > 1 else leaf
-
-
 def _run_program(
-    program: Program, point: _GridPoint, priced: tuple[StageWork, System, Costs], sweep: Sweep
+    program: Program, point: _GridPoint, priced: PricedSystems, sweep: Sweep
 ) -> Values:
     """Evaluate a batch of systems with one program."""
-    work, systems, given = priced
     program = by_microbatch(program) if point.slowed.differ else program
+    size = len(np.asarray(priced.systems.gpus_per_node))
     found: Values = {}
-    if {"share", "bound_by"} & set(sweep.outputs):
-        quickly = sweep.num_points < MANY_POINTS
-        steps, shares = resource_shares(
-            program, work, systems, given, slowed=point.slowed, quickly=quickly
-        )
+    if OF_PATHS & {*sweep.outputs}:
+        steps, shares = resource_shares(program, priced, slowed=point.slowed)
         times, share = np.asarray(steps), np.asarray(shares)
         found |= {"share": share, "bound_by": share.argmax(axis=1)}
     else:
-        times = _step_times(program, given)
+        times = _step_times(program, priced.costs, size)
     workload = point.workload
     tokens = workload.minibatch * workload.data_parallel * workload.model.sequence
     workers = point.table.num_workers
     gpus = workers * workload.accelerators_per_worker * workload.data_parallel
-    busy = _busy(given, program)
+    busy = _busy(priced.costs, program)
     found |= {
         "step_time": times,
         "bubble_ratio": 1 - busy / times,
@@ -216,9 +220,8 @@ def _run_program(
     return {name: found[name] for name in ("step_time", *sweep.outputs)}
 
 
-def _step_times(program: Program, given: Costs) -> Float[NumpyArray, " batch"]:
+def _step_times(program: Program, given: Costs, size: int) -> Float[NumpyArray, " batch"]:
     """Makespans (batch) [s]: of large batches that move few costs by their closed form."""
-    size = max(len(leaf) for leaf in jax.tree.leaves(given) if np.ndim(leaf))
     is_linear = given.pair_factor is None and not program.layout.per_microbatch
     if size * program.num_nodes >= WORTH_A_FORM and is_linear:
         times = makespans_by_form(program, given)
@@ -244,7 +247,9 @@ def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
         if row.any():
             leaf = getattr(costs, PHASE_FIELDS[phase.name])
             weights = row.sum(axis=1) if leaf.ndim == 2 else row.ravel()
-            parts.append(leaf.reshape(len(leaf), -1) @ weights.astype(leaf.dtype))
+            # stage by stage: the order in which BLAS adds depends on that
+            rows = np.asfortranarray(leaf.reshape(len(leaf), -1))
+            parts.append(rows @ weights.astype(leaf.dtype))
     return functools.reduce(operator.add, parts)
 
 
