@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import itertools
 import operator
+from collections.abc import Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -40,7 +42,7 @@ from pipejax.sweep.declaration import Axis, Sweep, label
 from pipejax.sweep.schedule_axis import built
 from pipejax.sweep.store import FEASIBLE, ILLEGAL, OUT_OF_MEMORY, Block, variables_of
 
-MAX_NUMBERS = 1 << 24  # costs of one kind that are priced at once: configurations times stages
+MAX_NUMBERS = 1 << 23  # costs of one kind that are priced at once: configurations times stages
 MANY_POINTS = 500_000  # from which code that computes quickly is worth its compilation
 CURVES = ("compute_efficiency", "memory_efficiency")
 WORTH_A_FORM = 2 * 10**9  # nodes times configurations: what the recurrence takes seconds for
@@ -53,6 +55,8 @@ APART = ("model", "weight_share", "tensor_overlap", "stragglers", "worker_places
 WORKLOAD = tuple(field.name for field in dataclasses.fields(Workload) if field.name not in APART)
 
 Values = dict[str, Any]  # array by variable
+Steps = Generator[None, None, Values]  # of a point: it is prepared, then it runs
+EXACTLY = functools.partial(jax.enable_x64, True)  # priced so, then evaluated in the sweep's dtype
 
 
 def evaluate_block(sweep: Sweep, block: Block) -> Values:
@@ -65,18 +69,46 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
     names = [axis.name for axis in shape_axes]
     software: tuple[Stack, ...] = shape_axes[names.index("stack")].values
     systems = {each.name: stack_systems(system_axes, each) for each in software}
-    with jax.enable_x64(True):  # priced in float64, then evaluated in the sweep's dtype
-        found = [
-            _named(sweep, at, systems[at["stack"].name])
-            for point in itertools.product(*(axis.values for axis in shape_axes))
-            for at in [dict(zip(names, point, strict=True))]
-        ]
+    found = _one_ahead(
+        _named(sweep, at, systems[at["stack"].name])
+        for point in itertools.product(*(axis.values for axis in shape_axes))
+        for at in [dict(zip(names, point, strict=True))]
+    )
     values = {}
     for name, variable in variables_of(sweep).items():
         shape = [block.shape[place] for place in variable.places(sweep)]
         stacked = np.stack([each[name] for each in found])
         values[name] = stacked.reshape((*shape, *variable.extra_shape))
     return values
+
+
+def _one_ahead(points: Iterable[Steps]) -> list[Values]:
+    """Prepare and price each point while the one before runs: XLA compiles and computes meanwhile.
+
+    Of two that are wrong the first one is told.
+    """
+    running: list[Future[Values]] = []
+    with ThreadPoolExecutor(1, "pipejax-sweep") as other:
+        for point in points:
+            try:
+                with EXACTLY():
+                    next(point)
+            finally:
+                if running:
+                    running[-1].result()
+            running.append(other.submit(_run_on, point))
+    return [each.result() for each in running]
+
+
+def _run_on(point: Steps) -> Values:
+    """Let a point that is prepared run to its end."""
+    with EXACTLY():
+        try:
+            next(point)
+        except StopIteration as end:
+            found: Values = end.value
+            return found
+    raise AssertionError("a point has two steps")
 
 
 class _GridPoint(NamedTuple):
@@ -88,18 +120,21 @@ class _GridPoint(NamedTuple):
     slowed: Slowed
 
 
-def _named(sweep: Sweep, at: Values, systems: System) -> Values:
+def _named(sweep: Sweep, at: Values, systems: System) -> Steps:
     """Evaluate one schedule and workload; what is wrong and not only illegal names the point."""
     try:
-        return _at_point(sweep, at, systems)
+        return (yield from _at_point(sweep, at, systems))
     except ValueError as error:
         listed = {axis.name for axis in sweep.axes if axis.is_listed} | {"schedule"}
         point = ", ".join(f"{name} = {label(at[name])}" for name in at if name in listed)
         raise ValueError(f"at {point}: {error}") from error
 
 
-def _at_point(sweep: Sweep, at: Values, systems: System) -> Values:
-    """Evaluate one schedule and workload on all systems; say why where it is illegal."""
+def _at_point(sweep: Sweep, at: Values, systems: System) -> Steps:
+    """Evaluate one schedule and workload on all systems; say why where it is illegal.
+
+    The first step ends when the first part of the systems is priced.
+    """
     num_systems = len(np.asarray(systems.gpus_per_node))
     values = {name: each.empty(num_systems) for name, each in variables_of(sweep).items()}
     values["status"][:] = ILLEGAL
@@ -111,6 +146,7 @@ def _at_point(sweep: Sweep, at: Values, systems: System) -> Values:
         need = float(memory_bytes(point.workload, point.table).max())
     except MismatchError as error:
         reason = error.reason if isinstance(error, ScheduleError) else str(error)
+        yield
         return values | {"reason": np.array(reason, object)}
     if point.table.offloads and not np.all(np.asarray(systems.host_link.bandwidth) > 0):
         raise ValueError("activations are offloaded, and a system has no host_link")
@@ -121,7 +157,10 @@ def _at_point(sweep: Sweep, at: Values, systems: System) -> Values:
     step = max(1, MAX_NUMBERS // point.table.num_stages)
     for low in range(0, num_systems, step):
         part = slice(low, low + step)
-        for name, value in _run(point, work, _cut(systems, part), sweep).items():
+        priced = _price(point, work, _cut(systems, part), sweep)
+        if low == 0:
+            yield
+        for name, value in _run(point, priced, sweep).items():
             values[name][part] = value
     return values
 
@@ -167,8 +206,8 @@ def _links(at: Values) -> Links:
     )
 
 
-def _run(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> Values:
-    """Price and evaluate a batch of systems, those with the same eager messages at once."""
+def _price(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> PricedSystems:
+    """Price a batch of systems, slow workers and fused pairs included."""
     priced = price_systems(
         work,
         systems,
@@ -180,15 +219,20 @@ def _run(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> V
     if point.workload.pair_factor != 1:
         factor = np.full(1, point.workload.pair_factor, np.dtype(sweep.dtype))
         given = unchecked_costs({**vars(given), "pair_factor": factor})
-    priced = priced._replace(costs=given)
+    return priced._replace(costs=given)
+
+
+def _run(point: _GridPoint, priced: PricedSystems, sweep: Sweep) -> Values:
+    """Evaluate a batch of systems, those with the same eager messages at once."""
+    size = len(np.asarray(priced.systems.gpus_per_node))
     found: Values = {}
-    for program, rows in programs_of_batch(point.table, point.links, given):
+    for program, rows in programs_of_batch(point.table, point.links, priced.costs):
         part = priced if rows is None else priced.rows(rows)
         for name, values in _run_program(program, point, part, sweep).items():
             if rows is None:
                 found[name] = values
                 continue
-            shape = len(np.asarray(systems.gpus_per_node)), *values.shape[1:]
+            shape = size, *values.shape[1:]
             found.setdefault(name, np.empty(shape, values.dtype))[rows] = values
     return found
 
