@@ -175,19 +175,18 @@ class StepTimeObjective:
         Returns (batch) values, and derivatives like the variables.
         """
         size, alone = size_of(variables), _Alone(self._values, 0)
-        price: Any = priced_with_slopes
         if size <= FEW_SLOPES:
             price = functools.partial(priced_on_host, slopes=True)
-        else:
-            variables, given = filled((variables, given), size)
-        costs, moved = price(self._prices, (), variables, given)
-        whole = size_of(variables)
-        solved = tuple(
-            makespans_and_grad(program, costs, batch_size=whole) for program in self.programs
-        )
-        value, slopes = price(alone, self._shared, variables, given, solved, moved)
-        of_all = (value, _like(variables, slopes))
-        return of_all if whole == size else jax.tree.map(lambda leaf: leaf[:size], of_all)
+            costs, moved = price(self._prices, (), variables, given)
+            solved = [_cut(self._solved(each, filled(costs, size)), size) for each in self.programs]
+            value, slopes = price(alone, self._shared, variables, given, solved, moved)
+            return value, _like(variables, slopes)
+        variables, given = filled((variables, given), size)
+        costs, moved = priced_with_slopes(self._prices, (), variables, given)
+        solved = [self._solved(program, costs) for program in self.programs]
+        found = priced_with_slopes(alone, self._shared, variables, given, solved, moved)
+        of_all = found[0], _like(variables, found[1])
+        return of_all if size_of(variables) == size else _cut(of_all, size)
 
     def costs(self, variables: Tree, given: Given) -> Costs:
         """Price a batch: costs whose leaves have (batch, ...) entries [s]."""
@@ -240,10 +239,16 @@ class StepTimeObjective:
         )
         return Descent(*(each[:size].reshape(count, pairs, *each.shape[1:]) for each in found))
 
+    def _solved(self, program: Program, costs: Costs) -> tuple[Any, Costs]:
+        """Makespans (batch) [s], and counts on critical paths."""
+        return makespans_and_grad(program, costs, batch_size=size_of(costs))
+
     def _makespans(self, program: Program, costs: Costs, size: int) -> PerConfiguration:
         """Makespans (batch) [s]: of a handful by the recurrence on the host."""
         if size > FEW_RUNS:
-            return np.asarray(makespans(program, costs, batch_size=size, unroll=False))
+            costs = filled(costs, size)
+            found = makespans(program, costs, batch_size=size_of(costs), unroll=False)
+            return np.asarray(found)[:size]
         rows = (jax.tree.map(lambda leaf, k=k: leaf[k], costs) for k in range(size))
         own = ((program_for(program, row), row) for row in rows)
         return np.array(
@@ -261,6 +266,10 @@ class StepTimeObjective:
     @property
     def _shared(self) -> tuple[Float[NumpyArray, " programs"], tuple[HeldCounts, ...]]:
         return np.array(self.counts, float), self.held
+
+
+def _cut(found: Tree, size: int) -> Tree:
+    return jax.tree.map(lambda leaf: leaf[:size], found)
 
 
 def _like(variables: Tree, slopes: Float[Array, "batch numbers"]) -> Tree:

@@ -33,7 +33,7 @@ from pipejax.search.tuning.system_design import (
 
 # what decides which way is the faster: measured on two cores, compilation included
 DESCENT_SECONDS = 6.0
-JOINT_SECONDS = 30.0  # of several parts, with their bound
+JOINT_SECONDS = 10.0  # of several parts, with their bound
 SECONDS_PER_NEW_OP = 6e-5  # of a program that has yet to be built, lowered and run once
 BUDGET_DIVISIONS = 40  # of a budget, where a grid is evaluated
 SECONDS_PER_OP = 4e-9  # of one candidate more in the batch of a program
