@@ -12,10 +12,11 @@ from pipejax.cli.app import run
 from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
-from pipejax.search.tuning import ways
+from pipejax.search.tuning import step_time_objective, ways
 from pipejax.search.tuning.joint import (
     every_setting,
     improve_settings,
+    plain_answers,
     search_jointly,
     tune_jointly,
 )
@@ -80,6 +81,24 @@ def test_a_step_time_is_that_of_evaluate(found):
     assert tuned.step_time[0] == pytest.approx(run.step_time, rel=1e-12)
     need = pj.memory_bytes(workload, table, layers).max()
     assert tuned.memory_bytes[0] == pytest.approx(need, rel=1e-12)
+
+
+def test_plain_settings_are_told_first_and_compile_nothing(monkeypatch):
+    """Each is better than the one before, and the step time of what it says; also of one pair."""
+    monkeypatch.setattr(step_time_objective, "makespans", None)
+    workload = pj.Workload(MODEL, 8, tensor_parallel=8)
+    joint = JointProblem.of(TuningProblem.of(FAMILY, [workload], [SYSTEM]), *WHOLE)
+    for each in (few(), joint):
+        told = list(plain_answers(each))
+        sums = [found.step_time.sum() for found in told]
+        assert len(sums) > 1
+        assert sums == sorted(sums, reverse=True)
+    own = told[-1].settings.at(0)
+    assert own.layers.tolist() == [3, 3]
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=int(8 // own.size))
+    layers = StageLayers(own.layers.astype(float), own.recomputed.astype(float))
+    run = pj.evaluate(table, work_costs(stage_work(workload, table, assigned=layers), SYSTEM))
+    assert told[-1].step_time[0] == run.step_time
 
 
 @pytest.mark.takes_turns

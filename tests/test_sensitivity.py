@@ -9,7 +9,8 @@ import pytest
 from turns import in_turn
 
 import pipejax as pj
-from pipejax.analysis.step.many_systems import resource_shares, system_costs
+from pipejax.analysis.step import many_systems
+from pipejax.analysis.step.many_systems import price_systems, resource_shares
 from pipejax.analysis.uncertainty.places import place_sensitivity
 from pipejax.analysis.uncertainty.sensitivity import MODEL_PARAMETERS, swings
 from pipejax.cli.app import run
@@ -119,21 +120,41 @@ def test_elasticities_are_finite_differences_and_shares_sum_to_one(name, link):
 
 
 @pytest.mark.takes_turns
-def test_a_batch_has_the_shares_of_its_members(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "on_host"),
+    [("1f1b on h100", False), ("1f1b on h100", True), ("chimera on a slow network", True)],
+)
+def test_a_batch_has_the_shares_of_its_members(name, on_host, monkeypatch):
     # three systems, two at once: the last part is filled up
     monkeypatch.setattr(pricing, "SIZES", np.array([2]))
     monkeypatch.setattr(pricing, "PART", 2)
-    table, workload, system = case("1f1b on h100")
+    monkeypatch.setattr(many_systems, "FEW", 3 if on_host else 2)
+    table, workload, system = case(name)
     names = ("compute.peak", "network.bandwidth", "network.latency")
     others = [put(system, FIELDS[name], 0.1) for name in names]
     stacked = jax.tree.map(lambda *leaves: np.array(leaves), *others)
     work = stage_work(workload, table)
-    costs = system_costs(work, stacked, quickly=True)
-    found = resource_shares(pj.lower(table), work, stacked, costs, quickly=True)
+    priced = price_systems(work, stacked, quickly=True, slopes=True)
+    assert (priced.moved is not None) == on_host
+    found = resource_shares(pj.lower(table), priced)
     for one, time, row in zip(others, *map(np.asarray, found), strict=True):
         alone = pj.sensitivity(table, workload, one)
         np.testing.assert_allclose(row, list(alone.share.values()), atol=1e-12)
-        assert time == pytest.approx(alone.step_time)
+        assert time == (alone.step_time if on_host else pytest.approx(alone.step_time))
+
+
+def test_networks_alone_are_priced_on_the_host_however_many(monkeypatch):
+    monkeypatch.setattr(many_systems, "FEW", 0)
+    table, workload, system = case("interleaved, full recomputation")
+    names = ("network.bandwidth", "network.latency", "memory.capacity")
+    others = [put(system, FIELDS[name], 0.1) for name in names]
+    stacked = jax.tree.map(lambda *leaves: np.array(leaves), *others)
+    assert many_systems.are_few_numbers(stacked)
+    found = price_systems(stage_work(workload, table, offloads=True), stacked).costs
+    for row, one in enumerate(others):
+        for name, cost in vars(pj.stage_costs(workload, one, table)).items():
+            if cost is not None:
+                np.testing.assert_array_equal(getattr(found, name)[row], cost, err_msg=name)
 
 
 def test_swings_are_exact_evaluations():

@@ -16,6 +16,7 @@ from pipejax.cli.app import run
 from pipejax.costs.system.system import data_file
 from pipejax.sweep import STATUS, read_sweep, run_sweep
 from pipejax.sweep.declaration import read_system_axes
+from pipejax.sweep.evaluation import _one_ahead
 from pipejax.sweep.store import get_block, num_blocks
 
 pytestmark = pytest.mark.compiles
@@ -86,7 +87,7 @@ def test_points_are_single_evaluations(data):
         system = system_of(at)
         costs = pj.stage_costs(workload, system, table)
         result = pj.evaluate(table, costs)
-        assert float(at.step_time) == pytest.approx(result.makespan, rel=1e-12)
+        assert float(at.step_time) == result.makespan
         assert float(at.bubble_ratio) == pytest.approx(result.bubble_ratio, rel=1e-9)
         tokens = 8 * workload.model.sequence
         assert float(at.tokens_per_second) == pytest.approx(tokens / result.makespan, rel=1e-12)
@@ -175,6 +176,23 @@ def test_what_is_wrong_and_not_illegal_ends_the_sweep_and_names_the_point(tmp_pa
 @pytest.mark.takes_turns
 @pytest.mark.compiles
 @pytest.mark.process
+def test_of_two_points_that_are_wrong_the_first_is_told():
+    def point(name, prepares=True, runs=True):
+        if not prepares:
+            raise ValueError(f"{name} cannot be prepared")
+        yield
+        if not runs:
+            raise ValueError(f"{name} does not run")
+        return name
+
+    assert _one_ahead(map(point, "abc")) == ["a", "b", "c"]
+    for second in (point("b", prepares=False), point("b", runs=False)):
+        with pytest.raises(ValueError, match="a does not run"):
+            _one_ahead([point("a", runs=False), second, point("c")])
+    with pytest.raises(ValueError, match="b cannot be prepared"):
+        _one_ahead([point("a"), point("b", prepares=False)])
+
+
 def test_float32_is_close(tmp_path):
     grid = {**GRID, "workers": 3, "microbatch_size": [1, 5, 12]}
     grid |= {"outputs": ["bubble_ratio", "bound_by", "share"]}

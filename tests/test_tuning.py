@@ -5,6 +5,7 @@ import functools
 import json
 import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,12 +21,12 @@ from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
 from pipejax.engine.batched import pricing
 from pipejax.schedules import REGISTRY
-from pipejax.schedules.cells.ops import PARTS
+from pipejax.schedules.cells.ops import PARTS as LEDGER_PARTS
 from pipejax.schedules.table.held_activations import held_counts, held_in_rows
-from pipejax.search.tuning import descent, ways
+from pipejax.search.tuning import descent, step_time_objective, ways
 from pipejax.search.tuning.descent import descend
 from pipejax.search.tuning.joint import search_jointly, tune_jointly
-from pipejax.search.tuning.joint_space import JointProblem
+from pipejax.search.tuning.joint_space import PARTS, Jointly, JointProblem
 from pipejax.search.tuning.microbatch import (
     relax_microbatches,
     search_microbatches,
@@ -40,7 +41,7 @@ from pipejax.search.tuning.rounding import (
     swaps,
     whole_with_sum,
 )
-from pipejax.search.tuning.system_design import PartPrices, design_systems, price_of
+from pipejax.search.tuning.system_design import DIVIDED, PartPrices, design_systems, price_of
 
 pytestmark = pytest.mark.compiles
 
@@ -141,6 +142,33 @@ def test_the_gradient_of_the_relaxed_step_time_is_that_of_differences(capacity):
     assert (capacity > 100) == np.all(need < capacity * 1e9)
 
 
+def test_few_configurations_have_on_the_host_what_is_compiled(monkeypatch):
+    """Values, slopes, memory and costs, in a relaxation of all that can be tuned."""
+    joint = few_joint()
+    problem, parts = joint.problem, Jointly(joint.parts)
+    objective = problem.objective(parts, *problem.family.few_microbatches)
+    at = np.random.default_rng(0).normal(1, 0.2, (3, 1 + 4 + 4 + DIVIDED))
+    given = joint.given(np.arange(3), 1, limited=True)
+    found = []
+    for few in (32, 0):
+        for name in ("FEW", "FEW_RUNS", "FEW_SLOPES"):
+            monkeypatch.setattr(step_time_objective, name, few)
+        asked = (objective.evaluate, objective.value_and_grad, objective.need_and_grad)
+        with jax.enable_x64(True):
+            found.append([ask(at, given) for ask in (*asked, objective.costs)])
+    for own, compiled in zip(*found, strict=True):
+        for one, other in zip(*map(jax.tree.leaves, (own, compiled)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+def few_joint():
+    """Three pairs whose memory binds, and a budget for each."""
+    workload = pj.Workload(dataclasses.replace(FEW, layers=10), 32, tensor_parallel=8)
+    systems = [with_memory(size) for size in (20.0, 40.0, 300.0)]
+    problem = TuningProblem.of(family_of("1f1b"), [workload] * 3, systems)
+    return JointProblem(problem, tuple(PARTS), 0, np.full((3, DIVIDED), 1e13))
+
+
 @pytest.mark.takes_turns
 def test_memory_is_a_limit():
     slow = dataclasses.replace(SYSTEM, compute_latency=5e-3)  # favours large microbatches
@@ -202,7 +230,7 @@ def test_held_counts_give_the_peak_for_any_sizes(schedule):
     count = at_least(schedule, 4, 10)
     table = pj.schedules.build(schedule, num_workers=4, num_microbatches=count)
     held, rows = held_counts(table), held_in_rows(table)
-    every = np.random.default_rng(0).integers(0, 99, (20, len(PARTS), table.num_stages))
+    every = np.random.default_rng(0).integers(0, 99, (20, len(LEDGER_PARTS), table.num_stages))
     for sizes in every:
         assert held.activation_bytes(tuple(sizes)).tolist() == rows.peaks(sizes, 4).tolist()
     batch = tuple(np.moveaxis(every, 1, 0))

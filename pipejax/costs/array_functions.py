@@ -13,6 +13,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array
 from pipejax.base.jax_on_demand import is_array, jnp
+from pipejax.base.many_numbers import FUNCTIONS, Many
 from pipejax.base.trees import mapped
 
 # what they return
@@ -23,20 +24,35 @@ else:
 
 
 def _of_either(name: str) -> Callable[..., Any]:
-    """The function of that name of JAX and NumPy."""
-    known = getattr(np, name)
+    """The function of that name of JAX, of NumPy, and of many configurations on the host."""
+    known, of_many = getattr(np, name), FUNCTIONS[name]
 
     @functools.wraps(known)
     def choose(*arguments: Any, **options: Any) -> Any:
-        return (getattr(jnp, name) if _is_jax(arguments) else known)(*arguments, **options)
+        kind = _kind(arguments)
+        function = known if kind is None else of_many if kind is Many else getattr(jnp, name)
+        return function(*arguments, **options)
 
     return choose
 
 
-def _is_jax(arguments: Any) -> bool:
-    return any(
-        _is_jax(each) if isinstance(each, list | tuple) else is_array(each) for each in arguments
-    )
+_PLAIN = {float, int, bool, np.ndarray, np.float64}
+
+
+def _kind(arguments: Any) -> type | None:
+    """What among these decides who computes; None where all are numbers and NumPy's arrays."""
+    for each in arguments:
+        if type(each) in _PLAIN:
+            continue
+        if isinstance(each, list | tuple):
+            found = _kind(each)
+            if found is not None:
+                return found
+        elif is_array(each):
+            return Array
+        elif isinstance(each, Many):
+            return Many
+    return None
 
 
 asarray = _of_either("asarray")
@@ -49,6 +65,7 @@ exp = _of_either("exp")
 floor = _of_either("floor")
 log1p = _of_either("log1p")
 log2 = _of_either("log2")
+max = _of_either("max")
 maximum = _of_either("maximum")
 minimum = _of_either("minimum")
 round = _of_either("round")
@@ -56,6 +73,12 @@ split = _of_either("split")
 stack = _of_either("stack")
 sum = _of_either("sum")
 where = _of_either("where")
+
+
+def softmax(logits: Any) -> Any:
+    """Shares (...) that sum to 1."""
+    weights = exp(logits - max(logits, axis=-1))
+    return weights / sum(weights)
 
 
 def stacked(values: Sequence[Any]) -> Any:

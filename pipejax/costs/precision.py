@@ -18,6 +18,7 @@ from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import is_masked
 from pipejax.base.display import abbreviated
 from pipejax.base.jax_on_demand import is_array, is_loaded, jax, jnp
+from pipejax.base.many_numbers import Many
 from pipejax.base.trees import leaves, mapped, named_leaves
 
 Arguments = ParamSpec("Arguments")
@@ -188,6 +189,8 @@ def checked_seconds(name: str, value: Any) -> Any:
     """Return a cost as a float or an array of floats [s]; refuse what is no time."""
     if type(value) is float and 0 <= value < np.inf:
         return value  # most costs are: a single evaluation is to take no time
+    if isinstance(value, Many):  # a price, whose values whoever asked for it looks at
+        return value
     numbers = _as_array(value)
     dtype = np.dtype(bool) if numbers is None else numbers.dtype
     if not (dtype.kind in "iuf" or jnp.issubdtype(dtype, jnp.floating)):

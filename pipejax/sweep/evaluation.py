@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import itertools
 import operator
+from collections.abc import Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +13,12 @@ import numpy as np
 
 from pipejax.analysis.formula.facets import makespans_by_form
 from pipejax.analysis.runs.evaluate import op_counts
-from pipejax.analysis.step.many_systems import Slowed, resource_shares, system_costs
+from pipejax.analysis.step.many_systems import (
+    PricedSystems,
+    Slowed,
+    price_systems,
+    resource_shares,
+)
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
@@ -35,10 +42,11 @@ from pipejax.sweep.declaration import Axis, Sweep, label
 from pipejax.sweep.schedule_axis import built
 from pipejax.sweep.store import FEASIBLE, ILLEGAL, OUT_OF_MEMORY, Block, variables_of
 
-MAX_NUMBERS = 1 << 24  # costs of one kind that are priced at once: configurations times stages
+MAX_NUMBERS = 1 << 23  # costs of one kind that are priced at once: configurations times stages
 MANY_POINTS = 500_000  # from which code that computes quickly is worth its compilation
 CURVES = ("compute_efficiency", "memory_efficiency")
 WORTH_A_FORM = 2 * 10**9  # nodes times configurations: what the recurrence takes seconds for
+OF_PATHS = {"share", "bound_by"}  # outputs that ask for critical paths
 FLAGGED = ("collectives", "kernels")
 
 # fields of the workload that are none of the axes, or are read otherwise
@@ -47,6 +55,8 @@ APART = ("model", "weight_share", "tensor_overlap", "stragglers", "worker_places
 WORKLOAD = tuple(field.name for field in dataclasses.fields(Workload) if field.name not in APART)
 
 Values = dict[str, Any]  # array by variable
+Steps = Generator[None, None, Values]  # of a point: it is prepared, then it runs
+EXACTLY = functools.partial(jax.enable_x64, True)  # priced so, then evaluated in the sweep's dtype
 
 
 def evaluate_block(sweep: Sweep, block: Block) -> Values:
@@ -59,18 +69,46 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
     names = [axis.name for axis in shape_axes]
     software: tuple[Stack, ...] = shape_axes[names.index("stack")].values
     systems = {each.name: stack_systems(system_axes, each) for each in software}
-    with jax.enable_x64(True):  # priced in float64, then evaluated in the sweep's dtype
-        found = [
-            _named(sweep, at, systems[at["stack"].name])
-            for point in itertools.product(*(axis.values for axis in shape_axes))
-            for at in [dict(zip(names, point, strict=True))]
-        ]
+    found = _one_ahead(
+        _named(sweep, at, systems[at["stack"].name])
+        for point in itertools.product(*(axis.values for axis in shape_axes))
+        for at in [dict(zip(names, point, strict=True))]
+    )
     values = {}
     for name, variable in variables_of(sweep).items():
         shape = [block.shape[place] for place in variable.places(sweep)]
         stacked = np.stack([each[name] for each in found])
         values[name] = stacked.reshape((*shape, *variable.extra_shape))
     return values
+
+
+def _one_ahead(points: Iterable[Steps]) -> list[Values]:
+    """Prepare and price each point while the one before runs: XLA compiles and computes meanwhile.
+
+    Of two that are wrong the first one is told.
+    """
+    running: list[Future[Values]] = []
+    with ThreadPoolExecutor(1, "pipejax-sweep") as other:
+        for point in points:
+            try:
+                with EXACTLY():
+                    next(point)
+            finally:
+                if running:
+                    running[-1].result()
+            running.append(other.submit(_run_on, point))
+    return [each.result() for each in running]
+
+
+def _run_on(point: Steps) -> Values:
+    """Let a point that is prepared run to its end."""
+    with EXACTLY():
+        try:
+            next(point)
+        except StopIteration as end:
+            found: Values = end.value
+            return found
+    raise AssertionError("a point has two steps")
 
 
 class _GridPoint(NamedTuple):
@@ -82,18 +120,21 @@ class _GridPoint(NamedTuple):
     slowed: Slowed
 
 
-def _named(sweep: Sweep, at: Values, systems: System) -> Values:
+def _named(sweep: Sweep, at: Values, systems: System) -> Steps:
     """Evaluate one schedule and workload; what is wrong and not only illegal names the point."""
     try:
-        return _at_point(sweep, at, systems)
+        return (yield from _at_point(sweep, at, systems))
     except ValueError as error:
         listed = {axis.name for axis in sweep.axes if axis.is_listed} | {"schedule"}
         point = ", ".join(f"{name} = {label(at[name])}" for name in at if name in listed)
         raise ValueError(f"at {point}: {error}") from error
 
 
-def _at_point(sweep: Sweep, at: Values, systems: System) -> Values:
-    """Evaluate one schedule and workload on all systems; say why where it is illegal."""
+def _at_point(sweep: Sweep, at: Values, systems: System) -> Steps:
+    """Evaluate one schedule and workload on all systems; say why where it is illegal.
+
+    The first step ends when the first part of the systems is priced.
+    """
     num_systems = len(np.asarray(systems.gpus_per_node))
     values = {name: each.empty(num_systems) for name, each in variables_of(sweep).items()}
     values["status"][:] = ILLEGAL
@@ -105,6 +146,7 @@ def _at_point(sweep: Sweep, at: Values, systems: System) -> Values:
         need = float(memory_bytes(point.workload, point.table).max())
     except MismatchError as error:
         reason = error.reason if isinstance(error, ScheduleError) else str(error)
+        yield
         return values | {"reason": np.array(reason, object)}
     if point.table.offloads and not np.all(np.asarray(systems.host_link.bandwidth) > 0):
         raise ValueError("activations are offloaded, and a system has no host_link")
@@ -115,7 +157,10 @@ def _at_point(sweep: Sweep, at: Values, systems: System) -> Values:
     step = max(1, MAX_NUMBERS // point.table.num_stages)
     for low in range(0, num_systems, step):
         part = slice(low, low + step)
-        for name, value in _run(point, work, _cut(systems, part), sweep).items():
+        priced = _price(point, work, _cut(systems, part), sweep)
+        if low == 0:
+            yield
+        for name, value in _run(point, priced, sweep).items():
             values[name][part] = value
     return values
 
@@ -161,52 +206,55 @@ def _links(at: Values) -> Links:
     )
 
 
-def _run(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> Values:
-    """Price and evaluate a batch of systems, those with the same eager messages at once."""
-    quickly = sweep.num_points < MANY_POINTS
-    given = point.slowed.costs(system_costs(work, systems, dtype=sweep.dtype, quickly=quickly))
+def _price(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> PricedSystems:
+    """Price a batch of systems, slow workers and fused pairs included."""
+    priced = price_systems(
+        work,
+        systems,
+        dtype=sweep.dtype,
+        quickly=sweep.num_points < MANY_POINTS,
+        slopes=bool(OF_PATHS & {*sweep.outputs}),
+    )
+    given = point.slowed.costs(priced.costs)
     if point.workload.pair_factor != 1:
         factor = np.full(1, point.workload.pair_factor, np.dtype(sweep.dtype))
         given = unchecked_costs({**vars(given), "pair_factor": factor})
+    return priced._replace(costs=given)
+
+
+def _run(point: _GridPoint, priced: PricedSystems, sweep: Sweep) -> Values:
+    """Evaluate a batch of systems, those with the same eager messages at once."""
+    size = len(np.asarray(priced.systems.gpus_per_node))
     found: Values = {}
-    for program, rows in programs_of_batch(point.table, point.links, given):
-        part = given if rows is None else jax.tree.map(lambda x, r=rows: _rows_of(x, r), given)
-        own = systems if rows is None else _cut(systems, rows)
-        for name, values in _run_program(program, point, (work, own, part), sweep).items():
+    for program, rows in programs_of_batch(point.table, point.links, priced.costs):
+        part = priced if rows is None else priced.rows(rows)
+        for name, values in _run_program(program, point, part, sweep).items():
             if rows is None:
                 found[name] = values
                 continue
-            shape = len(np.asarray(systems.gpus_per_node)), *values.shape[1:]
+            shape = size, *values.shape[1:]
             found.setdefault(name, np.empty(shape, values.dtype))[rows] = values
     return found
 
 
-def _rows_of(leaf: Any, rows: Rows) -> Any:
-    """Some rows of a leaf; one that all rows share stays as it is."""
-    return leaf[rows] if np.ndim(leaf) and len(leaf) > 1 else leaf
-
-
 def _run_program(
-    program: Program, point: _GridPoint, priced: tuple[StageWork, System, Costs], sweep: Sweep
+    program: Program, point: _GridPoint, priced: PricedSystems, sweep: Sweep
 ) -> Values:
     """Evaluate a batch of systems with one program."""
-    work, systems, given = priced
     program = by_microbatch(program) if point.slowed.differ else program
+    size = len(np.asarray(priced.systems.gpus_per_node))
     found: Values = {}
-    if {"share", "bound_by"} & set(sweep.outputs):
-        quickly = sweep.num_points < MANY_POINTS
-        steps, shares = resource_shares(
-            program, work, systems, given, slowed=point.slowed, quickly=quickly
-        )
+    if OF_PATHS & {*sweep.outputs}:
+        steps, shares = resource_shares(program, priced, slowed=point.slowed)
         times, share = np.asarray(steps), np.asarray(shares)
         found |= {"share": share, "bound_by": share.argmax(axis=1)}
     else:
-        times = _step_times(program, given)
+        times = _step_times(program, priced.costs, size)
     workload = point.workload
     tokens = workload.minibatch * workload.data_parallel * workload.model.sequence
     workers = point.table.num_workers
     gpus = workers * workload.accelerators_per_worker * workload.data_parallel
-    busy = _busy(given, program)
+    busy = _busy(priced.costs, program)
     found |= {
         "step_time": times,
         "bubble_ratio": 1 - busy / times,
@@ -216,9 +264,8 @@ def _run_program(
     return {name: found[name] for name in ("step_time", *sweep.outputs)}
 
 
-def _step_times(program: Program, given: Costs) -> Float[NumpyArray, " batch"]:
+def _step_times(program: Program, given: Costs, size: int) -> Float[NumpyArray, " batch"]:
     """Makespans (batch) [s]: of large batches that move few costs by their closed form."""
-    size = max(len(leaf) for leaf in jax.tree.leaves(given) if np.ndim(leaf))
     is_linear = given.pair_factor is None and not program.layout.per_microbatch
     if size * program.num_nodes >= WORTH_A_FORM and is_linear:
         times = makespans_by_form(program, given)
@@ -244,7 +291,9 @@ def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
         if row.any():
             leaf = getattr(costs, PHASE_FIELDS[phase.name])
             weights = row.sum(axis=1) if leaf.ndim == 2 else row.ravel()
-            parts.append(leaf.reshape(len(leaf), -1) @ weights.astype(leaf.dtype))
+            # stage by stage: the order in which BLAS adds depends on that
+            rows = np.asfortranarray(leaf.reshape(len(leaf), -1))
+            parts.append(rows @ weights.astype(leaf.dtype))
     return functools.reduce(operator.add, parts)
 
 

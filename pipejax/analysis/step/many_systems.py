@@ -10,6 +10,7 @@ the same shape for nearly all schedules: prices compile once, and not for each n
 anew, which takes longer than all else.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ import numpy as np
 
 from pipejax.analysis.uncertainty.sensitivity import POWER
 from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.many_numbers import Many, many_of, values_of
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs, unchecked_costs
 from pipejax.costs.scaling import ON_WORKERS, factors_of_ops
 from pipejax.costs.stage.stage_costs import work_costs
@@ -26,10 +28,12 @@ from pipejax.costs.stage.stage_work import StageWork
 from pipejax.costs.system.parts import FIELDS
 from pipejax.costs.system.system import System
 from pipejax.engine.batched.makespans import Found, makespans_and_grad
-from pipejax.engine.batched.pricing import in_parts, priced, pulled
+from pipejax.engine.batched.pricing import Rows, in_parts, priced, pulled
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.table import ScheduleTable
 
+FEW = 512  # systems that are priced on the host whatever differs
+NETWORK = ("network", "memory_capacity", "memory_reserve", "price")  # what no kernel depends on
 LEAST_STAGES, LEAST_BOUNDARIES = 8, 16  # filled up to a power of two, at least to these
 
 
@@ -81,64 +85,6 @@ class Slowed(NamedTuple):
         )
 
 
-def system_costs(
-    work: StageWork, systems: System, *, dtype: Any = float, quickly: bool = False
-) -> Costs:
-    """Price work on a batch of systems: Costs with the batch axis first [s].
-
-    `quickly` is for few systems: it compiles quickly, and computes slowly.
-    """
-    distinct, places = distinct_stages(work)
-    price = functools.partial(priced, _costs_of, distinct, quickly=quickly)
-    costs = in_parts(price, systems)
-    return places.spread(jax.tree.map(lambda leaf: np.asarray(leaf, dtype), costs))
-
-
-def _costs_of(work: StageWork, system: System, _: tuple[()]) -> Costs:
-    """Costs of work on one system."""
-    return work_costs(work, system)
-
-
-def resource_shares(
-    program: Program,
-    work: StageWork,
-    systems: System,
-    costs: Costs,
-    *,
-    slowed: Slowed | None = None,
-    quickly: bool = False,
-) -> tuple[Found, Float[NumpyArray, "batch resources"]]:
-    """Step times, and shares of the critical path by resource, for a batch of systems.
-
-    `costs` are the work's on these systems (`system_costs`), slowed. Returns (batch) step times
-    [s], and (batch, resources) shares in the order of `RESOURCES`, which sum to 1.
-    """
-    size = len(np.asarray(systems.gpus_per_node))
-    times, counts = makespans_and_grad(program, costs, batch_size=size)
-    # no system has the factor of fused pairs; it is in the counts of their ops
-    counts = unchecked_costs({**vars(counts), "pair_factor": None})
-    distinct, places = distinct_stages(work)
-    of_work = places.gather(counts if slowed is None else slowed.counts(counts))
-    pull = functools.partial(_system_slopes, distinct, quickly)
-    slopes = in_parts(pull, (systems, of_work))
-    on_path = [
-        power * _get(slopes, FIELDS[name]) * _get(systems, FIELDS[name])
-        for name, power in POWER.items()
-    ]
-    return times, np.stack(on_path, axis=-1) / np.asarray(times)[:, None]
-
-
-def _system_slopes(work: StageWork, quickly: bool, solved: tuple[System, Costs]) -> System:
-    """Slopes of a path with so many of each cost by the numbers of each system."""
-    systems, counts = solved
-    slopes: System = pulled(_costs_of, work, systems, (), counts, quickly=quickly)[1]
-    return slopes
-
-
-def _get(tree: Any, path: tuple[str, ...]) -> Any:
-    return functools.reduce(getattr, path, tree)
-
-
 class StagePlaces(NamedTuple):
     """Where each stage and each boundary stands among the distinct ones.
 
@@ -167,6 +113,142 @@ class StagePlaces(NamedTuple):
             of_stage=lambda leaf: leaf @ to_stage,
             of_message=lambda leaf: leaf.reshape(*leaf.shape[:2], 1, -1) @ to_boundary,
         )
+
+
+class PricedSystems(NamedTuple):
+    """Work priced on a batch of systems.
+
+    Attributes:
+      costs: with the batch axis first [s].
+      systems: the batch.
+      work: of distinct stages.
+      places: where these stand.
+      moved: costs of distinct stages with slopes by resources, where the host knows them.
+      quickly: whether few systems are priced in all.
+    """
+
+    costs: Costs
+    systems: System
+    work: StageWork
+    places: StagePlaces
+    moved: Costs | None
+    quickly: bool
+
+    def rows(self, rows: Rows) -> "PricedSystems":
+        """The same of some systems."""
+
+        def some(leaf: Any) -> Any:
+            if isinstance(leaf, Many):
+                return Many(some(leaf.value), {name: some(s) for name, s in leaf.slopes.items()})
+            return leaf[rows] if np.ndim(leaf) and len(leaf) > 1 else leaf
+
+        own = (jax.tree.map(some, each) for each in (self.costs, self.systems, self.moved))
+        costs, systems, moved = own
+        return self._replace(costs=costs, systems=systems, moved=moved)
+
+
+def price_systems(
+    work: StageWork,
+    systems: System,
+    *,
+    dtype: Any = float,
+    quickly: bool = False,
+    slopes: bool = False,
+) -> PricedSystems:
+    """Price work on a batch of systems, and if wanted with slopes by resources.
+
+    `quickly` is for few systems that are not priced on the host: it compiles quickly, and computes
+    slowly.
+    """
+    distinct, places = distinct_stages(work)
+    moved = None
+    if are_few_numbers(systems):
+        moved = work_costs(distinct, many_systems(systems, moved=slopes))
+        costs = jax.tree.map(values_of, moved)
+    else:
+        costs = in_parts(functools.partial(priced, _costs_of, distinct, quickly=quickly), systems)
+    costs = places.spread(jax.tree.map(lambda leaf: np.asarray(leaf, dtype), costs))
+    size = len(np.asarray(systems.gpus_per_node))
+    # what all share is one value, seen so often: the engine keeps it once
+    costs = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (size, *leaf.shape[1:])), costs)
+    return PricedSystems(costs, systems, distinct, places, moved if slopes else None, quickly)
+
+
+def _costs_of(work: StageWork, system: System, _: tuple[()]) -> Costs:
+    """Costs of work on one system."""
+    return work_costs(work, system)
+
+
+def are_few_numbers(systems: System) -> bool:
+    """Whether a batch is priced on the host in less time than a program for it compiles in.
+
+    So it is if there are few systems, or if only their networks differ: of all kernels and of all
+    exchanges inside a node one is priced then.
+    """
+    without: dict[str, Any] = dict.fromkeys(NETWORK)
+    others = dataclasses.replace(systems, **without)
+    return len(np.asarray(systems.gpus_per_node)) <= FEW or not any(
+        isinstance(many_of(leaf), Many) for leaf in jax.tree.leaves(others)
+    )
+
+
+def many_systems(systems: System, *, moved: bool = False) -> System:
+    """A batch of systems as one whose numbers are `Many`; if `moved` with slopes by resources."""
+    resources = {FIELDS[name]: name for name in POWER if moved}
+
+    def lifted(path: Any, leaf: NumpyArray) -> Many | Any:
+        own, name = many_of(leaf), resources.get(tuple(getattr(key, "name", "") for key in path))
+        return own if name is None else Many(values_of(own), {name: np.ones((1, 1))})
+
+    found: System = jax.tree_util.tree_map_with_path(lifted, systems)
+    return found
+
+
+def resource_shares(
+    program: Program, priced: PricedSystems, *, slowed: Slowed | None = None
+) -> tuple[Found, Float[NumpyArray, "batch resources"]]:
+    """Step times, and shares of the critical path by resource, for a batch of systems.
+
+    The costs are those with slow workers. Returns (batch) step times [s], and (batch, resources)
+    shares in the order of `RESOURCES`, which sum to 1.
+    """
+    systems = priced.systems
+    size = len(np.asarray(systems.gpus_per_node))
+    times, counts = makespans_and_grad(program, priced.costs, batch_size=size)
+    # no system has the factor of fused pairs; it is in the counts of their ops
+    counts = unchecked_costs({**vars(counts), "pair_factor": None})
+    of_work = priced.places.gather(counts if slowed is None else slowed.counts(counts))
+    slopes = _slopes_by_resource(priced, of_work)
+    on_path = [power * slopes[name] * _get(systems, FIELDS[name]) for name, power in POWER.items()]
+    return times, np.stack(on_path, axis=-1) / np.asarray(times)[:, None]
+
+
+def _slopes_by_resource(
+    priced: PricedSystems, counts: Costs
+) -> dict[str, Float[NumpyArray, " batch"]]:
+    """Slopes of paths with so many of each cost by the numbers of each system."""
+    if priced.moved is None:
+        pull = functools.partial(_system_slopes, priced.work, priced.quickly)
+        found = in_parts(pull, (priced.systems, counts))
+        return {name: _get(found, FIELDS[name]) for name in POWER}
+    slopes = {name: np.zeros(len(np.asarray(priced.systems.gpus_per_node))) for name in POWER}
+    for field, cost in vars(priced.moved).items():
+        for name, slope in cost.slopes.items() if isinstance(cost, Many) else ():
+            count = np.asarray(getattr(counts, field))
+            axes = "abcd"[: count.ndim - 1]
+            slopes[name] += np.einsum(f"n{axes},n{axes}->n", count, slope[:, 0])
+    return slopes
+
+
+def _system_slopes(work: StageWork, quickly: bool, solved: tuple[System, Costs]) -> System:
+    """The same by every number of a system, from a compiled pricer."""
+    systems, counts = solved
+    slopes: System = pulled(_costs_of, work, systems, (), counts, quickly=quickly)[1]
+    return slopes
+
+
+def _get(tree: Any, path: tuple[str, ...]) -> Any:
+    return functools.reduce(getattr, path, tree)
 
 
 def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 import pipejax as pj
@@ -24,7 +25,7 @@ from pipejax.cli.options.values import (
 from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.launches import launch_json, launch_lines
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
-from pipejax.cli.output.progress import waiting
+from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import FOUND, Column, grid, pick, table_of
 from pipejax.schedules.naming import find, named
 from pipejax.search.found import gap
@@ -243,13 +244,18 @@ def _tuned(*given: Any, **how: Any) -> "Found[TunedSetting]":
 
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from None
-    with waiting("tuning: compiling and evaluating") as shown:
+    with progress("tuning", None) as bar:
+
+        def tell(done: float, _: float | None, text: str) -> None:
+            bar.move(description=f"tuning: {done:,.0f} {text}")
+
+        how["on_progress"] = tell
         try:
             return pj.tune(*given, **how)
         except NothingFitsError as error:
             if how["over"] != ["size"]:
                 raise
-            shown.print(
+            Console(stderr=True).print(
                 f"warning: {error}: tuned without the memory limit", markup=False, soft_wrap=True
             )
             return pj.tune(*given, **how | {"no_memory_limit": True})

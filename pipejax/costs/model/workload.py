@@ -498,7 +498,7 @@ def stage_parameters(
     experts = sum((part.experts * count for part, count in zip(parts, counts, strict=True)), 0.0)
     heads = stages.last * (1 - stages.first) if model.tied_embeddings else stages.last
     edges = stages.first * model.embedding_parameters + heads * model.head_parameters
-    edges += stages.mtp * model.mtp_layers * model.mtp_projection
+    edges = edges + stages.mtp * model.mtp_layers * model.mtp_projection
     return ParameterCounts(dense + base * edges / layout.tensor, experts)
 
 

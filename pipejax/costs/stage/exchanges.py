@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Float
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.many_numbers import Many
 from pipejax.costs import array_functions as xp
 from pipejax.costs.array_functions import Computed, stacked, stacked_trees
 from pipejax.costs.layers.collectives import Collective, collective_time
@@ -134,20 +135,30 @@ def _tied(work: StageWork, system: System) -> _Exchange:
 
 
 def _priced(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Computed, "..."]]:
-    """Seconds of each exchange, of nothing 0: those of one kind as one array."""
+    """Seconds of each exchange, of nothing 0: those of one kind as one array.
+
+    Of many networks those are apart that stay inside a node: they are the same on all.
+    """
     leaves = [(each.volume, *each.group, each.times, each.copies) for each in exchanges]
     shapes = [np.broadcast_shapes(*map(np.shape, each)) for each in leaves]
+    many = isinstance(system.network.rate, Many)
+    kinds = [(each.kind, many and np.any(_is_far(each.group))) for each in exchanges]
     found: dict[int, Float[Computed, ...]] = {}
-    for kind in dict.fromkeys(each.kind for each in exchanges):
-        own = [index for index, each in enumerate(exchanges) if each.kind == kind]
+    for kind in dict.fromkeys(kinds):
+        own = [index for index, each in enumerate(kinds) if each == kind]
         flat = [[_flat(leaf, shapes[index]) for leaf in leaves[index]] for index in own]
         volume, size, inside, *more = map(xp.concatenate, zip(*flat, strict=True))
-        seconds = collective_time(system, kind, volume, Group(size, inside), *more)
+        seconds = collective_time(system, kind[0], volume, Group(size, inside), *more)
         seconds = xp.where(volume > 0, seconds, 0.0)
         ends = np.cumsum([np.prod(shapes[index], dtype=int) for index in own])
         cut = xp.split(seconds, ends[:-1])
         found |= {index: part.reshape(shapes[index]) for index, part in zip(own, cut, strict=True)}
     return [found[index] for index in range(len(exchanges))]
+
+
+def _is_far(group: Group) -> NumpyArray:
+    """Whether members of a group are in several nodes."""
+    return np.asarray(group.size) > np.asarray(group.inside)
 
 
 def _flat(leaf: Number, shape: tuple[int, ...]) -> Float[Computed, " numbers"]:

@@ -156,7 +156,7 @@ def _phase(work: StageWork, system: System, parts: Sequence[OneWay], phase: int)
     passes = 0.0 if phase == WEIGHT_GRAD else 1.0  # I and W are one pass of the host
     once = (1 - work.layout.graphs) * host_time(system, microbatches=passes)
     edges = embedding[:, phase, None] * work.stages.first[None]
-    edges += head[:, phase, None] * work.heads[None]
+    edges = edges + head[:, phase, None] * work.heads[None]
     return _layers(parts, phase, work.layers) + edges + once * _IS_HOST
 
 

@@ -327,8 +327,9 @@ def bytes_of_stages(
     kept: Numbers = 0.0
     needed: Numbers = 0.0
     for kind, count, again in zip(model.layers_by_kind, layers, recomputed, strict=True):
-        kept += (count - again) * layer_activation_bytes(model, layout, recompute, kind)
-        needed += (count - again) * layer_weight_grad_bytes(model, layout, kind, recompute)
+        rest = count - again
+        kept = kept + rest * layer_activation_bytes(model, layout, recompute, kind)
+        needed = needed + rest * layer_weight_grad_bytes(model, layout, kind, recompute)
     has_w = layout.trains_layers  # or nothing stays after I
     recomputed_inputs = sum(recomputed) * inputs
     activations = kept + recomputed_inputs + edges

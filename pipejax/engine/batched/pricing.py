@@ -27,6 +27,7 @@ from jax.flatten_util import ravel_pytree
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.compiled import compiled
 from pipejax.base.machine import Options, cpu_options
+from pipejax.base.many_numbers import Many, many_of, values_of
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.link_models import below_threshold, settled
 from pipejax.engine.lowering.lower import lower
@@ -39,6 +40,8 @@ SIZES = np.concatenate([[64, 512], 4096 * 2 ** np.arange(19)])
 PART = 1024  # configurations whose prices stay in cache
 # compiles in a fifth of the time; the code takes up to four times as long
 QUICKLY: Options = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+
+AT = "at"  # the name of what slopes are taken by
 
 Rows = Int[NumpyArray, " rows"]
 Tree = Any  # a pytree of arrays
@@ -161,6 +164,58 @@ def priced_with_slopes(
         return jax.vmap(along, out_axes=(None, 0))(jnp.eye(len(flat)), moved)
 
     found: tuple[Tree, Tree] = jax.vmap(of_one)(at, rows, tuple(solved), moved)
+    return found
+
+
+def priced_on_host(
+    price_one: PriceOne,
+    shared: Tree,
+    at: Tree,
+    rows: Tree,
+    solved: Sequence[tuple[NumpyArray, Costs | None]] = (),
+    moved: Costs | None = None,
+    *,
+    slopes: bool = False,
+) -> tuple[Tree, Tree]:
+    """What `priced` and `priced_with_slopes` return, for few configurations: nothing is compiled.
+
+    Without `slopes` what was solved are times alone, and there are none in the result.
+    """
+    leaves, structure = jax.tree.flatten(at)
+    size, ends = len(leaves[0]), np.cumsum([0, *(leaf[0].size for leaf in leaves)])
+    along = np.eye(ends[-1])[None]  # one row for each number of `at`
+    lifted = [
+        Many(
+            np.asarray(leaf),
+            {AT: along[..., low:high].reshape(1, -1, *leaf.shape[1:])} if slopes else {},
+        )
+        for leaf, low, high in zip(leaves, ends[:-1], ends[1:], strict=True)
+    ]
+    times = [
+        Many(time, {} if moved is None else {AT: _sums_along(counts, moved)})
+        for time, counts in solved
+    ]
+    row = jax.tree.map(many_of, rows)
+    found = price_one(shared, jax.tree.unflatten(structure, lifted), row, *times)
+
+    def whole(part: NumpyArray) -> NumpyArray:
+        return np.broadcast_to(part, (size, *part.shape[1:]))
+
+    def slopes_of(leaf: Any) -> NumpyArray:
+        part = leaf.slopes.get(AT) if isinstance(leaf, Many) else None
+        return whole(np.zeros((1, ends[-1], *np.shape(leaf))) if part is None else part)
+
+    values = jax.tree.map(lambda leaf: whole(values_of(leaf)), found)
+    return values, jax.tree.map(slopes_of, found) if slopes else None
+
+
+def _sums_along(counts: Any, moved: Costs) -> Float[NumpyArray, "batch numbers"]:
+    """How far the ends of critical paths move [s], if costs so often on them move."""
+    found = np.zeros(())
+    for name, move in vars(moved).items():
+        if move is not None:
+            count = np.asarray(getattr(counts, name))[:, None]
+            found = found + (count * move).reshape(*move.shape[:2], -1).sum(axis=-1)
     return found
 
 

@@ -8,6 +8,7 @@ followed once more. The exhaustive twin evaluates all settings, one after the ot
 import functools
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.system.system import Numbers
 from pipejax.search.tuning.joint_space import (
     LANES,
+    NO_ROOM,
     PARTS,
     Jointly,
     JointProblem,
@@ -44,6 +46,25 @@ KEPT_SETTINGS = 10  # of a pair, that are improved
 RATE = 0.3
 MOST_SETTINGS = 5_000_000  # that are all evaluated
 DIVISIONS = 20  # parts of a budget that are tried
+
+
+def plain_answers(joint: JointProblem) -> Iterator[TunedJointly]:
+    """The best of plain settings, from few microbatches on: each is better than the one before.
+
+    They come before anything is searched or compiled, once each pair has one that fits.
+    """
+    pairs = range(len(joint.problem.capacity))
+    plain = _settings([each for pair in pairs for each in _plain(joint, pair, np.zeros(DIVIDED))])
+    counts = joint.problem.pairs.minibatch[plain.pair].astype(int) // plain.size
+    times, least = np.full(len(counts), np.inf), np.inf
+    for count in np.unique(counts).tolist():
+        at = np.flatnonzero(counts == count)
+        times[at] = joint.times(plain.at(at))
+        best = np.full(len(pairs), np.inf)
+        np.minimum.at(best, plain.pair, times)
+        if best.max() < NO_ROOM and best.sum() < least:
+            least = best.sum()
+            yield joint.pick(plain, times, int(np.isfinite(times).sum()))
 
 
 def tune_jointly(
@@ -172,12 +193,23 @@ def _rounded(joint: JointProblem, soft: Soft) -> Settings:
                 ways = soft_ways if recomputes else [one * always]
                 found += [(pair, b, one, way, logits[kept, pair]) for b in near for way in ways]
             if kept == 0:
-                plain = even.layers[pair]
-                ways = [0 * plain, plain] if recomputes else [plain * always]
-                found += [(pair, b, plain, way, logits[0, pair]) for b in sizes for way in ways]
-    columns = zip(*found, strict=True)
-    pair_, size_, layers_, recomputed_, logits_ = map(np.array, columns)
-    return Settings(pair_, size_, layers_.astype(int), recomputed_.astype(int), logits_)
+                found += _plain(joint, pair, logits[0, pair])
+    return _settings(found)
+
+
+def _plain(joint: JointProblem, pair: int, logits: Any) -> list[tuple[Any, ...]]:
+    """Settings of every size with even layers: all or none recomputed, or what is without tuning.
+
+    One of them fits if any does.
+    """
+    layers, always = (each[pair] for each in joint.problem.pairs.assigned)
+    ways = [0 * layers, layers] if "recompute" in joint.parts else [layers * (always > 0)]
+    return [(pair, size, layers, way, logits) for size in joint.sizes(pair) for way in ways]
+
+
+def _settings(rows: list[tuple[Any, ...]]) -> Settings:
+    pair, size, layers, recomputed, logits = map(np.array, zip(*rows, strict=True))
+    return Settings(pair, size, layers.astype(int), recomputed.astype(int), logits)
 
 
 def _best(

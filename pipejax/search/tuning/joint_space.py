@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import divisors
+from pipejax.costs import array_functions as xp
 from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.system.system import Number
 from pipejax.search.tuning.microbatch import any_size
@@ -33,7 +33,7 @@ def real_layers(variables: Array, given: Given) -> tuple[Pair, Number]:
     in between. Stages that hold embedding or head, or wait for messages, take fewer.
     """
     even, recomputed = given.pair.assigned
-    layers = 1 + jax.nn.softmax(variables) * (even.sum() - len(even))
+    layers = 1 + xp.softmax(variables) * (even.sum() - len(even))
     assigned = StageLayers(layers, layers * recomputed / even)
     return given.pair._replace(assigned=assigned), given.size
 
@@ -41,7 +41,7 @@ def real_layers(variables: Array, given: Given) -> tuple[Pair, Number]:
 def real_recompute(variables: Array, given: Given) -> tuple[Pair, Number]:
     """Any share of the layers of each stage recomputed: as few as memory allows."""
     layers = given.pair.assigned.layers
-    assigned = StageLayers(layers, jax.nn.sigmoid(variables) * layers)
+    assigned = StageLayers(layers, layers / (1 + xp.exp(-variables)))
     return given.pair._replace(assigned=assigned), given.size
 
 

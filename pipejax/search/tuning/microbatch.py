@@ -9,11 +9,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.checks import divisors
+from pipejax.costs import array_functions as xp
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.system.system import Number, System
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
@@ -134,7 +134,7 @@ def size_objective(problem: TuningProblem, *counts: int) -> StepTimeObjective:
 
 def any_size(log_size: Array, given: Given) -> tuple[Pair, Number]:
     """Relax the microbatch size by its logarithm."""
-    return given.pair, jnp.exp(log_size)
+    return given.pair, xp.exp(log_size)
 
 
 def relax_microbatches(

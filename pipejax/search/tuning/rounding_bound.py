@@ -21,7 +21,6 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.costs.model.workload import StageLayers
-from pipejax.engine.batched.pricing import filled
 from pipejax.search.cutting_planes import Columns, CuttingPlanes, raise_bounds
 from pipejax.search.tuning.joint_space import JointProblem, TunedJointly
 from pipejax.search.tuning.problem import as_they_are
@@ -131,10 +130,10 @@ def _given(joint: JointProblem, cells: list[_Cell]) -> Given:
 
 def _touch(joint: JointProblem, count: int, cells: list[_Cell]) -> None:
     """Add tangents to cells with so many microbatches."""
-    objective, size = joint.problem.objective(as_they_are, count), len(cells)
+    objective = joint.problem.objective(as_they_are, count)
     points = StageLayers(*np.split(np.stack([cell.point for cell in cells]), 2, axis=1))
     given = _given(joint, cells)
-    values, slopes = objective.value_and_grad(*filled((points, given), size))
+    values, slopes = objective.value_and_grad(points, given)
     needs, uses = objective.need_and_grad(points, given)
     slope, use = (np.concatenate([np.asarray(x) for x in each], axis=1) for each in (slopes, uses))
     for row, cell in enumerate(cells):

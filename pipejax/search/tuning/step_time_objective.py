@@ -6,6 +6,7 @@ programs give that of every M = N / b; those of one program are exact for its ow
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.costs import array_functions as xp
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import PricingShape, StageLayers
@@ -25,14 +27,20 @@ from pipejax.engine.batched.pricing import (
     Tree,
     filled,
     priced,
+    priced_on_host,
     priced_with_slopes,
     pulled,
     size_of,
 )
 from pipejax.engine.lowering.program import Program
+from pipejax.engine.pricing import cost_vector, program_for
+from pipejax.engine.recurrence_host import makespan_on_host
 from pipejax.schedules.table.held_activations import HeldCounts
 from pipejax.search.tuning.descent import Descent, descend
 
+# configurations whose prices NumPy has in less time than a program for them compiles in
+FEW, FEW_SLOPES = 1024, 32
+FEW_RUNS = 8  # that the host has sooner than a program compiles
 OVERRUN = 10.0  # relative penalty of memory beyond the limit, per share of the limit
 PerConfiguration = Float[NumpyArray, " batch"]
 
@@ -106,11 +114,12 @@ class _Values:
         workload = dataclasses.replace(self.shape.workload, model=pair.model)
         memory = stage_bytes(workload, self.shape.table, pair.assigned, size)
         weights = _weights(pair.minibatch / size, nodes)
-        peaks = jnp.stack([each.activation_bytes(memory.parts) for each in held])
-        need = jnp.max(held[0].static_bytes(memory.static, memory.version) + weights @ peaks)
+        peaks = xp.stack([each.activation_bytes(memory.parts) for each in held])
+        peak = (weights[:, None] * peaks).sum(axis=0)
+        need = (held[0].static_bytes(memory.static, memory.version) + peak).max(axis=-1)
         # a descent is led back to where memory is enough
-        overrun = jnp.maximum(need / given.capacity - 1, 0)
-        return weights @ jnp.stack(ends) * (1 + OVERRUN * overrun), need
+        overrun = xp.maximum(need / given.capacity - 1, 0.0)
+        return (weights * xp.stack(list(ends))).sum(axis=0) * (1 + OVERRUN * overrun), need
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +130,7 @@ class _Alone:
     which: int
 
     def __call__(self, shared: Any, variables: Tree, given: Given, *ends: Array) -> Array:
-        none = [jnp.zeros(())] * len(shared[1])
+        none = [np.zeros(())] * len(shared[1])
         return self.of(shared, variables, given, *(ends or none))[self.which]
 
 
@@ -146,6 +155,11 @@ class StepTimeObjective:
     def evaluate(self, variables: Tree, given: Given) -> tuple[PerConfiguration, PerConfiguration]:
         """Evaluate a batch: (batch) values [s], and memory of the fullest worker [B]."""
         size = size_of(variables)
+        if size <= FEW:
+            costs, _ = priced_on_host(self._prices, (), variables, given)
+            solved = [(self._makespans(program, costs, size), None) for program in self.programs]
+            of_all, _ = priced_on_host(self._values, self._shared, variables, given, solved)
+            return of_all
         variables, given = filled((variables, given), size)
         costs = priced(self._prices, (), variables, given)
         whole = size_of(variables)
@@ -160,28 +174,37 @@ class StepTimeObjective:
 
         Returns (batch) values, and derivatives like the variables.
         """
+        size, alone = size_of(variables), _Alone(self._values, 0)
+        if size <= FEW_SLOPES:
+            price = functools.partial(priced_on_host, slopes=True)
+            costs, moved = price(self._prices, (), variables, given)
+            solved = [_cut(self._solved(each, filled(costs, size)), size) for each in self.programs]
+            value, slopes = price(alone, self._shared, variables, given, solved, moved)
+            return value, _like(variables, slopes)
+        variables, given = filled((variables, given), size)
         costs, moved = priced_with_slopes(self._prices, (), variables, given)
-        size = size_of(variables)
-        solved = tuple(
-            makespans_and_grad(program, costs, batch_size=size) for program in self.programs
-        )
-        value, slopes = priced_with_slopes(
-            _Alone(self._values, 0), self._shared, variables, given, solved, moved
-        )
-        return value, _like(variables, slopes)
+        solved = [self._solved(program, costs) for program in self.programs]
+        found = priced_with_slopes(alone, self._shared, variables, given, solved, moved)
+        of_all = found[0], _like(variables, found[1])
+        return of_all if size_of(variables) == size else _cut(of_all, size)
 
     def costs(self, variables: Tree, given: Given) -> Costs:
         """Price a batch: costs whose leaves have (batch, ...) entries [s]."""
         size = size_of(variables)
+        if size <= FEW:
+            return priced_on_host(self._prices, (), variables, given)[0]
         found = priced(self._prices, (), *filled((variables, given), size))
         return jax.tree.map(lambda leaf: np.asarray(leaf)[:size], found)
 
     def need_and_grad(self, variables: Tree, given: Given) -> tuple[PerConfiguration, Tree]:
         """Memory of the fullest worker (batch) [B], and its derivatives like the variables."""
-        size = size_of(variables)
+        size, alone = size_of(variables), _Alone(self._values, 1)
+        if size <= FEW_SLOPES:
+            need, slopes = priced_on_host(alone, self._shared, variables, given, slopes=True)
+            return need, _like(variables, slopes)
         variables, given = filled((variables, given), size)
         one = jnp.ones(size_of(variables))
-        found = pulled(_Alone(self._values, 1), self._shared, variables, given, one)
+        found = pulled(alone, self._shared, variables, given, one)
         need, slopes = jax.tree.map(lambda leaf: np.asarray(leaf)[:size], found)
         return need, slopes
 
@@ -204,7 +227,8 @@ class StepTimeObjective:
         flat = starts.reshape(size, *starts.shape[2:])
         low, high = (np.broadcast_to(each, starts.shape[1:])[owner] for each in (lower, upper))
         given = jax.tree.map(lambda leaf: leaf[owner], given)
-        flat, low, high, given = filled((flat, low, high, given), size)
+        if size > FEW_SLOPES:
+            flat, low, high, given = filled((flat, low, high, given), size)
         found = descend(
             lambda points: self.value_and_grad(points, given),
             flat,
@@ -214,6 +238,22 @@ class StepTimeObjective:
             upper=high,
         )
         return Descent(*(each[:size].reshape(count, pairs, *each.shape[1:]) for each in found))
+
+    def _solved(self, program: Program, costs: Costs) -> tuple[Any, Costs]:
+        """Makespans (batch) [s], and counts on critical paths."""
+        return makespans_and_grad(program, costs, batch_size=size_of(costs))
+
+    def _makespans(self, program: Program, costs: Costs, size: int) -> PerConfiguration:
+        """Makespans (batch) [s]: of a handful by the recurrence on the host."""
+        if size > FEW_RUNS:
+            costs = filled(costs, size)
+            found = makespans(program, costs, batch_size=size_of(costs), unroll=False)
+            return np.asarray(found)[:size]
+        rows = (jax.tree.map(lambda leaf, k=k: leaf[k], costs) for k in range(size))
+        own = ((program_for(program, row), row) for row in rows)
+        return np.array(
+            [makespan_on_host(each, np.asarray(cost_vector(each, row))) for each, row in own]
+        )
 
     @property
     def _prices(self) -> _Prices:
@@ -228,6 +268,10 @@ class StepTimeObjective:
         return np.array(self.counts, float), self.held
 
 
+def _cut(found: Tree, size: int) -> Tree:
+    return jax.tree.map(lambda leaf: leaf[:size], found)
+
+
 def _like(variables: Tree, slopes: Float[Array, "batch numbers"]) -> Tree:
     """Slopes in the shape of the variables."""
     leaves, structure = jax.tree.flatten(variables)
@@ -238,11 +282,13 @@ def _like(variables: Tree, slopes: Float[Array, "batch numbers"]) -> Tree:
     )
 
 
-def _weights(count: Numbers, nodes: Float[Array, " programs"]) -> Float[Array, " programs"]:
+def _weights(count: Numbers, nodes: Float[Any, " programs"]) -> Any:
     """Weights (programs) of linear interpolation, extrapolating from the last two."""
     if len(nodes) == 1:
-        return jnp.ones(1)
-    left = jnp.clip(jnp.sum(count >= nodes) - 1, 0, len(nodes) - 2)
-    share = (count - nodes[left]) / (nodes[1:] - nodes[:-1])[left]
-    place = jnp.arange(len(nodes))
-    return jnp.where(place == left, 1 - share, jnp.where(place == left + 1, share, 0.0))
+        return np.ones(1)
+    place = np.arange(len(nodes))
+    left = xp.clip(xp.sum(count >= nodes) - 1, 0, len(nodes) - 2)
+    shares = (count - nodes[:-1]) / (nodes[1:] - nodes[:-1])
+    share = xp.where(place[:-1] == left, shares, 0.0).sum(axis=0)
+    behind = xp.where(place == left + 1, share, 0.0)
+    return xp.where(place == left, 1 - share, behind)

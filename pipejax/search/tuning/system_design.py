@@ -14,6 +14,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import are_positive
+from pipejax.costs import array_functions as xp
 from pipejax.costs.system.system import Number, System
 from pipejax.search.tuning.problem import TuningProblem
 from pipejax.search.tuning.rounding import compositions
@@ -120,7 +121,7 @@ def design_systems(
 
 def bought(logits: Array, given: Given) -> tuple[Pair, Number]:
     """Return the system that softmax shares of the budget buy."""
-    peak, bandwidth, node, network = jax.nn.softmax(logits) * given.bought
+    peak, bandwidth, node, network = xp.softmax(logits) * given.bought
     own = given.pair.system
     system = dataclasses.replace(
         own,

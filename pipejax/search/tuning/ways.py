@@ -11,8 +11,14 @@ import numpy as np
 from pipejax.base.checks import divisors
 from pipejax.costs.model.workload import StageLayers, Workload
 from pipejax.costs.system.system import System
-from pipejax.search.tuning.joint import DIVISIONS, MOST_SETTINGS, search_jointly, tune_jointly
-from pipejax.search.tuning.joint_space import JointProblem, count_settings
+from pipejax.search.tuning.joint import (
+    DIVISIONS,
+    MOST_SETTINGS,
+    plain_answers,
+    search_jointly,
+    tune_jointly,
+)
+from pipejax.search.tuning.joint_space import JointProblem, TunedJointly, count_settings
 from pipejax.search.tuning.microbatch import TunedSizes, search_microbatches, tune_microbatches
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 from pipejax.search.tuning.rounding import MOST, TooManyError
@@ -27,7 +33,7 @@ from pipejax.search.tuning.system_design import (
 
 # what decides which way is the faster: measured on two cores, compilation included
 DESCENT_SECONDS = 6.0
-JOINT_SECONDS = 30.0  # of several parts, with their bound
+JOINT_SECONDS = 10.0  # of several parts, with their bound
 SECONDS_PER_NEW_OP = 6e-5  # of a program that has yet to be built, lowered and run once
 BUDGET_DIVISIONS = 40  # of a budget, where a grid is evaluated
 SECONDS_PER_OP = 4e-9  # of one candidate more in the batch of a program
@@ -191,21 +197,37 @@ def _joint(task: TuningTask, what: str) -> JointProblem:
 def _jointly(task: TuningTask, way: str, what: str, *, alike: bool = False) -> FoundSetting:
     """Several parts together, and by gradient the bound on what rounding them costs."""
     joint = dataclasses.replace(_joint(task, what), alike=alike)
-    found = tune_jointly(joint) if way == "gradient" else search_jointly(joint)
+
+    def tell(found: TunedJointly) -> None:
+        if task.tell is not None:
+            task.tell(_found_jointly(task, joint, found))
+
+    for plain in plain_answers(joint):
+        tell(plain)
+    if way == "exhaustive":
+        found = search_jointly(joint)
+        # of all shares of a budget nothing is proven
+        bound = 0.0 if "system" in joint.parts else found.step_time[0].item()
+        return _found_jointly(task, joint, found)._replace(lower_bound=bound)
+    found = tune_jointly(joint)
+    if len(joint.parts) == 1:
+        return _found_jointly(task, joint, found)
+    tell(found)  # the bound takes as long again
+    return _found_jointly(task, joint, found, bound_rounding(joint, found).lower_bound[0].item())
+
+
+def _found_jointly(
+    task: TuningTask, joint: JointProblem, found: TunedJointly, least: float = math.nan
+) -> FoundSetting:
+    """What is said of the best setting; no whole layers have a shorter step than the least [s]."""
     own, step, need = found.settings.at(0), found.step_time[0].item(), found.memory_bytes[0].item()
     setting: dict[str, Any] = {"layers": own.layers.tolist(), "recomputed": own.recomputed.tolist()}
     if "system" in joint.parts:
         setting |= _spent(task, joint, own.logits)
     relaxed: dict[str, Any] = {}
-    # of all shares of a budget nothing is proven
-    bound = step if way == "exhaustive" and "system" not in joint.parts else 0.0
+    is_proven = "system" not in joint.parts and not math.isnan(least)
     if found.relaxed is not None and found.relaxed_step_time is not None:
         (size,), layers = found.relaxed
-        least = math.nan
-        if len(joint.parts) > 1:
-            least = bound_rounding(joint, found).lower_bound[0].item()
-        if "system" not in joint.parts and not math.isnan(least):
-            bound = least
         relaxed = {
             "microbatch_size": float(size),
             "microbatches": task.workload.minibatch / float(size),
@@ -214,6 +236,7 @@ def _jointly(task: TuningTask, way: str, what: str, *, alike: bool = False) -> F
             "lower_bound": None if math.isnan(least) else least,
         }
     count = joint.count(0, int(own.size))
+    bound = least if is_proven else 0.0
     return FoundSetting(count, step, need, found.evaluated, setting, relaxed, lower_bound=bound)
 
 

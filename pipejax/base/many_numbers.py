@@ -1,0 +1,354 @@
+"""Numbers of many configurations at once with their slopes, on the host: nothing is compiled.
+
+What `jax.vmap` and `jax.jvp` make of a function of arrays, NumPy does here while the function runs.
+Every operation works on all configurations, as it would on one, and to the same last bit. What no
+number of a batch differs in is computed once, and what does not depend on an input has no slope by
+it: a price is a few thousand operations, of which a batch of systems changes few.
+
+`array_functions` of costs hands these numbers here; operators are their own.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from pipejax.base.array_types import NumpyArray
+
+NO_SLOPES: Mapping[str, NumpyArray] = MappingProxyType({})
+Slopes = Mapping[str, NumpyArray]
+Function = Callable[[Any, Any], Any]
+
+
+def _operation(function: Function, slopes_of: Any = None) -> Callable[[Any, Any], "Many"]:
+    """An operator; without `slopes_of` its result has none."""
+
+    def of(one: Any, other: Any) -> "Many":
+        return _binary(function, one, other, slopes_of)
+
+    return of
+
+
+def _reversed(operation: Callable[[Any, Any], "Many"]) -> Callable[[Any, Any], "Many"]:
+    def of(one: "Many", other: Any) -> "Many":
+        return operation(_lifted(other), one)
+
+    return of
+
+
+def _product(one: Any, other: Any) -> "Many":
+    one, other = _lifted(one), _lifted(other)
+    if _is_nothing(one) or _is_nothing(other):
+        return _nothing(one, other)
+    return _binary(operator.mul, one, other, lambda a, b, c: (b, a))
+
+
+def _quotient(one: Any, other: Any) -> "Many":
+    one, other = _lifted(one), _lifted(other)
+    if _is_nothing(one):
+        return _nothing(one, other)
+    return _binary(operator.truediv, one, other, lambda a, b, c: (1 / b, -c / b))
+
+
+def _of_power(one: NumpyArray, other: NumpyArray, result: NumpyArray) -> Any:
+    return other * one ** (other - 1), np.log(np.where(one == 0, 1.0, one)) * result
+
+
+class Many:
+    """An array of every configuration.
+
+    To whoever computes with it, it is the array of one: `shape`, axes and indices are without the
+    axes that stand in front.
+
+    Attributes:
+      value: (batch, ...), or (1, ...) where all configurations share it.
+      slopes: by the name of an input, (batch, numbers, ...): one for each number of the input.
+        Inputs that it does not depend on are left out.
+    """
+
+    __slots__ = ("slopes", "value")
+    __array_ufunc__ = None  # NumPy's arrays leave operators to this class
+
+    def __init__(self, value: NumpyArray, slopes: Slopes = NO_SLOPES) -> None:
+        """Keep values and slopes."""
+        self.value, self.slopes = value, slopes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one configuration's array."""
+        return self.value.shape[1:]
+
+    @property
+    def ndim(self) -> int:
+        """Its axes."""
+        return self.value.ndim - 1
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the values."""
+        return self.value.dtype
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NumpyArray:
+        """The values of all configurations, for checks that look at each."""
+        return np.asarray(self.value, dtype)
+
+    def __len__(self) -> int:
+        """Length of the first axis of one configuration's array."""
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> "Many":
+        """Index one configuration's array."""
+        key = key if isinstance(key, tuple) else (key,)
+        return _mapped(self, lambda part, front: part[(*front, *key)])
+
+    __add__ = __radd__ = _operation(operator.add, lambda a, b, c: (1.0, 1.0))
+    __sub__ = _operation(operator.sub, lambda a, b, c: (1.0, -1.0))
+    __rsub__ = _reversed(__sub__)
+    __mul__ = __rmul__ = _product
+    __truediv__, __rtruediv__ = _quotient, _reversed(_quotient)
+    __pow__ = _operation(operator.pow, _of_power)
+    __mod__ = _operation(operator.mod)
+    __and__ = __rand__ = _operation(operator.and_)
+    __lt__, __le__ = _operation(operator.lt), _operation(operator.le)
+    __gt__, __ge__ = _operation(operator.gt), _operation(operator.ge)
+    __eq__ = _operation(operator.eq)  # type: ignore[assignment]
+    __hash__ = object.__hash__
+
+    def __neg__(self) -> "Many":
+        """The opposite."""
+        return self * -1.0
+
+    def __invert__(self) -> "Many":
+        """Where something does not hold."""
+        return Many(~self.value)
+
+    def __matmul__(self, other: NumpyArray) -> "Many":
+        """The product with a matrix, or with several, that all configurations share."""
+        return _mapped(self, lambda part, front: np.tensordot(part, other, axes=(-1, -2)))
+
+    @property
+    def T(self) -> "Many":
+        """The axes of one configuration's array in reverse."""
+        behind = range(self.ndim, 0, -1)
+        return _mapped(
+            self,
+            lambda part, front: part.transpose(
+                *range(len(front)), *[k + len(front) - 1 for k in behind]
+            ),
+        )
+
+    def astype(self, dtype: Any) -> "Many":
+        """The same in another type."""
+        return Many(self.value.astype(dtype), self.slopes)
+
+    def ravel(self) -> "Many":
+        """All numbers along one axis."""
+        return self.reshape(-1)
+
+    def reshape(self, *shape: Any) -> "Many":
+        """The same numbers in another shape."""
+        wanted = np.empty(self.shape).reshape(*shape).shape
+        return _mapped(self, lambda part, front: part.reshape(*part.shape[: len(front)], *wanted))
+
+    def sum(self, axis: int | None = None) -> "Many":
+        """Sum over an axis, or over all."""
+        if axis is None:
+            return self.ravel().sum(axis=0) if self.ndim != 1 else self.sum(axis=0)
+        return _mapped(self, lambda part, front: part.sum(axis=_behind(axis, front)))
+
+    def max(self, axis: int = -1) -> "Many":
+        """The largest along the last axis; equal ones share the slope, as in JAX."""
+        assert axis == -1
+        value = self.value.max(axis=-1)
+        largest = self.value == value[..., None]
+        weight = (largest / largest.sum(axis=-1, keepdims=True))[:, None]
+        return Many(value, {n: (weight * part).sum(axis=-1) for n, part in self.slopes.items()})
+
+
+def many_of(leaf: NumpyArray) -> Any:
+    """Numbers (batch, ...) of configurations: those of one where all are the same."""
+    return Many(leaf) if (leaf != leaf[:1]).any() else leaf[0]
+
+
+def values_of(leaf: Any) -> NumpyArray:
+    """Values (batch, ...), or (1, ...) where all configurations share them."""
+    return leaf.value if isinstance(leaf, Many) else np.asarray(leaf)[None]
+
+
+Front = tuple[slice, ...]  # one for each axis that stands in front
+Linear = Callable[[NumpyArray, Front], NumpyArray]
+_OF_VALUE, _OF_SLOPES = (slice(None),), (slice(None), slice(None))
+
+
+def _mapped(many: Many, linear: Linear) -> Many:
+    """A linear function, the same of values and slopes."""
+    slopes = {name: linear(part, _OF_SLOPES) for name, part in many.slopes.items()}
+    return Many(linear(many.value, _OF_VALUE), slopes)
+
+
+def _behind(axis: int, front: Front) -> int:
+    """An axis of one configuration's array as one of all."""
+    return axis if axis < 0 else axis + len(front)
+
+
+def _lifted(given: Any) -> Many:
+    return given if isinstance(given, Many) else Many(np.asarray(given)[None])
+
+
+def _is_nothing(many: Many) -> bool:
+    """Whether an array is 0 everywhere, for all configurations and whatever moves."""
+    return len(many.value) == 1 and not many.slopes and not many.value.any()
+
+
+def _nothing(one: Many, other: Many) -> Many:
+    """What 0 times anything is, or 0 by anything: it no longer depends on what that is."""
+    return Many(np.zeros((1, *np.broadcast_shapes(one.shape, other.shape))))
+
+
+def _padded(part: NumpyArray, front: int, ndim: int) -> NumpyArray:
+    """Put axes of one entry before those of one configuration's array, until it has so many."""
+    missing = ndim + front - part.ndim
+    return part.reshape(*part.shape[:front], *[1] * missing, *part.shape[front:])
+
+
+def _binary(function: Function, one: Any, other: Any, slopes_of: Any, least: int = 0) -> Many:
+    """A function of two arrays of at least so many axes.
+
+    `slopes_of` both and the result are its slopes by them.
+    """
+    pair = _lifted(one), _lifted(other)
+    ndim = max(least, *(each.ndim for each in pair))
+    values = [_padded(each.value, 1, ndim) for each in pair]
+    result = np.asarray(function(*values))
+    if slopes_of is None or not (pair[0].slopes or pair[1].slopes):
+        return Many(result)
+    slopes: dict[str, NumpyArray] = {}
+    for each, weight in zip(pair, slopes_of(*values, result), strict=True):
+        # one axis more: that of the numbers of the input
+        by = weight[:, None] if np.ndim(weight) else weight
+        for name, part in each.slopes.items():
+            own = by * _padded(part, 2, ndim)
+            slopes[name] = slopes[name] + own if name in slopes else own
+    return Many(result, _spread(slopes, result.shape[1:]))
+
+
+def _spread(slopes: dict[str, NumpyArray], shape: tuple[int, ...]) -> Slopes:
+    """Give slopes all entries of the result, which may have more than what they came from."""
+    return {
+        name: part if part.shape[2:] == shape else np.broadcast_to(part, (*part.shape[:2], *shape))
+        for name, part in slopes.items()
+    }
+
+
+def _unary(function: Callable[[Any], Any], slope: Callable[[Any, Any], Any]) -> Any:
+    def of(many: Many) -> Many:
+        value = function(many.value)
+        if not many.slopes:
+            return Many(value)
+        by = slope(many.value, value)[:, None]
+        return Many(value, {name: by * part for name, part in many.slopes.items()})
+
+    return of
+
+
+def _chosen(by: Any, one: Any, other: Any) -> Many:
+    """Entries of one array where something holds, else of another."""
+    by = _lifted(by)
+    ndim = max(by.ndim, np.ndim(one), np.ndim(other))
+    here = _padded(by.value, 1, ndim)
+    weights = (here, ~here)
+    return _binary(lambda a, b: np.where(here, a, b), one, other, lambda a, b, c: weights, ndim)
+
+
+def _larger(one: Any, other: Any) -> Many:
+    return _binary(np.maximum, one, other, lambda a, b, c: _shares(a > b, a == b))
+
+
+def _smaller(one: Any, other: Any) -> Many:
+    return _binary(np.minimum, one, other, lambda a, b, c: _shares(a < b, a == b))
+
+
+def _shares(wins: NumpyArray, ties: NumpyArray) -> Any:
+    """Slopes of an extremum of two: equal ones share it, as in JAX."""
+    first = wins + 0.5 * ties
+    return first, 1 - first
+
+
+def _together(function: Callable[..., NumpyArray]) -> Any:
+    """A function that puts several arrays together along an axis."""
+
+    def of(given: Sequence[Any], axis: int = 0) -> Many:
+        parts = [_lifted(each) for each in given]
+
+        def put(arrays: Sequence[NumpyArray], front: Front) -> NumpyArray:
+            size = max(map(len, arrays))
+            whole = [
+                each if len(each) == size else np.broadcast_to(each, (size, *each.shape[1:]))
+                for each in arrays
+            ]
+            return function(whole, axis=_behind(axis, front))
+
+        numbers = {name: part.shape[1] for each in parts for name, part in each.slopes.items()}
+        slopes = {
+            name: put(
+                [e.slopes.get(name, np.zeros((1, count, *e.shape))) for e in parts], _OF_SLOPES
+            )
+            for name, count in numbers.items()
+        }
+        return Many(put([each.value for each in parts], _OF_VALUE), slopes)
+
+    return of
+
+
+def _broadcast(many: Many, shape: tuple[int, ...]) -> Many:
+    def to(part: NumpyArray, front: Front) -> NumpyArray:
+        count = len(front)
+        return np.broadcast_to(_padded(part, count, len(shape)), (*part.shape[:count], *shape))
+
+    return _mapped(many, to)
+
+
+def _split(many: Many, ends: Sequence[int]) -> list[Many]:
+    """Cut along the first axis; what of a part all configurations share is kept once."""
+    pieces = [many[low:high] for low, high in zip([0, *ends], [*ends, len(many)], strict=True)]
+    return [
+        Many(_once(each.value), {n: _once(s) for n, s in each.slopes.items() if s.any()})
+        for each in pieces
+    ]
+
+
+def _once(part: NumpyArray) -> NumpyArray:
+    return part[:1] if len(part) > 1 and (part == part[:1]).all() else part
+
+
+def _cumulated(many: Many, axis: int) -> Many:
+    return _mapped(many, lambda part, front: np.cumsum(part, axis=_behind(axis, front)))
+
+
+def _as_array(many: Many, dtype: Any = None) -> Many:
+    return many if dtype is None or many.dtype == dtype else many.astype(dtype)
+
+
+# by the names that they have in NumPy
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "asarray": _as_array,
+    "broadcast_to": _broadcast,
+    "clip": lambda many, low, high: _smaller(_larger(many, low), high),
+    "concatenate": _together(np.concatenate),
+    "cumsum": lambda many, axis=0: _cumulated(many, axis),
+    "equal": _operation(operator.eq),
+    "exp": _unary(np.exp, lambda value, result: result),
+    "floor": lambda many: Many(np.floor(many.value)),
+    "log1p": _unary(np.log1p, lambda value, result: 1 / (1 + value)),
+    "log2": _unary(np.log2, lambda value, result: 1 / (value * np.log(2.0))),
+    "max": lambda many, axis=-1: many.max(axis),
+    "maximum": _larger,
+    "minimum": _smaller,
+    "round": lambda many: Many(np.round(many.value)),
+    "split": _split,
+    "stack": _together(np.stack),
+    "sum": lambda many, axis=None: many.sum(axis),
+    "where": _chosen,
+}
