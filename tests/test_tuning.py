@@ -23,7 +23,7 @@ from pipejax.engine.batched import pricing
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.ops import PARTS as LEDGER_PARTS
 from pipejax.schedules.table.held_activations import held_counts, held_in_rows
-from pipejax.search.tuning import descent, step_time_objective, ways
+from pipejax.search.tuning import descent, ways
 from pipejax.search.tuning.descent import descend
 from pipejax.search.tuning.joint import search_jointly, tune_jointly
 from pipejax.search.tuning.joint_space import PARTS, Jointly, JointProblem
@@ -142,22 +142,20 @@ def test_the_gradient_of_the_relaxed_step_time_is_that_of_differences(capacity):
     assert (capacity > 100) == np.all(need < capacity * 1e9)
 
 
-def test_few_configurations_have_on_the_host_what_is_compiled(monkeypatch):
+def test_few_configurations_have_on_the_host_what_is_compiled():
     """Values, slopes, memory and costs, in a relaxation of all that can be tuned."""
     joint = few_joint()
     problem, parts = joint.problem, Jointly(joint.parts)
-    objective = problem.objective(parts, *problem.family.few_microbatches)
+    compiled = problem.objective(parts, *problem.family.few_microbatches)
     at = np.random.default_rng(0).normal(1, 0.2, (3, 1 + 4 + 4 + DIVIDED))
     given = joint.given(np.arange(3), 1, limited=True)
     found = []
-    for few in (32, 0):
-        for name in ("FEW", "FEW_RUNS", "FEW_SLOPES"):
-            monkeypatch.setattr(step_time_objective, name, few)
+    for objective in (compiled, dataclasses.replace(compiled, alone=True)):
         asked = (objective.evaluate, objective.value_and_grad, objective.need_and_grad)
         with jax.enable_x64(True):
             found.append([ask(at, given) for ask in (*asked, objective.costs)])
-    for own, compiled in zip(*found, strict=True):
-        for one, other in zip(*map(jax.tree.leaves, (own, compiled)), strict=True):
+    for both in zip(*found, strict=True):
+        for one, other in zip(*map(jax.tree.leaves, both), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
 
 

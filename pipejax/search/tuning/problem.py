@@ -157,7 +157,8 @@ class TuningProblem:
     def objective(self, relax: Relax, *counts: int) -> StepTimeObjective:
         """Step time by variables of any kind, from the programs of so many microbatches."""
         programs, held = map(self.family.program, counts), map(self.family.held, counts)
-        return StepTimeObjective(counts, tuple(programs), tuple(held), self.shape, relax)
+        alone = len(self.capacity) == 1
+        return StepTimeObjective(counts, tuple(programs), tuple(held), self.shape, relax, alone)
 
     def given(self, owner: Owners, num_microbatches: int = 1, *, limited: bool = True) -> Given:
         """Fixed inputs of the step time, for configurations of pairs."""

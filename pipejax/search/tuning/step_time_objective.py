@@ -144,6 +144,7 @@ class StepTimeObjective:
       held: what their workers hold.
       shape: what prices are compiled for.
       relax: what the variables mean; a function of a module.
+      alone: whether it is of one pair: then few configurations are left to the host.
     """
 
     counts: tuple[int, ...]
@@ -151,11 +152,12 @@ class StepTimeObjective:
     held: tuple[HeldCounts, ...]
     shape: PricingShape
     relax: Relax
+    alone: bool = False
 
     def evaluate(self, variables: Tree, given: Given) -> tuple[PerConfiguration, PerConfiguration]:
         """Evaluate a batch: (batch) values [s], and memory of the fullest worker [B]."""
         size = size_of(variables)
-        if size <= FEW:
+        if self.alone and size <= FEW:
             costs, _ = priced_on_host(self._prices, (), variables, given)
             solved = [(self._makespans(program, costs, size), None) for program in self.programs]
             of_all, _ = priced_on_host(self._values, self._shared, variables, given, solved)
@@ -175,7 +177,7 @@ class StepTimeObjective:
         Returns (batch) values, and derivatives like the variables.
         """
         size, alone = size_of(variables), _Alone(self._values, 0)
-        if size <= FEW_SLOPES:
+        if self.alone and size <= FEW_SLOPES:
             price = functools.partial(priced_on_host, slopes=True)
             costs, moved = price(self._prices, (), variables, given)
             solved = [_cut(self._solved(each, filled(costs, size)), size) for each in self.programs]
@@ -191,7 +193,7 @@ class StepTimeObjective:
     def costs(self, variables: Tree, given: Given) -> Costs:
         """Price a batch: costs whose leaves have (batch, ...) entries [s]."""
         size = size_of(variables)
-        if size <= FEW:
+        if self.alone and size <= FEW:
             return priced_on_host(self._prices, (), variables, given)[0]
         found = priced(self._prices, (), *filled((variables, given), size))
         return jax.tree.map(lambda leaf: np.asarray(leaf)[:size], found)
@@ -199,7 +201,7 @@ class StepTimeObjective:
     def need_and_grad(self, variables: Tree, given: Given) -> tuple[PerConfiguration, Tree]:
         """Memory of the fullest worker (batch) [B], and its derivatives like the variables."""
         size, alone = size_of(variables), _Alone(self._values, 1)
-        if size <= FEW_SLOPES:
+        if self.alone and size <= FEW_SLOPES:
             need, slopes = priced_on_host(alone, self._shared, variables, given, slopes=True)
             return need, _like(variables, slopes)
         variables, given = filled((variables, given), size)
@@ -227,7 +229,7 @@ class StepTimeObjective:
         flat = starts.reshape(size, *starts.shape[2:])
         low, high = (np.broadcast_to(each, starts.shape[1:])[owner] for each in (lower, upper))
         given = jax.tree.map(lambda leaf: leaf[owner], given)
-        if size > FEW_SLOPES:
+        if not (self.alone and size <= FEW_SLOPES):
             flat, low, high, given = filled((flat, low, high, given), size)
         found = descend(
             lambda points: self.value_and_grad(points, given),
