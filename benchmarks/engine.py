@@ -1,7 +1,8 @@
 """The batched engine against what people write instead: `python -m benchmarks.engine`.
 
 Prints a table and writes JSON. Every row is one program, precision and kind of costs: uniform, per
-stage with one message time, or per stage and boundary, which the C++ does not have. All programs
+stage with one message time, or per stage and boundary, which the C++ does not have; nor has it ops
+other than F and B. Tables other than 1F1B have costs per stage alone. All programs
 take turns in the same process, round after round, and ratios are medians over the rounds: a machine
 that slows down for a while slows down all of them. Times are without compilation.
 """
@@ -33,6 +34,8 @@ SIZES = ((4, 8), (8, 32), (16, 128), (64, 1024))
 WORK = 1e8  # ops times configurations of a measurement
 MOST = 100_000  # configurations
 KINDS = ("uniform", "per stage", "per boundary")
+# further tables, with what they are asked for
+OTHERS = {"chimera": {}, "interleaved-1f1b": {"stages_per_worker": 2}, "zb-v": {}, "zb-h1": {}}
 NUMBA_BLOCKS = (256, 512, 1024, 2048)
 
 
@@ -43,13 +46,18 @@ def main():
         default=" ".join(f"{p}x{m}" for p, m in SIZES),
         help="workers x microbatches, as '8x32 16x128'",
     )
+    parser.add_argument("--schedules", default=" ".join(("1f1b", *OTHERS)))
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("results/benchmark_engine.json"))
     arguments = parser.parse_args()
     check_writable(arguments.out)  # before the work
     sizes = [tuple(map(int, text.split("x"))) for text in arguments.sizes.split()]
     cases = [
-        (p, m, dtype, kind) for p, m in sizes for dtype in ("float32", "float64") for kind in KINDS
+        (name, p, m, dtype, kind)
+        for name in arguments.schedules.split()
+        for p, m in sizes
+        for dtype in ("float32", "float64")
+        for kind in (KINDS if name == "1f1b" else ("per stage",))
     ]
     console = Console(stderr=True)
     rows = [
@@ -74,15 +82,20 @@ def main():
     show(result)
 
 
-def measure(workers, microbatches, dtype, kind, repeats):
+def measure(name, workers, microbatches, dtype, kind, repeats):
     """Time one program on one batch with everything there is."""
     with jax.enable_x64(dtype == "float64"):
-        table = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=microbatches)
+        table = pj.schedules.build(
+            name,
+            num_workers=workers,
+            num_microbatches=microbatches,
+            **OTHERS.get(name, {}),
+        )
         program = pj.lower(table, step_end=False)
         num_ops = binary_ops(program).num_ops
         size = int(min(MOST, max(256, WORK / num_ops)))
         rng = np.random.default_rng(0)
-        shape = (size,) if kind == "uniform" else (size, workers)
+        shape = (size,) if kind == "uniform" else (size, table.num_stages)
         links = (size, 2, 1, workers - 1) if kind == "per boundary" else (size,)
         costs = pj.Costs(
             forward=jnp.asarray(rng.random(shape), dtype),
@@ -108,6 +121,7 @@ def measure(workers, microbatches, dtype, kind, repeats):
         first, seconds = in_turn(ours | theirs, repeats)
         check(ours["value"](), theirs)
     found = {
+        "schedule": name,
         "workers": workers,
         "microbatches": microbatches,
         "dtype": dtype,
@@ -217,6 +231,7 @@ def show(result):
     theirs = ("C++ blocked", "Numba blocked", "NumPy batch", "Python loop")
     names = ("value", "value and gradient", "smooth", "closed form", *theirs)
     for heading in (
+        "schedule",
         "P x M",
         "precision",
         "costs",
@@ -237,6 +252,7 @@ def show(result):
             for name in ("C++ blocked", "Numba blocked", "Python loop", "value and gradient")
         ]
         grid.add_row(
+            row["schedule"],
             f"{row['workers']} x {row['microbatches']}",
             row["dtype"],
             row["costs"],
@@ -245,7 +261,7 @@ def show(result):
             f"{100 * share:.0f} %",
             f"{row['first_call_seconds']['value']:.1f} s",
         )
-    console = Console(width=220)
+    console = Console(width=240)
     console.print(grid)
     console.print(
         f"limit of this machine: {machine['max_add_ops_per_second']:.3g} max-add ops per second in "
