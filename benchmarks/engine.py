@@ -47,10 +47,16 @@ def main():
         help="workers x microbatches, as '8x32 16x128'",
     )
     parser.add_argument("--schedules", default=" ".join(("1f1b", *OTHERS)))
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="seconds of all cores together, which other work on the machine changes little",
+    )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("results/benchmark_engine.json"))
     arguments = parser.parse_args()
     check_writable(arguments.out)  # before the work
+    clock = time.process_time if arguments.cpu_time else time.perf_counter
     sizes = [tuple(map(int, text.split("x"))) for text in arguments.sizes.split()]
     cases = [
         (name, p, m, dtype, kind)
@@ -61,7 +67,8 @@ def main():
     ]
     console = Console(stderr=True)
     rows = [
-        measure(*case, arguments.repeats) for case in track(cases, "measuring", console=console)
+        measure(*case, arguments.repeats, clock)
+        for case in track(cases, "measuring", console=console)
     ]
     result = {
         "machine": {
@@ -82,7 +89,7 @@ def main():
     show(result)
 
 
-def measure(name, workers, microbatches, dtype, kind, repeats):
+def measure(name, workers, microbatches, dtype, kind, repeats, clock):
     """Time one program on one batch with everything there is."""
     with jax.enable_x64(dtype == "float64"):
         table = pj.schedules.build(
@@ -118,7 +125,7 @@ def measure(name, workers, microbatches, dtype, kind, repeats):
             given = map(np.asarray, (costs.forward, costs.backward, costs.transmit))
             solve = compiled_simd.blocked(program, *given)
             theirs |= {} if solve is None else {"C++ blocked": solve}
-        first, seconds = in_turn(ours | theirs, repeats)
+        first, seconds = in_turn(ours | theirs, repeats, clock)
         check(ours["value"](), theirs)
     found = {
         "schedule": name,
@@ -170,17 +177,17 @@ def check(ours, theirs):
         np.testing.assert_allclose(np.asarray(ours)[: len(other)], other, rtol=1e-4, err_msg=name)
 
 
-def in_turn(runs, repeats):
+def in_turn(runs, repeats, clock=time.perf_counter):
     """Seconds of the first call of each, and of `repeats` later ones in rounds."""
-    first = {name: seconds_of(run) for name, run in runs.items()}
-    rounds = [{name: seconds_of(run) for name, run in runs.items()} for _ in range(repeats)]
+    first = {name: seconds_of(run, time.perf_counter) for name, run in runs.items()}
+    rounds = [{name: seconds_of(run, clock) for name, run in runs.items()} for _ in range(repeats)]
     return first, {name: np.array([each[name] for each in rounds]) for name in runs}
 
 
-def seconds_of(run):
-    began = time.perf_counter()
+def seconds_of(run, clock):
+    began = clock()
     jax.block_until_ready(run())
-    return time.perf_counter() - began
+    return clock() - began
 
 
 def median_of(run, repeats):
