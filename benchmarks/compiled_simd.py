@@ -55,10 +55,10 @@ def library(table):
 def blocked(program, forward, backward, message):
     """Return a function that solves a batch: costs (batch,) or (batch, stages), messages (batch,).
 
-    None without a compiler. The loops read costs stage by stage; the copy that puts them so is made
-    here and not timed.
+    None without a compiler, or where the program has ops other than F and B. The loops read costs
+    stage by stage; the copy that puts them so is made here and not timed.
     """
-    if compiler() is None:
+    if compiler() is None or not np.isin(program.phase[1:], (Phase.F, Phase.B)).all():
         return None
     found, dtype = library(header(program)), message.dtype
     load, run = (getattr(found, f"{name}_{dtype}") for name in ("load", "run"))

@@ -1,7 +1,8 @@
 """The batched engine against what people write instead: `python -m benchmarks.engine`.
 
 Prints a table and writes JSON. Every row is one program, precision and kind of costs: uniform, per
-stage with one message time, or per stage and boundary, which the C++ does not have. All programs
+stage with one message time, or per stage and boundary, which the C++ does not have; nor has it ops
+other than F and B. Tables other than 1F1B have costs per stage alone. All programs
 take turns in the same process, round after round, and ratios are medians over the rounds: a machine
 that slows down for a while slows down all of them. Times are without compilation.
 """
@@ -33,6 +34,8 @@ SIZES = ((4, 8), (8, 32), (16, 128), (64, 1024))
 WORK = 1e8  # ops times configurations of a measurement
 MOST = 100_000  # configurations
 KINDS = ("uniform", "per stage", "per boundary")
+# further tables, with what they are asked for
+OTHERS = {"chimera": {}, "interleaved-1f1b": {"stages_per_worker": 2}, "zb-v": {}, "zb-h1": {}}
 NUMBA_BLOCKS = (256, 512, 1024, 2048)
 
 
@@ -43,17 +46,29 @@ def main():
         default=" ".join(f"{p}x{m}" for p, m in SIZES),
         help="workers x microbatches, as '8x32 16x128'",
     )
+    parser.add_argument("--schedules", default=" ".join(("1f1b", *OTHERS)))
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="seconds of all cores together, which other work on the machine changes little",
+    )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("results/benchmark_engine.json"))
     arguments = parser.parse_args()
     check_writable(arguments.out)  # before the work
+    clock = time.process_time if arguments.cpu_time else time.perf_counter
     sizes = [tuple(map(int, text.split("x"))) for text in arguments.sizes.split()]
     cases = [
-        (p, m, dtype, kind) for p, m in sizes for dtype in ("float32", "float64") for kind in KINDS
+        (name, p, m, dtype, kind)
+        for name in arguments.schedules.split()
+        for p, m in sizes
+        for dtype in ("float32", "float64")
+        for kind in (KINDS if name == "1f1b" else ("per stage",))
     ]
     console = Console(stderr=True)
     rows = [
-        measure(*case, arguments.repeats) for case in track(cases, "measuring", console=console)
+        measure(*case, arguments.repeats, clock)
+        for case in track(cases, "measuring", console=console)
     ]
     result = {
         "machine": {
@@ -74,15 +89,20 @@ def main():
     show(result)
 
 
-def measure(workers, microbatches, dtype, kind, repeats):
+def measure(name, workers, microbatches, dtype, kind, repeats, clock):
     """Time one program on one batch with everything there is."""
     with jax.enable_x64(dtype == "float64"):
-        table = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=microbatches)
+        table = pj.schedules.build(
+            name,
+            num_workers=workers,
+            num_microbatches=microbatches,
+            **OTHERS.get(name, {}),
+        )
         program = pj.lower(table, step_end=False)
         num_ops = binary_ops(program).num_ops
         size = int(min(MOST, max(256, WORK / num_ops)))
         rng = np.random.default_rng(0)
-        shape = (size,) if kind == "uniform" else (size, workers)
+        shape = (size,) if kind == "uniform" else (size, table.num_stages)
         links = (size, 2, 1, workers - 1) if kind == "per boundary" else (size,)
         costs = pj.Costs(
             forward=jnp.asarray(rng.random(shape), dtype),
@@ -105,9 +125,10 @@ def measure(workers, microbatches, dtype, kind, repeats):
             given = map(np.asarray, (costs.forward, costs.backward, costs.transmit))
             solve = compiled_simd.blocked(program, *given)
             theirs |= {} if solve is None else {"C++ blocked": solve}
-        first, seconds = in_turn(ours | theirs, repeats)
+        first, seconds = in_turn(ours | theirs, repeats, clock)
         check(ours["value"](), theirs)
     found = {
+        "schedule": name,
         "workers": workers,
         "microbatches": microbatches,
         "dtype": dtype,
@@ -156,17 +177,17 @@ def check(ours, theirs):
         np.testing.assert_allclose(np.asarray(ours)[: len(other)], other, rtol=1e-4, err_msg=name)
 
 
-def in_turn(runs, repeats):
+def in_turn(runs, repeats, clock=time.perf_counter):
     """Seconds of the first call of each, and of `repeats` later ones in rounds."""
-    first = {name: seconds_of(run) for name, run in runs.items()}
-    rounds = [{name: seconds_of(run) for name, run in runs.items()} for _ in range(repeats)]
+    first = {name: seconds_of(run, time.perf_counter) for name, run in runs.items()}
+    rounds = [{name: seconds_of(run, clock) for name, run in runs.items()} for _ in range(repeats)]
     return first, {name: np.array([each[name] for each in rounds]) for name in runs}
 
 
-def seconds_of(run):
-    began = time.perf_counter()
+def seconds_of(run, clock):
+    began = clock()
     jax.block_until_ready(run())
-    return time.perf_counter() - began
+    return clock() - began
 
 
 def median_of(run, repeats):
@@ -217,6 +238,7 @@ def show(result):
     theirs = ("C++ blocked", "Numba blocked", "NumPy batch", "Python loop")
     names = ("value", "value and gradient", "smooth", "closed form", *theirs)
     for heading in (
+        "schedule",
         "P x M",
         "precision",
         "costs",
@@ -237,6 +259,7 @@ def show(result):
             for name in ("C++ blocked", "Numba blocked", "Python loop", "value and gradient")
         ]
         grid.add_row(
+            row["schedule"],
             f"{row['workers']} x {row['microbatches']}",
             row["dtype"],
             row["costs"],
@@ -245,7 +268,7 @@ def show(result):
             f"{100 * share:.0f} %",
             f"{row['first_call_seconds']['value']:.1f} s",
         )
-    console = Console(width=220)
+    console = Console(width=240)
     console.print(grid)
     console.print(
         f"limit of this machine: {machine['max_add_ops_per_second']:.3g} max-add ops per second in "

@@ -252,7 +252,7 @@ def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
         code=code,
         num_groups=np.array(-(-ops.num_ops // GROUP), Unsigned),
         last=np.array(ops.slot[-1], Unsigned),
-        terms=_padded(rows.terms, width(rows)),
+        terms=padded(rows.terms, width(rows)),
         num_rows=np.array(len(rows.terms), Unsigned),
         num_slots=bucket(ops.num_slots, LEAST_SLOTS),
     )
@@ -288,11 +288,11 @@ def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
     runs = _runs(used[order])
     most = 2 * bucket(ops.num_ops, LEAST_OPS)  # two operands and two costs of each op
     return BackwardProgram(
-        edges=_padded(edges, most),
+        edges=padded(edges, most),
         num_edges=np.array(len(edges), Unsigned),
         num_ops=np.array(ops.num_ops, Unsigned),
-        uses=_padded(uses[order], most),
-        runs=_padded(runs, bucket(len(runs), most // 2)),
+        uses=padded(uses[order], most),
+        runs=padded(runs, bucket(len(runs), most // 2)),
         num_runs=np.array(len(runs), Unsigned),
     )
 
@@ -313,7 +313,8 @@ def _runs(row: Int[NumpyArray, " uses"]) -> Int[NumpyArray, "runs 3"]:
     return np.stack([row[start], start, stop], axis=1)
 
 
-def _padded(table: Int[NumpyArray, "rows columns"], size: int) -> UInt[NumpyArray, "padded _"]:
-    padded = np.zeros((size, table.shape[1]), Unsigned)
-    padded[: len(table)] = table
-    return padded
+def padded(table: Int[NumpyArray, "rows columns"], size: int) -> UInt[NumpyArray, "size columns"]:
+    """Fill a table up with rows of zeros."""
+    filled = np.zeros((size, table.shape[1]), Unsigned)
+    filled[: len(table)] = table
+    return filled

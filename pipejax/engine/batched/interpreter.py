@@ -30,6 +30,7 @@ from pipejax.engine.batched.interpreter_loops import (
     counts_on_path,
     values_and_choices,
 )
+from pipejax.engine.batched.levels import LevelProgram, values_by_level
 
 Counts = Num[Array, "columns batch"] | Num[NumpyArray, "columns batch"]
 Pieces = tuple[Float[NumpyArray, "_ _"] | Float[Array, "_ _"], ...]
@@ -39,6 +40,7 @@ Result = tuple[Float[Array, " batch"], Counts | None]
 # configurations in a row of the state: shorter loops are written out number by number before anyone
 # looks for vectors, and take two to four times as long; longer ones leave the cache
 LANES = 128
+LEAST_LANES = 32  # where a batch does not fill its rows, they are shorter by a multiple of it
 MAX_TILES = 16  # rows' worth of configurations in a block
 CHOICE_BYTES = 1 << 27  # of choices and paths in a block, for the gradient
 ACCELERATOR_BYTES = 1 << 32  # the same on an accelerator
@@ -47,12 +49,17 @@ MIN_WORK = 1 << 21  # ops times configurations from which a thread of its own pa
 
 
 def interpreted_makespans(
-    task: Task, pieces: Pieces, *, over: NamedSharding | None = None, in_trace: bool = False
+    task: Task | LevelProgram,
+    pieces: Pieces,
+    *,
+    over: NamedSharding | None = None,
+    in_trace: bool = False,
 ) -> Result:
     """Makespans of a batch, and how often each cost stands on the critical path.
 
     Returns (batch) makespans [s], and (columns, batch) counts (floats for smooth maxima) or None.
-    `in_trace` makes it part of a computation that JAX traces.
+    `in_trace` makes it part of a computation that JAX traces. A program by levels has no counts,
+    and is for CPUs outside of a trace.
     """
     if in_trace:
         return _in_trace(task, pieces)
@@ -87,19 +94,20 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="pipejax")
 
 
-def _num_threads(task: Task, pieces: Pieces) -> int:
+def _num_threads(task: Task | LevelProgram, pieces: Pieces) -> int:
     """Number of threads for a batch, equal for programs and batches that share a compilation."""
     if jax.default_backend() != "cpu" or jax.local_device_count() > 1:
         return 1
     size = max(map(len, pieces))
-    parts = min(len(task.forward.code) * size // MIN_WORK, size // LANES)
+    program = task if isinstance(task, LevelProgram) else task.forward
+    parts = min(len(program.code) * size // MIN_WORK, size // LANES)
     return max(1, min(os.cpu_count() or 1, parts))
 
 
 @functools.lru_cache(maxsize=64)
 def _compiled(
     over: NamedSharding | None = None, is_shared: tuple[bool, ...] = ()
-) -> Callable[[Task, Pieces], Result]:
+) -> Callable[[Task | LevelProgram, Pieces], Result]:
     """Compile, with options that are known only once there is a backend.
 
     On several devices, each solves its part of the batch.
@@ -117,16 +125,15 @@ def _compiled(
     return compiled(run, compiler_options=cpu_options(**LOOPS))
 
 
-def _run(task: Task, pieces: tuple[Array, ...], *, plain: bool = False) -> Result:
+def _run(task: Task | LevelProgram, pieces: tuple[Array, ...], *, plain: bool = False) -> Result:
     """Solve a batch in blocks; plain loops, which are not single calls, take one wide tile."""
+    if isinstance(task, LevelProgram):
+        return _run_by_level(task, pieces), None
     plain = plain or jax.default_backend() != "cpu"
     call = (lambda loops: loops) if plain else as_single_xla_call
     size, dtype = max(map(len, pieces)), pieces[0].dtype
     tiles = _block(task, size, dtype, plain)
-    block = tiles[0] * tiles[1]
-    if block > size:  # repeat the last configuration
-        place = np.minimum(np.arange(block), size - 1)
-        pieces = tuple(p[place] if len(p) == size else p for p in pieces)
+    block, pieces = _filled(pieces, tiles)
     num_columns = 1 + sum(piece.shape[1] for piece in pieces)
     backward = task.backward
     # counts below 2**16 take half the bytes
@@ -145,6 +152,30 @@ def _run(task: Task, pieces: tuple[Array, ...], *, plain: bool = False) -> Resul
     found = _in_blocks(solve, size=max(size, block), block=block)
     cut: tuple[Array, Array | None] = jax.tree.map(lambda array: array[..., :size], found)
     return cut
+
+
+def _run_by_level(program: LevelProgram, pieces: tuple[Array, ...]) -> Array:
+    """Solve a batch in blocks: (batch) makespans [s]."""
+    size, most = max(map(len, pieces)), program.row_bytes // pieces[0].dtype.itemsize
+    blocks = -(-size // (MAX_TILES * most))
+    tiles = -(-size // (blocks * most))
+    lanes = -(-size // (blocks * tiles * LEAST_LANES)) * LEAST_LANES
+    block, pieces = _filled(pieces, (tiles, lanes))
+    loops = as_single_xla_call(functools.partial(values_by_level, tiles=(tiles, lanes)))
+
+    def solve(first: Array) -> Array:
+        return loops(program, pieces, first.astype(Unsigned)).reshape(-1)
+
+    return _in_blocks(solve, size=max(size, block), block=block)[:size]
+
+
+def _filled(pieces: tuple[Array, ...], tiles: tuple[int, int]) -> tuple[int, tuple[Array, ...]]:
+    """Size of a block, and the costs with their last configuration repeated up to it."""
+    size, block = max(map(len, pieces)), tiles[0] * tiles[1]
+    if block > size:
+        place = np.minimum(np.arange(block), size - 1)
+        pieces = tuple(p[place] if len(p) == size else p for p in pieces)
+    return block, pieces
 
 
 # Compiler options are for the outermost jit alone, which is the caller's. Nor do loops that are

@@ -32,8 +32,8 @@ from pipejax.engine.batched.binary_program import (
     GROUP,
     NEVER_SLOT,
     BackwardProgram,
-    ForwardProgram,
     Task,
+    UIntArray,
     Unsigned,
 )
 
@@ -101,8 +101,8 @@ def values_and_choices(
 
     def tile(t: Array, carry: Carry) -> Carry:
         values, choices, columns, cost, state = carry
-        columns = _columns(columns, pieces, first + t * Unsigned(lanes))
-        cost = _cost(cost, program, columns)
+        columns = cost_columns(columns, pieces, first + t * Unsigned(lanes))
+        cost = cost_sums(cost, program.terms, program.num_rows, columns)
         state, choices = _run(task, cost, state, choices, t)
         return put_row(values, take_row(state, program.last), t), choices, columns, cost, state
 
@@ -120,7 +120,7 @@ def values_and_choices(
     return values, choices
 
 
-def _columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Array:
+def cost_columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Array:
     """Fill in the cost columns of a tile: (columns, lanes) [s], the first of zeros."""
     lanes, before = columns.shape[1], 1
     for piece in pieces:
@@ -138,14 +138,14 @@ def _columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Array:
     return columns
 
 
-def _cost(cost: Array, program: ForwardProgram, columns: Array) -> Array:
+def cost_sums(cost: Array, terms: UIntArray, num_rows: Number, columns: Array) -> Array:
     """Fill in the cost rows of a tile, each a sum of two columns: (rows, lanes) [s]."""
 
     def step(r: Array, cost: Array) -> Array:
-        one, other = (take_row(columns, program.terms[r, k]) for k in range(2))
+        one, other = (take_row(columns, terms[r, k]) for k in range(2))
         return put_row(cost, one + other, r)
 
-    return count_up(0, program.num_rows, step, cost)
+    return count_up(0, num_rows, step, cost)
 
 
 def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tuple[Array, Array]:

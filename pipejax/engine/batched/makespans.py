@@ -1,7 +1,8 @@
 """Batches of costs: makespans of thousands to millions of configurations, and their gradients.
 
-Two forms of the recurrence do the work: `unrolled.py` for large batches of small programs (smaller
-ones where counts are wanted too), `interpreter.py` for everything else. Both follow the
+Three forms of the recurrence do the work: `unrolled.py` for large batches of small programs (smaller
+ones where counts are wanted too), `levels.py` for the values of large batches of long ones, and
+`interpreter_loops.py` for everything else. All follow the
 first-predecessor rule of `recurrence.py`, so a batch gives what `makespan` gives one by one.
 
 For JAX's transformations the makespans are one function with a derivative rule, `_values`:
@@ -50,6 +51,7 @@ from pipejax.engine.batched.interpreter import (
     spread_of,
     spread_out,
 )
+from pipejax.engine.batched.levels import LevelProgram, level_program
 from pipejax.engine.batched.unrolled import (
     MAX_OPS,
     MAX_OPS_WITH_COUNTS,
@@ -61,6 +63,7 @@ from pipejax.engine.pricing import check_known, program_for
 
 MAX_BYTES = 1 << 30  # of costs and results that are on the device at once
 WORTH_UNROLLING = 10**6  # ops times configurations from which a compilation of its own pays
+WORTH_LEVELS = 10**7  # the same from which loops of their own pay for the values of long programs
 WORTH_COMPILING = 10**6  # numbers in a batch that are not copied for the sake of a compilation
 
 Shapes = tuple[tuple[int, ...] | None, ...]
@@ -73,7 +76,16 @@ class _Plan:
 
     def __init__(self, ops: BinaryOps, rows: CostRows) -> None:
         self.ops, self.rows = ops, rows
-        self.values = Task(forward_program(ops, rows), None)
+
+    @functools.cached_property
+    def values(self) -> Task:
+        """The task of all loops that also run elsewhere than on a CPU."""
+        return Task(forward_program(self.ops, self.rows), None)
+
+    @functools.cached_property
+    def levels(self) -> LevelProgram | None:
+        """The program for values alone on a CPU, where it has levels that are worth it."""
+        return level_program(self.ops, self.rows)
 
     @functools.cached_property
     def counts(self) -> Task:
@@ -396,6 +408,7 @@ def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
     """Solve a batch of numbers in the fastest way."""
     plan, size = problem.plan, max(map(len, leaves.values()))
     unroll = _unrolls(problem, size, with_counts)
+    by_level = not with_counts and _goes_by_level(problem, size)
     found: list[tuple[Values, Counts | None]] = []
     results = len(plan.rows.terms) if with_counts else 0
     for part, count, over in _parts(leaves, size, problem.max_bytes, results):
@@ -406,7 +419,8 @@ def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
             values, counts = plan.unrolled_with_counts(part)
         else:
             pieces = _pieces(plan.rows, part, count, over)
-            values, counts = interpreted_makespans(problem.task(with_counts), pieces, over=over)
+            task = (by_level and plan.levels) or problem.task(with_counts)
+            values, counts = interpreted_makespans(task, pieces, over=over)
         if counts is not None:
             counts = _on_host(counts)[:, :count]
         # what has the right size already spares JAX an operation
@@ -455,6 +469,12 @@ def _unrolls(problem: _Problem, size: int, with_counts: bool) -> bool:
     shares = 2 * problem.plan.rows.num_columns <= num_ops
     few = shares and num_ops <= (MAX_OPS_WITH_COUNTS if with_counts else MAX_OPS)
     return problem.temperature is None and few and size * num_ops >= WORTH_UNROLLING
+
+
+def _goes_by_level(problem: _Problem, size: int) -> bool:
+    """Decide whether values are worth a layout and loops by levels."""
+    is_large = size * problem.plan.ops.num_ops >= WORTH_LEVELS
+    return problem.temperature is None and is_large and jax.default_backend() == "cpu"
 
 
 def _on_host(counts: Counts) -> Counts:

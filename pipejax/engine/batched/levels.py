@@ -1,0 +1,260 @@
+"""The interpreter's values level by level, between two buffers: no operand is copied.
+
+XLA updates a buffer in place only where nothing else of the same computation reads it. An op whose
+operands and result are rows of one buffer therefore has its operands copied first, which takes
+longer than the op. Here an op of an even level writes a row of one buffer and reads rows of the
+other alone, and an op of an odd level the other way round: its level is the length of the longest
+chain of ops before it. Along most edges of a pipeline's program the level rises by one. A value
+that is read where it rises by an even number is first copied to the other buffer, by an op like
+any other.
+
+Levels are as long as the program says, and padded to whole strides of a few ops that stand in one
+iteration. The program is data, as in `interpreter_loops`.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.base.array_types import Array, Int, NumpyArray
+from pipejax.engine.batched.binary_program import (
+    FIRST_SLOT,
+    LEAST_OPS,
+    LEAST_SLOTS,
+    NEVER_SLOT,
+    NO_OPERAND,
+    SPARE_SLOT,
+    START_SLOT,
+    BinaryOps,
+    UIntArray,
+    Unsigned,
+    bucket,
+    padded,
+    width,
+)
+from pipejax.engine.batched.cost_rows import ZERO_ROW, CostRows
+from pipejax.engine.batched.interpreter_loops import (
+    Number,
+    cost_columns,
+    cost_sums,
+    count_up,
+    put_row,
+    take_row,
+)
+from pipejax.engine.lowering.program import ZERO
+
+STRIDE = 4  # ops of one iteration
+# of a row: an op is found once for a whole one, but many long rows of costs leave the cache
+ROW_BYTES, LONG_ROW_BYTES, FEW_ROWS = 512, 1024, 16
+MOST_PADDING = 1.25  # ops with copies and padding over those of the program, where levels still pay
+
+Ops = Int[NumpyArray, " ops"]
+Carry = tuple[Array, Array, Array, Array, Array]  # values, columns, cost, even and odd buffer
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LevelProgram:
+    """A program as data, level by level, padded to a bucket of sizes.
+
+    Attributes:
+      code: (ops, 5) slots of first, second and result, rows of lag and own cost.
+      ends: (levels + 1) stride of `code` behind each level, that before the first in front.
+      num_pairs: pairs of an even and an odd level, without padding.
+      last: slot of the makespan, in the buffer of even levels.
+      terms: (rows, 2) columns of the cost matrix that add up to each row; column 0 is zero.
+      num_rows: rows of costs without padding.
+      num_slots: rows of each buffer.
+      row_bytes: bytes of a row of configurations, at most.
+    """
+
+    code: UIntArray
+    ends: UIntArray
+    num_pairs: UIntArray
+    last: UIntArray
+    terms: UIntArray
+    num_rows: UIntArray
+    num_slots: int = dataclasses.field(metadata={"static": True})
+    row_bytes: int = dataclasses.field(metadata={"static": True})
+
+
+jax.tree_util.register_dataclass(LevelProgram)
+
+
+class _Leveled(NamedTuple):
+    """Ops with their copies, not in order: (ops) operands, cost positions and levels."""
+
+    first: Ops
+    second: Ops
+    lag: Ops
+    own: Ops
+    level: Ops
+
+
+def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
+    """Encode a program as data, level by level; None where that takes too many ops more."""
+    level = _levels(ops)
+    leveled = _with_copies(ops, level)
+    size = np.bincount(leveled.level)
+    size = np.append(size, np.zeros(len(size) % 2, int))  # levels go in pairs
+    ends = np.append(0, np.cumsum(-(-size // STRIDE)))
+    if ends[-1] * STRIDE > max(MOST_PADDING * ops.num_ops, LEAST_OPS):
+        return None
+    order = np.argsort(leveled.level, kind="stable")
+    slot, num_slots = _allocate(leveled, order)
+    # place in the code: behind the strides of all levels before, by rank in the own level
+    rank = np.arange(len(order)) - np.repeat(np.cumsum(size) - size, size)
+    place = np.repeat(ends[:-1] * STRIDE, size) + rank
+    slots = np.append(slot, [NEVER_SLOT, START_SLOT])  # of operands -2 and -1
+    row = rows.row_of_position
+    operands = (slots[leveled.first], slots[leveled.second])
+    columns = (*operands, slot, row[leveled.lag], row[leveled.own])
+    code = np.empty((bucket(ends[-1] * STRIDE, LEAST_OPS), len(columns)), Unsigned)
+    # padding writes max(0, -inf) to a slot that no op reads
+    code[:] = (START_SLOT, NEVER_SLOT, SPARE_SLOT, ZERO_ROW, ZERO_ROW)
+    code[place] = np.stack(columns, axis=1)[order]
+    return LevelProgram(
+        code=code,
+        ends=padded(ends[:, None], len(code) // STRIDE + 2)[:, 0],  # no level is empty but the last
+        num_pairs=np.array(len(size) // 2, Unsigned),
+        last=np.array(slot[-1 if level[-1] % 2 else len(level) - 1], Unsigned),
+        terms=padded(rows.terms, width(rows)),
+        num_rows=np.array(len(rows.terms), Unsigned),
+        num_slots=bucket(num_slots, LEAST_SLOTS),
+        row_bytes=LONG_ROW_BYTES if len(rows.terms) <= FEW_ROWS else ROW_BYTES,
+    )
+
+
+def _levels(ops: BinaryOps) -> Ops:
+    """Count the ops of the longest chain before each op (ops)."""
+    # the constants, operands -1 and -2, are the last entries; they are before level 0
+    level = [0] * ops.num_ops + [-1, -1]
+    for op, (one, other) in enumerate(zip(ops.first.tolist(), ops.second.tolist(), strict=True)):
+        level[op] = max(level[one], level[other]) + 1
+    return np.array(level[:-2], np.int64)
+
+
+def _with_copies(ops: BinaryOps, level: Ops) -> _Leveled:
+    """Add a copy of each value that is read an even number of levels later.
+
+    It stands a level behind its value, in the other buffer, where those readers find it. So is the
+    makespan copied, the last op's value, if that is on an odd level.
+    """
+    operands = [ops.first.copy(), ops.second.copy()]
+    even = [
+        np.flatnonzero((operand >= 0) & ((level - level[operand]) % 2 == 0)) for operand in operands
+    ]
+    read = [operand[at] for operand, at in zip(operands, even, strict=True)]
+    # nobody reads the last op, so its copy is the last one
+    copied = np.unique(np.concatenate([*read, [ops.num_ops - 1] * (level[-1] % 2)]))
+    copied = copied.astype(np.int64)
+    for operand, at, values in zip(operands, even, read, strict=True):
+        operand[at] = ops.num_ops + np.searchsorted(copied, values)
+    free = np.full(len(copied), ZERO)
+    return _Leveled(
+        np.append(operands[0], copied),
+        np.append(operands[1], np.full(len(copied), NO_OPERAND)),
+        np.append(ops.lag, free),
+        np.append(ops.own, free),
+        np.append(level, level[copied] + 1),
+    )
+
+
+def _allocate(leveled: _Leveled, order: Ops) -> tuple[Ops, int]:
+    """Assign every op a slot of its buffer that is free; (ops) slots and their number.
+
+    A slot is free again on the level behind the last reader, which is the first that writes to its
+    buffer then. The one freed last is used first: it is still in cache.
+    """
+    level, size = leveled.level, len(order)
+    end = level + 1  # level of the last reader; what nobody reads is free as soon as can be
+    for operand in (leveled.first, leveled.second):
+        readers = np.flatnonzero(operand >= 0)
+        np.maximum.at(end, operand[readers], level[readers])
+    done = np.argsort(end, kind="stable")
+    levels = np.arange(level.max() + 1)
+    ends_before = np.searchsorted(end[done], levels).tolist()  # values whose last reader is before
+    begin = np.searchsorted(level[order], np.append(levels, len(levels))).tolist()
+    slot = [0] * size
+    in_order, done_in_order = order.tolist(), done.tolist()
+    free: tuple[list[int], list[int]] = ([], [])
+    used, freed = [FIRST_SLOT, FIRST_SLOT], 0
+    for here, until in enumerate(ends_before):
+        buffer = here % 2
+        free[buffer].extend([slot[op] for op in done_in_order[freed:until]])
+        freed = until
+        for op in in_order[begin[here] : begin[here + 1]]:
+            if free[buffer]:
+                slot[op] = free[buffer].pop()
+            else:
+                slot[op] = used[buffer]
+                used[buffer] += 1
+    return np.array(slot, np.int64), max(used)
+
+
+def values_by_level(
+    program: LevelProgram, pieces: tuple[Array, ...], first: Array, *, tiles: tuple[int, int]
+) -> Array:
+    """Run a program over tiles of lanes, from the first configuration on.
+
+    Returns (tiles, lanes) makespans [s].
+    """
+    dtype, lanes = pieces[0].dtype, tiles[1]
+
+    def tile(t: Array, carry: Carry) -> Carry:
+        values, columns, cost, even, odd = carry
+        columns = cost_columns(columns, pieces, first + t * Unsigned(lanes))
+        cost = cost_sums(cost, program.terms, program.num_rows, columns)
+        even, odd = count_up(
+            0, program.num_pairs, functools.partial(_pair, program, cost), (even, odd)
+        )
+        return put_row(values, take_row(even, program.last), t), columns, cost, even, odd
+
+    # what a tile needs is made once, and written over by the next one
+    slot = jax.lax.broadcasted_iota(np.int32, (program.num_slots, lanes), 0)
+    buffer = jnp.where(slot == NEVER_SLOT, -jnp.inf, 0).astype(dtype)
+    empty = functools.partial(jnp.zeros, dtype=dtype)
+    num_columns = 1 + sum(piece.shape[1] for piece in pieces)
+    start = (
+        empty(tiles),
+        empty((num_columns, lanes)),
+        empty((len(program.terms), lanes)),
+        buffer,
+        buffer,
+    )
+    return count_up(0, tiles[0], tile, start)[0]
+
+
+def _pair(
+    program: LevelProgram, cost: Array, pair: Array, buffers: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """Run an even level and the odd one behind it."""
+    even, odd = buffers
+    level = pair * Unsigned(2)
+    # a level's strides are those from the end of the one before up to its own end
+    before, between, behind = (program.ends[level + Unsigned(k)] for k in range(3))
+    even = _level(program, cost, (before, between), odd, even)
+    odd = _level(program, cost, (between, behind), even, odd)
+    return even, odd
+
+
+def _level(
+    program: LevelProgram, cost: Array, strides: tuple[Number, Number], read: Array, written: Array
+) -> Array:
+    """Run a level: it reads one buffer (slots, lanes) [s] and returns the other."""
+
+    def stride(k: Array, written: Array) -> Array:
+        for u in range(STRIDE):
+            op = k * Unsigned(STRIDE) + Unsigned(u)
+            first, second, slot, lag, own = (program.code[op, c] for c in range(5))
+            one = take_row(read, first)
+            other = take_row(read, second) + take_row(cost, lag)
+            # at a tie the first operand, as everywhere
+            value = jax.lax.select(other > one, other, one) + take_row(cost, own)
+            written = put_row(written, value, slot)
+        return written
+
+    return count_up(*strides, stride, written)
