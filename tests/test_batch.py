@@ -19,12 +19,15 @@ from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.batched import interpreter, makespans
 from pipejax.engine.batched.binary_program import (
     NEVER_SLOT,
+    NO_OPERAND,
+    START,
     backward_program,
     binary_ops,
     forward_program,
 )
 from pipejax.engine.batched.cost_rows import ZERO_ROW, cost_rows
 from pipejax.engine.batched.makespans import _parts
+from pipejax.engine.batched.unrolled import bit_fields
 from pipejax.engine.pricing import NodeCosts, cost_vector, price
 from pipejax.engine.recurrence import critical_path
 
@@ -226,10 +229,38 @@ def test_single_precision_is_close():
         np.testing.assert_allclose(single, exact, rtol=1e-5)
 
 
+@pytest.mark.parametrize("bits", [8, 32])
+def test_bit_fields_hold_the_uses_of_every_path(bits):
+    """All paths of a small program one by one: words are sums, and read back give the uses."""
+    table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=3)
+    program, costs = pj.lower(table, step_end=False), batch_of(table, 1, 0)
+    ops, rows = binary_ops(program), cost_rows(program, costs)
+    fields = bit_fields(ops, rows, bits)
+    assert (fields.once.shape[1] > 1) == (bits == 8)
+    row, num_rows = rows.row_of_position, len(rows.terms)
+
+    def with_uses(paths, *used):
+        more = np.bincount(used, minlength=num_rows)
+        return {tuple((np.array(path) + more).tolist()) for path in paths}
+
+    paths = {START: {(0,) * num_rows}, NO_OPERAND: set()}
+    for op, (first, second) in enumerate(zip(ops.first, ops.second, strict=True)):
+        over_second = with_uses(paths[second], row[ops.lag[op]])
+        paths[op] = with_uses(paths[first] | over_second, row[ops.own[op]])
+    for path in paths[ops.num_ops - 1]:
+        beyond = np.array(path) - fields.least
+        words = beyond @ fields.once.astype(np.int64)
+        assert words.max() < 1 << bits
+        for used, (word, bit, width) in fields.places.items():
+            assert words[word] >> bit & ((1 << width) - 1) == beyond[used]
+        others = np.setdiff1d(np.arange(1, num_rows), list(fields.places))
+        assert not beyond[others].any()
+
+
 @pytest.mark.parametrize("unroll", [False, True])
 def test_arrays_may_change_after_the_call(unroll, monkeypatch):
     """A kernel that still runs must not see it, where JAX reads the caller's own memory."""
-    monkeypatch.setattr(interpreter, "_num_threads", lambda *_: 1)  # threads are waited for anyway
+    monkeypatch.setattr(interpreter, "num_threads", lambda *_: 1)  # threads are waited for anyway
     program = pj.lower(pj.schedules.build("1f1b", num_workers=8, num_microbatches=32))
     size = 100_000
     memory = np.ones(size + 16, np.float32)

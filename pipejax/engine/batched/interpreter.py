@@ -34,6 +34,7 @@ from pipejax.engine.batched.interpreter_loops import (
 Counts = Num[Array, "columns batch"] | Num[NumpyArray, "columns batch"]
 Pieces = tuple[Float[NumpyArray, "_ _"] | Float[Array, "_ _"], ...]
 Solved = TypeVar("Solved")
+Taken = TypeVar("Taken")
 Result = tuple[Float[Array, " batch"], Counts | None]
 
 # configurations in a row of the state: shorter loops are written out number by number before anyone
@@ -58,28 +59,47 @@ def interpreted_makespans(
         return _in_trace(task, pieces)
     if over is not None:
         return _compiled(over, tuple(len(piece) == 1 for piece in pieces))(task, pieces)
-    run, threads = functools.partial(_compiled(), task), _num_threads(task, pieces)
-    return run(pieces) if threads <= 1 else _side_by_side(run, pieces, threads)
+    run = functools.partial(_compiled(), task)
+    threads = num_threads(len(task.forward.code), max(map(len, pieces)))
+    if threads <= 1:
+        return run(pieces)
+    parts = side_by_side(run, pieces, threads, lambda _, found: found)
+    values, counts = jax.tree.map(lambda *arrays: np.concatenate(arrays, axis=-1), *parts)
+    return jnp.asarray(values), counts
 
 
-def _side_by_side(run: Callable[[Pieces], Result], pieces: Pieces, threads: int) -> Result:
-    """Run parts of a batch in parallel threads.
+def side_by_side(
+    run: Callable[[Pieces], Any],
+    pieces: Pieces,
+    threads: int,
+    take: Callable[[int, Any], Taken],
+) -> list[Taken]:
+    """Run parts of a batch in parallel threads, and let each take what it found.
 
     On a CPU, loops of one computation do not run in parallel, but two computations do.
+
+    Args:
+      run: finds arrays of a part, whose last axis is that of configurations.
+      pieces: costs.
+      threads: how many.
+      take: of a part's first configuration, and the part's arrays as NumPy's.
+
+    Returns:
+      what is taken, in the order of the batch.
     """
     size = max(map(len, pieces))
     part = -(-size // threads)
     exact = bool(jax.config.read("jax_enable_x64"))  # a context of this thread, not of the others
 
-    def work(low: int) -> Any:
+    def work(low: int) -> Taken:
         first = min(low, size - part)  # parts are of one size, and the last has some once more
         cut = tuple(p[first : first + part] if len(p) > 1 else p for p in pieces)
         with jax.enable_x64(exact):
-            return jax.tree.map(lambda array: np.asarray(array)[..., low - first :], run(cut))
+            found = jax.tree.map(lambda array: np.asarray(array)[..., low - first :], run(cut))
+            return take(low, found)
 
-    parts = _pool().map(work, range(0, size, part))
-    values, counts = jax.tree.map(lambda *arrays: np.concatenate(arrays, axis=-1), *parts)
-    return jnp.asarray(values), counts
+    places = range(0, size, part)
+    return list(_pool().map(work, places) if threads > 1 else map(work, places))
 
 
 @functools.cache
@@ -87,12 +107,11 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="pipejax")
 
 
-def _num_threads(task: Task, pieces: Pieces) -> int:
+def num_threads(num_ops: int, size: int) -> int:
     """Number of threads for a batch, equal for programs and batches that share a compilation."""
     if jax.default_backend() != "cpu" or jax.local_device_count() > 1:
         return 1
-    size = max(map(len, pieces))
-    parts = min(len(task.forward.code) * size // MIN_WORK, size // LANES)
+    parts = min(num_ops * size // MIN_WORK, size // LANES)
     return max(1, min(os.cpu_count() or 1, parts))
 
 

@@ -53,6 +53,7 @@ from pipejax.engine.batched.interpreter import (
 from pipejax.engine.batched.unrolled import (
     MAX_OPS,
     MAX_OPS_WITH_COUNTS,
+    bit_fields,
     unrolled,
     unrolled_with_counts,
 )
@@ -81,13 +82,18 @@ class _Plan:
         return self.values._replace(backward=backward_program(self.ops, self.rows))
 
     @functools.cached_property
+    def num_words(self) -> dict[int, int]:
+        """Words that hold how often each cost is on a path, by their bits."""
+        return {b: bit_fields(self.ops, self.rows, b).once.shape[1] for b in (32, 64)}
+
+    @functools.cached_property
     def unrolled(self) -> Callable[[Leaves], Values]:
         """A kernel compiled for this program, which is freed with the plan."""
         return unrolled(self.ops, self.rows)
 
     @functools.cached_property
-    def unrolled_with_counts(self) -> Callable[[Leaves], tuple[Values, Array]]:
-        """The same with its backward pass."""
+    def unrolled_with_counts(self) -> Callable[[Leaves], tuple[Values, Counts]]:
+        """The same with how often each cost is on the path."""
         return unrolled_with_counts(self.ops, self.rows)
 
 
@@ -395,7 +401,7 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
 def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tuple[Values, Leaves]:
     """Solve a batch of numbers in the fastest way."""
     plan, size = problem.plan, max(map(len, leaves.values()))
-    unroll = _unrolls(problem, size, with_counts)
+    unroll = _unrolls(problem, size, next(iter(leaves.values())).dtype, with_counts)
     found: list[tuple[Values, Counts | None]] = []
     results = len(plan.rows.terms) if with_counts else 0
     for part, count, over in _parts(leaves, size, problem.max_bytes, results):
@@ -444,7 +450,7 @@ def _parts(
         yield placed, count, over
 
 
-def _unrolls(problem: _Problem, size: int, with_counts: bool) -> bool:
+def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -> bool:
     """Decide whether to compile a kernel for this program."""
     if with_counts and (problem.unroll is False or jax.default_backend() != "cpu"):
         return False
@@ -453,7 +459,9 @@ def _unrolls(problem: _Problem, size: int, with_counts: bool) -> bool:
     num_ops = problem.plan.ops.num_ops
     # costs that differ by microbatch are read once each: a kernel of its own has nothing to keep
     shares = 2 * problem.plan.rows.num_columns <= num_ops
-    few = shares and num_ops <= (MAX_OPS_WITH_COUNTS if with_counts else MAX_OPS)
+    few = shares and num_ops <= MAX_OPS
+    if with_counts and few:
+        few = num_ops * (1 + problem.plan.num_words[8 * dtype.itemsize]) <= MAX_OPS_WITH_COUNTS
     return problem.temperature is None and few and size * num_ops >= WORTH_UNROLLING
 
 
