@@ -16,7 +16,7 @@ import pipejax as pj
 from benchmarks import compiled_simd
 from pipejax.base.machine import cpu_options
 from pipejax.costs.costs import unchecked_costs
-from pipejax.engine.batched import interpreter, makespans
+from pipejax.engine.batched import interpreter, makespans, unrolled as unrolled_form
 from pipejax.engine.batched.binary_program import (
     NEVER_SLOT,
     NO_OPERAND,
@@ -27,7 +27,6 @@ from pipejax.engine.batched.binary_program import (
 )
 from pipejax.engine.batched.cost_rows import ZERO_ROW, cost_rows
 from pipejax.engine.batched.makespans import _parts
-from pipejax.engine.batched.unrolled import bit_fields
 from pipejax.engine.pricing import NodeCosts, cost_vector, price
 from pipejax.engine.recurrence import critical_path
 
@@ -140,8 +139,8 @@ def test_unrolled_equals_interpreted(name, link, dyadic, monkeypatch):
         pj.makespans(program, costs, unroll=True, temperature=1.0)
     if dyadic:  # with ties: the same path is counted
         expected = pj.makespans_and_grad(program, costs)
-        for limit in ("MAX_OPS_WITH_COUNTS", "WORTH_UNROLLING"):
-            monkeypatch.setattr(makespans, limit, 10**4 if limit.startswith("MAX") else 0)
+        monkeypatch.setattr(unrolled_form, "MAX_WITH_COUNTS", 10**4)
+        monkeypatch.setattr(makespans, "WORTH_UNROLLING", 0)
         kernel, made = makespans.unrolled_with_counts, []
         monkeypatch.setattr(
             makespans, "unrolled_with_counts", lambda *given: made.append(1) or kernel(*given)
@@ -235,7 +234,7 @@ def test_bit_fields_hold_the_uses_of_every_path(bits):
     table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=3)
     program, costs = pj.lower(table, step_end=False), batch_of(table, 1, 0)
     ops, rows = binary_ops(program), cost_rows(program, costs)
-    fields = bit_fields(ops, rows, bits)
+    fields = unrolled_form.bit_fields(ops, rows, bits)
     assert (fields.once.shape[1] > 1) == (bits == 8)
     row, num_rows = rows.row_of_position, len(rows.terms)
 
@@ -479,15 +478,16 @@ def test_an_accelerator_takes_one_wide_tile(monkeypatch):
 
 
 def test_a_cost_may_stand_on_the_path_more_often_than_a_byte_counts():
-    table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=700)
+    table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=1400)
     costs = pj.Costs(forward=np.array([1.0, 2.0]), backward=2.0)
     values, counts = pj.makespans_and_grad(pj.lower(table), costs)
-    assert values.tolist() == [2100.0, 2800.0]
-    assert counts.forward.tolist() == counts.backward.tolist() == [700.0, 700.0]
+    assert values.tolist() == [4200.0, 5600.0]
+    assert counts.forward.tolist() == counts.backward.tolist() == [1400.0, 1400.0]
     program = pj.lower(table)
     back = backward_program(binary_ops(program), cost_rows(program, costs))
-    runs = back.runs[: int(back.num_runs)]
-    assert len(runs) == 8  # 700 uses of two costs, one each of A and U
+    runs = back.runs[: int(back.starts[-1])]
+    # two stretches of ops: 1400 uses of F and 648 of B, then 752 of B and one each of A and U
+    assert len(runs) == 6 + 3 + 3 + 2
     assert (runs[:, 2] - runs[:, 1]).max() == 255
 
 

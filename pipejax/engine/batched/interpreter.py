@@ -159,7 +159,7 @@ def _run(task: Task, pieces: tuple[Array, ...], *, plain: bool = False) -> Resul
         if backward is None:
             return values.reshape(-1), None
         choices = choices.reshape(len(choices), -1)
-        return values.reshape(-1), call(backward_pass)(task.forward.terms, backward, choices)
+        return values.reshape(-1), call(backward_pass)(task.forward, backward, choices)
 
     found = _in_blocks(solve, size=max(size, block), block=block)
     cut: tuple[Array, Array | None] = jax.tree.map(lambda array: array[..., :size], found)
@@ -195,7 +195,7 @@ def _block(task: Task, size: int, dtype: np.dtype, plain: bool) -> tuple[int, in
     As many as fit beside the choices and paths of all ops, in blocks of one size. Plain loops take
     one wide tile: accelerators run its lanes in threads as CPUs do in vectors.
     """
-    bits = 3 if task.temperature is None else 2 * 8 * dtype.itemsize  # of an op, a configuration
+    bits = 3 if task.temperature is None else 3 * 8 * dtype.itemsize  # of an op, a configuration
     room = (ACCELERATOR_BYTES if plain else CHOICE_BYTES) * 8 // (bits * len(task.forward.code))
     if plain:
         most = size if task.backward is None else min(size, room)

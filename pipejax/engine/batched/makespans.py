@@ -52,8 +52,7 @@ from pipejax.engine.batched.interpreter import (
 )
 from pipejax.engine.batched.unrolled import (
     MAX_OPS,
-    MAX_OPS_WITH_COUNTS,
-    bit_fields,
+    KernelWithCounts,
     unrolled,
     unrolled_with_counts,
 )
@@ -82,19 +81,15 @@ class _Plan:
         return self.values._replace(backward=backward_program(self.ops, self.rows))
 
     @functools.cached_property
-    def num_words(self) -> dict[int, int]:
-        """Words that hold how often each cost is on a path, by their bits."""
-        return {b: bit_fields(self.ops, self.rows, b).once.shape[1] for b in (32, 64)}
-
-    @functools.cached_property
     def unrolled(self) -> Callable[[Leaves], Values]:
         """A kernel compiled for this program, which is freed with the plan."""
         return unrolled(self.ops, self.rows)
 
     @functools.cached_property
-    def unrolled_with_counts(self) -> Callable[[Leaves], tuple[Values, Counts]]:
-        """The same with how often each cost is on the path."""
-        return unrolled_with_counts(self.ops, self.rows)
+    def unrolled_with_counts(self) -> dict[np.dtype, KernelWithCounts | None]:
+        """By the type of costs: the same with how often each cost is on the path, or None."""
+        dtypes = (np.dtype(np.float32), np.dtype(np.float64))
+        return {dtype: unrolled_with_counts(self.ops, self.rows, dtype) for dtype in dtypes}
 
 
 # a plan holds no program, so that a program which nobody else holds goes, and its plans with it
@@ -401,15 +396,16 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
 def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tuple[Values, Leaves]:
     """Solve a batch of numbers in the fastest way."""
     plan, size = problem.plan, max(map(len, leaves.values()))
-    unroll = _unrolls(problem, size, next(iter(leaves.values())).dtype, with_counts)
+    dtype = next(iter(leaves.values())).dtype
+    unroll = _unrolls(problem, size, dtype, with_counts)
     found: list[tuple[Values, Counts | None]] = []
     results = len(plan.rows.terms) if with_counts else 0
     for part, count, over in _parts(leaves, size, problem.max_bytes, results):
         counts: Counts | None = None
         if unroll and not with_counts:
             values = plan.unrolled(part)
-        elif unroll and over is None:
-            values, counts = plan.unrolled_with_counts(part)
+        elif unroll and over is None and (kernel := plan.unrolled_with_counts[dtype]):
+            values, counts = kernel(part)
         else:
             pieces = _pieces(plan.rows, part, count, over)
             values, counts = interpreted_makespans(problem.task(with_counts), pieces, over=over)
@@ -459,10 +455,10 @@ def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -
     num_ops = problem.plan.ops.num_ops
     # costs that differ by microbatch are read once each: a kernel of its own has nothing to keep
     shares = 2 * problem.plan.rows.num_columns <= num_ops
-    few = shares and num_ops <= MAX_OPS
-    if with_counts and few:
-        few = num_ops * (1 + problem.plan.num_words[8 * dtype.itemsize]) <= MAX_OPS_WITH_COUNTS
-    return problem.temperature is None and few and size * num_ops >= WORTH_UNROLLING
+    pays = shares and num_ops <= MAX_OPS and size * num_ops >= WORTH_UNROLLING
+    if problem.temperature is not None or not pays:
+        return False
+    return not with_counts or problem.plan.unrolled_with_counts[dtype] is not None
 
 
 def _on_host(counts: Counts) -> Counts:

@@ -16,20 +16,40 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray, UInt
 from pipejax.base.machine import cpu_options
+from pipejax.costs.precision import known
 from pipejax.engine.batched.binary_program import NO_OPERAND, START, BinaryOps
 from pipejax.engine.batched.cost_rows import ZERO_ROW, CostRows, Leaves
 from pipejax.engine.batched.interpreter import num_threads, side_by_side
 from pipejax.engine.batched.interpreter_loops import LOOPS
 
 MAX_OPS = 700  # about a second of compilation
-MAX_OPS_WITH_COUNTS = 2560  # the same, where an op with k words counts as 1 + k
+MAX_WITH_COUNTS = 2560  # values and words of the ops: two seconds at most
 
 Code = list[list[int]]  # of each op: its operands, and the rows of lag and own cost
 Values = Float[Array, " batch"]
 Counts = Float[NumpyArray, "columns batch"]
 
+KernelWithCounts = Callable[[Leaves], tuple[Values, Counts]]
+
 # XLA's newer emitters cut a large function of several results into calls, which are no vectors
 IN_ONE_PIECE = LOOPS | {"xla_cpu_use_fusion_emitters": False}
+
+
+class BitFields(NamedTuple):
+    """The uses of each cost row on a path as bit fields of a few words.
+
+    Words add up as the uses do, all fields at once. It does not matter what a field carries over
+    into the next on the way, for those of a whole path fit.
+
+    Attributes:
+      once: (rows, words) what one use of a row adds.
+      places: of each row that has a field, the word, its lowest bit and its width.
+      least: (rows) uses that every path has; fields count those beyond.
+    """
+
+    once: UInt[NumpyArray, "rows words"]
+    places: dict[int, tuple[int, int, int]]
+    least: Int[NumpyArray, " rows"]
 
 
 def unrolled(ops: BinaryOps, rows: CostRows) -> Callable[[Leaves], Values]:
@@ -38,16 +58,24 @@ def unrolled(ops: BinaryOps, rows: CostRows) -> Callable[[Leaves], Values]:
 
 
 def unrolled_with_counts(
-    ops: BinaryOps, rows: CostRows
-) -> Callable[[Leaves], tuple[Values, Counts]]:
-    """The same with how often each column of the costs stands on the critical path."""
-    solve = jax.jit(
-        functools.partial(_with_counts, ops, rows), compiler_options=cpu_options(**IN_ONE_PIECE)
-    )
+    ops: BinaryOps, rows: CostRows, dtype: np.dtype
+) -> KernelWithCounts | None:
+    """The same with how often each column of the costs stands on the critical path.
+
+    None where it would take long to compile. Words are as wide as costs; where these would be too
+    many, they have 64 bits, which takes a fifth longer and compiles faster.
+    """
+    some = (bit_fields(ops, rows, bits) for bits in sorted({8 * dtype.itemsize, 64}))
+    few = (f for f in some if ops.num_ops * (1 + f.once.shape[1]) <= MAX_WITH_COUNTS)
+    if (fields := next(few, None)) is None:
+        return None
+    options = cpu_options(**IN_ONE_PIECE)
+    kernel = functools.partial(_with_counts, ops, rows, fields)
+    solve = jax.jit(kernel, compiler_options=options)
 
     def run(leaves: Leaves) -> tuple[Values, Counts]:
         pieces = rows.pieces({name: np.asarray(leaf) for name, leaf in leaves.items()})
-        size, dtype = max(map(len, pieces)), pieces[0].dtype
+        size = max(map(len, pieces))
         values, counts = np.empty(size, dtype), np.empty((rows.num_columns, size), dtype)
 
         def take(low: int, found: list[NumpyArray]) -> None:
@@ -56,7 +84,8 @@ def unrolled_with_counts(
             for column, uses in enumerate(columns, 1):
                 counts[column, low : low + len(uses)] = uses
 
-        side_by_side(solve, pieces, num_threads(ops.num_ops // 4, size), take)
+        with known(np.float64):  # for words of 64 bits
+            side_by_side(solve, pieces, num_threads(ops.num_ops // 4, size), take)
         return jnp.asarray(values), counts
 
     return run
@@ -67,10 +96,11 @@ def _makespans(ops: BinaryOps, rows: CostRows, leaves: Leaves) -> Values:
     return jnp.broadcast_to(makespan, (max(map(len, leaves.values())),))
 
 
-def _with_counts(ops: BinaryOps, rows: CostRows, pieces: tuple[Array, ...]) -> list[Array]:
+def _with_counts(
+    ops: BinaryOps, rows: CostRows, fields: BitFields, pieces: tuple[Array, ...]
+) -> list[Array]:
     """Makespans (batch) [s], and (batch) uses of each column but the first, that of no cost."""
     code, size, dtype = _code(ops, rows), max(map(len, pieces)), pieces[0].dtype
-    fields = bit_fields(ops, rows, 8 * dtype.itemsize)
 
     def solve(entries: list[Array]) -> list[Array]:
         makespan, second_wins = _forward(code, rows.sums(entries))
@@ -111,23 +141,6 @@ def _forward(code: Code, cost: list[Array]) -> tuple[Array, dict[int, Array]]:
 def _plus(value: Array, row: int, cost: list[Array]) -> Array:
     """Add a cost row; that of zeros adds nothing."""
     return value if row == ZERO_ROW else value + cost[row]
-
-
-class BitFields(NamedTuple):
-    """The uses of each cost row on a path as bit fields of a few words.
-
-    Words add up as the uses do, all fields at once. It does not matter what a field carries over
-    into the next on the way, for those of a whole path fit.
-
-    Attributes:
-      once: (rows, words) what one use of a row adds.
-      places: of each row that has a field, the word, its lowest bit and its width.
-      least: (rows) uses that every path has; fields count those beyond.
-    """
-
-    once: UInt[NumpyArray, "rows words"]
-    places: dict[int, tuple[int, int, int]]
-    least: Int[NumpyArray, " rows"]
 
 
 def bit_fields(ops: BinaryOps, rows: CostRows, bits: int) -> BitFields:
