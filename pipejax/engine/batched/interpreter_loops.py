@@ -295,11 +295,14 @@ def _path(
         # a copy of its own: what is read of the state is read before it is written to
         path = put_row(path, take_row(state, slot), Unsigned(0))
         here, weight = take_row(path, Unsigned(0)), _choice(choices, op)
-        share = here & weight if here.dtype == jnp.uint8 else here * weight
+        if here.dtype == jnp.uint8:
+            share, rest = here & weight, here & ~weight
+        else:
+            share, rest = here * weight, here * (1 - weight)
         on_path = put_row(on_path, here, row)
         on_path = put_row(on_path, share, row + Unsigned(1))
         state = put_row(state, take_row(state, other) + share, other)
-        state = put_row(state, take_row(state, one) + (here - share), one)
+        state = put_row(state, take_row(state, one) + rest, one)
         return put_row(state, jnp.zeros_like(here), slot), on_path, path
 
     path = jnp.zeros((2, on_path.shape[1]), on_path.dtype)
