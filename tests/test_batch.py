@@ -16,9 +16,11 @@ import pipejax as pj
 from benchmarks import compiled_simd
 from pipejax.base.machine import cpu_options
 from pipejax.costs.costs import unchecked_costs
-from pipejax.engine.batched import interpreter, makespans
+from pipejax.engine.batched import interpreter, makespans, unrolled as unrolled_form
 from pipejax.engine.batched.binary_program import (
     NEVER_SLOT,
+    NO_OPERAND,
+    START,
     backward_program,
     binary_ops,
     forward_program,
@@ -137,8 +139,8 @@ def test_unrolled_equals_interpreted(name, link, dyadic, monkeypatch):
         pj.makespans(program, costs, unroll=True, temperature=1.0)
     if dyadic:  # with ties: the same path is counted
         expected = pj.makespans_and_grad(program, costs)
-        for limit in ("MAX_OPS_WITH_COUNTS", "WORTH_UNROLLING"):
-            monkeypatch.setattr(makespans, limit, 10**4 if limit.startswith("MAX") else 0)
+        monkeypatch.setattr(unrolled_form, "MAX_WITH_COUNTS", 10**4)
+        monkeypatch.setattr(makespans, "WORTH_UNROLLING", 0)
         kernel, made = makespans.unrolled_with_counts, []
         monkeypatch.setattr(
             makespans, "unrolled_with_counts", lambda *given: made.append(1) or kernel(*given)
@@ -226,10 +228,38 @@ def test_single_precision_is_close():
         np.testing.assert_allclose(single, exact, rtol=1e-5)
 
 
+@pytest.mark.parametrize("bits", [8, 32])
+def test_bit_fields_hold_the_uses_of_every_path(bits):
+    """All paths of a small program one by one: words are sums, and read back give the uses."""
+    table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=3)
+    program, costs = pj.lower(table, step_end=False), batch_of(table, 1, 0)
+    ops, rows = binary_ops(program), cost_rows(program, costs)
+    fields = unrolled_form.bit_fields(ops, rows, bits)
+    assert (fields.once.shape[1] > 1) == (bits == 8)
+    row, num_rows = rows.row_of_position, len(rows.terms)
+
+    def with_uses(paths, *used):
+        more = np.bincount(used, minlength=num_rows)
+        return {tuple((np.array(path) + more).tolist()) for path in paths}
+
+    paths = {START: {(0,) * num_rows}, NO_OPERAND: set()}
+    for op, (first, second) in enumerate(zip(ops.first, ops.second, strict=True)):
+        over_second = with_uses(paths[second], row[ops.lag[op]])
+        paths[op] = with_uses(paths[first] | over_second, row[ops.own[op]])
+    for path in paths[ops.num_ops - 1]:
+        beyond = np.array(path) - fields.least
+        words = beyond @ fields.once.astype(np.int64)
+        assert words.max() < 1 << bits
+        for used, (word, bit, width) in fields.places.items():
+            assert words[word] >> bit & ((1 << width) - 1) == beyond[used]
+        others = np.setdiff1d(np.arange(1, num_rows), list(fields.places))
+        assert not beyond[others].any()
+
+
 @pytest.mark.parametrize("unroll", [False, True])
 def test_arrays_may_change_after_the_call(unroll, monkeypatch):
     """A kernel that still runs must not see it, where JAX reads the caller's own memory."""
-    monkeypatch.setattr(interpreter, "_num_threads", lambda *_: 1)  # threads are waited for anyway
+    monkeypatch.setattr(interpreter, "num_threads", lambda *_: 1)  # threads are waited for anyway
     program = pj.lower(pj.schedules.build("1f1b", num_workers=8, num_microbatches=32))
     size = 100_000
     memory = np.ones(size + 16, np.float32)
@@ -448,15 +478,16 @@ def test_an_accelerator_takes_one_wide_tile(monkeypatch):
 
 
 def test_a_cost_may_stand_on_the_path_more_often_than_a_byte_counts():
-    table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=700)
+    table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=1400)
     costs = pj.Costs(forward=np.array([1.0, 2.0]), backward=2.0)
     values, counts = pj.makespans_and_grad(pj.lower(table), costs)
-    assert values.tolist() == [2100.0, 2800.0]
-    assert counts.forward.tolist() == counts.backward.tolist() == [700.0, 700.0]
+    assert values.tolist() == [4200.0, 5600.0]
+    assert counts.forward.tolist() == counts.backward.tolist() == [1400.0, 1400.0]
     program = pj.lower(table)
     back = backward_program(binary_ops(program), cost_rows(program, costs))
-    runs = back.runs[: int(back.num_runs)]
-    assert len(runs) == 8  # 700 uses of two costs, one each of A and U
+    runs = back.runs[: int(back.starts[-1])]
+    # two stretches of ops: 1400 uses of F and 648 of B, then 752 of B and one each of A and U
+    assert len(runs) == 6 + 3 + 3 + 2
     assert (runs[:, 2] - runs[:, 1]).max() == 255
 
 

@@ -30,7 +30,6 @@ Unsigned = jax.numpy.uint32  # an index without a sign needs no test for being n
 GROUP = 8  # ops of one iteration; their choices fill a byte
 BUCKETS = 8  # sizes grow by this factor from bucket to bucket
 LEAST_OPS, LEAST_SLOTS, LEAST_ROWS = 512, 128, 64
-ALWAYS, CHOICE, NOT_CHOICE = 0, 1, 2
 MAX_RUN = 255  # uses that one byte can count
 STRETCH = 2048  # ops whose uses are counted together: their part of the path stays in cache
 
@@ -189,25 +188,22 @@ class ForwardProgram:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BackwardProgram:
-    """The same program for counting costs on the critical path, from the last op to the first.
+    """The uses of costs, for counting those on the critical path, from the last op to the first.
+
+    Ops are taken in stretches of `STRETCH`, each with two rows for every op: whether it is on the
+    path, and whether the path goes on over its second operand.
 
     Attributes:
-      edges: (edges, 3) op that reads, op that is read, and whether the choice or its opposite
-        says that the path goes there.
-      num_edges: edges without padding.
-      num_ops: ops without padding.
-      uses: (uses, 2) op that uses a cost, and whether the choice says that it counts; by row
-        within a stretch of ops.
+      uses: (uses) row of a stretch that says whether a cost counts; by cost row within a stretch.
       runs: (runs, 3) row of costs, and its first use and the one after its last in `uses`.
-      num_runs: runs without padding.
+      starts: (stretches + 1) first run of each stretch, and the end of the last.
+      num_ops: ops without padding.
     """
 
-    edges: UIntArray
-    num_edges: UIntArray
-    num_ops: UIntArray
     uses: UIntArray
     runs: UIntArray
-    num_runs: UIntArray
+    starts: UIntArray
+    num_ops: UIntArray
 
 
 jax.tree_util.register_dataclass(ForwardProgram)
@@ -259,41 +255,31 @@ def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
 
 
 def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
-    """Encode the edges and the uses of costs as data.
+    """Encode the uses of costs as data.
 
-    Edges stand from the last op to the first, those of one op side by side: when they are
-    reached, all readers of the op have handed the path on to it. The edge to the second operand
-    holds where the choice is set, that to the first where it is not; edges to the source and to
-    nothing lead nowhere and are left out. A node's own cost counts whenever its op is on the path,
-    a lag only where the path goes on over it. Uses are sorted by row within stretches of ops, so
-    that a stretch's part of the path stays in cache, and cut into runs that a byte can count.
+    A node's own cost counts whenever its op is on the path, a lag only where the path goes on over
+    it. Uses are sorted by row within stretches of ops, so that a stretch's part of the path stays
+    in cache, and cut into runs that a byte can count.
     """
-    number = np.arange(ops.num_ops)[::-1]
-    edges = np.stack(
-        [
-            np.stack([number, operand[number], np.full(ops.num_ops, says)], axis=1)
-            for operand, says in ((ops.first, NOT_CHOICE), (ops.second, CHOICE))
-        ],
-        axis=1,
-    ).reshape(-1, 3)
-    edges = edges[edges[:, 1] >= 0]
     # every op twice: with its own cost, then with its lag
     row = rows.row_of_position
     used = np.concatenate([row[ops.own], row[ops.lag]])
-    uses = np.stack(
-        [np.tile(np.arange(ops.num_ops), 2), np.repeat([ALWAYS, CHOICE], ops.num_ops)], axis=1
-    )
-    order = np.lexsort((used, uses[:, 0] // STRETCH))
+    stretch, place = np.divmod(np.tile(np.arange(ops.num_ops), 2), STRETCH)
+    order = np.lexsort((used, stretch))
     order = order[used[order] != ZERO_ROW]
-    runs = _runs(used[order])
-    most = 2 * bucket(ops.num_ops, LEAST_OPS)  # two operands and two costs of each op
+    # op k of a stretch has rows 2 k and 2 k + 1
+    uses = 2 * place + np.repeat([0, 1], ops.num_ops)
+    # one row's uses at the end of a stretch and at the start of the next are no run
+    runs = _runs(used[order] + len(rows.terms) * stretch[order])
+    of_stretch, runs[:, 0] = np.divmod(runs[:, 0], len(rows.terms))
+    padded_ops = bucket(ops.num_ops, LEAST_OPS)
+    stretches = -(-padded_ops // STRETCH)
+    starts = np.searchsorted(of_stretch, np.arange(stretches + 1))
     return BackwardProgram(
-        edges=padded(edges, most),
-        num_edges=np.array(len(edges), Unsigned),
+        uses=padded(uses[order, None], 2 * padded_ops)[:, 0],  # two costs of each op
+        runs=padded(runs, bucket(len(runs), padded_ops)),
+        starts=starts.astype(Unsigned),
         num_ops=np.array(ops.num_ops, Unsigned),
-        uses=padded(uses[order], most),
-        runs=padded(runs, bucket(len(runs), most // 2)),
-        num_runs=np.array(len(runs), Unsigned),
     )
 
 

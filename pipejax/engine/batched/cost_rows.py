@@ -75,7 +75,7 @@ class CostRows:
 
     def sums(self, entries: Sequence[Float[Array, " #batch"]]) -> list[Float[Array, " #batch"]]:
         """Add up the rows from the columns of the matrix without the first, that of zeros."""
-        columns = [jnp.zeros(1, entries[0].dtype), *entries]
+        columns = [jnp.zeros((1,) * entries[0].ndim, entries[0].dtype), *entries]
         parts = ([columns[k] for k in pair if k] or columns[:1] for pair in self.terms.tolist())
         return [sum(others, first) for first, *others in parts]
 

@@ -35,6 +35,7 @@ from pipejax.engine.batched.levels import LevelProgram, values_by_level
 Counts = Num[Array, "columns batch"] | Num[NumpyArray, "columns batch"]
 Pieces = tuple[Float[NumpyArray, "_ _"] | Float[Array, "_ _"], ...]
 Solved = TypeVar("Solved")
+Taken = TypeVar("Taken")
 Result = tuple[Float[Array, " batch"], Counts | None]
 
 # configurations in a row of the state: shorter loops are written out number by number before anyone
@@ -65,28 +66,48 @@ def interpreted_makespans(
         return _in_trace(task, pieces)
     if over is not None:
         return _compiled(over, tuple(len(piece) == 1 for piece in pieces))(task, pieces)
-    run, threads = functools.partial(_compiled(), task), _num_threads(task, pieces)
-    return run(pieces) if threads <= 1 else _side_by_side(run, pieces, threads)
+    run = functools.partial(_compiled(), task)
+    program = task if isinstance(task, LevelProgram) else task.forward
+    threads = num_threads(len(program.code), max(map(len, pieces)))
+    if threads <= 1:
+        return run(pieces)
+    parts = side_by_side(run, pieces, threads, lambda _, found: found)
+    values, counts = jax.tree.map(lambda *arrays: np.concatenate(arrays, axis=-1), *parts)
+    return jnp.asarray(values), counts
 
 
-def _side_by_side(run: Callable[[Pieces], Result], pieces: Pieces, threads: int) -> Result:
-    """Run parts of a batch in parallel threads.
+def side_by_side(
+    run: Callable[[Pieces], Any],
+    pieces: Pieces,
+    threads: int,
+    take: Callable[[int, Any], Taken],
+) -> list[Taken]:
+    """Run parts of a batch in parallel threads, and let each take what it found.
 
     On a CPU, loops of one computation do not run in parallel, but two computations do.
+
+    Args:
+      run: finds arrays of a part, whose last axis is that of configurations.
+      pieces: costs.
+      threads: how many.
+      take: of a part's first configuration, and the part's arrays as NumPy's.
+
+    Returns:
+      what is taken, in the order of the batch.
     """
     size = max(map(len, pieces))
     part = -(-size // threads)
     exact = bool(jax.config.read("jax_enable_x64"))  # a context of this thread, not of the others
 
-    def work(low: int) -> Any:
+    def work(low: int) -> Taken:
         first = min(low, size - part)  # parts are of one size, and the last has some once more
         cut = tuple(p[first : first + part] if len(p) > 1 else p for p in pieces)
         with jax.enable_x64(exact):
-            return jax.tree.map(lambda array: np.asarray(array)[..., low - first :], run(cut))
+            found = jax.tree.map(lambda array: np.asarray(array)[..., low - first :], run(cut))
+            return take(low, found)
 
-    parts = _pool().map(work, range(0, size, part))
-    values, counts = jax.tree.map(lambda *arrays: np.concatenate(arrays, axis=-1), *parts)
-    return jnp.asarray(values), counts
+    places = range(0, size, part)
+    return list(_pool().map(work, places) if threads > 1 else map(work, places))
 
 
 @functools.cache
@@ -94,13 +115,11 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="pipejax")
 
 
-def _num_threads(task: Task | LevelProgram, pieces: Pieces) -> int:
+def num_threads(num_ops: int, size: int) -> int:
     """Number of threads for a batch, equal for programs and batches that share a compilation."""
     if jax.default_backend() != "cpu" or jax.local_device_count() > 1:
         return 1
-    size = max(map(len, pieces))
-    program = task if isinstance(task, LevelProgram) else task.forward
-    parts = min(len(program.code) * size // MIN_WORK, size // LANES)
+    parts = min(num_ops * size // MIN_WORK, size // LANES)
     return max(1, min(os.cpu_count() or 1, parts))
 
 
@@ -147,7 +166,7 @@ def _run(task: Task | LevelProgram, pieces: tuple[Array, ...], *, plain: bool = 
         if backward is None:
             return values.reshape(-1), None
         choices = choices.reshape(len(choices), -1)
-        return values.reshape(-1), call(backward_pass)(task.forward.terms, backward, choices)
+        return values.reshape(-1), call(backward_pass)(task.forward, backward, choices)
 
     found = _in_blocks(solve, size=max(size, block), block=block)
     cut: tuple[Array, Array | None] = jax.tree.map(lambda array: array[..., :size], found)
@@ -207,7 +226,7 @@ def _block(task: Task, size: int, dtype: np.dtype, plain: bool) -> tuple[int, in
     As many as fit beside the choices and paths of all ops, in blocks of one size. Plain loops take
     one wide tile: accelerators run its lanes in threads as CPUs do in vectors.
     """
-    bits = 3 if task.temperature is None else 2 * 8 * dtype.itemsize  # of an op, a configuration
+    bits = 3 if task.temperature is None else 3 * 8 * dtype.itemsize  # of an op, a configuration
     room = (ACCELERATOR_BYTES if plain else CHOICE_BYTES) * 8 // (bits * len(task.forward.code))
     if plain:
         most = size if task.backward is None else min(size, room)

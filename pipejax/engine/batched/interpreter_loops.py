@@ -27,11 +27,11 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from pipejax.base.array_types import Array, NumpyArray
 from pipejax.base.machine import Options
 from pipejax.engine.batched.binary_program import (
-    ALWAYS,
-    CHOICE,
     GROUP,
     NEVER_SLOT,
+    STRETCH,
     BackwardProgram,
+    ForwardProgram,
     Task,
     UIntArray,
     Unsigned,
@@ -208,7 +208,7 @@ def _maximum(one: Array, other: Array, temperature: Array | float | None) -> tup
 # of reverse mode:
 #
 # 1. the last op is on the path;
-# 2. from the last op to the first, "on the path" goes along the edges that the choices say;
+# 2. from the last op to the first, "on the path" goes to the operands that the choices say;
 # 3. a cost counts for every op on the path that uses it.
 #
 # Example: op 2 = max(op 0, op 1 + lag) waited for op 1 in configurations 1 and 3 of eight.
@@ -218,11 +218,12 @@ def _maximum(one: Array, other: Array, temperature: Array | float | None) -> tup
 #     path of op 1        0 0 0 0 1 0 1 0     path & choice;    here the lag counts once
 #     path of op 0        1 1 1 1 0 1 0 1     path & ~choice
 #
-# `_bit_rows` makes such bytes from the forward pass's, whose bits are eight ops of a configuration.
+# An op's path stands in the slot that its value had, from its last reader on, which comes first
+# here, to the op itself. Operands that are nothing or the source have slots that nobody reads.
 
 
 def counts_on_path(
-    terms: Array,
+    program: ForwardProgram,
     backward: BackwardProgram,
     choices: Array,
     *,
@@ -233,94 +234,105 @@ def counts_on_path(
 
     Returns (columns, configurations) counts; for smooth maxima, fractional ones.
     """
-    exact = choices.dtype == jnp.uint8
-    weights = _bit_rows(choices, backward.num_ops) if exact else choices
-    path = _path(backward, weights)
-    return _counts(terms, backward, weights, path, num_columns, dtype)
+    is_bits = choices.dtype == jnp.uint8
+    width = choices.shape[1] // (BITS if is_bits else 1)
+    length = min(STRETCH, len(program.code))
+    slot = jax.lax.broadcasted_iota(Unsigned, (program.num_slots, width), 0)
+    last = jnp.where(slot == program.last, 255 if is_bits else 1, 0).astype(choices.dtype)
+    num_stretches = (backward.num_ops + Unsigned(length - 1)) // Unsigned(length)
+
+    def stretch(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        state, on_path, counts = carry
+        s = num_stretches - Unsigned(1) - k
+        first = s * Unsigned(length)
+        end = jnp.minimum(first + Unsigned(length), backward.num_ops)
+        state, on_path = _path(program, choices, state, on_path, first, end)
+        return state, on_path, _counts(program.terms, backward, on_path, counts, s)
+
+    start = (
+        last,
+        jnp.zeros((2 * length, width), choices.dtype),
+        jnp.zeros((num_columns, choices.shape[1]), dtype),
+    )
+    _, _, counts = count_up(0, num_stretches, stretch, start)
+    return counts
 
 
-def _bit_rows(choices: Array, num_ops: Number) -> Array:
-    """Transpose bytes: from eight ops of a configuration to eight configurations of an op.
+def _choice(choices: Array, op: Array) -> Array:
+    """Weights (1, width) of the second operand of an op; exact ones as bits.
 
-    Bit i of byte j belongs to configuration i * bytes + j: the eighths of a row are put on top of
-    each other, which needs no shuffle across lanes. `_counts` unpacks them the same way.
+    Bytes are transposed, from eight ops of a configuration to eight configurations of an op. Bit i
+    of byte j belongs to configuration i * bytes + j: the eighths of a row are put on top of each
+    other, which needs no shuffle across lanes. `_counts` unpacks them the same way.
     """
+    if choices.dtype != jnp.uint8:
+        return take_row(choices, op)
     width = choices.shape[1] // BITS
-
-    def step(k: Array, rows: Array) -> Array:
-        row = take_row(choices, k // Unsigned(GROUP))
-        mask = (Unsigned(1) << (k % Unsigned(GROUP))).astype(jnp.uint8)
-        bits = jnp.zeros((1, width), jnp.uint8)
-        for i in range(BITS):
-            is_set = row[:, i * width : (i + 1) * width] & mask != 0
-            bits |= jax.lax.select(is_set, jnp.full_like(bits, 1 << i), jnp.zeros_like(bits))
-        return put_row(rows, bits, k)
-
-    empty = jnp.zeros((len(choices) * GROUP, width), jnp.uint8)
-    return count_up(0, num_ops, step, empty)
+    row = take_row(choices, op // Unsigned(GROUP))
+    mask = (Unsigned(1) << (op % Unsigned(GROUP))).astype(jnp.uint8)
+    bits = jnp.zeros((1, width), jnp.uint8)
+    for i in range(BITS):
+        is_set = row[:, i * width : (i + 1) * width] & mask != 0
+        bits |= jax.lax.select(is_set, jnp.full_like(bits, 1 << i), jnp.zeros_like(bits))
+    return bits
 
 
-def _share(path: Array, weight: Array, says: Array) -> Array:
-    """Part (lanes) of a path that follows a choice, its opposite, or both."""
-    if path.dtype == jnp.uint8:
-        # weight ^ 0 is the choice, weight ^ 255 its opposite, and "always" sets all bits
-        always = jnp.where(says == ALWAYS, 255, 0).astype(jnp.uint8)
-        opposite = jnp.where(says == CHOICE, 0, 255).astype(jnp.uint8)
-        return path & ((weight ^ opposite) | always)
-    # weight, 1 - weight or 1, as a straight line
-    slope = jnp.where(says == ALWAYS, 0, jnp.where(says == CHOICE, 1, -1)).astype(path.dtype)
-    start = jnp.where(says == CHOICE, 0, 1).astype(path.dtype)
-    return path * (start + slope * weight)
+def _path(
+    program: ForwardProgram, choices: Array, state: Array, on_path: Array, first: Array, end: Array
+) -> tuple[Array, Array]:
+    """Hand "is on the critical path" on from the ops of a stretch to their operands.
 
-
-def _path(backward: BackwardProgram, weights: Array) -> Array:
-    """Propagate "is on the critical path" from the last op back along the edges: (ops, lanes).
-
-    An op's readers all come after it, so its own bit is complete when its edges are reached. With
-    exact maxima at most one reader sets the bit, since a configuration has one path: adding is the
-    same as setting.
+    Returns (slots, width) paths of the ops before the stretch, and (2 x ops of a stretch, width)
+    rows of each op: its path, and the part of it that goes on over the second operand. With exact
+    maxima at most one reader sets a bit, since a configuration has one path: adding is setting.
     """
-    on = weights.dtype.type(255 if weights.dtype == jnp.uint8 else 1)
 
-    def step(e: Array, path: Array) -> Array:
-        reader, read, says = (backward.edges[e, c] for c in range(3))
-        share = _share(take_row(path, reader), take_row(weights, reader), says)
-        return put_row(path, take_row(path, read) + share, read)
+    def step(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        state, on_path, path = carry
+        op = end - Unsigned(1) - k
+        one, other, slot = (program.code[op, c] for c in range(3))
+        row = Unsigned(2) * (op - first)
+        # a copy of its own: what is read of the state is read before it is written to
+        path = put_row(path, take_row(state, slot), Unsigned(0))
+        here, weight = take_row(path, Unsigned(0)), _choice(choices, op)
+        if here.dtype == jnp.uint8:
+            share, rest = here & weight, here & ~weight
+        else:
+            share, rest = here * weight, here * (1 - weight)
+        on_path = put_row(on_path, here, row)
+        on_path = put_row(on_path, share, row + Unsigned(1))
+        state = put_row(state, take_row(state, other) + share, other)
+        state = put_row(state, take_row(state, one) + rest, one)
+        return put_row(state, jnp.zeros_like(here), slot), on_path, path
 
-    op = jax.lax.broadcasted_iota(Unsigned, weights.shape, 0)
-    start = jnp.where(op == backward.num_ops - Unsigned(1), on, on * 0)
-    return count_up(0, backward.num_edges, step, start)
+    path = jnp.zeros((2, on_path.shape[1]), on_path.dtype)
+    state, on_path, _ = count_up(0, end - first, step, (state, on_path, path))
+    return state, on_path
 
 
 def _counts(
-    terms: Array,
-    backward: BackwardProgram,
-    weights: Array,
-    path: Array,
-    num_columns: int,
-    dtype: np.dtype[Any],
+    terms: UIntArray, backward: BackwardProgram, on_path: Array, counts: Array, stretch: Array
 ) -> Array:
     """Add up the uses of each column, by rows: (columns, configurations); 0 is no cost.
 
     Bits are counted in bytes, a run of uses of one row at a time, and no run is longer than a byte
     can count; runs are added up in the wider type of the result.
     """
-    is_bits = weights.dtype == jnp.uint8
+    is_bits = on_path.dtype == jnp.uint8
     # row i of the parts takes bit i of every byte, that is configurations i * width to (i + 1) *
-    # width - 1 (see `_bit_rows`), so the parts in a row are in the order of the batch
-    parts = (BITS if is_bits else 1, weights.shape[1])
+    # width - 1 (see `_choice`), so the parts in a row are in the order of the batch
+    parts = (BITS if is_bits else 1, on_path.shape[1])
     bit = jnp.uint8(1) << jax.lax.broadcasted_iota(jnp.uint8, parts, 0)
 
     def run(r: Array, counts: Array) -> Array:
         row, first, end = (backward.runs[r, c] for c in range(3))
 
         def use(k: Array, total: Array) -> Array:
-            op, says = backward.uses[k, 0], backward.uses[k, 1]
-            share = _share(take_row(path, op), take_row(weights, op), says)
+            share = take_row(on_path, backward.uses[k])
             return total + (jnp.minimum(share & bit, 1) if is_bits else share)
 
-        total = count_up(first, end, use, jnp.zeros(parts, weights.dtype))
-        new = total.astype(dtype).reshape(1, -1)
+        total = count_up(first, end, use, jnp.zeros(parts, on_path.dtype))
+        new = total.astype(counts.dtype).reshape(1, -1)
 
         def term(k: Array, counts: Array) -> Array:
             column = terms[row, k]
@@ -328,5 +340,4 @@ def _counts(
 
         return count_up(0, 2, term, counts)
 
-    empty = jnp.zeros((num_columns, parts[0] * parts[1]), dtype)
-    return count_up(0, backward.num_runs, run, empty)
+    return count_up(backward.starts[stretch], backward.starts[stretch + Unsigned(1)], run, counts)

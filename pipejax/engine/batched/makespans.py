@@ -54,7 +54,7 @@ from pipejax.engine.batched.interpreter import (
 from pipejax.engine.batched.levels import LevelProgram, level_program
 from pipejax.engine.batched.unrolled import (
     MAX_OPS,
-    MAX_OPS_WITH_COUNTS,
+    KernelWithCounts,
     unrolled,
     unrolled_with_counts,
 )
@@ -98,9 +98,10 @@ class _Plan:
         return unrolled(self.ops, self.rows)
 
     @functools.cached_property
-    def unrolled_with_counts(self) -> Callable[[Leaves], tuple[Values, Array]]:
-        """The same with its backward pass."""
-        return unrolled_with_counts(self.ops, self.rows)
+    def unrolled_with_counts(self) -> dict[np.dtype, KernelWithCounts | None]:
+        """By the type of costs: the same with how often each cost is on the path, or None."""
+        dtypes = (np.dtype(np.float32), np.dtype(np.float64))
+        return {dtype: unrolled_with_counts(self.ops, self.rows, dtype) for dtype in dtypes}
 
 
 # a plan holds no program, so that a program which nobody else holds goes, and its plans with it
@@ -407,7 +408,8 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
 def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tuple[Values, Leaves]:
     """Solve a batch of numbers in the fastest way."""
     plan, size = problem.plan, max(map(len, leaves.values()))
-    unroll = _unrolls(problem, size, with_counts)
+    dtype = next(iter(leaves.values())).dtype
+    unroll = _unrolls(problem, size, dtype, with_counts)
     by_level = not with_counts and _goes_by_level(problem, size)
     found: list[tuple[Values, Counts | None]] = []
     results = len(plan.rows.terms) if with_counts else 0
@@ -415,8 +417,8 @@ def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
         counts: Counts | None = None
         if unroll and not with_counts:
             values = plan.unrolled(part)
-        elif unroll and over is None:
-            values, counts = plan.unrolled_with_counts(part)
+        elif unroll and over is None and (kernel := plan.unrolled_with_counts[dtype]):
+            values, counts = kernel(part)
         else:
             pieces = _pieces(plan.rows, part, count, over)
             task = (by_level and plan.levels) or problem.task(with_counts)
@@ -458,7 +460,7 @@ def _parts(
         yield placed, count, over
 
 
-def _unrolls(problem: _Problem, size: int, with_counts: bool) -> bool:
+def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -> bool:
     """Decide whether to compile a kernel for this program."""
     if with_counts and (problem.unroll is False or jax.default_backend() != "cpu"):
         return False
@@ -467,8 +469,10 @@ def _unrolls(problem: _Problem, size: int, with_counts: bool) -> bool:
     num_ops = problem.plan.ops.num_ops
     # costs that differ by microbatch are read once each: a kernel of its own has nothing to keep
     shares = 2 * problem.plan.rows.num_columns <= num_ops
-    few = shares and num_ops <= (MAX_OPS_WITH_COUNTS if with_counts else MAX_OPS)
-    return problem.temperature is None and few and size * num_ops >= WORTH_UNROLLING
+    pays = shares and num_ops <= MAX_OPS and size * num_ops >= WORTH_UNROLLING
+    if problem.temperature is not None or not pays:
+        return False
+    return not with_counts or problem.plan.unrolled_with_counts[dtype] is not None
 
 
 def _goes_by_level(problem: _Problem, size: int) -> bool:

@@ -2,29 +2,54 @@
 
 XLA fuses the whole program into a single pass over the batch, which it also splits over the cores.
 That is the fastest form, but its compile time grows with the program; `interpreter.py` takes over
-where it would be too long. With the counts of the backward pass the code of an iteration soon
-outgrows the cache of instructions, and then is no faster than the interpreter.
+where it would be too long. There is no backward pass here: how often each cost stands on the
+longest path so far goes along with every value, all counts as bit fields of a few words.
 """
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.base.array_types import Array, Float
-from pipejax.base.compiled import compiled
+from pipejax.base.array_types import Array, Float, Int, NumpyArray, UInt
 from pipejax.base.machine import cpu_options
+from pipejax.costs.precision import known
 from pipejax.engine.batched.binary_program import NO_OPERAND, START, BinaryOps
 from pipejax.engine.batched.cost_rows import ZERO_ROW, CostRows, Leaves
+from pipejax.engine.batched.interpreter import num_threads, side_by_side
 from pipejax.engine.batched.interpreter_loops import LOOPS
 
 MAX_OPS = 700  # about a second of compilation
-MAX_OPS_WITH_COUNTS = 192  # the same; and at 512 the interpreter is as fast
+MAX_WITH_COUNTS = 1280  # values and words of the ops: about a second
 
 Code = list[list[int]]  # of each op: its operands, and the rows of lag and own cost
 Values = Float[Array, " batch"]
+Counts = Float[NumpyArray, "columns batch"]
+
+KernelWithCounts = Callable[[Leaves], tuple[Values, Counts]]
+
+# XLA's newer emitters cut a large function of several results into calls, which are no vectors
+IN_ONE_PIECE = LOOPS | {"xla_cpu_use_fusion_emitters": False}
+
+
+class BitFields(NamedTuple):
+    """The uses of each cost row on a path as bit fields of a few words.
+
+    Words add up as the uses do, all fields at once. It does not matter what a field carries over
+    into the next on the way, for those of a whole path fit.
+
+    Attributes:
+      once: (rows, words) what one use of a row adds.
+      places: of each row that has a field, the word, its lowest bit and its width.
+      least: (rows) uses that every path has; fields count those beyond.
+    """
+
+    once: UInt[NumpyArray, "rows words"]
+    places: dict[int, tuple[int, int, int]]
+    least: Int[NumpyArray, " rows"]
 
 
 def unrolled(ops: BinaryOps, rows: CostRows) -> Callable[[Leaves], Values]:
@@ -33,27 +58,37 @@ def unrolled(ops: BinaryOps, rows: CostRows) -> Callable[[Leaves], Values]:
 
 
 def unrolled_with_counts(
-    ops: BinaryOps, rows: CostRows
-) -> Callable[[Leaves], tuple[Values, Float[Array, "columns batch"]]]:
+    ops: BinaryOps, rows: CostRows, dtype: np.dtype
+) -> KernelWithCounts | None:
     """The same with how often each column of the costs stands on the critical path.
 
-    The costs are first laid out column by column: whether LLVM makes vectors of a kernel that reads
-    them in strides, and writes as many rows, is a matter of luck.
+    None where it would take long to compile. Words are as wide as costs; where these would be too
+    many, they have 64 bits, which takes a fifth longer and compiles faster.
     """
-    run = jax.jit(functools.partial(_with_counts, ops, rows), compiler_options=cpu_options(**LOOPS))
+    some = (bit_fields(ops, rows, bits) for bits in sorted({8 * dtype.itemsize, 64}))
+    few = (f for f in some if ops.num_ops * (1 + f.once.shape[1]) <= MAX_WITH_COUNTS)
+    if (fields := next(few, None)) is None:
+        return None
+    options = cpu_options(**IN_ONE_PIECE)
+    kernel = functools.partial(_with_counts, ops, rows, fields)
+    solve = jax.jit(kernel, compiler_options=options)
 
-    def solve(leaves: Leaves) -> tuple[Values, Float[Array, "columns batch"]]:
+    def run(leaves: Leaves) -> tuple[Values, Counts]:
         pieces = rows.pieces({name: np.asarray(leaf) for name, leaf in leaves.items()})
-        moved = iter(_transposed(tuple(piece for piece in pieces if piece.shape[1] > 1)))
-        columns = (piece.T if piece.shape[1] == 1 else next(moved) for piece in pieces)
-        return run(tuple(columns))
+        size = max(map(len, pieces))
+        values, counts = np.empty(size, dtype), np.empty((rows.num_columns, size), dtype)
 
-    return solve
+        def take(low: int, found: list[NumpyArray]) -> None:
+            makespans, *columns = found
+            values[low : low + len(makespans)] = makespans
+            for column, uses in enumerate(columns, 1):
+                counts[column, low : low + len(uses)] = uses
 
+        with known(np.float64):  # for words of 64 bits
+            side_by_side(solve, pieces, num_threads(ops.num_ops // 4, size), take)
+        return jnp.asarray(values), counts
 
-@compiled
-def _transposed(pieces: tuple[Array, ...]) -> tuple[Array, ...]:
-    return tuple(piece.T for piece in pieces)
+    return run
 
 
 def _makespans(ops: BinaryOps, rows: CostRows, leaves: Leaves) -> Values:
@@ -62,18 +97,22 @@ def _makespans(ops: BinaryOps, rows: CostRows, leaves: Leaves) -> Values:
 
 
 def _with_counts(
-    ops: BinaryOps, rows: CostRows, columns: tuple[Array, ...]
-) -> tuple[Values, Float[Array, "columns batch"]]:
-    code, size = _code(ops, rows), max(piece.shape[1] for piece in columns)
-    sums = rows.sums([column for piece in columns for column in piece])
-    cost = [jnp.broadcast_to(row, (size,)) for row in sums]
+    ops: BinaryOps, rows: CostRows, fields: BitFields, pieces: tuple[Array, ...]
+) -> list[Array]:
+    """Makespans (batch) [s], and (batch) uses of each column but the first, that of no cost."""
+    code, size, dtype = _code(ops, rows), max(map(len, pieces)), pieces[0].dtype
 
-    def solve(cost: list[Array]) -> list[Array]:
-        makespan, second_wins = _forward(code, cost)
-        return [makespan, *_backward(code, second_wins, rows, makespan.dtype)]
+    def solve(entries: list[Array]) -> list[Array]:
+        makespan, second_wins = _forward(code, rows.sums(entries))
+        uses = _uses(_words(code, second_wins, fields), fields, dtype)
+        of_column = [jnp.zeros((), dtype)] * rows.num_columns
+        for row, pair in enumerate(rows.terms.tolist()):
+            for column in filter(None, pair):  # column 0 is no cost
+                of_column[column] += uses[row]
+        return [makespan, *of_column[1:]]
 
-    makespan, *counts = _at_once(solve, cost, 1 + rows.num_columns)
-    return makespan, jnp.stack(counts)
+    entries = [jnp.broadcast_to(column, (size,)) for piece in pieces for column in piece.T]
+    return _at_once(solve, entries)
 
 
 def _code(ops: BinaryOps, rows: CostRows) -> Code:
@@ -104,52 +143,81 @@ def _plus(value: Array, row: int, cost: list[Array]) -> Array:
     return value if row == ZERO_ROW else value + cost[row]
 
 
-def _backward(
-    code: Code, second_wins: dict[int, Array], rows: CostRows, dtype: np.dtype
-) -> list[Array]:
-    """Count the uses of each column on the critical path, from the last op to the first."""
-    counts = [jnp.zeros((), dtype)] * rows.num_columns
-    on_path = {len(code) - 1: jnp.array(True)}
+def bit_fields(ops: BinaryOps, rows: CostRows, bits: int) -> BitFields:
+    """Fit the uses of every row, as many as any path may have, into words of so many bits."""
+    code, num_rows = _code(ops, rows), len(rows.terms)
+    one = np.eye(num_rows, dtype=np.int64)
+    one[ZERO_ROW] = 0
+    low, high = {START: one[ZERO_ROW]}, {START: one[ZERO_ROW]}
+    for op, (first, second, lag, own) in enumerate(code):
+        ways = [(first, ZERO_ROW), (second, lag)]
+        for ends, extreme in ((low, np.minimum), (high, np.maximum)):
+            found = [ends[operand] + one[row] for operand, row in ways if operand != NO_OPERAND]
+            ends[op] = functools.reduce(extreme, found) + one[own]
+    least = low[len(code) - 1]
+    places: dict[int, tuple[int, int, int]] = {}
+    word = bit = 0
+    for row, more in enumerate((high[len(code) - 1] - least).tolist()):
+        width = more.bit_length()
+        if bit + width > bits:
+            word, bit = word + 1, 0
+        if width:
+            places[row] = (word, bit, width)
+        bit += width
+    once = np.zeros((num_rows, word + 1), f"u{bits // 8}")
+    for row, (word, bit, _) in places.items():
+        once[row, word] = 1 << bit
+    return BitFields(once, places, least)
 
-    def use(row: int, here: Array) -> None:
-        for column in filter(None, rows.terms[row].tolist()):  # column 0 is no cost
-            counts[column] = jax.lax.select(here, counts[column] + 1, counts[column])
 
-    def go_on(operand: int, here: Array) -> None:
-        on_path[operand] = on_path[operand] | here if operand in on_path else here
+def _words(code: Code, second_wins: dict[int, Array], fields: BitFields) -> list[Array]:
+    """Add up the words of the critical path.
 
-    for op in reversed(range(len(code))):
-        if op not in on_path:
-            continue
-        here, (first, second, lag, own) = on_path.pop(op), code[op]
-        use(own, here)
+    Those of the path over first operands alone are known. An op's words say how far they are from
+    these, and change only where an op waits for its second operand.
+    """
+    once, num_words = fields.once, fields.once.shape[1]
+    known = {START: once[ZERO_ROW]}
+    apart = {START: [jnp.zeros((), once.dtype)] * num_words}
+    for op, (first, second, lag, own) in enumerate(code):
         if second == NO_OPERAND:
-            go_on(first, here)
-            continue
-        over_second = here & second_wins[op] if op in second_wins else here
-        use(lag, over_second)
-        go_on(second, over_second)
+            base, found = known[first], apart[first]
+        else:
+            base, found = known[second] + once[lag], apart[second]
         if op in second_wins:
-            go_on(first, here & ~second_wins[op])
-    return counts
+            gaps, base = base - known[first], known[first]
+            found = [
+                jax.lax.select(second_wins[op], jax.lax.add(other, gap) if gap else other, one)
+                for one, other, gap in zip(apart[first], found, gaps, strict=True)
+            ]
+        known[op], apart[op] = base + once[own], found
+    last = len(code) - 1
+    least = (fields.least[:, None].astype(once.dtype) * once).sum(axis=0, dtype=once.dtype)
+    return [word + more for word, more in zip(apart[last], known[last] - least, strict=True)]
 
 
-def _at_once(
-    function: Callable[[list[Array]], list[Array]], inputs: list[Array], num_results: int
-) -> list[Array]:
-    """Apply a function of numbers that has several results to every entry, in one pass.
+def _uses(words: list[Array], fields: BitFields, dtype: np.dtype) -> list[Array]:
+    """Read the uses of each row."""
+    uses = [jnp.array(least, dtype) for least in fields.least.tolist()]
+    for row, (word, bit, width) in fields.places.items():
+        number = fields.once.dtype.type
+        field = (words[word] >> number(bit)) & number((1 << width) - 1)
+        uses[row] += field.astype(dtype)
+    return uses
+
+
+def _at_once(function: Callable[[list[Array]], list[Array]], inputs: list[Array]) -> list[Array]:
+    """Apply a function of numbers, with one result more than inputs, to every entry in one pass.
 
     On a CPU, XLA makes kernels of one result each and computes what several share once for each of
     them. A reduction may have several. So this is one: over two copies of the inputs, which are
     never stored, by a function that ignores what was reduced so far. It takes as many results as
-    inputs, so the fewer ones are filled up.
+    inputs, so the last input is there twice.
     """
-    width, zero = max(num_results, len(inputs)), jnp.zeros((), inputs[0].dtype)
-    filled = inputs + [jnp.zeros_like(inputs[0])] * (width - len(inputs))
 
     def newest(_: Sequence[Array], entry: Sequence[Array]) -> tuple[Array, ...]:
-        found = function(list(entry[: len(inputs)]))
-        return (*found, *[zero] * (width - num_results))
+        return tuple(function(list(entry[:-1])))
 
-    copies = [jnp.broadcast_to(row, (2, *row.shape)) for row in filled]
-    return list(jax.lax.reduce(copies, [zero] * width, newest, (0,))[:num_results])
+    copies = [jnp.broadcast_to(row, (2, *row.shape)) for row in (*inputs, inputs[-1])]
+    zero = np.zeros((), inputs[0].dtype)[()]
+    return list(jax.lax.reduce(copies, [zero] * len(copies), newest, (0,)))
