@@ -23,7 +23,7 @@ from pipejax.engine.batched.interpreter import num_threads, side_by_side
 from pipejax.engine.batched.interpreter_loops import LOOPS
 
 MAX_OPS = 700  # about a second of compilation
-MAX_WITH_COUNTS = 1280  # values and words of the ops: about a second
+MAX_WITH_COUNTS = 1600  # values and words of the ops: a second of compilation
 
 Code = list[list[int]]  # of each op: its operands, and the rows of lag and own cost
 Values = Float[Array, " batch"]
