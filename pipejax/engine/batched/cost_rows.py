@@ -74,7 +74,7 @@ class CostRows:
         return tuple(leaves[name].reshape(len(leaves[name]), -1) for name, _ in self.fields)
 
     def sums(self, entries: Sequence[Float[Array, "..."]]) -> list[Float[Array, "..."]]:
-        """Rows from the columns of the matrix without the first, that of zeros: arrays, or numbers."""
+        """Add up the rows from the columns without the first, that of zeros: arrays or numbers."""
         columns = [jnp.zeros((1,) * entries[0].ndim, entries[0].dtype), *entries]
         parts = ([columns[k] for k in pair if k] or columns[:1] for pair in self.terms.tolist())
         return [sum(others, first) for first, *others in parts]
