@@ -266,7 +266,7 @@ def _jitter(given):
 
 
 def _sweep(given):
-    return _step_times(given.program, given.many)
+    return _step_times(given.program, given.many, len(given.rows))
 
 
 def _periods(given):

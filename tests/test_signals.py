@@ -191,7 +191,7 @@ def check_whole(folder):
 @pytest.mark.process
 @pytest.mark.parametrize("seconds", [0.05, 0.3])
 def test_an_interrupt_while_modules_are_imported(seconds):
-    process = begin(["evaluate", *LONG, *MODEL])
+    process = begin(["sensitivity", *LONG, *MODEL])  # JAX among them
     time.sleep(seconds)
     out, err, took = ended(process, signal.SIGINT)
     check_interrupted(process, err, took, signal.SIGINT)
