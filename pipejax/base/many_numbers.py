@@ -113,7 +113,7 @@ class Many:
     __and__ = __rand__ = _operation(operator.and_)
     __lt__, __le__ = _operation(operator.lt), _operation(operator.le)
     __gt__, __ge__ = _operation(operator.gt), _operation(operator.ge)
-    __eq__ = _operation(operator.eq)  # type: ignore[assignment]
+    __eq__ = _operation(operator.eq)  # type: ignore[assignment]  # of each entry, as NumPy
     __hash__ = object.__hash__
 
     def __neg__(self) -> "Many":

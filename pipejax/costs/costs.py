@@ -402,7 +402,7 @@ def differs_by_microbatch(field: str, value: Any, batch_axes: int = 0) -> bool:
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Costs))
 # what `dataclasses.replace` hands on
-Costs.others = property(  # type: ignore[attr-defined]
+Costs.others = property(  # type: ignore[attr-defined]  # to mypy an argument alone
     lambda costs: {n: value for n, value in vars(costs).items() if n not in FIELDS} or None
 )
 # what files and options call costs, and people try in Python

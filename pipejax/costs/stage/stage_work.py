@@ -408,6 +408,8 @@ def memory_bytes(
 
 def gathered_bytes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray, " workers"]:
     """Most that weights which cells gather take (workers) [B]: whole stages, in row order."""
+    if Phase.UNSHARD not in table.used_phases:  # most tables: nothing to size
+        return np.zeros(table.num_workers)
     sizes = gathered_sizes(workload, table)
     if np.array_equal(sizes, np.asarray(stage_bytes(workload, table).weights, float)):
         return np.zeros(table.num_workers)  # nothing is split: weights are there all the time

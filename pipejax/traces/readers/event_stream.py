@@ -20,7 +20,7 @@ _EVENTS = re.compile(r'"traceEvents"\s*:')
 _LONGEST = 2**23  # characters of an event, or of a value beside the events
 _TAIL = 64  # characters before the end of a window, where what is cut off looks broken
 # the decoder's own scanner, a fifth faster than `raw_decode`; its stub does not list it
-_scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+_scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # its stub lacks it
 
 Event = dict[str, Any]
 
@@ -50,8 +50,7 @@ class _TextWindow:
     def next_sign(self, gap: "re.Pattern[str]") -> str:
         """Go behind a gap and return the character there; empty at the end."""
         while True:
-            # a gap of no length matches, too
-            self.at = gap.match(self.text, self.at).end()  # type: ignore[union-attr]
+            self.at = gap.match(self.text, self.at).end()  # type: ignore[union-attr]  # "" matches
             if self.at < len(self.text) or not self.more():
                 return self.text[self.at : self.at + 1]
 
@@ -134,8 +133,8 @@ def _listed(window: _TextWindow, faults: "Counter[str]") -> Iterator[Event]:
         text, at = window.text, window.at
         try:
             while True:  # as long as all is well, without a call
-                # what is between events may be nothing, which matches
-                value, at = _scan(text, _BETWEEN.match(text, at).end())  # type: ignore[union-attr]
+                found = _BETWEEN.match(text, at)
+                value, at = _scan(text, found.end())  # type: ignore[union-attr]  # "" matches
                 if at == len(text):  # behind an event there is always something
                     break
                 window.at = at
