@@ -216,7 +216,7 @@ def test_claims(data, search):
     rows = judge(tabular_claims.CLAIMS, Evidence(data, search))
     assert {row["number"] for row in rows if row["verdict"] == "differs"} == DIFFER
     assert counted(rows) == (
-        "17 of 22 published claims reproduced, 5 differ; 2 of 2 statements of our own hold"
+        "reproduced 17, differs 5, of 22 published claims; holds 2, of 2 statements of our own"
     )
     for row in rows:
         assert row["reason"] or row["verdict"] == "reproduced"

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
-from sweeps.kit.claims import Claim, Verdict, command
+from sweeps.kit.claims import OURS, Claim, Verdict, command
 from sweeps.optpipe.cases import (
     INTERLEAVED,
     METHODS,
@@ -244,6 +244,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         MEMORY,
         partial(_idle_saved, methods=tuple(n for n in OTHERS if n in ONE_STAGE), limits=BELOW),
+        kind=OURS,
     ),
     Claim(
         "1, interleaved",
@@ -251,6 +252,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         MEMORY,
         partial(_idle_saved, methods=OTHERS, ours=OPTIMUM_INTERLEAVED),
+        kind=OURS,
     ),
     Claim(
         "1, AdaOffload",
@@ -258,6 +260,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         MEMORY,
         partial(_idle_saved, methods=ONE_STAGE),
+        kind=OURS,
     ),
     Claim(
         "2, tight",
@@ -286,6 +289,7 @@ CLAIMS: tuple[Claim, ...] = (
                 opponent="pipe-offload, interleaved",
                 ours=OPTIMUM_INTERLEAVED,
             ),
+            kind=OURS,
         )
         for word, text, limits, figure in (
             ("tight", "over 20 % more under tight memory", BELOW, 0.2),
@@ -299,6 +303,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         MEMORY,
         partial(_idle_saved, methods=("1f1b",)),
+        kind=OURS,
     ),
     Claim(
         "2, whole",
@@ -306,6 +311,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         MEMORY,
         partial(_throughput, limits=FROM, published=0.3, opponent="1f1b", ours=OPTIMUM),
+        kind=OURS,
     ),
     Claim("3", "trains where zero-bubble schedules run out of memory", "yes", MEMORY, _trains),
     Claim(
@@ -314,6 +320,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         MEMORY,
         partial(_never_worse, methods=("zb-1p", "zb-2p")),
+        kind=OURS,
     ),
     Claim(
         "4, all",
@@ -321,6 +328,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         MEMORY,
         partial(_never_worse, methods=ONE_STAGE),
+        kind=OURS,
     ),
     Claim(
         "4, interleaved",
@@ -328,6 +336,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         MEMORY,
         partial(_never_worse, methods=INTERLEAVED),
+        kind=OURS,
     ),
     Claim(
         "5",
@@ -342,6 +351,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         "optpipe_training.pdf",
         partial(_refined, against="wait"),
+        kind=OURS,
     ),
     Claim(
         "6, stay",
@@ -349,6 +359,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         "optpipe_training.pdf",
         partial(_refined, against="stay"),
+        kind=OURS,
     ),
     Claim(
         "8",
@@ -356,6 +367,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         "optpipe_links.pdf",
         _shared,
+        kind=OURS,
     ),
     Claim(
         "9",
@@ -363,6 +375,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         "optpipe_quality.pdf",
         _quality,
+        kind=OURS,
     ),
     *(
         Claim(

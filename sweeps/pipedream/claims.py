@@ -6,7 +6,7 @@ another if it is so with every seed: where seeds do not agree, the claim is open
 """
 
 from pipejax.training import RULES
-from sweeps.kit.claims import Claim, command
+from sweeps.kit.claims import OURS, Claim, command
 from sweeps.pipedream.checks import (
     LOCAL,
     admission,
@@ -56,7 +56,14 @@ CLAIMS: tuple[Claim, ...] = (
         "staleness.pdf",
         delay_law,
     ),
-    Claim("T2", "its mean is (S^2 - 1)/2 + S/4 at even S", "", "staleness.pdf", mean_law),
+    Claim(
+        "T2",
+        "its mean is (S^2 - 1)/2 + S/4 at even S",
+        "",
+        "staleness.pdf",
+        mean_law,
+        kind=OURS,
+    ),
     Claim(
         "T3",
         "the bound of RPD holds, and its delay term is needed",
@@ -70,6 +77,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         "convergence_bound.pdf",
         bound_law,
+        kind=OURS,
     ),
     Claim(
         "T5",
@@ -78,6 +86,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         "pipedream_schedules.pdf",
         admission,
+        kind=OURS,
     ),
     *(
         Claim(
@@ -109,6 +118,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         "pipedream_quadratic.pdf",
         captioned,
+        kind=OURS,
     ),
     Claim(
         "2, ends",
@@ -188,6 +198,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         "pipedream_scaling.pdf",
         caption_scaling,
+        kind=OURS,
     ),
     Claim(
         "6",
@@ -195,6 +206,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         "pipedream_nesterov.pdf",
         rules_agree,
+        kind=OURS,
     ),
     *(
         Claim(
@@ -203,6 +215,7 @@ CLAIMS: tuple[Claim, ...] = (
             "",
             f"pipedream_machines_{name}.pdf",
             machines(objective),
+            kind=OURS,
         )
         for name, objective in (
             ("nesterov", "tridiagonal quadratic"),

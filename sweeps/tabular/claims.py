@@ -13,7 +13,7 @@ import xarray as xr
 from rich.console import Console
 from rich.table import Table
 
-from sweeps.kit.claims import PUBLISHED, Claim, Verdict, judge, show
+from sweeps.kit.claims import HOLDS, OURS, PUBLISHED, Claim, Verdict, judge, show
 from sweeps.tabular.checks import (
     asymmetric_balance,
     asymmetric_deep,
@@ -193,6 +193,7 @@ CLAIMS = (
         "",
         "hanayo.pdf",
         on_runs(hanayo_fitted),
+        kind=OURS,
     ),
     Claim(
         "6a",
@@ -235,6 +236,7 @@ CLAIMS = (
         "",
         "memory.pdf",
         on_runs(memory_limit),
+        kind=OURS,
     ),
 )
 
@@ -246,8 +248,8 @@ def elsewhere(runs: xr.Dataset, search: xr.Dataset) -> list[tuple[str, ...]]:
     for point in points:
         here = dict(zip(MAIN, map(str, point), strict=True))
         rows = judge(CLAIMS, Evidence(runs.sel(here), search))
-        published = [row for row in rows if row["published"]]
-        differ = [row["number"] for row in published if row["verdict"] != PUBLISHED[True]]
+        published = [row for row in rows if row["kind"] == PUBLISHED]
+        differ = [row["number"] for row in published if row["verdict"] not in HOLDS]
         count = f"{len(published) - len(differ)} of {len(published)}"
         found.append((*here.values(), count, " ".join(differ)))
     return found
