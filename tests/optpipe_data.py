@@ -10,6 +10,7 @@ from sweeps.optpipe.cases import (
     OPTIMUM_INTERLEAVED,
     OWN,
     SHARED,
+    WHOLE,
     Pipe,
     Setting,
 )
@@ -23,9 +24,9 @@ LIMITS = (0.5, 1.0, 2.0)
 LINKS = (NO_LINK, 1.0, 0.5)
 WORK = 10.0  # s, on every worker
 NEEDS = {"1f1b": 1.0, "1f1b, interleaved": 1.5, "zb-1p": 1.0, "zb-2p": 2.0}  # peaks of 1F1B
-NEEDS |= dict.fromkeys(("pipe-offload", "pipe-offload, interleaved", "ada-offload"), 0.5)
+NEEDS |= dict.fromkeys(("pipe-offload", WHOLE, "pipe-offload, interleaved", "ada-offload"), 0.5)
 IDLE = {"1f1b": 1.0, "1f1b, interleaved": 0.5, "zb-1p": 0.6, "zb-2p": 0.45, "pipe-offload": 1.0}
-IDLE |= {"pipe-offload, interleaved": 0.9, "ada-offload": 0.5}  # in times of the work
+IDLE |= {WHOLE: 1.2, "pipe-offload, interleaved": 0.9, "ada-offload": 0.5}  # in times of the work
 LAST = 2.0  # s, until the best schedule is there
 
 

@@ -22,6 +22,7 @@ NO_LINK = math.inf  # time of an offload where there is no host link
 SHARES = (0.5, 1.0)  # of the activations that PipeOffload moves: PO-H and PO-F of its source
 LOOPS = 2  # stages per worker of interleaved schedules
 OWN, SHARED = "own", "pairs"  # a host link for each worker, or one for two neighbours
+NOTHING = 1e-6  # share of a whole backward that its W takes: no op of a plan lasts 0
 ROUNDING = 1e-9  # relative: sums of times and sizes closer than this are equal
 
 
@@ -32,6 +33,7 @@ class Pipe(NamedTuple):
       model: one of `MODELS`.
       workers: P.
       profiled: number of microbatches of the run that its times were taken in.
+      whole: whether a backward is one op: I lasts as long as I and W, and W next to nothing.
 
     Example:
       >>> pipe = Pipe("6.2B", 8, 24)
@@ -42,6 +44,7 @@ class Pipe(NamedTuple):
     model: str
     workers: int
     profiled: int
+    whole: bool = False
 
     @property
     def label(self) -> str:
@@ -52,7 +55,11 @@ class Pipe(NamedTuple):
     def times(self) -> dict[str, float]:
         """Seconds of F, I and W of a microbatch on a stage."""
         found = PROFILES[self.model, self.profiled]
-        return {"F": found.forward / 1e3, "I": found.input_grad / 1e3, "W": found.weight_grad / 1e3}
+        backward = {"I": found.input_grad / 1e3, "W": found.weight_grad / 1e3}
+        if self.whole:
+            both = sum(backward.values())
+            backward = {"I": both * (1 - NOTHING), "W": both * NOTHING}
+        return {"F": found.forward / 1e3, **backward}
 
     @property
     def message(self) -> float:
@@ -61,8 +68,8 @@ class Pipe(NamedTuple):
 
     @property
     def weight_share(self) -> float:
-        """Share of an activation that W needs after I."""
-        return MODELS[self.model].weight_share
+        """Share of an activation that W needs after I; none where they are one op."""
+        return 0.0 if self.whole else MODELS[self.model].weight_share
 
 
 class Setting(NamedTuple):
@@ -215,6 +222,7 @@ def _ada_offload(setting: Setting) -> Iterator[pj.ScheduleTable]:
     )
 
 
+WHOLE = "pipe-offload, whole"  # its backwards are one op, in tables and in runs
 METHODS: Mapping[str, Callable[[Setting], Iterator[pj.ScheduleTable]]] = {
     "1f1b": _one_f_one_b,
     "1f1b, interleaved": _interleaved,
@@ -223,6 +231,7 @@ METHODS: Mapping[str, Callable[[Setting], Iterator[pj.ScheduleTable]]] = {
     "pipe-offload": _pipe_offload,
     "pipe-offload, interleaved": functools.partial(_pipe_offload, loops=LOOPS),
     "ada-offload": _ada_offload,
+    WHOLE: _pipe_offload,
 }
 OPTIMUM, OPTIMUM_INTERLEAVED = "optimum", "optimum, interleaved"
 OPTIMA: Mapping[str, int] = {OPTIMUM: 1, OPTIMUM_INTERLEAVED: LOOPS}  # with stages per worker
@@ -261,7 +270,8 @@ def measured(setting: Setting, table: pj.ScheduleTable) -> dict[str, Any]:
 
 @functools.cache
 def _tried(setting: Setting, method: str) -> Sequence[dict[str, Any]]:
-    return [measured(setting, table) for table in METHODS[method](setting)]
+    at = setting._replace(pipe=setting.pipe._replace(whole=method == WHOLE))
+    return [measured(at, table) for table in METHODS[method](at)]
 
 
 def by_method(setting: Setting, method: str) -> dict[str, Any]:
