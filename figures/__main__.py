@@ -26,6 +26,7 @@ from figures.optpipe import (
     gaps as optpipe_gaps,
     links as optpipe_links,
     memory as optpipe_memory,
+    opponents as optpipe_opponents,
     quality as optpipe_quality,
     refinement as optpipe_refinement,
     timelines as optpipe_timelines,
@@ -63,7 +64,7 @@ PIPEDREAM: Mapping[str, ModuleType] = {
     "machines": pipedream_machines,
 }
 OPTPIPE: Mapping[str, tuple[ModuleType, ...]] = {
-    "grid": (optpipe_memory, optpipe_links, optpipe_gaps, optpipe_quality),
+    "grid": (optpipe_opponents, optpipe_memory, optpipe_links, optpipe_gaps, optpipe_quality),
     "refinement": (optpipe_refinement,),
     "timelines": (optpipe_timelines,),
 }

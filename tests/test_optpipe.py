@@ -24,6 +24,7 @@ from sweeps.optpipe.cases import (
     METHODS,
     NO_LINK,
     OPTIMUM,
+    OPTIMUM_INTERLEAVED,
     OWN,
     SHARED,
     WHOLE,
@@ -131,6 +132,10 @@ def test_solves_know_more_together():
     np.testing.assert_allclose(low.sel(host_link=NO_LINK, sharing=OWN), [0.2, 0.1, 0.1])
     np.testing.assert_allclose(low.sel(host_link=1.0, sharing=OWN), [0.2, 0.05, 0.05])
     np.testing.assert_allclose(low.sel(host_link=1.0, sharing=SHARED), [0.2, 0.05, 0.05])
+    two = (data.idle_time / data.work).sel(schedule=OPTIMUM_INTERLEAVED, sharing=OWN)
+    np.testing.assert_allclose(two.sel(host_link=NO_LINK), [0.4, 0.4, 0.2])  # by itself
+    np.testing.assert_allclose(two.sel(host_link=1.0), [0.4, 0.3, 0.2])
+    assert two.sel(host_link=0.5).isnull().all()  # not asked
     known = data.makespan.sel(schedule=OPTIMUM, drop=True).notnull()
     assert bool((known == data.solved).all())
     assert not data.out_of_memory.sel(schedule=OPTIMUM).any()

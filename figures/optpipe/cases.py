@@ -42,6 +42,13 @@ LOOK: Mapping[str, Mapping[str, Any]] = {
         "markersize": 6,
         **OPEN,
     },
+    "pipe-offload, whole": {
+        "label": "PipeOffload, whole backwards",
+        "color": palette.ORANGE,
+        "marker": "s",
+        "linestyle": "-",
+        **OPEN,
+    },
     "optimum": {
         "label": "optimised",
         "color": palette.VERMILION,
@@ -58,6 +65,16 @@ LOOK: Mapping[str, Mapping[str, Any]] = {
         **OPEN,
     },
 }
+# one stage per worker, and what is below them: in figures of all methods more would lie on these
+SHOWN = (
+    "1f1b",
+    "zb-1p",
+    "zb-2p",
+    "pipe-offload",
+    "pipe-offload, interleaved",
+    "ada-offload",
+    "optimum",
+)
 BOUND: Mapping[str, Any] = {"color": palette.BLACK, "linewidth": 0.7, "linestyle": "-"}
 BOUND_LABEL = "no schedule with one stage per worker is below"
 POLICIES: Mapping[str, Mapping[str, Any]] = {
@@ -85,7 +102,7 @@ def in_fills(idle: xr.DataArray, data: xr.Dataset) -> xr.DataArray:
 
 
 def draw_methods(
-    axes: Axes, x: xr.DataArray, data: xr.Dataset, methods: Iterable[str] = LOOK
+    axes: Axes, x: xr.DataArray, data: xr.Dataset, methods: Iterable[str] = SHOWN
 ) -> None:
     """Draw the idle time of every method where it fits, and the bound.
 
@@ -113,7 +130,7 @@ def log_axis(axes: Axes) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def entries(methods: Iterable[str] = LOOK) -> list[Line2D]:
+def entries(methods: Iterable[str] = SHOWN) -> list[Line2D]:
     """List what the lines of `draw_methods` mean."""
     lines = [Line2D([], [], **LOOK[name]) for name in methods]
     return [*lines, Line2D([], [], label=BOUND_LABEL, **BOUND)]

@@ -6,10 +6,8 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from figures.kit.rules import describe
-from figures.optpipe.cases import LOOK, UNIT, UNIT_SAID, draw_methods, entries, log_axis
+from figures.optpipe.cases import UNIT, UNIT_SAID, draw_methods, entries, log_axis
 from pipejax.plots import palette, style
-
-SHOWN = tuple(name for name in LOOK if name != "optimum, interleaved")  # solved at two speeds
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
@@ -32,20 +30,20 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     for row, limit in enumerate(limits):
         for column in range(data.sizes["model"]):
             axes, one = panels[row, column], at.sel(limit=limit).isel(model=column)
-            draw_methods(axes, one.place, one, SHOWN)
+            draw_methods(axes, one.place, one)
             axes.axvline(at.sizes["place"] - 1.5, color=palette.BLACK, linewidth=0.6, linestyle=":")
             axes.set_title(f"{one.model.item()},\nlimit {limit:g}", loc="left")
         panels[row, 0].set_ylabel(UNIT)
     log_axis(panels[0, 0])
     for axes in panels[-1]:
-        axes.set_xlabel("time of an offload [F]")
-        axes.set_xticks(at.place.values, list(map(str, at.tick.values)), rotation=90)
-    figure.legend(handles=entries(SHOWN), loc="outside lower center", ncols=3)
+        axes.set_xlabel("time of an offload [F], s: shared")
+        axes.set_xticks(at.place.values, list(map(str, at.tick.values)))
+    figure.legend(handles=entries(), loc="outside lower center", ncols=3)
     caption = (
         f"Idle time by the speed of the host link, {int(counts[-1])} microbatches. {UNIT_SAID}. "
-        "To the right the link is faster, a load takes as long as an offload; behind the dotted "
-        "line two neighbours share one that takes a forward. A line is missing where its schedule "
-        "does not fit. At half of 1F1B's memory every speed-up of the link pays."
+        "Behind the dotted line two neighbours share a link that takes a forward. A line is "
+        "missing where its schedule does not fit. At half of 1F1B's memory every speed-up of the "
+        "link pays."
     )
     return {"optpipe_links": describe(figure, caption)}
 
@@ -58,6 +56,6 @@ def _with_shared(data: xr.Dataset) -> xr.Dataset:
     drawn = ["idle_time", "bound_idle_time", "solved"]
     parts = [own[drawn], shared[drawn].isel(host_link=known)]
     both = xr.concat(parts, "host_link", data_vars="all").rename(host_link="place")
-    ticks = [f"{link:g}" if np.isfinite(link) else "none" for link in own.host_link.values]
-    ticks += [f"{link:g}, shared" for link in shared.host_link.values[known]]
+    ticks = [f"{link:g}" if np.isfinite(link) else "no" for link in own.host_link.values]
+    ticks += [f"{link:g} s" for link in shared.host_link.values[known]]
     return both.assign_coords(place=np.arange(len(ticks)), tick=("place", ticks))

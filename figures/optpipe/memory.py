@@ -35,14 +35,31 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     log_axis(panels[0, 0])
     for axes in panels[-1]:
         axes.set_xlabel("limit [peaks of 1F1B]")
-        axes.set_xticks(
-            data.limit.values, [f"{limit:g}" for limit in data.limit.values], rotation=90
-        )
+        ends = (float(data.limit[0]), 1.0, float(data.limit[-1]))
+        axes.set_xticks(ends, [f"{limit:g}" for limit in ends])
     figure.legend(handles=entries(), loc="outside lower center", ncols=3)
     caption = (
-        f"Idle time by memory limit, {count} microbatches. {UNIT_SAID}; filling takes one at "
-        "least. A line begins where its schedule fits. Under a tight limit only schedules that "
-        "offload fit, and the optimised ones are the lowest of their kind; two stages per worker "
-        "halve the fill."
+        f"Idle time by memory limit, {count} microbatches. {UNIT_SAID}. A line begins where its "
+        f"schedule fits. {_below(at)} {_alike(at)}"
     )
     return {"optpipe_memory": describe(figure, caption)}
+
+
+def _below(at: xr.Dataset) -> str:
+    """Where two stages per worker beat every schedule with one."""
+    two = at.makespan.sel(schedule="pipe-offload, interleaved")
+    proven = int((two < at.lower_bound).sum())
+    return (
+        "PipeOffload with two stages per worker fills the pipe in half the time: at "
+        f"{proven} of {int((two.notnull() & at.lower_bound.notnull()).sum())} problems it lies "
+        "below what is proven for one stage."
+    )
+
+
+def _alike(at: xr.Dataset) -> str:
+    """Where the greedy start is as good as the best schedule."""
+    ratio = at.makespan.sel(schedule="ada-offload") / at.makespan.sel(schedule="optimum")
+    return (
+        f"AdaOffload is within 1 % of the optimised schedule at {int((ratio <= 1.01).sum())} of "
+        f"{int(ratio.notnull().sum())}: its open marks lie around theirs."
+    )

@@ -182,14 +182,20 @@ def known(data: xr.Dataset) -> xr.Dataset:
     Returns:
       The same with idle times, bounds and gaps.
     """
-    own, proven = data.makespan.sel(schedule=OPTIMUM, drop=True), data.solve_lower_bound
-    best, bound = (_without_link(each).values.copy() for each in (own, proven))
-    for axis in (own.get_axis_num(name) for name in ("limit", "host_link", "sharing")):
-        best = np.fmin.accumulate(best, axis)
-        bound = np.flip(np.fmax.accumulate(np.flip(bound, axis), axis), axis)
-    makespan = data.makespan.copy()
-    makespan.loc[{"schedule": OPTIMUM}] = np.where(data.solved, best, np.nan)
-    lower = proven.copy(data=np.where(data.solved, bound, np.nan))
+    makespan, proven = data.makespan.copy(), data.proven.copy()
+    asked = data.proven.sel(schedule=list(OPTIMA)).notnull()
+    for axis in ("limit", "host_link", "sharing"):
+        for name in OPTIMA:
+            one = {"schedule": name}
+            best, bound = (_without_link(each.sel(one, drop=True)) for each in (makespan, proven))
+            along = best.get_axis_num(axis)
+            makespan.loc[one] = np.fmin.accumulate(best.values, along)
+            proven.loc[one] = np.flip(
+                np.fmax.accumulate(np.flip(bound.values, along), along), along
+            )
+    asked = asked.reindex(schedule=data.schedule, fill_value=True)
+    makespan, proven = makespan.where(asked), proven.where(asked)
+    lower = proven.sel(schedule=OPTIMUM, drop=True)
 
     def idle(time: xr.DataArray) -> xr.DataArray:
         return (time - data.work).assign_attrs(units="s")
@@ -199,6 +205,7 @@ def known(data: xr.Dataset) -> xr.Dataset:
 
     return data.assign(
         makespan=makespan,
+        proven=proven.assign_attrs(data.proven.attrs),
         out_of_memory=data.out_of_memory & (makespan.isnull() | (data.schedule != OPTIMUM)),
         idle_time=idle(makespan),
         lower_bound=lower.assign_attrs(units="s"),
