@@ -36,12 +36,12 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         panels[row, 0].set_ylabel(UNIT)
     log_axis(panels[0, 0])
     for axes in panels[-1]:
-        axes.set_xlabel("time of an offload [F], s: shared")
+        axes.set_xlabel("offload takes [F]")
         axes.set_xticks(at.place.values, list(map(str, at.tick.values)))
     figure.legend(handles=entries(), loc="outside lower center", ncols=3)
     caption = (
         f"Idle time by the speed of the host link, {int(counts[-1])} microbatches. {UNIT_SAID}. "
-        "Behind the dotted line two neighbours share a link that takes a forward. A line is "
+        "Behind the dotted line (s) two neighbours share a link that takes a forward. A line is "
         "missing where its schedule does not fit. At half of 1F1B's memory every speed-up of the "
         "link pays."
     )

@@ -49,6 +49,6 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     caption = (
         "Quality against solving time, by size of the problem (how many of it in brackets). At the "
         f"end half of the problems are within {float(end.max()):.1f} % of the best known schedule "
-        "at every size; what is left against the bound is mostly the bound's."
+        "at every size; what is left against the bound is mostly the bound's. The axes differ."
     )
     return {"optpipe_quality": describe(figure, caption)}
