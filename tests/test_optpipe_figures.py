@@ -6,7 +6,7 @@ import optpipe_data as made
 import pytest
 
 from figures import __main__ as command
-from figures.kit.rules import faults
+from figures.kit.rules import caption_of, faults
 from figures.optpipe import (
     cases as optpipe_cases,
     gaps as optpipe_gaps,
@@ -131,10 +131,8 @@ def test_gaps_and_times(grid):
 def test_solutions_that_get_better():
     drawn = optpipe_refinement.draw(made.refinement())
     first, second = drawn["optpipe_anytime"].axes
-    assert first.get_title(loc="left").endswith(
-        "no host link:\nno schedule is more than 9.1 % shorter"
-    )
-    assert second.get_title(loc="left").endswith("proven to be the best after 20 s")
+    assert first.texts[0].get_text() == "at most 9.1 % from the best"
+    assert second.texts[0].get_text() == "the best there is"
     heuristic, search = (optpipe_refinement.FOUND[which]["marker"] for which in (False, True))
     assert heuristic != search  # in grey too
     by_marker = {line.get_marker(): line.get_xdata() for line in first.lines}
@@ -148,7 +146,8 @@ def test_solutions_that_get_better():
     expected = 100 * (data.time.isel(case=0) / data.time.isel(case=0).sel(policy="refine") - 1)
     for policy, look in optpipe_cases.POLICIES.items():
         np.testing.assert_allclose(lines[look["color"]], expected.sel(policy=policy))
-    assert "at 1000 steps waiting costs 1." in job.get_title(loc="left")
+    said = caption_of(drawn["optpipe_training"])
+    assert "a job of 1,000 steps (line) 1.3 to 1.6 % more if it waits, 0.0 to 36.2 %" in said
 
 
 @pytest.fixture(scope="module")

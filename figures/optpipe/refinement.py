@@ -18,6 +18,7 @@ FOUND: Mapping[bool, Mapping[str, Any]] = {  # whether by a search
     False: {"color": palette.GREEN, "marker": "o", "label": "found by a heuristic"},
     True: {"color": palette.VERMILION, "marker": "s", "label": "found by a search"},
 }
+JOB = 1000  # steps of the job that is looked at
 LEAST = 1e-3  # percent: what is shown of more time
 SEARCHES = ("search", "period", "neighbourhoods")  # sources that are no heuristics begin so
 
@@ -65,8 +66,14 @@ def _anytime(data: xr.Dataset) -> Figure:
         axes.axhline(float(case.bound), **BOUND)
         axes.set_xscale("log")
         axes.set_ylabel("step time [s]")
-        axes.set_title(
-            f"{case.case.item()}:\n{_ended(case)}", loc="left", fontsize=style.LEAST_FONT
+        axes.set_title(f"{case.case.item()}", loc="left", fontsize=style.LEAST_FONT)
+        axes.text(
+            0.02,
+            float(case.bound),
+            _ended(case),
+            transform=axes.get_yaxis_transform(),
+            va="bottom",
+            fontsize=style.LEAST_FONT,
         )
     panels[-1].set_xlabel("time of the search [s]")
     panels[-min(2, len(panels))].set_xlabel("time of the search [s]")
@@ -76,9 +83,8 @@ def _anytime(data: xr.Dataset) -> Figure:
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     caption = (
-        "Step time of the best schedule by the time of the search; the vertical axes differ, since "
-        "the problems do. Limits are in peaks of 1F1B. Heuristics give most of what is to be had "
-        "within a second; the search takes the rest, or proves that there is none."
+        "Step time of the best schedule by the time of the search; the axes differ, as the "
+        "problems do. Limits are in peaks of 1F1B."
     )
     return describe(figure, caption)
 
@@ -86,8 +92,8 @@ def _anytime(data: xr.Dataset) -> Figure:
 def _ended(case: xr.Dataset) -> str:
     """Say how far from the best the last schedule can be."""
     if str(case.status.item()) == "optimal":
-        return f"proven to be the best after {float(case.ended):.2g} s"
-    return f"no schedule is more than {100 * float(case.gap):.2g} % shorter"
+        return "the best there is"
+    return f"at most {100 * float(case.gap):.2g} % from the best"
 
 
 def _training(data: xr.Dataset) -> Figure:
@@ -100,7 +106,8 @@ def _training(data: xr.Dataset) -> Figure:
             axes.plot(case.steps, extra.where(extra > LEAST), **look)
         axes.set(xscale="log", yscale="log", ylabel="more time [%]")
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_title(f"{case.case.item()}\n{_worth(case)}", loc="left", fontsize=style.LEAST_FONT)
+        axes.axvline(JOB, color=palette.GREY, linewidth=0.6)
+        axes.set_title(f"{case.case.item()}", loc="left", fontsize=style.LEAST_FONT)
     panels[-1].set_xlabel("steps of the job")
     panels[-min(2, len(panels))].set_xlabel("steps of the job")
     handles = [Line2D([], [], **look) for look in POLICIES.values()]
@@ -108,18 +115,20 @@ def _training(data: xr.Dataset) -> Figure:
     caption = (
         "How much longer a job takes that waits until the search ends, or that stays with the best "
         "heuristic, than one that starts on the first schedule and replaces it by every better "
-        "one. Waiting costs short jobs, staying costs long ones. A line is missing where it costs "
-        "nothing."
+        f"one: {_worth(data)}. Limits in peaks of 1F1B."
     )
     return describe(figure, caption)
 
 
-def _worth(case: xr.Dataset) -> str:
-    """Say what the two other policies cost a job of 1,000 steps or so."""
-    place = int(np.abs(case.steps.values - 1000).argmin())
-    at = case.time.isel(steps=place)
-    gain = {p: float(at.sel(policy=p) / at.sel(policy="refine")) - 1 for p in ("wait", "stay")}
+def _worth(data: xr.Dataset) -> str:
+    """Say what the two other policies cost a job of so many steps."""
+    at = data.time.isel(steps=int(np.abs(data.steps.values - JOB).argmin()))
+    cost = 100 * (at / at.sel(policy="refine") - 1)
+    ends = {
+        policy: f"{float(each.min()):.1f} to {float(each.max()):.1f} %"
+        for policy in ("wait", "stay")
+        for each in [cost.sel(policy=policy)]
+    }
     return (
-        f"at {int(case.steps[place])} steps waiting costs {100 * gain['wait']:.2g} %, "
-        f"staying {100 * gain['stay']:.2g} %"
+        f"a job of {JOB:,} steps (line) {ends['wait']} more if it waits, {ends['stay']} if it stays"
     )

@@ -13,7 +13,7 @@ from figures.optpipe.cases import LOOK
 from pipejax.plots import LIMIT, Curves, bar_entries, draw_bars, draw_memory, palette, style
 from pipejax.results import ActivationMemory, Bar
 
-HEIGHTS = (1.35, 0.6)  # of a timeline and of its memory [inch]
+HEIGHTS = (1.3, 0.72)  # of a timeline and of its memory [inch]
 COLUMNS = ("worker", "start", "finish", "phase", "stage", "microbatch", "is_critical")
 
 
