@@ -40,8 +40,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
             color=look["color"],
             linestyle="",
             fillstyle=FILL[recompute],
-            alpha=1 if is_best[k] else 0.35,
-            markersize=6 if is_best[k] else 4,
+            markersize=7 if is_best[k] else 3.5,
         )
         if is_best[k]:
             axes.annotate(
@@ -86,8 +85,8 @@ def _caption(at: xr.Dataset, capacity: float, plans: int, best: int) -> str:
     return (
         f"Step time against memory of {plans} plans of {at.title}, minibatch "
         f"{int(at.minibatch)}, on a network of {network_of(at)}. No plan beats the {best} on the "
-        "front (full colour, numbers: microbatch size) in both; pale plans are beaten. What is "
-        f"to the right of the dashed line does not fit into {capacity:g} GB."
+        "front (large marks, numbers: microbatch size) in both. What is to the right of the "
+        f"dashed line does not fit into {capacity:g} GB."
     )
 
 

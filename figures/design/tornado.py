@@ -8,13 +8,14 @@ from figures.kit.rules import describe
 from pipejax.plots import PARAMETER_NAMES, draw_tornado, style, tornado_entries
 
 COLUMNS = 2
+WORK = ("model.", "microbatch_size")  # twice the work takes twice the time: not drawn
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw one chart per setting."""
     rows = -(-data.sizes["setting"] // COLUMNS)
     figure, panels = plt.subplots(
-        rows, COLUMNS, figsize=(style.PAGE, 0.4 + 2.6 * rows), sharex=True, squeeze=False
+        rows, COLUMNS, figsize=(style.PAGE, 0.4 + 1.9 * rows), sharex=True, squeeze=False
     )
     for axes in panels.flat[data.sizes["setting"] :]:
         axes.set_visible(False)
@@ -23,7 +24,8 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         swings = {
             str(parameter): (float(low), float(high))
             for parameter, (low, high) in zip(data.parameter.values, at.swing.values, strict=True)
-            if not at.swing.sel(parameter=parameter).isnull().any()
+            if not str(parameter).startswith(WORK)
+            and not at.swing.sel(parameter=parameter).isnull().any()
         }
         draw_tornado(axes, float(at.step_time), swings)
         first = at.share.argmax("resource")
@@ -43,9 +45,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
 def _caption(data: xr.Dataset) -> str:
     low, high = map(float, data.factor.values)
     return (
-        f"Change of the step time if one parameter is multiplied by {low:g} or by {high:g}: those "
-        "of the system above, sizes of the model, of a number and of a microbatch below, in each "
-        "the largest swing on top; parameters that move it by less than 1 % are left out. What the "
-        "critical path spends most of its time on is what moves the step time most among the "
-        "parameters of the system."
+        f"Change of the step time if one parameter of the system is multiplied by {low:g} or by "
+        f"{high:g}, the largest swing on top; those below 1 % are left out. What the critical path "
+        "spends most of its time on moves the step time most."
     )

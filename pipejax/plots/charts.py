@@ -268,22 +268,24 @@ def draw_tornado(
 
     large = [name for name in swings if width(name) >= LEAST_SWING]
     shown = sorted(large, key=lambda name: (not name.startswith(WORK), width(name)))
+    # a row is left free between what is of the work and what is of the machine, for the words
     work = sum(name.startswith(WORK) for name in shown)
-    if 0 < work < len(shown):
-        axes.axhline(work - 0.5, color=palette.GREY, linewidth=0.5)
+    free = float(0 < work < len(shown))
+    places = np.arange(len(shown)) + np.where(np.arange(len(shown)) < work, 0.0, free)
+    if free:
         axes.annotate(
             "machine above, work below",
-            (1.0, work - 0.45),
+            (0.5, work),
             xycoords=("axes fraction", "data"),
-            ha="right",
-            va="bottom",
+            ha="center",
+            va="center",
             fontsize=style.LEAST_FONT,
         )
     ends = np.array([swings[name] for name in shown], float).reshape(-1, 2)  # None is NaN
     changes = 100 * (np.nan_to_num(ends, nan=step_time) / step_time - 1)
     both = changes.prod(axis=1) > 0  # on one side
     for values, side, colour in zip(changes.T, (1, -1), SWING_COLOURS, strict=True):
-        rows = np.arange(len(shown)) + np.where(both, side * 0.175, 0.0)
+        rows = places + np.where(both, side * 0.175, 0.0)
         axes.barh(rows, values, height=np.where(both, 0.35, 0.7), color=colour)
         for row, value in zip(rows, values, strict=True):
             if abs(value) >= 1:
@@ -298,7 +300,7 @@ def draw_tornado(
                 )
     axes.axvline(0, color="black", linewidth=0.6)
     axes.margins(x=0.12)
-    axes.set_yticks(range(len(shown)), [PARAMETER_NAMES.get(name, name) for name in shown])
+    axes.set_yticks(places, [PARAMETER_NAMES.get(name, name) for name in shown])
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("change of the step time [%]")
 

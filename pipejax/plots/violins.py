@@ -25,7 +25,7 @@ WITHOUT: Mapping[str, Any] = {
     "markersize": 3.5,
     "markerfacecolor": palette.WHITE,
 }
-SHOWN = 0.999  # quantile up to which violins are drawn: single samples would press them flat
+SHOWN = 0.95  # quantile up to which violins are drawn: rare stalls would press them flat
 
 
 def draw_violins(
@@ -64,6 +64,6 @@ def draw_violins(
 def violin_entries() -> list[Line2D]:
     """Return what the marks mean, for a legend."""
     return [
-        Line2D([], [], label="5th, 50th and 95th percentile", **QUANTILE),
+        Line2D([], [], label="5th, 50th and 95th percentile, where a violin ends", **QUANTILE),
         Line2D([], [], label="without jitter", **WITHOUT),
     ]
