@@ -20,6 +20,12 @@ from figures.design import (
     timelines,
     tornado,
 )
+from figures.findings import (
+    links as finding_links,
+    offload as finding_offload,
+    queues as finding_queues,
+    regimes as finding_regimes,
+)
 from figures.kit.overview import Source, overview
 from figures.kit.rules import caption_of, faults
 from figures.optpipe import (
@@ -109,6 +115,13 @@ STORES: Mapping[str, Source] = {
         )
         for name, scripts in OPTPIPE.items()
     },
+    "finding_links.zarr": Source("python -m sweeps.findings.links --out", (finding_links,)),
+    "finding_regimes.zarr": Source("python -m sweeps.findings.regimes --out", (finding_regimes,)),
+    "finding_queues.zarr": Source("python -m sweeps.findings.queues --out", (finding_queues,)),
+    "finding_offload.zarr": Source(
+        "python -m sweeps.findings.offload --grid results/optpipe_grid.zarr --out",
+        (finding_offload,),
+    ),
 }
 SUFFIXES: Mapping[str, Mapping[str, None]] = {"pdf": {"CreationDate": None}, "png": {}}
 CAPTIONS = "captions.md"

@@ -10,7 +10,7 @@ should be a sum of the exact one is not.
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -42,7 +42,7 @@ class Published(NamedTuple):
     counts: Callable[[int, int], Sequence[int | Fraction]]
     parameters: tuple[str, ...]
     source: str
-    options: Mapping[str, int] = {}
+    options: Mapping[str, Any] = {}
     is_facet: bool = True
 
 

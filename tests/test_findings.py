@@ -1,0 +1,508 @@
+"""Findings: each against computations of its own, and one change of the data that contradicts it."""
+
+import math
+from itertools import product
+from pathlib import Path
+
+import jax
+import numpy as np
+import optpipe_data as made
+import pytest
+import reference
+import xarray as xr
+from ortools.sat.python import cp_model
+
+import pipejax as pj
+from figures.findings import (
+    links as links_figure,
+    offload as offload_figure,
+    queues as queues_figure,
+    regimes as regimes_figure,
+)
+from figures.kit.rules import faults
+from pipejax.plots import style
+from sweeps.findings import claims, links, offload, queues, regimes
+from sweeps.kit.claims import COUNTED, HOLDS, judge
+from sweeps.optpipe.cases import METHODS, NO_LINK, Pipe, Setting
+from sweeps.tabular.settings import draw
+
+SEED = 20260101
+
+
+def texts(table):
+    def text(cell):
+        ops = ";".join(map(str, cell))
+        return ops if len(cell) == 1 else f"({ops})OVERLAP_F_B"
+
+    return [[text(cell) for cell in row if cell] for row in table.rows()]
+
+
+def played(table, forward, backward, message, link="delay", scope="worker"):
+    """The event loop on times of a microbatch on a worker."""
+    stages = list(enumerate(table.worker_parts))
+    lasts = {("F", s): forward * part for s, part in stages}
+    lasts |= {("B", s): backward * part for s, part in stages}
+    places = product((0, 1), range(table.num_pipes), range(table.num_stages - 1))
+    costs = reference.Costs(lasts, {}, dict.fromkeys(places, message))
+    return reference.Run(texts(table), table.pipe_of_microbatch.tolist(), costs, link, scope)
+
+
+def built(name, workers, microbatches, **options):
+    return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches, **options)
+
+
+# (a) GPipe and 1F1B
+
+
+def by_hand(name, workers, microbatches):
+    """Rows of GPipe and of 1F1B, written for this test alone."""
+    rows = []
+    for w in range(workers):
+        forwards, backwards = ([f"{w}{x}{m}" for m in range(microbatches)] for x in "FB")
+        ahead = microbatches if name == "gpipe" else min(workers - 1 - w, microbatches)
+        pairs = zip(forwards[ahead:], backwards, strict=False)
+        rest = backwards[microbatches - ahead :]
+        rows.append([*forwards[:ahead], *(op for pair in pairs for op in pair), *rest])
+    return rows
+
+
+def of_rows(rows, forward, backward, message, link="delay", scope="worker"):
+    stages, count = range(len(rows)), len(rows[0]) // 2
+    lasts = {("F", s): forward for s in stages} | {("B", s): backward for s in stages}
+    sent = dict.fromkeys(product((0, 1), (0,), stages), message)
+    costs = reference.Costs(lasts, {}, sent)
+    return reference.Run(rows, [0] * count, costs, link, scope).makespan
+
+
+def test_the_example_by_the_event_loop():
+    """8 x 16, B = 2F, c = F."""
+    runs = {
+        link: [of_rows(by_hand(name, 8, 16), 1.0, 2.0, 1.0, link) for name in links.COMPARED]
+        for link in ("delay", "blocking", "rendezvous")
+    }
+    assert runs == {"delay": [83, 109], "blocking": [113, 112], "rendezvous": [132, 117]}
+
+
+@pytest.mark.parametrize("link", links.ONE_SUM)
+def test_messages_on_the_critical_path(link):
+    rng = np.random.default_rng(SEED)
+    for _ in range(20):
+        workers, microbatches = (int(rng.integers(low, 8)) for low in (2, 1))
+        forward, backward, message = rng.exponential(1.0, 3)
+        for name in links.COMPARED:
+            count = links.expected_messages(name, link, workers, microbatches)
+            expected = (microbatches + workers - 1) * (forward + backward) + count * message
+            rows = by_hand(name, workers, microbatches)
+            found = of_rows(rows, forward, backward, message, link)
+            assert found == pytest.approx(expected, rel=1e-12), (name, workers, microbatches)
+
+
+def test_who_is_never_slower():
+    rng = np.random.default_rng(SEED)
+    scopes = {links.PER_WORKER: "worker", links.PER_PAIR: "pair", links.PER_DIRECTION: "direction"}
+    for _ in range(8):
+        workers, rounds = int(rng.integers(3, 5)), int(rng.integers(2, 4))
+        forward, more, message = rng.exponential(1.0, 3)
+        rows = [by_hand(name, workers, rounds * workers) for name in links.COMPARED]
+
+        def later(link, rows=rows, times=(forward, forward + more, message)):
+            model = link if link not in scopes else "rendezvous"
+            scope = scopes.get(link, "worker")
+            gpipe, other = (of_rows(each, *times, model, scope) for each in rows)
+            return other - gpipe
+
+        assert min(later("delay"), later(links.PER_PAIR)) > -1e-9
+        assert max(map(later, ("blocking", links.PER_WORKER, links.PER_DIRECTION))) < 1e-9
+        border = 2 * rounds * message - (rounds * workers - 1) * (2 * forward + more)
+        assert (later("queued") > 0) == (border < 0)  # of 2M c against P(M - 1)(F + B), by P
+
+
+# (d) regimes
+
+
+def longest(run, table, forward, backward, message):
+    """Makespans at many times at once: the longest paths through what a run waited for."""
+    times = {"F": forward, "B": backward}
+    ends = {}
+    for user in run.end:  # in the order in which they ran
+        lasts = message  # of a message that holds its link
+        if len(user) == 2:
+            lasts = sum(table.worker_parts[s] * times[x] for x, s, _ in user[1])
+        starts = [ends[other] + lag * message for other, lag in run.waits[user]]
+        ends[user] = np.max([np.zeros_like(message), *starts], axis=0) + lasts
+    return np.max(list(ends.values()), axis=0)
+
+
+@pytest.fixture(scope="module")
+def regime_data():
+    """The maps on few points, with accelerators where this test puts them."""
+    with pytest.MonkeyPatch.context() as patch, jax.enable_x64(True):
+        patch.setattr(regimes, "BACKWARDS", np.linspace(0.5, 4.0, 8))
+        patch.setattr(regimes, "MESSAGES", np.geomspace(1e-4, 10.0, 9))
+        patch.setattr(regimes, "EVEN", (2, 4, 6))
+        patch.setattr(regimes, "DEPTHS", (4, 8))
+        size = len(regimes.PAIRS), len(regimes.ACCELERATORS)
+        places = xr.Dataset(
+            {
+                name: (("pair", "system"), np.full(size, value))
+                for name, value in (("backward_of", 2.0), ("message_of", 1e-3))
+            },
+            coords={
+                "pair": list(regimes.PAIRS),
+                "system": list(regimes.ACCELERATORS),
+                **{name: ("pair", ["", ""]) for name in ("one", "other", "facets")},
+            },
+        )
+        patch.setattr(regimes, "tabular_sweep", lambda points: places)
+        return regimes.sweep()
+
+
+@pytest.mark.parametrize("pair", regimes.PAIRS)
+@pytest.mark.parametrize("link", regimes.LINKS)
+def test_the_inequalities_at_400_points(regime_data, pair, link):
+    rng = np.random.default_rng(SEED)
+    backward, message = rng.uniform(0.2, 4.0, 400), 10 ** rng.uniform(-3, 1, 400)
+    of = regimes.PAIRS[pair]
+    one, other = (
+        longest(played(table, 1.0, 2.0, 1.0, link), table, np.ones(400), backward, message)
+        for table in (draw(case, of.workers, of.microbatches) for case in of[:2])
+    )
+    said = regimes.holds_at(regime_data, pair, link, backward, message)
+    np.testing.assert_array_equal(said, one <= other * (1 + 1e-12))
+    assert 20 < said.sum() < 380
+
+
+@pytest.mark.parametrize(("link", "border"), [("delay", 10 / 98), ("blocking", 25 / 270)])
+def test_the_border_of_hanayo(link, border):
+    """Both take equally long on it, and Hanayo longer behind it."""
+    tables = [draw(case, 8, 8) for case in ("hanayo, 2 waves", "chimera")]
+    runs = [played(table, 1.0, 2.0, 1.0, link) for table in tables]
+    message = np.array([border - 1e-6, border, border + 1e-6])
+    one, other = (
+        longest(run, table, np.ones(3), 2 * np.ones(3), message)
+        for run, table in zip(runs, tables, strict=True)
+    )
+    assert np.sign(np.round(one - other, 9)).tolist() == [-1, 0, 1]
+
+
+@pytest.mark.parametrize(("workers", "microbatches"), [(4, 4), (4, 12), (6, 6)])
+def test_the_published_form_of_chimera(workers, microbatches):
+    table = built("chimera", workers, microbatches)
+    for backward in (0.5, 0.9, 1.0, 1.1, 2.0):
+        published = (microbatches + workers // 2 - 1) * (1 + backward)
+        found = played(table, 1.0, backward, 0.0).makespan
+        assert (abs(found - published) < 1e-9) == (backward == 1.0)
+
+
+# (f) in-order queues
+
+
+def test_queues_cost_time_with_free_messages():
+    table = built("chimera-asymmetric", 8, 16, slots={"F": 1, "B": 2})
+    free = played(table, 1.0, 2.0, 0.0)
+    of = {s: played(table, 1.0, 2.0, 0.0, "rendezvous", s).makespan for s in queues.QUEUES}
+    assert free.makespan == pytest.approx(57 + 1 / 3)
+    assert of["worker"] == pytest.approx(60)
+    assert of["pair"] == pytest.approx(free.makespan)
+    costs = pj.Costs.per_worker(table, forward=1.0, backward=2.0)
+    sent = pj.lower(table).messages
+    ends = {op: end for (_, cell), end in free.end.items() for op in cell}
+    forth = sent.direction == 0
+    ready = [
+        ends["F" if is_forth else "B", int(stage), int(m)]
+        for is_forth, stage, m in zip(forth, sent.stage, sent.microbatch, strict=True)
+    ]
+    ordered = pj.links.insert_transfers(table, np.argsort(ready, kind="stable"))
+    repaired = played(ordered, 1.0, 2.0, 0.0, "rendezvous").makespan
+    assert repaired == pytest.approx(free.makespan)
+    assert pj.evaluate(ordered, costs, link="rendezvous").makespan == pytest.approx(repaired)
+
+
+def test_a_queue_per_pair_costs_nothing_at_random_times():
+    rng, found = np.random.default_rng(SEED), []
+    for name in ("1f1b", "chimera", "interleaved-1f1b", "hanayo"):
+        table = built(name, 4, 8)
+        stages = rng.uniform(0.5, 1.5, table.num_stages)
+        lasts = {("F", s): t for s, t in enumerate(stages)}
+        lasts |= {("B", s): 2 * t for s, t in enumerate(stages)}
+        pipes, costs = table.pipe_of_microbatch.tolist(), reference.Costs(lasts, {}, {})
+        free, pair, worker = (
+            reference.Run(texts(table), pipes, costs, link, scope).makespan
+            for link, scope in (
+                ("delay", "worker"),
+                ("rendezvous", "pair"),
+                ("rendezvous", "worker"),
+            )
+        )
+        assert pair == pytest.approx(free, rel=1e-12)
+        found.append(worker / free)
+    assert max(found) > 1.001
+
+
+# (b, g) one stage per worker under a memory limit
+
+STRONGEST = Setting(Pipe("1.5B", 4, 24), 8, 0.75, NO_LINK)  # three activations
+
+
+def replayed(table, times, message, parts):
+    """Makespan, and the most that a worker holds: times are of whole workers."""
+    rows = [
+        [(op.phase.name, op.stage, op.microbatch) for cell in row for op in cell]
+        for row in table.rows()
+    ]
+    home = {op: w for w, row in enumerate(rows) for op in row}
+    last, end, free, at = table.num_stages - 1, {}, [0.0] * len(rows), [0] * len(rows)
+    changes = [[] for _ in rows]
+    while len(end) < len(home):
+        for w, row in enumerate(rows):
+            while at[w] < len(row):
+                letter, stage, m = op = row[at[w]]
+                waits = {
+                    "F": [("F", stage - 1, m)] if stage else [],
+                    "I": [("F", stage, m), *([("I", stage + 1, m)] if stage < last else [])],
+                    "W": [("I", stage, m)],
+                }[letter]
+                if any(other not in end for other in waits):
+                    break
+                arrive = [end[o] + message * (home[o] != w) for o in waits]
+                start = max([free[w], *arrive])
+                end[op] = free[w] = start + times[letter] / parts
+                if letter == "F":
+                    changes[w].append((start, 1 / parts))
+                else:
+                    share = STRONGEST.pipe.weight_share
+                    freed = {"I": 1 - share, "W": share}[letter]
+                    changes[w].append((end[op], -freed / parts))
+                at[w] += 1
+    most = max(max(np.cumsum([d for _, d in sorted(each)])) for each in changes)
+    return max(end.values()), most
+
+
+def least(setting, seconds=20.0):
+    """An integer program of one stage per worker: bound and status [us]."""
+    times = {x: round(1e6 * setting.pipe.times[x]) for x in "FIW"}
+    message, workers = round(1e6 * setting.pipe.message), setting.pipe.workers
+    count, share = setting.microbatches, math.floor(1000 * setting.pipe.weight_share)
+    horizon = 4 * (count + workers) * sum(times.values())
+    model, start = cp_model.CpModel(), {}
+    end = model.new_int_var(0, horizon, "end")
+    for w in range(workers):
+        rows, held, sizes = [], [], []
+        for m in range(count):
+            for x, lasts in times.items():
+                start[x, w, m] = model.new_int_var(0, horizon, "")
+                rows.append(model.new_fixed_size_interval_var(start[x, w, m], lasts, ""))
+                if m:  # microbatches are alike
+                    model.add(start[x, w, m] >= start[x, w, m - 1] + lasts)
+            back = start["I", w, m] + times["I"]
+            done = start["W", w, m] + times["W"]
+            model.add(start["I", w, m] >= start["F", w, m] + times["F"])
+            model.add(start["W", w, m] >= back)
+            model.add(end >= done)
+            for first, last, size in ((start["F", w, m], back, 1000), (back, done, share)):
+                length = model.new_int_var(0, horizon, "")
+                held.append(model.new_interval_var(first, length, last, ""))
+                sizes.append(size)
+            if w:
+                model.add(start["F", w, m] >= start["F", w - 1, m] + times["F"] + message)
+                model.add(start["I", w - 1, m] >= start["I", w, m] + times["I"] + message)
+        model.add_no_overlap(rows)
+        model.add_cumulative(held, sizes, round(1000 * setting.activations))
+    model.minimize(end)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.num_workers = 1
+    status = solver.solve(model)
+    return solver.best_objective_bound / 1e6, solver.status_name(status)
+
+
+@pytest.mark.solver
+def test_the_strongest_instance():
+    """Interleaved PipeOffload takes 458.2 ms, one stage per worker 532.2 at the least."""
+    runs = [
+        replayed(table, STRONGEST.pipe.times, STRONGEST.pipe.message, 2)
+        for table in METHODS["pipe-offload, interleaved"](STRONGEST)
+    ]
+    fitting = min(makespan for makespan, most in runs if most <= STRONGEST.activations + 1e-9)
+    bound, status = least(STRONGEST)
+    assert round(1e3 * fitting, 1) == 458.2
+    assert (round(1e3 * bound, 1), status) == (532.2, "OPTIMAL")
+    closed = offload.rounds_bound(STRONGEST)
+    assert fitting < closed <= bound
+    trip = 4 * (18.522 + 18.086) + 6 * 0.601
+    assert closed == pytest.approx((3 * trip + 18.522 + 9.337) / 1e3)
+
+
+@pytest.mark.solver
+@pytest.mark.parametrize(("count", "limit"), [(2, 0.5), (4, 0.75), (3, 2.0)])
+def test_no_schedule_is_below_the_closed_bounds(count, limit):
+    setting = Setting(Pipe("6.2B", 4, 24), count, limit, NO_LINK)
+    bound, status = least(setting)
+    assert status == "OPTIMAL"
+    below = max(offload.fill_bound(setting), offload.rounds_bound(setting))
+    assert 0.8 * bound < below <= bound + 1e-6
+
+
+def test_what_is_read_off_the_grid():
+    grid = made.grid()
+    found = offload.sweep(grid)
+    at = {"microbatches": 8, "limit": 0.5, "host_link": 1.0, "sharing": "own"}
+    one = found.sel(at).isel(model=0)
+    assert float(one.ada) == float(
+        grid.makespan.sel({**at, "schedule": "ada-offload"}).isel(model=0)
+    )
+    assert float(one.interleaved / one.best) == pytest.approx(1.9 / 1.18)
+    pipe = made.PIPES[0]
+    assert float(one.fill) == offload.fill_bound(Setting(pipe, 8, 0.5, 1.0))
+    assert float(found.rounds.sel(at | {"host_link": np.inf}).isel(model=0)) > 0
+    assert found.best.notnull().equals(grid.solved)
+
+
+# claims: one world in which all hold, and one change for each
+
+
+@pytest.fixture(scope="module")
+def link_data():
+    with pytest.MonkeyPatch.context() as patch, jax.enable_x64(True):
+        patch.setattr(links, "WORKERS", (3, 8))
+        patch.setattr(links, "ROUNDS", (1, 2))
+        patch.setattr(links, "COUNTED_WORKERS", range(2, 5))
+        patch.setattr(links, "COUNTED_MICROBATCHES", range(1, 6))
+        patch.setattr(links, "BACKWARDS", (0.5, 2.0))
+        patch.setattr(links, "MESSAGES", np.array([1e-2, 1.0, 10.0]))
+        return links.sweep()
+
+
+@pytest.fixture(scope="module")
+def queue_data():
+    with pytest.MonkeyPatch.context() as patch, jax.enable_x64(True):
+        kept = ("1f1b", "chimera", "chimera-asymmetric")
+        patch.setattr(queues, "CASES", {name: queues.CASES[name] for name in kept})
+        patch.setattr(queues, "SIZES", ((4, 8), (8, 16)))
+        patch.setattr(queues, "REPAIRED_SIZES", ((4, 8),))
+        patch.setattr(queues, "SHARES", np.array([1.0, 2.0]))
+        return queues.sweep()
+
+
+@pytest.fixture
+def world(link_data, regime_data, queue_data):
+    """Everything as found; of offloading, made-up values in times of interleaved PipeOffload."""
+    times = {
+        "interleaved": 1.0,
+        "best": 1.2,
+        "proven": 1.1,
+        "ada": 1.2,
+        "fill": 0.9,
+        "rounds": 1.05,
+    }
+    grid = offload.sweep(made.grid())
+    made_up = {name: xr.full_like(grid[name], value) for name, value in times.items()}
+    found = {"links": link_data, "regimes": regime_data, "queues": queue_data}
+    data = {f"finding_{name}": each.copy(deep=True) for name, each in found.items()}
+    return data | {"finding_offload": grid.assign(made_up)}
+
+
+MINE = [
+    claim
+    for module in (links, offload, queues, regimes)
+    for claim in module.CLAIMS
+    if claim.kind in COUNTED
+]
+
+
+def put(data, name, value, **at):
+    """Change one variable at some labels."""
+    data[name].loc[at] = value
+
+
+def spoil_counts(data, link):
+    at = {"schedule": "1f1b", "counted_link": link, "counted_workers": 3, "counted_microbatches": 4}
+    data["finding_links"].messages.loc[at] += 1
+
+
+MUTATIONS = {
+    "a1": lambda data: spoil_counts(data, "delay"),
+    "a2": lambda data: spoil_counts(data, "blocking"),
+    "a3": lambda data: put(
+        data["finding_links"], "ratio", 0.99, link="delay", rounds=2, backward=2.0, message=1e-2
+    ),
+    "a4": lambda data: put(
+        data["finding_links"], "verdict", links.DEPENDS, link=links.PER_WORKER, workers=3
+    ),
+    "a5": lambda data: put(
+        data["finding_links"], "where_1f1b", "c >= F", link="queued", workers=8, rounds=1
+    ),
+    "a6": lambda data: put(
+        data["finding_links"], "verdict", links.ONE_NEVER, link=links.PER_WORKER, domain=links.ANY
+    ),
+    "a7": lambda data: put(
+        data["finding_links"], "ratio", 1.02, link="blocking", workers=8, rounds=2, message=1.0
+    ),
+    "b1": lambda data: put(data["finding_offload"], "proven", 0.99),
+    "b2": lambda data: put(data["finding_offload"], "best", 1.0, limit=0.5, host_link=np.inf),
+    "d1": lambda data: put(
+        data["finding_regimes"], "border", 0.1, waves=2, workers_of_border=8, link="delay"
+    ),
+    "d2": lambda data: put(
+        data["finding_regimes"], "ratio", 1.01, pair="chimera", link="blocking", backward=2.0
+    ),
+    "d3": lambda data: put(
+        data["finding_regimes"], "message_of", 0.02, pair="hanayo", system="h100"
+    ),
+    "d4": lambda data: put(
+        data["finding_regimes"], "border", 0.2, waves=4, link="blocking", workers_of_border=4
+    ),
+    "d5": lambda data: put(
+        data["finding_regimes"], "published_where", "everywhere", even_workers=6, rounds=2
+    ),
+    "f1": lambda data: put(data["finding_queues"], "makespan", 60.0, share=2.0, run="repaired"),
+    "f2": lambda data: put(data["finding_queues"], "loss", 0.01, schedule="1f1b", queues="pair"),
+    "f3": lambda data: put(data["finding_queues"], "loss", 0.0, schedule="1f1b"),
+    "g1": lambda data: put(data["finding_offload"], "ada", 1.3, limit=0.5),
+}
+
+
+def verdicts(data):
+    found = judge(MINE, data)
+    assert all(row["reason"] or row["verdict"] in HOLDS for row in found)
+    return {row["number"]: row["verdict"] in HOLDS for row in found}
+
+
+@pytest.mark.compiles
+def test_every_finding_holds_and_each_can_fail(world):
+    assert set(MUTATIONS) == {claim.number for claim in MINE}
+    assert {n for n, holds in verdicts(world).items() if not holds} == set()
+    for number, change in MUTATIONS.items():
+        data = {name: each.copy(deep=True) for name, each in world.items()}
+        change(data)
+        assert not verdicts(data)[number], number
+
+
+@pytest.mark.compiles
+def test_the_theorems_are_no_claims(world):
+    rows = judge([claim for claim in queues.CLAIMS if claim.kind not in COUNTED], world)
+    assert [row["verdict"] for row in rows] == ["follows by construction"] * 2
+    world["finding_queues"].repaired[:] = 0.01
+    with pytest.raises(ValueError, match="claim f5 is 'by construction'"):
+        judge(queues.CLAIMS, world)
+
+
+def test_all_modules_are_judged():
+    files = {path.stem for path in Path("sweeps/findings").glob("*.py")} - {"__init__", "claims"}
+    assert {store.removeprefix("finding_") for store in claims.STORES} == files
+    assert len({claim.number for claim in claims.CLAIMS}) == len(claims.CLAIMS)
+
+
+@pytest.mark.compiles
+def test_every_figure_can_be_printed(world):
+    style.use()
+    scripts = (links_figure, offload_figure, queues_figure, regimes_figure)
+    stores = ("finding_links", "finding_offload", "finding_queues", "finding_regimes")
+    drawn = {
+        name: figure
+        for script, store in zip(scripts, stores, strict=True)
+        for name, figure in script.draw(world[store]).items()
+    }
+    assert {name: faults(figure) for name, figure in drawn.items()} == {n: [] for n in stores}
+    shown = {claim.figure.removesuffix(".pdf") for claim in MINE} - {""}
+    assert shown == set(drawn)
