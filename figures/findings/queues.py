@@ -73,6 +73,6 @@ def _caption(data: xr.Dataset) -> str:
         f"{free:.1f} slots takes {queue:.1f}, for the default order of transfers assumes equal "
         "stages; in the order in which they become ready it costs nothing (ops are drawn anew for "
         "each ratio). (b) The largest loss "
-        f"of each schedule over {worker[0].size} runs; a queue for each pair of workers costs "
-        "nothing in any."
+        f"of each schedule over {worker[0].size} runs; a queue for each pair of workers never "
+        "costs time."
     )

@@ -39,14 +39,14 @@ CASES: Mapping[str, Mapping[str, Any]] = {
 SIZES = ((4, 8), (4, 16), (8, 16), (8, 32))
 BACKWARDS = (1.0, 2.0, 3.0)  # of a forward
 EQUAL = "equal"
-DRAWS, SPREADS = 4, (0.05, 0.2)
+DRAWS, SPREADS = 4, (0.05, 0.2, 0.6)  # of the logarithm
 REPAIRED_SIZES, REPAIRED_BACKWARD = ((4, 8), (8, 16)), 2.0  # where the order is drawn anew
 SHOWN = (8, 16)  # size of asymmetric Chimera
 SHARES = np.linspace(1.0, 4.0, 31)  # of the second half of its stages, in those of the first
 
 
 def shapes(stages: int) -> dict[str, Float[NumpyArray, " stages"]]:
-    """Times of stages in ways that real ones are unequal, the mean about 1.
+    """Times of stages in ways that real ones are unequal, most of them 1.
 
     Args:
       stages: their number.
@@ -68,8 +68,7 @@ def shapes(stages: int) -> dict[str, Float[NumpyArray, " stages"]]:
     rng = np.random.default_rng(0)
     for spread in SPREADS:
         for k in range(DRAWS):
-            drawn = np.maximum(0.2, 1 + spread * rng.standard_normal(stages))
-            found[f"scatter {100 * spread:g} %, {k}"] = drawn
+            found[f"scatter {spread:g}, {k}"] = np.exp(spread * rng.standard_normal(stages))
     return found
 
 
@@ -190,11 +189,7 @@ def _by_pair(data: Data) -> Verdict:
     """No run is longer with a queue for each pair of workers."""
     loss = data["finding_queues"].loss.sel(queues="pair")
     count = int((loss > SAME.value).sum())
-    return Verdict(
-        f"{count} of {loss.size} runs are longer",
-        not count,
-        "" if not count else "transfers of one pair hold each other back too",
-    )
+    return Verdict(f"{count} of {loss.size} runs are longer", not count)
 
 
 def _everywhere(data: Data) -> Verdict:
@@ -228,9 +223,14 @@ def _repaired(data: Data) -> Verdict:
     )
 
 
-WHY = (
+READY = (
     "in that order each transfer is ready after all before it in its queues, and none takes time: "
     "it starts when it is ready, as by delay"
+)
+PAIR = (
+    "what holds a transfer back comes from its sender, earlier, or from its receiver: an op that "
+    "ended before in the run that gives the order, so the consumer stands behind it and waits for "
+    "it anyway"
 )
 
 
@@ -239,14 +239,14 @@ def _claims() -> Iterator[Claim]:
     for number, text, check, kind, why in (
         ("f1", "asymmetric Chimera 8 x 16, B = 2F, messages that take no time: its default order "
          "costs time, that of readiness none", _example, OURS, ""),
-        ("f2", "a queue for each pair of workers costs nothing, at any schedule, size and shape "
-         "of the search", _by_pair, OURS, ""),
-        ("f3", "with a queue per worker every schedule loses at some unequal times of stages",
+        ("f2", "with a queue per worker every schedule loses at some unequal times of stages",
          _everywhere, OURS, ""),
+        ("f3", "with a queue for each pair of workers no schedule loses, at any times of ops",
+         _by_pair, BY_CONSTRUCTION, PAIR),
         ("f4", "with equal stages and B = 2F no queue costs time", _drawn_for, BY_CONSTRUCTION,
-         WHY),
+         READY),
         ("f5", "in the order in which they become ready transfers cost no time", _repaired,
-         BY_CONSTRUCTION, WHY),
+         BY_CONSTRUCTION, READY),
     ):  # fmt: skip
         yield Claim(number, text, "", "finding_queues.pdf", check, kind, why, thresholds=(SAME,))
 
