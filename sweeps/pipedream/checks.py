@@ -70,39 +70,36 @@ def compared(store: str, *names: str, x: str = "time") -> Check:
 
 
 def delay_law(data: Data) -> Verdict:
-    """Counted: exactly floor(S^2 - S/2) at every S."""
+    """What is counted differs from S^2 - S/2 by no more in deep pipes than in shallow ones."""
     found = data["staleness"]
-    exact = found.max_delay == np.floor(found.max_delay_law)
+    apart = found.max_delay - found.max_delay_law
+    half = found.sizes["stages"] // 2
+    shallow, deep = abs(apart[:half]).max(), abs(apart[half:]).max()
     last = found.isel(stages=-1)
     return judged(
-        f"{int(last.max_delay)} at S={int(last.stages)}; exactly floor(S^2 - S/2) at "
-        f"{int(exact.sum())} of {found.sizes['stages']} depths",
-        bool(exact.all()),
+        f"{int(last.max_delay)} at S={int(last.stages)}; less S^2 - S/2 that is "
+        f"{float(apart.min()):g} to {float(apart.max()):g} at {found.sizes['stages']} depths",
+        bool(deep <= shallow),
     )
 
 
-def mean_law(data: Data) -> Verdict:
-    """Counted: exactly (S^2 - 1)/2 + S/4 at every even S."""
-    found = data["staleness"]
-    even = found.where(found.stages % 2 == 0, drop=True)
-    gap = float(abs(even.mean_delay - even.mean_delay_law).max())
-    return judged(f"largest difference at even S: {gap:.1g}", gap < 1e-9)
+def most_of_bound(data: Data, bound: str) -> float:
+    """Largest measured mean squared gradient, as a share of "total" or "total_without_delay"."""
+    found = data["convergence_bound"]
+    shares = [found[f"{late}measured"] / found[f"{late}{bound}"] for late in ("", "late_")]
+    return max(float(share.max()) for share in shares)
 
 
 def bound_holds(data: Data) -> Verdict:
     """Measured mean squared gradients of all runs that did not diverge are below the bound."""
-    found = data["convergence_bound"]
-    worst, without = 0.0, 0.0
-    for name in (str(name) for name in found.data_vars if str(name).endswith("measured")):
-        prefix = name.removesuffix("measured")
-        if f"{prefix}total" in found and found[name].dims == found[f"{prefix}total"].dims:
-            worst = max(worst, float((found[name] / found[f"{prefix}total"]).max()))
-            part = found[name] / found[f"{prefix}total_without_delay"]
-            without = max(without, float(part.max()))
-    return judged(
-        f"measured / bound at most {worst:.2g}; without its delay term {without:.2g}",
-        0 < worst <= 1 < without,
-    )
+    worst = most_of_bound(data, "total")
+    return Verdict(f"measured / bound at most {worst:.2g}", 0 < worst <= 1)
+
+
+def delay_term_needed(data: Data) -> Verdict:
+    """Some run is above what is left of the bound without its delay term."""
+    worst = most_of_bound(data, "total_without_delay")
+    return judged(f"measured / bound without it at most {worst:.2g}", worst > 1)
 
 
 def bound_law(data: Data) -> Verdict:
@@ -215,7 +212,7 @@ def captioned(data: Data) -> Verdict:
     """Experiment 1 as its caption has it, at the step sizes that end lowest; nothing is judged."""
     store = "pipedream_quadratic"
     found = ends(data[store].sel(setting=CAPTION), "gap", "updates")
-    return Verdict(said(found), True, "beside experiment 1; no curves of it are published")
+    return Verdict(said(found), None)
 
 
 def caption_scaling(data: Data) -> Verdict:
@@ -226,7 +223,7 @@ def caption_scaling(data: Data) -> Verdict:
         f"{name} " + ", ".join(f"{found[name].median:.2g} at {s}" for s, found in each.items())
         for name in names
     ]
-    return Verdict("; ".join(words), True, "beside experiment 5; gradients without noise")
+    return Verdict("; ".join(words), None)
 
 
 def machines(objective: str) -> Check:
@@ -240,7 +237,7 @@ def machines(objective: str) -> Check:
             won.setdefault(found.scheme, []).append(system)
         words = [f"{scheme} on {', '.join(systems)}" for scheme, systems in won.items()]
         one = f"{next(iter(won))} on all nine"
-        return Verdict(one if len(won) == 1 else "; ".join(words), True)
+        return Verdict(one if len(won) == 1 else "; ".join(words), None)
 
     return check
 
