@@ -76,9 +76,8 @@ RATES = {
 
 @pytest.fixture(scope="module")
 def matched():
-    rates = {4: 0.9, 8: NEVER}
-    each = {s: made({"pipedream": 1.0, "rpd": rate}) for s, rate in rates.items()}
-    return read(many("stages", each), "pipedream_match")
+    rates = {"pipedream": 1.0, "pipedream, drawn": 0.8, "rpd": 0.7}
+    return read(made(rates), "pipedream_match")
 
 
 @pytest.fixture(scope="module")
@@ -164,16 +163,18 @@ def test_each_scheme_looks_different_in_grey():
 
 
 def test_match(matched):
-    left, right = pipedream_match.draw(matched)["pipedream_match"].axes
-    assert (
-        left.get_title(loc="left") == "S = 4, δ = 60:\nat most 25 times apart"
-    )  # at equal updates: exp(7.2 - 4)
-    assert right.get_title(loc="left") == "S = 8, δ = 60:\none of them diverges"
-    assert set(lines_of(left)) == {"PipeDream", "RPD"}
-    assert set(lines_of(right)) == {"PipeDream"}
-    band = left.collections[0].get_paths()[0].vertices[:, 1]
-    median = lines_of(left)["PipeDream"].get_ydata()
-    np.testing.assert_allclose((band.min(), band.max()), (median.min() / 10, median.max() * 10))
+    figure = pipedream_match.draw(matched)["pipedream_match"]
+    (axes,) = figure.axes
+    drawn = lines_of(axes)
+    assert list(drawn) == list(pipedream_match.LABELS.values())
+    gap = matched.shown.sel(scheme="rpd").median("seed")
+    np.testing.assert_array_equal(drawn["RPD, batches drawn"].get_ydata(), gap)
+    turn, by_chance = (
+        float(matched.apart.sel(scheme=s)) for s in ("pipedream", "pipedream, drawn")
+    )
+    words = caption_of(figure)
+    assert f"at most {turn:.2g} times apart" in words
+    assert f"at most {by_chance:.2g} times where" in words
 
 
 def test_scaling(scaled):

@@ -9,7 +9,13 @@ delay is exactly is a finding (`sweeps.findings.delays`).
 from pipejax.training import RULES
 from sweeps.kit.claims import BY_CONSTRUCTION, FITTED, OURS, SHOWN, Claim, command
 from sweeps.pipedream.checks import (
+    CLOSE,
+    END,
+    FALL,
+    FLAT,
     LOCAL,
+    POWER,
+    ROUNDING,
     admission,
     bound_holds,
     bound_law,
@@ -87,6 +93,7 @@ CLAIMS: tuple[Claim, ...] = (
         bound_law,
         kind=BY_CONSTRUCTION,
         why=ALGEBRA,
+        thresholds=(POWER, ROUNDING),
     ),
     Claim(
         "T5",
@@ -104,6 +111,7 @@ CLAIMS: tuple[Claim, ...] = (
             f"about {gap:g} ({step_size})",
             "pipedream_quadratic.pdf",
             published_end(scheme, gap),
+            thresholds=(END,),
         )
         for scheme, (gap, step_size) in PUBLISHED_1.items()
     ),
@@ -120,6 +128,7 @@ CLAIMS: tuple[Claim, ...] = (
         "close (S = 8)",
         "pipedream_match.pdf",
         matching,
+        thresholds=(CLOSE,),
     ),
     Claim(
         "1, caption",
@@ -136,6 +145,7 @@ CLAIMS: tuple[Claim, ...] = (
         "2.73, 20, 23, 270",
         "pipedream_nesterov.pdf",
         nesterov_ends,
+        thresholds=(END,),
     ),
     Claim(
         "2, winner",
@@ -191,6 +201,7 @@ CLAIMS: tuple[Claim, ...] = (
         "0.8e-2 to 1.6e-2",
         "pipedream_scaling.pdf",
         scaling_flat,
+        thresholds=(FLAT,),
     ),
     Claim(
         "5, LocalSGD",
@@ -198,6 +209,7 @@ CLAIMS: tuple[Claim, ...] = (
         "1.3e-2 at 2, 1.3e-3 at 64",
         "pipedream_scaling.pdf",
         scaling_local,
+        thresholds=(FALL,),
     ),
     Claim(
         "5, winner",

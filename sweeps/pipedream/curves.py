@@ -265,22 +265,22 @@ def fraction(step_size: float) -> str:
     return f"1/{1 / step_size:g}" if step_size < 1 else f"{step_size:g}"
 
 
-def apart(chosen: xr.Dataset, scheme: str = "pipedream") -> float:
-    """Tell how far PipeDream and RPD are apart.
+def apart(chosen: xr.Dataset, *schemes: str) -> float:
+    """Tell how far two schemes are apart.
 
     Args:
-      chosen: as from `tuned`, of one number of stages.
-      scheme: which PipeDream.
+      chosen: as from `tuned`, of one setting.
+      *schemes: both.
 
     Returns:
       The largest ratio of their medians at equal updates; NaN if one diverged.
     """
     median = np.log(chosen.shown.median("seed", skipna=False))
-    one, other = chosen.sel(scheme=scheme), chosen.sel(scheme="rpd")
-    at = one.updates.values[one.updates.values <= float(other.updates.max())]
+    updates = [chosen.updates.sel(scheme=name).values for name in schemes]
+    at = updates[0][updates[0] <= updates[1].max()]
     logs = [
-        np.interp(at, each.updates, median.sel(scheme=str(each.scheme.item())))
-        for each in (one, other)
+        np.interp(at, each, median.sel(scheme=name))
+        for each, name in zip(updates, schemes, strict=True)
     ]
     return float(np.exp(np.abs(logs[1] - logs[0]).max()))
 
@@ -329,8 +329,8 @@ def read(data: xr.Dataset, store: str) -> xr.Dataset:
     Returns:
       The data, and without the axis of step sizes: `shown`, `chosen_step_size`, `edge`, `hopeless`
       as of `tuned`, by the rule of the store; `end` as of `at_equal`, by what is equal; of
-      "pipedream_match" `apart` by stages; of "pipedream_machines" `first`, `second`, `lead` and
-      `wins` as of `winner`, at equal time.
+      "pipedream_match" `apart`, each scheme from RPD; of "pipedream_machines" `first`, `second`,
+      `lead` and `wins` as of `winner`, at equal time.
     """
     chosen = _chosen(data, store).drop_vars("step")
     end = _of_cases(chosen, lambda one: xr.concat([at_equal(one, x) for x in EQUAL], "by"))
@@ -342,7 +342,8 @@ def read(data: xr.Dataset, store: str) -> xr.Dataset:
         end=end,
     )
     if store == "pipedream_match":
-        found = found.assign(apart=_of_cases(chosen, lambda one: xr.DataArray(apart(one))))
+        ratios = [apart(chosen, name, "rpd") for name in map(str, chosen.scheme.values)]
+        found = found.assign(apart=("scheme", ratios))
     if store == "pipedream_machines":
         best = _of_cases(end.isel(by=0), lambda one: xr.Dataset(winner(one)._asdict()))
         found = found.assign(best.rename(scheme="first", seeds="wins"))
