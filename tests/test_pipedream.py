@@ -189,6 +189,25 @@ def test_every_verdict_can_fail(store, data):
     assert all(row["reason"] for row in rows)
 
 
+def test_a_winner_that_hangs_on_the_seed_is_told_by_seed(data):
+    other = data["pipedream_scaling"].copy(deep=True)
+    close = {"scheme": "local-sgd H=5", "stages": 4, "setting": AS_RUN}
+    lost = {**close, "seed": 1}
+    other["gap"].loc[lost] = 1.01 * other.gap.sel({**lost, "scheme": "pipedream"})
+    (row,) = judged({**data, "pipedream_scaling": other}, ("5, winner",))
+    assert row["verdict"] == "depends on the seed"
+    assert (
+        "at S = 4: 0.0063 against 0.009 (seed 0, the authors'), 0.01 against 0.01 (seed 1)"
+        in row["ours"]
+    )
+    other["gap"].loc[{**close, "seed": 0}] = 1.01 * other.gap.sel({**lost, "scheme": "pipedream"})
+    (row,) = judged({**data, "pipedream_scaling": other}, ("5, winner",))
+    assert (row["verdict"], row["reason"]) == ("open", "seeds do not agree at S = 4")
+    other["gap"].loc[close] = 1.01 * other.gap.sel({**close, "scheme": "pipedream"})
+    (row,) = judged({**data, "pipedream_scaling": other}, ("5, winner",))
+    assert (row["verdict"], row["reason"]) == ("differs", "PipeDream wins with every seed at S = 4")
+
+
 def test_how_close_curves_match_is_open_beyond_the_published_ends(data):
     quadratic = data["pipedream_quadratic"].copy(deep=True)
     quadratic["gap"].loc[{"scheme": "rpd delta=60"}] *= 2
