@@ -16,10 +16,12 @@ from sweeps.pipedream.curves import (
     at_equal,
     below,
     depths,
+    end_of,
     ends,
     in_order,
     rule_of,
     short,
+    shown,
     tuned,
     winner,
 )
@@ -69,16 +71,49 @@ def judged(ours: str, holds: bool) -> Verdict:
 
 
 def compared(store: str, *names: str, x: str = "time") -> Check:
-    """Check that schemes end in an order, lowest first."""
+    """Check that schemes end in an order, lowest first, each at a step size inside its grid."""
 
     def check(data: Data) -> Verdict:
         found, quantity = as_run(data[store]), QUANTITY.get(store, "gap")
-        rule = rule_of(store)
-        holds = in_order(at_equal(tuned(found, quantity, rule), x), names)
-        words = said(ends(found, quantity, x, rule), *names)
+        chosen = tuned(found, quantity, rule_of(store))
+        words = said(ends(found, quantity, x, rule_of(store)), *names)
+        if edges := [name for name in names if bool(chosen.edge.sel(scheme=name))]:
+            reason = f"{', '.join(edges)} may end lower beyond the step sizes that were tried"
+            return Verdict(words, None, reason)
+        holds = in_order(at_equal(chosen, x), names)
         return Verdict(words, holds, ORDER[holds])
 
     return check
+
+
+def order_only(check: Check, store: str, first: str, second: str, published: str) -> Check:
+    """Say beside an order that holds how far apart both are, here and as published.
+
+    Args:
+      check: of the order.
+      store: whose ends are compared.
+      first: who ends lowest.
+      second: who comes next.
+      published: both ends in words.
+
+    Returns:
+      The check, with that as its reason.
+    """
+
+    def both(data: Data) -> Verdict:
+        verdict = check(data)
+        quantity = QUANTITY.get(store, "gap")
+        found = ends(data[store], quantity)
+        lead = found[second].median / found[first].median
+        given = data[store].sel(step=0, scheme=first)
+        at_published = end_of(shown(given, quantity).isel(sample=-1).values, float(given.step_size))
+        reason = (
+            f"the order only: {lead:.2g} times below, published are {published}; at its published "
+            f"step size {first} ends at {at_published}"
+        )
+        return verdict._replace(reason="; ".join(filter(None, (reason, verdict.reason))))
+
+    return both
 
 
 def delay_law(data: Data) -> Verdict:

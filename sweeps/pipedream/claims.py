@@ -27,6 +27,7 @@ from sweeps.pipedream.checks import (
     machines,
     matching,
     nesterov_ends,
+    order_only,
     published_end,
     rules_agree,
     scaling_flat,
@@ -186,7 +187,12 @@ CLAIMS: tuple[Claim, ...] = (
         "PipeDream ends below LocalSGD H=8 on the language model, the best of them",
         "2.5 against 2.65",
         "pipedream_language.pdf",
-        compared("pipedream_language", *LANGUAGE[:2]),
+        order_only(
+            compared("pipedream_language", *LANGUAGE[:2]),
+            "pipedream_language",
+            *LANGUAGE[:2],
+            published="2.5 and 2.65",
+        ),
     ),
     Claim(
         "4, order",
