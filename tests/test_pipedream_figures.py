@@ -76,9 +76,8 @@ RATES = {
 
 @pytest.fixture(scope="module")
 def matched():
-    rates = {4: 0.9, 8: NEVER}
-    each = {s: made({"pipedream": 1.0, "rpd": rate}) for s, rate in rates.items()}
-    return read(many("stages", each), "pipedream_match")
+    rates = {"pipedream": 1.0, "pipedream, drawn": 0.8, "rpd": 0.7}
+    return read(made(rates), "pipedream_match")
 
 
 @pytest.fixture(scope="module")
@@ -127,10 +126,9 @@ def test_curves(name):
     assert axes.get_yscale() == ("linear" if quantity == "loss" else "log")
     assert axes.get_xlabel() == pipedream_cases.X_LABELS["updates" if is_random else "time"]
     drawn = lines_of(axes)
-    size = "" if is_random else " (1/4)"
     gap = made(RATES).gap.sel(scheme="pipedream", step=0).median("seed")
     np.testing.assert_allclose(
-        drawn[f"PipeDream{size}"].get_ydata(), gap + 1 if quantity == "loss" else gap
+        drawn["PipeDream (1/4)"].get_ydata(), gap + 1 if quantity == "loss" else gap
     )
     assert drawn["LocalSGD H=30: diverges"].get_xdata().size == 0
     assert len(axes.collections) == 3  # no band of what diverged
@@ -140,8 +138,8 @@ def test_captions_have_the_numbers_of_the_table():
     data = store("pipedream_nesterov")
     for x, figure in zip(("time", "updates"), pipedream_curves.draw(data).values(), strict=True):
         found = ends(data, "gap", x)
-        for name in ("pipedream", "local-sgd H=5"):
-            assert f"{pipedream_cases.label_of(name)} {found[name]}" in caption_of(figure)
+        low, high = sorted(found[name].median for name in ("pipedream", "local-sgd H=2"))
+        assert f"ends lowest, {high / low:.2g} times below" in caption_of(figure)
     by_time, by_updates = (ends(data, "gap", x)["pipedream"] for x in ("time", "updates"))
     np.testing.assert_allclose(by_time.median, np.exp(-8))
     np.testing.assert_allclose(by_updates.median, np.exp(-4))
@@ -149,8 +147,9 @@ def test_captions_have_the_numbers_of_the_table():
 
 def test_a_step_size_at_the_edge_is_said():
     data = store("pipedream_nesterov", made({"pipedream": 1.0}).isel(step=[1, 2]))
-    axes = pipedream_curves.draw(data)["pipedream_nesterov"].axes[0]
-    assert set(lines_of(axes)) == {"PipeDream (1/4, edge)"}
+    figure = pipedream_curves.draw(data)["pipedream_nesterov"]
+    assert set(lines_of(figure.axes[0])) == {"PipeDream (1/4*)"}
+    assert caption_of(figure).endswith("A star marks" + pipedream_curves.EDGE.split("marks")[1])
 
 
 def test_each_scheme_looks_different_in_grey():
@@ -164,40 +163,50 @@ def test_each_scheme_looks_different_in_grey():
 
 
 def test_match(matched):
-    left, right = pipedream_match.draw(matched)["pipedream_match"].axes
-    assert (
-        left.get_title(loc="left") == "S = 4, δ = 60:\nat most 25 times apart"
-    )  # at equal updates: exp(7.2 - 4)
-    assert right.get_title(loc="left") == "S = 8, δ = 60:\none of them diverges"
-    assert set(lines_of(left)) == {"PipeDream", "RPD"}
-    assert set(lines_of(right)) == {"PipeDream"}
-    band = left.collections[0].get_paths()[0].vertices[:, 1]
-    median = lines_of(left)["PipeDream"].get_ydata()
-    np.testing.assert_allclose((band.min(), band.max()), (median.min() / 10, median.max() * 10))
+    figure = pipedream_match.draw(matched)["pipedream_match"]
+    (axes,) = figure.axes
+    drawn = lines_of(axes)
+    assert list(drawn) == list(pipedream_match.LABELS.values())
+    gap = matched.shown.sel(scheme="rpd").median("seed")
+    np.testing.assert_array_equal(drawn["RPD, batches drawn"].get_ydata(), gap)
+    turn, by_chance = (
+        float(matched.apart.sel(scheme=s)) for s in ("pipedream", "pipedream, drawn")
+    )
+    words = caption_of(figure)
+    assert f"at most {turn:.2g} times apart" in words
+    assert f"at most {by_chance:.2g} times where" in words
 
 
 def test_scaling(scaled):
-    left, right = pipedream_scaling.draw(scaled)["pipedream_scaling"].axes
-    assert (left.get_xscale(), left.get_yscale()) == ("log", "log")
-    assert left.get_title(loc="left") == "setting: as run, 8 slots"
-    assert (left.get_ylim(), left.get_xlim()) == (right.get_ylim(), right.get_xlim())
-    assert {len(line.get_xdata()) for line in right.lines} == {2}
-    drawn = [line for line in left.lines if line.get_label() == "RPD"]
-    np.testing.assert_allclose(drawn[0].get_ydata(), np.exp([-4, -1.6, -0.8]))
+    (axes,) = pipedream_scaling.draw(scaled)["pipedream_scaling"].axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    (drawn,) = [line for line in axes.lines if line.get_label() == "RPD"]
+    np.testing.assert_allclose(drawn.get_ydata(), np.exp([-4, -1.6, -0.8]))
+    assert "PipeDream ends lowest with every seed at S = 2, 4, 8." in caption_of(axes.figure)
 
 
 def test_map_of_winners(machines):
     figure = pipedream_machines.draw(machines)["pipedream_machines_logistic"]
-    table, *curves = figure.axes
+    table, curves = figure.axes
     cells = {text.get_position(): text.get_text() for text in table.texts}
     for (column, _), words in cells.items():
-        pipedream = "PipeDream\n7.39 times below LocalSGD H=5\nin 3 of 3 seeds"
-        local_sgd = "LocalSGD H=5\n7.39 times below PipeDream\nin 3 of 3 seeds"
+        pipedream = "PipeDream\n7.39 times below\nLocalSGD H=5"
+        local_sgd = "LocalSGD H=5\n7.39 times below\nPipeDream"
         assert words == (local_sgd if column else pipedream)
     assert len(cells) == 9
-    titles = [axes.get_title(loc="left") for axes in curves]
-    assert titles == [f"{network} network, mid compute" for network in ("slow", "mid", "fast")]
-    assert {axes.get_xlabel() for axes in curves} == {"time [s]"}
+    assert curves.get_title(loc="left") == "(b) mid network, mid compute"
+    assert curves.get_xlabel() == "time [s]"
+
+
+def test_no_winner_is_named_where_seeds_disagree(machines):
+    other = machines.copy(deep=True)
+    other["wins"] -= 1
+    table = pipedream_machines.draw(other)["pipedream_machines_logistic"].axes[0]
+    words = {text.get_text() for text in table.texts}
+    assert words == {
+        "PipeDream or\nLocalSGD H=5:\nseeds disagree",
+        "LocalSGD H=5 or\nPipeDream:\nseeds disagree",
+    }
 
 
 def test_command_names_the_folder_of_stores(tmp_path, capsys):

@@ -157,7 +157,7 @@ def test_figure_of_the_bound(runs):
     drawn = {line.get_label(): line for line in terms.lines}
     case = runs.sel(convergence_bound.CASE)
     np.testing.assert_array_equal(drawn["bound"].get_ydata(), case.total)
-    np.testing.assert_array_equal(drawn["delay term"].get_ydata(), case.delay)
+    np.testing.assert_array_equal(drawn["delay"].get_ydata(), case.delay)
     assert float(np.squeeze(drawn["least bound"].get_xdata())) == float(case.best_step_size)
     assert float(np.squeeze(drawn["least measured"].get_xdata())) == float(case.best_measured)
     assert [line.get_label() for line in law.lines[::2]] == [

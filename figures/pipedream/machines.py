@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from figures.kit.cases import system_title
-from figures.kit.rules import AXES_DIFFER, describe
+from figures.kit.rules import describe
 from figures.pipedream.cases import (
     OBJECTIVES,
     QUANTITIES,
@@ -29,11 +29,12 @@ FILES: Mapping[str, str] = {
     "tridiagonal quadratic": "nesterov",
     "logistic regression": "logistic",
 }  # ends of the figures' names
-STRONG, PALE = 0.6, 0.2  # share of the colour where every seed agrees, and where not
+DRAWN = SYSTEM.format("mid", "mid")  # curves on the others look alike, but for their seconds
+STRONG = 0.6  # share of a colour in its cell
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
-    """Draw a map of winners and three machines' curves for every objective."""
+    """Draw a map of winners and one machine's curves for every objective."""
     return {
         f"pipedream_machines_{FILES[str(name)]}": _figure(data.sel(objective=name), str(name))
         for name in data.objective.values
@@ -41,38 +42,31 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
 
 
 def _figure(best: xr.Dataset, objective: str) -> Figure:
-    figure = plt.figure(figsize=(style.PAGE, 5.2))
-    grid = figure.add_gridspec(2, 3, height_ratios=(1.15, 1))
-    _map(figure.add_subplot(grid[0, :]), best)
-    first = None
-    for column, network in enumerate(SPEEDS):
-        axes = figure.add_subplot(grid[1, column], sharey=first)
-        _curves(axes, best.sel(system=SYSTEM.format(network, "mid")))
-        axes.tick_params(which="both", labelleft=first is None)
-        first = first or axes
-    assert first is not None
-    first.set_ylabel(QUANTITIES["gap"])
-    handles = [*first.get_legend_handles_labels()[0], range_of_seeds()]
+    figure = plt.figure(figsize=(style.PAGE, 3.4))
+    grid = figure.add_gridspec(1, 2, width_ratios=(1.35, 1))
+    table, curves = (figure.add_subplot(grid[0, column]) for column in range(2))
+    _map(table, best.sel(by="time"))
+    _curves(curves, best.sel(system=DRAWN))
+    handles = [*curves.get_legend_handles_labels()[0], range_of_seeds()]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return describe(
         figure,
-        f"Training {OBJECTIVES.get(objective, objective)} on nine machines. Above: who has the "
-        f"least gap where the first of all schemes ends, strong where it is so with all "
-        f"{best.sizes['seed']} seeds. Below: medians and ranges of the seeds on the machines of "
-        f"mid compute; {AXES_DIFFER}, for machines differ in speed.",
+        f"Training {OBJECTIVES.get(objective, objective)} on nine machines. Left: who has the "
+        f"least gap with all {best.sizes['seed']} seeds where the first of all schemes ends, and "
+        "how many times below the next one by the median; grey where the seeds do not agree. "
+        "Right: medians and ranges of the seeds on one machine.",
     )
 
 
 def _map(axes: Axes, best: xr.Dataset) -> None:
-    """One cell per machine, in the winner's colour."""
+    """One cell per machine, in the winner's colour where the seeds agree."""
     look = looks([str(name) for name in best.scheme.values])
     seeds = best.sizes["seed"]
     for row, compute in enumerate(SPEEDS):
         for column, network in enumerate(SPEEDS):
             one = best.sel(system=SYSTEM.format(network, compute))
-            first = str(one["first"].item())
-            colour = look[first]["color"] if first else palette.GREY
-            filled = _mixed(colour, STRONG if int(one.wins) == seeds else PALE)
+            first = str(one["first"].item()) if int(one.wins) == seeds else ""
+            filled = _mixed(look[first]["color"] if first else palette.GREY)
             place: dict[str, Any] = {"edgecolor": "white", "linewidth": 2, "facecolor": filled}
             axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **place))
             at: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
@@ -82,24 +76,24 @@ def _map(axes: Axes, best: xr.Dataset) -> None:
     axes.set_yticks(range(3), SPEEDS)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
+    axes.set_title("(a) who ends lowest", loc="left")
 
 
-def _mixed(colour: str, share: float) -> str:
+def _mixed(colour: str) -> str:
     """Mix a colour with white."""
-    red, green, blue = (share * part + 1 - share for part in to_rgb(colour))
+    red, green, blue = (STRONG * part + 1 - STRONG for part in to_rgb(colour))
     return to_hex((red, green, blue))
 
 
 def _words(one: xr.Dataset, seeds: int) -> str:
-    first, second = str(one["first"].item()), str(one["second"].item())
+    first, second = (label_of(str(one[name].item())) for name in ("first", "second"))
     if not first:
         return "all diverge"
     if not second:
-        return f"{label_of(first)}\nall others diverge"
-    return (
-        f"{label_of(first)}\n{float(one.lead):.3g} times below {label_of(second)}\n"
-        f"in {int(one.wins)} of {seeds} seeds"
-    )
+        return f"{first}\nall others diverge"
+    if int(one.wins) < seeds:
+        return f"{first} or\n{second}:\nseeds disagree"
+    return f"{first}\n{float(one.lead):.3g} times below\n{second}"
 
 
 def _curves(axes: Axes, best: xr.Dataset) -> None:
@@ -109,6 +103,6 @@ def _curves(axes: Axes, best: xr.Dataset) -> None:
     line: dict[str, Any] = {"color": palette.GREY, "linewidth": 0.8, "linestyle": ":"}
     first = float(best.time.isel(sample=-1).min())
     axes.axvline(first, label="the first of them ends", **line)
-    axes.set_xlabel("time [s]")
+    axes.set(xlabel="time [s]", ylabel=QUANTITIES["gap"])
     log_axis(axes)
-    axes.set_title(system_title(str(best.system.item())), loc="left")
+    axes.set_title(f"(b) {system_title(str(best.system.item()))}", loc="left")

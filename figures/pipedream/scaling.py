@@ -11,51 +11,54 @@ from figures.kit.cases import count_axis
 from figures.kit.rules import describe
 from figures.pipedream.cases import (
     QUANTITIES,
+    as_published,
     label_of,
     log_axis,
     looks,
     panels,
     plot_seeds,
     range_of_seeds,
-    said,
 )
 from pipejax.plots import palette, style
-from sweeps.pipedream.curves import QUANTITY, depths
 
 STORE = "pipedream_scaling"
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
-    """Draw the objective at the end against S, as run and as the caption has it."""
-    quantity = QUANTITY[STORE]
-    settings = list(map(str, data.setting.values))
-    figure, drawn = panels(len(settings), style.PAGE, 3.0)
-    words = []
-    for axes, setting in zip(drawn, settings, strict=True):
-        one = data.sel(setting=setting)
-        run = depths(one)
-        one = one.sel(stages=run)
-        for name, look in looks([str(name) for name in one.scheme.values]).items():
-            _scheme(axes, one.sel(scheme=name), look)
-        count_axis(axes, data.stages.values)
-        axes.set_xlim(float(data.stages.min()) / 1.2, float(data.stages.max()) * 1.2)
-        until = float(one.time.max())
-        axes.set_title(f"setting: {setting}, {until:g} slots", loc="left")
-        axes.set_xlabel("stages S")
-        for stages in (run[0], run[-1]):
-            each = said(one.sel(stages=stages), "time")
-            words.append(f"{setting.capitalize()} at S = {stages}: {each}.")
-    drawn[0].set_ylabel(f"{QUANTITIES[quantity]} at the end")
-    log_axis(drawn[0])
-    handles = [*drawn[0].get_legend_handles_labels()[0], range_of_seeds()]
-    at_edge = Line2D([], [], color=palette.BLACK, marker="o", markerfacecolor="white", linestyle="")
-    at_edge.set_label("open: smallest or largest step size tried")
-    figure.legend(handles=[*handles, at_edge], loc="outside lower center", ncols=3)
+    """Draw the objective at the end against S."""
+    one = as_published(data)
+    figure, (axes,) = panels(1, style.COLUMN, 3.2)
+    for name, its in looks([str(name) for name in one.scheme.values]).items():
+        _scheme(axes, one.sel(scheme=name), its)
+    count_axis(axes, one.stages.values)
+    axes.set(xlabel="stages S", ylabel=f"{QUANTITIES[one.attrs['quantity']]} at the end")
+    log_axis(axes)
+    handles = [*axes.get_legend_handles_labels()[0], range_of_seeds()]
+    if bool(one.edge.any()):
+        at_edge: dict[str, Any] = {"marker": "o", "markerfacecolor": "white", "linestyle": ""}
+        handles.append(
+            Line2D([], [], color=palette.BLACK, label="open: last size tried", **at_edge)
+        )
+    figure.legend(handles=handles, loc="outside lower center", ncols=2)
     caption = (
-        f"Logistic regression after one time at the step sizes that end lowest, by number of "
-        f"stages: medians and ranges of {data.sizes['seed']} seeds. "
+        f"Logistic regression with noisy gradients after {float(one.time.max()):g} slots, by "
+        f"number of stages: medians and ranges of {one.sizes['seed']} seeds, each scheme at the "
+        f"step size that ends lowest. {_winners(one.sel(by='time'))}"
     )
-    return {STORE: describe(figure, caption + " ".join(words))}
+    return {STORE: describe(figure, caption)}
+
+
+def _winners(one: xr.Dataset) -> str:
+    """Who ends lowest with every seed, and where."""
+    won: dict[str, list[str]] = {}
+    for stages in one.stages.values:
+        at = one.sel(stages=stages)
+        if int(at.wins) == one.sizes["seed"]:
+            won.setdefault(label_of(str(at["first"].item())), []).append(str(stages))
+    each = (
+        f"{name} ends lowest with every seed at S = {', '.join(at)}" for name, at in won.items()
+    )
+    return f"{'; '.join(each) or 'At no S do the seeds agree who ends lowest'}."
 
 
 def _scheme(axes: Axes, best: xr.Dataset, look: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Staleness of PipeDream: delays by depth, their distribution, and what messages change."""
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -29,12 +30,12 @@ LINKS: Mapping[str, Mapping[str, Any]] = {
     "rendezvous": {"color": palette.PURPLE, "marker": "s", "linestyle": "-"},
 }
 BINS = 20
-BELOW: Mapping[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.22)}
+BELOW: Mapping[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.28)}
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw counted delays on their law, two distributions, and mean delays under messages."""
-    figure, panels = plt.subplots(1, 3, figsize=(style.PAGE, 3.2))
+    figure, panels = plt.subplots(1, 3, figsize=(style.PAGE, 3.0))
     _by_depth(panels[0], data)
     _distribution(panels[1], data)
     _under_messages(panels[2], data)
@@ -53,7 +54,7 @@ def _by_depth(axes: Axes, data: xr.Dataset) -> None:
             "markersize": 3,
             "markerfacecolor": "none",
         }
-        handles.append(Line2D([], [], linewidth=0.8, label=f"{label}, law ${law.law}$", **look))
+        handles.append(Line2D([], [], linewidth=0.8, label=f"{label}: ${law.law}$", **look))
     axes.set(yscale="log", xlabel="stages S", ylabel="delay [block updates]")
     count_axis(axes, [s for s in (2, 4, 8, 16, 32, 64, 150) if s in data.stages])
     axes.legend(handles=handles, **BELOW)
@@ -81,10 +82,11 @@ def _under_messages(axes: Axes, data: xr.Dataset) -> None:
         axes.plot(place, data.mean_delay_under_messages.sel(link=name), label=name, **LINKS[name])
     law = float(data.mean_delay_law.sel(stages=int(data.shown[0])))
     axes.axhline(law, color=palette.GREY, linewidth=0.8, linestyle=":", label="equal slots")
-    axes.set_xticks(place, [f"{value:g}" for value in data.message.values])
-    axes.tick_params(axis="x", labelrotation=45)
+    fractions = [str(Fraction(float(value))) for value in data.message.values]
+    axes.set_xticks(place, fractions)
     axes.set(xlabel="message / forward", ylabel="mean delay [block updates]")
-    axes.legend(ncols=2, columnspacing=0.8, **{**BELOW, "bbox_to_anchor": (0.45, -0.3)})
+    axes.set_ylim(0, 1.15 * max(law, float(data.mean_delay_under_messages.max())))
+    axes.legend(ncols=2, columnspacing=0.8, **BELOW)
     axes.set_title(f"(c) under messages, S = {int(data.shown[0])}", loc="left")
 
 

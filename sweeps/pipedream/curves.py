@@ -14,6 +14,7 @@ import xarray as xr
 from pipejax.training import choose_step_size
 from pipejax.typing import Float, NumpyArray
 from sweeps.pipedream.settings import AS_RUN
+from sweeps.pipedream.words import End
 
 QUANTITY: Mapping[str, str] = {  # of each store, what its experiment is read by; else the gap
     "pipedream_logistic": "value",
@@ -28,30 +29,6 @@ NONE = -1  # in place of a step size
 
 PUBLISHED = "published"  # in place of a rule: the step size that was published
 EXPERIMENT_1 = ("pipedream_quadratic", "pipedream_match")  # read at published step sizes
-
-
-class End(NamedTuple):
-    """Where a scheme ends.
-
-    Attributes:
-      median: over the seeds.
-      low: least.
-      high: largest.
-      step_size: gamma.
-      edge: whether it is the smallest or largest that was tried.
-    """
-
-    median: float
-    low: float
-    high: float
-    step_size: float
-    edge: bool = False
-
-    def __str__(self) -> str:
-        """As 2.7 (2.6 to 2.9; 1/256)."""
-        median, low, high = map(short, self[:3])
-        spread = "" if low == high else f"{low} to {high}; "
-        return f"{median} ({spread}{fraction(self.step_size)})"
 
 
 def as_run(data: xr.Dataset) -> xr.Dataset:
@@ -233,54 +210,22 @@ def in_order(found: xr.DataArray, names: Sequence[str]) -> bool | None:
     return False if False in each else None if None in each else True
 
 
-def short(number: float) -> str:
-    """Write a number with two digits, or as many as it has before the point.
+def apart(chosen: xr.Dataset, *schemes: str) -> float:
+    """Tell how far two schemes are apart.
 
     Args:
-      number: of any size.
-
-    Returns:
-      The number.
-
-    Example:
-      >>> short(0.01234), short(268.7), short(2.9e-7)
-      ('0.012', '269', '2.9e-07')
-    """
-    return f"{number:.0f}" if 100 <= abs(number) < 1e4 else f"{number:.2g}"
-
-
-def fraction(step_size: float) -> str:
-    """Write a step size as a fraction.
-
-    Args:
-      step_size: a power of two.
-
-    Returns:
-      The fraction.
-
-    Example:
-      >>> fraction(0.0625), fraction(2.0)
-      ('1/16', '2')
-    """
-    return f"1/{1 / step_size:g}" if step_size < 1 else f"{step_size:g}"
-
-
-def apart(chosen: xr.Dataset, scheme: str = "pipedream") -> float:
-    """Tell how far PipeDream and RPD are apart.
-
-    Args:
-      chosen: as from `tuned`, of one number of stages.
-      scheme: which PipeDream.
+      chosen: as from `tuned`, of one setting.
+      *schemes: both.
 
     Returns:
       The largest ratio of their medians at equal updates; NaN if one diverged.
     """
     median = np.log(chosen.shown.median("seed", skipna=False))
-    one, other = chosen.sel(scheme=scheme), chosen.sel(scheme="rpd")
-    at = one.updates.values[one.updates.values <= float(other.updates.max())]
+    updates = [chosen.updates.sel(scheme=name).values for name in schemes]
+    at = updates[0][updates[0] <= updates[1].max()]
     logs = [
-        np.interp(at, each.updates, median.sel(scheme=str(each.scheme.item())))
-        for each in (one, other)
+        np.interp(at, each, median.sel(scheme=name))
+        for each, name in zip(updates, schemes, strict=True)
     ]
     return float(np.exp(np.abs(logs[1] - logs[0]).max()))
 
@@ -292,7 +237,7 @@ class Winner(NamedTuple):
       scheme: which; empty if all diverge.
       second: the next one; empty if there is none.
       lead: median of the second over that of the winner.
-      seeds: in how many seeds the winner is below the second.
+      seeds: in how many seeds the winner is below all others.
     """
 
     scheme: str
@@ -315,8 +260,8 @@ def winner(found: xr.DataArray) -> Winner:
     if not second:
         return Winner(first, "", np.nan, 0)
     lead = float(median.sel(scheme=second) / median.sel(scheme=first))
-    wins = (found.sel(scheme=first) < found.sel(scheme=second)).sum()
-    return Winner(first, second, lead, int(wins))
+    others = found.drop_sel(scheme=first).fillna(np.inf).min("scheme")
+    return Winner(first, second, lead, int((found.sel(scheme=first) < others).sum()))
 
 
 def read(data: xr.Dataset, store: str) -> xr.Dataset:
@@ -328,9 +273,9 @@ def read(data: xr.Dataset, store: str) -> xr.Dataset:
 
     Returns:
       The data, and without the axis of step sizes: `shown`, `chosen_step_size`, `edge`, `hopeless`
-      as of `tuned`, by the rule of the store; `end` as of `at_equal`, by what is equal; of
-      "pipedream_match" `apart` by stages; of "pipedream_machines" `first`, `second`, `lead` and
-      `wins` as of `winner`, at equal time.
+      as of `tuned`, by the rule of the store; `end` as of `at_equal` and `first`, `second`, `lead`
+      and `wins` as of `winner`, by what is equal; of "pipedream_match" `apart`, each scheme from
+      RPD. Attributes are the store's `quantity` and `rule`.
     """
     chosen = _chosen(data, store).drop_vars("step")
     end = _of_cases(chosen, lambda one: xr.concat([at_equal(one, x) for x in EQUAL], "by"))
@@ -342,11 +287,16 @@ def read(data: xr.Dataset, store: str) -> xr.Dataset:
         end=end,
     )
     if store == "pipedream_match":
-        found = found.assign(apart=_of_cases(chosen, lambda one: xr.DataArray(apart(one))))
-    if store == "pipedream_machines":
-        best = _of_cases(end.isel(by=0), lambda one: xr.Dataset(winner(one)._asdict()))
-        found = found.assign(best.rename(scheme="first", seeds="wins"))
-    return found
+        ratios = [apart(chosen, name, "rpd") for name in map(str, chosen.scheme.values)]
+        found = found.assign(apart=("scheme", ratios))
+    best = _of_cases(end, _winners).rename(scheme="first", seeds="wins")
+    attributes = {"quantity": QUANTITY.get(store, "gap"), "rule": rule_of(store)}
+    return found.assign(best).assign_attrs(attributes)
+
+
+def _winners(end: xr.DataArray) -> xr.Dataset:
+    each = [xr.Dataset(winner(end.isel(by=k))._asdict()) for k in range(len(EQUAL))]
+    return xr.concat(each, "by")
 
 
 def _chosen(data: xr.Dataset, store: str) -> xr.Dataset:

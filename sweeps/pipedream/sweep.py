@@ -18,6 +18,7 @@ from pipejax.files import checksum, provenance
 from sweeps.kit.command import check, save, why_anew
 from sweeps.pipedream import (
     convergence_bound,
+    curves,
     schedules,
     schemes,
     staleness,
@@ -61,6 +62,7 @@ def origin_of(name: str) -> dict[str, str]:
         "code": provenance()["code"],
         "sweep": checksum(Path(str(module.__file__)).read_bytes())[:16],
         "settings": checksum(repr(EXPERIMENTS.get(name, "")))[:16],
+        "reading": checksum(Path(str(curves.__file__)).read_bytes())[:16],
     }
 
 

@@ -1,0 +1,53 @@
+"""Who ends lowest on logistic regression, by gradient noise and depth, and where that turns."""
+
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from figures.kit.rules import describe
+from figures.pipedream.cases import label_of, log_axis, looks, panels, plot_seeds, range_of_seeds
+from pipejax.plots import palette, style
+
+SHOWN = (8, 16, 64)  # stages
+READ = "last model"
+
+
+def draw(data: xr.Dataset) -> dict[str, Figure]:
+    """Draw the ends of both schemes against the noise, with the noise at which they cross."""
+    at = data.sel(read=READ)
+    figure, drawn = panels(len(SHOWN), style.PAGE, 2.7)
+    for axes, stages in zip(drawn, SHOWN, strict=True):
+        _panel(axes, at.sel(stages=stages))
+    log_axis(drawn[0])
+    drawn[0].set_ylabel(f"objective $f$ after {data.attrs['slots']:g} slots")
+    handles = [*drawn[0].get_legend_handles_labels()[0], range_of_seeds()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4)
+    crossing = at.crossing.dropna("stages")
+    caption = (
+        "Logistic regression: PipeDream against LocalSGD by the noise of a gradient (standard "
+        "deviation of every coordinate; the published experiment has the largest). Medians "
+        f"and ranges of {data.sizes['seed']} seeds, each scheme at the step size that ends lowest. "
+        f"They cross at a noise of {float(crossing.min()):.2g} to {float(crossing.max()):.2g} "
+        f"(dotted) at {crossing.size} depths from S = {int(crossing.stages.min())} to "
+        f"{int(crossing.stages.max())}."
+    )
+    return {"finding_gradient_noise": describe(figure, caption)}
+
+
+def _panel(axes: Axes, one: xr.Dataset) -> None:
+    for name, look in looks([str(name) for name in one.scheme.values]).items():
+        plot_seeds(axes, one.noise, one.end.sel(scheme=name), label_of(name), look, every=1)
+    axes.axvline(
+        float(one.crossing),
+        color=palette.GREY,
+        linewidth=0.8,
+        linestyle=":",
+        label="both end alike",
+    )
+    axes.set_xscale("symlog", linthresh=0.05)
+    levels = one.noise.values[::2] if one.noise.size > 4 else one.noise.values
+    axes.set_xticks([*levels, one.noise.values[-1]])
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
+    axes.set(xlabel="gradient noise", xlim=(0, float(one.noise[-1]) * 1.05))
+    axes.set_title(f"S = {int(one.stages)}", loc="left")
