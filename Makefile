@@ -47,7 +47,6 @@ paper: $(READY)  ## repeat the tabular-schedule paper: fit, datasets, figures, T
 	mkdir -p $(RESULTS)
 	$(BIN)/python -m sweeps.tabular.fit
 	$(BIN)/python -m sweeps.tabular.schedules --out $(RESULTS)/tabular_schedules.zarr
-	$(BIN)/python -m sweeps.tabular.search --out $(RESULTS)/tabular_search.zarr
 	$(BIN)/python -m sweeps.tabular.schedule_tables --out $(RESULTS)/schedule_tables.zarr
 	$(BIN)/python -m sweeps.tabular.regimes --out $(RESULTS)/regimes.zarr
 	$(MAKE) figures

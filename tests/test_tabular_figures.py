@@ -12,20 +12,23 @@ from figures.tabular import asymmetric, bubble_ratio, hanayo, memory, ranking, r
 from pipejax.plots import style
 from sweeps.kit.cases import CASES
 from sweeps.tabular.claims import CLAIMS
-from sweeps.tabular.settings import SYSTEMS
+from sweeps.tabular.settings import MAIN as MAIN_SETTING, SETTINGS, SYSTEMS
 
 MICROBATCHES = [8, 16, 32, 256]
-RUNS = {"setting": 2, "link": 2, "drawn": 2, "system": 9}
+# values of each part of a setting: the main one, and another where a figure might take it
+PARTS = {name: [MAIN_SETTING[name]] for name in SETTINGS}
+PARTS |= {"setting": ["as reported", "calibrated"], "link": ["delay", "blocking"]}
+RUNS = {name: len(values) for name, values in PARTS.items()} | {"system": 9}
+ORDERS = {name: RUNS[name] for name in ("drawn", "admission")}
 GRID = {"schedule": len(CASES), "workers": 2, "microbatches": len(MICROBATCHES)}
 LAYOUT = {
     "makespan": GRID | RUNS,
     "bubble_ratio": GRID | RUNS,
     "formula_bubble_ratio": GRID,
-    "table_bubble_ratio": GRID | {"drawn": 2, "measured": 2},
-    "activation_bytes": GRID | {"drawn": 2, "worker": 8},
+    "table_bubble_ratio": GRID | ORDERS | {"measured": 2},
+    "activation_bytes": GRID | ORDERS | {"minibatch": 1, "worker": 8},
     "static_bytes": GRID | {"worker": 8},
 }
-AT_MAIN = {"setting": "calibrated", "link": "blocking", "drawn": "published"}
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +45,14 @@ def data():
             "schedule": list(CASES),
             "workers": [4, 8],
             "microbatches": MICROBATCHES,
-            "setting": ["as reported", "calibrated"],
-            "link": ["delay", "blocking"],
-            "drawn": ["published", "F=1, B=2"],
+            **PARTS,
             "system": list(SYSTEMS),
             "measured": ["F=1, B=1", "F=1, B=2"],
         },
         attrs={
-            **{f"main {name}": value for name, value in AT_MAIN.items()},
-            "minibatch": 1024,
+            **{f"main {name}": value for name, value in MAIN_SETTING.items()},
             "fitted to": "a published point",
-            "drawn published": "F = B",
+            "orders": "drawn with F = B",
         },
     )
     for name in ("makespan", "bubble_ratio", "formula_bubble_ratio", "table_bubble_ratio"):
@@ -88,7 +88,7 @@ def test_no_figure_has_bars(drawn):
 
 
 def test_a_cell_of_the_ranking_has_a_part_for_every_schedule_that_ties(data, drawn):
-    at = data.sel(AT_MAIN)
+    at = data.sel(MAIN_SETTING)
     for axes, workers in zip(drawn["ranking"].axes, (4, 8), strict=True):
         letters = [[""] * len(MICROBATCHES) for _ in range(11)]
         for text in axes.texts:
@@ -123,7 +123,7 @@ def test_memory_is_held_against_the_capacity(data, drawn):
 def test_times_are_relative_and_on_equal_axes(data, drawn):
     figure = drawn["run_time_s8"]
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
-    at = data.sel(AT_MAIN).sel(workers=8)
+    at = data.sel(MAIN_SETTING).sel(workers=8)
     for axes, system in zip(figure.axes, SYSTEMS, strict=True):
         lines = {line.get_label(): line.get_ydata() for line in axes.lines}
         for name in MAIN:
@@ -136,7 +136,7 @@ def test_times_are_relative_and_on_equal_axes(data, drawn):
 
 def test_the_mean_of_hanayo_is_a_point_of_its_own(data, drawn):
     (axes,) = drawn["hanayo"].axes
-    at = data.sel(AT_MAIN).sel(workers=8, microbatches=8).makespan
+    at = data.sel(MAIN_SETTING).sel(workers=8, microbatches=8).makespan
     gain = 100 * (1 - at.sel(schedule="hanayo, 2 waves") / at.sel(schedule="chimera"))
     lines = {line.get_label(): line for line in axes.lines}
     points = lines["Hanayo, 2 waves"].get_ydata()

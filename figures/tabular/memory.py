@@ -56,9 +56,9 @@ def _caption(data: xr.Dataset, capacity: float) -> str:
     least, largest = float(most.min()), float(most.max())
     fits = int((most <= capacity).sum())
     return (
-        f"Peak memory of {int(data.workers[-1])} workers; minibatch {data.minibatch}, the more "
-        f"microbatches the smaller each of them. Of all {most.size} points of the dataset {fits} "
-        f"fit into {capacity:g} GB: the fullest worker of a point needs {least:,.0f} to "
+        f"Peak memory of {int(data.workers[-1])} workers; minibatch {int(data.minibatch)}, the "
+        f"more microbatches the smaller each. Of all {most.size} points of the dataset {fits} fit "
+        f"into {capacity:g} GB: the fullest worker of a point needs {least:,.0f} to "
         f"{largest:,.0f} GB, as nothing is recomputed and the attention scores of 80 heads are "
         "kept. GPipe holds the whole minibatch at any number of microbatches, 1F1B the least on "
         "its last worker; Chimera and Hanayo spread the load, Chimera at two copies of the "
