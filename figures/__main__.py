@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +20,7 @@ from figures.design import (
     timelines,
     tornado,
 )
+from figures.kit.captions import in_latex, in_markdown
 from figures.kit.overview import Source, overview
 from figures.kit.rules import caption_of, faults
 from figures.optpipe import (
@@ -110,11 +111,16 @@ STORES: Mapping[str, Source] = {
     },
 }
 SUFFIXES: Mapping[str, Mapping[str, None]] = {"pdf": {"CreationDate": None}, "png": {}}
-CAPTIONS = "captions.md"
+CAPTIONS: Mapping[str, Callable[[Mapping[str, str]], str]] = {
+    "captions.md": in_markdown,
+    "captions.tex": in_latex,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the figures of every store that is there, as pdf and png, and write their captions.
+
+    Captions are written twice: as a page of all figures, and as LaTeX to be put into a paper.
 
     What would keep a figure from being printed is told, but it is drawn.
 
@@ -150,7 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     drawn = _draw(there, options.data, options.out)
     shown = Console()
     shown.print(
-        f"{len(drawn)} figures and {CAPTIONS} in {options.out}: {', '.join(drawn)}", soft_wrap=True
+        f"{len(drawn)} figures, {' and '.join(CAPTIONS)} in {options.out}: {', '.join(drawn)}",
+        soft_wrap=True,
     )
     for name in (name for name in STORES if name not in there):
         target = options.data if STORES[name].to_folder else options.data / name
@@ -178,8 +185,8 @@ def _draw(stores: list[str], data: Path, out: Path) -> list[str]:
                     figure.savefig(draft, metadata=dict(metadata))
             captions[label] = caption_of(figure)
             plt.close(figure)
-    paragraphs = (f"![{label}]({label}.png)\n\n{text}\n" for label, text in captions.items())
-    write_file(out / CAPTIONS, "\n".join(paragraphs))
+    for name, written in CAPTIONS.items():
+        write_file(out / name, written(captions))
     return list(captions)
 
 

@@ -10,7 +10,7 @@ from figures.kit.rules import caption_of, faults
 from figures.tabular import regimes as drawing
 from pipejax.plots import style
 from sweeps.tabular import regimes as sweep
-from sweeps.tabular.settings import MAIN, draw
+from sweeps.tabular.settings import H100_BANDWIDTH, MAIN, Setting, draw
 
 pytestmark = pytest.mark.compiles
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.compiles
 @pytest.fixture(scope="module")
 def data():
     with jax.enable_x64(True):
-        return sweep.sweep(points=9)
+        return sweep.sweep(points=9, setting=Setting(0.36, H100_BANDWIDTH))
 
 
 @pytest.mark.takes_turns

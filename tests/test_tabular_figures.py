@@ -65,9 +65,9 @@ def data():
 
 @pytest.fixture(scope="module")
 def drawn(data):
-    scripts = (asymmetric, bubble_ratio, hanayo, memory, ranking)
+    scripts = (asymmetric, bubble_ratio, hanayo, memory, ranking, run_time)
     figures = {name: figure for script in scripts for name, figure in script.draw(data).items()}
-    return figures | run_time.draw(data.sel(workers=[8]))
+    return figures
 
 
 @pytest.mark.takes_turns
@@ -94,41 +94,58 @@ def test_a_cell_of_the_ranking_has_a_part_for_every_schedule_that_ties(data, dra
         for text in axes.texts:
             column, row = text.get_position()
             letters[int(row)][int(column)] += text.get_text()
+        marks = {
+            (int(x), round(y))
+            for line in axes.lines[:-2]
+            for x, y in zip(*line.get_data(), strict=True)
+        }
         levels = [at.formula_bubble_ratio, at.table_bubble_ratio.sel(measured=ranking.SLOTS)]
         levels += [at.makespan.sel(system=name) for name in SYSTEMS]
-        for row, values in zip(letters, levels, strict=True):
-            two = values.sel(workers=workers).sel(schedule=["gpipe", "chimera"])
+        for k, (row, values) in enumerate(zip(letters, levels, strict=True)):
+            values = values.sel(workers=workers)
+            two = values.sel(schedule=["gpipe", "chimera"])
             is_best = two <= 1.01 * two.min("schedule")
             expected = [
                 "G1" * bool(gpipe) + "C" * bool(chimera)  # 1F1B equals GPipe
                 for gpipe, chimera in is_best.transpose("microbatches", "schedule").values
             ]
             assert row == expected
+            beaten = values.sel(schedule=ranking.HANAYO) < 0.99 * two.min("schedule")
+            assert {x for x, y in marks if y == k} == set(np.flatnonzero(beaten.values).tolist())
         widths = {p.get_width() for p in axes.patches if isinstance(p, Rectangle)}
         assert {0.5, 1.0} <= widths
     assert "1 %" in caption_of(drawn["ranking"])
 
 
-def test_memory_is_held_against_the_capacity(data, drawn):
+def test_equal_systems_are_one_row_of_the_ranking(data):
+    same = data.copy(deep=True)
+    same["makespan"].loc[{"system": SYSTEMS[4]}] = same.makespan.sel(system=SYSTEMS[0])
+    figure = ranking.draw(same)["ranking"]
+    rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert rows[:3] == ["formula", "table", "slow/slow, mid/mid"]
+    assert len(rows) == 10
+
+
+def test_memory_is_held_against_the_capacity(drawn):
     figure = drawn["memory"]
     for axes in figure.axes:
-        levels = [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == "--"]
-        assert levels == [80.0]
+        (level,) = (line for line in axes.lines if "accelerator" in str(line.get_label()))
+        assert level.get_ydata()[0] == 80.0
         assert axes.get_yscale() == "log"
-    assert f"Of all {2 * len(CASES) * len(MICROBATCHES)} points of the dataset 1 fit" in caption_of(
-        figure
-    )
+    count = 2 * len(CASES) * len(MICROBATCHES)
+    assert f"Of all {count} points 1 fit" in caption_of(figure)
 
 
 def test_times_are_relative_and_on_equal_axes(data, drawn):
-    figure = drawn["run_time_s8"]
+    figure = drawn["run_time"]
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
-    at = data.sel(MAIN_SETTING).sel(workers=8)
-    for axes, system in zip(figure.axes, SYSTEMS, strict=True):
+    at = data.sel(MAIN_SETTING)
+    points = [(p, system) for p in (4, 8) for system in run_time.SHOWN]
+    for axes, (workers, system) in zip(figure.axes, points, strict=True):
         lines = {line.get_label(): line.get_ydata() for line in axes.lines}
+        times = at.makespan.sel(system=system, workers=workers)
         for name in MAIN:
-            times = at.makespan.sel(system=system)
-            expected = times.sel(schedule=name) / times.sel(schedule="gpipe")
+            expected = times.sel(schedule=name) / times.sel(schedule="gpipe", microbatches=8)
             np.testing.assert_allclose(lines[LOOK[name]["label"]], expected)
     gpipe, one = (figure.axes[0].lines[k] for k in (0, 1))
     assert gpipe.get_linewidth() > 2 * one.get_linewidth()  # seen below what equals it
@@ -149,6 +166,7 @@ def test_the_mean_of_hanayo_is_a_point_of_its_own(data, drawn):
 
 
 def test_networks_of_the_asymmetric_are_told_apart(drawn):
-    top = drawn["asymmetric"].axes[0]
-    looks = {(line.get_marker(), line.get_color()) for line in top.lines[:3]}
-    assert len({marker for marker, _ in looks}) == len({colour for _, colour in looks}) == 3
+    slow, fast = drawn["asymmetric"].axes[0].lines[:2]
+    assert slow.get_color() == fast.get_color()
+    assert (slow.get_linestyle(), slow.get_markerfacecolor()) == (":", "none")
+    assert fast.get_linestyle() == "-"

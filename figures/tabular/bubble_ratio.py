@@ -35,9 +35,9 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     panels[0].set_ylabel("bubble ratio [%]")
     panels[0].set_ylim(bottom=0)
     handles, _ = panels[0].get_legend_handles_labels()
-    kinds = [
-        Line2D([], [], color=palette.BLACK, marker="o", label="filled: table"),
-        Line2D([], [], color=palette.BLACK, marker="o", label="open: published formula", **FORMULA),
+    kinds = [  # of no schedule's colour or marker
+        Line2D([], [], color=palette.PURPLE, label="solid: table"),
+        Line2D([], [], color=palette.PURPLE, linestyle=":", label="dotted: published formula"),
     ]
     figure.legend(handles=[*handles, *kinds], loc="outside lower center", ncols=4)
     return {"bubble_ratio": describe(figure, _caption(data))}

@@ -19,7 +19,7 @@ from pipejax.files import provenance
 from pipejax.results import Region
 from sweeps.kit.command import write
 from sweeps.tabular.fit import calibrated
-from sweeps.tabular.settings import MAIN, SYSTEMS, draw, system_at, workload
+from sweeps.tabular.settings import MAIN, SYSTEMS, Setting, draw, system_at, workload
 
 PARAMETERS = ("F", "B", "c")
 
@@ -49,8 +49,12 @@ BACKWARDS, MESSAGES = (0.5, 4.0), (1e-5, 10.0)  # of a forward
 ACCELERATORS = ("a100", "h100", "b200", "mi300x")
 
 
-def sweep(points: int = POINTS) -> xr.Dataset:
+def sweep(points: int = POINTS, setting: Setting | None = None) -> xr.Dataset:
     """Evaluate both forms of each pair on the plane, and place the systems on it.
+
+    Args:
+      points: on each axis.
+      setting: of the paper's systems; the calibrated one if None.
 
     Returns:
       By (pair, backward, message): ratio of step times; by (pair, system): B / F and c / F; by
@@ -61,7 +65,7 @@ def sweep(points: int = POINTS) -> xr.Dataset:
     plane = {"F": 1.0, "B": backward[:, None], "c": message[None, :]}
     forms = {name: [_form(case, pair) for case in pair[:2]] for name, pair in PAIRS.items()}
     ratio = [one(**plane) / other(**plane) for one, other in forms.values()]
-    setting = calibrated()
+    setting = calibrated() if setting is None else setting
     systems = {name: system_at(name, setting) for name in SYSTEMS}
     systems |= {name: pj.load_system(name) for name in ACCELERATORS}
     places = np.array(
