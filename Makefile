@@ -47,7 +47,6 @@ paper: $(READY)  ## repeat the tabular-schedule paper: fit, datasets, figures, T
 	mkdir -p $(RESULTS)
 	$(BIN)/python -m sweeps.tabular.fit
 	$(BIN)/python -m sweeps.tabular.schedules --out $(RESULTS)/tabular_schedules.zarr
-	$(BIN)/python -m sweeps.tabular.search --out $(RESULTS)/tabular_search.zarr
 	$(BIN)/python -m sweeps.tabular.schedule_tables --out $(RESULTS)/schedule_tables.zarr
 	$(BIN)/python -m sweeps.tabular.regimes --out $(RESULTS)/regimes.zarr
 	$(MAKE) figures
@@ -66,9 +65,8 @@ optpipe: $(READY)  ## repeat OptPipe: dataset, figures, claims (ten minutes; SEC
 	$(MAKE) figures
 	$(BIN)/python -m sweeps.optpipe.claims --data $(RESULTS)
 
-# each module but these writes a dataset of its own; the grid of `make optpipe` is made where it is not there
-OTHER := claims offload __init__
-FINDINGS := $(filter-out $(OTHER),$(basename $(notdir $(wildcard sweeps/findings/*.py))))
+# those that write a dataset by themselves; one more reads the grid of `make optpipe`, made where it is not there
+FINDINGS := links regimes queues delays gradient_noise
 GRID := $(RESULTS)/optpipe_grid.zarr
 
 findings: $(READY)  ## what follows that nobody has published: datasets, figures, claims (2 minutes behind make optpipe)

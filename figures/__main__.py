@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -21,11 +21,13 @@ from figures.design import (
     tornado,
 )
 from figures.findings import (
+    gradient_noise as finding_gradient_noise,
     links as finding_links,
     offload as finding_offload,
     queues as finding_queues,
     regimes as finding_regimes,
 )
+from figures.kit.captions import in_latex, in_markdown
 from figures.kit.overview import Source, overview
 from figures.kit.rules import caption_of, faults
 from figures.optpipe import (
@@ -118,17 +120,26 @@ STORES: Mapping[str, Source] = {
     "finding_links.zarr": Source("python -m sweeps.findings.links --out", (finding_links,)),
     "finding_regimes.zarr": Source("python -m sweeps.findings.regimes --out", (finding_regimes,)),
     "finding_queues.zarr": Source("python -m sweeps.findings.queues --out", (finding_queues,)),
+    "finding_delays.zarr": Source("python -m sweeps.findings.delays --out", ()),
+    "finding_gradient_noise.zarr": Source(
+        "python -m sweeps.findings.gradient_noise --out", (finding_gradient_noise,)
+    ),
     "finding_offload.zarr": Source(
         "python -m sweeps.findings.offload --grid results/optpipe_grid.zarr --out",
         (finding_offload,),
     ),
 }
 SUFFIXES: Mapping[str, Mapping[str, None]] = {"pdf": {"CreationDate": None}, "png": {}}
-CAPTIONS = "captions.md"
+CAPTIONS: Mapping[str, Callable[[Mapping[str, str]], str]] = {
+    "captions.md": in_markdown,
+    "captions.tex": in_latex,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the figures of every store that is there, as pdf and png, and write their captions.
+
+    Captions are written twice: as a page of all figures, and as LaTeX to be put into a paper.
 
     What would keep a figure from being printed is told, but it is drawn.
 
@@ -164,7 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     drawn = _draw(there, options.data, options.out)
     shown = Console()
     shown.print(
-        f"{len(drawn)} figures and {CAPTIONS} in {options.out}: {', '.join(drawn)}", soft_wrap=True
+        f"{len(drawn)} figures, {' and '.join(CAPTIONS)} in {options.out}: {', '.join(drawn)}",
+        soft_wrap=True,
     )
     for name in (name for name in STORES if name not in there):
         target = options.data if STORES[name].to_folder else options.data / name
@@ -192,8 +204,8 @@ def _draw(stores: list[str], data: Path, out: Path) -> list[str]:
                     figure.savefig(draft, metadata=dict(metadata))
             captions[label] = caption_of(figure)
             plt.close(figure)
-    paragraphs = (f"![{label}]({label}.png)\n\n{text}\n" for label, text in captions.items())
-    write_file(out / CAPTIONS, "\n".join(paragraphs))
+    for name, written in CAPTIONS.items():
+        write_file(out / name, written(captions))
     return list(captions)
 
 

@@ -194,3 +194,27 @@ def test_no_two_classes_have_one_name():
         if isinstance(node, ast.ClassDef)
     ]
     assert sorted(names) == sorted(set(names))
+
+
+# what still reads a dataset with a function of the sweep that made it
+READ_BY_THE_SWEEP = {
+    "sweeps.pipedream.curves.end_of",
+    "sweeps.pipedream.curves.fraction",
+    "sweeps.pipedream.curves.rule_of",
+    "sweeps.pipedream.curves.depths",
+}
+
+
+def test_figures_take_names_from_sweeps_and_compute_nothing_with_them():
+    """A figure reads a dataset: of the sweep that made it it may know constants."""
+    used = {
+        name
+        for path in (ROOT / "figures").rglob("*.py")
+        for name in imports(path)
+        if name.split(".")[0] == "sweeps"
+    }
+    assert {name for name in used if not name.split(".")[-1].isupper()} <= READ_BY_THE_SWEEP
+    tabular = [
+        name for path in (ROOT / "figures" / "tabular").glob("*.py") for name in imports(path)
+    ]
+    assert not [name for name in tabular if name.startswith(("sweeps", "jax"))]

@@ -20,6 +20,7 @@ from figures.design import (
     timelines,
     tornado,
 )
+from figures.kit import captions
 from figures.kit.cases import LOOK
 from figures.kit.overview import TARGETS, overview
 from figures.kit.rules import faults
@@ -330,7 +331,12 @@ def test_command(names, stores, tmp_path, capsys):
     assert command.main(["--data", str(stores), "--out", str(out)]) == 0
     assert {path.name for path in out.iterdir()} == {
         f"{name}.{suffix}" for name in names for suffix in ("pdf", "png")
-    } | {"captions.md"}
+    } | {"captions.md", "captions.tex"}
+    latex = (out / "captions.tex").read_text()
+    for name in names:
+        assert f"\\includegraphics{{{name}.pdf}}" in latex
+        assert f"\\label{{fig:{name}}}" in latex
+    assert latex.count("\\begin{figure}") == latex.count("\\caption{") == len(names)
     printed = capsys.readouterr()
     missing = stores / "tabular_schedules.zarr"
     assert (
@@ -340,6 +346,16 @@ def test_command(names, stores, tmp_path, capsys):
     absent = [name for name in command.STORES if not (stores / name).exists()]
     assert printed.out.count("writes it") == len(absent)
     assert "figures" in printed.err
+
+
+def test_captions_are_escaped_for_latex():
+    text = captions.in_latex({"a_b": r"5 % of x_1 & #2 {$y^2$} ~ 3 µs \ < >"})
+    assert (
+        r"\caption{5 \% of x\_1 \& \#2 \{\$y\textasciicircum{}2\$\} \textasciitilde{} 3 \textmu{}s "
+        r"\textbackslash{} \textless{} \textgreater{}}"
+    ) in text
+    assert r"\includegraphics{a_b.pdf}" in text  # names are no text
+    assert r"\label{fig:a_b}" in text
 
 
 def test_nothing_to_draw(tmp_path, capsys):
@@ -360,6 +376,7 @@ def test_every_script_has_a_store():
     files = {".".join(path.parts) for path in paths if path.name != "__init__"}
     assert files - scripts == {
         "figures.__main__",
+        "figures.kit.captions",
         "figures.kit.cases",
         "figures.kit.overview",
         "figures.kit.rules",

@@ -10,7 +10,7 @@ from figures.kit.rules import caption_of, faults
 from figures.tabular import regimes as drawing
 from pipejax.plots import style
 from sweeps.tabular import regimes as sweep
-from sweeps.tabular.settings import draw
+from sweeps.tabular.settings import H100_BANDWIDTH, MAIN, Setting, draw
 
 pytestmark = pytest.mark.compiles
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.compiles
 @pytest.fixture(scope="module")
 def data():
     with jax.enable_x64(True):
-        return sweep.sweep(points=9)
+        return sweep.sweep(points=9, setting=Setting(0.36, H100_BANDWIDTH))
 
 
 @pytest.mark.takes_turns
@@ -28,7 +28,9 @@ def test_the_map_is_that_of_runs(data):
         for b, c in ((0, 0), (4, 5), (8, 8), (3, 7)):
             at = {"backward": float(data.backward[b]), "transfer": float(data.message[c])}
             one, other = (
-                pj.evaluate(table, pj.Costs.per_worker(table, forward=1.0, **at)).makespan
+                pj.evaluate(
+                    table, pj.Costs.per_worker(table, forward=1.0, **at), link=MAIN["link"]
+                ).makespan
                 for table in tables
             )
             assert float(data.ratio.sel(pair=name)[b, c]) == pytest.approx(one / other, rel=1e-12)
@@ -37,11 +39,13 @@ def test_the_map_is_that_of_runs(data):
 def test_the_published_outliers_lie_on_both_sides(data):
     """Hanayo against Chimera at 8 x 8: faster on slow_nw_mid_cp, slower on slow_nw_fast_cp."""
     border = data.attrs["hanayo: one at most"]
-    assert border.endswith("12B >= 7F + 98c and 5B >= 98c")
+    assert border.endswith("6B >= F + 112c and 5B >= 108c")
+    assert data.border.sel(pair="hanayo") == pytest.approx(10 / 108)
+    assert np.isnan(data.border.sel(pair="chimera"))
     place = data.sel(pair="hanayo")
     for system, wins in (("slow_nw_mid_cp", True), ("slow_nw_fast_cp", False)):
         b, c = (float(place[name].sel(system=system)) for name in ("backward_of", "message_of"))
-        assert (12 * b >= 7 + 98 * c and 5 * b >= 98 * c) == wins
+        assert (6 * b >= 1 + 112 * c and 5 * b >= 108 * c) == wins
 
 
 def test_the_figure_can_be_printed(data):

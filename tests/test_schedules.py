@@ -25,7 +25,7 @@ INSTANT = [pj.Phase[letter] for letter in ("U", "O", "L", "WAIT_O")]
 OPTIONS = {
     "interleaved-1f1b": [{}, {"stages_per_worker": 3}],
     "hanayo": [{}, {"waves": 3}],
-    "chimera": [{}, {"pipes": 4}],
+    "chimera": [{}, {"pipes": 4}, {"in_flight": 1}],
     "interleaved-zb": [{}, {"stages_per_worker": 3}],
     "looped-bfs": [{"stages_per_worker": 4}, {"last_first": True}],
     "circular": [{}, {"stages_per_worker": 1}],
@@ -73,6 +73,23 @@ def test_builds_at_every_legal_size(name, options):
                             assert mine == sorted(mine, reverse=back), (name, p, m, w)
 
 
+@pytest.mark.parametrize(("most", "slots"), [(1, 384), (4, 201), (5, 196)])
+def test_a_pipe_of_chimera_admits_so_many(most, slots):
+    double = {"F": 1, "B": 2}
+    own = {} if most == 4 else {"in_flight": most}
+    table = build("chimera", num_workers=4, num_microbatches=64, slots=double, **own)
+    start, finish = slot_times(table, double)
+    assert finish.max() == slots
+    first, last = (
+        np.array([moment[table.microbatch == m] for m in range(64)]) for moment in (start, finish)
+    )
+    first, last = first.min(-1), last.max(-1)
+    for pipe in (0, 1):
+        own = np.arange(pipe, 64, 2)
+        active = (first[own, None] <= first[own]) & (first[own] < last[own, None])
+        assert active.sum(0).max() == most
+
+
 @pytest.mark.parametrize("name", REGISTRY)
 def test_what_is_said_to_be_legal_can_be_built_and_nothing_else(name):
     for p, m in itertools.product(range(1, 5), [*range(1, 4), 7, 8]):
@@ -111,6 +128,7 @@ ILLEGAL = {
     "few for DualPipeV": (("dualpipe-v", 3, 5, {}), r"microbatches, .* workers \(6\), got 5"),
     "no multiple": (("circular", 4, 6, {}), r"circular needs a multiple of .* \(4\) .* got 6"),
     "odd pipes": (("chimera", 4, 12, {"pipes": 3}), r"pipes must be even and divide .* got 3"),
+    "none in flight": (("chimera", 4, 8, {"in_flight": 0}), "in_flight must be a whole number of"),
     "many pipes": (("chimera", 4, 6, {"pipes": 4}), r"the microbatches \(6\), got 4"),
     "odd asymmetric": (("chimera-asymmetric", 3, 4, {}), "chimera-asymmetric needs an even"),
     "no wave": (("hanayo", 4, 4, {"waves": 0}), "waves must be .* at least 1, got 0"),

@@ -12,20 +12,23 @@ from figures.tabular import asymmetric, bubble_ratio, hanayo, memory, ranking, r
 from pipejax.plots import style
 from sweeps.kit.cases import CASES
 from sweeps.tabular.claims import CLAIMS
-from sweeps.tabular.settings import SYSTEMS
+from sweeps.tabular.settings import MAIN as MAIN_SETTING, SETTINGS, SYSTEMS
 
 MICROBATCHES = [8, 16, 32, 256]
-RUNS = {"setting": 2, "link": 2, "drawn": 2, "system": 9}
+# values of each part of a setting: the main one, and another where a figure might take it
+PARTS = {name: [MAIN_SETTING[name]] for name in SETTINGS}
+PARTS |= {"setting": ["as reported", "calibrated"], "link": ["delay", "blocking"]}
+RUNS = {name: len(values) for name, values in PARTS.items()} | {"system": 9}
+ORDERS = {name: RUNS[name] for name in ("drawn", "admission")}
 GRID = {"schedule": len(CASES), "workers": 2, "microbatches": len(MICROBATCHES)}
 LAYOUT = {
     "makespan": GRID | RUNS,
     "bubble_ratio": GRID | RUNS,
     "formula_bubble_ratio": GRID,
-    "table_bubble_ratio": GRID | {"drawn": 2, "measured": 2},
-    "activation_bytes": GRID | {"drawn": 2, "worker": 8},
+    "table_bubble_ratio": GRID | ORDERS | {"measured": 2},
+    "activation_bytes": GRID | ORDERS | {"minibatch": 1, "worker": 8},
     "static_bytes": GRID | {"worker": 8},
 }
-AT_MAIN = {"setting": "calibrated", "link": "blocking", "drawn": "published"}
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +45,14 @@ def data():
             "schedule": list(CASES),
             "workers": [4, 8],
             "microbatches": MICROBATCHES,
-            "setting": ["as reported", "calibrated"],
-            "link": ["delay", "blocking"],
-            "drawn": ["published", "F=1, B=2"],
+            **PARTS,
             "system": list(SYSTEMS),
             "measured": ["F=1, B=1", "F=1, B=2"],
         },
         attrs={
-            **{f"main {name}": value for name, value in AT_MAIN.items()},
-            "minibatch": 1024,
+            **{f"main {name}": value for name, value in MAIN_SETTING.items()},
             "fitted to": "a published point",
-            "drawn published": "F = B",
+            "orders": "drawn with F = B",
         },
     )
     for name in ("makespan", "bubble_ratio", "formula_bubble_ratio", "table_bubble_ratio"):
@@ -65,9 +65,9 @@ def data():
 
 @pytest.fixture(scope="module")
 def drawn(data):
-    scripts = (asymmetric, bubble_ratio, hanayo, memory, ranking)
+    scripts = (asymmetric, bubble_ratio, hanayo, memory, ranking, run_time)
     figures = {name: figure for script in scripts for name, figure in script.draw(data).items()}
-    return figures | run_time.draw(data.sel(workers=[8]))
+    return figures
 
 
 @pytest.mark.takes_turns
@@ -88,47 +88,64 @@ def test_no_figure_has_bars(drawn):
 
 
 def test_a_cell_of_the_ranking_has_a_part_for_every_schedule_that_ties(data, drawn):
-    at = data.sel(AT_MAIN)
+    at = data.sel(MAIN_SETTING)
     for axes, workers in zip(drawn["ranking"].axes, (4, 8), strict=True):
         letters = [[""] * len(MICROBATCHES) for _ in range(11)]
         for text in axes.texts:
             column, row = text.get_position()
             letters[int(row)][int(column)] += text.get_text()
+        marks = {
+            (int(x), round(y))
+            for line in axes.lines[:-2]
+            for x, y in zip(*line.get_data(), strict=True)
+        }
         levels = [at.formula_bubble_ratio, at.table_bubble_ratio.sel(measured=ranking.SLOTS)]
         levels += [at.makespan.sel(system=name) for name in SYSTEMS]
-        for row, values in zip(letters, levels, strict=True):
-            two = values.sel(workers=workers).sel(schedule=["gpipe", "chimera"])
+        for k, (row, values) in enumerate(zip(letters, levels, strict=True)):
+            values = values.sel(workers=workers)
+            two = values.sel(schedule=["gpipe", "chimera"])
             is_best = two <= 1.01 * two.min("schedule")
             expected = [
                 "G1" * bool(gpipe) + "C" * bool(chimera)  # 1F1B equals GPipe
                 for gpipe, chimera in is_best.transpose("microbatches", "schedule").values
             ]
             assert row == expected
+            beaten = values.sel(schedule=ranking.HANAYO) < 0.99 * two.min("schedule")
+            assert {x for x, y in marks if y == k} == set(np.flatnonzero(beaten.values).tolist())
         widths = {p.get_width() for p in axes.patches if isinstance(p, Rectangle)}
         assert {0.5, 1.0} <= widths
     assert "1 %" in caption_of(drawn["ranking"])
 
 
-def test_memory_is_held_against_the_capacity(data, drawn):
+def test_equal_systems_are_one_row_of_the_ranking(data):
+    same = data.copy(deep=True)
+    same["makespan"].loc[{"system": SYSTEMS[4]}] = same.makespan.sel(system=SYSTEMS[0])
+    figure = ranking.draw(same)["ranking"]
+    rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert rows[:3] == ["formula", "table", "slow/slow, mid/mid"]
+    assert len(rows) == 10
+
+
+def test_memory_is_held_against_the_capacity(drawn):
     figure = drawn["memory"]
     for axes in figure.axes:
-        levels = [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == "--"]
-        assert levels == [80.0]
+        (level,) = (line for line in axes.lines if "accelerator" in str(line.get_label()))
+        assert level.get_ydata()[0] == 80.0
         assert axes.get_yscale() == "log"
-    assert f"Of all {2 * len(CASES) * len(MICROBATCHES)} points of the dataset 1 fit" in caption_of(
-        figure
-    )
+    count = 2 * len(CASES) * len(MICROBATCHES)
+    assert f"Of all {count} points 1 fit" in caption_of(figure)
 
 
 def test_times_are_relative_and_on_equal_axes(data, drawn):
-    figure = drawn["run_time_s8"]
+    figure = drawn["run_time"]
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
-    at = data.sel(AT_MAIN).sel(workers=8)
-    for axes, system in zip(figure.axes, SYSTEMS, strict=True):
+    at = data.sel(MAIN_SETTING)
+    points = [(p, system) for p in (4, 8) for system in run_time.SHOWN]
+    for axes, (workers, system) in zip(figure.axes, points, strict=True):
         lines = {line.get_label(): line.get_ydata() for line in axes.lines}
+        times = at.makespan.sel(system=system, workers=workers)
         for name in MAIN:
-            times = at.makespan.sel(system=system)
-            expected = times.sel(schedule=name) / times.sel(schedule="gpipe")
+            expected = times.sel(schedule=name) / times.sel(schedule="gpipe", microbatches=8)
             np.testing.assert_allclose(lines[LOOK[name]["label"]], expected)
     gpipe, one = (figure.axes[0].lines[k] for k in (0, 1))
     assert gpipe.get_linewidth() > 2 * one.get_linewidth()  # seen below what equals it
@@ -136,7 +153,7 @@ def test_times_are_relative_and_on_equal_axes(data, drawn):
 
 def test_the_mean_of_hanayo_is_a_point_of_its_own(data, drawn):
     (axes,) = drawn["hanayo"].axes
-    at = data.sel(AT_MAIN).sel(workers=8, microbatches=8).makespan
+    at = data.sel(MAIN_SETTING).sel(workers=8, microbatches=8).makespan
     gain = 100 * (1 - at.sel(schedule="hanayo, 2 waves") / at.sel(schedule="chimera"))
     lines = {line.get_label(): line for line in axes.lines}
     points = lines["Hanayo, 2 waves"].get_ydata()
@@ -149,6 +166,7 @@ def test_the_mean_of_hanayo_is_a_point_of_its_own(data, drawn):
 
 
 def test_networks_of_the_asymmetric_are_told_apart(drawn):
-    top = drawn["asymmetric"].axes[0]
-    looks = {(line.get_marker(), line.get_color()) for line in top.lines[:3]}
-    assert len({marker for marker, _ in looks}) == len({colour for _, colour in looks}) == 3
+    slow, fast = drawn["asymmetric"].axes[0].lines[:2]
+    assert slow.get_color() == fast.get_color()
+    assert (slow.get_linestyle(), slow.get_markerfacecolor()) == (":", "none")
+    assert fast.get_linestyle() == "-"

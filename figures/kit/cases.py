@@ -81,16 +81,21 @@ SYSTEM_NAME = "{} network, {} compute"
 
 
 def main_setting(data: xr.Dataset) -> xr.Dataset:
-    """Select the setting, link model and order of the tabular paper's claims."""
-    return data.sel({name: data.attrs[f"main {name}"] for name in ("setting", "link", "drawn")})
+    """Select the setting in which the tabular paper's claims are read."""
+    start = "main "
+    return data.sel(
+        {name[len(start) :]: at for name, at in data.attrs.items() if name.startswith(start)}
+    )
 
 
 def setting_words(data: xr.Dataset) -> str:
     """Say in a caption which setting that is."""
-    setting, link, drawn = (data.attrs[f"main {name}"] for name in ("setting", "link", "drawn"))
+    setting, link, exchange, minibatch = (
+        data.attrs[f"main {name}"] for name in ("setting", "link", "exchange", "minibatch")
+    )
     return (
-        f"{setting.capitalize()} setting, {link} links, {drawn} orders "
-        f"({data.attrs['drawn published']}), minibatch {data.minibatch}."
+        f"{setting.capitalize()} setting, {link} links, gradients exchanged {exchange}, minibatch "
+        f"{minibatch}."
     )
 
 

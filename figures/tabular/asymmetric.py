@@ -10,26 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from figures.kit.cases import count_axis, main_setting, setting_words
-from figures.kit.rules import AXES_DIFFER, describe
+from figures.kit.rules import describe
 from pipejax.plots import palette, style
 
-NETWORKS: Mapping[str, Mapping[str, Any]] = {
-    "slow_nw_mid_cp": {
-        "label": "slow network",
-        "color": palette.VERMILION,
-        "marker": "v",
-        "markersize": 6,
-    },
-    "mid_nw_mid_cp": {"label": "mid network", "color": palette.BLACK, "marker": "o"},
-    "fast_nw_mid_cp": {
-        "label": "fast network",
-        "color": palette.SKY,
-        "marker": "s",
-        "linestyle": "--",
-        "markersize": 7,
-        "markerfacecolor": "none",
-    },
-}
+NETWORKS = ("slow_nw_mid_cp", "fast_nw_mid_cp")
 PLACEMENTS: Mapping[str, Mapping[str, Any]] = {
     "chimera": {
         "label": "equal stages",
@@ -42,59 +26,59 @@ PLACEMENTS: Mapping[str, Mapping[str, Any]] = {
     "chimera-asymmetric, 2:1": {"label": "stages 2:1", "color": palette.ORANGE, "marker": "^"},
 }
 EQUAL, *UNEQUAL = PLACEMENTS
+SLOW: Mapping[str, Any] = {"linestyle": ":", "markerfacecolor": "none"}
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
-    """Draw one column per pipeline depth: step time of both shares, memory of the workers."""
+    """Draw one column per pipeline depth: step time, balance of memory, the fullest worker."""
     data = main_setting(data)
     held = data.static_bytes + data.activation_bytes
-    relative = held / held.sel(schedule=EQUAL).mean("worker")
+    fullest = held.max("worker")
+    rows = {
+        "fullest worker /\nmean worker": fullest / held.mean("worker"),
+        "fullest worker /\nthat of equal stages": fullest / fullest.sel(schedule=EQUAL),
+    }
     figure, panels = plt.subplots(
-        3, data.sizes["workers"], figsize=(style.PAGE, 5.4), sharex=True, sharey="row"
+        3, data.sizes["workers"], figsize=(style.PAGE, 4.8), sharex=True, sharey="row"
     )
     for column, workers in zip(panels.T, data.workers.values, strict=True):
-        for axes, name in zip(column, UNEQUAL, strict=False):
-            _time(axes, data.makespan.sel(workers=workers), name)
-            label = PLACEMENTS[name]["label"]
-            axes.set_title(f"{workers} workers, {label}", loc="left")
-        _memory(column[2], relative.sel(workers=workers))
-        column[2].set_title(f"{workers} workers", loc="left")
-        column[2].set_xlabel("microbatches")
-        count_axis(column[2], data.microbatches.values)
-    for axes in panels[:2, 0]:
-        axes.set_ylabel("step time against\nequal stages [%]")
-    panels[2, 0].set_ylabel("memory / mean of the\nworkers, equal stages")
+        _time(column[0], data.makespan.sel(workers=workers))
+        for axes, values in zip(column[1:], rows.values(), strict=True):
+            for name, look in PLACEMENTS.items():
+                axes.plot(values.microbatches, values.sel(workers=workers, schedule=name), **look)
+        column[0].set_title(f"{int(workers)} workers", loc="left")
+        column[-1].set_xlabel("microbatches")
+        count_axis(column[-1], data.microbatches.values)
+    for axes, label in zip(
+        panels[:, 0], ("step time against\nequal stages [%]", *rows), strict=True
+    ):
+        axes.set_ylabel(label)
     kinds = [
-        Line2D([], [], color=palette.BLACK, label="fullest worker"),
-        Line2D([], [], color=palette.BLACK, linestyle=":", label="mean of the workers"),
+        Line2D([], [], color=palette.PURPLE, label="solid, filled: fast network"),
+        Line2D([], [], color=palette.PURPLE, linestyle=":", label="dotted, open: slow network"),
     ]
-    handles = [Line2D([], [], **look) for look in (*NETWORKS.values(), *PLACEMENTS.values())]
-    figure.legend(handles=[*handles, *kinds], loc="outside lower center", ncols=4)
+    handles = [Line2D([], [], **look) for look in PLACEMENTS.values()]
+    figure.legend(handles=[*handles, *kinds], loc="outside lower center", ncols=5)
     return {"asymmetric": describe(figure, _caption(data))}
 
 
-def _time(axes: Axes, times: xr.DataArray, name: str) -> None:
-    ratio = times.sel(schedule=name) / times.sel(schedule=EQUAL)
-    for system, look in NETWORKS.items():
-        axes.plot(times.microbatches, 100 * (ratio.sel(system=system) - 1), **look)
-    axes.axhline(0, color=palette.BLACK, linewidth=0.6)
-
-
-def _memory(axes: Axes, held: xr.DataArray) -> None:
-    for name, look in PLACEMENTS.items():
-        one = held.sel(schedule=name)
-        axes.plot(held.microbatches, one.max("worker"), **look)
-        axes.plot(held.microbatches, one.mean("worker"), **{**look, "linestyle": ":"})
+def _time(axes: Axes, times: xr.DataArray) -> None:
+    ratio = 100 * (times / times.sel(schedule=EQUAL) - 1)
+    for name in UNEQUAL:
+        for system, more in zip(NETWORKS, (SLOW, {}), strict=True):
+            one = ratio.sel(schedule=name, system=system)
+            axes.plot(times.microbatches, one, **{**PLACEMENTS[name], **more})
+    axes.axhline(0, color=palette.GREY, linewidth=3.0)
+    axes.set_yscale("symlog", linthresh=5)
+    axes.set_yticks([-10, -5, -2, 0, 2, 5, 10, 30], ["-10", "-5", "-2", "0", "2", "5", "10", "30"])
+    axes.minorticks_off()
 
 
 def _caption(data: xr.Dataset) -> str:
     return (
         "Chimera with unequal stages against equal ones: shares of the first and of the second "
-        "half of the stages. Top and middle: change of the step time, mid compute; below 0 unequal "
-        f"stages are faster; the vertical {AXES_DIFFER} between the two rows. Bottom: memory of "
-        "the fullest worker and mean of the workers; the "
-        f"closer they are, the better balanced. {setting_words(data)} The networks differ little: "
-        "what matters is how well the order fills the table. Stages 1:2 save time with few "
-        "microbatches, but never memory of the fullest worker; early stages hold most "
-        "microbatches, so it is 2:1 that balances memory, and it mostly costs time."
+        "half of the stages. Top: step time, mid compute, linear up to 5 %. Below: memory of the "
+        f"fullest worker, over the mean one and over that with equal stages. {setting_words(data)} "
+        "Stages 1:2 save time with few microbatches, never memory of the fullest worker; 2:1 "
+        "balances memory."
     )

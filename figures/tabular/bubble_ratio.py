@@ -35,9 +35,9 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     panels[0].set_ylabel("bubble ratio [%]")
     panels[0].set_ylim(bottom=0)
     handles, _ = panels[0].get_legend_handles_labels()
-    kinds = [
-        Line2D([], [], color=palette.BLACK, marker="o", label="filled: table"),
-        Line2D([], [], color=palette.BLACK, marker="o", label="open: published formula", **FORMULA),
+    kinds = [  # of no schedule's colour or marker
+        Line2D([], [], color=palette.PURPLE, label="solid: table"),
+        Line2D([], [], color=palette.PURPLE, linestyle=":", label="dotted: published formula"),
     ]
     figure.legend(handles=[*handles, *kinds], loc="outside lower center", ncols=4)
     return {"bubble_ratio": describe(figure, _caption(data))}
@@ -55,9 +55,8 @@ def _lines(axes: Axes, at: xr.Dataset) -> None:
 
 def _caption(data: xr.Dataset) -> str:
     return (
-        "Bubble ratio by published formula, which assumes F = B, and of the idealised table "
-        f"({data.attrs['main drawn']} orders: {data.attrs['drawn published']}; run with {SLOTS} "
-        "slots, no messages). GPipe and 1F1B coincide: the black line runs on the broad grey one. "
-        "Formula and table agree for them and for interleaved 1F1B; Chimera's formula promises "
-        "less idling than its table has."
+        "Bubble ratio by published formula, which assumes F = B (open marks), and of the table run "
+        f"with {SLOTS} slots and free messages (filled). Orders are {data.attrs['orders']}: a "
+        "plateau or a step of Chimera or Hanayo is that of our order. GPipe and 1F1B coincide. "
+        "Chimera's formula promises less idling than its table has."
     )

@@ -76,9 +76,7 @@ def _caption(data: xr.Dataset, gain: xr.DataArray, mean: xr.DataArray) -> str:
     )
     return (
         f"Hanayo against Chimera, 8 workers and 8 microbatches. {setting_words(data)} With two "
-        f"waves {points}; on average over mid and fast networks {float(average):.1f} % against "
-        f"{PUBLISHED_MEAN[0]} to {PUBLISHED_MEAN[1]} % (published values as reported in secondary "
-        f"sources; one number of the setting is fitted: {data.attrs['fitted to']}). More waves "
-        "shorten the bubble and send more: they win where messages are cheap, and lose on a slow "
-        "network under fast compute."
+        f"waves {points}; mean of mid and fast networks {float(average):.1f} % against "
+        f"{PUBLISHED_MEAN[0]} to {PUBLISHED_MEAN[1]} % (published values from secondary sources; "
+        f"e_c is fitted: {data.attrs['fitted to']})."
     )

@@ -29,10 +29,11 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
             f"{label_of(name)}: {table.makespan:.4g} slots, idle {100 * table.bubble_ratio:.1f} %",
             loc="left",
         )
-        axes.set_xlabel("slot")
         axes.grid(axis="x", color=palette.SILVER, linewidth=0.4)
         axes.set_axisbelow(True)
         axes.tick_params(labelbottom=True)
+    for axes in panels.flat[len(names) - COLUMNS : len(names)]:  # the last of each column
+        axes.set_xlabel("slot")
     first, *rest = panels.flat[len(names) :]
     first.legend(
         handles=bar_entries(drawn, UPWARD),
@@ -47,11 +48,8 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
 def _caption(data: xr.Dataset) -> str:
     return (
         f"Schedule tables of {data.workers} workers and {data.microbatches} microbatches "
-        "(numbers), drawn with equal slots for forward and backward, as published: an order drawn "
-        "anew with longer backwards is another table. One slot is the forward of a microbatch on "
-        "a worker; it is shared by the stages of a worker, so those of Hanayo are halves, and "
-        "those of asymmetric Chimera 2/3 and 4/3. Strokes mark what runs from the last worker "
-        "to the first: the second pipe of Chimera, every second pass of Hanayo. White is "
-        "idle: GPipe and 1F1B idle equally long, at other places; the bidirectional tables fill "
-        "the ends of one pipe with the other."
+        "(numbers), drawn with equal slots for forward and backward, as published for as many "
+        "microbatches as workers. One slot is the forward of a microbatch on a worker; stages of "
+        "Hanayo take half of it, those of asymmetric Chimera 2/3 and 4/3. Strokes mark what runs "
+        "from the last worker to the first. White is idle."
     )

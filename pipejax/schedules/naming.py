@@ -380,8 +380,8 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
       num_microbatches: M, at least 1.
       **options: what the schedule takes besides: stages_per_worker, waves, accumulation, runs,
         local_steps, admission, stage_shares, memory_limit, weight_share, transfer, offload, load,
-        offload_share, group_size, slices, host_links, slots; of a function of your own, what it
-        takes.
+        offload_share, group_size, slices, pipes, in_flight, host_links, slots; of a function of
+        your own, what it takes.
 
     Returns:
       The table.

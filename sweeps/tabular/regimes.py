@@ -1,8 +1,9 @@
 """Where one schedule beats another, exactly: regime maps of their closed forms as one dataset.
 
-F, B and c are what one microbatch takes on one worker and what a message takes. Only their ratios
-count, so B / F and c / F span a plane; each form is exact on all of it, and so are the borders. The
-systems of the tabular-schedule paper and some accelerators are points on it.
+F, B and c are what one microbatch takes on one worker and what a message takes, under the link
+model in which the paper's claims are read. Only their ratios count, so B / F and c / F span a
+plane; each form is exact on all of it, and so are the borders. The systems of the tabular-schedule
+paper and some accelerators are points on it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,8 @@ from pipejax.analysis import named_parameters
 from pipejax.files import provenance
 from pipejax.results import Region
 from sweeps.kit.command import write
-from sweeps.tabular.fit import fit
-from sweeps.tabular.settings import SYSTEMS, draw, system_at, workload
+from sweeps.tabular.fit import calibrated
+from sweeps.tabular.settings import MAIN, SYSTEMS, Setting, draw, system_at, workload
 
 PARAMETERS = ("F", "B", "c")
 
@@ -48,18 +49,23 @@ BACKWARDS, MESSAGES = (0.5, 4.0), (1e-5, 10.0)  # of a forward
 ACCELERATORS = ("a100", "h100", "b200", "mi300x")
 
 
-def sweep(points: int = POINTS) -> xr.Dataset:
+def sweep(points: int = POINTS, setting: Setting | None = None) -> xr.Dataset:
     """Evaluate both forms of each pair on the plane, and place the systems on it.
 
+    Args:
+      points: on each axis.
+      setting: of the paper's systems; the calibrated one if None.
+
     Returns:
-      By (pair, backward, message): ratio of step times; by (pair, system): B / F and c / F. The
+      By (pair, backward, message): ratio of step times; by (pair, system): B / F and c / F; by
+      pair: the c / F up to which the first is as fast at B = 2F, NaN where it is everywhere. The
       borders are attributes: inequalities where the first is as fast or faster.
     """
     backward, message = np.linspace(*BACKWARDS, points), np.geomspace(*MESSAGES, points)
     plane = {"F": 1.0, "B": backward[:, None], "c": message[None, :]}
     forms = {name: [_form(case, pair) for case in pair[:2]] for name, pair in PAIRS.items()}
     ratio = [one(**plane) / other(**plane) for one, other in forms.values()]
-    setting = fit().setting
+    setting = calibrated() if setting is None else setting
     systems = {name: system_at(name, setting) for name in SYSTEMS}
     systems |= {name: pj.load_system(name) for name in ACCELERATORS}
     places = np.array(
@@ -71,6 +77,7 @@ def sweep(points: int = POINTS) -> xr.Dataset:
             "ratio": (("pair", "backward", "message"), np.array(ratio)),
             "backward_of": (("pair", "system"), places[..., 0]),
             "message_of": (("pair", "system"), places[..., 1]),
+            "border": ("pair", [_border(*pair) for pair in forms.values()]),
         },
         coords={
             "pair": list(PAIRS),
@@ -84,12 +91,28 @@ def sweep(points: int = POINTS) -> xr.Dataset:
             "system": list(systems),
         },
         attrs={
-            "title": "regimes of closed forms, delay links",
+            "title": f"regimes of closed forms, {MAIN['link']} links",
+            "link": MAIN["link"],
             **{f"{name}: one at most": _texts(each.one_at_most) for name, each in found.items()},
             **{f"{name}: verdict": each.verdict for name, each in found.items()},
             **provenance(),
         },
     )
+
+
+def _border(one: pj.results.Formula, other: pj.results.Formula) -> float:
+    """Close in on the message time up to which the first is as fast, at B = 2F."""
+    low, high = 0.0, MESSAGES[1]
+
+    def wins(message: float) -> bool:
+        at = {"F": 1.0, "B": 2.0, "c": message}
+        return float(one(**at)) <= float(other(**at))
+
+    if wins(high):
+        return np.nan
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if wins(middle) else (low, middle)
+    return low
 
 
 def _texts(regions: Sequence[Region]) -> str:
@@ -98,7 +121,7 @@ def _texts(regions: Sequence[Region]) -> str:
 
 def _form(case: str, pair: Pair) -> pj.results.Formula:
     table = draw(case, pair.workers, pair.microbatches)
-    program = pj.lower(table, step_end=False)
+    program = pj.lower(table, link=MAIN["link"], step_end=False)
     return pj.formula(program, named_parameters(program, PARAMETERS, table.worker_parts))
 
 

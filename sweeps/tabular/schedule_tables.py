@@ -1,7 +1,7 @@
 """The schedule tables of the tabular-schedule paper, op by op, as one dataset.
 
 All slots are equal (F = B = 1 of a microbatch on a worker) and messages take no time: so the
-published orders are drawn.
+orders are those that are published, for B = S.
 """
 
 from functools import partial

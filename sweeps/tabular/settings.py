@@ -2,39 +2,72 @@
 
 Two settings stand side by side. *As reported* takes the paper's 34 TB/s of memory bandwidth and
 full efficiency; *calibrated* takes the 3.35 TB/s of one H100, and an efficiency of compute that
-`tabular_fit` fits to one published number. Neither the minibatch nor the efficiencies are
-published: the minibatch is the same in both.
+`sweeps.tabular.fit` fits to one published number. The rest of a setting is not published at all:
+the minibatch, how messages hold their links, the slots that orders are drawn with, how many
+microbatches a pipe of Chimera admits, how often it exchanges gradients, and whether all links and
+stages are equal. All of it is searched.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import xarray as xr
 
 import pipejax as pj
 from pipejax.costing import Efficiency, Number
-from sweeps.kit.cases import build
+from sweeps.kit.cases import CASES, build
 
 MODEL = "tabular-128l"
-MINIBATCH = 1024
 LEVELS = ("slow", "mid", "fast")
 SYSTEMS = tuple(f"{network}_nw_{compute}_cp" for network in LEVELS for compute in LEVELS)
 
 AS_REPORTED, CALIBRATED = "as reported", "calibrated"
-LINKS = ("delay", "blocking")
 SLOTS: Mapping[str, Mapping[str, float]] = {
     "F=1, B=1": {"F": 1, "B": 1},
     "F=1, B=2": {"F": 1, "B": 2},  # a backward of this model takes about twice its forward
 }
 EQUAL, DOUBLE = SLOTS
-# orders are published for B = S and drawn with F = B there; beyond, nobody published one for B = 2F
-PUBLISHED = "published"
-DRAWN = (PUBLISHED, *SLOTS)
-# all claims of the paper are read at this one point
-MAIN: Mapping[str, str] = {"setting": CALIBRATED, "link": "blocking", "drawn": PUBLISHED}
+# orders are published for B = S alone, drawn with F = B; all others are our list scheduler's
+AT_SQUARE = "F = B where B = S"
+DRAWN = (AT_SQUARE, *SLOTS)
+# microbatches that a pipe of Chimera keeps active at most, by workers; None is its builder's own
+ADMISSIONS: Mapping[str, Callable[[int], int | None]] = {
+    "P": lambda _: None,
+    "1.25 P": lambda workers: workers + workers // 4,
+}
+ADMITTED = tuple(case for case, options in CASES.items() if options["name"].startswith("chimera"))
+# all-reduces of a stage at the end of the step, by workers and microbatches; the two stages of a
+# worker are one link's business unless they go at once
+EXCHANGES: Mapping[str, Callable[[int, int], float]] = {
+    "free": lambda _, __: 0.0,
+    "both stages at once": lambda _, __: 0.5,
+    "one stage after the other": lambda _, __: 1.0,
+    "after every P microbatches": lambda workers, microbatches: microbatches / workers,
+    "after every microbatch": lambda _, microbatches: microbatches / 2,
+}
+ALL_EQUAL, SLOW_LINK, DEAR_STAGE = "none", "a slow link", "a dearer last stage"
+SLOWER = 10.0  # of the link between the two workers in the middle: one level of the paper's grid
+# what a setting is made of; what a schedule has no part in changes nothing there
+SETTINGS: Mapping[str, tuple[Any, ...]] = {
+    "setting": (AS_REPORTED, CALIBRATED),
+    "minibatch": (256, 1024, 4096),
+    "link": ("delay", "queued", "blocking", "rendezvous"),
+    "drawn": DRAWN,
+    "admission": tuple(ADMISSIONS),
+    "exchange": tuple(EXCHANGES),
+    "inequality": (ALL_EQUAL, SLOW_LINK, DEAR_STAGE),
+}
+# all claims of the paper are read at this one point: of those that can fail none holds more
+MAIN: Mapping[str, Any] = {
+    "setting": CALIBRATED,
+    "minibatch": 1024,
+    "link": "blocking",
+    "drawn": AT_SQUARE,
+    "admission": "P",
+    "exchange": "after every P microbatches",
+    "inequality": ALL_EQUAL,
+}
 
 
 class Setting(NamedTuple):
@@ -53,45 +86,47 @@ REPORTED = Setting(1.0, 34e12)
 H100_BANDWIDTH = 3.35e12
 
 
-def system_at(name: str, setting: Setting) -> pj.System:
-    """Load one of the paper's systems in a setting, whose numbers may be traced."""
+def system_in(system: pj.System, setting: Setting) -> pj.System:
+    """Put a system, whose numbers may be traced, in a setting, whose numbers may be traced."""
     return dataclasses.replace(
-        pj.load_system(name),
+        system,
         compute_efficiency=Efficiency(shares=(setting.compute_efficiency,)),
         memory_bandwidth=setting.memory_bandwidth,
     )
 
 
-def stack(systems: Sequence[pj.System]) -> pj.System:
-    """Stack systems along the first axis of every field."""
-    alike = [dataclasses.replace(system, name="grid", source="grid") for system in systems]
-    return jax.tree.map(lambda *leaves: jnp.array(leaves), *alike)
+def system_at(name: str, setting: Setting) -> pj.System:
+    """Load one of the paper's systems in a setting."""
+    return system_in(pj.load_system(name), setting)
 
 
-def systems_at(settings: Sequence[Setting]) -> pj.System:
-    """Stack all systems in all settings, the systems of one setting after those of another."""
-    return stack([system_at(name, setting) for setting in settings for name in SYSTEMS])
-
-
-def workload() -> pj.Workload:
-    """Return the model and minibatch of the paper.
+def workload(minibatch: int = MAIN["minibatch"]) -> pj.Workload:
+    """Return the model of the paper at a minibatch.
 
     Its 80 heads do not divide the hidden size of 4096: only FLOP and bytes are counted, in which
     the heads enter as the number of attention scores alone, and no head has a size.
     """
-    return pj.Workload(pj.load_model(MODEL), MINIBATCH)
+    return pj.Workload(pj.load_model(MODEL), minibatch)
 
 
 def slots_of(drawn: str, workers: int, microbatches: int) -> str:
     """Name the slots that an order is drawn with."""
-    if drawn == PUBLISHED:
+    if drawn == AT_SQUARE:
         return EQUAL if microbatches == workers else DOUBLE
     return drawn
 
 
-def draw(case: str, workers: int, microbatches: int, drawn: str = PUBLISHED) -> pj.ScheduleTable:
-    """Draw the table of a case in one of `DRAWN`."""
-    return build(case, workers, microbatches, SLOTS[slots_of(drawn, workers, microbatches)])
+def draw(
+    case: str,
+    workers: int,
+    microbatches: int,
+    drawn: str = MAIN["drawn"],
+    admission: str = MAIN["admission"],
+) -> pj.ScheduleTable:
+    """Draw the table of a case in one of `DRAWN`, with one of `ADMISSIONS`."""
+    own = {"in_flight": ADMISSIONS[admission](workers)} if case in ADMITTED else {}
+    slots = SLOTS[slots_of(drawn, workers, microbatches)]
+    return build(case, workers, microbatches, slots, **own)
 
 
 def main_setting(data: xr.Dataset) -> xr.Dataset:

@@ -60,7 +60,7 @@ def note(data: xr.Dataset) -> str:
     chimera, hanayo = (f"{float(value):,.0f} GB" for value in need)
     return (
         f"e_c = {data.attrs['compute efficiency calibrated']:.4f}, minibatch of "
-        f"{data.attrs['minibatch']}, link model {data.attrs['main link']}. The largest worker "
+        f"{data.attrs['main minibatch']}, link model {data.attrs['main link']}. The largest worker "
         f"needs {chimera} (Chimera) and {hanayo} (Hanayo) of "
         f"{float(data.memory_capacity) / 1e9:.0f} GB: no recomputation, unfused scores of 80 heads."
     )

@@ -13,7 +13,7 @@ for more microbatches the pipe admits one when one has left, as 1F1B does.
 
 from collections.abc import Sequence
 
-from pipejax.base.checks import MismatchError
+from pipejax.base.checks import MismatchError, whole_number
 from pipejax.schedules.cells.ops import EQUAL_SLOTS, UNIT_SLOTS, Phase, Slots
 from pipejax.schedules.cells.placement import Placement, bidirectional, zigzag
 from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Rules, list_schedule
@@ -24,22 +24,29 @@ from pipejax.schedules.table.table import ScheduleTable
 
 
 def chimera(
-    num_workers: int, num_microbatches: int, *, pipes: int = 2, slots: Slots = EQUAL_SLOTS
+    num_workers: int,
+    num_microbatches: int,
+    *,
+    pipes: int = 2,
+    in_flight: int | None = None,
+    slots: Slots = EQUAL_SLOTS,
 ) -> ScheduleTable:
     """Two pipes against each other; fewer idle slots, two copies of every stage.
 
     Args:
       num_workers: P, even; each worker holds stage w of one pipe and P - 1 - w of the other.
-      num_microbatches: M, even; microbatches alternate between the pipes. Each pipe keeps at
-        most P of them active, 1F1B's own limit.
+      num_microbatches: M, even; microbatches alternate between the pipes.
       pipes: 2f pipes, f down and f up, each with a copy of every stage; even, divides P and M.
+      in_flight: microbatches that each pipe keeps active at most; P if None, 1F1B's own limit.
+        With B = 2F some more fill the gaps between units of P microbatches.
       slots: slot durations of F and B.
 
     Returns:
       The table, with P stages in so many pipes.
 
     Raises:
-      ValueError: if P or M is odd, or not a multiple of the pipes.
+      ValueError: if P or M is odd, or not a multiple of the pipes, or in_flight is no whole number
+        of at least 1.
 
     Example:
       >>> print(chimera(2, 2))
@@ -48,7 +55,7 @@ def chimera(
         worker 1  0F1  1F0  1B0  0B1
     """
     shares = (1.0,) * num_workers
-    return _bidirectional("chimera", num_workers, num_microbatches, shares, slots, pipes)
+    return _bidirectional("chimera", num_workers, num_microbatches, shares, slots, in_flight, pipes)
 
 
 def chimera_asymmetric(
@@ -56,6 +63,7 @@ def chimera_asymmetric(
     num_microbatches: int,
     *,
     stage_shares: Sequence[float] | None = None,
+    in_flight: int | None = None,
     slots: Slots = EQUAL_SLOTS,
 ) -> ScheduleTable:
     """Chimera with unequal layer shares: by default 1:2 between the two stages of a worker.
@@ -68,13 +76,14 @@ def chimera_asymmetric(
       num_microbatches: M, even.
       stage_shares: (P) share of the layers on each stage, in any unit; 1 for the first half of
         the stages and 2 for the second if None.
+      in_flight: as of `chimera`.
       slots: slot durations of F and B on a stage of mean size.
 
     Returns:
       The table, with P stages in two pipes.
 
     Raises:
-      ValueError: if P or M is odd.
+      ValueError: if P or M is odd, or in_flight is no whole number of at least 1.
 
     Example:
       >>> chimera_asymmetric(4, 4).stage_shares
@@ -85,7 +94,8 @@ def chimera_asymmetric(
         stage_shares = [1.0] * (num_workers // 2) + [2.0] * (num_workers // 2)
     mean = sum(stage_shares) / num_workers
     shares = tuple(share / mean for share in stage_shares)
-    return _bidirectional("chimera-asymmetric", num_workers, num_microbatches, shares, slots)
+    name = "chimera-asymmetric"
+    return _bidirectional(name, num_workers, num_microbatches, shares, slots, in_flight)
 
 
 def _check_even(num_workers: int, num_microbatches: int, name: str) -> None:
@@ -107,6 +117,7 @@ def _bidirectional(
     microbatches: int,
     shares: Sequence[float],
     slots: Slots,
+    in_flight: int | None,
     pipes: int = 2,
 ) -> ScheduleTable:
     _check_even(workers, microbatches, name)
@@ -116,8 +127,9 @@ def _bidirectional(
             f"({microbatches}), got {pipes}",
             "pipes",
         )
+    most = workers if in_flight is None else whole_number(in_flight, "in_flight")
     pipe_of = [m % pipes for m in range(microbatches)]
-    return _admitted(name, bidirectional(workers, pipes), pipe_of, workers, shares, slots)
+    return _admitted(name, bidirectional(workers, pipes), pipe_of, most, shares, slots)
 
 
 def hanayo(

@@ -1,0 +1,134 @@
+"""Costs of one table in many settings of the tabular-schedule paper at once.
+
+Every leaf has the axes of `AXES` before its own: settings of compute and memory, what is not equal
+in a machine, how gradients are exchanged, and systems are one batch.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pipejax as pj
+from pipejax.costing import StageWork, stage_work, work_costs
+from pipejax.typing import Array, Float, NumpyArray
+from sweeps.tabular.settings import (
+    DEAR_STAGE,
+    SLOW_LINK,
+    SLOWER,
+    Setting,
+    system_in,
+    workload,
+)
+
+AXES = "minibatch", "exchange", "inequality", "free", "system"
+Open = Float[NumpyArray, "minibatches exchanges inequalities free"]
+Priced = pj.Costs
+
+
+def price(
+    table: pj.ScheduleTable,
+    minibatches: Sequence[int],
+    times: Sequence[float],
+    inequalities: Sequence[str],
+    systems: Sequence[str],
+    efficiency: Open,
+    bandwidth: Open,
+) -> Priced:
+    """Price a table in all settings.
+
+    Args:
+      table: of the schedule.
+      minibatches: sizes.
+      times: gradient exchanges at the end of the step, one entry each way.
+      inequalities: what is not equal, as in `SETTINGS`.
+      systems: names.
+      efficiency: e_c of each setting; the last axis is the caller's own.
+      bandwidth: of memory, of each setting [B/s].
+
+    Returns:
+      Costs, every leaf with the axes of `AXES` first.
+    """
+    works = [stage_work(workload(minibatch), table) for minibatch in minibatches]
+    work = jax.tree.map(lambda *leaves: np.stack(leaves), *works)
+    machines = stack([pj.load_system(name) for name in systems])
+    known = _priced(work, machines, jnp.asarray(efficiency), jnp.asarray(bandwidth))
+    factor = _factors(table, times, inequalities)
+    return dataclasses.replace(
+        known, **{name: np.asarray(getattr(known, name)) * each for name, each in factor.items()}
+    )
+
+
+def flat(costs: Priced, where: Any = ...) -> pj.Costs:
+    """Make one batch of costs: all axes of `AXES` become one; `where` selects along `free`."""
+    taken = slice(None) if where is ... else where
+    leaves = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :, :, taken], costs)
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[len(AXES) :]), leaves)
+
+
+def stack(systems: Sequence[pj.System]) -> pj.System:
+    """Stack systems along the first axis of every field."""
+    alike = [dataclasses.replace(system, name="grid", source="grid") for system in systems]
+    return jax.tree.map(lambda *leaves: jnp.array(leaves), *alike)
+
+
+@jax.jit
+def _priced(
+    work: StageWork,
+    systems: pj.System,
+    efficiency: Float[Array, "minibatches exchanges inequalities free"],
+    bandwidth: Float[Array, "minibatches exchanges inequalities free"],
+) -> Priced:
+    """Price equal machines with one exchange."""
+
+    def one(
+        work: StageWork,
+        system: pj.System,
+        efficiency: Float[Array, ""],
+        bandwidth: Float[Array, ""],
+    ) -> pj.Costs:
+        return work_costs(work, system_in(system, Setting(efficiency, bandwidth)))
+
+    by_system = jax.vmap(one, in_axes=(None, 0, None, None))
+    by_setting = by_system
+    for _ in range(3):  # free, inequalities, exchanges
+        by_setting = jax.vmap(by_setting, in_axes=(None, None, 0, 0))
+    return jax.vmap(by_setting, in_axes=(0, None, 0, 0))(work, systems, efficiency, bandwidth)
+
+
+def _factors(
+    table: pj.ScheduleTable, times: Sequence[float], inequalities: Sequence[str]
+) -> dict[str, Float[NumpyArray, "..."]]:
+    """What costs are multiplied with, by field: the axes of `AXES` but the first, then its own."""
+    rows = np.array(table.placement)  # (pipes, stages)
+    ends = np.sort([rows[:, :-1], rows[:, 1:]], axis=0)  # of every message
+    copies = np.sort(rows[[0, -1]], axis=0)  # of every stage: one copy is on no link
+    middle = np.reshape([table.num_workers // 2 - 1, table.num_workers // 2], (2, 1))
+    slow = {
+        "messages": np.where((ends == middle[..., None]).all(0), SLOWER, 1.0),
+        "exchange": np.where((copies == middle).all(0), SLOWER, 1.0),
+    }
+    shares = table.stage_shares or (1.0,) * table.num_stages
+    dear = np.ones(table.num_stages)
+    # an output head on top of the last stage takes about as long as one layer more
+    dear[-1] += table.num_stages / (shares[-1] * workload().model.layers)
+    message, exchange, compute = (
+        np.stack([np.where(np.array(name == which), values, 1.0) for name in inequalities])
+        for which, values in (
+            (SLOW_LINK, slow["messages"]),
+            (SLOW_LINK, slow["exchange"]),
+            (DEAR_STAGE, dear),
+        )
+    )
+    behind = [None, None]  # free and system
+    exchanged = np.multiply.outer(np.asarray(times, float), exchange)
+    return {
+        "forward": compute[None, :, *behind],
+        "backward": compute[None, :, *behind],
+        "latency": message[None, :, *behind, None],  # both ways alike
+        "transmit": message[None, :, *behind, None],
+        "all_reduce": exchanged[:, :, *behind],
+    }
