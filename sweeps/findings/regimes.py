@@ -22,9 +22,10 @@ from sweeps.kit.claims import OURS, Claim, Threshold, Verdict
 from sweeps.kit.command import write
 from sweeps.published import forms
 from sweeps.tabular.regimes import ACCELERATORS, PAIRS, PARAMETERS, Pair, sweep as tabular_sweep
-from sweeps.tabular.settings import LINKS, SLOTS, draw
+from sweeps.tabular.settings import SLOTS, draw
 
 STORE = "finding_regimes.zarr"
+LINKS = ("delay", "blocking")
 BACKWARDS = np.linspace(0.5, 4.0, 211)  # of a forward; one is 2
 MESSAGES = np.geomspace(1e-4, 10.0, 201)
 TWICE = 2.0  # B / F of the border by depth

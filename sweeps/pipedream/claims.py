@@ -190,7 +190,8 @@ CLAIMS: tuple[Claim, ...] = (
         order_only(
             compared("pipedream_language", *LANGUAGE[:2]),
             "pipedream_language",
-            *LANGUAGE[:2],
+            first=LANGUAGE[0],
+            second=LANGUAGE[1],
             published="2.5 and 2.65",
         ),
     ),
