@@ -123,7 +123,7 @@ def binary_ops(program: Program) -> BinaryOps:
     ends = last_op[1:][follows] + 1
     first[ends] = np.append(last_op[1:][is_sink][:1], ends[:-1])[: len(ends)]
     second[ends] = ends - 1
-    slot, num_slots = _allocate(first, second)
+    slot, num_slots = allocate(first, second, np.arange(size))
     return BinaryOps(first, second, lag, own, slot, num_slots)
 
 
@@ -136,33 +136,63 @@ def _is_sink(
     return ~awaited[1:]
 
 
-def _allocate(first: Column, second: Column) -> tuple[Column, int]:
-    """Assign every op a slot that no live op has, and free it after the last reader.
+def allocate(
+    first: Column, second: Column, moment: Column, num_buffers: int = 1
+) -> tuple[Column, int]:
+    """Assign every op a slot that no live op of its buffer has; (ops) slots and their number.
 
-    `done` lists the ops by their last reader; before op k is placed, those are freed whose last
-    reader is an op before k. An operand that k itself reads is not among them, so a result never
-    takes the slot of its operand. The slot freed last is used first: it is still in cache.
+    Ops of a moment (ops) run side by side and write to buffer `moment % num_buffers`. A slot is
+    free again behind the moment of its last reader, so a result never takes that of its operand.
     """
-    size = len(first)
-    last_reader = np.arange(size)
+    # what nobody reads is free when its buffer is written to again
+    last_reader = moment + num_buffers - 1
     for operand in (first, second):
         readers = np.flatnonzero(operand >= 0)
-        np.maximum.at(last_reader, operand[readers], readers)
-    order = np.argsort(last_reader, kind="stable")
-    done = order.tolist()
-    until = np.searchsorted(last_reader[order], np.arange(size)).tolist()  # done before each op
-    slot: list[int] = [0] * size
-    free: list[int] = []
-    used, freed = FIRST_SLOT, 0
-    for op, end in enumerate(until):
-        if end > freed:
-            free.extend([slot[other] for other in done[freed:end]])
-            freed = end
-        if free:
-            slot[op] = free.pop()
-        else:
-            slot[op], used = used, used + 1
-    return np.array(slot, np.int64), used
+        np.maximum.at(last_reader, operand[readers], moment[readers])
+    slot, used = np.empty_like(moment), 0
+    for buffer in range(num_buffers):
+        ops = np.flatnonzero(moment % num_buffers == buffer)
+        slot[ops], count = _slots(moment[ops], last_reader[ops])
+        used = max(used, count)
+    return slot + FIRST_SLOT, used + FIRST_SLOT
+
+
+def _slots(written: Column, last_reader: Column) -> tuple[Column, int]:
+    """Number the slots of one buffer, by the moments when ops write and when they are done.
+
+    The slot freed last is used first, for it is still in cache: free slots are a stack. An op
+    takes the slot of the one that was put there last at the height of the stack, a bracket that
+    closes, and a new one where the stack is empty:
+
+        event   a takes  b takes  b put  a put  c takes  d takes  e takes
+        height     -        -       1      2       2        1        -
+        slot      new      new                  that of a     b      new
+    """
+    size = len(written)
+    takes, puts = np.argsort(written, kind="stable"), np.argsort(last_reader, kind="stable")
+    # event of each: behind those of its own kind, and those of the other kind at moments before
+    put_at = np.arange(size) + np.searchsorted(written[takes], last_reader[puts], "right")
+    take_at = np.arange(size) + np.searchsorted(last_reader[puts], written[takes])
+    op, step = np.empty(2 * size, np.int32), np.empty(2 * size, np.int8)
+    op[put_at], op[take_at], step[put_at], step[take_at] = puts, takes, 1, -1
+    # a stack that could be below empty: every new low is an op that finds it empty
+    depth = np.cumsum(step, dtype=np.int32)
+    low = np.minimum(np.minimum.accumulate(depth), 0)
+    is_new = np.diff(low, prepend=0) < 0
+    height = np.where(is_new, 0, depth - low + (step < 0))
+    # by height, what is taken stands right behind what was put; heights of 16 bits sort by radix
+    order = np.argsort(height.astype(np.min_scalar_type(height.max(initial=0))), kind="stable")
+    taken = np.flatnonzero((step[order] < 0) & ~is_new[order])
+    before = np.arange(size, dtype=np.int32)  # op that had the slot before
+    before[op[order[taken]]] = op[order[taken - 1]]
+    while True:  # until all point to the first that had it, twice as far each time
+        earlier = before[before]
+        if np.array_equal(earlier, before):
+            break
+        before = earlier
+    number = np.zeros(size, np.int64)
+    number[op[is_new]] = np.arange(is_new.sum())
+    return number[before], int(is_new.sum())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

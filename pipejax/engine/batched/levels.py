@@ -22,7 +22,6 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Int, NumpyArray
 from pipejax.engine.batched.binary_program import (
-    FIRST_SLOT,
     LEAST_OPS,
     LEAST_SLOTS,
     NEVER_SLOT,
@@ -32,6 +31,7 @@ from pipejax.engine.batched.binary_program import (
     BinaryOps,
     UIntArray,
     Unsigned,
+    allocate,
     bucket,
     padded,
     width,
@@ -104,7 +104,7 @@ def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
     if ends[-1] * STRIDE > max(MOST_PADDING * ops.num_ops, LEAST_OPS):
         return None
     order = np.argsort(leveled.level, kind="stable")
-    slot, num_slots = _allocate(leveled, order)
+    slot, num_slots = allocate(leveled.first, leveled.second, leveled.level, num_buffers=2)
     # place in the code: behind the strides of all levels before, by rank in the own level
     rank = np.arange(len(order)) - np.repeat(np.cumsum(size) - size, size)
     place = np.repeat(ends[:-1] * STRIDE, size) + rank
@@ -161,38 +161,6 @@ def _with_copies(ops: BinaryOps, level: Ops) -> _Leveled:
         np.append(ops.own, free),
         np.append(level, level[copied] + 1),
     )
-
-
-def _allocate(leveled: _Leveled, order: Ops) -> tuple[Ops, int]:
-    """Assign every op a slot of its buffer that is free; (ops) slots and their number.
-
-    A slot is free again on the level behind the last reader, which is the first that writes to its
-    buffer then. The one freed last is used first: it is still in cache.
-    """
-    level, size = leveled.level, len(order)
-    end = level + 1  # level of the last reader; what nobody reads is free as soon as can be
-    for operand in (leveled.first, leveled.second):
-        readers = np.flatnonzero(operand >= 0)
-        np.maximum.at(end, operand[readers], level[readers])
-    done = np.argsort(end, kind="stable")
-    levels = np.arange(level.max() + 1)
-    ends_before = np.searchsorted(end[done], levels).tolist()  # values whose last reader is before
-    begin = np.searchsorted(level[order], np.append(levels, len(levels))).tolist()
-    slot = [0] * size
-    in_order, done_in_order = order.tolist(), done.tolist()
-    free: tuple[list[int], list[int]] = ([], [])
-    used, freed = [FIRST_SLOT, FIRST_SLOT], 0
-    for here, until in enumerate(ends_before):
-        buffer = here % 2
-        free[buffer].extend([slot[op] for op in done_in_order[freed:until]])
-        freed = until
-        for op in in_order[begin[here] : begin[here + 1]]:
-            if free[buffer]:
-                slot[op] = free[buffer].pop()
-            else:
-                slot[op] = used[buffer]
-                used[buffer] += 1
-    return np.array(slot, np.int64), max(used)
 
 
 def values_by_level(
