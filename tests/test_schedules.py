@@ -10,11 +10,11 @@ from legal_sizes import is_legal
 from turns import in_turn
 
 import pipejax as pj
-from pipejax.base.longest_path import CycleError, run_chains, run_edges
+from pipejax.base import longest_path
+from pipejax.base.longest_path import CycleError, run_edges, topological_order
 from pipejax.schedules import REGISTRY, build
 from pipejax.schedules.heuristics.list_scheduling import Rules, list_schedule
 from pipejax.schedules.heuristics.timeline import Work
-from pipejax.schedules.table import slot_simulation
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table_files import to_json
 
@@ -345,10 +345,10 @@ def one_after_the_other(forwards, gradients, weights, warmup, behind):
     return row + weights[max(len(gradients) - behind, 0) :]
 
 
-@pytest.mark.parametrize("side_by_side", [1, 99])  # rows run together, or op by op
+@pytest.mark.parametrize("wide", [1, 99])  # rows run wave by wave, or op by op
 @pytest.mark.parametrize(("workers", "count"), [(1, 1), (2, 5), (3, 2), (4, 7), (5, 5)])
-def test_rows_are_in_the_order_of_the_papers(monkeypatch, workers, count, side_by_side):
-    monkeypatch.setattr(slot_simulation, "SIDE_BY_SIDE", side_by_side)
+def test_rows_are_in_the_order_of_the_papers(monkeypatch, workers, count, wide):
+    monkeypatch.setattr(longest_path, "WIDE", wide)
 
     def rows(name, **options):
         table = build(name, num_workers=workers, num_microbatches=count, **options)
@@ -393,18 +393,25 @@ def test_looped_bfs_in_the_order_of_pytorch(workers, stages):
         build("looped-bfs", num_workers=2, num_microbatches=2, last_first=1)
 
 
-def test_rows_side_by_side_take_the_times_of_edges_or_name_a_cycle():
+def test_waves_are_the_order_and_the_times_of_nodes_one_by_one_or_name_a_cycle():
     rng = np.random.default_rng(3)
-    first, size = np.array([0, 4, 4, 9]), 12  # one chain is empty
-    order, chain = rng.permutation(size), np.repeat([0, 2, 3], [4, 5, 3])
-    place = np.empty(size, int)  # of a node in an order that goes along every chain
-    for c in set(chain.tolist()):
-        place[chain == c] = np.sort(order[chain == c])
-    pairs = np.array([(u, v) for u in range(size) for v in range(size) if place[u] < place[v]])
-    tail, head = rng.permutation(pairs)[:9].T
-    inside = np.flatnonzero(np.diff(chain) == 0)
-    duration = rng.random(size)
-    expected = run_edges(np.append(inside, tail), np.append(inside + 1, head), duration)
-    np.testing.assert_array_equal(run_chains(first, tail, head, duration), expected)
-    with pytest.raises(CycleError):
-        run_chains(first, np.append(tail, [11, 0]), np.append(head, [0, 11]), duration)
+    for size in (1, 2, 12, 60):
+        place = rng.permutation(size)
+        ends = rng.integers(size, size=(2, 3 * size))  # some edges twice, some nodes without any
+        tail, head = ends[:, place[ends[0]] < place[ends[1]]]
+        duration = rng.random(size)
+        one_by_one, in_waves = (topological_order(size, tail, head, w) for w in (1, 99))
+        np.testing.assert_array_equal(in_waves, one_by_one)
+        expected = run_edges(tail, head, duration)
+        np.testing.assert_array_equal(run_edges(tail, head, duration, width=99), expected)
+    back = np.append(tail, in_waves[[40, 9]]), np.append(head, in_waves[[9, 40]])
+    cycles = []
+    for width in (1, 99):
+        for run in (
+            lambda width: topological_order(size, *back, width),
+            lambda width: run_edges(*back, duration, width=width),
+        ):
+            with pytest.raises(CycleError) as caught:
+                run(width)
+            cycles.append(caught.value.cycle)
+    assert cycles == cycles[:1] * 4

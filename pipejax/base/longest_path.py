@@ -10,6 +10,7 @@ entries point. Without lags, all lags are 0.
 """
 
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray, Shaped
 
 FEW_RUNS = 8  # of one graph, which Python's numbers have sooner than NumPy's
+WIDE = 16  # nodes side by side from which NumPy takes a wave of them sooner than Python each
 
 Preds = Int[NumpyArray, "nodes max_preds"]
 # floats, or whole numbers that stay what they are: of any size, as objects, too
@@ -69,13 +71,16 @@ def run_edges(
     head: Int[NumpyArray, " edges"],
     duration: Times,
     order: Int[NumpyArray, " nodes"] | None = None,
+    width: int = 1,
 ) -> tuple[Times, Times]:
     """Start and finish times (nodes) of a graph given as edges, its nodes numbered in any order.
 
-    `order` is a topological order, where one is known.
+    `order` is a topological order, where one is known; `width` as for `topological_order`.
     """
+    if _goes_by_waves(len(duration), tail, width):
+        return _run_waves(tail, head, duration)
     if order is None:
-        order = np.array(topological_order(len(duration), tail, head), int)
+        order = topological_order(len(duration), tail, head)
     # renumbered so that edges point forward, with the source in front
     number = np.empty_like(order)
     number[order] = np.arange(1, len(order) + 1)  # 0 is the source
@@ -86,40 +91,15 @@ def run_edges(
     return start_times(preds, finish)[number], finish[number]
 
 
-def run_chains(
-    first: Int[NumpyArray, " chains"],
-    tail: Int[NumpyArray, " edges"],
-    head: Int[NumpyArray, " edges"],
-    duration: Times,
-) -> tuple[Times, Times]:
-    """Start and finish times (nodes) of chains that run side by side, and wait for each other.
-
-    Chain c holds the nodes from first[c] up to first[c + 1] in order; edges come on top. All chains
-    take a step at once, those whose next node waits stay: the same sums and maxima as in
-    `run_edges`, without an order, and far faster where there are many chains.
-    """
-    size = len(duration)
-    by_head, column, shape = lay_out_edges(size, head)
-    preds = np.full(shape, size)  # the last entry of `finish`: nothing to wait for
-    preds[head[by_head], column] = tail[by_head]
-    start, finish = np.zeros(size), np.append(np.full(size, np.nan), 0.0)  # NaN: not run yet
-    at, end = first.copy(), np.append(first[1:], size)
-    free = np.zeros(len(first))  # when the node before in the chain ends
-    running = np.flatnonzero(at < end)
-    while len(running):
-        node = at[running]
-        begins = np.maximum(finish[preds[node]].max(axis=1), free[running])
-        can = begins == begins
-        if not can.all():
-            running, node, begins = running[can], node[can], begins[can]
-            if not len(node):
-                inside = np.setdiff1d(np.arange(1, size), first)
-                topological_order(size, np.append(inside - 1, tail), np.append(inside, head))
-        start[node] = begins
-        finish[node] = free[running] = begins + duration[node]
-        at[running] = node + 1
-        running = np.flatnonzero(at < end)
-    return start, finish[:-1]
+def _run_waves(tail: EdgeEnds, head: EdgeEnds, duration: Times) -> tuple[Times, Times]:
+    """Start and finish times (nodes) wave by wave: the same sums and maxima as in `run_edges`."""
+    start = np.zeros(len(duration) + 1)  # the last entry is nobody's: see `_waves`
+    finish = np.zeros(len(duration))
+    for wave, after in _waves(len(duration), tail, head):
+        ends = start.take(wave) + duration.take(wave)
+        finish[wave] = ends
+        np.maximum.at(start, after.ravel(), ends.repeat(after.shape[1]))
+    return start[:-1], finish
 
 
 def finish_times_of_many(
@@ -298,30 +278,75 @@ class CycleError(ValueError):
         self.cycle = cycle
 
 
-def topological_order(num_nodes: int, tail: EdgeEnds, head: EdgeEnds) -> list[int]:
-    """Order the nodes so that every edge points forward (Kahn's algorithm, first in first out)."""
+def topological_order(
+    num_nodes: int, tail: EdgeEnds, head: EdgeEnds, width: int = 1
+) -> Int[NumpyArray, " nodes"]:
+    """Order the nodes so that every edge points forward (Kahn's algorithm, first in first out).
+
+    `width` says about how many nodes stand side by side; it decides about nothing but the time.
+    """
+    if _goes_by_waves(num_nodes, tail, width):
+        return np.concatenate([wave for wave, _ in _waves(num_nodes, tail, head)])
     by_tail = np.argsort(tail, kind="stable")
     successors = head[by_tail].tolist()
     first = np.searchsorted(tail[by_tail], np.arange(num_nodes + 1)).tolist()
-    waiting_for = np.bincount(head, minlength=num_nodes).tolist()
-    order: list[int] = [node for node in range(num_nodes) if waiting_for[node] == 0]
+    waiting_for = np.bincount(head, minlength=num_nodes)
+    order: list[int] = np.flatnonzero(waiting_for == 0).tolist()
+    others = (waiting_for - 1).tolist()  # than the predecessor that comes last
     for node in order:  # grows while it is read: the queue and the answer are one list
         for successor in successors[first[node] : first[node + 1]]:
-            waiting_for[successor] -= 1
-            if waiting_for[successor] == 0:
+            if others[successor]:
+                others[successor] -= 1
+            else:
                 order.append(successor)
-    if len(order) < num_nodes:
-        raise CycleError(_find_cycle(waiting_for, tail, head))
-    return order
+    found, blocked = np.array(order, int), np.ones(num_nodes, bool)
+    blocked[found] = False
+    _check_complete(blocked, tail, head)
+    return found
 
 
-def _find_cycle(waiting_for: list[int], tail: EdgeEnds, head: EdgeEnds) -> list[int]:
+def _goes_by_waves(num_nodes: int, tail: EdgeEnds, width: int) -> bool:
+    """Whether waves are wide, and a table of successors is not empty for the most part."""
+    return width >= WIDE and num_nodes * int(np.bincount(tail).max(initial=0)) <= 4 * len(tail)
+
+
+def _waves(
+    num_nodes: int, tail: EdgeEnds, head: EdgeEnds
+) -> Iterator[tuple[Int[NumpyArray, " wave"], Int[NumpyArray, "wave successors"]]]:
+    """Yield what waits for nothing, then what waits for that alone, and so on: first in first out.
+
+    One behind the other they are the topological order. With each wave come its successors, filled
+    up with `num_nodes`, which never can start.
+    """
+    by_tail, column, shape = lay_out_edges(num_nodes, tail)
+    successors = np.full(shape, num_nodes)
+    successors[tail[by_tail], column] = head[by_tail]
+    waiting_for = np.append(np.bincount(head, minlength=num_nodes), successors.size + 1)
+    latest = np.empty_like(waiting_for)
+    wave = np.flatnonzero(waiting_for == 0)
+    while len(wave):
+        after = successors.take(wave, axis=0)
+        yield wave, after
+        after = after.ravel()
+        np.subtract.at(waiting_for, after, 1)
+        ready = after[waiting_for.take(after) == 0]
+        # a node with several predecessors in the wave comes in when the last of them has
+        place = np.arange(len(ready))
+        latest[ready] = place
+        wave = ready[latest.take(ready) == place]
+    _check_complete(waiting_for[:-1] > 0, tail, head)
+
+
+def _check_complete(blocked: Bool[NumpyArray, " nodes"], tail: EdgeEnds, head: EdgeEnds) -> None:
+    """Refuse a graph of which some nodes never could start, with a cycle among them."""
+    if blocked.any():
+        raise CycleError(_find_cycle(blocked, tail, head))
+
+
+def _find_cycle(blocked: Bool[NumpyArray, " nodes"], tail: EdgeEnds, head: EdgeEnds) -> list[int]:
     """Walk backwards through nodes that never became ready until one repeats."""
-    blocked_by = {
-        v: u
-        for u, v in zip(tail.tolist(), head.tolist(), strict=True)
-        if waiting_for[u] and waiting_for[v]
-    }
+    both = blocked[tail] & blocked[head]
+    blocked_by = dict(zip(head[both].tolist(), tail[both].tolist(), strict=True))
     node = next(iter(blocked_by))
     walked: dict[int, int] = {}
     while node not in walked:

@@ -283,7 +283,7 @@ def check_order(content: Content) -> None:
     if np.all(tail_slot < head_slot) and content.op_of_cell is None:
         return  # the columns are an order
     try:
-        topological_order(content.cells.phase.size, *order_of_cells(content))
+        topological_order(content.cells.phase.size, *order_of_cells(content), content.num_workers)
     except CycleError as error:
         reason = f"deadlock: no op of this cycle can start: {content.text_of_cycle(error.cycle)}"
         raise ScheduleError(reason, place=content.place(error.cycle[0])) from None

@@ -174,7 +174,7 @@ class ProgramBuilder:
         keep = np.sort(order[is_first])
         tail, head, lag = tail[keep], head[keep], lag[keep]
         try:
-            order = np.array(topological_order(self._num_nodes, tail, head))
+            order = topological_order(self._num_nodes, tail, head, self.table.num_workers)
         except CycleError as error:
             raise self._deadlock(error.cycle) from None
         number = np.empty_like(order)

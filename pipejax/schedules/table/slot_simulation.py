@@ -11,19 +11,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, Num, NumpyArray
-from pipejax.base.longest_path import CycleError, run_chains, run_edges
+from pipejax.base.longest_path import CycleError, run_edges
 from pipejax.schedules.cells.cells import NEWEST, Cells, Content, WeightRule, empty_cells
-from pipejax.schedules.cells.dependencies import find_dependencies
 from pipejax.schedules.cells.grammar import USUAL, Grammar
-from pipejax.schedules.cells.ops import NO_PIPE, PHASES, ROW_OPS, Op, Phase, Slots
+from pipejax.schedules.cells.ops import NO_PIPE, PHASES, Op, Phase, Slots
 from pipejax.schedules.cells.placement import Placement, looped
 from pipejax.schedules.legality import check_slots
 from pipejax.schedules.table.host_links import check_host_links, waiting_cells
 from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.table import ScheduleTable, row_order
+from pipejax.schedules.table.table import ScheduleTable
 
 OpsOfRow = Int[NumpyArray, "_ 3"] | Int[NumpyArray, "_ 2 3"] | Sequence[Op]
-SIDE_BY_SIDE = 16  # workers from which their rows run faster together than op by op
 MOST_IDLE = 64  # columns per distinct start beyond which a table is drawn without its scale
 
 
@@ -55,32 +53,15 @@ def slot_times(
     check_host_links(table, links)
     duration = durations(table, slots, shares)
     shape, order = duration.shape, None
-    if table.num_workers >= SIDE_BY_SIDE and np.isin(table.ops.phase, ROW_OPS).all():
-        return _side_by_side(table, duration)
     tail, head = waiting_cells(table, links)
     merged = table.op_of_cell
     # the columns are an order, where no cells are one op
     if merged is None and np.all(tail % table.num_slots < head % table.num_slots):
         order = np.arange(duration.size).reshape(shape).T.ravel()
-    start, finish = run_edges(tail, head, duration.ravel(), order)
+    start, finish = run_edges(tail, head, duration.ravel(), order, table.num_workers)
     if merged is not None:
         start, finish = start[merged], finish[merged]
     return start.reshape(shape), finish.reshape(shape)
-
-
-def _side_by_side(
-    table: Content, duration: Float[NumpyArray, "workers slots"]
-) -> tuple[Float[NumpyArray, "workers slots"], Float[NumpyArray, "workers slots"]]:
-    """Run the rows of many workers at once: start and finish of each cell."""
-    edges, cells = find_dependencies(table), row_order(table, ROW_OPS)
-    number = np.empty(duration.size, int)
-    number[cells] = np.arange(len(cells))
-    first = np.searchsorted(cells, np.arange(table.num_workers) * table.num_slots)
-    ends = number[edges.producer], number[edges.consumer]
-    found = np.zeros((2, duration.size))
-    found[:, cells] = run_chains(first, *ends, duration.ravel()[cells])
-    start, finish = found.reshape(2, *duration.shape)
-    return start, finish
 
 
 def durations(
