@@ -81,9 +81,12 @@ def add_messages(builder: ProgramBuilder, order: RunOrder, sent: MessageTable) -
 
 def _positions(layout: CostLayout, found: Dependencies, follows: Nodes, costs: list[str]) -> Nodes:
     """Positions (messages) of a cost of each message; `costs` names it by model, "" for none."""
-    zero = np.full_like(follows, ZERO)
-    by_model = np.stack([layout.link(cost, found) if cost else zero for cost in costs])
-    return by_model[follows, np.arange(len(follows))]
+    positions = np.full_like(follows, ZERO)
+    for model, cost in enumerate(costs):
+        which = follows == model
+        if cost and which.any():
+            positions[which] = layout.link(cost, found.take(which))
+    return positions
 
 
 def _line_up(

@@ -168,10 +168,12 @@ class ProgramBuilder:
         tail, head, lag = np.concatenate(self._edges, axis=1)
         # equal edges count once, but two lags between the same nodes are two edges: fused pairs
         # may send each other an activation and a gradient
-        order = np.lexsort((lag, head, tail))
-        alike = [part[order[1:]] == part[order[:-1]] for part in (tail, head, lag)]
-        is_first = np.append(True, ~np.logical_and.reduce(alike))[: len(order)]  # there may be none
-        keep = np.sort(order[is_first])
+        ends = tail * self._num_nodes + head
+        order = np.lexsort((lag, ends))
+        repeats = np.diff(ends[order]) == 0
+        repeats &= np.diff(lag[order]) == 0
+        keep = np.ones(len(tail), bool)
+        keep[order[1:][repeats]] = False
         tail, head, lag = tail[keep], head[keep], lag[keep]
         try:
             order = topological_order(self._num_nodes, tail, head, self.table.num_workers)

@@ -159,9 +159,13 @@ def columns(
     one column per distinct start. Ops that take no time stand in columns of their own, before
     those that begin at the same moment.
     """
-    times, moment = np.unique(start, return_inverse=True)
-    if np.all(times == np.round(times)) and times.max() <= MOST_IDLE * len(times):
+    # how many distinct starts there are is told without a sort, if they are few whole numbers
+    in_slots = start.max() <= MOST_IDLE * len(start) and bool(np.all(start == np.round(start)))
+    if in_slots:
         moment = start.astype(np.int64)
+        in_slots = moment.max() <= MOST_IDLE * np.count_nonzero(np.bincount(moment))
+    if not in_slots:
+        moment = np.unique(start, return_inverse=True)[1]
     num_moments = int(moment.max()) + 1
     # how many ops without a duration the row has had at this moment
     key = worker * num_moments + moment
