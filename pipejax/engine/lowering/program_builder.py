@@ -73,7 +73,10 @@ class ProgramBuilder:
         columns = {"duration": duration, **fields}
         size = len(duration)
         self._nodes.append(
-            {name: columns.get(name, np.full(size, _EMPTY.get(name, -1))) for name in _FIELDS}
+            {
+                name: np.asarray(columns.get(name, np.full(size, _EMPTY.get(name, -1))), np.int32)
+                for name in _FIELDS
+            }
         )
         self._num_nodes += size
         return np.arange(self._num_nodes - size, self._num_nodes)
@@ -129,7 +132,8 @@ class ProgramBuilder:
         """Add edges; at a tie the one that was added first wins."""
         if self._gates:
             head = np.array([self._gates.get(node, node) for node in head.tolist()], int)
-        self._edges.append(np.stack([tail, head, np.broadcast_to(lag, np.shape(tail))]))
+        edges = [tail, head, np.broadcast_to(lag, np.shape(tail))]
+        self._edges.append(np.stack(edges, dtype=np.int32, casting="same_kind"))
 
     def add_chains(
         self, nodes: Int[NumpyArray, " some"], key: Int[NumpyArray, " some"], lag: int = ZERO
@@ -165,16 +169,7 @@ class ProgramBuilder:
 
         `pairs` are the kinds of fused pairs (stage of F, phase and stage of its backward).
         """
-        tail, head, lag = np.concatenate(self._edges, axis=1)
-        # equal edges count once, but two lags between the same nodes are two edges: fused pairs
-        # may send each other an activation and a gradient
-        ends = tail * self._num_nodes + head
-        order = np.lexsort((lag, ends))
-        repeats = np.diff(ends[order]) == 0
-        repeats &= np.diff(lag[order]) == 0
-        keep = np.ones(len(tail), bool)
-        keep[order[1:][repeats]] = False
-        tail, head, lag = tail[keep], head[keep], lag[keep]
+        tail, head, lag = self._distinct_edges()
         try:
             order = topological_order(self._num_nodes, tail, head, self.table.num_workers)
         except CycleError as error:
@@ -185,7 +180,7 @@ class ProgramBuilder:
         preds, lags = np.full(shape, SOURCE, np.int32), np.full(shape, ZERO, np.int32)
         heads = number[head][by_head]
         preds[heads, column], lags[heads, column] = number[tail][by_head], lag[by_head]
-        nodes = {name: self._column(name)[order].astype(np.int32) for name in _FIELDS}
+        nodes = {name: self._column(name)[order] for name in _FIELDS}
         no_ops = (*self.table.grammar.sharding, *WAIT_SEND)
         is_op = (nodes["worker"] != NO_WORKER) & ~np.isin(nodes["phase"], no_ops)
         on_worker = np.flatnonzero(is_op)
@@ -214,6 +209,20 @@ class ProgramBuilder:
             name=self.table.name,
             links=self.links,
         )
+
+    def _distinct_edges(self) -> Int[NumpyArray, "3 edges"]:
+        """Tails, heads and lags of all edges, each once; the builder keeps none.
+
+        Two lags between the same nodes are two edges: fused pairs may send each other an
+        activation and a gradient.
+        """
+        edges = np.concatenate(self._edges, axis=1)
+        self._edges.clear()
+        ends = edges[0] * np.int64(self._num_nodes) + edges[1]
+        order = np.lexsort((edges[2], ends))
+        repeats = np.diff(ends[order]) == 0
+        repeats &= np.diff(edges[2, order]) == 0
+        return np.delete(edges, order[1:][repeats], axis=1) if repeats.any() else edges
 
     def _fused(self, number: Int[NumpyArray, " nodes"]) -> Int[NumpyArray, "fused 2"]:
         """Node of each fused pair, by its number in the program, and its backward's microbatch."""
