@@ -270,10 +270,11 @@ def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
     """Encode a program as data."""
     row = rows.row_of_position
     columns = (*ops.operand_slots(), ops.slot, row[ops.lag], row[ops.own])
-    code = np.zeros((bucket(ops.num_ops, LEAST_OPS), len(columns)), Unsigned)
+    code = np.empty((bucket(ops.num_ops, LEAST_OPS), len(columns)), Unsigned)
+    for field, column in zip(code.T, columns, strict=True):
+        field[: ops.num_ops] = column
     # padding writes max(0, -inf) to a slot that no op reads
-    code[:] = (START_SLOT, NEVER_SLOT, SPARE_SLOT, ZERO_ROW, ZERO_ROW)
-    code[: ops.num_ops] = np.stack(columns, axis=1)
+    code[ops.num_ops :] = (START_SLOT, NEVER_SLOT, SPARE_SLOT, ZERO_ROW, ZERO_ROW)
     return ForwardProgram(
         code=code,
         num_groups=np.array(-(-ops.num_ops // GROUP), Unsigned),
