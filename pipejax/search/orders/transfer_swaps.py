@@ -244,7 +244,7 @@ def _awaited(nodes: set[int]) -> Awaited:
 def _numbers(preds: Int[NumpyArray, "nodes max_preds"]) -> Int[NumpyArray, " nodes"]:
     """Number nodes (nodes) along a topological order; the source keeps its number."""
     head, which = np.nonzero(preds)
-    order = np.array(topological_order(len(preds), preds[head, which], head))
+    order = topological_order(len(preds), preds[head, which], head)
     number = np.empty(len(preds), np.int64)
     number[np.append(SOURCE, order[order != SOURCE])] = np.arange(len(preds))
     return number

@@ -98,7 +98,7 @@ class _Edges:
     def graph(self) -> StepGraph:
         """Put the nodes into topological order."""
         tail, head = np.concatenate(self.tail), np.concatenate(self.head)
-        order = np.array(topological_order(self.size, tail, head), int)
+        order = topological_order(self.size, tail, head)
         number = np.empty_like(order)
         number[order] = np.arange(self.size)
         by_head, column, shape = lay_out_edges(self.size, number[head])
