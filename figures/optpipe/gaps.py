@@ -33,7 +33,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     left.set_title(
         f"{int(closed.sum())} of {each.sizes['case']} problems have a gap of 0", loc="left"
     )
-    limit = f"{data.attrs['seconds of a solve']:g} s"
+    limit = f"{data.attrs['effort of a solve']:g} s of one core"
     right.set_title(f"best schedule and proof within {limit}", loc="left")
     pipes = [
         Line2D([], [], color=c, marker="o", linestyle="", label=str(name))

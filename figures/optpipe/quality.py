@@ -45,7 +45,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         Line2D([], [], color=palette.BLACK, linestyle=":", label="nine tenths"),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=4)
-    limit = f"{data.attrs['seconds of a solve']:g} s"
+    limit = f"{data.attrs['effort of a solve']:g} s of one core"
     end = 100 * data.excess_over_best.isel(solve_time=-1).sel(share=0.5)
     caption = (
         f"Quality against solving time, solves of at most {limit}: what half and nine tenths of "
