@@ -3,7 +3,7 @@
 In a second a search does less where others compute too, so what it finds in so many seconds is a
 matter of luck. Effort adds up what is done: the deterministic time of the solver, models given to
 it, plans made by list scheduling, tables of the literature. It is the same wherever the same is
-done, and about the seconds that one idle core takes: on one of them 1 took 0.8 to 1.3 s.
+done, and about the seconds that one idle core takes (docs/optimize.md).
 """
 
 import dataclasses
