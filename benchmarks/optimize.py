@@ -74,6 +74,7 @@ VARIANTS = {
     "without a start": Variant(start=False),
     "with probing": Variant(settings={"cp_model_probing_level": 2}),
     "with symmetry": Variant(settings={"symmetry_level": 2}),
+    "with linear relaxations": Variant(settings={"linearization_level": 1}),
     "grid 15 times finer": Variant(parts=15),
 }
 
@@ -115,7 +116,7 @@ def measure(case, variant, seconds):
     began = time.perf_counter()
     model = ScheduleModel(problem, variant.parts * horizon, variant.redundant, in_order=True)
     if variant.start:
-        model.hint(plan.finer(variant.parts))
+        model.hint(plan.moved(lambda starts: variant.parts * starts))
     values, bound, proof = [], 0, None
     with mock.patch.object(Budget, "new_solver", changed(variant.settings)):
         for found in search(model, Budget.of(seconds=seconds), os.cpu_count() or 1):
