@@ -59,9 +59,9 @@ pipedream: $(READY)  ## repeat the PipeDream theory: staleness, bound, experimen
 	$(MAKE) figures
 	$(BIN)/python -m sweeps.pipedream.claims --data $(RESULTS)
 
-optpipe: $(READY)  ## repeat OptPipe: dataset, figures, claims (ten minutes; SECONDS=20 of a solve: longer)
+optpipe: $(READY)  ## repeat OptPipe: dataset, figures, claims (ten minutes; EFFORT=20 of a solve: longer)
 	mkdir -p $(RESULTS)
-	$(BIN)/python -m sweeps.optpipe.sweep --out $(RESULTS) $(addprefix --seconds ,$(SECONDS))
+	$(BIN)/python -m sweeps.optpipe.sweep --out $(RESULTS) $(addprefix --effort ,$(EFFORT))
 	$(MAKE) figures
 	$(BIN)/python -m sweeps.optpipe.claims --data $(RESULTS)
 

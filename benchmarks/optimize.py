@@ -23,8 +23,8 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.files import check_writable, write_file
-from pipejax.search.schedule import cp_model as searching
-from pipejax.search.schedule.cp_model import REDUNDANT, ScheduleModel
+from pipejax.search.schedule.cp_model import REDUNDANT, ScheduleModel, search
+from pipejax.search.schedule.effort import Budget
 from pipejax.search.schedule.initial_plans import greedy_starts, pipe_plans
 from pipejax.search.schedule.plan import objective_of
 from pipejax.search.schedule.problem import Problem, pose
@@ -74,6 +74,7 @@ VARIANTS = {
     "without a start": Variant(start=False),
     "with probing": Variant(settings={"cp_model_probing_level": 2}),
     "with symmetry": Variant(settings={"symmetry_level": 2}),
+    "with linear relaxations": Variant(settings={"linearization_level": 1}),
     "grid 15 times finer": Variant(parts=15),
 }
 
@@ -115,10 +116,10 @@ def measure(case, variant, seconds):
     began = time.perf_counter()
     model = ScheduleModel(problem, variant.parts * horizon, variant.redundant, in_order=True)
     if variant.start:
-        model.hint(plan.finer(variant.parts))
+        model.hint(plan.moved(lambda starts: variant.parts * starts))
     values, bound, proof = [], 0, None
-    with mock.patch.object(searching, "new_solver", changed(variant.settings)):
-        for found in searching.search(model, seconds, os.cpu_count() or 1):
+    with mock.patch.object(Budget, "new_solver", changed(variant.settings)):
+        for found in search(model, Budget.of(seconds=seconds), os.cpu_count() or 1):
             now = time.perf_counter() - began
             bound = max(bound, found.bound)
             if found.plan is not None:
@@ -137,16 +138,16 @@ def measure(case, variant, seconds):
 
 def start_of(problem):
     """The best plan that takes no search."""
-    starts = [*greedy_starts(problem, 2.0), *pipe_plans(problem)]
+    starts = [*greedy_starts(problem, Budget.of(2.0)), *pipe_plans(problem)]
     return min((start.plan for start in starts), key=lambda plan: objective_of(problem, plan))
 
 
 def changed(settings):
     """A maker of solvers with other settings."""
-    make = searching.new_solver
+    make = Budget.new_solver
 
-    def new_solver(seconds: float, workers: int) -> cp_model.CpSolver:
-        solver = make(seconds, workers)
+    def new_solver(budget: Budget, workers: int) -> cp_model.CpSolver:
+        solver = make(budget, workers)
         for name, value in settings.items():
             setattr(solver.parameters, name, value)
         return solver

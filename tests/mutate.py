@@ -133,8 +133,8 @@ TESTS = {
     ),
     "pipejax/search/partition": ("", "partition"),
     "pipejax/search/schedule": (
-        "neighbourhoods building_blocks",
-        "neighbourhoods optimize search_answers optimize_store optimize_cli",
+        "neighbourhoods building_blocks effort",
+        "neighbourhoods effort optimize search_answers optimize_store optimize_cli",
     ),
     "pipejax/search/tuning": ("", "tuning joint_tuning"),
     "pipejax/sweep": ("results", "sweep sweep_store results plan"),

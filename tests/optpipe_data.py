@@ -73,7 +73,7 @@ def results(idle, bound):
 def grid(idle=lambda setting: 0.18 if setting.limit < 2 else 0.05, bound=lambda setting: 0.05):
     found = results(idle, bound)
     data = known(dataset(found))
-    return data.assign(quality(found, data, 8.0)).assign_attrs({"seconds of a solve": 8.0})
+    return data.assign(quality(found, data, 8.0)).assign_attrs({"effort of a solve": 8.0})
 
 
 def published(better=0.0):

@@ -1,6 +1,7 @@
 """Jobs in threads of their own: their news, their errors, and how they end."""
 
 import threading
+import time
 
 import pytest
 
@@ -14,6 +15,22 @@ def test_news_of_all_jobs_come_in_their_order():
     told = list(news_of([job(0), job(100)], stop=lambda: None))
     assert sorted(told) == [*range(5), *range(100, 105)]
     assert [news for news in told if news < 100] == [*range(5)]
+
+
+def test_a_job_goes_on_when_the_next_news_is_asked_for():
+    made = []
+
+    def job(tell):
+        for number in range(3):
+            made.append(number)
+            tell(number)
+
+    news = news_of([job], stop=lambda: None)
+    for number in range(3):
+        assert next(news) == number
+        time.sleep(0.05)  # in which it could do more
+        assert made == [*range(number + 1)]
+    assert list(news) == []
 
 
 def test_an_error_of_a_job_is_raised_and_ends_the_others():

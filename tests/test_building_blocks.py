@@ -18,6 +18,7 @@ from pipejax.schedules.heuristics.list_scheduling import Goal, Rules, list_sched
 from pipejax.schedules.heuristics.timeline import Timeline, Work
 from pipejax.search.schedule import anytime_search
 from pipejax.search.schedule.block_plans import BlockSearch, block_starts, num_legs
+from pipejax.search.schedule.effort import Budget
 from pipejax.search.schedule.plan import keeps_limits, objective_of
 from pipejax.search.schedule.problem import pose
 
@@ -132,7 +133,7 @@ def test_published_v_schedules_are_reached(workers, microbatches, limit, publish
     given = {"memory_limit": limit, "weight_share": 1.0, "objective": "span"}
     problem = pose(table, costs, **given)
     values = []
-    for start in block_starts(problem, 20.0, published):
+    for start in block_starts(problem, Budget.of(20.0), published):
         assert keeps_limits(problem, start.plan)
         values.append(objective_of(problem, start.plan))
     assert values == sorted(values, reverse=True)
@@ -151,7 +152,7 @@ def test_of_many_microbatches_a_few_are_run_first():
     table = pj.schedules.build("hanayo", num_workers=3, num_microbatches=40)
     costs = pj.Costs.uniform(table, forward=2.0, input_grad=3.0, weight_grad=1.0, transfer=0.5)
     problem = pose(table, costs, memory_limit=6.0, objective="span")
-    *_, last = block_starts(problem, 20.0, round(500 / problem.unit))
+    *_, last = block_starts(problem, Budget.of(20.0), round(500 / problem.unit))
     assert last.plan.forward.shape == (6, 40)
     assert keeps_limits(problem, last.plan)
     assert objective_of(problem, last.plan) * problem.unit <= 500

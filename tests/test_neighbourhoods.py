@@ -9,6 +9,7 @@ from ortools.sat.python import cp_model
 
 import pipejax as pj
 from pipejax.search.schedule.cp_model import ScheduleModel
+from pipejax.search.schedule.effort import Budget
 from pipejax.search.schedule.initial_plans import one_by_one
 from pipejax.search.schedule.neighbourhoods import (
     KINDS,
@@ -52,7 +53,7 @@ def steps():
     search = NeighbourhoodSearch(problem, one_by_one(problem), seed=0)
     merits = [search.merit]
     for _ in range(15):
-        if search.step(0.3):
+        if search.step(Budget.of()):
             assert keeps_limits(problem, search.plan)
         merits.append(search.merit)
     return search, merits
@@ -173,7 +174,7 @@ def test_threads_share_what_they_find():
     assert [grid.unit for grid in grids_of(problem)] == [5 * problem.unit, problem.unit]
     start = to_table(problem, one_by_one(problem), "start")
     ends = [objective_of(problem, to_plan(problem, start))]
-    for table in search_neighbourhoods(problem, start, 1.5, 2):
+    for table in search_neighbourhoods(problem, start, Budget.of(1.5), 2):
         plan = to_plan(problem, table)
         assert keeps_limits(problem, plan)
         ends.append(objective_of(problem, plan))

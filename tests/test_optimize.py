@@ -17,6 +17,7 @@ import pipejax as pj
 from pipejax.search.schedule import anytime_search
 from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds
 from pipejax.search.schedule.cp_model import ScheduleModel, relaxed_bound, search
+from pipejax.search.schedule.effort import Budget
 from pipejax.search.schedule.initial_plans import one_by_one, pipe_plans
 from pipejax.search.schedule.periods import (
     FoldedModel,
@@ -109,7 +110,7 @@ def test_known_optima(workers, microbatches, limit, offload, makespan):
 def test_known_optima_of_one_order_of_microbatches(limit, makespan):
     table, costs = pipe(4, 8), equal(pipe(4, 8), 10.0)
     problem = pose(table, costs, limit, offload=True)
-    *_, last = search(ScheduleModel(problem, 60, in_order=True), 300.0, 2)
+    *_, last = search(ScheduleModel(problem, 60, in_order=True), Budget.of(), 2)
     assert (last.bound * problem.unit, last.closed) == (makespan, True)
     found = solve(table, costs, memory_limit=limit, offload=True, time_limit=10.0)
     assert found.lower_bound <= found.value <= makespan  # another order may be shorter
@@ -257,14 +258,14 @@ def test_a_period_put_in_keeps_limits_and_the_end():
         forward=[2.0, 3.0, 2.0], input_grad=[3.0, 2.0, 2.0], weight_grad=[1.0, 2.0, 1.0]
     )
     problem = pose(table, costs, memory_limit=2)
-    ring = shortest_ring(problem, 2, 100, 3.0, 2)
+    ring = shortest_ring(problem, 2, 100, Budget.of(3.0), 2)
     whole = cut(problem, ring)
     folded = fold(problem, 2, depth_of(problem, whole) + 1)
     small = problem.with_microbatches(folded.microbatches)
     start = cut(small, ring)
     model = FoldedModel(small, folded, int(gradient_end(small, start).max()))
     model.hint(start)
-    plans = [found.plan for found in search(model, 2.0, 2) if found.plan is not None]
+    plans = [found.plan for found in search(model, Budget.of(2.0), 2) if found.plan is not None]
     assert folded.repeats > 5
     for plan in plans:
         many = extended(problem, folded, plan)
@@ -279,7 +280,7 @@ def test_a_period_put_in_keeps_limits_and_the_end():
 def test_what_lies_before_a_cut_leaves_a_worker_before_what_lies_behind_arrives():
     table = pj.schedules.build("chimera", num_workers=2, num_microbatches=60)
     problem = pose(table, equal(table), memory_limit=4)
-    ring = shortest_ring(problem, 2, 100, 3.0, 1)
+    ring = shortest_ring(problem, 2, 100, Budget.of(3.0), 1)
     folded = fold(problem, 2, depth_of(problem, cut(problem, ring)) + 1)
     small = problem.with_microbatches(folded.microbatches)
     horizon = 2 * int(gradient_end(small, cut(small, ring)).max())
@@ -305,11 +306,11 @@ def test_all_reduces_of_a_worker_take_turns_in_what_is_proven(name, end):
     assert (found.value, found.lower_bound) == (end, end)  # without: 4 and 2 less
 
 
-@pytest.mark.parametrize(("answered", "seconds"), [(True, 10.0), (False, 0.0)])
-def test_no_stage_is_bounded_where_nothing_is_left_to_do(monkeypatch, answered, seconds):
+@pytest.mark.parametrize(("answered", "effort"), [(True, 10.0), (False, 0.0)])
+def test_no_stage_is_bounded_where_nothing_is_left_to_do(monkeypatch, answered, effort):
     table = pipe(3, 4)
     monkeypatch.setattr(anytime_search, "relaxed_bound", None)
-    given = table, equal(table), pj.Links(), seconds, 1, None, lambda _: None
+    given = table, equal(table), pj.Links(), Budget.of(effort), 1, None, lambda _: None
     steps = anytime_search.AnytimeSearch(pose(table, equal(table), memory_limit=2), *given)
     steps._offer("one by one", one_by_one(steps.problem))
     steps.is_answered = answered
@@ -321,7 +322,7 @@ def test_a_period_has_as_many_microbatches_as_there_are_pipes(monkeypatch, name,
     monkeypatch.setattr(anytime_search, "LARGE", 0)
     table = pj.schedules.build(name, num_workers=2, num_microbatches=12)
     problem, told = pose(table, equal(table), memory_limit=2), []
-    given = table, equal(table), pj.Links(), 10.0, 1, None, told.append
+    given = table, equal(table), pj.Links(), Budget.of(10.0), 1, None, told.append
     steps = anytime_search.AnytimeSearch(problem, *given)
     steps._offer("one by one", one_by_one(problem))
     steps._period()
@@ -330,7 +331,7 @@ def test_a_period_has_as_many_microbatches_as_there_are_pipes(monkeypatch, name,
 
 def test_a_start_that_stays_the_best_was_found_at_its_time(monkeypatch):
     table, told = pipe(3, 4), []
-    given = table, equal(table), pj.Links(), 10.0, 1, None, told.append
+    given = table, equal(table), pj.Links(), Budget.of(10.0), 1, None, told.append
     search = anytime_search.AnytimeSearch(pose(table, equal(table), memory_limit=3), *given)
     search._take("1f1b", table)
     search.baselines = {"1f1b": search.best.value}  # looked at
@@ -343,7 +344,7 @@ def test_a_start_that_stays_the_best_was_found_at_its_time(monkeypatch):
 def test_one_stage_alone_bounds_the_whole():
     table = pipe(4, 8)
     problem = pose(table, equal(table), memory_limit=2)
-    bounds = [relaxed_bound(problem, stage, 100, 10.0, 2) for stage in range(4)]
+    bounds = [relaxed_bound(problem, stage, 100, Budget.of(10.0), 2) for stage in range(4)]
     assert max(bounds) <= 41
     assert max(bounds) > max(stage_bounds(problem))
 
@@ -352,7 +353,7 @@ def test_one_stage_alone_knows_no_span_but_its_own():
     table = pipe(4, 4)
     problem = pose(table, equal(table), memory_limit=4, objective="span")
     # the last stage works all the time from its first op on: 4 x 3 units
-    assert relaxed_bound(problem, 3, 100, 10.0, 2) == 12
+    assert relaxed_bound(problem, 3, 100, Budget.of(10.0), 2) == 12
 
 
 def test_what_fits_exactly_still_does_where_sizes_are_rounded():
@@ -399,7 +400,7 @@ def test_an_op_stands_in_its_window_from_the_time_of_one_microbatch_on():
     table = pipe(3, 1)
     problem = pose(table, equal(table, transfer=10.0), memory_limit=1)
     model = ScheduleModel(problem, 100)
-    *_, plan = (found.plan for found in search(model, 5.0, 1) if found.plan is not None)
+    *_, plan = (found.plan for found in search(model, Budget.of(5.0), 1) if found.plan is not None)
     for letter in "FIW":
         lows = [start.proto.domain[0] for start in model.start[letter].values()]
         assert lows == plan.starts[letter][:, 0].tolist()

@@ -78,7 +78,7 @@ def test_json(answer, own, tmp_path):
     assert 0 < first["found_after"] <= first["seconds"]
     again = answer("optimize", *THREE, *own)
     assert again["source"] == "store"
-    others = "source", "seconds", "found_after", "evaluated"
+    others = "source", "seconds", "effort", "found_after", "evaluated"
     same = [key for key in first if key not in others]
     assert [again[key] for key in same] == [first[key] for key in same]
 
@@ -229,6 +229,15 @@ def test_a_limit_in_bytes(answer, own, few_baselines):
     assert all(np.array(found["peak_memory"]) <= found["memory_limit"])
     assert found["makespan"] < plain["makespan"]
     assert found["rounding"] < 1e-3 * found["makespan"]
+
+
+def test_an_effort_ends_the_search_in_place_of_a_time(answer, call, few_baselines):
+    given = "optimize", *HARD, "--effort", 0.2, "--no-store"
+    one, other = answer(*given), answer(*given)
+    assert (one["best"], one["effort"]) == (other["best"], other["effort"])
+    assert (one["stopped"], one["status"]) == ("effort", "feasible")
+    code, _, said = call("optimize", *HARD, "--effort", 0)
+    assert (code, "--effort must be above 0, got 0" in said) == (2, True)
 
 
 def test_the_span_as_objective(answer, own, few_baselines):

@@ -182,7 +182,7 @@ def test_the_rows_of_the_published_table():
 @pytest.mark.usefixtures("unchecked")
 def test_a_small_comparison(tmp_path):
     """Everything once, as tiny as it gets."""
-    optpipe.main(["--out", str(tmp_path), "--small", "--seconds", "0.2"])
+    optpipe.main(["--out", str(tmp_path), "--small", "--effort", "0.2"])
     assert not list(tmp_path.glob("*.jsonl"))
     with xr.open_zarr(tmp_path / "optpipe_grid.zarr") as store:
         grid = store.load()
@@ -193,7 +193,7 @@ def test_a_small_comparison(tmp_path):
     assert (
         int(grid.solved.sum()) == 6
     )  # two limits, each without a link, with one, with half of one
-    assert grid.attrs["seconds of a solve"] == 0.2
+    assert grid.attrs["effort of a solve"] == 0.2
     with xr.open_zarr(tmp_path / "optpipe_timelines.zarr") as store:
         runs = store.load()
     limit = runs.attrs["activations"]
@@ -209,7 +209,7 @@ def test_a_small_comparison(tmp_path):
 def test_a_part_that_was_cut_short_goes_on(tmp_path, monkeypatch, capsys):
     asked = []
 
-    def part(journal, seconds, small):
+    def part(journal, effort, small):
         for case in range(3):
             if len(asked) == 2 and case == 2:
                 asked.append("cut")
@@ -231,11 +231,11 @@ def test_a_part_that_was_cut_short_goes_on(tmp_path, monkeypatch, capsys):
         assert "code" in data.attrs
 
 
-def test_seconds_must_be_above_0(tmp_path, capsys):
+def test_effort_must_be_above_0(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
-        optpipe.main(["--out", str(tmp_path), "--seconds", "0"])
+        optpipe.main(["--out", str(tmp_path), "--effort", "0"])
     assert stop.value.code == 2
-    assert "--seconds must be above 0, got 0" in capsys.readouterr().err
+    assert "--effort must be above 0, got 0" in capsys.readouterr().err
 
 
 def verdicts(data):
@@ -295,8 +295,6 @@ MUTATIONS = {
     "1": idles,
     "2, tight": lambda data: at_most(data, "pipe-offload", 1 / 1.05, limit=0.5),
     "2, ample": lambda data: at_most(data, "pipe-offload", 1 / 1.05, limit=2.0),
-    "4": lambda data: at_most(data, "zb-1p", 1.001, limit=1.0),
-    "4, all": lambda data: at_most(data, "ada-offload", 1.001, limit=1.0),
     "4, interleaved": lambda data: at_most(data, "1f1b, interleaved", 1.001, limit=2.0),
     "6, wait": earlier("wait"),
     "6, stay": earlier("stay"),
@@ -361,7 +359,7 @@ def test_thresholds_say_who_says_them():
 
 
 def test_the_grid_stays_within_its_time():
-    """Ten minutes if no solve ended early, and a third of them do."""
+    """Ten minutes on two cores if no solve ended early."""
     asked = list(optpipe_grid.settings())
     assert len(set(asked)) == len(asked)
     few = [s for s in asked if s.host_link not in optpipe_grid.EVERYWHERE]
@@ -372,5 +370,5 @@ def test_the_grid_stays_within_its_time():
     assert {s.limit for s in shared} == set(optpipe_grid.LIMITS)
     solves = sum(len(optpipe_grid.solved_with(s)) for s in asked)
     solves += optpipe_refinement.LONGER * (len(optpipe_refinement.SETTINGS) + 1)
-    published = optpipe_published.SECONDS * len(list(optpipe_published.rows()))
-    assert 2 / 3 * (optpipe.SECONDS * solves + published) < 400
+    published = optpipe_published.EFFORT * len(list(optpipe_published.rows()))
+    assert (optpipe.EFFORT * solves + published) / 2 < 400

@@ -17,6 +17,7 @@ from turns import in_turn
 import pipejax as pj
 from pipejax.schedules.cells.ops import format_cell
 from pipejax.search.schedule.bounds import lower_bound
+from pipejax.search.schedule.effort import Budget
 from pipejax.search.schedule.periods import shortest_ring
 from pipejax.search.schedule.problem import pose
 
@@ -149,7 +150,7 @@ def test_work_of_less_than_a_unit_has_a_period_too():
     costs = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0, transmit=1e7)
     problem = pose(table, costs, memory_limit=4)
     assert not problem.forward.any()
-    assert shortest_ring(problem, 1, int(problem.lag.sum()), 1.0, 2) is not None
+    assert shortest_ring(problem, 1, int(problem.lag.sum()), Budget.of(1.0), 2) is not None
 
 
 @pytest.mark.solver

@@ -85,4 +85,4 @@ def _times(axes: Axes, each: xr.Dataset) -> None:
                 linestyle=dashes,
             )
     axes.set_xscale("log")
-    axes.set(xlabel="time [s]", ylabel="problems [%]", ylim=(0, 102))
+    axes.set(xlabel="effort [s of one core]", ylabel="problems [%]", ylim=(0, 102))

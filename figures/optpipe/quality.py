@@ -1,4 +1,4 @@
-"""How good schedules are by when: quality against solving time, by size of the problem."""
+"""How good schedules are by when: quality against effort, by size of the problem."""
 
 import matplotlib.pyplot as plt
 import xarray as xr
@@ -39,7 +39,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         row[0].set_ylabel("longer by at most [%]")
         row[0].set_ylim(0)
     for axes in panels[-1]:
-        axes.set_xlabel("time of the search [s]")
+        axes.set_xlabel("effort of the search [s of one core]")
     handles = [
         Line2D([], [], color=c, marker=m, label=f"{size} ops ({int(data.problems.sel(ops=size))})")
         for size, c, m in zip(sizes, COLOURS, MARKERS, strict=False)
@@ -47,7 +47,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     end = 100 * data.excess_over_best.isel(solve_time=-1).sel(share=0.5)
     caption = (
-        "Quality against solving time, by size of the problem (how many of it in brackets). At the "
+        "Quality against the effort of a search, by size of the problem (how many of it in brackets). At the "
         f"end half of the problems are within {float(end.max()):.1f} % of the best known schedule "
         "at every size; what is left against the bound is mostly the bound's. The axes differ."
     )

@@ -75,15 +75,15 @@ def _anytime(data: xr.Dataset) -> Figure:
             va="bottom",
             fontsize=style.LEAST_FONT,
         )
-    panels[-1].set_xlabel("time of the search [s]")
-    panels[-min(2, len(panels))].set_xlabel("time of the search [s]")
+    panels[-1].set_xlabel("effort of the search [s of one core]")
+    panels[-min(2, len(panels))].set_xlabel("effort of the search [s of one core]")
     handles = [
         *(Line2D([], [], linestyle="", **look) for look in FOUND.values()),
         Line2D([], [], label="bound at the end: no schedule is below", **BOUND),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     caption = (
-        "Step time of the best schedule by the time of the search; the axes differ, as the "
+        "Step time of the best schedule by the effort of the search; the axes differ, as the "
         "problems do. Limits are in peaks of 1F1B."
     )
     return describe(figure, caption)

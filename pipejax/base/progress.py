@@ -139,14 +139,23 @@ def news_of(
 ) -> Generator[News, None, None]:
     """Run jobs side by side and yield what they tell, until all have ended.
 
-    Each job is given the function that it tells its news with. An error of a job is raised here.
-    When the iterator is closed, `stop` is called again and again until the jobs have ended.
+    Each job is given the function that it tells its news with; it goes on when the caller asks for
+    the next one, so that what it does does not depend on how fast they are taken. An error of a job
+    is raised here. When the iterator is closed, `stop` is called again and again until the jobs
+    have ended.
     """
-    told: queue.SimpleQueue[tuple[News] | BaseException | None] = queue.SimpleQueue()
+    told: queue.SimpleQueue[tuple[News, threading.Event] | BaseException | None]
+    told, over = queue.SimpleQueue(), threading.Event()
+
+    def tell(news: News) -> None:
+        if not over.is_set():
+            told.put((news, taken := threading.Event()))
+            while not (taken.wait(0.05) or over.is_set()):
+                pass
 
     def run(job: Callable[[Callable[[News], None]], None]) -> None:
         try:
-            job(lambda news: told.put((news,)))
+            job(tell)
         except BaseException as error:  # the caller's thread has to hear of it
             told.put(error)
         finally:
@@ -164,8 +173,11 @@ def news_of(
             if one is None:
                 running -= 1
             else:
-                yield one[0]
+                news, taken = one
+                yield news
+                taken.set()
     finally:
+        over.set()
         while any(thread.is_alive() for thread in threads):
             stop()
             for thread in threads:

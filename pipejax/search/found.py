@@ -34,8 +34,8 @@ class Found(Generic[Best]):
         that cannot run.
       evaluated: how many candidates were evaluated.
       stopped: why the search ended: "optimal" (the bound is reached), "gap" (what is left is below
-        the gap that was asked for), "iterations", "time", "interrupted", or "tolerance" (what is
-        left is below that of a solver).
+        the gap that was asked for), "iterations", "time", "effort", "interrupted", or "tolerance"
+        (what is left is below that of a solver).
     """
 
     best: Best

@@ -1,6 +1,7 @@
 """Results that are kept as they come, so that a sweep that was cut short goes on where it was."""
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ class Journal:
           context: as above.
         """
         self.path, self.context = path, context
+        self._lock = threading.Lock()
         self.records: dict[str, Record] = {}
         if not path.exists():
             return
@@ -61,7 +63,7 @@ class Journal:
         key = f"{key}; {self.context}"
         if key not in self.records:
             record = make()
-            with self.path.open("a") as file:
+            with self._lock, self.path.open("a") as file:
                 file.write(json.dumps({"key": key, "record": record}) + "\n")
             self.records[key] = record
         return self.records[key]

@@ -297,13 +297,13 @@ def by_method(setting: Setting, method: str) -> dict[str, Any]:
 
 
 def solutions(
-    setting: Setting, seconds: float, loops: int = 1, **options: Any
+    setting: Setting, effort: float, loops: int = 1, **options: Any
 ) -> list[Found[Optimum]]:
-    """Optimise.
+    """Optimise on one thread, where the same effort finds the same whatever else is computed.
 
     Args:
       setting: the problem.
-      seconds: time to spend, at most.
+      effort: of the search, in about the seconds of one idle core.
       loops: stages per worker; the search of several begins at an interleaved PipeOffload.
       options: of `optimize`.
 
@@ -320,7 +320,8 @@ def solutions(
         weight_share=setting.pipe.weight_share,
         offload=setting.has_link,
         link=setting.links,
-        time_limit=seconds,
+        effort=effort,
+        time_limit=math.inf,
         on_best=found.append,
         **options,
     )
@@ -338,28 +339,29 @@ def _interleaved_start(setting: Setting) -> pj.ScheduleTable:
     return min((table for name in INTERLEAVED for table in METHODS[name](setting)), key=rank)
 
 
-def optimum(setting: Setting, seconds: float, loops: int = 1) -> dict[str, Any]:
+def optimum(setting: Setting, effort: float, loops: int = 1) -> dict[str, Any]:
     """Optimise and measure what came out.
 
     Args:
       setting: the problem.
-      seconds: time to spend, at most.
+      effort: of the search.
       loops: stages per worker.
 
     Returns:
-      As `by_method`, with lower_bound [s], status, source, seconds (of all), and news: seconds and
-      makespan of each schedule that was better than the one before.
+      As `by_method`, with lower_bound [s], status, source, seconds (of one idle core, that is
+      effort), and news: those seconds and makespan of each schedule that was better than the one
+      before.
     """
     news: list[tuple[float, float]] = []
-    for last in solutions(setting, seconds, loops):
+    for last in solutions(setting, effort, loops):
         if not news or last.value < news[-1][1] * (1 - ROUNDING):
-            news.append((last.best.seconds, last.value))
+            news.append((last.best.effort, last.value))
     return {
         **measured(setting, last.best.table),
         "out_of_memory": False,
         "lower_bound": last.lower_bound,
         "status": last.best.status,
         "source": last.best.source,
-        "seconds": last.best.seconds,
+        "seconds": last.best.effort,
         "news": news,
     }

@@ -6,7 +6,9 @@ neighbours share, and optima with two stages per worker.
 """
 
 import itertools
+import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -74,12 +76,12 @@ def solved_with(setting: Setting, small: bool = False) -> Mapping[str, int]:
     return {OPTIMUM: 1}
 
 
-def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
-    """Solve every problem that is not in the journal.
+def sweep(journal: Journal, effort: float, small: bool = False) -> xr.Dataset:
+    """Solve every problem that is not in the journal, one on each processor.
 
     Args:
       journal: results so far.
-      seconds: of each solve, at most.
+      effort: of each solve.
       small: whether to keep to a few tiny problems.
 
     Returns:
@@ -88,16 +90,21 @@ def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
       by when, by size of the problem.
     """
     asked = list(settings(small))
-    found = {}
-    for setting in track(asked, "problems", console=Console(stderr=True)):
+
+    def records(setting: Setting) -> dict[str, Record]:
         optima = solved_with(setting, small)
         makers = {name: partial(by_method, setting, name) for name in METHODS}
-        makers |= {name: partial(optimum, setting, seconds, v) for name, v in optima.items()}
-        found[setting] = {
+        makers |= {name: partial(optimum, setting, effort, v) for name, v in optima.items()}
+        return {
             name: journal.once(f"{setting.words}, {name}", make) for name, make in makers.items()
         }
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # solvers run beside each other in threads
+        made = pool.map(records, asked)
+        shown = track(made, "problems", len(asked), console=Console(stderr=True))
+        found = dict(zip(asked, shown, strict=True))
     data = known(dataset(found))
-    return data.assign(quality(found, data, seconds))
+    return data.assign(quality(found, data, effort))
 
 
 def dataset(found: Mapping[Setting, Mapping[str, Record]]) -> xr.Dataset:

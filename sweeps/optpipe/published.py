@@ -19,7 +19,7 @@ from sweeps.kit.journal import Journal, Record
 from sweeps.optpipe.cases import NO_LINK, Pipe, Setting, solutions
 from sweeps.published.zero_bubble_tables import MODELS, PROFILES, SEARCHED
 
-SECONDS = 2.0  # of a row, at most
+EFFORT = 2.0  # of a row, at most
 LARGEST = 2000  # stages times microbatches that are searched
 
 
@@ -66,12 +66,12 @@ def rows(small: bool = False) -> Iterator[Row]:
                 return
 
 
-def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
+def sweep(journal: Journal, effort: float, small: bool = False) -> xr.Dataset:
     """Solve every row that is not in the journal.
 
     Args:
       journal: results so far.
-      seconds: of each solve, at most.
+      effort: of each solve.
       small: whether to solve the first row only.
 
     Returns:
@@ -79,7 +79,7 @@ def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
     """
     asked = list(rows(small))
     found = [
-        journal.once(row.words, partial(_solved, row, min(seconds, SECONDS)))
+        journal.once(row.words, partial(_solved, row, min(effort, EFFORT)))
         for row in track(asked, "published", console=Console(stderr=True))
     ]
     fields = {name: ("row", [record[name] for record in found]) for name in found[0]}
@@ -98,13 +98,13 @@ def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
     )
 
 
-def _solved(row: Row, seconds: float) -> Record:
+def _solved(row: Row, effort: float) -> Record:
     setting = row.setting
     if setting.pipe.workers * setting.microbatches > LARGEST:
         return _idle(setting, _heuristic_span(setting), 0.0, "zero-bubble", "feasible", np.nan)
-    *_, last = solutions(setting, seconds, objective="span")
+    *_, last = solutions(setting, effort, objective="span")
     best = last.best
-    return _idle(setting, last.value, last.lower_bound, best.source, best.status, best.seconds)
+    return _idle(setting, last.value, last.lower_bound, best.source, best.status, best.effort)
 
 
 def _idle(

@@ -1,7 +1,9 @@
 """How good a schedule is by when: the curve of quality against solving time, by problem size.
 
-Of each solve every schedule was noted with its time. Quality is how much longer it is than the best
-known schedule of the problem, which another solve may have found, and than the best known bound.
+Of each solve every schedule was noted with its time: the effort so far, which is about the seconds
+of one idle core and does not depend on what else is computed. Quality is how much longer it is than
+the best known schedule of the problem, which another solve may have found, and than the best known
+bound.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,26 +16,26 @@ from pipejax.typing import Float, NumpyArray
 from sweeps.kit.journal import Record
 from sweeps.optpipe.cases import OPTIMUM, Setting
 
-FIRST = 0.05  # s
+FIRST = 0.05  # of effort, in about the seconds of one idle core
 POINTS = 25  # of time, evenly on a logarithmic axis
 SHARES = (0.5, 0.9)  # of the problems that are at least so good
 
 
 def quality(
-    found: Mapping[Setting, Mapping[str, Record]], data: xr.Dataset, seconds: float
+    found: Mapping[Setting, Mapping[str, Record]], data: xr.Dataset, effort: float
 ) -> Mapping[str, Any]:
     """Summarise the solves of each size.
 
     Args:
       found: records of each problem by method.
       data: what is known of each problem: lower_bound, and makespan of the optimum.
-      seconds: of each solve, at most.
+      effort: of each solve.
 
     Returns:
       Variables by ops, share and solve_time: excess over the best schedule and over the bound;
       infinite where there is no schedule yet. problems: how many there are of a size.
     """
-    times = np.geomspace(FIRST, seconds, POINTS)
+    times = np.geomspace(FIRST, effort, POINTS)
     by_size: dict[int, list[Setting]] = {}
     for setting in found:
         by_size.setdefault(3 * setting.pipe.workers * setting.microbatches, []).append(setting)

@@ -2,7 +2,8 @@
 
 A job of N steps either begins on the first solution and takes a better one at the next step after
 it is found; or waits until the search ends; or begins on the best that heuristics give and stays
-there. The search runs beside it and costs it nothing.
+there. The search runs beside it and costs it nothing. Its time is its effort: about the seconds of
+one idle core, whatever else is computed.
 """
 
 import itertools
@@ -21,7 +22,7 @@ from sweeps.optpipe.cases import NO_LINK, ROUNDING, Pipe, Setting, solutions
 LONGER = 8.0  # than a solve of the grid is one whose solutions are followed
 SETTINGS = (
     Setting(Pipe("1.5B", 4, 24), 8, 0.75, 1.0),
-    Setting(Pipe("1.5B", 4, 24), 16, 0.75, NO_LINK),
+    Setting(Pipe("1.5B", 8, 24), 8, 0.75, 1.0),
     Setting(Pipe("1.5B", 8, 24), 16, 1.0, 2.0),
     Setting(Pipe("6.2B", 8, 24), 16, 0.5, 2.0),
 )
@@ -35,7 +36,7 @@ class News(NamedTuple):
     """A solution.
 
     Attributes:
-      seconds: when it was found.
+      seconds: when it was found, of one idle core.
       makespan: of a step on it [s].
       lower_bound: known by then [s].
       source: what made it.
@@ -56,12 +57,12 @@ class News(NamedTuple):
         return self.source.startswith(SEARCHES)
 
 
-def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
+def sweep(journal: Journal, effort: float, small: bool = False) -> xr.Dataset:
     """Follow the solutions of every case that is not in the journal.
 
     Args:
       journal: results so far.
-      seconds: of each solve of the grid, at most; these last `LONGER` times as long.
+      effort: of each solve of the grid; these last `LONGER` times as long.
       small: whether to follow a tiny problem only.
 
     Returns:
@@ -70,7 +71,7 @@ def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
     """
     asked = SMALL if small else SETTINGS
     found = [
-        journal.once(setting.words, partial(_followed, setting, LONGER * seconds))
+        journal.once(setting.words, partial(_followed, setting, LONGER * effort))
         for setting in track(asked, "refinement", console=Console(stderr=True))
     ]
     news = [[News(*one) for one in record["news"]] for record in found]
@@ -113,17 +114,17 @@ def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
     )
 
 
-def _followed(setting: Setting, seconds: float) -> Record:
-    found = solutions(setting, seconds)
+def _followed(setting: Setting, effort: float) -> Record:
+    found = solutions(setting, effort)
     news: list[News] = []
     for one in found:
         # not where only the bound is new, or the last bit of a sum
         if not news or one.value < news[-1].makespan * (1 - ROUNDING):
-            news.append(News(one.best.seconds, one.value, one.lower_bound, one.best.source))
+            news.append(News(one.best.effort, one.value, one.lower_bound, one.best.source))
     last = found[-1]
     return {
         "news": news,
-        "seconds": last.best.seconds,
+        "seconds": last.best.effort,
         "bound": last.lower_bound,
         "status": last.best.status,
         "work": setting.work,

@@ -22,7 +22,7 @@ from sweeps.optpipe import (
     timelines,
 )
 
-SECONDS = 1.5  # of a solve: all parts together take less than ten minutes on two cores
+EFFORT = 2.0  # of a solve: all parts together take less than ten minutes on two cores
 PARTS: Mapping[str, Callable[[Journal, float, bool], xr.Dataset]] = {
     "grid": grid.sweep,
     "published": published.sweep,
@@ -40,11 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of Zarr stores to write")
     parser.add_argument("--only", choices=PARTS, help="one part, made anew")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each solve, at most")
+    parser.add_argument(
+        "--effort", type=float, default=EFFORT, help="of each solve, in seconds of one idle core"
+    )
     parser.add_argument("--small", action="store_true", help="a few tiny problems, to try it out")
     options = parser.parse_args(arguments)
-    if not options.seconds > 0:
-        parser.error(f"--seconds must be above 0, got {options.seconds:g}")
+    if not options.effort > 0:
+        parser.error(f"--effort must be above 0, got {options.effort:g}")
     shown = Console(stderr=True)
     for name in PARTS if options.only is None else [options.only]:
         path = options.out / f"optpipe_{name}.zarr"
@@ -53,10 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         check(path, parser)
         origin = provenance()
-        context = f"{options.seconds:g} s, code {origin['code']}"
+        context = f"effort {options.effort:g}, code {origin['code']}"
         journal = Journal(path.with_suffix(".jsonl"), context)
-        data = PARTS[name](journal, options.seconds, options.small)
-        attributes = {"seconds of a solve": options.seconds, **origin}
+        data = PARTS[name](journal, options.effort, options.small)
+        attributes = {"effort of a solve": options.effort, **origin}
         save(data.assign_attrs(attributes), path)
         journal.path.unlink(missing_ok=True)
         shown.print(f"wrote {path}", soft_wrap=True)

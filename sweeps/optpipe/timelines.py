@@ -19,12 +19,12 @@ LONGER = 8.0  # than a solve of the grid, at most
 COLUMNS = ("worker", "start", "finish", "phase", "stage", "microbatch", "is_critical")
 
 
-def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
+def sweep(journal: Journal, effort: float, small: bool = False) -> xr.Dataset:
     """Run the three schedules.
 
     Args:
       journal: not needed: there is little to do.
-      seconds: of each solve of the grid, at most; this one lasts `LONGER` times as long.
+      effort: of each solve of the grid; this one lasts `LONGER` times as long.
       small: whether it lasts no longer.
 
     Returns:
@@ -33,7 +33,7 @@ def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
     """
     runs = {}
     for name in track(SHOWN, "timelines", console=Console(stderr=True)):
-        runs[name] = run(SETTING, _table(name, seconds if small else LONGER * seconds))
+        runs[name] = run(SETTING, _table(name, effort if small else LONGER * effort))
     held = {
         name: activation_memory(one, weight_share=SETTING.pipe.weight_share)
         for name, one in runs.items()
@@ -68,9 +68,9 @@ def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
     )
 
 
-def _table(name: str, seconds: float) -> pj.ScheduleTable:
+def _table(name: str, effort: float) -> pj.ScheduleTable:
     if name == OPTIMUM:
-        *_, last = solutions(SETTING, seconds)
+        *_, last = solutions(SETTING, effort)
         return last.best.table
     return next(METHODS[name](SETTING))
 

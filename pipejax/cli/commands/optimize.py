@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 # what ended a search that had something left to find
-ENDED = {"time": "time limit", "interrupted": "interrupted"}
+ENDED = {"time": "time limit", "effort": "effort", "interrupted": "interrupted"}
 
 
 class StoreOptions(NamedTuple):
@@ -82,6 +82,7 @@ def optimize(
     stored: StoreOptions,
     minimize: str = "makespan",
     time_limit: TimeLimit = "60",
+    effort: float | None = None,
     threads: CountIfGiven = None,
     out: Annotated[Output, TABLE] = NO_OUTPUT,
     certificate: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
@@ -91,6 +92,8 @@ def optimize(
     Options:
       memory_limit: activations, or with --model bytes of the device, as 40GB; one number or one per
         worker.
+      effort: about as many seconds of one idle core. On one thread, as it is unless --threads says
+        more, the answer is the same whatever else the machine does, if time is not up first.
       certificate: for `pipejax verify`.
       out: the best table (.csv or .json).
 
@@ -100,8 +103,7 @@ def optimize(
     from pipejax.search.schedule.problem import LINKS_OF_SEARCH, OBJECTIVES
 
     limit = MemoryLimit.read(memory_limit)
-    within = parse_seconds(time_limit, "--time-limit")
-    if within == 0:
+    if not (within := parse_seconds(time_limit, "--time-limit")):
         raise ValueError(f"--time-limit must be above 0 seconds, got {time_limit!r}")
     for option, value, known in (
         ("--link", links.model, LINKS_OF_SEARCH),
@@ -145,6 +147,7 @@ def optimize(
                 link=links,
                 objective=minimize,
                 time_limit=within,
+                effort=effort,
                 num_threads=threads,
                 store=kept,
                 on_best=tell,
@@ -312,7 +315,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         **pick(outcome, "objective idle_saved store"),
         "best": {"rows": [[*map(format_cell, row)] for row in found.best.table.rows()]},
         **pick(found, FOUND),
-        **pick(found.best, "status bound_by rounding offloaded seconds found_after source"),
+        **pick(found.best, "status bound_by rounding offloaded seconds effort found_after source"),
         "baseline": found.baselines,
         **pick(run, "makespan max_span bubble_ratio span_bubble_ratio peak_in_flight"),
         "peak_memory": outcome.held.memory.peak,

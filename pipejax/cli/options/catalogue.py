@@ -310,6 +310,9 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "prices": OptionRecord(RULES, "what the parts of a system cost"),
         "minimize": OptionRecord(NAME, "what is to be least", names=("makespan", "span")),
         "time_limit": _often(TIME, "when the search ends; Ctrl-C ends it sooner"),
+        "effort": OptionRecord(
+            NUMBER, "when the search ends by what it has done, the same on any machine"
+        ),
         "gap": OptionRecord(SHARE, "end the search when nothing unknown saves more"),
         "iterations": OptionRecord(WHOLE, "most batches of orders to try"),
         "samples": _often(COUNT, "runs of each schedule to sample"),

@@ -17,6 +17,7 @@ from pipejax.search.found import Found
 from pipejax.search.schedule.block_plans import block_starts
 from pipejax.search.schedule.bounds import lower_bound, stage_bounds
 from pipejax.search.schedule.cp_model import ScheduleModel, relaxed_bound, search
+from pipejax.search.schedule.effort import BASELINE, Budget
 from pipejax.search.schedule.initial_plans import (
     baseline_tables,
     greedy_plan,
@@ -55,10 +56,11 @@ LARGE_PARTS = 3000  # ops up to which parts of a plan with offloads are searched
 MANY_STARTS = 10_000  # ops times units from which a finer grid is searched faster
 FINE = 30  # units in the longest forward and backward, at least, on that grid
 COUNTS = (1, 2)  # microbatches of a period that are tried
-GREEDY_SECONDS = 20.0  # for greedy plans, however long the search may be
-BRIEF_SECONDS = 3.0  # for the whole before its parts, at least, where that is no large share
+# of effort, or of seconds where that has no limit:
+GREEDY_MOST = 20.0  # for greedy plans, however long the search may be
+BRIEF_LEAST = 3.0  # for the whole before its parts, at least, where that is no large share
 BETWEEN = 0.5  # seconds between news of the bound alone, at least
-# of the time that is left then
+# of what is left then
 _SHARES = {
     "greedy": 0.2,
     "few greedy": 0.05,  # where parts of any plan are searched next
@@ -83,7 +85,7 @@ class AnytimeSearch:
         given: ScheduleTable,
         costs: Costs,
         links: Links,
-        time_limit: float,
+        budget: Budget,
         num_threads: int,
         store: SolvedProblems | None,
         on_best: Callable[[Found[Optimum]], object],
@@ -92,7 +94,7 @@ class AnytimeSearch:
         self.problem, self.given, self.costs, self.links = problem, given, costs, links
         self.num_threads, self.store, self.on_best = num_threads, store, on_best
         self.begun = self.told = self.saved = time.monotonic()
-        self.until = self.begun + time_limit
+        self.budget = budget
         self.bound, self.bound_by = lower_bound(problem)
         self.plan: Plan | None = None
         self.value = 0
@@ -103,23 +105,17 @@ class AnytimeSearch:
         self.is_answered = False
 
     @property
-    def left(self) -> float:
-        """Time left [s]."""
-        return self.until - time.monotonic()
-
-    @property
     def is_closed(self) -> bool:
         """Whether the plan meets the bound."""
         return self.is_answered or (self.plan is not None and self.value <= self.bound)
 
     def run(self) -> Found[Optimum]:
-        """Run all steps until the plan meets the bound, or time is up; return the last solution."""
+        """Run all steps until the plan meets the bound, or the budget is over; return the last."""
         try:
             for step in self._steps():
-                if (not self.is_closed and self.left > 0) or self.plan is None:
+                is_over = self.is_closed or self.budget.is_over
+                if not is_over or self.plan is None or step == self._baselines:
                     step()
-            if not self.baselines:  # ended before: at least the given one is looked at
-                self._baselines()
             assert self.best is not None  # microbatches one by one fit wherever anything does
             last = self._solution(self.best.best.table, self.best.value, self.best.best.source)
             self.on_best(last)
@@ -172,13 +168,16 @@ class AnytimeSearch:
             self._offer("one by one", one_by_one(self.problem))
 
     def _baselines(self) -> None:
+        """Begin at the best of the literature, however little effort is left."""
         for name, other in baseline_tables(self.problem, self.given):
+            self.budget.spend(BASELINE * 3 * self.problem.worker.size)
             keeps = table_keeps_limits(self.problem, other)
-            self.baselines[name] = self._measure(other) if keeps else None
+            known, here = self.baselines.get(name), self._measure(other) if keeps else None
+            self.baselines[name] = min((t for t in (known, here) if t is not None), default=None)
             self._offer(name, to_plan(self.problem, other))
             if keeps and not (other.offloads or other.is_fused.any()):
                 self._take(name, other)  # may be better by less than a unit
-            if self.left <= 0:
+            if self.budget.is_late:
                 return
 
     def _greedy(self) -> None:
@@ -186,15 +185,15 @@ class AnytimeSearch:
             for start in pipe_plans(self.problem):
                 self._offer(*start)
         share = _SHARES["few greedy" if self._offloads_parts else "greedy"]
-        seconds = min(GREEDY_SECONDS, self.left * share)
-        for start in greedy_starts(self.problem, seconds, self.value):
+        budget = self.budget.part(min(GREEDY_MOST, self.budget.left * share))
+        for start in greedy_starts(self.problem, budget, self.value):
             self._offer(*start)
 
     def _blocks(self) -> None:
         if self._offloads_parts and is_pipe(self.problem):  # blocks know no offloads
             return
-        share = _SHARES["many blocks" if self._is_huge else "blocks"]
-        for start in block_starts(self.problem, self.left * share, self.bound):
+        share = "many blocks" if self._is_huge else "blocks"
+        for start in block_starts(self.problem, self._share(share), self.bound):
             self._offer(*start)
 
     def _relaxed(self) -> None:
@@ -202,33 +201,32 @@ class AnytimeSearch:
         if not is_pipe(self.problem):
             return
         simple = stage_bounds(self.problem)
-        until = time.monotonic() + self.left * _SHARES["relaxed"]
+        budget = self._share("relaxed")
         for stage in np.argsort(-simple, kind="stable").tolist():
-            seconds = until - time.monotonic()
-            if self.is_closed or seconds <= 0:
+            if self.is_closed or budget.is_over:
                 return
-            given = stage, self._horizon, seconds, self.num_threads
+            given = stage, self._horizon, budget, self.num_threads
             self._raise_bound(relaxed_bound(self.problem, *given))
 
     def _period(self) -> None:
         """Optimise a ring of few microbatches, then warm-up, period and cool-down together."""
         if 3 * self.problem.worker.size < LARGE or self.plan is None:
             return
-        until = time.monotonic() + self.left * _SHARES["period"]
+        whole = self._share("period")
         for number, count in enumerate(COUNTS):
-            seconds = (until - time.monotonic()) / (len(COUNTS) - number)
-            if self.is_closed or seconds <= 0:
+            budget = whole.part(whole.left / (len(COUNTS) - number))
+            if self.is_closed or budget.is_over:
                 return
             longest = count * self.value // self.problem.num_microbatches
             if (self.problem.pipe_of[count:] != self.problem.pipe_of[:-count]).any():
                 continue
-            ring = shortest_ring(self.problem, count, longest, seconds, self.num_threads)
+            ring = shortest_ring(self.problem, count, longest, budget, self.num_threads)
             if ring is not None:
                 plan = cut(self.problem, ring)
                 self._offer(f"period of {count}", plan)
-                self._fold(ring, count, plan, until - time.monotonic())
+                self._fold(ring, count, plan, whole)
 
-    def _fold(self, ring: Ring, count: int, plan: Plan, seconds: float) -> None:
+    def _fold(self, ring: Ring, count: int, plan: Plan, budget: Budget) -> None:
         folded = fold(self.problem, count, depth_of(self.problem, plan) + 1)
         if folded is None:
             return
@@ -237,7 +235,7 @@ class AnytimeSearch:
         horizon = int(gradient_end(small, start).max() + small.step_end.sum())
         model = FoldedModel(small, folded, horizon)
         model.hint(start)
-        with closing(search(model, seconds, self.num_threads)) as news:
+        with closing(search(model, budget, self.num_threads)) as news:
             for found in news:
                 if found.plan is not None:
                     whole = extended(self.problem, folded, found.plan)
@@ -247,13 +245,16 @@ class AnytimeSearch:
         """Search parts of the plan anew."""
         if not self._has_parts or self.best is None:
             return
-        share = _SHARES["neighbourhoods" if self._offloads_parts else "few neighbourhoods"]
-        given = self.left * share, self.num_threads
+        share = "neighbourhoods" if self._offloads_parts else "few neighbourhoods"
+        given = self._share(share), self.num_threads
         with closing(search_neighbourhoods(self.problem, self.best.best.table, *given)) as tables:
             for table in tables:
                 self._take("neighbourhoods", table)
                 if self.is_closed:
                     return
+
+    def _share(self, name: str) -> Budget:
+        return self.budget.part(self.budget.left * _SHARES[name])
 
     @property
     def _has_parts(self) -> bool:
@@ -268,10 +269,11 @@ class AnytimeSearch:
     def _brief_search(self) -> None:
         """Search the whole, before its parts: what is small enough is closed at once."""
         if self._offloads_parts:
-            least = min(BRIEF_SECONDS, self.left * _SHARES["most brief"])
-            self._search_for(max(least, self.left * _SHARES["brief"]))
+            left = self.budget.left
+            least = min(BRIEF_LEAST, left * _SHARES["most brief"])
+            self._search_for(self.budget.part(max(least, left * _SHARES["brief"])))
         elif self._has_parts:  # proofs come sooner, and are lost where a search breaks off
-            self._search_for(self.left * _SHARES["first"])
+            self._search_for(self._share("first"))
 
     @property
     def _is_huge(self) -> bool:
@@ -279,15 +281,15 @@ class AnytimeSearch:
 
     def _search(self) -> None:
         if not self._is_huge:
-            self._search_for(self.left)
+            self._search_for(self.budget)
 
-    def _search_for(self, seconds: float) -> None:
+    def _search_for(self, budget: Budget) -> None:
         parts = self._parts
         problem = self.problem.finer(parts)
         model = ScheduleModel(problem, parts * self._horizon)
         if self.plan is not None:
             model.hint(self.plan.moved(lambda starts: parts * starts))
-        with closing(search(model, seconds, self.num_threads)) as news:
+        with closing(search(model, budget, self.num_threads)) as news:
             for found in news:
                 self._raise_bound(-(-found.bound // parts))
                 if found.plan is not None:
@@ -363,6 +365,7 @@ class AnytimeSearch:
             rounding=0.0 if self.problem.exact else rounding,
             source=source,
             seconds=time.monotonic() - self.begun,
+            effort=self.budget.spent,
             found_after=self.found_after,
         )
         baselines = dict(self.baselines)

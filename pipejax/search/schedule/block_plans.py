@@ -6,7 +6,6 @@ up before its end, and of many microbatches a few are run first: so most draws c
 """
 
 import random
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from pipejax.schedules.heuristics.building_block import (
 )
 from pipejax.schedules.heuristics.list_scheduling import Goal, Rules, list_schedule
 from pipejax.schedules.heuristics.timeline import FOREVER, TimedOps, Work
+from pipejax.search.schedule.effort import LIST, Budget
 from pipejax.search.schedule.initial_plans import Start, plan_of, work_of
 from pipejax.search.schedule.plan import Plan, objective_of
 from pipejax.search.schedule.problem import Problem
@@ -68,35 +68,37 @@ class BlockDraw(NamedTuple):
     prefers_weights: bool
 
 
-def block_starts(problem: Problem, seconds: float, enough: int) -> Iterator[Start]:
+def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Start]:
     """Yield successively better plans, until one is short enough."""
-    until, best = time.monotonic() + seconds, FOREVER
+    best = FOREVER
     counts = sorted({_few(problem, each) for each in FEW}, reverse=True)
     for number, count in enumerate(counts):
-        share = (until - time.monotonic()) / (len(counts) - number)
+        share = budget.part(budget.left / (len(counts) - number))
         for start in _starts_by_few(problem, count, share, enough, best):
             best = objective_of(problem, start.plan)
             yield start
 
 
 def _starts_by_few(
-    problem: Problem, few: int, seconds: float, enough: int, best: float
+    problem: Problem, few: int, budget: Budget, enough: int, best: float
 ) -> Iterator[Start]:
     """Yield plans that are better than the best; few microbatches say which draws are run whole."""
-    until, spent = time.monotonic() + seconds, 0.0
+    begun, on_whole = budget.spent, 0.0
     small = problem if few == problem.num_microbatches else problem.with_microbatches(few)
     search = BlockSearch(small, problem.num_microbatches - few)
-    while best > enough and not search.is_stale and (now := time.monotonic()) < until:
+    while best > enough and not search.is_stale and not budget.is_over:
         drawn = search.draw()
         plan = search.run(drawn)
+        budget.spend(LIST * 3 * small.worker.size)
         if plan is None:
             continue
         if small is not problem:
-            if 2 * spent > seconds - (until - now):
+            if 2 * on_whole > budget.spent - begun:
                 continue
-            begun = time.monotonic()
             plan = run_draw(problem, drawn, best)
-            spent += time.monotonic() - begun
+            effort = LIST * 3 * problem.worker.size
+            budget.spend(effort)
+            on_whole += effort
         if plan is not None and (value := objective_of(problem, plan)) < best:
             best = value
             yield Start("building block", plan)

@@ -24,6 +24,7 @@ from ortools.sat.python import cp_model
 from pipejax.base.progress import news_of
 from pipejax.schedules.cells.ops import Phase
 from pipejax.search.schedule.bounds import memory_order, paths
+from pipejax.search.schedule.effort import SOLVER, Budget
 from pipejax.search.schedule.plan import NEVER, Plan
 from pipejax.search.schedule.problem import HOST_TIMES, OP_TIMES, STEP_END_TIMES, Problem
 
@@ -82,6 +83,11 @@ class ScheduleModel:
         self._add_order()
         self._add_objective()
         self.model.minimize(self.objective)
+
+    @property
+    def num_ops(self) -> int:
+        """Number of F, I and W."""
+        return 3 * self.problem.worker.size
 
     def _ops(self) -> Iterator[Key]:
         yield from np.ndindex(self.problem.num_stages, self.problem.num_microbatches)
@@ -344,11 +350,17 @@ class SolverState(NamedTuple):
 
 
 class _Listener(cp_model.CpSolverSolutionCallback):
-    def __init__(self, model: ScheduleModel, tell: Callable[[SolverState], None]) -> None:
+    def __init__(
+        self,
+        model: ScheduleModel,
+        tell: Callable[[SolverState], None],
+        progress: Callable[[float], None],
+    ) -> None:
         super().__init__()
-        self._model, self._tell = model, tell
+        self._model, self._tell, self._progress = model, tell, progress
 
     def on_solution_callback(self) -> None:
+        self._progress(self.deterministic_time)
         self._tell(
             SolverState(self._model.plan(self), whole_bound(self.best_objective_bound), False)
         )
@@ -359,32 +371,21 @@ def whole_bound(bound: float) -> int:
     return -int(-(bound - 1e-6) // 1)
 
 
-def new_solver(seconds: float, num_threads: int) -> cp_model.CpSolver:
-    """Return a solver with our settings.
-
-    Probing and the search for symmetries cost more than they bring here: the order of
-    microbatches is fixed already (docs/optimize.md).
-    """
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(seconds, 0.01)
-    solver.parameters.num_workers = num_threads
-    solver.parameters.cp_model_probing_level = 0
-    solver.parameters.symmetry_level = 0
-    solver.parameters.catch_sigint_signal = False  # the caller's to handle
-    return solver
-
-
 def search(
-    model: ScheduleModel, seconds: float, num_threads: int
+    model: ScheduleModel, budget: Budget, num_threads: int
 ) -> Generator[SolverState, None, None]:
     """Solve a model; stop when the iterator is closed."""
-    solver = new_solver(seconds, num_threads)
+    solver = budget.new_solver(num_threads)
+
+    def progress(lasts: float) -> None:
+        budget.meter.under_way = SOLVER * lasts / num_threads
 
     def solve(tell: Callable[[SolverState], None]) -> None:
         solver.best_bound_callback = lambda bound: tell(
             SolverState(None, whole_bound(bound), False)
         )
-        status = solver.solve(model.model, _Listener(model, tell))
+        listener = _Listener(model, tell, progress)
+        status = budget.solve(solver, model.model, model.num_ops, listener=listener)
         over = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
         known = status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN)
         bound = whole_bound(solver.best_objective_bound) if known else 0
@@ -421,10 +422,10 @@ def alone(problem: Problem, pipe: int, stage: int) -> Problem:
 
 
 def relaxed_bound(
-    problem: Problem, stage: int, horizon: int, seconds: float, num_threads: int
+    problem: Problem, stage: int, horizon: int, budget: Budget, num_threads: int
 ) -> int:
     """Bound the objective by what one stage alone needs."""
     bound = 0
-    for found in search(ScheduleModel(alone(problem, 0, stage), horizon), seconds, num_threads):
+    for found in search(ScheduleModel(alone(problem, 0, stage), horizon), budget, num_threads):
         bound = max(bound, found.bound)
     return bound

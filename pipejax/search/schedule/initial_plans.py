@@ -7,7 +7,6 @@ equally fast in less.
 
 import dataclasses
 import itertools
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from pipejax.schedules.heuristics.memory_limited_pipe import (
 from pipejax.schedules.heuristics.timeline import FOREVER, TimedOps, Work
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.bounds import paths
+from pipejax.search.schedule.effort import LIST, Budget
 from pipejax.search.schedule.plan import (
     NEVER,
     Plan,
@@ -38,11 +38,21 @@ from pipejax.search.schedule.plan import (
 )
 from pipejax.search.schedule.problem import NAMES, Problem
 
-OFFLOAD_SECONDS = 3.0  # to find offloads for one plan, at most
+OFFLOADS_MOST = 3.0  # to find offloads for one plan, of effort or seconds
+CONFLICTS = 1000  # of the solver there: its deterministic time hardly counts them
 ROOM = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # times the limit that compute is planned for
 # the most promising first: a short time limit may leave out the last ones
-IN_MEMORY: tuple[str, ...] = ("zero-bubble", "zb-1p", "zb-h1", "zb-2p", "zb-h2", "1f1b")
-WITH_OFFLOADS: tuple[str, ...] = ("ada-offload", "pipe-offload")
+OF_A_PIPE = (
+    "ada-offload",
+    "pipe-offload",
+    "zero-bubble",
+    "zb-1p",
+    "zb-h1",
+    "zb-2p",
+    "zb-h2",
+    "1f1b",
+)
+OFFLOAD_SHARES = (1.0, 0.5)  # of the activations that PipeOffload moves
 LEAST = 1e-4  # of the longest time: slots have a length, and sums of floats tell them apart
 
 
@@ -184,21 +194,22 @@ def work_of(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
     )
 
 
-def greedy_starts(problem: Problem, seconds: float, best: float = FOREVER) -> Iterator[Start]:
+def greedy_starts(problem: Problem, budget: Budget, best: float = FOREVER) -> Iterator[Start]:
     """Yield successively better greedy plans, all of them shorter than the best one so far.
 
     Where activations may be offloaded, compute is also planned for more memory than there is,
     and the shortest plan that offloads can make fit is kept.
     """
-    until = time.monotonic() + seconds
+    half = budget.part(budget.left / 2)
     too_large: list[tuple[int, int, Plan]] = []
     variants = VARIANTS if is_pipe(problem) else FEW_ACTIVE + VARIANTS
     for room in ROOM if problem.offload is not None else ROOM[:1]:
         for number, variant in enumerate(variants):
-            if number and time.monotonic() > until - seconds / 2:
+            if number and half.is_over:
                 break
             limits = (problem.limits * room).astype(np.int64)
             plan = greedy_plan(problem, limits, variant, best)
+            budget.spend(LIST * 3 * problem.worker.size)
             if plan is None or (value := objective_of(problem, plan)) >= best:
                 continue
             if (peaks(problem, plan) <= problem.limits).all():
@@ -207,32 +218,34 @@ def greedy_starts(problem: Problem, seconds: float, best: float = FOREVER) -> It
             elif problem.offload is not None:
                 too_large.append((value, len(too_large), plan))
     for value, _, plan in sorted(too_large, key=lambda entry: entry[:2]):
-        if time.monotonic() > until or value >= best:
+        if budget.is_over or value >= best:
             return
-        seconds = min(OFFLOAD_SECONDS, until - time.monotonic())
-        with_offloads = add_offloads(problem, plan, seconds)
+        with_offloads = add_offloads(problem, plan, budget.part(OFFLOADS_MOST))
         if with_offloads is not None:
             best = value
             yield Start("greedy with offloads", with_offloads)
 
 
 def baseline_tables(problem: Problem, given: ScheduleTable) -> Iterator[tuple[str, ScheduleTable]]:
-    """Yield the given schedule and, for a plain pipe, those of the literature.
+    """Yield the given schedule and, for a plain pipe, those of the literature by name.
 
-    Builders take one time for all stages: the mean. AdaOffload plans for those of each.
+    Builders take one time for all stages: the mean. AdaOffload plans for those of each too.
     """
     yield given.name, given
     if not is_pipe(problem):
         return
     size = {"num_workers": problem.num_workers, "num_microbatches": problem.num_microbatches}
     options = _options(problem)
-    for name in (WITH_OFFLOADS if problem.offload is not None else ()) + IN_MEMORY:
-        own_plan = ada_offload_plan(problem) if name == "ada-offload" else None
-        if own_plan is not None and keeps_limits(problem, own_plan):
-            yield name, to_table(problem, own_plan, name)
-        elif name != given.name:
-            takes = {*schedules.REGISTRY[name].options, "slots"}
-            own = {option: value for option, value in options.items() if option in takes}
+    own_plan = ada_offload_plan(problem)
+    if keeps_limits(problem, own_plan):
+        yield "ada-offload", to_table(problem, own_plan, "ada-offload")
+    for name in OF_A_PIPE:
+        takes = {*schedules.REGISTRY[name].options, "slots"}
+        own = {option: value for option, value in options.items() if option in takes}
+        shares = [0.0] if problem.offload is None else OFFLOAD_SHARES
+        for share in shares if name == "pipe-offload" else [None]:
+            if share is not None:
+                own["offload_share"] = share
             yield name, schedules.build(name, **size, **own)
 
 
@@ -249,22 +262,19 @@ def _options(problem: Problem) -> Mapping[str, Any]:
         "memory_limit": float((problem.limits / problem.sizes).min()),
         "weight_share": float((problem.kept / problem.sizes).max()),
     }
-    if problem.offload is not None:
-        options |= {NAMES[phase]: problem.times[phase] for phase in HOST}
-        options |= {"offload_share": 1.0, "host_links": problem.host_links}
-    return options
+    options |= {NAMES[phase]: getattr(problem, NAMES[phase]) for phase in HOST}
+    return options | {"host_links": problem.host_links}
 
 
-def add_offloads(problem: Problem, plan: Plan, seconds: float) -> Plan | None:
+def add_offloads(problem: Problem, plan: Plan, budget: Budget) -> Plan | None:
     """Find offloads that keep a plan within the limits."""
     if problem.offload is None or problem.load is None:
         raise ValueError("nothing may be offloaded: the problem has no time of an offload")
     offload, load = (np.full_like(plan.forward, NEVER) for _ in range(2))
     shared = {worker for group in problem.host_links for worker in group}
     own = [(worker,) for worker in range(problem.num_workers) if worker not in shared]
-    until = time.monotonic() + seconds
     for group in (*problem.host_links, *own):
-        found = _on_link(problem, plan, group, max(0.01, until - time.monotonic()))
+        found = _on_link(problem, plan, group, budget)
         if found is None:
             return None
         for (stage, microbatch), (leaves, comes) in found.items():
@@ -273,7 +283,7 @@ def add_offloads(problem: Problem, plan: Plan, seconds: float) -> Plan | None:
 
 
 def _on_link(
-    problem: Problem, plan: Plan, group: tuple[int, ...], seconds: float
+    problem: Problem, plan: Plan, group: tuple[int, ...], budget: Budget
 ) -> dict[tuple[int, int], tuple[int, int]] | None:
     """Offloads of the workers of one link, by stage and microbatch: starts of O and L."""
     model, times = cp_model.CpModel(), problem.times
@@ -316,12 +326,11 @@ def _on_link(
         model.add_cumulative([i for i, _ in held], [parts for _, parts in held], limit)
     model.add_no_overlap(link)
     model.minimize(sum(out for out, *_ in choices.values()))
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = seconds
-    solver.parameters.num_workers = 1
+    solver = budget.new_solver(1)
     solver.parameters.stop_after_first_solution = True
-    solver.parameters.catch_sigint_signal = False  # the caller's to handle
-    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    solver.parameters.max_number_of_conflicts = CONFLICTS
+    status = budget.solve(solver, model, len(choices))
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     return {
         place: (solver.value(leaves), solver.value(comes))

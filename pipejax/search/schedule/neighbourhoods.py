@@ -13,7 +13,6 @@ paths has to be shortened for it, and after enough such steps the end moves too.
 
 import itertools
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import NamedTuple
 
@@ -24,7 +23,8 @@ from pipejax.base.array_types import Bool, NumpyArray
 from pipejax.base.progress import news_of
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.schedule.cp_model import ScheduleModel, new_solver
+from pipejax.search.schedule.cp_model import ScheduleModel
+from pipejax.search.schedule.effort import Budget
 from pipejax.search.schedule.plan import (
     NEVER,
     PerOp,
@@ -53,8 +53,8 @@ STEP = 0.05  # at most, half a second or so; or
 STEP_SHARE = 0.05  # of all steps since the last gain together, where that is more
 PARTS = (12, 48, 10**6)  # units in the longest forward and backward on grids that take turns
 STUCK = 0.4  # deterministic time without a gain after which the next grid is tried
-PATIENCE = 6.0  # seconds without a gain after which the search ends, or
-PATIENCE_SHARE = 1.0  # of the time until the last gain, where that is more
+PATIENCE = 6.0  # effort without a gain after which the search ends, or
+PATIENCE_SHARE = 1.0  # of the effort until the last gain, where that is more
 GAINS = (0.0, 0.01, 0.04)  # by which share a plan is to be better, at least: drawn for each step
 GOALS = ("end", "sum")  # what a step shortens: the objective, or the sum of input gradients' ends
 
@@ -236,18 +236,20 @@ class NeighbourhoodSearch:
         self._solver: cp_model.CpSolver | None = None
         self.idle = 0.0
 
-    def step(self, seconds: float) -> bool:
-        """Search one neighbourhood; return whether the plan is better now."""
+    def step(self, budget: Budget, beside: int = 1) -> bool:
+        """Search one neighbourhood; return whether the plan is better now.
+
+        `beside` searches make steps at the same time.
+        """
         weights = np.array([arm.weight for arm in self._arms])
         arm = self._arms[self._rng.choice(len(weights), p=weights / weights.sum())]
         free = draw(arm.kind, self.problem, self.plan, arm.share, self._rng)
         model = self._model(free, arm)
-        solver = self._solver = new_solver(seconds, 1)
+        most = max(STEP, STEP_SHARE * self.idle)
+        solver = self._solver = budget.new_solver(1, most)
         solver.parameters.random_seed = int(self._rng.integers(2**31))
-        solver.parameters.linearization_level = 0  # a linear relaxation costs more than it cuts off
         solver.parameters.cp_model_presolve = False  # takes ten times as long as most steps
-        solver.parameters.max_deterministic_time = max(STEP, STEP_SHARE * self.idle)
-        status = solver.solve(model)
+        status = budget.solve(solver, model, self._base.num_ops, beside=beside)
         found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
         spent = solver.response_proto.deterministic_time
         self.idle += spent
@@ -300,12 +302,12 @@ class Best:
     Attributes:
       table: the table.
       objective: in units of the problem.
-      since: when it was found.
+      since: effort until it was found.
     """
 
-    def __init__(self, problem: Problem, table: ScheduleTable) -> None:
+    def __init__(self, problem: Problem, table: ScheduleTable, budget: Budget) -> None:
         """Begin with a table."""
-        self._lock, self.since = threading.Lock(), time.monotonic()
+        self._lock, self._budget, self.since = threading.Lock(), budget, budget.spent
         self._problem, self.table = problem, table
         self.objective = objective_of(problem, to_plan(problem, table))
 
@@ -315,7 +317,7 @@ class Best:
         with self._lock:
             if objective >= self.objective:
                 return False
-            self.table, self.objective, self.since = table, objective, time.monotonic()
+            self.table, self.objective, self.since = table, objective, self._budget.spent
             return True
 
 
@@ -329,25 +331,25 @@ def grids_of(problem: Problem) -> list[Problem]:
 
 
 def search_neighbourhoods(
-    problem: Problem, start: ScheduleTable, seconds: float, num_threads: int
+    problem: Problem, start: ScheduleTable, budget: Budget, num_threads: int
 ) -> Generator[ScheduleTable, None, None]:
     """Improve a table; stop when the iterator is closed.
 
     Each thread goes from grid to grid as it gets stuck, and they begin on different ones; what one
-    finds is where the others go on, where they are behind. The search ends before its time where
+    finds is where the others go on, where they are behind. The search ends before its budget where
     nothing was found for half of it.
     """
-    best, over, begun = Best(problem, start), threading.Event(), time.monotonic()
+    best, over, begun = Best(problem, start, budget), threading.Event(), budget.spent
     grids, running = grids_of(problem), dict[int, NeighbourhoodSearch]()
 
-    def seconds_left() -> float:
+    def is_over() -> bool:
         patience = max(PATIENCE, PATIENCE_SHARE * (best.since - begun))
-        return min(begun + seconds, best.since + patience) - time.monotonic()
+        return over.is_set() or budget.is_over or budget.spent > best.since + patience
 
     def visit(search: NeighbourhoodSearch, most: float, tell: Tell) -> None:
         grid, seen = search.problem, best.table
-        while not over.is_set() and search.idle < most and (left := seconds_left()) > 0:
-            if search.step(left) and keeps_limits(grid, search.plan):
+        while search.idle < most and not is_over():
+            if search.step(budget, num_threads) and keeps_limits(grid, search.plan):
                 table = to_table(grid, search.plan, "optimized neighbourhoods")
                 search.take(to_plan(grid, table))  # as early as its rows allow
                 if best.offer(table):
@@ -359,7 +361,7 @@ def search_neighbourhoods(
     def job(first: int) -> Callable[[Tell], None]:
         def run(tell: Tell) -> None:
             for visits in itertools.count(first):
-                if over.is_set() or seconds_left() <= 0:
+                if is_over():
                     return
                 turn, number = divmod(visits, len(grids))
                 seed = visits * num_threads + first

@@ -30,6 +30,7 @@ def optimize(
     link: str | Links = "delay",
     objective: str = "makespan",
     time_limit: float = TIME_LIMIT,
+    effort: float | None = None,
     num_threads: int | None = None,
     store: SolvedProblems | str | Path | None = None,
     on_progress: OnProgress | None = None,
@@ -49,18 +50,21 @@ def optimize(
       objective: "makespan", or "span": the longest time between a worker's first start and last
         end.
       time_limit: when the search ends, proven or not [s]; its steps take shares of it.
-      num_threads: of the solver; one per processor if None.
+      effort: when it ends by what it has done, in about the seconds of one idle core; its steps
+        take shares of that then. With one thread the answer is the same whatever else the machine
+        does, unless time was up first.
+      num_threads: of the solver; if None one per processor, or one alone where effort is given.
       store: where solved problems are kept, or its folder: a problem that is in it is answered at
         once, and others begin with the plans and bounds of those like them. None keeps nothing.
-      on_progress: called at every solution with the seconds so far, `time_limit`, and makespan and
-        gap as a text; a bar in notebooks if None.
+      on_progress: called at every solution with the seconds so far, the time limit (effort, where
+        that is given), and makespan and gap as a text; a bar in notebooks if None.
       on_best: called with every solution: each is shorter than the one before, or the same with a
         better bound.
 
     Returns:
       The best schedule: `best.table`, its makespan or span, and the bound on all others. It
-      stopped with "optimal", "time", or "iterations" where nothing was left to try. Baselines are
-      None where they do not keep the limits.
+      stopped with "optimal", "time", "effort", or "iterations" where nothing was left to try.
+      Baselines are None where they do not keep the limits. None that does is better.
 
     Raises:
       InfeasibleError: if no schedule keeps the limit.
@@ -79,16 +83,18 @@ def optimize(
     links = Links.of(link)
     link_of_worker(links, table.num_workers)
     problem = pose(table, costs, memory_limit, sizes, weight_share, offload, links, objective)
-    if not (isinstance(time_limit, int | float) and time_limit > 0):
-        raise wrong("time_limit", f"must be above 0 seconds, got {abbreviated(time_limit)}")
+    for name, most, unit in (("time_limit", time_limit, " seconds"), ("effort", effort, "")):
+        if not (most is None or (isinstance(most, int | float) and most > 0)):
+            raise wrong(name, f"must be above 0{unit}, got {abbreviated(most)}")
     if num_threads is None:
-        num_threads = os.cpu_count() or 1
+        num_threads = 1 if effort is not None else os.cpu_count() or 1
     num_threads = whole_number(num_threads, "num_threads")
     check_types(store=(store, SolvedProblems, str, Path, type(None)))
     if isinstance(store, str | Path):
         store = SolvedProblems(store)
     try:
         from pipejax.search.schedule.anytime_search import AnytimeSearch  # OR-Tools is an extra
+        from pipejax.search.schedule.effort import Budget
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "ortools":
             raise
@@ -96,22 +102,24 @@ def optimize(
     with telling("optimize", on_progress) as tell:
 
         def pass_on(found: Found[Optimum]) -> None:
-            spent = found.best.seconds
-            tell(spent, time_limit, f"s, best {found.value:.6g} s, gap {found.gap:.1%}")
+            spent = found.best.seconds if effort is None else found.best.effort
+            tell(spent, effort or time_limit, f"s, best {found.value:.6g} s, gap {found.gap:.1%}")
             if on_best is not None:
                 on_best(found)
 
-        search = AnytimeSearch(
-            problem, table, costs, links, time_limit, num_threads, store, pass_on
-        )
+        budget = Budget.of(effort, time_limit)
+        search = AnytimeSearch(problem, table, costs, links, budget, num_threads, store, pass_on)
         found = search.run()
-    # one that ends before its time has left nothing to find, or nothing on its grid of times
-    is_over = found.best.seconds < ALMOST * time_limit
-    stopped = "iterations" if is_over else "time"
+    # one that ends before its limits has left nothing to find, or nothing on its grid of times
+    stopped = "iterations"
+    if found.best.seconds >= ALMOST * time_limit:
+        stopped = "time"
+    elif effort is not None and found.best.effort >= ALMOST * effort:
+        stopped = "effort"
     return dataclasses.replace(
         found, stopped="optimal" if found.best.status == "optimal" else stopped
     )
 
 
 NO_SOLVER = "optimize needs OR-Tools: pip install 'pipejax[optimize]'"
-ALMOST = 0.9  # of the time: a search that took as much was ended by it
+ALMOST = 0.9  # of a limit: a search that took as much was ended by it

@@ -14,13 +14,13 @@ with the rest.
 """
 
 import itertools
-import time
 from typing import NamedTuple
 
 import numpy as np
 from ortools.sat.python import cp_model
 
-from pipejax.search.schedule.cp_model import ScheduleModel, new_solver
+from pipejax.search.schedule.cp_model import ScheduleModel
+from pipejax.search.schedule.effort import Budget
 from pipejax.search.schedule.plan import Plan, gradient_end
 from pipejax.search.schedule.problem import Problem
 
@@ -111,9 +111,11 @@ class _RingModel:
         model.add(cp_model.LinearExpr.sum([left, *always]) == int(problem.limits[worker]))
         model.add_cumulative(held, demands, left)
 
-    def solve(self, seconds: float, num_threads: int) -> dict[tuple[str, int, int], int] | None:
-        solver = new_solver(seconds, num_threads)
-        if solver.solve(self.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    def solve(self, budget: Budget, num_threads: int) -> dict[tuple[str, int, int], int] | None:
+        solver = budget.new_solver(num_threads)
+        solver.parameters.linearization_level = 1  # a ring is all linear: relaxations find it
+        status = budget.solve(solver, self.model, len(self.start))
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
         return {key: solver.value(start) for key, start in self.start.items()}
 
@@ -131,7 +133,7 @@ class Ring(NamedTuple):
 
 
 def shortest_ring(
-    problem: Problem, count: int, longest: int, seconds: float, num_threads: int
+    problem: Problem, count: int, longest: int, budget: Budget, num_threads: int
 ) -> Ring | None:
     """Search the shortest period of `count` microbatches that keeps the limits."""
     coarse = problem.coarser(PARTS)  # its plans are plans of the problem too
@@ -146,10 +148,10 @@ def shortest_ring(
         longest // unit,
     )  # work of less than a unit has a length all the same
     length, best = low, None  # the shortest that the work allows is often there
-    until = time.monotonic() + seconds
-    while low <= length < high and (left := until - time.monotonic()) > 0:
+    while low <= length < high and not budget.is_over:
         ring = _RingModel(coarse, count, length, 3 + way // length + count)
-        starts = ring.solve(left / 2, num_threads)  # rings too short are refuted at once
+        # rings too short are refuted at once
+        starts = ring.solve(budget.part(budget.left / 2), num_threads)
         if starts is None:
             low = length + 1
         else:

@@ -25,7 +25,7 @@ NEVER = -1  # start of an offload that does not happen
 PerOp = Int[NumpyArray, "stages microbatches"]
 
 
-@short_repr_of("table status bound_by source seconds offloaded rounding")
+@short_repr_of("table status bound_by source seconds effort offloaded rounding")
 @dataclasses.dataclass(frozen=True)
 class Optimum:
     """The best schedule known, and what is known of it. Times are seconds.
@@ -38,6 +38,7 @@ class Optimum:
       rounding: by how much whole units may keep the two apart.
       source: what made the schedule.
       seconds: time since the start.
+      effort: what was done since then, in about the seconds of one idle core.
       found_after: time from the start until the schedule was found.
     """
 
@@ -47,6 +48,7 @@ class Optimum:
     rounding: float
     source: str
     seconds: float
+    effort: float
     found_after: float
 
     @property

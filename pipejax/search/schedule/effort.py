@@ -1,0 +1,127 @@
+"""Effort: what a search has done, counted instead of timed.
+
+In a second a search does less where others compute too, so what it finds in so many seconds is a
+matter of luck. Effort adds up what is done: the deterministic time of the solver, models given to
+it, plans made by list scheduling, tables of the literature. It is the same wherever the same is
+done, and about the seconds that one idle core takes (docs/optimize.md).
+"""
+
+import dataclasses
+import math
+import threading
+import time
+
+from ortools.sat.python import cp_model
+
+# seconds of an idle core
+SOLVER = 3.0  # of a unit of the solver's deterministic time
+LOAD = 2e-4  # to give the solver a model, for each op
+LIST = 8e-6  # to plan by list scheduling, for each op
+BASELINE = 8e-5  # to make and run a schedule of the literature, for each op
+
+
+class Meter:
+    """Effort so far.
+
+    Attributes:
+      done: effort of all that has ended.
+      under_way: effort of a solve that has not.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing done."""
+        self.done = self.under_way = 0.0
+        self._lock = threading.Lock()
+
+    def add(self, effort: float) -> None:
+        """Count what was done."""
+        with self._lock:
+            self.done += effort
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What a search or a part of it may do.
+
+    Attributes:
+      meter: what all parts have done.
+      end: effort on the meter at which it is over.
+      until: time at which it is over all the same, by `time.monotonic` [s].
+    """
+
+    meter: Meter
+    end: float
+    until: float
+
+    @classmethod
+    def of(cls, effort: float | None = None, seconds: float | None = None) -> "Budget":
+        """Begin with what may be done; None is no limit."""
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        return cls(Meter(), math.inf if effort is None else effort, until)
+
+    @property
+    def spent(self) -> float:
+        """Effort so far, of all parts."""
+        return self.meter.done + self.meter.under_way
+
+    @property
+    def left(self) -> float:
+        """Effort that is left; seconds where effort has no limit."""
+        return self.end - self.spent if self.end < math.inf else self.until - time.monotonic()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its time is up."""
+        return time.monotonic() >= self.until
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left."""
+        return self.left <= 0 or self.is_late
+
+    def part(self, most: float) -> "Budget":
+        """Return a part of what is left, in the measure of `left`."""
+        if self.end < math.inf:
+            return dataclasses.replace(self, end=min(self.end, self.spent + most))
+        return dataclasses.replace(self, until=min(self.until, time.monotonic() + most))
+
+    def spend(self, effort: float) -> None:
+        """Count what was done."""
+        self.meter.add(effort)
+
+    def new_solver(self, num_threads: int, most: float = math.inf) -> cp_model.CpSolver:
+        """Return a solver with our settings that keeps the budget, and so much deterministic time.
+
+        Probing and the search for symmetries cost more than they bring here: the order of
+        microbatches is fixed already (docs/optimize.md). So do linear relaxations, and
+        deterministic time hardly counts them.
+        """
+        solver = cp_model.CpSolver()
+        if self.until < math.inf:
+            solver.parameters.max_time_in_seconds = max(self.until - time.monotonic(), 0.01)
+        allowed = max(self.end - self.spent, 0.01) / SOLVER  # each thread has as much
+        if min(most, allowed) < math.inf:
+            solver.parameters.max_deterministic_time = min(most, allowed)
+        solver.parameters.num_workers = num_threads
+        solver.parameters.linearization_level = 0
+        solver.parameters.cp_model_probing_level = 0
+        solver.parameters.symmetry_level = 0
+        solver.parameters.catch_sigint_signal = False  # the caller's to handle
+        return solver
+
+    def solve(
+        self,
+        solver: cp_model.CpSolver,
+        model: cp_model.CpModel,
+        num_ops: int,
+        *,
+        beside: int = 1,
+        listener: cp_model.CpSolverSolutionCallback | None = None,
+    ) -> cp_model.CpSolverStatus:
+        """Solve a model of so many ops and count it; `beside` solvers work at the same time."""
+        self.spend(LOAD * num_ops / beside)
+        status = solver.solve(model, listener)
+        self.meter.under_way = 0.0
+        lasts = solver.response_proto.deterministic_time
+        self.spend(SOLVER * lasts / (beside * solver.parameters.num_workers))
+        return status
