@@ -47,8 +47,9 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     end = 100 * data.excess_over_best.isel(solve_time=-1).sel(share=0.5)
     caption = (
-        "Quality against the effort of a search, by size of the problem (how many of it in brackets). At the "
-        f"end half of the problems are within {float(end.max()):.1f} % of the best known schedule "
-        "at every size; what is left against the bound is mostly the bound's. The axes differ."
+        "Quality against the effort of a search, by size of the problem (how many of it in "
+        f"brackets). At the end half of the problems are within {float(end.max()):.1f} % of the "
+        "best known schedule at every size; what is left against the bound is mostly the bound's. "
+        "The axes differ."
     )
     return {"optpipe_quality": describe(figure, caption)}
