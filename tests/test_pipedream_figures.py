@@ -1,5 +1,8 @@
 """Figures of PipeDream against other ways to train, on curves made up for the purpose."""
 
+import re
+from pathlib import Path
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -207,6 +210,14 @@ def test_no_winner_is_named_where_seeds_disagree(machines):
         "PipeDream or\nLocalSGD H=5:\nseeds disagree",
         "LocalSGD H=5 or\nPipeDream:\nseeds disagree",
     }
+
+
+def test_figures_import_words_of_the_sweeps_and_nothing_that_computes():
+    scripts = Path(pipedream_cases.__file__).parent.glob("*.py")
+    imported = re.findall(
+        r"(?:from|import) (sweeps[.\w]*)", "".join(p.read_text() for p in scripts)
+    )
+    assert set(imported) == {"sweeps.pipedream.words"}
 
 
 def test_command_names_the_folder_of_stores(tmp_path, capsys):

@@ -45,8 +45,7 @@ def _panel(axes: Axes, one: xr.Dataset) -> None:
         label="both end alike",
     )
     axes.set_xscale("symlog", linthresh=0.05)
-    levels = one.noise.values[::2] if one.noise.size > 4 else one.noise.values
-    axes.set_xticks([*levels, one.noise.values[-1]])
+    axes.set_xticks(one.noise.values)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
     axes.set(xlabel="gradient noise", xlim=(0, float(one.noise[-1]) * 1.05))

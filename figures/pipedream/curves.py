@@ -29,6 +29,9 @@ SIZES: Mapping[str, str] = {
     "final": "the step size at which it ends lowest (in brackets)",
     "published": "its published step size (in brackets)",
 }
+NOTES: Mapping[str, str] = {
+    "pipedream_logistic": " No log gives its setting, which was searched until this order came out."
+}
 EDGE = " A star marks a step size that is the smallest or largest of those tried."
 
 
@@ -54,7 +57,8 @@ def _figure(data: xr.Dataset, name: str, x: str) -> Figure:
         figure,
         f"{task[0].upper()}{task[1:]}: median (lines) and range (bands) of {data.sizes['seed']} "
         f"seeds, each scheme at {SIZES[data.attrs['rule']]}. "
-        f"{who_ends_lowest(data.sel(by=x), data.sizes['seed'])}{starred}",
+        f"{who_ends_lowest(data.sel(by=x), data.sizes['seed'])}{starred}"
+        f"{NOTES.get(name, '')}",
     )
 
 

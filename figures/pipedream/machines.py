@@ -51,10 +51,10 @@ def _figure(best: xr.Dataset, objective: str) -> Figure:
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return describe(
         figure,
-        f"Training {OBJECTIVES.get(objective, objective)} on nine machines. Left: who has the "
+        f"Training {OBJECTIVES.get(objective, objective)} on nine machines. (a) Who has the "
         f"least gap with all {best.sizes['seed']} seeds where the first of all schemes ends, and "
         "how many times below the next one by the median; grey where the seeds do not agree. "
-        "Right: medians and ranges of the seeds on one machine.",
+        "(b) Medians and ranges of the seeds on one machine.",
     )
 
 

@@ -183,13 +183,13 @@ def _claims() -> Iterator[Claim]:
         ),
         (
             "e3",
-            "a message shorter than an op makes the largest S^2 - 1 and leaves the mean as it is: "
-            "the S/2 is that of updates which end together",
+            "links that delay a message by less than an op (1/8, 3/4) make the largest S^2 - 1 and "
+            "leave the mean as it is: the S/2 is that of updates which end together",
             lambda data: _both_exact(data, SHORT, ties=False, late=False),
         ),
         (
             "e4",
-            "a message longer than an op makes the largest S^2 - 1 and the mean (S^2 - 1)/2",
+            "links that delay it by more (5/4, 4) make the largest S^2 - 1, the mean (S^2 - 1)/2",
             lambda data: _both_exact(data, LONG, ties=False, late=True),
         ),
     )

@@ -24,14 +24,7 @@ from sweeps.pipedream.settings import RUN_5, SAMPLES, SEEDS, Problem, Setting
 
 STORE, FIGURE = "finding_gradient_noise.zarr", "finding_gradient_noise.pdf"
 STAGES = (4, 8, 16, 32, 64)
-NOISES = (
-    0.0,
-    0.02,
-    0.05,
-    0.1,
-    0.2,
-    0.5,
-)  # standard deviation, of every coordinate; last: published
+NOISES = (0.0, 0.05, 0.1, 0.2, 0.5)  # standard deviations; the last one is published
 UNTIL = 3180.0  # slots
 READS = ("last model", "mean of the last tenth")
 TENTH = SAMPLES // 10

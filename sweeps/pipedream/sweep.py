@@ -58,11 +58,12 @@ def origin_of(name: str) -> dict[str, str]:
       Hash of the package, of the sweep and of the settings, by name.
     """
     module = MODULES.get(name, schemes)
+    reading = {"reading": checksum(Path(str(curves.__file__)).read_bytes())[:16]}
     return {
         "code": provenance()["code"],
         "sweep": checksum(Path(str(module.__file__)).read_bytes())[:16],
         "settings": checksum(repr(EXPERIMENTS.get(name, "")))[:16],
-        "reading": checksum(Path(str(curves.__file__)).read_bytes())[:16],
+        **(reading if name in EXPERIMENTS else {}),
     }
 
 
