@@ -69,7 +69,7 @@ optpipe: $(READY)  ## repeat OptPipe: dataset, figures, claims (ten minutes; EFF
 FINDINGS := links regimes queues delays gradient_noise
 GRID := $(RESULTS)/optpipe_grid.zarr
 
-findings: $(READY)  ## what follows that nobody has published: datasets, figures, claims (2 minutes behind make optpipe)
+findings: $(READY)  ## what follows that nobody has published: datasets, figures, claims (4 minutes behind make optpipe)
 	mkdir -p $(RESULTS)
 	set -e; for name in $(FINDINGS); do \
 		$(BIN)/python -m sweeps.findings.$$name --out $(RESULTS)/finding_$$name.zarr; done

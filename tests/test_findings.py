@@ -163,7 +163,7 @@ def regime_data():
                 **{name: ("pair", ["", ""]) for name in ("one", "other", "facets")},
             },
         )
-        patch.setattr(regimes, "tabular_sweep", lambda points: places)
+        patch.setattr(regimes, "tabular_sweep", lambda points, setting: places)
         return regimes.sweep()
 
 

@@ -62,7 +62,7 @@ def _schedules(axes: Axes, data: xr.Dataset) -> None:
     axes.grid(axis="x", color=palette.SILVER, linewidth=0.4)
     axes.set_xlim(left=0)
     axes.set_xlabel("longer than by delay, at most [%]")
-    axes.set_title("(b) all, unequal stages", loc="left")
+    axes.set_title("(b) all schedules, unequal stages", loc="left")
 
 
 def _caption(data: xr.Dataset) -> str:

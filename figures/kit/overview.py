@@ -35,7 +35,7 @@ TARGETS: Mapping[str, tuple[str, str]] = {  # what makes all of a paper, and how
     "optpipe": ("make optpipe", "10 minutes"),
     "published": ("make fidelity", "10 minutes"),
     "design": ("make sweeps", "some minutes"),
-    "findings": ("make findings", "2 minutes"),
+    "findings": ("make findings", "4 minutes"),
 }
 
 
