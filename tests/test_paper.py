@@ -49,7 +49,7 @@ ONCE, BY_UNIT = "one stage after the other", "after every P microbatches"
 FEW_SETTINGS = {
     **SETTINGS,
     "minibatch": (1024,),
-    "link": ("delay", "blocking"),
+    "link": ("blocking",),
     "exchange": (ONCE, BY_UNIT),
     "inequality": (ALL_EQUAL, SLOW_LINK),
 }
@@ -142,9 +142,9 @@ NAMES = "schedule workers microbatches system setting link drawn admission excha
 POINTS = [
     dict(zip(NAMES.split(), point, strict=True))
     for point in (
-        ("gpipe", 4, 8, "mid_nw_mid_cp", AS_REPORTED, "delay", AT_SQUARE, "P", ONCE, ALL_EQUAL),
+        ("gpipe", 4, 8, "mid_nw_mid_cp", AS_REPORTED, "blocking", AT_SQUARE, "P", ONCE, ALL_EQUAL),
         ("chimera", 8, 16, SYSTEMS[2], CALIBRATED, "blocking", EQUAL, "P", BY_UNIT, SLOW_LINK),
-        (HANAYO, 8, 8, SYSTEMS[8], CALIBRATED, "delay", AT_SQUARE, "P", ONCE, SLOW_LINK),
+        (HANAYO, 8, 8, SYSTEMS[8], CALIBRATED, "blocking", AT_SQUARE, "P", ONCE, SLOW_LINK),
         (MANY[3], 4, 16, SYSTEMS[0], AS_REPORTED, "blocking", DOUBLE, "1.25 P", BY_UNIT, ALL_EQUAL),
     )
 ]
@@ -270,7 +270,7 @@ def test_claims_are_judged_in_every_setting(whole, data, tmp_path):
 
 
 def test_a_main_setting_that_another_beats_is_an_error(whole, tmp_path):
-    worse = whole.assign_coords(link=whole.link.values[::-1])
+    worse = whole.assign_coords(setting=whole.setting.values[::-1])
     with pytest.raises(SystemExit, match="not among the best"):
         tabular_claims.show_settings(worse, tmp_path / "settings.csv")
 
