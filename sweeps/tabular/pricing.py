@@ -110,10 +110,9 @@ def _factors(
         "messages": np.where((ends == middle[..., None]).all(0), SLOWER, 1.0),
         "exchange": np.where((copies == middle).all(0), SLOWER, 1.0),
     }
-    shares = table.stage_shares or (1.0,) * table.num_stages
     dear = np.ones(table.num_stages)
     # an output head on top of the last stage takes about as long as one layer more
-    dear[-1] += table.num_stages / (shares[-1] * workload().model.layers)
+    dear[-1] += 1 / np.sum(stage_work(workload(), table).layers, axis=0)[-1]
     message, exchange, compute = (
         np.stack([np.where(np.array(name == which), values, 1.0) for name in inequalities])
         for which, values in (
