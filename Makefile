@@ -45,7 +45,6 @@ demo: $(READY)  ## a real schedule with measured costs: its numbers, a picture a
 
 paper: $(READY)  ## repeat the tabular-schedule paper: fit, datasets, figures, Table I, claims (3 minutes, anew each time)
 	mkdir -p $(RESULTS)
-	$(BIN)/python -m sweeps.tabular.fit
 	$(BIN)/python -m sweeps.tabular.schedules --out $(RESULTS)/tabular_schedules.zarr
 	$(BIN)/python -m sweeps.tabular.schedule_tables --out $(RESULTS)/schedule_tables.zarr
 	$(BIN)/python -m sweeps.tabular.regimes --out $(RESULTS)/regimes.zarr

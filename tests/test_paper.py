@@ -49,7 +49,7 @@ ONCE, BY_UNIT = "one stage after the other", "after every P microbatches"
 FEW_SETTINGS = {
     **SETTINGS,
     "minibatch": (1024,),
-    "link": ("delay", "blocking"),
+    "link": ("blocking",),
     "exchange": (ONCE, BY_UNIT),
     "inequality": (ALL_EQUAL, SLOW_LINK),
 }
@@ -142,9 +142,9 @@ NAMES = "schedule workers microbatches system setting link drawn admission excha
 POINTS = [
     dict(zip(NAMES.split(), point, strict=True))
     for point in (
-        ("gpipe", 4, 8, "mid_nw_mid_cp", AS_REPORTED, "delay", AT_SQUARE, "P", ONCE, ALL_EQUAL),
+        ("gpipe", 4, 8, "mid_nw_mid_cp", AS_REPORTED, "blocking", AT_SQUARE, "P", ONCE, ALL_EQUAL),
         ("chimera", 8, 16, SYSTEMS[2], CALIBRATED, "blocking", EQUAL, "P", BY_UNIT, SLOW_LINK),
-        (HANAYO, 8, 8, SYSTEMS[8], CALIBRATED, "delay", AT_SQUARE, "P", ONCE, SLOW_LINK),
+        (HANAYO, 8, 8, SYSTEMS[8], CALIBRATED, "blocking", AT_SQUARE, "P", ONCE, SLOW_LINK),
         (MANY[3], 4, 16, SYSTEMS[0], AS_REPORTED, "blocking", DOUBLE, "1.25 P", BY_UNIT, ALL_EQUAL),
     )
 ]
@@ -162,9 +162,8 @@ def test_a_dearer_last_stage_has_the_time_of_one_layer_more():
     table, ones = draw("chimera-asymmetric", 4, 8), np.ones((1, 1, 2, 1))
     names = [SYSTEMS[4]]
     costs = flat(price(table, [1024], [1.0], [ALL_EQUAL, DEAR_STAGE], names, ones, 34e12 * ones))
-    layers = 128 * np.array(table.stage_shares) / table.num_stages
-    for plain, dear in (costs.forward, costs.backward):
-        assert np.allclose(dear - plain, [0, 0, 0, plain[-1] / layers[-1]])
+    for plain, dear in (costs.forward, costs.backward):  # 128 layers as 21, 21, 43 and 43
+        assert np.allclose(dear - plain, [0, 0, 0, plain[-1] / 43])
     assert (costs.transmit[0] == costs.transmit[1]).all()
 
 
@@ -226,6 +225,24 @@ def test_the_published_points_in_slots(whole):
     assert float(waves) == pytest.approx(1 - 24 / 31)
 
 
+@pytest.mark.parametrize("case", ["chimera", "chimera-asymmetric"])
+def test_activations_of_a_stage_are_those_that_its_forwards_left(few, case):
+    table = draw(case, 8, 16, DOUBLE)
+    held, most = np.zeros((2, 2, 8))
+    for slot in range(table.num_slots):
+        for row in range(8):
+            phase, stage, microbatch = (
+                int(each[row, slot]) for each in (table.phase, table.stage, table.microbatch)
+            )
+            if microbatch >= 0:
+                held[microbatch % 2, stage] += 1 if phase == pj.Phase.F else -1
+        most = np.maximum(most, held)
+    point = few.sel(schedule=case, workers=8, microbatches=16, drawn=DOUBLE, admission="P")
+    layers = {"chimera": [16] * 8, "chimera-asymmetric": [11] * 4 + [21] * 4}[case]
+    size = point.stage_activation_bytes.squeeze() / (most.max(0) * layers)
+    assert np.allclose(size, size[0], rtol=1e-12)
+
+
 def test_table_one_holds_both_outliers_and_the_memory(whole):
     rows = {row[0]: row for row in tabular_table.rows(whole)}
     assert list(rows) == [*SYSTEMS, "mean of mid and fast networks"]
@@ -270,7 +287,7 @@ def test_claims_are_judged_in_every_setting(whole, data, tmp_path):
 
 
 def test_a_main_setting_that_another_beats_is_an_error(whole, tmp_path):
-    worse = whole.assign_coords(link=whole.link.values[::-1])
+    worse = whole.assign_coords(setting=whole.setting.values[::-1])
     with pytest.raises(SystemExit, match="not among the best"):
         tabular_claims.show_settings(worse, tmp_path / "settings.csv")
 

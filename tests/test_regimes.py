@@ -53,5 +53,6 @@ def test_the_figure_can_be_printed(data):
         style.use()
         figure = drawing.draw(data)["regimes"]
     assert faults(figure) == []
-    assert data.attrs["chimera: one at most"] in caption_of(figure)
+    assert f"up to c = {10 / 108:.3f} F" in caption_of(figure)
+    assert "claim 3e" in caption_of(figure)
     assert np.isfinite(data.message_of.values).all()

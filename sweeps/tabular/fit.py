@@ -9,10 +9,8 @@ comes out there is then a prediction.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import xarray as xr
-from rich.console import Console
 
 import pipejax as pj
 from pipejax.typing import Float, NumpyArray
@@ -137,8 +135,11 @@ def _fit(
     return efficiency, np.where(meets[..., None], gains, np.nan)
 
 
-def main_fit() -> xr.Dataset:
+def calibrated() -> Setting:
     """Fit e_c in the main setting alone.
+
+    Returns:
+      The calibrated setting.
 
     Raises:
       ArithmeticError: if no e_c meets the number.
@@ -146,35 +147,4 @@ def main_fit() -> xr.Dataset:
     found = fit({name: (value,) for name, value in AT_MAIN.items()}).squeeze()
     if np.isnan(found.compute_efficiency):
         raise ArithmeticError(f"no e_c from {LEAST} to 1 brings {FITTED_TO}")
-    return found
-
-
-def calibrated() -> Setting:
-    """Return the calibrated setting, as it is in the main one."""
-    return Setting(float(main_fit().compute_efficiency), H100_BANDWIDTH)
-
-
-def main() -> None:
-    """Print the fit in the main setting, and what it predicts."""
-    # jax leaves this function without annotations
-    jax.config.update("jax_enable_x64", True)
-    found = main_fit()
-    show = Console().print
-    show(
-        f"e_c = {float(found.compute_efficiency):.4f}, residual "
-        f"{100 * float(found.residual):+.1e} points"
-    )
-    gains = found.hanayo_saves
-    for name in SYSTEMS:
-        known = f", published {100 * OUTLIERS[name]:+.2f} %" if name in OUTLIERS else ""
-        gain = 100 * float(gains.sel(system=name))
-        show(f"  {name:16} Hanayo saves {gain:+6.2f} %{known}", highlight=False)
-    mean = gains.sel(system=[name for name in SYSTEMS if not name.startswith("slow_nw")]).mean()
-    show(
-        f"  mid and fast networks: mean {100 * float(mean):.1f} %, published 12 to 14 %",
-        highlight=False,
-    )
-
-
-if __name__ == "__main__":
-    main()
+    return Setting(float(found.compute_efficiency), H100_BANDWIDTH)

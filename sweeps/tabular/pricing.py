@@ -6,7 +6,6 @@ in a machine, how gradients are exchanged, and systems are one batch.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +23,9 @@ from sweeps.tabular.settings import (
     workload,
 )
 
+ALL = slice(None)
 AXES = "minibatch", "exchange", "inequality", "free", "system"
 Open = Float[NumpyArray, "minibatches exchanges inequalities free"]
-Priced = pj.Costs
 
 
 def price(
@@ -37,7 +36,7 @@ def price(
     systems: Sequence[str],
     efficiency: Open,
     bandwidth: Open,
-) -> Priced:
+) -> pj.Costs:
     """Price a table in all settings.
 
     Args:
@@ -55,17 +54,19 @@ def price(
     works = [stage_work(workload(minibatch), table) for minibatch in minibatches]
     work = jax.tree.map(lambda *leaves: np.stack(leaves), *works)
     machines = stack([pj.load_system(name) for name in systems])
-    known = _priced(work, machines, jnp.asarray(efficiency), jnp.asarray(bandwidth))
+    by_minibatch = (np.reshape(each, (len(minibatches), -1)) for each in (efficiency, bandwidth))
+    priced = _priced(work, machines, *by_minibatch)
+    shape = *efficiency.shape, len(systems)
+    known = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(*shape, *leaf.shape[3:]), priced)
     factor = _factors(table, times, inequalities)
     return dataclasses.replace(
-        known, **{name: np.asarray(getattr(known, name)) * each for name, each in factor.items()}
+        known, **{name: getattr(known, name) * each for name, each in factor.items()}
     )
 
 
-def flat(costs: Priced, where: Any = ...) -> pj.Costs:
+def flat(costs: pj.Costs, where: slice = ALL) -> pj.Costs:
     """Make one batch of costs: all axes of `AXES` become one; `where` selects along `free`."""
-    taken = slice(None) if where is ... else where
-    leaves = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :, :, taken], costs)
+    leaves = jax.tree.map(lambda leaf: leaf[:, :, :, where], costs)
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[len(AXES) :]), leaves)
 
 
@@ -79,10 +80,10 @@ def stack(systems: Sequence[pj.System]) -> pj.System:
 def _priced(
     work: StageWork,
     systems: pj.System,
-    efficiency: Float[Array, "minibatches exchanges inequalities free"],
-    bandwidth: Float[Array, "minibatches exchanges inequalities free"],
-) -> Priced:
-    """Price equal machines with one exchange."""
+    efficiency: Float[Array, "minibatches settings"],
+    bandwidth: Float[Array, "minibatches settings"],
+) -> pj.Costs:
+    """Price equal machines with one exchange: leaves (minibatches, settings, systems, ...)."""
 
     def one(
         work: StageWork,
@@ -93,9 +94,7 @@ def _priced(
         return work_costs(work, system_in(system, Setting(efficiency, bandwidth)))
 
     by_system = jax.vmap(one, in_axes=(None, 0, None, None))
-    by_setting = by_system
-    for _ in range(3):  # free, inequalities, exchanges
-        by_setting = jax.vmap(by_setting, in_axes=(None, None, 0, 0))
+    by_setting = jax.vmap(by_system, in_axes=(None, None, 0, 0))
     return jax.vmap(by_setting, in_axes=(0, None, 0, 0))(work, systems, efficiency, bandwidth)
 
 
@@ -111,10 +110,9 @@ def _factors(
         "messages": np.where((ends == middle[..., None]).all(0), SLOWER, 1.0),
         "exchange": np.where((copies == middle).all(0), SLOWER, 1.0),
     }
-    shares = table.stage_shares or (1.0,) * table.num_stages
     dear = np.ones(table.num_stages)
     # an output head on top of the last stage takes about as long as one layer more
-    dear[-1] += table.num_stages / (shares[-1] * workload().model.layers)
+    dear[-1] += 1 / np.sum(stage_work(workload(), table).layers, axis=0)[-1]
     message, exchange, compute = (
         np.stack([np.where(np.array(name == which), values, 1.0) for name in inequalities])
         for which, values in (
