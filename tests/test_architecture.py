@@ -196,24 +196,16 @@ def test_no_two_classes_have_one_name():
     assert sorted(names) == sorted(set(names))
 
 
-# what still reads a dataset with a function of the sweep that made it
-READ_BY_THE_SWEEP = {
-    "sweeps.pipedream.curves.end_of",
-    "sweeps.pipedream.curves.fraction",
-    "sweeps.pipedream.curves.rule_of",
-    "sweeps.pipedream.curves.depths",
-}
-
-
 def test_figures_take_names_from_sweeps_and_compute_nothing_with_them():
-    """A figure reads a dataset: of the sweep that made it it may know constants."""
+    """A figure reads a dataset: of the sweep that made it it may know constants and words."""
     used = {
         name
         for path in (ROOT / "figures").rglob("*.py")
         for name in imports(path)
         if name.split(".")[0] == "sweeps"
     }
-    assert {name for name in used if not name.split(".")[-1].isupper()} <= READ_BY_THE_SWEEP
+    others = {name for name in used if not name.split(".")[-1].isupper()}
+    assert others == {"sweeps.pipedream.words.fraction"}
     tabular = [
         name for path in (ROOT / "figures" / "tabular").glob("*.py") for name in imports(path)
     ]
