@@ -416,6 +416,7 @@ def world(link_data, regime_data, queue_data):
     }
     grid = offload.sweep(made.grid())
     made_up = {name: xr.full_like(grid[name], value) for name, value in times.items()}
+    made_up["proven"].loc[{"limit": 2.0}] = times["ada"]  # of ample memory all is known
     found = {"links": link_data, "regimes": regime_data, "queues": queue_data}
     data = {f"finding_{name}": each.copy(deep=True) for name, each in found.items()}
     return data | {"finding_offload": grid.assign(made_up)}
@@ -477,6 +478,7 @@ MUTATIONS = {
     "f1": lambda data: put(data["finding_queues"], "makespan", 60.0, share=2.0, run="repaired"),
     "f2": lambda data: put(data["finding_queues"], "loss", 0.0, schedule="1f1b"),
     "g1": lambda data: put(data["finding_offload"], "ada", 1.3, limit=0.5),
+    "g2": lambda data: put(data["finding_offload"], "proven", 1.1, limit=2.0),
 }
 
 
