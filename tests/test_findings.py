@@ -183,12 +183,15 @@ def test_the_inequalities_at_400_points(regime_data, pair, link):
 
 
 @pytest.mark.parametrize("link", regimes.LINKS)
-def test_the_checker_confirms_the_forms_of_chimera(link):
-    table = draw("chimera", 8, 32)
-    program = pj.lower(table, link=link, step_end=False)
-    form = pj.formula(program, pj.analysis.named_parameters(program, ("F", "B", "c")))
-    assert form.exact
-    assert pj.verify(form.certificate(table)).ok
+def test_the_checker_confirms_the_forms_of_both_pairs(link):
+    for pair in regimes.PAIRS.values():
+        for case in pair[:2]:
+            table = draw(case, pair.workers, pair.microbatches)
+            program = pj.lower(table, link=link, step_end=False)
+            weights = pj.analysis.named_parameters(program, ("F", "B", "c"), table.worker_parts)
+            form = pj.formula(program, weights)
+            assert form.exact
+            assert pj.verify(form.certificate(table)).ok
 
 
 @pytest.mark.parametrize(("link", "border"), [("delay", 10 / 98), ("blocking", 25 / 270)])
