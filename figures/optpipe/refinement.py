@@ -65,6 +65,7 @@ def _anytime(data: xr.Dataset) -> Figure:
             axes.plot(mine.seconds, mine.makespan, linestyle="", markersize=3.5, **look)
         axes.axhline(float(case.bound), **BOUND)
         axes.set_xscale("log")
+        axes.margins(y=0.16)  # below the bound there is room for words
         axes.set_ylabel("step time [s]")
         axes.set_title(f"{case.case.item()}", loc="left", fontsize=style.LEAST_FONT)
         axes.text(
@@ -72,7 +73,7 @@ def _anytime(data: xr.Dataset) -> Figure:
             float(case.bound),
             _ended(case),
             transform=axes.get_yaxis_transform(),
-            va="bottom",
+            va="top",
             fontsize=style.LEAST_FONT,
         )
     panels[-1].set_xlabel("effort of the search [s of one core]")
