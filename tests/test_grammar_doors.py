@@ -369,12 +369,11 @@ def test_a_certificate_of_another_table_holds_if_all_of_it_is_the_same(found, se
     other = spoiled(json.loads(json.dumps(claimed["table"])), rng)
     assume(other != claimed["table"])
     verdict = pj.verify({**claimed, "table": other})
-    try:
-        again = from_json(other)
+    try:  # it may be illegal, or wait for ever under this link model
+        honest = pj.certificate(pj.evaluate(from_json(other), case.costs, link=model))
     except pj.ScheduleError:
         assert not verdict.ok
         return
-    honest = pj.certificate(pj.evaluate(again, case.costs, link=model))
     same = all(honest[part] == claimed[part] for part in ("claim", "proof"))
     assert verdict.ok == same
 

@@ -83,8 +83,11 @@ def optimize(
     links = Links.of(link)
     link_of_worker(links, table.num_workers)
     problem = pose(table, costs, memory_limit, sizes, weight_share, offload, links, objective)
-    for name, most, unit in (("time_limit", time_limit, " seconds"), ("effort", effort, "")):
-        if not (most is None or (isinstance(most, int | float) and most > 0)):
+    limits = {"time_limit": (time_limit, " seconds")}
+    if effort is not None:
+        limits["effort"] = (effort, "")
+    for name, (most, unit) in limits.items():
+        if not (isinstance(most, int | float) and most > 0):
             raise wrong(name, f"must be above 0{unit}, got {abbreviated(most)}")
     if num_threads is None:
         num_threads = 1 if effort is not None else os.cpu_count() or 1
