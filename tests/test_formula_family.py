@@ -301,3 +301,16 @@ def test_the_command_says_how_far_it_is_and_joins_regions(call, monkeypatch):
     assert union[1].startswith("  or where")
     _, out, _ = call("formula", "-s", "chimera", *command[3:], "--format", "latex")
     assert r"makespan & $\max\left(" in out
+
+
+def test_a_shorter_period_on_the_last_numbers_is_no_family():
+    """Within the fifth round of 1F1B each microbatch adds two messages, as if the period were 1."""
+    found = pj.analysis.formula_family(
+        lambda m: pj.lower(pj.schedules.build("1f1b", num_workers=6, num_microbatches=m)),
+        range(6, 30),
+        ("F", "B", "c"),
+    )
+    assert (found.period, found.first) == (6, 6)
+    later = pj.schedules.build("1f1b", num_workers=6, num_microbatches=32)
+    form = pj.formula(pj.lower(later), ("F", "B", "c"))
+    assert found.facets(32) == [tuple(facet) for facet in form.facets]

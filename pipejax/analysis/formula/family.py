@@ -129,6 +129,9 @@ def formula_family(
 ) -> Family:
     """Find how the facets of closed forms depend on a number.
 
+    A family holds on half of the numbers at least: on a few of the last ones alone, within one of
+    its periods, a schedule may look as if it had a shorter one.
+
     Args:
       program: gives the lowered schedule for a number of microbatches, say.
       numbers: to find it on, rising in equal steps; it is a family of such numbers.
@@ -171,6 +174,8 @@ def formula_family(
             start, branches[residue] = found
             first = max(first, start - period + step)
         else:
+            if first > numbers[len(numbers) // 2]:
+                continue
             names = next(iter(forms.values())).parameters
             later = [n for n in later if n >= first]
             return Family(
