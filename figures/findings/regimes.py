@@ -5,14 +5,11 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 
-from figures.design.best_schedule import CELLS
 from figures.kit.cases import LOOK
 from figures.kit.rules import describe
-from figures.tabular.regimes import COLOURS, MOST
+from figures.tabular.regimes import draw_map
 from pipejax.plots import palette, style
 
 SIZES = {"chimera": "8 x 32", "hanayo": "8 x 8"}
@@ -33,7 +30,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     for row, pair in zip(panels, ("hanayo", "chimera"), strict=True):
         for axes, link in zip(row, data.link.values, strict=True):
             at = data.sel(pair=pair)
-            mesh = _map(axes, at.sel(link=link))
+            mesh = draw_map(axes, at.sel(link=link))
             axes.plot(at.message_of, at.backward_of, "*", label="accelerators", **POINT)
             names = [LOOK[str(name.values)]["label"] for name in (at.one, at.other)]
             for name, place in zip(names, WINNERS[pair], strict=True):
@@ -49,16 +46,6 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return {"finding_regimes": describe(figure, _caption(data))}
-
-
-def _map(axes: Axes, at: xr.Dataset) -> Any:
-    """How much faster the first is, and where both take equally long."""
-    gain = 100 * (1 - at.ratio)
-    norm = TwoSlopeNorm(0, -MOST, MOST)
-    mesh = axes.pcolormesh(at.message, at.backward, gain, cmap=COLOURS, norm=norm, **CELLS)
-    axes.contour(at.message, at.backward, gain, levels=[0], colors=palette.BLACK, linewidths=1.2)
-    axes.plot([], [], color=palette.BLACK, label="equally fast")
-    return mesh
 
 
 def _caption(data: xr.Dataset) -> str:

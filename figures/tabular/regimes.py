@@ -25,7 +25,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     figure, panels = plt.subplots(1, 2, figsize=(style.PAGE, 3.4), sharex=True, sharey=True)
     for axes, letter, pair in zip(panels, "ab", data.pair.values, strict=True):
         at = data.sel(pair=pair)
-        mesh = _map(axes, at)
+        mesh = draw_map(axes, at)
         _systems(axes, at)
         names = f"{_label(at.one)} against {_label(at.other)}"
         axes.set_title(
@@ -45,8 +45,8 @@ def _label(case: xr.DataArray) -> str:
     return str(LOOK[str(case.values)]["label"])
 
 
-def _map(axes: Axes, at: xr.Dataset) -> Any:
-    """How much faster the first is, and where both take equally long."""
+def draw_map(axes: Axes, at: xr.Dataset) -> Any:
+    """Draw how much faster the first is, and where both take equally long; return the mesh."""
     gain = 100 * (1 - at.ratio)
     norm = TwoSlopeNorm(0, -MOST, MOST)
     mesh = axes.pcolormesh(at.message, at.backward, gain, cmap=COLOURS, norm=norm, **CELLS)
