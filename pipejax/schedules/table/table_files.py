@@ -22,6 +22,7 @@ from pipejax.base.files import read_file
 from pipejax.base.progress import Notice
 from pipejax.schedules.cells.cells import WeightRule
 from pipejax.schedules.cells.ops import SHARDING, Op, Phase, ScheduleError, format_cell, parse_cell
+from pipejax.schedules.table import pasted_rows
 from pipejax.schedules.table.grammar_files import KEYS as GRAMMAR, grammar_data, grammar_of
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 
@@ -40,8 +41,15 @@ class RepairNotice(Notice):
     """What was repaired in a table, or that nothing was."""
 
 
+class ReadingNotice(Notice):
+    """How the cells of a table were read where their letters or lines have two meanings."""
+
+
 def read_table(path: str | Path, *, repair: str | None = None) -> ScheduleTable:
-    r"""Read a table from PyTorch's CSV or from JSON (by its first character).
+    r"""Read a table from PyTorch's CSV, from rows as reports print them, or from JSON.
+
+    Rows may be lists in brackets, stand behind "Rank 0:", be split by bars, tabs or blanks, or hold
+    a step each. PyTorch's letters of 2024 (B, W, BW) are read too; notices say what was inferred.
 
     A CSV does not state the placement: there each stage is on one rank, or there are two pipes
     that mirror each other; JSON holds any placement. Where there are SEND and RECV cells, they
@@ -80,7 +88,7 @@ def read_table(path: str | Path, *, repair: str | None = None) -> ScheduleTable:
         raise ScheduleError(f"{path} is not a table: it holds binary data")
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     try:
-        if text.lstrip().startswith("{"):
+        if text.lstrip().startswith("{") and not pasted_rows.is_rank_dict(text):
             if repair is not None:
                 raise ScheduleError(f"--repair {repair} is for a CSV, this is JSON")
             return _from_json(text)
@@ -165,10 +173,10 @@ def _as_data(table: ScheduleTable) -> dict[str, Any]:
 
 
 def _from_csv(text: str, name: str, repair: str | None = None) -> ScheduleTable:
-    try:
-        rows = list(csv.reader(io.StringIO(text), strict=True))
-    except csv.Error as error:
-        raise ScheduleError(f"this is not a table: {error}") from None
+    rows, steps = _cells(text)
+    rows, letters = pasted_rows.in_todays_letters(rows)
+    for note in filter(None, (steps, letters)):
+        warnings.warn(f"{name}: {note}", ReadingNotice, stacklevel=3)
     while rows and not any(cell.strip() for cell in rows[-1]):
         rows.pop()
     if repair is not None:
@@ -179,9 +187,21 @@ def _from_csv(text: str, name: str, repair: str | None = None) -> ScheduleTable:
     try:
         return ScheduleTable.from_rows(rows, name=name)
     except ScheduleError as error:
+        if "is not an op" in error.reason and pasted_rows.is_pasted(text):
+            raise ScheduleError(error.reason + pasted_rows.FORMS, error.grid) from None
         if _runs(repaired(rows) or rows):
             raise ScheduleError(error.reason + LOOKS_LIKE, error.grid) from None
         raise
+
+
+def _cells(text: str) -> tuple[list[list[str]], str]:
+    """Return the cells of each row, and a note where lines are read as steps."""
+    if pasted_rows.is_pasted(text):
+        return pasted_rows.split_rows(text)
+    try:
+        return list(csv.reader(io.StringIO(text), strict=True)), ""
+    except csv.Error as error:
+        raise ScheduleError(f"this is not a table: {error}") from None
 
 
 def _runs(rows: Sequence[Sequence[str]]) -> bool:

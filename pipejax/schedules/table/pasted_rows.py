@@ -1,0 +1,160 @@
+"""Rows of a table as reports, logs and terminals print them, and PyTorch's letters of 2024.
+
+Lists in brackets, lines behind "Rank 0:", cells between bars, semicolons, tabs or blanks, and a
+line for each step under "Rank 0  Rank 1" become the rows that a CSV holds.
+"""
+
+import re
+
+from pipejax.schedules.cells.ops import ScheduleError
+
+FORMS = (
+    "; rows are read as CSV, as lists in brackets, behind 'Rank 0:', as steps under 'Rank 0  Rank "
+    "1', and with bars, semicolons, tabs or blanks between cells; None, . and - are idle"
+)
+_IDLE = {"", ".", "-", "--", "_", "none", "null", "nan", "idle"}
+_RANK = "(?:pp)?[ _-]*(?:rank|worker|device|gpu|stage)[ _#-]*"
+_STEP = "(?:time[ _-]*)?(?:step|slot|time|tick|clock|t)[ _#-]*"
+_LABEL = re.compile(
+    rf"\s*(?:({_RANK})|({_STEP})|#)?(\d+)(?:\s*[:=]+(?:\s*\|)?|\s*[|,;\t]|\s+|$)", re.I
+)
+_OP = re.compile(r"\b\d+[A-Z_]+\d*\b")
+# a letter of a lane (@net), a dot of a slice (2F0.1) and a semicolon of a pair belong to a CSV
+_PASTED = re.compile(
+    r"[\[\]{}:|\t'`=-]|(?<![@a-z])[a-z]|(?<!\d)\.|\.(?!\d)|\w +[\w(]|;(?![^()]*\))|^ *\d+ *,", re.M
+)
+_OUTSIDE_PAIR = r"(?![^()]*\))"
+_BACKWARD = re.compile(r"(?<![A-Z_\d])(\d+)(BW|B|I|W)(?=(\d+))")
+_TODAY = {"B": "I", "BW": "B", "W": "W"}  # letters of 2024, in today's
+
+
+def is_pasted(text: str) -> bool:
+    """Return whether a text with ops is no plain CSV."""
+    return bool(_OP.search(text) and _PASTED.search(text))
+
+
+def is_rank_dict(text: str) -> bool:
+    """Return whether a text is a Python dict of lists, by rank."""
+    return bool(re.match(rf"\s*{{\s*[\"']?(?:{_RANK})?\d+[\"']?\s*:\s*\[", text, re.I))
+
+
+def split_rows(text: str) -> tuple[list[list[str]], str]:
+    """Return the cells of each worker, and a note where lines are steps.
+
+    Raises:
+      ScheduleError: if a line is no row, or ranks or steps are not numbered 0, 1, 2, ...
+    """
+    text = re.sub(r"\[([\w ]*\d)\](?=\s*[:=])", r"\1", re.sub("[\"'`]", "", text))  # [rank0]: ..
+    lines = _list_lines(text) if "[" in text else text.split("\n")
+    # lines of a grid's rules, as |---|---|, hold no cells
+    lines = [re.sub(r"^\s*\|", "", line) for line in lines if re.search(r"[^\s|+:=-]", line)]
+    first = next((at for at, line in enumerate(lines) if _OP.search(line)), 0)
+    head, lines = "".join(lines[:first][-1:]), lines[first:]  # a caption may stand above the head
+    labels = [_LABEL.match(line) for line in lines]
+    for line, label in zip(lines, labels, strict=True):
+        if not (label or _OP.search(line)):
+            raise ScheduleError(f"{line.strip()[:40]!r} holds no op{FORMS}")
+    is_steps = _has_rank_columns(head) or any(label and label[2] for label in labels)
+    what, numbers = "steps" if is_steps else "ranks", [int(label[3]) for label in labels if label]
+    order = _check_numbers(numbers, len(lines), what) if numbers else [*range(len(lines))]
+    starts = [label.end() if label else 0 for label in labels]
+    mark = _mark("\n".join(line[start:] for line, start in zip(lines, starts, strict=True)))
+    if is_steps and not mark:
+        rows = _under_heads(lines, starts, head)
+    else:
+        rows = [_split(line[start:], mark) for line, start in zip(lines, starts, strict=True)]
+    rows = [["" if cell.lower() in _IDLE else cell for cell in rows[line]] for line in order]
+    if not is_steps:
+        return rows, ""
+    if len({len(row) for row in rows}) > 1:
+        raise ScheduleError(f"steps must have a cell for each rank: write . for idle{FORMS}")
+    columns = [*zip(*rows, strict=True)]
+    ranks = [int(number) for number in re.findall(r"\d+", head)] or [*range(len(columns))]
+    order = _check_numbers(ranks, len(columns), "ranks")
+    note = f"its {len(rows)} lines are read as steps, its {len(columns)} columns as ranks"
+    return [[*columns[rank]] for rank in order], note
+
+
+def _list_lines(text: str) -> list[str]:
+    """Return each list in brackets as a line, behind the number that stands before it."""
+    lists = [*re.finditer(r"([^\[\]]*)\[([^\[\]]*)\]", text)]
+    outside = [*(cells[1] for cells in lists), text[lists[-1].end() if lists else 0 :]]
+    if rest := [part.strip("()]}, \n") for part in outside if _OP.search(part)]:
+        raise ScheduleError(f"{rest[0][:40]!r} is in no list{FORMS}")
+    heads = [re.search(r"(\d+)\W*$", cells[1]) for cells in lists]
+    rows = [" ".join(cells[2].split()) for cells in lists]
+    return [f"{head[1]}: {row}" if head else row for head, row in zip(heads, rows, strict=True)]
+
+
+def _has_rank_columns(head: str) -> bool:
+    """Return whether columns are ranks: "Rank 0  Rank 1", or "Step" above the first column."""
+    ranks = re.findall(rf"{_RANK}\d", head, re.I)
+    is_named = bool(ranks) and len(ranks) == len(re.findall(r"\d+", head))
+    return is_named or bool(re.match(rf"\W*{_STEP}(?![\w ])", head, re.I))
+
+
+def _check_numbers(numbers: list[int], count: int, what: str) -> list[int]:
+    """Return where 0, 1, 2, .. stand."""
+    if sorted(numbers) != [*range(count)]:
+        raise ScheduleError(f"{what} must be numbered 0 to {count - 1}, got {numbers}{FORMS}")
+    return sorted(range(count), key=numbers.__getitem__)
+
+
+def _mark(text: str) -> str:
+    """Return what stands between cells; nothing if blanks do."""
+    text = re.sub(r"\|\s*$", "", text, flags=re.M)
+    return next((mark for mark in "|,;\t" if re.search(f"[{mark}]{_OUTSIDE_PAIR}", text)), "")
+
+
+def _split(line: str, mark: str) -> list[str]:
+    line = re.sub(r"\|\s*$", "", line).strip(" ")
+    cells = re.split((f"[{mark}]" if mark else r"\s+") + _OUTSIDE_PAIR, line)
+    return [cell.strip() for cell in cells]
+
+
+def _under_heads(lines: list[str], starts: list[int], head: str) -> list[list[str]]:
+    """Return the cells of each line by the rank that they stand under."""
+    words = [[*re.finditer(r"\S+", line[at:])] for line, at in zip(lines, starts, strict=True)]
+    heads = re.finditer(rf"{_RANK}\d+", head.lstrip(), re.I)
+    columns = [name.end() - len(name[0].strip()) for name in heads]
+    if len({len(columns), *map(len, words)}) == 1 or not columns:
+        return [[word[0] for word in row] for row in words]
+    # the head's own indent, or the width of a label and a blank where pasting cut it off
+    for indent in (len(head) - len(head.lstrip()), starts[0] + 1):
+        cells = [
+            {at + word.start() - indent: word[0] for word in row}
+            for row, at in zip(words, starts, strict=True)
+        ]
+        if all(row.keys() <= {*columns} for row in cells):
+            return [[row.get(column, "") for column in columns] for row in cells]
+    raise ScheduleError(f"a cell stands under no rank: write . for idle cells{FORMS}")
+
+
+def in_todays_letters(rows: list[list[str]]) -> tuple[list[list[str]], str]:
+    """Return rows in today's letters of PyTorch, and a note where they were in those of 2024.
+
+    BW is of 2024 alone, and so are B and W of a microbatch on the same stage without I.
+
+    Raises:
+      ScheduleError: if the letters are neither today's nor those of 2024.
+    """
+    ops: dict[str, set[str]] = {letter: set() for letter in ("I", *_TODAY)}
+    for stage, letter, microbatch in _BACKWARD.findall("\n".join(map(",".join, rows))):
+        ops[letter].add(f"{stage} {microbatch}")
+    if not ops["BW"] and (ops["I"] or not ops["B"] & ops["W"]):
+        return rows, ""
+    letters = "2024: B is I, BW is B; today: I input gradient, W weight gradient, B both"
+    if ops["I"]:
+        raise ScheduleError(
+            f"the letters BW and I do not go together ({letters}): write I, W and B"
+        )
+    if whole := sorted(ops["B"] - ops["W"]):
+        op = whole[0].replace(" ", "B")
+        raise ScheduleError(
+            f"{op} has no W, other B have ({letters}): write {op} as I or BW, or B as I"
+        )
+    translated = [
+        [_BACKWARD.sub(lambda op: op[1] + _TODAY.get(op[2], op[2]), cell) for cell in row]
+        for row in rows
+    ]
+    return translated, "its letters are PyTorch's of 2024: B is read as I, BW as B"
