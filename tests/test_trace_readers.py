@@ -2,8 +2,10 @@
 
 import csv
 import gzip
+import itertools
 import json
 import random
+import re
 import shutil
 import warnings
 from collections import Counter
@@ -755,3 +757,101 @@ def test_few_foreign_messages_do_no_harm(public):
     damaged = Trace.of({name: getattr(trace, name) for name in INTEGERS} | early, trace.phases)
     assert not any(offset.is_corrected for offset in aligned(damaged)[1])
     assert any(offset.is_corrected for offset in aligned(damaged.only(damaged.step > 30))[1])
+
+
+# slices that hold the waits of their ops
+
+
+def holding_waits(trace, workers=range(8)):
+    """Let every slice of some workers begin where the one before ended, the first at 0."""
+    start = trace.start.copy()
+    for step, worker in itertools.product(trace.steps, workers):
+        own = np.flatnonzero((trace.step == step) & (trace.worker == worker))
+        own = own[np.argsort(trace.start[own], kind="stable")]
+        start[own] = np.append(trace.start[trace.step == step].min(), trace.end[own[:-1]])
+    columns = {name: getattr(trace, name) for name in INTEGERS}
+    return Trace.of(columns | {"start": start, "end": trace.end}, trace.phases)
+
+
+HELD = (
+    r"worker ([\d, ]+) seem to hold their waits: (\d+) of (\d+) begin where the one before ended, "
+    "and no offset of clocks explains the messages of both directions; record receives"
+)
+RUNS_WITH_WAITS = {  # schedule, its options, workers whose slices hold their waits
+    "gpipe": ("gpipe", {}, range(4)),
+    "1f1b": ("1f1b", {}, range(4)),
+    "interleaved": ("interleaved-1f1b", {"stages_per_worker": 2}, range(4)),
+    "split backwards": ("zb-h1", {}, range(4)),
+    "one rank alone": ("1f1b", {}, [2]),
+    "the last rank alone": ("gpipe", {}, [3]),
+    "the first rank alone": ("1f1b", {}, [0]),
+}
+
+
+@pytest.mark.parametrize("case", RUNS_WITH_WAITS)
+def test_slices_that_hold_their_waits_are_named_beside_clocks(case):
+    schedule, options, workers = RUNS_WITH_WAITS[case]
+    table = pj.schedules.build(schedule, num_workers=4, num_microbatches=8, **options)
+    costs = pj.Costs(forward=10e-3, input_grad=10e-3, weight_grad=10e-3, transmit=1e-3)
+    trace = pj.traces.of_runs([pj.evaluate(table, costs)] * 3)
+    assert len(pj.traces.pipelines_of(trace).pipelines) == 3
+    for held in (holding_waits(trace, workers), aligned(holding_waits(trace, workers))[0]):
+        with pytest.raises(ValueError, match="clocks may differ, or slices of worker") as caught:
+            pj.traces.pipelines_of(held)
+        names, count, number = re.search(HELD, str(caught.value)).groups()
+        assert {*map(str, workers)} <= {*names.split(", ")}
+        assert int(count) >= 0.9 * int(number)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+@pytest.mark.parametrize("seconds", [0.05, -0.05])
+@pytest.mark.parametrize("worker", [0, 2])
+def test_clocks_that_differ_are_named_alone(schedule, seconds, worker):
+    table = pj.schedules.build(schedule, num_workers=4, num_microbatches=8)
+    costs = pj.Costs(forward=10e-3, input_grad=10e-3, weight_grad=10e-3, transmit=1e-3)
+    trace = ahead(pj.traces.of_runs([pj.evaluate(table, costs)] * 3), worker, seconds)
+    with pytest.raises(ValueError, match=r"has ended: clocks may differ$"):
+        pj.traces.pipelines_of(trace)
+    assert len(pj.traces.pipelines_of(aligned(trace)[0]).pipelines) == 3
+
+
+def test_messages_of_the_past_are_no_waits():
+    """Ops begin 20 ms before their input is there, with idle time before them: no wait is held."""
+    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+    trace = pj.traces.of_runs([pj.evaluate(table, pj.Costs(forward=50e-3, backward=50e-3))])
+    # worker 1: 1F0 50-100, 1F1 100-150, 1B1.. ; 0B0 begins 20 ms before 1B0 has ended
+    by = 20e-3 * ((trace.worker == 1) & trace.is_of(["F"]))
+    by -= 20e-3 * ((trace.worker == 1) & trace.is_of(["B"]))
+    columns = {name: getattr(trace, name) for name in INTEGERS}
+    columns |= {name: getattr(trace, name) - by for name in TIMES}
+    with pytest.raises(ValueError, match=r"clocks may differ$"):
+        pj.traces.pipelines_of(Trace.of(columns, trace.phases))
+
+
+def test_a_profile_whose_slices_hold_their_waits(call, tmp_path):
+    """GPipe without receives: F 10 ms, B 20 ms, no time on the links; clocks are exact."""
+    table = pj.schedules.build("gpipe", num_workers=3, num_microbatches=4)
+    run = pj.evaluate(table, pj.Costs(forward=10e-3, backward=20e-3))
+    trace = holding_waits(pj.traces.of_runs([run] * 2))
+    for rank in range(3):
+        events = [
+            {
+                "ph": "X",
+                "cat": "user_annotation",
+                "name": f"ProfilerStep#{step}",
+                "pid": rank,
+                "tid": 1,
+                "ts": 1e6 * trace.start[trace.step == step].min(),
+                "dur": 1e6 * run.makespan,
+            }
+            for step in trace.steps
+        ]
+        for at in np.flatnonzero(trace.worker == rank):
+            name = {"F": "Forward", "B": "Backward"}[trace.phases[trace.phase[at]]]
+            slice_ = {"name": f"{name} {trace.microbatch[at]}", "ts": 1e6 * trace.start[at]}
+            events.append(events[0] | slice_ | {"dur": 1e6 * (trace.end[at] - trace.start[at])})
+        content = {"distributedInfo": {"rank": rank, "world_size": 3}, "traceEvents": events}
+        (tmp_path / f"rank{rank}_trace.json").write_text(json.dumps(content))
+    code, _, err = call("trace", tmp_path)
+    assert code == 2
+    assert "clocks may differ, or slices of worker 0, 1, 2 seem to hold their waits" in err

@@ -25,6 +25,7 @@ Slices = Int[NumpyArray, " ops"]
 # of the shorter of two ops of a worker: what they overlap by more is no rounding of clocks
 OVERLAP = 0.1
 EARLY = 0.1  # of an op: what it starts sooner than its input is there
+GAPLESS = 0.9  # share of a worker's slices that follow without a gap, if slices hold waits
 MOST_SAID = 3  # of what a reader left out, where no pipeline can be
 
 
@@ -294,11 +295,42 @@ def _too_early(trace: Trace, slices: Slices, sooner: Float[NumpyArray, " slices"
     """An op that starts before its input is there, by more than clocks round."""
     worst = slices[sooner[slices].argmax()]
     by = float(sooner[worst])
-    if by <= EARLY * np.median(trace.end[slices] - trace.start[slices]):
+    slack = float(EARLY * np.median(trace.end[slices] - trace.start[slices]))
+    if by <= slack:
         return None
     return (
         f"{_name(trace, worst)} starts {1e3 * by:.3g} ms before what it waits for has ended: "
-        "clocks may differ"
+        f"clocks may differ{_held_waits(trace, slices, sooner, slack)}"
+    )
+
+
+def _held_waits(
+    trace: Trace, slices: Slices, sooner: Float[NumpyArray, " slices"], slack: float
+) -> str:
+    """Return the evidence that slices begin before the waits of their ops; empty without it.
+
+    An offset of two clocks cancels in the sum of the quickest message each way, which thus cannot
+    be below 0. On a worker whose slices hold their waits each begins where the one before ended.
+    """
+    made, taken = transfers(trace, OF_OPS)
+    inside = np.isin(made, slices) & np.isin(taken, slices)
+    quickest = np.full((trace.workers, trace.workers), np.inf)
+    ends = trace.worker[made[inside]], trace.worker[taken[inside]]
+    np.minimum.at(quickest, ends, -sooner[taken[inside]])
+    is_contradictory = (quickest + quickest.T < -slack).any(axis=1)
+    after = slices[1:][np.diff(trace.worker[slices]) == 0]
+    before = slices[:-1][np.diff(trace.worker[slices]) == 0]
+    is_gapless = trace.start[after] - trace.end[before] <= slack
+    gapless = np.bincount(trace.worker[after[is_gapless]], minlength=trace.workers)
+    count = np.bincount(trace.worker[after], minlength=trace.workers)
+    holding = np.flatnonzero(is_contradictory & (gapless >= GAPLESS * count))
+    if not len(holding):
+        return ""
+    return (
+        f", or slices of worker {', '.join(map(str, holding))} seem to hold their waits: "
+        f"{gapless[holding].sum()} of {count[holding].sum()} begin where the one before ended, and "
+        "no offset of clocks explains the messages of both directions; record receives as slices "
+        "of their own, or ops without their waits"
     )
 
 
