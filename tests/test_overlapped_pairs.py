@@ -1,6 +1,7 @@
 """The overlap factor of fused pairs: one run, batches, derivatives, files, sweeps, commands."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -108,6 +109,80 @@ def test_the_option(answer, call):
         code, _, said = call(*arguments, *more)
         assert code == 2
         assert message in said
+
+
+PAIR_TIMES = {  # rows, options and the makespan by hand
+    # 0F0 1, the pair 2.5, 0B1 2
+    "of a stage": ("0F0,(0F1;0B0)OVERLAP_F_B,0B1", "--stage-times F=1,B=2,pair=2.5", 5.5),
+    # 0F0 1, the pair 1.5, then 0W0, 0I1 and 0W1 of 1 each; units may differ
+    "with a split backward": (
+        "0F0,(0F1;0I0)OVERLAP_F_B,0W0,0I1,0W1",
+        "--stage-times F=1s,I=1,W=1,pair=1500ms",
+        5.5,
+    ),
+    # two stages on the worker take half each: F 1, B 2, pair 2.5; 1 + 1 + 2.5 + 2 + 1 + 2 + 2
+    "of a worker": (
+        "0F0,1F0,(0F1;1B0)OVERLAP_F_B,0B0,1F1,1B1,0B1",
+        "--worker-times F=2,B=4,pair=5",
+        11.5,
+    ),
+    # measured in one stage, so that each of two takes half: as above
+    "of other stages": (
+        "0F0,1F0,(0F1;1B0)OVERLAP_F_B,0B0,1F1,1B1,0B1",
+        "--stage-times F=2,B=4,pair=5 --measured-stages 1",
+        11.5,
+    ),
+    # all that the slow worker does takes twice as long: 2 (1 + 2.5 + 2)
+    "on a slow worker": (
+        "0F0,(0F1;0B0)OVERLAP_F_B,0B1",
+        "--stage-times F=1,B=2,pair=2.5 --stragglers 0=2",
+        11,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PAIR_TIMES)
+def test_the_time_of_a_pair_among_the_times(case, answer, tmp_path):
+    row, options, seconds = PAIR_TIMES[case]
+    path = tmp_path / "pairs.csv"
+    path.write_text(row + "\n")
+    assert answer("evaluate", "--table", path, *options.split())["makespan"] == seconds
+
+
+@pytest.mark.parametrize(
+    ("schedule", "times", "factor"),
+    [("dualpipe-v", "F=1,I=1,W=1", 0.5), ("dualpipe", "F=1,B=2", 0.5), ("dualpipe", "F=2,B=2", 0)],
+)
+def test_a_pair_is_what_its_factor_says(schedule, times, factor, answer):
+    """Max(F, B) + k min(F, B): 2 + 0.5 x 1 = 2.5, and 2 + 0 x 2 = 2."""
+    pair = 2.5 if factor else 2
+    given = "evaluate", "-s", schedule, "-P", 4, "-M", 10, "--stage-times"
+    by_factor = answer(*given, times, "--pair-factor", factor)["makespan"]
+    assert answer(*given, f"{times},pair={pair}")["makespan"] == by_factor
+
+
+def test_compare_takes_the_time_of_a_pair_where_any_schedule_has_one(answer):
+    """Under 1F1B it has no effect: (M + P - 1) (F + B) = 13 x 3 s."""
+    given = "compare", "--schedules", "1f1b,dualpipe", "--workers", 4, "--microbatches", 10
+    rows = answer(*given, "--worker-times", "F=1,B=2,pair=2.5")["rows"]
+    assert {row["schedule"]: row["makespan"] for row in rows}["1f1b"] == 39
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("evaluate -s 1f1b --stage-times F=1,B=2,pair=2", "pair=2 has no effect: no fused pair in"),
+        ("evaluate -s dualpipe --stage-times F=1,B=2,pair=2 --pair-factor 1", "says already what"),
+        ("evaluate -s dualpipe --stage-times F=1,B=2,pair=-1", "pair must be a finite number of"),
+        ("evaluate -s dualpipe --stage-times F=1,B=2,pair=1,pair=2", "pair is given twice"),
+        ("evaluate -s dualpipe --stage-times F=1,B=2,pairs=1", "letters are F, B,.*, pair$"),
+        ("show -s dualpipe --choose --stage-times F=1,B=2,pair=2 --out x.html", "without pair="),
+    ],
+)
+def test_times_of_pairs_that_are_refused(arguments, message, call):
+    code, _, err = call(*arguments.split(), "--workers", 4, "--microbatches", 8)
+    assert code == 2
+    assert re.search(message, err.strip().replace("\n", " "))
 
 
 @pytest.mark.takes_turns

@@ -26,6 +26,7 @@ Seconds = float | Sequence[float] | Float[Array, "..."] | Float[NumpyArray, "...
 PHASE_FIELDS: Mapping[str, str] = {phase.name: KINDS[phase].time for phase in TIMED}
 CONTRADICTION = 0.01  # by which B may differ from I + W in files and options
 MESSAGE_FIELDS = ("latency", "transmit")
+TIME_FIELDS: Mapping[str, str] = {**PHASE_FIELDS, "pair": "pair"}  # of ops and of fused pairs
 DIMENSIONLESS = ("pair_factor",)  # fields that are no times
 OF_STAGES = tuple(KINDS[phase].time for phase in TIMED if KINDS[phase].of != MICROBATCH)
 # of these, what every copy of a stage does by itself

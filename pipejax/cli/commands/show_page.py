@@ -72,11 +72,15 @@ def carried(
     from pipejax.plots.explorer.payload import NOTHING, Carried
 
     source = None if pricing is None or pricing.steps else pricing.source
-    if not isinstance(source, GivenTimes) or len(source.messages) > 1:
+    if (
+        not isinstance(source, GivenTimes)
+        or len(source.messages) > 1
+        or "pair" in source.times  # a page prices the pairs of other tables by their two ops
+    ):
         if choose:
             raise ValueError(
                 "--choose needs times that hold for any schedule: give --worker-times or "
-                "--stage-times, and nothing that changes them"
+                "--stage-times without pair=, and nothing that changes them"
             )
         return NOTHING
     times = OfferedTimes(source.of_any(tables), source.per_worker)

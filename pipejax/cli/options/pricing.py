@@ -240,7 +240,8 @@ class PricingSettings(NamedTuple):
     """How ops and messages are priced.
 
     Attributes:
-      stage_times: or F=1ms,I=1ms,W=1ms where the backward is split.
+      stage_times: or F=1ms,I=1ms,W=1ms where the backward is split; pair=2ms is what a fused pair
+        takes as a whole.
       worker_times: divided over its stages.
       offload: a number or one for each stage; with --model also system, as long as its host link
         takes. Where a schedule is searched, it lets activations go there. --planned-offload is what
@@ -337,13 +338,14 @@ class PricingSettings(NamedTuple):
             changes["stragglers"] = slow
         if self.scale is not None:
             steps.append(ScaledTimes(self.scale))
+        factor_text = f"--pair-factor {self.pair_factor}"
         found = found._replace(
             steps=tuple(steps),
             microbatches=each,
             offloads=self.offload is not None,
             rare=rare,
             stragglers=changes.get("stragglers", {}),
-            of_pairs="" if self.pair_factor is None else f"--pair-factor {self.pair_factor}",
+            of_pairs=found.of_pairs if self.pair_factor is None else factor_text,
         )
         if found.workload is None or found.system is None:
             return found
@@ -384,22 +386,23 @@ class PricingSettings(NamedTuple):
 
     def _times(self, way: str, text: str, messages: list[dict[str, float]]) -> Pricing:
         """Read times of ops; what is wrong with them is said before any table."""
-        from pipejax.costs.costs import PHASE_FIELDS, check_backward
+        from pipejax.costs.costs import PHASE_FIELDS, TIME_FIELDS, check_backward
 
         times = parse_times(text, flag(way))
         try:
             check_backward(times)
-            usual = {name: time for name, time in times.items() if name in PHASE_FIELDS.values()}
+            usual = {name: time for name, time in times.items() if name in TIME_FIELDS.values()}
             for message in messages:
                 pj.Costs(**usual, **message)
         except ValueError as error:
             raise ValueError(f"{flag(way)} {text}: {error}") from None
         rare = {k: f"{flag(way)}: {k}" for k in _RARE if PHASE_FIELDS[k] in times}
-        own = times.keys() - PHASE_FIELDS.values()
+        own = times.keys() - TIME_FIELDS.values()
         rare |= {k: f"{flag(way)}: '{k}={times[k]:g}'" for k in times if k in own}
         given = f"{flag(way)} {text}"
         source = GivenTimes(times, messages, way == "worker_times", self.measured_stages, given)
-        return Pricing(source, rare=rare)
+        pairs = f"{flag(way)}: pair={times['pair']:g}" if "pair" in times else ""
+        return Pricing(source, rare=rare, of_pairs=pairs)
 
     def _message(self, machine: Machine) -> list[dict[str, float]]:
         """Read the times of a message [s] by level of the machine."""

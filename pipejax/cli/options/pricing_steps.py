@@ -260,7 +260,7 @@ class OverlappedPairs(NamedTuple):
         del table
         if costs.pair is not None or costs.pair_factor is not None:
             raise ValueError(
-                "--pair-factor: the file of --costs says already what a fused pair takes"
+                "--pair-factor: pair= or the file of --costs says already what a fused pair takes"
             )
         return dataclasses.replace(costs, pair_factor=self.factor)
 
@@ -359,9 +359,9 @@ class GivenTimes(NamedTuple):
 
     def _for(self, *tables: pj.ScheduleTable) -> dict[str, Any]:
         """Times by field; those by letters are of kinds that a table defines, if it does."""
-        from pipejax.costs.costs import PHASE_FIELDS
+        from pipejax.costs.costs import TIME_FIELDS
 
-        usual = {name: t for name, t in self.times.items() if name in PHASE_FIELDS.values()}
+        usual = {name: t for name, t in self.times.items() if name in TIME_FIELDS.values()}
         own = {phase.kind.time: phase.name for table in tables for phase in table.grammar.own}
         others = {field: self.times[name] for field, name in own.items() if name in self.times}
         return usual | {"others": others}

@@ -101,22 +101,22 @@ def sentences(head: str, detail: str) -> str:
 
 
 def parse_times(text: str, option: str) -> dict[str, float]:
-    """Read op times such as "F=1,B=2": by field, of kinds that a table defines by letters."""
-    from pipejax.costs.costs import PHASE_FIELDS
+    """Read op times such as "F=1,B=2,pair=2.5": by field, of kinds of a table by letters."""
+    from pipejax.costs.costs import TIME_FIELDS
 
     times: dict[str, float] = {}
     for entry in text.split(","):
         letter, _, value = (part.strip() for part in entry.partition("="))
-        field = PHASE_FIELDS.get(letter, letter)
-        if letter not in PHASE_FIELDS and not re.fullmatch("[A-Z][A-Za-z_]*", letter):
+        field = TIME_FIELDS.get(letter, letter)
+        if letter not in TIME_FIELDS and not re.fullmatch("[A-Z][A-Za-z_]*", letter):
             raise ValueError(
                 f"{option}: {entry.strip()!r} is not LETTER=TIME: letters are "
-                f"{', '.join(PHASE_FIELDS)}"
+                f"{', '.join(TIME_FIELDS)}"
             )
         if field in times:
             raise ValueError(f"{option}: {letter} is given twice")
         times[field] = parse_seconds(value, f"{option}: {letter}")
-    if "forward" not in times and not times.keys() - PHASE_FIELDS.values():
+    if "forward" not in times and not times.keys() - TIME_FIELDS.values():
         raise ValueError(f"{option}: F is missing, got {text!r}")
     return times
 

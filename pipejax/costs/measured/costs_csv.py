@@ -10,13 +10,13 @@ from typing import Any
 
 from pipejax.base.checks import MAX_COUNT, nearest
 from pipejax.base.data_files import UNITS, positive_cell, read_each, read_lines, to_si, whole_cell
-from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS
+from pipejax.costs.costs import MESSAGE_FIELDS, TIME_FIELDS
 
 BACK = "_back"  # behind a part of messages that are gradients
 _PARTS = {**dict.fromkeys(MESSAGE_FIELDS, "s"), "bytes": "B", "bandwidth": "B/s"}
 _MESSAGES = {f"{part}{way}": kind for part, kind in _PARTS.items() for way in ("", BACK)}
 # columns beside `stage`, and the dimension that the unit in their header has
-COLUMNS: Mapping[str, str] = {**dict.fromkeys((*PHASE_FIELDS, "pair"), "s"), **_MESSAGES}
+COLUMNS: Mapping[str, str] = {**dict.fromkeys(TIME_FIELDS, "s"), **_MESSAGES}
 
 
 def read_csv(path: Path) -> dict[str, Any]:

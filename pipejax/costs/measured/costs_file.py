@@ -16,6 +16,7 @@ from pipejax.costs.costs import (
     MESSAGE_FIELDS,
     OF_STAGES,
     PHASE_FIELDS,
+    TIME_FIELDS,
     Costs,
     check_backward,
     needed_by,
@@ -130,7 +131,7 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
     scale = UNIT_SECONDS[one_of(data.get("unit"), UNIT_SECONDS, f'{path}: "unit"')]
     if "F" not in data and Phase.F in needed_by(table):
         raise ValueError(f'{path}: "F" is missing: the schedule has forwards')
-    fields = {**PHASE_FIELDS, **own, "pair": "pair", "pair_factor": "pair_factor"}
+    fields = {**TIME_FIELDS, **own, "pair_factor": "pair_factor"}
     times: dict[str, Any] = {}
     for key, field in fields.items():
         if key in data:
