@@ -483,3 +483,99 @@ def test_a_report_is_one_page_with_the_explorer_in_it(answer, tmp_path, monkeypa
     (inside,) = re.findall(r'srcdoc="([^"]*)"', text)
     assert html.unescape(inside).startswith("<!doctype html>")
     assert "://" not in text.replace("http://www.w3.org/", "")
+
+
+# rules of a table, and runs without backwards
+
+
+def ring(workers, requests, in_flight, message=""):
+    """Build forwards of which the first stage waits for the last one: a next token of a request."""
+    rows = [[f"{stage}F{m}" for m in range(requests)] for stage in range(workers)]
+    rules = [f"0F{m} <- {workers - 1}F{m - in_flight}{message}" for m in range(in_flight, requests)]
+    grammar = pj.schedules.Grammar(rules=rules, forward_only=True)
+    return pj.ScheduleTable.from_rows(rows, grammar=grammar, name="ring")
+
+
+RINGS = {  # table, costs, step time, without rules, the requests in flight that bring that
+    # a round of 3 takes 4: the rounds begin at 0, 4, 8, 12, the last one ends at 12 + 2 + 4; else
+    # 12 + 3
+    "four stages": (ring(4, 12, 3), {"forward": 1.0}, 18.0, 15.0, 4),
+    # one after the other, 4 x 2; else 4 + 1
+    "two stages": (ring(2, 4, 1), {"forward": 1.0}, 8.0, 5.0, 2),
+    # a message on the way there: 4 x (1 + 0.5 + 1); else 4 + 0.5 + 1. Two in flight: 0F2 waits
+    # for 1F0 until 2.5, 0F3 begins at 3.5 and 1F3 ends at 6
+    "messages there": (ring(2, 4, 1), {"forward": 1.0, "latency": 0.5}, 10.0, 5.5, 3),
+    # and one on the way back: 3 x 3 + 2.5
+    "messages both ways": (
+        ring(2, 4, 1, " [message]"),
+        {"forward": 1.0, "latency": 0.5},
+        11.5,
+        5.5,
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RINGS)
+def test_rules_of_a_ring_are_a_cause_and_more_requests_the_remedy(case):
+    table, costs, step_time, without, requests = RINGS[case]
+    result = pj.explain(table, pj.Costs(**costs))
+    assert result.step_time == step_time
+    assert (result.bottleneck.kind, result.bottleneck.seconds) == ("rules", step_time - without)
+    assert "ops wait by rules of the table, as 0F" in result.bottleneck.why
+    remedy = next(remedy for remedy in result.remedies if remedy.kind == "in flight")
+    assert remedy.what.startswith(f"{requests} requests in flight in place of ")
+    assert remedy.step_time == without
+    assert sum(part.seconds for part in result.parts) == pytest.approx(step_time)
+    parts = {part.name: part for part in result.parts}
+    assert parts["rules"].seconds > 0
+    assert not parts["gaps"].seconds
+    assert not any("backward" in parts[name].of for name in ("start", "gaps", "end"))
+
+
+def test_rules_that_cost_nothing_are_no_cause():
+    """With 4 requests in flight 3F0 ends at 4, just when 0F4 may begin: 12 + 3 s as without."""
+    result = pj.explain(ring(4, 12, 4), pj.Costs(forward=1.0))
+    assert result.step_time == 15
+    assert not result.faults
+    assert not result.remedies
+
+
+def test_rules_of_a_table_with_backwards_are_a_cause():
+    """By hand, F = 1 and B = 2: 0F1 waits for 1F0 until 2, 1F1 ends at 4, 1B1 at 8, 0B1 at 10.
+
+    Without the rule (M + P - 1) (F + B) = 9. More requests are no remedy for a training step.
+    """
+    rows = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
+    grammar = pj.schedules.Grammar(rules=["0F1 <- 1F0"])
+    table = pj.ScheduleTable.from_rows(rows, grammar=grammar)
+    result = pj.explain(table, pj.Costs(forward=1.0, backward=2.0))
+    faults = {fault.kind: fault.seconds for fault in result.faults}
+    assert (result.step_time, faults["rules"]) == (10, 1)
+    assert "backward" in next(part.of for part in result.parts if part.name == "start")
+    assert not any(remedy.kind == "in flight" for remedy in result.remedies)
+
+
+def test_rules_of_kinds_of_a_tables_own_order_data_and_stay():
+    table = pj.schedules.build("vocabulary-1f1b", num_workers=2, num_microbatches=4)
+    others = {phase.kind.time: 0.1 for phase in table.grammar.own}
+    result = pj.explain(table, pj.Costs(forward=1.0, backward=2.0, others=others))
+    assert "rules" not in {part.name for part in result.parts}
+
+
+def test_a_prefill_is_explained_in_its_own_words():
+    """Worker s is idle for s before its first forward and 3 - s after its last: 1.5 in the mean."""
+    table = pj.schedules.build("chunked-prefill", num_workers=4, num_microbatches=1, slices=8)
+    parts = {part.name: part for part in pj.explain(table, pj.Costs(forward=1.0)).parts}
+    assert [parts[name].seconds for name in ("start", "gaps", "end")] == [1.5, 0.0, 1.5]
+    assert parts["start"].of == "idle before a worker's first forward, stages alike"
+    assert parts["end"].of == "idle after its last forward"
+
+
+def test_the_command_of_more_requests_writes_the_table_first(answer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pj.write_table(ring(4, 12, 3), tmp_path / "ring.json")
+    (remedy,) = answer("explain", "--table", "ring.json", "--stage-times", "F=1")["remedies"]
+    for command in remedy["command"].split(" && "):
+        result = answer(*shlex.split(command)[1:])
+    assert result["makespan"] == remedy["step_time"] == 15

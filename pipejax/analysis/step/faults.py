@@ -12,7 +12,7 @@ import numpy as np
 
 from pipejax.analysis.paths.head_of_line_blocking import transfer_waits
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
-from pipejax.analysis.step.step_parts import LANE, Part, step_parts
+from pipejax.analysis.step.step_parts import LANE, RULES, Part, step_parts, without_rules
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
@@ -39,8 +39,8 @@ class Fault(NamedTuple):
 
     Attributes:
       kind: imbalance, link, messages, blocking, offloads, sharding, exchange, update, a lane by
-        its name, microbatches (few), uneven microbatches, memory, or schedule where nothing else
-        is wrong.
+        its name, rules of the table, microbatches (few), uneven microbatches, memory, or schedule
+        where nothing else is wrong.
       seconds: what the step would save without it [s]; of memory that rules out a schedule, what
         this would save beyond the best that fits.
       why: one sentence.
@@ -85,7 +85,7 @@ def find_faults(evaluation: Evaluation, parts: Sequence[Part] | None = None) -> 
     check_types(evaluation=(evaluation, Evaluation))
     undone = Undone(evaluation)
     parts = step_parts(evaluation) if parts is None else parts
-    found = [*_imbalance(undone), *_links(undone)]
+    found = [*_imbalance(undone), *_links(undone), *_rules(undone)]
     # the rest as it would be if the slow link were none
     slow = next((fault for fault in found if fault.kind == "link"), None)
     if slow is not None:
@@ -281,6 +281,16 @@ def _links(undone: Undone) -> Iterator[Fault]:
         found.append(Fault("link", undone.saves(rules), why, link=pair, rules=rules))
     if found:
         yield max(found, key=lambda fault: fault.seconds)
+
+
+def _rules(undone: Undone) -> Iterator[Fault]:
+    """Return the rules of the table among usual ops as a cause."""
+    table, run = without_rules(undone.table), undone.run
+    if table is not None:
+        texts = [text for text in undone.table.grammar.texts if text not in table.grammar.texts]
+        saved = run.makespan - evaluate(table, run.costs, link=run.links).makespan
+        why = f"ops wait by rules of the table, as {texts[0]} ({len(texts)} in all)"
+        yield Fault(RULES, saved, why)
 
 
 def message_times(

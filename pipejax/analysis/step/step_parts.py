@@ -4,6 +4,7 @@ The mean worker computes for a part of the step and waits for the rest. Each rea
 long as the step grows when that reason joins those before it, so the parts telescope to the step:
 
     stages alike, no messages            compute + start + gaps + end
+    rules of the table among usual ops   + rules
     microbatches as they are             + uneven microbatches
     stages as they are                   + imbalance
     messages that use no resource        + messages
@@ -13,6 +14,7 @@ long as the step grows when that reason joins those before it, so the parts tele
 Only the two kinds of unevenness can be negative: a schedule may run faster on stages that differ.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -43,6 +45,7 @@ WAITS: Mapping[str, tuple[str, ...]] = {
 
 
 LANE = "lane "  # of parts that are a table's own
+RULES = "rules"  # likewise
 
 
 @short_repr
@@ -50,7 +53,8 @@ class Part(NamedTuple):
     """A part of a step.
 
     Attributes:
-      name: compute, start, gaps, end, uneven microbatches, imbalance, one of `WAITS`, or a lane.
+      name: compute, start, gaps, end, uneven microbatches, imbalance, one of `WAITS`, rules of the
+        table among usual ops, or a lane.
       seconds: how long the step is because of it [s].
       of: what it is of, in words.
 
@@ -77,6 +81,12 @@ MEANING: Mapping[str, str] = {
     "sharding": "weights gathered, gradients reduced",
     "exchange": "all-reduce of gradients",
     "update": "optimizer",
+    RULES: "ops that wait by rules of the table",
+}
+FORWARD_MEANING: Mapping[str, str] = {  # of a table without backwards
+    "start": "idle before a worker's first forward, stages alike",
+    "gaps": "idle between its forwards",
+    "end": "idle after its last forward",
 }
 
 
@@ -106,9 +116,19 @@ def step_parts(evaluation: Evaluation) -> list[Part]:
     """
     check_types(evaluation=(evaluation, Evaluation))
     found = dict(_telescoped(evaluation))
+    meaning = {**MEANING, **FORWARD_MEANING} if evaluation.table.grammar.forward_only else MEANING
     return [
-        Part(name, seconds, MEANING.get(name, f"ops on {name}")) for name, seconds in found.items()
+        Part(name, seconds, meaning.get(name, f"ops on {name}")) for name, seconds in found.items()
     ]
+
+
+def without_rules(table: ScheduleTable) -> ScheduleTable | None:
+    """Return a table without its rules among usual ops, which order no data; None without any."""
+    rules = table.grammar.rules
+    others = [rule for rule in rules if {rule.consumer, *rule.producers} - {*Phase}]
+    if len(others) == len(rules):
+        return None
+    return dataclasses.replace(table, grammar=dataclasses.replace(table.grammar, rules=others))
 
 
 def _telescoped(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
@@ -120,13 +140,18 @@ def _telescoped(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
 
     program, vector = lower_and_price(table, alone, free)
     compute = float(busy_times(program, vector).mean())
-    program, run = _run(table, stages_alike(alone, table, microbatches=True), free)
+    alike, bare = stages_alike(alone, table, microbatches=True), without_rules(table)
+    program, run = _run(bare or table, alike, free)
     total = float(run.finish.max())
     start, gaps = _idle_until_turns(table, program, run)
     yield "compute", compute
     yield "start", start
     yield "gaps", gaps
     yield "end", total - compute - start - gaps
+    if bare is not None:
+        longer = float(_run(table, alike, free)[1].finish.max())
+        yield RULES, longer - total
+        total = longer
     for name, each in _levels(evaluation, alone):
         longer = float(_run(table, *each)[1].finish.max())
         yield name, longer - total
@@ -135,6 +160,8 @@ def _telescoped(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
 
 def _idle_until_turns(table: ScheduleTable, program: Program, run: HostRun) -> tuple[float, float]:
     """Idle time of the mean worker before its first backward, and from there to its last forward.
+
+    Without backwards, before its first forward.
 
     Ops of a row run one after the other, so what is idle before an op is its start less the
     durations before it.
@@ -147,7 +174,7 @@ def _idle_until_turns(table: ScheduleTable, program: Program, run: HostRun) -> t
         for phases in (INPUT_GRADS, (Phase.F,))
     )
     slots = node.shape[1]
-    first = backward.argmax(axis=1)
+    first = (backward if backward.any() else forward).argmax(axis=1)
     last = np.where(forward.any(axis=1), slots - 1 - forward[:, ::-1].argmax(axis=1), 0)
     workers = np.arange(len(node))
     start = idle[workers, first]  # of a row without backwards 0: all of its idle time is the end

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation, busy_times
-from pipejax.analysis.step.step_parts import LANE, step_parts
+from pipejax.analysis.step.step_parts import LANE, RULES, step_parts
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs
@@ -148,7 +148,7 @@ def breakdown(evaluation: Evaluation, workload: Workload, system: System) -> dic
             f"{evaluation.schedule} was not priced by this workload and system: evaluate it with "
             "the costs that stage_costs gives for them"
         )
-    lanes = {name: seconds for name, seconds in parts.items() if name.startswith(LANE)}
+    lanes = {name: seconds for name, seconds in parts.items() if name.startswith((LANE, RULES))}
     return found | {name: sum(parts[own] for own in of) for name, of in WAITS.items()} | lanes
 
 

@@ -26,21 +26,13 @@ if TYPE_CHECKING:
 
 
 # options that say something of this command alone
-OWN = (
-    "memory_limit",
-    "stage_layers",
-    "schedules",
-    "search",
-    "out",
-    "write_tables",
-    "force",
-    "format",
-    "json",
-    "config",
-)
+CHOICE = ("memory_limit", "stage_layers", "schedules", "search")  # of remedies
+OWN = (*CHOICE, "out", "write_tables", "force", "format", "json", "config")
 OF_LINKS = ("link", "posting", "shared_links", "pair_links", "eager_below")
 # options that say which table it is
 OF_TABLE = ("schedule", "workers", "microbatches", *ScheduleSettings._fields)
+MADE_BY = ("order", "optimise", "rules")  # ways to a table that no option of `evaluate` gives
+TABLES = Path("tables")  # of remedies, unless they are written
 FOUND = "better.csv"  # of what a search finds, unless tables are written
 LONGEST = 40  # letters of what a file's name says of its table
 # causes that another schedule is held against: nothing is undone
@@ -71,8 +63,13 @@ def write_tables_of(draft: Path, found: "Explanation", files: Mapping[int, Path]
         write_file(draft / path.name, text)
 
 
-def command_of(remedy: "Remedy", first: "Setup", line: Line, table: Path | None = None) -> str:
-    """The command that repeats a remedy, whose table is in a file if nothing else builds it."""
+def command_of(
+    remedy: "Remedy", first: "Setup", line: Line, table: Path | None, written: Path | None
+) -> str:
+    """The command that repeats a remedy, whose table is in a file if nothing else builds it.
+
+    A table with other rules is built by no option: `explain` writes it first, to `written`.
+    """
     setup = remedy.setup
     changes = dict(setup.options)
     called = "evaluate"
@@ -86,7 +83,12 @@ def command_of(remedy: "Remedy", first: "Setup", line: Line, table: Path | None 
     given = setup.source.microbatches.order if isinstance(setup.source, Pricing) else None
     if given is not None and setup.order:  # the order found is one of the order given
         changes["microbatch_order"] = ",".join(str(given[k]) for k in setup.order)
-    searched = {name: changes.pop(name) for name in ("order", "optimise") if name in changes}
+    searched = {name: changes.pop(name) for name in MADE_BY if name in changes}
+    if "rules" in searched and table is None and written is not None:
+        own = tuple(name for name in OWN if name not in CHOICE)
+        tables = line.command("explain", {"write_tables": str(written.parent)}, own)
+        from_file = {**changes, **dict.fromkeys(OF_TABLE), "table": str(written)}
+        return f"{tables} && {line.command('evaluate', from_file, OWN)}"
     from_file = {**changes, **dict.fromkeys(OF_TABLE), "table": str(table or FOUND)}
     if searched and table is not None:
         changes = from_file
@@ -114,11 +116,11 @@ def remedies_json(
     found: "Explanation", line: Line, files: Mapping[int, Path]
 ) -> list[dict[str, Any]]:
     """Remedies with their commands; tables of some are in files."""
-    first = found.memory.begin
+    first, written = found.memory.begin, dict(tables_of(found, TABLES))
     return [
         {
             "what": remedy.what,
-            "command": command_of(remedy, first, line, files.get(number)),
+            "command": command_of(remedy, first, line, files.get(number), written.get(number)),
             "saves": remedy.saves,
             "step_time": remedy.step_time,
             "assumes": "; ".join(remedy.assumes),

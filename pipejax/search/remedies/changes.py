@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.analysis.step.faults import ENOUGH, slowest_place
-from pipejax.analysis.step.step_parts import SHARDING
+from pipejax.analysis.step.step_parts import SHARDING, without_rules
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS
@@ -271,6 +272,46 @@ def orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
             options={**setup.options, "order": str(STEPS)},
         ),
     )
+
+
+def in_flight(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """More requests at once, where forwards wait for those of earlier microbatches: a ring.
+
+    The rules then reach so much further back: 0F4 <- 3F0 in place of 0F3 <- 3F0.
+    """
+    table, bare = setup.table, without_rules(setup.table)
+    if not table.grammar.forward_only or bare is None or table.grammar.slices > 1:
+        return
+    others = bare.grammar.rules
+    waits = [rule for rule in table.grammar.rules if rule not in others]
+    # (rule, microbatch that it waits for, how many microbatches it lies back); 0 of what names none
+    ends = [
+        (rule, before := rule.producer_microbatch or 0, (rule.consumer_microbatch or 0) - before)
+        for rule in waits
+    ]
+    now = min(back for _, _, back in ends)
+    if now < 1:
+        return
+    for more in range(1, table.num_microbatches):
+        further = [
+            rule._replace(producer_microbatch=before - more)
+            for rule, before, _ in ends
+            if before >= more
+        ]
+        grammar = dataclasses.replace(table.grammar, rules=(*others, *further))
+        try:
+            other = dataclasses.replace(table, grammar=grammar)
+        except ScheduleError:  # of rows in another order these rules go round in a circle
+            return
+        found = dataclasses.replace(
+            setup,
+            table=other,
+            options={**setup.options, "rules": ""},
+            assumes=(*setup.assumes, "there are more requests, and room for their keys and values"),
+        )
+        yield f"{now + more} requests in flight in place of {now}", found
+        if not further or found.step_time <= evaluate(bare, setup.costs, link=setup.links).makespan:
+            return
 
 
 def settings(setup: Setup) -> Iterator[tuple[str, Setup]]:

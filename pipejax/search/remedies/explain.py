@@ -50,6 +50,7 @@ KINDS: Mapping[str, Changes] = {
     "places": changes.places,
     "order": changes.microbatch_orders,
     "messages": changes.orders,
+    "in flight": changes.in_flight,
 }
 COMBINED = ("schedule", "settings", "microbatches", "layers", "places", "order", "messages")
 SMALLER_FIRST = (
@@ -58,7 +59,7 @@ SMALLER_FIRST = (
     *(kind for kind in COMBINED[1:] if kind != "microbatches"),
 )
 SEARCHES: Mapping[str, Changes] = {"optimise": optimised, "layout": layouts}
-ONE_OF = ("schedule", "microbatches", "layers")  # of these only the best is told
+ONE_OF = ("schedule", "microbatches", "layers", "in flight")  # of these only the best is told
 
 
 @short_repr
