@@ -24,15 +24,25 @@ def table_of(workers, count, prompts=1):
     )
 
 
-def first_token(cuts, workers, fixed, per_token, per_pair, latency=0.0, transmit_per_token=0.0):
+def first_token(
+    cuts,
+    workers,
+    fixed,
+    per_token,
+    per_pair,
+    per_prefix_token=0.0,
+    latency=0.0,
+    transmit_per_token=0.0,
+):
     """When the last stage ends the last chunk, of many cuts (cuts, chunks)."""
     cuts = np.asarray(cuts, float)
-    a, b, c = (np.broadcast_to(x, workers) for x in (fixed, per_token, per_pair))
+    times = fixed, per_token, per_pair, per_prefix_token
+    a, b, c, g = (np.broadcast_to(x, workers) for x in times)
     ends, before = np.zeros((len(cuts), workers)), np.zeros(len(cuts))
     for n in cuts.T:
         comes = np.zeros(len(cuts))
         for s in range(workers):
-            lasts = a[s] + b[s] * n + c[s] * (n * before + n**2 / 2)
+            lasts = a[s] + b[s] * n + c[s] * (n * before + n**2 / 2) + g[s] * before
             ends[:, s] = comes = np.maximum(ends[:, s], comes) + lasts
             comes = comes + latency + transmit_per_token * n
         before = before + n
@@ -46,7 +56,7 @@ def random_cuts(rng, tokens, count):
 
 
 def drawn_times(rng, workers, kind):
-    """Like stages, unlike ones, and both with messages."""
+    """Like stages, unlike ones, both with messages, and both with prefixes that are read again."""
     each = workers if kind % 2 else None
     times = {
         "fixed": 1e-3 * rng.uniform(0, 3, each),
@@ -55,10 +65,12 @@ def drawn_times(rng, workers, kind):
     }
     if kind >= 2:
         times |= {"latency": 1e-4 * rng.uniform(), "transmit_per_token": 1e-6 * rng.uniform(0, 3)}
+    if kind >= 4:
+        times |= {"per_prefix_token": 1e-6 * rng.uniform(0, 3, each)}
     return times
 
 
-@pytest.mark.parametrize("kind", range(4))
+@pytest.mark.parametrize("kind", range(6))
 def test_no_random_cut_is_shorter(kind):
     """Five of each kind: at least as short as the best of ten thousand."""
     rng = np.random.default_rng(kind)
@@ -76,7 +88,7 @@ def test_no_random_cut_is_shorter(kind):
 
 def test_the_engine_runs_many_cuts_as_the_recurrence_does():
     rng = np.random.default_rng(0)
-    cuts, times = random_cuts(rng, 5000, 6)[:500], drawn_times(rng, 4, 3)
+    cuts, times = random_cuts(rng, 5000, 6)[:500], drawn_times(rng, 4, 5)
     costs = pj.costing.chunk_costs(cuts, 4, **times)
     found = pj.makespans(pj.lower(table_of(4, 6)), costs, batch_size=len(cuts))
     np.testing.assert_allclose(found, first_token(cuts, 4, **times), rtol=1e-12)
@@ -85,8 +97,9 @@ def test_the_engine_runs_many_cuts_as_the_recurrence_does():
 def test_the_slope_is_that_of_the_makespan():
     """By logarithms of sizes, of which only ratios count; off the kinks, where it jumps."""
     rng = np.random.default_rng(2)
-    times, points = drawn_times(rng, 4, 3), rng.normal(0, 0.3, (8, 6))
-    given = {name: times.pop(name) for name in ("fixed", "per_token", "per_pair")}
+    times, points = drawn_times(rng, 4, 5), rng.normal(0, 0.3, (8, 6))
+    work = ("fixed", "per_token", "per_pair", "per_prefix_token")
+    given = {name: times.pop(name) for name in work}
     search = _ChunkSearch(5000, 4, 1, given, times, pj.Links(), 0)
     search.program = pj.lower(table_of(4, 6))
     values, slopes = search._value_and_grad(points)
@@ -99,8 +112,10 @@ def test_all_cuts_of_a_short_prompt():
     """None of all is shorter than the bound; what is found is the best of all but for little."""
     rng = np.random.default_rng(1)
     cuts = [np.diff([0, *ends, 14]) for ends in itertools.combinations(range(1, 14), 5)]
-    for kind in range(4):
+    for kind in range(6):
         times = drawn_times(rng, 4, kind) | {"per_token": 1e-3, "per_pair": 3e-4}
+        if kind >= 4:
+            times["per_prefix_token"] = [0.0, 2e-4, 3e-3, 1e-4]
         best = first_token(cuts, 4, **times).min()
         found = pj.search.chunks(14, 4, num_chunks=6, **times)
         assert found.lower_bound <= best * (1 + 1e-12)
@@ -205,3 +220,108 @@ def test_prefill_times_of_sglang_from_two_numbers(data):
 def test_times_of_nothing_are_cut_too():
     found = pj.search.chunks(64, 3, fixed=0.0, per_token=0.0, per_pair=0.0, num_chunks=2)
     assert (found.value, found.stopped) == (0.0, "optimal")
+
+
+# the command, and prefixes that are read again
+
+
+COMMAND = "tune", "chunks", "--workers", 4
+KEYS = {"best", "value", "lower_bound", "gap", "baselines", "evaluated", "stopped"}
+
+
+def test_the_command_answers_as_all_searches_do(answer):
+    times = {"fixed": 2e-3, "per_token": 5e-6, "per_pair": 7e-10, "per_prefix_token": 1e-6}
+    given = "--prompt", 65_536, "--num-chunks", 6, "--stage-times", "a=2ms,b=5us,c=0.7ns,g=1us"
+    result = answer(*COMMAND, *given)
+    assert result.keys() >= KEYS
+    (own,) = first_token([result["best"]["sizes"]], 4, **times)
+    assert result["value"] == pytest.approx(own, rel=1e-12)
+    assert result["value"] <= min(result["baselines"].values())
+    assert result["best"]["ends"][-1] == 65_536
+    # of the second chunk: 2 ms + 5 us n + 0.7 ns (n p + n^2 / 2) + 1 us p
+    p, n = result["best"]["sizes"][:2]
+    second = 2e-3 + 5e-6 * n + 7e-10 * (n * p + n**2 / 2) + 1e-6 * p
+    assert result["best"]["seconds"][1] == pytest.approx(second)
+
+
+def test_all_chunks_are_equal_where_tokens_take_the_same(answer):
+    """With c = g = 0: 8 chunks of 8,192 tokens, (8 + 3) (1 ms + 81.92 ms) by hand."""
+    given = "--prompt", 65_536, "--num-chunks", 8, "--stage-times", "a=1ms,b=10us"
+    result = answer(*COMMAND, *given)
+    assert result["best"]["sizes"] == [8192] * 8
+    assert result["value"] == pytest.approx(11 * 82.92e-3)
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_chunks_that_last_alike_end_at_roots(count, answer):
+    """With a = b = g = 0 tokens up to L take c L^2 / 2, so the k-th of n ends at N sqrt(k / n)."""
+    given = "--prompt", 65_536, "--num-chunks", count, "--stage-times", "c=1ns"
+    result = answer(*COMMAND, *given)
+    ends = 65_536 * np.sqrt(np.arange(1, count + 1) / count)
+    np.testing.assert_allclose(result["best"]["ends"], ends, atol=2)
+
+
+def test_a_prefix_that_is_read_again_makes_chunks_fewer():
+    """By hand, b = 1 and g = 1 of 4 tokens on one worker: each cut adds the tokens before it."""
+    times = {"per_token": 1.0, "per_pair": 0.0, "per_prefix_token": 1.0}
+    whole = pj.search.chunks(4, 1, **times)
+    assert (whole.best.sizes, whole.value, whole.gap) == ((4,), 4.0, 0.0)
+    # two chunks: the second reads 1 token at least
+    assert pj.search.chunks(4, 1, num_chunks=2, **times).value == 5.0
+    # three: 1 + 2
+    assert pj.search.chunks(4, 1, num_chunks=3, **times).value == 7.0
+
+
+def test_chunks_last_alike_with_a_prefix_too():
+    times = {"fixed": 1e-3, "per_token": 1e-5, "per_pair": 5e-9, "per_prefix_token": 2e-6}
+    found = pj.search.chunks(100_000, 4, num_chunks=6, **times)
+    seconds = found.best.costs.forward[0]
+    assert found.value == pytest.approx(found.baselines["equal times"], rel=1e-4)
+    assert seconds.max() / seconds.min() < 1.001
+
+
+def test_the_bound_of_prefixes_holds():
+    """Against all cuts into any number of chunks."""
+    rng = np.random.default_rng(5)
+    for _ in range(10):
+        times = {
+            "fixed": rng.uniform(0, 1),
+            "per_token": rng.uniform(0, 1, 3),
+            "per_pair": rng.uniform(0, 0.3, 3),
+            "per_prefix_token": rng.uniform(0, 1, 3),
+        }
+        for count in range(1, 7):
+            cuts = [
+                np.diff([0, *ends, 9]) for ends in itertools.combinations(range(1, 9), count - 1)
+            ]
+            best = first_token(cuts, 3, **times).min()
+            search = _ChunkSearch(
+                9, 3, 1, times, {"latency": 0.0, "transmit_per_token": 0.0}, pj.Links(), 0
+            )
+            assert search._bound(count) <= best * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--stage-times a=2ms,d=1us", "--stage-times: letter must be one of a, b, c, g"),
+        ("--stage-times a=2ms,a=1us", "must have each letter once"),
+        ("--stage-times b=-1", "--stage-times: b must be a finite number of at least 0"),
+        ("--stage-times F=1", "letter"),
+        ("--stage-times b=1 --num-chunks 200", "--num-chunks"),
+        ("--stage-times b=1 --transmit x", "--transmit"),
+    ],
+)
+def test_wrong_options_are_named(arguments, message, call):
+    code, _, err = call(*COMMAND, "--prompt", 128, *arguments.split())
+    assert code == 2
+    assert message in err.replace("\n", " ")
+
+
+def test_a_person_reads_the_time_and_the_chunks(call):
+    given = "--prompt", 4096, "--num-chunks", 4, "--stage-times", "a=1ms,b=10us,c=5ns"
+    code, out, _ = call(*COMMAND, *given)
+    assert code == 0
+    assert out.startswith("4096 tokens in 4 chunks on 4 workers: 152.1 ms until the first token")
+    assert "equal sizes" in out
+    assert "1506" in out

@@ -42,6 +42,8 @@ COMMANDS = {
     "robin.",
     "tune lookahead": "Search how far ahead each worker gathers sharded weights, and of how many "
     "stages at once.",
+    "tune chunks": "Cut a prompt into the chunks whose first token comes soonest, one stage on "
+    "each worker.",
     "tune layers": "Split a model into the stages that make the step shortest, for Megatron and "
     "torchtitan.",
     "plan": "Find the layout of a training job that takes the shortest step, among all that fit.",
@@ -76,7 +78,7 @@ QUESTIONS = {
     ),
     "Explain and improve": (
         *("explain", "sensitivity", "tune", "tune messages", "tune microbatches", "tune places"),
-        *("tune lookahead", "tune layers", "optimize"),
+        *("tune lookahead", "tune chunks", "tune layers", "optimize"),
     ),
     "Design a job or a machine": ("plan", "sweep run", "sweep show"),
     "Measure and check": ("trace", "run", "calibrate", "validate", "verify"),
@@ -100,6 +102,7 @@ PLACES = {  # modules and functions of commands that have other names
     "tune microbatches": ("tune_orders", "microbatches"),
     "tune places": ("tune_orders", "places"),
     "tune lookahead": ("tune_lookahead", "lookahead"),
+    "tune chunks": ("tune_chunks", "chunks"),
     "tune layers": ("tune_layers", "layers"),
     "sweep show": ("sweep_show", "sweep_show"),
 }

@@ -1,8 +1,9 @@
 """Times of a prompt in chunks: later tokens attend to more, so a chunk costs what is before it.
 
-A chunk of n tokens behind p tokens takes a + b n + c (n p + n^2 / 2): what any chunk takes, what
-each token takes, and what each pair of a token and one that it attends to takes. What all chunks
-take beyond a each does not depend on where a prompt is cut.
+A chunk of n tokens behind p tokens takes a + b n + c (n p + n^2 / 2) + g p: what any chunk takes,
+what each token takes, what each pair of a token and one that it attends to takes, and what each
+token of the prefix takes that is read or rebuilt. With g = 0, what all chunks take beyond a each
+does not depend on where a prompt is cut.
 """
 
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ def chunk_costs(
     fixed: PerStage = 0.0,
     per_token: PerStage,
     per_pair: PerStage,
+    per_prefix_token: PerStage = 0.0,
     latency: float = 0.0,
     transmit_per_token: float = 0.0,
 ) -> Costs:
@@ -37,6 +39,7 @@ def chunk_costs(
       fixed: a, of any chunk, a number or one for each stage [s].
       per_token: b, of each token [s].
       per_pair: c, of each pair of a token and one before it [s].
+      per_prefix_token: g, of each token before the chunk, which is read or rebuilt [s].
       latency: of a message [s].
       transmit_per_token: of a message, by tokens of its chunk [s].
 
@@ -55,7 +58,8 @@ def chunk_costs(
       >>> round(pj.evaluate(table, costs).makespan, 3)  # one stage after another for the longest
       3.375
     """
-    own = checked_times(num_stages, fixed=fixed, per_token=per_token, per_pair=per_pair)
+    work = {"fixed": fixed, "per_token": per_token, "per_pair": per_pair}
+    own = checked_times(num_stages, **work, per_prefix_token=per_prefix_token)
     whole = checked_times(1, latency=latency, transmit_per_token=transmit_per_token)
     return Costs(
         forward=seconds_of(_array(sizes), *own),
@@ -81,12 +85,13 @@ def checked_times(count: int, **times: PerStage) -> list[Float[NumpyArray, " sta
     return found
 
 
-def seconds_of(sizes: Any, fixed: Any, per_token: Any, per_pair: Any) -> Any:
+def seconds_of(sizes: Any, fixed: Any, per_token: Any, per_pair: Any, per_prefix: Any) -> Any:
     """Seconds (..., stages, chunks) of chunks (..., chunks) on stages whose times are (stages)."""
     before = xp.cumsum(sizes, axis=-1) - sizes
     pairs = sizes * (before + sizes / 2)
-    a, b, c = (time[:, None] for time in (fixed, per_token, per_pair))
-    return a + b * sizes[..., None, :] + c * pairs[..., None, :]
+    a, b, c, g = (time[:, None] for time in (fixed, per_token, per_pair, per_prefix))
+    of_tokens = b * sizes[..., None, :] + g * before[..., None, :]
+    return a + of_tokens + c * pairs[..., None, :]
 
 
 def sent(sizes: Any, per_token: float, num_stages: int) -> Any:

@@ -41,11 +41,11 @@ PARTS = {  # of an accelerator: the word of --prices, and what its quantity is s
     "network": (1e9, "GB/s"),
     "capacity": (1e9, "GB"),
 }
-ORDERS = ("messages", "microbatches", "places", "lookahead")
+ORDERS = ("messages", "microbatches", "places", "lookahead", "chunks")
 SETTINGS = ("size", "layers", "recompute", "system")  # of a model on a system
 WHAT = """Size of a microbatch, recompute (layers of each stage), system (how to spend --budget), or
 several as size,layers. With options of their own: layers alone, messages, microbatches, places,
-lookahead."""
+lookahead, chunks."""
 EXAMPLE = "peak=20,memory=2,node=10,network=50,capacity=20"
 
 

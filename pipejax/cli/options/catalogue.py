@@ -125,6 +125,9 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "schedule_options": OptionRecord(
             RULES, "options that have no flag of their own, as variant=1"
         ),
+        "prompt": _often(COUNT, "tokens of a prompt", argument="tokens"),
+        "num_chunks": OptionRecord(COUNT, "chunks that the prompt is cut into"),
+        "multiple": OptionRecord(COUNT, "tokens that the size of a chunk is a multiple of"),
         "slots": OptionRecord(RULES, "slot durations the table is drawn with, as F=1,B=2"),
         "planned_comm": OptionRecord(
             NUMBER, "its order is made for messages of so many slots", argument="transfer"
@@ -384,6 +387,10 @@ OTHER_NAMES = {"--plot": "--figure"}  # that people try, and what they mean
 # the file it writes; a file to begin with is from another one; a plan says how many pipelines a job
 # has; what a runtime trains has microbatches, and its gradients are equal or not
 EXCEPTIONS = {
+    ("chunks", "stage_times"): OptionRecord(
+        TIMES, "times of a chunk, as a=2ms,b=5us,c=0.7ns,g=1ns", "T", frequent=True
+    ),
+    ("chunks", "transmit"): OptionRecord(TIME, "transmit time of a message, by token"),
     ("export", "format"): OptionRecord(NAME, "|".join(FORMATS), "f", True, (*FORMATS,)),
     ("init", "from_"): OptionRecord(FILE, "what is read: a config.json, or Megatron's log"),
     ("plan", "minibatch"): OptionRecord(COUNT, "sequences per step of the whole job"),

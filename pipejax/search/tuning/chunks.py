@@ -6,11 +6,13 @@ number of chunks the gradient of the step time, which the engine knows, moves th
 starts at once; then tokens are whole, and go from chunk to chunk as long as that helps.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.optimize import brentq
 
 from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
@@ -29,6 +31,7 @@ from pipejax.search.tuning.descent import Points, descend
 
 MOST_CHUNKS = 64  # where nothing says how many
 STARTS, STEPS, ROUNDS = 16, 60, 400  # of a descent; rounds in which whole tokens move
+TINY = 1e-6  # tokens of a chunk, at least, whose logarithm a descent moves
 Cuts = Int[NumpyArray, "cuts chunks"]
 
 
@@ -54,6 +57,7 @@ def chunks(
     fixed: PerStage = 0.0,
     per_token: PerStage,
     per_pair: PerStage,
+    per_prefix_token: PerStage = 0.0,
     latency: float = 0.0,
     transmit_per_token: float = 0.0,
     num_chunks: int | None = None,
@@ -65,8 +69,8 @@ def chunks(
 ) -> Found[PromptChunks]:
     """Search the cut of a prompt whose first token comes soonest.
 
-    A chunk of n tokens behind p tokens takes a + b n + c (n p + n^2 / 2) on each stage. Numbers of
-    chunks are tried in the order of their bounds, until no other can save a thousandth.
+    A chunk of n tokens behind p tokens takes a + b n + c (n p + n^2 / 2) + g p on each stage.
+    Numbers of chunks are tried in the order of their bounds, until no other can save a thousandth.
 
     Args:
       tokens: of the prompt.
@@ -74,6 +78,7 @@ def chunks(
       fixed: a, of any chunk, a number or one for each worker [s].
       per_token: b, of each token [s].
       per_pair: c, of each pair of a token and one before it [s].
+      per_prefix_token: g, of each token before the chunk, which is read or rebuilt [s].
       latency: of a message [s].
       transmit_per_token: of a message, by tokens of its chunk [s].
       num_chunks: K; from 1 to 64 if None.
@@ -111,6 +116,7 @@ def chunks(
             "num_chunks",
         )
     given: dict[str, Any] = {"fixed": fixed, "per_token": per_token, "per_pair": per_pair}
+    given["per_prefix_token"] = per_prefix_token
     messages = {"latency": latency, "transmit_per_token": transmit_per_token}
     search = _ChunkSearch(tokens, num_workers, multiple, given, messages, Links.of(link), seed)
     asked = range(1, min(most, MOST_CHUNKS) + 1) if num_chunks is None else [num_chunks]
@@ -168,14 +174,32 @@ class _ChunkSearch:
         between: the mean of these ways over all chunks. And each stage computes all chunks, while
         another one computes nothing of the first or of the last.
         """
-        a, b, c = self.times
-        whole = count * a + b * self.tokens + c * self.tokens**2 / 2  # of each stage
+        a, b, c, _ = self.times
+        whole = count * a + b * self.tokens + c * self.tokens**2 / 2  # of each stage, without g
         hops = self.num_workers - 1
         least = count * a.min() + b.min() * self.tokens + c.min() * self.tokens**2 / 2
         mean = (1 - 1 / count) * least + whole.sum() / count
         mean += hops * (self.latency + self.rate * self.tokens / count)
         busy = (whole - a).max() + a.sum() + (hops * self.latency)
-        return float(max(mean, busy))
+        return float(max(mean, busy, self._prefix_bound(count)))
+
+    def _prefix_bound(self, count: int) -> float:
+        """Bound a cut by its longest chunk, which passes all stages, and by its prefixes.
+
+        With h(L) = b L + c L^2 / 2, whose growth over a chunk is at most t, the prefixes before all
+        chunks have (integral of L dh) / t - N tokens or more: over a chunk L exceeds its prefix by
+        no more than its n tokens, so the integral by no more than n t.
+        """
+        a, b, c, g = (time.min() for time in self.times)
+        whole = b * self.tokens + c * self.tokens**2 / 2
+        integral = b * self.tokens**2 / 2 + c * self.tokens**3 / 3
+        hops = self.num_workers - 1
+        # g (integral / t - N) + (P - 1) t is least here; beyond integral / N only t counts
+        least = math.sqrt(g * integral / hops) if hops else math.inf
+        longest = min(max(min(least, integral / self.tokens), whole / count), whole)
+        prefixes = max(integral / longest - self.tokens, 0.0) if longest > 0 else 0.0
+        ends = self.times[0].sum() - a + hops * (longest + self.latency)
+        return float(count * a + whole + g * prefixes + ends)
 
     def _cut(self, count: int) -> None:
         """Find the best cut into so many chunks."""
@@ -203,14 +227,24 @@ class _ChunkSearch:
             self.value = evaluate(table, own, link=self.links).makespan
 
     def _alike(self, count: int) -> Float[NumpyArray, " chunks"]:
-        """Sizes of chunks that last alike: where b L + c L^2 / 2 has grown by a K-th of it all."""
-        _, b, c = (time.mean() for time in self.times)
-        upto = np.arange(1, count + 1) / count * (b * self.tokens + c * self.tokens**2 / 2)
-        if not upto[-1] > 0:
+        """Sizes of chunks that last alike, so long that the last one ends the prompt."""
+        _, b, c, g = (float(time.mean()) for time in self.times)
+        if not b + c > 0:
             return np.full(count, self.tokens / count)
-        # the stable root of c L^2 / 2 + b L = upto
-        ends = 2 * upto / (b + np.sqrt(b**2 + 2 * c * upto))
-        return np.diff(ends, prepend=0.0)
+
+        def sizes(seconds: float) -> Float[NumpyArray, " chunks"]:
+            found = np.zeros(count)
+            for chunk in range(count):
+                before = found.sum()
+                slope, lasts = b + c * before, max(seconds - g * before, 0.0)
+                # the stable root of c n^2 / 2 + (b + c p) n = lasts
+                root = slope + math.sqrt(slope**2 + 2 * c * lasts)
+                found[chunk] = max(2 * lasts / root if root > 0 else 0.0, TINY)
+            return found
+
+        whole = b * self.tokens + c * self.tokens**2 / 2
+        excess = lambda share: sizes(share * whole).sum() - self.tokens  # noqa: E731
+        return sizes(brentq(excess, 0.0, 2.0, xtol=1e-14) * whole)
 
     def _sizes(self, points: Points) -> Float[NumpyArray, "starts chunks"]:
         """Sizes (starts, chunks) whose logarithms points are, but for their sum."""
@@ -225,12 +259,13 @@ class _ChunkSearch:
         The engine says how a makespan grows with each time; what is left is how times grow with
         sizes, of a chunk itself and of those behind it, and sizes with their logarithms.
         """
-        sizes, (_, b, c) = self._sizes(points), self.times
+        sizes, (_, b, c, g) = self._sizes(points), self.times
         costs = chunk_costs(sizes, self.num_workers, **self.given)
         values, counts = makespans_and_grad(self.program, costs, batch_size=len(sizes))
         of_op, of_message = np.asarray(counts.forward), np.asarray(counts.transmit)
         met = np.einsum("nsk,s->nk", of_op, c)
-        behind = np.cumsum((met * sizes)[:, ::-1], axis=1)[:, ::-1] - met * sizes
+        later = met * sizes + np.einsum("nsk,s->nk", of_op, g)
+        behind = np.cumsum(later[:, ::-1], axis=1)[:, ::-1] - later
         slope = np.einsum("nsk,s->nk", of_op, b) + met * np.cumsum(sizes, axis=1) + behind
         slope += self.rate * of_message.sum(axis=(1, 2, 3))
         shares = sizes / self.tokens

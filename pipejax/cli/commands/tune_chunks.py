@@ -1,0 +1,105 @@
+"""`pipejax tune chunks`: where to cut a long prompt, so that its first token comes soonest."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+import pipejax as pj
+from pipejax.base.checks import one_of
+from pipejax.cli.commands.tune_orders import proof
+from pipejax.cli.options.values import Count, CountIfGiven, Seed, Text, TimeLimit, parse_seconds
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.numbers import percent, seconds
+from pipejax.cli.output.progress import progress
+from pipejax.cli.output.report import FOUND, grid, pick
+
+LETTERS: Mapping[str, str] = {  # of --stage-times: arguments of `pj.search.chunks`
+    "a": "fixed",
+    "b": "per_token",
+    "c": "per_pair",
+    "g": "per_prefix_token",
+}
+
+
+def chunks(
+    links: pj.Links,
+    prompt: Count,
+    stage_times: str,
+    workers: Count = 8,
+    num_chunks: CountIfGiven = None,
+    multiple: Count = 1,
+    latency: Text = None,
+    transmit: Text = None,
+    seed: Seed = 0,
+    time_limit: TimeLimit = "60",
+) -> Answer:
+    """Cut a prompt into the chunks whose first token comes soonest, one stage on each worker.
+
+    A chunk of n tokens behind p tokens takes a + b n + c (n p + n^2 / 2) + g p on each stage.
+
+    Options:
+      stage_times: a of any chunk, b of each token, c of each pair of a token and one before it, g
+        of each token of the prefix that is read or rebuilt; 0 if not given.
+      num_chunks: the best number from 1 to 64 if not given.
+      multiple: but for the last one.
+
+    Example:
+      pipejax tune chunks -P 4 --prompt 65536 -T a=2ms,b=5us,c=0.7ns
+    """
+    with progress("cutting", None) as bar:
+        found = pj.search.chunks(
+            prompt,
+            workers,
+            **_parse_times(stage_times),
+            latency=0.0 if latency is None else parse_seconds(latency, "--latency"),
+            transmit_per_token=0.0 if transmit is None else parse_seconds(transmit, "--transmit"),
+            num_chunks=num_chunks,
+            multiple=multiple,
+            link=links,
+            seed=seed,
+            time_limit=parse_seconds(time_limit, "--time-limit"),
+            on_progress=bar.tell,
+        )
+    sizes = found.best.sizes
+    best = {
+        "sizes": sizes,
+        "ends": np.cumsum(sizes).tolist(),
+        "seconds": np.asarray(found.best.costs.forward)[0].tolist(),
+    }
+    result = {"workers": workers, "prompt": prompt, "link": links.model, "best": best}
+    return Answer(result | pick(found, FOUND), _said(result, found))
+
+
+def _parse_times(text: str) -> dict[str, Any]:
+    """Read times such as a=2ms,b=5us,c=0.7ns; those of other letters are 0."""
+    times = dict.fromkeys(LETTERS.values(), 0.0)
+    letters = []
+    for entry in text.split(","):
+        letter, _, value = (part.strip() for part in entry.partition("="))
+        letters.append(one_of(letter, tuple(LETTERS), "--stage-times: letter"))
+        times[LETTERS[letter]] = parse_seconds(value, f"--stage-times: {letter}")
+    if len({*letters}) < len(letters):
+        raise ValueError(f"--stage-times must have each letter once, got {text!r}")
+    return times
+
+
+def _said(result: Mapping[str, Any], found: "pj.results.Found[Any]") -> Iterator[object]:
+    """Say how it compares with others, and what each chunk takes."""
+    best = result["best"]
+    yield (
+        f"{result['prompt']} tokens in {len(best['sizes'])} chunks on {result['workers']} workers: "
+        f"[bold]{seconds(found.value)}[/] until the first token"
+    )
+    yield from proof(found, "other cut", "cuts")
+    times = {"found": found.value, **found.baselines}
+    saved = [percent(1 - found.value / (time or 1.0)) for time in times.values()]
+    shown = [seconds(time or 0.0) for time in times.values()]
+    yield grid([("chunks", times), ("first token", shown), ("found saves", saved)])
+    columns: list[tuple[str, Any]] = [
+        ("chunk", range(len(best["sizes"]))),
+        ("tokens", best["sizes"]),
+        ("ends at", best["ends"]),
+        ("on the first stage", map(seconds, best["seconds"])),
+    ]
+    yield grid(columns)
