@@ -20,13 +20,14 @@ LETTERS: Mapping[str, str] = {  # of --stage-times: arguments of `pj.search.chun
     "c": "per_pair",
     "g": "per_prefix_token",
 }
+TIMES = "a=2ms,b=5us,c=0.7ns"
 
 
 def chunks(
     links: pj.Links,
     prompt: Count,
-    stage_times: str,
-    workers: Count = 8,
+    stage_times: Text = None,
+    workers: CountIfGiven = None,
     num_chunks: CountIfGiven = None,
     multiple: Count = 1,
     latency: Text = None,
@@ -47,6 +48,8 @@ def chunks(
     Example:
       pipejax tune chunks -P 4 --prompt 65536 -T a=2ms,b=5us,c=0.7ns
     """
+    if workers is None or stage_times is None:
+        raise ValueError(f"tune chunks needs --workers P and --stage-times {TIMES}")
     with progress("cutting", None) as bar:
         found = pj.search.chunks(
             prompt,

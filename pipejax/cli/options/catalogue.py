@@ -436,7 +436,7 @@ def record(name: str, command: str = "") -> OptionRecord:
       LookupError: if it is not declared here.
     """
     try:
-        return EXCEPTIONS.get((command, name)) or CATALOGUE[name]
+        return EXCEPTIONS.get((command.removeprefix("tune "), name)) or CATALOGUE[name]
     except KeyError:
         raise LookupError(f"option {name!r} has no record in {__name__}") from None
 
