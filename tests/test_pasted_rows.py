@@ -84,6 +84,32 @@ def test_lines_that_are_steps(form, tmp_path):
     assert notices == ["rows: its 6 lines are read as steps, its 2 columns as ranks"]
 
 
+@pytest.mark.parametrize("schedule", ["dualpipe-v", "1f1b", "zb-h1"])
+@pytest.mark.parametrize("workers", [4, 12])
+def test_step_views_of_whole_schedules(schedule, workers, tmp_path):
+    """As PyTorch pads them: columns as wide as their widest cell and the label of a step."""
+    table = pj.schedules.build(schedule, num_workers=workers, num_microbatches=24)
+    rows = [[table.grammar.text(cell) for cell in row] for row in table.rows()]
+    digits = len(str(table.num_slots - 1))
+    steps = [f"Step {step:0{digits}}" for step in range(table.num_slots)]
+    widths = [max(len(steps[0]), *map(len, row)) for row in rows]
+    lines = [[f"Rank {rank}" for rank in range(workers)], *zip(*rows, strict=True)]
+    text = "\n".join(
+        label + " ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True))
+        for label, line in zip(
+            [" " * (len(steps[0]) + 2), *(f"{step}: " for step in steps)], lines, strict=True
+        )
+    )
+    for form in (text, text.strip(), str(table)):  # a table prints itself as rows of dots and ops
+        path = tmp_path / "steps.csv"
+        path.write_text(form)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ReadingNotice)
+            result = pj.read_table(path)
+        cells = [[cell for cell in row if cell] for row in result.rows()]
+        assert cells == [[cell for cell in row if cell] for row in table.rows()]
+
+
 def test_pairs_between_blanks_and_in_lists(tmp_path):
     """By hand: 0F0, 0F1, a pair of 0F2 and 0B0, 0B1, 0B2: 1 + 1 + (1 + 2) + 2 + 2 s."""
     for text in (

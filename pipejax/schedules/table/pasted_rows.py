@@ -4,6 +4,7 @@ Lists in brackets, lines behind "Rank 0:", cells between bars, semicolons, tabs 
 line for each step under "Rank 0  Rank 1" become the rows that a CSV holds.
 """
 
+import itertools
 import re
 
 from pipejax.schedules.cells.ops import ScheduleError
@@ -16,7 +17,7 @@ _IDLE = {"", ".", "-", "--", "_", "none", "null", "nan", "idle"}
 _RANK = "(?:pp)?[ _-]*(?:rank|worker|device|gpu|stage)[ _#-]*"
 _STEP = "(?:time[ _-]*)?(?:step|slot|time|tick|clock|t)[ _#-]*"
 _LABEL = re.compile(
-    rf"\s*(?:({_RANK})|({_STEP})|#)?(\d+)(?:\s*[:=]+(?:\s*\|)?|\s*[|,;\t]|\s+|$)", re.I
+    rf"^\s*(?:({_RANK})|({_STEP})|#)?(\d+)(?:\s*[:=]+(?:\s*\|)?|\s*[|,;\t]|\s+|$)", re.I
 )
 _OP = re.compile(r"\b\d+[A-Z_]+\d*\b")
 # a letter of a lane (@net), a dot of a slice (2F0.1) and a semicolon of a pair belong to a CSV
@@ -55,14 +56,18 @@ def split_rows(text: str) -> tuple[list[list[str]], str]:
         if not (label or _OP.search(line)):
             raise ScheduleError(f"{line.strip()[:40]!r} holds no op{FORMS}")
     is_steps = _has_rank_columns(head) or any(label and label[2] for label in labels)
-    what, numbers = "steps" if is_steps else "ranks", [int(label[3]) for label in labels if label]
-    order = _check_numbers(numbers, len(lines), what) if numbers else [*range(len(lines))]
-    starts = [label.end() if label else 0 for label in labels]
-    mark = _mark("\n".join(line[start:] for line, start in zip(lines, starts, strict=True)))
+    numbers = [int(label[3]) for label in labels if label] or [*range(len(lines))]
+    order = _places(numbers, len(lines), "steps" if is_steps else "ranks")
+    # blanks in place of labels keep what stands under a head where it is
+    lines = [_LABEL.sub(lambda label: " " * label.end(), line, count=1) for line in lines]
+    bodies = [re.sub(r"\|\s*$", "", line) for line in lines]
+    marks = (mark for mark in "|,;\t" if re.search(f"[{mark}]{_OUTSIDE_PAIR}", "\n".join(bodies)))
+    mark = next(marks, "")
+    cut = (f"[{mark}]" if mark else r"\s+") + _OUTSIDE_PAIR
     if is_steps and not mark:
-        rows = _under_heads(lines, starts, head)
+        rows = _under_heads(bodies, head)
     else:
-        rows = [_split(line[start:], mark) for line, start in zip(lines, starts, strict=True)]
+        rows = [[cell.strip() for cell in re.split(cut, body.strip(" "))] for body in bodies]
     rows = [["" if cell.lower() in _IDLE else cell for cell in rows[line]] for line in order]
     if not is_steps:
         return rows, ""
@@ -70,9 +75,8 @@ def split_rows(text: str) -> tuple[list[list[str]], str]:
         raise ScheduleError(f"steps must have a cell for each rank: write . for idle{FORMS}")
     columns = [*zip(*rows, strict=True)]
     ranks = [int(number) for number in re.findall(r"\d+", head)] or [*range(len(columns))]
-    order = _check_numbers(ranks, len(columns), "ranks")
     note = f"its {len(rows)} lines are read as steps, its {len(columns)} columns as ranks"
-    return [[*columns[rank]] for rank in order], note
+    return [[*columns[rank]] for rank in _places(ranks, len(columns), "ranks")], note
 
 
 def _list_lines(text: str) -> list[str]:
@@ -93,40 +97,24 @@ def _has_rank_columns(head: str) -> bool:
     return is_named or bool(re.match(rf"\W*{_STEP}(?![\w ])", head, re.I))
 
 
-def _check_numbers(numbers: list[int], count: int, what: str) -> list[int]:
+def _places(numbers: list[int], count: int, what: str) -> list[int]:
     """Return where 0, 1, 2, .. stand."""
     if sorted(numbers) != [*range(count)]:
         raise ScheduleError(f"{what} must be numbered 0 to {count - 1}, got {numbers}{FORMS}")
     return sorted(range(count), key=numbers.__getitem__)
 
 
-def _mark(text: str) -> str:
-    """Return what stands between cells; nothing if blanks do."""
-    text = re.sub(r"\|\s*$", "", text, flags=re.M)
-    return next((mark for mark in "|,;\t" if re.search(f"[{mark}]{_OUTSIDE_PAIR}", text)), "")
-
-
-def _split(line: str, mark: str) -> list[str]:
-    line = re.sub(r"\|\s*$", "", line).strip(" ")
-    cells = re.split((f"[{mark}]" if mark else r"\s+") + _OUTSIDE_PAIR, line)
-    return [cell.strip() for cell in cells]
-
-
-def _under_heads(lines: list[str], starts: list[int], head: str) -> list[list[str]]:
+def _under_heads(lines: list[str], head: str) -> list[list[str]]:
     """Return the cells of each line by the rank that they stand under."""
-    words = [[*re.finditer(r"\S+", line[at:])] for line, at in zip(lines, starts, strict=True)]
+    rows = [{cell.start(): cell[0] for cell in re.finditer(r"\S+", line)} for line in lines]
     heads = re.finditer(rf"{_RANK}\d+", head.lstrip(), re.I)
     columns = [name.end() - len(name[0].strip()) for name in heads]
-    if len({len(columns), *map(len, words)}) == 1 or not columns:
-        return [[word[0] for word in row] for row in words]
-    # the head's own indent, or the width of a label and a blank where pasting cut it off
-    for indent in (len(head) - len(head.lstrip()), starts[0] + 1):
-        cells = [
-            {at + word.start() - indent: word[0] for word in row}
-            for row, at in zip(words, starts, strict=True)
-        ]
-        if all(row.keys() <= {*columns} for row in cells):
-            return [[row.get(column, "") for column in columns] for row in cells]
+    if len({len(columns), *map(len, rows)}) == 1 or not columns:
+        return [[*row.values()] for row in rows]
+    # the head's own indent, or the first cell of all where pasting cut it off
+    for indent in (len(head) - len(head.lstrip()), min(itertools.chain(*rows))):
+        if all(row.keys() <= {column + indent for column in columns} for row in rows):
+            return [[row.get(column + indent, "") for column in columns] for row in rows]
     raise ScheduleError(f"a cell stands under no rank: write . for idle cells{FORMS}")
 
 
