@@ -14,12 +14,8 @@ from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import FOUND, grid, pick
 
-LETTERS: Mapping[str, str] = {  # of --stage-times: arguments of `pj.search.chunks`
-    "a": "fixed",
-    "b": "per_token",
-    "c": "per_pair",
-    "g": "per_prefix_token",
-}
+# letters of --stage-times: arguments of `pj.search.chunks`
+LETTERS = {"a": "fixed", "b": "per_token", "c": "per_pair", "g": "per_prefix_token"}
 TIMES = "a=2ms,b=5us,c=0.7ns"
 
 
@@ -50,13 +46,15 @@ def chunks(
     """
     if workers is None or stage_times is None:
         raise ValueError(f"tune chunks needs --workers P and --stage-times {TIMES}")
+    messages = {"--latency": latency or "0", "--transmit": transmit or "0"}
+    latency_seconds, by_token = (parse_seconds(text, name) for name, text in messages.items())
     with progress("cutting", None) as bar:
         found = pj.search.chunks(
             prompt,
             workers,
             **_parse_times(stage_times),
-            latency=0.0 if latency is None else parse_seconds(latency, "--latency"),
-            transmit_per_token=0.0 if transmit is None else parse_seconds(transmit, "--transmit"),
+            latency=latency_seconds,
+            transmit_per_token=by_token,
             num_chunks=num_chunks,
             multiple=multiple,
             link=links,
@@ -64,11 +62,11 @@ def chunks(
             time_limit=parse_seconds(time_limit, "--time-limit"),
             on_progress=bar.tell,
         )
-    sizes = found.best.sizes
+    chunk_seconds = np.asarray(found.best.costs.forward)[0]
     best = {
-        "sizes": sizes,
-        "ends": np.cumsum(sizes).tolist(),
-        "seconds": np.asarray(found.best.costs.forward)[0].tolist(),
+        "sizes": found.best.sizes,
+        "ends": np.cumsum(found.best.sizes),
+        "seconds": chunk_seconds,
     }
     result = {"workers": workers, "prompt": prompt, "link": links.model, "best": best}
     return Answer(result | pick(found, FOUND), _said(result, found))
@@ -76,33 +74,24 @@ def chunks(
 
 def _parse_times(text: str) -> dict[str, Any]:
     """Read times such as a=2ms,b=5us,c=0.7ns; those of other letters are 0."""
-    times = dict.fromkeys(LETTERS.values(), 0.0)
-    letters = []
-    for entry in text.split(","):
-        letter, _, value = (part.strip() for part in entry.partition("="))
-        letters.append(one_of(letter, tuple(LETTERS), "--stage-times: letter"))
-        times[LETTERS[letter]] = parse_seconds(value, f"--stage-times: {letter}")
-    if len({*letters}) < len(letters):
-        raise ValueError(f"--stage-times must have each letter once, got {text!r}")
-    return times
+    times: dict[str, Any] = {}
+    for letter, _, value in (entry.partition("=") for entry in text.split(",")):
+        name = LETTERS[one_of(letter.strip(), tuple(LETTERS), "--stage-times: letter")]
+        if name in times:
+            raise ValueError(f"--stage-times must have each letter once, got {text!r}")
+        times[name] = parse_seconds(value.strip(), f"--stage-times: {letter.strip()}")
+    return dict.fromkeys(LETTERS.values(), 0.0) | times
 
 
 def _said(result: Mapping[str, Any], found: "pj.results.Found[Any]") -> Iterator[object]:
     """Say how it compares with others, and what each chunk takes."""
     best = result["best"]
-    yield (
-        f"{result['prompt']} tokens in {len(best['sizes'])} chunks on {result['workers']} workers: "
-        f"[bold]{seconds(found.value)}[/] until the first token"
-    )
+    count, until = len(best["sizes"]), f"[bold]{seconds(found.value)}[/] until the first token"
+    yield f"{result['prompt']} tokens in {count} chunks on {result['workers']} workers: {until}"
     yield from proof(found, "other cut", "cuts")
-    times = {"found": found.value, **found.baselines}
+    times = {"found": found.value} | {name: time or 0.0 for name, time in found.baselines.items()}
     saved = [percent(1 - found.value / (time or 1.0)) for time in times.values()]
-    shown = [seconds(time or 0.0) for time in times.values()]
+    shown = map(seconds, times.values())
     yield grid([("chunks", times), ("first token", shown), ("found saves", saved)])
-    columns: list[tuple[str, Any]] = [
-        ("chunk", range(len(best["sizes"]))),
-        ("tokens", best["sizes"]),
-        ("ends at", best["ends"]),
-        ("on the first stage", map(seconds, best["seconds"])),
-    ]
-    yield grid(columns)
+    ends = ("tokens", best["sizes"]), ("ends at", best["ends"])
+    yield grid([("chunk", range(count)), *ends, ("first stage", map(seconds, best["seconds"]))])

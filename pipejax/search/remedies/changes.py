@@ -282,35 +282,24 @@ def in_flight(setup: Setup) -> Iterator[tuple[str, Setup]]:
     table, bare = setup.table, without_rules(setup.table)
     if not table.grammar.forward_only or bare is None or table.grammar.slices > 1:
         return
-    others = bare.grammar.rules
+    others, least = bare.grammar.rules, evaluate(bare, setup.costs, link=setup.links).makespan
     waits = [rule for rule in table.grammar.rules if rule not in others]
-    # (rule, microbatch that it waits for, how many microbatches it lies back); 0 of what names none
-    ends = [
-        (rule, before := rule.producer_microbatch or 0, (rule.consumer_microbatch or 0) - before)
-        for rule in waits
-    ]
-    now = min(back for _, _, back in ends)
-    if now < 1:
-        return
-    for more in range(1, table.num_microbatches):
-        further = [
-            rule._replace(producer_microbatch=before - more)
-            for rule, before, _ in ends
-            if before >= more
-        ]
-        grammar = dataclasses.replace(table.grammar, rules=(*others, *further))
+    # microbatches that they wait for, and how far these lie back; 0 of a rule that names none
+    before = [rule.producer_microbatch or 0 for rule in waits]
+    now = min((r.consumer_microbatch or 0) - b for r, b in zip(waits, before, strict=True))
+    room = "there are more requests, and room for their keys and values"
+    for more in range(1, table.num_microbatches if now > 0 else 0):
+        ends = ((rule, b - more) for rule, b in zip(waits, before, strict=True) if b >= more)
+        rules = (*others, *(rule._replace(producer_microbatch=end) for rule, end in ends))
         try:
+            grammar = dataclasses.replace(table.grammar, rules=rules)
             other = dataclasses.replace(table, grammar=grammar)
         except ScheduleError:  # of rows in another order these rules go round in a circle
             return
-        found = dataclasses.replace(
-            setup,
-            table=other,
-            options={**setup.options, "rules": ""},
-            assumes=(*setup.assumes, "there are more requests, and room for their keys and values"),
-        )
+        options, assumes = {**setup.options, "rules": ""}, (*setup.assumes, room)
+        found = dataclasses.replace(setup, table=other, options=options, assumes=assumes)
         yield f"{now + more} requests in flight in place of {now}", found
-        if not further or found.step_time <= evaluate(bare, setup.costs, link=setup.links).makespan:
+        if found.step_time <= least:
             return
 
 

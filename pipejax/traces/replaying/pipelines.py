@@ -318,11 +318,12 @@ def _held_waits(
     ends = trace.worker[made[inside]], trace.worker[taken[inside]]
     np.minimum.at(quickest, ends, -sooner[taken[inside]])
     is_contradictory = (quickest + quickest.T < -slack).any(axis=1)
-    after = slices[1:][np.diff(trace.worker[slices]) == 0]
-    before = slices[:-1][np.diff(trace.worker[slices]) == 0]
-    is_gapless = trace.start[after] - trace.end[before] <= slack
-    gapless = np.bincount(trace.worker[after[is_gapless]], minlength=trace.workers)
-    count = np.bincount(trace.worker[after], minlength=trace.workers)
+    follows = np.diff(trace.worker[slices]) == 0
+    idle = (trace.start[slices[1:]] - trace.end[slices[:-1]])[follows]
+    worker = trace.worker[slices[1:]][follows]
+    gapless, count = (
+        np.bincount(names, minlength=trace.workers) for names in (worker[idle <= slack], worker)
+    )
     holding = np.flatnonzero(is_contradictory & (gapless >= GAPLESS * count))
     if not len(holding):
         return ""
