@@ -123,6 +123,7 @@ def test_pairs_between_blanks_and_in_lists(tmp_path):
 
 
 REFUSED = {
+    "a rank of idle cells alone": ("0F0 0B0\n- -\n1F0 1B0\n", "'- -' holds no op"),
     "a cell under no rank": (STEPS.replace("         1B0", "    1B0"), "stands under no rank"),
     "steps without ranks": (STEPS[STEPS.index("Step") :], "a cell for each rank"),
     "a cell is missing": ("|Step|Rank 0|Rank 1|\n|0|0F0|\n|1|0B0|1F0|\n", "a cell for each rank"),
@@ -187,7 +188,7 @@ def test_letters_of_today_are_read_as_they_are(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0F0,0F1,0B0,0W0,0B1\n", "0B1 has no W, other B have .*write 0B1 as I or BW"),
+        ("0F0,0F1,0B0,0W0,0B1\n", "0B1 has no W, other B have .*write 0B1 as BW, or B as I"),
         ("0F0,0F1,0I0,0W0,0BW1\n", "BW and I do not go together .*write I, W and B"),
         ("0F0,0B0,0I0,0W0\n", "twice"),
     ],

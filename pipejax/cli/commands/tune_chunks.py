@@ -62,12 +62,8 @@ def chunks(
             time_limit=parse_seconds(time_limit, "--time-limit"),
             on_progress=bar.tell,
         )
-    chunk_seconds = np.asarray(found.best.costs.forward)[0]
-    best = {
-        "sizes": found.best.sizes,
-        "ends": np.cumsum(found.best.sizes),
-        "seconds": chunk_seconds,
-    }
+    sizes, lasts = found.best.sizes, np.asarray(found.best.costs.forward)[0]
+    best = {"sizes": sizes, "ends": np.cumsum(sizes), "seconds": lasts}
     result = {"workers": workers, "prompt": prompt, "link": links.model, "best": best}
     return Answer(result | pick(found, FOUND), _said(result, found))
 

@@ -24,6 +24,7 @@ _OP = re.compile(r"\b\d+[A-Z_]+\d*\b")
 _PASTED = re.compile(
     r"[\[\]{}:|\t'`=-]|(?<![@a-z])[a-z]|(?<!\d)\.|\.(?!\d)|\w +[\w(]|;(?![^()]*\))|^ *\d+ *,", re.M
 )
+_RULE = re.compile(r"\s*|(?=.*[|+:=-]{2})[\s|+:=-]*")  # |---|---| of a grid; - - - are idle cells
 _OUTSIDE_PAIR = r"(?![^()]*\))"
 _BACKWARD = re.compile(r"(?<![A-Z_\d])(\d+)(BW|B|I|W)(?=(\d+))")
 _TODAY = {"B": "I", "BW": "B", "W": "W"}  # letters of 2024, in today's
@@ -47,8 +48,7 @@ def split_rows(text: str) -> tuple[list[list[str]], str]:
     """
     text = re.sub(r"\[([\w ]*\d)\](?=\s*[:=])", r"\1", re.sub("[\"'`]", "", text))  # [rank0]: ..
     lines = _list_lines(text) if "[" in text else text.split("\n")
-    # lines of a grid's rules, as |---|---|, hold no cells
-    lines = [re.sub(r"^\s*\|", "", line) for line in lines if re.search(r"[^\s|+:=-]", line)]
+    lines = [re.sub(r"^\s*\|", "", line) for line in lines if not _RULE.fullmatch(line)]
     first = next((at for at, line in enumerate(lines) if _OP.search(line)), 0)
     head, lines = "".join(lines[:first][-1:]), lines[first:]  # a caption may stand above the head
     labels = [_LABEL.match(line) for line in lines]
@@ -133,16 +133,9 @@ def in_todays_letters(rows: list[list[str]]) -> tuple[list[list[str]], str]:
         return rows, ""
     letters = "2024: B is I, BW is B; today: I input gradient, W weight gradient, B both"
     if ops["I"]:
-        raise ScheduleError(
-            f"the letters BW and I do not go together ({letters}): write I, W and B"
-        )
+        raise ScheduleError(f"BW and I do not go together ({letters}): write I, W and B")
     if whole := sorted(ops["B"] - ops["W"]):
         op = whole[0].replace(" ", "B")
-        raise ScheduleError(
-            f"{op} has no W, other B have ({letters}): write {op} as I or BW, or B as I"
-        )
-    translated = [
-        [_BACKWARD.sub(lambda op: op[1] + _TODAY.get(op[2], op[2]), cell) for cell in row]
-        for row in rows
-    ]
-    return translated, "its letters are PyTorch's of 2024: B is read as I, BW as B"
+        raise ScheduleError(f"{op} has no W, other B have ({letters}): write {op} as BW, or B as I")
+    rows = [[_BACKWARD.sub(lambda op: op[1] + _TODAY[op[2]], cell) for cell in row] for row in rows]
+    return rows, "its letters are PyTorch's of 2024: B is read as I, BW as B"
