@@ -4,6 +4,7 @@ By hand, with F = 1 and B = 2: 0F0 0-1, 0F1 1-2; 1F0 1-2, 1B0 2-4, 1F1 4-5, 1B1 
 0B1 7-9. So every way to write these two rows is 9 s.
 """
 
+import re
 import warnings
 
 import pytest
@@ -56,6 +57,10 @@ STEPS_OF_NINE_SECONDS = {
     "Step 3: 0B0 1F1\nStep 4: None 1B1\nStep 5: 0B1 None\n",
     "Markdown": "| Step | Rank 0 | Rank 1 |\n|---|---|---|\n| 0 | 0F0 | |\n| 1 | 0F1 | 1F0 |\n"
     "| 2 | | 1B0 |\n| 3 | 0B0 | 1F1 |\n|4| | 1B1 |\n|5|0B1| |\n",
+    "tabs": "\tRank 0\tRank 1\nStep 0\t0F0\t\nStep 1\t0F1\t1F0\nStep 2\t\t1B0\nStep 3\t0B0\t1F1\n"
+    "Step 4\t\t1B1\nStep 5\t0B1\t\n",
+    "tabs cut off": "\tRank 0\tRank 1\nStep 0\t0F0\nStep 1\t0F1\t1F0\nStep 2\t\t1B0\nStep 3\t0B0\t1F1\n"
+    "Step 4\t\t1B1\nStep 5\t0B1\n",
     "CSV": "step,rank 0,rank 1\n0,0F0,\n1,0F1,1F0\n2,,1B0\n3,0B0,1F1\n4,,1B1\n5,0B1,\n",
 }
 
@@ -175,6 +180,16 @@ def test_letters_of_2024(form, tmp_path):
     table, notices = read(text, tmp_path / "older.csv")
     costs = pj.Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
     assert pj.evaluate(table, costs).makespan == seconds
+    assert notices == [f"older: {OLDER}"]
+
+
+@pytest.mark.parametrize("name", ["InterleavedZeroBubble_4_8", "ZBVZeroBubble_4_8"])
+def test_whole_schedules_in_letters_of_2024(name, data, tmp_path):
+    """B becomes BW and I becomes B, but not in SEND_B and RECV_B."""
+    text = (data / f"{name}.csv").read_text()
+    older = re.sub(r"(?<=\d)I(?=\d)", "B", re.sub(r"(?<=\d)B(?=\d)", "BW", text))
+    table, notices = read(older, tmp_path / "older.csv")
+    assert [*table.rows()] == [*pj.read_table(data / f"{name}.csv").rows()]
     assert notices == [f"older: {OLDER}"]
 
 

@@ -17,7 +17,7 @@ _IDLE = {"", ".", "-", "--", "_", "none", "null", "nan", "idle"}
 _RANK = "(?:pp)?[ _-]*(?:rank|worker|device|gpu|stage)[ _#-]*"
 _STEP = "(?:time[ _-]*)?(?:step|slot|time|tick|clock|t)[ _#-]*"
 _LABEL = re.compile(
-    rf"^\s*(?:({_RANK})|({_STEP})|#)?(\d+)(?:\s*[:=]+(?:\s*\|)?|\s*[|,;\t]|\s+|$)", re.I
+    rf"^\s*(?:({_RANK})|({_STEP})|#)?(\d+)(?: *[:=]+(?: *\|)?| *[|,;\t]|\s+|$)", re.I
 )
 _OP = re.compile(r"\b\d+[A-Z_]+\d*\b")
 # a letter of a lane (@net), a dot of a slice (2F0.1) and a semicolon of a pair belong to a CSV
@@ -71,9 +71,9 @@ def split_rows(text: str) -> tuple[list[list[str]], str]:
     rows = [["" if cell.lower() in _IDLE else cell for cell in rows[line]] for line in order]
     if not is_steps:
         return rows, ""
-    if len({len(row) for row in rows}) > 1:
+    if mark in ("", "|") and len({len(row) for row in rows}) > 1:  # others lose cells at their end
         raise ScheduleError(f"steps must have a cell for each rank: write . for idle{FORMS}")
-    columns = [*zip(*rows, strict=True)]
+    columns = [*itertools.zip_longest(*rows, fillvalue="")]
     ranks = [int(number) for number in re.findall(r"\d+", head)] or [*range(len(columns))]
     note = f"its {len(rows)} lines are read as steps, its {len(columns)} columns as ranks"
     return [[*columns[rank]] for rank in _places(ranks, len(columns), "ranks")], note
