@@ -301,6 +301,15 @@ def test_the_bound_of_prefixes_holds():
             assert search._bound(count) <= best * (1 + 1e-12)
 
 
+def test_what_an_interrupt_leaves_is_said_after_each_number_of_chunks():
+    kept = []
+    times = {"fixed": 1e-3, "per_token": 1e-5, "per_pair": 5e-9, "per_prefix_token": 1e-4}
+    found = pj.search.chunks(1000, 2, on_best=kept.append, **times)
+    assert {each.stopped for each in kept} == {"interrupted"}
+    assert kept[-1].value == found.value == min(each.value for each in kept)
+    assert {each.lower_bound for each in kept} == {found.lower_bound}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,7 +1,7 @@
 """`pipejax tune chunks`: where to cut a long prompt, so that its first token comes soonest."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -9,10 +9,14 @@ import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.cli.commands.tune_orders import proof
 from pipejax.cli.options.values import Count, CountIfGiven, Seed, Text, TimeLimit, parse_seconds
-from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import FOUND, grid, pick
+
+if TYPE_CHECKING:
+    from pipejax.search.found import Found
+    from pipejax.search.tuning.chunks import PromptChunks
 
 # letters of --stage-times: arguments of `pj.search.chunks`
 LETTERS = {"a": "fixed", "b": "per_token", "c": "per_pair", "g": "per_prefix_token"}
@@ -48,7 +52,14 @@ def chunks(
         raise ValueError(f"tune chunks needs --workers P and --stage-times {TIMES}")
     messages = {"--latency": latency or "0", "--transmit": transmit or "0"}
     latency_seconds, by_token = (parse_seconds(text, name) for name, text in messages.items())
-    with progress("cutting", None) as bar:
+
+    def report(found: "Found[PromptChunks]") -> Answer:
+        sizes, lasts = found.best.sizes, np.asarray(found.best.costs.forward)[0]
+        best = {"sizes": sizes, "ends": np.cumsum(sizes), "seconds": lasts}
+        result = {"workers": workers, "prompt": prompt, "link": links.model, "best": best}
+        return Answer(result | pick(found, FOUND), _said(result, found))
+
+    with best_so_far(report) as keep, progress("cutting", None) as bar:
         found = pj.search.chunks(
             prompt,
             workers,
@@ -61,11 +72,9 @@ def chunks(
             seed=seed,
             time_limit=parse_seconds(time_limit, "--time-limit"),
             on_progress=bar.tell,
+            on_best=keep,
         )
-    sizes, lasts = found.best.sizes, np.asarray(found.best.costs.forward)[0]
-    best = {"sizes": sizes, "ends": np.cumsum(sizes), "seconds": lasts}
-    result = {"workers": workers, "prompt": prompt, "link": links.model, "best": best}
-    return Answer(result | pick(found, FOUND), _said(result, found))
+    return report(found)
 
 
 def _parse_times(text: str) -> dict[str, Any]:
@@ -79,7 +88,7 @@ def _parse_times(text: str) -> dict[str, Any]:
     return dict.fromkeys(LETTERS.values(), 0.0) | times
 
 
-def _said(result: Mapping[str, Any], found: "pj.results.Found[Any]") -> Iterator[object]:
+def _said(result: Mapping[str, Any], found: "Found[PromptChunks]") -> Iterator[object]:
     """Say how it compares with others, and what each chunk takes."""
     best = result["best"]
     count, until = len(best["sizes"]), f"[bold]{seconds(found.value)}[/] until the first token"

@@ -8,7 +8,7 @@ starts at once; then tokens are whole, and go from chunk to chunk as long as tha
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,6 +66,7 @@ def chunks(
     seed: int = 0,
     time_limit: float | None = TIME_LIMIT,
     on_progress: OnProgress | None = None,
+    on_best: Callable[[Found[PromptChunks]], object] | None = None,
 ) -> Found[PromptChunks]:
     """Search the cut of a prompt whose first token comes soonest.
 
@@ -88,6 +89,7 @@ def chunks(
       time_limit: when no further number of chunks is tried [s]; None for no limit.
       on_progress: called with each number of chunks, and the best makespan so far as a text; a bar
         in notebooks if None.
+      on_best: called with the result so far, after each number of chunks.
 
     Returns:
       The best cut; the bound holds for all that were asked for. Baselines have as many chunks: of
@@ -123,6 +125,8 @@ def chunks(
     with telling("cut", on_progress) as tell:
         for done, said in enumerate(search.run(asked, time_limit)):
             tell(done, len(asked), said)
+            if on_best is not None:
+                on_best(search.found)
     return search.found
 
 
@@ -155,17 +159,17 @@ class _ChunkSearch:
             if bounds[count] >= self.value * (1 - GAP) or (is_late and self.value < np.inf):
                 break
             self._cut(count)
+            self.found = self._result(bounds, "interrupted")
             yield f"{self.value:.4g} s"
         bound, is_all = min(bounds.values()), self.value * (1 - 1e-12) <= min(bounds.values())
         is_near = bound >= self.value * (1 - GAP)
-        self.found = Found(
-            self.best,
-            self.value,
-            min(bound, self.value),
-            self.baselines,
-            self.evaluated,
-            "optimal" if is_all else "gap" if is_near else "time" if is_late else "iterations",
-        )
+        stopped = "optimal" if is_all else "gap" if is_near else "time" if is_late else "iterations"
+        self.found = self._result(bounds, stopped)
+
+    def _result(self, bounds: Mapping[int, float], stopped: str) -> Found[PromptChunks]:
+        """Return the best cut so far, with the bound of all numbers of chunks."""
+        bound = min(*bounds.values(), self.value)
+        return Found(self.best, self.value, bound, self.baselines, self.evaluated, stopped)
 
     def _bound(self, count: int) -> float:
         """No cut into so many chunks is faster, under any link model.
