@@ -79,12 +79,16 @@ class Variable(NamedTuple):
 
 def variables_of(sweep: Sweep) -> Mapping[str, Variable]:
     """List the variables that a sweep keeps."""
+    (choices,) = (axis.values for axis in sweep.shape_axes if axis.name == "schedule")
+    differs = any(choice.is_planned for choice in choices)  # by system: each has its plan
     always = {
         "step_time": Variable(sweep.dtype, np.nan, "s", "time of one training step", True),
         "status": Variable(
             "int8", 0, "1", "whether the point is legal and fits the memory", True, flags=STATUS
         ),
-        "memory_bytes": Variable("float64", np.nan, "B", "need of the fullest accelerator", False),
+        "memory_bytes": Variable(
+            "float64", np.nan, "B", "need of the fullest accelerator", differs
+        ),
         "reason": Variable("str", "", "1", "why the point is illegal", False),
     }
     resource = (("resource", RESOURCES),)

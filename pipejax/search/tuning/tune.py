@@ -1,6 +1,7 @@
 """The entry point of tuning, which takes the faster method unless one is given."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from pipejax.base.checks import (
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling, to_nobody
 from pipejax.costs.model.workload import Workload
+from pipejax.costs.stage.stage_costs import stage_costs
 from pipejax.costs.system.system import System
 from pipejax.schedules.table.links import Links
 from pipejax.search.found import Found
@@ -167,7 +169,14 @@ def tune(
             f"tune knows no eager_below, got {least:g}: what it tunes changes which messages are "
             "buffered",
         )
-    family = ScheduleFamily(schedule, num_workers, schedule_options, link)
+    price = functools.partial(stage_costs, workload, system)
+    family = ScheduleFamily(schedule, num_workers, schedule_options, link, price)
+    if family.is_planned and over not in ("size", "recompute"):
+        raise wrong(
+            "over",
+            f"{over} changes the times that {schedule} is planned for: tune size or recompute, or "
+            "give slots",
+        )
     paid = None if prices is None else PartPrices(*prices)
     task = TuningTask(family, workload, system, not lifted, paid, budget)
     with jax.enable_x64(True):
