@@ -1,8 +1,8 @@
 """Schedules for a run: those whose order follows from times are planned for the run's times.
 
 Every door of the package builds a schedule here, so that all of them answer with the same table.
-Times are planned for with three significant digits: costs that differ by rounding alone, or by less
-than anybody measures, give one plan, and a sweep plans once for all systems that round alike.
+Times are planned for in forwards (the mean F is 1), to a millionth: costs that differ in scale or
+by rounding alone give one plan.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,8 @@ from pipejax.schedules import naming
 from pipejax.schedules.registry import Builder
 from pipejax.schedules.table.table import ScheduleTable
 
-DIGITS = 3  # significant digits of the times that a schedule is planned for
+TOLERANCE = 1e-6  # of the mean forward: plans tell no shorter times apart
+SHORTEST = 100  # tolerances: slots have a length, and sums of floats tell them apart
 LETTERS = "FBIW"  # of ops in slots
 BY_STAGE = ("offload", "load")  # builders take these stage by stage
 Options = Mapping[str, Any]
@@ -81,9 +82,10 @@ def plans(
         name: mean(name) for name in BY_STAGE
     }
     ends = np.cumsum([leaf.shape[1] for leaf in times.values()])[:-1]
-    distinct, which = np.unique(_round(np.hstack([*times.values()])), axis=0, return_inverse=True)
+    in_units = _in_forwards(np.hstack([*times.values()]))
+    distinct, which = np.unique(in_units, axis=0, return_inverse=True)
     for k, row in enumerate(distinct):
-        values = [[float(f"{t:.{DIGITS}g}") for t in part.tolist()] for part in np.split(row, ends)]
+        values = [part.tolist() for part in np.split(row, ends)]
         plan: dict[str, Any] = dict(zip(times, values, strict=True))
         for name in plan:
             if name not in BY_STAGE or np.ndim(costs.get(name, 0.0)) < 2:
@@ -93,11 +95,13 @@ def plans(
         yield np.flatnonzero(which.ravel() == k), known | dict(options)
 
 
-def _round(times: Float[NumpyArray, "..."]) -> Float[NumpyArray, "..."]:
-    """Round to significant digits."""
-    power = np.floor(np.log10(np.where(times > 0, times, 1.0)))
-    unit = 10.0 ** (power - DIGITS + 1)
-    return np.round(times / unit) * unit
+def _in_forwards(times: Float[NumpyArray, "batch times"]) -> Float[NumpyArray, "batch times"]:
+    """Times in mean forwards, to the tolerance."""
+    forward = times[:, :1]
+    unit = np.where(forward > 0, forward, times.max(axis=1, keepdims=True))
+    steps = np.round(times / np.where(unit > 0, unit, 1.0) / TOLERANCE)
+    steps[:, : len(LETTERS)] = np.maximum(steps[:, : len(LETTERS)], SHORTEST)
+    return steps / round(1 / TOLERANCE)
 
 
 def like(builder: Builder, size: Options, options: Options) -> ScheduleTable:

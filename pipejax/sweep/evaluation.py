@@ -45,6 +45,7 @@ from pipejax.sweep.store import FEASIBLE, ILLEGAL, OUT_OF_MEMORY, Block, variabl
 
 MAX_NUMBERS = 1 << 23  # costs of one kind that are priced at once: configurations times stages
 MANY_POINTS = 500_000  # from which code that computes quickly is worth its compilation
+MOST_PLANS = 1000  # of one schedule and workload: a plan takes up to a second
 CURVES = ("compute_efficiency", "memory_efficiency")
 WORTH_A_FORM = 2 * 10**9  # nodes times configurations: what the recurrence takes seconds for
 OF_PATHS = {"share", "bound_by"}  # outputs that ask for critical paths
@@ -209,7 +210,13 @@ def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
     hosted = bool(np.all(np.asarray(systems.host_link.bandwidth) > 0))
     priced = price_systems(stage_work(workload, example.table, offloads=hosted), systems)
     costs = {k: v for k, v in vars(example.slowed.costs(priced.costs)).items() if v is not None}
-    for rows, plan in plans(choice.builder, options, costs):
+    planned = list(plans(choice.builder, options, costs))
+    if len(planned) > MOST_PLANS:
+        raise ValueError(
+            f"schedule {choice} is planned for the times of each system, and {len(planned):,} "
+            f"systems of this sweep differ in them: at most {MOST_PLANS:,}"
+        )
+    for rows, plan in planned:
         yield rows, point(choice.builder.function(**size, **plan))
 
 

@@ -16,7 +16,7 @@ from pipejax.costs.costs import Costs
 from pipejax.costs.model.workload import PricingShape, StageLayers, Workload, assign_layers
 from pipejax.costs.planning import build_for_run, is_planned
 from pipejax.costs.stage.slices import check_whole
-from pipejax.costs.stage.stage_costs import check_machine
+from pipejax.costs.stage.stage_costs import check_machine, costs_of_microbatch
 from pipejax.costs.system.system import Number, System
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
@@ -125,6 +125,12 @@ class ScheduleFamily:
         except MismatchError as error:
             return str(error)
         return ""
+
+
+def price(workload: Workload, system: System, table: ScheduleTable) -> Costs:
+    """Price a table of any M: a relaxation takes those that do not divide the minibatch, too."""
+    size = workload.minibatch / table.num_microbatches
+    return costs_of_microbatch(workload.model, system, workload, table, size)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

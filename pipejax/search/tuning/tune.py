@@ -20,12 +20,11 @@ from pipejax.base.checks import (
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling, to_nobody
 from pipejax.costs.model.workload import Workload
-from pipejax.costs.stage.stage_costs import stage_costs
 from pipejax.costs.system.system import System
 from pipejax.schedules.table.links import Links
 from pipejax.search.found import Found
 from pipejax.search.tuning.joint_space import PARTS
-from pipejax.search.tuning.problem import ScheduleFamily
+from pipejax.search.tuning.problem import ScheduleFamily, price
 from pipejax.search.tuning.rounding import TooManyError
 from pipejax.search.tuning.system_design import PartPrices
 from pipejax.search.tuning.ways import (
@@ -169,8 +168,9 @@ def tune(
             f"tune knows no eager_below, got {least:g}: what it tunes changes which messages are "
             "buffered",
         )
-    price = functools.partial(stage_costs, workload, system)
-    family = ScheduleFamily(schedule, num_workers, schedule_options, link, price)
+    family = ScheduleFamily(
+        schedule, num_workers, schedule_options, link, functools.partial(price, workload, system)
+    )
     if family.is_planned and over not in ("size", "recompute"):
         raise wrong(
             "over",

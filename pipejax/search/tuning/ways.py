@@ -10,7 +10,6 @@ import numpy as np
 
 from pipejax.base.checks import divisors, wrong
 from pipejax.costs.model.workload import StageLayers, Workload
-from pipejax.costs.stage.stage_costs import stage_costs
 from pipejax.costs.system.system import System
 from pipejax.search.tuning.joint import (
     DIVISIONS,
@@ -26,7 +25,7 @@ from pipejax.search.tuning.microbatch import (
     search_microbatches,
     tune_microbatches,
 )
-from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
+from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem, price
 from pipejax.search.tuning.rounding import MOST, TooManyError
 from pipejax.search.tuning.rounding_bound import bound_rounding
 from pipejax.search.tuning.system_design import (
@@ -186,8 +185,8 @@ def _planned_anew(task: TuningTask, count: int) -> FoundSetting:
     """The step with so many recomputed layers on each stage, and the schedule planned for it."""
     recompute = "full" if count else "none"
     workload = dataclasses.replace(task.workload, recompute=recompute, recompute_layers=count)
-    price = functools.partial(stage_costs, workload, task.system)
-    family = dataclasses.replace(task.family, price=price)
+    anew = functools.partial(price, workload, task.system)
+    family = dataclasses.replace(task.family, price=anew)
     problem = task._replace(workload=workload, family=family).problem()
     even = problem.pairs.assigned
     (step,), (need,) = problem.evaluate(task.microbatches, even, np.zeros(1, int))
