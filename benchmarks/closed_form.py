@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import pipejax as pj
-from pipejax.base.files import check_writable, write_file
+from benchmarks import prepare_output
+from pipejax.base.files import write_file
 
 CASES = (
     ("1f1b", "delay"),
@@ -40,7 +41,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("results/benchmark_closed_form.json"))
     arguments = parser.parse_args()
-    check_writable(arguments.out)
+    prepare_output(arguments.out)
     rng = np.random.default_rng(0)
     theta = [jnp.asarray(rng.random(MANY, np.float32)) for _ in PARAMETERS]
     rows = [measure(name, link, theta, arguments.repeats) for name, link in CASES]

@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from pipejax.base.files import check_writable, write_file
+from benchmarks import prepare_output
+from pipejax.base.files import write_file
 
 TIMES = "-P 4 -M 8 -W F=10ms,B=20ms"
 MODEL = "-s 1f1b -P 8 -M 32 -m llama3-8b -y a100 --minibatch 32"
@@ -50,7 +51,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("results/benchmark_cold_start.json"))
     arguments = parser.parse_args()
-    check_writable(arguments.out)  # before the work
+    prepare_output(arguments.out)  # before the work
     runs = {name: [sys.executable, "-c", text] for name, text in IMPORTS.items()}
     runs |= {
         name: [sys.executable, "-m", "pipejax", *line.split()] for name, line in COMMANDS.items()

@@ -24,8 +24,8 @@ from rich.progress import track
 from rich.table import Table
 
 import pipejax as pj
-from benchmarks import alternatives, compiled_simd
-from pipejax.base.files import check_writable, write_file
+from benchmarks import alternatives, compiled_simd, prepare_output
+from pipejax.base.files import write_file
 from pipejax.base.machine import cpu_options
 from pipejax.engine.batched.binary_program import binary_ops
 from pipejax.engine.batched.cost_rows import batch_leaves, cost_rows
@@ -55,7 +55,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("results/benchmark_engine.json"))
     arguments = parser.parse_args()
-    check_writable(arguments.out)  # before the work
+    prepare_output(arguments.out)  # before the work
     clock = time.process_time if arguments.cpu_time else time.perf_counter
     sizes = [tuple(map(int, text.split("x"))) for text in arguments.sizes.split()]
     cases = [

@@ -23,8 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 import pipejax as pj
+from benchmarks import prepare_output
 from pipejax.base import longest_path
-from pipejax.base.files import check_writable, write_file
+from pipejax.base.files import write_file
 from pipejax.engine.pricing import price
 
 SCHEDULES = {"1f1b": {}, "chimera": {}, "zb-h1": {}}
@@ -43,7 +44,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=60, help="changes of each kind")
     parser.add_argument("--out", type=Path, default=Path("results/benchmark_incremental.json"))
     arguments = parser.parse_args()
-    check_writable(arguments.out)  # before the work
+    prepare_output(arguments.out)  # before the work
     rows = [
         {"schedule": name, "change": change, **measure(name, change, arguments.repeats)}
         for name in SCHEDULES

@@ -22,7 +22,8 @@ from rich.progress import track
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.base.files import check_writable, write_file
+from benchmarks import prepare_output
+from pipejax.base.files import write_file
 from pipejax.search.schedule.cp_model import REDUNDANT, ScheduleModel, search
 from pipejax.search.schedule.effort import Budget
 from pipejax.search.schedule.initial_plans import greedy_starts, pipe_plans
@@ -86,7 +87,7 @@ def main():
     parser.add_argument("--cases", default="", help="numbers of cases, as '0 2'; all if none")
     parser.add_argument("--out", type=Path, default=Path("results/benchmark_optimize.json"))
     arguments = parser.parse_args()
-    check_writable(arguments.out)  # before the work
+    prepare_output(arguments.out)  # before the work
     cases = [CASES[int(k)] for k in arguments.cases.split()] or CASES
     console = Console(stderr=True)
     work = [(case, name) for case in cases for _ in range(arguments.repeats) for name in VARIANTS]

@@ -24,7 +24,8 @@ from rich.progress import track
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.base.files import check_writable, write_file
+from benchmarks import prepare_output
+from pipejax.base.files import write_file
 
 PARTS = 6  # of an activation of size 1, so that sizes and a third of each are whole
 SHARE = 1 / 3  # of an activation, that stays for W
@@ -172,7 +173,7 @@ def main():
     parser.add_argument("--seeds", default="0-19", help="first and last")
     parser.add_argument("--out", type=Path, default=Path("results/benchmark_optimize_plain.json"))
     arguments = parser.parse_args()
-    check_writable(arguments.out)  # before the work
+    prepare_output(arguments.out)  # before the work
     first, last = map(int, arguments.seeds.split("-"))
     seeds = track(range(first, last + 1), "searching", console=Console(stderr=True))
     rows = [measure(random_case(seed), arguments.seconds, arguments.threads) for seed in seeds]

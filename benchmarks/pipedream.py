@@ -24,7 +24,8 @@ from rich.progress import track
 from rich.table import Table
 
 import pipejax.training as pt
-from pipejax.base.files import check_writable, write_file
+from benchmarks import prepare_output
+from pipejax.base.files import write_file
 
 STAGES, DIMENSION, BATCHES = 8, 88, 60
 STEP_SIZES = tuple(0.0025 * 2.0**k for k in range(7))
@@ -41,7 +42,7 @@ def main():
     parser.add_argument("--sample", type=int, default=12, help="runs for the NumPy loop")
     parser.add_argument("--out", type=Path, default=Path("results/benchmark_pipedream.json"))
     arguments = parser.parse_args()
-    check_writable(arguments.out)  # before the work
+    prepare_output(arguments.out)  # before the work
     jax.config.update("jax_enable_x64", True)
     objective = pt.random_quadratic(STAGES, dimension=DIMENSION, num_batches=BATCHES, seed=0)
     with Console(stderr=True).status("one call"):

@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 import pipejax as pj
-from pipejax.base.files import check_writable, write_file
+from benchmarks import prepare_output
+from pipejax.base.files import write_file
 from pipejax.sweep import read_sweep, run_sweep
 
 GRID = Path(__file__).with_name("sweep_10m.toml")
@@ -32,7 +33,7 @@ def main():
     parser.add_argument("--sample", type=int, default=2000, help="points for the Python loop")
     parser.add_argument("--out", type=Path, default=Path("results/benchmark_sweep.json"))
     arguments = parser.parse_args()
-    check_writable(arguments.out)  # before the work
+    prepare_output(arguments.out)  # before the work
     sweep = read_sweep(arguments.grid)
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "sweep.zarr"

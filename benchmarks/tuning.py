@@ -20,7 +20,8 @@ from rich.progress import track
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.base.files import check_writable, write_file
+from benchmarks import prepare_output
+from pipejax.base.files import write_file
 from pipejax.costs.model.model import Model
 from pipejax.costs.system.system import Efficiency, Link, System
 from pipejax.search.tuning.microbatch import search_microbatches, size_objective, tune_microbatches
@@ -38,7 +39,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("results/benchmark_tuning.json"))
     arguments = parser.parse_args()
-    check_writable(arguments.out)  # before the work
+    prepare_output(arguments.out)  # before the work
     jax.config.update("jax_enable_x64", True)
     cases = [(schedule, workers) for workers in WORKERS for schedule in SCHEDULES]
     share = -(-arguments.pairs // len(cases))

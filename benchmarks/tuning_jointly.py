@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks import prepare_output
 from benchmarks.tuning import between, random_pairs
-from pipejax.base.files import check_writable, write_file
+from pipejax.base.files import write_file
 from pipejax.base.provenance import provenance
 from pipejax.search.tuning.joint import (
     DIVISIONS,
@@ -60,7 +61,7 @@ def main():
     parser.add_argument("--kinds", type=int, nargs="*", default=range(len(KINDS)))
     parser.add_argument("--out", type=Path, default=Path("results/benchmark_tuning_jointly.json"))
     arguments = parser.parse_args()
-    check_writable(arguments.out)  # before the work
+    prepare_output(arguments.out)  # before the work
     jax.config.update("jax_enable_x64", True)
     rows = [
         measure(*KINDS[k], arguments.cases, arguments.seed + k)

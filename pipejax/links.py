@@ -1,4 +1,4 @@
-"""Links: which model a machine follows, what its messages take, and where transfers wait."""
+"""Links: what messages take on a machine, and where transfers wait."""
 
 from pipejax.base.namespaces import lazy
 

@@ -3,6 +3,3 @@
 from pipejax.analysis.paths.head_of_line_blocking import transfer_waits as transfer_waits
 from pipejax.schedules.table.communication_cells import insert_transfers as insert_transfers
 from pipejax.search.calibration.calibrate_links import calibrate_links as calibrate_links
-from pipejax.search.links.design import design_link_runs as design_link_runs
-from pipejax.search.links.identify import identify_links as identify_links
-from pipejax.search.links.link_runs import LinkRun as LinkRun

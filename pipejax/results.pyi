@@ -26,8 +26,6 @@ from pipejax.costs.model.launchers import Launch as Launch
 from pipejax.search.calibration.calibrate import Calibration as Calibration
 from pipejax.search.calibration.calibrate_links import LinkCalibration as LinkCalibration
 from pipejax.search.found import Found as Found
-from pipejax.search.links.design import LinkDesign as LinkDesign
-from pipejax.search.links.identify import LinkIdentification as LinkIdentification
 from pipejax.search.orders.deal_search import Deal as Deal
 from pipejax.search.orders.microbatches import MicrobatchOrder as MicrobatchOrder
 from pipejax.search.orders.places import WorkerPlaces as WorkerPlaces
@@ -48,5 +46,6 @@ from pipejax.traces.findings.new_deal import NewDeal as NewDeal
 from pipejax.traces.findings.op_times import OpTimes as OpTimes
 from pipejax.traces.findings.suspects import Suspect as Suspect
 from pipejax.traces.record import LeftOut as LeftOut
+from pipejax.traces.replaying.link_models import LinkIdentification as LinkIdentification
 from pipejax.traces.replaying.pipelines import Pipeline as Pipeline, Pipelines as Pipelines
 from pipejax.traces.replaying.replay import Replay as Replay

@@ -126,7 +126,6 @@ TESTS = {
         "robust_fit hold_outs bands calibrated_numbers",
         "calibrate calibrate_links",
     ),
-    "pipejax/search/links": ("identify_links", "identify_links"),
     "pipejax/search/orders": (
         "transfer_order transfer_swaps",
         "microbatch_order deal topology transfer_order",

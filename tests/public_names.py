@@ -136,10 +136,7 @@ NAMES = {
         "write_file",
     ],
     "links": [
-        "LinkRun",
         "calibrate_links",
-        "design_link_runs",
-        "identify_links",
         "insert_transfers",
         "transfer_waits",
     ],
@@ -180,7 +177,6 @@ NAMES = {
         "Launch",
         "LeftOut",
         "LinkCalibration",
-        "LinkDesign",
         "LinkIdentification",
         "LongPath",
         "MicrobatchOrder",

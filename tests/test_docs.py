@@ -26,7 +26,6 @@ from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS
 from pipejax.costs.measured import measured_rows
 from pipejax.costs.model.model import _KEYS as MODEL_KEYS, Model
 from pipejax.costs.system.system import SECTIONS
-from pipejax.search.links import link_runs
 from pipejax.sweep.declaration import _KEYS as SWEEP_KEYS
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -124,7 +123,6 @@ def test_the_page_on_sweeps_has_every_key_and_default():
 def test_the_pages_on_measurements_have_every_column():
     assert set(keys_on("measured_rows.md", "column")) == set(measured_rows.COLUMNS)
     assert set(keys_on("systems.md", "column")) == set(measured_rows.TIMED_COLUMNS)
-    assert set(keys_on("link_models.md", "column")) == set(link_runs.COLUMNS)
 
 
 def test_the_page_on_costs_has_every_key():

@@ -17,7 +17,7 @@ from sweep_cases import GRID, declare, refused, write_grid
 from pipejax.base.files import DRAFT, locked
 from pipejax.cli.app import run
 from pipejax.sweep import read_sweep, run_sweep
-from pipejax.sweep.store import get_block, num_blocks, opened
+from pipejax.sweep.store import SAME, get_block, num_blocks, opened
 
 pytestmark = [pytest.mark.compiles, pytest.mark.process]
 
@@ -280,7 +280,7 @@ def test_report_for_people(whole, grid_file, capsys):
 
 
 def test_a_store_is_begun_anew_where_that_is_asked_for(tmp_path):
-    path, attributes = tmp_path / "out.zarr", {"grid": "another"}
+    path, attributes = tmp_path / "out.zarr", dict.fromkeys(SAME, "another")
     path.mkdir()
     (path / ".zattrs").write_text(json.dumps(attributes))
     (path / "old").mkdir()
@@ -304,3 +304,19 @@ def test_a_store_forgets_nothing(tmp_path):
     data = xr.open_zarr(tmp_path / "empty.zarr").load()
     assert (data.status == 0).all()
     assert data.step_time.isnull().all()
+
+
+def test_force_replaces_datasets_alone(tmp_path):
+    folder = tmp_path / "other.zarr"
+    folder.mkdir()
+    (folder / ".zattrs").write_text('{"grid": "of something else"}')
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is not the dataset of a sweep"):
+        run_sweep(GRID, folder, replace=True)
+    store = tmp_path / "grid.zarr"
+    small = GRID | {"workers": 2, "microbatch_size": 1}
+    run_sweep(small, store)
+    (store / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds notes\.txt, which is no part of a dataset"):
+        run_sweep(small, store, replace=True)
+    assert (store / "notes.txt").read_text() == "mine"

@@ -22,9 +22,9 @@ from pipejax.plots import palette
 from pipejax.plots.explorer.packing import unpack
 from pipejax.plots.heat_maps import COLOURS, HeatMap, RecordedStep, heat_picture
 from pipejax.schedules.table.links import LINKS, Links
-from pipejax.search.links.identify import single_models
 from pipejax.traces.findings.attribution import Attribution
 from pipejax.traces.record import INTEGERS, TIMES
+from pipejax.traces.replaying.link_models import single_models
 from pipejax.traces.replaying.pipelines import fused_with_last
 from pipejax.traces.replaying.replay import Replay
 

@@ -67,7 +67,7 @@ _UNIT = re.compile(r"(?<![A-Za-z])[^\W\d_]+(/[^\W\d_]+)?$")
 
 
 def parse_json(text: str) -> Any:
-    """Read JSON, and refuse duplicate keys."""
+    """Read JSON, and refuse duplicate keys and numbers that are not finite."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -76,8 +76,13 @@ def parse_json(text: str) -> Any:
             raise ValueError(f"key {twice!r} stands twice")
         return found
 
+    def finite(number: str) -> float:
+        if not math.isfinite(value := float(number)):
+            raise ValueError(f"numbers must be finite, got {number}")
+        return value
+
     try:
-        return json.loads(text, object_pairs_hook=unique)
+        return json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

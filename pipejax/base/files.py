@@ -35,7 +35,7 @@ def drafted(path: str | Path, *, replace: bool = True, is_locked: bool = False) 
     path, to_stream = Path(path), is_stream(path)
     # a link goes on to point where it points; a pipe or a terminal cannot be replaced
     beside = Path(tempfile.gettempdir(), path.name) if to_stream else Path(os.path.realpath(path))
-    with _naming(path), draft_folder(beside, is_locked=is_locked) as folder:
+    with name_in_errors(path), draft_folder(beside, is_locked=is_locked) as folder:
         draft = folder / path.name
         yield draft
         if to_stream:
@@ -72,7 +72,7 @@ def _move(draft: Path, path: Path, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def name_in_errors(path: Path) -> Iterator[None]:
     """Name a file in errors of the system that name none, or a draft of it."""
     try:
         yield
@@ -111,7 +111,7 @@ def check_writable(path: str | Path) -> None:
         raise FileNotFoundError(errno.ENOENT, why, str(path))
     if beside.exists() and not beside.is_file() and not beside.is_dir():
         raise OSError(errno.EINVAL, "it is neither a file nor a pipe", str(path))
-    with _naming(path), draft_folder(beside) as folder:
+    with name_in_errors(path), draft_folder(beside) as folder:
         (folder / beside.name).write_bytes(bytes(PROBED))
 
 
@@ -122,7 +122,7 @@ def draft_folder(path: Path, *, is_locked: bool = False) -> Iterator[Path]:
     prefix = f".{name}{DRAFT}"
     for left in path.parent.glob(f"{glob.escape(prefix)}*") if is_locked else ():
         shutil.rmtree(left, ignore_errors=True)
-    with _naming(path):  # say which file cannot be written, not which draft
+    with name_in_errors(path):  # say which file cannot be written, not which draft
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
     remove = partial(shutil.rmtree, folder, ignore_errors=True)
     try:

@@ -47,8 +47,7 @@ COMMANDS = {
     "tune layers": "Split a model into the stages that make the step shortest, for Megatron and "
     "torchtitan.",
     "plan": "Find the layout of a training job that takes the shortest step, among all that fit.",
-    "calibrate": "Fit a system to measured runs, robustly; of runs that tell links apart, find the "
-    "link model.",
+    "calibrate": "Fit a system to measured runs, robustly.",
     "jitter": "Run schedules with random durations: quantiles of the step time, and who is robust.",
     "staleness": "Show weight versions and delays of an asynchronous table; in unit slots without "
     "times.",
@@ -90,7 +89,6 @@ MOVED = {
     "arrange": "tune microbatches",
     "place": "tune places",
     "partition": "tune layers",
-    "links": "calibrate",
     "explore": "show --out PAGE.html",
     "results": "sweep show",
     "completion": "--completion SHELL",

@@ -1,65 +1,112 @@
-"""Schedules whose order follows from times are planned for those of the run."""
+"""Schedules for a run: those whose order follows from times are planned for the run's times.
 
-from collections.abc import Callable, Mapping
+Every door of the package builds a schedule here, so that all of them answer with the same table.
+Times are planned for in forwards (the mean F is 1), to a millionth: costs that differ in scale or
+by rounding alone give one plan.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.schedules import naming
 from pipejax.schedules.registry import Builder
 from pipejax.schedules.table.table import ScheduleTable
 
+TOLERANCE = 1e-6  # of the mean forward: plans tell no shorter times apart
+SHORTEST = 100  # tolerances: slots have a length, and sums of floats tell them apart
+LETTERS = "FBIW"  # of ops in slots
+BY_STAGE = ("offload", "load")  # builders take these stage by stage
+Options = Mapping[str, Any]
 
-def for_times(
-    builder: Builder,
-    size: Mapping[str, int],
-    given: Mapping[str, Any],
-    price: Callable[[ScheduleTable], Costs],
-) -> dict[str, Any]:
-    """Options of a builder with the times that its schedule is planned for, if it is planned.
+
+def build_for_run(
+    builder: Builder, size: Options, options: Options, price: Callable[[ScheduleTable], Costs]
+) -> ScheduleTable:
+    """Build a schedule for the costs of a run; its order follows from them if it is planned.
 
     Args:
-      builder: of the schedule.
-      size: workers and microbatches.
-      given: options that are given, which win.
-      price: gives the costs of a table.
+      builder: builder of the schedule.
+      size: num_workers and num_microbatches.
+      options: options of the builder, which win over the run's times.
+      price: returns the costs of a table.
+
+    Raises:
+      MismatchError: if the schedule does not exist for this size.
     """
-    if not builder.planned or "slots" in given:
-        return dict(given)
-    times = times_of(price(like(builder, size, given)))
-    return {k: v for k, v in times.items() if k in ("slots", *builder.options)} | dict(given)
+    return builder.function(**size, **for_times(builder, size, options, price))
 
 
-def like(builder: Builder, size: Mapping[str, int], given: Mapping[str, Any]) -> ScheduleTable:
+def for_times(
+    builder: Builder, size: Options, options: Options, price: Callable[[ScheduleTable], Costs]
+) -> dict[str, Any]:
+    """Add to a builder's options the times that its schedule is planned for, if it is planned."""
+    if not is_planned(builder, options):
+        return dict(options)
+    costs = price(like(builder, size, options))
+    batch = {name: np.asarray(leaf)[None] for name, leaf in vars(costs).items() if leaf is not None}
+    ((_, planned),) = plans(builder, options, batch)
+    return planned
+
+
+def is_planned(builder: Builder, options: Options) -> bool:
+    """Whether the order of a schedule follows from the times of the run."""
+    return builder.planned and "slots" not in options
+
+
+def plans(
+    builder: Builder, options: Options, costs: Mapping[str, Any]
+) -> Iterator[tuple[Int[NumpyArray, " rows"], dict[str, Any]]]:
+    """Yield rows of a batch of costs that share a plan, and the builder's options for it.
+
+    Args:
+      builder: builder of a planned schedule.
+      options: options that win over the run's times.
+      costs: leaves of Costs by name, each (batch, ...) [s].
+    """
+    size = max(len(leaf) for leaf in costs.values())
+
+    def mean(name: str) -> Float[NumpyArray, "batch columns"]:
+        """Mean time of all stages; of O and L that of each, where costs have them."""
+        leaf = np.asarray(costs.get(name, np.zeros(1)), float)
+        columns = leaf.shape[1] if name in BY_STAGE and leaf.ndim > 1 else 1
+        if not leaf.size:
+            return np.zeros((size, 1))
+        return np.broadcast_to(leaf.reshape(len(leaf), columns, -1).mean(axis=2), (size, columns))
+
+    times = {letter: mean(PHASE_FIELDS[letter]) for letter in LETTERS}
+    times |= {"transfer": mean("latency") + mean("transmit")} | {
+        name: mean(name) for name in BY_STAGE
+    }
+    ends = np.cumsum([leaf.shape[1] for leaf in times.values()])[:-1]
+    in_units = _in_forwards(np.hstack([*times.values()]))
+    distinct, which = np.unique(in_units, axis=0, return_inverse=True)
+    for k, row in enumerate(distinct):
+        values = [part.tolist() for part in np.split(row, ends)]
+        plan: dict[str, Any] = dict(zip(times, values, strict=True))
+        for name in plan:
+            if name not in BY_STAGE or np.ndim(costs.get(name, 0.0)) < 2:
+                (plan[name],) = plan[name]
+        plan["slots"] = {letter: plan[letter] for letter in LETTERS}
+        known = {key: plan[key] for key in ("slots", *builder.options) if key in plan}
+        yield np.flatnonzero(which.ravel() == k), known | dict(options)
+
+
+def _in_forwards(times: Float[NumpyArray, "batch times"]) -> Float[NumpyArray, "batch times"]:
+    """Times in mean forwards, to the tolerance."""
+    forward = times[:, :1]
+    unit = np.where(forward > 0, forward, times.max(axis=1, keepdims=True))
+    steps = np.round(times / np.where(unit > 0, unit, 1.0) / TOLERANCE)
+    steps[:, : len(LETTERS)] = np.maximum(steps[:, : len(LETTERS)], SHORTEST)
+    return steps / round(1 / TOLERANCE)
+
+
+def like(builder: Builder, size: Options, options: Options) -> ScheduleTable:
     """Return any table with as many stages per worker: costs depend on nothing else of it."""
-    stages_per_worker = given.get("stages_per_worker", builder.stages_per_worker)
+    stages_per_worker = options.get("stages_per_worker", builder.stages_per_worker)
     if stages_per_worker == 1:
         return naming.build("1f1b", **size)
     return naming.build("interleaved-1f1b", **size, stages_per_worker=stages_per_worker)
-
-
-def times_of(costs: Costs) -> dict[str, Any]:
-    """Return what a schedule is planned for: means, but O and L of each stage.
-
-    Args:
-      costs: what the run costs [s].
-
-    Returns:
-      Options of builders: slots, transfer, offload, load.
-    """
-
-    def mean(name: str) -> float:
-        values = np.asarray(0.0 if getattr(costs, name) is None else getattr(costs, name), float)
-        return float(values.mean()) if values.size else 0.0
-
-    def by_stage(time: Any) -> Any:
-        values = np.asarray(0.0 if time is None else time, float)
-        return (values.mean(axis=1) if values.ndim == 2 else values).tolist()
-
-    host = {"offload": costs.offload, "load": costs.load}
-    return {
-        "slots": {letter: mean(PHASE_FIELDS[letter]) for letter in "FBIW"},
-        "transfer": mean("latency") + mean("transmit"),
-        **{name: by_stage(time) for name, time in host.items()},
-    }

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.costs.model.stack import Stack
 from pipejax.costs.model.workload import Workload
+from pipejax.costs.planning import like, plans
 from pipejax.costs.scaling import parse_stragglers
 from pipejax.costs.stage.stage_costs import check_machine
 from pipejax.costs.stage.stage_work import StageWork, memory_bytes, stage_work
@@ -44,6 +45,7 @@ from pipejax.sweep.store import FEASIBLE, ILLEGAL, OUT_OF_MEMORY, Block, variabl
 
 MAX_NUMBERS = 1 << 23  # costs of one kind that are priced at once: configurations times stages
 MANY_POINTS = 500_000  # from which code that computes quickly is worth its compilation
+MOST_PLANS = 1000  # of one schedule and workload: a plan takes up to a second
 CURVES = ("compute_efficiency", "memory_efficiency")
 WORTH_A_FORM = 2 * 10**9  # nodes times configurations: what the recurrence takes seconds for
 OF_PATHS = {"share", "bound_by"}  # outputs that ask for critical paths
@@ -139,38 +141,44 @@ def _at_point(sweep: Sweep, at: Values, systems: System) -> Steps:
     values = {name: each.empty(num_systems) for name, each in variables_of(sweep).items()}
     values["status"][:] = ILLEGAL
     try:
-        point = _point(at)
-        if point.table.grammar.own:
-            check_usual(point.table, "a sweep over models")
-        work = stage_work(point.workload, point.table)
-        need = float(memory_bytes(point.workload, point.table).max())
+        points = list(_points(at, systems))
+        works = [stage_work(point.workload, point.table) for _, point in points]
+        needs = [float(memory_bytes(point.workload, point.table).max()) for _, point in points]
     except MismatchError as error:
         reason = error.reason if isinstance(error, ScheduleError) else str(error)
         yield
         return values | {"reason": np.array(reason, object)}
-    if point.table.offloads and not np.all(np.asarray(systems.host_link.bandwidth) > 0):
-        raise ValueError("activations are offloaded, and a system has no host_link")
-    check_machine(point.workload, systems)
-    fits = need <= np.asarray(systems.memory_available)
-    values["memory_bytes"][...] = need
-    values["status"][:] = np.where(fits, FEASIBLE, OUT_OF_MEMORY)
-    step = max(1, MAX_NUMBERS // point.table.num_stages)
-    for low in range(0, num_systems, step):
-        part = slice(low, low + step)
-        priced = _price(point, work, _cut(systems, part), sweep)
-        if low == 0:
-            yield
-        for name, value in _run(point, priced, sweep).items():
-            values[name][part] = value
+    check_machine(points[0][1].workload, systems)
+    is_first = True
+    for (rows, point), work, need in zip(points, works, needs, strict=True):
+        machines = _cut(systems, rows)
+        if point.table.offloads and not np.all(np.asarray(machines.host_link.bandwidth) > 0):
+            raise ValueError("activations are offloaded, and a system has no host_link")
+        fits = need <= np.asarray(machines.memory_available)
+        memory = values["memory_bytes"]
+        memory[rows if memory.ndim else ...] = need
+        values["status"][rows] = np.where(fits, FEASIBLE, OUT_OF_MEMORY)
+        step = max(1, MAX_NUMBERS // point.table.num_stages)
+        for low in range(0, len(rows), step):
+            part = rows[low : low + step]
+            priced = _price(point, work, _cut(systems, part), sweep)
+            if is_first:
+                yield
+            is_first = False
+            for name, value in _run(point, priced, sweep).items():
+                values[name][part] = value
     return values
 
 
-def _cut(systems: System, part: slice | Rows) -> System:
-    cut: System = jax.tree.map(lambda leaf: leaf[part], systems)
+def _cut(systems: System, rows: Rows) -> System:
+    if len(rows) == len(np.asarray(systems.gpus_per_node)):
+        return systems
+    cut: System = jax.tree.map(lambda leaf: leaf[rows], systems)
     return cut
 
 
-def _point(at: Values) -> _GridPoint:
+def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
+    """Yield systems, and the schedule and workload on them: planned schedules differ by system."""
     counts = at.get("microbatches")
     if counts is None:
         counts, rest = divmod(at["minibatch"], at["microbatch_size"])
@@ -179,18 +187,37 @@ def _point(at: Values) -> _GridPoint:
                 f"microbatch size {at['microbatch_size']} does not divide a minibatch "
                 f"of {at['minibatch']}"
             )
-    share = dict(at["schedule"].options).get("weight_share")
+    choice, size = at["schedule"], {"num_workers": at["workers"], "num_microbatches": counts}
+    options = dict(choice.options)
     said = {name: at[name] for name in WORKLOAD if name in at}
     workload = Workload(
         at["model"],
         **{**at["stack"].workload, **said},
-        weight_share=share,
+        weight_share=options.get("weight_share"),
         stragglers=parse_stragglers(at["stragglers"], "stragglers"),
         worker_places=parse_places(at["worker_places"], "worker_places"),
     )
-    table = built(at["schedule"], at["workers"], counts)
-    slowed = Slowed.of(table, dict(workload.stragglers))
-    return _GridPoint(table, workload, _links(at), slowed)
+
+    def point(table: ScheduleTable) -> _GridPoint:
+        if table.grammar.own:
+            check_usual(table, "a sweep over models")
+        return _GridPoint(table, workload, _links(at), Slowed.of(table, dict(workload.stragglers)))
+
+    if not choice.is_planned:
+        yield np.arange(len(np.asarray(systems.gpus_per_node))), point(built(choice, **size))
+        return
+    example = point(like(choice.builder, size, options))
+    hosted = bool(np.all(np.asarray(systems.host_link.bandwidth) > 0))
+    priced = price_systems(stage_work(workload, example.table, offloads=hosted), systems)
+    costs = {k: v for k, v in vars(example.slowed.costs(priced.costs)).items() if v is not None}
+    planned = list(plans(choice.builder, options, costs))
+    if len(planned) > MOST_PLANS:
+        raise ValueError(
+            f"schedule {choice} is planned for the times of each system, and {len(planned):,} "
+            f"systems of this sweep differ in them: at most {MOST_PLANS:,}"
+        )
+    for rows, plan in planned:
+        yield rows, point(choice.builder.function(**size, **plan))
 
 
 def _links(at: Values) -> Links:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from pipejax import schedules
 from pipejax.base.checks import MAX_COUNT, unknown, whole_number
+from pipejax.costs.planning import is_planned
 from pipejax.schedules.naming import is_folder
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -29,17 +30,22 @@ class Choice(NamedTuple):
         """Name and options, as the dataset labels them."""
         return " ".join([self.name, *(f"{key}={value}" for key, value in self.options)])
 
-    def build(self, workers: int, microbatches: int) -> ScheduleTable:
-        """Build the table."""
-        builder = self.own or schedules.find(self.name)
-        sizes = {"num_workers": workers, "num_microbatches": microbatches}
-        return builder.function(**sizes, **dict(self.options))
+    @property
+    def builder(self) -> schedules.Builder:
+        """Builder of the schedule."""
+        return self.own or schedules.find(self.name)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether its order follows from the times of each system."""
+        return is_planned(self.builder, dict(self.options))
 
 
 @functools.lru_cache(KEPT)
-def built(choice: Choice, workers: int, microbatches: int) -> ScheduleTable:
+def built(choice: Choice, num_workers: int, num_microbatches: int) -> ScheduleTable:
     """Build a table, which remembers its programs; the latest are kept."""
-    return choice.build(workers, microbatches)
+    size = {"num_workers": num_workers, "num_microbatches": num_microbatches}
+    return choice.builder.function(**size, **dict(choice.options))
 
 
 def unfolded(given: Any) -> Any:

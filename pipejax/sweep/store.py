@@ -23,7 +23,7 @@ import zarr
 
 from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 from pipejax.base.array_types import NumpyArray
-from pipejax.base.files import DRAFT, LOCK, draft_folder, locked
+from pipejax.base.files import DRAFT, LOCK, draft_folder, locked, name_in_errors
 from pipejax.base.provenance import provenance
 from pipejax.sweep.declaration import Sweep, label
 
@@ -79,12 +79,16 @@ class Variable(NamedTuple):
 
 def variables_of(sweep: Sweep) -> Mapping[str, Variable]:
     """List the variables that a sweep keeps."""
+    (choices,) = (axis.values for axis in sweep.shape_axes if axis.name == "schedule")
+    differs = any(choice.is_planned for choice in choices)  # by system: each has its plan
     always = {
         "step_time": Variable(sweep.dtype, np.nan, "s", "time of one training step", True),
         "status": Variable(
             "int8", 0, "1", "whether the point is legal and fits the memory", True, flags=STATUS
         ),
-        "memory_bytes": Variable("float64", np.nan, "B", "need of the fullest accelerator", False),
+        "memory_bytes": Variable(
+            "float64", np.nan, "B", "need of the fullest accelerator", differs
+        ),
         "reason": Variable("str", "", "1", "why the point is illegal", False),
     }
     resource = (("resource", RESOURCES),)
@@ -231,10 +235,11 @@ def opened(
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {path.parent}", str(path))
     with locked(path, wait=False):
         _check(sweep, path, **how)  # another process may have been here before the lock
-        if replace:
-            _empty(path)
-        _restore(sweep, path)
-        yield BlockStore(sweep, path)
+        with name_in_errors(path):  # a full disk names no file
+            if replace:
+                _empty(path)
+            _restore(sweep, path)
+            yield BlockStore(sweep, path)
 
 
 def _empty(path: Path) -> None:
@@ -254,9 +259,12 @@ def _check(sweep: Sweep, path: Path, *, resume: bool, replace: bool) -> None:
         how = "it exists: go on with it by --resume, begin anew by --force, or give another --out"
         raise FileExistsError(errno.EEXIST, how, str(path))
     found = _attributes_of(path)
-    if "grid" not in found:
+    if not {*SAME} <= {*found}:
         raise ValueError(f"{path} is not the dataset of a sweep: nothing is written to it")
     if replace:
+        strangers = [entry.name for entry in path.iterdir() if not _is_part(entry)]
+        if strangers:
+            raise ValueError(f"{path} holds {strangers[0]}, which is no part of a dataset: move it")
         return
     if found["grid"] != sweep.to_json():
         raise ValueError(
@@ -273,6 +281,11 @@ def _check(sweep: Sweep, path: Path, *, resume: bool, replace: bool) -> None:
 def _is_ours(path: Path) -> bool:
     """Whether a file is left by a process that was killed before it made the store."""
     return path.name == LOCK or DRAFT in path.name
+
+
+def _is_part(path: Path) -> bool:
+    """Whether an entry of a store belongs to it: metadata, an array, or what a process left."""
+    return _is_ours(path) or path.name.startswith(".z") or path.is_dir()
 
 
 def _attributes_of(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pipejax.cli.app import run as pipejax
 from pipejax.plots.explorer.page import page as page_of
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.ops import ScheduleError
-from pipejax.schedules.table.links import LINKS
+from pipejax.schedules.table.links import LINK_MODELS, LINKS, LinkModel
 from pipejax.schedules.table.table_files import to_csv, to_json
 
 TIMES = ["--worker-times", "F=1,B=2.2,I=1.3,W=0.9", "--comm", "0.17"]
@@ -141,6 +141,25 @@ def test_any_table_is_what_the_engine_says(offered, visit):
             assert makespan == pytest.approx(run.makespan, rel=1e-9), (table, link)
             assert idle == pytest.approx(run.bubble_ratio, abs=1e-9)
             assert peaks == run.peak_in_flight.tolist()
+
+
+def test_a_link_model_is_what_its_record_says(tmp_path, visit, monkeypatch):
+    # a message holds its link for latency and transmit time, and arrives a latency later
+    store = LinkModel("queued", holds="message", behind="latency")
+    monkeypatch.setitem(LINK_MODELS, "queued", store)
+    page, times = tmp_path / "page.html", TIMES[:2]
+    lags = ["--latency", "0.1", "--transmit", "0.2"]
+    assert (
+        pipejax(["show", "-s", "1f1b", "-P", "4", "-M", "8", *times, *lags, "--out", str(page)])
+        == 0
+    )
+    table = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
+    costs = pj.Costs(forward=1.0, backward=2.2, latency=0.1, transmit=0.2)
+    opened = visit(page)
+    name = opened(TAKE, [to_json(table), "t.json"])
+    found = {link: makespan for *_, link, makespan, _, _ in opened(MAKESPANS, [name])}
+    assert found["queued"] == pytest.approx(pj.evaluate(table, costs, link="queued").makespan)
+    assert found["queued"] > found["delay"]
 
 
 TAKE = "([text, name]) => explorer.library.take(text, name)"

@@ -28,6 +28,7 @@ from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.stack import OF_WORKLOAD
 from pipejax.costs.model.workload import Stages, Workload, assign_layers, stages_of
+from pipejax.costs.planning import build_for_run
 from pipejax.costs.stage.slices import check_whole
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import StageWork, work_of_stages
@@ -184,27 +185,47 @@ class StepTimes:
     """Step times of measured rows on any system; of rows of a profile, times of their ops."""
 
     def __init__(
-        self, rows: MeasuredRows, *, link: str | Links = "delay", layer_group: Rows | None = None
+        self,
+        rows: MeasuredRows,
+        *,
+        link: str | Links = "delay",
+        layer_group: Rows | None = None,
+        system: System | None = None,
     ) -> None:
         """Build the schedule of every row, and lay the numbers of all rows out as arrays.
 
         `link` is that of rows that do not say theirs.
-        `layer_group` says which factor the time of a row's layers has (`predict_and_grad`).
+        `layer_group` says which factor the time of a row's layers has (`predict_and_grad`), and
+        `system` for whose times it takes planned schedules: `predict` takes those of its own.
         """
         check_types(rows=(rows, MeasuredRows))
         group = np.zeros(len(rows), int) if layer_group is None else layer_group
         self.size = len(rows)
         self.workloads = workloads_of(rows)
         self.tables = tables_of(rows)
+        self._builders = [schedules.find(name) for name in rows.schedule.tolist()]
         self.read = [(str(op), int(stage)) for op, stage in zip(rows.op, rows.stage, strict=True)]
-        program = functools.cache(lambda table, name: lower(table, link=name, step_end=True))
-        names = [name or link for name in rows.link.tolist()]
-        self.programs = [program(*each) for each in zip(self.tables, names, strict=True)]
+        self._lower = functools.cache(lambda table, name: lower(table, link=name, step_end=True))
+        self._links = [name or link for name in rows.link.tolist()]
+        self.programs = list(map(self._lower, self.tables, self._links))
         columns = (rows.accelerators_per_node, rows.network_bandwidth, group)
         settings = (Setting(*map(float, row)) for row in zip(*columns, strict=True))
         self.inputs = [
             _inputs(*each) for each in zip(self.workloads, self.tables, settings, strict=True)
         ]
+        if system is not None:
+            self.programs = list(map(self._program, range(self.size), self._costs(system)))
+
+    def _program(self, row: int, costs: Costs) -> Program:
+        """The program of a row at its costs, which a planned schedule follows."""
+        builder, table = self._builders[row], self.tables[row]
+        if not builder.planned:
+            return self.programs[row]
+        size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
+        several = "stages_per_worker" in builder.options
+        options = {"stages_per_worker": table.stages_per_worker} if several else {}
+        planned = build_for_run(builder, size, options, lambda _: costs)
+        return self._lower(planned, self._links[row])
 
     @functools.cached_property
     def batches(self) -> tuple[RowBatch, ...]:
@@ -243,16 +264,24 @@ class StepTimes:
         Nothing is compiled, which would take longer than all else: rows are few, and equal ones
         are priced once.
         """
-        seconds = np.empty(self.size)
+        costs = self._costs(system)
+        programs = map(self._program, range(self.size), costs)
+        return np.array(
+            [_step_or_op(*run) for run in zip(costs, programs, self.read, strict=True)], float
+        )
+
+    def _costs(self, system: System) -> list[Costs]:
+        """Costs of each row; rows alike are priced once."""
         known: dict[Hashable, Costs] = {}
+        costs = []
         for k, one in enumerate(self.inputs):
             stages = tuple(np.asarray(leaf).tobytes() for leaf in one.stages)
             model = id(self.workloads[k].model)
             key = (model, one.layout, stages, one.recompute, one.setting)
             if key not in known:
                 known[key] = work_costs(_work(one), _as_it_was(system, one.setting))
-            seconds[k] = _step_or_op(known[key], self.programs[k], *self.read[k])
-        return seconds
+            costs.append(known[key])
+        return costs
 
     def predict_and_grad(
         self, system: System, names: Sequence[str], values: Values
@@ -288,8 +317,9 @@ def _as_it_was(system: System, setting: Setting) -> System:
     return dataclasses.replace(system, gpus_per_node=per_node, network=network)
 
 
-def _step_or_op(costs: Costs, program: Program, op: str, stage: int) -> float:
+def _step_or_op(costs: Costs, program: Program, read: tuple[str, int]) -> float:
     """Seconds of a step, or of an op of one microbatch on a stage."""
+    op, stage = read
     if op != STEP:
         return float(np.asarray(getattr(costs, PHASE_FIELDS[op]))[stage])
     return makespan_on_host(program, np.asarray(cost_vector(program, costs)))

@@ -1,4 +1,4 @@
-"""`pipejax calibrate`: what measured runs say of a machine: its numbers, or its link model."""
+"""`pipejax calibrate`: what measured runs say of the numbers of a machine."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,12 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.cli.commands.link_models import LinkChoice, find_links
-from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.values import Count, FileIfGiven, Seed, Text
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
-from pipejax.cli.output.kinds import LINK_OPTIONS, SYSTEM
+from pipejax.cli.output.kinds import SYSTEM
 from pipejax.cli.output.progress import waiting
 from pipejax.cli.output.report import Column, pick, plain, table_of
 
@@ -60,42 +58,21 @@ class FitOptions(NamedTuple):
 
 def calibrate(
     fitting: FitOptions,
-    finding: LinkChoice,
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="DATA.csv...", help="Measured runs: of models, or of links."),
+        typer.Argument(metavar="DATA.csv...", help="Measured runs of models."),
     ] = None,
-    out: Annotated[Output, LINK_OPTIONS] = NO_OUTPUT,
+    out: Annotated[Output, SYSTEM] = NO_OUTPUT,
 ) -> Answer:
-    """Fit a system to measured runs, robustly; of runs that tell links apart, find the link model.
-
-    The columns of DATA.csv say which: a row of runs of links has a table, or workers and
-    microbatches of a schedule.
+    """Fit a system to measured runs, robustly.
 
     Options:
-      out: the system, which every command takes (.json); of links, what was found, for --config
-        (.json), or with --design the runs (.csv).
+      out: the system, which every command takes (.json).
 
     Example:
       pipejax calibrate runs.csv --system a100 --out mine.json
     """
-    from pipejax.search.links.link_runs import are_link_runs
-
-    files = files or []
-    if not any(are_link_runs(file, otherwise=fitting.system is None) for file in files):
-        _check_no_effect(finding, "runs of models")
-        return fit_system(files, fitting, out)
-    _check_no_effect(fitting, "runs of links")
-    if files[1:]:
-        raise ValueError(f"runs of links are one file, got {len(files)}")
-    return find_links(files[0], finding, out)
-
-
-def _check_no_effect(options: FitOptions | LinkChoice, runs: str) -> None:
-    """Refuse options that are for runs of the other kind."""
-    for name, value in options._asdict().items():
-        if value != options._field_defaults[name]:
-            raise ValueError(f"{flag(name)} has no effect on {runs}")
+    return fit_system(files or [], fitting, out)
 
 
 def fit_system(files: Sequence[Path], fitting: FitOptions, out: Output) -> Answer:

@@ -285,10 +285,6 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
     },
     "Fit and check": {
         "collectives": OptionRecord(FILE, "collectives and messages timed alone: a CSV file"),
-        "time_noise": OptionRecord(NUMBER, "relative noise of a step time, as 0.02"),
-        "by_pair": OptionRecord(FLAG, "let pairs of workers have link models of their own"),
-        "design": OptionRecord(COUNT, "choose so many runs, which are then to be measured"),
-        "delay": OptionRecord(TIME, "extra delay that can be injected"),
         "fit": OptionRecord(RULES, "numbers to fit to the runs"),
         "hold_out": OptionRecord(RULES, "rows to predict without, as t=8, k-fold:5, model"),
         "layer_times": OptionRecord(RULES, "columns whose values have a layer time each"),

@@ -74,7 +74,7 @@ class TableOptions(NamedTuple):
         builder = self.builder(schedule)
         given = self.of_table(schedule)
         # needs JAX, and a table in its own slots does not
-        from pipejax.costs.planning import for_times, like
+        from pipejax.costs.planning import build_for_run, like
 
         if "memory_limit" in given:
             sized = ActivationOptions(given.get("weight_share"), None)
@@ -82,7 +82,7 @@ class TableOptions(NamedTuple):
             room = given["memory_limit"].room(like(builder, size, given), sized, workload)
             given["memory_limit"] = room.activations
         if pricing:
-            given = for_times(builder, size, given, pricing.of)
+            return self.finished(build_for_run(builder, size, given, pricing.of))
         return self.finished(builder.function(**size, **given))
 
     def finished(self, table: pj.ScheduleTable) -> pj.ScheduleTable:

@@ -307,6 +307,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "compute.latency": ("compute_latency",),
     "compute.efficiency": ("compute_efficiency", "shares"),
     "memory.capacity": ("memory_capacity",),
+    "memory.reserve": ("memory_reserve",),
     "memory.bandwidth": ("memory_bandwidth",),
     "memory.latency": ("memory_latency",),
     "memory.efficiency": ("memory_efficiency", "shares"),
@@ -327,6 +328,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "kernels.elementwise": ("kernels", "elementwise"),
     **{f"host.{name}": ("host", name) for name in SECTIONS["host"]},
     "optimizer.efficiency": ("optimizer_efficiency",),
+    "price.accelerator": ("price",),
     **{f"host_link.{name}": ("host_link", name) for name in SECTIONS["host_link"]},
 }
 

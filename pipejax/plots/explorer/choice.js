@@ -82,7 +82,7 @@ function fillFrom(base, table, layout, donors, { grammars, phases }) {
 
 /** A schedule of the page from a table: its programs are lowered when their link model is asked for. */
 export function scheduleOf(table, scene, donors) {
-  const { links, factors } = scene;
+  const { links, linkModels, factors } = scene;
   const { grammar } = table;
   const atEnd = factors.find(({ key }) => key === "A" || key === "U");
   if (atEnd) throw new Error(`this page has times of an ${atEnd.name}, which it cannot add to other tables`);
@@ -92,9 +92,9 @@ export function scheduleOf(table, scene, donors) {
   for (const model of links) {
     let found = null;
     Object.defineProperty(programs, model, { enumerable: true, get: () => (found ??= tried(() =>
-      lower(table, model, layout, edges, grammar))) });
+      lower(table, linkModels[model], layout, edges, grammar))) });
   }
-  if (programs.delay.error) throw new Error(programs.delay.error);
+  if (programs[links[0]].error) throw new Error(programs[links[0]].error);
   const { ops, placement } = opsOf(table);
   const sent = (name) => Int32Array.from(edges.sent, (each) => each[name]);
   const code = Object.fromEntries(Object.entries(grammar.codes));

@@ -70,9 +70,7 @@ export function layoutOf(table, grammar) {
   return { op, times, link, duration, joined, firstPair, firstLink, links, size };
 }
 
-const LATENCY = 0; // rows of the costs of a link
-const TRANSMIT = 1;
-const MESSAGE = 2;
+const COST_ROWS = { latency: 0, transmit: 1, message: 2 }; // of a link
 
 /** What ops wait for elsewhere: messages, by the order of those that make them, and all else. */
 export function messagesOf(table, grammar) {
@@ -191,10 +189,10 @@ function mergedOps(cells, { together }) {
   });
 }
 
-/** Lower a table under a link model; what cannot run says why. */
+/** Lower a table under a link model, a record of `links.py`; what cannot run says why. */
 export function lower(table, model, layout, { sent, own }, grammar) {
   const { cells, workers } = table;
-  const meets = model === "rendezvous";
+  const { holds, behind: later, blocks, meets } = model;
   const edges = []; // tail, head, lag
   // nodes: the source, then ops, then gates, then transfers
   const node = Int32Array.from(cells, ({ ops }) => (meets || !grammar.waits.includes(ops[0].phase) ? 1 : 0));
@@ -221,8 +219,8 @@ export function lower(table, model, layout, { sent, own }, grammar) {
     const isInLine = queueOf(cells[from], grammar) === queueOf(cells[to], grammar);
     if (!isInLine && node[from] && node[to]) add(node[from], head(to));
   }
-  const carried = model === "delay" ? null : sent.map(() => nodes++);
-  if (carried) sent.forEach((message) => lasts.push(layout.link(meets ? MESSAGE : TRANSMIT, message)));
+  const carried = holds ? sent.map(() => nodes++) : null;
+  if (carried) sent.forEach((message) => lasts.push(layout.link(COST_ROWS[holds], message)));
   sent.forEach((message, k) => { if (carried) add(node[message.from], carried[k]); });
   const turns = [...sent.keys()];
   if (meets) {
@@ -232,10 +230,9 @@ export function lower(table, model, layout, { sent, own }, grammar) {
     chain(turns, (k) => sent[k].sender * workers + sent[k].receiver)
       .forEach(([one, other]) => add(carried[one], carried[other]));
   }
-  const behind = sent.map((message) =>
-    (meets ? 0 : layout.link(carried ? LATENCY : MESSAGE, message)));
+  const behind = sent.map((message) => (later ? layout.link(COST_ROWS[later], message) : 0));
   sent.forEach(({ from, to }, k) => add(carried ? carried[k] : node[from], head(to), behind[k]));
-  if (model === "blocking") holdNext(cells, sent, grammar, (k, op) => add(carried[k], head(op)));
+  if (blocks) holdNext(cells, sent, grammar, (k, op) => add(carried[k], head(op)));
   if (meets) holdRows(cells, sent, grammar, (k, op) => add(carried[k], node[op]));
   return laidOut(nodes, edges, lasts, node, carried ?? sent.map(() => 0), behind);
 }

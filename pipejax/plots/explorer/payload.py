@@ -30,7 +30,7 @@ from pipejax.plots.explorer.library import OfferedTimes, PagePhases, grammar_of_
 from pipejax.plots.explorer.packing import Packed, pack
 from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts, with_items
 from pipejax.schedules.cells.ops import PARTS, ScheduleError
-from pipejax.schedules.table.links import LINKS, Links, format_pair_links
+from pipejax.schedules.table.links import LINK_MODELS, LINKS, Links, format_pair_links
 from pipejax.schedules.table.table import ScheduleTable
 
 PerStage = Float[NumpyArray, "stages *microbatches"]
@@ -142,6 +142,7 @@ def payload(
     return {
         "unit": unit,
         "links": list(LINKS),
+        "linkModels": {name: vars(model) for name, model in LINK_MODELS.items()},
         "link": given.model,
         "scope": _scope(given),
         "mean": mean,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.checks import MismatchError
 from pipejax.schedules.cells.dependencies import versions_held
 from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts, is_in_ledger
 from pipejax.schedules.cells.ops import PARTS, WHOLE
@@ -86,6 +87,9 @@ def gathered_peak(
     Returns:
       (workers) what they take, in the unit of sizes.
 
+    Raises:
+      MismatchError: if there is not one size for each stage.
+
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=2)
@@ -94,6 +98,11 @@ def gathered_peak(
       [1.0, 1.0]
     """
     size = np.ones(table.num_stages) if sizes is None else np.asarray(sizes, float)
+    if size.shape != (table.num_stages,):
+        raise MismatchError(
+            f"sizes must have one entry for each of {table.num_stages} stages, got {sizes!r}",
+            "sizes",
+        )
     return HeldParts.gathered(HeldOps.gathering(table)).peaks(size[None], table.num_workers)
 
 

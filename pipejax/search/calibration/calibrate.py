@@ -274,13 +274,14 @@ def _fitting(
     numbers = parameters_of(system, names, general=general)
     if layer_times is None:
         every = np.ones(len(names), bool)
-        return _Fitting(rows, system, numbers, len(names), StepTimes(rows), every)
+        return _Fitting(rows, system, numbers, len(names), StepTimes(rows, system=system), every)
     shapes = columns_of(rows, layer_times)
     group = shapes.left_out.argmax(axis=0)
     free = factors([f"layer {name}" for name in shapes.names], LAYER_SPREAD)
     both = joined(numbers, free)
     every = np.ones(len(both.names), bool)
-    return _Fitting(rows, system, both, len(names), StepTimes(rows, layer_group=group), every)
+    times = StepTimes(rows, layer_group=group, system=system)
+    return _Fitting(rows, system, both, len(names), times, every)
 
 
 def _on_stack(rows: MeasuredRows, system: System) -> System:
@@ -347,7 +348,7 @@ def _chosen(
     if count > MOST_CHOSEN_BY:
         some = np.sort(np.random.default_rng(seed).permutation(count)[:MOST_CHOSEN_BY])
         rows = problem.rows.take(some)
-        few = problem._replace(rows=rows, step_times=StepTimes(rows))
+        few = problem._replace(rows=rows, step_times=StepTimes(rows, system=problem.system))
     else:
         few = problem
     folds = _parts(few.rows, seed)

@@ -15,6 +15,8 @@ from ortools.sat.python import cp_model
 
 from pipejax import schedules
 from pipejax.base.array_types import Int, NumpyArray
+from pipejax.costs.costs import PHASE_FIELDS
+from pipejax.costs.planning import plans
 from pipejax.schedules.cells.ops import HOST, SPLIT, Phase
 from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Goal, Rules, list_schedule
 from pipejax.schedules.heuristics.memory_limited_pipe import (
@@ -53,7 +55,6 @@ OF_A_PIPE = (
     "1f1b",
 )
 OFFLOAD_SHARES = (1.0, 0.5)  # of the activations that PipeOffload moves
-LEAST = 1e-4  # of the longest time: slots have a length, and sums of floats tell them apart
 
 
 class Variant(NamedTuple):
@@ -235,35 +236,37 @@ def baseline_tables(problem: Problem, given: ScheduleTable) -> Iterator[tuple[st
     if not is_pipe(problem):
         return
     size = {"num_workers": problem.num_workers, "num_microbatches": problem.num_microbatches}
-    options = _options(problem)
+    options, times = _options(problem), _times(problem)
     own_plan = ada_offload_plan(problem)
     if keeps_limits(problem, own_plan):
         yield "ada-offload", to_table(problem, own_plan, "ada-offload")
     for name in OF_A_PIPE:
-        takes = {*schedules.REGISTRY[name].options, "slots"}
-        own = {option: value for option, value in options.items() if option in takes}
+        builder = schedules.REGISTRY[name]
+        own = {option: options[option] for option in builder.options if option in options}
+        if builder.planned:
+            ((_, own),) = plans(builder, own, times)
         shares = [0.0] if problem.offload is None else OFFLOAD_SHARES
         for share in shares if name == "pipe-offload" else [None]:
             if share is not None:
                 own["offload_share"] = share
-            yield name, schedules.build(name, **size, **own)
+            yield name, builder.function(**size, **own)
 
 
 def _options(problem: Problem) -> Mapping[str, Any]:
-    def mean(times: np.ndarray) -> float:
-        return float(np.mean(times)) if np.size(times) else 0.0
-
-    times = {phase.name: mean(problem.times[phase]) for phase in (*SPLIT, Phase.B)}
-    transfer = mean(problem.lag + problem.transmit)
-    shortest = LEAST * max(*times.values(), transfer) or 1.0
-    options: dict[str, Any] = {
-        "slots": {letter: max(time, shortest) for letter, time in times.items()},
-        "transfer": transfer,
+    """Options of builders that keep the problem's limits."""
+    return {
         "memory_limit": float((problem.limits / problem.sizes).min()),
         "weight_share": float((problem.kept / problem.sizes).max()),
+        "host_links": problem.host_links,
     }
-    options |= {NAMES[phase]: getattr(problem, NAMES[phase]) for phase in HOST}
-    return options | {"host_links": problem.host_links}
+
+
+def _times(problem: Problem) -> Mapping[str, NumpyArray]:
+    """Times that schedules are planned for, as a batch of one by field of `Costs` [s]."""
+    times = {PHASE_FIELDS[phase.name]: problem.times[phase] for phase in (*SPLIT, Phase.B)}
+    times |= {"latency": problem.lag, "transmit": problem.transmit}
+    times |= {NAMES[phase]: getattr(problem, NAMES[phase]) for phase in HOST}
+    return {name: np.asarray(time)[None] for name, time in times.items() if time is not None}
 
 
 def add_offloads(problem: Problem, plan: Plan, budget: Budget) -> Plan | None:

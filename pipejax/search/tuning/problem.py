@@ -12,9 +12,11 @@ import numpy as np
 from pipejax import schedules
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
+from pipejax.costs.costs import Costs
 from pipejax.costs.model.workload import PricingShape, StageLayers, Workload, assign_layers
+from pipejax.costs.planning import build_for_run, is_planned
 from pipejax.costs.stage.slices import check_whole
-from pipejax.costs.stage.stage_costs import check_machine
+from pipejax.costs.stage.stage_costs import check_machine, costs_of_microbatch
 from pipejax.costs.system.system import Number, System
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
@@ -42,12 +44,19 @@ class ScheduleFamily:
       num_workers: P.
       options: what the schedule takes besides, as for `schedules.build`.
       link: link model, or `Links`.
+      price: returns the costs of a table, for a schedule that is planned for the run's times.
     """
 
     schedule: str
     num_workers: int
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     link: str | Links = "delay"
+    price: Callable[[ScheduleTable], Costs] | None = None
+
+    @functools.cached_property
+    def is_planned(self) -> bool:
+        """Whether the order of the schedule follows from the run's times."""
+        return is_planned(schedules.find(self.schedule), self.options)
 
     @functools.cached_property
     def few_microbatches(self) -> tuple[int, ...]:
@@ -69,8 +78,17 @@ class ScheduleFamily:
     @functools.cached_property
     def table(self) -> Callable[[int], ScheduleTable]:
         """The table for M microbatches."""
-        build = functools.partial(schedules.build, self.schedule, num_workers=self.num_workers)
-        return functools.cache(lambda count: build(num_microbatches=count, **self.options))
+
+        def build(num_microbatches: int) -> ScheduleTable:
+            size = {"num_workers": self.num_workers, "num_microbatches": num_microbatches}
+            if not self.is_planned:
+                return schedules.build(self.schedule, **size, **self.options)
+            if self.price is None:
+                raise ValueError(f"{self.schedule} is planned for the times of one run")
+            builder = schedules.find(self.schedule)
+            return build_for_run(builder, size, self.options, self.price)
+
+        return functools.cache(build)
 
     def program(self, num_microbatches: int) -> Program:
         """The program for M microbatches, with all-reduce and update; its table keeps it."""
@@ -107,6 +125,12 @@ class ScheduleFamily:
         except MismatchError as error:
             return str(error)
         return ""
+
+
+def price(workload: Workload, system: System, table: ScheduleTable) -> Costs:
+    """Price a table of any M: a relaxation takes those that do not divide the minibatch, too."""
+    size = workload.minibatch / table.num_microbatches
+    return costs_of_microbatch(workload.model, system, workload, table, size)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -152,7 +176,7 @@ class TuningProblem:
     @functools.cached_property
     def shape(self) -> PricingShape:
         """The static argument of the compiled prices of all pairs."""
-        return PricingShape.of(self.workload, self.family.table(self.family.few_microbatches[0]))
+        return PricingShape.of(self.workload, self.family.table(self.family.few_microbatches[-1]))
 
     def objective(self, relax: Relax, *counts: int) -> StepTimeObjective:
         """Step time by variables of any kind, from the programs of so many microbatches."""

@@ -1,6 +1,7 @@
 """The entry point of tuning, which takes the faster method unless one is given."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -23,7 +24,7 @@ from pipejax.costs.system.system import System
 from pipejax.schedules.table.links import Links
 from pipejax.search.found import Found
 from pipejax.search.tuning.joint_space import PARTS
-from pipejax.search.tuning.problem import ScheduleFamily
+from pipejax.search.tuning.problem import ScheduleFamily, price
 from pipejax.search.tuning.rounding import TooManyError
 from pipejax.search.tuning.system_design import PartPrices
 from pipejax.search.tuning.ways import (
@@ -167,7 +168,15 @@ def tune(
             f"tune knows no eager_below, got {least:g}: what it tunes changes which messages are "
             "buffered",
         )
-    family = ScheduleFamily(schedule, num_workers, schedule_options, link)
+    family = ScheduleFamily(
+        schedule, num_workers, schedule_options, link, functools.partial(price, workload, system)
+    )
+    if family.is_planned and over not in ("size", "recompute"):
+        raise wrong(
+            "over",
+            f"{over} changes the times that {schedule} is planned for: tune size or recompute, or "
+            "give slots",
+        )
     paid = None if prices is None else PartPrices(*prices)
     task = TuningTask(family, workload, system, not lifted, paid, budget)
     with jax.enable_x64(True):

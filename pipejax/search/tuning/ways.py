@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.base.checks import divisors
+from pipejax.base.checks import divisors, wrong
 from pipejax.costs.model.workload import StageLayers, Workload
 from pipejax.costs.system.system import System
 from pipejax.search.tuning.joint import (
@@ -19,8 +19,13 @@ from pipejax.search.tuning.joint import (
     tune_jointly,
 )
 from pipejax.search.tuning.joint_space import JointProblem, TunedJointly, count_settings
-from pipejax.search.tuning.microbatch import TunedSizes, search_microbatches, tune_microbatches
-from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
+from pipejax.search.tuning.microbatch import (
+    NothingFitsError,
+    TunedSizes,
+    search_microbatches,
+    tune_microbatches,
+)
+from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem, price
 from pipejax.search.tuning.rounding import MOST, TooManyError
 from pipejax.search.tuning.rounding_bound import bound_rounding
 from pipejax.search.tuning.system_design import (
@@ -95,6 +100,8 @@ def faster(task: TuningTask, what: str) -> tuple[str, str]:
     """Choose the faster method for this size, and say why."""
     if "system" in what:
         return "gradient", "shares of a budget are continuous: there are no candidates to count"
+    if what == "recompute" and task.family.is_planned:
+        return "exhaustive", f"{task.family.schedule} is planned for each number of layers"
     if "," in what:
         settings = count_settings(_joint(task, what), 0, DIVISIONS)
         return _sooner(settings, SECONDS_PER_SETTING * settings, MOST_SETTINGS, JOINT_SECONDS)
@@ -150,12 +157,41 @@ def _size(task: TuningTask, way: str) -> FoundSetting:
 
 def _recompute(task: TuningTask, way: str, over: str) -> FoundSetting:
     """The recomputed layers of each stage: where there are too many ways, as many on each."""
+    if task.family.is_planned:
+        if way == "gradient":
+            raise wrong("method", "is exhaustive where a schedule is planned for the times")
+        return _recompute_planned(task)
     try:
         return _jointly(task, way, over)
     except TooManyError as error:
         note = f"{error}; as many on every stage instead"
         alike = _jointly(task, way, over, alike=True)
         return alike._replace(more={"note": note}, lower_bound=0.0)
+
+
+def _recompute_planned(task: TuningTask) -> FoundSetting:
+    """As many recomputed layers on every stage, each number with the schedule planned for it."""
+    layers = task.problem().pairs.assigned.layers
+    answers = [_planned_anew(task, count) for count in range(int(layers.max()) + 1)]
+    capacity = float(task.system.memory_available) if task.memory_limit else math.inf
+    fitting = [answer for answer in answers if answer.memory_bytes <= capacity]
+    if not fitting:
+        raise NothingFitsError("recompute: no number of recomputed layers fits in memory")
+    best = min(fitting, key=lambda answer: answer.step_time)
+    return best._replace(evaluated=len(answers))
+
+
+def _planned_anew(task: TuningTask, count: int) -> FoundSetting:
+    """The step with so many recomputed layers on each stage, and the schedule planned for it."""
+    recompute = "full" if count else "none"
+    workload = dataclasses.replace(task.workload, recompute=recompute, recompute_layers=count)
+    anew = functools.partial(price, workload, task.system)
+    family = dataclasses.replace(task.family, price=anew)
+    problem = task._replace(workload=workload, family=family).problem()
+    even = problem.pairs.assigned
+    (step,), (need,) = problem.evaluate(task.microbatches, even, np.zeros(1, int))
+    setting = {name: rows[0].astype(int).tolist() for name, rows in even._asdict().items()}
+    return FoundSetting(task.microbatches, float(step), float(need), 1, setting)
 
 
 def _system(task: TuningTask, way: str) -> FoundSetting:
@@ -270,6 +306,11 @@ def baselines_of(task: TuningTask, what: str) -> dict[str, float | None]:
         "system": {task.system.name: even},
     }[what]
     times: dict[str, float | None] = {}
+    if task.family.is_planned:
+        most = int(even.layers.max())
+        answers = {"none": _planned_anew(task, 0), "full": _planned_anew(task, most)}
+        capacity = problem.capacity[0]
+        return {k: v.step_time if v.memory_bytes <= capacity else None for k, v in answers.items()}
     for name, assigned in settings.items():
         (step,), (need,) = problem.evaluate(task.microbatches, assigned, np.zeros(1, int))
         times[name] = float(step) if need <= problem.capacity[0] else None

@@ -11,7 +11,12 @@ from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr_of
 from pipejax.base.medians import DEVIATION
 from pipejax.schedules.table.links import Links
-from pipejax.search.links.identify import LEAST_NOISE, LinkIdentification, judge, single_models
+from pipejax.traces.replaying.link_models import (
+    LEAST_NOISE,
+    LinkIdentification,
+    judge,
+    single_models,
+)
 from pipejax.traces.replaying.messages import (
     LinkEstimate,
     LinkTimes,

@@ -1,1 +1,0 @@
-"""Which link models a machine follows, from measured step times."""
