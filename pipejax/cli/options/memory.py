@@ -12,6 +12,7 @@ from pipejax.cli.options.pricing_steps import Microbatches
 from pipejax.cli.options.values import Text, WeightShare, for_each, parse_list
 from pipejax.cli.output.numbers import gigabytes
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
+from pipejax.schedules.cells.ops import AT_WORK
 from pipejax.schedules.table.held_activations import static_bytes
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class StageSizes(NamedTuple):
       sizes: (stages) what one takes, or (stages, microbatches).
       weight_share: (stages) share of it that W needs after I, or by microbatch.
       checkpoints: (stages) what F leaves of it where R comes later, or by microbatch.
+      at_work: (B, I and W, stages) what they recompute while they run, or by microbatch.
       static: (workers) bytes that last the whole step, if a model says how many.
     """
 
@@ -37,6 +39,7 @@ class StageSizes(NamedTuple):
     sizes: Float[NumpyArray, "stages *microbatches"]
     weight_share: Float[NumpyArray, "stages *microbatches"]
     checkpoints: Float[NumpyArray, "stages *microbatches"]
+    at_work: Float[NumpyArray, "ops stages *microbatches"]
     static: Float[NumpyArray, " workers"] | None
 
     @property
@@ -46,7 +49,8 @@ class StageSizes(NamedTuple):
 
     def held(self, evaluation: "pj.Evaluation") -> "HeldMemory":
         """Follow the memory of a run."""
-        sizes = {name: getattr(self, name) for name in ("sizes", "weight_share", "checkpoints")}
+        names = ("sizes", "weight_share", "checkpoints", "at_work")
+        sizes = {name: getattr(self, name) for name in names}
         return HeldMemory(pj.analysis.activation_memory(evaluation, **sizes), self)
 
 
@@ -107,7 +111,8 @@ class ActivationOptions(NamedTuple):
         if workload is None and microbatches.workload is None:
             sizes = for_each(self.sizes or [1.0], table.num_stages, "--activation-sizes", "stages")
             share = WEIGHT_SHARE if self.weight_share is None else self.weight_share
-            return StageSizes("activations", sizes, np.full(len(sizes), share), sizes, None)
+            shares, none = np.full(len(sizes), share), np.zeros((len(AT_WORK), len(sizes)))
+            return StageSizes("activations", sizes, shares, sizes, none, None)
         if self.sizes is not None:
             raise ValueError("--activation-sizes does not go with --model, which has its own")
         if workload is None:
@@ -117,9 +122,7 @@ class ActivationOptions(NamedTuple):
         memory = stage_bytes(workload, table)
         lasting = static_bytes(table, np.asarray(memory.static), np.asarray(memory.version))
         lasting += gathered_bytes(workload, table)
-        parts = memory.activations, memory.weight_share, memory.checkpoint
-        whole, shares, inputs = map(np.asarray, parts)
-        return StageSizes("bytes", whole, shares, inputs, lasting)
+        return StageSizes("bytes", **memory.ledger_sizes, static=lasting)
 
 
 def choose_activations(

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from pipejax.base.checks import MAX_COUNT, whole_number
 from pipejax.base.files import read_file
+from pipejax.costs.model.model import check_recompute
+from pipejax.costs.model.workload_fields import RECOMPUTE_METHODS
 
 _ARGUMENT = re.compile(r"(?:^|\s)(\w+) \.{2,} (.*?)\s*$")
 _ITERATION = re.compile(
@@ -221,12 +223,9 @@ class MegatronLog(NamedTuple):
 
     def _recompute(self) -> str:
         kind = self.given("recompute_granularity") or "none"
-        if kind == "full" and self.given("recompute_method") == "block":
-            count = self.whole("recompute_num_layers")
-            raise ValueError(
-                f"{self.path}: recompute_method block, {count} layers of a stage: a row says full "
-                "or none"
-            )
+        method = self.given("recompute_method")
+        if kind == "full" and method in RECOMPUTE_METHODS and self.given("recompute_num_layers"):
+            return check_recompute(f"{method}:{self.whole('recompute_num_layers')}")
         modules = self.given("recompute_modules")
         if kind != "selective" or not modules:
             return kind

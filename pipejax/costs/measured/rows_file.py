@@ -49,6 +49,7 @@ from pipejax.costs.model.model import (
     check_recompute,
     check_shape,
     load_model,
+    parse_recompute,
 )
 from pipejax.costs.model.stack import AS_THE_SYSTEM, Stack, load_stack
 from pipejax.costs.model.workload_fields import DISPATCHERS, WORKLOAD_FIELDS
@@ -238,12 +239,12 @@ class RowReader:
             "1f1b (interleaved-1f1b where stages_per_worker > 1)",
         )
         recompute = check_recompute(self._given(cells, "recompute", "none"))
-        splits = counts["tensor"] > 1 and recompute != "full"
+        splits = counts["tensor"] > 1 and not parse_recompute(recompute).layers
         parallel = self._given(
             cells,
             "sequence_parallel",
             str(int(splits)),
-            "1 where tensor > 1 and recompute is not full, else 0",
+            "1 where tensor > 1 and no whole layers are recomputed, else 0",
         )
         link = cells.get("link", "")
         return {

@@ -8,6 +8,7 @@ replicas wait and gradients have four bytes, where these are otherwise.
 """
 
 import json
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -220,11 +221,12 @@ def _megatron(job: _Job) -> Options:
             found["overlap-param-gather"] = True
     if float(one.model.accumulated_bytes) < FULL_GRADIENT:
         found["grad-reduce-in-bf16"] = True
-    if one.recompute == "full":
-        layers = one.recompute_layers
+    if layers := one.recomputation.layers:
         found["recompute-granularity"] = "full"
-        found["recompute-method"] = "block" if layers else "uniform"
-        found["recompute-num-layers"] = layers or 1
+        found["recompute-method"] = "block" if layers < math.inf else "uniform"
+        found["recompute-num-layers"] = (
+            int(layers) if layers < math.inf else one.recomputation.group
+        )
     elif one.recompute != "none":
         found["recompute-granularity"] = "selective"
         parts = "core_attn" if one.recompute == "selective" else one.recompute
@@ -314,7 +316,7 @@ def _lacks_of_torchtitan(job: _Job) -> Iterator[str]:
         yield "context parallelism of weights that are not split (ZeRO 2 and 3 go with it)"
     if one.tensor_parallel > 1 and not one.sequence_parallel:
         yield "tensor parallelism without sequence parallelism"
-    if one.recompute not in ("none", "full", "half_products") or one.recompute_layers:
+    if one.recompute not in ("none", "full", "half_products"):
         yield f"recomputation {one.recompute} (none, full and half_products are there)"
     if one.rank_order != RANK_ORDERS[0]:
         yield f"rank order {one.rank_order}"
@@ -343,7 +345,8 @@ def _pipeline_module(job: _Job) -> str:
     if job.workers == 1:
         return ""
     axes = f"num_pp={job.workers}, num_mp={job.workload.tensor_parallel}"
-    again = ", activation_checkpoint_interval=1" * (job.workload.recompute == "full")
+    layers, group, _ = job.workload.recomputation
+    again = f", activation_checkpoint_interval={group}" * (layers == math.inf)
     return (
         f"PipelineModule(layers, topology=PipeModelDataParallelTopology({axes}, "
         f"num_dp={job.workload.data_parallel}), partition_method='type:transformer'{again})"
@@ -364,5 +367,5 @@ def _lacks_of_deepspeed(job: _Job) -> Iterator[str]:
         yield "context parallelism"
     if one.tensor_parallel > 1 and one.expert_parallel > 1:
         yield "experts beside tensor parallelism"
-    if one.recompute not in ("none", "full") or one.recompute_layers:
-        yield f"recomputation {one.recompute} (none and full are there)"
+    if one.recompute != "none" and one.recomputation.layers < math.inf:
+        yield f"recomputation {one.recompute} (none, full and uniform:N are there)"

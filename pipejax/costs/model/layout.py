@@ -87,6 +87,8 @@ class Layout:
       rank_order: one of `RANK_ORDERS`.
       frozen: whether no base weight has a gradient; those beside adapters never have.
       lora_rank: r of the adapters beside linear layers, 0 without.
+      recompute_group: layers that share a checkpoint where whole layers are recomputed.
+      recompute_again: whether W recomputes as I does.
     """
 
     tensor: Number = 1.0
@@ -105,12 +107,14 @@ class Layout:
     contiguous_context: Number = 0.0
     graphs: Number = 0.0
     optimizer_offload: Number = 0.0
+    recompute_group: Number = 1.0
     precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
     attention_precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
     head_precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
     rank_order: str = dataclasses.field(default=RANK_ORDERS[0], metadata={"static": True})
     frozen: bool = dataclasses.field(default=False, metadata={"static": True})
     lora_rank: int = dataclasses.field(default=0, metadata={"static": True})
+    recompute_again: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def __post_init__(self) -> None:
         """Take all numbers as floats."""

@@ -7,15 +7,22 @@ mixtures of experts fit in. FLOP, and what a microbatch leaves in memory, follow
 """
 
 import dataclasses
+import math
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
-from pipejax.base.checks import MAX_COUNT, known_as, number, whole_number
+from pipejax.base.checks import MAX_COUNT, known_as, number, one_of, whole_number, wrong
 from pipejax.base.data_files import check_keys
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.trees import register
-from pipejax.costs.model.workload_fields import MODULES, RECOMPUTE
+from pipejax.costs.model.workload_fields import (
+    MODULES,
+    RECOMPUTE,
+    RECOMPUTE_FORMS,
+    RECOMPUTE_METHODS,
+    UNFUSED,
+)
 from pipejax.costs.precision import floats_in
 from pipejax.costs.system.system import Number, names_in, read_named
 
@@ -137,6 +144,9 @@ class Model:
       windowed_layers: layers with such a window.
       gradient_bytes: bytes of an accumulated gradient, element_bytes if None.
       fused_loss: whether logits turn into their gradient in place, without a softmax in float32.
+      unfused: kernels that are not fused and so keep more, joined by +: "activation" (SwiGLU as
+        function and product), "attention" (its output in two orders), "norm" (in float32) and
+        "softmax" (in float32, without flash attention). Times do not depend on it.
 
     Example:
       >>> import pipejax as pj
@@ -172,10 +182,13 @@ class Model:
     causal: bool = dataclasses.field(default=True, metadata=_STATIC)
     gradient_bytes: Number | None = None
     fused_loss: bool = dataclasses.field(default=False, metadata=_STATIC)
+    unfused: str = dataclasses.field(default="", metadata=_STATIC)
 
     def __post_init__(self) -> None:
         """Take arrays and tracers as floats; Python's whole numbers multiply without limit."""
         floats_in(self, but=int)
+        for kernel in unfused_kernels(self):
+            one_of(kernel, UNFUSED, "unfused")
 
     @property
     def accumulated_bytes(self) -> Number:
@@ -499,22 +512,59 @@ def _check_at_most(where: str, name: str, value: Number, whole: str, most: Numbe
         raise ValueError(f"{where}: {name} must be at most {whole}, {most}, got {value}")
 
 
-def check_recompute(recompute: str) -> str:
-    """Return the recomputation that a text means: a name, or parts of layers in order, each once.
+def unfused_kernels(model: Model) -> frozenset[str]:
+    """Kernels of a model that are not fused."""
+    return frozenset(model.unfused.split("+")) if model.unfused else frozenset()
+
+
+class Recomputation(NamedTuple):
+    """What a backward runs again.
+
+    Attributes:
+      layers: whole layers of a stage, at most; infinity for all.
+      group: layers that share a checkpoint.
+      in_layer: parts of every other layer: "none", "selective", or names joined by +.
+    """
+
+    layers: float
+    group: int
+    in_layer: str
+
+
+def parse_recompute(recompute: str) -> Recomputation:
+    """Read a recomputation: none, selective, full, block:N, uniform:N, or parts joined by +.
 
     Raises:
-      ValueError: if it is neither; the message says what is allowed.
+      ValueError: if it is none of these; the message says what is allowed.
     """
+    method, colon, count = str(recompute).partition(":")
+    if colon and method in RECOMPUTE_METHODS:
+        if not (count.isdecimal() and 0 < int(count) <= MAX_COUNT):
+            allowed = f"must be {method}:N, N from 1 to {MAX_COUNT}"
+            raise wrong("recompute", f"{allowed}, got {recompute!r}")
+        number = int(count)
+        return Recomputation(*((number, 1) if method == "block" else (math.inf, number)), "none")
     parts = str(recompute).split("+")
-    if not set(parts) <= set(MODULES):
-        more = f", or parts of layers joined by +: {', '.join(MODULES)}"
-        return str(known_as(recompute, RECOMPUTE, "recompute", more))
-    return "+".join(sorted(set(parts)))
+    if set(parts) <= set(MODULES):
+        return Recomputation(0, 1, "+".join(sorted(set(parts))))
+    more = f", {RECOMPUTE_FORMS}, or parts of layers joined by +: {', '.join(MODULES)}"
+    name = str(known_as(recompute, RECOMPUTE, "recompute", more))
+    return Recomputation(math.inf, 1, "none") if name == "full" else Recomputation(0, 1, name)
+
+
+def check_recompute(recompute: str) -> str:
+    """Return the text of a recomputation: parts of layers in order, each once; raises as above."""
+    layers, group, in_layer = parse_recompute(recompute)
+    if not layers:
+        return in_layer
+    if layers < math.inf:
+        return f"block:{layers}"
+    return "full" if group == 1 else f"uniform:{group}"
 
 
 def recomputed_modules(model: Model, recompute: str) -> frozenset[str]:
     """Parts of a layer that it runs again within I; a flash kernel's attention is one anyway."""
-    recompute = check_recompute(recompute)
-    if recompute == "selective":
+    in_layer = parse_recompute(recompute).in_layer
+    if in_layer == "selective":
         return frozenset(() if model.flash_attention else ("core_attn",))
-    return frozenset(() if recompute in RECOMPUTE else recompute.split("+"))
+    return frozenset(() if in_layer == "none" else in_layer.split("+"))

@@ -26,7 +26,7 @@ from pipejax.base.display import short_repr
 from pipejax.base.trees import mapped
 from pipejax.costs import array_functions as xp
 from pipejax.costs.model.layout import Layout, Workers
-from pipejax.costs.model.model import Model, check_recompute
+from pipejax.costs.model.model import Model, Recomputation, check_recompute, parse_recompute
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload_fields import (
     DISPATCHERS,
@@ -79,9 +79,11 @@ class Workload:
       loss_units: layers that the head and its loss count as.
       pipeline_layout: what each stage holds, as Megatron writes it: "Ettt|(tt|)*29m|L"; layers are
         assigned by the table's stage shares if empty.
-      recompute: "none"; "selective", the core of attention where it is written out; "full"; or
-        parts of layers joined by +, as "core_attn+mlp" (`MODULES`).
-      recompute_layers: how many layers of a stage full recomputation runs again; all if 0.
+      recompute: "none"; "selective", the core of attention where it is written out; "full";
+        "block:N", N layers of a stage; "uniform:N", all layers with a checkpoint every N; or parts
+        of layers joined by +, as "core_attn+mlp" (`MODULES`).
+      recompute_layers: N of "block:N" beside "full", which becomes that text; all layers if 0.
+      recompute_again: whether W recomputes as I does, so that only checkpoints stay between them.
       frozen: whether the model's weights have no gradients, as below what is trained: I passes
         through, W and update are of adapters only.
       lora_rank: r of the adapters A (r x inputs) and B (outputs x r) beside every linear layer of
@@ -112,6 +114,7 @@ class Workload:
     data_parallel: int = 1
     recompute: str = "none"
     recompute_layers: int = 0
+    recompute_again: bool = False
     weight_share: float | None = None
     scatter_gather: bool = False
     context_parallel: int = 1
@@ -144,6 +147,15 @@ class Workload:
         object.__setattr__(self, "minibatch", count)
         for name, field in WORKLOAD_FIELDS.items():
             object.__setattr__(self, name, _checked(getattr(self, name), name, field))
+        if self.recompute == "full" and self.recompute_layers:
+            object.__setattr__(self, "recompute", f"block:{self.recompute_layers}")
+            object.__setattr__(self, "recompute_layers", 0)
+        if self.recompute_again and self.recompute_in_layer != "none":
+            raise MismatchError(
+                "recompute_again goes with recompute full, block:N, uniform:N, or none and R "
+                f"cells, got recompute {self.recompute}",
+                "recompute_again",
+            )
         for name in ("weight_share", "tensor_overlap"):
             if getattr(self, name) is not None:
                 share(getattr(self, name), name)
@@ -205,12 +217,19 @@ class Workload:
             rank_order=self.rank_order,
             frozen=self.frozen,
             lora_rank=self.lora_rank,
+            recompute_group=self.recomputation.group,
+            recompute_again=self.recompute_again,
         )
+
+    @property
+    def recomputation(self) -> Recomputation:
+        """What the backward runs again: layers, groups of layers, or parts of them."""
+        return parse_recompute(self.recompute)
 
     @property
     def recompute_in_layer(self) -> str:
         """What a layer itself recomputes: "none", "selective" or its parts."""
-        return "none" if self.recompute == "full" else self.recompute
+        return self.recomputation.in_layer
 
     def microbatch_size(self, table: ScheduleTable) -> int:
         """Sequences of one microbatch.
@@ -336,14 +355,14 @@ def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
         layout = PipelineLayout.of(workload.pipeline_layout)
         layout.check(workload.model, table.num_stages)
         layers = layout.count("t").astype(float)
-    most = workload.recompute_layers or np.inf
-    return StageLayers(layers, np.minimum(layers, most) * recomputed_stages(workload, table))
+    recomputed = np.minimum(layers, workload.recomputation.layers)
+    return StageLayers(layers, recomputed * recomputed_stages(workload, table))
 
 
 def recomputed_stages(workload: Workload, table: ScheduleTable) -> Bool[NumpyArray, " stages"]:
     """Say which stages (stages) run their forward once more within the backward."""
     in_cells = is_recomputed(table).max(axis=1)
-    recomputed: Bool[NumpyArray, " stages"] = (workload.recompute == "full") & ~in_cells
+    recomputed: Bool[NumpyArray, " stages"] = (workload.recomputation.layers > 0) & ~in_cells
     return recomputed
 
 

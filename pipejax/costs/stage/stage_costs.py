@@ -129,7 +129,8 @@ def _op_seconds(
         "backward": _input_grad(work, system, one_pass)
         + _phase(work, system, one_pass, WEIGHT_GRAD),
         "input_grad": _input_grad(work, system, apart),
-        "weight_grad": _phase(work, system, apart, WEIGHT_GRAD),
+        "weight_grad": _phase(work, system, apart, WEIGHT_GRAD)
+        + (0.0 if work.again is None else _layers(apart, FORWARD, work.again)),
         "recompute": _layers(apart, FORWARD, work.layers),
     }
 
