@@ -138,8 +138,8 @@ def activation_memory(
     np.maximum.at(peak, worker, held)
     is_peak = np.flatnonzero(held == peak[worker])[::-1]  # the first one is written last
     peak_at[worker[is_peak]] = time[is_peak]
-    recomputed = np.stack(np.broadcast_arrays(*_alike(*recomputed)))
-    return ActivationMemory(worker, time, held, peak, peak_at, whole, shares, inputs, recomputed)
+    again = np.stack(np.broadcast_arrays(*_alike(*recomputed)))
+    return ActivationMemory(worker, time, held, peak, peak_at, whole, shares, inputs, again)
 
 
 def _alike(*sizes: PerStage) -> list[PerStage]:

@@ -542,8 +542,8 @@ def parse_recompute(recompute: str) -> Recomputation:
         if not (count.isdecimal() and 0 < int(count) <= MAX_COUNT):
             allowed = f"must be {method}:N, N from 1 to {MAX_COUNT}"
             raise wrong("recompute", f"{allowed}, got {recompute!r}")
-        number = int(count)
-        return Recomputation(*((number, 1) if method == "block" else (math.inf, number)), "none")
+        layers, group = (int(count), 1) if method == "block" else (math.inf, int(count))
+        return Recomputation(layers, group, "none")
     parts = str(recompute).split("+")
     if set(parts) <= set(MODULES):
         return Recomputation(0, 1, "+".join(sorted(set(parts))))

@@ -7,7 +7,7 @@ numbers alone, which may be padded and traced, so that many layouts are one batc
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -332,8 +332,8 @@ def stage_bytes(
     if workload.weight_share is None or layout.recompute_again:
         return memory
     # a share of all that is there when I runs
-    whole = memory.activations + memory.in_i
-    share = workload.weight_share * whole / (memory.activations + (memory.activations == 0))
+    held: Any = memory.activations
+    share = workload.weight_share * (held + memory.in_i) / (held + (held == 0))
     return memory._replace(weight_share=share)
 
 
@@ -357,7 +357,8 @@ def _bytes_by_slice(
 
 def _forward_bytes(model: Model, layout: Layout, stages: Stages) -> StageBytes:
     """Memory of stages that run forwards alone: weights, caches, and one layer at work."""
-    memory = bytes_of_stages(dataclasses.replace(model, dropout=False), layout, stages)
+    model = dataclasses.replace(model, dropout=False)
+    memory = bytes_of_stages(model, layout, stages)
     none = 0.0 * memory.activations
     layers = all_layers_by_kind(model, stages)
     whole = [layer_activation_bytes(model, layout, kind=kind) for kind in model.layers_by_kind]
@@ -517,12 +518,15 @@ def static_parts(
 ) -> dict[str, Float[NumpyArray, " workers"]]:
     """Memory that lasts the whole step, by part: (workers) bytes per accelerator."""
     memory = stage_bytes(workload, table)
-    of_stages = {
-        "parameters": memory.weights,
-        "gradients": memory.gradients,
-        "optimizer": memory.optimizer,
-        "buffers": memory.gathered + memory.buffers,
-    }
+    if table.grammar.forward_only:
+        of_stages = {"parameters": memory.weights, "activations": memory.gathered + memory.buffers}
+    else:
+        of_stages = {
+            "parameters": memory.weights,
+            "gradients": memory.gradients,
+            "optimizer": memory.optimizer,
+            "buffers": memory.gathered + memory.buffers,
+        }
     found = {name: static_bytes(table, np.asarray(each)) for name, each in of_stages.items()}
     gathered = gathered_bytes(workload, table)
     found |= {"gathered weights": gathered} if gathered.any() else {}
