@@ -11,7 +11,7 @@ from pipejax.base.data_files import read_quantity
 from pipejax.cli.options.pricing_steps import Microbatches
 from pipejax.cli.options.values import Text, WeightShare, for_each, parse_list
 from pipejax.cli.output.numbers import gigabytes
-from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
+from pipejax.schedules.cells.memory_ledger import LEDGER_SIZES, WEIGHT_SHARE
 from pipejax.schedules.cells.ops import AT_WORK
 from pipejax.schedules.table.held_activations import static_bytes
 
@@ -49,8 +49,7 @@ class StageSizes(NamedTuple):
 
     def held(self, evaluation: "pj.Evaluation") -> "HeldMemory":
         """Follow the memory of a run."""
-        names = ("sizes", "weight_share", "checkpoints", "at_work")
-        sizes = {name: getattr(self, name) for name in names}
+        sizes = {name: getattr(self, name) for name in LEDGER_SIZES}
         return HeldMemory(pj.analysis.activation_memory(evaluation, **sizes), self)
 
 

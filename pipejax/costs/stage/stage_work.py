@@ -56,7 +56,7 @@ from pipejax.costs.model.workload import (
 )
 from pipejax.costs.stage.slices import by_slice, check_whole
 from pipejax.costs.system.system import Number, Numbers
-from pipejax.schedules.cells.memory_ledger import is_recomputed
+from pipejax.schedules.cells.memory_ledger import LEDGER_SIZES, is_recomputed
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.held_activations import gathered_peak, held_in_rows, static_bytes
 from pipejax.schedules.table.table import ScheduleTable
@@ -248,9 +248,8 @@ class StageBytes(NamedTuple):
         slices (stages, microbatches) where microbatches are in some, and so the next two.
       weight_share: (stages) what W needs after I, as a share of that; above 1 where I recomputes.
       checkpoint: (stages) what it leaves between F and R, where the table recomputes it [B].
-      in_b: (stages) what B recomputes by itself, of one layer or group at a time [B].
-      in_i: (stages) what I recomputes by itself: all of the stage, for W needs it [B].
-      in_w: (stages) what W recomputes by itself, if it does so again [B].
+      at_work: (stages) what B, I and W recompute and hold while they run: B one layer or group at
+        a time, I all that W needs, W one more time if it recomputes again [B].
       version: (stages) one more version of trained weights, which asynchronous tables keep [B].
     """
 
@@ -262,9 +261,7 @@ class StageBytes(NamedTuple):
     activations: Numbers
     weight_share: Numbers
     checkpoint: Numbers
-    in_b: Numbers
-    in_i: Numbers
-    in_w: Numbers
+    at_work: tuple[Numbers, Numbers, Numbers]
     version: Numbers
 
     @property
@@ -277,18 +274,13 @@ class StageBytes(NamedTuple):
     def parts(self) -> tuple[Numbers, ...]:
         """Sizes of an activation's parts, in the order of the memory ledger's `PARTS` [B]."""
         held = self.activations, self.weight_share * self.activations, self.checkpoint
-        return *held, self.in_b, self.in_i, self.in_w
+        return *held, *self.at_work
 
     @property
     def ledger_sizes(self) -> dict[str, NumpyArray]:
         """The same as arguments of `activation_memory`."""
-        at_work = np.broadcast_arrays(*map(np.asarray, (self.in_b, self.in_i, self.in_w)))
-        return {
-            "sizes": np.asarray(self.activations),
-            "weight_share": np.asarray(self.weight_share),
-            "checkpoints": np.asarray(self.checkpoint),
-            "at_work": np.stack(at_work),
-        }
+        sizes = self.activations, self.weight_share, self.checkpoint, self.at_work
+        return dict(zip(LEDGER_SIZES, map(np.asarray, sizes), strict=True))
 
 
 def stage_bytes(
@@ -333,11 +325,11 @@ def stage_bytes(
         return memory
     # a share of all that is there when I runs
     held: Any = memory.activations
-    share = workload.weight_share * (held + memory.in_i) / (held + (held == 0))
+    share = workload.weight_share * (held + memory.at_work[1]) / (held + (held == 0))
     return memory._replace(weight_share=share)
 
 
-_OF_SLICES = ("activations", "weight_share", "checkpoint", "in_b", "in_i", "in_w", "buffers")
+_OF_SLICES = ("activations", "weight_share", "checkpoint", "at_work", "buffers")
 
 
 def _bytes_by_slice(
@@ -358,23 +350,22 @@ def _bytes_by_slice(
 def _forward_bytes(model: Model, layout: Layout, stages: Stages) -> StageBytes:
     """Memory of stages that run forwards alone: weights, caches, and one layer at work."""
     model = dataclasses.replace(model, dropout=False)
-    memory = bytes_of_stages(model, layout, stages)
-    none = 0.0 * memory.activations
+    memory, none = bytes_of_stages(model, layout, stages), 0.0 * stages.last
     layers = all_layers_by_kind(model, stages)
     whole = [layer_activation_bytes(model, layout, kind=kind) for kind in model.layers_by_kind]
     widest = functools.reduce(xp.maximum, (w * (n > 0) for w, n in zip(whole, layers, strict=True)))
     # of the last token of each sequence
     logits = layout.microbatch_size * FLOAT32 * model.vocabulary / layout.tensor
-    return memory._replace(
+    return StageBytes(
+        weights=memory.weights,
         gradients=none,
         optimizer=none,
+        gathered=memory.gathered,
         buffers=widest * stages.share + stages.last * logits,
         activations=sum(layers) * cache_bytes(model, layout),
         weight_share=none,
         checkpoint=none,
-        in_b=none,
-        in_i=none,
-        in_w=none,
+        at_work=(none, none, none),
         version=none,
     )
 
@@ -398,31 +389,31 @@ def bytes_of_stages(
     edges = first * mask + last * head
     layers = all_layers_by_kind(model, stages)
     recomputed = layers_by_kind(model, stages, stages.recomputed)
-    group, again = layout.recompute_group, layout.recompute_again
+    group, has_w = layout.recompute_group, layout.trains_layers  # or nothing stays after I
     # the last group may be smaller; a relaxed number of layers has no groups
     groups = xp.where(group > 1, -xp.floor(-sum(recomputed) / group), sum(recomputed))
-    checkpoints = groups * inputs
-    left: Numbers = checkpoints + edges
-    needed: Numbers = checkpoints if again else 0.0
-    brought, at_once = -checkpoints, 0.0 * stages.last
-    for kind, count, whole_layers in zip(model.layers_by_kind, layers, recomputed, strict=True):
-        rest = count - whole_layers
+    activations: Numbers = groups * inputs + edges
+    brought: Numbers = -groups * inputs
+    needed: Numbers = 0.0
+    at_once = in_layer = 0.0 * last
+    for kind, count, again in zip(model.layers_by_kind, layers, recomputed, strict=True):
+        rest = count - again
         whole = layer_activation_bytes(model, layout, kind=kind)
         kept = layer_activation_bytes(model, layout, recompute, kind)
-        left = left + rest * kept
-        brought = brought + whole_layers * whole + rest * (whole - kept)
-        in_layer = recompute if again else "none"
-        of_w = layer_weight_grad_bytes(model, layout, kind, in_layer)
-        needed = needed + (rest if again else count) * of_w
-        in_group = xp.minimum(group, whole_layers) * whole - (whole_layers > 0) * inputs
-        part = (rest > 0) * (whole - kept)
-        at_once = xp.maximum(at_once, xp.maximum(in_group, part))
-    activations, checkpoint = left, sum(layers) * inputs + edges
-    has_w = layout.trains_layers  # or nothing stays after I
+        of_w = layer_weight_grad_bytes(model, layout, kind)
+        for_w = xp.maximum(of_w - kept, 0.0)  # stays of what a layer recomputes of itself
+        activations = activations + rest * kept
+        needed = needed + count * of_w
+        brought = brought + again * whole + rest * for_w
+        group_of_kind = xp.minimum(group, again) * whole - (again > 0) * inputs
+        at_once = xp.maximum(at_once, xp.maximum(group_of_kind, (rest > 0) * (whole - kept)))
+        in_layer = xp.maximum(in_layer, (rest > 0) * (whole - kept - for_w))
+    checkpoint, in_i = sum(layers) * inputs + edges, brought + in_layer if has_w else at_once
     head_needs = last * head_weight_grad_bytes(model, layout)
-    needed_by_w = has_w * needed + head_needs
-    if again:
-        needed_by_w = xp.where(has_r, checkpoint - edges + head_needs, needed_by_w)
+    needed_by_w, in_w = has_w * needed + head_needs, 0.0 * last
+    if layout.recompute_again:  # W starts where I did
+        needed_by_w = xp.where(has_r, checkpoint, activations) - edges + head_needs
+        in_i, in_w = at_once, xp.where(has_r, activations - checkpoint, at_once)
     parameters = stage_parameters(model, layout, stages)
     trained = stage_parameters(model, layout, stages, base=layout.trains_base)
     sharing = layout.replicas, layout.expert_replicas
@@ -444,9 +435,7 @@ def bytes_of_stages(
         # a stage that holds the embedding alone may leave nothing
         weight_share=needed_by_w / (activations + (activations == 0)),
         checkpoint=checkpoint,
-        in_b=at_once,
-        in_i=brought if has_w and not again else at_once,
-        in_w=again * xp.where(has_r, activations - checkpoint, at_once),
+        at_work=(at_once, in_i, in_w),
         version=model.element_bytes * (trained.dense + trained.experts),
     )
 

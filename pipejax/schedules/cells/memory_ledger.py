@@ -25,6 +25,8 @@ from pipejax.schedules.cells.ops import (
     Phase,
 )
 
+# arguments of `activation_memory`
+LEDGER_SIZES = ("sizes", "weight_share", "checkpoints", "at_work")
 WEIGHT_SHARE = 1 / 3  # of an activation, that W needs after I, where no layer says how much
 
 START, END = 0, 1  # of an op
