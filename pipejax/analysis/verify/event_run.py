@@ -451,11 +451,13 @@ class ActivationSizes(NamedTuple):
       whole: all of an activation.
       weight_share: share of it that W needs after I.
       checkpoints: what F leaves of it where R comes later.
+      at_work: what B, I and W recompute by themselves; empty for nothing.
     """
 
     whole: Sequence[Any]
     weight_share: Sequence[Any]
     checkpoints: Sequence[Any]
+    at_work: Sequence[Sequence[Any]] = ()
 
 
 def memory_curves(run: EventRun, sizes: ActivationSizes) -> list[Curve]:
@@ -464,7 +466,7 @@ def memory_curves(run: EventRun, sizes: ActivationSizes) -> list[Curve]:
     for (phase, place, number), cell in run.ops():
         # what is of a worker counts as the last stage, what is of no microbatch as the first
         stage, microbatch = max(place, -1), max(number, 0)
-        whole, share, rest = (of_microbatch(size[stage], microbatch) for size in sizes)
+        whole, share, rest = (of_microbatch(size[stage], microbatch) for size in sizes[:3])
         again = any((each, stage, microbatch) in run.at for each in run.own.recomputing)
         left = rest if again else whole
         for_weights = share * whole
@@ -477,6 +479,9 @@ def memory_curves(run: EventRun, sizes: ActivationSizes) -> list[Curve]:
                 change |= (
                     {phase: sum(count * parts[part] for part, count in at.items())} if at else {}
                 )
+        if sizes.at_work and phase in ("B", "I", "W"):
+            work = of_microbatch(sizes.at_work["BIW".index(phase)][stage], microbatch)
+            taken[phase], freed[phase] = work, freed[phase] - work
         if phase in taken:
             changes[cell[0]][run.start[cell]] += taken[phase]
         if phase in freed:

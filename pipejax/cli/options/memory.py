@@ -154,7 +154,27 @@ class Room(NamedTuple):
     @property
     def activations(self) -> float:
         """Activations that fit on any worker, for schedules that count them."""
-        return float(self.limits.min() / self.stages.sizes.max())
+        stages = self.stages  # what W needs may be more than what F leaves
+        whole = stages.sizes * np.maximum(stages.weight_share, 1.0)
+        return float((self.limits.min() - stages.at_work[0].max()) / whole.max())
+
+    def of_search(self, table: pj.ScheduleTable) -> Float[NumpyArray, " workers"]:
+        """Return (workers) the limits of a search, which takes and frees at F, I and W alone.
+
+        What a backward recomputes is set aside: some backward follows where most is held.
+
+        Raises:
+          ValueError: if W needs more than F leaves.
+        """
+        work = self.stages.at_work
+        if work.any() and (self.stages.weight_share > 1).any():
+            raise ValueError(
+                f"{LIMIT_OPTION} in bytes: optimize does not search a backward that recomputes "
+                "what W needs: give --recompute none, or a limit in activations"
+            )
+        reserve = np.zeros(table.num_workers)
+        np.maximum.at(reserve, table.placement, work.max(axis=0))
+        return self.limits - reserve
 
 
 class MemoryLimit(NamedTuple):
