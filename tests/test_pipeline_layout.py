@@ -17,7 +17,7 @@ DENSE = pj.load_model("gpt-22b")
 H100 = dataclasses.replace(pj.load_system("h100"), host=Host())  # sums of layers, exactly
 SPARSE = pj.load_model("deepseek-v3-mtp")  # 3 dense layers, 58 with experts, one for MTP
 TABLE = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-SHARED = {"tensor_parallel": 8, "expert_parallel": 8}
+SHARED = {"tensor_parallel": 8, "expert_parallel": 8, "expert_tensor_parallel": 1}
 
 
 def written_out(text):
@@ -146,7 +146,9 @@ def test_a_stage_costs_what_its_layers_do():
         np.stack([moved, moved * [4, 3, 2, 1]], axis=1).astype(float), more - need, rcond=None
     )
     parameters, activation = of_layer[0]
-    assert parameters == pytest.approx(16 * DENSE.layer_parameters / 8, rel=1e-9)
+    whole = DENSE.whole_parameters()
+    of_rank = whole + (DENSE.layer_parameters - whole) / 8
+    assert parameters == pytest.approx(16 * of_rank, rel=1e-9)
     np.testing.assert_allclose(more - need, moved * (parameters + activation * np.arange(4, 0, -1)))
 
 
@@ -164,11 +166,17 @@ def test_layers_for_further_tokens_lie_where_the_layout_says():
         stage_bytes(pj.Workload(SPARSE, 8, **SHARED, pipeline_layout=text), TABLE).weights
         for text in ("Et*15|t*23|t*23m|L", "Et*15|t*23|t*23|mL")
     ]
+    # by hand: h 7168, latent ranks 512 + 64 and 1536, 128 heads, 256 experts of width 2048, e 8 of
+    # etp 1; the ways down, the norms and the router are whole; and a copy of the embedding
+    h = 7168
+    split = 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * h + 3 * h * 2048 + 2 * h * h
+    whole = h * (512 + 64 + 1536) + 2 * h + 512 + 1536 + 256 * h + 3 * h
+    of_rank = split / 8 + whole + 256 * 3 * h * 2048 / 8 + 129280 * h / 8
     assert weights[0] - weights[1] == pytest.approx(
-        np.array([0, 0, 1, -1]) * 2 * SPARSE.mtp_parameters / 8, rel=1e-9
+        np.array([0, 0, 1, -1]) * 2 * of_rank, rel=1e-9
     )
     # 2 bytes each of weights and gradients, 12 of the optimizer, and two activations instead of one
-    moved, static = more - less, 16 * SPARSE.mtp_parameters / 8
+    moved, static = more - less, 16 * of_rank
     assert moved[:2].tolist() == [0, 0]
     assert moved[2] - static > 0
     assert 0 < -moved[3] - static < moved[2] - static

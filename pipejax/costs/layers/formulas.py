@@ -242,7 +242,10 @@ def layer_weight_grad_bytes(
         parts += is_kept * (operand + takes) * moe.shared_experts * moe.expert_hidden
         # each token once more for every expert that it meets, as it comes in and as it goes out
         puts_out = operand * ("moe_act" not in modules)
-        routed = (e + operand) * h + (puts_out + takes) * moe.expert_hidden
+        # who splits an expert holds its part of the width for the tokens of all
+        n = layout.expert_gather
+        width = moe.expert_hidden * n / layout.expert_tensor
+        routed = (e + n * operand) * h + (puts_out + takes) * width
         whole += ("moe" not in modules) * moe.slots * routed
     else:
         parts += ("mlp" not in modules) * (operand + takes) * model.ffn_hidden
@@ -362,8 +365,9 @@ def buffer_bytes(
     width = dense * mlp_parts * model.ffn_hidden / t
     if model.moe is not None:
         one, shared = model.moe.expert_hidden, model.moe.shared_experts * model.moe.expert_hidden
-        weights += moe * (model.mlp_matrices(one) + model.mlp_matrices(shared) / t)
-        routed = model.moe.slots * (mlp_parts * one + 2 * h) / layout.shared_by
+        parts, n = layout.expert_tensor, layout.expert_gather
+        weights += moe * (model.mlp_matrices(one) / parts + model.mlp_matrices(shared) / t)
+        routed = model.moe.slots * n * (mlp_parts * one / parts + 2 * h) / layout.shared_by
         width = _larger(width, moe * routed)
     of_layer = tokens * (width + 2 * h)
     trained = layout.trains_base

@@ -58,6 +58,8 @@ class Workload:
       scatter_gather: whether each of them sends its part of a message, which is gathered behind it.
       context_parallel: accelerators that split every sequence, beside tensor_parallel.
       expert_parallel: accelerators that the experts are spread over, of all that hold a stage.
+      expert_tensor_parallel: accelerators that split each expert; as tensor_parallel if 0, which is
+        Megatron's default.
       data_parallel: replicas of the whole pipeline, each with its own minibatch.
       zero: what the replicas split: 0 nothing, 1 optimizer state (the distributed optimizer), 2
         gradients too, which every backward then reduces, 3 weights too (FSDP).
@@ -139,6 +141,7 @@ class Workload:
     head_precision: str = ""
     frozen: bool = False
     lora_rank: int = 0
+    expert_tensor_parallel: int = 0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -172,12 +175,30 @@ class Workload:
         object.__setattr__(self, "stragglers", _checked_stragglers(self.stragglers))
         object.__setattr__(self, "worker_places", check_places(self.worker_places, "worker_places"))
         holders = self.accelerators_per_worker * self.data_parallel
+        whole = f"the {holders} accelerators that hold a stage (tensor_parallel x context_parallel"
         if holders % self.expert_parallel:
             raise MismatchError(
-                f"expert_parallel {self.expert_parallel} must divide the {holders} accelerators "
-                "that hold a stage (tensor_parallel x context_parallel x data_parallel)",
+                f"expert_parallel {self.expert_parallel} must divide {whole} x data_parallel)",
                 "expert_parallel",
             )
+        if self.has_experts and holders % (self.expert_tensor * self.expert_parallel):
+            default = ", as tensor_parallel if not chosen," * (not self.expert_tensor_parallel)
+            raise MismatchError(
+                f"expert_tensor_parallel {self.expert_tensor}{default} x expert_parallel "
+                f"{self.expert_parallel} must divide {whole} x data_parallel); "
+                "expert_tensor_parallel 1 leaves experts whole",
+                "expert_tensor_parallel",
+            )
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the model has routed experts."""
+        return self.model.moe is not None
+
+    @property
+    def expert_tensor(self) -> int:
+        """Accelerators that split each expert: as many as split a layer if not chosen."""
+        return self.expert_tensor_parallel or self.tensor_parallel
 
     @property
     def accelerators_per_worker(self) -> int:
@@ -198,6 +219,7 @@ class Workload:
             tensor=self.tensor_parallel,
             context=self.context_parallel,
             expert=self.expert_parallel,
+            expert_tensor=self.expert_tensor,
             data=self.data_parallel,
             pipeline=table.num_workers,
             sequence_parallel=float(self.sequence_parallel),
@@ -477,8 +499,8 @@ class ParameterCounts(NamedTuple):
     """Parameters of one accelerator, before replicas split them.
 
     Attributes:
-      dense: split by tensor parallelism.
-      experts: routed experts, spread by expert parallelism.
+      dense: split by tensor parallelism, or whole on every accelerator.
+      experts: routed experts, spread by expert parallelism, split by expert-tensor parallelism.
     """
 
     dense: Numbers
@@ -491,15 +513,19 @@ def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[st
     Tensor parallelism splits both factors of an adapter, one by its rank or inputs and one by its
     outputs, as Megatron does: r (inputs + outputs) / t.
     """
+    t, r, parts = layout.tensor, layout.lora_rank, layout.expert_tensor
     shared = {"dense": model.layer_parameters, "moe": model.shared_parameters}
-    experts = {"dense": 0.0, "moe": model.expert_parameters}
     sides = {"dense": model.active_sides(), "moe": model.shared_sides}
-    expert_sides = {"dense": 0.0, "moe": model.expert_sides}
+    one_whole = base * model.whole_expert_parameters
+    split = base * (model.expert_parameters - model.whole_expert_parameters)
+    experts = (one_whole + (split + r * model.expert_sides) / parts) / layout.expert
+
+    def dense(kind: str) -> Number:
+        whole = model.whole_parameters(kind)
+        return base * whole + (base * (shared[kind] - whole) + r * sides[kind]) / t
+
     return {
-        kind: ParameterCounts(
-            (base * shared[kind] + layout.lora_rank * sides[kind]) / layout.tensor,
-            (base * experts[kind] + layout.lora_rank * expert_sides[kind]) / layout.expert,
-        )
+        kind: ParameterCounts(dense(kind), experts if kind == "moe" else 0.0 * experts)
         for kind in model.layers_by_kind
     }
 
@@ -509,16 +535,20 @@ def stage_parameters(
 ) -> ParameterCounts:
     """Parameters (stages) of one copy of each stage on one accelerator: its own, if any, adapters.
 
-    A tied head is a second copy of the embedding where it lies on another stage.
+    A tied head is a second copy of the embedding where it lies on another stage. So have stages of
+    layers for further tokens, which look up their tokens; a tied head beside these needs none.
     """
     counts = all_layers_by_kind(model, stages)
     parts = layer_weights(model, layout, base=base).values()
     dense = sum((part.dense * count for part, count in zip(parts, counts, strict=True)), 0.0)
     experts = sum((part.experts * count for part, count in zip(parts, counts, strict=True)), 0.0)
-    heads = stages.last * (1 - stages.first) if model.tied_embeddings else stages.last
-    edges = stages.first * model.embedding_parameters + heads * model.head_parameters
-    edges = edges + stages.mtp * model.mtp_layers * model.mtp_projection
-    return ParameterCounts(dense + base * edges / layout.tensor, experts)
+    looks_up = xp.maximum(stages.first, 1.0 * (stages.mtp * model.mtp_layers > 0))
+    heads = stages.last * (1 - looks_up) if model.tied_embeddings else stages.last
+    further = stages.mtp * model.mtp_layers
+    split = (looks_up + heads) * model.head_parameters + further * model.mtp_projection
+    whole = looks_up * model.position_parameters + stages.last * model.last_norm_parameters
+    whole = whole + further * 3 * model.norm_parameters
+    return ParameterCounts(dense + base * (split / layout.tensor + whole), experts)
 
 
 _tables: WeakValueDictionary[Hashable, ScheduleTable] = WeakValueDictionary()

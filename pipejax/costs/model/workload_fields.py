@@ -69,6 +69,12 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
     ),
     "context_parallel": WorkloadField("whole", "accelerators that split every sequence"),
     "expert_parallel": WorkloadField("whole", "accelerators that share the experts"),
+    "expert_tensor_parallel": WorkloadField(
+        "whole",
+        "accelerators that split every expert",
+        "As many as --tensor-parallel if not given, which is Megatron-LM's default.",
+        least=0,
+    ),
     "data_parallel": WorkloadField("whole", "replicas of the pipeline"),
     "zero": WorkloadField(
         "whole",

@@ -264,7 +264,8 @@ def _device(
         elif op.kind == "gemm":
             products = products + seconds
     for exchange in exchanges:
-        wait, group = next(waits), exchange.group
+        # groups that split an expert belong to the part of experts
+        wait, group = next(waits), exchange.group.removesuffix("_tensor")
         if exchange.beside == "attention":
             wait = xp.asarray(exposed_ring(wait, attention, layout.context))
         elif exchange.beside == "layer":

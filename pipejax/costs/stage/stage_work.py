@@ -185,7 +185,8 @@ def work_of_stages(
     kept = bytes_of_stages(model, layout, stages, recompute).activations if offloads else None
     element = model.element_bytes
     head = ParameterCounts(model.head_parameters / layout.tensor, 0.0)
-    tied = trained * model.head_parameters / layout.tensor if model.tied_embeddings else 0.0
+    has_copies = model.tied_embeddings or 1.0 * (model.mtp_layers > 0)
+    tied = trained * has_copies * model.head_parameters / layout.tensor
     return StageWork(
         layout=layout,
         stages=stages,
