@@ -319,6 +319,7 @@ def workloads_of(rows: MeasuredRows) -> tuple[Workload, ...]:
         "precision": rows.precision.tolist(),
         "embedding_units": rows.embedding_units.tolist(),
         "loss_units": rows.loss_units.tolist(),
+        "pipeline_layout": rows.pipeline_layout.tolist(),
     }
     return tuple(
         Workload(**dict(zip(columns, row, strict=True)))

@@ -385,7 +385,8 @@ OTHER_NAMES = {"--plot": "--figure"}  # that people try, and what they mean
 # has; what a runtime trains has microbatches, and its gradients are equal or not
 EXCEPTIONS = {
     ("export", "format"): OptionRecord(NAME, "|".join(FORMATS), "f", True, (*FORMATS,)),
-    ("init", "from_"): OptionRecord(FILE, "what is read: a config.json, or Megatron's log"),
+    ("init", "from_"): OptionRecord(FILE, "what is read: a config.json, or a training log"),
+    ("init", "columns"): OptionRecord(RULES, "columns of rows that a log does not say"),
     ("plan", "minibatch"): OptionRecord(COUNT, "sequences per step of the whole job"),
     ("run", "batch_size"): OptionRecord(COUNT, "examples of a microbatch"),
     ("run", "tolerance"): OptionRecord(NUMBER, "largest error of a gradient that passes"),
@@ -393,6 +394,7 @@ EXCEPTIONS = {
 # options that stand in another panel
 PLACES = {
     ("init", "from_"): "Model and system",
+    ("init", "columns"): "Model and system",
     ("compare", "labels"): "Schedule",
 }
 # options that have another default, or none, in some command, and why

@@ -50,7 +50,7 @@ FRACTIONS = ("overlap", "expert_overlap", "graphs", "optimizer_offload")  # shar
 FLAGS = ("sequence_parallel", "contiguous_context", "out_of_memory")  # 0 or 1
 NAMES = (
     *("schedule", "link", "recompute", "precision", "attention_precision", "head_precision"),
-    *("dispatcher", "system", "stack"),
+    *("dispatcher", "system", "stack", "pipeline_layout"),
 )
 TEXTS = ("group", "release", "source")  # free
 RATES = ("network_bandwidth",)  # of the machine while it ran, in SI units
@@ -107,6 +107,8 @@ class MeasuredRows:
       head_precision: (rows) names of those of the head's products, empty for 16 bits.
       system: (rows) name or file of the machine, empty where the row does not say it.
       stack: (rows) name or file of the software, empty where the row does not say it.
+      pipeline_layout: (rows) layers of each stage in Megatron's letters, empty where the schedule
+        spreads them.
       op: (rows) what the seconds are of: a step, or F, B, I or W of one microbatch on a stage.
       stage: (rows) of that op, from 0.
       variance: (rows) of the seconds, relative to their square; 0 where no spread is given.
@@ -150,6 +152,7 @@ class MeasuredRows:
     dispatcher: NumpyArray
     system: NumpyArray
     stack: NumpyArray
+    pipeline_layout: NumpyArray
     op: NumpyArray
     stage: Int[NumpyArray, " rows"]
     variance: Float[NumpyArray, " rows"]

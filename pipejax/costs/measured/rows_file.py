@@ -51,6 +51,7 @@ from pipejax.costs.model.model import (
     load_model,
     parse_recompute,
 )
+from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.stack import AS_THE_SYSTEM, Stack, load_stack
 from pipejax.costs.model.workload_fields import DISPATCHERS, WORKLOAD_FIELDS
 from pipejax.schedules.table.links import LINKS
@@ -246,8 +247,9 @@ class RowReader:
             str(int(splits)),
             "1 where tensor > 1 and no whole layers are recomputed, else 0",
         )
-        link = cells.get("link", "")
+        link, layout = cells.get("link", ""), cells.get("pipeline_layout", "")
         return {
+            "pipeline_layout": str(PipelineLayout.of(layout)) if layout else "",
             "link": one_of(link, LINKS, "link") if link else "",
             "schedule": known_as(schedule, schedules.names(), "schedule"),
             "recompute": recompute,
@@ -258,7 +260,7 @@ class RowReader:
 
     def _of_software(self, cells: dict[str, str]) -> dict[str, Any]:
         """What a row or, where it says nothing, its stack says of exchanges and the host."""
-        name = self.stack or _beside(self.path, self._given(cells, "stack", "", DEFAULT_STACK))
+        name = self.stack or file_beside(self.path, self._given(cells, "stack", "", DEFAULT_STACK))
         if name not in self.stacks:
             self.stacks[name] = load_stack(name)
         stack = self.stacks[name]
@@ -309,7 +311,7 @@ class RowReader:
         sizes = {name: _size(cells, name) for name in OF_MODEL if name in cells}
         changes: dict[str, Any] = {}
         if "model" in cells:
-            model = load_model(_beside(self.path, cells["model"]))
+            model = load_model(file_beside(self.path, cells["model"]))
             if "heads" in sizes and model.kv_heads == model.heads:
                 changes["kv_heads"] = sizes["heads"]
         else:
@@ -363,8 +365,8 @@ def _experts(model: Model, sizes: Mapping[str, float]) -> MixtureOfExperts | Non
     return MixtureOfExperts(**{"top_k": 1, **changes}, expert_hidden=model.ffn_hidden)
 
 
-def _beside(path: Path, name: str) -> str:
-    """A model's file that is not there is looked for beside the rows."""
+def file_beside(path: Path, name: str) -> str:
+    """Return a file by its name; one that is not there is looked for beside the rows."""
     is_elsewhere = name.endswith(".json") and not Path(name).exists()
     return str(path.parent / name) if is_elsewhere else name
 
@@ -395,7 +397,11 @@ def _check_spread(found: dict[str, Any], model: Model, cells: dict[str, str]) ->
         )
     stages = found["pipeline"] * found["stages_per_worker"]
     units = model.layers + found["embedding_units"] + found["loss_units"]
-    if units < stages:
+    if layout := found["pipeline_layout"]:
+        if units > model.layers:
+            raise ValueError("pipeline_layout does not go with embedding_units and loss_units")
+        PipelineLayout.of(layout).check(model, stages)
+    elif units < stages:
         raise ValueError(
             f"pipeline x stages_per_worker must be at most the {units} layers, got {stages}"
         )

@@ -1,0 +1,86 @@
+"""Tables of the arguments and keys that files of other programs hold, and which of them are read.
+
+A table is data (`costs/data/arguments`). An argument that is set is read, has no effect on time or
+memory, or is named with the value that is assumed instead.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from pipejax.base.data_files import load_json
+from pipejax.costs.system.system import data_file
+
+NOTHING = ("None", "False", "[]", "")  # texts of an argument that is not set
+
+
+class Assumption(NamedTuple):
+    """What is assumed in place of arguments that nothing reads.
+
+    Attributes:
+      text: the assumption.
+      agrees: values that agree with it; "=name" is the value of another argument.
+      condition: argument without which these have no effect; empty if there is none.
+    """
+
+    text: str
+    agrees: Sequence[str]
+    condition: str
+
+
+class ArgumentTable(NamedTuple):
+    """The arguments of one program.
+
+    Attributes:
+      read: what an argument sets, by its name.
+      names: older names of an argument.
+      assumptions: by the name of an argument that is not read.
+      without_effect: patterns of the names that change neither time nor memory.
+    """
+
+    read: Mapping[str, str]
+    names: Mapping[str, Sequence[str]]
+    assumptions: Mapping[str, Sequence[Assumption]]
+    without_effect: Sequence[str]
+
+    def notes(self, values: Mapping[str, str], where: str) -> list[str]:
+        """Name the arguments that are set and not read, and those that the table lacks."""
+
+        def is_active(name: str) -> bool:
+            return not name or values.get(name, "") not in (*NOTHING, "0", "1")
+
+        notes = [
+            f"{where}: {name} {values[name]} is not read: {assumption.text}"
+            for name in values
+            for assumption in self.assumptions.get(name, ())
+            if is_active(assumption.condition)
+            and values[name]
+            not in (values.get(v[1:]) if v[:1] == "=" else v for v in assumption.agrees)
+        ]
+        unknown = [
+            f"{name} {value}"
+            for name, value in values.items()
+            if value not in NOTHING and not self.has(name)
+        ]
+        if unknown:
+            notes.append(f"{where}: {len(unknown)} unknown, not read: {', '.join(unknown)}")
+        return notes
+
+    def has(self, name: str) -> bool:
+        """Return whether the table says what an argument does."""
+        patterns = (*self.read, *self.assumptions, *self.without_effect)
+        return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@functools.cache
+def load_arguments(program: str) -> ArgumentTable:
+    """Read the table of a program by its name: megatron or hugging-face."""
+    data: dict[str, Any] = load_json(data_file("arguments", program, "program"))
+    assumptions: dict[str, list[Assumption]] = {}
+    for record in data["taken"]:
+        assumption = Assumption(record["as"], record.get("agrees", NOTHING), record.get("with", ""))
+        for name in record["arguments"]:
+            assumptions.setdefault(name, []).append(assumption)
+    patterns = [name for names in data["without_effect"].values() for name in names]
+    return ArgumentTable(data["read"], data["names"], assumptions, patterns)

@@ -1,0 +1,200 @@
+"""Training logs that say times and no layout: torchtitan, DeepSpeed, NeMo, nanotron, Hugging Face.
+
+A line of an iteration says its seconds, or a rate from which they follow. The sizes that a log does
+not say are columns for the user to give, never a guess.
+"""
+
+import gzip
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipejax.base.checks import MAX_COUNT
+from pipejax.base.data_files import whole_cell
+from pipejax.base.files import read_file
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_NUMBER = r"(nan|inf|[\d.,]+(?:e[+-]?\d+)?[KMB]?)"
+_FACTORS = {"K": 1e3, "M": 1e6, "B": 1e9}
+_REQUIRED = ("tensor", "pipeline", "accelerators", "microbatch_size", "recompute")
+
+
+class Trainer(NamedTuple):
+    """The lines of iterations that a program prints.
+
+    Attributes:
+      name: of the program.
+      marks: text before the number of each quantity: seconds or ms of a step, tokens per second and
+        accelerator, samples or steps per second, batch [sequences].
+      formula: how the seconds follow.
+    """
+
+    name: str
+    marks: Mapping[str, str]
+    formula: str = "the log's"
+
+    def read(self, line: str) -> dict[str, float]:
+        """Read the quantities of a line; empty if it is none of an iteration."""
+        quantities: dict[str, float] = {}
+        for name, mark in self.marks.items():
+            if match := re.search(mark + r"\s*" + _NUMBER, line):
+                text = match[1].replace(",", "").rstrip(".")
+                factor = _FACTORS.get(text[-1:], 1.0)
+                quantities[name] = float(text.rstrip("KMB")) * factor
+        if "ms" in quantities:
+            quantities["seconds"] = quantities.pop("ms") / 1e3
+        return quantities if quantities.keys() - {"batch"} else {}
+
+
+_BATCH = r"global[ _]batch[ _]size:"
+_MEGATRON = r"iteration\s+\d+\s*/\s*\d+ \|.*?elapsed time per iteration "
+MEGATRON = Trainer(
+    "Megatron",
+    {"ms": _MEGATRON + r"\(ms\):", "seconds": _MEGATRON + r"\(s\):", "batch": _BATCH},
+)
+TRAINERS = (
+    MEGATRON,
+    Trainer(
+        "torchtitan",
+        {"tokens": r"step:\s*\d+\b.*?\btps:"},
+        "global_batch x sequence / (tps x accelerators)",
+    ),
+    Trainer(
+        "DeepSpeed's pipeline engine",
+        {"seconds": r"iter time \(s\):", "samples": "samples/sec:"},
+    ),
+    Trainer("DeepSpeed", {"samples": "CurrSamplesPerSec="}, "global_batch / CurrSamplesPerSec"),
+    Trainer("NeMo", {"seconds": "train_step_timing in s:", "batch": _BATCH}),
+    Trainer("nanotron", {"ms": "elapsed_time_per_iteration_ms:", "batch": _BATCH}),
+    Trainer(
+        "Hugging Face's Trainer",
+        {"steps": "'train_steps_per_second':"},
+        "1 / train_steps_per_second",
+    ),
+)
+
+
+def read_log_lines(path: str | Path) -> list[str]:
+    """Read the lines of a log, which may be packed by gzip, without the codes of colours."""
+    content = read_file(Path(path))
+    if content[:2] == b"\x1f\x8b":
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError) as error:
+            raise ValueError(f"{path}: it cannot be unpacked: {error}") from None
+    return _COLOUR.sub("", content.decode(errors="replace")).splitlines()
+
+
+def rows_by_batch(
+    path: Path, times: Iterable[tuple[int, float]]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the columns of a row for each size of batch, and what they leave out, in words.
+
+    The first of several times warms up and is left out, and so is one that is no number. A spread
+    of 0 is left out: clocks were too coarse for it.
+    """
+    batches: dict[int, list[float]] = {}
+    for batch, time in times:
+        batches.setdefault(batch, []).append(time)
+    rows: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for batch, lines in batches.items():
+        seconds = [time for time in lines if math.isfinite(time) and time > 0]
+        if len(seconds) < len(lines):
+            notes.append(f"{path}: {len(lines) - len(seconds)} lines without a time are left out")
+        if not seconds:
+            raise ValueError(f"{path}: no line of {batch} sequences has a time")
+        if len(seconds) == 1:
+            notes.append(f"{path}: only one line of {batch} sequences, with its warm-up")
+        steady = seconds[1:] or seconds
+        row: dict[str, Any] = {"global_batch": batch}
+        row["seconds"] = float(f"{statistics.fmean(steady):.6g}")
+        if len(steady) > 1:
+            row["n"] = len(steady)
+            if spread := float(f"{statistics.stdev(steady):.3g}"):
+                row["spread"] = spread
+        rows.append(row)
+    return rows, notes
+
+
+class TrainerLog(NamedTuple):
+    """The iterations of a log without arguments.
+
+    Attributes:
+      path: of the log, for errors.
+      trainer: the program that wrote it.
+      iterations: quantities of each.
+    """
+
+    path: Path
+    trainer: Trainer
+    iterations: Sequence[Mapping[str, float]]
+
+    @classmethod
+    def read(cls, path: str | Path) -> "TrainerLog":
+        """Read a log of any of `TRAINERS`.
+
+        Raises:
+          ValueError: if no line is one of theirs; the message says which logs can be read.
+        """
+        lines = read_log_lines(path)
+        for trainer in TRAINERS:
+            if iterations := [*filter(None, map(trainer.read, lines))]:
+                return cls(Path(path), trainer, iterations)
+        names = ", ".join(dict.fromkeys(trainer.name for trainer in TRAINERS))
+        first = next((line.strip()[:60] for line in lines if line.strip()), "")
+        raise ValueError(
+            f"{path}: it must be a log of {names}: arguments as `num_layers ..... 48` or lines of "
+            f"iterations, got {first!r}"
+        )
+
+    def rows(
+        self, model: str, sequence: int, columns: Mapping[str, str]
+    ) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return rows of measured runs with the columns that the log does not say.
+
+        Args:
+          model: name or file of the model.
+          sequence: tokens of a sequence, where no column says them.
+          columns: cells by column.
+
+        Raises:
+          ValueError: if a column is missing.
+        """
+        quantities = self.iterations[-1]
+        has_batch = "batch" in quantities or {"seconds", "samples"} <= {*quantities}
+        required = _REQUIRED + (() if has_batch else ("global_batch",))
+        if missing := [name for name in required if name not in columns]:
+            cells = ",".join(f"{name}=.." for name in missing)
+            kind = f"it is a log of {self.trainer.name}, which"
+            if self.trainer is MEGATRON:
+                kind = "it holds no arguments, as `num_layers ..... 48`, and"
+            raise ValueError(
+                f"{self.path}: {kind} does not say {', '.join(missing)}: give --columns {cells}; "
+                f"seconds are {self.trainer.formula}"
+            )
+        counts = {
+            name: whole_cell(columns.get(name, "0"), name, 0, MAX_COUNT)
+            for name in ("accelerators", "global_batch")
+        }
+        sequence = whole_cell(columns.get("sequence", str(sequence)), "sequence", 1, MAX_COUNT)
+        times = [self._time(iteration, sequence, **counts) for iteration in self.iterations]
+        rows, notes = rows_by_batch(self.path, times)
+        source = {"source": f"{self.path.name}, iterations timed by {self.trainer.name}"}
+        return [{"model": model, **columns, **row, **source} for row in rows], notes
+
+    def _time(
+        self, iteration: Mapping[str, float], sequence: int, accelerators: int, global_batch: int
+    ) -> tuple[int, float]:
+        """Return the sequences and the seconds of an iteration."""
+        batch = float(global_batch or iteration.get("batch", 0))
+        if "seconds" in iteration:
+            batch = batch or iteration["seconds"] * iteration["samples"]
+            return round(batch), iteration["seconds"]
+        if "steps" in iteration:
+            return round(batch), 1 / iteration["steps"]
+        rate = iteration.get("samples") or iteration["tokens"] * accelerators / sequence
+        return round(batch), batch / rate
