@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipejax.base.checks import MAX_COUNT, whole_number
-from pipejax.costs.measured.arguments import NOTHING, load_arguments
 from pipejax.costs.measured.trainer_logs import MEGATRON, TrainerLog, read_log_lines, rows_by_batch
-from pipejax.costs.model.model import Model, check_recompute
+from pipejax.costs.model.arguments import NOTHING, load_arguments
+from pipejax.costs.model.model import Model, check_recompute, read_model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload_fields import RECOMPUTE_METHODS
 
@@ -34,9 +34,12 @@ _SIZES = {
 # sizes that a log and the model of its rows may have both
 _COMPARED = (
     *("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "gated_mlp", "biases"),
-    *("learned_positions", "tied_embeddings", "dropout", "flash_attention", "mtp_layers"),
-    "gradient_bytes",
+    *("learned_positions", "tied_embeddings", "mtp_layers", "moe", "mla"),
 )
+# of these a row has columns of its own
+_OF_RUN = {"gradient_bytes": "accumulated_bytes"} | {
+    name: name for name in ("sequence", "flash_attention", "dropout")
+}
 
 
 class NoArguments(ValueError):
@@ -170,21 +173,30 @@ class MegatronLog(NamedTuple):
         derived = {"has_learned_positions": str(self._has_positions)}
         return load_arguments("megatron").notes({**self.arguments, **derived}, str(self.path))
 
-    def differences(self, model: Model) -> list[str]:
-        """Name the sizes of the log that the model of its rows does not have."""
-        content = self.model()
-        differing = [
-            f"{name} {content[name]} ({getattr(model, name)})"
+    def differences(self, model: Model) -> tuple[dict[str, Any], list[str]]:
+        """Compare the log with the model of its rows.
+
+        Returns:
+          Columns of the run that the model has otherwise, and its other sizes, in words.
+        """
+        trained = read_model({"name": model.name, **self.model()}, str(self.path))
+        columns = {
+            name: int(getattr(trained, attribute))
+            for name, attribute in _OF_RUN.items()
+            if getattr(trained, attribute) != getattr(model, attribute)
+        }
+        if "accumulate_allreduce_grads_in_fp32" not in self.arguments:
+            columns.pop("gradient_bytes", None)  # no statement on the bytes of a gradient
+        sizes = [
+            f"{name} {getattr(trained, name)} ({getattr(model, name)})"
             for name in _COMPARED
-            if name in content and getattr(model, name) != content[name]
+            if getattr(trained, name) != getattr(model, name)
         ]
-        if bool(content.get("moe")) != (model.moe is not None):
-            differing.append(f"experts {content.get('moe', 'none')}")
-        if not differing:
-            return []
-        return [
-            f"{self.path}: the log has {', '.join(differing)}, in brackets what rows of "
-            f"{model.name} have: pipejax init model --from {self.path} writes the log's"
+        if not sizes:
+            return columns, []
+        return columns, [
+            f"{self.path}: the log has {', '.join(sizes)}, in brackets what rows of {model.name} "
+            f"have: pipejax init model --from {self.path} writes the log's"
         ]
 
     def rows(
@@ -219,9 +231,8 @@ class MegatronLog(NamedTuple):
         memory = {} if math.isnan(self.memory_bytes) else {"memory_bytes": round(self.memory_bytes)}
         source = {"source": f"{self.path.name}, iterations timed by Megatron"}
         if trained is not None:
-            notes += self.differences(trained)
-            if (sequence := self.whole("seq_length")) != trained.sequence:
-                shared["sequence"] = sequence
+            columns, differences = self.differences(trained)
+            shared, notes = shared | columns, notes + differences
         return [shared | row | memory | source for row in timed], notes + self.notes()
 
     @property
