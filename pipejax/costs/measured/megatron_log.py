@@ -96,8 +96,8 @@ class MegatronLog(NamedTuple):
         experts = arguments.get("num_experts", "")
         if experts in ("1", "[1]"):  # a dense model, as Megatron-DeepSpeed writes it
             arguments["num_experts"] = "None"
-        elif one_count := re.fullmatch(r"\[(\d+)(?:, \1)*\]", experts):
-            arguments["num_experts"] = one_count[1]
+        elif counts := re.fullmatch(r"\[(\d+)(?:, \1)*\]", experts):
+            arguments["num_experts"] = counts[1]
         return cls(Path(path), arguments, times, vocabulary, memory * _MEGABYTE)
 
     def text(self, name: str) -> str:
@@ -134,10 +134,12 @@ class MegatronLog(NamedTuple):
             "ffn_hidden": self.whole("ffn_hidden_size", 4 * self.whole("hidden_size")),
         }
         heads, latent = content["heads"], self.is_on("multi_latent_attention")
-        grouped = self.is_on("group_query_attention") or "num_key_value_heads" in self.arguments
+        groups = (
+            "num_query_groups" if self.is_on("group_query_attention") else "num_key_value_heads"
+        )
         vocabulary = self.vocabulary or self.whole("padded_vocab_size", 0, least=0)
         content |= {
-            "kv_heads": self.whole("num_query_groups") if grouped and not latent else heads,
+            "kv_heads": heads if latent else self.whole(groups, heads),
             "vocabulary": vocabulary or self.whole("vocab_size"),
             "gated_mlp": self.is_on("swiglu") or "glu" in self.text("glu_activation"),
             "biases": self.arguments.get("add_bias_linear", "True") == "True",
@@ -158,7 +160,8 @@ class MegatronLog(NamedTuple):
             content["mtp_layers"] = self.whole("mtp_num_layers")
         if self.is_on("accumulate_allreduce_grads_in_fp32"):
             content["gradient_bytes"] = 4
-        if (norm := self.text("normalization").lower()) and not content["biases"] & ("l" in norm):
+        norm = self.text("normalization").lower()
+        if norm and (norm == "layernorm") != content["biases"]:
             content["norm_biases"] = norm == "layernorm"
         if self.is_on("add_qkv_bias"):
             content["qkv_biases"] = True
@@ -328,12 +331,16 @@ class MegatronLog(NamedTuple):
         return self.whole("num_layers") // (pipeline * per_stage)
 
     def _recompute(self) -> str:
-        is_old = self.is_on("checkpoint_activations") or self.text("activations_checkpoint_method")
-        kind = "selective" if self.is_on("recompute_activations") else "none"
-        kind = self.text("recompute_granularity") or ("full" if is_old else kind)
-        method = self.text("recompute_method") or "uniform"
-        if kind == "full" and method in RECOMPUTE_METHODS and self.text("recompute_num_layers"):
-            return check_recompute(f"{method}:{self.whole('recompute_num_layers')}")
+        kind, method = self.text("recompute_granularity"), self.text("recompute_method")
+        count = "recompute_num_layers"
+        if not kind and self.is_on("checkpoint_activations"):  # until 2021, and of DeepSpeed
+            kind, method, count = "full", "uniform", "checkpoint_num_layers"
+        elif not kind:
+            is_full = "activations_checkpoint_method" in self.arguments and method
+            kind = "selective" if self.is_on("recompute_activations") else "none"
+            kind = "full" if is_full else kind
+        if kind == "full" and method in RECOMPUTE_METHODS and self.text(count):
+            return check_recompute(f"{method}:{self.whole(count)}")
         modules = self.text("recompute_modules")
         if kind != "selective" or not modules:
             return kind

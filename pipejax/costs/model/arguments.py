@@ -5,8 +5,9 @@ memory, or is named with the value that is assumed instead.
 """
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from typing import Any, NamedTuple
 
 from pipejax.base.data_files import load_json
@@ -36,13 +37,13 @@ class ArgumentTable(NamedTuple):
       read: what an argument sets, by its name.
       names: older names of an argument.
       assumptions: by the name of an argument that is not read.
-      without_effect: patterns of the names that change neither time nor memory.
+      without_effect: pattern of the names that change neither time nor memory.
     """
 
     read: Mapping[str, str]
     names: Mapping[str, Sequence[str]]
     assumptions: Mapping[str, Sequence[Assumption]]
-    without_effect: Sequence[str]
+    without_effect: re.Pattern[str]
 
     def notes(self, values: Mapping[str, str], where: str) -> list[str]:
         """Name the arguments that are set and not read, and those that the table lacks."""
@@ -69,8 +70,8 @@ class ArgumentTable(NamedTuple):
 
     def has(self, name: str) -> bool:
         """Return whether the table says what an argument does."""
-        patterns = (*self.read, *self.assumptions, *self.without_effect)
-        return any(fnmatchcase(name, pattern) for pattern in patterns)
+        is_listed = name in self.read or name in self.assumptions
+        return is_listed or self.without_effect.match(name) is not None
 
 
 @functools.cache
@@ -82,5 +83,5 @@ def load_arguments(program: str) -> ArgumentTable:
         assumption = Assumption(record["as"], record.get("agrees", NOTHING), record.get("with", ""))
         for name in record["arguments"]:
             assumptions.setdefault(name, []).append(assumption)
-    patterns = [name for names in data["without_effect"].values() for name in names]
-    return ArgumentTable(data["read"], data["names"], assumptions, patterns)
+    names = [translate(name) for names in data["without_effect"].values() for name in names]
+    return ArgumentTable(data["read"], data["names"], assumptions, re.compile("|".join(names)))
