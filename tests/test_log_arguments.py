@@ -46,7 +46,7 @@ FLASH = dict.fromkeys(
 READ = {
     **dict.fromkeys((*LATENT,), (LATENT, None)),
     "multi_latent_attention": (LATENT, None),
-    **{name: (EXPERTS, "4") for name in ("moe_router_topk", "topk", "moe_ffn_hidden_size")},
+    **dict.fromkeys(("moe_router_topk", "topk", "moe_ffn_hidden_size"), (EXPERTS, "4")),
     "moe_shared_expert_intermediate_size": ({**EXPERTS, "moe_ffn_hidden_size": "64"}, "128"),
     "moe_layer_freq": (EXPERTS, "[0, 1]"),
     "expert_interval": ({"num_experts": "8"}, "2"),

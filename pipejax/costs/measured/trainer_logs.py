@@ -176,25 +176,20 @@ class TrainerLog(NamedTuple):
                 f"{self.path}: {kind} does not say {', '.join(missing)}: give --columns {cells}; "
                 f"seconds are {self.trainer.formula}"
             )
-        counts = {
-            name: whole_cell(columns.get(name, "0"), name, 0, MAX_COUNT)
-            for name in ("accelerators", "global_batch")
-        }
-        sequence = whole_cell(columns.get("sequence", str(sequence)), "sequence", 1, MAX_COUNT)
-        times = [self._time(iteration, sequence, **counts) for iteration in self.iterations]
+        cells = {"sequence": str(sequence), "global_batch": "0"} | columns
+        tokens, batch, accelerators = (
+            whole_cell(cells[name], name, int(name != "global_batch"), MAX_COUNT)
+            for name in ("sequence", "global_batch", "accelerators")
+        )
+        if not batch and "samples" in quantities:  # lines round it differently
+            sizes = (line["seconds"] * line["samples"] for line in self.iterations)
+            batch = round(statistics.median(sizes))
+        times = []
+        for line in self.iterations:
+            size = batch or round(line["batch"])
+            rate = line.get("samples") or line.get("tokens", 0) * accelerators / tokens
+            time = 1 / line["steps"] if "steps" in line else size / rate if rate else 0.0
+            times.append((size, line.get("seconds", time)))
         rows, notes = rows_by_batch(self.path, times)
         source = {"source": f"{self.path.name}, iterations timed by {self.trainer.name}"}
         return [{"model": model, **columns, **row, **source} for row in rows], notes
-
-    def _time(
-        self, iteration: Mapping[str, float], sequence: int, accelerators: int, global_batch: int
-    ) -> tuple[int, float]:
-        """Return the sequences and the seconds of an iteration."""
-        batch = float(global_batch or iteration.get("batch", 0))
-        if "seconds" in iteration:
-            batch = batch or iteration["seconds"] * iteration["samples"]
-            return round(batch), iteration["seconds"]
-        if "steps" in iteration:
-            return round(batch), 1 / iteration["steps"]
-        rate = iteration.get("samples") or iteration["tokens"] * accelerators / sequence
-        return round(batch), batch / rate
