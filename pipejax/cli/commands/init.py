@@ -289,9 +289,8 @@ def _rows_from(
     paths: Sequence[str], model: str | None, columns: str, out: Path
 ) -> tuple[str, list[str]]:
     """Text of a table of measured rows from logs, each read as `validate` reads it."""
-    from pipejax.costs.measured.megatron_log import MegatronLog, NoArguments
+    from pipejax.costs.measured.megatron_log import read_log
     from pipejax.costs.measured.rows_file import RowReader, file_beside
-    from pipejax.costs.measured.trainer_logs import TrainerLog
 
     if model is None:
         raise ValueError(
@@ -303,17 +302,7 @@ def _rows_from(
     rows: list[dict[str, str]] = []
     notes: list[str] = []
     for path in map(str.strip, paths):
-        try:
-            log: MegatronLog | TrainerLog = MegatronLog.read(path)
-        except NoArguments:
-            log = TrainerLog.read(path)
-        if isinstance(log, MegatronLog):
-            records, log_notes = log.rows(model, trained)
-            if repeated := sorted({*cells} & {*records[0]}):
-                raise ValueError(f"--columns {repeated[0]}: {path} says it")
-            records = [record | cells for record in records]
-        else:
-            records, log_notes = log.rows(model, int(trained.sequence), cells)
+        records, log_notes = read_log(path).rows(model, trained, cells)
         notes += log_notes
         for record in records:
             row = {name: str(value) for name, value in record.items()}

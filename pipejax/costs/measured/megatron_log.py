@@ -42,10 +42,6 @@ _OF_RUN = {"gradient_bytes": "accumulated_bytes"} | {
 }
 
 
-class NoArguments(ValueError):
-    """A log without the arguments of its run."""
-
-
 class MegatronLog(NamedTuple):
     """What a log says.
 
@@ -71,34 +67,13 @@ class MegatronLog(NamedTuple):
           ValueError: if it holds no arguments.
           OSError: if it cannot be read.
         """
-        arguments: dict[str, str] = {}
-        times: list[tuple[int, float]] = []
-        vocabulary, memory, is_open = 0, math.nan, True
-        for line in read_log_lines(path):
-            if "-- arguments --" in line:
-                arguments, times, vocabulary, memory, is_open = {}, [], 0, math.nan, True
-            elif "-- end of arguments --" in line:
-                is_open = False  # later lines of this form are reports, not arguments
-            elif iteration := MEGATRON.read(line):
-                times.append((int(iteration.get("batch", 0)), iteration["seconds"]))
-            elif padded := _VOCABULARY.search(line):
-                vocabulary = int(padded[1])
-            elif held := _MEMORY.findall(line):  # ranks may write into one line
-                memory = max(0.0 if math.isnan(memory) else memory, *map(float, held))
-            elif (argument := _ARGUMENT.search(line)) and is_open and not times:
-                arguments.setdefault(argument[1].split()[0], argument[2])
-        if "num_layers" not in arguments:
-            trainer = TrainerLog.read(path).trainer.name
-            raise NoArguments(
+        log = read_log(path)
+        if isinstance(log, TrainerLog):
+            raise ValueError(
                 f"{path}: it holds no arguments, as `num_layers ..... 48`: it is a log of "
-                f"{trainer}, which says no sizes of a model"
+                f"{log.trainer.name}, which says no sizes of a model"
             )
-        experts = arguments.get("num_experts", "")
-        if experts in ("1", "[1]"):  # a dense model, as Megatron-DeepSpeed writes it
-            arguments["num_experts"] = "None"
-        elif counts := re.fullmatch(r"\[(\d+)(?:, \1)*\]", experts):
-            arguments["num_experts"] = counts[1]
-        return cls(Path(path), arguments, times, vocabulary, memory * _MEGABYTE)
+        return log
 
     def text(self, name: str) -> str:
         """Return the text of an argument, under its name of any year; empty if it is not set."""
@@ -203,7 +178,7 @@ class MegatronLog(NamedTuple):
         ]
 
     def rows(
-        self, model: str, trained: Model | None = None
+        self, model: str, trained: Model | None = None, cells: Mapping[str, str] | None = None
     ) -> tuple[list[dict[str, Any]], list[str]]:
         """Return rows of measured runs, one for each size of batch, and what they leave out.
 
@@ -212,6 +187,7 @@ class MegatronLog(NamedTuple):
         Args:
           model: name or file of the model.
           trained: that model; its sizes are not compared with the log's if None.
+          cells: columns that the log does not say.
 
         Raises:
           ValueError: if an argument is missing or says what a row cannot, or no time is there.
@@ -236,6 +212,11 @@ class MegatronLog(NamedTuple):
         if trained is not None:
             columns, differences = self.differences(trained)
             shared, notes = shared | columns, notes + differences
+        if repeated := sorted({*(cells or {})} & {*shared, *timed[0]}):
+            raise ValueError(
+                f"{self.path}: it says {repeated[0]} itself: leave it out of --columns"
+            )
+        shared |= cells or {}
         return [shared | row | memory | source for row in timed], notes + self.notes()
 
     @property
@@ -424,3 +405,31 @@ class MegatronLog(NamedTuple):
                 "cannot be described"
             )
         return dense
+
+
+def read_log(path: str | Path) -> MegatronLog | TrainerLog:
+    """Read a log of Megatron with its arguments, or any log of iterations without them."""
+    arguments: dict[str, str] = {}
+    times: list[tuple[int, float]] = []
+    vocabulary, memory, is_open = 0, math.nan, True
+    for line in read_log_lines(path):
+        if "-- arguments --" in line:
+            arguments, times, vocabulary, memory, is_open = {}, [], 0, math.nan, True
+        elif "-- end of arguments --" in line:
+            is_open = False  # later lines of this form are reports, not arguments
+        elif iteration := MEGATRON.read(line):
+            times.append((int(iteration.get("batch", 0)), iteration["seconds"]))
+        elif padded := _VOCABULARY.search(line):
+            vocabulary = int(padded[1])
+        elif held := _MEMORY.findall(line):  # ranks may write into one line
+            memory = max(0.0 if math.isnan(memory) else memory, *map(float, held))
+        elif (argument := _ARGUMENT.search(line)) and is_open and not times:
+            arguments.setdefault(argument[1].split()[0], argument[2])
+    if "num_layers" not in arguments:
+        return TrainerLog.read(path)
+    experts = arguments.get("num_experts", "")
+    if experts in ("1", "[1]"):  # a dense model, as Megatron-DeepSpeed writes it
+        arguments["num_experts"] = "None"
+    elif counts := re.fullmatch(r"\[(\d+)(?:, \1)*\]", experts):
+        arguments["num_experts"] = counts[1]
+    return MegatronLog(Path(path), arguments, times, vocabulary, memory * _MEGABYTE)

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from pipejax.base.checks import MAX_COUNT
 from pipejax.base.data_files import whole_cell
 from pipejax.base.files import read_file
+from pipejax.costs.model.model import Model
+from pipejax.costs.system.system import read_named
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NUMBER = r"(nan|inf|[\d.,]+(?:e[+-]?\d+)?[KMB]?)"
@@ -34,7 +36,7 @@ class Trainer(NamedTuple):
 
     name: str
     marks: Mapping[str, str]
-    formula: str = "the log's"
+    formula: str
 
     def read(self, line: str) -> dict[str, float]:
         """Read the quantities of a line; empty if it is none of an iteration."""
@@ -49,32 +51,10 @@ class Trainer(NamedTuple):
         return quantities if quantities.keys() - {"batch"} else {}
 
 
-_BATCH = r"global[ _]batch[ _]size:"
-_MEGATRON = r"iteration\s+\d+\s*/\s*\d+ \|.*?elapsed time per iteration "
-MEGATRON = Trainer(
-    "Megatron",
-    {"ms": _MEGATRON + r"\(ms\):", "seconds": _MEGATRON + r"\(s\):", "batch": _BATCH},
+TRAINERS = tuple(
+    Trainer(**record) for record in read_named("arguments", "trainers", "file")[0]["trainers"]
 )
-TRAINERS = (
-    MEGATRON,
-    Trainer(
-        "torchtitan",
-        {"tokens": r"step:\s*\d+\b.*?\btps:"},
-        "global_batch x sequence / (tps x accelerators)",
-    ),
-    Trainer(
-        "DeepSpeed's pipeline engine",
-        {"seconds": r"iter time \(s\):", "samples": "samples/sec:"},
-    ),
-    Trainer("DeepSpeed", {"samples": "CurrSamplesPerSec="}, "global_batch / CurrSamplesPerSec"),
-    Trainer("NeMo", {"seconds": "train_step_timing in s:", "batch": _BATCH}),
-    Trainer("nanotron", {"ms": "elapsed_time_per_iteration_ms:", "batch": _BATCH}),
-    Trainer(
-        "Hugging Face's Trainer",
-        {"steps": "'train_steps_per_second':"},
-        "1 / train_steps_per_second",
-    ),
-)
+MEGATRON = TRAINERS[0]
 
 
 def read_log_lines(path: str | Path) -> list[str]:
@@ -152,13 +132,13 @@ class TrainerLog(NamedTuple):
         )
 
     def rows(
-        self, model: str, sequence: int, columns: Mapping[str, str]
+        self, model: str, trained: Model, columns: Mapping[str, str]
     ) -> tuple[list[dict[str, Any]], list[str]]:
         """Return rows of measured runs with the columns that the log does not say.
 
         Args:
           model: name or file of the model.
-          sequence: tokens of a sequence, where no column says them.
+          trained: that model, whose sequences are as long where no column says it.
           columns: cells by column.
 
         Raises:
@@ -176,14 +156,14 @@ class TrainerLog(NamedTuple):
                 f"{self.path}: {kind} does not say {', '.join(missing)}: give --columns {cells}; "
                 f"seconds are {self.trainer.formula}"
             )
-        cells = {"sequence": str(sequence), "global_batch": "0"} | columns
+        sizes = {"sequence": str(trained.sequence), "global_batch": "0", **columns}
         tokens, batch, accelerators = (
-            whole_cell(cells[name], name, int(name != "global_batch"), MAX_COUNT)
+            whole_cell(sizes[name], name, int(name != "global_batch"), MAX_COUNT)
             for name in ("sequence", "global_batch", "accelerators")
         )
         if not batch and "samples" in quantities:  # lines round it differently
-            sizes = (line["seconds"] * line["samples"] for line in self.iterations)
-            batch = round(statistics.median(sizes))
+            batches = [line["seconds"] * line["samples"] for line in self.iterations]
+            batch = round(statistics.median(batches))
         times = []
         for line in self.iterations:
             size = batch or round(line["batch"])

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from pipejax.base.checks import MAX_COUNT, unknown, whole_number
 from pipejax.base.data_files import load_json
 from pipejax.costs.model.arguments import load_arguments
+from pipejax.costs.system.system import read_named
 
 _SIZES = {  # keys of a model's file: those of config.json
     "layers": "num_hidden_layers",
@@ -66,32 +67,9 @@ class Architecture(NamedTuple):
     note: str = ""
 
 
-_LOCAL: dict[str, Any] = {"experts": "num_local_experts", "expert_hidden": "intermediate_size"}
-_QWEN3: dict[str, Any] = {"head_width": 128, "window": None, "qk_norms": True, "qkv_alone": True}
-_GEMMA: dict[str, Any] = {"head_width": 256, "tied": True}
-_FOUR_NORMS = "two of the four norms of a layer are left out"
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(),
-    "mistral": Architecture(window=4096),
-    "mixtral": Architecture(**_LOCAL),
-    "qwen2": Architecture(window=None, biases="qkv"),
-    "qwen2_moe": Architecture("num_experts", window=None, biases="qkv"),
-    "qwen3": Architecture(**_QWEN3),
-    "qwen3_moe": Architecture("num_experts", **_QWEN3),
-    "deepseek_v2": Architecture("n_routed_experts", latent=True),
-    "deepseek_v3": Architecture("n_routed_experts", latent=True),
-    "gpt_oss": Architecture(**_LOCAL, head_width=64, window=128, window_period=2, biases="all"),
-    "glm4_moe": Architecture("n_routed_experts", head_width=128, qkv_alone=True),
-    "llama4_text": Architecture(
-        **_LOCAL, head_width=128, shared_experts=1, ffn_hidden="intermediate_size_mlp"
-    ),
-    "gemma": Architecture(**_GEMMA),
-    "gemma2": Architecture(**_GEMMA, window=4096, window_period=2, note=_FOUR_NORMS),
-    "gemma3_text": Architecture(
-        **_GEMMA, window=4096, window_period=6, qk_norms=True, note=_FOUR_NORMS
-    ),
-    "phi3": Architecture(),
-    "smollm3": Architecture(window=None, tied=True),
+    name: Architecture(**record)
+    for name, record in read_named("arguments", "hugging-face", "file")[0]["architectures"].items()
 }
 _OTHERWISE = {  # what has to hold of keys that say how layers differ
     "decoder_sparse_step": 1,
