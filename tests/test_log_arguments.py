@@ -127,7 +127,7 @@ def test_each_argument_is_read_or_named_or_without_effect(name):
             before = outcome(log, **context)
             is_seen = any(outcome(log, **context | {argument: v}) != before for v in candidates)
         elif assumptions := TABLE.assumptions.get(argument):
-            context = {a.condition: "2" for a in assumptions if a.condition}
+            context = {record["with"]: "2" for record in assumptions if "with" in record}
             context |= {c: "True" for c in context if c.startswith(("has", "use"))}
             settings = [log.arguments | context | {argument: v} for v in (other(value), "False")]
             notes = [note for setting in settings for note in TABLE.notes(setting, "log")]

@@ -99,5 +99,6 @@ def test_columns_that_cannot_be_are_named(tmp_path, mistake):
     given = "init", "rows", "--from", path, "--model", "llama3-8b", "--columns"
     assert "--columns must be as tensor=2,pipeline=4, got 'tensor'" in mistake(*given, "tensor")
     assert "--columns must be one of model, layers" in mistake(*given, "tensors=2")
+    assert "--columns must be as" in mistake(*given, "tensor=2,tensor=4")
     assert "accelerators must be a whole number" in mistake(*given, COLUMNS.replace("=8", "=x"))
     assert "--columns x does not go with rows" in mistake("init", "rows", "--columns", "x")

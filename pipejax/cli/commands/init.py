@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from pipejax.base.checks import one_of
-from pipejax.cli.options.values import Text
+from pipejax.cli.options.values import Text, parse_columns
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import TEMPLATE
@@ -289,6 +289,7 @@ def _rows_from(
     paths: Sequence[str], model: str | None, columns: str, out: Path
 ) -> tuple[str, list[str]]:
     """Text of a table of measured rows from logs, each read as `validate` reads it."""
+    from pipejax.costs.measured.measured_rows import COLUMNS
     from pipejax.costs.measured.megatron_log import read_log
     from pipejax.costs.measured.rows_file import RowReader, file_beside
 
@@ -298,7 +299,9 @@ def _rows_from(
             "the one of the log"
         )
     trained = load_model(file_beside(out, model))
-    cells = _parse_cells(columns)
+    cells = parse_columns(columns, "tensor=2,pipeline=4") if columns else {}
+    for name in cells:
+        one_of(name, COLUMNS, "--columns")
     rows: list[dict[str, str]] = []
     notes: list[str] = []
     for path in map(str.strip, paths):
@@ -316,16 +319,3 @@ def _rows_from(
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue(), notes
-
-
-def _parse_cells(text: str) -> dict[str, str]:
-    """Read cells of rows, as tensor=2,pipeline=4."""
-    from pipejax.costs.measured.measured_rows import COLUMNS
-
-    cells: dict[str, str] = {}
-    for entry in filter(None, text.split(",")):
-        name, equals, value = (part.strip() for part in entry.partition("="))
-        if not equals or not value:
-            raise ValueError(f"--columns must be as tensor=2,pipeline=4, got {entry!r}")
-        cells[one_of(name, COLUMNS, "column")] = value
-    return cells

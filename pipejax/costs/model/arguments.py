@@ -16,49 +16,33 @@ from pipejax.costs.system.system import data_file
 NOTHING = ("None", "False", "[]", "")  # texts of an argument that is not set
 
 
-class Assumption(NamedTuple):
-    """What is assumed in place of arguments that nothing reads.
-
-    Attributes:
-      text: the assumption.
-      agrees: values that agree with it; "=name" is the value of another argument.
-      condition: argument without which these have no effect; empty if there is none.
-    """
-
-    text: str
-    agrees: Sequence[str]
-    condition: str
-
-
 class ArgumentTable(NamedTuple):
     """The arguments of one program.
 
     Attributes:
       read: what an argument sets, by its name.
       names: older names of an argument.
-      assumptions: by the name of an argument that is not read.
+      assumptions: by the name of an argument that is not read, records of the file: the assumption
+        `as`, values that agree with it (`agrees`; "=name" is the value of another argument), and an
+        argument without which it has no effect (`with`).
       without_effect: pattern of the names that change neither time nor memory.
     """
 
     read: Mapping[str, str]
     names: Mapping[str, Sequence[str]]
-    assumptions: Mapping[str, Sequence[Assumption]]
+    assumptions: Mapping[str, Sequence[Mapping[str, Any]]]
     without_effect: re.Pattern[str]
 
     def notes(self, values: Mapping[str, str], where: str) -> list[str]:
         """Name the arguments that are set and not read, and those that the table lacks."""
-
-        def is_active(name: str) -> bool:
-            return not name or values.get(name, "") not in (*NOTHING, "0", "1")
-
-        notes = [
-            f"{where}: {name} {values[name]} is not read: {assumption.text}"
-            for name in values
-            for assumption in self.assumptions.get(name, ())
-            if is_active(assumption.condition)
-            and values[name]
-            not in (values.get(v[1:]) if v[:1] == "=" else v for v in assumption.agrees)
-        ]
+        notes = []
+        for name, record in ((n, record) for n in values for record in self.assumptions.get(n, ())):
+            condition = values.get(record["with"], "") if "with" in record else "True"
+            agrees = [
+                values.get(v[1:]) if v[:1] == "=" else v for v in record.get("agrees", NOTHING)
+            ]
+            if condition not in (*NOTHING, "0", "1") and values[name] not in agrees:
+                notes.append(f"{where}: {name} {values[name]} is not read: {record['as']}")
         unknown = [
             f"{name} {value}"
             for name, value in values.items()
@@ -78,10 +62,9 @@ class ArgumentTable(NamedTuple):
 def load_arguments(program: str) -> ArgumentTable:
     """Read the table of a program by its name: megatron or hugging-face."""
     data: dict[str, Any] = load_json(data_file("arguments", program, "program"))
-    assumptions: dict[str, list[Assumption]] = {}
+    assumptions: dict[str, list[Mapping[str, Any]]] = {}
     for record in data["taken"]:
-        assumption = Assumption(record["as"], record.get("agrees", NOTHING), record.get("with", ""))
         for name in record["arguments"]:
-            assumptions.setdefault(name, []).append(assumption)
+            assumptions.setdefault(name, []).append(record)
     names = [translate(name) for names in data["without_effect"].values() for name in names]
     return ArgumentTable(data["read"], data["names"], assumptions, re.compile("|".join(names)))
