@@ -254,6 +254,9 @@ def test_names_of_deepspeed_give_the_model(tmp_path):
     assert content["moe"]["top_k"] == 2
     assert content["moe"]["capacity_factor"] == 1.5
     assert content["moe"]["expert_hidden"] == 2048
+    mixed = MegatronLog.read(log(tmp_path / "c.log", num_experts="[8, 16]"))
+    with pytest.raises(ValueError, match="num_experts must be a whole number"):
+        mixed.model()
 
 
 def test_switches_of_the_model_are_read(tmp_path):
@@ -346,6 +349,17 @@ def test_what_the_log_and_the_model_differ_in_is_a_column_or_named(tmp_path, ans
     assert (cells["sequence"], cells["gradient_bytes"]) == ("4096", "4")
 
 
+def test_rows_need_no_sizes_of_the_log(tmp_path, answer, mistake):
+    mixed = {"num_experts": 8, "moe_router_topk": 2, "moe_layer_freq": "[0, 1, 0, 1]"}
+    path, out = log(tmp_path / "train.log", **mixed), tmp_path / "rows.csv"
+    given = "init", "rows", "--from", path, "--model", "mixtral-8x7b", "--out", out
+    (note,) = answer(*given)["notes"]
+    assert "moe_layer_freq [0, 1, 0, 1]: layers with and without experts in turn" in note
+    assert note.endswith("the sizes of mixtral-8x7b are not compared with the log's")
+    text = mistake(*given, "--columns", "tensor=4", "--force")
+    assert "it says tensor itself: leave it out of --columns" in text
+
+
 def test_of_several_runs_in_a_log_the_last_counts(tmp_path):
     first, second = log(tmp_path / "a.log"), log(tmp_path / "b.log", seq_length=4096)
     first.write_text(first.read_text() + second.read_text())
@@ -363,7 +377,6 @@ WRONG = {
         "decoder_first_pipeline_num_layers": 7
     },
     "bf16 and fp16 are False": {"bf16": False, "fp16": False},
-    "num_experts must be a whole number": {"num_experts": "[8, 16]"},
     "its 3 stages must be a multiple of 4 workers": {"pipeline_model_parallel_layout": "Et|t|tL"},
     "it holds no arguments, as `num_layers": {"num_layers": "left out"},
     "accelerators must be a multiple of tensor x context x pipeline, 8, got 12": {"world_size": 12},

@@ -82,6 +82,23 @@ def test_a_log_without_columns_says_what_it_lacks(name, tmp_path, mistake):
     assert f"log of {name}" in mistake("init", "model", "--from", path, "--force")
 
 
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+def test_what_a_log_says_on_other_lines_is_read(tmp_path, answer, mistake):
+    path, out = written(tmp_path / "train.log", "torchtitan"), tmp_path / "rows.csv"
+    start = (
+        "Training starts at step 1, with local batch size 2, global batch size 16, sequence length"
+    )
+    path.write_text(f"{start} 4096, total steps 10\n{path.read_text()}")
+    given = "init", "rows", "--from", path, "--model", "llama3-8b", "--out", out, "--columns"
+    made = answer(*given, COLUMNS)
+    assert "memory is not read" in made["notes"][0]
+    rows = read_rows(out)  # 16 x 4096 tokens over 8 accelerators at 2048 a second
+    assert (rows.seconds[0], rows.global_batch[0]) == (4.0, 16)
+    assert rows.models[0].sequence == 4096
+    text = mistake(*given, f"{COLUMNS},global_batch=8", "--force")
+    assert "it says global_batch itself: leave it out of --columns" in text
+
+
 def test_other_texts_are_refused_with_what_is_read(tmp_path, mistake):
     path = tmp_path / "train.log"
     path.write_text("\nEpoch 1: loss 3.2, 12 it/s\n")

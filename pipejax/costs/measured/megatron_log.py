@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipejax.base.checks import MAX_COUNT, whole_number
-from pipejax.costs.measured.trainer_logs import MEGATRON, TrainerLog, read_log_lines, rows_by_batch
+from pipejax.costs.measured.trainer_logs import (
+    MEGATRON,
+    TrainerLog,
+    check_columns,
+    read_log_lines,
+    rows_by_batch,
+)
 from pipejax.costs.model.arguments import NOTHING, load_arguments
 from pipejax.costs.model.model import Model, check_recompute, read_model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
@@ -157,7 +163,10 @@ class MegatronLog(NamedTuple):
         Returns:
           Columns of the run that the model has otherwise, and its other sizes, in words.
         """
-        trained = read_model({"name": model.name, **self.model()}, str(self.path))
+        try:
+            trained = read_model({"name": model.name, **self.model()}, str(self.path))
+        except ValueError as error:  # rows need no sizes of the log
+            return {}, [f"{error}: the sizes of {model.name} are not compared with the log's"]
         columns = {
             name: int(getattr(trained, attribute))
             for name, attribute in _OF_RUN.items()
@@ -212,10 +221,7 @@ class MegatronLog(NamedTuple):
         if trained is not None:
             columns, differences = self.differences(trained)
             shared, notes = shared | columns, notes + differences
-        if repeated := sorted({*(cells or {})} & {*shared, *timed[0]}):
-            raise ValueError(
-                f"{self.path}: it says {repeated[0]} itself: leave it out of --columns"
-            )
+        check_columns(self.path, shared | timed[0], cells or {})
         shared |= cells or {}
         return [shared | row | memory | source for row in timed], notes + self.notes()
 

@@ -32,11 +32,15 @@ class Trainer(NamedTuple):
       marks: text before the number of each quantity: seconds or ms of a step, tokens per second and
         accelerator, samples or steps per second, batch [sequences].
       formula: how the seconds follow.
+      facts: text before the number of a column, on lines of their own.
+      note: what is not read, in words.
     """
 
     name: str
     marks: Mapping[str, str]
     formula: str
+    facts: Mapping[str, str] = {}
+    note: str = ""
 
     def read(self, line: str) -> dict[str, float]:
         """Read the quantities of a line; empty if it is none of an iteration."""
@@ -100,6 +104,12 @@ def rows_by_batch(
     return rows, notes
 
 
+def check_columns(path: Path, columns: Mapping[str, Any], cells: Mapping[str, str]) -> None:
+    """Refuse cells of columns that a log says itself."""
+    if repeated := sorted({*cells} & {*columns}):
+        raise ValueError(f"{path}: it says {repeated[0]} itself: leave it out of --columns")
+
+
 class TrainerLog(NamedTuple):
     """The iterations of a log without arguments.
 
@@ -107,11 +117,13 @@ class TrainerLog(NamedTuple):
       path: of the log, for errors.
       trainer: the program that wrote it.
       iterations: quantities of each.
+      facts: columns that the log says on other lines.
     """
 
     path: Path
     trainer: Trainer
     iterations: Sequence[Mapping[str, float]]
+    facts: Mapping[str, str]
 
     @classmethod
     def read(cls, path: str | Path) -> "TrainerLog":
@@ -123,7 +135,10 @@ class TrainerLog(NamedTuple):
         lines = read_log_lines(path)
         for trainer in TRAINERS:
             if iterations := [*filter(None, map(trainer.read, lines))]:
-                return cls(Path(path), trainer, iterations)
+                text = "\n".join(lines)
+                marks = {name: re.search(rf"{m} (\d+)", text) for name, m in trainer.facts.items()}
+                facts = {name: match[1] for name, match in marks.items() if match}
+                return cls(Path(path), trainer, iterations, facts)
         names = ", ".join(dict.fromkeys(trainer.name for trainer in TRAINERS))
         first = next((line.strip()[:60] for line in lines if line.strip()), "")
         raise ValueError(
@@ -144,7 +159,8 @@ class TrainerLog(NamedTuple):
         Raises:
           ValueError: if a column is missing.
         """
-        quantities = self.iterations[-1]
+        check_columns(self.path, self.facts, columns)
+        quantities, columns = self.iterations[-1], {**self.facts, **columns}
         has_batch = "batch" in quantities or {"seconds", "samples"} <= {*quantities}
         required = _REQUIRED + (() if has_batch else ("global_batch",))
         if missing := [name for name in required if name not in columns]:
@@ -172,4 +188,7 @@ class TrainerLog(NamedTuple):
             times.append((size, line.get("seconds", time)))
         rows, notes = rows_by_batch(self.path, times)
         source = {"source": f"{self.path.name}, iterations timed by {self.trainer.name}"}
-        return [{"model": model, **columns, **row, **source} for row in rows], notes
+        return [{"model": model, **columns, **row, **source} for row in rows], [
+            *notes,
+            *filter(None, [f"{self.path}: {self.trainer.note}" * bool(self.trainer.note)]),
+        ]
