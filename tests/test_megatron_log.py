@@ -347,6 +347,12 @@ def test_what_the_log_and_the_model_differ_in_is_a_column_or_named(tmp_path, ans
     header, row = (text.split(",") for text in out.read_text().splitlines()[:2])
     cells = dict(zip(header, row, strict=False))
     assert (cells["sequence"], cells["gradient_bytes"]) == ("4096", "4")
+    assert "flash_attention" not in cells
+    silent = {"accumulate_allreduce_grads_in_fp32": "left out", "transformer_impl": "left out"}
+    path = log(tmp_path / "train.log", **silent, hidden_dropout=0.1)
+    (row,), _ = MegatronLog.read(path).rows("llama3-8b", pj.load_model("llama3-8b"))
+    assert row["dropout"] == 1
+    assert not {"sequence", "gradient_bytes", "flash_attention"} & {*row}
 
 
 def test_rows_need_no_sizes_of_the_log(tmp_path, answer, mistake):

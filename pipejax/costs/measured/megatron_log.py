@@ -42,9 +42,12 @@ _COMPARED = (
     *("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "gated_mlp", "biases"),
     *("learned_positions", "tied_embeddings", "mtp_layers", "moe", "mla"),
 )
-# of these a row has columns of its own
-_OF_RUN = {"gradient_bytes": "accumulated_bytes"} | {
-    name: name for name in ("sequence", "flash_attention", "dropout")
+# columns that a row has of its own: attribute of the model, and arguments, any of which says it
+_OF_RUN = {
+    "sequence": ("sequence", ("seq_length",)),
+    "gradient_bytes": ("accumulated_bytes", ("accumulate_allreduce_grads_in_fp32",)),
+    "flash_attention": ("flash_attention", ("transformer_impl", "use_flash_attn")),
+    "dropout": ("dropout", ("attention_dropout", "hidden_dropout")),
 }
 
 
@@ -169,11 +172,10 @@ class MegatronLog(NamedTuple):
             return {}, [f"{error}: the sizes of {model.name} are not compared with the log's"]
         columns = {
             name: int(getattr(trained, attribute))
-            for name, attribute in _OF_RUN.items()
-            if getattr(trained, attribute) != getattr(model, attribute)
+            for name, (attribute, arguments) in _OF_RUN.items()
+            if any(argument in self.arguments for argument in arguments)
+            and getattr(trained, attribute) != getattr(model, attribute)
         }
-        if "accumulate_allreduce_grads_in_fp32" not in self.arguments:
-            columns.pop("gradient_bytes", None)  # no statement on the bytes of a gradient
         sizes = [
             f"{name} {getattr(trained, name)} ({getattr(model, name)})"
             for name in _COMPARED
