@@ -161,11 +161,6 @@ def test_of_several_runs_in_a_log_the_last_counts(tmp_path):
 WRONG = {
     "tensor_model_parallel_size is not among": {"tensor_model_parallel_size": "left out"},
     "micro_batch_size must be a whole number": {"micro_batch_size": "x"},
-    "recompute_method block, 2 layers of a stage": {
-        "recompute_granularity": "full",
-        "recompute_method": "block",
-        "recompute_num_layers": 2,
-    },
     "decoder_first_pipeline_num_layers 7: a row cannot": {"decoder_first_pipeline_num_layers": 7},
     "it holds no arguments, as `num_layers": {"num_layers": "left out"},
     "accelerators must be a multiple of tensor x context x pipeline, 8, got 12": {"world_size": 12},
