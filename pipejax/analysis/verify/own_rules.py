@@ -15,7 +15,8 @@ _END = r"(\d*)([A-Za-z_]+)(\d*)(?:\.(\d+))?(?:@(\w+|[+-]\d+))?"
 _RULE = re.compile(rf"{_END} <- {_END}(?: \((?:(all)|slice ([+-]\d+))\))?( \[message\])?")
 OPS = ("F", "B", "I", "W", "R", "U")  # usual kinds that count as ops of a row
 COMPUTES = "compute", "microbatch"  # lane and owner of what needs the weights of its stage
-WHOLE, FOR_W, IN_FLIGHT, CHECKPOINT = range(3)  # numbers of the parts of an activation
+WHOLE, FOR_W, CHECKPOINT = range(3)  # numbers of the parts of an activation
+IN_FLIGHT = (1, 1, 1, 0, 0, 0)  # activations that a part counts as
 USUAL = -1  # number of every rule that is no table's own
 
 
