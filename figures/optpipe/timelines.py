@@ -71,7 +71,6 @@ def _memory(axes: Axes, data: xr.Dataset, name: str, until: float) -> None:
         np.ones(data.attrs["workers"]),
         np.zeros(data.attrs["workers"]),
         np.ones(data.attrs["workers"]),
-        np.zeros((3, data.attrs["workers"])),
     )
     limit = float(data.attrs["activations"])
     draw_memory(axes, Curves(held, "activations held", "{:.3g}".format, limit), until=until)

@@ -48,7 +48,7 @@ class ActivationMemory(NamedTuple):
     sizes: PerStage
     weight_share: PerStage
     checkpoints: PerStage
-    at_work: Float[NumpyArray, "ops stages *microbatches"]
+    at_work: Float[NumpyArray, "ops stages *microbatches"] = np.zeros((len(AT_WORK), 0))
 
     def curve(
         self, worker: int
@@ -115,9 +115,8 @@ def activation_memory(
     shares = _shaped("weight_share", weight_share, shape)
     recomputed = [per_stage("at_work", size, shape) for size in at_work]
     size, part, more = _alike(whole, shares, recomputed[AT_WORK.index(IN_I)])
-    if (part < 0).any() or (part * size > (size + more) * (1 + _ROUNDING)).any():
-        worst = float(part.min() if (part < 0).any() else part.max())
-        raise wrong("weight_share", f"must be a number from 0 to 1, got {worst:g}")
+    if not ((part >= 0) & (part * size <= (size + more) * (1 + _ROUNDING))).all():
+        raise wrong("weight_share", f"must be a number from 0 to 1, got {weight_share!r}")
     ops = HeldOps.of(evaluation.table)
     cell = ops.worker, ops.start
     ops = ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])

@@ -472,16 +472,17 @@ def memory_curves(run: EventRun, sizes: ActivationSizes) -> list[Curve]:
         for_weights = share * whole
         taken = {"F": left, "R": whole - left, "L": left}
         freed = {"B": -whole, "I": for_weights - whole, "W": -for_weights, "O": -left}
+        work = [of_microbatch(size[stage], microbatch) for size in sizes.at_work]
+        for letter, size in zip("BIW", work, strict=False):  # none at all, or of each
+            taken, freed = taken | {letter: size}, freed | {letter: freed[letter] - size}
         kind = run.own.kinds.get(phase)
         if kind is not None:
-            parts = [whole, for_weights, rest, *(item * whole for item in run.own.items)]
+            items = (item * whole for item in run.own.items)
+            parts = [whole, for_weights, rest, *(work or [0, 0, 0]), *items]
             for change, at in ((taken, kind.at_start), (freed, kind.at_end)):
                 change |= (
                     {phase: sum(count * parts[part] for part, count in at.items())} if at else {}
                 )
-        if sizes.at_work and phase in ("B", "I", "W"):
-            work = of_microbatch(sizes.at_work["BIW".index(phase)][stage], microbatch)
-            taken[phase], freed[phase] = work, freed[phase] - work
         if phase in taken:
             changes[cell[0]][run.start[cell]] += taken[phase]
         if phase in freed:

@@ -156,9 +156,6 @@ class TimingReport(NamedTuple):
         self.tables.append(values_by_phase(ops, "slack", shown))
 
 
-UNITS = {"activations": "activations", "bytes": "activation memory"}
-
-
 def evaluate(
     table: pj.ScheduleTable,
     pricing: Pricing | None,
@@ -330,6 +327,8 @@ def _workers(
     evaluation: "pj.Evaluation", result: dict[str, Any], pricing: Pricing, held: HeldMemory
 ) -> Table:
     memory, sizes = held.memory, held.stages
+    is_forward = evaluation.table.grammar.forward_only
+    held_name = "keys and values" if is_forward else "activation memory"
     peaks = zip(memory.peak, memory.peak_at, strict=True)
     columns: list[tuple[str, Iterable[object]]] = [
         ("worker", range(evaluation.workers)),
@@ -348,7 +347,7 @@ def _workers(
         ),
         ("peak in flight", result["peak_in_flight"]),
         (
-            f"peak {UNITS[sizes.unit]}",
+            f"peak {held_name if sizes.unit == 'bytes' else sizes.unit}",
             (f"{sizes.text(peak)} at {seconds(at)}" for peak, at in peaks),
         ),
     ]

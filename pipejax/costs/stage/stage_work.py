@@ -391,10 +391,13 @@ def bytes_of_stages(
     layers = all_layers_by_kind(model, stages)
     recomputed = layers_by_kind(model, stages, stages.recomputed)
     group, has_w = layout.recompute_group, layout.trains_layers  # or nothing stays after I
-    # the last group may be smaller; a relaxed number of layers has no groups
-    groups = xp.where(group > 1, -xp.floor(-sum(recomputed) / group), sum(recomputed))
-    activations: Numbers = groups * inputs + edges
-    brought: Numbers = -groups * inputs
+
+    def checkpoints(count: Numbers) -> Numbers:
+        """Bytes of the inputs of groups, of which the last may be smaller."""
+        return xp.where(group > 1, -xp.floor(-count / group), count) * inputs
+
+    activations: Numbers = checkpoints(sum(recomputed)) + edges
+    brought: Numbers = -checkpoints(sum(recomputed))
     needed: Numbers = 0.0
     at_once = in_layer = 0.0 * last
     for kind, count, again in zip(model.layers_by_kind, layers, recomputed, strict=True):
@@ -409,7 +412,8 @@ def bytes_of_stages(
         group_of_kind = xp.minimum(group, again) * whole - (again > 0) * inputs
         at_once = xp.maximum(at_once, xp.maximum(group_of_kind, (rest > 0) * (whole - kept)))
         in_layer = xp.maximum(in_layer, (rest > 0) * (whole - kept - for_w))
-    checkpoint, in_i = sum(layers) * inputs + edges, brought + in_layer if has_w else at_once
+    checkpoint = checkpoints(sum(layers)) + edges
+    in_i = brought + in_layer if has_w else at_once
     head_needs = last * head_weight_grad_bytes(model, layout)
     needed_by_w, in_w = has_w * needed + head_needs, 0.0 * last
     if layout.recompute_again:  # W starts where I did
