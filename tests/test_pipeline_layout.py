@@ -172,9 +172,7 @@ def test_layers_for_further_tokens_lie_where_the_layout_says():
     split = 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * h + 3 * h * 2048 + 2 * h * h
     whole = h * (512 + 64 + 1536) + 2 * h + 512 + 1536 + 256 * h + 3 * h
     of_rank = split / 8 + whole + 256 * 3 * h * 2048 / 8 + 129280 * h / 8
-    assert weights[0] - weights[1] == pytest.approx(
-        np.array([0, 0, 1, -1]) * 2 * of_rank, rel=1e-9
-    )
+    assert weights[0] - weights[1] == pytest.approx(np.array([0, 0, 1, -1]) * 2 * of_rank, rel=1e-9)
     # 2 bytes each of weights and gradients, 12 of the optimizer, and two activations instead of one
     moved, static = more - less, 16 * of_rank
     assert moved[:2].tolist() == [0, 0]

@@ -259,7 +259,7 @@ def test_layouts_are_legal_and_complete():
     rows = set(zip(*(column.tolist() for column in found), strict=True))
     assert len(rows) == len(found)
     # 1F1B, p = 4, t = 8, d = 2, b = 1: with and without recomputation, ZeRO, and units at the edges
-    own = [r for r in rows if (r[1], r[2], r[3], r[6], r[7]) == (4, 1, 8, 2, 1) and r[0] == 0]
+    own = [r for r in rows if (r[1], r[2], r[3], r[7], r[8]) == (4, 1, 8, 2, 1) and r[0] == 0]
     assert len(own) == len(RECOMPUTE) * 4 * 2
 
 

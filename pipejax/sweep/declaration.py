@@ -157,12 +157,12 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
         a list: schedules (a name, a table, a folder of tables, FILE.py:FUNCTION, or
         `{name, stages_per_worker, waves}`), models, systems, stack,
         workers, minibatch, microbatch_size or microbatches, tensor_parallel, sequence_parallel,
-        scatter_gather, context_parallel, expert_parallel, data_parallel, zero, overlap,
-        expert_overlap, dispatcher, contiguous_context, graphs, optimizer_offload,
-        attention_precision, head_precision (all eight the stack's where they are left out),
-        precision, rank_order, embedding_units, loss_units, pipeline_layout (as Megatron writes it),
-        recompute, frozen, lora_rank, pair_factor, stragglers (as 3=1.2,5=2), worker_places (as
-        0,4,1,5), link, queues,
+        scatter_gather, context_parallel, expert_parallel, expert_tensor_parallel (0 as
+        tensor_parallel), data_parallel, zero, overlap, expert_overlap, dispatcher,
+        contiguous_context, graphs, optimizer_offload, attention_precision, head_precision (all
+        eight the stack's where they are left out), precision, rank_order, embedding_units,
+        loss_units, pipeline_layout (as Megatron writes it, or in lists), recompute, frozen,
+        lora_rank, pair_factor, stragglers (as 3=1.2,5=2), worker_places (as 0,4,1,5), link, queues,
         host_links (as 0+1,2+3), posting, shared_links (as 0-1+1-0,2-3+1-3, or pairs),
         pair_links (as 0-1=rendezvous,1-2=queued), eager_below [s]. `system` holds axes over
         fields of the systems. Further: title, outputs, dtype.

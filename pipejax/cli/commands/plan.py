@@ -42,6 +42,7 @@ class LayoutChoices(NamedTuple):
 
     Attributes:
       tensor: all inside a node if not given.
+      expert_tensor: 1 and as many as tensor if not given.
       stages_per_worker: several may be given, as 1,2; up to 16 that divide the layers if not given.
       microbatch_size: several may be given, as 1,2.
       recompute: as evaluate takes it, or several, as none,layernorm+mlp.
@@ -52,6 +53,7 @@ class LayoutChoices(NamedTuple):
     tensor: Text = None
     context: Text = None
     expert: Text = None
+    expert_tensor: Text = None
     data: Text = None
     pipeline: Text = None
     stages_per_worker: Text = None

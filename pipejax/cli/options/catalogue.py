@@ -184,6 +184,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "tensor": OptionRecord(COUNT, "degrees t of tensor parallelism, as 4,8"),
         "context": OptionRecord(COUNT, "degrees c of context parallelism"),
         "expert": OptionRecord(COUNT, "degrees e of expert parallelism"),
+        "expert_tensor": OptionRecord(COUNT, "accelerators that split each expert, as 1,4"),
         "data": OptionRecord(COUNT, "replicas d of the pipeline"),
         "pipeline": OptionRecord(COUNT, "workers p of a pipeline"),
         "edge_units": OptionRecord(WHOLE, "layers that embedding and head each count as"),

@@ -190,6 +190,7 @@ class MegatronLog(NamedTuple):
             "tensor": self.whole("tensor_model_parallel_size"),
             "context": self.whole("context_parallel_size", 1),
             "expert": self.whole("expert_model_parallel_size", 1),
+            "expert_tensor": self.whole("expert_tensor_parallel_size", 0),
             "pipeline": self.whole("pipeline_model_parallel_size"),
         }
         fsdp = any(map(self.is_on, ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")))

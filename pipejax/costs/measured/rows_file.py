@@ -81,6 +81,7 @@ WHOLE: Mapping[str, WholeColumn] = {
     "tensor": WholeColumn(),
     "context": WholeColumn(),
     "expert": WholeColumn(),
+    "expert_tensor": WholeColumn(0, 0),
     "data": WholeColumn(),
     "pipeline": WholeColumn(),
     "stages_per_worker": WholeColumn(),
@@ -184,6 +185,8 @@ class RowReader:
         for name, column in WHOLE.items():
             found[name] = self._count(cells, name, column)
         found["model"], model = self._model(cells)
+        if "expert_tensor" not in cells and model.moe is not None and found["tensor"] > 1:
+            self.defaults["expert_tensor"] = "tensor"
         found |= self._names(cells, found)
         _check_spread(found, model, cells)
         found |= _profiled(found, cells)
@@ -213,7 +216,8 @@ class RowReader:
         if column.default is None:
             raise ValueError(f"{name} is missing")
         shown = "of the system" if name == "accelerators_per_node" else column.default
-        self.defaults[name] = shown
+        if name != "expert_tensor":  # of a model with experts alone
+            self.defaults[name] = shown
         return column.default
 
     def _replicas(self, cells: dict[str, str]) -> int:
@@ -408,5 +412,12 @@ def _check_spread(found: dict[str, Any], model: Model, cells: dict[str, str]) ->
         if total % found[name]:
             legal = legal_divisors(total, found[name])
             raise ValueError(f"{name} must divide {what}, {total}: {legal}, got {found[name]}")
+    parts = found["expert_tensor"] or found["tensor"]
+    if model.moe is not None and of_stage % (found["expert"] * parts):
+        raise wrong(
+            "expert_tensor",
+            f"x expert must divide tensor x context x data, {of_stage}, got {parts} x "
+            f"{found['expert']}; 1 leaves experts whole",
+        )
     if found["expert"] > 1 and model.moe is None:
         raise wrong("expert", f"must be 1 for a model without experts, got {found['expert']}")
