@@ -208,6 +208,8 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
         if key in given or not (default is None or is_of_stack):
             values = given.get(key, default)
             values = unfolded(values) if key == "schedules" else values
+            if key == "pipeline_layout" and _is_one_layout(values):
+                values = _text(TEXTS[key], "", (list,))(values, f"{where}: {key}")
             axes[name] = read_axis(name, values, f"{where}: {key}", check)
     if "stack" not in given:
         axes["stack"] = axes["stack"]._replace(values=(software,))
@@ -357,11 +359,13 @@ def _plain(value: Any) -> Any:
     return dataclasses.asdict(value) if isinstance(value, Model | System | Stack) else label(value)
 
 
-def _text(read: Callable[[str], Any], form: str) -> Callable[[Any, str], Any]:
-    """Check a text by reading it."""
+def _text(
+    read: Callable[[Any], Any], form: str, kinds: tuple[type, ...] = (str,)
+) -> Callable[[Any, str], Any]:
+    """Check a text, or what stands for one, by reading it."""
 
     def check(value: Any, where: str) -> Any:
-        if not isinstance(value, str):
+        if not isinstance(value, kinds):
             raise ValueError(f"{where} must be {form}, got {value!r}")
         try:
             return read(value)
@@ -391,9 +395,22 @@ def _host_links(value: str) -> str:
     return value
 
 
-def _pipeline_layout(value: str) -> str:
+def _pipeline_layout(value: str | list[Any]) -> str:
     """Write a layout in one way; without one, layers are assigned by shares."""
-    return str(PipelineLayout.of(value)) if value else value
+    return "" if value == "" else str(PipelineLayout.of(value))
+
+
+def _is_one_layout(values: Any) -> bool:
+    """Whether lists are the stages of one layout, not layouts."""
+
+    def has_ends(value: Any) -> bool:
+        try:
+            return set("EL") <= set("".join(PipelineLayout.of(value).stages))
+        except (TypeError, ValueError):
+            return False
+
+    are_lists = isinstance(values, list) and all(isinstance(value, list) for value in values)
+    return are_lists and not all(map(has_ends, values))
 
 
 def _slow_workers(value: str) -> str:
@@ -441,7 +458,8 @@ def _fields_of_workload() -> dict[str, tuple[str, Callable[[Any, str], Any], Any
             "recompute": lambda value, _: check_recompute(value),
         }
         if field.kind == "text":
-            found[name] = name, _text(TEXTS[name], field.form), ""
+            kinds = (str, list) if name == "pipeline_layout" else (str,)
+            found[name] = name, _text(TEXTS[name], field.form, kinds), ""
         else:
             found[name] = name, checks[field.kind], defaults[name]
     # datasets have had this axis behind the layout of stages

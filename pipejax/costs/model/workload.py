@@ -79,8 +79,8 @@ class Workload:
       rank_order: which ranks are neighbours, from the nearest: "tp-cp-ep-dp-pp" or "tp-pp-dp".
       embedding_units: layers that the embedding counts as when layers are assigned to stages.
       loss_units: layers that the head and its loss count as.
-      pipeline_layout: what each stage holds, as Megatron writes it: "Ettt|(tt|)*29m|L"; layers are
-        assigned by the table's stage shares if empty.
+      pipeline_layout: what each stage holds, as Megatron writes it: "Ettt|(tt|)*29m|L", or in
+        lists of words, one a stage; layers are assigned by the table's stage shares if empty.
       recompute: "none"; "selective", the core of attention where it is written out; "full"; or
         parts of layers joined by +, as "core_attn+mlp" (`MODULES`).
       recompute_layers: how many layers of a stage full recomputation runs again; all if 0.
@@ -124,7 +124,7 @@ class Workload:
     rank_order: str = RANK_ORDERS[0]
     embedding_units: int = 0
     loss_units: int = 0
-    pipeline_layout: str = ""
+    pipeline_layout: str | Sequence[Any] = ""
     stragglers: Stragglers = ()
     worker_places: Sequence[int] = ()
     pair_factor: float = 1.0
@@ -150,8 +150,8 @@ class Workload:
         for name in ("weight_share", "tensor_overlap"):
             if getattr(self, name) is not None:
                 share(getattr(self, name), name)
-        check_types(pipeline_layout=(self.pipeline_layout, str))
-        if self.pipeline_layout:
+        check_types(pipeline_layout=(self.pipeline_layout, str, list, tuple))
+        if self.pipeline_layout != "":
             if self.embedding_units or self.loss_units:
                 raise MismatchError(
                     "pipeline_layout says what each stage holds: units of embedding and loss do "
