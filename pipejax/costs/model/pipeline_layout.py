@@ -230,12 +230,14 @@ def _stage_letters(stage: Any, told: str) -> str:
         return letters
     if not _is_list(stage):
         raise _none_at(told, stage)
-    letters = [(str(word), WORDS.get(str(word).lower(), str(word))) for word in stage]
-    for word, letter in letters:
-        if set(letter) - set(LETTERS):
+    words = [str(word) for word in stage]
+    names = [WORDS.get(word.lower(), word) for word in words]
+    for word, name in zip(words, names, strict=True):
+        if set(name) - set(LETTERS):
             raise _none_at(told, word)
-    heads = [word for word, letter in letters if letter == "L"]
-    return "".join(letter for word, letter in letters if letter != "L" or word == heads[-1])
+    heads = [word for word, name in zip(words, names, strict=True) if name == "L"]
+    pairs = zip(words, names, strict=True)
+    return "".join(name for word, name in pairs if name != "L" or word == heads[-1])
 
 
 def _unrolled(bare: str, told: str) -> str:
