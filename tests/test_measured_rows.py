@@ -83,9 +83,7 @@ MIXTURE = {"expert": "4", "expert_tensor": "1", "experts": "8", "top_k": "2"}
 
 def test_experts_are_those_of_the_model_or_as_wide_as_its_mlp(tmp_path):
     row = {**GIVEN, "model": "deepseek-v3", "layers": "24", "expert": "16", "experts": "128"}
-    with pytest.raises(
-        ValueError, match=r"row 1: expert_tensor x expert must divide .* got 8 x 16"
-    ):
+    with pytest.raises(ValueError, match="row 1: expert_tensor must divide tensor x context"):
         read_rows(write(tmp_path, row))  # as many as tensor if not given
     row["expert_tensor"] = "1"
     rows = read_rows(write(tmp_path, row | {"dense_layers": "1", "capacity_factor": "1.25"}))

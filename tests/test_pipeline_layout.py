@@ -94,6 +94,7 @@ IN_LISTS = {
     '[["embedding","decoder"],["decoder"],["decoder"],["decoder","loss"]]': FOUR,  # JSON
     "[['embedding', 'decoder'], ['decoder'], ['decoder'], ['decoder', 'loss']]": FOUR,  # Python
     "(('embedding', 'decoder'), ('decoder',), ('decoder',), ('decoder', 'loss'))": FOUR,
+    "[[embedding,decoder],[decoder],[decoder],[decoder,loss]]": FOUR,  # words as Hydra has them
     '"Et|t|t|tL"': FOUR,  # quotes that a shell or YAML left
     "'\"Et | t | t | tL\"'": FOUR,
     '["Et", "t", "t", "tL"]': FOUR,  # a text for each stage
@@ -114,7 +115,7 @@ IN_LISTS = {
 @pytest.mark.parametrize("text", IN_LISTS)
 def test_lists_are_layouts(text):
     assert pj.costing.PipelineLayout.of(text).stages == IN_LISTS[text]
-    if text[0] == "[" and "*" not in text:
+    if text[0] == "[" and "*" not in text and "[[e" not in text:
         content = json.loads(text.replace("'", '"'))
         assert pj.costing.PipelineLayout.of(content).stages == IN_LISTS[text]
         workload = pj.Workload(DENSE, minibatch=8, pipeline_layout=content)
@@ -139,6 +140,8 @@ def test_lists_are_layouts(text):
         ("[['embedding']] + 2", r"none at .*\+ 2"),
         ("[x for x in 'Et']", "none at .*for x in"),
         ("[['t'] * 90000] * 90000", "at most 100000"),
+        ("[[['t'] * 90000] * 90000]", "at most 100000"),
+        ('["embedding", "decoder", "loss"]', "none at 'embedding'"),
         ("[" * 4000, "none at"),
         ([[["E"], ["t"]], [["L"]]], "each rank must have as many virtual stages"),
     ],

@@ -402,22 +402,18 @@ def _check_spread(found: dict[str, Any], model: Model, cells: dict[str, str]) ->
         raise ValueError(
             f"pipeline x stages_per_worker must be at most the {units} layers, got {stages}"
         )
+    split = (found["expert_tensor"] or found["tensor"]) if model.moe else 1
+    found = found | {"expert_tensor": split}
     divided: list[tuple[str, Any, str]] = [
         ("tensor", model.heads, "heads"),
         ("context", model.sequence, "sequence"),
         ("expert", of_stage, "tensor x context x data"),
         ("expert", 0 if model.moe is None else model.moe.experts, "experts"),
+        ("expert_tensor", of_stage // found["expert"], "tensor x context x data / expert"),
     ]
     for name, total, what in divided:
         if total % found[name]:
             legal = legal_divisors(total, found[name])
             raise ValueError(f"{name} must divide {what}, {total}: {legal}, got {found[name]}")
-    parts = found["expert_tensor"] or found["tensor"]
-    if model.moe is not None and of_stage % (found["expert"] * parts):
-        raise wrong(
-            "expert_tensor",
-            f"x expert must divide tensor x context x data, {of_stage}, got {parts} x "
-            f"{found['expert']}; 1 leaves experts whole",
-        )
     if found["expert"] > 1 and model.moe is None:
         raise wrong("expert", f"must be 1 for a model without experts, got {found['expert']}")

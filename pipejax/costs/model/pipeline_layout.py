@@ -34,6 +34,7 @@ FORMS = (
 )
 LAYOUT = "pipeline_layout"  # how errors call it
 MOST = 100_000  # letters and stages of a layout: a text of few characters could name any number
+TOO_MANY = f"at most {MOST} letters and stages can be read"
 MOST_IN_GROUP = 16  # stages of a group that is looked for where a layout is written
 Counts = Sequence[int] | Int[NumpyArray, " stages"]
 _REPEATED = re.compile(r"\(([^()]+)\)\*(\d+)|([EtmL|])(?:\*(\d+))?")
@@ -185,6 +186,8 @@ def _parsed(text: str, told: str) -> Any:
         match node:
             case ast.Constant(value=str() | int()):
                 return node.value
+            case ast.Name():  # a word without quotes, as a shell or Hydra leaves it
+                return node.id
             case ast.List() | ast.Tuple():
                 return [value(part) for part in node.elts]
             case ast.BinOp(op=ast.Add()):
@@ -193,7 +196,9 @@ def _parsed(text: str, told: str) -> Any:
                     return first + second
             case ast.BinOp(op=ast.Mult()):
                 times, parts = sorted((value(node.left), value(node.right)), key=_is_list)
-                if _is_list(parts) and isinstance(times, int) and len(parts) * times <= MOST:
+                if _is_list(parts) and isinstance(times, int):
+                    if _leaves(parts) * times > MOST:
+                        raise wrong(f"{told}:", TOO_MANY)
                     return parts * times
         raise _none_at(told, ast.get_source_segment(text, node) or text)
 
@@ -208,12 +213,14 @@ def _is_list(value: object) -> bool:
     return isinstance(value, list | tuple)
 
 
+def _leaves(content: Any) -> int:
+    return sum(map(_leaves, content)) or 1 if _is_list(content) else 1
+
+
 def _stages(content: Any, told: str) -> list[Any]:
     """List the stages in order; of lists for ranks the first virtual stage of all comes first."""
     if not _is_list(content) or not content:
         raise _none_at(told, content)
-    if sum(len(part) for part in content if _is_list(part)) > MOST:
-        raise wrong(f"{told}:", f"at most {MOST} letters and stages can be read")
     if not any(_is_list(part) for rank in content if _is_list(rank) for part in rank):
         return list(content)
     if len({len(rank) if _is_list(rank) else -1 for rank in content}) > 1:
@@ -223,21 +230,16 @@ def _stages(content: Any, told: str) -> list[Any]:
 
 def _stage_letters(stage: Any, told: str) -> str:
     """Write a stage in letters; head and loss are two words for one of them."""
-    if isinstance(stage, str):
-        letters = _unrolled(re.sub(r"[\s,]", "", stage), told)
-        if "|" in letters:
-            raise _none_at(told, stage)
-        return letters
-    if not _is_list(stage):
+    if not isinstance(stage, str | list | tuple):
         raise _none_at(told, stage)
-    words = [str(word) for word in stage]
-    names = [WORDS.get(word.lower(), word) for word in words]
-    for word, name in zip(words, names, strict=True):
-        if set(name) - set(LETTERS):
-            raise _none_at(told, word)
-    heads = [word for word, name in zip(words, names, strict=True) if name == "L"]
-    pairs = zip(words, names, strict=True)
-    return "".join(name for word, name in pairs if name != "L" or word == heads[-1])
+    heads = [word for word in stage if WORDS.get(str(word).lower(), word) == "L"]
+    letters = ""
+    for word in map(str, stage):
+        letter = WORDS.get(word.lower(), word)
+        if set(letter) - set(LETTERS):
+            raise _none_at(told, word if _is_list(stage) else stage)
+        letters += letter * (letter != "L" or word == heads[-1])
+    return letters
 
 
 def _unrolled(bare: str, told: str) -> str:
@@ -247,14 +249,13 @@ def _unrolled(bare: str, told: str) -> str:
     while place < len(bare):
         match = _REPEATED.match(bare, place)
         if match is None:
-            rest = bare[place : place + 9]
-            raise _none_at(told, rest)
+            raise _none_at(told, bare[place : place + 9])
         group, group_times, letter, times = match.groups()
         inside = letter if group is None else _unrolled(group, told)
         number = group_times if group is not None else times or "1"
         size += len(inside) * (int(number) if len(number) < 9 else MOST + 1)
         if size > MOST:
-            raise wrong(f"{told}:", f"at most {MOST} letters and stages can be read")
+            raise wrong(f"{told}:", TOO_MANY)
         found.append(inside * int(number))
         place = match.end()
     return "".join(found)

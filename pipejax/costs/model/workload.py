@@ -497,9 +497,10 @@ def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[st
     t, r, parts = layout.tensor, layout.lora_rank, layout.expert_tensor
     shared = {"dense": model.layer_parameters, "moe": model.shared_parameters}
     sides = {"dense": model.active_sides(), "moe": model.shared_sides}
-    one_whole = base * model.whole_expert_parameters
-    split = base * (model.expert_parameters - model.whole_expert_parameters)
-    experts = (one_whole + (split + r * model.expert_sides) / parts) / layout.expert
+    # biases behind the sum over an expert's parts are whole
+    biases = base * model.biases * model.hidden * (0 if model.moe is None else model.moe.experts)
+    split = base * model.expert_parameters - biases + r * model.expert_sides
+    experts = (biases + split / parts) / layout.expert
 
     def dense(kind: str) -> Number:
         whole = model.whole_parameters(kind)
