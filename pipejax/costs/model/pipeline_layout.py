@@ -93,6 +93,7 @@ class PipelineLayout:
             return text
         told = f"pipeline_layout {text!r}"
         if isinstance(text, str):
+            text = text.strip()
             while len(text) > 1 and text[0] == text[-1] in "'\"":  # quotes within quotes
                 text = text[1:-1].strip()
             if not set(text) & set("['\""):
