@@ -386,7 +386,7 @@ def test_the_command_says_json_and_keeps_all_layouts(tmp_path, capsys, monkeypat
     says = (
         "layout step_time band band_percent mfu memory_bytes bound_by memory_left tokens_per_second"
     )
-    says += " regime evidence chance also"
+    says += " regime evidence chance also layers_of_stages"
     assert set(found["best"]) == set(says.split())
     assert len(found["runners_up"]) == 2
     assert (found["memory_limit"], found["headroom"]) == (None, 0.1)

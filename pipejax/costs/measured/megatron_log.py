@@ -143,10 +143,6 @@ class MegatronLog(NamedTuple):
             content["moe"] = self._experts()
         if self.given("mtp_num_layers"):
             content["mtp_layers"] = self.whole("mtp_num_layers")
-        if norm := self.given("normalization"):  # old logs have none: norms are as the products
-            content["norm_biases"] = norm == "LayerNorm"
-        switches = {"qkv_biases": "add_qkv_bias", "qk_norms": "qk_layernorm"}
-        content |= {name: True for name, key in switches.items() if self.is_on(key)}
         if self.is_on("accumulate_allreduce_grads_in_fp32"):
             content["gradient_bytes"] = 4
         return content
