@@ -320,7 +320,7 @@ def test_the_default_is_said_and_an_option_changes_it(answer, mistake):
     assert counts[1] - counts[0] == 16 * MIXTRAL_EXPERTS * 7 / 8
     spread = ("--tensor-parallel", 2, "--expert-parallel", 4, "--data-parallel", 2)
     line = mistake("evaluate", *SIZES, *spread)  # Megatron refuses it, too
-    assert "--expert-tensor-parallel 2, as tensor_parallel if not chosen, x expert_parallel" in line
+    assert "--expert-tensor-parallel 2 (tensor_parallel, by default) x expert_parallel 4" in line
     assert "1 leaves experts whole" in line
     dense = ("-m", "llama3-8b", *SIZES[8:], *SIZES[:6], "--expert-tensor-parallel", 2)
     assert "has no experts" in mistake("evaluate", *dense)
