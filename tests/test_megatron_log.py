@@ -166,6 +166,11 @@ CHANGES = {  # arguments, and what they make of a row
         {"expert_model_parallel_size": "left out", "moe_expert_parallel_size": 4},
         {"expert": 4},
     ),
+    "experts of deepspeed": (
+        {"num_experts": "[8]", "enable_expert_tensor_parallelism": False},
+        {"expert_tensor": 1},
+    ),
+    "cut experts": ({"num_experts": 8, "expert_tensor_parallel_size": 2}, {"expert_tensor": 2}),
     "zbh1": ({"enable_zbh1_pipeline": True}, {"schedule": "zb-h1"}),
     "ulysses": (
         {"context_parallel_size": "left out", "ds_sequence_parallel_size": 2},
@@ -423,3 +428,10 @@ def test_rows_to_begin_with_are_read_as_they_are(tmp_path, monkeypatch, answer):
     made = answer("init", "rows")
     assert made["used_by"] == "pipejax validate rows.csv --system a100"
     assert read_rows("rows.csv").seconds.tolist() == [18.13]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_parts_of_experts_are_a_column(parts, tmp_path):
+    given = {"num_experts": 8, "moe_router_topk": 2, "expert_tensor_parallel_size": parts}
+    (row,), _ = MegatronLog.read(log(tmp_path / "train.log", **given)).rows("ours.json")
+    assert row["expert_tensor"] == parts

@@ -311,6 +311,7 @@ def workloads_of(rows: MeasuredRows) -> tuple[Workload, ...]:
         "sequence_parallel": (rows.sequence_parallel > 0).tolist(),
         "context_parallel": rows.context.tolist(),
         "expert_parallel": rows.expert.tolist(),
+        "expert_tensor_parallel": rows.expert_tensor.tolist(),
         "data_parallel": rows.data.tolist(),
         "zero": rows.zero.tolist(),
         **{name: getattr(rows, name).tolist() for name in OF_WORKLOAD},

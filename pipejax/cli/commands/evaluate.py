@@ -16,6 +16,7 @@ from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify
 from pipejax.cli.output.kinds import CERTIFICATE
+from pipejax.cli.output.launches import layout_json
 from pipejax.cli.output.numbers import gigabytes, percent, seconds, short_percent
 from pipejax.cli.output.plans import evidence_line
 from pipejax.cli.output.report import Column, facts, grid, heading, pick, plain, sizes_of, table_of
@@ -212,6 +213,7 @@ def _said(
     if result.get("fits") is False:
         yield f"[bold red]{_does_not_fit(result)}[/]"
     yield facts(totals)
+    yield from map(plain, result.get("notes", ()))
     if "assumes" in result:
         yield plain(result["assumes"])
     if pricing.workload is not None and pricing.system is not None:
@@ -304,6 +306,7 @@ def summary(evaluation: "pj.Evaluation", pricing: Pricing, held: HeldMemory) -> 
     if pricing.workload is not None and pricing.system is not None:
         result |= step_json(evaluation, pricing.workload, pricing.system)
         result |= memory_json(evaluation.table, pricing.workload, pricing.system, held)
+        result |= layout_json(pricing.workload, evaluation.table)
     return result | {"activation_memory": held.as_json()}
 
 

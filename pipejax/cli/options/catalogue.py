@@ -184,6 +184,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "tensor": OptionRecord(COUNT, "degrees t of tensor parallelism, as 4,8"),
         "context": OptionRecord(COUNT, "degrees c of context parallelism"),
         "expert": OptionRecord(COUNT, "degrees e of expert parallelism"),
+        "expert_tensor": OptionRecord(COUNT, "accelerators that split each expert, as 1,4"),
         "data": OptionRecord(COUNT, "replicas d of the pipeline"),
         "pipeline": OptionRecord(COUNT, "workers p of a pipeline"),
         "edge_units": OptionRecord(WHOLE, "layers that embedding and head each count as"),
@@ -225,7 +226,9 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         ),
         "memory": OptionRecord(FLAG, "show the activation memory of each worker over time"),
         "recompute_cells": OptionRecord(FLAG, "put R before every B or I"),
-        "recompute_again": OptionRecord(FLAG, "W recomputes once more: it lasts W + R, and checkpoints stay until then"),
+        "recompute_again": OptionRecord(
+            FLAG, "W recomputes once more: it lasts W + R, and checkpoints stay until then"
+        ),
     },
     "Slack and paths": {
         "slack": OptionRecord(FLAG, "show how much longer ops could take"),

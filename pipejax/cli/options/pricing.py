@@ -477,10 +477,9 @@ def _price_model(
     software = software_of(bare, stack)
     found, machine = load_with(model, sequence), software.on(bare)
     given = {**software.workload, **given}
-    if given.get("expert_parallel", 1) > 1 and found.moe is None:
-        raise ValueError(
-            f"--expert-parallel {given['expert_parallel']}: {found.name} has no experts"
-        )
+    for name in ("expert_parallel", "expert_tensor_parallel"):
+        if given.get(name, 1) > 1 and found.moe is None:
+            raise ValueError(f"{flag(name)} {given[name]}: {found.name} has no experts")
     workload = pj.Workload(found, minibatch, **given)
     check_machine(workload, machine)
     source = ModelCosts(workload, machine)

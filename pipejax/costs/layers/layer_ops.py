@@ -40,6 +40,7 @@ from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model, recomputed_modules
 from pipejax.costs.model.workload import layer_weights
 from pipejax.costs.model.workload_fields import PRECISIONS
+from pipejax.costs.precision import as_float
 from pipejax.costs.system.system import Number
 
 
@@ -342,7 +343,8 @@ def whole_layer(
     t, size = layout.tensor, layout.microbatch_size
     kept = layer_activation_bytes(model, _trained(layout), kind=kind)
     boundary, has_w = boundary_bytes(model, layout), 1.0 * layout.trains_base
-    moved = model.element_bytes * sum(layer_weights(model, _trained(layout))[kind]) + kept
+    weights: Number = as_float(sum(layer_weights(model, _trained(layout))[kind]))
+    moved = model.element_bytes * weights + kept
     flop = layer_flop(model, size, recompute, kind)
     return (
         LayerOp(

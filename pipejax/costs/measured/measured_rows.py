@@ -36,6 +36,7 @@ COUNTS = (  # whole numbers
     "tensor",
     "context",
     "expert",
+    "expert_tensor",
     "data",
     "pipeline",
     "stages_per_worker",
@@ -80,6 +81,7 @@ class MeasuredRows:
       tensor: (rows) tensor-parallel degree t.
       context: (rows) context-parallel degree c.
       expert: (rows) expert-parallel degree e, of the t c d accelerators of a stage.
+      expert_tensor: (rows) accelerators that split each expert; 0 is the tensor-parallel degree.
       data: (rows) replicas of the pipeline d.
       pipeline: (rows) workers P.
       stages_per_worker: (rows) stages of each worker V.
@@ -126,6 +128,7 @@ class MeasuredRows:
     tensor: Int[NumpyArray, " rows"]
     context: Int[NumpyArray, " rows"]
     expert: Int[NumpyArray, " rows"]
+    expert_tensor: Int[NumpyArray, " rows"]
     data: Int[NumpyArray, " rows"]
     pipeline: Int[NumpyArray, " rows"]
     stages_per_worker: Int[NumpyArray, " rows"]

@@ -259,6 +259,9 @@ class MegatronLog(NamedTuple):
             "embedding_units": int(self.is_on("account_for_embedding_in_pipeline_split")),
             "loss_units": int(self.is_on("account_for_loss_in_pipeline_split")),
         }
+        if self.text("num_experts"):  # DeepSpeed leaves experts whole unless a switch is on
+            is_whole = self.arguments.get("enable_expert_tensor_parallelism") == "False"
+            columns["expert_tensor"] = self.whole("expert_tensor_parallel_size", int(is_whole))
         if layout := self._pipeline_layout(sizes["pipeline"], columns["stages_per_worker"]):
             columns["pipeline_layout"] = layout
         if self.is_on("enable_zbh1_pipeline"):

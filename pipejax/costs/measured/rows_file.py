@@ -83,6 +83,7 @@ WHOLE: Mapping[str, WholeColumn] = {
     "tensor": WholeColumn(),
     "context": WholeColumn(),
     "expert": WholeColumn(),
+    "expert_tensor": WholeColumn(0, 0),
     "data": WholeColumn(),
     "pipeline": WholeColumn(),
     "stages_per_worker": WholeColumn(),
@@ -186,6 +187,8 @@ class RowReader:
         for name, column in WHOLE.items():
             found[name] = self._count(cells, name, column)
         found["model"], model = self._model(cells)
+        if "expert_tensor" not in cells and model.moe is not None and found["tensor"] > 1:
+            self.defaults["expert_tensor"] = "tensor"
         found |= self._names(cells, found)
         _check_spread(found, model, cells)
         found |= _profiled(found, cells)
@@ -215,7 +218,8 @@ class RowReader:
         if column.default is None:
             raise ValueError(f"{name} is missing")
         shown = "of the system" if name == "accelerators_per_node" else column.default
-        self.defaults[name] = shown
+        if name != "expert_tensor":  # of a model with experts alone
+            self.defaults[name] = shown
         return column.default
 
     def _replicas(self, cells: dict[str, str]) -> int:
@@ -405,11 +409,14 @@ def _check_spread(found: dict[str, Any], model: Model, cells: dict[str, str]) ->
         raise ValueError(
             f"pipeline x stages_per_worker must be at most the {units} layers, got {stages}"
         )
+    split = (found["expert_tensor"] or found["tensor"]) if model.moe else 1
+    found = found | {"expert_tensor": split}
     divided: list[tuple[str, Any, str]] = [
         ("tensor", model.heads, "heads"),
         ("context", model.sequence, "sequence"),
         ("expert", of_stage, "tensor x context x data"),
         ("expert", 0 if model.moe is None else model.moe.experts, "experts"),
+        ("expert_tensor", of_stage // found["expert"], "tensor x context x data / expert"),
     ]
     for name, total, what in divided:
         if total % found[name]:

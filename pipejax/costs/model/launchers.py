@@ -204,8 +204,9 @@ def _megatron(job: _Job) -> Options:
     if one.context_parallel > 1:
         found["context-parallel-size"] = one.context_parallel
     if one.expert_parallel > 1:
-        found |= {"expert-model-parallel-size": one.expert_parallel}
-        found |= {"expert-tensor-parallel-size": 1}
+        found["expert-model-parallel-size"] = one.expert_parallel
+    if one.has_experts and (one.tensor_parallel > 1 or one.expert_tensor > 1):
+        found["expert-tensor-parallel-size"] = one.expert_tensor
     is_alike = job.is_even and job.units == (0, 0)
     found |= _stages_of_megatron(job, None if is_alike else job.layout)
     if one.zero:
@@ -267,6 +268,7 @@ def _torchtitan(job: _Job) -> Options:
         "tensor_parallel_degree": one.tensor_parallel,
         "context_parallel_degree": one.context_parallel,
         "expert_parallel_degree": one.expert_parallel,
+        "expert_tensor_parallel_degree": one.expert_tensor if one.has_experts else 1,
         "pipeline_parallel_degree": job.workers,
     }
     # what is left of the accelerators splits weights, if nothing is said
@@ -316,6 +318,8 @@ def _lacks_of_torchtitan(job: _Job) -> Iterator[str]:
         yield "context parallelism of weights that are not split (ZeRO 2 and 3 go with it)"
     if one.tensor_parallel > 1 and not one.sequence_parallel:
         yield "tensor parallelism without sequence parallelism"
+    if one.has_experts and one.expert_tensor not in (1, one.tensor_parallel):
+        yield f"experts in {one.expert_tensor} parts (1 and as many as of a layer are there)"
     if one.recompute not in ("none", "full", "half_products"):
         yield f"recomputation {one.recompute} (none, full and half_products are there)"
     if one.rank_order != RANK_ORDERS[0]:

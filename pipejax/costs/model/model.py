@@ -353,11 +353,6 @@ class Model:
         return whole if moe is None else whole + self._router
 
     @property
-    def whole_expert_parameters(self) -> Number:
-        """The same of the routed experts of one layer: the biases of their outputs."""
-        return 0 if self.moe is None else self.biases * self.moe.experts * self.hidden
-
-    @property
     def layer_parameters(self) -> Number:
         """Parameters of one dense layer: 12 h^2 + 13 h in a GPT."""
         return self.matrix_parameters + self._small_parameters(1, self.ffn_hidden)

@@ -79,8 +79,8 @@ class Workload:
       rank_order: which ranks are neighbours, from the nearest: "tp-cp-ep-dp-pp" or "tp-pp-dp".
       embedding_units: layers that the embedding counts as when layers are assigned to stages.
       loss_units: layers that the head and its loss count as.
-      pipeline_layout: what each stage holds, as Megatron writes it: "Ettt|(tt|)*29m|L"; layers are
-        assigned by the table's stage shares if empty.
+      pipeline_layout: what each stage holds, as Megatron writes it: "Ettt|(tt|)*29m|L", or in
+        lists of words, one a stage; layers are assigned by the table's stage shares if empty.
       recompute: "none"; "selective", the core of attention where it is written out; "full";
         "block:N", N layers of a stage; "uniform:N", all layers with a checkpoint every N; or parts
         of layers joined by +, as "core_attn+mlp" (`MODULES`).
@@ -127,7 +127,7 @@ class Workload:
     rank_order: str = RANK_ORDERS[0]
     embedding_units: int = 0
     loss_units: int = 0
-    pipeline_layout: str = ""
+    pipeline_layout: str | Sequence[Any] = ""
     stragglers: Stragglers = ()
     worker_places: Sequence[int] = ()
     pair_factor: float = 1.0
@@ -162,8 +162,8 @@ class Workload:
         for name in ("weight_share", "tensor_overlap"):
             if getattr(self, name) is not None:
                 share(getattr(self, name), name)
-        check_types(pipeline_layout=(self.pipeline_layout, str))
-        if self.pipeline_layout:
+        check_types(pipeline_layout=(self.pipeline_layout, str, list, tuple))
+        if self.pipeline_layout != "":
             if self.embedding_units or self.loss_units:
                 raise MismatchError(
                     "pipeline_layout says what each stage holds: units of embedding and loss do "
@@ -182,7 +182,7 @@ class Workload:
                 "expert_parallel",
             )
         if self.has_experts and holders % (self.expert_tensor * self.expert_parallel):
-            default = ", as tensor_parallel if not chosen," * (not self.expert_tensor_parallel)
+            default = " (tensor_parallel, by default)" * (not self.expert_tensor_parallel)
             raise MismatchError(
                 f"expert_tensor_parallel {self.expert_tensor}{default} x expert_parallel "
                 f"{self.expert_parallel} must divide {whole} x data_parallel); "
@@ -516,9 +516,10 @@ def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[st
     t, r, parts = layout.tensor, layout.lora_rank, layout.expert_tensor
     shared = {"dense": model.layer_parameters, "moe": model.shared_parameters}
     sides = {"dense": model.active_sides(), "moe": model.shared_sides}
-    one_whole = base * model.whole_expert_parameters
-    split = base * (model.expert_parameters - model.whole_expert_parameters)
-    experts = (one_whole + (split + r * model.expert_sides) / parts) / layout.expert
+    # biases behind the sum over an expert's parts are whole
+    biases = base * model.biases * model.hidden * (0 if model.moe is None else model.moe.experts)
+    split = base * model.expert_parameters - biases + r * model.expert_sides
+    experts = (biases + split / parts) / layout.expert
 
     def dense(kind: str) -> Number:
         whole = model.whole_parameters(kind)

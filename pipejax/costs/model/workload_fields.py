@@ -135,8 +135,9 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
         "text",
         "what each stage holds, as E|(t|)*30ttL",
         "E is the embedding, t a layer, m one for a further token (MTP), L head and loss, | ends a "
-        "stage, x*n and (..)*n repeat, as in Megatron.",
-        form="a text, as E|(t|)*30ttL",
+        "stage, x*n and (..)*n repeat, as in Megatron; or lists of embedding, decoder, mtp, loss, "
+        "one for each stage, or for each rank and virtual stage.",
+        form="a text, as E|(t|)*30ttL, or a list of words for each stage",
     ),
     # on the command line these are options of any costs, with or without a model
     "pair_factor": WorkloadField("number"),

@@ -480,7 +480,7 @@ def memory_bytes(
       >>> table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=8)
       >>> workload = pj.Workload(pj.load_model("gpt3-175b"), minibatch=8, tensor_parallel=8)
       >>> print(f"{pj.memory_bytes(workload, table)[0] / 1e9:.1f} GB")
-      100.6 GB
+      100.9 GB
     """
     check_types(workload=(workload, Workload), table=(table, ScheduleTable))
     memory = stage_bytes(workload, table, assigned)

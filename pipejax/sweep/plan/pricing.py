@@ -45,6 +45,7 @@ class Priced(NamedTuple):
 def workload_of(request: PlanRequest, layouts: Layouts, place: int) -> Workload:
     """The workload of one layout, as any other command takes it."""
     one = layouts.described(request, place)
+    is_default = request.model.moe is None or one["expert_tensor"] == one["tensor"]
     return Workload(
         request.model,
         one["microbatch_size"] * one["microbatches"],
@@ -54,6 +55,7 @@ def workload_of(request: PlanRequest, layouts: Layouts, place: int) -> Workload:
         recompute=one["recompute"],
         context_parallel=one["context"],
         expert_parallel=one["expert"],
+        expert_tensor_parallel=0 if is_default else one["expert_tensor"],
         zero=one["zero"],
         embedding_units=one["embedding_units"],
         loss_units=one["loss_units"],
@@ -107,7 +109,7 @@ class _Layouts:
 def _layout_numbers(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Layout:
     """The layouts as one whose numbers are columns."""
     one = workload_of(request, layouts, 0).layout(_short_table(shape), 1.0)
-    names = ("tensor", "context", "expert", "data", "zero", "microbatch_size")
+    names = ("tensor", "context", "expert", "expert_tensor", "data", "zero", "microbatch_size")
     columns = {name: getattr(layouts, name).astype(float) for name in names}
     columns["sequence_parallel"] = (layouts.tensor > 1).astype(float)
     columns["recompute_group"] = _whole_layers(request, layouts)[1]
