@@ -73,7 +73,7 @@ def explored(table, costs, link="delay", limits=None):
     ones = np.ones(table.num_stages)
     return Explored(
         pj.evaluate(table, costs, link=link),
-        MemoryShown("activations", ones, ones / 3, ones, limits),
+        MemoryShown("activations", ones, ones / 3, ones, np.zeros((3, *ones.shape)), limits),
     )
 
 

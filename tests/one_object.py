@@ -251,7 +251,7 @@ def _trace(given):
 def _explorer(given):
     """Of the first of the costs: a page looks for closed forms under all link models."""
     ones = np.ones(given.table.num_stages)
-    memory = MemoryShown("activations", ones, ones / 3, ones, None)
+    memory = MemoryShown("activations", ones, ones / 3, ones, np.zeros((3, *ones.shape)), None)
     scene = payload([Explored(given.runs[0], memory)], unit="s")
     factors = [factor["given"] for factor in scene["factors"]]
     finish, *_ = run_of_page(scene["schedules"][0], factors, given.links.model)

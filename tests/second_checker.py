@@ -216,10 +216,13 @@ def held(run, memory, worker):
         a, w, checkpoint = (
             runs.of(memory[key][s], m) for key in ("sizes", "weight_share", "checkpoints")
         )
+        more = [runs.of(size[s], m) for size in memory.get("at_work", ())]
         again = any((x, s, m) in run.table.at for x in ["R", *own.recomputes()])
         c = checkpoint if again else a
         at_start = {"F": c, "R": a - c, "L": c}
         at_end = {"B": -a, "I": -(a - w * a), "W": -w * a, "O": -c}
+        for letter, n in zip("BIW", more, strict=False):
+            at_start[letter], at_end[letter] = n, at_end[letter] - n
         if phase in own.kinds:
             sizes = {"activation": a, "for_w": w * a, "checkpoint": checkpoint}
             sizes |= {item: share * a for item, share in own.items.items()}

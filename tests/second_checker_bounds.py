@@ -69,7 +69,7 @@ def ways(table, seconds, memory, pipe):
         return []
     axes = {"latency": 3, "transmit": 3}
     t = {key: least(value, axes.get(key, 1)) for key, value in seconds.items()}
-    size = {key: least(value, 1) for key, value in memory.items()}
+    size = {key: least(memory[key], 1) for key in ("sizes", "weight_share")}
     stages = range(table.stages)
 
     def hop(way, boundary):

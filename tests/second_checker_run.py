@@ -110,9 +110,14 @@ def read_seconds(seconds, table, is_whole_units, with_bounds):
 
 def read_memory(memory, table):
     keys = {"sizes", "weight_share", "checkpoints"}
-    demand(isinstance(memory, dict) and set(memory) == keys, "memory")
-    for key, value in memory.items():
-        most = 1 if key == "weight_share" else 1e308
+    demand(isinstance(memory, dict) and set(memory) - {"at_work"} == keys, "memory")
+    more = memory.get("at_work")
+    if more is not None:
+        demand(isinstance(more, list) and len(more) == 3, "at_work")
+        for value in more:
+            check_axes(value, "sizes", table, is_time)
+    for key, value in ((key, memory[key]) for key in keys):
+        most = 1 if key == "weight_share" and more is None else 1e308
         check_axes(value, key, table, lambda x, most=most: is_time(x) and x <= most)
     return memory
 

@@ -89,7 +89,7 @@ def test_equals_a_sweep_over_dictionaries(case, data):
 
 def peaks_of_rows(table, sizes):
     """The peak twice: of the rows, and of their counts; both are exact for whole numbers."""
-    peaks = held_in_rows(table).peaks(sizes, table.num_workers)
+    peaks = held_in_rows(table, at_work=True).peaks(sizes, table.num_workers)
     assert held_counts(table).activation_bytes(tuple(sizes)).tolist() == peaks.tolist()
     return peaks.tolist()
 
@@ -104,10 +104,11 @@ def check_rows_against_time(table, costs, seed):
     run = pj.evaluate(table, dataclasses.replace(costs, **timed, offload=0.0, load=0.0, pair=None))
     whole, inputs = 8.0 * rng.integers(1, 9, (2, table.num_stages))
     shares = rng.integers(0, 9, table.num_stages) / 8
+    at_work = 8.0 * rng.integers(0, 9, (3, table.num_stages))
     memory = pj.analysis.activation_memory(
-        run, sizes=whole, weight_share=shares, checkpoints=inputs
+        run, sizes=whole, weight_share=shares, checkpoints=inputs, at_work=at_work
     )
-    sizes = np.stack([whole, shares * whole, inputs])
+    sizes = np.stack([whole, shares * whole, inputs, *at_work])
     assert memory.peak.tolist() == peaks_of_rows(table, sizes)
 
 
@@ -120,7 +121,7 @@ def test_rows_say_what_the_run_says(name):
 
 def test_counts_price_many_sizes_at_once():
     held = held_counts(pj.schedules.build("chimera", num_workers=4, num_microbatches=8))
-    sizes = np.random.default_rng(0).integers(1, 9, (3, 5, 4)).astype(float)  # parts, batch, stages
+    sizes = np.random.default_rng(0).integers(1, 9, (6, 5, 4)).astype(float)  # parts, batch, stages
     each = [held.activation_bytes(tuple(one)) for one in sizes.swapaxes(0, 1)]
     assert np.array_equal(held.activation_bytes(tuple(sizes)), each)
 

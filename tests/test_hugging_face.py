@@ -58,9 +58,11 @@ def test_a_config_gives_the_model_that_comes_with_pipejax(name, tmp_path, answer
     alike = {"name": theirs.name, "source": theirs.source, "sequence": theirs.sequence}
     assert "gradient_bytes is 4" in made["notes"][1]
     alike["gradient_bytes"] = None  # of those that come with pipejax, 2
+    alike["qk_norms"] = theirs.qk_norms
+    assert ours.qk_norms == (name == "qwen3-30b-a3b")
     assert ours.gradient_bytes == 4
     assert dataclasses.replace(ours, **alike) == theirs
-    assert ours.source == f"config.json of Hugging Face, model_type {KNOWN[name]['model_type']}."
+    assert ours.source == f"config.json of Hugging Face, architecture {KNOWN[name]['model_type']}."
 
 
 # billions of parameters, with the embedding, as they are published
@@ -92,7 +94,7 @@ def test_what_a_config_leaves_out_is_as_its_architecture_has_it(tmp_path):
     assert read(**SMALL["qwen3"][0])[0].get("head_width") is None  # 128 x 32 are the hidden units
     assert read(**LLAMA | {"num_key_value_heads": None})[0]["kv_heads"] == 64
     assert read(**LLAMA, tie_word_embeddings=True)[0]["tied_embeddings"] is True
-    assert "biases of some layers are left out" in read(**SMALL["qwen2"][0])[1]
+    assert read(**SMALL["qwen2"][0])[0]["qkv_biases"] is True
     assert any("mtp_layers adds them" in note for note in read(**DEEPSEEK)[1])
     shared = QWEN3 | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 1536}
     assert read(**shared)[0]["moe"]["shared_experts"] == 2
@@ -119,3 +121,162 @@ def test_what_cannot_be_read_is_named(message, tmp_path, mistake):
     assert message in line
     assert line.startswith(f"error: --from {config}: ")
     assert set(ARCHITECTURES) >= {"llama", "mistral", "mixtral", "qwen2", "qwen3", "deepseek_v3"}
+
+
+GPT_OSS = sized(
+    *("gpt_oss", 36, 2880, 64, 2880, 201088, 131072),
+    **{"architectures": ["GptOssForCausalLM"], "num_key_value_heads": 8, "head_dim": 64},
+    **{"num_local_experts": 128, "num_experts_per_tok": 4, "attention_bias": True},
+    **{"sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 18},
+)
+KIMI = DEEPSEEK | {
+    **{"architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2"},
+    **{"num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 163840},
+    **{"n_routed_experts": 384, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0},
+}
+GLM = sized(
+    *("glm4_moe", 46, 4096, 96, 10944, 151552, 131072),
+    **{"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True, "use_qk_norm": False},
+    **{"n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8},
+    **{"moe_intermediate_size": 1408, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1},
+)
+SCOUT = sized(
+    *("llama4_text", 48, 5120, 40, 8192, 202048, 262144),
+    **{"num_key_value_heads": 8, "head_dim": 128, "intermediate_size_mlp": 16384},
+    **{"num_local_experts": 16, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1},
+    **{"use_qk_norm": True, "attention_chunk_size": 8192},
+)
+# parameters, counted by hand: matrices of a layer, its norms (n), embedding and head
+COUNTED = {
+    # queries 2880 x 4096, keys and values 2880 x 512, out 4096 x 2880, each with its biases, two
+    # norms, the router 2880 x 128 with biases; experts 2880 x 5760 and 2880 x 2880 with biases.
+    # The published total, 116 829 156 672, has 64 sinks of attention a layer beside these.
+    "gpt-oss-120b": (
+        GPT_OSS,
+        36
+        * (
+            (2880 * 4096 + 4096 + 2 * (2880 * 512 + 512) + 4096 * 2880 + 2880)
+            + (2 * 2880 + 2880 * 128 + 128)
+            + 128 * (2880 * 5760 + 5760 + 2880 * 2880 + 2880)
+        )
+        + 2 * 201088 * 2880
+        + 2880,
+        116829156672 - 36 * 64,
+    ),
+    # latent attention: down 7168 x 1536 and x 576, up 1536 x 64 x 192 and 512 x 64 x 256, out
+    # 64 x 128 x 7168, norms of 1536 and 512; 60 layers with a router of 384, 385 experts of
+    # 3 x 7168 x 2048; one layer with 3 x 7168 x 18432. Published: 1.03e12.
+    "kimi-k2": (
+        KIMI,
+        61
+        * (
+            (7168 * (1536 + 576) + 1536 * 64 * 192 + 512 * 64 * 256 + 64 * 128 * 7168)
+            + (1536 + 512 + 2 * 7168)
+        )
+        + 60 * (7168 * 384 + 385 * 3 * 7168 * 2048)
+        + 3 * 7168 * 18432
+        + 2 * 163840 * 7168
+        + 7168,
+        1.0264e12,
+    ),
+    # biases of queries, keys and values alone; 45 layers with a router of 128, 129 experts.
+    # Published: 106e9.
+    "glm-4.5-air": (
+        GLM,
+        46 * (2 * 4096 * 12288 + 2 * 4096 * 1024 + 12288 + 2 * 1024 + 2 * 4096)
+        + 45 * (4096 * 128 + 129 * 3 * 4096 * 1408)
+        + 3 * 4096 * 10944
+        + 2 * 151552 * 4096
+        + 4096,
+        106.85e9,
+    ),
+    # 16 experts and a shared one in all layers; its norm of queries and keys has no parameters.
+    # Published: 109e9 with the part for pictures.
+    "llama-4-scout": (
+        {
+            **{"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4"},
+            **{"text_config": SCOUT, "vision_config": {"hidden_size": 1408}},
+        },
+        48 * ((2 * 5120 * 5120 + 2 * 5120 * 1024 + 2 * 5120) + (5120 * 16 + 17 * 3 * 5120 * 8192))
+        + 2 * 202048 * 5120
+        + 5120,
+        107.77e9,
+    ),
+    # published to the digit
+    "llama-3.1-8b": (
+        sized("llama", 32, 4096, 32, 14336, 128256, 131072, num_key_value_heads=8),
+        8030261248,
+        8030261248,
+    ),
+    "qwen2.5-7b": (
+        sized("qwen2", 28, 3584, 28, 18944, 152064, 32768, num_key_value_heads=4),
+        7615616512,
+        7615616512,
+    ),
+    "qwen3-8b": (SMALL["qwen3"][0], 8190735360, 8190735360),
+    "mixtral-8x7b": (MIXTRAL, 46702792704, 46702792704),
+    "phi-3-mini": (
+        sized("phi3", 32, 3072, 32, 8192, 32064, 4096, num_key_value_heads=32),
+        3821079552,
+        3821079552,
+    ),
+    # a tied embedding; two of four norms of a layer, 2 x 42 x 3584, are left out
+    "gemma-2-9b": (
+        sized(
+            *("gemma2", 42, 3584, 16, 14336, 256000, 8192),
+            **{"num_key_value_heads": 8, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh"},
+        ),
+        9241705984 - 2 * 42 * 3584,
+        9241705984 - 2 * 42 * 3584,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_parameters_are_those_counted_by_hand(name, tmp_path):
+    config, counted, published = COUNTED[name]
+    assert counted == pytest.approx(published, rel=1e-3)
+    content, _ = model_of_config(written(tmp_path / "config.json", config))
+    model = pj.load_model(written(tmp_path / "model.json", {"name": name, **content}))
+    assert model.parameters == counted
+
+
+def test_the_class_goes_before_the_name(tmp_path):
+    def source(**config):
+        return model_of_config(written(tmp_path / "config.json", config))[0]["source"]
+
+    assert source(**KIMI) == "config.json of Hugging Face, architecture deepseek_v3."
+    named = LLAMA | {"model_type": "a_name_of_ours", "architectures": ["LlamaForCausalLM"]}
+    assert source(**named).endswith("architecture llama.")
+    unknown = LLAMA | {"architectures": ["OursForCausalLM"]}  # as remote code of a known type has
+    assert source(**unknown).endswith("architecture llama.")
+    qwen = QWEN3 | {"model_type": "ours", "architectures": ["Qwen3MoeForCausalLM"]}
+    assert source(**qwen).endswith("architecture qwen3_moe.")
+
+
+def test_windows_are_counted_by_layer(tmp_path):
+    def window(**config):
+        content, _ = model_of_config(written(tmp_path / "config.json", config))
+        return content.get("window_tokens"), content.get("windowed_layers")
+
+    assert window(**GPT_OSS) == (128, 18)
+    gemma = COUNTED["gemma-2-9b"][0]
+    assert window(**gemma) == (4096, 21)  # every second of 42
+    gemma3 = gemma | {"model_type": "gemma3_text", "sliding_window": 1024}
+    assert window(**gemma3) == (1024, 35)  # five of six: 42 - 7
+    assert window(**LLAMA) == (None, None)
+
+
+def test_keys_that_are_not_read_are_named(tmp_path):
+    def notes(**config):
+        return " ".join(model_of_config(written(tmp_path / "config.json", config))[1])
+
+    assert "attention_chunk_size 8192 is not read" in notes(**SCOUT)
+    assert "quantization_config {'bits': 4} is not read" in notes(
+        **LLAMA, quantization_config={"bits": 4}
+    )
+    assert "1 unknown, not read: num_new_layers 3" in notes(**LLAMA, num_new_layers=3)
+    biased = notes(**LLAMA, attention_bias=True)
+    assert "attention_bias: the biases behind attention are left out" in biased
+    quiet = {"rms_norm_eps": 1e-5, "rope_theta": 5e5, "torch_dtype": "bfloat16", "use_cache": True}
+    assert "not read" not in notes(**LLAMA, **quiet, hidden_act="silu", bos_token_id=1)

@@ -43,6 +43,7 @@ TORCHTITAN = {
     "parallelism.tensor_parallel_degree",
     "parallelism.context_parallel_degree",
     "parallelism.expert_parallel_degree",
+    "parallelism.expert_tensor_parallel_degree",
     "parallelism.pipeline_parallel_degree",
     "parallelism.pipeline_parallel_microbatch_size",
     "parallelism.pipeline_parallel_schedule",
@@ -208,6 +209,34 @@ def test_experts():
     assert one.options["expert-model-parallel-size"] == 8
     assert two.options["parallelism.expert_parallel_degree"] == 8
     assert three.options["expert_parallel"] == {"enabled": True, "autoep_size": 8}
+    assert "expert-tensor-parallel-size" not in one.options  # t 1: nobody could cut them
+
+
+@pytest.mark.parametrize(
+    ("degrees", "parts"),
+    [
+        ({"tensor_parallel": 8}, 8),  # e 1: Megatron cuts experts as it cuts layers
+        ({"tensor_parallel": 8, "expert_tensor_parallel": 1}, 1),
+        ({"tensor_parallel": 4, "expert_parallel": 2, "data_parallel": 2}, 4),
+        (
+            {
+                "tensor_parallel": 4,
+                "expert_parallel": 8,
+                "data_parallel": 4,
+                "expert_tensor_parallel": 2,
+            },
+            2,
+        ),
+    ],
+)
+def test_the_parts_of_experts_are_always_in_the_command(degrees, parts):
+    one, two, _ = told(model=pj.load_model("mixtral-8x7b"), sequence_parallel=True, **degrees)
+    assert one.options["expert-tensor-parallel-size"] == parts
+    degree = two.options.get("parallelism.expert_tensor_parallel_degree", 1)
+    assert degree == parts
+    assert bool([text for text in two.lacks if "parts" in text]) == (parts == 2)
+    dense = told(model=pj.load_model("llama3-8b"), tensor_parallel=8)[0].options
+    assert "expert-tensor-parallel-size" not in dense
 
 
 def test_torchtitan_reads_tables_of_compute_alone():

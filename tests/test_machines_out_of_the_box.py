@@ -38,6 +38,7 @@ def step_time(rows, k, system):
         sequence_parallel=bool(rows.sequence_parallel[k]),
         context_parallel=int(rows.context[k]),
         expert_parallel=int(rows.expert[k]),
+        expert_tensor_parallel=int(rows.expert_tensor[k]),
         data_parallel=int(rows.data[k]),
         zero=int(rows.zero[k]),
         overlap=bool(rows.overlap[k]),

@@ -22,6 +22,7 @@ def workload_of(rows, k, **changes):
         "sequence_parallel": bool(rows.sequence_parallel[k]),
         "context_parallel": int(rows.context[k]),
         "expert_parallel": int(rows.expert[k]),
+        "expert_tensor_parallel": int(rows.expert_tensor[k]),
         "data_parallel": int(rows.data[k]),
         "zero": int(rows.zero[k]),
     }
@@ -88,4 +89,5 @@ def test_layers_of_further_prediction_lie_on_the_last_stage():
     weights = [stage_bytes(pj.Workload(m, minibatch=8), table).weights for m in (with_it, without)]
     more = weights[0] - weights[1]
     assert more[:-1].tolist() == [0] * 7
-    assert more[-1] == pytest.approx(2 * with_it.mtp_parameters)
+    # it looks up its tokens in a copy of the embedding
+    assert more[-1] == pytest.approx(2 * (with_it.mtp_parameters + 129280 * 7168))

@@ -78,8 +78,14 @@ def test_rows_without_a_model_are_gpts(tmp_path):
     assert (model.gated_mlp, model.tied_embeddings) == (False, True)
 
 
+MIXTURE = {"expert": "4", "expert_tensor": "1", "experts": "8", "top_k": "2"}
+
+
 def test_experts_are_those_of_the_model_or_as_wide_as_its_mlp(tmp_path):
     row = {**GIVEN, "model": "deepseek-v3", "layers": "24", "expert": "16", "experts": "128"}
+    with pytest.raises(ValueError, match="row 1: expert_tensor must divide tensor x context"):
+        read_rows(write(tmp_path, row))  # as many as tensor if not given
+    row["expert_tensor"] = "1"
     rows = read_rows(write(tmp_path, row | {"dense_layers": "1", "capacity_factor": "1.25"}))
     moe = rows.models[0].moe
     assert (moe.experts, moe.top_k, moe.expert_hidden, moe.dense_layers) == (128, 8, 2048, 1)
@@ -87,7 +93,7 @@ def test_experts_are_those_of_the_model_or_as_wide_as_its_mlp(tmp_path):
     more = {"gradient_bytes": "4", "fused_loss": "1"}
     model = read_rows(write(tmp_path, GIVEN | more)).models[0]
     assert (model.gradient_bytes, model.fused_loss, model.moe) == (4, True, None)
-    rows = read_rows(write(tmp_path, {**GIVEN, "expert": "4", "experts": "8", "top_k": "2"}))
+    rows = read_rows(write(tmp_path, {**GIVEN, **MIXTURE}))
     moe = rows.models[0].moe
     assert (moe.experts, moe.top_k, moe.expert_hidden) == (8, 2, 4 * 12288)
     assert read_rows(write(tmp_path, {**GIVEN, "experts": "0"})).models[0].moe is None

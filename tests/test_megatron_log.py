@@ -1,10 +1,13 @@
 """Megatron's training logs: their models, and rows that `validate` reads."""
 
+import gzip
 import json
+import math
 
 import pytest
 
 import pipejax as pj
+from pipejax.analysis.step.step_time import StepTimes
 from pipejax.costs.measured.megatron_log import MegatronLog
 from pipejax.costs.measured.rows_file import read_rows
 
@@ -105,6 +108,11 @@ def test_a_log_gives_rows_that_validate_reads(tmp_path, answer, monkeypatch):
     assert (rows.recompute[0], rows.precision[0]) == ("selective", "bf16")
 
 
+OLD = {"checkpoint_activations": True}
+FULL = {"recompute": "full"}
+PLAIN = dict.fromkeys(
+    ("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage")
+)
 CHANGES = {  # arguments, and what they make of a row
     "recompute full": ({"recompute_granularity": "full"}, {"recompute": "full"}),
     "modules": ({"recompute_modules": "['mlp', 'core_attn']"}, {"recompute": "mlp+core_attn"}),
@@ -118,6 +126,93 @@ CHANGES = {  # arguments, and what they make of a row
         {"stages_per_worker": 1},
     ),
     "layers": ({"virtual_pipeline_model_parallel_size": None}, {"stages_per_worker": 2}),
+    # of 2020 and 2021: checkpoints every so many layers, of all layers or of the first of a stage
+    "checkpoints": ({"recompute_granularity": None, **OLD, "checkpoint_num_layers": 1}, FULL),
+    "checkpoints of 3": (
+        {"recompute_granularity": None, **OLD, "checkpoint_num_layers": 3},
+        {"recompute": "uniform:3"},
+    ),
+    "block of 2021": (
+        {
+            "recompute_granularity": None,
+            "activations_checkpoint_method": "block",
+            "activations_checkpoint_num_layers": 2,
+        },
+        {"recompute": "block:2"},
+    ),
+    "block": (
+        {
+            "recompute_granularity": "full",
+            "recompute_method": "block",
+            "recompute_num_layers": 2,
+        },
+        {"recompute": "block:2"},
+    ),
+    "recompute_activations": (
+        {"recompute_granularity": None, "recompute_activations": True},
+        {"recompute": "selective"},
+    ),
+    "model_parallel_size": (
+        {"tensor_model_parallel_size": "left out", "model_parallel_size": 2},
+        {"tensor": 2},
+    ),
+    # of Megatron-DeepSpeed
+    "zero_stage": ({"zero_stage": "2.0"}, {"zero": 2}),
+    "no deepspeed": (
+        {"zero_stage": "2.0", "deepspeed": False, "use_distributed_optimizer": False},
+        {"zero": 0},
+    ),
+    "moe_expert_parallel_size": (
+        {"expert_model_parallel_size": "left out", "moe_expert_parallel_size": 4},
+        {"expert": 4},
+    ),
+    "experts of deepspeed": (
+        {"num_experts": "[8]", "enable_expert_tensor_parallelism": False},
+        {"expert_tensor": 1},
+    ),
+    "cut experts": ({"num_experts": 8, "expert_tensor_parallel_size": 2}, {"expert_tensor": 2}),
+    "zbh1": ({"enable_zbh1_pipeline": True}, {"schedule": "zb-h1"}),
+    "ulysses": (
+        {"context_parallel_size": "left out", "ds_sequence_parallel_size": 2},
+        {"context": 2},
+    ),
+    # 32 layers on 4 workers of 1 stage: 8 - 6 - 9 - 9; 5 last leave 27, 9 each
+    "last": (
+        {"decoder_last_pipeline_num_layers": 5, **PLAIN},
+        {"pipeline_layout": "Et*9|t*9|t*9|t*5L"},
+    ),
+    # 6 first and 8 last leave 18 for two workers
+    "first and last": (
+        {
+            "num_layers_in_first_pipeline_stage": 6,
+            "decoder_last_pipeline_num_layers": 8,
+            **PLAIN,
+        },
+        {"pipeline_layout": "Et*6|t*9|t*9|t*8L"},
+    ),
+    # 2 stages each: 8 first leave 24, 8 a worker, so 4 a stage
+    "first, interleaved": (
+        {"decoder_first_pipeline_num_layers": 8},
+        {"pipeline_layout": "Et*4|(t*4|)*6t*4L", "stages_per_worker": 2},
+    ),
+    # an MTP layer lies on the last stage, before the head
+    "first and MTP": (
+        {"decoder_first_pipeline_num_layers": 5, "mtp_num_layers": 1, **PLAIN},
+        {"pipeline_layout": "Et*5|t*9|t*9|t*9mL"},
+    ),
+    "layout": (
+        {"pipeline_model_parallel_layout": "Et*4|(t*4|)*6t*4L"},
+        {"pipeline_layout": "Et*4|(t*4|)*6t*4L", "stages_per_worker": 2},
+    ),
+    "sharding": (
+        {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads"},
+        {"zero": 2},
+    ),
+    "offload": (
+        {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5},
+        {"optimizer_offload": 0.5},
+    ),
+    "flex": ({"moe_token_dispatcher_type": "flex"}, {"dispatcher": "per-node"}),
     "split": ({"account_for_loss_in_pipeline_split": True}, {"loss_units": 1}),
 }
 
@@ -151,6 +246,131 @@ def test_experts_and_latent_attention_are_read(tmp_path):
     assert (content["kv_heads"], content["head_width"]) == (32, 128)
 
 
+def test_names_of_deepspeed_give_the_model(tmp_path):
+    dense = {"num_experts": "[1]", "num_key_value_heads": 4, "group_query_attention": "left out"}
+    rotary = {"use_rotary_position_embeddings": True, "position_embedding_type": "left out"}
+    content = MegatronLog.read(log(tmp_path / "a.log", **dense, **rotary)).model()
+    assert "moe" not in content
+    assert (content["kv_heads"], content["learned_positions"]) == (4, False)
+    experts = {"num_experts": "[8, 8]", "topk": 2, "moe_train_capacity_factor": 1.5}
+    more = {"moe_ffn_hidden_size": "left out", "ffn_hidden_size": 2048}
+    content = MegatronLog.read(log(tmp_path / "b.log", **experts, **more)).model()
+    assert content["moe"]["experts"] == 8
+    assert content["moe"]["top_k"] == 2
+    assert content["moe"]["capacity_factor"] == 1.5
+    assert content["moe"]["expert_hidden"] == 2048
+    mixed = MegatronLog.read(log(tmp_path / "c.log", num_experts="[8, 16]"))
+    with pytest.raises(ValueError, match="num_experts must be a whole number"):
+        mixed.model()
+
+
+def test_switches_of_the_model_are_read(tmp_path):
+    changes = {"normalization": "LayerNorm", "add_qkv_bias": True, "qk_layernorm": True}
+    fusions = {"bias_swiglu_fusion": False, "masked_softmax_fusion": False}
+    content = MegatronLog.read(log(tmp_path / "a.log", **changes, **fusions)).model()
+    names = ("norm_biases", "qkv_biases", "qk_norms", "unfused")
+    assert [content[name] for name in names] == [True, True, True, "activation+softmax"]
+
+
+def test_lines_behind_the_arguments_do_not_overwrite_them(tmp_path):
+    later = ["  num_layers ........ 99", "[INFO] [config.py:1]   zero_stage ........ 3"]
+    path = log(tmp_path / "train.log", [*later, *LINES])
+    assert MegatronLog.read(path).whole("num_layers") == 32
+    assert "zero_stage" not in MegatronLog.read(path).arguments
+    bare = [text for text in path.read_text().splitlines() if "arguments --" not in text]
+    path.write_text("\n".join(bare))  # no marks: the first value counts
+    assert MegatronLog.read(path).whole("num_layers") == 32
+
+
+@pytest.mark.parametrize("prefix", ["[rank0]:", "0: ", "\x1b[32m", "2025-08-01 07:19:37 "])
+def test_prefixes_and_colours_of_lines_are_passed_over(prefix, tmp_path):
+    path = log(tmp_path / "train.log")
+    plain = MegatronLog.read(path)
+    path.write_text("\n".join(prefix + text for text in path.read_text().splitlines()))
+    assert MegatronLog.read(path) == plain
+    packed = tmp_path / "packed" / "train.log"
+    packed.parent.mkdir()
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert MegatronLog.read(packed)[1:] == plain[1:]
+
+
+def test_names_as_long_as_the_dots_are_read(tmp_path):
+    name = "inference_dynamic_batching_buffer_guaranteed_fraction"  # 53 characters, no dots
+    path = log(tmp_path / "train.log", **{name: 0.2, "x" * 47: 1})
+    assert MegatronLog.read(path).arguments[name] == "0.2"
+    assert MegatronLog.read(path).arguments["x" * 47] == "1"
+
+
+SAME = {  # times in ms of iterations, and seconds, n and spread of the row: the first warms up
+    "two equal": ([9100.5, 4000.5, 4000.5], (4.0005, 2, None)),
+    "four equal": ([4000.5] * 5, (4.0005, 4, None)),
+    "one": ([9100.5, 4000.5], (4.0005, None, None)),
+    "no number": ([9100.5, math.nan, 4000.5, 4000.5], (4.0005, 2, None)),
+    "different": ([9100.5, 4000.0, 4010.0], (4.005, 2, 0.00707)),  # 10 ms / sqrt(2)
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_a_spread_of_nothing_is_left_out(case, tmp_path, answer):
+    times, expected = SAME[case]
+    path = log(tmp_path / "train.log", [line(k, time) for k, time in enumerate(times, 1)])
+    rows, notes = MegatronLog.read(path).rows("llama3-8b")
+    assert tuple(rows[0].get(name) for name in ("seconds", "n", "spread")) == expected
+    assert any("1 lines without a time" in note for note in notes) == (case == "no number")
+    out = tmp_path / "rows.csv"
+    answer("init", "rows", "--from", path, "--model", "llama3-8b", "--out", out)
+
+
+def test_seconds_of_an_iteration_are_read_too(tmp_path):
+    text = line(1, 9000.0) + "\n" + line(2, 4.5)
+    text = text.replace("iteration (ms)", "iteration (s)").replace("9000.0", "9.0")
+    (row,), _ = MegatronLog.read(log(tmp_path / "train.log", [text])).rows("llama3-8b")
+    assert row["seconds"] == 4.5
+
+
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+def test_a_layout_of_a_log_is_priced(tmp_path, answer, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    even, short = "Et*8|t*8|t*8|t*8L", "Ett|t*8|t*8|t*14L"
+    log(tmp_path / "a.log", **PLAIN)
+    log(tmp_path / "b.log", **PLAIN, pipeline_model_parallel_layout=even)
+    log(tmp_path / "c.log", **PLAIN, pipeline_model_parallel_layout=short)
+    answer("init", "rows", "--from", "a.log,b.log,c.log", "--model", "llama3-8b")
+    rows = read_rows(tmp_path / "rows.csv")
+    assert rows.pipeline_layout.tolist() == ["", "Et*8|t*8|t*8|t*8L", "Ett|t*8|t*8|t*14L"]
+    seconds = StepTimes(rows).predict(pj.load_system("h100"))
+    assert seconds[0] == seconds[1]
+    assert seconds[2] > 1.3 * seconds[0]  # 14 layers and the head where 8 were
+
+
+def test_what_the_log_and_the_model_differ_in_is_a_column_or_named(tmp_path, answer):
+    path = log(tmp_path / "train.log", seq_length=4096, num_layers=16)
+    out = tmp_path / "rows.csv"
+    made = answer("init", "rows", "--from", path, "--model", "llama3-8b", "--out", out)
+    (note,) = made["notes"]
+    assert "the log has layers 16 (32), in brackets what rows of llama3-8b have" in note
+    header, row = (text.split(",") for text in out.read_text().splitlines()[:2])
+    cells = dict(zip(header, row, strict=False))
+    assert (cells["sequence"], cells["gradient_bytes"]) == ("4096", "4")
+    assert "flash_attention" not in cells
+    silent = {"accumulate_allreduce_grads_in_fp32": "left out", "transformer_impl": "left out"}
+    path = log(tmp_path / "train.log", **silent, hidden_dropout=0.1)
+    (row,), _ = MegatronLog.read(path).rows("llama3-8b", pj.load_model("llama3-8b"))
+    assert row["dropout"] == 1
+    assert not {"sequence", "gradient_bytes", "flash_attention"} & {*row}
+
+
+def test_rows_need_no_sizes_of_the_log(tmp_path, answer, mistake):
+    mixed = {"num_experts": 8, "moe_router_topk": 2, "moe_layer_freq": "[0, 1, 0, 1]"}
+    path, out = log(tmp_path / "train.log", **mixed), tmp_path / "rows.csv"
+    given = "init", "rows", "--from", path, "--model", "mixtral-8x7b", "--out", out
+    (note,) = answer(*given)["notes"]
+    assert "moe_layer_freq [0, 1, 0, 1]: layers with and without experts in turn" in note
+    assert note.endswith("the sizes of mixtral-8x7b are not compared with the log's")
+    text = mistake(*given, "--columns", "tensor=4", "--force")
+    assert "it says tensor itself: leave it out of --columns" in text
+
+
 def test_of_several_runs_in_a_log_the_last_counts(tmp_path):
     first, second = log(tmp_path / "a.log"), log(tmp_path / "b.log", seq_length=4096)
     first.write_text(first.read_text() + second.read_text())
@@ -161,12 +381,14 @@ def test_of_several_runs_in_a_log_the_last_counts(tmp_path):
 WRONG = {
     "tensor_model_parallel_size is not among": {"tensor_model_parallel_size": "left out"},
     "micro_batch_size must be a whole number": {"micro_batch_size": "x"},
-    "recompute_method block, 2 layers of a stage": {
-        "recompute_granularity": "full",
-        "recompute_method": "block",
-        "recompute_num_layers": 2,
+    "heterogeneous_layers_config_path x.json: a row cannot": {
+        "heterogeneous_layers_config_path": "x.json"
     },
-    "decoder_first_pipeline_num_layers 7: a row cannot": {"decoder_first_pipeline_num_layers": 7},
+    "7 first and 0 last layers leave 25, which must divide over 3 workers": {
+        "decoder_first_pipeline_num_layers": 7
+    },
+    "bf16 and fp16 are False": {"bf16": False, "fp16": False},
+    "its 3 stages must be a multiple of 4 workers": {"pipeline_model_parallel_layout": "Et|t|tL"},
     "it holds no arguments, as `num_layers": {"num_layers": "left out"},
     "accelerators must be a multiple of tensor x context x pipeline, 8, got 12": {"world_size": 12},
 }
@@ -206,3 +428,10 @@ def test_rows_to_begin_with_are_read_as_they_are(tmp_path, monkeypatch, answer):
     made = answer("init", "rows")
     assert made["used_by"] == "pipejax validate rows.csv --system a100"
     assert read_rows("rows.csv").seconds.tolist() == [18.13]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_parts_of_experts_are_a_column(parts, tmp_path):
+    given = {"num_experts": 8, "moe_router_topk": 2, "expert_tensor_parallel_size": parts}
+    (row,), _ = MegatronLog.read(log(tmp_path / "train.log", **given)).rows("ours.json")
+    assert row["expert_tensor"] == parts

@@ -36,6 +36,7 @@ def every_layout(model, stages, workers):
                 yield pj.costing.PipelineLayout.with_layers(split, mtp * int(model.mtp_layers))
 
 
+SPREAD = {"tensor_parallel": 8, "expert_parallel": 8, "expert_tensor_parallel": 1}
 CASES = {
     "1f1b": (DENSE, ("1f1b", 3, 6, {}), {}),
     "full recomputation": (DENSE, ("zb-h1", 3, 5, {}), {"recompute": "full", "data_parallel": 2}),
@@ -43,7 +44,7 @@ CASES = {
     "two pipes": (DENSE, ("chimera", 4, 4, {}), {}),
     "stragglers": (DENSE, ("chimera", 4, 4, {}), {"stragglers": {1: 1.5}}),
     "overlapped pairs": (DENSE, ("dualpipe-v", 2, 6, {}), {"pair_factor": 0.3}),
-    "experts and MTP": (SPARSE, ("1f1b", 4, 8, {}), {"tensor_parallel": 8, "expert_parallel": 8}),
+    "experts and MTP": (SPARSE, ("1f1b", 4, 8, {}), SPREAD),
 }
 
 
@@ -156,8 +157,8 @@ def check_against_defaults(model, schedule, system, workers, count, seconds, ten
     sizes = {"num_workers": workers, "num_microbatches": count}
     table = pj.schedules.build(schedule, **sizes, **options)
     split = pj.load_model(model)
-    experts = 1 if split.moe is None else tensor
-    workload = pj.Workload(split, count, tensor_parallel=tensor, expert_parallel=experts)
+    spread = {} if split.moe is None else {"expert_parallel": tensor, "expert_tensor_parallel": 1}
+    workload = pj.Workload(split, count, tensor_parallel=tensor, **spread)
     found = pj.search.layers(
         table, workload, pj.load_system(system), no_memory_limit=True, time_limit=seconds
     )

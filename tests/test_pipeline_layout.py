@@ -1,7 +1,9 @@
 """Layout strings: Megatron's letters in and out, and what a model costs on such stages."""
 
 import dataclasses
+import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ DENSE = pj.load_model("gpt-22b")
 H100 = dataclasses.replace(pj.load_system("h100"), host=Host())  # sums of layers, exactly
 SPARSE = pj.load_model("deepseek-v3-mtp")  # 3 dense layers, 58 with experts, one for MTP
 TABLE = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-SHARED = {"tensor_parallel": 8, "expert_parallel": 8}
+SHARED = {"tensor_parallel": 8, "expert_parallel": 8, "expert_tensor_parallel": 1}
 
 
 def written_out(text):
@@ -86,6 +88,173 @@ def test_what_is_no_layout_says_where(text, why):
         pj.costing.PipelineLayout.of(text)
 
 
+FOUR = ("Et", "t", "t", "tL")
+MIXED = ("Ett", "ttt", "ttm", "L")
+IN_LISTS = {
+    '[["embedding","decoder"],["decoder"],["decoder"],["decoder","loss"]]': FOUR,  # JSON
+    "[['embedding', 'decoder'], ['decoder'], ['decoder'], ['decoder', 'loss']]": FOUR,  # Python
+    "(('embedding', 'decoder'), ('decoder',), ('decoder',), ('decoder', 'loss'))": FOUR,
+    "[[embedding,decoder],[decoder],[decoder],[decoder,loss]]": FOUR,  # words as Hydra has them
+    '"Et|t|t|tL"': FOUR,  # quotes that a shell or YAML left
+    "'\"Et | t | t | tL\"'": FOUR,
+    '["Et", "t", "t", "tL"]': FOUR,  # a text for each stage
+    '[["E", "t"], ["t"], ["t"], ["t", "L"]]': FOUR,
+    # as recipes write it: sums and multiples
+    '[["embedding"] + ["decoder"]] + [["decoder"]] * 2 + [["decoder"] * 1 + ["loss"]]': FOUR,
+    '[["embedding"] + 2 * ["decoder"], ["decoder"] * 3, ["decoder"] * 2 + ["mtp"], ["loss"]]': MIXED,
+    # a list for each rank and in it for each virtual stage: rank 0 has stages 0 and 2
+    '[[["embedding","decoder"],["decoder"]],[["decoder"],["decoder","loss"]]]': FOUR,
+    '[[["embedding","decoder"]],[["decoder"]],[["decoder"]],[["decoder","loss"]]]': FOUR,
+    # two words for the head, and a head for each token
+    '[["Embedding","decoder"],["decoder"],["decoder"],["decoder","head","loss"]]': FOUR,
+    '[["embedding"],["decoder"],["mtp"],["loss","loss"]]': ("E", "t", "m", "LL"),
+    '[["embedding"],[],["decoder"],["output"]]': ("E", "", "t", "L"),
+}
+
+
+@pytest.mark.parametrize("text", IN_LISTS)
+def test_lists_are_layouts(text):
+    assert pj.costing.PipelineLayout.of(text).stages == IN_LISTS[text]
+    if text[0] == "[" and "*" not in text and "[[e" not in text:
+        content = json.loads(text.replace("'", '"'))
+        assert pj.costing.PipelineLayout.of(content).stages == IN_LISTS[text]
+        workload = pj.Workload(DENSE, minibatch=8, pipeline_layout=content)
+        assert workload == pj.Workload(DENSE, minibatch=8, pipeline_layout="|".join(IN_LISTS[text]))
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (
+            '[["embedding","deco"]]',
+            "'deco': E, t, .*or for each stage a list of embedding, decoder",
+        ),
+        ('[["embedding","decoder"],["decod', "none at '\"decod'"),
+        ('[["embedding", 3]]', "none at '3'"),
+        ([["embedding", ["decoder"]]], "none at 'embedding'"),
+        ([["embedding"], 3], "none at 3"),
+        ([], r"none at \[\]"),
+        ("[]", r"none at \[\]"),
+        ('["Et|t", "L"]', r"none at 'Et.t'"),
+        ("[['embedding']] ** 2", r"none at .*\*\* 2"),
+        ("[['embedding']] + 2", r"none at .*\+ 2"),
+        ("[x for x in 'Et']", "none at .*for x in"),
+        ("[['t'] * 90000] * 90000", "at most 100000"),
+        ("[[['t'] * 90000] * 90000]", "at most 100000"),
+        ('["embedding", "decoder", "loss"]', "none at 'embedding'"),
+        ("[" * 4000, "none at"),
+        ([[["E"], ["t"]], [["L"]]], "each rank must have as many virtual stages"),
+    ],
+)
+def test_what_is_no_list_says_where(content, why):
+    with pytest.raises(ValueError, match=why):
+        pj.costing.PipelineLayout.of(content)
+
+
+def test_heads_of_further_tokens_may_be_named():
+    """One layer predicts a further token: its head is counted whether the layout names it or not."""
+    costs = [at(f"Et*15|t*23|t*23|m{heads}", SPARSE) for heads in ("L", "LL")]
+    for one, other in zip(*(vars(each).values() for each, _ in costs), strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(*(need for _, need in costs))
+    with pytest.raises(ValueError, match=r"L .* must stand 1 to 2 times .* got 3"):
+        at("Et*15|t*23|t*23|mLLL", SPARSE)
+    with pytest.raises(ValueError, match="L on the last"):
+        at("Et*15|t*23|t*23mL|L", SPARSE)
+
+
+LISTS = (
+    '[["embedding"] + ["decoder"] * 11] + [["decoder"] * 13] * 2 + [["decoder"] * 11 + ["loss"]]'
+)
+RUN = ("-s", "1f1b", "-P", 4, "-M", 8, "-m", "gpt-22b", "-y", "h100", "--minibatch", 8)
+
+
+def test_lists_come_in_by_every_door(answer, mistake, tmp_path):
+    content = [
+        ["embedding"] + ["decoder"] * 11,
+        *[["decoder"] * 13] * 2,
+        ["decoder"] * 11 + ["loss"],
+    ]
+    expected = answer("evaluate", *RUN, "--pipeline-layout", "Et*11|t*13|t*13|t*11L")
+    assert expected["layers_of_stages"] == [11, 13, 13, 11]
+    assert expected["notes"] == ["layers of stages: 11 13 13 11 (as --pipeline-layout has them)"]
+    assert answer("evaluate", *RUN, "--pipeline-layout", LISTS) == expected
+    for suffix, text in {
+        "json": json.dumps({"pipeline_layout": content}),
+        "toml": f"pipeline_layout = {json.dumps(content)}",
+    }.items():
+        path = tmp_path / f"layout.{suffix}"
+        path.write_text(text)
+        assert answer("evaluate", *RUN, "--config", path)["makespan"] == expected["makespan"]
+    line = mistake("evaluate", *RUN, "--pipeline-layout", LISTS.replace("loss", "lost"))
+    assert f"--pipeline-layout {LISTS.replace('loss', 'lost')!r} is none at 'lost'" in line
+
+
+def test_a_sweep_takes_a_layout_in_lists_and_several():
+    one = [["embedding", *["decoder"] * 24], [*["decoder"] * 24, "loss"]]
+    other = [["embedding"], [*["decoder"] * 48, "loss"]]
+    grid = {"schedules": "1f1b", "workers": 2, "minibatch": 8, "microbatches": 8}
+    grid |= {"models": "gpt-22b", "systems": "h100"}
+    for text, values in {
+        json.dumps(one): ["Et*24|t*24L"],
+        json.dumps([one, other]): ["Et*24|t*24L", "E|t*48L"],
+        json.dumps(["Et*24|t*24L", other]): ["Et*24|t*24L", "E|t*48L"],
+        json.dumps([[each] for each in one]): ["Et*24|t*24L"],  # ranks of one virtual stage
+    }.items():
+        sweep = pj.read_sweep(grid | {"pipeline_layout": json.loads(text)})
+        (axis,) = (axis for axis in sweep.axes if axis.name == "pipeline_layout")
+        assert list(axis.values) == values
+        assert axis.is_listed == (len(values) > 1)
+    with pytest.raises(ValueError, match=r"pipeline_layout: .* none at 'lost'"):
+        pj.read_sweep(grid | {"pipeline_layout": [["embedding"], ["lost"]]})
+
+
+UNEVEN = {  # layers over stages, 30 on 4, on 3 + 2 units, 48 on 32, 4 on 3
+    "7 8 8 7": (30, ("-s", "1f1b", "-P", 4)),
+    "5 5 6 5 5 4": (30, ("-s", "gpipe", "-P", 6, "--loss-units", 1, "--embedding-units", 0)),
+    f"{'1 ' * 8}{'2 ' * 16}{'1 ' * 7}1": (
+        48,
+        ("-s", "interleaved-1f1b", "-P", 8, "--stages-per-worker", 4),
+    ),
+    "1 2 1": (4, ("-s", "zb-h1", "-P", 3)),
+}
+
+
+def small_file(path, layers):
+    sizes = {"layers": layers, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn_hidden": 256}
+    more = json.loads((Path(pj.__file__).parent / "costs/data/models/gpt-22b.json").read_text())
+    path.write_text(json.dumps(more | sizes | {"vocabulary": 1000, "sequence_tokens": 128}))
+    return path
+
+
+@pytest.mark.parametrize("layers", UNEVEN)
+def test_layers_of_stages_are_said_where_they_differ(layers, answer, call, tmp_path):
+    total, schedule = UNEVEN[layers]
+    model = small_file(tmp_path / "small.json", total)
+    line = (*schedule, "-M", 24, "-m", model, "-y", "h100", "--minibatch", 24)
+    found = answer("evaluate", *line)
+    assert found["layers_of_stages"] == [int(word) for word in layers.split()]
+    why = "embedding and head count as layers" if "--loss-units" in line else "Megatron-LM takes"
+    assert found["notes"][0].startswith(f"layers of stages: {layers} ({why}")
+    assert f"layers of stages: {layers} (" in " ".join(call("evaluate", *line)[1].split())
+    small_file(model, 96)
+    if "--loss-units" not in line:
+        assert "notes" not in answer("evaluate", *line)
+
+
+def test_comparing_and_explaining_say_it_too(answer, call, tmp_path):
+    model = small_file(tmp_path / "small.json", 30)
+    line = ("-P", 4, "-M", 8, "-m", model, "-y", "h100", "--minibatch", 8)
+    note = "layers of stages: 7 8 8 7 (Megatron-LM takes equal ones: --pipeline-layout)"
+    found = answer("compare", "-S", "1f1b,gpipe", *line)
+    assert [row["notes"] for row in found["rows"]] == [[note]] * 2
+    assert note in " ".join(call("compare", "-S", "1f1b,gpipe", *line)[1].split())
+    assert answer("explain", "-s", "1f1b", *line)["notes"] == [note]
+    plan = answer("plan", "--gpus", 4, "--pipeline", 4, "--edge-units", 0, *line[4:])
+    assert plan["best"]["layers_of_stages"] == [7, 8, 8, 7]
+    assert plan["best"]["notes"] == [note]
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -97,6 +266,7 @@ def test_what_is_no_layout_says_where(text, why):
         ("t|Et*23|t*24|L", "order"),
         ("|Et*24|t*24|L", "E must be on the first"),
         ("E|t*24|t*24L|", "L on the last"),
+        ([["embedding"], ["decoder"] * 24, ["decoder"] * 24, ["loss", "loss"]], "L .* 1 times"),
     ],
 )
 def test_a_layout_is_of_the_model_and_the_schedule(text, why):
@@ -146,7 +316,9 @@ def test_a_stage_costs_what_its_layers_do():
         np.stack([moved, moved * [4, 3, 2, 1]], axis=1).astype(float), more - need, rcond=None
     )
     parameters, activation = of_layer[0]
-    assert parameters == pytest.approx(16 * DENSE.layer_parameters / 8, rel=1e-9)
+    whole = DENSE.whole_parameters()
+    of_rank = whole + (DENSE.layer_parameters - whole) / 8
+    assert parameters == pytest.approx(16 * of_rank, rel=1e-9)
     np.testing.assert_allclose(more - need, moved * (parameters + activation * np.arange(4, 0, -1)))
 
 
@@ -164,11 +336,15 @@ def test_layers_for_further_tokens_lie_where_the_layout_says():
         stage_bytes(pj.Workload(SPARSE, 8, **SHARED, pipeline_layout=text), TABLE).weights
         for text in ("Et*15|t*23|t*23m|L", "Et*15|t*23|t*23|mL")
     ]
-    assert weights[0] - weights[1] == pytest.approx(
-        np.array([0, 0, 1, -1]) * 2 * SPARSE.mtp_parameters / 8, rel=1e-9
-    )
+    # by hand: h 7168, latent ranks 512 + 64 and 1536, 128 heads, 256 experts of width 2048, e 8 of
+    # etp 1; the ways down, the norms and the router are whole; and a copy of the embedding
+    h = 7168
+    split = 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * h + 3 * h * 2048 + 2 * h * h
+    whole = h * (512 + 64 + 1536) + 2 * h + 512 + 1536 + 256 * h + 3 * h
+    of_rank = split / 8 + whole + 256 * 3 * h * 2048 / 8 + 129280 * h / 8
+    assert weights[0] - weights[1] == pytest.approx(np.array([0, 0, 1, -1]) * 2 * of_rank, rel=1e-9)
     # 2 bytes each of weights and gradients, 12 of the optimizer, and two activations instead of one
-    moved, static = more - less, 16 * SPARSE.mtp_parameters / 8
+    moved, static = more - less, 16 * of_rank
     assert moved[:2].tolist() == [0, 0]
     assert moved[2] - static > 0
     assert 0 < -moved[3] - static < moved[2] - static

@@ -259,7 +259,7 @@ def test_layouts_are_legal_and_complete():
     rows = set(zip(*(column.tolist() for column in found), strict=True))
     assert len(rows) == len(found)
     # 1F1B, p = 4, t = 8, d = 2, b = 1: with and without recomputation, ZeRO, and units at the edges
-    own = [r for r in rows if (r[1], r[2], r[3], r[6], r[7]) == (4, 1, 8, 2, 1) and r[0] == 0]
+    own = [r for r in rows if (r[1], r[2], r[3], r[7], r[8]) == (4, 1, 8, 2, 1) and r[0] == 0]
     assert len(own) == len(RECOMPUTE) * 4 * 2
 
 
@@ -386,7 +386,7 @@ def test_the_command_says_json_and_keeps_all_layouts(tmp_path, capsys, monkeypat
     says = (
         "layout step_time band band_percent mfu memory_bytes bound_by memory_left tokens_per_second"
     )
-    says += " regime evidence chance also"
+    says += " regime evidence chance also layers_of_stages"
     assert set(found["best"]) == set(says.split())
     assert len(found["runners_up"]) == 2
     assert (found["memory_limit"], found["headroom"]) == (None, 0.1)

@@ -157,12 +157,12 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
         a list: schedules (a name, a table, a folder of tables, FILE.py:FUNCTION, or
         `{name, stages_per_worker, waves}`), models, systems, stack,
         workers, minibatch, microbatch_size or microbatches, tensor_parallel, sequence_parallel,
-        scatter_gather, context_parallel, expert_parallel, data_parallel, zero, overlap,
-        expert_overlap, dispatcher, contiguous_context, graphs, optimizer_offload,
-        attention_precision, head_precision (all eight the stack's where they are left out),
-        precision, rank_order, embedding_units, loss_units, pipeline_layout (as Megatron writes it),
-        recompute, frozen, lora_rank, pair_factor, stragglers (as 3=1.2,5=2), worker_places (as
-        0,4,1,5), link, queues,
+        scatter_gather, context_parallel, expert_parallel, expert_tensor_parallel (0 as
+        tensor_parallel), data_parallel, zero, overlap, expert_overlap, dispatcher,
+        contiguous_context, graphs, optimizer_offload, attention_precision, head_precision (all
+        eight the stack's where they are left out), precision, rank_order, embedding_units,
+        loss_units, pipeline_layout (as Megatron writes it, or in lists), recompute, frozen,
+        lora_rank, pair_factor, stragglers (as 3=1.2,5=2), worker_places (as 0,4,1,5), link, queues,
         host_links (as 0+1,2+3), posting, shared_links (as 0-1+1-0,2-3+1-3, or pairs),
         pair_links (as 0-1=rendezvous,1-2=queued), eager_below [s]. `system` holds axes over
         fields of the systems. Further: title, outputs, dtype.
@@ -208,6 +208,8 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
         if key in given or not (default is None or is_of_stack):
             values = given.get(key, default)
             values = unfolded(values) if key == "schedules" else values
+            if key == "pipeline_layout" and _is_one_layout(values):
+                values = _text(TEXTS[key], "", (list,))(values, f"{where}: {key}")
             axes[name] = read_axis(name, values, f"{where}: {key}", check)
     if "stack" not in given:
         axes["stack"] = axes["stack"]._replace(values=(software,))
@@ -357,11 +359,13 @@ def _plain(value: Any) -> Any:
     return dataclasses.asdict(value) if isinstance(value, Model | System | Stack) else label(value)
 
 
-def _text(read: Callable[[str], Any], form: str) -> Callable[[Any, str], Any]:
-    """Check a text by reading it."""
+def _text(
+    read: Callable[[Any], Any], form: str, kinds: tuple[type, ...] = (str,)
+) -> Callable[[Any, str], Any]:
+    """Check a text, or what stands for one, by reading it."""
 
     def check(value: Any, where: str) -> Any:
-        if not isinstance(value, str):
+        if not isinstance(value, kinds):
             raise ValueError(f"{where} must be {form}, got {value!r}")
         try:
             return read(value)
@@ -391,9 +395,15 @@ def _host_links(value: str) -> str:
     return value
 
 
-def _pipeline_layout(value: str) -> str:
+def _pipeline_layout(value: str | list[Any]) -> str:
     """Write a layout in one way; without one, layers are assigned by shares."""
-    return str(PipelineLayout.of(value)) if value else value
+    return "" if value == "" else str(PipelineLayout.of(value))
+
+
+def _is_one_layout(values: Any) -> bool:
+    """Whether lists are the stages of one layout, which has one embedding; several have more."""
+    are_lists = isinstance(values, list) and all(isinstance(value, list) for value in values)
+    return are_lists and str(values).lower().count("embedding") < 2
 
 
 def _slow_workers(value: str) -> str:
@@ -441,7 +451,8 @@ def _fields_of_workload() -> dict[str, tuple[str, Callable[[Any, str], Any], Any
             "recompute": lambda value, _: check_recompute(value),
         }
         if field.kind == "text":
-            found[name] = name, _text(TEXTS[name], field.form), ""
+            kinds = (str, list) if name == "pipeline_layout" else (str,)
+            found[name] = name, _text(TEXTS[name], field.form, kinds), ""
         else:
             found[name] = name, checks[field.kind], defaults[name]
     # datasets have had this axis behind the layout of stages

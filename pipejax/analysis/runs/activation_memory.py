@@ -7,10 +7,12 @@ import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.checks import as_floats, check_types, share
+from pipejax.base.checks import as_floats, check_types, wrong
 from pipejax.base.display import short_repr_of
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, HeldOps, HeldParts, is_in_ledger
+from pipejax.schedules.cells.ops import AT_WORK, IN_I
 
+_ROUNDING = 1e-9  # relative, of sums of sizes
 Sizes = float | Sequence[float] | Float[NumpyArray, "..."] | Int[NumpyArray, "..."]
 PerStage = Float[NumpyArray, "stages *microbatches"]
 
@@ -28,6 +30,7 @@ class ActivationMemory(NamedTuple):
       sizes: (stages) size of an activation, or (stages, microbatches).
       weight_share: (stages) share of it that the weight gradient needs after I, or by microbatch.
       checkpoints: (stages) what is held of it between F and R, or by microbatch.
+      at_work: (B, I and W, stages) what they recompute while they run, or by microbatch.
 
     Example:
       >>> import pipejax as pj
@@ -45,6 +48,7 @@ class ActivationMemory(NamedTuple):
     sizes: PerStage
     weight_share: PerStage
     checkpoints: PerStage
+    at_work: Float[NumpyArray, "ops stages *microbatches"] = np.zeros((len(AT_WORK), 0))
 
     def curve(
         self, worker: int
@@ -67,27 +71,30 @@ def activation_memory(
     sizes: Sizes = 1.0,
     weight_share: Sizes = WEIGHT_SHARE,
     checkpoints: Sizes | None = None,
+    at_work: Sequence[Sizes] = (0.0, 0.0, 0.0),
 ) -> ActivationMemory:
     """Follow what each worker holds of the activations during a run.
 
     F takes an activation at its start, B frees it at its end. Of a split backward, I frees all but
     the weight share and W the rest. Where the table has R, F takes a checkpoint only and R the
-    rest. O frees at its end what is held, L takes that back at its start. At one moment releases
-    come before takes; in a fused pair both ops count while it runs.
+    rest. O frees at its end what is held, L takes that back at its start. What B, I and W recompute
+    by themselves is held while they run. At one moment releases come before takes; in a fused pair
+    both ops count while it runs.
 
     Args:
       evaluation: a run.
       sizes: size of an activation, a number, (stages) or (stages, microbatches), in any unit.
-      weight_share: share of it that is held from the end of I to the end of W, in [0, 1], of the
-        same shapes.
+      weight_share: share of it that is held from the end of I to the end of W, of the same shapes:
+        at most 1, or more by what I recomputes.
       checkpoints: what is held between F and R, of the same shapes; as sizes if None.
+      at_work: what B, I and W recompute by themselves, three entries of the same shapes.
 
     Returns:
       The steps and peaks.
 
     Raises:
       ValueError: if a size is no finite number of at least 0, there are not as many as stages and
-        microbatches, or weight_share is not in [0, 1].
+        microbatches, or W needs more than there is when I ends.
 
     Cost:
       That of sorting the ops by time, and a pass for each different size.
@@ -106,28 +113,38 @@ def activation_memory(
     whole = per_stage("sizes", sizes, shape)
     inputs = whole if checkpoints is None else per_stage("checkpoints", checkpoints, shape)
     shares = _shaped("weight_share", weight_share, shape)
-    for one in np.unique(shares).tolist():
-        share(one, "weight_share")
+    recomputed = [per_stage("at_work", size, shape) for size in at_work]
+    size, part, more = _alike(whole, shares, recomputed[AT_WORK.index(IN_I)])
+    if not ((part >= 0) & (part * size <= (size + more) * (1 + _ROUNDING))).all():
+        raise wrong("weight_share", f"must be a number from 0 to 1, got {weight_share!r}")
     ops = HeldOps.of(evaluation.table)
     cell = ops.worker, ops.start
     ops = ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
-    given = [whole, shares, inputs]
-    if any(size.ndim == 2 for size in given):
+    given = _alike(whole, shares, inputs, *recomputed)
+    if given[0].ndim == 2:
         # each microbatch of a stage has a size of its own: their places are numbered through
         every = evaluation.table.ops
         # what is of a stage as a whole counts as the first
         microbatch = np.maximum(every.microbatch[is_in_ledger(evaluation.table)], 0)
         ops = ops._replace(stage=ops.stage * shape[1] + microbatch)
-        given = [np.broadcast_to(s if s.ndim == 2 else s[:, None], shape).ravel() for s in given]
-    size, part, left = given
-    parts = HeldParts.of(ops, evaluation.table.grammar)
-    held = parts.levels(np.stack([size, part * size, left]))
+        given = [np.broadcast_to(size, shape).ravel() for size in given]
+    size, part, *others = given
+    is_at_work = any(size.any() for size in recomputed)
+    parts = HeldParts.of(ops, evaluation.table.grammar, at_work=is_at_work)
+    held = parts.levels(np.stack([size, part * size, *others]))
     worker, time = parts.worker[parts.settled], parts.time[parts.settled]
     peak, peak_at = np.zeros((2, evaluation.workers))
     np.maximum.at(peak, worker, held)
     is_peak = np.flatnonzero(held == peak[worker])[::-1]  # the first one is written last
     peak_at[worker[is_peak]] = time[is_peak]
-    return ActivationMemory(worker, time, held, peak, peak_at, whole, shares, inputs)
+    again = np.stack(np.broadcast_arrays(*_alike(*recomputed)))
+    return ActivationMemory(worker, time, held, peak, peak_at, whole, shares, inputs, again)
+
+
+def _alike(*sizes: PerStage) -> list[PerStage]:
+    """Give all sizes an axis of microbatches if any has one."""
+    differ = any(size.ndim == 2 for size in sizes)
+    return [size[:, None] if differ and size.ndim == 1 else size for size in sizes]
 
 
 def per_stage(name: str, value: Sizes, shape: tuple[int, int]) -> PerStage:

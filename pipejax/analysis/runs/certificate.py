@@ -10,7 +10,7 @@ import numpy as np
 
 from pipejax.analysis.runs.activation_memory import ActivationMemory, activation_memory
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
-from pipejax.analysis.verify.certificate_file import SIZES, new_certificate
+from pipejax.analysis.verify.certificate_file import AT_WORK, SIZES, new_certificate
 from pipejax.analysis.verify.event_run import (
     by_worker,
     cell_name,
@@ -76,7 +76,8 @@ def certificate(
         evaluation.links,
         costs={
             "seconds": _seconds(evaluation),
-            "memory": {name: size.tolist() for name, size in zip(SIZES, sizes, strict=True)},
+            "memory": {name: size.tolist() for name, size in zip(SIZES, sizes, strict=True)}
+            | ({AT_WORK: held.at_work.tolist()} if held.at_work.any() else {}),
         },
         claim={
             "objective": objective,

@@ -46,7 +46,7 @@ def _changes(workload: Workload) -> Iterator[dict[str, Any]]:
         "sequence_parallel": [True]
         * (workload.tensor_parallel > 1 and not workload.sequence_parallel),
         "zero": [*range(workload.zero + 1, 4)] * shared,
-        "recompute": ["selective"] * parts + ["full"] * (workload.recompute != "full"),
+        "recompute": ["selective"] * parts + ["full"] * (not workload.recomputation.layers),
     }
     for chosen in itertools.product(*([None, *each] for each in values.values())):
         change = {k: v for k, v in zip(values, chosen, strict=True) if v is not None}

@@ -341,6 +341,7 @@ def workloads_of(rows: MeasuredRows) -> tuple[Workload, ...]:
         "sequence_parallel": (rows.sequence_parallel > 0).tolist(),
         "context_parallel": rows.context.tolist(),
         "expert_parallel": rows.expert.tolist(),
+        "expert_tensor_parallel": rows.expert_tensor.tolist(),
         "data_parallel": rows.data.tolist(),
         "zero": rows.zero.tolist(),
         **{name: getattr(rows, name).tolist() for name in OF_WORKLOAD},
@@ -349,6 +350,7 @@ def workloads_of(rows: MeasuredRows) -> tuple[Workload, ...]:
         "precision": rows.precision.tolist(),
         "embedding_units": rows.embedding_units.tolist(),
         "loss_units": rows.loss_units.tolist(),
+        "pipeline_layout": rows.pipeline_layout.tolist(),
     }
     return tuple(
         Workload(**dict(zip(columns, row, strict=True)))

@@ -58,6 +58,7 @@ SECTIONS_1 = ("question", "claims")  # of the first version, whose keys are in `
 FREE = (None, None)  # bounds of a parameter without a range
 OUTER = ("parameters", "facets", "exact", "gap")  # what a report says that holds a certificate
 SIZES = ("sizes", "weight_share", "checkpoints")
+AT_WORK = "at_work"  # beside them, where B, I or W recompute by themselves
 # that the checker's run knows
 LINK_FIELDS = (
     *("model", "queues", "host_links", "posting", "shared_links", "pair_links", "eager_below"),
@@ -210,7 +211,9 @@ def read_run(data: Mapping[str, Any], name: str = "certificate") -> RunContent:
     parts = read_envelope(data, name)
     costs, claims = parts["costs"], {**parts["claim"], **parts["proof"]}
     links = read_links(costs["links"], f"{name}: links")
-    memory = check_keys(costs["memory"], SIZES, f"{name}: memory")
+    has_work = isinstance(costs["memory"], dict) and AT_WORK in costs["memory"]
+    keys = (*SIZES, AT_WORK) if has_work else SIZES
+    memory = check_keys(costs["memory"], keys, f"{name}: memory")
     question = {key: claims.pop(key) for key in QUESTION}
     _check_word(question["objective"], OBJECTIVES, f"{name}: objective")
     if not isinstance(question["offload"], bool):
@@ -228,11 +231,14 @@ def read_run(data: Mapping[str, Any], name: str = "certificate") -> RunContent:
     _check_costs(costs["seconds"], table, more, f"{name}: seconds", time)
     for key in SIZES:
         shape = _of_microbatches(memory[key], (table.num_stages,), table)
-        size = share if key == "weight_share" else number
+        size = share if key == "weight_share" and not has_work else number
         _check_numbers(memory[key], shape, f"{name}: {key}", size)
+    if has_work:
+        shape = _of_microbatches(memory[AT_WORK], (3, table.num_stages), table)
+        _check_numbers(memory[AT_WORK], shape, f"{name}: {AT_WORK}")
     if question["limits"] is not None:
         _check_numbers(question["limits"], (table.num_workers,), f"{name}: limits")
-    sizes = ActivationSizes(*(memory[key] for key in SIZES))
+    sizes = ActivationSizes(*(memory[key] for key in keys))
     return RunContent(
         parts["kind"], table, links, costs["seconds"], sizes, **question, claims=claims
     )

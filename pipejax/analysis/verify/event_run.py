@@ -451,11 +451,13 @@ class ActivationSizes(NamedTuple):
       whole: all of an activation.
       weight_share: share of it that W needs after I.
       checkpoints: what F leaves of it where R comes later.
+      at_work: what B, I and W recompute by themselves; empty for nothing.
     """
 
     whole: Sequence[Any]
     weight_share: Sequence[Any]
     checkpoints: Sequence[Any]
+    at_work: Sequence[Sequence[Any]] = ()
 
 
 def memory_curves(run: EventRun, sizes: ActivationSizes) -> list[Curve]:
@@ -464,15 +466,19 @@ def memory_curves(run: EventRun, sizes: ActivationSizes) -> list[Curve]:
     for (phase, place, number), cell in run.ops():
         # what is of a worker counts as the last stage, what is of no microbatch as the first
         stage, microbatch = max(place, -1), max(number, 0)
-        whole, share, rest = (of_microbatch(size[stage], microbatch) for size in sizes)
+        whole, share, rest = (of_microbatch(size[stage], microbatch) for size in sizes[:3])
         again = any((each, stage, microbatch) in run.at for each in run.own.recomputing)
         left = rest if again else whole
         for_weights = share * whole
         taken = {"F": left, "R": whole - left, "L": left}
         freed = {"B": -whole, "I": for_weights - whole, "W": -for_weights, "O": -left}
+        work = [of_microbatch(size[stage], microbatch) for size in sizes.at_work]
+        for letter, size in zip("BIW", work, strict=False):  # none at all, or of each
+            taken, freed = taken | {letter: size}, freed | {letter: freed[letter] - size}
         kind = run.own.kinds.get(phase)
         if kind is not None:
-            parts = [whole, for_weights, rest, *(item * whole for item in run.own.items)]
+            items = (item * whole for item in run.own.items)
+            parts = [whole, for_weights, rest, *(work or [0, 0, 0]), *items]
             for change, at in ((taken, kind.at_start), (freed, kind.at_end)):
                 change |= (
                     {phase: sum(count * parts[part] for part, count in at.items())} if at else {}

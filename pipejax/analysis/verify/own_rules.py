@@ -16,6 +16,7 @@ _RULE = re.compile(rf"{_END} <- {_END}(?: \((?:(all)|slice ([+-]\d+))\))?( \[mes
 OPS = ("F", "B", "I", "W", "R", "U")  # usual kinds that count as ops of a row
 COMPUTES = "compute", "microbatch"  # lane and owner of what needs the weights of its stage
 WHOLE, FOR_W, CHECKPOINT = range(3)  # numbers of the parts of an activation
+IN_FLIGHT = (1, 1, 1, 0, 0, 0)  # activations that a part counts as
 USUAL = -1  # number of every rule that is no table's own
 
 
@@ -96,7 +97,7 @@ class OwnRules:
         """How many activations more an op of its own takes at its start or end; items by share."""
         if letters not in self.kinds or self.lane(letters) == "host":
             return 0
-        shares = [1, 1, 1, *self.items]
+        shares = [*IN_FLIGHT, *self.items]
         changes = getattr(self.kinds[letters], moment)
         return sum(count * shares[part] for part, count in changes.items())
 

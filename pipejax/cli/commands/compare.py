@@ -20,6 +20,7 @@ from pipejax.cli.options.tables import (
 )
 from pipejax.cli.options.values import Text, parse_counts
 from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.launches import layout_json
 from pipejax.cli.output.numbers import above, gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import Column, plain, table_of, tells_lines
@@ -100,6 +101,7 @@ def _row(
     if pricing.workload is not None and pricing.system is not None:
         run = pj.evaluate(table, costs, link=links)
         row |= step_json(run, pricing.workload, pricing.system)
+        row |= layout_json(pricing.workload, table)
     return row | pricing.memory(table)
 
 
@@ -143,6 +145,11 @@ def _said(
         each = ", ".join(f"{_named(row, sizes)} ({_gigabytes(row)} GB)" for row in large)
         have = gigabytes(float(pricing.system.memory_available))
         yield plain(f"not ranked, for the memory is {have}: {each}")
+    notes: dict[str, list[str]] = {}
+    for row in ranked:
+        for note in row.get("notes", ()):
+            notes.setdefault(note, []).append(_named(row, sizes))
+    yield from (plain(f"{', '.join(names)}: {note}") for note, names in notes.items())
     yield "where the levels disagree, and why:"
     yield from map(plain, _reasons(ranked, sizes))
 

@@ -16,6 +16,7 @@ from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify
 from pipejax.cli.output.kinds import CERTIFICATE
+from pipejax.cli.output.launches import layout_json
 from pipejax.cli.output.numbers import gigabytes, percent, seconds, short_percent
 from pipejax.cli.output.plans import evidence_line
 from pipejax.cli.output.report import Column, facts, grid, heading, pick, plain, sizes_of, table_of
@@ -156,9 +157,6 @@ class TimingReport(NamedTuple):
         self.tables.append(values_by_phase(ops, "slack", shown))
 
 
-UNITS = {"activations": "activations", "bytes": "activation memory"}
-
-
 def evaluate(
     table: pj.ScheduleTable,
     pricing: Pricing | None,
@@ -215,6 +213,7 @@ def _said(
     if result.get("fits") is False:
         yield f"[bold red]{_does_not_fit(result)}[/]"
     yield facts(totals)
+    yield from map(plain, result.get("notes", ()))
     if "assumes" in result:
         yield plain(result["assumes"])
     if pricing.workload is not None and pricing.system is not None:
@@ -307,6 +306,7 @@ def summary(evaluation: "pj.Evaluation", pricing: Pricing, held: HeldMemory) -> 
     if pricing.workload is not None and pricing.system is not None:
         result |= step_json(evaluation, pricing.workload, pricing.system)
         result |= memory_json(evaluation.table, pricing.workload, pricing.system, held)
+        result |= layout_json(pricing.workload, evaluation.table)
     return result | {"activation_memory": held.as_json()}
 
 
@@ -330,6 +330,8 @@ def _workers(
     evaluation: "pj.Evaluation", result: dict[str, Any], pricing: Pricing, held: HeldMemory
 ) -> Table:
     memory, sizes = held.memory, held.stages
+    is_forward = evaluation.table.grammar.forward_only
+    held_name = "keys and values" if is_forward else "activation memory"
     peaks = zip(memory.peak, memory.peak_at, strict=True)
     columns: list[tuple[str, Iterable[object]]] = [
         ("worker", range(evaluation.workers)),
@@ -348,7 +350,7 @@ def _workers(
         ),
         ("peak in flight", result["peak_in_flight"]),
         (
-            f"peak {UNITS[sizes.unit]}",
+            f"peak {held_name if sizes.unit == 'bytes' else sizes.unit}",
             (f"{sizes.text(peak)} at {seconds(at)}" for peak, at in peaks),
         ),
     ]

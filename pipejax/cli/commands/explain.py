@@ -19,6 +19,7 @@ from pipejax.cli.options.values import Text, parse_counts
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import PAGE, TABLES
+from pipejax.cli.output.launches import layout_json
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.remedies import (
@@ -91,6 +92,7 @@ def explain(
         sizes_of(table)
         | {"link": links.model}
         | _as_json(found, line, files)
+        | layout_json(setup.source.workload, table)
         | write_tables.as_json()
     )
     write_tables.save(lambda draft: write_tables_of(draft, found, files))
@@ -190,5 +192,6 @@ def _said(found: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
             Column("what it is", "of"),
         ),
     )
+    yield from map(plain, result.get("notes", ()))
     yield from map(plain, filter(None, (_slower(found), _room(found))))
     yield from remedies_said(found, result["remedies"])

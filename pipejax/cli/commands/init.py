@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from pipejax.base.checks import one_of
-from pipejax.cli.options.values import Text
+from pipejax.cli.options.values import Text, parse_columns
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import TEMPLATE
@@ -214,18 +214,21 @@ def init(
     model: Text = None,
     system: Text = None,
     from_: Text = None,
+    columns: Text = None,
     out: Annotated[Output, TEMPLATE] = NO_OUTPUT,
 ) -> Answer:
     """Write a file of costs, a model, a system, a sweep or measured rows to begin with.
 
     It can be read as it is. A model and rows may come from a file: `init model --from config.json`
-    of Hugging Face, or `--from train.log` of Megatron, whose times make rows.
+    of Hugging Face, or `--from train.log` of Megatron, whose times make rows. Logs of torchtitan,
+    DeepSpeed, NeMo, nanotron and Hugging Face make rows too, with `--columns` for their layout.
 
     Options:
       model: the one that a model's file is a copy of, llama3-70b if not given; of rows from a log
         the one that was trained.
       system: the one that a system's file is a copy of; h100 if not given.
       from_: of rows several logs, as a.log,b.log.
+      columns: cells of every row that the log does not say, as tensor=2,pipeline=4.
       out: costs.json, model.json, system.json, sweep.toml or rows.csv if not given.
 
     Example:
@@ -238,6 +241,7 @@ def init(
         ("model", model, kind == ("rows" if is_read else "model")),
         ("system", system, kind == "system"),
         ("from", from_, kind in ("model", "rows")),
+        ("columns", columns, kind == "rows" and is_read),
     ):
         if given is not None and not is_taken:
             what = f"{kind} --from" if is_read and name != "from" else kind
@@ -251,7 +255,7 @@ def init(
     elif kind == "model":
         text, notes = _model_from(Path(from_), out.path.stem)
     else:
-        text, notes = _rows_from(from_.split(","), model, out.path)
+        text, notes = _rows_from(from_.split(","), model, columns or "", out.path)
     out.save_text(text)
     command = template.used_by.replace("FILE", str(out.path))
     said = [
@@ -274,34 +278,42 @@ def _model_from(path: Path, name: str) -> tuple[str, list[str]]:
     else:
         from pipejax.costs.measured.megatron_log import MegatronLog
 
-        content, notes = MegatronLog.read(path).model(), []
+        log = MegatronLog.read(path)
+        content, notes = log.model(), log.notes()
     content = {"name": name, **content}
     read_model(content, str(path))
     return json.dumps(content, indent=2) + "\n", notes
 
 
-def _rows_from(paths: Sequence[str], model: str | None, out: Path) -> tuple[str, list[str]]:
+def _rows_from(
+    paths: Sequence[str], model: str | None, columns: str, out: Path
+) -> tuple[str, list[str]]:
     """Text of a table of measured rows from logs, each read as `validate` reads it."""
-    from pipejax.costs.measured.megatron_log import MegatronLog
-    from pipejax.costs.measured.rows_file import RowReader
+    from pipejax.costs.measured.measured_rows import COLUMNS
+    from pipejax.costs.measured.megatron_log import read_log
+    from pipejax.costs.measured.rows_file import RowReader, file_beside
 
     if model is None:
         raise ValueError(
             f"--from {','.join(paths)} needs --model: pipejax init model --from {paths[0]} writes "
             "the one of the log"
         )
+    trained = load_model(file_beside(out, model))
+    cells = parse_columns(columns, "tensor=2,pipeline=4") if columns else {}
+    for name in cells:
+        one_of(name, COLUMNS, "--columns")
     rows: list[dict[str, str]] = []
     notes: list[str] = []
-    for path in paths:
-        found, said = MegatronLog.read(path.strip()).rows(model)
-        notes += said
-        for row in found:
-            cells = {name: str(value) for name, value in row.items()}
+    for path in map(str.strip, paths):
+        records, log_notes = read_log(path).rows(model, trained, cells)
+        notes += log_notes
+        for record in records:
+            row = {name: str(value) for name, value in record.items()}
             try:
-                RowReader(out).read(len(rows) + 1, cells)
+                RowReader(out).read(len(rows) + 1, row)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from None
-            rows.append(cells)
+            rows.append(row)
     text = io.StringIO()
     writer = csv.DictWriter(text, {n: "" for row in rows for n in row}, lineterminator="\n")
     writer.writeheader()

@@ -140,7 +140,7 @@ def optimize(
             found = pj.optimize(
                 task.table,
                 task.costs,
-                memory_limit=task.room.limits.tolist(),
+                memory_limit=task.room.of_search(task.table).tolist(),
                 sizes=task.room.stages.sizes.tolist(),
                 weight_share=task.room.stages.weight_share.tolist(),
                 offload=task.may_offload,

@@ -23,10 +23,10 @@ from pipejax.cli.options.values import (
 from pipejax.cli.output.answer import Answer, file_lines
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules, drawing
 from pipejax.cli.output.kinds import DRAWING, PLAN, SWEEPS
-from pipejax.cli.output.launches import launch_json, launch_lines
+from pipejax.cli.output.launches import launch_json, launch_lines, layout_json
 from pipejax.cli.output.plans import plan_lines
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import pick
+from pipejax.cli.output.report import pick, plain
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class LayoutChoices(NamedTuple):
 
     Attributes:
       tensor: all inside a node if not given.
+      expert_tensor: 1 and as many as tensor if not given.
       stages_per_worker: several may be given, as 1,2; up to 16 that divide the layers if not given.
       microbatch_size: several may be given, as 1,2.
       recompute: as evaluate takes it, or several, as none,layernorm+mlp.
@@ -52,6 +53,7 @@ class LayoutChoices(NamedTuple):
     tensor: Text = None
     context: Text = None
     expert: Text = None
+    expert_tensor: Text = None
     data: Text = None
     pipeline: Text = None
     stages_per_worker: Text = None
@@ -148,11 +150,13 @@ def plan(
         out.save_text(config_text(options))
         options = {"config": out.path}
     told = pj.costing.launches(found.best.workload, found.best.table)
+    stages = layout_json(found.best.workload, found.best.table)
+    notes = map(plain, stages.get("notes", ()))
     result = {
         "model": found.request.model.name,
         "system": found.request.system.name,
         **pick(found.request, "gpus minibatch memory_limit headroom room"),
-        "best": _as_json(found.best),
+        "best": _as_json(found.best) | stages,
         "runners_up": [_as_json(one) for one in found.runners_up],
         "outside": [_as_json(one) for one in found.outside],
         "reversals": [one._asdict() for one in found.reversals],
@@ -165,7 +169,7 @@ def plan(
         command_line(command, options | more)
         for command, more in {"evaluate": {}, "show": {"out": "plan.html"}}.items()
     )
-    return Answer(result, chain(plan_lines(found), launch_lines(told), files), next=go_on)
+    return Answer(result, chain(plan_lines(found), notes, launch_lines(told), files), next=go_on)
 
 
 def _kept(is_config: bool) -> str:

@@ -45,7 +45,7 @@ def save_page(
     explored = []
     for (name, run), sizes in zip(scene.runs.items(), scene.sizes, strict=True):
         limits = _limits(run.table, sizes, given, activations, limit)
-        held = MemoryShown(*sizes[:4], limits, sizes.static)
+        held = MemoryShown(*sizes[:5], limits, sizes.static)
         explored.append(Explored(run, held, _step(run, given), name))
     wanted = {"messages": scene.messages, "memory": memory}
     show = {name: True for name, is_wanted in wanted.items() if is_wanted}

@@ -15,7 +15,7 @@ import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.given import Line
 from pipejax.cli.options.next_command import command_line, written_but
-from pipejax.cli.options.values import Text, parse_counts
+from pipejax.cli.options.values import Text, parse_columns, parse_counts
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules
 from pipejax.cli.output.kinds import DRAWING, PAGE, SWEEPS, TABLES
@@ -83,7 +83,7 @@ def trace(
         check_modules("--save: datasets need", SWEEPS, "sweeps")
     if out.path is not None:
         check_modules("--out: pictures need", DRAWING.modules, "figures")
-    named = None if columns is None else _columns(columns)
+    named = None if columns is None else parse_columns(columns, "replica=dp,start=begin")
     with progress("reading", None) as bar:
         found = pj.traces.read(files, columns=named, on_progress=bar.tell)
         other = None
@@ -113,14 +113,6 @@ def trace(
     go_on = (again,) if save.path is None else _next(line, analysis)
     lines = chain(said(analysis, result), _of_files(save, folder, result))
     return Answer(result, lines, written, next=go_on)
-
-
-def _columns(text: str) -> dict[str, str]:
-    """Read names of columns, as replica=dp,start=begin."""
-    pairs = [part.partition("=") for part in text.split(",")]
-    if not all(ours.strip() and theirs.strip() for ours, _, theirs in pairs):
-        raise ValueError(f"--columns must be as replica=dp,start=begin, got {text!r}")
-    return {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
 
 
 def _steps(text: str, found: "pj.traces.Trace") -> Any:

@@ -187,6 +187,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "tensor": OptionRecord(COUNT, "degrees t of tensor parallelism, as 4,8"),
         "context": OptionRecord(COUNT, "degrees c of context parallelism"),
         "expert": OptionRecord(COUNT, "degrees e of expert parallelism"),
+        "expert_tensor": OptionRecord(COUNT, "accelerators that split each expert, as 1,4"),
         "data": OptionRecord(COUNT, "replicas d of the pipeline"),
         "pipeline": OptionRecord(COUNT, "workers p of a pipeline"),
         "edge_units": OptionRecord(WHOLE, "layers that embedding and head each count as"),
@@ -228,7 +229,9 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         ),
         "memory": OptionRecord(FLAG, "show the activation memory of each worker over time"),
         "recompute_cells": OptionRecord(FLAG, "put R before every B or I"),
-        "recompute_again": OptionRecord(FLAG, "W recomputes once more: it lasts W + R"),
+        "recompute_again": OptionRecord(
+            FLAG, "W recomputes once more: it lasts W + R, and checkpoints stay until then"
+        ),
     },
     "Slack and paths": {
         "slack": OptionRecord(FLAG, "show how much longer ops could take"),
@@ -388,7 +391,8 @@ EXCEPTIONS = {
     ),
     ("chunks", "transmit"): OptionRecord(TIME, "transmit time of a message, by token"),
     ("export", "format"): OptionRecord(NAME, "|".join(FORMATS), "f", True, (*FORMATS,)),
-    ("init", "from_"): OptionRecord(FILE, "what is read: a config.json, or Megatron's log"),
+    ("init", "from_"): OptionRecord(FILE, "what is read: a config.json, or a training log"),
+    ("init", "columns"): OptionRecord(RULES, "columns of rows that a log does not say"),
     ("plan", "minibatch"): OptionRecord(COUNT, "sequences per step of the whole job"),
     ("run", "batch_size"): OptionRecord(COUNT, "examples of a microbatch"),
     ("run", "tolerance"): OptionRecord(NUMBER, "largest error of a gradient that passes"),
@@ -396,6 +400,7 @@ EXCEPTIONS = {
 # options that stand in another panel
 PLACES = {
     ("init", "from_"): "Model and system",
+    ("init", "columns"): "Model and system",
     ("compare", "labels"): "Schedule",
 }
 # options that have another default, or none, in some command, and why

@@ -6,6 +6,7 @@ that was given, not the argument that it became.
 """
 
 import itertools
+import json
 import re
 import shlex
 import tomllib
@@ -327,7 +328,8 @@ def read_config(
         seen.add(name)
         is_repeated = any(get_origin(kind) is list for kind in takes[name])
         for each in value if is_repeated and isinstance(value, list) else [value]:
-            text = _text(each, f"{path}: {key}")
+            is_layout = name == "pipeline_layout" and isinstance(each, list)
+            text = json.dumps(each) if is_layout else _text(each, f"{path}: {key}")
             if bool not in takes[name]:
                 yield name, text
             elif not isinstance(each, bool):

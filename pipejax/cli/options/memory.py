@@ -11,7 +11,8 @@ from pipejax.base.data_files import read_quantity
 from pipejax.cli.options.pricing_steps import Microbatches
 from pipejax.cli.options.values import Text, WeightShare, for_each, parse_list
 from pipejax.cli.output.numbers import gigabytes
-from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
+from pipejax.schedules.cells.memory_ledger import LEDGER_SIZES, WEIGHT_SHARE
+from pipejax.schedules.cells.ops import AT_WORK
 from pipejax.schedules.table.held_activations import static_bytes
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class StageSizes(NamedTuple):
       sizes: (stages) what one takes, or (stages, microbatches).
       weight_share: (stages) share of it that W needs after I, or by microbatch.
       checkpoints: (stages) what F leaves of it where R comes later, or by microbatch.
+      at_work: (B, I and W, stages) what they recompute while they run, or by microbatch.
       static: (workers) bytes that last the whole step, if a model says how many.
     """
 
@@ -37,6 +39,7 @@ class StageSizes(NamedTuple):
     sizes: Float[NumpyArray, "stages *microbatches"]
     weight_share: Float[NumpyArray, "stages *microbatches"]
     checkpoints: Float[NumpyArray, "stages *microbatches"]
+    at_work: Float[NumpyArray, "ops stages *microbatches"]
     static: Float[NumpyArray, " workers"] | None
 
     @property
@@ -46,7 +49,7 @@ class StageSizes(NamedTuple):
 
     def held(self, evaluation: "pj.Evaluation") -> "HeldMemory":
         """Follow the memory of a run."""
-        sizes = {name: getattr(self, name) for name in ("sizes", "weight_share", "checkpoints")}
+        sizes = {name: getattr(self, name) for name in LEDGER_SIZES}
         return HeldMemory(pj.analysis.activation_memory(evaluation, **sizes), self)
 
 
@@ -107,7 +110,8 @@ class ActivationOptions(NamedTuple):
         if workload is None and microbatches.workload is None:
             sizes = for_each(self.sizes or [1.0], table.num_stages, "--activation-sizes", "stages")
             share = WEIGHT_SHARE if self.weight_share is None else self.weight_share
-            return StageSizes("activations", sizes, np.full(len(sizes), share), sizes, None)
+            shares, none = np.full(len(sizes), share), np.zeros((len(AT_WORK), len(sizes)))
+            return StageSizes("activations", sizes, shares, sizes, none, None)
         if self.sizes is not None:
             raise ValueError("--activation-sizes does not go with --model, which has its own")
         if workload is None:
@@ -117,9 +121,7 @@ class ActivationOptions(NamedTuple):
         memory = stage_bytes(workload, table)
         lasting = static_bytes(table, np.asarray(memory.static), np.asarray(memory.version))
         lasting += gathered_bytes(workload, table)
-        parts = memory.activations, memory.weight_share, memory.checkpoint
-        whole, shares, inputs = map(np.asarray, parts)
-        return StageSizes("bytes", whole, shares, inputs, lasting)
+        return StageSizes("bytes", **memory.ledger_sizes, static=lasting)
 
 
 def choose_activations(
@@ -152,7 +154,27 @@ class Room(NamedTuple):
     @property
     def activations(self) -> float:
         """Activations that fit on any worker, for schedules that count them."""
-        return float(self.limits.min() / self.stages.sizes.max())
+        stages = self.stages  # what W needs may be more than what F leaves
+        whole = stages.sizes * np.maximum(stages.weight_share, 1.0)
+        return float((self.limits.min() - stages.at_work[0].max()) / whole.max())
+
+    def of_search(self, table: pj.ScheduleTable) -> Float[NumpyArray, " workers"]:
+        """Return (workers) the limits of a search, which takes and frees at F, I and W alone.
+
+        What a backward recomputes is set aside: some backward follows where most is held.
+
+        Raises:
+          ValueError: if W needs more than F leaves.
+        """
+        work = self.stages.at_work
+        if work.any() and (self.stages.weight_share > 1).any():
+            raise ValueError(
+                f"{LIMIT_OPTION} in bytes: optimize does not search a backward that recomputes "
+                "what W needs: give --recompute none, or a limit in activations"
+            )
+        reserve = np.zeros(table.num_workers)
+        np.maximum.at(reserve, table.placement, work.max(axis=0))
+        return self.limits - reserve
 
 
 class MemoryLimit(NamedTuple):

@@ -324,8 +324,11 @@ class PricingSettings(NamedTuple):
             each = each._replace(workload=found.workload)
             steps.append(each)
         if self.recompute_again:
-            steps.append(RecomputedAgain())
-            rare |= dict.fromkeys("RW", "--recompute-again")
+            rare["W"] = "--recompute-again"
+            if found.workload is None:
+                steps.append(RecomputedAgain())
+            if found.workload is None or not found.workload.recomputation.layers:
+                rare["R"] = "--recompute-again"
         if self.pair_factor is not None:
             factor = parse_number(self.pair_factor, "--pair-factor")
             steps.append(OverlappedPairs(factor))
@@ -378,7 +381,8 @@ class PricingSettings(NamedTuple):
                 f"--measured-stages {self.measured_stages} goes with --costs or --stage-times"
             )
         if self.model is not None:
-            named = {name: given[name] for name in (*stray, "weight_share") if name in given}
+            names = *stray, "weight_share", "recompute_again"
+            named = {name: given[name] for name in names if name in given}
             return _price_model(self.model, **named, worker_places=machine.places)
         if self.costs is not None:
             return Pricing(CostsFile(self.costs, self.measured_stages))
@@ -476,10 +480,9 @@ def _price_model(
     software = software_of(bare, stack)
     found, machine = load_with(model, sequence), software.on(bare)
     given = {**software.workload, **given}
-    if given.get("expert_parallel", 1) > 1 and found.moe is None:
-        raise ValueError(
-            f"--expert-parallel {given['expert_parallel']}: {found.name} has no experts"
-        )
+    for name in ("expert_parallel", "expert_tensor_parallel"):
+        if given.get(name, 1) > 1 and found.moe is None:
+            raise ValueError(f"{flag(name)} {given[name]}: {found.name} has no experts")
     workload = pj.Workload(found, minibatch, **given)
     check_machine(workload, machine)
     source = ModelCosts(workload, machine)

@@ -193,10 +193,7 @@ class Microbatches(NamedTuple):
         return replicas * float(Packed.of(self.lengths or []).tokens.sum())
 
     def bytes_of(self, table: pj.ScheduleTable) -> dict[str, NumpyArray]:
-        """Activations that a model sizes (stages, microbatches): sizes and checkpoints in bytes.
-
-        And weight_share, the share of a size that W needs.
-        """
+        """What `activation_memory` takes of a model's activations, (stages, microbatches) each."""
         assert self.workload is not None
         from pipejax.costs.stage.microbatches import length_bytes
         from pipejax.costs.stage.stage_work import stage_bytes
@@ -204,17 +201,16 @@ class Microbatches(NamedTuple):
         if self.lengths is not None:
             found = length_bytes(self.workload, table, self.lengths)
         else:
-            memory = stage_bytes(self.workload, table)
-            parts = memory.activations, memory.weight_share, memory.checkpoint
-            scale = np.ones(table.num_microbatches) if self.scale is None else self.scale
-            # slices have an axis of their own
-            whole, share, left = (np.asarray(part).reshape(table.num_stages, -1) for part in parts)
-            found = {
-                "sizes": whole * scale,
-                "weight_share": share * np.ones(len(scale)),
-                "checkpoints": left * scale,
-            }
-        return {n: each if self.order is None else each[:, self.order] for n, each in found.items()}
+            sizes = stage_bytes(self.workload, table).ledger_sizes
+            count = table.num_microbatches
+            scale = np.ones(count) if self.scale is None else self.scale
+            found = {}
+            for name, size in sizes.items():
+                # slices have an axis of their own
+                axes = size.shape[: 1 + (name == "at_work")]
+                factor = np.ones(count) if name == "weight_share" else scale
+                found[name] = size.reshape(*axes, -1) * factor
+        return {n: s if self.order is None else s[..., self.order] for n, s in found.items()}
 
     def apply(self, costs: "pj.Costs", table: pj.ScheduleTable) -> "pj.Costs":
         """Return the costs of a table whose microbatches differ, where a model gives no other."""

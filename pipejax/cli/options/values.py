@@ -146,6 +146,15 @@ def for_each(
     return np.broadcast_to(np.array(values, float), (count,)).copy()
 
 
+def parse_columns(text: str, example: str) -> dict[str, str]:
+    """Read what is said of columns, each once, in a text like the example: replica=dp,step=it."""
+    pairs = [[part.strip() for part in entry.partition("=")] for entry in text.split(",")]
+    columns = {name: value for name, _, value in pairs if name and value}
+    if len(columns) < len(pairs):
+        raise ValueError(f"--columns must be as {example}, got {text!r}")
+    return columns
+
+
 def parse_seconds(text: str, where: str) -> float:
     """Read a time of at least 0: with a unit, as 40us, or in seconds."""
     value = read_quantity(text, "s", where)

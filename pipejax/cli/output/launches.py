@@ -14,6 +14,30 @@ def launch_json(launches: "Iterable[pj.results.Launch]") -> dict[str, Any]:
     return {each.launcher: pick(each, "options lacks program") for each in launches}
 
 
+def layout_json(workload: "pj.Workload | None", table: pj.ScheduleTable) -> dict[str, Any]:
+    """Report the layers of each stage, and what launchers do otherwise unless an option says it."""
+    if workload is None:
+        return {}
+    from pipejax.costs.model.workload import assign_layers
+
+    layers = [int(count) for count in assign_layers(workload, table).layers]
+    notes = []
+    if len({*layers}) > 1:
+        reason = "Megatron-LM takes equal ones: --pipeline-layout"
+        if workload.embedding_units or workload.loss_units:
+            reason = "embedding and head count as layers"
+        if workload.pipeline_layout:
+            reason = "as --pipeline-layout has them"
+        notes.append(f"layers of stages: {' '.join(map(str, layers))} ({reason})")
+    parts, is_default = workload.expert_tensor, not workload.expert_tensor_parallel
+    if workload.has_experts and parts > 1 and is_default:
+        notes.append(
+            f"tensor parallelism cuts each expert in {parts} parts, Megatron-LM's default; "
+            "torchtitan's is 1: --expert-tensor-parallel"
+        )
+    return {"layers_of_stages": layers} | ({"notes": notes} if notes else {})
+
+
 def launch_lines(launches: "Iterable[pj.results.Launch]", *, rest: bool = False) -> Iterator[Text]:
     """Say what each launcher is told, and of those that cannot run a layout what they lack.
 

@@ -14,13 +14,15 @@ LETTERS = {  # of the degrees of a layout, in the order in which a row names the
     "tensor": "t",
     "context": "c",
     "expert": "e",
+    "expert_tensor": "etp",
     "data": "d",
     "pipeline": "p",
     "stages_per_worker": "V",
     "microbatch_size": "b",
     "microbatches": "M",
 }
-UNUSUAL = ("context", "expert", "stages_per_worker")  # are named where one of the rows has several
+# are named where one of the rows has several
+UNUSUAL = ("context", "expert", "expert_tensor", "stages_per_worker")
 SPLITS = 3  # other splits of the layers that a row names
 REVERSALS = 4  # numbers that are told
 UNITS = {"B/s": (1e9, "GB/s"), "FLOP/s": (1e12, "TFLOP/s")}

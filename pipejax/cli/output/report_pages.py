@@ -99,4 +99,4 @@ def _memory(table: "ScheduleTable") -> "MemoryShown":
     """What holds of a table, whatever a model says of bytes."""
     from pipejax.plots.explorer.payload import MemoryShown
 
-    return MemoryShown(*ActivationOptions(None, None).of(table, None)[:4], None)
+    return MemoryShown(*ActivationOptions(None, None).of(table, None)[:5], None)

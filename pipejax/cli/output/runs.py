@@ -35,7 +35,9 @@ def memory_json(
     """What `--json` says of the memory of each worker, in all and by part [B]."""
     from pipejax.costs.stage.stage_work import static_parts
 
-    parts = static_parts(workload, table) | {"activations": held.memory.peak}
+    # without backwards the ledger holds keys and values, and activations are those at work
+    held_name = "keys and values" if table.grammar.forward_only else "activations"
+    parts = static_parts(workload, table) | {held_name: held.memory.peak}
     if float(system.memory_reserve) > 0:
         parts["reserve"] = np.full(table.num_workers, float(system.memory_reserve))
     needed = held.stages.static + held.memory.peak

@@ -263,7 +263,7 @@ class Collective:
     Attributes:
       kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", or "ring" (each passes what
         it holds on to the next until all have met all).
-      group: "tensor", "context", "expert" or "data".
+      group: "tensor", "context", "expert", "expert_tensor" or "data".
       volume: bytes of one of them: of the whole tensor, or for an all-to-all of what one
         accelerator holds before it.
       count: how many there are.
@@ -308,7 +308,8 @@ def layer_collectives(
     follow them; or all-to-alls trade the split by tokens for one by heads and back ("all_to_all").
 
     Experts: an all-to-all sends every token to its experts, one brings it back; the same in I,
-    once more where the experts are recomputed.
+    once more where the experts are recomputed. Accelerators that split an expert gather their
+    tokens after the first and scatter sums before the second.
 
     Adapters have exchanges of their own, r units wide but for the outputs of one that follows a
     split input.
@@ -419,7 +420,22 @@ def _of_experts(model: Model, layout: Layout, again: bool = False) -> tuple[Coll
     moved = _same(model.element_bytes * routed * model.hidden)
     copies = layout.dispatch_per_node * slots
     both_ways = Phases(2.0, 4.0 if again else 2.0, 0.0)
-    return (Collective("all_to_all", "expert", moved, both_ways, "layer", copies),)
+    n = layout.expert_gather
+    gathered = _same(moved.forward * n)
+    # without sequence parallelism all have the same tokens, and sum outputs and gradients
+    gathers, sums = 1.0 * (n > 1), 1.0 * (layout.expert_tensor > n)
+    once = Phases(1.0, 2.0 if again else 1.0, 0.0)
+    return (
+        Collective("all_to_all", "expert", moved, both_ways, "layer", copies),
+        *(
+            Collective(kind, "expert_tensor", gathered, Phases(*(count * k for k in once)), "layer")
+            for kind, count in {
+                "all_gather": gathers,
+                "reduce_scatter": gathers,
+                "all_reduce": sums,
+            }.items()
+        ),
+    )
 
 
 def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Set
 from typing import NamedTuple
 
 from pipejax.costs.model.layout import Layout
-from pipejax.costs.model.model import Model, check_recompute, recomputed_modules
+from pipejax.costs.model.model import Model, check_recompute, recomputed_modules, unfused_kernels
 from pipejax.costs.precision import as_float
 from pipejax.costs.system.system import Number, Numbers
 
@@ -117,6 +117,7 @@ def model_flop(model: Model, sequences: Number, layout: Layout | None = None) ->
 
 
 WHOLE = Layout()
+FLOAT32 = 4  # bytes
 
 
 def tokens_on_one(model: Model, layout: Layout) -> Number:
@@ -144,14 +145,60 @@ def layer_activation_bytes(
     modules = recomputed_modules(model, recompute)
     keeps_scores = "core_attn" not in modules and not model.flash_attention
     per_score = (2 * e + 1 if model.dropout else e) if keeps_scores else 0
+    if keeps_scores and "softmax" in unfused_kernels(model):
+        # its output in float32 too, of which dropout reads a copy that it does not keep
+        per_score += 4 - e * model.dropout
     scores = per_score * model.heads * tokens * model.sequence
     needed = layer_weight_grad_bytes(model, layout, kind, recompute)
+    needed += tokens * _unfused_bytes(model, layout, kind, modules)
     return needed + masks * tokens * model.hidden / layout.shared_by + scores / layout.tensor
+
+
+def _unfused_bytes(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:
+    """Bytes per token that kernels which are not fused leave on a layer, until I.
+
+    The activation function of a gated MLP leaves its output beside the product with the other
+    half. Attention leaves its output as its product puts it out and as the projection takes it in.
+    A norm leaves its input in float32 and the normalized one, where a fused one leaves its input.
+    """
+    unfused, e, moe, t = unfused_kernels(model), model.element_bytes, model.moe, layout.tensor
+    if "half_products" in modules:
+        return 0.0
+    found: Number = 0.0
+    if "norm" in unfused and "layernorm" not in modules:
+        found += 2 * FLOAT32 * model.hidden / layout.shared_by
+    if "attention" in unfused and "core_attn" not in modules:
+        found += e * model.output_hidden / t
+    if "activation" not in unfused or not model.gated_mlp:
+        return found
+    if kind == "dense" or moe is None:
+        return found + ("mlp" not in modules) * e * model.ffn_hidden / t
+    shared = not modules & {"moe", "shared_experts"}
+    routed = not modules & {"moe", "moe_act"}
+    found += shared * e * moe.shared_experts * moe.expert_hidden / t
+    return found + routed * e * moe.slots * moe.expert_hidden / layout.shared_by
 
 
 def key_bytes(model: Model, layout: Layout = WHOLE) -> Number:
     """Bytes of the keys and values of one layer, as attention meets them."""
     units = (model.kv_hidden + model.value_hidden) / layout.tensor
+    return tokens_on_one(model, layout) * model.element_bytes * units
+
+
+def cache_bytes(model: Model, layout: Layout = WHOLE) -> Number:
+    """Bytes that one layer keeps of the tokens of a microbatch where no backward follows.
+
+    Keys and values: of a head of them, at least one on each accelerator. Latent attention keeps the
+    vector that they unfold from, which no tensor parallelism splits.
+
+    References:
+      DeepSeek-V2 (arXiv:2405.04434), section 2.1.4.
+    """
+    if model.mla is not None:
+        units: Number = model.mla.kv_rank + model.mla.rope_width
+    else:
+        split = model.kv_heads + (layout.tensor - model.kv_heads) * (layout.tensor < model.kv_heads)
+        units = (model.kv_hidden + model.value_hidden) / split
     return tokens_on_one(model, layout) * model.element_bytes * units
 
 
@@ -195,7 +242,10 @@ def layer_weight_grad_bytes(
         parts += is_kept * (operand + takes) * moe.shared_experts * moe.expert_hidden
         # each token once more for every expert that it meets, as it comes in and as it goes out
         puts_out = operand * ("moe_act" not in modules)
-        routed = (e + operand) * h + (puts_out + takes) * moe.expert_hidden
+        # who splits an expert holds its part of the width for the tokens of all
+        n = layout.expert_gather
+        width = moe.expert_hidden * n / layout.expert_tensor
+        routed = (e + n * operand) * h + (puts_out + takes) * width
         whole += ("moe" not in modules) * moe.slots * routed
     else:
         parts += ("mlp" not in modules) * (operand + takes) * model.ffn_hidden
@@ -269,6 +319,8 @@ def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number,
     trained = layout.trains_base
     mask = trained * tokens * model.hidden / layout.shared_by if model.dropout else 0.0
     inputs = tokens * (1 + trained) * model.element_bytes * model.hidden / layout.shared_by
+    if "norm" in unfused_kernels(model):
+        inputs = inputs + tokens * FLOAT32 * model.hidden / layout.shared_by
     per_logit = model.element_bytes if model.fused_loss else 4
     return mask, inputs + tokens * per_logit * model.vocabulary / layout.tensor
 
@@ -313,8 +365,9 @@ def buffer_bytes(
     width = dense * mlp_parts * model.ffn_hidden / t
     if model.moe is not None:
         one, shared = model.moe.expert_hidden, model.moe.shared_experts * model.moe.expert_hidden
-        weights += moe * (model.mlp_matrices(one) + model.mlp_matrices(shared) / t)
-        routed = model.moe.slots * (mlp_parts * one + 2 * h) / layout.shared_by
+        parts, n = layout.expert_tensor, layout.expert_gather
+        weights += moe * (model.mlp_matrices(one) / parts + model.mlp_matrices(shared) / t)
+        routed = model.moe.slots * n * (mlp_parts * one / parts + 2 * h) / layout.shared_by
         width = _larger(width, moe * routed)
     of_layer = tokens * (width + 2 * h)
     trained = layout.trains_base

@@ -38,7 +38,9 @@ from pipejax.costs.layers.kernels import (
 )
 from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model, recomputed_modules
+from pipejax.costs.model.workload import layer_weights
 from pipejax.costs.model.workload_fields import PRECISIONS
+from pipejax.costs.precision import as_float
 from pipejax.costs.system.system import Number
 
 
@@ -244,7 +246,8 @@ def _experts(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...
     """Router, what sorts tokens by expert and back, routed experts, and shared ones.
 
     Each accelerator routes its part of the tokens and holds E/e experts; all experts get as many
-    tokens. The experts are whole: tensor parallelism splits the shared ones only. Sorting happens
+    tokens. Tensor parallelism splits the shared ones, expert-tensor parallelism the routed ones by
+    their width; accelerators that split an expert bring their tokens together. Sorting happens
     before the exchange and, by the expert on the accelerator, after it, and both ways back.
     """
     moe = model.moe
@@ -255,7 +258,8 @@ def _experts(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...
     routed, here = own * moe.slots, moe.experts / layout.expert
     scores = 4 * own * moe.experts  # in float32
     # out of the hidden state and into the sorted one, then once more by expert; back the same way
-    sorting = e * model.hidden * (own + 3 * routed)
+    gathered = routed * layout.expert_gather
+    sorting = e * model.hidden * (own + routed + 2 * gathered)
     any_shared = 1.0 * (moe.shared_experts > 0)
     shared = moe.shared_experts * moe.expert_hidden / layout.tensor
     return (
@@ -263,7 +267,12 @@ def _experts(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...
         memory("routing", 4 * scores, 4 * scores, (8.0, 8.0)),
         memory("dispatch", sorting, sorting, (3.0, 3.0)),
         *_two_products(
-            "expert", model, layout, (routed / here, moe.expert_hidden), here, fused=fused
+            "expert",
+            model,
+            layout,
+            (gathered / here, moe.expert_hidden / layout.expert_tensor),
+            here,
+            fused=fused,
         ),
         memory("combine", sorting, sorting, (3.0, 3.0)),
         *_two_products(
@@ -334,9 +343,7 @@ def whole_layer(
     t, size = layout.tensor, layout.microbatch_size
     kept = layer_activation_bytes(model, _trained(layout), kind=kind)
     boundary, has_w = boundary_bytes(model, layout), 1.0 * layout.trains_base
-    weights = model.layer_parameters / t
-    if kind == "moe":
-        weights = model.shared_parameters / t + model.expert_parameters / layout.expert
+    weights: Number = as_float(sum(layer_weights(model, _trained(layout))[kind]))
     moved = model.element_bytes * weights + kept
     flop = layer_flop(model, size, recompute, kind)
     return (

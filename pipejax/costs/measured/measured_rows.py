@@ -36,6 +36,7 @@ COUNTS = (  # whole numbers
     "tensor",
     "context",
     "expert",
+    "expert_tensor",
     "data",
     "pipeline",
     "stages_per_worker",
@@ -50,7 +51,7 @@ FRACTIONS = ("overlap", "expert_overlap", "graphs", "optimizer_offload")  # shar
 FLAGS = ("sequence_parallel", "contiguous_context", "out_of_memory")  # 0 or 1
 NAMES = (
     *("schedule", "link", "recompute", "precision", "attention_precision", "head_precision"),
-    *("dispatcher", "system", "stack"),
+    *("dispatcher", "system", "stack", "pipeline_layout"),
 )
 TEXTS = ("group", "release", "source")  # free
 RATES = ("network_bandwidth",)  # of the machine while it ran, in SI units
@@ -80,6 +81,7 @@ class MeasuredRows:
       tensor: (rows) tensor-parallel degree t.
       context: (rows) context-parallel degree c.
       expert: (rows) expert-parallel degree e, of the t c d accelerators of a stage.
+      expert_tensor: (rows) accelerators that split each expert; 0 is the tensor-parallel degree.
       data: (rows) replicas of the pipeline d.
       pipeline: (rows) workers P.
       stages_per_worker: (rows) stages of each worker V.
@@ -107,6 +109,8 @@ class MeasuredRows:
       head_precision: (rows) names of those of the head's products, empty for 16 bits.
       system: (rows) name or file of the machine, empty where the row does not say it.
       stack: (rows) name or file of the software, empty where the row does not say it.
+      pipeline_layout: (rows) layers of each stage in Megatron's letters, empty where the schedule
+        spreads them.
       op: (rows) what the seconds are of: a step, or F, B, I or W of one microbatch on a stage.
       stage: (rows) of that op, from 0.
       variance: (rows) of the seconds, relative to their square; 0 where no spread is given.
@@ -124,6 +128,7 @@ class MeasuredRows:
     tensor: Int[NumpyArray, " rows"]
     context: Int[NumpyArray, " rows"]
     expert: Int[NumpyArray, " rows"]
+    expert_tensor: Int[NumpyArray, " rows"]
     data: Int[NumpyArray, " rows"]
     pipeline: Int[NumpyArray, " rows"]
     stages_per_worker: Int[NumpyArray, " rows"]
@@ -150,6 +155,7 @@ class MeasuredRows:
     dispatcher: NumpyArray
     system: NumpyArray
     stack: NumpyArray
+    pipeline_layout: NumpyArray
     op: NumpyArray
     stage: Int[NumpyArray, " rows"]
     variance: Float[NumpyArray, " rows"]

@@ -1,28 +1,35 @@
 """Megatron's training log: the model that it trained, and rows of what was measured.
 
 A log holds the arguments of the run, each as `name ..... value`, and then lines of iterations with
-their time. What the arguments say and a row cannot is an error that names the argument.
+their time. `costs/data/arguments/megatron.json` lists the arguments of all years: their older
+names, which of them nothing reads, and what the reader assumes instead.
 """
 
 import ast
 import math
 import re
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipejax.base.checks import MAX_COUNT, whole_number
-from pipejax.base.files import read_file
-
-_ARGUMENT = re.compile(r"(?:^|\s)(\w+) \.{2,} (.*?)\s*$")
-_ITERATION = re.compile(
-    r"iteration\s+(\d+)\s*/\s*\d+ \|.*?elapsed time per iteration \(ms\): ([\d.]+)"
+from pipejax.costs.measured.trainer_logs import (
+    MEGATRON,
+    TrainerLog,
+    check_columns,
+    read_log_lines,
+    rows_by_batch,
 )
-_BATCH = re.compile(r"global batch size:\s*(\d+)")
+from pipejax.costs.model.arguments import NOTHING, load_arguments
+from pipejax.costs.model.model import Model, check_recompute, read_model
+from pipejax.costs.model.pipeline_layout import PipelineLayout
+from pipejax.costs.model.workload_fields import RECOMPUTE_METHODS
+
+_ARGUMENT = re.compile(r"(?:^|[\s:\]])(\w{48,} |\w+ \.+) (.*?)\s*$")  # dots fill 48 characters
 _VOCABULARY = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d+)\)")
 _MEMORY = re.compile(r"memory \(MB\) \|.*?max allocated: ([\d.]+)")
 _MEGABYTE = 2**20  # as Megatron counts
+_UNSAID = ("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json")
 _SIZES = {
     "layers": "num_layers",
     "hidden": "hidden_size",
@@ -30,17 +37,18 @@ _SIZES = {
     "ffn_hidden": "ffn_hidden_size",
     "sequence_tokens": "seq_length",
 }
-# arguments that divide layers in ways that a row does not say
-_UNSAID = (
-    "decoder_first_pipeline_num_layers",
-    "decoder_last_pipeline_num_layers",
-    "num_layers_in_first_pipeline_stage",
-    "num_layers_in_last_pipeline_stage",
-    "pipeline_model_parallel_layout",
-    "moe_pad_expert_input_to_capacity",
-    "heterogeneous_layers_config_path",
+# sizes that a log and the model of its rows may have both
+_COMPARED = (
+    *("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "gated_mlp", "biases"),
+    *("learned_positions", "tied_embeddings", "mtp_layers", "moe", "mla"),
 )
-_NOTHING = ("None", "False", "[]", "")
+# columns that a row has of its own: attribute of the model, and arguments, any of which says it
+_OF_RUN = {
+    "sequence": ("sequence", ("seq_length",)),
+    "gradient_bytes": ("accumulated_bytes", ("accumulate_allreduce_grads_in_fp32",)),
+    "flash_attention": ("flash_attention", ("transformer_impl", "use_flash_attn")),
+    "dropout": ("dropout", ("attention_dropout", "hidden_dropout")),
+}
 
 
 class MegatronLog(NamedTuple):
@@ -49,63 +57,52 @@ class MegatronLog(NamedTuple):
     Attributes:
       path: of the log, for errors.
       arguments: texts by name.
-      times: of iterations in order: number of the iteration, sequences of it, seconds.
+      times: of iterations in order: sequences, 0 if the line does not say them, and seconds.
       vocabulary: padded; 0 if the log does not say it.
       memory_bytes: most that a rank allocated, NaN if the log does not say it [B].
     """
 
     path: Path
     arguments: Mapping[str, str]
-    times: Sequence[tuple[int, int, float]]
+    times: Sequence[tuple[int, float]]
     vocabulary: int
     memory_bytes: float
 
     @classmethod
     def read(cls, path: str | Path) -> "MegatronLog":
-        """Read a log; of several runs in it the last one counts.
+        """Read a log, which may be packed by gzip; of several runs in it the last one counts.
 
         Raises:
           ValueError: if it holds no arguments.
           OSError: if it cannot be read.
         """
-        arguments: dict[str, str] = {}
-        times: list[tuple[int, int, float]] = []
-        vocabulary, memory = 0, math.nan
-        for line in read_file(Path(path)).decode(errors="replace").splitlines():
-            if "-- arguments --" in line:
-                arguments, times, vocabulary, memory = {}, [], 0, math.nan
-            elif found := _ITERATION.search(line):
-                batch = _BATCH.search(line)
-                times.append((int(found[1]), int(batch[1]) if batch else 0, float(found[2]) / 1e3))
-            elif found := _VOCABULARY.search(line):
-                vocabulary = int(found[1])
-            elif held := _MEMORY.findall(line):  # ranks may write into one line
-                memory = max(0.0 if math.isnan(memory) else memory, *map(float, held))
-            elif (found := _ARGUMENT.search(line)) and not times:
-                arguments[found[1]] = found[2]
-        if "num_layers" not in arguments:
+        log = read_log(path)
+        if isinstance(log, TrainerLog):
             raise ValueError(
-                f"{path}: it holds no arguments, as `num_layers ..... 48`: give the log from its "
-                "start"
+                f"{path}: it holds no arguments, as `num_layers ..... 48`: it is a log of "
+                f"{log.trainer.name}, which says no sizes of a model"
             )
-        return cls(Path(path), arguments, times, vocabulary, memory * _MEGABYTE)
+        return log
 
-    def given(self, name: str) -> str:
-        """Text of an argument that says something, or empty."""
-        text = self.arguments.get(name, "")
-        return "" if text in _NOTHING else text
+    def text(self, name: str) -> str:
+        """Return the text of an argument, under its name of any year; empty if it is not set."""
+        for alias in (name, *load_arguments("megatron").names.get(name, ())):
+            if self.arguments.get(alias, "") not in NOTHING:
+                return self.arguments[alias]
+        return ""
 
     def is_on(self, name: str) -> bool:
         """Whether a switch is on."""
-        return self.arguments.get(name) == "True"
+        return self.text(name) == "True"
 
     def whole(self, name: str, default: int | None = None, least: int = 1) -> int:
         """Read a whole number, which has to be there if there is no default."""
-        text = self.given(name)
+        text = self.text(name)
         if not text and default is not None:
             return default
         if not text:
             raise ValueError(f"{self.path}: {name} is not among the arguments")
+        text = text.removesuffix(".0")  # zero_stage 1.0
         value: Any = int(text) if text.isdecimal() else text
         return whole_number(value, f"{self.path}: {name}", least=least, most=MAX_COUNT)
 
@@ -117,18 +114,20 @@ class MegatronLog(NamedTuple):
         """
         content: dict[str, Any] = {
             "source": f"Arguments of Megatron in {self.path.name}.",
-            **{name: self.whole(key) for name, key in _SIZES.items()},
+            **{name: self.whole(key) for name, key in _SIZES.items() if name != "ffn_hidden"},
+            "ffn_hidden": self.whole("ffn_hidden_size", 4 * self.whole("hidden_size")),
         }
         heads, latent = content["heads"], self.is_on("multi_latent_attention")
-        grouped = self.is_on("group_query_attention") and not latent
+        groups = (
+            "num_query_groups" if self.is_on("group_query_attention") else "num_key_value_heads"
+        )
         vocabulary = self.vocabulary or self.whole("padded_vocab_size", 0, least=0)
-        positions = self.given("position_embedding_type") or "learned_absolute"
         content |= {
-            "kv_heads": self.whole("num_query_groups") if grouped else heads,
+            "kv_heads": heads if latent else self.whole(groups, heads),
             "vocabulary": vocabulary or self.whole("vocab_size"),
-            "gated_mlp": self.is_on("swiglu"),
+            "gated_mlp": self.is_on("swiglu") or "glu" in self.text("glu_activation"),
             "biases": self.arguments.get("add_bias_linear", "True") == "True",
-            "learned_positions": positions == "learned_absolute",
+            "learned_positions": self._has_positions,
             "tied_embeddings": not self.is_on("untie_embeddings_and_output_weights"),
             "dropout": any(self._dropout(name) for name in ("attention", "hidden")),
             "flash_attention": self._has_flash,
@@ -139,50 +138,103 @@ class MegatronLog(NamedTuple):
             "hidden"
         ]:
             content["head_width"] = width
-        if self.given("num_experts"):
+        if self.text("num_experts"):
             content["moe"] = self._experts()
-        if self.given("mtp_num_layers"):
+        if self.text("mtp_num_layers"):
             content["mtp_layers"] = self.whole("mtp_num_layers")
         if self.is_on("accumulate_allreduce_grads_in_fp32"):
             content["gradient_bytes"] = 4
-        return content
+        norm = self.text("normalization").lower()
+        if norm and (norm == "layernorm") != content["biases"]:
+            content["norm_biases"] = norm == "layernorm"
+        if self.is_on("add_qkv_bias"):
+            content["qkv_biases"] = True
+        if self.is_on("qk_layernorm") and not latent:
+            content["qk_norms"] = True
+        separate = {"activation": "bias_swiglu_fusion", "softmax": "masked_softmax_fusion"}
+        kernels = [name for name, key in separate.items() if self.arguments.get(key) == "False"]
+        return content | ({"unfused": "+".join(kernels)} if kernels else {})
 
-    def rows(self, model: str) -> tuple[list[dict[str, Any]], list[str]]:
+    def notes(self) -> list[str]:
+        """Name the arguments that are set and not read, with what is assumed instead."""
+        derived = {"has_learned_positions": str(self._has_positions)}
+        return load_arguments("megatron").notes({**self.arguments, **derived}, str(self.path))
+
+    def differences(self, model: Model) -> tuple[dict[str, Any], list[str]]:
+        """Compare the log with the model of its rows.
+
+        Returns:
+          Columns of the run that the model has otherwise, and its other sizes, in words.
+        """
+        try:
+            trained = read_model({"name": model.name, **self.model()}, str(self.path))
+        except ValueError as error:  # rows need no sizes of the log
+            return {}, [f"{error}: the sizes of {model.name} are not compared with the log's"]
+        columns = {
+            name: int(getattr(trained, attribute))
+            for name, (attribute, arguments) in _OF_RUN.items()
+            if any(argument in self.arguments for argument in arguments)
+            and getattr(trained, attribute) != getattr(model, attribute)
+        }
+        sizes = [
+            f"{name} {getattr(trained, name)} ({getattr(model, name)})"
+            for name in _COMPARED
+            if getattr(trained, name) != getattr(model, name)
+        ]
+        if not sizes:
+            return columns, []
+        return columns, [
+            f"{self.path}: the log has {', '.join(sizes)}, in brackets what rows of {model.name} "
+            f"have: pipejax init model --from {self.path} writes the log's"
+        ]
+
+    def rows(
+        self, model: str, trained: Model | None = None, cells: Mapping[str, str] | None = None
+    ) -> tuple[list[dict[str, Any]], list[str]]:
         """Return rows of measured runs, one for each size of batch, and what they leave out.
 
         The first line of each is left out where there are several: it compiles and warms up.
 
         Args:
           model: name or file of the model.
+          trained: that model; its sizes are not compared with the log's if None.
+          cells: columns that the log does not say.
 
         Raises:
           ValueError: if an argument is missing or says what a row cannot, or no time is there.
         """
         for name in _UNSAID:
-            if self.given(name):
-                raise ValueError(f"{self.path}: {name} {self.given(name)}: a row cannot say it")
+            if self.text(name):
+                raise ValueError(f"{self.path}: {name} {self.text(name)}: a row cannot say it")
+        if {self.arguments.get(name) for name in ("bf16", "fp16")} == {"False"}:
+            raise ValueError(
+                f"{self.path}: bf16 and fp16 are False: a row has no products of 32 bits"
+            )
         if not self.times:
             raise ValueError(
                 f"{self.path}: no line says `elapsed time per iteration (ms)`: the run has to "
                 "print iterations (--log-interval)"
             )
-        batches: dict[int, list[float]] = {}
-        for _, batch, time in self.times:
-            batches.setdefault(batch or self.whole("global_batch_size"), []).append(time)
-        shared, notes = self._layout(), []
-        rows = []
-        for batch, seconds in batches.items():
-            kept = seconds[1:] or seconds
-            if len(seconds) == 1:
-                notes.append(f"{self.path}: only one line of {batch} sequences, with its warm-up")
-            row = {"model": model, **shared, "global_batch": batch}
-            row["seconds"] = float(f"{statistics.fmean(kept):.6g}")
-            if len(kept) > 1:
-                row |= {"n": len(kept), "spread": float(f"{statistics.stdev(kept):.3g}")}
-            if not math.isnan(self.memory_bytes):
-                row["memory_bytes"] = round(self.memory_bytes)
-            rows.append(row | {"source": f"{self.path.name}, iterations timed by Megatron"})
-        return rows, notes
+        times = [(batch or self._global_batch, seconds) for batch, seconds in self.times]
+        timed, notes = rows_by_batch(self.path, times)
+        shared = {"model": model, **self._layout()}
+        memory = {} if math.isnan(self.memory_bytes) else {"memory_bytes": round(self.memory_bytes)}
+        source = {"source": f"{self.path.name}, iterations timed by Megatron"}
+        if trained is not None:
+            columns, differences = self.differences(trained)
+            shared, notes = shared | columns, notes + differences
+        check_columns(self.path, shared | timed[0], cells or {})
+        shared |= cells or {}
+        return [shared | row | memory | source for row in timed], notes + self.notes()
+
+    @property
+    def _global_batch(self) -> int:
+        """Sequences of a step; those of 2020 say the batch of a replica."""
+        if not self.text("global_batch_size") and "batch_size" in self.arguments:
+            sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
+            replicas = self.whole("world_size") // math.prod(self.whole(n, 1) for n in sizes)
+            return self.whole("batch_size") * replicas
+        return self.whole("global_batch_size")
 
     def _layout(self) -> dict[str, Any]:
         """Columns that all rows of a run share."""
@@ -192,10 +244,9 @@ class MegatronLog(NamedTuple):
             "expert": self.whole("expert_model_parallel_size", 1),
             "pipeline": self.whole("pipeline_model_parallel_size"),
         }
-        fsdp = any(map(self.is_on, ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")))
-        shards = 3 if fsdp else int(self.is_on("use_distributed_optimizer"))
+        shards = self._zero()
         beside = self.is_on("overlap_grad_reduce"), self.is_on("overlap_param_gather")
-        return {
+        columns: dict[str, Any] = {
             **sizes,
             "accelerators": self.whole("world_size"),
             "stages_per_worker": self._stages_per_worker(sizes["pipeline"]),
@@ -208,26 +259,81 @@ class MegatronLog(NamedTuple):
             "embedding_units": int(self.is_on("account_for_embedding_in_pipeline_split")),
             "loss_units": int(self.is_on("account_for_loss_in_pipeline_split")),
         }
+        if self.text("num_experts"):  # DeepSpeed leaves experts whole unless a switch is on
+            is_whole = self.arguments.get("enable_expert_tensor_parallelism") == "False"
+            columns["expert_tensor"] = self.whole("expert_tensor_parallel_size", int(is_whole))
+        if layout := self._pipeline_layout(sizes["pipeline"], columns["stages_per_worker"]):
+            columns["pipeline_layout"] = layout
+        if self.is_on("enable_zbh1_pipeline"):
+            columns["schedule"] = "zb-h1"
+        if self.is_on("optimizer_cpu_offload") or self.is_on("cpu_optimizer"):
+            columns["optimizer_offload"] = float(self.text("optimizer_offload_fraction") or 1)
+        if self.is_on("moe_enable_deepep") or self.text("moe_token_dispatcher_type") == "flex":
+            columns["dispatcher"] = "per-node"
+        return columns
+
+    def _zero(self) -> int:
+        """What replicas split, as stages of ZeRO."""
+        if any(map(self.is_on, ("use_megatron_fsdp", "use_torch_fsdp2"))):
+            strategies = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+            strategy = self.text("data_parallel_sharding_strategy")
+            is_set = strategy in strategies and not self.is_on("use_torch_fsdp2")
+            return strategies.index(strategy) if is_set else 3
+        has_deepspeed = self.arguments.get("deepspeed", "True") == "True"
+        stage = self.whole("zero_stage", 0, least=0) if has_deepspeed else 0
+        return max(stage, int(self.is_on("use_distributed_optimizer")))
+
+    def _pipeline_layout(self, pipeline: int, per_worker: int) -> str:
+        """Return the layers of each stage, where the log says them; a short first or last too."""
+        if self.text("pipeline_model_parallel_layout"):
+            return str(PipelineLayout.of(self.text("pipeline_model_parallel_layout")))
+        ends = [f"decoder_{end}_pipeline_num_layers" for end in ("first", "last")]
+        if not any(map(self.text, ends)):
+            return ""
+        first, last = (self.whole(name, 0) for name in ends)
+        middle = pipeline - (first > 0) - (last > 0)
+        rest = self.whole("num_layers") - first - last
+        counts = [rest // max(middle, 1)] * pipeline
+        counts[0], counts[-1] = first or counts[0], last or counts[-1]
+        if sum(counts) != self.whole("num_layers") or any(n % per_worker for n in counts):
+            raise ValueError(
+                f"{self.path}: {first} first and {last} last layers leave {rest}, which must "
+                f"divide over {middle} workers of {per_worker} stages"
+            )
+        layers = [n // per_worker for n in counts] * per_worker
+        mtp = [0] * (len(layers) - 1) + [self.whole("mtp_num_layers", 0)]
+        return str(PipelineLayout.with_layers(layers, mtp))
 
     def _stages_per_worker(self, pipeline: int) -> int:
-        if self.given("num_virtual_stages_per_pipeline_rank"):
+        if layout := self.text("pipeline_model_parallel_layout"):
+            stages = len(PipelineLayout.of(layout).stages)
+            if stages % pipeline:
+                raise ValueError(
+                    f"{self.path}: pipeline_model_parallel_layout {layout}: its {stages} stages "
+                    f"must be a multiple of {pipeline} workers"
+                )
+            return stages // pipeline
+        if self.text("num_virtual_stages_per_pipeline_rank"):
             return self.whole("num_virtual_stages_per_pipeline_rank")
-        if self.given("virtual_pipeline_model_parallel_size"):
+        if self.text("virtual_pipeline_model_parallel_size"):
             return self.whole("virtual_pipeline_model_parallel_size")
-        if not self.given("num_layers_per_virtual_pipeline_stage"):
+        if not self.text("num_layers_per_virtual_pipeline_stage"):
             return 1
         per_stage = self.whole("num_layers_per_virtual_pipeline_stage")
         return self.whole("num_layers") // (pipeline * per_stage)
 
     def _recompute(self) -> str:
-        kind = self.given("recompute_granularity") or "none"
-        if kind == "full" and self.given("recompute_method") == "block":
-            count = self.whole("recompute_num_layers")
-            raise ValueError(
-                f"{self.path}: recompute_method block, {count} layers of a stage: a row says full "
-                "or none"
-            )
-        modules = self.given("recompute_modules")
+        kind, method = self.text("recompute_granularity"), self.text("recompute_method")
+        count = "recompute_num_layers"
+        if not kind and self.is_on("checkpoint_activations"):  # until 2021, and of DeepSpeed
+            kind, method, count = "full", "uniform", "checkpoint_num_layers"
+        elif not kind:
+            is_full = "activations_checkpoint_method" in self.arguments and method
+            kind = "selective" if self.is_on("recompute_activations") else "none"
+            kind = "full" if is_full else kind
+        if kind == "full" and method in RECOMPUTE_METHODS and self.text(count):
+            return check_recompute(f"{method}:{self.whole(count)}")
+        modules = self.text("recompute_modules")
         if kind != "selective" or not modules:
             return kind
         try:
@@ -237,23 +343,33 @@ class MegatronLog(NamedTuple):
         return "+".join(names)
 
     def _precision(self) -> str:
-        if self.given("fp4"):
+        if self.text("fp4"):
             return "nvfp4"
-        if not self.given("fp8"):
+        if not self.text("fp8"):
             return "bf16"
-        return "mxfp8" if self.given("fp8_recipe") == "mxfp8" else "fp8"
+        return "mxfp8" if self.text("fp8_recipe") == "mxfp8" else "fp8"
+
+    @property
+    def _has_positions(self) -> bool:
+        """Whether positions have parameters: by the names of 2022, of 2023, and since."""
+        kind = self.text("position_embedding_type") or "learned_absolute"
+        is_off = self.arguments.get("add_position_embedding") == "False"
+        rotary = self.is_on("use_rotary_position_embeddings")
+        return kind.rpartition(".")[2] in ("learned_absolute", "absolute") and not (
+            is_off or rotary
+        )
 
     @property
     def _has_flash(self) -> bool:
         """Whether attention is one kernel: asked for, or what Transformer Engine takes."""
-        unfused = "unfused" in self.given("attention_backend") or "local" in self.given(
+        unfused = "unfused" in self.text("attention_backend") or "local" in self.text(
             "attention_backend"
         )
-        engine = self.given("transformer_impl") == "transformer_engine"
+        engine = self.text("transformer_impl") == "transformer_engine"
         return not unfused and (engine or self.is_on("use_flash_attn"))
 
     def _dropout(self, name: str) -> float:
-        return float(self.given(f"{name}_dropout") or 0.1)  # as Megatron has it if left out
+        return float(self.text(f"{name}_dropout") or 0.1)  # as Megatron has it if left out
 
     def _latent(self) -> dict[str, Any]:
         ranks = {
@@ -261,7 +377,7 @@ class MegatronLog(NamedTuple):
             "rope_width": self.whole("qk_pos_emb_head_dim"),
             "value_width": self.whole("v_head_dim"),
         }
-        if self.given("q_lora_rank"):
+        if self.text("q_lora_rank"):
             ranks["query_rank"] = self.whole("q_lora_rank")
         return {"head_width": self.whole("qk_head_dim"), "mla": ranks}
 
@@ -273,20 +389,23 @@ class MegatronLog(NamedTuple):
                 f"{self.path}: moe_shared_expert_intermediate_size must be a multiple of {width}, "
                 f"got {shared}"
             )
-        found: dict[str, Any] = {
+        experts: dict[str, Any] = {
             "experts": self.whole("num_experts"),
             "top_k": self.whole("moe_router_topk"),
             "expert_hidden": width,
             "shared_experts": shared // width,
             "dense_layers": self._dense_layers(),
         }
-        if self.given("moe_expert_capacity_factor"):
-            found["capacity_factor"] = float(self.given("moe_expert_capacity_factor"))
-        return found
+        capacity = self.text("moe_expert_capacity_factor")
+        if not capacity and self.arguments.get("moe_token_dropping", "True") == "True":
+            capacity = self.text("moe_train_capacity_factor")
+        return experts | ({"capacity_factor": float(capacity)} if capacity else {})
 
     def _dense_layers(self) -> int:
         """First layers without experts: those with 0 in a list of all layers."""
-        text = self.given("moe_layer_freq") or "1"
+        text = self.text("moe_layer_freq") or "1"
+        if self.whole("expert_interval", 1) > 1 and "moe_layer_freq" not in self.arguments:
+            text = f"of every {self.text('expert_interval')} (expert_interval)"
         if text == "1":
             return 0
         digits = re.findall(r"[01]", text) if re.fullmatch(r"\[[01, ]+\]", text) else []
@@ -297,3 +416,31 @@ class MegatronLog(NamedTuple):
                 "cannot be described"
             )
         return dense
+
+
+def read_log(path: str | Path) -> MegatronLog | TrainerLog:
+    """Read a log of Megatron with its arguments, or any log of iterations without them."""
+    arguments: dict[str, str] = {}
+    times: list[tuple[int, float]] = []
+    vocabulary, memory, is_open = 0, math.nan, True
+    for line in read_log_lines(path):
+        if "-- arguments --" in line:
+            arguments, times, vocabulary, memory, is_open = {}, [], 0, math.nan, True
+        elif "-- end of arguments --" in line:
+            is_open = False  # later lines of this form are reports, not arguments
+        elif iteration := MEGATRON.read(line):
+            times.append((int(iteration.get("batch", 0)), iteration["seconds"]))
+        elif padded := _VOCABULARY.search(line):
+            vocabulary = int(padded[1])
+        elif held := _MEMORY.findall(line):  # ranks may write into one line
+            memory = max(0.0 if math.isnan(memory) else memory, *map(float, held))
+        elif (argument := _ARGUMENT.search(line)) and is_open and not times:
+            arguments.setdefault(argument[1].split()[0], argument[2])
+    if "num_layers" not in arguments:
+        return TrainerLog.read(path)
+    experts = arguments.get("num_experts", "")
+    if experts in ("1", "[1]"):  # a dense model, as Megatron-DeepSpeed writes it
+        arguments["num_experts"] = "None"
+    elif counts := re.fullmatch(r"\[(\d+)(?:, \1)*\]", experts):
+        arguments["num_experts"] = counts[1]
+    return MegatronLog(Path(path), arguments, times, vocabulary, memory * _MEGABYTE)

@@ -49,7 +49,9 @@ from pipejax.costs.model.model import (
     check_recompute,
     check_shape,
     load_model,
+    parse_recompute,
 )
+from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.stack import AS_THE_SYSTEM, Stack, load_stack
 from pipejax.costs.model.workload_fields import DISPATCHERS, WORKLOAD_FIELDS
 from pipejax.schedules.table.links import LINKS
@@ -81,6 +83,7 @@ WHOLE: Mapping[str, WholeColumn] = {
     "tensor": WholeColumn(),
     "context": WholeColumn(),
     "expert": WholeColumn(),
+    "expert_tensor": WholeColumn(0, 0),
     "data": WholeColumn(),
     "pipeline": WholeColumn(),
     "stages_per_worker": WholeColumn(),
@@ -184,6 +187,8 @@ class RowReader:
         for name, column in WHOLE.items():
             found[name] = self._count(cells, name, column)
         found["model"], model = self._model(cells)
+        if "expert_tensor" not in cells and model.moe is not None and found["tensor"] > 1:
+            self.defaults["expert_tensor"] = "tensor"
         found |= self._names(cells, found)
         _check_spread(found, model, cells)
         found |= _profiled(found, cells)
@@ -213,7 +218,8 @@ class RowReader:
         if column.default is None:
             raise ValueError(f"{name} is missing")
         shown = "of the system" if name == "accelerators_per_node" else column.default
-        self.defaults[name] = shown
+        if name != "expert_tensor":  # of a model with experts alone
+            self.defaults[name] = shown
         return column.default
 
     def _replicas(self, cells: dict[str, str]) -> int:
@@ -238,15 +244,16 @@ class RowReader:
             "1f1b (interleaved-1f1b where stages_per_worker > 1)",
         )
         recompute = check_recompute(self._given(cells, "recompute", "none"))
-        splits = counts["tensor"] > 1 and recompute != "full"
+        splits = counts["tensor"] > 1 and not parse_recompute(recompute).layers
         parallel = self._given(
             cells,
             "sequence_parallel",
             str(int(splits)),
-            "1 where tensor > 1 and recompute is not full, else 0",
+            "1 where tensor > 1 and no whole layers are recomputed, else 0",
         )
-        link = cells.get("link", "")
+        link, layout = cells.get("link", ""), cells.get("pipeline_layout", "")
         return {
+            "pipeline_layout": str(PipelineLayout.of(layout)) if layout else "",
             "link": one_of(link, LINKS, "link") if link else "",
             "schedule": known_as(schedule, schedules.names(), "schedule"),
             "recompute": recompute,
@@ -257,7 +264,7 @@ class RowReader:
 
     def _of_software(self, cells: dict[str, str]) -> dict[str, Any]:
         """What a row or, where it says nothing, its stack says of exchanges and the host."""
-        name = self.stack or _beside(self.path, self._given(cells, "stack", "", DEFAULT_STACK))
+        name = self.stack or file_beside(self.path, self._given(cells, "stack", "", DEFAULT_STACK))
         if name not in self.stacks:
             self.stacks[name] = load_stack(name)
         stack = self.stacks[name]
@@ -308,7 +315,7 @@ class RowReader:
         sizes = {name: _size(cells, name) for name in OF_MODEL if name in cells}
         changes: dict[str, Any] = {}
         if "model" in cells:
-            model = load_model(_beside(self.path, cells["model"]))
+            model = load_model(file_beside(self.path, cells["model"]))
             if "heads" in sizes and model.kv_heads == model.heads:
                 changes["kv_heads"] = sizes["heads"]
         else:
@@ -362,8 +369,8 @@ def _experts(model: Model, sizes: Mapping[str, float]) -> MixtureOfExperts | Non
     return MixtureOfExperts(**{"top_k": 1, **changes}, expert_hidden=model.ffn_hidden)
 
 
-def _beside(path: Path, name: str) -> str:
-    """A model's file that is not there is looked for beside the rows."""
+def file_beside(path: Path, name: str) -> str:
+    """Return a file by its name; one that is not there is looked for beside the rows."""
     is_elsewhere = name.endswith(".json") and not Path(name).exists()
     return str(path.parent / name) if is_elsewhere else name
 
@@ -394,15 +401,22 @@ def _check_spread(found: dict[str, Any], model: Model, cells: dict[str, str]) ->
         )
     stages = found["pipeline"] * found["stages_per_worker"]
     units = model.layers + found["embedding_units"] + found["loss_units"]
-    if units < stages:
+    if layout := found["pipeline_layout"]:
+        if units > model.layers:
+            raise ValueError("pipeline_layout does not go with embedding_units and loss_units")
+        PipelineLayout.of(layout).check(model, stages)
+    elif units < stages:
         raise ValueError(
             f"pipeline x stages_per_worker must be at most the {units} layers, got {stages}"
         )
+    split = (found["expert_tensor"] or found["tensor"]) if model.moe else 1
+    found = found | {"expert_tensor": split}
     divided: list[tuple[str, Any, str]] = [
         ("tensor", model.heads, "heads"),
         ("context", model.sequence, "sequence"),
         ("expert", of_stage, "tensor x context x data"),
         ("expert", 0 if model.moe is None else model.moe.experts, "experts"),
+        ("expert_tensor", of_stage // found["expert"], "tensor x context x data / expert"),
     ]
     for name, total, what in divided:
         if total % found[name]:

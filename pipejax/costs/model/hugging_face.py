@@ -1,15 +1,19 @@
 """A model's file from the config.json that Hugging Face publishes with weights.
 
 Each architecture names its sizes and what it takes where a key is left out; one that is not here is
-refused by name, because a size that is guessed is wrong in silence.
+refused by name, because a size that is guessed is wrong in silence. An architecture is told by the
+class in `architectures` first, for models of a known class may have a name of their own.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipejax.base.checks import MAX_COUNT, unknown, whole_number
 from pipejax.base.data_files import load_json
+from pipejax.costs.model.arguments import load_arguments
+from pipejax.costs.system.system import read_named
 
 _SIZES = {  # keys of a model's file: those of config.json
     "layers": "num_hidden_layers",
@@ -34,34 +38,44 @@ class Architecture(NamedTuple):
       expert_hidden: key of the width of one of them.
       head_width: width of a head where the file does not say it; None where heads share the hidden
         units.
-      window: sliding window where the file does not say one; 0 for none.
+      window: sliding window where the file does not say one; 0 for none, None where a window is
+        used only if `use_sliding_window` is true.
+      window_period: of so many layers all but the last have the window, where there are no
+        `layer_types`.
       latent: whether attention is latent.
-      biased: whether queries, keys and values have biases, whatever the file says.
+      biases: linear layers with biases: "qkv", "all", or empty where keys of the file say it.
+      qkv_alone: whether `attention_bias` leaves out the projection behind attention.
+      qk_norms: whether queries and keys have a norm, whatever the file says.
+      tied: whether the head shares the embedding's parameters where the file does not say it.
+      shared_experts: experts that all tokens meet, where the file does not say them.
+      ffn_hidden: key of the width of a plain MLP.
+      note: what is left out, in words.
     """
 
     experts: str = ""
     expert_hidden: str = "moe_intermediate_size"
     head_width: int | None = None
-    window: int = 0
+    window: int | None = 0
+    window_period: int = 1
     latent: bool = False
-    biased: bool = False
+    biases: str = ""
+    qkv_alone: bool = False
+    qk_norms: bool = False
+    tied: bool = False
+    shared_experts: int = 0
+    ffn_hidden: str = "intermediate_size"
+    note: str = ""
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(),
-    "mistral": Architecture(window=4096),
-    "mixtral": Architecture("num_local_experts", "intermediate_size"),
-    "qwen2": Architecture(biased=True),
-    "qwen2_moe": Architecture("num_experts", biased=True),
-    "qwen3": Architecture(head_width=128),
-    "qwen3_moe": Architecture("num_experts", head_width=128),
-    "deepseek_v2": Architecture("n_routed_experts", latent=True),
-    "deepseek_v3": Architecture("n_routed_experts", latent=True),
+    name: Architecture(**record)
+    for name, record in read_named("arguments", "hugging-face", "file")[0]["architectures"].items()
 }
 _OTHERWISE = {  # what has to hold of keys that say how layers differ
     "decoder_sparse_step": 1,
     "moe_layer_freq": 1,
     "mlp_only_layers": [],
+    "interleave_moe_layer_step": 1,
 }
 
 
@@ -80,42 +94,65 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
       OSError: if the file cannot be read.
     """
     data = load_json(Path(path))
-    if "model_type" not in data:
-        raise ValueError(f"{path}: model_type is missing")
-    named = str(data["model_type"])
-    if named not in ARCHITECTURES:
-        raise ValueError(f"{path}: {unknown('architecture (model_type)', named, ARCHITECTURES)}")
-    kind, given = ARCHITECTURES[named], _Config(data, str(path))
     notes = [
         "sequence_tokens is the longest sequence that it takes: set those that are trained",
         "gradient_bytes is 4, as Megatron accumulates by default: set 2 with --grad-reduce-in-bf16",
     ]
+    if isinstance(data.get("text_config"), dict):
+        notes.append(f"{path}: text_config is read, what stands beside it is not")
+        data = {"architectures": data.get("architectures"), **data["text_config"]}
+    name, kind = _architecture(data, str(path))
+    config = _Config(data, str(path))
+    sizes = _SIZES | {"ffn_hidden": kind.ffn_hidden}
     content: dict[str, Any] = {
-        "source": f"{Path(path).name} of Hugging Face, model_type {named}.",
-        **{name: given.whole(key) for name, key in _SIZES.items()},
+        "source": f"{Path(path).name} of Hugging Face, architecture {name}.",
+        **{name: config.whole(key) for name, key in sizes.items()},
     }
     content["kv_heads"] = content["heads"]
     if not kind.latent and data.get("num_key_value_heads") is not None:
-        content["kv_heads"] = given.whole("num_key_value_heads")
-    biased = {bool(data.get(key, kind.biased)) for key in ("attention_bias", "mlp_bias")}
-    if kind.biased or True in biased:
-        notes.append("biases of some layers are left out")
+        content["kv_heads"] = config.whole("num_key_value_heads")
+    biases = kind.biases == "all" or bool(data.get("mlp_bias"))
     content |= {
         "gated_mlp": True,
-        "biases": False,
+        "biases": biases,
         "learned_positions": False,
-        "tied_embeddings": bool(data.get("tie_word_embeddings", False)),
+        "tied_embeddings": bool(data.get("tie_word_embeddings", kind.tied)),
         "dropout": bool(data.get("attention_dropout")),
         "flash_attention": True,
         "gradient_bytes": 4,
     }
-    content |= _heads(given, kind, content) | _window(given, kind, content)
+    qkv_biases = bool(data.get("attention_bias")) or kind.biases in ("qkv", "all")
+    if biases:
+        content["norm_biases"] = False
+    if qkv_biases != biases:
+        content["qkv_biases"] = qkv_biases
+    if qkv_biases and not biases and not (kind.qkv_alone or kind.biases == "qkv"):
+        notes.append("attention_bias: the biases behind attention are left out")
+    if data.get("use_qk_norm", kind.qk_norms) and name != "llama4_text":  # whose has no parameters
+        content["qk_norms"] = True
+    content |= _heads(config, kind, content) | _window(config, kind, content)
     if kind.experts:
-        content["moe"] = _experts(given, kind)
+        content["moe"] = _experts(config, kind)
     if data.get("num_nextn_predict_layers"):
         further = data["num_nextn_predict_layers"]
         notes.append(f"{further} layers for further tokens are left out: mtp_layers adds them")
-    return content, notes
+    if kind.note:
+        notes.append(kind.note)
+    texts = {key: str(value) for key, value in data.items()}
+    return content, notes + load_arguments("hugging-face").notes(texts, str(path))
+
+
+def _architecture(data: Mapping[str, Any], path: str) -> tuple[str, Architecture]:
+    """Find the architecture by the class of the model, or else by its type."""
+    classes = [re.sub("For[A-Z].*", "", str(text)) for text in data.get("architectures") or ()]
+    names = [re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", text).lower() for text in classes]
+    names += [str(data["model_type"])] if "model_type" in data else []
+    for name in (*names, *(f"{name}_text" for name in names)):
+        if name in ARCHITECTURES:
+            return name, ARCHITECTURES[name]
+    if not names:
+        raise ValueError(f"{path}: model_type is missing")
+    raise ValueError(f"{path}: {unknown('architecture (model_type)', names[-1], ARCHITECTURES)}")
 
 
 class _Config(NamedTuple):
@@ -132,58 +169,70 @@ class _Config(NamedTuple):
         return whole_number(value, f"{self.path}: {key}", least=least, most=MAX_COUNT)
 
 
-def _heads(given: _Config, kind: Architecture, content: Mapping[str, Any]) -> dict[str, Any]:
+def _heads(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> dict[str, Any]:
     """Width of a head, and what latent attention unfolds from."""
     if kind.latent:
-        latent = {name: given.whole(key) for name, key in _LATENT.items()}
-        if given.data.get("q_lora_rank") is not None:
-            latent["query_rank"] = given.whole("q_lora_rank")
-        return {"head_width": given.whole("qk_nope_head_dim"), "mla": latent}
-    width = given.data.get("head_dim", kind.head_width)
+        latent = {name: config.whole(key) for name, key in _LATENT.items()}
+        if config.data.get("q_lora_rank") is not None:
+            latent["query_rank"] = config.whole("q_lora_rank")
+        return {"head_width": config.whole("qk_nope_head_dim"), "mla": latent}
+    width = config.data.get("head_dim", kind.head_width)
     if width is None or width * content["heads"] == content["hidden"]:
         return {}
-    return {"head_width": whole_number(width, f"{given.path}: head_dim", most=MAX_COUNT)}
+    return {"head_width": whole_number(width, f"{config.path}: head_dim", most=MAX_COUNT)}
 
 
-def _window(given: _Config, kind: Architecture, content: Mapping[str, Any]) -> dict[str, Any]:
-    """A sliding window that is used and shorter than a sequence, in all layers."""
-    data = given.data
-    if data.get("use_sliding_window", kind.window > 0) is False:
-        return {}
-    if kind.window == 0 and "use_sliding_window" not in data:
+def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a sliding window that is used and shorter than a sequence, and the layers with it."""
+    data, layers = config.data, content["layers"]
+    types = data.get("layer_types")
+    if types is not None:
+        allowed = ("full_attention", "sliding_attention", "chunked_attention")
+        if strange := [kind for kind in types if kind not in allowed]:
+            raise ValueError(
+                f"{config.path}: layer_types must be {', '.join(allowed)}, got {strange[0]!r}"
+            )
+        if len(types) != layers:
+            raise ValueError(f"{config.path}: layer_types must be {layers}, got {len(types)}")
+    if types is None and not data.get("use_sliding_window", kind.window is not None):
         return {}
     window = data.get("sliding_window", kind.window or None)
     if window is None or (isinstance(window, int) and window >= content["sequence_tokens"]):
         return {}
-    layers = content["layers"]
+    period = int(data.get("sliding_window_pattern") or kind.window_period)
+    windowed = layers - layers // period if period > 1 else layers
     if "max_window_layers" in data:  # of Qwen: from this layer on
-        layers = max(0, layers - given.whole("max_window_layers", least=0))
-    tokens = whole_number(window, f"{given.path}: sliding_window", most=MAX_COUNT)
-    return {"window_tokens": tokens, "windowed_layers": layers}
+        windowed = max(0, layers - config.whole("max_window_layers", least=0))
+    if types is not None:
+        windowed = types.count("sliding_attention")
+    if not windowed:
+        return {}
+    tokens = whole_number(window, f"{config.path}: sliding_window", most=MAX_COUNT)
+    return {"window_tokens": tokens, "windowed_layers": windowed}
 
 
-def _experts(given: _Config, kind: Architecture) -> dict[str, int]:
+def _experts(config: _Config, kind: Architecture) -> dict[str, int]:
     """A mixture of experts, the same in all layers but the first."""
     for key, wanted in _OTHERWISE.items():
-        value = given.data.get(key, wanted)
+        value = config.data.get(key, wanted)
         if value != wanted:
             raise ValueError(
-                f"{given.path}: {key} must be {wanted}: layers with and without experts in turn "
+                f"{config.path}: {key} must be {wanted}: layers with and without experts in turn "
                 f"cannot be described, got {value!r}"
             )
-    found = {
-        "experts": given.whole(kind.experts),
-        "top_k": given.whole("num_experts_per_tok"),
-        "expert_hidden": given.whole(kind.expert_hidden),
+    experts = {
+        "experts": config.whole(kind.experts),
+        "top_k": config.whole("num_experts_per_tok"),
+        "expert_hidden": config.whole(kind.expert_hidden),
     }
-    shared = int(given.data.get("n_shared_experts") or 0)
-    if "shared_expert_intermediate_size" in given.data:
-        width = given.whole("shared_expert_intermediate_size", least=0)
-        shared, rest = divmod(width, found["expert_hidden"])
+    shared = int(config.data.get("n_shared_experts") or kind.shared_experts)
+    if "shared_expert_intermediate_size" in config.data:
+        width = config.whole("shared_expert_intermediate_size", least=0)
+        shared, rest = divmod(width, experts["expert_hidden"])
         if rest:
             raise ValueError(
-                f"{given.path}: shared_expert_intermediate_size must be a multiple of "
-                f"{kind.expert_hidden}, {found['expert_hidden']}, got {width}"
+                f"{config.path}: shared_expert_intermediate_size must be a multiple of "
+                f"{kind.expert_hidden}, {experts['expert_hidden']}, got {width}"
             )
-    dense = int(given.data.get("first_k_dense_replace") or 0)
-    return found | {"shared_experts": shared, "dense_layers": dense}
+    dense = int(config.data.get("first_k_dense_replace") or 0)
+    return experts | {"shared_experts": shared, "dense_layers": dense}

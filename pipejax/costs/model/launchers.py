@@ -8,6 +8,7 @@ replicas wait and gradients have four bytes, where these are otherwise.
 """
 
 import json
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -203,8 +204,9 @@ def _megatron(job: _Job) -> Options:
     if one.context_parallel > 1:
         found["context-parallel-size"] = one.context_parallel
     if one.expert_parallel > 1:
-        found |= {"expert-model-parallel-size": one.expert_parallel}
-        found |= {"expert-tensor-parallel-size": 1}
+        found["expert-model-parallel-size"] = one.expert_parallel
+    if one.has_experts and (one.tensor_parallel > 1 or one.expert_tensor > 1):
+        found["expert-tensor-parallel-size"] = one.expert_tensor
     is_alike = job.is_even and job.units == (0, 0)
     found |= _stages_of_megatron(job, None if is_alike else job.layout)
     if one.zero:
@@ -220,11 +222,12 @@ def _megatron(job: _Job) -> Options:
             found["overlap-param-gather"] = True
     if float(one.model.accumulated_bytes) < FULL_GRADIENT:
         found["grad-reduce-in-bf16"] = True
-    if one.recompute == "full":
-        layers = one.recompute_layers
+    if layers := one.recomputation.layers:
         found["recompute-granularity"] = "full"
-        found["recompute-method"] = "block" if layers else "uniform"
-        found["recompute-num-layers"] = layers or 1
+        found["recompute-method"] = "block" if layers < math.inf else "uniform"
+        found["recompute-num-layers"] = (
+            int(layers) if layers < math.inf else one.recomputation.group
+        )
     elif one.recompute != "none":
         found["recompute-granularity"] = "selective"
         parts = "core_attn" if one.recompute == "selective" else one.recompute
@@ -265,6 +268,7 @@ def _torchtitan(job: _Job) -> Options:
         "tensor_parallel_degree": one.tensor_parallel,
         "context_parallel_degree": one.context_parallel,
         "expert_parallel_degree": one.expert_parallel,
+        "expert_tensor_parallel_degree": one.expert_tensor if one.has_experts else 1,
         "pipeline_parallel_degree": job.workers,
     }
     # what is left of the accelerators splits weights, if nothing is said
@@ -314,7 +318,9 @@ def _lacks_of_torchtitan(job: _Job) -> Iterator[str]:
         yield "context parallelism of weights that are not split (ZeRO 2 and 3 go with it)"
     if one.tensor_parallel > 1 and not one.sequence_parallel:
         yield "tensor parallelism without sequence parallelism"
-    if one.recompute not in ("none", "full", "half_products") or one.recompute_layers:
+    if one.has_experts and one.expert_tensor not in (1, one.tensor_parallel):
+        yield f"experts in {one.expert_tensor} parts (1 and as many as of a layer are there)"
+    if one.recompute not in ("none", "full", "half_products"):
         yield f"recomputation {one.recompute} (none, full and half_products are there)"
     if one.rank_order != RANK_ORDERS[0]:
         yield f"rank order {one.rank_order}"
@@ -343,7 +349,8 @@ def _pipeline_module(job: _Job) -> str:
     if job.workers == 1:
         return ""
     axes = f"num_pp={job.workers}, num_mp={job.workload.tensor_parallel}"
-    again = ", activation_checkpoint_interval=1" * (job.workload.recompute == "full")
+    layers, group, _ = job.workload.recomputation
+    again = f", activation_checkpoint_interval={group}" * (layers == math.inf)
     return (
         f"PipelineModule(layers, topology=PipeModelDataParallelTopology({axes}, "
         f"num_dp={job.workload.data_parallel}), partition_method='type:transformer'{again})"
@@ -364,5 +371,5 @@ def _lacks_of_deepspeed(job: _Job) -> Iterator[str]:
         yield "context parallelism"
     if one.tensor_parallel > 1 and one.expert_parallel > 1:
         yield "experts beside tensor parallelism"
-    if one.recompute not in ("none", "full") or one.recompute_layers:
-        yield f"recomputation {one.recompute} (none and full are there)"
+    if one.recompute != "none" and one.recomputation.layers < math.inf:
+        yield f"recomputation {one.recompute} (none, full and uniform:N are there)"

@@ -3,7 +3,7 @@
 Ranks are numbered so that the groups named first in the rank order are neighbours: tensor, context
 and data parallelism vary fastest, pipelines slowest ("tp-cp-ep-dp-pp", Megatron's default), or
 replicas of the whole pipeline do ("tp-pp-dp"). Experts are spread over the accelerators that hold
-one stage, t c d of them, each expert whole on one accelerator.
+one stage, t c d of them; each expert is split by the expert-tensor degree over neighbours.
 
 Everything here is arithmetic on numbers, so that many layouts are priced as one batch.
 """
@@ -64,7 +64,8 @@ class Layout:
     Attributes:
       tensor: t, accelerators that split every product of a layer.
       context: c, accelerators that split the sequence.
-      expert: e, accelerators that the experts are spread over.
+      expert: e, accelerators (or groups that split each expert) that the experts are spread over.
+      expert_tensor: accelerators that split each expert.
       data: d, replicas.
       pipeline: P, workers of one pipeline.
       sequence_parallel: 1 where the t accelerators split norms, dropout and messages too, else 0.
@@ -87,11 +88,14 @@ class Layout:
       rank_order: one of `RANK_ORDERS`.
       frozen: whether no base weight has a gradient; those beside adapters never have.
       lora_rank: r of the adapters beside linear layers, 0 without.
+      recompute_group: layers that share a checkpoint where whole layers are recomputed.
+      recompute_again: whether W recomputes as I does.
     """
 
     tensor: Number = 1.0
     context: Number = 1.0
     expert: Number = 1.0
+    expert_tensor: Number = 1.0
     data: Number = 1.0
     pipeline: Number = 1.0
     sequence_parallel: Number = 0.0
@@ -105,12 +109,14 @@ class Layout:
     contiguous_context: Number = 0.0
     graphs: Number = 0.0
     optimizer_offload: Number = 0.0
+    recompute_group: Number = 1.0
     precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
     attention_precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
     head_precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
     rank_order: str = dataclasses.field(default=RANK_ORDERS[0], metadata={"static": True})
     frozen: bool = dataclasses.field(default=False, metadata={"static": True})
     lora_rank: int = dataclasses.field(default=0, metadata={"static": True})
+    recompute_again: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def __post_init__(self) -> None:
         """Take all numbers as floats."""
@@ -144,8 +150,14 @@ class Layout:
 
     @property
     def expert_replicas(self) -> Number:
-        """Accelerators with the same experts, in one pipe: t c d / e."""
-        return self.tensor * self.replicas / self.expert
+        """Accelerators with the same part of the same experts, in one pipe: t c d / (e etp)."""
+        return self.tensor * self.replicas / (self.expert * self.expert_tensor)
+
+    @property
+    def expert_gather(self) -> Number:
+        """Accelerators that split an expert and bring different tokens to it."""
+        alike = self.tensor / self.shared_by  # without sequence parallelism all have the same
+        return self.expert_tensor / xp.minimum(self.expert_tensor, alike)
 
     @property
     def stage_stride(self) -> Number:
@@ -179,24 +191,27 @@ class Layout:
         """Who holds the same dense weights, and who the same experts."""
         return self.replica_group, self.expert_replica_group
 
+    def _expert_ranks(self, before: Number, count: Number) -> RankGroup:
+        """Ranks of one stage at equal distance, those of one copy of the stage first."""
+        copy = self.tensor * self.context
+        start, end = xp.minimum(before, copy), xp.minimum(before * count, copy)
+        extents = (end / start, count * start / end)
+        return RankGroup(extents, (start, self.data_stride * before / start))
+
     @property
-    def _experts_in_copy(self) -> Number:
-        """Accelerators of one copy of a stage that the experts are spread over."""
-        return xp.minimum(self.expert, self.tensor * self.context)
+    def expert_tensor_group(self) -> RankGroup:
+        """Who splits each expert."""
+        return self._expert_ranks(1.0, self.expert_tensor)
 
     @property
     def expert_group(self) -> RankGroup:
-        """Who the experts are spread over: accelerators of one copy of the stage first."""
-        near = self._experts_in_copy
-        return RankGroup((near, self.expert / near), (1.0, self.data_stride))
+        """Who the experts are spread over."""
+        return self._expert_ranks(self.expert_tensor, self.expert)
 
     @property
     def expert_replica_group(self) -> RankGroup:
-        """Who holds the same experts."""
-        near = self._experts_in_copy
-        far = self.expert / near
-        extents = (self.tensor * self.context / near, self.data / far)
-        return RankGroup(extents, (near, self.data_stride * far))
+        """Who holds the same part of the same experts."""
+        return self._expert_ranks(self.expert_tensor * self.expert, self.expert_replicas)
 
     def is_near(
         self, one: Workers | float, other: Workers | float, gpus_per_node: Number

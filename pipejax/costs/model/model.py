@@ -7,15 +7,22 @@ mixtures of experts fit in. FLOP, and what a microbatch leaves in memory, follow
 """
 
 import dataclasses
+import math
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
-from pipejax.base.checks import MAX_COUNT, known_as, number, whole_number
+from pipejax.base.checks import MAX_COUNT, known_as, number, one_of, whole_number, wrong
 from pipejax.base.data_files import check_keys
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.trees import register
-from pipejax.costs.model.workload_fields import MODULES, RECOMPUTE
+from pipejax.costs.model.workload_fields import (
+    MODULES,
+    RECOMPUTE,
+    RECOMPUTE_FORMS,
+    RECOMPUTE_METHODS,
+    UNFUSED,
+)
 from pipejax.costs.precision import floats_in
 from pipejax.costs.system.system import Number, names_in, read_named
 
@@ -137,6 +144,12 @@ class Model:
       windowed_layers: layers with such a window.
       gradient_bytes: bytes of an accumulated gradient, element_bytes if None.
       fused_loss: whether logits turn into their gradient in place, without a softmax in float32.
+      unfused: kernels that are not fused and so keep more, joined by +: "activation" (SwiGLU as
+        function and product), "attention" (its output in two orders), "norm" (in float32) and
+        "softmax" (in float32, without flash attention). Times do not depend on it.
+      norm_biases: whether norms have biases (LayerNorm); as `biases` if None.
+      qkv_biases: whether queries, keys and values have biases; as `biases` if None.
+      qk_norms: whether queries and keys have a norm, one head wide; latent attention has its own.
 
     Example:
       >>> import pipejax as pj
@@ -172,10 +185,16 @@ class Model:
     causal: bool = dataclasses.field(default=True, metadata=_STATIC)
     gradient_bytes: Number | None = None
     fused_loss: bool = dataclasses.field(default=False, metadata=_STATIC)
+    unfused: str = dataclasses.field(default="", metadata=_STATIC)
+    norm_biases: bool | None = dataclasses.field(default=None, metadata=_STATIC)
+    qkv_biases: bool | None = dataclasses.field(default=None, metadata=_STATIC)
+    qk_norms: bool = dataclasses.field(default=False, metadata=_STATIC)
 
     def __post_init__(self) -> None:
         """Take arrays and tracers as floats; Python's whole numbers multiply without limit."""
         floats_in(self, but=int)
+        for kernel in unfused_kernels(self):
+            one_of(kernel, UNFUSED, "unfused")
 
     @property
     def accumulated_bytes(self) -> Number:
@@ -293,15 +312,45 @@ class Model:
         router = self.hidden * self.moe.experts
         return self.attention_matrices + self.mlp_matrices(met) + router
 
+    @property
+    def norm_parameters(self) -> Number:
+        """Parameters of one norm of the hidden units: 2 h in a GPT."""
+        has_biases = self.biases if self.norm_biases is None else self.norm_biases
+        return self.hidden * (2 if has_biases else 1)
+
+    def _column_biases(self, mlp_width: Number) -> Number:
+        """Biases of the products that tensor parallelism splits by outputs."""
+        attention = self.query_hidden + self.kv_hidden + self.value_hidden
+        of_attention = self.biases if self.qkv_biases is None else self.qkv_biases
+        mlp = mlp_width * (2 if self.gated_mlp else 1)
+        return of_attention * attention + self.biases * mlp
+
+    @property
+    def _router(self) -> Number:
+        return 0 if self.moe is None else (self.hidden + self.biases) * self.moe.experts
+
     def _small_parameters(self, mlps: Number, mlp_width: Number) -> Number:
         """Parameters of one layer's norms and biases, with MLPs of one width in sum."""
-        h, mla = self.hidden, self.mla
-        norms = 2 * h * (2 if self.biases else 1)
+        norms, mla = 2 * self.norm_parameters, self.mla
         if mla is not None:
             norms += mla.kv_rank + (0 if mla.query_rank is None else mla.query_rank)
-        mlp = mlps * h + mlp_width * (2 if self.gated_mlp else 1)
-        attention = self.query_hidden + self.kv_hidden + self.value_hidden + h
-        return norms + (attention + mlp if self.biases else 0)
+        elif self.qk_norms:
+            norms += 2 * self.query_hidden / self.heads
+        return norms + self.biases * (1 + mlps) * self.hidden + self._column_biases(mlp_width)
+
+    def whole_parameters(self, kind: str = "dense") -> Number:
+        """Parameters of one layer that tensor parallelism leaves whole, but for routed experts.
+
+        They are the norms, biases behind sums over accelerators, the ways down of latent attention
+        and the router, as in Megatron-LM: 6 h in a GPT.
+        """
+        moe = self.moe if kind == "moe" else None
+        mlps = 1 if moe is None else 1 * (moe.shared_experts > 0)
+        whole = self._small_parameters(mlps, 0) - self._column_biases(0)
+        if self.mla is not None:
+            rank = 0 if self.mla.query_rank is None else self.mla.query_rank
+            whole += self.hidden * (self.mla.kv_rank + self.mla.rope_width + rank)
+        return whole if moe is None else whole + self._router
 
     @property
     def layer_parameters(self) -> Number:
@@ -328,11 +377,8 @@ class Model:
         if self.moe is None:
             return self.layer_parameters
         shared = self.moe.shared_experts * self.moe.expert_hidden
-        router = (self.hidden + (1 if self.biases else 0)) * self.moe.experts
-        small = self._small_parameters(0, 0)
-        out = self.hidden * (self.moe.shared_experts > 0)
-        biases = shared * (2 if self.gated_mlp else 1) + out if self.biases else 0
-        return self.attention_matrices + self.mlp_matrices(shared) + router + small + biases
+        small = self._small_parameters(1 * (self.moe.shared_experts > 0), shared)
+        return self.attention_matrices + self.mlp_matrices(shared) + self._router + small
 
     @property
     def layers_by_kind(self) -> dict[str, Number]:
@@ -347,10 +393,20 @@ class Model:
         return "dense" if self.moe is None else "moe"
 
     @property
+    def position_parameters(self) -> Number:
+        """Parameters of learned positions, whole on every accelerator."""
+        positions = self.sequence if self.learned_positions else 0
+        return 1.0 * self.hidden * positions * (self.vocabulary > 0)
+
+    @property
     def embedding_parameters(self) -> Number:
         """Parameters of the token and position embedding on the first stage."""
-        positions = self.sequence if self.learned_positions else 0
-        return 1.0 * self.hidden * (self.vocabulary + positions) * (self.vocabulary > 0)
+        return self.head_parameters + self.position_parameters
+
+    @property
+    def last_norm_parameters(self) -> Number:
+        """Parameters of the norm before the head, if there is a head."""
+        return self.norm_parameters * (self.vocabulary > 0)
 
     @property
     def head_parameters(self) -> Number:
@@ -359,17 +415,21 @@ class Model:
 
     @property
     def mtp_projection(self) -> Number:
-        """Parameters of the projection of two inputs in a layer of multi-token prediction."""
-        return (2 * self.hidden + 3) * self.hidden  # its norms included
+        """Parameters of the projection of two inputs in a layer of multi-token prediction.
+
+        Its three norms are whole on every accelerator, and not included.
+        """
+        return 2 * self.hidden**2
 
     @property
     def mtp_parameters(self) -> Number:
         """Parameters of one layer of multi-token prediction: its layer and projection."""
-        return self.shared_parameters + self.expert_parameters + self.mtp_projection
+        small = 3 * self.norm_parameters
+        return self.shared_parameters + self.expert_parameters + self.mtp_projection + small
 
     @property
     def parameters(self) -> Number:
-        """All parameters (Megatron eq. 2, without the final norm): a tied head counts once.
+        """All parameters (Megatron eq. 2, and the last norm): a tied head counts once.
 
         Example:
           >>> import pipejax as pj
@@ -395,7 +455,8 @@ class Model:
         layers = self.layers_by_kind
         with_experts = layers.get("moe", 0) * (self.shared_parameters + experts)
         dense = layers["dense"] * self.layer_parameters
-        return dense + with_experts + self.embedding_parameters + head
+        ends = self.embedding_parameters + self.last_norm_parameters + head
+        return dense + with_experts + ends
 
 
 register(Model)
@@ -499,22 +560,59 @@ def _check_at_most(where: str, name: str, value: Number, whole: str, most: Numbe
         raise ValueError(f"{where}: {name} must be at most {whole}, {most}, got {value}")
 
 
-def check_recompute(recompute: str) -> str:
-    """Return the recomputation that a text means: a name, or parts of layers in order, each once.
+def unfused_kernels(model: Model) -> frozenset[str]:
+    """Kernels of a model that are not fused."""
+    return frozenset(model.unfused.split("+")) if model.unfused else frozenset()
+
+
+class Recomputation(NamedTuple):
+    """What a backward runs again.
+
+    Attributes:
+      layers: whole layers of a stage, at most; infinity for all.
+      group: layers that share a checkpoint.
+      in_layer: parts of every other layer: "none", "selective", or names joined by +.
+    """
+
+    layers: float
+    group: int
+    in_layer: str
+
+
+def parse_recompute(recompute: str) -> Recomputation:
+    """Read a recomputation: none, selective, full, block:N, uniform:N, or parts joined by +.
 
     Raises:
-      ValueError: if it is neither; the message says what is allowed.
+      ValueError: if it is none of these; the message says what is allowed.
     """
+    method, colon, count = str(recompute).partition(":")
+    if colon and method in RECOMPUTE_METHODS:
+        if not (count.isdecimal() and 0 < int(count) <= MAX_COUNT):
+            allowed = f"must be {method}:N, N from 1 to {MAX_COUNT}"
+            raise wrong("recompute", f"{allowed}, got {recompute!r}")
+        layers, group = (int(count), 1) if method == "block" else (math.inf, int(count))
+        return Recomputation(layers, group, "none")
     parts = str(recompute).split("+")
-    if not set(parts) <= set(MODULES):
-        more = f", or parts of layers joined by +: {', '.join(MODULES)}"
-        return str(known_as(recompute, RECOMPUTE, "recompute", more))
-    return "+".join(sorted(set(parts)))
+    if set(parts) <= set(MODULES):
+        return Recomputation(0, 1, "+".join(sorted(set(parts))))
+    more = f", {RECOMPUTE_FORMS}, or parts of layers joined by +: {', '.join(MODULES)}"
+    name = str(known_as(recompute, RECOMPUTE, "recompute", more))
+    return Recomputation(math.inf, 1, "none") if name == "full" else Recomputation(0, 1, name)
+
+
+def check_recompute(recompute: str) -> str:
+    """Return the text of a recomputation: parts of layers in order, each once; raises as above."""
+    layers, group, in_layer = parse_recompute(recompute)
+    if not layers:
+        return in_layer
+    if layers < math.inf:
+        return f"block:{layers}"
+    return "full" if group == 1 else f"uniform:{group}"
 
 
 def recomputed_modules(model: Model, recompute: str) -> frozenset[str]:
     """Parts of a layer that it runs again within I; a flash kernel's attention is one anyway."""
-    recompute = check_recompute(recompute)
-    if recompute == "selective":
+    in_layer = parse_recompute(recompute).in_layer
+    if in_layer == "selective":
         return frozenset(() if model.flash_attention else ("core_attn",))
-    return frozenset(() if recompute in RECOMPUTE else recompute.split("+"))
+    return frozenset(() if in_layer == "none" else in_layer.split("+"))

@@ -1,14 +1,17 @@
-"""What each stage of a pipeline holds, as a text: the layout strings of Megatron-LM.
+"""What each stage of a pipeline holds: the layout strings and lists of Megatron-LM.
 
 E is the embedding, t a transformer layer, m a layer that predicts a further token (MTP), L the head
 with its loss; | ends a stage, x*n repeats a letter or a |, (..)*n a group. Stages stand in the
-order in which a microbatch meets them; which worker has each is the schedule's to say.
+order in which a microbatch meets them; which worker has each is the schedule's to say. Lists hold
+words instead, one list for each stage, or one for each rank and virtual stage.
 """
 
+import ast
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from itertools import count, groupby
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +26,15 @@ LETTERS = {
     "m": "layer for a further token (MTP)",
     "L": "head and loss",
 }
+# words of lists, as Megatron-LM, Megatron-Bridge and verl write them
+WORDS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L", "head": "L", "output": "L"}
+FORMS = (
+    "E, t, m, L, |, x*n and (..)*n, without groups in groups, or for each stage a list of "
+    f"{', '.join(WORDS)}, as [['embedding', 'decoder'], ['decoder', 'loss']]"
+)
 LAYOUT = "pipeline_layout"  # how errors call it
 MOST = 100_000  # letters and stages of a layout: a text of few characters could name any number
+TOO_MANY = f"at most {MOST} letters and stages can be read"
 MOST_IN_GROUP = 16  # stages of a group that is looked for where a layout is written
 Counts = Sequence[int] | Int[NumpyArray, " stages"]
 _REPEATED = re.compile(r"\(([^()]+)\)\*(\d+)|([EtmL|])(?:\*(\d+))?")
@@ -56,11 +66,12 @@ class PipelineLayout:
                 raise ValueError(f"a stage must be a text of {', '.join(LETTERS)}, got {stage!r}")
 
     @classmethod
-    def of(cls, text: "str | PipelineLayout") -> "PipelineLayout":
+    def of(cls, text: "str | Sequence[Any] | PipelineLayout") -> "PipelineLayout":
         """Read a layout; commas and blanks mean nothing.
 
         Args:
-          text: as Megatron takes it; a layout is one already.
+          text: as Megatron takes it, or lists of words, also as text: one list for each stage, or
+            for each rank one for each of its virtual stages. A layout is one already.
 
         Returns:
           The layout.
@@ -74,12 +85,21 @@ class PipelineLayout:
           Traceback (most recent call last):
           ...
           pipejax.base.checks.ArgumentError: pipeline_layout 'Ett|t*2|x' is none at 'x': E, t, ...
+          >>> print(pj.costing.PipelineLayout.of([["embedding", "decoder"], ["decoder", "loss"]]))
+          Et|tL
         """
-        check_types(pipeline_layout=(text, str, PipelineLayout))
+        check_types(pipeline_layout=(text, str, list, tuple, PipelineLayout))
         if isinstance(text, PipelineLayout):
             return text
-        bare = re.sub(r"[\s,]", "", text)
-        return cls(tuple(_unrolled(bare, f"pipeline_layout {text!r}").split("|")))
+        told = f"pipeline_layout {text!r}"
+        if isinstance(text, str):
+            text = text.strip()
+            while len(text) > 1 and text[0] == text[-1] in "'\"":  # quotes within quotes
+                text = text[1:-1].strip()
+            if not set(text) & set("['\""):
+                return cls(tuple(_unrolled(re.sub(r"[\s,]", "", text), told).split("|")))
+            text = _parsed(text, told)
+        return cls(tuple(_stage_letters(stage, told) for stage in _stages(text, told)))
 
     @classmethod
     def with_layers(cls, layers: Counts, mtp: Counts) -> "PipelineLayout":
@@ -139,18 +159,88 @@ class PipelineLayout:
             raise MismatchError(
                 f"{told} has {len(self.stages)} stages, the schedule has {num_stages}", LAYOUT
             )
-        wanted = {"E": 1, "t": int(model.layers), "m": int(model.mtp_layers), "L": 1}
+        mtp = int(model.mtp_layers)
+        wanted = {"E": 1, "t": int(model.layers), "m": mtp, "L": 1}
         for letter, needed in wanted.items():
-            if (found := whole.count(letter)) != needed:
+            most = needed + mtp * (letter == "L")  # each further token may have its head named
+            if not needed <= (found := whole.count(letter)) <= most:
+                times = needed if needed == most else f"{needed} to {most}"
                 raise MismatchError(
-                    f"{told}: {letter} ({LETTERS[letter]}) must stand {needed} times for "
+                    f"{told}: {letter} ({LETTERS[letter]}) must stand {times} times for "
                     f"{model.name or 'the model'}, got {found}",
                     LAYOUT,
                 )
         if list(whole) != sorted(whole, key="EtmL".index):
             raise MismatchError(f"{told}: the order must be E, all t, all m, L", LAYOUT)
-        if "E" not in self.stages[0] or "L" not in self.stages[-1]:
+        if "E" not in self.stages[0] or whole.count("L") > self.stages[-1].count("L"):
             raise MismatchError(f"{told}: E must be on the first stage and L on the last", LAYOUT)
+
+
+def _none_at(told: str, place: object) -> ValueError:
+    return wrong(told, f"is none at {place!r}: {FORMS}")
+
+
+def _parsed(text: str, told: str) -> Any:
+    """Read lists from text: those of JSON or Python, with + and * between them."""
+
+    def value(node: ast.AST) -> Any:
+        match node:
+            case ast.Constant(value=str() | int()):
+                return node.value
+            case ast.Name():  # a word without quotes, as a shell or Hydra leaves it
+                return node.id
+            case ast.List() | ast.Tuple():
+                return [value(part) for part in node.elts]
+            case ast.BinOp(op=ast.Add()):
+                first, second = value(node.left), value(node.right)
+                if isinstance(first, list) and isinstance(second, list):
+                    return first + second
+            case ast.BinOp(op=ast.Mult()):
+                times, parts = sorted((value(node.left), value(node.right)), key=_is_list)
+                if _is_list(parts) and isinstance(times, int):
+                    if _leaves(parts) * times > MOST:
+                        raise wrong(f"{told}:", TOO_MANY)
+                    return parts * times
+        raise _none_at(told, ast.get_source_segment(text, node) or text)
+
+    try:
+        return value(ast.parse(text, mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        start = (getattr(error, "offset", None) or 1) - 1
+        raise _none_at(told, text[start : start + 9] or text[-9:]) from None
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _leaves(content: Any) -> int:
+    return sum(map(_leaves, content)) or 1 if _is_list(content) else 1
+
+
+def _stages(content: Any, told: str) -> list[Any]:
+    """List the stages in order; of lists for ranks the first virtual stage of all comes first."""
+    if not _is_list(content) or not content:
+        raise _none_at(told, content)
+    if not any(_is_list(part) for rank in content if _is_list(rank) for part in rank):
+        return list(content)
+    if len({len(rank) if _is_list(rank) else -1 for rank in content}) > 1:
+        raise wrong(f"{told}:", "each rank must have as many virtual stages as the others")
+    return [stage for virtual in zip(*content, strict=True) for stage in virtual]
+
+
+def _stage_letters(stage: Any, told: str) -> str:
+    """Write a stage in letters; head and loss are two words for one of them."""
+    if not isinstance(stage, str | list | tuple):
+        raise _none_at(told, stage)
+    heads = [word for word in stage if WORDS.get(str(word).lower(), word) == "L"]
+    letters = ""
+    for word in map(str, stage):
+        letter = WORDS.get(word.lower(), word)
+        if set(letter) - set(LETTERS):
+            raise _none_at(told, word if _is_list(stage) else stage)
+        letters += letter * (letter != "L" or word == heads[-1])
+    return letters
 
 
 def _unrolled(bare: str, told: str) -> str:
@@ -160,17 +250,13 @@ def _unrolled(bare: str, told: str) -> str:
     while place < len(bare):
         match = _REPEATED.match(bare, place)
         if match is None:
-            rest = bare[place : place + 9]
-            raise wrong(
-                told,
-                f"is none at {rest!r}: E, t, m, L, |, x*n and (..)*n, without groups in groups",
-            )
+            raise _none_at(told, bare[place : place + 9])
         group, group_times, letter, times = match.groups()
         inside = letter if group is None else _unrolled(group, told)
         number = group_times if group is not None else times or "1"
         size += len(inside) * (int(number) if len(number) < 9 else MOST + 1)
         if size > MOST:
-            raise wrong(f"{told}:", f"at most {MOST} letters and stages can be read")
+            raise wrong(f"{told}:", TOO_MANY)
         found.append(inside * int(number))
         place = match.end()
     return "".join(found)

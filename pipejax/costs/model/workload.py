@@ -26,7 +26,7 @@ from pipejax.base.display import short_repr
 from pipejax.base.trees import mapped
 from pipejax.costs import array_functions as xp
 from pipejax.costs.model.layout import Layout, Workers
-from pipejax.costs.model.model import Model, check_recompute
+from pipejax.costs.model.model import Model, Recomputation, check_recompute, parse_recompute
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload_fields import (
     DISPATCHERS,
@@ -58,6 +58,8 @@ class Workload:
       scatter_gather: whether each of them sends its part of a message, which is gathered behind it.
       context_parallel: accelerators that split every sequence, beside tensor_parallel.
       expert_parallel: accelerators that the experts are spread over, of all that hold a stage.
+      expert_tensor_parallel: accelerators that split each expert; as tensor_parallel if 0, which is
+        Megatron's default.
       data_parallel: replicas of the whole pipeline, each with its own minibatch.
       zero: what the replicas split: 0 nothing, 1 optimizer state (the distributed optimizer), 2
         gradients too, which every backward then reduces, 3 weights too (FSDP).
@@ -77,11 +79,13 @@ class Workload:
       rank_order: which ranks are neighbours, from the nearest: "tp-cp-ep-dp-pp" or "tp-pp-dp".
       embedding_units: layers that the embedding counts as when layers are assigned to stages.
       loss_units: layers that the head and its loss count as.
-      pipeline_layout: what each stage holds, as Megatron writes it: "Ettt|(tt|)*29m|L"; layers are
-        assigned by the table's stage shares if empty.
-      recompute: "none"; "selective", the core of attention where it is written out; "full"; or
-        parts of layers joined by +, as "core_attn+mlp" (`MODULES`).
-      recompute_layers: how many layers of a stage full recomputation runs again; all if 0.
+      pipeline_layout: what each stage holds, as Megatron writes it: "Ettt|(tt|)*29m|L", or in
+        lists of words, one a stage; layers are assigned by the table's stage shares if empty.
+      recompute: "none"; "selective", the core of attention where it is written out; "full";
+        "block:N", N layers of a stage; "uniform:N", all layers with a checkpoint every N; or parts
+        of layers joined by +, as "core_attn+mlp" (`MODULES`).
+      recompute_layers: N of "block:N" beside "full", which becomes that text; all layers if 0.
+      recompute_again: whether W recomputes as I does, so that only checkpoints stay between them.
       frozen: whether the model's weights have no gradients, as below what is trained: I passes
         through, W and update are of adapters only.
       lora_rank: r of the adapters A (r x inputs) and B (outputs x r) beside every linear layer of
@@ -112,6 +116,7 @@ class Workload:
     data_parallel: int = 1
     recompute: str = "none"
     recompute_layers: int = 0
+    recompute_again: bool = False
     weight_share: float | None = None
     scatter_gather: bool = False
     context_parallel: int = 1
@@ -122,7 +127,7 @@ class Workload:
     rank_order: str = RANK_ORDERS[0]
     embedding_units: int = 0
     loss_units: int = 0
-    pipeline_layout: str = ""
+    pipeline_layout: str | Sequence[Any] = ""
     stragglers: Stragglers = ()
     worker_places: Sequence[int] = ()
     pair_factor: float = 1.0
@@ -136,6 +141,7 @@ class Workload:
     head_precision: str = ""
     frozen: bool = False
     lora_rank: int = 0
+    expert_tensor_parallel: int = 0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -144,11 +150,20 @@ class Workload:
         object.__setattr__(self, "minibatch", count)
         for name, field in WORKLOAD_FIELDS.items():
             object.__setattr__(self, name, _checked(getattr(self, name), name, field))
+        if self.recompute == "full" and self.recompute_layers:
+            object.__setattr__(self, "recompute", f"block:{self.recompute_layers}")
+            object.__setattr__(self, "recompute_layers", 0)
+        if self.recompute_again and self.recompute_in_layer != "none":
+            raise MismatchError(
+                "recompute_again goes with recompute full, block:N, uniform:N, or none and R "
+                f"cells, got recompute {self.recompute}",
+                "recompute_again",
+            )
         for name in ("weight_share", "tensor_overlap"):
             if getattr(self, name) is not None:
                 share(getattr(self, name), name)
-        check_types(pipeline_layout=(self.pipeline_layout, str))
-        if self.pipeline_layout:
+        check_types(pipeline_layout=(self.pipeline_layout, str, list, tuple))
+        if self.pipeline_layout != "":
             if self.embedding_units or self.loss_units:
                 raise MismatchError(
                     "pipeline_layout says what each stage holds: units of embedding and loss do "
@@ -160,12 +175,30 @@ class Workload:
         object.__setattr__(self, "stragglers", _checked_stragglers(self.stragglers))
         object.__setattr__(self, "worker_places", check_places(self.worker_places, "worker_places"))
         holders = self.accelerators_per_worker * self.data_parallel
+        whole = f"the {holders} accelerators that hold a stage (tensor_parallel x context_parallel"
         if holders % self.expert_parallel:
             raise MismatchError(
-                f"expert_parallel {self.expert_parallel} must divide the {holders} accelerators "
-                "that hold a stage (tensor_parallel x context_parallel x data_parallel)",
+                f"expert_parallel {self.expert_parallel} must divide {whole} x data_parallel)",
                 "expert_parallel",
             )
+        if self.has_experts and holders % (self.expert_tensor * self.expert_parallel):
+            default = " (tensor_parallel, by default)" * (not self.expert_tensor_parallel)
+            raise MismatchError(
+                f"expert_tensor_parallel {self.expert_tensor}{default} x expert_parallel "
+                f"{self.expert_parallel} must divide {whole} x data_parallel); "
+                "expert_tensor_parallel 1 leaves experts whole",
+                "expert_tensor_parallel",
+            )
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the model has routed experts."""
+        return self.model.moe is not None
+
+    @property
+    def expert_tensor(self) -> int:
+        """Accelerators that split each expert: as many as split a layer if not chosen."""
+        return self.expert_tensor_parallel or self.tensor_parallel
 
     @property
     def accelerators_per_worker(self) -> int:
@@ -186,6 +219,7 @@ class Workload:
             tensor=self.tensor_parallel,
             context=self.context_parallel,
             expert=self.expert_parallel,
+            expert_tensor=self.expert_tensor,
             data=self.data_parallel,
             pipeline=table.num_workers,
             sequence_parallel=float(self.sequence_parallel),
@@ -205,12 +239,19 @@ class Workload:
             rank_order=self.rank_order,
             frozen=self.frozen,
             lora_rank=self.lora_rank,
+            recompute_group=self.recomputation.group,
+            recompute_again=self.recompute_again,
         )
+
+    @property
+    def recomputation(self) -> Recomputation:
+        """What the backward runs again: layers, groups of layers, or parts of them."""
+        return parse_recompute(self.recompute)
 
     @property
     def recompute_in_layer(self) -> str:
         """What a layer itself recomputes: "none", "selective" or its parts."""
-        return "none" if self.recompute == "full" else self.recompute
+        return self.recomputation.in_layer
 
     def microbatch_size(self, table: ScheduleTable) -> int:
         """Sequences of one microbatch.
@@ -336,14 +377,14 @@ def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
         layout = PipelineLayout.of(workload.pipeline_layout)
         layout.check(workload.model, table.num_stages)
         layers = layout.count("t").astype(float)
-    most = workload.recompute_layers or np.inf
-    return StageLayers(layers, np.minimum(layers, most) * recomputed_stages(workload, table))
+    recomputed = np.minimum(layers, workload.recomputation.layers)
+    return StageLayers(layers, recomputed * recomputed_stages(workload, table))
 
 
 def recomputed_stages(workload: Workload, table: ScheduleTable) -> Bool[NumpyArray, " stages"]:
     """Say which stages (stages) run their forward once more within the backward."""
     in_cells = is_recomputed(table).max(axis=1)
-    recomputed: Bool[NumpyArray, " stages"] = (workload.recompute == "full") & ~in_cells
+    recomputed: Bool[NumpyArray, " stages"] = (workload.recomputation.layers > 0) & ~in_cells
     return recomputed
 
 
@@ -458,8 +499,8 @@ class ParameterCounts(NamedTuple):
     """Parameters of one accelerator, before replicas split them.
 
     Attributes:
-      dense: split by tensor parallelism.
-      experts: routed experts, spread by expert parallelism.
+      dense: split by tensor parallelism, or whole on every accelerator.
+      experts: routed experts, spread by expert parallelism, split by expert-tensor parallelism.
     """
 
     dense: Numbers
@@ -472,15 +513,20 @@ def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[st
     Tensor parallelism splits both factors of an adapter, one by its rank or inputs and one by its
     outputs, as Megatron does: r (inputs + outputs) / t.
     """
+    t, r, parts = layout.tensor, layout.lora_rank, layout.expert_tensor
     shared = {"dense": model.layer_parameters, "moe": model.shared_parameters}
-    experts = {"dense": 0.0, "moe": model.expert_parameters}
     sides = {"dense": model.active_sides(), "moe": model.shared_sides}
-    expert_sides = {"dense": 0.0, "moe": model.expert_sides}
+    # biases behind the sum over an expert's parts are whole
+    biases = base * model.biases * model.hidden * (0 if model.moe is None else model.moe.experts)
+    split = base * model.expert_parameters - biases + r * model.expert_sides
+    experts = (biases + split / parts) / layout.expert
+
+    def dense(kind: str) -> Number:
+        whole = model.whole_parameters(kind)
+        return base * whole + (base * (shared[kind] - whole) + r * sides[kind]) / t
+
     return {
-        kind: ParameterCounts(
-            (base * shared[kind] + layout.lora_rank * sides[kind]) / layout.tensor,
-            (base * experts[kind] + layout.lora_rank * expert_sides[kind]) / layout.expert,
-        )
+        kind: ParameterCounts(dense(kind), experts if kind == "moe" else 0.0 * experts)
         for kind in model.layers_by_kind
     }
 
@@ -490,16 +536,20 @@ def stage_parameters(
 ) -> ParameterCounts:
     """Parameters (stages) of one copy of each stage on one accelerator: its own, if any, adapters.
 
-    A tied head is a second copy of the embedding where it lies on another stage.
+    A tied head is a second copy of the embedding where it lies on another stage. So have stages of
+    layers for further tokens, which look up their tokens; a tied head beside these needs none.
     """
     counts = all_layers_by_kind(model, stages)
     parts = layer_weights(model, layout, base=base).values()
     dense = sum((part.dense * count for part, count in zip(parts, counts, strict=True)), 0.0)
     experts = sum((part.experts * count for part, count in zip(parts, counts, strict=True)), 0.0)
-    heads = stages.last * (1 - stages.first) if model.tied_embeddings else stages.last
-    edges = stages.first * model.embedding_parameters + heads * model.head_parameters
-    edges = edges + stages.mtp * model.mtp_layers * model.mtp_projection
-    return ParameterCounts(dense + base * edges / layout.tensor, experts)
+    looks_up = xp.maximum(stages.first, 1.0 * (stages.mtp * model.mtp_layers > 0))
+    heads = stages.last * (1 - looks_up) if model.tied_embeddings else stages.last
+    further = stages.mtp * model.mtp_layers
+    split = (looks_up + heads) * model.head_parameters + further * model.mtp_projection
+    whole = looks_up * model.position_parameters + stages.last * model.last_norm_parameters
+    whole = whole + further * 3 * model.norm_parameters
+    return ParameterCounts(dense + base * (split / layout.tensor + whole), experts)
 
 
 _tables: WeakValueDictionary[Hashable, ScheduleTable] = WeakValueDictionary()

@@ -11,6 +11,9 @@ from typing import NamedTuple
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 RANK_ORDERS = ("tp-cp-ep-dp-pp", "tp-pp-dp")
 RECOMPUTE = ("none", "selective", "full")
+# forms of full recomputation: N layers of a stage, or all of them with a checkpoint every N layers
+RECOMPUTE_METHODS = ("block", "uniform")
+RECOMPUTE_FORMS = "block:N (N layers of a stage), uniform:N (a checkpoint every N layers)"
 # parts of a layer that selective recomputation may run again, as Megatron Core names them; and
 # torchtitan's policy: all but attention and every second product
 MODULES = (
@@ -23,6 +26,8 @@ MODULES = (
     "moe_act",
     "shared_experts",
 )
+# kernels of a model that may be separate, and so keep more
+UNFUSED = ("activation", "attention", "norm", "softmax")
 DISPATCHERS = ("all-to-all", "per-node")  # how tokens travel to their experts
 
 
@@ -31,7 +36,7 @@ class WorkloadField(NamedTuple):
 
     Attributes:
       kind: "whole" (a whole number), "flag", "name", "number", "share" (0 to 1), "text", or
-        "recompute" (one of `RECOMPUTE`, or `MODULES` joined by +).
+        "recompute" (one of `RECOMPUTE`, a form of full recomputation, or `MODULES` joined by +).
       head: its help in one line, or empty where no option of models has its name.
       detail: its help beyond the line.
       least: smallest whole number.
@@ -64,6 +69,12 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
     ),
     "context_parallel": WorkloadField("whole", "accelerators that split every sequence"),
     "expert_parallel": WorkloadField("whole", "accelerators that share the experts"),
+    "expert_tensor_parallel": WorkloadField(
+        "whole",
+        "accelerators that split every expert",
+        "As many as --tensor-parallel if not given, which is Megatron-LM's default.",
+        least=0,
+    ),
     "data_parallel": WorkloadField("whole", "replicas of the pipeline"),
     "zero": WorkloadField(
         "whole",
@@ -89,10 +100,14 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
     "recompute": WorkloadField(
         "recompute",
         "recomputation",
-        "none, selective, full, or parts of layers joined by +: " + ", ".join(MODULES) + ".",
+        f"none, selective, full, {RECOMPUTE_FORMS}, or parts of layers joined by +: "
+        + ", ".join(MODULES)
+        + ".",
     ),
-    # in Python and sweeps: Megatron's recipes set it seldom
+    # in Python and sweeps: block:N of recompute as a number of its own
     "recompute_layers": WorkloadField("whole", least=0),
+    # on the command line an option of any costs
+    "recompute_again": WorkloadField("flag"),
     # in Python and sweeps: fine-tuning
     "frozen": WorkloadField("flag"),
     "lora_rank": WorkloadField("whole", least=0),
@@ -120,8 +135,9 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
         "text",
         "what each stage holds, as E|(t|)*30ttL",
         "E is the embedding, t a layer, m one for a further token (MTP), L head and loss, | ends a "
-        "stage, x*n and (..)*n repeat, as in Megatron.",
-        form="a text, as E|(t|)*30ttL",
+        "stage, x*n and (..)*n repeat, as in Megatron; or lists of embedding, decoder, mtp, loss, "
+        "one for each stage, or for each rank and virtual stage.",
+        form="a text, as E|(t|)*30ttL, or a list of words for each stage",
     ),
     # on the command line these are options of any costs, with or without a model
     "pair_factor": WorkloadField("number"),

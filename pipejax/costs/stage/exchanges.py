@@ -99,6 +99,7 @@ def _within_layers(
         "tensor": layout.tensor_group.on(per_node),
         "context": layout.context_group.on(per_node),
         "expert": layout.expert_group.on(per_node),
+        "expert_tensor": layout.expert_tensor_group.on(per_node),
     }
     return [
         _Exchange(

@@ -40,16 +40,12 @@ Lengths = Sequence[float | Sequence[float]] | Float[NumpyArray, " microbatches"]
 def length_bytes(workload: Workload, table: ScheduleTable, lengths: Lengths) -> dict[str, Any]:
     """Activations of microbatches with lengths of their own, as `stage_costs` prices them.
 
-    Returns (stages, microbatches) sizes [B], weight_share of them that W needs after I, and
-    checkpoints [B].
+    Returns what `activation_memory` takes of them, (stages, microbatches) each.
     """
 
     def price(model: Model, size: float) -> dict[str, Any]:
         sized = dataclasses.replace(workload, model=model)
-        found = stage_bytes(sized, table, microbatch_size=size)
-        parts = found.activations, found.weight_share, found.checkpoint
-        names = ("sizes", "weight_share", "checkpoints")
-        return {name: np.asarray(part) for name, part in zip(names, parts, strict=True)}
+        return stage_bytes(sized, table, microbatch_size=size).ledger_sizes
 
     return by_length(workload, table, lengths, price)
 

@@ -129,7 +129,8 @@ def _op_seconds(
         "backward": _input_grad(work, system, one_pass)
         + _phase(work, system, one_pass, WEIGHT_GRAD),
         "input_grad": _input_grad(work, system, apart),
-        "weight_grad": _phase(work, system, apart, WEIGHT_GRAD),
+        "weight_grad": _phase(work, system, apart, WEIGHT_GRAD)
+        + (0.0 if work.again is None else _layers(apart, FORWARD, work.again)),
         "recompute": _layers(apart, FORWARD, work.layers),
     }
 
@@ -263,7 +264,8 @@ def _device(
         elif op.kind == "gemm":
             products = products + seconds
     for exchange in exchanges:
-        wait, group = next(waits), exchange.group
+        # groups that split an expert belong to the part of experts
+        wait, group = next(waits), exchange.group.removesuffix("_tensor")
         if exchange.beside == "attention":
             wait = xp.asarray(exposed_ring(wait, attention, layout.context))
         elif exchange.beside == "layer":

@@ -7,7 +7,7 @@ numbers alone, which may be padded and traced, so that many layouts are one batc
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,10 @@ from pipejax.costs.layers.collectives import (
     whole_layer_collectives,
 )
 from pipejax.costs.layers.formulas import (
+    FLOAT32,
     boundary_bytes,
     buffer_bytes,
+    cache_bytes,
     edge_activation_bytes,
     head_weight_grad_bytes,
     key_bytes,
@@ -54,6 +56,7 @@ from pipejax.costs.model.workload import (
 )
 from pipejax.costs.stage.slices import by_slice, check_whole
 from pipejax.costs.system.system import Number, Numbers
+from pipejax.schedules.cells.memory_ledger import LEDGER_SIZES, is_recomputed
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.held_activations import gathered_peak, held_in_rows, static_bytes
 from pipejax.schedules.table.table import ScheduleTable
@@ -102,6 +105,7 @@ class StageWork(NamedTuple):
       offload_bytes: (stages) bytes that O takes to the host, if activations may go there.
       in_cells: (phases) 1 where UNSHARD or REDUCE_GRAD cells exchange what replicas split, not F, I
         and W; None where no cell does.
+      again: (stages) layers of each kind whose forward W runs again; None for none.
     """
 
     layout: Layout
@@ -120,6 +124,7 @@ class StageWork(NamedTuple):
     tied_parameters: Number
     offload_bytes: Numbers | None
     in_cells: Float[NumpyArray, " phases"] | None = None
+    again: PerKind | None = None
 
     @property
     def parts(self) -> tuple[PartWork, ...]:
@@ -142,13 +147,18 @@ def stage_work(
     """
     if microbatch_size is None:
         check_whole(table, "counting the work of one size")
-    return work_of_stages(
+    work = work_of_stages(
         workload.model,
         workload.layout(table, microbatch_size),
         stages_held(workload, table, assigned),
         recompute=workload.recompute_in_layer,
         offloads=offloads or table.offloads,
     )._replace(in_cells=in_cells(table))
+    if not workload.recompute_again:
+        return work
+    has_r = is_recomputed(table).max(axis=1)  # of these R brings all layers back
+    pairs = zip(work.layers, work.recomputed, strict=True)
+    return work._replace(again=tuple(xp.where(has_r, *pair) for pair in pairs))
 
 
 def in_cells(table: ScheduleTable) -> Float[NumpyArray, " phases"] | None:
@@ -175,7 +185,8 @@ def work_of_stages(
     kept = bytes_of_stages(model, layout, stages, recompute).activations if offloads else None
     element = model.element_bytes
     head = ParameterCounts(model.head_parameters / layout.tensor, 0.0)
-    tied = trained * model.head_parameters / layout.tensor if model.tied_embeddings else 0.0
+    has_copies = model.tied_embeddings or 1.0 * (model.mtp_layers > 0)
+    tied = trained * has_copies * model.head_parameters / layout.tensor
     return StageWork(
         layout=layout,
         stages=stages,
@@ -236,8 +247,10 @@ class StageBytes(NamedTuple):
       buffers: (stages) what the backward needs once per worker, spread over its stages [B].
       activations: (stages) what one microbatch leaves there until its backward [B]; with an axis of
         slices (stages, microbatches) where microbatches are in some, and so the next two.
-      weight_share: (stages) share of that which W needs after I.
+      weight_share: (stages) what W needs after I, as a share of that; above 1 where I recomputes.
       checkpoint: (stages) what it leaves between F and R, where the table recomputes it [B].
+      at_work: (stages) what B, I and W recompute and hold while they run: B one layer or group at
+        a time, I all that W needs, W one more time if it recomputes again [B].
       version: (stages) one more version of trained weights, which asynchronous tables keep [B].
     """
 
@@ -249,6 +262,7 @@ class StageBytes(NamedTuple):
     activations: Numbers
     weight_share: Numbers
     checkpoint: Numbers
+    at_work: tuple[Numbers, Numbers, Numbers]
     version: Numbers
 
     @property
@@ -260,7 +274,14 @@ class StageBytes(NamedTuple):
     @property
     def parts(self) -> tuple[Numbers, ...]:
         """Sizes of an activation's parts, in the order of the memory ledger's `PARTS` [B]."""
-        return self.activations, self.weight_share * self.activations, self.checkpoint
+        held = self.activations, self.weight_share * self.activations, self.checkpoint
+        return *held, *self.at_work
+
+    @property
+    def ledger_sizes(self) -> dict[str, NumpyArray]:
+        """The same as arguments of `activation_memory`."""
+        sizes = self.activations, self.weight_share, self.checkpoint, self.at_work
+        return dict(zip(LEDGER_SIZES, map(np.asarray, sizes), strict=True))
 
 
 def stage_bytes(
@@ -271,17 +292,28 @@ def stage_bytes(
 ) -> StageBytes:
     """Memory of one copy of each stage, per accelerator.
 
-    Full recomputation leaves the input of every layer, all of it until W, or, on stages that the
-    table recomputes in R cells, the same until R and all activations after it. A slice keeps its
-    keys and values too, which later ones are recomputed with, and while a microbatch goes back
-    there are gradients of them for all slices but the one at work.
+    Full recomputation leaves the input of every layer, or of every group of them. B brings back one
+    layer or group at a time; I brings back all that W needs, as R does on stages that the table
+    recomputes in cells; where W recomputes again, the inputs stay until W. A slice keeps its keys
+    and values too, which later ones are recomputed with, and while a microbatch goes back there are
+    gradients of them for all slices but the one at work.
+
+    Without backwards there are weights, keys and values of all tokens so far, and one layer's
+    activations at work.
     """
     if table.grammar.slices > 1 and microbatch_size is None:
         return _bytes_by_slice(workload, table, assigned)
     layout = workload.layout(table, microbatch_size)
     stages = stages_held(workload, table, assigned)
+    if table.grammar.forward_only:
+        return _forward_bytes(workload.model, layout, stages)
     memory = bytes_of_stages(
-        workload.model, layout, stages, workload.recompute_in_layer, table.grammar.slices
+        workload.model,
+        layout,
+        stages,
+        workload.recompute_in_layer,
+        table.grammar.slices,
+        has_r=is_recomputed(table).max(axis=1),
     )
     exchanged = in_cells(table)
     if exchanged is not None and exchanged[0]:  # whole stages, for as long as their cells say
@@ -290,12 +322,15 @@ def stage_bytes(
         apart = dataclasses.replace(layout, zero=xp.minimum(layout.zero, 1.0))
         whole = bytes_of_stages(workload.model, apart, stages, workload.recompute_in_layer)
         memory = memory._replace(gradients=whole.gradients)
-    if workload.weight_share is None:
+    if workload.weight_share is None or layout.recompute_again:
         return memory
-    return memory._replace(weight_share=np.full(table.num_stages, float(workload.weight_share)))
+    # a share of all that is there when I runs
+    held: Any = memory.activations
+    share = workload.weight_share * (held + memory.at_work[1]) / (held + (held == 0))
+    return memory._replace(weight_share=share)
 
 
-_OF_SLICES = ("activations", "weight_share", "checkpoint")
+_OF_SLICES = ("activations", "weight_share", "checkpoint", "at_work", "buffers")
 
 
 def _bytes_by_slice(
@@ -310,13 +345,44 @@ def _bytes_by_slice(
         return {name: np.asarray(getattr(each[-1], name)) for name in _OF_SLICES}
 
     found = by_slice(workload, table, price)
-    return each[0]._replace(**found)
+    return each[0]._replace(**found | {"buffers": found["buffers"].max(axis=-1)})
+
+
+def _forward_bytes(model: Model, layout: Layout, stages: Stages) -> StageBytes:
+    """Memory of stages that run forwards alone: weights, caches, and one layer at work."""
+    model = dataclasses.replace(model, dropout=False)
+    memory, none = bytes_of_stages(model, layout, stages), 0.0 * stages.last
+    layers = all_layers_by_kind(model, stages)
+    whole = [layer_activation_bytes(model, layout, kind=kind) for kind in model.layers_by_kind]
+    widest = functools.reduce(xp.maximum, (w * (n > 0) for w, n in zip(whole, layers, strict=True)))
+    # of the last token of each sequence
+    logits = layout.microbatch_size * FLOAT32 * model.vocabulary / layout.tensor
+    return StageBytes(
+        weights=memory.weights,
+        gradients=none,
+        optimizer=none,
+        gathered=memory.gathered,
+        buffers=widest * stages.share + stages.last * logits,
+        activations=sum(layers) * cache_bytes(model, layout),
+        weight_share=none,
+        checkpoint=none,
+        at_work=(none, none, none),
+        version=none,
+    )
 
 
 def bytes_of_stages(
-    model: Model, layout: Layout, stages: Stages, recompute: str = "none", slices: int = 1
+    model: Model,
+    layout: Layout,
+    stages: Stages,
+    recompute: str = "none",
+    slices: int = 1,
+    has_r: Numbers = 0.0,
 ) -> StageBytes:
-    """Memory of stages from numbers alone, all of which may be traced and padded."""
+    """Memory of stages from numbers alone, all of which may be traced and padded.
+
+    `has_r` is 1 on stages that the table recomputes in R cells.
+    """
     first, last = stages.first, stages.last
     mask, head = edge_activation_bytes(model, layout)
     keys = (slices > 1) * key_bytes(model, layout)
@@ -324,16 +390,35 @@ def bytes_of_stages(
     edges = first * mask + last * head
     layers = all_layers_by_kind(model, stages)
     recomputed = layers_by_kind(model, stages, stages.recomputed)
-    kept: Numbers = 0.0
+    group, has_w = layout.recompute_group, layout.trains_layers  # or nothing stays after I
+
+    def checkpoints(count: Numbers) -> Numbers:
+        """Bytes of the inputs of groups, of which the last may be smaller."""
+        return xp.where(group > 1, -xp.floor(-count / group), count) * inputs
+
+    activations: Numbers = checkpoints(sum(recomputed)) + edges
+    brought: Numbers = -checkpoints(sum(recomputed))
     needed: Numbers = 0.0
+    at_once = in_layer = 0.0 * last
     for kind, count, again in zip(model.layers_by_kind, layers, recomputed, strict=True):
         rest = count - again
-        kept = kept + rest * layer_activation_bytes(model, layout, recompute, kind)
-        needed = needed + rest * layer_weight_grad_bytes(model, layout, kind, recompute)
-    has_w = layout.trains_layers  # or nothing stays after I
-    recomputed_inputs = sum(recomputed) * inputs
-    activations = kept + recomputed_inputs + edges
+        whole = layer_activation_bytes(model, layout, kind=kind)
+        kept = layer_activation_bytes(model, layout, recompute, kind)
+        of_w = layer_weight_grad_bytes(model, layout, kind)
+        for_w = xp.maximum(of_w - kept, 0.0)  # stays of what a layer recomputes of itself
+        activations = activations + rest * kept
+        needed = needed + count * of_w
+        brought = brought + again * whole + rest * for_w
+        group_of_kind = xp.minimum(group, again) * whole - (again > 0) * inputs
+        at_once = xp.maximum(at_once, xp.maximum(group_of_kind, (rest > 0) * (whole - kept)))
+        in_layer = xp.maximum(in_layer, (rest > 0) * (whole - kept - for_w))
+    checkpoint = checkpoints(sum(layers)) + edges
+    in_i = brought + in_layer if has_w else at_once
     head_needs = last * head_weight_grad_bytes(model, layout)
+    needed_by_w, in_w = has_w * needed + head_needs, 0.0 * last
+    if layout.recompute_again:  # W starts where I did
+        needed_by_w = xp.where(has_r, checkpoint, activations) - edges + head_needs
+        in_i, in_w = at_once, xp.where(has_r, activations - checkpoint, at_once)
     parameters = stage_parameters(model, layout, stages)
     trained = stage_parameters(model, layout, stages, base=layout.trains_base)
     sharing = layout.replicas, layout.expert_replicas
@@ -353,9 +438,9 @@ def bytes_of_stages(
         buffers=_buffers(model, layout, layers, stages) + (slices - 1) * sum(layers) * keys,
         activations=activations,
         # a stage that holds the embedding alone may leave nothing
-        weight_share=(has_w * (needed + recomputed_inputs) + head_needs)
-        / (activations + (activations == 0)),
-        checkpoint=sum(layers) * inputs + edges,
+        weight_share=needed_by_w / (activations + (activations == 0)),
+        checkpoint=checkpoint,
+        at_work=(at_once, in_i, in_w),
         version=model.element_bytes * (trained.dense + trained.experts),
     )
 
@@ -395,12 +480,12 @@ def memory_bytes(
       >>> table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=8)
       >>> workload = pj.Workload(pj.load_model("gpt3-175b"), minibatch=8, tensor_parallel=8)
       >>> print(f"{pj.memory_bytes(workload, table)[0] / 1e9:.1f} GB")
-      100.6 GB
+      100.9 GB
     """
     check_types(workload=(workload, Workload), table=(table, ScheduleTable))
     memory = stage_bytes(workload, table, assigned)
     parts = np.broadcast_arrays(*map(np.asarray, memory.parts))
-    held = held_in_rows(table, by_microbatch=parts[0].ndim == 2)
+    held = held_in_rows(table, by_microbatch=parts[0].ndim == 2, at_work=True)
     peaks = held.peaks(np.stack([part.ravel() for part in parts]), table.num_workers)
     lasting = static_bytes(table, np.asarray(memory.static), np.asarray(memory.version))
     return lasting + peaks + gathered_bytes(workload, table)
@@ -427,12 +512,15 @@ def static_parts(
 ) -> dict[str, Float[NumpyArray, " workers"]]:
     """Memory that lasts the whole step, by part: (workers) bytes per accelerator."""
     memory = stage_bytes(workload, table)
-    of_stages = {
-        "parameters": memory.weights,
-        "gradients": memory.gradients,
-        "optimizer": memory.optimizer,
-        "buffers": memory.gathered + memory.buffers,
-    }
+    if table.grammar.forward_only:
+        of_stages = {"parameters": memory.weights, "activations": memory.gathered + memory.buffers}
+    else:
+        of_stages = {
+            "parameters": memory.weights,
+            "gradients": memory.gradients,
+            "optimizer": memory.optimizer,
+            "buffers": memory.gathered + memory.buffers,
+        }
     found = {name: static_bytes(table, np.asarray(each)) for name, each in of_stages.items()}
     gathered = gathered_bytes(workload, table)
     found |= {"gathered weights": gathered} if gathered.any() else {}

@@ -20,12 +20,13 @@ from pipejax.schedules.cells import placement
 from pipejax.schedules.cells.grammar import OF_SLICES, USUAL, Grammar, Rule
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, ledger_of
 from pipejax.schedules.cells.ops import (
+    AT_WORK,
     CHECKPOINT,
     HOST,
+    IN_FLIGHT,
     KINDS,
     LEFT_BY_F,
     MESSAGES,
-    PARTS,
     WAIT_SEND,
     WHOLE,
     AnyPhase,
@@ -151,8 +152,8 @@ def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
         "unit": by_code({p: own_slots[p.name] for p in grammar.timed if p.name in own_slots}),
         "ledger": by_code(ledger_of((*KINDS, *grammar.own))),
         "parts": {"whole": WHOLE, "checkpoint": CHECKPOINT, "leftByF": LEFT_BY_F},
-        "sizes": [1.0, WEIGHT_SHARE, 1.0, *grammar.items.values()],
-        "shares": [*np.ones(len(PARTS)), *grammar.items.values()],
+        "sizes": [1.0, WEIGHT_SHARE, 1.0, *np.zeros(len(AT_WORK)), *grammar.items.values()],
+        "shares": [*IN_FLIGHT, *grammar.items.values()],
     }
 
 

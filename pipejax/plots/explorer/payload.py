@@ -29,7 +29,7 @@ from pipejax.plots.explorer.factors import (
 from pipejax.plots.explorer.library import OfferedTimes, PagePhases, grammar_of_page, library
 from pipejax.plots.explorer.packing import Packed, pack
 from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts, with_items
-from pipejax.schedules.cells.ops import PARTS, ScheduleError
+from pipejax.schedules.cells.ops import IN_FLIGHT, ScheduleError
 from pipejax.schedules.table.links import LINK_MODELS, LINKS, Links, format_pair_links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -45,6 +45,7 @@ class MemoryShown(NamedTuple):
       sizes: (stages) what an activation takes, or (stages, microbatches).
       weight_share: share of it that W needs after I, of the same shape.
       checkpoints: what F leaves of it where R comes later, of the same shape.
+      at_work: (B, I and W, ..) what they recompute while they run, of the same shape.
       limits: (workers) what activations may take, or None.
       static: (workers) what lasts the whole step beside them, or None.
     """
@@ -53,6 +54,7 @@ class MemoryShown(NamedTuple):
     sizes: PerStage
     weight_share: PerStage
     checkpoints: PerStage
+    at_work: Float[NumpyArray, "ops stages *microbatches"]
     limits: Float[NumpyArray, " workers"] | None
     static: Float[NumpyArray, " workers"] | None = None
 
@@ -345,18 +347,19 @@ def _memory(run: Evaluation, memory: MemoryShown, number: Int[NumpyArray, " cell
     cell = held.worker * table.num_slots + held.start
     # a time that says which op it is of, and which end; on a worker they come in this order
     moments = held._replace(start=2 * number[cell], end=2 * number[cell] + 1)
-    sizes = np.stack([memory.sizes, memory.weight_share * memory.sizes, memory.checkpoints])
+    held_sizes = memory.sizes, memory.weight_share * memory.sizes, memory.checkpoints
+    sizes = np.stack([*held_sizes, *memory.at_work])
     count = run.stages
     if sizes.ndim == 3:  # each microbatch of a stage has a place of its own
         every = table.ops
         microbatch = every.microbatch[np.isin(every.phase, np.unique(held.phase))]
         moments = moments._replace(stage=moments.stage * run.microbatches + microbatch)
         count *= run.microbatches
-    parts = HeldParts.of(moments, run.table.grammar)
+    parts = HeldParts.of(moments, run.table.grammar, at_work=bool(memory.at_work.any()))
     return pack(
         {
             "size": with_items(sizes.reshape(len(sizes), -1), parts.items).ravel(),
-            "share": np.array([*np.ones(len(PARTS)), *parts.items]),
+            "share": np.array([*IN_FLIGHT, *parts.items]),
             "moment": parts.time,
             "place": parts.part * count + parts.stage % count,
             "change": parts.change,

@@ -15,6 +15,8 @@ from pipejax.base.array_types import Bool, Int, Num, NumpyArray
 from pipejax.schedules.cells.cells import NOWHERE, Content, HeldCells
 from pipejax.schedules.cells.grammar import USUAL, Grammar
 from pipejax.schedules.cells.ops import (
+    AT_WORK,
+    BACKWARDS,
     CHECKPOINT,
     FOR_W,
     LEFT_BY_F,
@@ -23,6 +25,8 @@ from pipejax.schedules.cells.ops import (
     Phase,
 )
 
+# arguments of `activation_memory`
+LEDGER_SIZES = ("sizes", "weight_share", "checkpoints", "at_work")
 WEIGHT_SHARE = 1 / 3  # of an activation, that W needs after I, where no layer says how much
 
 START, END = 0, 1  # of an op
@@ -62,6 +66,13 @@ def ledger_of(phases: Iterable[AnyPhase]) -> Mapping[AnyPhase, tuple[LedgerEntry
 GATHERED: Mapping[AnyPhase, tuple[LedgerEntry, ...]] = {
     Phase.UNSHARD: (LedgerEntry(START, WHOLE, 1),),
     Phase.RESHARD: (LedgerEntry(END, WHOLE, -1),),
+}
+
+
+# what a backward recomputes by itself, without R
+RECOMPUTED: Mapping[AnyPhase, tuple[LedgerEntry, ...]] = {
+    phase: (LedgerEntry(START, part, 1), LedgerEntry(END, part, -1))
+    for phase, part in zip(BACKWARDS, AT_WORK, strict=True)
 }
 
 
@@ -152,9 +163,12 @@ class HeldParts(NamedTuple):
     items: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, ops: HeldOps, grammar: Grammar = USUAL) -> "HeldParts":
-        """Follow ops through the ledger."""
-        return cls._of(ops, ledger_of(grammar.known), (*grammar.items.values(),))
+    def of(cls, ops: HeldOps, grammar: Grammar = USUAL, *, at_work: bool = False) -> "HeldParts":
+        """Follow ops through the ledger; `at_work` adds what backwards recompute by themselves."""
+        ledger = dict(ledger_of(grammar.known))
+        if at_work:
+            ledger |= {phase: ledger[phase] + more for phase, more in RECOMPUTED.items()}
+        return cls._of(ops, ledger, (*grammar.items.values(),))
 
     @classmethod
     def gathered(cls, ops: HeldOps) -> "HeldParts":

@@ -104,8 +104,11 @@ COMPUTING, HOST_LINK, NETWORK = LANES = "compute", "host", "net"
 # what an op belongs to, and so what has a time of its own
 MICROBATCH, STAGE, COPY, WORKER = OWNERS = "microbatch", "stage", "copy", "worker"
 
-# parts of an activation: all of it, what W needs after I, and what F leaves where R comes later
-PARTS = WHOLE, FOR_W, CHECKPOINT = 0, 1, 2
+# parts of an activation: all of it, what W needs after I, what F leaves where R comes later, and
+# what B, I and W recompute of it, held while they run
+PARTS = WHOLE, FOR_W, CHECKPOINT, IN_B, IN_I, IN_W = range(6)
+AT_WORK = IN_B, IN_I, IN_W
+IN_FLIGHT = (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)  # activations that a part counts as
 PARTS_BY_NAME = {"activation": WHOLE, "for_w": FOR_W, "checkpoint": CHECKPOINT}
 LEFT_BY_F = -1  # the whole, or the checkpoint where the activation is recomputed
 

@@ -53,10 +53,13 @@ def peak_in_flight(table: ScheduleTable) -> Int[NumpyArray, " workers"]:
     return in_flight(table).max(axis=1, initial=0)  # nothing before the first op
 
 
-def held_in_rows(table: ScheduleTable, *, by_microbatch: bool = False) -> HeldParts:
+def held_in_rows(
+    table: ScheduleTable, *, by_microbatch: bool = False, at_work: bool = False
+) -> HeldParts:
     """Apply the memory ledger to the rows, in slots.
 
-    Where microbatches differ, number m of stage s has the place s M + m among sizes.
+    Where microbatches differ, number m of stage s has the place s M + m among sizes. `at_work` adds
+    what backwards recompute by themselves.
     """
     ops = HeldOps.of(table)
     if by_microbatch:
@@ -64,13 +67,13 @@ def held_in_rows(table: ScheduleTable, *, by_microbatch: bool = False) -> HeldPa
         ops = ops._replace(stage=ops.stage * table.num_microbatches + microbatch)
     on_host = np.isin(ops.phase, table.grammar.host)
     if not on_host.any():
-        return HeldParts.of(ops, table.grammar)
+        return HeldParts.of(ops, table.grammar, at_work=at_work)
     # they start and end as the next op that takes time starts
     takes_time = np.isin(table.phase, table.grammar.busy)
     slot = np.where(takes_time, np.arange(table.num_slots), table.num_slots)
     coming = np.minimum.accumulate(slot[:, ::-1], axis=1)[:, ::-1][ops.worker, ops.start]
     start, end = (np.where(on_host, coming, moment) for moment in (ops.start, ops.end))
-    return HeldParts.of(ops._replace(start=start, end=end), table.grammar)
+    return HeldParts.of(ops._replace(start=start, end=end), table.grammar, at_work=at_work)
 
 
 def gathered_peak(
@@ -163,7 +166,7 @@ class HeldCounts(NamedTuple):
 
 def held_counts(table: ScheduleTable) -> HeldCounts:
     """Count what each worker holds, for any sizes of stages."""
-    held, stages = held_in_rows(table), table.num_stages
+    held, stages = held_in_rows(table, at_work=True), table.num_stages
     count = len(PARTS) + len(held.items)
     column = held.part * stages + held.stage % stages
     moments = []

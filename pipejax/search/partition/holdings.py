@@ -138,7 +138,7 @@ def price_holdings(
         int(workload.model.mtp_layers),
         stacked([each.static for each in memory]),
         stacked([each.version for each in memory]),
-        np.stack([stacked([each.parts[part] for each in memory]) for part in range(3)]),
+        np.stack([stacked(sizes) for sizes in zip(*(each.parts for each in memory), strict=True)]),
     )
 
 
@@ -148,6 +148,7 @@ class _Pricing:
     def __init__(self, workload: Workload, system: System, table: ScheduleTable) -> None:
         self.workload, self.system, self.table = workload, system, table
         self.recomputed = 1.0 * recomputed_stages(workload, table)
+        self.most = workload.recomputation.layers
         self.dense = dense_layers(workload.model)
         self.rest = int(workload.model.layers) - self.dense
 
@@ -177,7 +178,8 @@ class _Pricing:
 
     def _stages(self, holding: Holding) -> Stages:
         every = np.ones(self.table.num_stages)
-        assigned = StageLayers(holding.layers * every, holding.layers * self.recomputed)
+        recomputed = min(holding.layers, self.most) * self.recomputed
+        assigned = StageLayers(holding.layers * every, recomputed)
         places = self.workload.worker_places
         stages = stages_of(self.table, assigned, holding.mtp * every, places)
         return stages._replace(before=(self.dense - holding.dense) * every)

@@ -32,6 +32,7 @@ class Layouts(NamedTuple):
       tensor: t.
       context: c.
       expert: e.
+      expert_tensor: accelerators that split each expert, 1 without experts.
       data: d.
       microbatch_size: b [sequences].
       microbatches: M.
@@ -46,6 +47,7 @@ class Layouts(NamedTuple):
     tensor: Column
     context: Column
     expert: Column
+    expert_tensor: Column
     data: Column
     microbatch_size: Column
     microbatches: Column
@@ -101,7 +103,8 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
     """List every legal layout.
 
     Tensor parallelism stays inside a node and divides heads and MLP; t c d P is the number of
-    accelerators; d b M is the minibatch; experts are spread over divisors of t c d; a sequence is
+    accelerators; d b M is the minibatch; experts, whole or cut in t parts, are spread over divisors
+    of t c d; a sequence is
     cut for context parallelism in 2 c parts of equal length, which balance the causal mask. Where
     a worker has several stages, layers (and edge units) divide evenly over all of them. Where
     the schedule does not exist for P or M, a layout is left out.
@@ -200,8 +203,8 @@ def _stages_of_worker(name: str) -> int:
     return schedules.build(name, num_workers=2, num_microbatches=4).num_stages // 2
 
 
-def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, int]]:
-    """List (t, c, e, d) that use all accelerators with so many workers in a pipeline."""
+def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, int, int]]:
+    """List (t, c, e, etp, d) that use all accelerators with so many workers in a pipeline."""
     if request.gpus % workers:
         return []
     rest, found = request.gpus // workers, []
@@ -214,11 +217,27 @@ def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, in
             data = rest // tensor // context
             if data not in request.allowed("data", [data]):
                 continue
-            moe = request.model.moe
-            experts = 1 if moe is None else int(moe.experts)
-            spread = [e for e in divisors(experts) if rest % e == 0]
-            found += [(tensor, context, e, data) for e in request.allowed("expert", spread)]
+            found += [
+                (tensor, context, expert, parts, data)
+                for parts in request.allowed("expert_tensor", _expert_parts(request, tensor))
+                for expert in request.allowed("expert", _expert_degrees(request, rest, parts))
+            ]
     return found
+
+
+def _expert_parts(request: PlanRequest, tensor: int) -> list[int]:
+    """List parts of an expert: whole or as many as of a layer, unless others are asked for."""
+    moe = request.model.moe
+    if moe is None:
+        return [1]
+    parts = divisors(tensor) if "expert_tensor" in request.choices else sorted({1, tensor})
+    return [each for each in parts if int(moe.expert_hidden) % each == 0]
+
+
+def _expert_degrees(request: PlanRequest, rest: int, parts: int) -> list[int]:
+    """List degrees of expert parallelism that the accelerators of a stage leave."""
+    experts = 1 if request.model.moe is None else int(request.model.moe.experts)
+    return [expert for expert in divisors(experts) if rest % (expert * parts) == 0]
 
 
 def _splits_layer(request: PlanRequest, tensor: int) -> bool:
@@ -255,7 +274,7 @@ def _recomputations(request: PlanRequest) -> tuple[str, ...]:
 
 def _asked(request: PlanRequest) -> str:
     """Say what the degrees may be: those that are asked for, and how many fit in a node."""
-    names = ("tensor", "context", "expert", "data", "pipeline")
+    names = ("tensor", "context", "expert", "expert_tensor", "data", "pipeline")
     asked = [
         f"{name} {' or '.join(map(str, request.choices[name]))}"
         for name in names

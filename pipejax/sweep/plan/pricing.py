@@ -13,12 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs
 from pipejax.costs.model.layout import Layout
-from pipejax.costs.model.model import Model
+from pipejax.costs.model.model import Model, parse_recompute
 from pipejax.costs.model.workload import Stages, Workload, assign_layers, stages_of
-from pipejax.costs.model.workload_fields import RECOMPUTE
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import StageBytes, bytes_of_stages, work_of_stages
 from pipejax.costs.system.system import System
@@ -29,7 +28,6 @@ from pipejax.sweep.plan.programs import ProgramShape, table_of
 from pipejax.sweep.plan.request import PlanRequest
 
 LENGTH = 128  # stages are filled up to a multiple of it
-FULL = RECOMPUTE.index("full")
 
 
 class Priced(NamedTuple):
@@ -47,6 +45,7 @@ class Priced(NamedTuple):
 def workload_of(request: PlanRequest, layouts: Layouts, place: int) -> Workload:
     """The workload of one layout, as any other command takes it."""
     one = layouts.described(request, place)
+    is_default = request.model.moe is None or one["expert_tensor"] == one["tensor"]
     return Workload(
         request.model,
         one["microbatch_size"] * one["microbatches"],
@@ -56,6 +55,7 @@ def workload_of(request: PlanRequest, layouts: Layouts, place: int) -> Workload:
         recompute=one["recompute"],
         context_parallel=one["context"],
         expert_parallel=one["expert"],
+        expert_tensor_parallel=0 if is_default else one["expert_tensor"],
         zero=one["zero"],
         embedding_units=one["embedding_units"],
         loss_units=one["loss_units"],
@@ -77,7 +77,7 @@ def price(
         _layout_numbers(request, shape, layouts),
         _stages(request, shape, layouts),
     )
-    in_layer = np.where(layouts.recompute == FULL, 0, layouts.recompute)
+    in_layer = np.where(_whole_layers(request, layouts)[0], 0, layouts.recompute)
     modes = np.unique(in_layer).tolist()
     model = dataclasses.replace(request.model, name="", source="")
     parts = []
@@ -109,12 +109,20 @@ class _Layouts:
 def _layout_numbers(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Layout:
     """The layouts as one whose numbers are columns."""
     one = workload_of(request, layouts, 0).layout(_short_table(shape), 1.0)
-    names = ("tensor", "context", "expert", "data", "zero", "microbatch_size")
+    names = ("tensor", "context", "expert", "expert_tensor", "data", "zero", "microbatch_size")
     columns = {name: getattr(layouts, name).astype(float) for name in names}
     columns["sequence_parallel"] = (layouts.tensor > 1).astype(float)
+    columns["recompute_group"] = _whole_layers(request, layouts)[1]
     every = dataclasses.replace(one, **columns)
     found: Layout = jax.tree.map(lambda leaf: np.broadcast_to(leaf, len(layouts)), every)
     return found
+
+
+def _whole_layers(request: PlanRequest, layouts: Layouts) -> Int[NumpyArray, "two layouts"]:
+    """Say whether layouts recompute whole layers, and how many share a checkpoint: (2, layouts)."""
+    modes = map(parse_recompute, request.recomputations)
+    found = np.array([(mode.layers > 0, mode.group) for mode in modes])
+    return found[layouts.recompute].T
 
 
 def _short_table(shape: ProgramShape) -> ScheduleTable:
@@ -126,8 +134,9 @@ def _stages(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Stag
     """What the stages of each layout hold: (layouts, length), padded with empty stages."""
     table = _short_table(shape)
     more = -shape.stages % LENGTH
+    whole_layers = layouts.recompute * _whole_layers(request, layouts)[0]
     _, first, kind = np.unique(
-        np.stack([layouts.edge_units, layouts.recompute == FULL], axis=1),
+        np.stack([layouts.edge_units, whole_layers], axis=1),
         axis=0,
         return_index=True,
         return_inverse=True,

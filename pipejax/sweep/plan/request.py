@@ -28,7 +28,9 @@ from pipejax.schedules.table.table import check_usual
 SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1")
 ZERO = tuple(range(1 + (WORKLOAD_FIELDS["zero"].most or 0)))  # what replicas may split
 EDGE_UNITS = (0, 1)  # layers that embedding and head each count as when layers are assigned
-COUNTED = ("tensor", "context", "expert", "data", "pipeline", "stages_per_worker")
+COUNTED = (
+    *("tensor", "context", "expert", "expert_tensor", "data", "pipeline", "stages_per_worker"),
+)
 SHARED = tuple(sorted(name for name, field in WORKLOAD_FIELDS.items() if field.of_plan))
 # share of an accelerator's memory that is left for what tensors do not tell: fragmentation, what
 # the allocator keeps. Of 2,327 measured runs 27 are predicted to have left less; both tables of

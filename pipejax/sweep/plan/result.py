@@ -33,6 +33,7 @@ _MEANING = {
     "tensor": "tensor parallelism",
     "context": "context parallelism",
     "expert": "expert parallelism",
+    "expert_tensor": "accelerators that split each expert",
     "data": "replicas",
     "microbatch_size": "sequences of a microbatch",
     "microbatches": "microbatches of a step",

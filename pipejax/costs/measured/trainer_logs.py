@@ -1,0 +1,194 @@
+"""Training logs that say times and no layout: torchtitan, DeepSpeed, NeMo, nanotron, Hugging Face.
+
+A line of an iteration says its seconds, or a rate from which they follow. The sizes that a log does
+not say are columns for the user to give, never a guess.
+"""
+
+import gzip
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipejax.base.checks import MAX_COUNT
+from pipejax.base.data_files import whole_cell
+from pipejax.base.files import read_file
+from pipejax.costs.model.model import Model
+from pipejax.costs.system.system import read_named
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_NUMBER = r"(nan|inf|[\d.,]+(?:e[+-]?\d+)?[KMB]?)"
+_FACTORS = {"K": 1e3, "M": 1e6, "B": 1e9}
+_REQUIRED = ("tensor", "pipeline", "accelerators", "microbatch_size", "recompute")
+
+
+class Trainer(NamedTuple):
+    """The lines of iterations that a program prints.
+
+    Attributes:
+      name: of the program.
+      marks: text before the number of each quantity: seconds or ms of a step, tokens per second and
+        accelerator, samples or steps per second, batch [sequences].
+      formula: how the seconds follow.
+      facts: text before the number of a column, on lines of their own.
+      note: what is not read, in words.
+    """
+
+    name: str
+    marks: Mapping[str, str]
+    formula: str
+    facts: Mapping[str, str] = {}
+    note: str = ""
+
+    def read(self, line: str) -> dict[str, float]:
+        """Read the quantities of a line; empty if it is none of an iteration."""
+        quantities: dict[str, float] = {}
+        for name, mark in self.marks.items():
+            if match := re.search(mark + r"\s*" + _NUMBER, line):
+                text = match[1].replace(",", "").rstrip(".")
+                factor = _FACTORS.get(text[-1:], 1.0)
+                quantities[name] = float(text.rstrip("KMB")) * factor
+        if "ms" in quantities:
+            quantities["seconds"] = quantities.pop("ms") / 1e3
+        return quantities if quantities.keys() - {"batch"} else {}
+
+
+TRAINERS = tuple(
+    Trainer(**record) for record in read_named("arguments", "trainers", "file")[0]["trainers"]
+)
+MEGATRON = TRAINERS[0]
+
+
+def read_log_lines(path: str | Path) -> list[str]:
+    """Read the lines of a log, which may be packed by gzip, without the codes of colours."""
+    content = read_file(Path(path))
+    if content[:2] == b"\x1f\x8b":
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError) as error:
+            raise ValueError(f"{path}: it cannot be unpacked: {error}") from None
+    return _COLOUR.sub("", content.decode(errors="replace")).splitlines()
+
+
+def rows_by_batch(
+    path: Path, times: Iterable[tuple[int, float]]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the columns of a row for each size of batch, and what they leave out, in words.
+
+    The first of several times warms up and is left out, and so is one that is no number. A spread
+    of 0 is left out: clocks were too coarse for it.
+    """
+    batches: dict[int, list[float]] = {}
+    for batch, time in times:
+        batches.setdefault(batch, []).append(time)
+    rows: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for batch, lines in batches.items():
+        seconds = [time for time in lines if math.isfinite(time) and time > 0]
+        if len(seconds) < len(lines):
+            notes.append(f"{path}: {len(lines) - len(seconds)} lines without a time are left out")
+        if not seconds:
+            raise ValueError(f"{path}: no line of {batch} sequences has a time")
+        if len(seconds) == 1:
+            notes.append(f"{path}: only one line of {batch} sequences, with its warm-up")
+        steady = seconds[1:] or seconds
+        row: dict[str, Any] = {"global_batch": batch}
+        row["seconds"] = float(f"{statistics.fmean(steady):.6g}")
+        if len(steady) > 1:
+            row["n"] = len(steady)
+            if spread := float(f"{statistics.stdev(steady):.3g}"):
+                row["spread"] = spread
+        rows.append(row)
+    return rows, notes
+
+
+def check_columns(path: Path, columns: Mapping[str, Any], cells: Mapping[str, str]) -> None:
+    """Refuse cells of columns that a log says itself."""
+    if repeated := sorted({*cells} & {*columns}):
+        raise ValueError(f"{path}: it says {repeated[0]} itself: leave it out of --columns")
+
+
+class TrainerLog(NamedTuple):
+    """The iterations of a log without arguments.
+
+    Attributes:
+      path: of the log, for errors.
+      trainer: the program that wrote it.
+      iterations: quantities of each.
+      facts: columns that the log says on other lines.
+    """
+
+    path: Path
+    trainer: Trainer
+    iterations: Sequence[Mapping[str, float]]
+    facts: Mapping[str, str]
+
+    @classmethod
+    def read(cls, path: str | Path) -> "TrainerLog":
+        """Read a log of any of `TRAINERS`.
+
+        Raises:
+          ValueError: if no line is one of theirs; the message says which logs can be read.
+        """
+        lines = read_log_lines(path)
+        for trainer in TRAINERS:
+            if iterations := [*filter(None, map(trainer.read, lines))]:
+                text = "\n".join(lines)
+                marks = {name: re.search(rf"{m} (\d+)", text) for name, m in trainer.facts.items()}
+                facts = {name: match[1] for name, match in marks.items() if match}
+                return cls(Path(path), trainer, iterations, facts)
+        names = ", ".join(dict.fromkeys(trainer.name for trainer in TRAINERS))
+        first = next((line.strip()[:60] for line in lines if line.strip()), "")
+        raise ValueError(
+            f"{path}: it must be a log of {names}: arguments as `num_layers ..... 48` or lines of "
+            f"iterations, got {first!r}"
+        )
+
+    def rows(
+        self, model: str, trained: Model, columns: Mapping[str, str]
+    ) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return rows of measured runs with the columns that the log does not say.
+
+        Args:
+          model: name or file of the model.
+          trained: that model, whose sequences are as long where no column says it.
+          columns: cells by column.
+
+        Raises:
+          ValueError: if a column is missing.
+        """
+        check_columns(self.path, self.facts, columns)
+        quantities, columns = self.iterations[-1], {**self.facts, **columns}
+        has_batch = "batch" in quantities or {"seconds", "samples"} <= {*quantities}
+        required = _REQUIRED + (() if has_batch else ("global_batch",))
+        if missing := [name for name in required if name not in columns]:
+            cells = ",".join(f"{name}=.." for name in missing)
+            kind = f"it is a log of {self.trainer.name}, which"
+            if self.trainer is MEGATRON:
+                kind = "it holds no arguments, as `num_layers ..... 48`, and"
+            raise ValueError(
+                f"{self.path}: {kind} does not say {', '.join(missing)}: give --columns {cells}; "
+                f"seconds are {self.trainer.formula}"
+            )
+        sizes = {"sequence": str(trained.sequence), "global_batch": "0", **columns}
+        tokens, batch, accelerators = (
+            whole_cell(sizes[name], name, int(name != "global_batch"), MAX_COUNT)
+            for name in ("sequence", "global_batch", "accelerators")
+        )
+        if not batch and "samples" in quantities:  # lines round it differently
+            batches = [line["seconds"] * line["samples"] for line in self.iterations]
+            batch = round(statistics.median(batches))
+        times = []
+        for line in self.iterations:
+            size = batch or round(line["batch"])
+            rate = line.get("samples") or line.get("tokens", 0) * accelerators / tokens
+            time = 1 / line["steps"] if "steps" in line else size / rate if rate else 0.0
+            times.append((size, line.get("seconds", time)))
+        rows, notes = rows_by_batch(self.path, times)
+        source = {"source": f"{self.path.name}, iterations timed by {self.trainer.name}"}
+        return [{"model": model, **columns, **row, **source} for row in rows], [
+            *notes,
+            *filter(None, [f"{self.path}: {self.trainer.note}" * bool(self.trainer.note)]),
+        ]

@@ -1,0 +1,70 @@
+"""Tables of the arguments and keys that files of other programs hold, and which of them are read.
+
+A table is data (`costs/data/arguments`). An argument that is set is read, has no effect on time or
+memory, or is named with the value that is assumed instead.
+"""
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from fnmatch import translate
+from typing import Any, NamedTuple
+
+from pipejax.base.data_files import load_json
+from pipejax.costs.system.system import data_file
+
+NOTHING = ("None", "False", "[]", "")  # texts of an argument that is not set
+
+
+class ArgumentTable(NamedTuple):
+    """The arguments of one program.
+
+    Attributes:
+      read: what an argument sets, by its name.
+      names: older names of an argument.
+      assumptions: by the name of an argument that is not read, records of the file: the assumption
+        `as`, values that agree with it (`agrees`; "=name" is the value of another argument), and an
+        argument without which it has no effect (`with`).
+      without_effect: pattern of the names that change neither time nor memory.
+    """
+
+    read: Mapping[str, str]
+    names: Mapping[str, Sequence[str]]
+    assumptions: Mapping[str, Sequence[Mapping[str, Any]]]
+    without_effect: re.Pattern[str]
+
+    def notes(self, values: Mapping[str, str], where: str) -> list[str]:
+        """Name the arguments that are set and not read, and those that the table lacks."""
+        notes = []
+        for name, record in ((n, record) for n in values for record in self.assumptions.get(n, ())):
+            condition = values.get(record["with"], "") if "with" in record else "True"
+            agrees = [
+                values.get(v[1:]) if v[:1] == "=" else v for v in record.get("agrees", NOTHING)
+            ]
+            if condition not in (*NOTHING, "0", "1") and values[name] not in agrees:
+                notes.append(f"{where}: {name} {values[name]} is not read: {record['as']}")
+        unknown = [
+            f"{name} {value}"
+            for name, value in values.items()
+            if value not in NOTHING and not self.has(name)
+        ]
+        if unknown:
+            notes.append(f"{where}: {len(unknown)} unknown, not read: {', '.join(unknown)}")
+        return notes
+
+    def has(self, name: str) -> bool:
+        """Return whether the table says what an argument does."""
+        is_listed = name in self.read or name in self.assumptions
+        return is_listed or self.without_effect.match(name) is not None
+
+
+@functools.cache
+def load_arguments(program: str) -> ArgumentTable:
+    """Read the table of a program by its name: megatron or hugging-face."""
+    data: dict[str, Any] = load_json(data_file("arguments", program, "program"))
+    assumptions: dict[str, list[Mapping[str, Any]]] = {}
+    for record in data["taken"]:
+        for name in record["arguments"]:
+            assumptions.setdefault(name, []).append(record)
+    names = [translate(name) for names in data["without_effect"].values() for name in names]
+    return ArgumentTable(data["read"], data["names"], assumptions, re.compile("|".join(names)))

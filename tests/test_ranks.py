@@ -1,0 +1,350 @@
+"""Parameters of a rank, to the digit: sums by hand, and what two public logs of 2021 print."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.costs.layers.collectives import layer_collectives
+from pipejax.costs.layers.layer_ops import layer_ops
+from pipejax.costs.model.layout import Layout
+from pipejax.costs.model.model import LatentAttention, MixtureOfExperts
+from pipejax.costs.stage.stage_work import stage_bytes, static_parts
+
+GPT = pj.load_model("gpt-22b")  # biases, learned positions, tied embeddings
+LLAMA = pj.load_model("llama3-8b")  # none of these; h 4096, f 14336, kv width 1024
+MIXTRAL = pj.load_model("mixtral-8x7b")  # the same layers, 8 experts
+
+
+def gpt(layers, hidden, vocabulary, sequence, **changes):
+    sizes = {"layers": layers, "hidden": hidden, "heads": 8, "kv_heads": 8}
+    sizes |= {"ffn_hidden": 4 * hidden, "vocabulary": vocabulary, "sequence": sequence}
+    return dataclasses.replace(GPT, **sizes, **changes)
+
+
+def llama(**changes):
+    """A small one: 4 layers, h 64, 8 heads of 8, 2 of keys, f 96, V 1000."""
+    sizes = {"layers": 4, "hidden": 64, "heads": 8, "kv_heads": 2, "ffn_hidden": 96}
+    return dataclasses.replace(LLAMA, **sizes, vocabulary=1000, sequence=32, **changes)
+
+
+def gpt_layer(h, t):
+    """12 h h and 7 h of column biases are split; 2 h of row biases and 4 h of norms are whole."""
+    return (12 * h * h + 7 * h) // t + 6 * h
+
+
+# products of a small Llama's attention and MLP, split by t: queries and outputs 64 x 64, keys and
+# values 64 x 16, three matrices 64 x 96
+ATTENTION, MLP = 2 * 64 * 64 + 2 * 64 * 16, 3 * 64 * 96
+NORMS = 2 * 64  # of a layer, without biases
+EXPERT = 3 * 64 * 24
+MOE = MixtureOfExperts(experts=8, top_k=2, expert_hidden=24)
+# latent attention: down to 32 of queries, to 16 and 4 of keys, whole; up to 8 heads of 8 + 4 and of
+# 8 + 8, out of 8 heads of 8, split; norms of 32 and 16
+LATENT = LatentAttention(kv_rank=16, rope_width=4, value_width=8, query_rank=32)
+DOWN, UP = 64 * (32 + 16 + 4) + 32 + 16, 32 * 8 * 12 + 16 * 8 * 16 + 8 * 8 * 64
+MIXTRAL_LAYER = 2 * 4096 * 4096 + 2 * 4096 * 1024  # attention, split by t
+MIXTRAL_EXPERTS = 8 * 3 * 4096 * 14336
+MIXTRAL_WHOLE = 2 * 4096 + 8 * 4096  # norms and the router
+
+# model, workers, degrees, parameters of an accelerator of each worker
+CASES = {
+    "log, 36 layers, t 2 p 2": (
+        gpt(36, 1280, 50432, 1024),
+        2,
+        {"tensor_parallel": 2},
+        (210_753_280, 209_445_120),
+    ),
+    # the difference of the middle is 10 layers of h 5120; of the ends 50,432 h / 2, and 2,048 h of
+    # positions on the first and 2 h of the norm on the last
+    "log, 13 billion, t 2 p 4": (
+        gpt(40, 5120, 50432, 2048),
+        4,
+        {"tensor_parallel": 2},
+        (1_712_942_080, 1_573_350_400, 1_573_350_400, 1_702_466_560),
+    ),
+    "tied on one worker: no copy": (
+        gpt(4, 64, 1024, 32),
+        1,
+        {"tensor_parallel": 4},
+        (4 * gpt_layer(64, 4) + 1024 * 64 // 4 + 32 * 64 + 2 * 64,),
+    ),
+    "untied, with positions": (
+        gpt(4, 64, 1024, 32, tied_embeddings=False),
+        1,
+        {"tensor_parallel": 4},
+        (4 * gpt_layer(64, 4) + 2 * 1024 * 64 // 4 + 32 * 64 + 2 * 64,),
+    ),
+    "norms with biases, products without": (
+        gpt(2, 64, 1024, 32, biases=False, norm_biases=True),
+        2,
+        {"tensor_parallel": 2},
+        (
+            12 * 64 * 64 // 2 + 4 * 64 + 1024 * 64 // 2 + 32 * 64,
+            12 * 64 * 64 // 2 + 4 * 64 + 1024 * 64 // 2 + 2 * 64,
+        ),
+    ),
+    "grouped queries, no biases": (
+        llama(),
+        2,
+        {"tensor_parallel": 2},
+        (
+            2 * ((ATTENTION + MLP) // 2 + NORMS) + 1000 * 64 // 2,
+            2 * ((ATTENTION + MLP) // 2 + NORMS) + 1000 * 64 // 2 + 64,
+        ),
+    ),
+    "biases of queries, keys and values, norms of a head": (
+        llama(qkv_biases=True, qk_norms=True),
+        1,
+        {"tensor_parallel": 2},
+        (4 * ((ATTENTION + MLP + 64 + 2 * 16) // 2 + NORMS + 2 * 8) + 1000 * 64 + 64,),
+    ),
+    "no head, no norm before it": (
+        dataclasses.replace(llama(), vocabulary=0),
+        2,
+        {"tensor_parallel": 2},
+        (2 * ((ATTENTION + MLP) // 2 + NORMS),) * 2,
+    ),
+    "mixtral, t 8: experts cut in 8": (
+        MIXTRAL,
+        2,
+        {"tensor_parallel": 8},
+        (2_919_497_728, 2_919_501_824),
+    ),
+    "mixtral, t 2 e 4 etp 2": (
+        MIXTRAL,
+        2,
+        {"tensor_parallel": 2, "expert_parallel": 4, "data_parallel": 4},
+        (3_220_307_968, 3_220_312_064),
+    ),
+    "mixtral, t 2 e 4 etp 1": (
+        MIXTRAL,
+        2,
+        {"tensor_parallel": 2, "expert_parallel": 4, "data_parallel": 2}
+        | {"expert_tensor_parallel": 1},
+        (6_038_880_256, 6_038_884_352),
+    ),
+    "mixtral, t 4 e 2 etp 2": (
+        MIXTRAL,
+        1,
+        {"tensor_parallel": 4, "expert_parallel": 2, "expert_tensor_parallel": 2},
+        (
+            32 * (MIXTRAL_LAYER // 4 + MIXTRAL_EXPERTS // (2 * 2) + MIXTRAL_WHOLE)
+            + 2 * 32000 * 4096 // 4
+            + 4096,
+        ),
+    ),
+    # GPT with experts: 7 h of biases are now 3 h of queries, keys, values and per expert f inside,
+    # h behind; the router has a bias for each expert
+    "biases in experts and router, t 2 e 2 etp 2": (
+        gpt(2, 64, 1024, 32, moe=MOE),
+        1,
+        {"tensor_parallel": 2, "expert_parallel": 2, "data_parallel": 2},
+        (
+            2
+            * (
+                (4 * 64 * 64 + 3 * 64) // 2  # attention
+                + (64 + 4 * 64)  # bias behind it, two norms
+                + (64 + 1) * 8  # router
+                + 8 // 2 * ((2 * 64 * 24 + 24) // 2 + 64)
+            )
+            + 1024 * 64 // 2
+            + 32 * 64
+            + 2 * 64,
+        ),
+    ),
+    # the first of 4 layers is dense; the ways down and both norms of latent attention are whole
+    "latent attention, a shared expert, t 4 e 2 etp 1": (
+        llama(mla=LATENT, moe=dataclasses.replace(MOE, shared_experts=1, dense_layers=1)),
+        2,
+        {"tensor_parallel": 4, "expert_parallel": 2, "expert_tensor_parallel": 1},
+        (
+            (UP + MLP) // 4
+            + DOWN
+            + NORMS
+            + (UP + EXPERT) // 4
+            + DOWN
+            + NORMS
+            + 8 * 64
+            + 8 * EXPERT // 2
+            + 1000 * 64 // 4,
+            2 * ((UP + EXPERT) // 4 + DOWN + NORMS + 8 * 64 + 8 * EXPERT // 2)
+            + 1000 * 64 // 4
+            + 64,
+        ),
+    ),
+    # a layer for a further token has a projection 2 h x h, split, and three norms; its stage looks
+    # up tokens, in a copy of the embedding
+    "MTP behind an untied head": (
+        llama(mtp_layers=1),
+        2,
+        {"tensor_parallel": 2},
+        (
+            2 * ((ATTENTION + MLP) // 2 + NORMS) + 1000 * 64 // 2,
+            3 * ((ATTENTION + MLP) // 2 + NORMS)
+            + 2 * 64 * 64 // 2
+            + 3 * 64
+            + 2 * 1000 * 64 // 2
+            + 64,
+        ),
+    ),
+    "MTP with a tied head: one copy serves both": (
+        llama(mtp_layers=1, tied_embeddings=True),
+        2,
+        {"tensor_parallel": 2},
+        (
+            2 * ((ATTENTION + MLP) // 2 + NORMS) + 1000 * 64 // 2,
+            3 * ((ATTENTION + MLP) // 2 + NORMS) + 2 * 64 * 64 // 2 + 3 * 64 + 1000 * 64 // 2 + 64,
+        ),
+    ),
+    "MTP on a stage of its own": (
+        llama(mtp_layers=1),
+        3,
+        {"tensor_parallel": 2, "pipeline_layout": "Ett|ttm|L"},
+        (
+            2 * ((ATTENTION + MLP) // 2 + NORMS) + 1000 * 64 // 2,
+            3 * ((ATTENTION + MLP) // 2 + NORMS) + 2 * 64 * 64 // 2 + 3 * 64 + 1000 * 64 // 2,
+            1000 * 64 // 2 + 64,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_of_a_rank(name):
+    model, workers, degrees, counts = CASES[name]
+    table = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=workers)
+    workload = pj.Workload(model, minibatch=workers, **degrees)
+    weights = static_parts(workload, table)["parameters"] / model.element_bytes
+    assert weights.tolist() == list(counts)
+    if workers == 1 and degrees["tensor_parallel"] == 1:
+        assert counts == (model.parameters,)
+
+
+def test_all_accelerators_together_hold_the_model():
+    for model in (GPT, LLAMA, MIXTRAL, pj.load_model("deepseek-v3-mtp")):
+        table = pj.schedules.build("1f1b", num_workers=1, num_microbatches=1)
+        mtp = model.mtp_layers * model.mtp_parameters
+        weights = stage_bytes(pj.Workload(model, minibatch=1), table).weights
+        assert weights.tolist() == [model.element_bytes * (model.parameters + mtp)]
+    assert LLAMA.parameters == 8_030_261_248  # as published with the weights
+
+
+def test_optimizer_state_is_split_by_replicas_of_experts():
+    """t 2, d 4: e 2 of etp 2 leave 2 replicas of experts, of etp 1 four; 4 of the rest."""
+    table = pj.schedules.build("1f1b", num_workers=1, num_microbatches=1)
+    for parts, replicas in ((2, 2), (1, 4)):
+        workload = pj.Workload(
+            MIXTRAL,
+            minibatch=1,
+            tensor_parallel=2,
+            expert_parallel=2,
+            expert_tensor_parallel=parts,
+            data_parallel=4,
+            zero=1,
+        )
+        experts = 32 * MIXTRAL_EXPERTS / (2 * parts)
+        rest = 32 * (MIXTRAL_LAYER / 2 + MIXTRAL_WHOLE) + 2 * 32000 * 4096 / 2 + 4096
+        memory = stage_bytes(workload, table)
+        assert memory.weights.tolist() == [2 * (experts + rest)]
+        assert memory.optimizer[0] == pytest.approx(12 * (experts / replicas + rest / 4))
+
+
+def flop(layout):
+    ops = layer_ops(MIXTRAL, layout, "moe")
+    return sum(op.flop.forward for op in ops if op.name.startswith("expert"))
+
+
+def test_experts_compute_the_same_however_they_are_cut():
+    """2 of 8 experts for each of 32,768 tokens: 2 x 3 h f each; t accelerators share them."""
+    whole = 2 * 32768 * 2 * 3 * 4096 * 14336
+    split = {"tensor": 4.0, "sequence_parallel": 1.0}
+    for expert, parts in ((1, 1), (1, 4), (2, 2), (4, 1)):
+        layout = Layout(**split, expert=expert, expert_tensor=parts)
+        assert flop(layout) == pytest.approx(whole / 4)
+    # without sequence parallelism each accelerator has all tokens, and cut experts share the work
+    assert flop(Layout(tensor=4.0, expert_tensor=4.0)) == pytest.approx(whole / 4)
+    assert flop(Layout(tensor=4.0)) == pytest.approx(whole)
+
+
+def exchanges(recompute="none", **degrees):
+    found = layer_collectives(MIXTRAL, Layout(tensor=4.0, **degrees), "moe", recompute=recompute)
+    return {
+        each.kind: (each.volume.forward, each.count)
+        for each in found
+        if each.group == "expert_tensor" and each.count.forward
+    }
+
+
+def test_who_splits_an_expert_gathers_its_tokens():
+    """32,768 tokens x 2 experts x 4096 x 2 bytes over t = 4, and those of etp accelerators."""
+    sent = 32768 * 2 * 4096 * 2 / 4
+    both = exchanges(sequence_parallel=1.0, expert_tensor=2.0)
+    assert both == {
+        "all_gather": (2 * sent, (1, 1, 0)),
+        "reduce_scatter": (2 * sent, (1, 1, 0)),
+    }
+    again = exchanges("moe", sequence_parallel=1.0, expert_tensor=2.0)
+    assert again["all_gather"] == (2 * sent, (1, 2, 0))
+    assert exchanges(sequence_parallel=1.0) == {}
+    # all have the same tokens without sequence parallelism: outputs and gradients are summed
+    assert exchanges(expert_tensor=4.0) == {"all_reduce": (4 * sent, (1, 1, 0))}
+
+
+def test_ranks_of_experts_are_neighbours():
+    """t 4, d 4, e 2, etp 2: parts 0 and 1, experts 0 and 2, replicas 0, 4, 8 and 12."""
+    layout = Layout(tensor=4.0, data=4.0, expert=2.0, expert_tensor=2.0)
+    groups = layout.expert_tensor_group, layout.expert_group, layout.expert_replica_group
+    ranks = [
+        sorted(
+            sum(place * stride for place, stride in zip(places, group.strides, strict=True))
+            for places in np.ndindex(*(int(extent) for extent in group.extents))
+        )
+        for group in groups
+    ]
+    assert ranks == [[0, 1], [0, 2], [0, 4, 8, 12]]
+
+
+SIZES = ("-s", "1f1b", "-P", 2, "-M", 8, "-m", "mixtral-8x7b", "-y", "h100", "--minibatch", 8)
+
+
+def test_the_default_is_said_and_an_option_changes_it(answer, mistake):
+    default = answer("evaluate", *SIZES, "--tensor-parallel", 8)
+    (note,) = default["notes"]
+    assert "each expert in 8 parts" in note
+    assert "--expert-tensor-parallel" in note
+    whole = answer("evaluate", *SIZES, "--tensor-parallel", 8, "--expert-tensor-parallel", 1)
+    assert "notes" not in whole
+    counts = [found["memory_parts"]["parameters"][0] / 2 for found in (default, whole)]
+    assert counts[1] - counts[0] == 16 * MIXTRAL_EXPERTS * 7 / 8
+    spread = ("--tensor-parallel", 2, "--expert-parallel", 4, "--data-parallel", 2)
+    line = mistake("evaluate", *SIZES, *spread)  # Megatron refuses it, too
+    assert "--expert-tensor-parallel 2 (tensor_parallel, by default) x expert_parallel 4" in line
+    assert "1 leaves experts whole" in line
+    dense = ("-m", "llama3-8b", *SIZES[8:], *SIZES[:6], "--expert-tensor-parallel", 2)
+    assert "has no experts" in mistake("evaluate", *dense)
+
+
+def test_a_sweep_takes_the_parts_of_experts():
+    grid = {"schedules": "1f1b", "workers": 2, "minibatch": 8, "microbatches": 8}
+    grid |= {"models": "mixtral-8x7b", "systems": "h100", "tensor_parallel": 8}
+    sweep = pj.read_sweep(grid | {"expert_tensor_parallel": [0, 1, 2]})
+    assert sweep.sizes == {"expert_tensor_parallel": 3}
+
+
+def test_a_plan_searches_whole_and_cut_experts():
+    from pipejax.sweep.plan.layouts import enumerate_layouts
+    from pipejax.sweep.plan.pricing import workload_of
+    from pipejax.sweep.plan.request import PlanRequest
+
+    request = PlanRequest(MIXTRAL, pj.load_system("h100"), 16, 16, choices={"tensor": (4,)})
+    found = enumerate_layouts(request)
+    assert {*found.expert_tensor.tolist()} == {1, 4}
+    # t c d = 16 / P accelerators hold a stage
+    assert ((16 // found.pipeline) % (found.expert * found.expert_tensor) == 0).all()
+    for parts, chosen in ((4, 0), (1, 1)):
+        place = int(np.flatnonzero(found.expert_tensor == parts)[0])
+        assert workload_of(request, found, place).expert_tensor_parallel == chosen
+    asked = dataclasses.replace(request, choices={"tensor": (4,), "expert_tensor": (2,)})
+    assert {*enumerate_layouts(asked).expert_tensor.tolist()} == {2}

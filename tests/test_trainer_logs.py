@@ -1,0 +1,121 @@
+"""Logs of trainers that say times and no layout: rows of them, with the columns they lack."""
+
+import gzip
+
+import pytest
+
+from pipejax.costs.measured.rows_file import read_rows
+
+COLUMNS = "tensor=2,pipeline=2,accelerators=8,microbatch_size=1,recompute=full"
+BATCH = ",global_batch=16"
+TITAN = (
+    "[rank0]:2025-01-10 16:07:{0:02d},580 - root - INFO - \x1b[31mstep: {0:2d}\x1b[0m  loss: 12.9  "
+    "memory: 22.74GiB(28.73%)  tps: {1}  mfu: 1.66%"
+)
+ENGINE = "steps: {0}0 loss: 2.3 iter time (s): {1}"
+TIMER = (
+    "[2024-05-01 10:00:00,000] [INFO] [timer.py:264:stop] epoch=0/micro_step={0}0/global_step={0}0,"
+    " RunningAvgSamplesPerSec=62.5, CurrSamplesPerSec={1}, MemAllocated=1.0GB, MaxMemAllocated=2GB"
+)
+NEMO = (
+    "Training epoch 0, iteration {0}/9 | lr: 3e-06 | global_batch_size: 512 | global_step: {0} | "
+    "reduced_train_loss: 11.0 | train_step_timing in s: {1} | consumed_samples: 512"
+)
+NANOTRON = (
+    "01/01/2024 00:00:00 [INFO|DP=0|PP=1|TP=0]: iteration: {0} / 15 | consumed_tokens: 1.57M | "
+    "elapsed_time_per_iteration_ms: {1} | tokens_per_sec: 787K | global_batch_size: 1.02K |"
+)
+FACE = "{{'train_runtime': 99.1, 'train_samples_per_second': 8.1, 'train_steps_per_second': {1}}}"
+BARE = (
+    " iteration {0}/ 50 | consumed samples: 64 | elapsed time per iteration (ms): {1} | "
+    "global batch size: 64 |"
+)
+# the log, numbers of its iterations, and the row: sequences, seconds (the first one warms up)
+LOGS = {
+    # 16 sequences of 8192 tokens over 8 accelerators are 16384 tokens each: 16384 / 2048 = 8 s
+    "torchtitan": (TITAN, ("120", "2,048", "2,048"), BATCH, 16, 8.0),
+    "DeepSpeed's pipeline engine": (
+        ENGINE,  # 0.512 x 62.5 = 32, and 0.9 x 35.6 = 32.04
+        ("0.9 samples/sec: 35.6", "0.512 samples/sec: 62.5", "0.512 samples/sec: 62.5"),
+        "",
+        32,
+        0.512,
+    ),
+    "DeepSpeed": (TIMER, ("1.0", "64.0"), BATCH, 16, 0.25),  # 16 / 64
+    "NeMo": (NEMO, ("99.0", "12.5", "12.5"), "", 512, 12.5),
+    "nanotron": (NANOTRON, ("9.9K", "1.25K", "1.35K"), "", 1020, 1.3),
+    "Hugging Face's Trainer": (FACE, ("0.25",), BATCH, 16, 4.0),
+    "Megatron": (BARE, ("9000.0", "4000.0", "4000.0"), "", 64, 4.0),
+}
+
+
+def written(path, name):
+    text, numbers, *_ = LOGS[name]
+    lines = [text.format(k, number) for k, number in enumerate(numbers, 1)]
+    path.write_text("\n".join(["a line of something else", *lines, ""]))
+    return path
+
+
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+@pytest.mark.parametrize("name", LOGS)
+def test_a_log_and_columns_give_rows(name, tmp_path, answer):
+    _, _, more, batch, seconds = LOGS[name]
+    path, out = written(tmp_path / "train.log", name), tmp_path / "rows.csv"
+    columns = COLUMNS.replace("tensor=2,pipeline=2", "tensor=2,data=2,pipeline=2") + more
+    given = "--model", "llama3-8b", "--columns", columns, "--out", out
+    answer("init", "rows", "--from", path, *given)
+    rows = read_rows(out)
+    assert (rows.seconds[0], rows.global_batch[0]) == (pytest.approx(seconds), batch)
+    assert (rows.tensor[0], rows.data[0], rows.recompute[0]) == (2, 2, "full")
+    assert rows.source[0] == f"train.log, iterations timed by {name}"
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_log_without_columns_says_what_it_lacks(name, tmp_path, mistake):
+    path = written(tmp_path / "train.log", name)
+    text = mistake("init", "rows", "--from", path, "--model", "llama3-8b", "--force")
+    missing = ["tensor", "pipeline", "accelerators", "microbatch_size", "recompute"]
+    missing += ["global_batch"] if LOGS[name][2] else []
+    assert f"does not say {', '.join(missing)}: give --columns tensor=..,pipeline=.." in text
+    assert ("give the log from its start" in text) is False
+    assert (f"it is a log of {name}" in text) is (name != "Megatron")
+    assert f"log of {name}" in mistake("init", "model", "--from", path, "--force")
+
+
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+def test_what_a_log_says_on_other_lines_is_read(tmp_path, answer, mistake):
+    path, out = written(tmp_path / "train.log", "torchtitan"), tmp_path / "rows.csv"
+    start = (
+        "Training starts at step 1, with local batch size 2, global batch size 16, sequence length"
+    )
+    path.write_text(f"{start} 4096, total steps 10\n{path.read_text()}")
+    given = "init", "rows", "--from", path, "--model", "llama3-8b", "--out", out, "--columns"
+    made = answer(*given, COLUMNS)
+    assert "memory is not read" in made["notes"][0]
+    rows = read_rows(out)  # 16 x 4096 tokens over 8 accelerators at 2048 a second
+    assert (rows.seconds[0], rows.global_batch[0]) == (4.0, 16)
+    assert rows.models[0].sequence == 4096
+    text = mistake(*given, f"{COLUMNS},global_batch=8", "--force")
+    assert "it says global_batch itself: leave it out of --columns" in text
+
+
+def test_other_texts_are_refused_with_what_is_read(tmp_path, mistake):
+    path = tmp_path / "train.log"
+    path.write_text("\nEpoch 1: loss 3.2, 12 it/s\n")
+    text = mistake("init", "rows", "--from", path, "--model", "llama3-8b")
+    assert "it must be a log of Megatron, torchtitan, DeepSpeed's pipeline engine, " in text
+    assert "got 'Epoch 1: loss 3.2, 12 it/s'" in text
+    path.write_bytes(gzip.compress(path.read_bytes())[:20])
+    assert "it cannot be unpacked" in mistake(
+        "init", "rows", "--from", path, "--model", "llama3-8b"
+    )
+
+
+def test_columns_that_cannot_be_are_named(tmp_path, mistake):
+    path = written(tmp_path / "train.log", "NeMo")
+    given = "init", "rows", "--from", path, "--model", "llama3-8b", "--columns"
+    assert "--columns must be as tensor=2,pipeline=4, got 'tensor'" in mistake(*given, "tensor")
+    assert "--columns must be one of model, layers" in mistake(*given, "tensors=2")
+    assert "--columns must be as" in mistake(*given, "tensor=2,tensor=4")
+    assert "accelerators must be a whole number" in mistake(*given, COLUMNS.replace("=8", "=x"))
+    assert "--columns x does not go with rows" in mistake("init", "rows", "--columns", "x")

@@ -1,0 +1,119 @@
+"""Kernels that are not fused keep more: each tensor counted by hand, and four measured peaks."""
+
+import dataclasses
+
+import pytest
+
+import pipejax as pj
+from pipejax.costs.layers.formulas import WHOLE, edge_activation_bytes, layer_activation_bytes
+from pipejax.costs.model.layout import Layout
+
+# A public report of 2023 on Megatron-LM without Transformer Engine: 7 billion parameters, flash
+# attention, SwiGLU as function and product, dropout; max_memory_allocated on 8 GPUs.
+SEVEN = pj.Model(
+    name="seven",
+    source="a public report of 2023 on Megatron-LM without Transformer Engine",
+    layers=32,
+    hidden=4096,
+    heads=32,
+    kv_heads=32,
+    ffn_hidden=10880,
+    vocabulary=50432,
+    sequence=2048,
+    gated_mlp=True,
+    biases=True,
+    learned_positions=True,
+    tied_embeddings=True,
+    dropout=True,
+    flash_attention=True,
+    gradient_bytes=4,
+    unfused="activation+attention",
+)
+PEAKS = [  # GiB; workers, microbatches, minibatch of a pipeline, vocabulary, layout
+    (69.1, 1, 128, 256, 50432, {"data_parallel": 8}),
+    (55.7, 1, 32, 128, 50432, {"data_parallel": 4, "tensor_parallel": 2}),
+    (49.8, 2, 256, 512, 50432, {"data_parallel": 4}),
+    (28.8, 1, 32, 128, 51200, {"tensor_parallel": 8}),
+]
+
+
+@pytest.mark.parametrize(("peak", "workers", "count", "minibatch", "vocabulary", "degrees"), PEAKS)
+def test_measured_peaks(peak, workers, count, minibatch, vocabulary, degrees):
+    table = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=count)
+    model = dataclasses.replace(SEVEN, vocabulary=vocabulary)
+    need = pj.memory_bytes(pj.Workload(model, minibatch, zero=1, **degrees), table).max()
+    assert need / 2**30 == pytest.approx(peak, rel=0.03)
+    fused = dataclasses.replace(model, unfused="")
+    less = pj.memory_bytes(pj.Workload(fused, minibatch, zero=1, **degrees), table).max()
+    assert less / 2**30 < 0.96 * peak
+
+
+def more(model, unfused, layout=WHOLE, **how):
+    """Bytes that a layer keeps more where kernels are not fused."""
+    apart, fused = (
+        layer_activation_bytes(dataclasses.replace(model, unfused=names), layout, **how)
+        for names in (unfused, "")
+    )
+    return apart - fused
+
+
+def test_a_layer_of_the_report():
+    # 660 MiB for 4096 tokens: SiLU's output 85 MiB, attention's output once more 32 MiB
+    layout = Layout(microbatch_size=2.0)
+    assert layer_activation_bytes(SEVEN, layout) / 2**20 == pytest.approx(660, abs=0.5)
+    assert more(SEVEN, "activation", layout) / 2**20 == pytest.approx(85)
+    assert more(SEVEN, "attention", layout) / 2**20 == pytest.approx(32)
+    split = Layout(microbatch_size=2.0, tensor=8.0)
+    assert more(SEVEN, "activation+attention", split) / 2**20 == pytest.approx(117 / 8)
+
+
+GPT, MIXTRAL = pj.load_model("gpt-22b"), pj.load_model("mixtral-8x7b")
+LLAMA = pj.load_model("llama3-8b")
+
+
+def test_norms_in_float32():
+    # 4 bytes of the input in float32 and 2 of the normalized one, where a fused norm keeps 2
+    assert more(LLAMA, "norm") == 2 * 4 * 8192 * 4096
+    assert more(LLAMA, "norm", Layout(tensor=4.0)) == 2 * 4 * 8192 * 4096  # whole
+    assert more(LLAMA, "norm", Layout(tensor=4.0, sequence_parallel=1.0)) == 2 * 8192 * 4096
+    assert more(LLAMA, "norm", recompute="layernorm") == 0
+    apart = dataclasses.replace(LLAMA, unfused="norm")
+    head, less = (edge_activation_bytes(model)[1] for model in (apart, LLAMA))
+    assert head - less == 4 * 8192 * 4096
+
+
+def test_softmax_in_float32():
+    # with dropout: 4 of its output, 1 of the mask and 2 of what dropout puts out, not 5
+    pairs = 64 * 2048**2
+    assert more(GPT, "softmax", Layout(tensor=8.0)) == 2 * pairs / 8
+    # without: 4 of its output and 2 of the product's input, not 2
+    plain = dataclasses.replace(GPT, dropout=False)
+    assert more(plain, "softmax", Layout(tensor=8.0)) == 4 * pairs / 8
+    assert more(LLAMA, "softmax") == 0  # a flash kernel keeps no scores
+    assert more(GPT, "softmax", recompute="selective") == 0
+
+
+def test_activation_functions():
+    assert more(GPT, "activation") == 0  # of GELU its input and output, fused or not
+    # of every token 2 experts of 14336
+    assert more(MIXTRAL, "activation", kind="moe") == 2 * 32768 * 2 * 14336
+    assert more(MIXTRAL, "activation", kind="moe", recompute="moe_act") == 0
+    assert more(LLAMA, "activation", recompute="mlp") == 0
+    shared = pj.load_model("deepseek-v3")  # 8 experts and 1 for all, of 2048; 3 dense layers first
+    assert more(shared, "activation", kind="moe") == 2 * 4096 * (8 + 1) * 2048
+    assert more(shared, "activation", kind="dense") == 2 * 4096 * 18432
+
+
+def test_what_is_recomputed_is_whole_with_its_unfused_tensors():
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    model = dataclasses.replace(LLAMA, vocabulary=0)
+    apart = dataclasses.replace(model, unfused="activation+attention")
+    needs = [pj.memory_bytes(pj.Workload(m, 8, recompute="full"), table)[0] for m in (apart, model)]
+    assert needs[0] - needs[1] == pytest.approx(2 * 8192 * (14336 + 4096))  # of one layer
+
+
+def test_an_unknown_kernel_is_refused():
+    with pytest.raises(
+        ValueError, match="unfused must be one of activation, attention, norm, softmax"
+    ):
+        dataclasses.replace(LLAMA, unfused="swiglu")

@@ -1,0 +1,295 @@
+"""Memory of recomputation: what F leaves, what is whole in a backward, what W holds until it ends.
+
+Numbers are counted by hand. llama3-8b keeps per token of a layer, h = 4096, in units: 2 h of norms'
+inputs, 2 h of products' inputs, h of queries, 2 x 1024 of keys and values, h of attention's output
+and 3 x 14336 in the MLP: 69632, two bytes each. Of the MLP are 43008, and a checkpoint is h.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.costs.stage.stage_work import stage_bytes, static_parts
+from pipejax.sweep import run_sweep
+
+LLAMA = pj.load_model("llama3-8b")
+BODY = dataclasses.replace(LLAMA, vocabulary=0)  # no embedding, no head
+TOKENS = 8192
+LAYER, MLP, CHECKPOINT = (2 * TOKENS * units for units in (69632, 43008, 4096))
+SPLIT = ("zb-h1", "zb-h2", "zb-v", "interleaved-zb", "v-half", "dualpipe", "dualpipe-v")
+
+
+def table_of(name, workers=4, microbatches=16):
+    return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
+
+
+def activations(workload, table):
+    """Peaks of activations alone (workers) [B]."""
+    return pj.memory_bytes(workload, table) - sum(static_parts(workload, table).values())
+
+
+def counted(table, left, in_b, in_i, for_w):
+    """Walk along the rows: F leaves, B and I bring back, I frees all but what W needs."""
+    peaks = []
+    for worker in range(table.num_workers):
+        held = peak = 0.0
+        for slot in range(table.num_slots):
+            ops = table.cell(worker, slot)
+            held += sum({"F": left, "B": in_b, "I": in_i}.get(op.phase.name, 0) for op in ops)
+            peak = max(peak, held)
+            ends = {"B": left + in_b, "I": left + in_i - for_w, "W": for_w}
+            held -= sum(ends.get(op.phase.name, 0) for op in ops)
+        peaks.append(peak)
+    return peaks
+
+
+WAYS = {  # of n layers: F leaves, B brings back, I brings back
+    "none": lambda n: (n * LAYER, 0, 0),
+    "full": lambda n: (n * CHECKPOINT, LAYER - CHECKPOINT, n * (LAYER - CHECKPOINT)),
+    "mlp": lambda n: (n * (LAYER - MLP), MLP, n * MLP),
+    # one checkpoint of two layers, both whole at once
+    "uniform:2": lambda n: (
+        n / 2 * CHECKPOINT,
+        2 * LAYER - CHECKPOINT,
+        n * LAYER - n / 2 * CHECKPOINT,
+    ),
+    "block:1": lambda n: (
+        CHECKPOINT + (n - 1) * LAYER,
+        LAYER - CHECKPOINT,
+        LAYER - CHECKPOINT,
+    ),
+}
+
+
+@pytest.mark.parametrize("recompute", WAYS)
+@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "chimera", *SPLIT])
+def test_what_is_held_follows_the_ops(name, recompute):
+    table = table_of(name)
+    layers = 32 / table.num_stages  # flash attention, no dropout: W needs all that a layer keeps
+    peaks = counted(table, *WAYS[recompute](layers), for_w=layers * LAYER)
+    workload = pj.Workload(BODY, 16, recompute=recompute)
+    np.testing.assert_allclose(activations(workload, table), peaks, rtol=1e-12)
+
+
+@pytest.mark.parametrize("recompute", ["full", "uniform:4"])
+@pytest.mark.parametrize("name", SPLIT)
+def test_recomputation_within_i_holds_what_r_before_it_does(name, recompute):
+    table, workload = table_of(name), pj.Workload(LLAMA, 16, recompute=recompute)
+    within, cells = (activations(workload, t) for t in (table, table.with_recomputation()))
+    if "B" in {phase.name for phase in table.used_phases}:  # R brings a stage back, B a layer
+        assert (within <= cells).all()
+    else:
+        np.testing.assert_allclose(within, cells, rtol=1e-12)
+
+
+def test_zero_bubble_with_recomputation_by_hand():
+    # 8 layers a stage: c = 0.537 GB, a = 9.127 GB; worker w holds w of them whole when the next I
+    # runs, and the head 4.33 GB from F to I, 2.17 GB from I to W
+    peaks = activations(pj.Workload(LLAMA, 16, recompute="full"), table_of("zb-h1")) / 1e9
+    np.testing.assert_allclose(peaks, [10.74, 19.33, 27.92, 47.35], atol=0.01)
+
+
+LONG = dataclasses.replace(LLAMA, sequence=65536)
+GB = {  # of worker 0 of 8, 4 layers each, 8 in flight; at 65536 tokens: layer 9.127, checkpoint 0.537
+    "full": 8 * 4 * 0.536871 + 9.126806 - 0.536871,
+    "uniform:2": 8 * 2 * 0.536871 + 2 * 9.126806 - 0.536871,
+    "uniform:3": 8 * 2 * 0.536871 + 3 * 9.126806 - 0.536871,  # groups of 3 and 1
+    "block:3": 8 * (3 * 0.536871 + 9.126806) + 9.126806 - 0.536871,
+    "mlp": 8 * 4 * (9.126806 - 5.637145) + 5.637145,
+}
+
+
+@pytest.mark.parametrize("recompute", GB)
+def test_one_layer_group_or_module_is_whole_while_it_is_recomputed(recompute):
+    peaks = activations(pj.Workload(LONG, 16, recompute=recompute), table_of("1f1b", 8))
+    assert peaks[0] / 1e9 == pytest.approx(GB[recompute], rel=1e-6)
+
+
+def test_tensor_parallelism_splits_the_whole_layer():
+    # t = 8, no sequence parallelism: 4 h whole, 53248 units by 8; a checkpoint is whole
+    workload = pj.Workload(LONG, 16, recompute="full", tensor_parallel=8)
+    layer, checkpoint = 2 * 65536 * (4 * 4096 + 53248 / 8), 2 * 65536 * 4096
+    peaks = activations(workload, table_of("1f1b", 8))
+    assert peaks[0] == pytest.approx(8 * 4 * checkpoint + layer - checkpoint)
+    shared = dataclasses.replace(workload, sequence_parallel=True)
+    layer, checkpoint = layer / (4 * 4096 + 53248 / 8) * 69632 / 8, checkpoint / 8
+    peaks = activations(shared, table_of("1f1b", 8))
+    assert peaks[0] == pytest.approx(8 * 4 * checkpoint + layer - checkpoint)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+def test_scores_of_one_layer_come_back_where_attention_is_recomputed(name):
+    # 5 a s^2 b bytes by t; W needs none of them, so I goes layer by layer too
+    model = dataclasses.replace(pj.load_model("gpt-22b"), vocabulary=0)
+    workload = pj.Workload(model, 8, recompute="selective", tensor_parallel=8)
+    memory = stage_bytes(workload, table_of(name, 4, 8))
+    scores = 5 * 64 * 2048**2 / 8
+    assert [size.tolist() for size in memory.at_work] == [[scores] * 4, [scores] * 4, [0.0] * 4]
+
+
+def test_the_kind_of_layer_that_is_whole_is_the_widest():
+    # mixtral: tokens meet 2 experts of 14336: inputs and outputs 2 x 2 h, MLP 2 x 3 x 14336
+    model = dataclasses.replace(pj.load_model("mixtral-8x7b"), vocabulary=0, sequence=8192)
+    workload = pj.Workload(model, 8, recompute="full")
+    layer = 2 * TOKENS * (6 * 4096 + 2048 + 2 * 2 * 4096 + 2 * 3 * 14336)
+    in_b = stage_bytes(workload, table_of("1f1b", 4, 8)).at_work[0]
+    assert in_b.tolist() == [layer - CHECKPOINT] * 4
+
+
+def test_frozen_weights_have_no_w_that_holds_what_i_brought_back():
+    # below adapters there is no W: I goes layer by layer, as B does
+    workload = pj.Workload(BODY, 16, recompute="full", frozen=True)
+    in_b, in_i, in_w = stage_bytes(workload, table_of("zb-h1")).at_work
+    assert (in_i == in_b).all()
+    assert (in_w == 0).all()
+
+
+AGAIN = {  # by how many activations of worker 0, 4 in flight, 8 layers each; W starts as I did
+    ("full", False): 4 * 8 * CHECKPOINT + LAYER - CHECKPOINT,
+    ("full", True): 4 * 8 * CHECKPOINT + 8 * (LAYER - CHECKPOINT),  # R brings a stage back
+    ("block:5", False): 4 * (5 * CHECKPOINT + 3 * LAYER) + LAYER - CHECKPOINT,
+    ("uniform:4", False): 4 * 2 * CHECKPOINT + 4 * LAYER - CHECKPOINT,
+    ("none", True): 4 * 8 * CHECKPOINT + 8 * (LAYER - CHECKPOINT),
+}
+
+
+@pytest.mark.parametrize(("recompute", "cells"), AGAIN)
+def test_w_that_recomputes_again_holds_checkpoints(recompute, cells):
+    table = table_of("zb-h1")
+    table = table.with_recomputation() if cells else table
+    workload = pj.Workload(BODY, 16, recompute=recompute, recompute_again=True)
+    assert activations(workload, table)[0] == pytest.approx(AGAIN[recompute, cells])
+
+
+@pytest.mark.parametrize("cells", [False, True])
+@pytest.mark.parametrize(("recompute", "layers"), [("full", 8), ("block:3", 3), ("uniform:2", 8)])
+def test_w_that_recomputes_again_lasts_w_and_r(recompute, layers, cells):
+    table, h100 = table_of("zb-h1"), pj.load_system("h100")
+    table = table.with_recomputation() if cells else table
+    one = pj.Workload(LLAMA, 16, recompute=recompute)
+    costs = pj.stage_costs(one, h100, table)
+    again = pj.stage_costs(dataclasses.replace(one, recompute_again=True), h100, table)
+    share = 1 if cells else layers / 8  # R brings all layers of a stage back
+    longer = np.asarray(again.weight_grad) - np.asarray(costs.weight_grad)
+    np.testing.assert_allclose(longer, share * np.asarray(costs.recompute), rtol=1e-3)
+    assert again.input_grad.tolist() == costs.input_grad.tolist()
+
+
+def test_recompute_again_at_the_command_line(answer, mistake):
+    run = ["evaluate", "-s", "zb-h1", "-P", 4, "-M", 16, "-m", "llama3-8b", "-y", "h100"]
+    run += ["--minibatch", 16]
+    full = ["--recompute", "full", "--recompute-cells"]
+    once, again = (answer(*run, *full, *more) for more in ((), ["--recompute-again"]))
+    costs = pj.stage_costs(pj.Workload(LLAMA, 16), pj.load_system("h100"), table_of("zb-h1"))
+    longer = np.subtract(again["busy"], once["busy"])
+    np.testing.assert_allclose(longer, 16 * np.asarray(costs.recompute), rtol=1e-3)
+    assert sum(again["breakdown"].values()) == pytest.approx(again["step_time"])
+    said = mistake(*run, "--recompute-again")
+    assert "--recompute-again has no effect: no R in zb-h1" in said
+    said = mistake(*run, "--recompute", "mlp", "--recompute-again")
+    assert "recompute-again goes with recompute full, block:N, uniform:N" in said
+
+
+# ------------------------------------------------------------------------------------------ forms
+def test_forms_are_one_mechanism():
+    block = pj.Workload(LLAMA, 16, recompute="block:7")
+    assert pj.Workload(LLAMA, 16, recompute="full", recompute_layers=7) == block
+    assert pj.Workload(LLAMA, 16, recompute="uniform:1").recompute == "full"
+    assert dataclasses.replace(block, recompute="none") == pj.Workload(LLAMA, 16)
+
+
+@pytest.mark.parametrize("text", ["block:0", "uniform:x", "block:", "uniform:-1", "block:1.5"])
+def test_a_form_without_a_number_is_refused(text):
+    with pytest.raises(ValueError, match=r"recompute must be (block|uniform):N, N from 1 to"):
+        pj.Workload(LLAMA, 16, recompute=text)
+
+
+def test_an_unknown_form_names_the_forms(mistake):
+    run = ["-s", "1f1b", "-P", 4, "-M", 16, "-m", "llama3-8b", "-y", "h100", "--minibatch", 16]
+    said = mistake("evaluate", *run, "--recompute", "blocks:2")
+    assert "block:N (N layers of a stage), uniform:N (a checkpoint every N layers)" in said
+
+
+def test_time_of_a_block_lies_between_none_and_full():
+    def busy(recompute):
+        workload, table = pj.Workload(LLAMA, 16, recompute=recompute), table_of("1f1b")
+        return pj.stage_costs(workload, pj.load_system("h100"), table).backward[1]
+
+    none, full = busy("none"), busy("full")
+    assert busy("block:2") == pytest.approx(none + 2 / 8 * (full - none))
+    assert busy("uniform:2") == busy("block:8") == busy("block:99") == full
+
+
+FLAGS = {
+    "block:7": {"recompute-method": "block", "recompute-num-layers": 7},
+    "uniform:2": {"recompute-method": "uniform", "recompute-num-layers": 2},
+    "full": {"recompute-method": "uniform", "recompute-num-layers": 1},
+}
+
+
+@pytest.mark.parametrize("recompute", FLAGS)
+def test_launchers_are_told_the_form(recompute):
+    workload = pj.Workload(LLAMA, 16, recompute=recompute)
+    launches = {one.launcher: one for one in pj.costing.launches(workload, table_of("1f1b"))}
+    assert launches["Megatron-LM"].options.items() >= FLAGS[recompute].items()
+    deepspeed = launches["DeepSpeed"]
+    if recompute == "block:7":
+        assert deepspeed.lacks == ("recomputation block:7 (none, full and uniform:N are there)",)
+    else:
+        interval = FLAGS[recompute]["recompute-num-layers"]
+        assert f"activation_checkpoint_interval={interval}" in deepspeed.program
+
+
+@pytest.mark.takes_turns
+@pytest.mark.compiles
+@pytest.mark.process
+def test_a_sweep_takes_forms(tmp_path):
+    ways = ["none", "full", "block:3", "uniform:4", "mlp"]
+    grid = {"schedules": "zb-h1", "workers": 4, "minibatch": 8, "microbatch_size": 1}
+    grid |= {"models": "llama3-8b", "systems": "h100", "recompute": ways}
+    data = run_sweep(grid, tmp_path / "out.zarr")
+    table = table_of("zb-h1", 4, 8)
+    for recompute in ways:
+        need = pj.memory_bytes(pj.Workload(LLAMA, 8, recompute=recompute), table).max()
+        assert float(data.memory_bytes.sel(recompute=recompute)) == pytest.approx(need, rel=1e-12)
+
+
+@pytest.mark.compiles
+def test_a_plan_needs_what_evaluate_does():
+    ways = ("full", "block:3", "uniform:4", "mlp")
+    found = pj.plan(
+        LLAMA,
+        pj.load_system("h100"),
+        gpus=4,
+        minibatch=16,
+        schedules=["1f1b", "zb-h1"],
+        memory_limit=200e9,
+        exhaustive=True,
+        runners_up=99,
+        choices={"recompute": ways, "pipeline": [4], "tensor": [1]}
+        | {"edge_units": [0], "microbatch_size": [1]},
+    )
+    rows = [found.best, *found.runners_up]
+    assert {row.layout["recompute"] for row in rows} == {*ways}
+    for row in rows:
+        table = table_of(row.layout["schedule"])
+        workload = pj.Workload(LLAMA, 16, recompute=row.layout["recompute"])
+        need = pj.memory_bytes(workload, table).max()
+        assert row.memory_bytes == pytest.approx(need, rel=1e-9)
+
+
+def test_optimize_refuses_what_it_does_not_search(mistake):
+    run = ["optimize", "-s", "zb-h1", "-P", 4, "-M", 8, "-m", "llama3-8b", "-y", "h100"]
+    run += ["--minibatch", 8, "--recompute", "full", "--memory-limit", "80GB"]
+    assert "does not search a backward that recomputes what W needs" in mistake(*run)
+
+
+def test_a_certificate_says_what_backwards_recompute(call, tmp_path):
+    path = tmp_path / "run.json"
+    run = ["evaluate", "-s", "zb-h1", "-P", 4, "-M", 8, "-m", "llama3-8b", "-y", "h100"]
+    run += ["--minibatch", 8, "--recompute", "full", "--certificate", path]
+    assert call(*run)[0] == 0
+    assert call("verify", path)[0] == 0
+    assert '"at_work"' in path.read_text()
