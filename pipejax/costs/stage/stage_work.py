@@ -356,18 +356,11 @@ def _forward_bytes(model: Model, layout: Layout, stages: Stages) -> StageBytes:
     widest = functools.reduce(xp.maximum, (w * (n > 0) for w, n in zip(whole, layers, strict=True)))
     # of the last token of each sequence
     logits = layout.microbatch_size * FLOAT32 * model.vocabulary / layout.tensor
-    return StageBytes(
-        weights=memory.weights,
-        gradients=none,
-        optimizer=none,
-        gathered=memory.gathered,
-        buffers=widest * stages.share + stages.last * logits,
-        activations=sum(layers) * cache_bytes(model, layout),
-        weight_share=none,
-        checkpoint=none,
-        at_work=(none, none, none),
-        version=none,
-    )
+    numbers: dict[str, Any] = dict.fromkeys(StageBytes._fields, none)
+    numbers |= {"weights": memory.weights, "gathered": memory.gathered}
+    numbers["buffers"] = widest * stages.share + stages.last * logits
+    numbers["activations"] = sum(layers) * cache_bytes(model, layout)
+    return StageBytes(**numbers | {"at_work": (none, none, none)})
 
 
 def bytes_of_stages(
