@@ -401,8 +401,10 @@ def bytes_of_stages(
         activations = activations + rest * kept
         needed = needed + count * of_w
         brought = brought + again * whole + rest * for_w
-        group_of_kind = xp.minimum(group, again) * whole - (again > 0) * inputs
-        at_once = xp.maximum(at_once, xp.maximum(group_of_kind, (rest > 0) * (whole - kept)))
+        # at least one layer, also of a relaxed number: a descent then sees what more of them save
+        group_of_kind = xp.minimum(group, xp.maximum(again, 1.0)) * whole - inputs
+        part = xp.maximum((again > 0) * group_of_kind, (rest > 0) * (whole - kept))
+        at_once = xp.maximum(at_once, part)
         in_layer = xp.maximum(in_layer, (rest > 0) * (whole - kept - for_w))
     checkpoint = checkpoints(sum(layers)) + edges
     in_i = brought + in_layer if has_w else at_once
