@@ -350,7 +350,7 @@ def test_what_workers_hold_with_many_microbatches_is_what_the_whole_table_says(s
             num_microbatches=count,
             **({"stages_per_worker": stages} if stages > 1 else {}),
         )
-        sizes = np.random.default_rng(0).random((3, 1, 4 * stages))
+        sizes = np.random.default_rng(0).random((6, 1, 4 * stages))
         np.testing.assert_array_equal(
             held_in(shape, count).activation_bytes(tuple(sizes)),
             held_counts(whole).activation_bytes(tuple(sizes)),

@@ -227,7 +227,7 @@ def test_more_starts_find_more_minima():
 def test_held_counts_give_the_peak_for_any_sizes(schedule):
     count = at_least(schedule, 4, 10)
     table = pj.schedules.build(schedule, num_workers=4, num_microbatches=count)
-    held, rows = held_counts(table), held_in_rows(table)
+    held, rows = held_counts(table), held_in_rows(table, at_work=True)
     every = np.random.default_rng(0).integers(0, 99, (20, len(LEDGER_PARTS), table.num_stages))
     for sizes in every:
         assert held.activation_bytes(tuple(sizes)).tolist() == rows.peaks(sizes, 4).tolist()

@@ -229,9 +229,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         ),
         "memory": OptionRecord(FLAG, "show the activation memory of each worker over time"),
         "recompute_cells": OptionRecord(FLAG, "put R before every B or I"),
-        "recompute_again": OptionRecord(
-            FLAG, "W recomputes once more: it lasts W + R, and checkpoints stay until then"
-        ),
+        "recompute_again": OptionRecord(FLAG, "W recomputes once more: it lasts W + R"),
     },
     "Slack and paths": {
         "slack": OptionRecord(FLAG, "show how much longer ops could take"),

@@ -164,19 +164,19 @@ def _unfused_bytes(model: Model, layout: Layout, kind: str, modules: Set[str]) -
     unfused, e, moe, t = unfused_kernels(model), model.element_bytes, model.moe, layout.tensor
     if "half_products" in modules:
         return 0.0
-    found: Number = 0.0
+    extra: Number = 0.0
     if "norm" in unfused and "layernorm" not in modules:
-        found += 2 * FLOAT32 * model.hidden / layout.shared_by
+        extra += 2 * FLOAT32 * model.hidden / layout.shared_by
     if "attention" in unfused and "core_attn" not in modules:
-        found += e * model.output_hidden / t
+        extra += e * model.output_hidden / t
     if "activation" not in unfused or not model.gated_mlp:
-        return found
+        return extra
     if kind == "dense" or moe is None:
-        return found + ("mlp" not in modules) * e * model.ffn_hidden / t
+        return extra + ("mlp" not in modules) * e * model.ffn_hidden / t
     shared = not modules & {"moe", "shared_experts"}
     routed = not modules & {"moe", "moe_act"}
-    found += shared * e * moe.shared_experts * moe.expert_hidden / t
-    return found + routed * e * moe.slots * moe.expert_hidden / layout.shared_by
+    extra += shared * e * moe.shared_experts * moe.expert_hidden / t
+    return extra + routed * e * moe.slots * moe.expert_hidden / layout.shared_by
 
 
 def key_bytes(model: Model, layout: Layout = WHOLE) -> Number:

@@ -357,18 +357,11 @@ def _forward_bytes(model: Model, layout: Layout, stages: Stages) -> StageBytes:
     widest = functools.reduce(xp.maximum, (w * (n > 0) for w, n in zip(whole, layers, strict=True)))
     # of the last token of each sequence
     logits = layout.microbatch_size * FLOAT32 * model.vocabulary / layout.tensor
-    return StageBytes(
-        weights=memory.weights,
-        gradients=none,
-        optimizer=none,
-        gathered=memory.gathered,
-        buffers=widest * stages.share + stages.last * logits,
-        activations=sum(layers) * cache_bytes(model, layout),
-        weight_share=none,
-        checkpoint=none,
-        at_work=(none, none, none),
-        version=none,
-    )
+    numbers: dict[str, Any] = dict.fromkeys(StageBytes._fields, none)
+    numbers |= {"weights": memory.weights, "gathered": memory.gathered}
+    numbers["buffers"] = widest * stages.share + stages.last * logits
+    numbers["activations"] = sum(layers) * cache_bytes(model, layout)
+    return StageBytes(**numbers | {"at_work": (none, none, none)})
 
 
 def bytes_of_stages(
@@ -397,23 +390,25 @@ def bytes_of_stages(
         return xp.where(group > 1, -xp.floor(-count / group), count) * inputs
 
     activations: Numbers = checkpoints(sum(recomputed)) + edges
-    brought: Numbers = -checkpoints(sum(recomputed))
+    in_i: Numbers = -checkpoints(sum(recomputed))
     needed: Numbers = 0.0
     at_once = in_layer = 0.0 * last
     for kind, count, again in zip(model.layers_by_kind, layers, recomputed, strict=True):
         rest = count - again
         whole = layer_activation_bytes(model, layout, kind=kind)
-        kept = layer_activation_bytes(model, layout, recompute, kind)
+        residue = layer_activation_bytes(model, layout, recompute, kind)
         of_w = layer_weight_grad_bytes(model, layout, kind)
-        for_w = xp.maximum(of_w - kept, 0.0)  # stays of what a layer recomputes of itself
-        activations = activations + rest * kept
+        for_w = xp.maximum(of_w - residue, 0.0)  # stays of what a layer recomputes of itself
+        activations = activations + rest * residue
         needed = needed + count * of_w
-        brought = brought + again * whole + rest * for_w
-        group_of_kind = xp.minimum(group, again) * whole - (again > 0) * inputs
-        at_once = xp.maximum(at_once, xp.maximum(group_of_kind, (rest > 0) * (whole - kept)))
-        in_layer = xp.maximum(in_layer, (rest > 0) * (whole - kept - for_w))
+        in_i = in_i + again * whole + rest * for_w
+        # at least one layer, also of a relaxed number: a descent then sees what more of them save
+        group_of_kind = xp.minimum(group, xp.maximum(again, 1.0)) * whole - inputs
+        part = xp.maximum((again > 0) * group_of_kind, (rest > 0) * (whole - residue))
+        at_once = xp.maximum(at_once, part)
+        in_layer = xp.maximum(in_layer, (rest > 0) * (whole - residue - for_w))
     checkpoint = checkpoints(sum(layers)) + edges
-    in_i = brought + in_layer if has_w else at_once
+    in_i = in_i + in_layer if has_w else at_once
     head_needs = last * head_weight_grad_bytes(model, layout)
     needed_by_w, in_w = has_w * needed + head_needs, 0.0 * last
     if layout.recompute_again:  # W starts where I did

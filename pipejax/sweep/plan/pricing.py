@@ -121,8 +121,8 @@ def _layout_numbers(request: PlanRequest, shape: ProgramShape, layouts: Layouts)
 def _whole_layers(request: PlanRequest, layouts: Layouts) -> Int[NumpyArray, "two layouts"]:
     """Say whether layouts recompute whole layers, and how many share a checkpoint: (2, layouts)."""
     modes = map(parse_recompute, request.recomputations)
-    found = np.array([(mode.layers > 0, mode.group) for mode in modes])
-    return found[layouts.recompute].T
+    numbers = np.array([(mode.layers > 0, mode.group) for mode in modes])
+    return numbers[layouts.recompute].T
 
 
 def _short_table(shape: ProgramShape) -> ScheduleTable:
