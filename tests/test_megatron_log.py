@@ -1,5 +1,6 @@
 """Megatron's training logs: their models, and rows that `validate` reads."""
 
+import csv
 import json
 
 import pytest
@@ -201,3 +202,15 @@ def test_rows_to_begin_with_are_read_as_they_are(tmp_path, monkeypatch, answer):
     made = answer("init", "rows")
     assert made["used_by"] == "pipejax validate rows.csv --system a100"
     assert read_rows("rows.csv").seconds.tolist() == [18.13]
+
+
+@pytest.mark.parametrize("text", ["block:2", "uniform:4", "full"])
+def test_a_form_of_recomputation_becomes_a_row(text, tmp_path, call):
+    method, _, count = text.partition(":")
+    arguments = {"recompute_granularity": "full", "recompute_method": "uniform"}
+    if count:
+        arguments |= {"recompute_method": method, "recompute_num_layers": int(count)}
+    path, out = log(tmp_path / "train.log", **arguments), tmp_path / "rows.csv"
+    assert call("init", "rows", "--from", path, "--model", "llama3-8b", "--out", out)[0] == 0
+    (row,) = csv.DictReader(out.read_text().splitlines())
+    assert row["recompute"] == text
