@@ -1,5 +1,6 @@
 """Megatron's training logs: their models, and rows that `validate` reads."""
 
+import csv
 import gzip
 import json
 import math
@@ -435,3 +436,15 @@ def test_the_parts_of_experts_are_a_column(parts, tmp_path):
     given = {"num_experts": 8, "moe_router_topk": 2, "expert_tensor_parallel_size": parts}
     (row,), _ = MegatronLog.read(log(tmp_path / "train.log", **given)).rows("ours.json")
     assert row["expert_tensor"] == parts
+
+
+@pytest.mark.parametrize("text", ["block:2", "uniform:4", "full"])
+def test_a_form_of_recomputation_becomes_a_row(text, tmp_path, call):
+    method, _, count = text.partition(":")
+    arguments = {"recompute_granularity": "full", "recompute_method": "uniform"}
+    if count:
+        arguments |= {"recompute_method": method, "recompute_num_layers": int(count)}
+    path, out = log(tmp_path / "train.log", **arguments), tmp_path / "rows.csv"
+    assert call("init", "rows", "--from", path, "--model", "llama3-8b", "--out", out)[0] == 0
+    (row,) = csv.DictReader(out.read_text().splitlines())
+    assert row["recompute"] == text

@@ -384,14 +384,13 @@ def bytes_of_stages(
     layers = all_layers_by_kind(model, stages)
     recomputed = layers_by_kind(model, stages, stages.recomputed)
     group, has_w = layout.recompute_group, layout.trains_layers  # or nothing stays after I
-
-    def checkpoints(count: Numbers) -> Numbers:
-        """Bytes of the inputs of groups, of which the last may be smaller."""
-        return xp.where(group > 1, -xp.floor(-count / group), count) * inputs
-
-    activations: Numbers = checkpoints(sum(recomputed)) + edges
-    in_i: Numbers = -checkpoints(sum(recomputed))
-    needed: Numbers = 0.0
+    # inputs of groups, of which the last may be smaller
+    checkpoints, all_checkpoints = (
+        xp.where(group > 1, -xp.floor(-sum(counts) / group), sum(counts)) * inputs
+        for counts in (recomputed, layers)
+    )
+    activations, checkpoint = checkpoints + edges, all_checkpoints + edges
+    in_i, needed = -checkpoints, 0.0 * last
     at_once = in_layer = 0.0 * last
     for kind, count, again in zip(model.layers_by_kind, layers, recomputed, strict=True):
         rest = count - again
@@ -404,10 +403,9 @@ def bytes_of_stages(
         in_i = in_i + again * whole + rest * for_w
         # at least one layer, also of a relaxed number: a descent then sees what more of them save
         group_of_kind = xp.minimum(group, xp.maximum(again, 1.0)) * whole - inputs
-        part = xp.maximum((again > 0) * group_of_kind, (rest > 0) * (whole - residue))
-        at_once = xp.maximum(at_once, part)
+        at_once = xp.maximum(at_once, (again > 0) * group_of_kind)
+        at_once = xp.maximum(at_once, (rest > 0) * (whole - residue))
         in_layer = xp.maximum(in_layer, (rest > 0) * (whole - residue - for_w))
-    checkpoint = checkpoints(sum(layers)) + edges
     in_i = in_i + in_layer if has_w else at_once
     head_needs = last * head_weight_grad_bytes(model, layout)
     needed_by_w, in_w = has_w * needed + head_needs, 0.0 * last
