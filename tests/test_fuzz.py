@@ -219,7 +219,10 @@ def files(draw, kind):
 
 # ------------------------------------------------------------------------------ the second reader
 def their_rows(files):
-    text = files.table.removeprefix("\ufeff")
+    text = files.table.removeprefix("\ufeff").strip()
+    text = (
+        text.strip('"') if text.startswith('"{') else text
+    )  # a pasted text may have quotes around it
     if text.lstrip().startswith("{"):
         return json.loads(text)["rows"]
     return [

@@ -74,17 +74,22 @@ def parse_json(text: str) -> Any:
         if len(found) < len(pairs):
             (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
             raise ValueError(f"key {twice!r} stands twice")
+        for key, value in pairs:
+            if not _is_finite(value):
+                raise ValueError(f"{key} must be finite, got {value!r}")
         return found
 
-    def finite(number: str) -> float:
-        if not math.isfinite(value := float(number)):
-            raise ValueError(f"numbers must be finite, got {number}")
-        return value
-
     try:
-        return json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
+        return json.loads(text, object_pairs_hook=unique)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a value of JSON, or each of a list, is no NaN and no infinity."""
+    if isinstance(value, list):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def load_json(path: Path) -> dict[str, Any]:
