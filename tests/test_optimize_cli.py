@@ -325,8 +325,8 @@ MISTAKES = {
         "^error: --memory-limit 0.5 of worker 0 is below one activation, 1: infeasible$",
     ),
     "room below one activation": (
-        [*ONE, *MODEL, "--memory-limit", "11.6GB"],
-        "^error: --memory-limit 11.6GB: room 7.21357e.07 of worker 0 is below one activation, ",
+        [*ONE, *MODEL, "--memory-limit", "11.8GB"],
+        "^error: --memory-limit 11.8GB: room 8.97818e.07 of worker 0 is below one activation, ",
     ),
     "asynchronous": (
         ["-s", "pipedream", *THREE[2:]],
@@ -348,7 +348,7 @@ MISTAKES = {
     ),
     "model alone does not fit": (
         [*ONE, *MODEL, "--memory-limit", "10GB"],
-        "worker 0 alone take 11.53 GB",
+        "worker 0 alone take 11.71 GB",
     ),
     "negative offload": ([*THREE, "--offload", "-1"], "--offload must be a finite .* '-1'"),
     "offloads of three": (
