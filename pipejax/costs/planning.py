@@ -91,8 +91,8 @@ def plans(
             if name not in BY_STAGE or np.ndim(costs.get(name, 0.0)) < 2:
                 (plan[name],) = plan[name]
         plan["slots"] = {letter: plan[letter] for letter in LETTERS}
-        known = {key: plan[key] for key in ("slots", *builder.options) if key in plan}
-        yield np.flatnonzero(which.ravel() == k), known | dict(options)
+        arguments = {key: plan[key] for key in ("slots", *builder.options) if key in plan}
+        yield np.flatnonzero(which.ravel() == k), arguments | dict(options)
 
 
 def _in_forwards(times: Float[NumpyArray, "batch times"]) -> Float[NumpyArray, "batch times"]:

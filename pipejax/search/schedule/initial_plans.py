@@ -242,14 +242,14 @@ def baseline_tables(problem: Problem, given: ScheduleTable) -> Iterator[tuple[st
         yield "ada-offload", to_table(problem, own_plan, "ada-offload")
     for name in OF_A_PIPE:
         builder = schedules.REGISTRY[name]
-        own = {option: options[option] for option in builder.options if option in options}
+        arguments = {option: options[option] for option in builder.options if option in options}
         if builder.planned:
-            ((_, own),) = plans(builder, own, times)
+            ((_, arguments),) = plans(builder, arguments, times)
         shares = [0.0] if problem.offload is None else OFFLOAD_SHARES
         for share in shares if name == "pipe-offload" else [None]:
             if share is not None:
-                own["offload_share"] = share
-            yield name, builder.function(**size, **own)
+                arguments["offload_share"] = share
+            yield name, builder.function(**size, **arguments)
 
 
 def _options(problem: Problem) -> Mapping[str, Any]:
