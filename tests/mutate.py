@@ -139,13 +139,13 @@ TESTS = {
     "pipejax/sweep": ("results", "sweep sweep_store results plan"),
     "pipejax/sweep/plan": ("plan", "plan"),
     "pipejax/runtimes": ("mpmd_export torch_lowering", "runtimes"),
-    "pipejax/training": ("objectives replay", "training objectives replay train"),
+    "pipejax/training": ("objectives replay", "training objectives replay"),
     "pipejax/plots": ("pictures shown", "figures training_figures network_map"),
     "pipejax/plots/explorer": ("explorer", "explorer"),
     "pipejax/cli": (_COMMANDS, "cli command_line environment"),
     "pipejax/cli/commands": (
         f"{_COMMANDS} compare diff formula verify staleness plan",
-        "cli jitter results train optimize_cli transfer_order microbatch_order partition tuning",
+        "cli jitter results optimize_cli transfer_order microbatch_order partition tuning",
     ),
 }
 OF_TORCH = "pipejax/runtimes/gloo"  # runs in an environment of its own: make test-runtimes

@@ -72,19 +72,6 @@ RUNS = {
             "{}/x.zarr",
         ],
     ),
-    "train": (
-        8,
-        [
-            "--schedule",
-            "pipedream",
-            "--workers",
-            "4",
-            "--microbatches",
-            "16",
-            "--out",
-            "{}/x.zarr",
-        ],
-    ),
     "evaluate": (3, [*LONG, *MODEL]),
     "compare": (
         4,

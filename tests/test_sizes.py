@@ -80,7 +80,6 @@ T = ["--stage-times", "F=1,B=2"]
 TWO = ["--workers", 2, "--microbatches", 2]
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches"]
 MODEL = ["--model", "gpt-22b", "--system", "h100"]
-TRAIN = ["train", "--schedule", "pipedream", "--workers", "2", "--microbatches", "4"]
 COMMANDS = {
     "evaluate": (["evaluate", *ONE, HUGE, *T], TOO_LARGE),
     "digits": (["evaluate", *ONE, "9" * 5000, *T], "--microbatches"),
@@ -105,44 +104,61 @@ COMMANDS = {
     "show": (["show", *ONE, HUGE], TOO_LARGE),
     "width": (["show", *ONE, 4, "--width", HUGE], "--width"),
     "sensitivity": (["sensitivity", *ONE, HUGE, *MODEL, "--minibatch", HUGE], TOO_LARGE),
-    "seeds": ([*TRAIN, "--seeds", HUGE], f"8000000000 runs .* {TOO_LARGE}"),
-    "times": ([*TRAIN, "--times", HUGE], TOO_LARGE),
-    "dimension": ([*TRAIN, "--dimension", HUGE], f"600 examples of .* {TOO_LARGE}"),
-    "batch size": ([*TRAIN, "--batch-size", HUGE], TOO_LARGE),
-    "updates": (
-        ["train", "--rpd", "--workers", 2, "--delta", 3, "--updates", HUGE, "--times", 10],
-        TOO_LARGE,
-    ),
-    "width of a model": (
-        [
-            *TRAIN[:3],
-            "--workers",
-            3,
-            "--microbatches",
-            4,
-            "--objective",
-            "language",
-            "--dimension",
-            HUGE,
-        ],
-        TOO_LARGE,
-    ),
 }
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param(name, marks=[pytest.mark.compiles] * (name in ("seeds", "times", "updates")))
-        for name in COMMANDS
-    ],
-)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_commands_refuse_at_once(command, mistake, monkeypatch):
     monkeypatch.setattr(machine, "memory", lambda: 25 * 10**9)
     arguments, message = COMMANDS[command]
     began = time.process_time()
     line = mistake(*arguments)
     assert re.search(message, line), line
+    assert time.process_time() - began < 2
+
+
+def replay(**options):
+    table = pj.schedules.build("pipedream", num_workers=2, num_microbatches=4)
+    given = {"step_sizes": [0.5], "seeds": range(3), **options}
+    return pj.training.sweep_replay(
+        pj.training.random_quadratic(2, dimension=4, seed=0), table, **given
+    )
+
+
+TRAINING = {  # and what the error says before the memory
+    "seeds": (lambda: replay(seeds=range(HUGE)), f"{HUGE} runs"),
+    "times": (lambda: replay(times=HUGE), "3 runs"),
+    "dimension": (
+        lambda: pj.training.random_quadratic(2, dimension=HUGE, seed=0),
+        "600 examples",
+    ),
+    "batch size": (
+        lambda: pj.training.random_quadratic(2, dimension=4, batch_size=HUGE, seed=0),
+        "60000000000 examples",
+    ),
+    "updates": (
+        lambda: pj.training.sweep_randomized_pipedream(
+            pj.training.random_quadratic(2, dimension=4, seed=0),
+            step_sizes=[0.5],
+            seeds=range(3),
+            updates=HUGE,
+            every=HUGE // 10,
+            delta=3,
+        ),
+        "3 runs",
+    ),
+    "width of a model": (lambda: pj.training.language_model(3, width=HUGE, seed=0), ""),
+}
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("size", TRAINING)
+def test_training_refuses_at_once(size, monkeypatch):
+    monkeypatch.setattr(machine, "memory", lambda: 25 * 10**9)
+    call, words = TRAINING[size]
+    began = time.process_time()
+    with pytest.raises(ValueError, match=f"{words}.*{TOO_LARGE}"):
+        call()
     assert time.process_time() - began < 2
 
 

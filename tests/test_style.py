@@ -16,7 +16,6 @@ from pipejax.plots import palette, style
 from pipejax.plots.bars import Curves, draw_memory
 from pipejax.plots.charts import (
     PARAMETER_NAMES,
-    draw_curves,
     draw_delays,
     draw_predictions,
     draw_tornado,
@@ -177,18 +176,7 @@ def test_figures_are_saved_at_their_size(tmp_path):
     assert plt.rcParams["pdf.fonttype"] == plt.rcParams["ps.fonttype"] == 42
 
 
-STEP_SIZES = [2.0**-k for k in range(9)]
 DRAWN = {
-    "train": lambda axes: draw_curves(
-        axes,
-        np.arange(5.0),
-        np.exp(-np.outer(STEP_SIZES, np.arange(5.0))),
-        STEP_SIZES,
-        diverged=np.arange(9) < 2,
-        best=3,
-        time_label="time [slots]",
-        label="gap",
-    ),
     "staleness": lambda axes: draw_delays(axes, np.array([3, 5, 8, 2]), 1.5),
     "sensitivity": lambda axes: draw_tornado(
         axes, 2.0, {"compute.peak": (3.0, 1.5), "model.layers": (1.0, 4.0)}

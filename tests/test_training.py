@@ -367,3 +367,46 @@ def test_mistakes_of_the_bound(name, value):
 def test_public_names():
     assert pt.__all__ == sorted(pt.__all__, key=lambda n: (not n[0].isupper(), n))
     assert all(inspect.getdoc(getattr(pt, name)) for name in pt.__all__)
+
+
+# Summaries of runs
+
+
+def test_rules_choose_a_step_size():
+    curves = np.array(
+        [
+            [9.0, 99.0, np.nan, 0.0],
+            [9.0, 0.1, 0.5, 0.3],
+            [9.0, 1.0, 1.9, 0.1],
+            [9.0, 2.0, 1.0, 0.5],
+            [9.0, 8.0, 7.0, 6.0],
+        ]
+    )
+    sizes = [8.0, 4.0, 2.0, 1.0, 0.5]
+    assert [pt.choose_step_size(curves, rule, sizes) for rule in pt.RULES] == [2, 1, 2]
+    assert pt.choose_step_size(curves[::-1], "stable", sizes[::-1]) == 2
+    assert pt.choose_step_size(curves[:2], "stable", sizes[:2]) is None
+    assert pt.choose_step_size(curves[:1]) is None
+    curves[2, 2] = 2.1
+    assert pt.choose_step_size(curves, "stable", sizes) == 3
+    with pytest.raises(ValueError, match="rule must be one of final, mean, stable, got 'best'"):
+        pt.choose_step_size(curves, "best")
+    with pytest.raises(ValueError, match="rule stable needs 5 step_sizes, got None"):
+        pt.choose_step_size(curves, "stable")
+
+
+def test_summary_needs_its_axes():
+    gap, no = np.ones((2, 3)), np.zeros(2, bool)
+    with pytest.raises(
+        ValueError, match=r"axes \(step_sizes, seeds\), got a gap of shape \(2, 3\)"
+    ):
+        pt.summarise(
+            pt.TrainingRun(
+                np.arange(3),
+                jnp.asarray(gap),
+                jnp.asarray(no),
+                jnp.asarray(gap[None]),
+                jnp.zeros(2),
+                None,
+            )
+        )

@@ -51,7 +51,6 @@ COMMANDS = {
     "jitter": "Run schedules with random durations: quantiles of the step time, and who is robust.",
     "staleness": "Show weight versions and delays of an asynchronous table; in unit slots without "
     "times.",
-    "train": "Train a small objective as pipedream, local-sgd or a table with U cells does.",
     "show": "Show timelines of schedules under one time axis; without times, in the tables' own "
     "slots.",
     "export": "Write a table for PyTorch, JaxPP or Shardy, as JSON, or its run as a trace for "
@@ -73,7 +72,7 @@ COMMANDS = {
 # what a person asks, and the commands that answer, in this order
 QUESTIONS = {
     "Look at a schedule": (
-        *("evaluate", "show", "compare", "diff", "formula", "jitter", "staleness", "train"),
+        *("evaluate", "show", "compare", "diff", "formula", "jitter", "staleness"),
     ),
     "Explain and improve": (
         *("explain", "sensitivity", "tune", "tune messages", "tune microbatches", "tune places"),

@@ -12,7 +12,7 @@ from matplotlib.patches import FancyBboxPatch, Patch, PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.costs.topology import PlacedCosts, Seats
 from pipejax.plots import palette, style
 
@@ -311,39 +311,3 @@ def tornado_entries(factors: tuple[float, float]) -> list[Patch]:
         Patch(color=colour, label=f"parameter x {factor:g}")
         for colour, factor in zip(SWING_COLOURS, factors, strict=True)
     ]
-
-
-# Charts of training runs: the gap, the objective or the training loss against time.
-
-
-def draw_curves(
-    axes: Axes,
-    times: Float[NumpyArray, " samples"],
-    curves: Float[NumpyArray, "step_sizes samples"],
-    step_sizes: Sequence[float],
-    *,
-    diverged: Bool[NumpyArray, " step_sizes"],
-    best: int | None,
-    time_label: str,
-    label: str,
-) -> None:
-    """Draw the mean curve of each step size against time, the best thick; diverged ones by name."""
-    styles = itertools.cycle(("-", "--", "-.", ":"))  # neighbours are told apart in grey
-    colours = mpl.colormaps["viridis"](np.linspace(0.0, 0.9, len(step_sizes)))
-    for place, (size, colour) in enumerate(zip(step_sizes, colours, strict=True)):
-        if diverged[place]:
-            axes.plot([], [], color=palette.SILVER, label=f"{size:.4g}: diverged")
-            continue
-        curve = np.ma.masked_less_equal(curves[place], 0.0)  # rounding, below the axis
-        width = 2.4 if place == best else 1.0
-        axes.plot(
-            times, curve, color=colour, linewidth=width, linestyle=next(styles), label=f"{size:.4g}"
-        )
-    if best is not None:
-        axes.set_yscale("log")
-    if diverged.all():  # nothing is drawn that axes could be read by
-        axes.set(xlim=(times[0], times[-1]), yticks=[])
-        axes.text(0.5, 0.5, "every step size diverged", transform=axes.transAxes, ha="center")
-    axes.set(xlabel=time_label, ylabel=label)
-    title = "step size" + ", the best thick" * (best is not None)
-    axes.figure.legend(title=title, loc="outside lower center", ncols=3)

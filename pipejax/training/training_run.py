@@ -1,8 +1,8 @@
-"""What training runs show: alone, many at once, by step size, and as a labelled dataset."""
+"""What training runs show: alone, many at once, and by step size."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,7 @@ from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray, UInt
 from pipejax.base.checks import are_positive, one_of, whole_number, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.machine import check_fits
-from pipejax.base.provenance import provenance
 from pipejax.training.objective import TrainingObjective
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 Curves = Float[Array, "*runs samples"] | Float[NumpyArray, "*runs samples"]
 Masked = np.ma.MaskedArray[tuple[int, ...], np.dtype[np.floating]]
@@ -217,51 +213,6 @@ def _deviation(final: Masked) -> Masked:
     if final.shape[1] == 1:
         return np.ma.masked_array(np.zeros(len(final)), True)
     return final.std(axis=1, ddof=1)
-
-
-def training_dataset(
-    runs: TrainingRun,
-    step_sizes: Sequence[float],
-    seeds: Sequence[int],
-    *,
-    unit: str | None = None,
-    attributes: Mapping[str, str | int | float] | None = None,
-) -> "xr.Dataset":
-    """Label the runs of a sweep over step sizes and seeds; needs xarray."""
-    import xarray as xr  # an extra: the engine does without
-
-    diverged = np.asarray(runs.diverged)
-    if diverged.shape != (len(step_sizes), len(seeds)):
-        raise ValueError(
-            f"runs must have the axes (step_sizes, seeds) of {len(step_sizes)} and {len(seeds)}, "
-            f"got {diverged.shape}"
-        )
-    largest = np.where(diverged, np.nan, np.asarray(runs.largest_squared_gradient))
-    each = ("step_size", "seed")
-    of_samples: dict[str, tuple[Curves, str]] = {
-        "gap": (runs.gap, "f - f*"),
-        "value": (runs.value, "f"),
-    }
-    if runs.loss is not None:
-        of_samples["loss"] = (runs.loss, "training loss")
-    clock = {} if runs.time is None else {"time": ("sample", runs.time, {"units": unit or "slots"})}
-    return xr.Dataset(
-        {
-            **{
-                name: ((*each, "sample"), runs.masked(values).filled(np.nan), {"long_name": text})
-                for name, (values, text) in of_samples.items()
-            },
-            "diverged": (each, diverged),
-            "largest_squared_gradient": (each, largest),
-        },
-        coords={
-            "step_size": np.asarray(step_sizes, np.float64),
-            "seed": np.asarray(seeds),
-            "updates": ("sample", runs.update, {"long_name": "block updates done"}),
-            **clock,
-        },
-        attrs={"title": "Gap of training runs", **(attributes or {}), **provenance()},
-    )
 
 
 # Runs with every step size and every seed: what is checked, how they are mapped, and one alone.

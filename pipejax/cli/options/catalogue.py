@@ -258,32 +258,6 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "ops": OptionRecord(FLAG, "show how often ops are on the critical path"),
         "factor": OptionRecord(NUMBER, "divide and multiply each parameter by this"),
     },
-    "What is trained": {
-        "objective": _often(
-            NAME, "what is trained", names=("quadratic", "nesterov", "logistic", "language")
-        ),
-        "dimension": OptionRecord(COUNT, "coordinates, a multiple of the stages"),
-        "condition_number": OptionRecord(NUMBER, "L / mu, of nesterov"),
-        "strong_convexity": OptionRecord(NUMBER, "mu, of nesterov"),
-        "minimiser": OptionRecord(NAME, "w* of nesterov", names=("solved", "normal")),
-        "text": OptionRecord(FILE, "text to learn, of language"),
-        "batches": OptionRecord(COUNT, "batches of the objective", argument="num_batches"),
-        "batch_size": OptionRecord(COUNT, "examples of a batch"),
-    },
-    "Training": {
-        "rpd": OptionRecord(FLAG, "Randomized PipeDream instead of the timeline"),
-        "updates": OptionRecord(COUNT, "block updates, of --rpd"),
-        "delta": OptionRecord(WHOLE, "largest delay in block updates, of --rpd"),
-        "step_sizes": _often(NUMBERS, "step sizes, as 0.25,0.125"),
-        "seeds": _often(COUNT, "runs of each step size"),
-        "times": OptionRecord(COUNT, "equal parts of the time at whose ends to look"),
-        "noise": OptionRecord(NUMBER._replace(least=0), "standard deviation of every gradient"),
-        "batch_order": OptionRecord(
-            NAME, "order of the batches", names=("epochs", "cyclic", "drawn")
-        ),
-        "rule": OptionRecord(NAME, "what the best step size is", names=("final", "mean", "stable")),
-        "report": OptionRecord(NAME, "what is shown and drawn", names=("gap", "value", "loss")),
-    },
     "Fit and check": {
         "collectives": OptionRecord(FILE, "collectives and messages timed alone: a CSV file"),
         "fit": OptionRecord(RULES, "numbers to fit to the runs"),
@@ -309,7 +283,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "budget": OptionRecord(NUMBER, "what a system may cost"),
         "prices": OptionRecord(RULES, "what the parts of a system cost"),
         "minimize": OptionRecord(NAME, "what is to be least", names=("makespan", "span")),
-        "time_limit": _often(TIME, "when the search ends; Ctrl-C ends it sooner"),
+        "time_limit": _often(TIME, "longest search; Ctrl-C ends it sooner"),
         "effort": OptionRecord(
             NUMBER, "when the search ends by what it has done, the same on any machine"
         ),
@@ -333,6 +307,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
     "Runtime": {
         "runtime": _often(NAME, "|".join(_RUNTIMES), names=_RUNTIMES),
         "hidden": OptionRecord(COUNT, "width of the layers of a stage"),
+        "batch_size": OptionRecord(COUNT, "examples of a microbatch"),
         "steps": OptionRecord(WHOLE, "steps to time"),
         "trace": OptionRecord(FOLDER, "traces of the timed steps, into this new folder"),
     },
@@ -392,7 +367,6 @@ EXCEPTIONS = {
     ("init", "from_"): OptionRecord(FILE, "what is read: a config.json, or a training log"),
     ("init", "columns"): OptionRecord(RULES, "columns of rows that a log does not say"),
     ("plan", "minibatch"): OptionRecord(COUNT, "sequences per step of the whole job"),
-    ("run", "batch_size"): OptionRecord(COUNT, "examples of a microbatch"),
     ("run", "tolerance"): OptionRecord(NUMBER, "largest error of a gradient that passes"),
 }
 # options that stand in another panel
@@ -403,7 +377,6 @@ PLACES = {
 }
 # options that have another default, or none, in some command, and why
 DIFFERENT_DEFAULTS = {
-    "batch_size": "an objective takes batches, a runtime microbatches, which are small",
     "format": "`export` writes a file of a format that has to be named",
     "iterations": "two searches of their own, each with as many rounds as take seconds",
     "link": "`validate` takes the link model that each row names",

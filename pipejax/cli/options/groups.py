@@ -11,7 +11,6 @@ from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.given import Line
 from pipejax.cli.options.memory import choose_activations
 from pipejax.cli.options.next_command import written_as
-from pipejax.cli.options.objective import ObjectiveSettings
 from pipejax.cli.options.pricing import (
     choose_pricing,
     choose_shared,
@@ -125,7 +124,6 @@ _GROUPS: Mapping[str, OptionGroup] = {
     "table": _TABLE,  # built
     "choice": _TABLE,
     "listed": OptionGroup.of(ScheduleList),
-    "objectives": OptionGroup.of(ObjectiveSettings),
     "pricing": OptionGroup(choose_pricing, pricing_options()),
     "shared": OptionGroup(choose_shared, shared_options()),
     "links": OptionGroup.of(choose_links),
