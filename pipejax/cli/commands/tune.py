@@ -70,8 +70,8 @@ def tune(
       method: the faster of the two if not given.
       microbatch_size: where it is not tuned; the one that is best alone if not given.
       microbatches: in place of the size of one.
-      prices: for system, as peak=20,memory=2,node=10,network=50,capacity=20: per TFLOP/s, three
-        times per GB/s, per GB.
+      prices: for system, as peak=20,memory=2: peak per TFLOP/s; memory, node and network per GB/s;
+        capacity per GB.
       budget: for one accelerator; the price of --system if not given.
 
     Example:
