@@ -410,3 +410,24 @@ def test_summary_needs_its_axes():
                 None,
             )
         )
+
+
+def test_summary_is_over_the_seeds():
+    """Final gaps 1 and 3: mean 2, deviation sqrt(((1 - 2)^2 + (3 - 2)^2) / (2 - 1)) = sqrt(2)."""
+    gap = np.array([[[4.0, 2.0, 1.0], [4.0, 4.0, 3.0]], [[4.0, 0.1, 0.1], [4.0, 9e9, 9e9]]])
+    loss = np.full(gap.shape, [np.nan, 6.0, 5.0])
+    diverged, ones = np.array([[False, False], [False, True]]), np.ones((2, 2))
+    runs = pt.TrainingRun(
+        np.arange(3), gap, diverged, ones, ones, None, loss=loss, minimum=10 * ones
+    )
+    summary = pt.summarise(runs)
+    assert summary.gap.tolist() == [[4.0, 3.0, 2.0], [None] * 3]
+    assert summary.value.tolist() == [[14.0, 13.0, 12.0], [None] * 3]
+    assert summary.loss.tolist() == [[None, 6.0, 5.0], [None] * 3]
+    assert summary.final_gap.tolist() == [2.0, None]
+    assert summary.spread.tolist() == [pytest.approx(np.sqrt(2)), None]
+    assert (summary.diverged.tolist(), summary.best) == ([0, 1], 0)
+    alone = runs._replace(gap=gap[:, :1], diverged=diverged[:, :1], loss=None, minimum=ones[:, :1])
+    alone = pt.summarise(alone)
+    assert alone.spread.tolist() == [None, None]
+    assert (alone.loss.mask.all(), alone.best) == (True, 1)
