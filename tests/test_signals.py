@@ -37,11 +37,6 @@ embedding_units,loss_units,accelerators_per_node,sequence_parallel,overlap,sched
 precision,stack,seconds
 gpt3-175b,8,1,1,1,8,1,1,64,0,0,0,8,1,0,1f1b,none,bf16,megatron-lm-2021,18.13
 """  # every column: a default that is taken is a warning
-LINK_RUNS = """\
-schedule,workers,microbatches,F,B,transmit,seconds
-gpipe,2,4,1,2,0.5,16
-gpipe,2,4,1,2,1.5,19.5
-"""
 JOB = str(Path(__file__).parents[1] / "examples" / "production_job.parquet")
 # command -> (seconds that it takes at most, or is left, its arguments); {} is a folder of its own
 RUNS = {
@@ -97,7 +92,6 @@ RUNS = {
         ],
     ),
     "calibrate": (4, ["{}/runs.csv", "--system", "a100", "--out", "{}/x.json"]),
-    "calibrate links": (3, ["{}/links.csv", "--out", "{}/x.json"]),
     "schedules": (1, ["--json"]),
     "--completion": (1.5, ["bash"]),
     "validate": (4, ["{}/runs.csv", "--system", "a100", "--tolerance", "1e6", "--out", "{}/x.png"]),
@@ -147,7 +141,6 @@ def check_interrupted(process, err, seconds, number):
 def arguments_in(folder, command):
     (folder / "grid.toml").write_text(GRID)
     (folder / "runs.csv").write_text(RUNS_CSV)
-    (folder / "links.csv").write_text(LINK_RUNS)
     table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=64)
     pj.write_table(table, folder / "table.csv")
     words = command.split() if command.startswith("tune") else command.split()[:1]
