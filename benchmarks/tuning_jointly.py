@@ -20,36 +20,28 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks import prepare_output
-from benchmarks.tuning import between, random_pairs
+from benchmarks.tuning import random_pairs
 from pipejax.base.files import write_file
 from pipejax.base.provenance import provenance
 from pipejax.search.tuning.joint import (
-    DIVISIONS,
     every_assignment,
     improve_settings,
     search_jointly,
     tune_jointly,
 )
-from pipejax.search.tuning.joint_space import JointProblem, Settings, count_settings, joined
+from pipejax.search.tuning.joint_space import JointProblem, Settings, count_settings
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
-from pipejax.search.tuning.rounding import compositions
 from pipejax.search.tuning.rounding_bound import bound_rounding
-from pipejax.search.tuning.system_design import DIVIDED, UNITS
 
 LAYERS = ("size", "layers")
 RECOMPUTED = ("size", "layers", "recompute")
-BOUGHT = ("size", "layers", "system")
-ALL = (*RECOMPUTED, "system")
-# schedule, workers, parts, layers, divisions of the budget
+# schedule, workers, parts, layers
 KINDS = (
-    ("1f1b", 4, LAYERS, (48, 56), 0),
-    ("gpipe", 4, RECOMPUTED, (12, 13), 0),
-    ("1f1b", 4, RECOMPUTED, (12, 13), 0),
-    ("1f1b", 4, BOUGHT, (10, 12), DIVISIONS),
-    ("1f1b", 4, ALL, (6, 7), 12),
+    ("1f1b", 4, LAYERS, (48, 56)),
+    ("gpipe", 4, RECOMPUTED, (12, 13)),
+    ("1f1b", 4, RECOMPUTED, (12, 13)),
 )
 MINIBATCHES = (64, 96, 128, 144)
-PRICES = np.array([20.0, 2.0, 10.0, 50.0])
 LEAST = 100_000  # settings of a space
 BLOCK = 512  # settings that a search at equal time draws at once
 
@@ -71,10 +63,10 @@ def main():
     show(rows)
 
 
-def measure(schedule, workers, parts, layers, divisions, count, seed):
+def measure(schedule, workers, parts, layers, count, seed):
     """Tune random cases of one kind in every way."""
     joint = random_cases(ScheduleFamily(schedule, workers), parts, layers, count, seed)
-    sizes = [count_settings(joint, pair, divisions) for pair in range(count)]
+    sizes = [count_settings(joint, pair) for pair in range(count)]
     assert min(sizes) >= LEAST, sizes
     first, _ = timed(lambda: tune_jointly(joint))
     seconds, tuned = timed(lambda: tune_jointly(joint))
@@ -82,13 +74,13 @@ def measure(schedule, workers, parts, layers, divisions, count, seed):
     bound_rounding(joint, tuned)
     bound_seconds, bound = timed(lambda: bound_rounding(joint, tuned))
     rng = np.random.default_rng(seed)
-    warm_up(joint, divisions, rng)
+    warm_up(joint, rng)
     searches = {"random": random_search, "coordinate": coordinate_search}
     ends = {
-        name: np.array([way(joint, pair, divisions, rng, each) for pair in range(count)])
+        name: np.array([way(joint, pair, rng, each) for pair in range(count)])
         for name, way in searches.items()
     }
-    exhaustive, best = timed(lambda: search_jointly(joint, divisions=divisions))
+    exhaustive, best = timed(lambda: search_jointly(joint))
     ends["gradient"] = tuned.step_time
     return {
         "schedule": schedule,
@@ -104,10 +96,7 @@ def measure(schedule, workers, parts, layers, divisions, count, seed):
         "faster": exhaustive / seconds,
         "loss": {name: (end / best.step_time - 1).tolist() for name, end in ends.items()},
         "bound": (tuned.step_time / bound.lower_bound - 1).tolist(),
-        # where a budget is spent the bound is one for the shares that were found
-        "bound_holds": bool(
-            "system" in parts or np.all(~(bound.lower_bound > best.step_time * (1 + 1e-12)))
-        ),
+        "bound_holds": bool(np.all(~(bound.lower_bound > best.step_time * (1 + 1e-12)))),
     }
 
 
@@ -130,50 +119,36 @@ def random_cases(family, parts, layers, count, seed):
     ]
     problem = TuningProblem.of(family, workloads, systems)
     even, owner = problem.pairs.assigned.layers, np.arange(count)
-    free = JointProblem(problem, LAYERS, 0, np.zeros((count, DIVIDED)))
+    free = JointProblem(problem, LAYERS)
     size = np.array([int(rng.choice(free.sizes(pair)[:4])) for pair in range(count)])
-    most, least = (
-        free.exact(Settings(owner, size, even, share * even, np.zeros((count, DIVIDED))))[1]
-        for share in (0, 1)
-    )
+    most, least = (free.exact(Settings(owner, size, even, share * even))[1] for share in (0, 1))
     tight = rng.uniform(0.1, 0.9, count) if "recompute" in parts else rng.uniform(1, 2, count)
     room = least + tight * (most - least)
     systems = [
         dataclasses.replace(system, memory_capacity=float(each), memory_reserve=0.0)
         for system, each in zip(systems, room, strict=True)
     ]
-    has = [
-        (s.peak_flops, s.memory_bandwidth, s.node.bandwidth, s.network.bandwidth) for s in systems
-    ]
-    spendable = (np.array(has) / UNITS[:-1]) @ PRICES * between(rng, 0.5, 2.0, count)
-    bought = spendable[:, None] / PRICES * UNITS[:-1]
-    problem = TuningProblem.of(family, workloads, systems)
-    return JointProblem(problem, parts, 0, bought if "system" in parts else 0 * bought)
+    return JointProblem(TuningProblem.of(family, workloads, systems), parts)
 
 
-def draw(joint, pair, divisions, rng, count):
+def draw(joint, pair, rng, count):
     """Random settings of one pair, each as likely as any other."""
     layers, recomputed = every_assignment(joint, pair)
     which = rng.integers(len(layers), size=count)
-    logits = np.zeros((1, DIVIDED))
-    if "system" in joint.parts:
-        logits = np.log(compositions(divisions, DIVIDED) / divisions)
     sizes = rng.choice(joint.sizes(pair), count)
-    own = np.full(count, pair)
-    shares = logits[rng.integers(len(logits), size=count)]
-    return Settings(own, sizes, layers[which], recomputed[which], shares)
+    return Settings(np.full(count, pair), sizes, layers[which], recomputed[which])
 
 
-def warm_up(joint, divisions, rng):
+def warm_up(joint, rng):
     """Compile what the searches at equal time need."""
-    random_search(joint, 0, divisions, rng, 1.0)
-    coordinate_search(joint, 0, divisions, rng, 1.0)
+    random_search(joint, 0, rng, 1.0)
+    coordinate_search(joint, 0, rng, 1.0)
 
 
-def random_search(joint, pair, divisions, rng, seconds):
+def random_search(joint, pair, rng, seconds):
     """The best of random settings."""
     until, best = time.perf_counter() + seconds, np.inf
-    settings = draw(joint, pair, divisions, rng, 100_000)  # not counted: drawing is no search
+    settings = draw(joint, pair, rng, 100_000)  # not counted: drawing is no search
     until = time.perf_counter() + seconds
     for low in range(0, len(settings.pair), BLOCK):
         best = min(best, joint.times(settings.at(slice(low, low + BLOCK))).min())
@@ -182,12 +157,12 @@ def random_search(joint, pair, divisions, rng, seconds):
     return best
 
 
-def coordinate_search(joint, pair, divisions, rng, seconds):
-    """The best that random settings lead to, by one layer, size or part of the budget.
+def coordinate_search(joint, pair, rng, seconds):
+    """The best that random settings lead to, by one layer or size.
 
     Each start is the best of a few random settings, for most of them do not fit the memory.
     """
-    drawn = draw(joint, pair, divisions, rng, 64 * 200)  # not counted either
+    drawn = draw(joint, pair, rng, 64 * 200)  # not counted either
     until, best = time.perf_counter() + seconds, np.inf
     for low in range(0, len(drawn.pair), 64):
         own = drawn.at(slice(low, low + 64))
@@ -195,7 +170,7 @@ def coordinate_search(joint, pair, divisions, rng, seconds):
         own, value = own.at([times.argmin()]), times.min()
         while time.perf_counter() < until:
             own, _ = improve_settings(joint, own, joint.times)
-            around = otherwise(joint, own, divisions)
+            around = otherwise(joint, own)
             times = joint.times(around)
             least = int(times.argmin())
             if not times[least] < value:
@@ -207,17 +182,10 @@ def coordinate_search(joint, pair, divisions, rng, seconds):
     return best
 
 
-def otherwise(joint, setting, divisions):
-    """A setting with every size, and with one part of the budget moved."""
+def otherwise(joint, setting):
+    """A setting with every size."""
     sizes = np.array(joint.sizes(int(setting.pair[0])))
-    found = [setting.at(np.zeros(len(sizes), int))._replace(size=sizes)]
-    if "system" in joint.parts:
-        parts, one = np.round(np.exp(setting.logits[0]) * divisions), np.eye(DIVIDED)
-        around = parts + (one[:, None] - one).reshape(-1, DIVIDED)
-        around = around[(around >= 1).all(axis=1)]
-        moved = setting.at(np.zeros(len(around), int))
-        found.append(moved._replace(logits=np.log(around / divisions)))
-    return joined(found)
+    return setting.at(np.zeros(len(sizes), int))._replace(size=sizes)
 
 
 def show(rows):

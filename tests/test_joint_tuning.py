@@ -29,7 +29,6 @@ from pipejax.search.tuning.joint_space import (
 )
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 from pipejax.search.tuning.rounding_bound import RoundingBound, bound_rounding
-from pipejax.search.tuning.system_design import DIVIDED, UNITS
 
 pytestmark = pytest.mark.compiles
 
@@ -39,14 +38,13 @@ FAMILY = ScheduleFamily("1f1b", 2)
 WHOLE = ("size", "layers", "recompute")
 
 
-def few(parts=WHOLE, spendable=0.0):
+def few(parts=WHOLE):
     """Three pairs whose memory binds, one of them on a slow machine."""
     slow = dataclasses.replace(SYSTEM, compute_latency=1e-3)
     systems = [SYSTEM, slow, dataclasses.replace(slow, memory_capacity=20e9)]
     workloads = [pj.Workload(MODEL, minibatch, tensor_parallel=8) for minibatch in (8, 8, 12)]
     problem = TuningProblem.of(FAMILY, workloads, systems)
-    bought = np.full((3, DIVIDED), spendable) / np.array([20.0, 2.0, 10.0, 50.0]) * UNITS[:-1]
-    return JointProblem(problem, parts, 0, bought)
+    return JointProblem(problem, parts)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +85,7 @@ def test_plain_settings_are_told_first_and_compile_nothing(monkeypatch):
     """Each is better than the one before, and the step time of what it says."""
     monkeypatch.setattr(step_time_objective, "makespans", None)
     workload = pj.Workload(MODEL, 8, tensor_parallel=8)
-    joint = JointProblem.of(TuningProblem.of(FAMILY, [workload], [SYSTEM]), *WHOLE)
+    joint = JointProblem(TuningProblem.of(FAMILY, [workload], [SYSTEM]), WHOLE)
     told = list(plain_answers(joint))
     times = [found.step_time.sum() for found in told]
     assert len(times) > 1
@@ -106,7 +104,7 @@ def test_the_bound_lies_below_all_settings(found):
     joint, tuned, best = found
     with jax.enable_x64(True):
         times = [
-            [(block, joint.times(block)) for block in every_setting(joint, pair, 2)]
+            [(block, joint.times(block)) for block in every_setting(joint, pair)]
             for pair in range(3)
         ]
         blocks = [max(own, key=lambda each: fitting(each[1]).max()) for own in times]
@@ -145,32 +143,19 @@ def fitting(times):
 def test_where_stages_depend_on_each_other_there_is_no_bound():
     moe = dataclasses.replace(pj.load_model("mixtral-8x7b"), layers=6)
     workloads = [pj.Workload(moe, 8, tensor_parallel=8)]
-    joint = JointProblem(TuningProblem.of(FAMILY, workloads, [SYSTEM]), WHOLE, 0, np.zeros((1, 4)))
-    setting = next(every_setting(joint, 0, 2)).at([0])
+    joint = JointProblem(TuningProblem.of(FAMILY, workloads, [SYSTEM]), WHOLE)
+    setting = next(every_setting(joint, 0)).at([0])
     bound = bound_rounding(joint, TunedJointly(setting, np.ones(1), np.ones(1), 1))
     assert np.isnan(bound.lower_bound).all()
 
 
-@pytest.mark.parametrize("parts", [WHOLE, ("size", "layers"), ("recompute", "system")])
+@pytest.mark.parametrize("parts", [WHOLE, ("size", "layers"), ("recompute",)])
 def test_settings_are_counted(parts):
     joint = few(parts)
-    blocks = list(every_setting(joint, 2, 5))
-    assert sum(len(block.pair) for block in blocks) == count_settings(joint, 2, 5)
-    rows = np.concatenate(
-        [np.column_stack([b.size, b.layers, b.recomputed, b.logits]) for b in blocks]
-    )
+    blocks = list(every_setting(joint, 2))
+    assert sum(len(block.pair) for block in blocks) == count_settings(joint, 2)
+    rows = np.concatenate([np.column_stack([b.size, b.layers, b.recomputed]) for b in blocks])
     assert len(np.unique(rows, axis=0)) == len(rows)
-
-
-@pytest.mark.slow
-def test_shares_of_a_budget_are_not_worse_than_a_grid():
-    with jax.enable_x64(True):
-        joint = few((*WHOLE, "system"), spendable=5e4)
-        tuned = tune_jointly(joint)
-        best = search_jointly(joint, divisions=12)
-        bound = bound_rounding(joint, tuned)
-    assert np.all(tuned.step_time <= 1.005 * best.step_time)
-    assert np.all(bound.lower_bound <= tuned.step_time)
 
 
 def test_the_command_tunes_several_parts_together(capsys, monkeypatch):
@@ -179,7 +164,7 @@ def test_the_command_tunes_several_parts_together(capsys, monkeypatch):
 
     def tune(joint):
         seen.append(joint)
-        setting = next(every_setting(joint, 0, 4)).at([0])
+        setting = next(every_setting(joint, 0)).at([0])
         step, need = joint.exact(setting)
         relaxed = np.ones(1), StageLayers(np.ones((1, 2)), np.zeros((1, 2)))
         return TunedJointly(setting, step, need, 7, step, relaxed)
@@ -190,7 +175,7 @@ def test_the_command_tunes_several_parts_together(capsys, monkeypatch):
     )
     arguments = [
         "tune",
-        "system,layers,size",
+        "layers,size",
         "--model",
         "gpt-22b",
         "--system",
@@ -199,14 +184,11 @@ def test_the_command_tunes_several_parts_together(capsys, monkeypatch):
         "8",
     ]
     arguments += ["--workers", "2", "--tensor-parallel", "8", "--method", "gradient"]
-    arguments += ["--prices", "peak=20,memory=2,node=10,network=50,capacity=20"]
     assert run([*arguments, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["what"] == "system,layers,size"
-    assert seen[0].parts == ("size", "layers", "system")
+    assert result["what"] == "layers,size"
+    assert seen[0].parts == ("size", "layers")
     assert sum(result["best"]["layers"]) == 48
-    assert sum(result["best"]["shares"].values()) == pytest.approx(1)
-    assert result["best"]["budget"] == pytest.approx(result["best"]["price"])
     assert result["relaxed"]["lower_bound"] == pytest.approx(0.8 * result["step_time"])
     assert run(arguments) == 0
     assert "no whole layers save more than 20.00 % of it" in capsys.readouterr().out
@@ -216,8 +198,8 @@ def test_the_command_tunes_several_parts_together(capsys, monkeypatch):
     ("what", "message"),
     [
         ("layers,layers", "WHAT must name each part once, got 'layers,layers'"),
-        ("layers,speed", "WHAT must be one of size, layers, recompute, system, messages"),
-        ("layers,system", "tune system needs --prices"),
+        ("layers,speed", "WHAT must be one of size, layers, recompute, messages"),
+        ("layers,system", "WHAT must be one of size, layers, recompute, messages"),
     ],
 )
 def test_parts_that_cannot_be_are_one_line(capsys, what, message):

@@ -50,7 +50,7 @@ RUNS = {
         10,
         ["--schedule", "interleaved-1f1b", *LONG[2:], "--stages-per-worker", "4", *MODEL],
     ),
-    "tune": (10, [*MODEL, "--workers", "8", "--method", "both"]),
+    "tune": (10, [*MODEL, "--workers", "8", "--method", "gradient"]),
     "plan": (8, [*MODEL[:4], "--gpus", "64", "--minibatch", "64", "--out", "{}/x.zarr"]),
     "sweep": (8, ["run", "{}/grid.toml", "--out", "{}/x.zarr"]),
     "jitter": (

@@ -48,12 +48,12 @@ bool((best.microbatch_size == tuned.microbatch_size).all())
 int(tuned.sizes.is_known.sum()), int(best.sizes.is_known.sum())  # exact evaluations
 
 # %% [markdown]
-# For one pair, `pipejax tune` takes whichever way is the faster at that size and says which and why;
-# `--method gradient`, `exhaustive` or `both` decides otherwise:
+# For one pair, `pipejax tune` evaluates all settings up to 200,000 (1,000,000 of several parts), and
+# follows the gradient beyond. It says how many there are. `--method` decides otherwise:
 #
 # ```sh
 # pipejax tune size --schedule 1f1b --workers 8 --model llama3-70b --system b200 --minibatch 256 \
-#              --tensor-parallel 8 --method both
+#              --tensor-parallel 8 --method gradient
 # ```
 #
 # ## Elasticity
@@ -96,18 +96,14 @@ for k in (0, 2, 4):
 # ```sh
 # pipejax tune size,layers,recompute --schedule 1f1b --workers 8 --model llama3-70b --system b200 \
 #              --minibatch 256 --tensor-parallel 8
-# pipejax tune size,layers,system --schedule 1f1b --workers 8 --model llama3-70b --system b200 \
-#              --minibatch 256 --tensor-parallel 8 \
-#              --prices peak=20,memory=2,node=10,network=50,capacity=20
 # ```
 #
 # All parts are one vector of real numbers, along which the step time of the batched engine is followed
 # from eight starts; `tune_jointly` does so for thousands of workloads and systems at once. The sizes and
 # whole layers next to the best minima are then evaluated exactly, and improved by one layer at a time.
-# Shares of a budget stay real; what the system's memory costs is paid first.
 #
 # Rounding to whole layers costs something, and how much at most is said: at one size and one system the
 # step time is convex in the layers, so tangents lie below it, and the least maximum of tangents over all
 # real layers that fit, a linear program, is a bound that no whole layers are better than. It is taken for
-# every size, with the shares of the budget as they were found. Where costs are not convex (collectives
+# every size. Where costs are not convex (collectives
 # that change their algorithm) or layers are of several kinds, there is none.

@@ -17,11 +17,7 @@ from pipejax.base.checks import one_of
 from pipejax.cli.options.next_command import command_line, written_but
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.tables import OF_RUNS, TableOptions
-from pipejax.cli.options.values import (
-    CountIfGiven,
-    Text,
-    parse_number,
-)
+from pipejax.cli.options.values import CountIfGiven, Text
 from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.launches import launch_json, launch_lines
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
@@ -34,19 +30,10 @@ if TYPE_CHECKING:
     from pipejax.search.found import Found
     from pipejax.search.tuning.tune import TunedSetting
 
-PARTS = {  # of an accelerator: the word of --prices, and what its quantity is shown in
-    "peak": (1e12, "TFLOP/s"),
-    "memory": (1e9, "GB/s"),
-    "node": (1e9, "GB/s"),
-    "network": (1e9, "GB/s"),
-    "capacity": (1e9, "GB"),
-}
 ORDERS = ("messages", "microbatches", "places", "lookahead", "chunks")
-SETTINGS = ("size", "layers", "recompute", "system")  # of a model on a system
-WHAT = """Size of a microbatch, recompute (layers of each stage), system (how to spend --budget), or
-several as size,layers. With options of their own: layers alone, messages, microbatches, places,
-lookahead, chunks."""
-EXAMPLE = "peak=20,memory=2,node=10,network=50,capacity=20"
+SETTINGS = ("size", "layers", "recompute")  # of a model on a system
+WHAT = """Size of a microbatch, recompute (layers of each stage), or several as size,layers.
+With options of their own: layers alone, messages, microbatches, places, lookahead, chunks."""
 
 
 def tune(
@@ -59,20 +46,16 @@ def tune(
     method: Text = None,
     microbatch_size: CountIfGiven = None,
     microbatches: CountIfGiven = None,
-    prices: Text = None,
-    budget: Text = None,
     no_memory_limit: bool = False,
 ) -> Answer:
     """Find what makes the step shortest: microbatch size, layers, orders, places, and more.
 
     Options:
       workers: 8, or those of a table, if not given.
-      method: the faster of the two if not given.
+      method: default: exhaustive up to 200,000 settings (1,000,000 of several parts), else
+        gradient.
       microbatch_size: where it is not tuned; the one that is best alone if not given.
       microbatches: in place of the size of one.
-      prices: for system, as peak=20,memory=2: peak per TFLOP/s; memory, node and network per GB/s;
-        capacity per GB.
-      budget: for one accelerator; the price of --system if not given.
 
     Example:
       pipejax tune size -s 1f1b -P 8 -m llama3-70b -y b200 --minibatch 256 --tensor-parallel 8
@@ -90,16 +73,12 @@ def tune(
             "--lookahead, --residency and --sharding-lane do not go with tune: tune lookahead "
             "searches how far ahead weights are gathered"
         )
-    if "system" in parts and prices is None:
-        raise ValueError(f"tune system needs --prices, as {EXAMPLE}")
     return tune_settings(
         TuningRequest(schedule, workers, *tuned, links, over),
         over=parts,
         method=method,
         no_memory_limit=no_memory_limit,
         microbatch_size=_size(over, parts, tuned[0], microbatches, microbatch_size),
-        prices=None if prices is None else _parse_prices(prices),
-        budget=None if budget is None else parse_number(budget, "--budget"),
         **options.of_table(schedule),
     )
 
@@ -226,10 +205,7 @@ def _said(
     if best.over == "size":
         yield _sizes(found, capacity)
     else:
-        if "layers" in best.setting:
-            yield _stages(best)
-        if "shares" in best.setting:
-            yield _design(best.setting)
+        yield _stages(best)
     for name, step in found.baselines.items():
         yield f"{name} as it is: {'does not fit' if step is None else seconds(step)}"
     yield from _ways(found)
@@ -261,17 +237,6 @@ def _tuned(*given: Any, **how: Any) -> "Found[TunedSetting]":
             return pj.tune(*given, **how | {"no_memory_limit": True})
 
 
-def _parse_prices(text: str) -> tuple[float, ...]:
-    pairs = [entry.partition("=") for entry in text.split(",")]
-    found = {
-        name.strip(): parse_number(value.strip(), f"--prices: {name.strip()}")
-        for name, _, value in pairs
-    }
-    if len(pairs) != len(PARTS) or set(found) != set(PARTS):
-        raise ValueError(f"--prices: expected {', '.join(PARTS)} once each, got {text!r}")
-    return tuple(found[name] for name in PARTS)
-
-
 def _sizes(found: "Found[TunedSetting]", capacity: float) -> Table:
     best = found.best
     is_all = best.exhaustive is not None and found.stopped != "interrupted"
@@ -298,21 +263,6 @@ def _stages(best: "TunedSetting") -> Table:
     return grid([("stage", range(len(best.setting["layers"]))), *columns])
 
 
-def _design(setting: Mapping[str, Any]) -> Table:
-    price, shares = setting["price"], setting["shares"]
-    buys = [
-        f"{setting['quantities'][part] / factor:.4g} {unit}"
-        for part, (factor, unit) in zip(shares, PARTS.values(), strict=True)
-    ]
-    columns = [
-        ("part", [part.replace("_", " ") for part in shares]),
-        ("share of the budget", map(percent, shares.values())),
-        ("buys", buys),
-    ]
-    title = f"budget {setting['budget']:g}, price of the system as it is {price:g}"
-    return grid(columns, title=title)
-
-
 def _ways(found: "Found[TunedSetting]") -> Iterator[str]:
     """Say which way was taken and why, and what each found and took."""
     best = found.best
@@ -321,11 +271,10 @@ def _ways(found: "Found[TunedSetting]") -> Iterator[str]:
     for name, own in ways.items():
         if own is None:
             continue
-        what = own.get("refused") or (
-            f"{seconds(own['tuned_step_time'])} in {own['seconds']:.1f} s with "
+        yield (
+            f"{name}: {seconds(own['tuned_step_time'])} in {own['seconds']:.1f} s with "
             f"{own['evaluated']} evaluations"
         )
-        yield f"{name}: {what}"
     if best.relaxed is not None:
         own = best.relaxed
         yield f"relaxed: b = {own['microbatch_size']:.3g}, {seconds(own['step_time'])}"

@@ -279,9 +279,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "map": OptionRecord(NAMES, "two axes: which schedule is best where?"),
     },
     "Search and samples": {
-        "method": OptionRecord(NAME, "how to tune", names=("gradient", "exhaustive", "both")),
-        "budget": OptionRecord(NUMBER, "what a system may cost"),
-        "prices": OptionRecord(RULES, "what the parts of a system cost"),
+        "method": OptionRecord(NAME, "how to tune", names=("gradient", "exhaustive")),
         "minimize": OptionRecord(NAME, "what is to be least", names=("makespan", "span")),
         "time_limit": _often(TIME, "longest search; Ctrl-C ends it sooner"),
         "effort": OptionRecord(

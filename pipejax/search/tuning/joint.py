@@ -1,8 +1,8 @@
-"""Several things at once: microbatch size, layers, recomputed layers, shares of a budget.
+"""Several things at once: microbatch size, layers, recomputed layers.
 
 All pairs descend at once from many starts. Then sizes next to the best minima, with whole layers,
-are evaluated exactly, and improved by one layer at a time; shares of a budget stay real and are
-followed once more. The exhaustive twin evaluates all settings, one after the other.
+are evaluated exactly, and improved by one layer at a time. The exhaustive twin evaluates all
+settings, one after the other.
 """
 
 import functools
@@ -39,13 +39,11 @@ from pipejax.search.tuning.rounding import (
     whole_with_sum,
 )
 from pipejax.search.tuning.step_time_objective import Given, PerConfiguration
-from pipejax.search.tuning.system_design import DIVIDED, bought
 
 KEPT = 3  # minima of a pair that are rounded
 KEPT_SETTINGS = 10  # of a pair, that are improved
 RATE = 0.3
 MOST_SETTINGS = 5_000_000  # that are all evaluated
-DIVISIONS = 20  # parts of a budget that are tried
 
 
 def plain_answers(joint: JointProblem) -> Iterator[TunedJointly]:
@@ -54,7 +52,7 @@ def plain_answers(joint: JointProblem) -> Iterator[TunedJointly]:
     They come before anything is searched or compiled, once each pair has one that fits.
     """
     pairs = range(len(joint.problem.capacity))
-    plain = _settings([each for pair in pairs for each in _plain(joint, pair, np.zeros(DIVIDED))])
+    plain = _settings([each for pair in pairs for each in _plain(joint, pair)])
     counts = joint.problem.pairs.minibatch[plain.pair].astype(int) // plain.size
     times, least = np.full(len(counts), np.inf), np.inf
     for count in np.unique(counts).tolist():
@@ -77,7 +75,7 @@ def tune_jointly(
     first, lower, upper = _starts(joint, starts, seed)
     found = joint.problem.objective(relax, *counts).minima(
         first,
-        joint.given(np.arange(pairs), joint.microbatches or 1, limited=True),
+        joint.problem.given(np.arange(pairs), joint.microbatches or 1),
         steps=steps,
         rate=RATE,
         lower=lower,
@@ -89,12 +87,8 @@ def tune_jointly(
     rounded = _rounded(joint, soft)
     kept = rounded.at(_best(rounded, evaluate(rounded), of_sizes=len(joint.parts) > 1))
     settings, times = improve_settings(joint, kept, evaluate)
-    if "system" in joint.parts:
-        polished = _polished(joint, settings)
-        settings = joined([settings, polished])
-        times = np.concatenate([times, evaluate(polished)])
     best = found.points[order[0], np.arange(pairs)]
-    size, layers, _ = _relaxed(joint, best[None])
+    size, layers = _relaxed(joint, best[None])
     return joint.pick(
         settings,
         times,
@@ -143,22 +137,18 @@ def _starts(
     return np.concatenate(parts, -1), np.concatenate(lower, -1), np.concatenate(upper, -1)
 
 
-Soft = tuple[
-    Float[NumpyArray, "kept pairs"], StageLayers, Float[NumpyArray, "kept pairs parts"]
-]  # microbatch sizes, layers and logits
+Soft = tuple[Float[NumpyArray, "kept pairs"], StageLayers]  # microbatch sizes and layers
 
 
 def _relaxed(joint: JointProblem, points: Float[NumpyArray, "kept pairs variables"]) -> Soft:
     """What relaxed points stand for."""
     kept, pairs, _ = points.shape
     owner = np.tile(np.arange(pairs), kept)
-    given = joint.given(owner, joint.microbatches or 1)
+    given = joint.problem.given(owner, joint.microbatches or 1, limited=False)
     found = _read(points.reshape(kept * pairs, -1), given, relax=Jointly(joint.parts))
     size, *layers = (np.asarray(each) for each in found)
-    own = Jointly(joint.parts).split(points, layers[0].shape[-1])
-    logits = own.get("system", np.zeros((kept, pairs, DIVIDED))) * PARTS["system"].scale
     assigned = StageLayers(*(each.reshape(kept, pairs, -1) for each in layers))
-    return size.reshape(kept, pairs), assigned, logits
+    return size.reshape(kept, pairs), assigned
 
 
 @functools.partial(compiled, static_argnames="relax")
@@ -172,7 +162,7 @@ def _read(points: Array, given: Given, *, relax: Jointly) -> tuple[Numbers, ...]
 
 def _rounded(joint: JointProblem, soft: Soft) -> Settings:
     """Whole settings next to relaxed ones, and plain ones of which one fits if any does."""
-    size, assigned, logits = soft
+    size, assigned = soft
     even, found = joint.problem.pairs.assigned, []
     tunes_layers, recomputes = "layers" in joint.parts, "recompute" in joint.parts
     for kept in range(len(size)):
@@ -191,25 +181,25 @@ def _rounded(joint: JointProblem, soft: Soft) -> Settings:
             for one in wholes[wholes.min(axis=1) >= 1]:
                 soft_ways = [np.ceil(share[pair] * one - 1e-6), np.floor(share[pair] * one), one]
                 ways = soft_ways if recomputes else [one * always]
-                found += [(pair, b, one, way, logits[kept, pair]) for b in near for way in ways]
+                found += [(pair, b, one, way) for b in near for way in ways]
             if kept == 0:
-                found += _plain(joint, pair, logits[0, pair])
+                found += _plain(joint, pair)
     return _settings(found)
 
 
-def _plain(joint: JointProblem, pair: int, logits: Any) -> list[tuple[Any, ...]]:
+def _plain(joint: JointProblem, pair: int) -> list[tuple[Any, ...]]:
     """Settings of every size with even layers: all or none recomputed, or what is without tuning.
 
     One of them fits if any does.
     """
     layers, always = (each[pair] for each in joint.problem.pairs.assigned)
     ways = [0 * layers, layers] if "recompute" in joint.parts else [layers * (always > 0)]
-    return [(pair, size, layers, way, logits) for size in joint.sizes(pair) for way in ways]
+    return [(pair, size, layers, way) for size in joint.sizes(pair) for way in ways]
 
 
 def _settings(rows: list[tuple[Any, ...]]) -> Settings:
-    pair, size, layers, recomputed, logits = map(np.array, zip(*rows, strict=True))
-    return Settings(pair, size, layers.astype(int), recomputed.astype(int), logits)
+    pair, size, layers, recomputed = map(np.array, zip(*rows, strict=True))
+    return Settings(pair, size, layers.astype(int), recomputed.astype(int))
 
 
 def _best(
@@ -273,33 +263,16 @@ def _moves(joint: JointProblem, stages: int) -> Int[NumpyArray, "moves places"]:
     return np.concatenate(found)
 
 
-def _polished(joint: JointProblem, settings: Settings, steps: int = 30) -> Settings:
-    """Follow the shares once more, with whole layers and the program of the right M."""
-    counts = joint.problem.pairs.minibatch[settings.pair].astype(int) // settings.size
-    logits = settings.logits.copy()
-    for count in np.unique(counts).tolist():
-        if joint.problem.family.refusal(count):
-            continue
-        at = np.flatnonzero(counts == count)
-        given = joint.given(settings.pair[at], count)
-        pair = given.pair._replace(assigned=joint.assigned(settings.at(at)))
-        found = joint.problem.objective(bought, count).minima(
-            logits[None, at], given._replace(pair=pair), steps=steps, rate=0.1
-        )
-        logits[at] = found.points[0]
-    return settings._replace(logits=logits)
-
-
-def search_jointly(joint: JointProblem, *, divisions: int = DIVISIONS) -> TunedJointly:
-    """Evaluate all settings of every pair; a budget is spent in so many parts."""
+def search_jointly(joint: JointProblem) -> TunedJointly:
+    """Evaluate all settings of every pair."""
     pairs = range(len(joint.problem.capacity))
-    counts = [count_settings(joint, pair, divisions) for pair in pairs]
+    counts = [count_settings(joint, pair) for pair in pairs]
     # of one part, what lists them refuses where they are too many
     if max(counts) > MOST_SETTINGS and len(joint.parts) > 1:
         raise TooManyError(f"{max(counts):.3g} settings: at most {MOST_SETTINGS} are tried")
     best: list[tuple[Settings, Float[NumpyArray, " settings"]]] = []
     for pair in pairs:
-        for block in every_setting(joint, pair, divisions):
+        for block in every_setting(joint, pair):
             times = joint.times(block)
             least = [times.argmin()]
             best.append((block.at(least), times[least]))
@@ -307,23 +280,15 @@ def search_jointly(joint: JointProblem, *, divisions: int = DIVISIONS) -> TunedJ
     return joint.pick(joined(list(settings)), np.concatenate(least_times), int(sum(counts)))
 
 
-def every_setting(joint: JointProblem, pair: int, divisions: int) -> Iterator[Settings]:
+def every_setting(joint: JointProblem, pair: int) -> Iterator[Settings]:
     """All settings of one pair, in blocks of one microbatch size each."""
     layers, recomputed = every_assignment(joint, pair)
-    logits = np.zeros((1, DIVIDED))
-    if "system" in joint.parts:
-        logits = np.log(compositions(divisions, DIVIDED) / divisions)
-    total = len(layers) * len(logits)
     for size in joint.sizes(pair):
-        for low in range(0, total, LANES):
-            which, share = np.divmod(np.arange(low, min(low + LANES, total)), len(logits))
-            own = np.full(len(which), pair)
+        for low in range(0, len(layers), LANES):
+            block = slice(low, low + LANES)
+            count = len(layers[block])
             yield Settings(
-                own,
-                np.full(len(which), size),
-                layers[which],
-                recomputed[which],
-                logits[share],
+                np.full(count, pair), np.full(count, size), layers[block], recomputed[block]
             )
 
 

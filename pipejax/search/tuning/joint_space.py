@@ -17,10 +17,9 @@ from pipejax.costs import array_functions as xp
 from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.system.system import Number
 from pipejax.search.tuning.microbatch import any_size
-from pipejax.search.tuning.problem import Owners, TuningProblem
+from pipejax.search.tuning.problem import Owners, TuningProblem, as_they_are
 from pipejax.search.tuning.rounding import Points
 from pipejax.search.tuning.step_time_objective import Given, Pair, PerConfiguration
-from pipejax.search.tuning.system_design import DIVIDED, bought
 
 NO_ROOM = 1e12  # stands for the step time of a setting that needs all the memory, and more [s]
 LANES = 16_384  # settings that are evaluated at once: few batches are compiled for
@@ -66,7 +65,6 @@ PARTS: Mapping[str, _Part] = {
     "size": _Part(lambda own, given: any_size(own[0], given), lambda stages: 1, 1.0, 0),
     "layers": _Part(real_layers, lambda stages: stages, 0.3, 1.0),
     "recompute": _Part(real_recompute, lambda stages: stages, 1.0, 1.5),
-    "system": _Part(bought, lambda stages: DIVIDED, 0.6, 1.0),
 }
 
 
@@ -105,14 +103,12 @@ class Settings(NamedTuple):
       size: (settings) b [sequences].
       layers: (settings, stages) layers.
       recomputed: (settings, stages) those of them that are recomputed.
-      logits: (settings, parts) whose softmax are the shares of the budget; unused without one.
     """
 
     pair: Owners
     size: Int[NumpyArray, " settings"]
     layers: Points
     recomputed: Points
-    logits: Float[NumpyArray, "settings parts"]
 
     def at(self, index: Any) -> "Settings":
         """Take some of them."""
@@ -147,25 +143,13 @@ class JointProblem:
       problem: the pairs under their schedule.
       parts: names, in the order of `PARTS`.
       microbatches: M where the microbatch size is given; 0 where it is tuned.
-      bought: (pairs, parts) what a share of 1 of the budget buys; 0 where nothing is bought.
       alike: whether an exhaustive search recomputes as many layers on every stage.
     """
 
     problem: TuningProblem
     parts: tuple[str, ...]
-    microbatches: int
-    bought: Float[NumpyArray, "pairs parts"]
+    microbatches: int = 0
     alike: bool = False
-
-    @classmethod
-    def of(cls, problem: TuningProblem, *parts: str, microbatches: int = 0) -> "JointProblem":
-        """Parts of which none is bought."""
-        return cls(problem, parts, microbatches, np.zeros((len(problem.capacity), DIVIDED)))
-
-    def given(self, pair: Owners, microbatches: int = 1, *, limited: bool = False) -> Given:
-        """Fixed inputs of the step time, for settings of pairs."""
-        found = self.problem.given(pair, microbatches, limited=limited)
-        return found._replace(bought=self.bought[pair])
 
     def sizes(self, pair: int) -> list[int]:
         """Microbatch sizes that may be legal, ascending."""
@@ -184,16 +168,15 @@ class JointProblem:
         """Step times [s] and needs [B], infinite where the schedule does not exist."""
         times, need = np.full((2, len(settings.pair)), np.inf)
         counts = self.problem.pairs.minibatch[settings.pair].astype(int) // settings.size
-        relax = as_bought if "system" in self.parts else as_set
         for count in np.unique(counts).tolist():
             if self.problem.family.refusal(count):
                 continue
-            objective = self.problem.objective(relax, count)
+            objective = self.problem.objective(as_they_are, count)
             mine = np.flatnonzero(counts == count)
             for at in np.array_split(mine, -(-len(mine) // LANES)):
                 own = settings.at(at)
-                variables = self.assigned(own), own.logits
-                times[at], need[at] = objective.evaluate(variables, self.given(own.pair, count))
+                given = self.problem.given(own.pair, count, limited=False)
+                times[at], need[at] = objective.evaluate(self.assigned(own), given)
         return times, need
 
     def times(self, settings: Settings) -> PerConfiguration:
@@ -221,23 +204,12 @@ class JointProblem:
         return TunedJointly(best, step, need, evaluated, **relaxed)
 
 
-def as_set(variables: tuple[StageLayers, Array], given: Given) -> tuple[Pair, Number]:
-    """Layers as variables, beside shares that buy nothing."""
-    return given.pair._replace(assigned=variables[0]), given.size
-
-
-def as_bought(variables: tuple[StageLayers, Array], given: Given) -> tuple[Pair, Number]:
-    """Layers and shares as variables."""
-    assigned, logits = variables
-    return bought(logits, given)[0]._replace(assigned=assigned), given.size
-
-
 def joined(settings: list[Settings]) -> Settings:
     """All settings of a list, one after the other."""
     return Settings(*(np.concatenate(each) for each in zip(*settings, strict=True)))
 
 
-def count_settings(joint: JointProblem, pair: int, divisions: int) -> float:
+def count_settings(joint: JointProblem, pair: int) -> float:
     """How many settings an exhaustive search of one pair tries."""
     even = joint.problem.pairs.assigned.layers[pair].astype(int)
     stages, total = len(even), int(even.sum())
@@ -252,4 +224,4 @@ def count_settings(joint: JointProblem, pair: int, divisions: int) -> float:
         ways *= math.comb(total - 1, stages - 1)
     elif "recompute" in joint.parts:
         ways *= math.prod((even + 1).tolist())
-    return ways * (math.comb(divisions - 1, DIVIDED - 1) if "system" in joint.parts else 1)
+    return ways

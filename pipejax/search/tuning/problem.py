@@ -193,7 +193,7 @@ class TuningProblem:
                 )
         pair = jax.tree.map(lambda leaf: leaf[owner], self.pairs)
         capacity = self.capacity[owner] if limited else np.full(len(owner), np.inf)
-        return Given(pair, pair.minibatch / num_microbatches, capacity, np.zeros(len(owner)))
+        return Given(pair, pair.minibatch / num_microbatches, capacity)
 
     def evaluate(
         self, num_microbatches: int, assigned: StageLayers, owner: Owners

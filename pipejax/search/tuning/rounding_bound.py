@@ -16,7 +16,6 @@ of several kinds), there is no bound.
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, NumpyArray
@@ -25,7 +24,6 @@ from pipejax.search.cutting_planes import Columns, CuttingPlanes, raise_bounds
 from pipejax.search.tuning.joint_space import JointProblem, TunedJointly
 from pipejax.search.tuning.problem import as_they_are
 from pipejax.search.tuning.step_time_objective import Given
-from pipejax.search.tuning.system_design import bought
 
 ROUNDS = 40
 CLOSE = 1e-4  # of the step time: a relaxed optimum that is known so well is not refined
@@ -36,8 +34,8 @@ class RoundingBound(NamedTuple):
     """How short a step could be at best, for each pair.
 
     Attributes:
-      lower_bound: (pairs) no setting of any size, with the same shares of the budget, has a shorter
-        step [s]; NaN where costs are not convex.
+      lower_bound: (pairs) no setting of any size has a shorter step [s]; NaN where costs are not
+        convex.
       at_same_size: (pairs) the same for the size that was found [s].
       evaluated: points where tangents were taken.
     """
@@ -52,7 +50,7 @@ class _Cell(CuttingPlanes):
 
     def __init__(self, joint: JointProblem, found: TunedJointly, pair: int, size: int) -> None:
         even, always = (own[pair] for own in joint.problem.pairs.assigned)
-        self.pair, self.size, self.logits = pair, size, found.settings.logits[pair]
+        self.pair, self.size = pair, size
         self.best, self.capacity = found.step_time[pair], joint.problem.capacity[pair]
         self.even = even
         stages, total = len(even), float(even.sum())
@@ -84,7 +82,7 @@ class _Cell(CuttingPlanes):
 
 
 def bound_rounding(joint: JointProblem, found: TunedJointly) -> RoundingBound:
-    """Bound from below what any layers of any size could reach, with the shares that were found."""
+    """Bound from below what any layers of any size could reach."""
     pairs = range(len(joint.problem.capacity))
     cells = [
         _Cell(joint, found, pair, size)
@@ -117,15 +115,10 @@ def bound_rounding(joint: JointProblem, found: TunedJointly) -> RoundingBound:
 
 
 def _given(joint: JointProblem, cells: list[_Cell]) -> Given:
-    """Fixed inputs of cells, on the systems that their shares buy."""
-    given = joint.given(np.array([cell.pair for cell in cells]))
+    """Fixed inputs of cells."""
+    given = joint.problem.given(np.array([cell.pair for cell in cells]), limited=False)
     sizes: Any = np.array([float(cell.size) for cell in cells])
-    given = given._replace(size=sizes)
-    if "system" not in joint.parts:
-        return given
-    logits = np.stack([cell.logits for cell in cells])
-    pair, _ = jax.vmap(bought)(jnp.asarray(logits), given)
-    return given._replace(pair=jax.tree.map(np.asarray, pair))
+    return given._replace(size=sizes)
 
 
 def _touch(joint: JointProblem, count: int, cells: list[_Cell]) -> None:

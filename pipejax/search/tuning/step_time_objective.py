@@ -68,13 +68,11 @@ class Given(NamedTuple):
       pair: the model on the system.
       size: b, where the variables say nothing of it [sequences].
       capacity: memory limit, infinite for none [B].
-      bought: what a share of 1 of a budget buys of each part; 0 where nothing is bought.
     """
 
     pair: Pair
     size: Number
     capacity: Numbers
-    bought: Numbers = 0.0
 
 
 Relax = Callable[[Any, Given], tuple[Pair, Number]]

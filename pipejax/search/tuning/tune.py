@@ -1,4 +1,4 @@
-"""The entry point of tuning, which takes the faster method unless one is given."""
+"""The entry point of tuning, which chooses the method by the number of settings."""
 
 import dataclasses
 import functools
@@ -25,18 +25,15 @@ from pipejax.schedules.table.links import Links
 from pipejax.search.found import Found
 from pipejax.search.tuning.joint_space import PARTS
 from pipejax.search.tuning.problem import ScheduleFamily, price
-from pipejax.search.tuning.rounding import TooManyError
-from pipejax.search.tuning.system_design import PartPrices
 from pipejax.search.tuning.ways import (
     FoundSetting,
     TuningTask,
     baselines_of,
-    faster,
-    price_of_system,
+    choose_method,
     way_of,
 )
 
-METHODS = ("gradient", "exhaustive", "both")
+METHODS = ("gradient", "exhaustive")
 NO_BASELINES: Mapping[str, float | None] = MappingProxyType({})
 
 
@@ -47,18 +44,17 @@ class TunedSetting:
 
     Attributes:
       over: what was tuned, with commas between.
-      method: "gradient", "exhaustive" or "both".
+      method: "gradient" or "exhaustive".
       reason: why this method.
       microbatch_size: b [sequences].
       microbatches: M.
       memory_bytes: need of the fullest worker, per accelerator [B].
       fits: whether the accelerators have so much.
-      setting: what is set beside the microbatch size: `layers` and `recomputed` of each stage, or
-        `shares` of the budget and the `quantities` that they buy, and the `price` of the system.
+      setting: what is set beside the microbatch size: `layers` and `recomputed` of each stage.
       relaxed: the optimum among real numbers, what it was rounded to (`tuned_step_time`), seconds
         and evaluations; None if no gradient was followed.
-      exhaustive: the best of all candidates, seconds and evaluations, and all `sizes`; or that it
-        was `refused`; None if candidates were not all evaluated.
+      exhaustive: the best of all candidates, seconds and evaluations, and all `sizes`; None if
+        candidates were not all evaluated.
     """
 
     over: str
@@ -84,8 +80,6 @@ def tune(
     link: str | Links = "delay",
     no_memory_limit: bool = False,
     microbatch_size: int | None = None,
-    prices: PartPrices | tuple[float, ...] | None = None,
-    budget: float | None = None,
     on_progress: OnProgress | None = None,
     on_best: Callable[[Found[TunedSetting]], object] | None = None,
     memory_limit: bool | None = None,
@@ -102,18 +96,14 @@ def tune(
       num_workers: P.
       workload: model, minibatch and parallelism.
       system: the machine.
-      over: what is tuned: "size" of a microbatch; "layers" of each stage; "recompute", how many
-        layers of each stage are recomputed; or "system", how a budget is best spent on the parts of
-        an accelerator. Several of them are tuned together: a sequence, or names with commas.
-      method: "gradient", "exhaustive" or "both"; if None, the one that by the number of
-        candidates and the cost of each is the faster. Shares of a budget are continuous: there
-        the gradient is followed.
+      over: what is tuned: "size" of a microbatch; "layers" of each stage; or "recompute", how many
+        layers of each stage are recomputed. Several of them are tuned together: a sequence, or
+        names with commas.
+      method: "gradient" or "exhaustive"; default: exhaustive up to 200,000 settings of one part
+        or 1,000,000 of several, else gradient.
       link: link model, or `Links`.
       no_memory_limit: whether workers may need more than their accelerators have.
       microbatch_size: where it is not tuned; the one that is best alone if None [sequences].
-      prices: for "system": of a TFLOP/s, of GB/s of memory, inside a node and between nodes, and
-        of a GB of capacity.
-      budget: for "system": for one accelerator; what the system costs if None.
       on_progress: called with how many settings are evaluated, None, and the best step time so far
         as a text; a bar in notebooks if None.
       on_best: called with what an interrupt would leave when something has been evaluated exactly:
@@ -148,19 +138,10 @@ def tune(
     parts = _parts(over)
     over = ",".join(parts)
     method = None if method is None else one_of(method, METHODS, "method")
-    for name, stray in (
-        ("microbatch_size", microbatch_size is not None and "size" in parts),
-        ("prices", prices is not None and "system" not in parts),
-        ("budget", budget is not None and "system" not in parts),
-    ):
-        if stray:
-            raise wrong(name, f"does not go with tuning {over}")
+    if microbatch_size is not None and "size" in parts:
+        raise wrong("microbatch_size", f"does not go with tuning {over}")
     if workload.pipeline_layout and "layers" in parts:
         raise wrong("pipeline_layout", "says the layers of each stage, which are to be tuned")
-    if "system" in parts and (prices is None or len(prices) != len(PartPrices._fields)):
-        raise wrong(
-            "prices", f"must be those of {', '.join(PartPrices._fields)} to tune the system"
-        )
     if (least := Links.of(link).eager_below) > 0:
         raise ArgumentError(
             "eager_below",
@@ -177,8 +158,7 @@ def tune(
             f"{over} changes the times that {schedule} is planned for: tune size or recompute, or "
             "give slots",
         )
-    paid = None if prices is None else PartPrices(*prices)
-    task = TuningTask(family, workload, system, not lifted, paid, budget)
+    task = TuningTask(family, workload, system, not lifted)
     with jax.enable_x64(True):
         if "size" not in parts:
             task = task._replace(microbatches=_microbatches(task, over, microbatch_size))
@@ -218,51 +198,39 @@ def _tune(
     tell_progress: OnProgress = to_nobody,
     on_best: Callable[[Found[TunedSetting]], object] | None = None,
 ) -> Found[TunedSetting]:
-    """Take the ways that are asked for, and put together what they find."""
+    """Tune by one method."""
     reason = "as asked for"
     if method is None:
-        method, reason = faster(task, over)
-    found: dict[str, FoundSetting] = {}
-    ways: dict[str, Mapping[str, Any]] = {}
-    price = price_of_system(task)
+        method, reason = choose_method(task, over)
+    start = time.perf_counter()
 
     def answer(
-        stopped: str = "interrupted", baselines: Mapping[str, float | None] = NO_BASELINES
+        result: FoundSetting, stopped: str, baselines: Mapping[str, float | None] = NO_BASELINES
     ) -> Found[TunedSetting]:
-        best = min(found.values(), key=lambda each: each.step_time)
-        bound = max(each.lower_bound for each in found.values()) * (stopped != "interrupted")
+        summary = result.summary(task, time.perf_counter() - start)
         setting = TunedSetting(
             over=over,
             method=method,
             reason=reason,
-            microbatch_size=task.workload.minibatch // best.microbatches,
-            microbatches=best.microbatches,
-            memory_bytes=best.memory_bytes,
-            # a budget buys as much memory as is needed
-            fits=over == "system" or best.memory_bytes <= float(task.system.memory_available),
-            setting={**best.setting, **price},
-            relaxed=ways.get("gradient"),
-            exhaustive=ways.get("exhaustive"),
+            microbatch_size=task.workload.minibatch // result.microbatches,
+            microbatches=result.microbatches,
+            memory_bytes=result.memory_bytes,
+            fits=result.memory_bytes <= float(task.system.memory_available),
+            setting=result.setting,
+            relaxed=summary if method == "gradient" else None,
+            exhaustive=summary if method == "exhaustive" else None,
         )
-        evaluated = sum(each.evaluated for each in found.values())
-        if bound >= best.step_time:
+        bound = result.lower_bound * (stopped != "interrupted")
+        if bound >= result.step_time:
             stopped = "optimal"
-        return Found(setting, best.step_time, bound, baselines, evaluated, stopped)
+        return Found(setting, result.step_time, bound, baselines, result.evaluated, stopped)
 
-    for way in ("gradient", "exhaustive") if method == "both" else (method,):
-        start = time.perf_counter()
+    def tell(result: FoundSetting) -> None:
+        best = answer(result, "interrupted")
+        tell_progress(best.evaluated, None, f"evaluated, best {best.value:.6g} s")
+        if on_best is not None:
+            on_best(best)
 
-        def tell(own: FoundSetting, way: str = way, start: float = start) -> None:
-            found[way], ways[way] = own, own.summary(task, time.perf_counter() - start)
-            now = answer()
-            tell_progress(now.evaluated, None, f"evaluated, best {now.value:.6g} s")
-            if on_best is not None:
-                on_best(now)
-
-        try:
-            tell(way_of(over)(task._replace(tell=tell), way))
-        except TooManyError as error:
-            if method != "both":
-                raise
-            ways[way] = {"refused": str(error)}
-    return answer("iterations", baselines_of(task, over))
+    result = way_of(over)(task._replace(tell=tell), method)
+    tell(result)
+    return answer(result, "iterations", baselines_of(task, over))

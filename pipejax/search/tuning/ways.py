@@ -1,4 +1,4 @@
-"""What can be tuned, each by gradient or exhaustively, and which of both is the faster."""
+"""Ways to tune each part, by gradient or exhaustively, and the choice between both."""
 
 import dataclasses
 import functools
@@ -8,12 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.base.checks import divisors, wrong
+from pipejax.base.checks import wrong
 from pipejax.costs.model.workload import StageLayers, Workload
 from pipejax.costs.system.system import System
 from pipejax.search.tuning.joint import (
-    DIVISIONS,
-    MOST_SETTINGS,
     plain_answers,
     search_jointly,
     tune_jointly,
@@ -28,21 +26,8 @@ from pipejax.search.tuning.microbatch import (
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem, price
 from pipejax.search.tuning.rounding import MOST, TooManyError
 from pipejax.search.tuning.rounding_bound import bound_rounding
-from pipejax.search.tuning.system_design import (
-    DIVIDED,
-    UNITS,
-    PartPrices,
-    design_systems,
-    price_of,
-)
 
-# what decides which way is the faster: measured on two cores, compilation included
-DESCENT_SECONDS = 6.0
-JOINT_SECONDS = 10.0  # of several parts, with their bound
-SECONDS_PER_NEW_OP = 6e-5  # of a program that has yet to be built, lowered and run once
-BUDGET_DIVISIONS = 40  # of a budget, where a grid is evaluated
-SECONDS_PER_OP = 4e-9  # of one candidate more in the batch of a program
-SECONDS_PER_SETTING = 1e-5  # of one more in a joint space, where every setting is priced
+JOINT_MOST = 1_000_000  # settings of several parts up to which all are evaluated unless asked
 
 
 class TuningTask(NamedTuple):
@@ -52,16 +37,8 @@ class TuningTask(NamedTuple):
     workload: Workload
     system: System
     memory_limit: bool
-    prices: PartPrices | None
-    budget: float | None
     microbatches: int = 0
     tell: "Callable[[FoundSetting], object] | None" = None
-
-    @property
-    def spendable(self) -> float:
-        """The budget: what the system costs if none is given."""
-        assert self.prices is not None
-        return price_of(self.system, self.prices) if self.budget is None else self.budget
 
     def problem(self) -> TuningProblem:
         """The pair, under a fresh family, so that no method reuses another's programs."""
@@ -96,35 +73,19 @@ class FoundSetting(NamedTuple):
         }
 
 
-def faster(task: TuningTask, what: str) -> tuple[str, str]:
-    """Choose the faster method for this size, and say why."""
-    if "system" in what:
-        return "gradient", "shares of a budget are continuous: there are no candidates to count"
+def choose_method(task: TuningTask, what: str) -> tuple[str, str]:
+    """Choose the method by the number of settings, and say why."""
     if what == "recompute" and task.family.is_planned:
         return "exhaustive", f"{task.family.schedule} is planned for each number of layers"
-    if "," in what:
-        settings = count_settings(_joint(task, what), 0, DIVISIONS)
-        return _sooner(settings, SECONDS_PER_SETTING * settings, MOST_SETTINGS, JOINT_SECONDS)
-    layers = task.problem().pairs.assigned.layers[0].astype(int)
-    ops = 2 * len(layers)  # of one microbatch
-    if what == "size":
-        minibatch = task.workload.minibatch
-        counts = divisors(minibatch)
-        candidates, seconds = len(counts), SECONDS_PER_NEW_OP * ops * sum(counts)
-    else:
-        split = math.comb(layers.sum() - 1, len(layers) - 1)
-        candidates = split if what == "layers" else math.prod((layers + 1).tolist())
-        one = ops * task.microbatches
-        seconds = SECONDS_PER_NEW_OP * one + SECONDS_PER_OP * one * candidates
-    return _sooner(candidates, seconds, MOST, DESCENT_SECONDS)
+    settings, limit = count_settings(_joint(task, what), 0), JOINT_MOST if "," in what else MOST
+    if settings <= limit:
+        return "exhaustive", f"{settings:.0f} settings: up to {limit} are all evaluated"
+    return "gradient", f"{settings:.3g} settings: more than {limit} are too many to evaluate all"
 
 
-def _sooner(candidates: float, seconds: float, most: int, descent: float) -> tuple[str, str]:
-    """Take the exhaustive way where its candidates are few enough."""
-    if candidates > most:
-        return "gradient", f"{candidates:.3g} candidates are too many to try them all"
-    about = f"{candidates:.0f} candidates take about {seconds:.1g} s, a descent {descent:g} s"
-    return ("exhaustive" if seconds <= descent else "gradient"), about
+def _joint(task: TuningTask, what: str) -> JointProblem:
+    """Return the problem of one part or several, with commas between them."""
+    return JointProblem(task.problem(), tuple(what.split(",")), task.microbatches)
 
 
 def _size(task: TuningTask, way: str) -> FoundSetting:
@@ -194,42 +155,6 @@ def _planned_anew(task: TuningTask, count: int) -> FoundSetting:
     return FoundSetting(task.microbatches, float(step), float(need), 1, setting)
 
 
-def _system(task: TuningTask, way: str) -> FoundSetting:
-    """Shares of a budget for one accelerator."""
-    assert task.prices is not None
-    budget = task.spendable
-    found = design_systems(
-        task.problem(),
-        task.microbatches,
-        task.prices,
-        [budget],
-        divisions=None if way == "gradient" else BUDGET_DIVISIONS,
-    )
-    setting: dict[str, Any] = {
-        name: dict(zip(PartPrices._fields, getattr(found, name)[0].tolist(), strict=True))
-        for name in ("shares", "quantities")
-    }
-    memory, setting["budget"] = setting["quantities"]["memory_capacity"], budget
-    return FoundSetting(
-        task.microbatches, found.step_time[0].item(), memory, found.evaluated, setting
-    )
-
-
-def _joint(task: TuningTask, what: str) -> JointProblem:
-    """What is tuned together; the system's memory is paid before the budget is divided."""
-    parts, bought = tuple(what.split(",")), np.zeros((1, DIVIDED))
-    if "system" in parts:
-        assert task.prices is not None
-        paid = float(task.system.memory_capacity) / UNITS[-1] * task.prices.memory_capacity
-        left = task.spendable - paid
-        if left <= 0:
-            raise ValueError(
-                f"a budget of {task.spendable:g} buys nothing but memory, which costs {paid:g}"
-            )
-        bought[:] = left / np.array(task.prices[:-1]) * UNITS[:-1]
-    return JointProblem(task.problem(), parts, task.microbatches, bought)
-
-
 def _jointly(task: TuningTask, way: str, what: str, *, alike: bool = False) -> FoundSetting:
     """Several parts together, and by gradient the bound on what rounding them costs."""
     joint = dataclasses.replace(_joint(task, what), alike=alike)
@@ -242,9 +167,7 @@ def _jointly(task: TuningTask, way: str, what: str, *, alike: bool = False) -> F
         tell(plain)
     if way == "exhaustive":
         found = search_jointly(joint)
-        # of all shares of a budget nothing is proven
-        bound = 0.0 if "system" in joint.parts else found.step_time[0].item()
-        return _found_jointly(task, joint, found)._replace(lower_bound=bound)
+        return _found_jointly(task, joint, found)._replace(lower_bound=found.step_time[0].item())
     found = tune_jointly(joint)
     if len(joint.parts) == 1:
         return _found_jointly(task, joint, found)
@@ -258,10 +181,7 @@ def _found_jointly(
     """What is said of the best setting; no whole layers have a shorter step than the least [s]."""
     own, step, need = found.settings.at(0), found.step_time[0].item(), found.memory_bytes[0].item()
     setting: dict[str, Any] = {"layers": own.layers.tolist(), "recomputed": own.recomputed.tolist()}
-    if "system" in joint.parts:
-        setting |= _spent(task, joint, own.logits)
     relaxed: dict[str, Any] = {}
-    is_proven = "system" not in joint.parts and not math.isnan(least)
     if found.relaxed is not None and found.relaxed_step_time is not None:
         (size,), layers = found.relaxed
         relaxed = {
@@ -272,25 +192,8 @@ def _found_jointly(
             "lower_bound": None if math.isnan(least) else least,
         }
     count = joint.count(0, int(own.size))
-    bound = least if is_proven else 0.0
+    bound = 0.0 if math.isnan(least) else least
     return FoundSetting(count, step, need, found.evaluated, setting, relaxed, lower_bound=bound)
-
-
-def _spent(task: TuningTask, joint: JointProblem, logits: Any) -> dict[str, Any]:
-    """Shares of the budget, memory included, and what they buy."""
-    assert task.prices is not None
-    weights = np.exp(logits - logits.max())
-    capacity = float(task.system.memory_capacity)
-    quantities = np.append(weights / weights.sum() * joint.bought[0], capacity)
-    shares = quantities / UNITS * np.array(task.prices) / task.spendable
-    named = {"shares": shares, "quantities": quantities}
-    return {
-        **{
-            key: dict(zip(PartPrices._fields, own.tolist(), strict=True))
-            for key, own in named.items()
-        },
-        "budget": task.spendable,
-    }
 
 
 def baselines_of(task: TuningTask, what: str) -> dict[str, float | None]:
@@ -303,7 +206,6 @@ def baselines_of(task: TuningTask, what: str) -> dict[str, float | None]:
     settings = {
         "layers": {"even": even},
         "recompute": {"none": none, "full": full},
-        "system": {task.system.name: even},
     }[what]
     times: dict[str, float | None] = {}
     if task.family.is_planned:
@@ -317,16 +219,10 @@ def baselines_of(task: TuningTask, what: str) -> dict[str, float | None]:
     return times
 
 
-def price_of_system(task: TuningTask) -> dict[str, float]:
-    """What the system costs as it is, where prices are given."""
-    return {} if task.prices is None else {"price": price_of(task.system, task.prices)}
-
-
 _WAYS: Mapping[str, Callable[[TuningTask, str], FoundSetting]] = {
     "size": _size,
     "layers": functools.partial(_jointly, what="layers"),
     "recompute": functools.partial(_recompute, over="recompute"),
-    "system": _system,
 }
 
 
