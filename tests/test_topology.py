@@ -194,6 +194,19 @@ def test_a_model_at_all_places(name, given):
     assert len(shared) > 1  # where copies or ends lie decides what their gradients take
 
 
+@pytest.mark.parametrize("name", ["terapipe", "seq-1f1b", "chunked-prefill"])
+def test_slices_at_all_places(name):
+    """A message carries the tokens of one slice, on links of the node and of the network."""
+    table = build(name, 16, 2, slices=4)
+    work, system = pj.Workload(pj.load_model("llama3-8b"), minibatch=2), pj.load_system("h100")
+    at = model_placements(work, system, table).at(list(range(16)))
+    # one sequence in 4 slices of 2,048 tokens, 4,096 wide, 2 bytes each; workers 7 and 8 are apart
+    sent = 2048 * 4096 * 2
+    transmit = np.full(15, sent / system.peer_link.rate)
+    transmit[7] = sent / system.network.rate
+    np.testing.assert_allclose(np.asarray(at.transmit)[0, 0], transmit, rtol=1e-12)
+
+
 @pytest.mark.compiles
 def test_a_model_is_placed():
     table = build("chimera", 4, 4)

@@ -70,6 +70,31 @@ def test_a_log_and_columns_give_rows(name, tmp_path, answer):
     assert rows.source[0] == f"train.log, iterations timed by {name}"
 
 
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+@pytest.mark.parametrize(
+    ("name", "today", "older"),
+    # torchtitan of 2024 calls tokens words; a bar of NeMo 1 has no colons and no batch
+    [
+        ("torchtitan", "tps:", "wps:"),
+        ("NeMo", "train_step_timing in s: ", "train_step_timing in s="),
+    ],
+)
+def test_lines_of_older_years_are_read(name, today, older, tmp_path, answer):
+    path, out = written(tmp_path / "train.log", name), tmp_path / "rows.csv"
+    path.write_text(path.read_text().replace(today, older).replace("global_batch_size: 512", ""))
+    given = "--model", "llama3-8b", "--columns", COLUMNS + BATCH, "--out", out
+    answer("init", "rows", "--from", path, *given)
+    assert read_rows(out).seconds[0] == LOGS[name][4]
+
+
+@pytest.mark.parametrize("name", ["Megatron", "NeMo", "DeepSpeed's pipeline engine"])
+def test_a_batch_that_lines_say_is_no_column(name, tmp_path, mistake):
+    path = written(tmp_path / "train.log", name)
+    given = "--model", "llama3-8b", "--columns", COLUMNS + BATCH, "--out", tmp_path / "rows.csv"
+    text = mistake("init", "rows", "--from", path, *given)
+    assert "it says global_batch itself: leave it out of --columns" in text
+
+
 @pytest.mark.parametrize("name", LOGS)
 def test_a_log_without_columns_says_what_it_lacks(name, tmp_path, mistake):
     path = written(tmp_path / "train.log", name)

@@ -159,9 +159,12 @@ class TrainerLog(NamedTuple):
         Raises:
           ValueError: if a column is missing.
         """
-        check_columns(self.path, self.facts, columns)
-        quantities, columns = self.iterations[-1], {**self.facts, **columns}
+        quantities = self.iterations[-1]
         has_batch = "batch" in quantities or {"seconds", "samples"} <= {*quantities}
+        check_columns(
+            self.path, {**self.facts, **dict.fromkeys(["global_batch"] * has_batch)}, columns
+        )
+        columns = {**self.facts, **columns}
         required = _REQUIRED + (() if has_batch else ("global_batch",))
         if missing := [name for name in required if name not in columns]:
             cells = ",".join(f"{name}=.." for name in missing)

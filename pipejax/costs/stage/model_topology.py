@@ -27,7 +27,9 @@ def model_placements(workload: Workload, system: System, table: ScheduleTable) -
     """
     in_order = dataclasses.replace(workload, worker_places=())
     costs = stage_costs(in_order, system, table)
-    work, place = stage_work(in_order, table), np.arange(table.num_workers, dtype=float)
+    size = workload.microbatch_size(table) / table.grammar.slices  # a message carries one slice
+    work = stage_work(in_order, table, microbatch_size=size)
+    place = np.arange(table.num_workers, dtype=float)
     near = work.layout.is_near(place[:, None], place, system.gpus_per_node)
     links = system.peer_link, system.network
     whole = np.zeros((2, table.num_pipes, table.num_stages - 1))
