@@ -156,6 +156,7 @@ def said(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
     """What a person reads of a trace."""
     shares = analysis.attribution
     yield heading_of(analysis, result)
+    yield from (plain(f"  {text}") for text in analysis.pipelines.trace.inferred)
     yield from _left_out(analysis)
     yield from (f"  {line}" for line in clock_lines(analysis, NAMED))
     yield f"  {replay_line(analysis)}"

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.traces.readers.phase_names import scope_of
 from pipejax.traces.record import MESSAGES, NONE, OPS, Trace
 from pipejax.traces.replaying.pipelines import (
     CellCount,
@@ -16,28 +17,7 @@ from pipejax.traces.replaying.pipelines import (
 )
 from pipejax.traces.replaying.step_graph import Rest
 
-# who ends together, by a part of the phase's name; the first that fits counts. "replicas": all
-# copies of a stage, "ends": first and last worker of a pipeline, "all": all workers of all
-# replicas, "alone": nobody that a trace of pipelines holds (tensor parallelism)
-SCOPES: tuple[tuple[str, str], ...] = (
-    ("layernorm", "alone"),
-    ("embedding", "ends"),
-    ("clip", "all"),
-    ("all-gather", "replicas"),
-    ("all_gather", "replicas"),
-    ("allgather", "replicas"),
-    ("reduce-scatter", "replicas"),
-    ("reduce_scatter", "replicas"),
-    ("all-reduce", "replicas"),
-    ("all_reduce", "replicas"),
-    ("allreduce", "replicas"),
-)
 TOUCH = 1e-4  # by which slices of one worker overlap where clocks round [s]
-
-
-def scope_of(phase: str) -> str | None:
-    """Who ends together in a collective of this name; None of what is none."""
-    return next((scope for part, scope in SCOPES if part in phase.lower()), None)
 
 
 class Rests(NamedTuple):
@@ -119,7 +99,7 @@ def _place(trace: Trace, cells: CellSlices, at: int) -> tuple[CellCount, bool]:
 def _placed(
     placed: Mapping[_Key, Sequence[tuple[CellCount, bool, float]]],
 ) -> Iterator[tuple[_Key, tuple[int, int, CellCount, bool, float]]]:
-    """Where every slice stands in most steps: replica, worker, cells before it, beside, and when."""
+    """Where every slice stands in most steps: replica, worker, after, beside, and when."""
     for key, where in placed.items():
         after, beside, when = zip(*where, strict=True)
         is_beside = 2 * sum(beside) > len(beside)
