@@ -19,7 +19,7 @@ from pipejax.schedules.registry import REGISTRY
 from pipejax.traces.readers.parts import Columns, group_of, turn_in
 from pipejax.traces.record import NONE
 
-KINDS = {"F": 0, "B": 1, "I": 1, "W": 2}  # whole backwards and those for the input take turns
+KINDS = {"F": 0, "B": 1, "W": 2, "I": 3}
 _LACKING = ("step", "worker", "stage", "microbatch")
 _OPTIONS = {"steps": "steps", "stages": "stages-per-worker", "microbatches": "microbatches"}
 _EXACT, _ROUNDED = 5e-5, 0.1  # [s], and of the median op: by how much ops may start too early
@@ -101,7 +101,8 @@ def complete(columns: Columns, kind: NumpyArray, sizes: Sizes, *, by_step: bool)
     doubled = group_of(kind[rows], *(values[rows] for values in columns.values()))
     _, first, again = np.unique(doubled, return_index=True, return_inverse=True)
     ops = {name: values[rows[first]] for name, values in columns.items()}
-    ops["kind"] = kind[rows[first]]
+    ops["is_split"] = kind[rows[first]] == KINDS["I"]
+    ops["kind"] = np.where(ops["is_split"], 1, kind[rows[first]])  # B and I take turns
     turns = _Turns.of(ops, sizes)
     readings = list(itertools.islice(turns.readings(lacks, sizes), _MOST))
     tried: dict[bytes, tuple[_Reading, Columns]] = {}
@@ -185,9 +186,18 @@ class _Turns(NamedTuple):
         """Count ops by what is known of them."""
         names = ("replica", "step", "worker", "stage", "chunk", "microbatch", "kind")
         group = group_of(*(ops[name] for name in names if name in ops))
+        turn = turn_in(group, ops["start"], ops["end"])
+        # where some backwards are whole, the k-th W is that of the k-th I
+        place = group_of(*(ops[name] for name in names[:-1] if name in ops))
+        first, second = (
+            rows[np.lexsort([turn[rows], place[rows]])]
+            for rows in map(np.flatnonzero, (ops["is_split"], ops["kind"] == KINDS["W"]))
+        )
+        if np.array_equal(place[first], place[second]):
+            turn[second] = turn[first]
         total = Counter(np.bincount(group).tolist()).most_common(1)[0][0]
         workers = sizes.workers or int(ops.get("worker", np.zeros(1)).max()) + 1
-        return cls(ops, turn_in(group, ops["start"], ops["end"]), int(total), workers)
+        return cls(ops, turn, int(total), workers)
 
     def readings(self, lacks: list[str], sizes: Sizes) -> Iterator[_Reading]:
         """Yield all that fit the counts."""
