@@ -192,7 +192,8 @@ def _in_time(rows: Rows, cells: Sequence[Cell]) -> RankSlices:
     firsts = [cell[0] if cell else ("", 0, 0) for cell in cells]
     is_op = np.array([phase in OPS for phase, _, _ in firsts], bool)[rows.label]
     is_before = np.array([phase in _BEFORE for phase, _, _ in firsts], bool)[rows.label]
-    # the first op of a rank is the forward of its first microbatch on its first stage
+    # the first op of a rank is the forward of its first microbatch on its first stage, or, where
+    # every op comes as often, that which came first
     forwards = [
         (microbatch, stage, label)
         for label in np.unique(rows.label).tolist()
@@ -200,6 +201,9 @@ def _in_time(rows: Rows, cells: Sequence[Cell]) -> RankSlices:
         if phase == "F"
     ]
     first = min(forwards)[-1] if forwards else NONE
+    ran = rows.label[is_op]
+    if len(np.unique(np.unique(ran, return_counts=True)[1])) == 1:
+        first = ran[0]
     is_first = (rows.label == first) & (not rows.is_ours)  # one step, whatever comes first
     return RankSlices(rows.start, is_op, is_first, is_before, rows.marks, rows.is_cut)
 

@@ -13,7 +13,7 @@ from pipejax.traces.readers.parts import Columns, group_of, nothing, sound
 from pipejax.traces.readers.phase_names import check_phases, positions, with_split_backwards
 from pipejax.traces.readers.readings import KINDS, Sizes, complete
 from pipejax.traces.readers.sources import CutError, Tell, delimiter_of, lines
-from pipejax.traces.record import NONE, OPS, LeftOut, Trace
+from pipejax.traces.record import MESSAGES, NONE, OPS, LeftOut, Trace
 
 # what a column is, and what files call it. `chunk` counts the stages of a worker
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -31,6 +31,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 UNIT = "unit"
 _OF_OPS = ("stage", "chunk", "microbatch")
+_WAITS = 0.5  # of a backward that it waits for another stage, in most pipelines
 _COARSE = 1.0  # [s] between neighbouring times that are no times of ops
 _BATCH = 2**16  # rows of CSV that are read at once
 _LONGEST = 80  # characters of a phase's name: an array gives all of them the room of the longest
@@ -301,7 +302,8 @@ def _trace(rows: Columns, phases: tuple[str, ...], left_out: list[LeftOut], size
     workers = sizes.world // (int(columns["replica"].max(initial=0)) + 1)
     if not workers:
         count = int(columns["worker"].max(initial=NONE)) + 1
-        inferred.append(f"workers: {count}, the largest number in the rows; --world says more")
+        inferred.append(f"no file says workers: {count}, the largest number in the rows")
+        _check_last_stage(columns, phases)
     return Trace.of(
         columns,
         phases,
@@ -309,6 +311,32 @@ def _trace(rows: Columns, phases: tuple[str, ...], left_out: list[LeftOut], size
         known_workers=workers,
         inferred=(*inferred,),
     )
+
+
+def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
+    """Refuse a last stage whose first backward waits for what is no op: it is not the last."""
+    kind = np.array([KINDS.get(name, NONE) for name in phases])[columns["phase"]]
+    last, waits = int(columns["stage"].max(initial=0)), []
+    is_other = ~np.isin(columns["phase"], [k for k, n in enumerate(phases) if n in MESSAGES])
+    pipeline = group_of(columns["replica"], columns["step"])
+    for number in np.unique(pipeline):
+        mine = pipeline == number
+        own = np.flatnonzero(mine & (kind % 2 == 1) & (columns["stage"] == last))
+        if len(own):
+            first = own[columns["start"][own].argmin()]
+            begin = columns["start"][first]
+            before = mine & is_other & (columns["worker"] == columns["worker"][first])
+            ends = columns["end"][before & (columns["start"] < begin)]
+            waits.append(
+                (begin - ends.max(initial=-np.inf)) / (columns["end"] - columns["start"])[first]
+            )
+    if waits and np.median(waits) > _WAITS:
+        raise wrong(
+            "files",
+            f"must be of all workers: backwards of the last stage, {last}, wait for what is no op, "
+            f"as if worker {int(columns['worker'].max()) + 1} were missing; --world accepts what "
+            "is there",
+        )
 
 
 def _check_numbers(columns: Columns, phases: Sequence[str], row: NumpyArray) -> None:

@@ -7,7 +7,7 @@ for has ended: by the clocks as recorded, or else by clocks that differ.
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +23,7 @@ KINDS = {"F": 0, "B": 1, "W": 2, "I": 3}
 _LACKING = ("step", "worker", "stage", "microbatch")
 _OPTIONS = {"steps": "steps", "stages": "stages-per-worker", "microbatches": "microbatches"}
 _EXACT, _ROUNDED = 5e-5, 0.1  # [s], and of the median op: by how much ops may start too early
-_SPARSE = 4  # numbers of cells per op beyond which stages or microbatches are none
-_MOST = 512  # readings that are tried
+_SPARSE = 4  # cells per op beyond which stages or microbatches are none
 _LISTED = 4
 
 
@@ -47,33 +46,19 @@ class Sizes(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """One way to number the ops.
-
-    Attributes:
-      steps: how many.
-      stages: of a worker.
-      microbatches: of a pipeline.
-      order: in which a worker runs stages and microbatches where nothing says it.
-      is_v: whether stages go down the workers and up again, and not round.
-    """
+    """One way to number the ops: how many there are of what, and columns with all numbers."""
 
     steps: int
     stages: int
     microbatches: int
     order: str
-    is_v: bool
+    columns: Columns
 
     def text(self) -> str:
         """Name its numbers."""
-        counts = zip(self[:3], ("step", "stage per worker", "microbatch"), strict=True)
-        text = ", ".join(_plural(count, what) for count, what in counts if count)
-        return text + (f" ({self.order})" if self.order else "") + " in a V" * self.is_v
-
-
-def _plural(count: int, what: str) -> str:
-    noun, *rest = what.split(" ", 1)
-    many = {"microbatch": "microbatches"}.get(noun, f"{noun}s")
-    return " ".join([str(count), many if count != 1 else noun, *rest])
+        names = ("steps", "stages per worker", "microbatches", "order")
+        parts = zip(names, self[:4], strict=True)
+        return ", ".join(f"{name} {value}" for name, value in parts if value)
 
 
 def complete(columns: Columns, kind: NumpyArray, sizes: Sizes, *, by_step: bool) -> list[str]:
@@ -93,65 +78,49 @@ def complete(columns: Columns, kind: NumpyArray, sizes: Sizes, *, by_step: bool)
     """
     lacks = [name for name in _LACKING if name not in columns]
     rows = np.flatnonzero(kind >= 0)
-    if "replica" not in columns:
-        columns["replica"] = np.zeros(len(kind), np.int64)
+    columns.setdefault("replica", np.zeros(len(kind), np.int64))
     if not lacks or not len(rows):
         columns.update({name: np.full(len(kind), NONE) for name in lacks})
         return []
     doubled = group_of(kind[rows], *(values[rows] for values in columns.values()))
     _, first, again = np.unique(doubled, return_index=True, return_inverse=True)
     ops = {name: values[rows[first]] for name, values in columns.items()}
-    ops["is_split"] = kind[rows[first]] == KINDS["I"]
-    ops["kind"] = np.where(ops["is_split"], 1, kind[rows[first]])  # B and I take turns
-    turns = _Turns.of(ops, sizes)
-    readings = list(itertools.islice(turns.readings(lacks, sizes), _MOST))
-    tried: dict[bytes, tuple[_Reading, Columns]] = {}
-    for reading in readings:
-        columns_read = turns.read(reading, lacks)
-        if columns_read is not None:
-            key = np.stack([columns_read[name] for name in _LACKING]).tobytes()
-            tried.setdefault(key, (reading, columns_read))
-    possible = [*tried.values()]
+    ops["kind"] = kind[rows[first]]
+    readings = {
+        np.stack([reading.columns[name] for name in _LACKING]).tobytes(): reading
+        for reading in reversed([*_readings(ops, lacks, sizes)])
+    }
+    possible = tried = [*readings.values()][::-1]
+    if len(tried) > 1:
+        possible = _consistent(tried, is_ordered="step" in lacks, by_step=by_step)
     what = ", ".join(lacks)
-    if len(possible) > 1:
-        possible = _consistent(possible, ops, is_ordered="step" in lacks, by_step=by_step)
     if len(possible) != 1:
-        raise wrong("files", _why_not(what, readings, [reading for reading, _ in possible]))
-    reading, columns_read = possible[0]
+        raise wrong("files", _why_not(what, tried, possible))
     for name in lacks:
         columns[name] = np.full(len(kind), NONE)
-        columns[name][rows] = columns_read[name][again]
+        columns[name][rows] = possible[0].columns[name][again]
     if "step" in lacks:
         _put_others_into_steps(columns, kind)
-    if len(tried) == 1:
-        return [f"{what}: by order in time, no file says it; {reading.text()}"]
-    why = "under which every op starts after what it waits for"
-    return [
-        f"{what}: inferred, no file says it; {reading.text()}, the only one of "
-        f"{len(tried)} readings {why}"
-    ]
+    how = "by order in time, the only reading that fits the counts"
+    if len(tried) > 1:
+        how = f"the only one of {len(tried)} readings in which ops start after what they wait for"
+    return [f"no file says {what}: {possible[0].text()} is {how}"]
 
 
-def _why_not(what: str, readings: list[_Reading], possible: list[_Reading]) -> str:
+def _why_not(what: str, tried: Sequence[_Reading], possible: Sequence[_Reading]) -> str:
     """Say which readings can be, and what tells them apart."""
-    some = possible or readings
-    listed = "; ".join(dict.fromkeys(reading.text() for reading in some[:_LISTED]))
-    more = f"; and {len(some) - _LISTED} more" * (len(some) > _LISTED)
+    listed = "; ".join(reading.text() for reading in possible[:_LISTED])
+    more = f"; and {len(possible) - _LISTED} more" * (len(possible) > _LISTED)
+    why = f"{len(possible)} of {len(tried)} readings can be ({listed}{more})"
+    if not possible:
+        why = f"in none of {len(tried)} readings every op starts after what it waits for"
     options = [
-        f"--{option} {getattr(some[-1], name)}"
+        f"--{option} {getattr(possible[-1], name)}"
         for name, option in _OPTIONS.items()
-        if len({getattr(reading, name) for reading in some}) > 1
+        if len({getattr(reading, name) for reading in possible}) > 1
     ]
-    ask = f"say which by {' or '.join(options)}, or by " if options else "say it by "
-    if possible:
-        why = (
-            f"{len(possible)} readings let every op start after what it waits for ({listed}{more})"
-        )
-    elif readings:
-        why = f"none of {len(readings)} readings lets every op start after what it waits for"
-    else:
-        why = "no reading has these sizes"
-    return f"must say {what}: {why}; {ask}--columns {what.split(', ')[-1]}=NAME"
+    options.append(f"--columns {what.split(', ')[-1]}=NAME")
+    return f"must say {what}: {why}; {' or '.join(options)} says it"
 
 
 def _put_others_into_steps(columns: Columns, kind: NumpyArray) -> None:
@@ -161,154 +130,135 @@ def _put_others_into_steps(columns: Columns, kind: NumpyArray) -> None:
         mine = np.flatnonzero(place == number)
         mine = mine[np.argsort(columns["start"][mine], kind="stable")]
         ops = mine[kind[mine] >= 0]
+        at = np.searchsorted(columns["start"][ops], columns["start"][mine], "right") - 1
         if len(ops):
-            at = np.searchsorted(columns["start"][ops], columns["start"][mine], "right") - 1
             columns["step"][mine] = columns["step"][ops][np.maximum(at, 0)]
 
 
-class _Turns(NamedTuple):
-    """Ops, and the how-manieth of its like each is.
+def _turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
+    """Count each op among those of its worker and kind that say the same, and how many there are.
 
-    Attributes:
-      ops: columns of the ops.
-      turn: (ops) from 0, among ops of one worker and kind whose columns are the same.
-      total: how many such ops there are, mostly.
-      workers: of a pipeline.
+    Whole backwards and those for the input take turns; then the k-th W is that of the k-th I.
     """
+    is_split, kind = ops["kind"] == KINDS["I"], ops["kind"] % 2
+    names = ("replica", "step", "worker", "stage", "chunk", "microbatch")
+    place = group_of(*(ops[name] for name in names if name in ops))
+    is_weight = ops["kind"] == KINDS["W"]
+    group = group_of(place, kind, is_weight)
+    turn = turn_in(group, ops["start"], ops["end"])
+    halves, weights = (
+        rows[np.lexsort([turn[rows], place[rows]])]
+        for rows in map(np.flatnonzero, (is_split, is_weight))
+    )
+    if np.array_equal(place[halves], place[weights]):
+        turn[weights] = turn[halves]
+    elif not {"stage", "microbatch"} <= ops.keys() and 0 < len(weights) < np.sum(kind == 1):
+        raise wrong("files", "must say stage and microbatch: which backwards have a W is not said")
+    counts = Counter(np.bincount(group[~is_weight]).tolist())
+    return turn, int(counts.most_common(1)[0][0])
 
-    ops: Columns
-    turn: Int[NumpyArray, " ops"]
-    total: int
-    workers: int
 
-    @classmethod
-    def of(cls, ops: Columns, sizes: Sizes) -> "_Turns":
-        """Count ops by what is known of them."""
-        names = ("replica", "step", "worker", "stage", "chunk", "microbatch", "kind")
-        group = group_of(*(ops[name] for name in names if name in ops))
-        turn = turn_in(group, ops["start"], ops["end"])
-        # where some backwards are whole, the k-th W is that of the k-th I
-        place = group_of(*(ops[name] for name in names[:-1] if name in ops))
-        first, second = (
-            rows[np.lexsort([turn[rows], place[rows]])]
-            for rows in map(np.flatnonzero, (ops["is_split"], ops["kind"] == KINDS["W"]))
-        )
-        if np.array_equal(place[first], place[second]):
-            turn[second] = turn[first]
-        total = Counter(np.bincount(group).tolist()).most_common(1)[0][0]
-        workers = sizes.workers or int(ops.get("worker", np.zeros(1)).max()) + 1
-        return cls(ops, turn, int(total), workers)
+def _readings(ops: Columns, lacks: Sequence[str], sizes: Sizes) -> Iterator[_Reading]:
+    """Yield all readings that fit the counts."""
+    turn, total = _turns(ops)
+    for steps in _divisors(total, sizes.steps) if "step" in lacks else [0]:
+        count, columns, place = total // (steps or 1), dict(ops), turn
+        if steps:
+            columns["step"], place = np.divmod(turn, count)
+        beyond, place = place >= count, np.minimum(place, count - 1)
+        for reading in _places(columns, place, count, lacks, sizes):
+            if sizes.microbatches in (0, reading.microbatches) or "microbatch" not in lacks:
+                microbatch = np.where(beyond, NONE, reading.columns["microbatch"])
+                read = reading.columns | {"microbatch": microbatch}
+                yield reading._replace(steps=steps, columns=read)
 
-    def readings(self, lacks: list[str], sizes: Sizes) -> Iterator[_Reading]:
-        """Yield all that fit the counts."""
-        is_free = "stage" in lacks and "chunk" not in self.ops
-        for steps in _divisors(self.total, sizes.steps) if "step" in lacks else [1]:
-            count = self.total // steps
-            if "worker" in lacks:
-                parts = _divisors(int(self.ops["stage"].max()) + 1, sizes.stages)
-            elif "stage" not in lacks:
-                parts = [0]
-            elif "chunk" in self.ops:
-                parts = [int(self.ops["chunk"].max()) + 1]
-            elif "microbatch" in lacks:
-                parts = _divisors(count, sizes.stages)
-            else:
-                parts = [count]
-            for stages in parts:
-                each = count // stages if is_free else count
-                if "microbatch" not in lacks and each != 1:
-                    continue
-                if "microbatch" in lacks and sizes.microbatches not in (0, each):
-                    continue
-                if sizes.stages and stages and stages != sizes.stages:
-                    continue
-                orders = [""]
-                if is_free and "microbatch" in lacks and stages > 1:
-                    orders = ["turns", "breadth first", "breadth first, last first"]
-                    orders += [name for name, one in REGISTRY.items() if not one.planned]
-                for order in orders:
-                    for is_v in (False, True)[: 1 + (stages > 1 and order not in REGISTRY)]:
-                        count_of = each if "microbatch" in lacks else 0
-                        number = steps if "step" in lacks else 0
-                        yield _Reading(number, stages, count_of, order, is_v)
 
-    def read(self, reading: _Reading, lacks: list[str]) -> Columns | None:
-        """Number the ops; None where the order is not that of the rows."""
-        ops, columns = self.ops, dict(self.ops)
-        count = self.total // max(1, reading.steps)
-        turn = np.minimum(self.turn, self.total * max(1, reading.steps) - 1)
-        beyond = self.turn >= self.total
-        if "step" in lacks:
-            columns["step"], turn = np.divmod(turn, count)
-        turn = np.minimum(turn, count - 1)
-        is_back = ops["kind"] > 0
-        if "worker" in lacks:
-            workers = (int(ops["stage"].max()) + 1) // reading.stages
-            chunk, place = np.divmod(ops["stage"], workers)
-            columns["worker"] = _turned(place, chunk, workers, is_v=reading.is_v)
-        if "microbatch" in lacks and not {"stage", "chunk"}.isdisjoint(ops):
-            columns["microbatch"] = turn + self._pipe() * count
-        if "stage" in lacks:
-            stages, size = reading.stages, reading.microbatches
-            if reading.order in REGISTRY:
-                return self._read_table(reading, columns, turn)
-            if "chunk" in ops:
-                chunk = ops["chunk"]
-            elif reading.order or "microbatch" in lacks:
-                loop, microbatch = _order(reading, self.workers)
-                chunk = np.where(is_back, stages - 1 - loop[turn], loop[turn])
-                columns["microbatch"] = microbatch[turn]
-                if reading.order.endswith("last first"):
-                    columns["microbatch"] = (
-                        np.where(is_back, size - 1, 0) + np.where(is_back, -1, 1) * microbatch[turn]
-                    )
-            else:
-                chunk = np.where(is_back, stages - 1 - turn, turn)
-            place = _turned(ops["worker"], chunk, self.workers, is_v=reading.is_v)
-            columns["stage"] = chunk * self.workers + place
-        columns["microbatch"] = np.where(beyond, NONE, columns["microbatch"])
-        return columns
+def _places(
+    columns: Columns, place: Int[NumpyArray, " ops"], count: int, lacks: Sequence[str], sizes: Sizes
+) -> Iterator[_Reading]:
+    """Yield readings of a step: place is the turn of each op in it."""
+    is_back, by_turn = columns["kind"] > 0, {"microbatch": place} if "microbatch" in lacks else {}
+    workers = sizes.workers or int(columns.get("worker", np.zeros(1)).max()) + 1
+    if "stage" in lacks and "chunk" not in columns and by_turn:
+        for stages in _divisors(count, sizes.stages):
+            yield from _orders(columns, place, stages, count // stages, workers)
+    elif "stage" in lacks:
+        stages = int(columns["chunk"].max()) + 1 if "chunk" in columns else count
+        chunk = columns.get("chunk", np.where(is_back, stages - 1 - place, place))
+        yield from _layouts(columns | by_turn, chunk, stages, count * bool(by_turn), workers)
+    elif "worker" in lacks:
+        size = int(columns["stage"].max()) + 1
+        for stages in _divisors(size, sizes.stages):
+            loop, turn = np.divmod(columns["stage"], size // stages)
+            for is_v in (False, True)[: 1 + (stages > 1)]:
+                worker = np.where(is_v & (loop % 2 == 1), size // stages - 1 - turn, turn)
+                read = columns | by_turn | {"worker": worker}
+                yield _Reading(0, stages, count * bool(by_turn), "in a V" * is_v, read)
+    elif by_turn:
+        pipe = _pipe(columns)
+        pipes = int(pipe.max()) + 1
+        yield _Reading(0, 0, count * pipes, "", columns | {"microbatch": place * pipes + pipe})
+    elif count == 1:
+        yield _Reading(0, 0, 0, "", columns)
 
-    def _pipe(self) -> Int[NumpyArray, " ops"]:
-        """Pipe of each op: 1 where a stage is on two workers, and not on that of its number."""
-        if "worker" not in self.ops or "stage" not in self.ops:
-            return np.zeros(len(self.turn), np.int64)
-        stage, worker = self.ops["stage"], self.ops["worker"]
-        pairs = np.unique(np.stack([stage, worker]), axis=1)
-        both = pairs[0][np.flatnonzero(np.diff(pairs[0]) == 0)]
-        return np.where(np.isin(stage, both) & (worker != stage), 1, 0)
 
-    def _read_table(
-        self, reading: _Reading, columns: Columns, turn: Int[NumpyArray, " ops"]
-    ) -> Columns | None:
-        """Number ops as the rows of a registered schedule, if each worker ran those phases."""
-        builder = REGISTRY[reading.order]
-        if "stages_per_worker" not in builder.options and builder.stages_per_worker == 1:
-            return None
-        option = {"stages_per_worker": reading.stages}
-        option = option if "stages_per_worker" in builder.options else {}
+def _layouts(
+    columns: Columns, chunk: Int[NumpyArray, " ops"], stages: int, microbatches: int, workers: int
+) -> Iterator[_Reading]:
+    """Yield stages that go round the workers, down and up again, or both ways at once."""
+    microbatch, worker = columns["microbatch"], columns["worker"]
+    ups = {"": chunk < 0, "in a V": chunk % 2 == 1}
+    if stages == 1 and not microbatches:
+        ups |= {"in two pipes": microbatch % 2 == 1}
+        ups["in two pipes, half and half"] = microbatch > microbatch.max() // 2
+    for name, is_up in ups.items():
+        turn = np.where(is_up, workers - 1 - worker, worker)
+        read = columns | {"stage": chunk * workers + turn}
+        yield _Reading(0, stages, microbatches, name, read)
+
+
+def _orders(
+    columns: Columns, place: Int[NumpyArray, " ops"], stages: int, count: int, workers: int
+) -> Iterator[_Reading]:
+    """Yield the orders of interleaved and of breadth-first schedules, and those of the registry."""
+    orders = {"by turns": None, "breadth first": count, "breadth first, last first": count}
+    for name, group in [*orders.items()][: 1 if stages == 1 else 3]:
+        turns, is_back = Turns.of(workers, count, stages, group), columns["kind"] > 0
+        loop, microbatch = turns.loop[place], turns.microbatch[place]
+        chunk = np.where(is_back, stages - 1 - loop, loop)
+        if name.endswith("last first"):
+            microbatch = np.where(is_back, count - 1 - microbatch, microbatch)
+        read = columns | {"microbatch": microbatch}
+        for reading in _layouts(read, chunk, stages, count, workers):
+            yield reading._replace(order=" ".join([name, reading.order]) if stages > 1 else "")
+    rows = np.lexsort([columns[key] for key in ("kind", "end", "start", "worker")])
+    pipeline = group_of(columns["replica"], columns["step"])[rows]
+    runs = [rows[pipeline == number] for number in range(int(pipeline.max()) + 1)]
+    for name, builder in REGISTRY.items():
+        options = {"stages_per_worker": stages, "waves": stages // 2}
+        options = {key: options[key] for key in builder.options if options.get(key)}
         try:
-            table = builder.function(
-                num_workers=self.workers, num_microbatches=reading.microbatches, **option
-            )
+            table = builder.function(num_workers=workers, num_microbatches=count, **options)
         except (ValueError, TypeError):
-            return None
+            continue  # it does not exist for these numbers
         cells = [
-            [(KINDS.get(op.phase.name, 3), op) for c in row for op in c] for row in table.rows()
+            (worker, KINDS[op.phase.name], op.stage, op.microbatch)
+            for worker, row in enumerate(table.rows())
+            for cell in row
+            for op in cell
+            if op.phase.name in KINDS
         ]
-        if table.num_stages != reading.stages * self.workers:
-            return None
-        columns["stage"], columns["microbatch"] = np.full((2, len(turn)), NONE)
-        pipeline = group_of(columns["replica"], columns["step"])
-        for number, worker in itertools.product(np.unique(pipeline), range(self.workers)):
-            mine = np.flatnonzero((pipeline == number) & (columns["worker"] == worker))
-            keys = (columns["kind"][mine], columns["end"][mine], columns["start"][mine])
-            mine = mine[np.lexsort(keys)]
-            if [kind for kind, _ in cells[worker]] != columns["kind"][mine].tolist():
-                return None
-            columns["stage"][mine] = [op.stage for _, op in cells[worker]]
-            columns["microbatch"][mine] = [op.microbatch for _, op in cells[worker]]
-        return columns
+        order = np.array(sorted(cells, key=lambda op: op[0])).T
+        read = columns | {key: np.full(len(rows), NONE) for key in ("stage", "microbatch")}
+        for run in runs:
+            if not np.array_equal(
+                order[:2] % [[workers], [2]], [columns["worker"][run], columns["kind"][run] % 2]
+            ):
+                break
+            read["stage"][run], read["microbatch"][run] = order[2:]
+        else:
+            if table.grammar.slices == 1 and (stages > 1 or len(table.placement) > 1):
+                yield _Reading(0, stages, count, f"that of {name}", read)
 
 
 def _divisors(number: int, given: int) -> list[int]:
@@ -316,42 +266,32 @@ def _divisors(number: int, given: int) -> list[int]:
     return [count for count in numbers if number % count == 0]
 
 
-def _turned(
-    place: Int[NumpyArray, " ops"], chunk: Int[NumpyArray, " ops"], workers: int, *, is_v: bool
-) -> Int[NumpyArray, " ops"]:
-    """Place of a worker's stage among those of its loop, and the reverse."""
-    return np.where((chunk % 2 == 1) & is_v, workers - 1 - place, place)
+def _pipe(columns: Columns) -> Int[NumpyArray, " ops"]:
+    """Pipe of each op: 1 where a stage is on two workers, and not on that of its number."""
+    stage, worker = columns["stage"], columns["worker"]
+    pairs = np.unique(np.stack([stage, worker]), axis=1)
+    both = pairs[0][np.flatnonzero(np.diff(pairs[0]) == 0)]
+    return np.where(np.isin(stage, both) & (worker != stage), 1, 0)
 
 
-def _order(reading: _Reading, workers: int) -> tuple[NumpyArray, NumpyArray]:
-    """Loop and microbatch of every turn of forwards."""
-    if reading.order == "turns":
-        turns = Turns.of(workers, reading.microbatches, reading.stages)
-        return turns.loop, turns.microbatch
-    loop, microbatch = np.divmod(
-        np.arange(reading.stages * reading.microbatches), reading.microbatches
-    )
-    return loop, microbatch
-
-
-def _consistent(
-    readings: list[tuple[_Reading, Columns]], ops: Columns, *, is_ordered: bool, by_step: bool
-) -> list[tuple[_Reading, Columns]]:
+def _consistent(readings: Sequence[_Reading], *, is_ordered: bool, by_step: bool) -> list[_Reading]:
     """Keep readings that can be, by the strictest measure by which any can."""
-    rounded = _ROUNDED * float(np.median(ops["end"] - ops["start"]))
+    lasts = readings[0].columns["end"] - readings[0].columns["start"]
+    rounded = _ROUNDED * float(np.median(lasts))
     early = np.array(
-        [_early(columns, is_ordered=is_ordered, by_step=by_step) for _, columns in readings]
+        [_early(each.columns, is_ordered=is_ordered, by_step=by_step) for each in readings]
     )
     for clocks, tolerance in itertools.product(range(2), (min(_EXACT, rounded), rounded)):
         possible = np.flatnonzero(early[:, clocks] <= tolerance)
         if len(possible):
-            return [readings[k] for k in possible]
+            return [readings[int(k)] for k in possible]
     return []
 
 
 def _early(columns: Columns, *, is_ordered: bool, by_step: bool) -> tuple[float, float]:
     """Return by how much an op starts too early [s], by clocks as they are and by any."""
     never = np.inf, np.inf
+    kind = np.where(columns["kind"] == KINDS["I"], KINDS["B"], columns["kind"])
     rows = np.lexsort([columns[name] for name in ("end", "start", "worker", "replica")])
     start, end, step = (columns[name][rows] for name in ("start", "end", "step"))
     lane = group_of(columns["replica"], columns["worker"])[rows]
@@ -373,7 +313,7 @@ def _early(columns: Columns, *, is_ordered: bool, by_step: bool) -> tuple[float,
     worker = np.zeros((3, *shape), np.int64)
     rows = np.flatnonzero(usual[pipeline] & (columns["microbatch"] >= 0))
     place = (
-        columns["kind"][rows],
+        kind[rows],
         number[pipeline[rows]],
         columns["stage"][rows],
         columns["microbatch"][rows],
@@ -382,7 +322,7 @@ def _early(columns: Columns, *, is_ordered: bool, by_step: bool) -> tuple[float,
         return never
     begin[place], finish[place] = columns["start"][rows], columns["end"][rows]
     worker[place] = columns["worker"][rows]
-    if np.isnan(begin[np.unique(columns["kind"][columns["kind"] < 2])]).any():
+    if np.isnan(begin[np.unique(kind[kind < 2])]).any():
         return never
     local += [(finish[0] - begin[1]).ravel(), (finish[1] - begin[2]).ravel()]
     ways = [(0, slice(None, -1), slice(1, None)), (1, slice(1, None), slice(None, -1))]
