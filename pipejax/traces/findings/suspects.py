@@ -36,7 +36,7 @@ class Suspect(NamedTuple):
     """Something that is slower than the others of its kind.
 
     Attributes:
-      kind: clock, worker, stage, link (from a worker to another), microbatch or step.
+      kind: clock, replica, worker, stage, link (from a worker to another), microbatch or step.
       name: which one.
       seconds: what a step has more of it than if it took what the others do [s]; of a link that of
         one message, of a step that of itself, of a clock how far it is ahead.
@@ -79,6 +79,7 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
     wrong = {(one.replica, one.worker) for one in offsets if one.is_corrected}
     workers = list(work.workers())
     kinds = (
+        work.replicas(),
         workers,
         work.stages(workers),
         work.microbatches(),
@@ -183,6 +184,18 @@ class _MicrobatchTimes(NamedTuple):
                 why = f"takes {ratio:.3g} times the median stage"
                 yield Suspect("stage", str(k), seconds, ratio, z, why)
 
+    def replicas(self) -> Iterator[Suspect]:
+        """Replicas that are slow in most of their stages, data and all."""
+        numbers, stages = np.unique(self.replica), self.worker.shape[0]
+        beyond = self.logs - np.median(self.logs, axis=(0, 2), keepdims=True)
+        values = np.array([np.median(beyond[self.replica == number]) for number in numbers])
+        error = self._error(self.common.size * stages // len(numbers))
+        for k, _, ratio, z in _notable(values, error):
+            took = np.exp(self.logs[self.replica == numbers[k]]).sum(axis=(1, 2)).mean()
+            seconds = float(took) / len(np.unique(self.worker)) * (1 - 1 / ratio)
+            why = f"takes {ratio:.3g} times the others in most of its ops"
+            yield Suspect("replica", str(numbers[k]), seconds, ratio, z, why)
+
     def workers(self) -> Iterator[Suspect]:
         """Workers, of each replica, that are slow in all of their stages."""
         replicas = np.unique(self.replica)
@@ -276,25 +289,24 @@ def _links(pipelines: Pipelines, wrong: set[tuple[int, int]], op: float) -> Iter
     clock was wrong, what its messages take is not known.
     """
     placement, boundaries = pipelines.table.placement[0], pipelines.table.num_stages - 1
-    times: dict[tuple[int, int], list[NumpyArray]] = {}
-    waited: set[tuple[int, int]] = set()
+    times: dict[tuple[int, int, int], NumpyArray] = {}
     for link, (took, strength) in enumerate(by_link(simple_evidence(pipelines), 2 * boundaries)):
-        if not len(took):  # both stages are on one worker
-            continue
+        # of links between stages of one worker there are none
         source, target = placement[[*ends_of(link, boundaries)]].tolist()
-        times.setdefault((source, target), []).append(took)
-        if (strength >= FIRST).any():
-            waited.add((source, target))
+        if len(took) and (strength >= FIRST).any():
+            times[source, target, link] = took
     at_wrong = {worker for _, worker in wrong}
-    pairs = [pair for pair in times if pair in waited and not at_wrong.intersection(pair)]
-    least = [np.sort(np.maximum(np.concatenate(times[pair]), 1e-9))[:2] for pair in pairs]
+    ends = [pair for pair in times if at_wrong.isdisjoint(pair[:2])]
+    least = [np.sort(np.maximum(times[pair], 1e-9))[:2] for pair in ends]
     values = np.array([np.log(two).mean() for two in least])
     errors = np.array([np.ptp(np.log(two)) / 2 for two in least])
+    named: dict[str, Suspect] = {}
     for k, usual, ratio, z in _notable(values, errors):
-        seconds = (ratio - 1) * usual
-        if seconds > NOTICED * op:
+        seconds, name = (ratio - 1) * usual, "worker {} to {}".format(*ends[k])
+        if seconds > max(NOTICED * op, named[name].seconds if name in named else 0.0):
             why = f"its quickest messages take {ratio:.3g} times those of the others"
-            yield Suspect("link", "worker {} to {}".format(*pairs[k]), seconds, ratio, z, why)
+            named[name] = Suspect("link", name, seconds, ratio, z, why)
+    yield from named.values()
 
 
 def _steps(pipelines: Pipelines, op: float) -> Iterator[Suspect]:

@@ -144,6 +144,7 @@ def _turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
     names = ("replica", "step", "worker", "stage", "chunk", "microbatch")
     place = group_of(*(ops[name] for name in names if name in ops))
     is_weight = ops["kind"] == KINDS["W"]
+    is_numbered = "microbatch" in ops and not {"stage", "chunk"}.isdisjoint(ops)
     group = group_of(place, kind, is_weight)
     turn = turn_in(group, ops["start"], ops["end"])
     halves, weights = (
@@ -152,7 +153,7 @@ def _turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
     )
     if np.array_equal(place[halves], place[weights]):
         turn[weights] = turn[halves]
-    elif not {"stage", "microbatch"} <= ops.keys() and 0 < len(weights) < np.sum(kind == 1):
+    elif not is_numbered and 0 < len(weights) < np.sum(kind == 1):
         raise wrong("files", "must say stage and microbatch: which backwards have a W is not said")
     counts = Counter(np.bincount(group[~is_weight]).tolist())
     return turn, int(counts.most_common(1)[0][0])
@@ -184,8 +185,11 @@ def _places(
             yield from _orders(columns, place, stages, count // stages, workers)
     elif "stage" in lacks:
         stages = int(columns["chunk"].max()) + 1 if "chunk" in columns else count
-        chunk = columns.get("chunk", np.where(is_back, stages - 1 - place, place))
-        yield from _layouts(columns | by_turn, chunk, stages, count * bool(by_turn), workers)
+        is_weight, read = columns["kind"] == KINDS["W"], columns | by_turn
+        for order, is_turned in {"": is_back, "W first stage first": is_back & ~is_weight}.items():
+            chunk = columns.get("chunk", np.where(is_turned, stages - 1 - place, place))
+            for reading in _layouts(read, chunk, stages, count * bool(by_turn), workers):
+                yield reading._replace(order=" ".join([reading.order, order]).strip())
     elif "worker" in lacks:
         size = int(columns["stage"].max()) + 1
         for stages in _divisors(size, sizes.stages):
