@@ -185,15 +185,17 @@ class _MicrobatchTimes(NamedTuple):
                 yield Suspect("stage", str(k), seconds, ratio, z, why)
 
     def replicas(self) -> Iterator[Suspect]:
-        """Replicas that are slow in most of their stages, data and all."""
-        numbers, stages = np.unique(self.replica), self.worker.shape[0]
+        """Replicas that are slow in all of their stages, data and all."""
+        numbers = np.unique(self.replica)
         beyond = self.logs - np.median(self.logs, axis=(0, 2), keepdims=True)
-        values = np.array([np.median(beyond[self.replica == number]) for number in numbers])
-        error = self._error(self.common.size * stages // len(numbers))
+        values = np.array(
+            [np.median(beyond[self.replica == k], axis=(0, 2)).min() for k in numbers]
+        )
+        error = self._error(self.common.size // len(numbers))
         for k, _, ratio, z in _notable(values, error):
             took = np.exp(self.logs[self.replica == numbers[k]]).sum(axis=(1, 2)).mean()
             seconds = float(took) / len(np.unique(self.worker)) * (1 - 1 / ratio)
-            why = f"takes {ratio:.3g} times the others in most of its ops"
+            why = f"takes {ratio:.3g} times the others in all its stages"
             yield Suspect("replica", str(numbers[k]), seconds, ratio, z, why)
 
     def workers(self) -> Iterator[Suspect]:
@@ -289,24 +291,28 @@ def _links(pipelines: Pipelines, wrong: set[tuple[int, int]], op: float) -> Iter
     clock was wrong, what its messages take is not known.
     """
     placement, boundaries = pipelines.table.placement[0], pipelines.table.num_stages - 1
-    times: dict[tuple[int, int, int], NumpyArray] = {}
+    times: dict[tuple[int, ...], list[NumpyArray]] = {}
+    waited: set[tuple[int, ...]] = set()
     for link, (took, strength) in enumerate(by_link(simple_evidence(pipelines), 2 * boundaries)):
-        # of links between stages of one worker there are none
+        if not len(took):  # both stages are on one worker
+            continue
         source, target = placement[[*ends_of(link, boundaries)]].tolist()
-        if len(took) and (strength >= FIRST).any():
-            times[source, target, link] = took
-    at_wrong = {worker for _, worker in wrong}
-    ends = [pair for pair in times if at_wrong.isdisjoint(pair[:2])]
-    least = [np.sort(np.maximum(times[pair], 1e-9))[:2] for pair in ends]
-    values = np.array([np.log(two).mean() for two in least])
-    errors = np.array([np.ptp(np.log(two)) / 2 for two in least])
-    named: dict[str, Suspect] = {}
-    for k, usual, ratio, z in _notable(values, errors):
-        seconds, name = (ratio - 1) * usual, "worker {} to {}".format(*ends[k])
-        if seconds > max(NOTICED * op, named[name].seconds if name in named else 0.0):
-            why = f"its quickest messages take {ratio:.3g} times those of the others"
-            named[name] = Suspect("link", name, seconds, ratio, z, why)
-    yield from named.values()
+        for ends in ((source, target), (source, target, link)):  # all messages, and one boundary
+            times.setdefault(ends, []).append(took)
+            if (strength >= FIRST).any():
+                waited.add(ends)
+    at_wrong, named = {worker for _, worker in wrong}, set[str]()
+    for size in (2, 3):
+        pairs = [p for p in times if len(p) == size and p in waited and at_wrong.isdisjoint(p[:2])]
+        least = [np.sort(np.maximum(np.concatenate(times[pair]), 1e-9))[:2] for pair in pairs]
+        values = np.array([np.log(two).mean() for two in least])
+        errors = np.array([np.ptp(np.log(two)) / 2 for two in least])
+        for k, usual, ratio, z in _notable(values, errors):
+            seconds, name = (ratio - 1) * usual, "worker {} to {}".format(*pairs[k])
+            if seconds > NOTICED * op and name not in named:
+                named.add(name)
+                why = f"its quickest messages take {ratio:.3g} times those of the others"
+                yield Suspect("link", name, seconds, ratio, z, why)
 
 
 def _steps(pipelines: Pipelines, op: float) -> Iterator[Suspect]:
