@@ -340,7 +340,7 @@ def _clocks(offsets: Sequence[Offset]) -> Iterator[Suspect]:
     """Clocks of which a message would have arrived before it was sent."""
     several = len({one.replica for one in offsets}) > 1
     for one in sorted(offsets, key=lambda one: -abs(one.seconds)):
-        if one.is_corrected:
+        if one.is_corrected and one.step == NONE:  # where every step has a zero, none is wrong
             of = f" of replica {one.replica}" if several else ""
             z = abs(one.seconds) / max(one.residual, EXACT * abs(one.seconds), 1e-12)
             why = f"is ahead of the others, or behind; known to {1e3 * one.residual:.3g} ms"

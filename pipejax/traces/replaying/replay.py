@@ -31,7 +31,7 @@ from pipejax.traces.replaying.pipelines import Pipelines
 from pipejax.traces.replaying.table_runs import TableRuns, table_runs
 
 EARLY = 0.2  # of the messages of a link, taken before they could be sent: its model is another one
-UNEXPLAINED = 0.05  # of a pipeline: beyond it the simplest link model counts that is not ruled out
+UNEXPLAINED = 0.2  # of a pipeline, beyond which the simplest of the possible link models counts
 MOST_NODES = 1 << 18  # of all runs of a table that what messages take is found from
 
 
