@@ -142,7 +142,14 @@ def _loop(table, draw, factor, noise, message, pause):
                     ended[key], worker_of[key] = end, worker
                     slices.append(
                         Slice(
-                            0, 0, worker, op.stage, op.phase.name, op.microbatch, start, end,
+                            0,
+                            0,
+                            worker,
+                            op.stage,
+                            op.phase.name,
+                            op.microbatch,
+                            start,
+                            end,
                             position[worker],
                         )
                     )
@@ -190,7 +197,11 @@ def _columns(folder, slices, table, change, form):
     several = len({one.replica for one in slices}) > 1
     names = ["step", "worker", "stage", "phase", "microbatch", "start", "end"]
     names += ["replica"] * several
-    for name, column in (("no step", "step"), ("no chunk", "stage"), ("no microbatch", "microbatch")):
+    for name, column in (
+        ("no step", "step"),
+        ("no chunk", "stage"),
+        ("no microbatch", "microbatch"),
+    ):
         if name in change:
             names.remove(column)
     called = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
@@ -284,13 +295,17 @@ def _chrome(folder, slices, table, change, form):
 def applies(name, form, change):
     """Whether a form can be changed so."""
     if form == "chrome":
-        return not ("no microbatch" in change or "no chunk" in change or change in (
-            "unknown phase", "pause", "own zeros"))
+        return not (
+            "no microbatch" in change
+            or "no chunk" in change
+            or change in ("unknown phase", "pause", "own zeros")
+        )
     if form == "lists":
         if name in ("chimera", "dualpipe"):  # its two stages of a worker are no chunks
             return False
         return change not in ("unknown phase", "pause", "two replicas", "collectives") and (
-            "no step" not in change)
+            "no step" not in change
+        )
     return True
 
 
@@ -317,8 +332,12 @@ def judge(slices, trace, pipelines):
     low = trace.step[rows].min()
     read = {
         (
-            int(trace.step[k] - low), int(trace.replica[k]), int(trace.worker[k]),
-            int(trace.stage[k]), trace.phases[trace.phase[k]], int(trace.microbatch[k]),
+            int(trace.step[k] - low),
+            int(trace.replica[k]),
+            int(trace.worker[k]),
+            int(trace.stage[k]),
+            trace.phases[trace.phase[k]],
+            int(trace.microbatch[k]),
         ): k
         for k in rows
     }

@@ -31,7 +31,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 UNIT = "unit"
 _OF_OPS = ("stage", "chunk", "microbatch")
-_WAITS = 0.5  # of a backward that it waits for another stage, in most pipelines
+_WAITS, _USUAL = 0.5, 3.0  # of a backward, and of usual gaps: how long one waits for a stage
 _COARSE = 1.0  # [s] between neighbouring times that are no times of ops
 _BATCH = 2**16  # rows of CSV that are read at once
 _LONGEST = 80  # characters of a phase's name: an array gives all of them the room of the longest
@@ -315,28 +315,21 @@ def _trace(rows: Columns, phases: tuple[str, ...], left_out: list[LeftOut], size
 
 def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
     """Refuse a last stage whose first backward waits for what is no op: it is not the last."""
-    kind = np.array([KINDS.get(name, NONE) for name in phases])[columns["phase"]]
-    last, waits = int(columns["stage"].max(initial=0)), []
-    is_other = ~np.isin(columns["phase"], [k for k, n in enumerate(phases) if n in MESSAGES])
-    pipeline = group_of(columns["replica"], columns["step"])
-    for number in np.unique(pipeline):
-        mine = pipeline == number
-        own = np.flatnonzero(mine & (kind % 2 == 1) & (columns["stage"] == last))
-        if len(own):
-            first = own[columns["start"][own].argmin()]
-            begin = columns["start"][first]
-            before = mine & is_other & (columns["worker"] == columns["worker"][first])
-            ends = columns["end"][before & (columns["start"] < begin)]
-            waits.append(
-                (begin - ends.max(initial=-np.inf)) / (columns["end"] - columns["start"])[first]
-            )
-    if waits and np.median(waits) > _WAITS:
-        raise wrong(
-            "files",
-            f"must be of all workers: backwards of the last stage, {last}, wait for what is no op, "
-            f"as if worker {int(columns['worker'].max()) + 1} were missing; --world accepts what "
-            "is there",
-        )
+    kind = np.array([NONE if name in MESSAGES else KINDS.get(name, 0) for name in phases])
+    rows = np.lexsort([columns[name] for name in ("start", "worker", "step", "replica")])
+    rows = rows[kind[columns["phase"][rows]] != NONE]
+    start, end, stage, worker = (columns[key][rows] for key in ("start", "end", "stage", "worker"))
+    pipeline = group_of(columns["replica"][rows], columns["step"][rows])
+    gap = np.append(0.0, start[1:] - end[:-1])
+    gap[1:][(worker[1:] != worker[:-1]) | (pipeline[1:] != pipeline[:-1])] = 0.0
+    own = np.flatnonzero((kind[columns["phase"][rows]] % 2 == 1) & (stage == stage.max(initial=0)))
+    first = own[np.unique(pipeline[own], return_index=True)[1]]
+    if len(first) and np.median(gap[first]) > max(
+        _WAITS * float(np.median((end - start)[first])),
+        _USUAL * float(np.median(gap[np.isin(worker, worker[first])])),
+    ):
+        why = f"backwards of the last stage, {stage.max()}, wait for what is no op"
+        raise wrong("files", f"must be of all workers: {why}; --world accepts what is there")
 
 
 def _check_numbers(columns: Columns, phases: Sequence[str], row: NumpyArray) -> None:

@@ -20,6 +20,7 @@ from pipejax.traces.readers.parts import Columns, group_of, turn_in
 from pipejax.traces.record import NONE
 
 KINDS = {"F": 0, "B": 1, "W": 2, "I": 3}
+_KIND_OF = np.array([0, 1, 2, 1])  # B and I take turns
 _LACKING = ("step", "worker", "stage", "microbatch")
 _OPTIONS = {"steps": "steps", "stages": "stages-per-worker", "microbatches": "microbatches"}
 _EXACT, _ROUNDED = 5e-5, 0.1  # [s], and of the median op: by how much ops may start too early
@@ -151,9 +152,11 @@ def _turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
         rows[np.lexsort([turn[rows], place[rows]])]
         for rows in map(np.flatnonzero, (is_split, is_weight))
     )
+    size = int(place.max()) + 1
+    ran = [np.bincount(place[which], minlength=size) for which in (is_weight, kind == 1)]
     if np.array_equal(place[halves], place[weights]):
         turn[weights] = turn[halves]
-    elif not is_numbered and 0 < len(weights) < np.sum(kind == 1):
+    elif not is_numbered and ((ran[0] > 0) & (ran[0] < ran[1])).any():
         raise wrong("files", "must say stage and microbatch: which backwards have a W is not said")
     counts = Counter(np.bincount(group[~is_weight]).tolist())
     return turn, int(counts.most_common(1)[0][0])
@@ -185,11 +188,11 @@ def _places(
             yield from _orders(columns, place, stages, count // stages, workers)
     elif "stage" in lacks:
         stages = int(columns["chunk"].max()) + 1 if "chunk" in columns else count
-        is_weight, read = columns["kind"] == KINDS["W"], columns | by_turn
-        for order, is_turned in {"": is_back, "W first stage first": is_back & ~is_weight}.items():
-            chunk = columns.get("chunk", np.where(is_turned, stages - 1 - place, place))
-            for reading in _layouts(read, chunk, stages, count * bool(by_turn), workers):
-                yield reading._replace(order=" ".join([reading.order, order]).strip())
+        if "chunk" not in columns and stages > 1 and _are_weights_alike(columns):
+            size = int(columns.get("microbatch", place).max()) + 1
+            return (yield from _registered(columns, stages, size, workers))
+        chunk = columns.get("chunk", np.where(is_back, stages - 1 - place, place))
+        yield from _layouts(columns | by_turn, chunk, stages, count * bool(by_turn), workers)
     elif "worker" in lacks:
         size = int(columns["stage"].max()) + 1
         for stages in _divisors(size, sizes.stages):
@@ -204,6 +207,16 @@ def _places(
         yield _Reading(0, 0, count * pipes, "", columns | {"microbatch": place * pipes + pipe})
     elif count == 1:
         yield _Reading(0, 0, 0, "", columns)
+
+
+def _are_weights_alike(columns: Columns) -> bool:
+    """Whether weight gradients of two stages of a worker can be of either."""
+    group = group_of(*(columns[name] for name in ("replica", "step", "worker", "microbatch")))
+    ready, first = np.full((2, int(group.max()) + 1), [[-np.inf], [np.inf]])
+    is_back, is_weight = (_KIND_OF[columns["kind"]] == k for k in (KINDS["B"], KINDS["W"]))
+    np.maximum.at(ready, group[is_back], columns["end"][is_back])
+    np.minimum.at(first, group[is_weight], columns["start"][is_weight])
+    return bool((np.isfinite(first) & (first >= ready)).any())
 
 
 def _layouts(
@@ -235,9 +248,16 @@ def _orders(
         read = columns | {"microbatch": microbatch}
         for reading in _layouts(read, chunk, stages, count, workers):
             yield reading._replace(order=" ".join([name, reading.order]) if stages > 1 else "")
+    yield from _registered(columns, stages, count, workers)
+
+
+def _registered(columns: Columns, stages: int, count: int, workers: int) -> Iterator[_Reading]:
+    """Yield the order of every registered schedule whose rows have these phases."""
     rows = np.lexsort([columns[key] for key in ("kind", "end", "start", "worker")])
     pipeline = group_of(columns["replica"], columns["step"])[rows]
     runs = [rows[pipeline == number] for number in range(int(pipeline.max()) + 1)]
+    names = [name for name in ("worker", "kind", "microbatch") if name in columns]
+    ran = columns | {"kind": _KIND_OF[columns["kind"]]}
     for name, builder in REGISTRY.items():
         options = {"stages_per_worker": stages, "waves": stages // 2}
         options = {key: options[key] for key in builder.options if options.get(key)}
@@ -245,24 +265,24 @@ def _orders(
             table = builder.function(num_workers=workers, num_microbatches=count, **options)
         except (ValueError, TypeError):
             continue  # it does not exist for these numbers
-        cells = [
-            (worker, KINDS[op.phase.name], op.stage, op.microbatch)
-            for worker, row in enumerate(table.rows())
-            for cell in row
-            for op in cell
-            if op.phase.name in KINDS
-        ]
-        order = np.array(sorted(cells, key=lambda op: op[0])).T
-        read = columns | {key: np.full(len(rows), NONE) for key in ("stage", "microbatch")}
-        for run in runs:
-            if not np.array_equal(
-                order[:2] % [[workers], [2]], [columns["worker"][run], columns["kind"][run] % 2]
-            ):
-                break
-            read["stage"][run], read["microbatch"][run] = order[2:]
-        else:
-            if table.grammar.slices == 1 and (stages > 1 or len(table.placement) > 1):
-                yield _Reading(0, stages, count, f"that of {name}", read)
+        cells = np.array(
+            [
+                (worker, _KIND_OF[KINDS[op.phase.name]], op.microbatch, op.stage)
+                for worker, row in enumerate(table.rows())
+                for cell in row
+                for op in cell
+                if op.phase.name in KINDS
+            ]
+        ).T
+        if table.grammar.slices > 1 or not all(
+            np.array_equal(cells[: len(names)], [ran[key][run] for key in names]) for run in runs
+        ):
+            continue
+        if stages > 1 or len(table.placement) > 1:
+            read = {key: np.zeros(len(rows), np.int64) for key in ("microbatch", "stage")}
+            for run in runs:
+                read["microbatch"][run], read["stage"][run] = cells[2:]
+            yield _Reading(0, stages, count, f"that of {name}", columns | read)
 
 
 def _divisors(number: int, given: int) -> list[int]:
@@ -295,7 +315,7 @@ def _consistent(readings: Sequence[_Reading], *, is_ordered: bool, by_step: bool
 def _early(columns: Columns, *, is_ordered: bool, by_step: bool) -> tuple[float, float]:
     """Return by how much an op starts too early [s], by clocks as they are and by any."""
     never = np.inf, np.inf
-    kind = np.where(columns["kind"] == KINDS["I"], KINDS["B"], columns["kind"])
+    kind = _KIND_OF[columns["kind"]]
     rows = np.lexsort([columns[name] for name in ("end", "start", "worker", "replica")])
     start, end, step = (columns[name][rows] for name in ("start", "end", "step"))
     lane = group_of(columns["replica"], columns["worker"])[rows]
