@@ -21,7 +21,7 @@ from pipejax.traces.readers.labels import Cell, cell_of
 from pipejax.traces.readers.parts import Columns, nothing
 from pipejax.traces.readers.phase_names import check_phases
 from pipejax.traces.readers.rank_lists import check_ranks
-from pipejax.traces.readers.readings import Sizes
+from pipejax.traces.readers.readings import RunSizes
 from pipejax.traces.readers.sources import Tell
 from pipejax.traces.readers.steps import OUTSIDE, RankSlices, number_steps
 from pipejax.traces.record import NONE, OPS, LeftOut, Trace
@@ -33,7 +33,7 @@ _OF_OP = ("phase", "stage", "microbatch")
 _RECEIVED = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}  # what an op waits for
 
 
-def read_chrome(paths: Sequence[Path], sizes: Sizes, tell: Tell) -> Trace:
+def read_chrome(paths: Sequence[Path], sizes: RunSizes, tell: Tell) -> Trace:
     """Read the traces of all ranks; the clock is that of the machines, from the first slice on."""
     left_out: list[LeftOut] = []
     names: dict[str, int] = {}

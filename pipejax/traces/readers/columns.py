@@ -11,7 +11,7 @@ from pipejax.base.checks import MOST_LISTED, known_as, one_of, wrong
 from pipejax.traces.readers.message_order import matched
 from pipejax.traces.readers.parts import Columns, group_of, nothing, sound
 from pipejax.traces.readers.phase_names import check_phases, positions, with_split_backwards
-from pipejax.traces.readers.readings import KINDS, Sizes, complete
+from pipejax.traces.readers.readings import KINDS, RunSizes, complete
 from pipejax.traces.readers.sources import CutError, Tell, delimiter_of, lines
 from pipejax.traces.record import MESSAGES, NONE, OPS, LeftOut, Trace
 
@@ -40,7 +40,7 @@ Found = dict[str, tuple[str, float]]  # by role: the column, and the seconds of 
 
 
 def read_columns(
-    paths: Sequence[Path], given: Mapping[str, str], sizes: Sizes, tell: Tell
+    paths: Sequence[Path], given: Mapping[str, str], sizes: RunSizes, tell: Tell
 ) -> Trace:
     """Read files of columns.
 
@@ -262,7 +262,9 @@ def _number(cell: object) -> float:
         return np.nan
 
 
-def _trace(rows: Columns, phases: tuple[str, ...], left_out: list[LeftOut], sizes: Sizes) -> Trace:
+def _trace(
+    rows: Columns, phases: tuple[str, ...], left_out: list[LeftOut], sizes: RunSizes
+) -> Trace:
     """Check rows, give every op its stage and microbatch, and every message its own."""
     kind = np.array([KINDS.get(name, NONE) for name in phases])[rows["phase"]]
     is_op = kind >= 0

@@ -17,7 +17,7 @@ import numpy as np
 from pipejax.base.checks import MAX_COUNT, MOST_LISTED, is_number, wrong
 from pipejax.traces.readers.parts import Columns, nothing, sound
 from pipejax.traces.readers.phase_names import with_split_backwards
-from pipejax.traces.readers.readings import Sizes, complete
+from pipejax.traces.readers.readings import RunSizes, complete
 from pipejax.traces.readers.sources import Tell, texts
 from pipejax.traces.record import LeftOut, Trace
 
@@ -43,7 +43,7 @@ class _Series(NamedTuple):
 
 
 def read_rank_lists(
-    paths: Sequence[Path], of_sizes: Sequence[Path], given: Sizes, tell: Tell
+    paths: Sequence[Path], of_sizes: Sequence[Path], given: RunSizes, tell: Tell
 ) -> Trace:
     """Read the files of all ranks; `of_sizes` are files beside them that say how many there are."""
     left_out: list[LeftOut] = []
@@ -51,7 +51,7 @@ def read_rank_lists(
         unused = "sizes of a run without its ranks"
         return nothing(LeftOut(str(path), unused) for path in of_sizes)
     sizes = _sizes(of_sizes, tell, left_out)
-    sizes = Sizes(*(said or read for said, read in zip(given, sizes, strict=True)))
+    sizes = RunSizes(*(said or read for said, read in zip(given, sizes, strict=True)))
     of_rank: dict[int, dict[str, Any]] = {}
     for path in paths:
         rank, data = rank_of(path), _object(path, tell, left_out)
@@ -130,7 +130,7 @@ def _whole_steps(text: str) -> dict[str, Any]:
     return found
 
 
-def _sizes(paths: Sequence[Path], tell: Tell, left_out: list[LeftOut]) -> Sizes:
+def _sizes(paths: Sequence[Path], tell: Tell, left_out: list[LeftOut]) -> RunSizes:
     """Read sizes by the names that Primus gives them."""
     data: dict[str, Any] = {}
     for path in paths:
@@ -140,7 +140,7 @@ def _sizes(paths: Sequence[Path], tell: Tell, left_out: list[LeftOut]) -> Sizes:
     odd = [value for value in given if value is not None and not _is_count(value)]
     if odd:
         left_out.append(LeftOut(str(paths[-1]), f"a size must be a whole number, got {odd[0]!r}"))
-    return Sizes(*(int(value or 0) if _is_count(value) else 0 for value in given))
+    return RunSizes(*(int(value or 0) if _is_count(value) else 0 for value in given))
 
 
 def _is_count(value: Any) -> bool:
@@ -171,7 +171,7 @@ def _series_of(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -> I
 
 
 def _trace(
-    series: Sequence[_Series], sizes: Sizes, left_out: list[LeftOut], inferred: list[str]
+    series: Sequence[_Series], sizes: RunSizes, left_out: list[LeftOut], inferred: list[str]
 ) -> Trace:
     """Give every op its stage and microbatch."""
     parts = [_columns(entry) for entry in series if entry.start]

@@ -7,7 +7,7 @@ from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.progress import OnProgress, telling
 from pipejax.traces.readers import chrome, columns as in_columns, megatron_log, rank_lists, sources
 from pipejax.traces.readers.parts import joined, nothing
-from pipejax.traces.readers.readings import Sizes
+from pipejax.traces.readers.readings import RunSizes
 from pipejax.traces.record import LeftOut, Trace
 
 Files = str | Path | Sequence[str | Path]
@@ -76,7 +76,7 @@ def read(
     for count, label in zip(counts, labels, strict=True):
         if count is not None:
             whole_number(count, label)
-    sizes = Sizes(0, *(count or 0 for count in counts))
+    sizes = RunSizes(0, *(count or 0 for count in counts))
     check_types(files=(files, str, Path, list, tuple))
     given = [files] if isinstance(files, str | Path) else files
     paths = _paths(given)

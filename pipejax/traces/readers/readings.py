@@ -28,8 +28,8 @@ _SPARSE = 4  # cells per op beyond which stages or microbatches are none
 _LISTED = 4
 
 
-class Sizes(NamedTuple):
-    """Sizes of a run that a file or the user says; 0 where nobody does.
+class RunSizes(NamedTuple):
+    """RunSizes of a run that a file or the user says; 0 where nobody does.
 
     Attributes:
       workers: of a pipeline.
@@ -62,7 +62,7 @@ class _Reading(NamedTuple):
         return ", ".join(f"{name} {value}" for name, value in parts if value)
 
 
-def complete(columns: Columns, kind: NumpyArray, sizes: Sizes, *, by_step: bool) -> list[str]:
+def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bool) -> list[str]:
     """Put in the step, worker, stage and microbatch of ops that no column says.
 
     Args:
@@ -162,7 +162,7 @@ def _turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
     return turn, int(counts.most_common(1)[0][0])
 
 
-def _readings(ops: Columns, lacks: Sequence[str], sizes: Sizes) -> Iterator[_Reading]:
+def _readings(ops: Columns, lacks: Sequence[str], sizes: RunSizes) -> Iterator[_Reading]:
     """Yield all readings that fit the counts."""
     turn, total = _turns(ops)
     for steps in _divisors(total, sizes.steps) if "step" in lacks else [0]:
@@ -178,7 +178,11 @@ def _readings(ops: Columns, lacks: Sequence[str], sizes: Sizes) -> Iterator[_Rea
 
 
 def _places(
-    columns: Columns, place: Int[NumpyArray, " ops"], count: int, lacks: Sequence[str], sizes: Sizes
+    columns: Columns,
+    place: Int[NumpyArray, " ops"],
+    count: int,
+    lacks: Sequence[str],
+    sizes: RunSizes,
 ) -> Iterator[_Reading]:
     """Yield readings of a step: place is the turn of each op in it."""
     is_back, by_turn = columns["kind"] > 0, {"microbatch": place} if "microbatch" in lacks else {}
