@@ -5,26 +5,27 @@ two ops of a worker overlap, steps follow each other, and every op starts after 
 for has ended: by the clocks as recorded, or else by clocks that differ.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import wrong
 from pipejax.schedules.builders.one_f_one_b import Turns
 from pipejax.schedules.registry import REGISTRY
+from pipejax.traces.clocks import aligned
 from pipejax.traces.readers.parts import Columns, group_of, turn_in
-from pipejax.traces.record import NONE
+from pipejax.traces.record import NONE, Trace
+from pipejax.traces.transfers import OF_OPS, Ways, transfers
 
 KINDS = {"F": 0, "B": 1, "W": 2, "I": 3}
 _KIND_OF = np.array([0, 1, 2, 1])  # B and I take turns
 _LACKING = ("step", "worker", "stage", "microbatch")
 _OPTIONS = {"steps": "steps", "stages": "stages-per-worker", "microbatches": "microbatches"}
 _EXACT, _ROUNDED = 5e-5, 0.1  # [s], and of the median op: by how much ops may start too early
-_SPARSE = 4  # cells per op beyond which stages or microbatches are none
+_WAYS: Ways = (*OF_OPS, ("F", "BI", 0), ("BI", "W", 0))  # what ops wait for
 _LISTED = 4
 
 
@@ -304,81 +305,38 @@ def _pipe(columns: Columns) -> Int[NumpyArray, " ops"]:
 
 def _consistent(readings: Sequence[_Reading], *, is_ordered: bool, by_step: bool) -> list[_Reading]:
     """Keep readings that can be, by the strictest measure by which any can."""
-    lasts = readings[0].columns["end"] - readings[0].columns["start"]
-    rounded = _ROUNDED * float(np.median(lasts))
-    early = np.array(
-        [_early(each.columns, is_ordered=is_ordered, by_step=by_step) for each in readings]
-    )
-    for clocks, tolerance in itertools.product(range(2), (min(_EXACT, rounded), rounded)):
-        possible = np.flatnonzero(early[:, clocks] <= tolerance)
-        if len(possible):
-            return [readings[int(k)] for k in possible]
+    traces = [
+        Trace.of(each.columns | {"phase": each.columns["kind"]}, (*KINDS,), has_step_clocks=by_step)
+        for each in readings
+    ]
+    rounded = _ROUNDED * float(np.median(traces[0].end - traces[0].start))
+    for is_right in (False, True):
+        traces = [aligned(trace)[0] for trace in traces] if is_right else traces
+        early = np.array([_early(trace, is_ordered=is_ordered) for trace in traces])
+        for tolerance in (min(_EXACT, rounded), rounded):
+            if (early <= tolerance).any():
+                return [readings[k] for k in np.flatnonzero(early <= tolerance).tolist()]
     return []
 
 
-def _early(columns: Columns, *, is_ordered: bool, by_step: bool) -> tuple[float, float]:
-    """Return by how much an op starts too early [s], by clocks as they are and by any."""
-    never = np.inf, np.inf
-    kind = _KIND_OF[columns["kind"]]
-    rows = np.lexsort([columns[name] for name in ("end", "start", "worker", "replica")])
-    start, end, step = (columns[name][rows] for name in ("start", "end", "step"))
-    lane = group_of(columns["replica"], columns["worker"])[rows]
-    is_next = lane[1:] == lane[:-1]
-    if by_step:
-        is_next &= step[1:] == step[:-1]
-    elif is_ordered and (step[1:] < step[:-1])[is_next].any():
-        return never
-    is_pair = (start[1:] == start[:-1]) & (end[1:] == end[:-1])
-    local = [(end[:-1] - start[1:])[is_next & ~is_pair]]
-    pipeline = group_of(columns["replica"], columns["step"])
+def _early(trace: Trace, *, is_ordered: bool) -> float:
+    """Return by how much an op starts too early [s]; infinite where ops lack or come twice."""
+    pipeline, kind = group_of(trace.replica, trace.step), _KIND_OF[trace.phase]
     count = np.bincount(pipeline)
     usual = count == Counter(count.tolist()).most_common(1)[0][0]
-    number = np.cumsum(usual) - 1
-    shape = int(usual.sum()), int(columns["stage"].max()) + 1, int(columns["microbatch"].max()) + 1
-    if np.prod(shape, dtype=float) > _SPARSE * len(rows):
-        return never
-    begin, finish = np.full((2, 3, *shape), np.nan)
-    worker = np.zeros((3, *shape), np.int64)
-    rows = np.flatnonzero(usual[pipeline] & (columns["microbatch"] >= 0))
-    place = (
-        kind[rows],
-        number[pipeline[rows]],
-        columns["stage"][rows],
-        columns["microbatch"][rows],
+    op = np.stack([pipeline, kind, trace.stage, trace.microbatch])[:, usual[pipeline] & (kind < 2)]
+    size = usual.sum() * len(np.unique(op[1])) * trace.stages * (int(op[3].max()) + 1)
+    if op.shape[1] != size or np.unique(op, axis=1).shape[1] != size or op[3].min() < 0:
+        return np.inf
+    rows = np.lexsort(
+        [trace.end, trace.start, trace.step * trace.has_step_clocks, trace.worker, trace.replica]
     )
-    if np.bincount(np.ravel_multi_index(place, begin.shape)).max() > 1:
-        return never
-    begin[place], finish[place] = columns["start"][rows], columns["end"][rows]
-    worker[place] = columns["worker"][rows]
-    if np.isnan(begin[np.unique(kind[kind < 2])]).any():
-        return never
-    local += [(finish[0] - begin[1]).ravel(), (finish[1] - begin[2]).ravel()]
-    ways = [(0, slice(None, -1), slice(1, None)), (1, slice(1, None), slice(None, -1))]
-    sent = [(finish[k][:, a] - begin[k][:, b]).ravel() for k, a, b in ways]
-    group = pipeline if by_step else columns["replica"]
-    of = np.zeros(shape[0], np.int64)
-    of[number[pipeline[rows]]] = group_of(group[rows])
-    ends = [
-        (
-            np.broadcast_to(of[:, None, None], worker[k][:, a].shape),
-            worker[k][:, a],
-            worker[k][:, b],
-        )
-        for k, a, b in ways
-    ]
-    keys = tuple(np.concatenate([each[k].ravel() for each in ends]) for k in range(3))
-    late = np.nan_to_num(np.concatenate(sent), nan=-np.inf)
-    worst = float(np.nanmax(np.concatenate([np.zeros(1), *local])))
-    return max(worst, float(late.max(initial=0.0))), max(worst, _cycle(keys, -late))
-
-
-def _cycle(keys: tuple[NumpyArray, ...], slack: Float[NumpyArray, " transfers"]) -> float:
-    """By how much the worst round of messages is too quick, whatever the clocks [s]."""
-    if not len(slack):
-        return 0.0
-    workers = int(max(key.max() for key in keys[1:])) + 1
-    bounds = np.full((int(keys[0].max()) + 1, workers, workers), np.inf)
-    np.minimum.at(bounds, keys, slack)
-    for middle in range(workers):
-        bounds = np.minimum(bounds, bounds[:, :, middle, None] + bounds[:, None, middle])
-    return max(0.0, -float(np.diagonal(bounds, axis1=1, axis2=2).min()))
+    start, end, step = trace.start[rows], trace.end[rows], trace.step[rows]
+    lane = group_of(trace.replica, trace.worker, trace.step * trace.has_step_clocks)[rows]
+    is_next = lane[1:] == lane[:-1]
+    if is_ordered and (np.diff(step) < 0)[is_next].any():
+        return np.inf
+    is_next &= (start[1:] != start[:-1]) | (end[1:] != end[:-1])  # a pair runs at once
+    made, taken = transfers(trace, _WAYS)
+    late = [(end[:-1] - start[1:])[is_next], trace.end[made] - trace.start[taken]]
+    return float(np.concatenate(late).max(initial=0.0))
