@@ -26,7 +26,7 @@ _LACKING = ("step", "worker", "stage", "microbatch")
 _OPTIONS = {"steps": "steps", "stages": "stages-per-worker", "microbatches": "microbatches"}
 _EXACT, _ROUNDED = 5e-5, 0.1  # [s], and of the median op: by how much ops may start too early
 _WAYS: Ways = (*OF_OPS, ("F", "BI", 0), ("BI", "W", 0))  # what ops wait for
-_LISTED = 4
+_LISTED, _MOST_STAGES = 4, 4  # readings that are listed; stages of a worker in known orders
 
 
 class RunSizes(NamedTuple):
@@ -94,7 +94,7 @@ def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bo
     }
     possible = tried = [*readings.values()][::-1]
     if len(tried) > 1:
-        possible = _consistent(tried, is_ordered="step" in lacks, by_step=by_step)
+        possible = _consistent(tried, by_step=by_step)
     what = ", ".join(lacks)
     if len(possible) != 1:
         raise wrong("files", _why_not(what, tried, possible))
@@ -114,7 +114,9 @@ def _why_not(what: str, tried: Sequence[_Reading], possible: Sequence[_Reading])
     listed = "; ".join(reading.text() for reading in possible[:_LISTED])
     more = f"; and {len(possible) - _LISTED} more" * (len(possible) > _LISTED)
     why = f"{len(possible)} of {len(tried)} readings can be ({listed}{more})"
-    if not possible:
+    if not tried:
+        why = "no reading has these sizes"
+    elif not possible:
         why = f"in none of {len(tried)} readings every op starts after what it waits for"
     options = [
         f"--{option} {getattr(possible[-1], name)}"
@@ -166,7 +168,21 @@ def _turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
 def _readings(ops: Columns, lacks: Sequence[str], sizes: RunSizes) -> Iterator[_Reading]:
     """Yield all readings that fit the counts."""
     turn, total = _turns(ops)
-    for steps in _divisors(total, sizes.steps) if "step" in lacks else [0]:
+    lane = group_of(ops["replica"], ops["worker" if "worker" in ops else "stage"])
+    rows = np.lexsort([ops["start"], lane])
+    lane = lane[rows]
+    possible = [0]
+    if "step" in lacks:  # no worker begins a step before it has ended the one before
+        same = np.diff(lane) == 0
+        possible = [
+            steps
+            for steps in _divisors(total, sizes.steps)
+            if (np.diff(turn[rows] // (total // steps))[same] >= 0).all()
+        ]
+    if len(possible) > 1 and "microbatch" in lacks:
+        asked = [_Reading(steps, 0, 0, "", {}) for steps in possible]
+        raise wrong("files", _why_not(", ".join(lacks), asked, asked))
+    for steps in possible:
         count, columns, place = total // (steps or 1), dict(ops), turn
         if steps:
             columns["step"], place = np.divmod(turn, count)
@@ -253,7 +269,8 @@ def _orders(
         read = columns | {"microbatch": microbatch}
         for reading in _layouts(read, chunk, stages, count, workers):
             yield reading._replace(order=" ".join([name, reading.order]) if stages > 1 else "")
-    yield from _registered(columns, stages, count, workers)
+    if stages <= _MOST_STAGES:
+        yield from _registered(columns, stages, count, workers)
 
 
 def _registered(columns: Columns, stages: int, count: int, workers: int) -> Iterator[_Reading]:
@@ -303,7 +320,7 @@ def _pipe(columns: Columns) -> Int[NumpyArray, " ops"]:
     return np.where(np.isin(stage, both) & (worker != stage), 1, 0)
 
 
-def _consistent(readings: Sequence[_Reading], *, is_ordered: bool, by_step: bool) -> list[_Reading]:
+def _consistent(readings: Sequence[_Reading], *, by_step: bool) -> list[_Reading]:
     """Keep readings that can be, by the strictest measure by which any can."""
     traces = [
         Trace.of(each.columns | {"phase": each.columns["kind"]}, (*KINDS,), has_step_clocks=by_step)
@@ -312,14 +329,14 @@ def _consistent(readings: Sequence[_Reading], *, is_ordered: bool, by_step: bool
     rounded = _ROUNDED * float(np.median(traces[0].end - traces[0].start))
     for is_right in (False, True):
         traces = [aligned(trace)[0] for trace in traces] if is_right else traces
-        early = np.array([_early(trace, is_ordered=is_ordered) for trace in traces])
+        early = np.array([_early(trace) for trace in traces])
         for tolerance in (min(_EXACT, rounded), rounded):
             if (early <= tolerance).any():
                 return [readings[k] for k in np.flatnonzero(early <= tolerance).tolist()]
     return []
 
 
-def _early(trace: Trace, *, is_ordered: bool) -> float:
+def _early(trace: Trace) -> float:
     """Return by how much an op starts too early [s]; infinite where ops lack or come twice."""
     pipeline, kind = group_of(trace.replica, trace.step), _KIND_OF[trace.phase]
     count = np.bincount(pipeline)
@@ -331,11 +348,9 @@ def _early(trace: Trace, *, is_ordered: bool) -> float:
     rows = np.lexsort(
         [trace.end, trace.start, trace.step * trace.has_step_clocks, trace.worker, trace.replica]
     )
-    start, end, step = trace.start[rows], trace.end[rows], trace.step[rows]
+    start, end = trace.start[rows], trace.end[rows]
     lane = group_of(trace.replica, trace.worker, trace.step * trace.has_step_clocks)[rows]
     is_next = lane[1:] == lane[:-1]
-    if is_ordered and (np.diff(step) < 0)[is_next].any():
-        return np.inf
     is_next &= (start[1:] != start[:-1]) | (end[1:] != end[:-1])  # a pair runs at once
     made, taken = transfers(trace, _WAYS)
     late = [(end[:-1] - start[1:])[is_next], trace.end[made] - trace.start[taken]]
