@@ -179,10 +179,7 @@ def analyse(
         replayed = replay(pipelines, link=link)
         other = None
         if against is not None:
-            other = replay(
-                pipelines_of(aligned(against)[0]),
-                link=replayed.links,
-            )
+            other = replay(pipelines_of(aligned(against)[0]), link=replayed.links)
         tell(2, len(PARTS), PARTS[2])
         shares = attribute(replayed)
         tell(3, len(PARTS), PARTS[3])
