@@ -331,7 +331,8 @@ def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
         _USUAL * float(np.median(gap[np.isin(worker, worker[first])])),
     ):
         why = f"backwards of the last stage, {stage.max()}, wait for what is no op"
-        raise wrong("files", f"must be of all workers: {why}; --world accepts what is there")
+        ranks = (int(columns["worker"].max()) + 1) * (int(columns["replica"].max()) + 1)
+        raise wrong("files", f"must be of all workers: {why}; --world {ranks} accepts them so")
 
 
 def _check_numbers(columns: Columns, phases: Sequence[str], row: NumpyArray) -> None:
