@@ -324,8 +324,10 @@ def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
     pipeline = group_of(columns["replica"][rows], columns["step"][rows])
     gap = np.append(0.0, start[1:] - end[:-1])
     gap[1:][(worker[1:] != worker[:-1]) | (pipeline[1:] != pipeline[:-1])] = 0.0
-    own = np.flatnonzero((kind[columns["phase"][rows]] % 2 == 1) & (stage == stage.max(initial=0)))
-    first = own[np.unique(pipeline[own], return_index=True)[1]]
+    backs = np.flatnonzero(
+        (kind[columns["phase"][rows]] % 2 == 1) & (stage == stage.max(initial=0))
+    )
+    first = backs[np.unique(pipeline[backs], return_index=True)[1]]
     if len(first) and np.median(gap[first]) > max(
         _WAITS * float(np.median((end - start)[first])),
         _USUAL * float(np.median(gap[np.isin(worker, worker[first])])),

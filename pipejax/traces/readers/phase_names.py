@@ -75,8 +75,8 @@ def check_phases(columns: Columns, phases: Sequence[str]) -> None:
     for code, name in enumerate(phases):
         if name in Phase.__members__ or not count[code] or scope_of(name):
             continue
-        mine = columns["phase"] == code
-        numbers = [columns[key][mine] >= 0 for key in ("stage", "microbatch") if key in columns]
+        is_phase = columns["phase"] == code
+        numbers = [columns[key][is_phase] >= 0 for key in ("stage", "microbatch") if key in columns]
         if "microbatch" in columns:
             is_op = len(numbers) == 2 and bool((numbers[0] & numbers[1]).any())
         else:

@@ -131,12 +131,12 @@ def _put_others_into_steps(columns: Columns, kind: NumpyArray) -> None:
     """Give what is no op the step of the op that began before it on its worker."""
     place = group_of(columns["replica"], columns["worker"])
     for number in np.unique(place):
-        mine = np.flatnonzero(place == number)
-        mine = mine[np.argsort(columns["start"][mine], kind="stable")]
-        ops = mine[kind[mine] >= 0]
-        at = np.searchsorted(columns["start"][ops], columns["start"][mine], "right") - 1
+        row = np.flatnonzero(place == number)
+        row = row[np.argsort(columns["start"][row], kind="stable")]
+        ops = row[kind[row] >= 0]
+        at = np.searchsorted(columns["start"][ops], columns["start"][row], "right") - 1
         if len(ops):
-            columns["step"][mine] = columns["step"][ops][np.maximum(at, 0)]
+            columns["step"][row] = columns["step"][ops][np.maximum(at, 0)]
 
 
 def _turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
@@ -307,9 +307,9 @@ def _registered(columns: Columns, stages: int, count: int, workers: int) -> Iter
             yield _Reading(0, stages, count, f"that of {name}", columns | read)
 
 
-def _divisors(number: int, given: int) -> list[int]:
-    numbers = [given] if given else range(1, number + 1)
-    return [count for count in numbers if number % count == 0]
+def _divisors(number: int, count: int) -> list[int]:
+    numbers = [count] if count else range(1, number + 1)
+    return [divisor for divisor in numbers if number % divisor == 0]
 
 
 def _pipe(columns: Columns) -> Int[NumpyArray, " ops"]:
@@ -323,8 +323,10 @@ def _pipe(columns: Columns) -> Int[NumpyArray, " ops"]:
 def _consistent(readings: Sequence[_Reading], *, by_step: bool) -> list[_Reading]:
     """Keep readings that can be, by the strictest measure by which any can."""
     traces = [
-        Trace.of(each.columns | {"phase": each.columns["kind"]}, (*KINDS,), has_step_clocks=by_step)
-        for each in readings
+        Trace.of(
+            reading.columns | {"phase": reading.columns["kind"]}, (*KINDS,), has_step_clocks=by_step
+        )
+        for reading in readings
     ]
     rounded = _ROUNDED * float(np.median(traces[0].end - traces[0].start))
     for is_right in (False, True):
