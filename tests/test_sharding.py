@@ -442,16 +442,6 @@ def test_tune_lookahead_answers_as_every_search(answer, call, tmp_path):
 
 
 @pytest.mark.compiles
-def test_training_runs_along_a_timeline_with_gathers(answer):
-    asked = ["-s", "pipedream", "-P", "2", "-M", "20", "--seeds", "1", "--step-sizes", "0.01"]
-    times = ["-T", "F=1,B=2,UNSHARD=1,REDUCE_GRAD=1"]
-    found = answer("train", *asked, *times, "--lookahead", "1")
-    table = pj.schedules.build("pipedream", num_workers=2, num_microbatches=20)
-    costs = pj.Costs(forward=1.0, backward=2.0, unshard=1.0, reduce_grad=1.0)
-    end = pj.evaluate(pj.schedules.insert_sharding(table, lookahead=1), costs).makespan
-    assert found["time"][-1] == end > pj.evaluate(table, costs).makespan
-
-
 def test_a_page_that_reads_tables_knows_no_lanes():
     shown = explored(table_of("0F0 0B0", lanes={}), pj.Costs(forward=1.0, backward=2.0))
     carried = Carried(tables={"sharded": [table_of(ROW)]})

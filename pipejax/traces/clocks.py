@@ -5,6 +5,7 @@ clock of the second is ahead from above, and those back from below. As with NTP 
 to lie in the middle, which it does if the fastest messages of both ways take as long.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -45,7 +46,7 @@ class Offset(NamedTuple):
 
 
 def aligned(
-    trace: Trace, *, always: bool = False, by_step: bool = False
+    trace: Trace, *, always: bool = False, by_step: bool | None = None
 ) -> tuple[Trace, list[Offset]]:
     """Put the workers of each replica on one clock, that of a worker that agrees with most others.
 
@@ -58,8 +59,8 @@ def aligned(
       trace: a measured run.
       always: correct all clocks that can be corrected; else only those of which a message would
         arrive before it was sent.
-      by_step: the clocks of each step have an offset of their own, as where each rank counts from
-        its own begin of the step.
+      by_step: whether the clocks of each step have an offset of their own, as where each rank
+        counts from its own begin of the step; what the trace says if None.
 
     Returns:
       The trace on one clock, and the offsets. A clock that cannot be corrected is named in
@@ -77,7 +78,8 @@ def aligned(
       >>> bool((right.start == trace.start).all())
       True
     """
-    check_types(trace=(trace, Trace), always=(always, bool), by_step=(by_step, bool))
+    check_types(trace=(trace, Trace), always=(always, bool), by_step=(by_step, bool, type(None)))
+    by_step = trace.has_step_clocks if by_step is None else by_step
     offsets: list[Offset] = []
     shift = np.zeros(len(trace))
     sent = _Transfers.of(trace)
@@ -95,11 +97,12 @@ def aligned(
                 offsets.append(Offset(replica, worker, step, seconds, residual, is_corrected, why))
                 if is_corrected:
                     shift[mine & (trace.worker == worker)] = seconds
-    columns = {name: getattr(trace, name) for name in ("step", "replica", "worker", "stage")}
-    columns |= {name: getattr(trace, name) for name in ("phase", "microbatch")}
-    columns |= {name: getattr(trace, name) - shift for name in ("start", "end")}
-    left_out = [*trace.left_out, *_said(offsets)]
-    return Trace.of(columns, trace.phases, left_out, trace.source, trace.known_workers), offsets
+    start, end, left_out = (
+        trace.start - shift,
+        trace.end - shift,
+        (*trace.left_out, *_said(offsets)),
+    )
+    return dataclasses.replace(trace, start=start, end=end, left_out=left_out), offsets
 
 
 def _said(offsets: Sequence[Offset]) -> Iterator[LeftOut]:

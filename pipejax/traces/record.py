@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -54,6 +55,8 @@ class Trace:
       left_out: what the files have and is not in here.
       source: where it came from, in words.
       known_workers: how many workers a pipeline has by what the files say; 0 if they do not.
+      inferred: sentences that say which numbers no file has, and what they follow from.
+      has_step_clocks: whether workers count from a zero of each step.
 
     Raises:
       ValueError: if arrays differ in length, a time is not finite, or a phase has no name.
@@ -78,6 +81,8 @@ class Trace:
     left_out: tuple[LeftOut, ...] = ()
     source: str = ""
     known_workers: int = 0
+    inferred: tuple[str, ...] = ()
+    has_step_clocks: bool = False
 
     def __post_init__(self) -> None:
         """Check that all is of one length and finite."""
@@ -134,17 +139,10 @@ class Trace:
         phases: Sequence[str],
         left_out: Iterable[LeftOut] = (),
         source: str = "",
-        known_workers: int = 0,
+        **more: Any,
     ) -> "Trace":
         """Put columns into order: by step, replica, worker, start."""
         order = np.lexsort([columns[k] for k in ("end", "start", "worker", "replica", "step")])
-        arrays = {name: np.asarray(columns[name], np.int64)[order] for name in INTEGERS}
-        times = {name: np.asarray(columns[name], np.float64)[order] for name in TIMES}
-        return cls(
-            **arrays,
-            **times,
-            phases=(*phases,),
-            left_out=(*left_out,),
-            source=source,
-            known_workers=known_workers,
-        )
+        more |= {name: np.asarray(columns[name], np.int64)[order] for name in INTEGERS}
+        more |= {name: np.asarray(columns[name], np.float64)[order] for name in TIMES}
+        return cls(phases=(*phases,), left_out=(*left_out,), source=source, **more)

@@ -15,7 +15,7 @@ import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.given import Line
 from pipejax.cli.options.next_command import command_line, written_but
-from pipejax.cli.options.values import Text, parse_columns, parse_counts
+from pipejax.cli.options.values import CountIfGiven, Text, parse_columns, parse_counts
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules
 from pipejax.cli.output.kinds import DRAWING, PAGE, SWEEPS, TABLES
@@ -49,6 +49,10 @@ def trace(
         typer.Argument(metavar="FILES...", help="Files of one run, or folders of them."),
     ] = None,
     columns: Text = None,
+    stages_per_worker: CountIfGiven = None,
+    microbatches: CountIfGiven = None,
+    steps: CountIfGiven = None,
+    world: CountIfGiven = None,
     only_steps: Text = None,
     against: list[str] | None = None,
     stage_layers: Text = None,
@@ -64,7 +68,12 @@ def trace(
     profiler (one file a rank); the content says which.
 
     Options:
-      columns: names of a table's columns where they are others, as replica=dp,start=begin.
+      columns: names of columns where they are others, as replica=dp,start=begin, and of phases, as
+        W=param_grad.
+      stages_per_worker: where files do not say it.
+      microbatches: of a pipeline in a step, where files do not say it.
+      steps: in all files, where they do not say it.
+      world: ranks of the run; those of which there is no file are left out.
       only_steps: as 2:20, 5: or 3,4,7; a warm-up step is best left out.
       against: files of another run of the same stages; may be given several times.
       stage_layers: one number for all stages, or one each; layers are moved whole then.
@@ -85,10 +94,12 @@ def trace(
         check_modules("--out: pictures need", DRAWING.modules, "figures")
     named = None if columns is None else parse_columns(columns, "replica=dp,start=begin")
     with progress("reading", None) as bar:
-        found = pj.traces.read(files, columns=named, on_progress=bar.tell)
+        sizes = {"stages_per_worker": stages_per_worker, "microbatches": microbatches}
+        sizes |= {"steps": steps, "world": world}
+        found = pj.traces.read(files, columns=named, **sizes, on_progress=bar.tell)
         other = None
         if against:
-            other = pj.traces.read(against, columns=named, on_progress=bar.tell)
+            other = pj.traces.read(against, columns=named, **sizes, on_progress=bar.tell)
     with progress("replaying", None) as bar:
         analysis = pj.traces.analyse(
             found if only_steps is None else found.only(_steps(only_steps, found)),
@@ -213,6 +224,7 @@ def _as_json(analysis: "Analysis", line: Line) -> dict[str, Any]:
         "schedule": known,
         "orders": len(pipelines.tables),
         "odd_steps": pipelines.odd_steps,
+        "inferred": list(pipelines.trace.inferred),
         "left_out": [vars(each) for each in analysis.left_out],
         "replay": {
             "mean_error": 100 * replayed.mean_error,

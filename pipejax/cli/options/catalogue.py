@@ -291,6 +291,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "replicas": OptionRecord(COUNT, "replicas of the pipeline, the slowest of which counts"),
         "seed": OptionRecord(WHOLE, "seed of what is drawn at random"),
         "columns": OptionRecord(RULES, "names of columns, as replica=dp,start=begin"),
+        "world": OptionRecord(COUNT, "ranks of the run that was traced"),
         "only_steps": OptionRecord(RULES, "only these steps of a trace"),
         "against": _often(FILE_OR_FOLDER, "files of another run, to say what got slower"),
         "stage_layers": OptionRecord(NUMBERS, "layers of the stages that were measured"),
@@ -365,10 +366,12 @@ EXCEPTIONS = {
     ("init", "from_"): OptionRecord(FILE, "what is read: a config.json, or a training log"),
     ("init", "columns"): OptionRecord(RULES, "columns of rows that a log does not say"),
     ("plan", "minibatch"): OptionRecord(COUNT, "sequences per step of the whole job"),
+    ("trace", "steps"): OptionRecord(COUNT, "steps in all files, where none says it"),
     ("run", "tolerance"): OptionRecord(NUMBER, "largest error of a gradient that passes"),
 }
 # options that stand in another panel
 PLACES = {
+    ("trace", "steps"): "Schedule",
     ("init", "from_"): "Model and system",
     ("init", "columns"): "Model and system",
     ("compare", "labels"): "Schedule",

@@ -10,6 +10,7 @@ from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.remedies import diagnosis, remedies_said
 from pipejax.cli.output.report import Column, plain, table_of
 from pipejax.traces.findings.suspects import LISTED, NOTABLE
+from pipejax.traces.record import NONE
 
 if TYPE_CHECKING:
     from pipejax.traces.findings.analysis import Analysis
@@ -98,7 +99,7 @@ def forecast_line(analysis: "Analysis") -> Iterator[str]:
 
 def clock_lines(analysis: "Analysis", most: int | None = None) -> Iterator[str]:
     """Clocks that were set right."""
-    for one in analysis.offsets[:most]:
+    for one in [one for one in analysis.offsets if one.step == NONE][:most]:
         yield (
             f"clock of worker {one.worker}, replica {one.replica}: {seconds(abs(one.seconds))} "
             f"{'ahead' if one.seconds > 0 else 'behind'}, set right within {seconds(one.residual)}"
@@ -156,6 +157,7 @@ def said(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
     """What a person reads of a trace."""
     shares = analysis.attribution
     yield heading_of(analysis, result)
+    yield from (plain(f"  {text}") for text in analysis.pipelines.trace.inferred)
     yield from _left_out(analysis)
     yield from (f"  {line}" for line in clock_lines(analysis, NAMED))
     yield f"  {replay_line(analysis)}"

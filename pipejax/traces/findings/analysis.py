@@ -117,14 +117,16 @@ class Analysis:
 
     @property
     def op_spread(self) -> float:
-        """Standard deviation of the logarithm of op times, of one stage and phase."""
-        trace = self.pipelines.trace
-        ops = PipelineOps.of(trace, self.pipelines.pipelines)
-        kind = trace.phase[ops.slices] * trace.stages + ops.stage
-        logs, known = np.log(np.maximum(ops.seconds, 1e-12)), ops.seconds > 0
-        count = np.maximum(np.bincount(kind[known]), 1)
-        mean = np.bincount(kind[known], logs[known]) / count
-        return float(np.sqrt(((logs - mean[kind])[known] ** 2).mean()))
+        """Standard deviation of the logarithm of times of one kind: phase or pair, by stage."""
+        ops = PipelineOps.of(self.pipelines.trace, self.pipelines.pipelines)
+        parts = [
+            logs - logs.mean()
+            for _, kind in ops.by_kind()
+            for stage in np.unique(kind.stage)
+            for logs in [np.log(kind.seconds[(kind.stage == stage) & (kind.seconds > 0)])]
+            if len(logs)
+        ]
+        return float(np.concatenate([np.zeros(1), *parts]).std())
 
 
 PARTS = ("pipelines", "replay", "attribution", "remedies", "deal")

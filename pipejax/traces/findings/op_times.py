@@ -9,7 +9,7 @@ import numpy as np
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import ResultList, short_repr
-from pipejax.costs.costs import Costs
+from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.traces.record import MESSAGES, NONE, OPS
 from pipejax.traces.replaying.messages import (
     TakenMessages,
@@ -19,7 +19,7 @@ from pipejax.traces.replaying.messages import (
     simple_evidence,
     telling,
 )
-from pipejax.traces.replaying.pipelines import Pipeline, PipelineOps, Pipelines
+from pipejax.traces.replaying.pipelines import Pipeline, PipelineOps, Pipelines, cell_slices
 from pipejax.traces.replaying.replay import Replay
 
 PerStage = Float[NumpyArray, "stages *microbatches"]
@@ -33,8 +33,8 @@ class OpTimes(NamedTuple):
 
     Attributes:
       kind: op, message or other.
-      name: phase, or the link of a message.
-      stage: of the model; -1 where it is of none.
+      name: phase, the link of a message, or pair: a forward and a backward as one.
+      stage: of the model, of a pair that of its forward; -1 where it is of none.
       worker: that runs it, or receives it.
       slices: how many there are.
       mean: [s].
@@ -93,18 +93,20 @@ def _row(
 
 def _slices(pipelines: Pipelines) -> Iterator[OpTimes]:
     trace = pipelines.trace
-    lasts, sound = trace.end - trace.start, np.zeros(len(trace), bool)
-    for one in pipelines.pipelines:
-        sound[one.slices] = True
-    for code, name in sorted(enumerate(trace.phases), key=lambda pair: pair[1] not in OPS):
-        if name in MESSAGES:  # how long they last says who waited
-            continue
-        mine = trace.phase == code
-        is_op = name in OPS
-        mine &= sound if is_op else trace.worker != NONE
-        for stage, worker in sorted({*zip(trace.stage[mine], trace.worker[mine], strict=True)}):
-            own = mine & (trace.stage == stage) & (trace.worker == worker)
-            yield _row("op" if is_op else "other", name, int(stage), int(worker), lasts[own])
+    slices = [
+        ("op", name, ops.slices)
+        for name, ops in PipelineOps.of(trace, pipelines.pipelines).by_kind()
+    ]
+    slices += [
+        ("other", name, np.flatnonzero((trace.phase == code) & (trace.worker != NONE)))
+        for code, name in enumerate(trace.phases)
+        if name not in (*OPS, *MESSAGES)  # how long messages last says who waited
+    ]
+    for kind, name, every in slices:
+        stages, workers = trace.stage[every], trace.worker[every]
+        for stage, worker in sorted({*zip(stages.tolist(), workers.tolist(), strict=True)}):
+            own = every[(stages == stage) & (workers == worker)]
+            yield _row(kind, name, stage, worker, trace.end[own] - trace.start[own])
 
 
 def _messages(pipelines: Pipelines, evidence: Sequence[TakenMessages]) -> Iterator[OpTimes]:
@@ -121,7 +123,8 @@ def _gaps(pipelines: Pipelines) -> Iterator[OpTimes]:
     for worker in range(trace.workers):
         parts = []
         for one in pipelines.pipelines:
-            row = one.slices[trace.worker[one.slices] == worker]
+            cells = cell_slices(trace, one.slices)
+            row = cells[trace.worker[cells] == worker]
             parts.append(np.maximum(trace.start[row[1:]] - trace.end[row[:-1]], 0.0))
         seconds = np.concatenate(parts)
         if len(seconds):
@@ -166,7 +169,8 @@ def fields_of(ops: PipelineOps, shape: tuple[int, ...]) -> dict[str, NumpyArray]
     Where ops of a kind never ran, it is what other kinds say, or the mean of all.
     """
     fields, size = {}, math.prod(shape)
-    for name, own in ops.by_kind():
+    for kind, own in ops.by_kind():
+        name = PHASE_FIELDS.get(kind, kind)
         place = np.ravel_multi_index((own.stage, own.microbatch)[: len(shape)], shape)
         count = np.bincount(place, minlength=size)
         total = np.bincount(place, own.seconds, minlength=size)

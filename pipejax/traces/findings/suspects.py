@@ -36,7 +36,7 @@ class Suspect(NamedTuple):
     """Something that is slower than the others of its kind.
 
     Attributes:
-      kind: clock, worker, stage, link (from a worker to another), microbatch or step.
+      kind: clock, replica, worker, stage, link (from a worker to another), microbatch or step.
       name: which one.
       seconds: what a step has more of it than if it took what the others do [s]; of a link that of
         one message, of a step that of itself, of a clock how far it is ahead.
@@ -79,6 +79,7 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
     wrong = {(one.replica, one.worker) for one in offsets if one.is_corrected}
     workers = list(work.workers())
     kinds = (
+        work.replicas(),
         workers,
         work.stages(workers),
         work.microbatches(),
@@ -183,6 +184,20 @@ class _MicrobatchTimes(NamedTuple):
                 why = f"takes {ratio:.3g} times the median stage"
                 yield Suspect("stage", str(k), seconds, ratio, z, why)
 
+    def replicas(self) -> Iterator[Suspect]:
+        """Replicas that are slow in all of their stages, data and all."""
+        numbers = np.unique(self.replica)
+        beyond = self.logs - np.median(self.logs, axis=(0, 2), keepdims=True)
+        values = np.array(
+            [np.median(beyond[self.replica == k], axis=(0, 2)).min() for k in numbers]
+        )
+        error = self._error(self.common.size // len(numbers))
+        for k, _, ratio, z in _notable(values, error):
+            took = np.exp(self.logs[self.replica == numbers[k]]).sum(axis=(1, 2)).mean()
+            seconds = float(took) / len(np.unique(self.worker)) * (1 - 1 / ratio)
+            why = f"takes {ratio:.3g} times the others in all its stages"
+            yield Suspect("replica", str(numbers[k]), seconds, ratio, z, why)
+
     def workers(self) -> Iterator[Suspect]:
         """Workers, of each replica, that are slow in all of their stages."""
         replicas = np.unique(self.replica)
@@ -276,25 +291,28 @@ def _links(pipelines: Pipelines, wrong: set[tuple[int, int]], op: float) -> Iter
     clock was wrong, what its messages take is not known.
     """
     placement, boundaries = pipelines.table.placement[0], pipelines.table.num_stages - 1
-    times: dict[tuple[int, int], list[NumpyArray]] = {}
-    waited: set[tuple[int, int]] = set()
+    times: dict[tuple[int, ...], list[NumpyArray]] = {}
+    waited: set[tuple[int, ...]] = set()
     for link, (took, strength) in enumerate(by_link(simple_evidence(pipelines), 2 * boundaries)):
         if not len(took):  # both stages are on one worker
             continue
         source, target = placement[[*ends_of(link, boundaries)]].tolist()
-        times.setdefault((source, target), []).append(took)
-        if (strength >= FIRST).any():
-            waited.add((source, target))
-    at_wrong = {worker for _, worker in wrong}
-    pairs = [pair for pair in times if pair in waited and not at_wrong.intersection(pair)]
-    least = [np.sort(np.maximum(np.concatenate(times[pair]), 1e-9))[:2] for pair in pairs]
-    values = np.array([np.log(two).mean() for two in least])
-    errors = np.array([np.ptp(np.log(two)) / 2 for two in least])
-    for k, usual, ratio, z in _notable(values, errors):
-        seconds = (ratio - 1) * usual
-        if seconds > NOTICED * op:
-            why = f"its quickest messages take {ratio:.3g} times those of the others"
-            yield Suspect("link", "worker {} to {}".format(*pairs[k]), seconds, ratio, z, why)
+        for ends in ((source, target), (source, target, link)):  # all messages, and one boundary
+            times.setdefault(ends, []).append(took)
+            if (strength >= FIRST).any():
+                waited.add(ends)
+    at_wrong, named = {worker for _, worker in wrong}, set[str]()
+    for size in (2, 3):
+        pairs = [p for p in times if len(p) == size and p in waited and at_wrong.isdisjoint(p[:2])]
+        least = [np.sort(np.maximum(np.concatenate(times[pair]), 1e-9))[:2] for pair in pairs]
+        values = np.array([np.log(two).mean() for two in least])
+        errors = np.array([np.ptp(np.log(two)) / 2 for two in least])
+        for k, usual, ratio, z in _notable(values, errors):
+            seconds, name = (ratio - 1) * usual, "worker {} to {}".format(*pairs[k])
+            if seconds > NOTICED * op and name not in named:
+                named.add(name)
+                why = f"its quickest messages take {ratio:.3g} times those of the others"
+                yield Suspect("link", name, seconds, ratio, z, why)
 
 
 def _steps(pipelines: Pipelines, op: float) -> Iterator[Suspect]:
@@ -322,7 +340,7 @@ def _clocks(offsets: Sequence[Offset]) -> Iterator[Suspect]:
     """Clocks of which a message would have arrived before it was sent."""
     several = len({one.replica for one in offsets}) > 1
     for one in sorted(offsets, key=lambda one: -abs(one.seconds)):
-        if one.is_corrected:
+        if one.is_corrected and one.step == NONE:  # where every step has a zero, none is wrong
             of = f" of replica {one.replica}" if several else ""
             z = abs(one.seconds) / max(one.residual, EXACT * abs(one.seconds), 1e-12)
             why = f"is ahead of the others, or behind; known to {1e3 * one.residual:.3g} ms"

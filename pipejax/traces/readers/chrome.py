@@ -8,16 +8,20 @@ launched, on the stream that most of them run on; a RECV ends with those that it
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.checks import wrong
 from pipejax.traces.readers.event_rows import Rows, read_rows
 from pipejax.traces.readers.labels import Cell, cell_of
 from pipejax.traces.readers.parts import Columns, nothing
-from pipejax.traces.readers.rank_lists import missing_ranks
+from pipejax.traces.readers.phase_names import check_phases
+from pipejax.traces.readers.rank_lists import check_ranks
+from pipejax.traces.readers.readings import RunSizes
 from pipejax.traces.readers.sources import Tell
 from pipejax.traces.readers.steps import OUTSIDE, RankSlices, number_steps
 from pipejax.traces.record import NONE, OPS, LeftOut, Trace
@@ -25,10 +29,11 @@ from pipejax.traces.record import NONE, OPS, LeftOut, Trace
 _MICROSECOND, _NANOSECONDS = 1e-6, 1000  # seconds of one, and how many are in it
 _BEFORE = ("UNSHARD", "RECV_F", "RECV_B")  # what comes before what it is for
 _ONWARD = ("SEND_F", "RECV_B")  # what goes to the stage behind, and comes from there
+_OF_OP = ("phase", "stage", "microbatch")
 _RECEIVED = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}  # what an op waits for
 
 
-def read_chrome(paths: Sequence[Path], tell: Tell) -> Trace:
+def read_chrome(paths: Sequence[Path], sizes: RunSizes, tell: Tell) -> Trace:
     """Read the traces of all ranks; the clock is that of the machines, from the first slice on."""
     left_out: list[LeftOut] = []
     names: dict[str, int] = {}
@@ -38,15 +43,17 @@ def read_chrome(paths: Sequence[Path], tell: Tell) -> Trace:
         return nothing(left_out)
     cells = [cell_of(name) for name in names]
     merged = _on_kernels([rows for _, rows in sorted(ranks.items())], cells, left_out)
-    world = max(rows.world for rows in ranks.values())
-    left_out += missing_ranks(ranks, world)
+    is_ours = any(rows.is_ours for rows in ranks.values())
+    known = max(rows.world for rows in ranks.values())
+    inferred = check_ranks(ranks, known, 0 if is_ours else sizes.world, left_out)
+    world = sizes.world or max(known, 1 + max(ranks))
     steps, why_outside = number_steps([_in_time(rows, cells) for rows in merged])
     for rows, step in zip(merged, steps, strict=True):
         if count := int(np.sum(step == OUTSIDE)):
             left_out.append(LeftOut(f"slices of rank {rows.rank}", why_outside, count))
     phases = tuple(dict.fromkeys(phase for cell in cells for phase, _, _ in cell))
     parts = [_expanded(rows, step, cells, phases) for rows, step in zip(merged, steps, strict=True)]
-    places, workers = _places(parts, merged, world, cells)
+    places, workers = _places(parts, merged, world)
     for columns, place in zip(parts, places, strict=True):
         for name, number in zip(("replica", "worker"), place, strict=True):
             columns[name] = np.full(len(columns["start"]), number)
@@ -58,9 +65,10 @@ def read_chrome(paths: Sequence[Path], tell: Tell) -> Trace:
     columns["stage"] = np.where(
         is_op & (columns["stage"] == NONE), columns["worker"], columns["stage"]
     )
+    check_phases(columns, phases)
     known = columns["step"] != OUTSIDE
     columns = {key: values[known] for key, values in columns.items()}
-    return Trace.of(columns, phases, left_out, known_workers=workers)
+    return Trace.of(columns, phases, left_out, known_workers=workers, inferred=(*inferred,))
 
 
 def _of_one_clock(
@@ -184,7 +192,8 @@ def _in_time(rows: Rows, cells: Sequence[Cell]) -> RankSlices:
     firsts = [cell[0] if cell else ("", 0, 0) for cell in cells]
     is_op = np.array([phase in OPS for phase, _, _ in firsts], bool)[rows.label]
     is_before = np.array([phase in _BEFORE for phase, _, _ in firsts], bool)[rows.label]
-    # the first op of a rank is the forward of its first microbatch on its first stage
+    # the first op of a rank is the forward of its first microbatch on its first stage, or, where
+    # every op comes as often, that which came first
     forwards = [
         (microbatch, stage, label)
         for label in np.unique(rows.label).tolist()
@@ -192,6 +201,9 @@ def _in_time(rows: Rows, cells: Sequence[Cell]) -> RankSlices:
         if phase == "F"
     ]
     first = min(forwards)[-1] if forwards else NONE
+    ran = rows.label[is_op]
+    if len(np.unique(np.unique(ran, return_counts=True)[1])) == 1:
+        first = ran[0]
     is_first = (rows.label == first) & (not rows.is_ours)  # one step, whatever comes first
     return RankSlices(rows.start, is_op, is_first, is_before, rows.marks, rows.is_cut)
 
@@ -259,33 +271,32 @@ def _without_waits(
 
 
 def _places(
-    parts: Sequence[Columns], rows: Sequence[Rows], world: int, cells: Sequence[Cell]
+    parts: Sequence[Columns], rows: Sequence[Rows], world: int
 ) -> tuple[list[tuple[int, int]], int]:
-    """Replica and worker of each rank, told by its stages; and how many workers there are.
+    """Replica and worker of each rank, told by its ops; and how many workers there are.
 
-    Ranks with the same stages are replicas, numbered as ranks are dealt to them if they are dealt
-    in turn. Where there is one pipeline, a rank is a worker. Every rank of the world has a place:
-    where workers that were found do not share it out, there are more of them.
+    A pipeline runs every op once: an op that so many ranks ran has so many replicas. Ranks are
+    dealt to replicas in turn, or worker by worker.
     """
     ranks = [each.rank for each in rows]
-    stages = 1 + max((s + (name in _ONWARD) for cell in cells for name, s, _ in cell), default=NONE)
-    seen = [tuple(np.unique(part["stage"][part["stage"] >= 0]).tolist()) for part in parts]
-    # of a file that is cut some stages are not seen: it has those of a replica that has them
-    held = [max((own, *(s for s in seen if own and {*own} <= {*s})), key=len) for own in seen]
-    size, found = max(world, 1 + max(ranks)), -(-stages // max(1, *map(len, held)))
-    if size <= found or not found or any(each.is_ours for each in rows):
-        return [(0, rank) for rank in ranks], max(size, found)
-    workers = next(count for count in range(found, size + 1) if size % count == 0)
-    different = sorted(set(held))
-    firsts = [own[0] if own else NONE for own in different]
-    is_first = len(set(firsts)) == len(firsts) and max(firsts) < workers
-    worker = [firsts[k] if is_first else k for k in map(different.index, held)]
-    replicas = max(1, world // workers)
-    deals = [(divmod(rank, replicas), divmod(rank, workers)[::-1]) for rank in ranks]
-    for dealt in zip(*deals, strict=True):  # worker and replica of ranks in turn, by either first
-        if [w for w, _ in dealt] == worker:
-            return [(replica, w) for w, replica in dealt], workers
-    counted = [
-        (held[:k].count(own), w) for k, (own, w) in enumerate(zip(held, worker, strict=True))
+    ops = [
+        {*zip(*(part[name][part["stage"] >= 0].tolist() for name in _OF_OP), strict=True)}
+        for part in parts
     ]
-    return counted, workers
+    count = Counter(op for own in ops for op in own if op[2] >= 0)
+    replicas = max(count.values(), default=1)
+    if replicas == 1 or world % replicas or any(each.is_ours for each in rows):
+        return [(0, rank) for rank in ranks], world
+    workers = world // replicas
+    deals = [
+        [divmod(rank, replicas)[::-1] for rank in ranks],
+        [divmod(rank, workers) for rank in ranks],
+    ]
+    can_be = []
+    for deal in deals[: 1 + (deals[0] != deals[1])]:
+        ran = Counter((r, op) for (r, _), own in zip(deal, ops, strict=True) for op in own)
+        can_be += [deal] * (max(ran.values()) == 1)
+    if len(can_be) != 1:
+        why = f"{replicas} replicas run the same ops, and {len(can_be)} deals of ranks can be"
+        raise wrong("files", f"must tell replicas apart, by a folder for each: {why}")
+    return can_be[0], workers

@@ -9,10 +9,11 @@ import numpy as np
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MOST_LISTED, known_as, one_of, wrong
 from pipejax.traces.readers.message_order import matched
-from pipejax.traces.readers.parts import Columns, group_of, nothing, sound, turn_in
-from pipejax.traces.readers.phase_names import positions, with_split_backwards
+from pipejax.traces.readers.parts import Columns, group_of, nothing, sound
+from pipejax.traces.readers.phase_names import check_phases, positions, with_split_backwards
+from pipejax.traces.readers.readings import KINDS, RunSizes, complete
 from pipejax.traces.readers.sources import CutError, Tell, delimiter_of, lines
-from pipejax.traces.record import NONE, OPS, LeftOut, Trace
+from pipejax.traces.record import MESSAGES, NONE, OPS, LeftOut, Trace
 
 # what a column is, and what files call it. `chunk` counts the stages of a worker
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -29,18 +30,25 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 UNIT = "unit"
+_OF_OPS = ("stage", "chunk", "microbatch")
+_WAITS, _USUAL = 0.5, 3.0  # of a backward, and of usual gaps: how long one waits for a stage
+_COARSE = 1.0  # [s] between neighbouring times that are no times of ops
 _BATCH = 2**16  # rows of CSV that are read at once
 _LONGEST = 80  # characters of a phase's name: an array gives all of them the room of the longest
 _NO_PYARROW = "Parquet needs pyarrow: pip install 'pipejax[traces]'"
 Found = dict[str, tuple[str, float]]  # by role: the column, and the seconds of its unit
 
 
-def read_columns(paths: Sequence[Path], given: Mapping[str, str], tell: Tell) -> Trace:
+def read_columns(
+    paths: Sequence[Path], given: Mapping[str, str], sizes: RunSizes, tell: Tell
+) -> Trace:
     """Read files of columns.
 
     Args:
       paths: of Parquet or CSV.
-      given: columns by role, where files call them otherwise, and the unit of times.
+      given: columns by role, where files call them otherwise, names of phases likewise, and the
+        unit of times.
+      sizes: what the user says of numbers that files lack.
       tell: takes how many bytes were read.
 
     Raises:
@@ -48,7 +56,7 @@ def read_columns(paths: Sequence[Path], given: Mapping[str, str], tell: Tell) ->
       ModuleNotFoundError: if a file is Parquet and pyarrow is not installed.
     """
     for role in given:
-        known_as(role, (*NAMES, UNIT), "columns")
+        known_as(role, (*NAMES, UNIT, *OPS), "columns")
     batches: list[Columns] = []
     left_out: list[LeftOut] = []
     for number, path in enumerate(paths):
@@ -61,7 +69,7 @@ def read_columns(paths: Sequence[Path], given: Mapping[str, str], tell: Tell) ->
         return nothing(left_out)
     roles = {role for batch in batches for role in batch}
     names = sorted({str(name) for batch in batches for name in np.unique(batch["phase"])})
-    position, phases = positions(names)
+    position, phases = positions(names, {given[op]: op for op in OPS if op in given})
     rows = {
         role: np.concatenate(
             [batch.get(role, np.full(len(batch["start"]), np.nan)) for batch in batches]
@@ -70,7 +78,7 @@ def read_columns(paths: Sequence[Path], given: Mapping[str, str], tell: Tell) ->
     }
     rows["phase"] = np.concatenate([_coded(batch["phase"], position) for batch in batches])
     _check_one_run(rows, paths)
-    return _trace(rows, phases, left_out)
+    return _trace(rows, phases, left_out, sizes)
 
 
 def _check_one_run(rows: Columns, paths: Sequence[Path]) -> None:
@@ -254,47 +262,94 @@ def _number(cell: object) -> float:
         return np.nan
 
 
-def _trace(rows: Columns, phases: tuple[str, ...], left_out: list[LeftOut]) -> Trace:
+def _trace(
+    rows: Columns, phases: tuple[str, ...], left_out: list[LeftOut], sizes: RunSizes
+) -> Trace:
     """Check rows, give every op its stage and microbatch, and every message its own."""
-    rows = _with_all(rows, np.isin(rows["phase"], [phases.index(n) for n in OPS if n in phases]))
-    is_op = rows.pop("is_op").astype(bool)
-    whole = ("step", "replica", "worker", "stage", "microbatch")
+    kind = np.array([KINDS.get(name, NONE) for name in phases])[rows["phase"]]
+    is_op = kind >= 0
+    if "chunk" in rows and "stage" not in rows:
+        rows["chunk"] = np.where(np.isnan(rows["chunk"]), NONE, rows["chunk"])
+    else:
+        rows.pop("chunk", None)
+    whole = [name for name in ("step", "replica", "worker", *_OF_OPS) if name in rows]
     checks = [
         (~np.isfinite(rows[name]), f"its {name} is no finite number") for name in ("start", "end")
     ]
     checks.append((rows["end"] < rows["start"], "it ends before it starts"))
     for name in whole:
-        least = NONE if name in ("stage", "microbatch") else 0
+        least = NONE if name in _OF_OPS else 0
+        if name in _OF_OPS:
+            rows[name] = np.where(np.isnan(rows[name]), NONE, rows[name])  # an empty cell
         with np.errstate(invalid="ignore"):
             fits = (rows[name] >= least) & (rows[name] == np.rint(rows[name])) & (rows[name] < 1e9)
         checks.append((~fits, f"its {name} is no whole number of at least {least}"))
-    for name in ("stage", "microbatch"):
-        checks.append((is_op & (rows[name] < 0), f"it is an op and has no {name}"))
+    for name in _OF_OPS:
+        if name in rows:
+            checks.append((is_op & (rows[name] < 0), f"it is an op and has no {name}"))
     passes, faults = sound(checks, "rows")
     columns = {name: values[passes] for name, values in rows.items()}
     columns |= {name: columns[name].astype(np.int64) for name in (*whole, "phase")}
-    of_none = ~is_op[passes] & (columns["stage"] == NONE)
+    _check_numbers(columns, phases, np.flatnonzero(passes))
+    kind = kind[passes]
+    inferred = complete(columns, kind, sizes, by_step=False)
+    columns.pop("chunk", None)
+    passes = (kind < 0) | (columns["microbatch"] >= 0)
+    columns = {name: values[passes] for name, values in columns.items()}
+    of_none = (kind[passes] < 0) & (columns["stage"] == NONE)
     columns["microbatch"][of_none] = NONE  # the public jobs number their garbage collections
     columns, stays, untold = matched(columns, phases)
     columns = {name: values[stays] for name, values in columns.items()}
     columns["phase"], phases = with_split_backwards(columns, phases)
-    return Trace.of(columns, phases, [*left_out, *faults, *untold])
+    workers = sizes.world // (int(columns["replica"].max(initial=0)) + 1)
+    if not workers:
+        count = int(columns["worker"].max(initial=NONE)) + 1
+        inferred.append(f"no file says workers: {count}, the largest number in the rows")
+        _check_last_stage(columns, phases)
+    return Trace.of(
+        columns,
+        phases,
+        [*left_out, *faults, *untold],
+        known_workers=workers,
+        inferred=(*inferred,),
+    )
 
 
-def _with_all(rows: Columns, is_op: NumpyArray) -> Columns:
-    """Add what files leave unsaid: one replica, one step, one stage a worker, order in time."""
-    size = len(rows["start"])
-    rows.setdefault("step", np.zeros(size))
-    rows.setdefault("replica", np.zeros(size))
-    rows.setdefault("worker", rows.get("stage", np.zeros(0)))
-    if "stage" not in rows and "chunk" in rows:
-        workers = np.nanmax(rows["worker"], initial=-1.0) + 1
-        rows["stage"] = np.where(rows["chunk"] >= 0, rows["chunk"] * workers + rows["worker"], NONE)
-    rows.setdefault("stage", np.where(is_op, rows["worker"], NONE))
-    if "microbatch" not in rows:
-        keys = [rows[name] for name in ("step", "replica", "worker", "stage", "phase")]
-        rows["microbatch"] = np.where(is_op, turn_in(group_of(*keys), rows["start"]), NONE)
-    for name in ("stage", "microbatch"):
-        rows[name] = np.where(np.isnan(rows[name]), NONE, rows[name])  # an empty cell
-    rows.pop("chunk", None)
-    return rows | {"is_op": is_op}
+def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
+    """Refuse a last stage whose first backward waits for what is no op: it is not the last."""
+    kind = np.array([NONE if name in MESSAGES else KINDS.get(name, 0) for name in phases])
+    rows = np.lexsort([columns[name] for name in ("start", "worker", "step", "replica")])
+    rows = rows[kind[columns["phase"][rows]] != NONE]
+    start, end, stage, worker = (columns[key][rows] for key in ("start", "end", "stage", "worker"))
+    pipeline = group_of(columns["replica"][rows], columns["step"][rows])
+    gap = np.append(0.0, start[1:] - end[:-1])
+    gap[1:][(worker[1:] != worker[:-1]) | (pipeline[1:] != pipeline[:-1])] = 0.0
+    backs = np.flatnonzero(
+        (kind[columns["phase"][rows]] % 2 == 1) & (stage == stage.max(initial=0))
+    )
+    first = backs[np.unique(pipeline[backs], return_index=True)[1]]
+    if len(first) and np.median(gap[first]) > max(
+        _WAITS * float(np.median((end - start)[first])),
+        _USUAL * float(np.median(gap[np.isin(worker, worker[first])])),
+    ):
+        why = f"backwards of the last stage, {stage.max()}, wait for what is no op"
+        ranks = (int(columns["worker"].max()) + 1) * (int(columns["replica"].max()) + 1)
+        raise wrong("files", f"must be of all workers: {why}; --world {ranks} accepts them so")
+
+
+def _check_numbers(columns: Columns, phases: Sequence[str], row: NumpyArray) -> None:
+    """Refuse numbers that make no sense, and phases of ops whose name is none."""
+    absurd = np.flatnonzero(columns.get("worker", np.zeros(0)) >= len(row))
+    if len(absurd):
+        where = f"row {row[absurd[0]] + 1} has worker {columns['worker'][absurd[0]]}"
+        raise wrong("files", f"must have no more workers than rows ({len(row)}): {where}")
+    times = np.concatenate([columns["start"], columns["end"]])
+    largest = np.float32(np.abs(times).max(initial=0.0))
+    apart = float(np.spacing(largest))
+    if len(times) and apart > _COARSE and (times == times.astype(np.float32)).all():
+        raise wrong(
+            "files",
+            f"must have times in 64 bits: in 32 bits those of {largest:.4g} s are "
+            f"{apart:g} s apart",
+        )
+    check_phases(columns, phases)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.schedules.cells.ops import Phase, format_cell, parse_cell, receive_of
+from pipejax.base.checks import wrong
+from pipejax.schedules.cells.ops import COMPUTING, Phase, format_cell, parse_cell, receive_of
 from pipejax.traces.readers.event_stream import BROKEN, Event, events
 from pipejax.traces.readers.labels import PYTORCH, RECEIVES, STEP, cell_of
 from pipejax.traces.readers.parts import sound
@@ -68,6 +69,7 @@ class _KeptEvents:
 
     def __init__(self, names: dict[str, int]) -> None:
         self.names, self.count = names, 0
+        self.unread = Counter[str]()  # ops of our exports that are none of these phases
         self.meant: dict[str, tuple[int, int]] = {}  # kind and number of labels
         self.kind, self.label = array("b"), array("q")
         self.start, self.length = array("d"), array("d")
@@ -92,6 +94,7 @@ class _KeptEvents:
             return
         is_ours = not name.startswith(_KEPT)
         if is_ours and (category not in _OWN or not cell_of(name)):
+            self.unread.update([name] * (category == COMPUTING))
             return
         if name not in self.meant:
             self.meant[name] = self._meaning(name)
@@ -197,6 +200,11 @@ def read_rows(
     left_out += found
     columns = {name: values[passes] for name, values in columns.items()}
     if np.any(columns["kind"] == _OURS):
+        if kept.unread:
+            name, count = kept.unread.most_common(1)[0][0], kept.unread.total()
+            raise wrong(
+                "files", f"must have phases by known names: {count} ops of {path} are as {name!r}"
+            )
         return _ours(columns, kept, names), None
     rank, world = _rank(header, path)
     if rank is None:

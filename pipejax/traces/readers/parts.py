@@ -73,5 +73,12 @@ def joined(traces: Sequence[Trace], source: str) -> Trace:
     if doubled := int(np.sum(~is_new)):
         left_out.append(LeftOut("slices", "they stand twice, alike to the last digit", doubled))
     columns = {name: values[np.sort(rows[is_new])] for name, values in columns.items()}
-    workers = max((trace.known_workers for trace in traces), default=0)
-    return Trace.of(columns, phases, left_out, source, workers)
+    return Trace.of(
+        columns,
+        phases,
+        left_out,
+        source=source,
+        known_workers=max((trace.known_workers for trace in traces), default=0),
+        inferred=tuple(dict.fromkeys(text for trace in traces for text in trace.inferred)),
+        has_step_clocks=any(trace.has_step_clocks for trace in traces),
+    )

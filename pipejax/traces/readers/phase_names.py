@@ -1,10 +1,12 @@
 """What files call the phases, and which backward is only the part for the input."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.checks import wrong
+from pipejax.schedules.cells.ops import Phase
 from pipejax.traces.readers.parts import Columns
 
 # as files say it, in lower case with - between words; whatever is not here keeps its name
@@ -20,6 +22,22 @@ _NAMES = {
     "SEND_B": "send-b backward-send send-backward bwd-send send-bwd",
     "RECV_B": "recv-b backward-recv recv-backward bwd-recv recv-bwd backward-receive",
 }
+# who ends together, by a part of the phase's name; the first that fits counts. "replicas": all
+# copies of a stage, "ends": first and last worker of a pipeline, "all": all workers of all
+# replicas, "alone": nobody that a trace of pipelines holds (tensor parallelism)
+SCOPES: tuple[tuple[str, str], ...] = (
+    ("layernorm", "alone"),
+    ("embedding", "ends"),
+    ("clip", "all"),
+    ("all-gather", "replicas"),
+    ("all_gather", "replicas"),
+    ("allgather", "replicas"),
+    ("reduce-scatter", "replicas"),
+    ("reduce_scatter", "replicas"),
+    ("all-reduce", "replicas"),
+    ("all_reduce", "replicas"),
+    ("allreduce", "replicas"),
+)
 _PHASE_OF = {name: phase for phase, names in _NAMES.items() for name in names.split()}
 
 
@@ -33,11 +51,42 @@ def phase_of(name: str) -> str:
     return _PHASE_OF.get("-".join(name.strip().casefold().replace("_", " ").split()), name.strip())
 
 
-def positions(names: Iterable[str]) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return the position of the phase that each name means, and the phases."""
-    meant = {name: phase_of(name) for name in names}
+def positions(
+    names: Iterable[str], given: Mapping[str, str]
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return the position of the phase that each name means, by what the user says too."""
+    meant = {name: given.get(name) or phase_of(name) for name in names}
     phases = tuple(dict.fromkeys(meant.values()))
     return {name: phases.index(phase) for name, phase in meant.items()}, phases
+
+
+def scope_of(phase: str) -> str | None:
+    """Who ends together in a collective of this name; None of what is none."""
+    return next((scope for part, scope in SCOPES if part in phase.lower()), None)
+
+
+def check_phases(columns: Columns, phases: Sequence[str]) -> None:
+    """Refuse a phase that is none of a table and whose slices are ops.
+
+    It is one if its slices have a stage and a microbatch, or, where nothing has a microbatch, if
+    there are as many as forwards: a collective has no microbatch.
+    """
+    count = np.bincount(columns["phase"], minlength=len(phases))
+    for code, name in enumerate(phases):
+        if name in Phase.__members__ or not count[code] or scope_of(name):
+            continue
+        is_phase = columns["phase"] == code
+        numbers = [columns[key][is_phase] >= 0 for key in ("stage", "microbatch") if key in columns]
+        if "microbatch" in columns:
+            is_op = len(numbers) == 2 and bool((numbers[0] & numbers[1]).any())
+        else:
+            is_op = "F" in phases and count[code] == count[phases.index("F")]
+        if is_op:
+            raise wrong(
+                "files",
+                f"must have phases by known names: {count[code]} slices of microbatches are of "
+                f"phase {name!r}; say which op it is, as --columns W={name}",
+            )
 
 
 def with_split_backwards(

@@ -1,8 +1,7 @@
 """A file for each rank with lists of starts and ends, as Primus writes with --dump_pp_data.
 
 Times are milliseconds since the rank began the step, so each rank and step has its own zero. Where
-a file says microbatch and chunk of each op, they are taken; else the k-th forward is that of the
-k-th turn: with one stage a worker microbatch k, with several that of interleaved 1F1B.
+no file says microbatch and chunk of each op, they are inferred.
 """
 
 import contextlib
@@ -15,29 +14,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Int, NumpyArray
-from pipejax.base.checks import MAX_COUNT, MOST_LISTED, is_number
-from pipejax.schedules.builders.one_f_one_b import Turns
-from pipejax.schedules.cells.ops import Phase
+from pipejax.base.checks import MAX_COUNT, MOST_LISTED, is_number, wrong
 from pipejax.traces.readers.parts import Columns, nothing, sound
 from pipejax.traces.readers.phase_names import with_split_backwards
+from pipejax.traces.readers.readings import RunSizes, complete
 from pipejax.traces.readers.sources import Tell, texts
 from pipejax.traces.record import LeftOut, Trace
 
 _SERIES = {"fwd": "F", "bwd": "B", "wgrad": "W"}
 _PHASES = tuple(_SERIES.values())
 _MILLISECOND = 1e-3
+_UNSAID = -2
 _MOST = 10**6  # of workers, stages or microbatches: what says more is damaged
 _STEP = re.compile(r'"(\d{1,9})"\s*:\s*(?=\{)')
 _RANK = re.compile(r"rank[_-]?(\d{1,6})")
-
-
-class RunSizes(NamedTuple):
-    """Sizes of a run: workers, stages a worker, microbatches; 0 where no file says them."""
-
-    workers: int = 0
-    chunks: int = 0
-    microbatches: int = 0
 
 
 class _Series(NamedTuple):
@@ -52,13 +42,16 @@ class _Series(NamedTuple):
     chunk: list[Any]
 
 
-def read_rank_lists(paths: Sequence[Path], of_sizes: Sequence[Path], tell: Tell) -> Trace:
+def read_rank_lists(
+    paths: Sequence[Path], of_sizes: Sequence[Path], given: RunSizes, tell: Tell
+) -> Trace:
     """Read the files of all ranks; `of_sizes` are files beside them that say how many there are."""
     left_out: list[LeftOut] = []
     if not paths:
         unused = "sizes of a run without its ranks"
         return nothing(LeftOut(str(path), unused) for path in of_sizes)
     sizes = _sizes(of_sizes, tell, left_out)
+    sizes = RunSizes(*(said or read for said, read in zip(given, sizes, strict=True)))
     of_rank: dict[int, dict[str, Any]] = {}
     for path in paths:
         rank, data = rank_of(path), _object(path, tell, left_out)
@@ -70,24 +63,42 @@ def read_rank_lists(paths: Sequence[Path], of_sizes: Sequence[Path], tell: Tell)
             continue
         of_rank[rank] = data
     named = [rank for path in paths if (rank := rank_of(path)) is not None]
-    workers = sizes.workers or max(named, default=-1) + 1
-    left_out += missing_ranks(of_rank, workers)
+    workers = given.world or sizes.workers or max(named, default=-1) + 1
+    inferred = check_ranks(of_rank, sizes.workers, given.world, left_out)
     series = [
         entry
         for rank, data in of_rank.items()
         for entry in _series_of(rank, data, left_out)
         if rank < workers
     ]
-    return _trace(series, sizes._replace(workers=workers), left_out)
+    return _trace(series, sizes._replace(workers=workers), left_out, inferred)
 
 
-def missing_ranks(found: Collection[int], workers: int) -> list[LeftOut]:
-    """Name the ranks of a run of which there is no file."""
-    missing = (rank for rank in range(workers) if rank not in found)
+def check_ranks(
+    found: Collection[int], known: int, accepted: int, left_out: list[LeftOut]
+) -> list[str]:
+    """Check that there is a sound file of every rank, and say if no file says how many there are.
+
+    Args:
+      found: ranks that have one.
+      known: how many the files speak of; 0 if they do not.
+      accepted: how many the user speaks of: then those that are missing are left out.
+      left_out: takes these.
+
+    Raises:
+      ValueError: if one is missing.
+    """
+    world = accepted or max(known, max(found, default=-1) + 1)
+    missing = (rank for rank in range(world) if rank not in found)
     some = [str(rank) for rank in itertools.islice(missing, MOST_LISTED)]
-    count = workers - sum(rank < workers for rank in found)
+    count = world - sum(rank < world for rank in found)
     listed = ", ".join(some) + ", ..." * (count > len(some))
-    return [LeftOut(f"rank {listed}", "there is no sound file of it", count)] if some else []
+    if some and found and not accepted:
+        why = f"of {world} there is no sound file of {count}: rank {listed}"
+        raise wrong("files", f"must be of all ranks: {why}; --world {world} accepts what is there")
+    if some:
+        left_out.append(LeftOut(f"rank {listed}", "there is no sound file of it", count))
+    return [] if accepted or known else [f"ranks: {world}, as the files; --world says more"]
 
 
 def rank_of(path: Path) -> int | None:
@@ -159,83 +170,61 @@ def _series_of(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -> I
             yield from found
 
 
-def _trace(series: Sequence[_Series], sizes: RunSizes, left_out: list[LeftOut]) -> Trace:
+def _trace(
+    series: Sequence[_Series], sizes: RunSizes, left_out: list[LeftOut], inferred: list[str]
+) -> Trace:
     """Give every op its stage and microbatch."""
-    sizes = sizes._replace(chunks=sizes.chunks or 1 + _most_chunk(series))
-    parts = [_columns(entry, sizes) for entry in series if entry.start]
+    parts = [_columns(entry) for entry in series if entry.start]
     if not parts:
         return nothing(left_out)
     columns: Columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     finite = np.isfinite(columns["start"]) & np.isfinite(columns["end"])
-    told = (columns["chunk"] >= 0) & (columns["microbatch"] >= 0)
+    # a list that says nothing of its ops says -2
+    told = {key: bool((columns[key] != _UNSAID).all()) for key in ("microbatch", "chunk")}
+    is_sound = [columns[key] >= 0 for key, is_told in told.items() if is_told]
+    for key in [key for key, is_told in told.items() if not is_told]:
+        del columns[key]
     passes, faults = sound(
         [
             (~finite, "its start or end is no finite number"),
             (columns["end"] < columns["start"], "it ends before it starts"),
-            (~told, "its microbatch or chunk is no whole number, or it is one op too many"),
+            (~np.all([finite, *is_sound], axis=0), "its microbatch or chunk is no whole number"),
         ],
         "ops",
     )
     columns = {key: values[passes] for key, values in columns.items()}
-    columns["stage"] = _stages(columns, sizes.workers)
-    del columns["chunk"]
-    if len(columns["microbatch"]) and any(entry.microbatch for entry in series):
+    if sizes.stages == 1 and "chunk" not in columns:
+        columns["stage"] = columns["worker"].copy()
+    inferred += complete(columns, columns["phase"], sizes, by_step=True)
+    columns.pop("chunk", None)
+    is_op = columns["microbatch"] >= 0
+    columns, more = (
+        {key: values[is_op] for key, values in columns.items()},
+        sound([(~is_op, "it is one op too many")], "ops")[1],
+    )
+    if told["microbatch"] and is_op.any():
         columns["microbatch"] -= columns["microbatch"].min()  # some count from 1
     columns["phase"], phases = with_split_backwards(columns, _PHASES)
-    return Trace.of(columns, phases, [*left_out, *faults], known_workers=sizes.workers)
+    return Trace.of(
+        columns,
+        phases,
+        [*left_out, *faults, *more],
+        known_workers=sizes.workers,
+        inferred=(*inferred,),
+        has_step_clocks=True,
+    )
 
 
-def _most_chunk(series: Sequence[_Series]) -> int:
-    return max((c for entry in series for c in entry.chunk if _is_count(c)), default=0)
-
-
-def _columns(entry: _Series, sizes: RunSizes) -> Columns:
-    """Make columns of a list; where it does not say which op is which, by their turns."""
+def _columns(entry: _Series) -> Columns:
+    """Make columns of a list."""
     size = len(entry.start)
-    start, end = (
-        np.array([v if is_number(v, least=-np.inf) else np.nan for v in values], np.float64)
-        for values in (entry.start, entry.end)
-    )
-    if entry.microbatch and (entry.chunk or sizes.chunks == 1):
-        told = np.array(
-            [
-                [v if type(v) is int and 0 <= v < MAX_COUNT else -1 for v in values]
-                for values in (entry.microbatch, entry.chunk or [0] * size)
-            ],
-            np.int64,
-        )
-    else:
-        told = _by_turn(entry.phase, size, sizes)
-    number = {"step": entry.step, "replica": 0, "worker": entry.worker, "phase": entry.phase}
-    return {
-        **{key: np.full(size, value, np.int64) for key, value in number.items()},
-        "microbatch": told[0],
-        "chunk": told[1],
-        "start": start * _MILLISECOND,
-        "end": end * _MILLISECOND,
+    columns: Columns = {
+        key: np.array([v if is_number(v, least=-np.inf) else np.nan for v in values], np.float64)
+        * _MILLISECOND
+        for key, values in (("start", entry.start), ("end", entry.end))
     }
-
-
-def _by_turn(phase: int, size: int, sizes: RunSizes) -> Int[NumpyArray, "2 ops"]:
-    """Microbatch and chunk of each turn, -1 beyond the last."""
-    told = np.full((2, size), -1, np.int64)
-    count, chunks = sizes.microbatches, min(sizes.chunks, size)
-    if not size <= count * chunks < 2 * size:  # the sizes are not those of this run
-        count = -(-size // chunks)
-    turns = Turns.of(sizes.workers, count, chunks)
-    ops = turns.forwards(0) if phase == 0 else turns.backwards(Phase.B, 0)
-    some = min(size, len(ops))
-    told[0, :some], told[1, :some] = ops[:some, 2], ops[:some, 1] // sizes.workers
-    return told
-
-
-def _stages(columns: Columns, workers: int) -> Int[NumpyArray, " ops"]:
-    """Stage of each op: round the workers, or down and up where the last takes the turn first."""
-    worker, chunk = columns["worker"], columns["chunk"]
-    in_turn = (columns["phase"] == 0) & (chunk == 1)
-    first, last = (
-        columns["start"][in_turn & (worker == rank)].min(initial=np.inf)
-        for rank in (0, workers - 1)
-    )
-    is_up = (chunk % 2 == 1) & bool(last < first)
-    return chunk * workers + np.where(is_up, workers - 1 - worker, worker)
+    for key, values in (("microbatch", entry.microbatch), ("chunk", entry.chunk)):
+        numbers = [v if type(v) is int and 0 <= v < MAX_COUNT else -1 for v in values]
+        columns[key] = np.array(numbers or [_UNSAID] * size, np.int64)
+    number = {"step": entry.step, "replica": 0, "worker": entry.worker, "phase": entry.phase}
+    return columns | {key: np.full(size, value, np.int64) for key, value in number.items()}

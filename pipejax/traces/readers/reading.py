@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipejax.base.checks import check_types, wrong
+from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.progress import OnProgress, telling
 from pipejax.traces.readers import chrome, columns as in_columns, megatron_log, rank_lists, sources
 from pipejax.traces.readers.parts import joined, nothing
+from pipejax.traces.readers.readings import RunSizes
 from pipejax.traces.record import LeftOut, Trace
 
 Files = str | Path | Sequence[str | Path]
@@ -21,6 +22,10 @@ def read(
     files: Files,
     *,
     columns: Mapping[str, str] | None = None,
+    stages_per_worker: int | None = None,
+    microbatches: int | None = None,
+    steps: int | None = None,
+    world: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> Trace:
     r"""Read a measured run from its files, whose form is told by what they hold.
@@ -36,16 +41,21 @@ def read(
       columns: for Parquet and CSV, which column is the step, replica, worker, stage, chunk (number
         of the stage among those of its worker), phase, microbatch, start, end or duration, where
         they are called otherwise; "unit": "ms" says in which unit times are (s, ms, us, ns), which
-        is that behind the column's name, as in start_ms, or seconds.
+        is that behind the column's name, as in start_ms, or seconds. "W": "param_grad" says what
+        the phases F, B, I and W are called.
+      stages_per_worker: how many, where files do not say it and several readings can be.
+      microbatches: of a pipeline in a step, likewise.
+      steps: in all files, likewise.
+      world: ranks of the run; those that are missing of them are left out.
       on_progress: called with the bytes that were read, of how many, and the file.
 
     Returns:
       The trace, times in seconds. Damaged and foreign files, rows and slices are in `left_out`
-      with their number; nothing is filled in.
+      with their number; `inferred` says which numbers no file has, and what they follow from.
 
     Raises:
-      ValueError: if no file holds a slice of a pipeline, files are of different runs, or a column
-        is not there.
+      ValueError: if no file holds a slice of a pipeline, files are of different runs, a column or
+        a rank is not there, or numbers that no file says can be several.
       ModuleNotFoundError: for Parquet without pyarrow.
       OSError: if a file cannot be read.
 
@@ -61,6 +71,12 @@ def read(
       (LeftOut(what='rows', why='its end is no finite number'),)
     """
     names = dict(columns or {})
+    counts = (stages_per_worker, microbatches, steps, world)
+    labels = ("stages_per_worker", "microbatches", "steps", "world")
+    for count, label in zip(counts, labels, strict=True):
+        if count is not None:
+            whole_number(count, label)
+    sizes = RunSizes(0, *(count or 0 for count in counts))
     check_types(files=(files, str, Path, list, tuple))
     given = [files] if isinstance(files, str | Path) else files
     paths = _paths(given)
@@ -69,6 +85,10 @@ def read(
         raise wrong("files", f"must hold a trace: there is no file{where}")
     forms = {path: sources.form_of(path) for path in paths}
     of_form: dict[str, list[Path]] = {}
+    if sources.RANK_LISTS in {form for form, _ in forms.values()}:  # their sizes lie beside them
+        beside = {path.parent / "config.json" for path in paths} - {*paths}
+        forms |= {path: sources.form_of(path) for path in sorted(beside) if path.is_file()}
+        paths = [*forms]
     for path, (form, _) in forms.items():
         of_form.setdefault(form, []).append(path)
     total, done = sum(path.stat().st_size for path in paths), 0
@@ -82,9 +102,9 @@ def read(
         tables = [*of_form.get(sources.PARQUET, []), *of_form.get(sources.CSV, [])]
         lists, of_chrome = of_form.get(sources.RANK_LISTS, []), of_form.get(sources.CHROME, [])
         parts = [
-            in_columns.read_columns(tables, names, tell),
-            rank_lists.read_rank_lists(lists, of_form.get(sources.SIZES, []), tell),
-            chrome.read_chrome(of_chrome, tell),
+            in_columns.read_columns(tables, names, sizes, tell),
+            rank_lists.read_rank_lists(lists, of_form.get(sources.SIZES, []), sizes, tell),
+            chrome.read_chrome(of_chrome, sizes, tell),
             nothing(megatron_log.refused(path) for path in of_form.get(sources.LOG, [])),
             nothing(LeftOut(str(path), why) for path, (_, why) in forms.items() if why),
         ]

@@ -6,32 +6,18 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.traces.readers.phase_names import scope_of
 from pipejax.traces.record import MESSAGES, NONE, OPS, Trace
-from pipejax.traces.replaying.pipelines import Pipeline, Pipelines
+from pipejax.traces.replaying.pipelines import (
+    CellCount,
+    CellSlices,
+    Pipeline,
+    Pipelines,
+    cell_slices,
+)
 from pipejax.traces.replaying.step_graph import Rest
 
-# who ends together, by a part of the phase's name; the first that fits counts. "replicas": all
-# copies of a stage, "ends": first and last worker of a pipeline, "all": all workers of all
-# replicas, "alone": nobody that a trace of pipelines holds (tensor parallelism)
-SCOPES: tuple[tuple[str, str], ...] = (
-    ("layernorm", "alone"),
-    ("embedding", "ends"),
-    ("clip", "all"),
-    ("all-gather", "replicas"),
-    ("all_gather", "replicas"),
-    ("allgather", "replicas"),
-    ("reduce-scatter", "replicas"),
-    ("reduce_scatter", "replicas"),
-    ("all-reduce", "replicas"),
-    ("all_reduce", "replicas"),
-    ("allreduce", "replicas"),
-)
 TOUCH = 1e-4  # by which slices of one worker overlap where clocks round [s]
-
-
-def scope_of(phase: str) -> str | None:
-    """Who ends together in a collective of this name; None of what is none."""
-    return next((scope for part, scope in SCOPES if part in phase.lower()), None)
 
 
 class Rests(NamedTuple):
@@ -62,19 +48,20 @@ def rests_of(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> Rests
     trace = pipelines.trace
     by_row = _by_row(trace)
     found: dict[_Key, dict[int, int]] = {}
-    placed: dict[_Key, list[tuple[int, bool, float]]] = {}
+    placed: dict[_Key, list[tuple[CellCount, bool, float]]] = {}
     for number, replicas in enumerate(steps):
         begin = min(trace.start[one.slices].min() for one in replicas)
         for place, one in enumerate(replicas):
-            row = trace.worker[one.slices]
+            cells = cell_slices(trace, one.slices)
+            row = trace.worker[cells]
             for worker in range(trace.workers):
-                ops, count = one.slices[row == worker], dict[str, int]()
+                own, count = CellSlices(cells[row == worker]), dict[str, int]()
                 for at in by_row.get((one.step, one.replica, worker), ()):
                     name = trace.phases[trace.phase[at]]
                     key = _Key(place, worker, name, count.setdefault(name, 0))
                     count[name] += 1
                     found.setdefault(key, {})[number] = int(at)
-                    where = _place(trace, ops, int(at))
+                    where = _place(trace, own, int(at))
                     placed.setdefault(key, []).append((*where, trace.start[at] - begin))
     rests = sorted(_placed(placed), key=lambda pair: pair[1])
     numbers = dict(_groups([key for key, _ in rests], trace.workers))
@@ -102,21 +89,21 @@ def _by_row(trace: Trace) -> Mapping[tuple[int, int, int], Int[NumpyArray, " res
     }
 
 
-def _place(trace: Trace, ops: Int[NumpyArray, " ops"], at: int) -> tuple[int, bool]:
-    """How many ops of the row have ended when a slice starts, and whether it runs beside one."""
-    after = int((trace.end[ops] <= trace.start[at] + TOUCH).sum())
-    until = int((trace.start[ops] < trace.end[at] - TOUCH).sum())
-    return after, until > after
+def _place(trace: Trace, cells: CellSlices, at: int) -> tuple[CellCount, bool]:
+    """Count the cells of the row that have ended when a slice starts; does it run beside one."""
+    after = int((trace.end[cells] <= trace.start[at] + TOUCH).sum())
+    until = int((trace.start[cells] < trace.end[at] - TOUCH).sum())
+    return CellCount(after), until > after
 
 
 def _placed(
-    placed: Mapping[_Key, Sequence[tuple[int, bool, float]]],
-) -> Iterator[tuple[_Key, tuple[int, int, int, bool, float]]]:
-    """Where every slice stands in most steps: replica, worker, ops before it, beside, and when."""
+    placed: Mapping[_Key, Sequence[tuple[CellCount, bool, float]]],
+) -> Iterator[tuple[_Key, tuple[int, int, CellCount, bool, float]]]:
+    """Where every slice stands in most steps: replica, worker, after, beside, and when."""
     for key, where in placed.items():
         after, beside, when = zip(*where, strict=True)
         is_beside = 2 * sum(beside) > len(beside)
-        usual = int(np.median(after))
+        usual = CellCount(int(np.median(after)))
         yield key, (key.replica, key.worker, usual, is_beside, float(np.median(when)))
 
 

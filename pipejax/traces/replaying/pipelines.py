@@ -6,14 +6,13 @@ What breaks a rule is left out, named and counted; nothing is filled in.
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NewType
 
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.display import short_repr, short_repr_of
-from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.schedules.cells.ops import Cell, Op, Phase, ScheduleError
 from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.table import ScheduleTable
@@ -21,6 +20,10 @@ from pipejax.traces.record import NONE, OPS, LeftOut, Trace
 from pipejax.traces.transfers import OF_OPS, transfers
 
 Slices = Int[NumpyArray, " ops"]
+# a fused pair is two ops and one cell: places in one numbering are none in the other
+OpSlices = NewType("OpSlices", NumpyArray)  # (ops) slices of a trace
+CellSlices = NewType("CellSlices", NumpyArray)  # (cells) the first slice of every cell
+CellCount = NewType("CellCount", int)
 
 # of the shorter of two ops of a worker: what they overlap by more is no rounding of clocks
 OVERLAP = 0.1
@@ -43,7 +46,7 @@ class Pipeline(NamedTuple):
     step: int
     replica: int
     table: int
-    slices: Slices
+    slices: OpSlices
 
 
 @short_repr_of("tables pipelines left_out")
@@ -84,7 +87,7 @@ class Pipelines:
 
     def starts(self, one: Pipeline) -> Float[NumpyArray, "workers slots"]:
         """Recorded start of every cell of a pipeline's table, from the first; NaN of none [s]."""
-        first = one.slices[~fused_with_last(self.trace, one.slices)]
+        first = cell_slices(self.trace, one.slices)
         cells = self.tables[one.table].cells.phase
         found = np.full(cells.shape, np.nan)
         found[cells != Phase.IDLE] = self.trace.start[first] - self.trace.start[first].min()
@@ -143,7 +146,7 @@ def pipelines_of(trace: Trace) -> Pipelines:
     )
 
 
-def _members(trace: Trace) -> Iterator[tuple[tuple[int, int], Slices]]:
+def _members(trace: Trace) -> Iterator[tuple[tuple[int, int], OpSlices]]:
     """Slices of the ops of every replica in every step, worker by worker as they started."""
     ops = np.flatnonzero(trace.is_of(OPS) & (trace.stage >= 0) & (trace.microbatch >= 0))
     # a fused pair starts and ends at once: its forward comes first
@@ -154,7 +157,7 @@ def _members(trace: Trace) -> Iterator[tuple[tuple[int, int], Slices]]:
     first = np.flatnonzero(np.diff(step, prepend=step[:1] - 1) | np.diff(replica, prepend=-2) != 0)
     for own in np.split(ops, first[1:]):
         if len(own):
-            yield (int(trace.step[own[0]]), int(trace.replica[own[0]])), own
+            yield (int(trace.step[own[0]]), int(trace.replica[own[0]])), OpSlices(own)
 
 
 def _missing(trace: Trace, slices: Slices) -> list[int]:
@@ -213,6 +216,11 @@ def fused_with_last(trace: Trace, slices: Slices) -> Bool[NumpyArray, " ops"]:
     return np.append(False, same & (end[1:] > start[1:]))
 
 
+def cell_slices(trace: Trace, slices: OpSlices) -> CellSlices:
+    """Slice of every cell: of a fused pair the first."""
+    return CellSlices(slices[~fused_with_last(trace, slices)])
+
+
 class PipelineOps(NamedTuple):
     """Ops of some pipelines, one pipeline behind the other, with what they took.
 
@@ -253,9 +261,9 @@ class PipelineOps(NamedTuple):
         )
 
     def by_kind(self) -> Iterator[tuple[str, "PipelineOps"]]:
-        """Ops of each phase that run alone, and fused pairs by their forward: field of costs."""
+        """Yield ops of each phase that run alone, then fused pairs by their forward."""
         is_alone = ~(self.is_first | self.is_second)
-        kinds = [(PHASE_FIELDS[name], is_alone & (self.phase == k)) for k, name in enumerate(OPS)]
+        kinds = [(name, is_alone & (self.phase == k)) for k, name in enumerate(OPS)]
         for name, mine in [*kinds, ("pair", self.is_first)]:
             if mine.any():
                 yield name, PipelineOps(*(each[mine] for each in self))

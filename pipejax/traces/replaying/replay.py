@@ -31,6 +31,7 @@ from pipejax.traces.replaying.pipelines import Pipelines
 from pipejax.traces.replaying.table_runs import TableRuns, table_runs
 
 EARLY = 0.2  # of the messages of a link, taken before they could be sent: its model is another one
+UNEXPLAINED = 0.2  # of a pipeline, beyond which the simplest of the possible link models counts
 MOST_NODES = 1 << 18  # of all runs of a table that what messages take is found from
 
 
@@ -175,7 +176,11 @@ def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
     predicted = spans * (1 + np.stack([one.errors for one in found]))
     # a step that nothing explains, as the first of a run, says nothing of links
     noise = max(LEAST_NOISE, DEVIATION * float(np.median(np.abs(best.errors))))
-    identified = judge(spans, [one.links for one in found], predicted, noise, best.links)
+    candidates = [one.links for one in found]
+    identified = judge(spans, candidates, predicted, noise, best.links)
+    if noise > UNEXPLAINED:
+        best = next(one for one in found if one.links in (best.links, *identified.alike))
+        identified = judge(spans, candidates, predicted, noise, best.links)
     return dataclasses.replace(best, identified=identified)
 
 

@@ -18,6 +18,7 @@ from pipejax.schedules.cells.ops import MESSAGES as TRANSFERS
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.traces.record import NONE, OPS
+from pipejax.traces.replaying.pipelines import CellCount
 
 Nodes = Int[NumpyArray, " nodes"]
 Row = Int[NumpyArray, " _"]  # nodes of a worker's row
@@ -32,7 +33,7 @@ class Rest(NamedTuple):
       occurrence: which of this phase it is on its worker, from 0.
       replica: position of its replica.
       worker: its worker.
-      after: how many ops of the worker's row stand before it.
+      after: how many cells of the worker's row stand before it.
       beside: whether it runs beside ops, and blocks only what follows it among its kind.
       group: number of those that end together; -1 of one that ends alone.
     """
@@ -41,7 +42,7 @@ class Rest(NamedTuple):
     occurrence: int
     replica: int
     worker: int
-    after: int
+    after: CellCount
     beside: bool
     group: int
 
@@ -132,7 +133,7 @@ def step_graph(
 
 
 def _add_pipeline(edges: _Edges, table: ScheduleTable, program: Program, replica: int) -> list[Row]:
-    """Add the ops and messages of a replica; return the nodes of each worker's row (ops)."""
+    """Add the ops and messages of a replica; return the node of each cell, by row."""
     op = op_of_nodes(program, table)
     is_message = np.isin(program.phase, TRANSFERS)
     link = np.where(is_message, _links_of(program, np.asarray(program.duration_index)), NONE)
@@ -166,7 +167,7 @@ def _links_of(program: Program, position: Int[NumpyArray, " some"]) -> Int[Numpy
 def _add_rests(edges: _Edges, rows: Sequence[Sequence[Row]], rests: Sequence[Rest]) -> None:
     """Put slices that are no ops into the rows of their workers, and let collectives wait."""
     groups = {number: int(edges.add(1)[0]) for number in sorted({r.group for r in rests} - {NONE})}
-    last: dict[tuple[int, int, bool], tuple[int, int]] = {}  # by row: place and node before
+    last: dict[tuple[int, int, bool], tuple[CellCount, int]] = {}  # by row: place and node before
     for place, rest in enumerate(rests):
         node = int(edges.add(1, replica=rest.replica, rest=place)[0])
         row = rows[rest.replica][rest.worker]

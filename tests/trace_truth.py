@@ -1,0 +1,351 @@
+"""Measured-like runs whose times are known: an event loop of its own, and files of every form.
+
+Nothing here uses the readers. A run is a table's rows, times of ops and messages drawn at random,
+and an event loop that knows who waits for whom. It is written as CSV or Parquet, as lists of
+ranks, or as traces of PyTorch's profiler, with one thing left out or planted.
+"""
+
+import csv
+import json
+from typing import NamedTuple
+
+import numpy as np
+
+import pipejax as pj
+
+SCHEDULES = (
+    ("gpipe", 4, 8),
+    ("1f1b", 4, 8),
+    ("eager-1f1b", 4, 12),
+    ("interleaved-1f1b", 4, 8),
+    ("looped-bfs", 2, 6),
+    ("zb-h1", 4, 8),
+    ("zb-h2", 4, 12),
+    ("zb-v", 4, 8),
+    ("v-half", 2, 6),
+    ("interleaved-zb", 4, 8),
+    ("chimera", 4, 8),
+    ("hanayo", 2, 6),
+    ("dualpipe", 4, 8),
+    ("dualpipe-v", 4, 8),
+    ("zb-1p", 4, 8),
+)
+FORMS = ("csv", "parquet", "lists", "chrome")
+CHANGES = (
+    "nothing",
+    "no chunk",
+    "no step",
+    "no microbatch",
+    "no chunk, no microbatch",
+    "no step, no microbatch",
+    "unknown phase",
+    "missing rank",
+    "collectives",
+    "pause",
+    "own zeros",
+    "slow step",
+    "two replicas",
+)
+SLOW = 1.6
+PAUSE = 8.0  # of an op
+
+
+class Slice(NamedTuple):
+    """What ran when."""
+
+    step: int
+    replica: int
+    worker: int
+    stage: int
+    phase: str
+    microbatch: int
+    start: float
+    end: float
+    cell: int  # of its worker in its step; ops of a pair share it
+
+
+def recorded(table, seed, change, steps=4, replicas=1, noise=0.02, op=0.01, message=0.001):
+    """Run some steps of a table; return slices and what is planted."""
+    draw = np.random.default_rng(seed)
+    planted = {}
+    slices, begin = [], 0.0
+    speed = np.ones(replicas)
+    if replicas > 1:
+        planted["replica"] = int(draw.integers(replicas))
+        speed[planted["replica"]] = SLOW
+    if change == "slow step":
+        planted["step"] = int(draw.integers(1, steps))
+    if change == "pause":
+        planted["pause"] = int(draw.integers(steps)), int(draw.integers(table.num_workers))
+    for step in range(steps):
+        lasts = []
+        for replica in range(replicas):
+            factor = op * speed[replica] * (SLOW if planted.get("step") == step else 1.0)
+            pause = None
+            if planted.get("pause", (None,))[0] == step:
+                worker = planted["pause"][1]
+                row = [cell for cell in [*table.rows()][worker] if cell]
+                pause = worker, int(draw.integers(1, len(row) - 1)), PAUSE * op
+            found = _loop(table, draw, factor, noise, message, pause)
+            extra = []
+            if change == "collectives":
+                extra = _collectives(found, table.num_workers, draw, op)
+            slices += [
+                one._replace(
+                    step=step, replica=replica, start=one.start + begin, end=one.end + begin
+                )
+                for one in (*found, *extra)
+            ]
+            lasts.append(max(one.end for one in (*found, *extra)))
+        begin += max(lasts) + op * float(draw.uniform(0.2, 0.4))
+    return slices, planted
+
+
+def _loop(table, draw, factor, noise, message, pause):
+    """Ops in the order of their rows; each starts when its worker is free and its input there."""
+    rows = [[cell for cell in row if cell] for row in table.rows()]
+    last = table.num_stages - 1
+    usual = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
+    ended, worker_of = {}, {}
+    slices, position, free = [], [0] * len(rows), [0.0] * len(rows)
+
+    def ready(op, worker):
+        phase, stage, microbatch = op.phase.name, op.stage, op.microbatch
+        if phase == "F":
+            needs = [("F", stage - 1)] if stage else []
+        elif phase == "W":
+            needs = [("D", stage)]
+        else:
+            needs = [("D", stage + 1)] if stage < last else [("F", stage)]
+        times = [0.0]
+        for kind, at in needs:
+            key = kind, at, microbatch
+            if key not in ended:
+                return None
+            times.append(ended[key] + message * (worker_of[key] != worker))
+        return max(times)
+
+    while any(place < len(row) for place, row in zip(position, rows, strict=True)):
+        before = sum(position)
+        for worker, row in enumerate(rows):
+            while position[worker] < len(row):
+                cell = row[position[worker]]
+                times = [ready(op, worker) for op in cell]
+                if None in times:
+                    break
+                start = max([free[worker], *times])
+                took = sum(usual[op.phase.name] for op in cell) * factor
+                end = start + took * float(draw.lognormal(0.0, noise)) + 1e-7
+                for op in cell:
+                    kind = "D" if op.phase.name in "BI" else op.phase.name
+                    key = kind, op.stage, op.microbatch
+                    ended[key], worker_of[key] = end, worker
+                    slices.append(
+                        Slice(
+                            0,
+                            0,
+                            worker,
+                            op.stage,
+                            op.phase.name,
+                            op.microbatch,
+                            start,
+                            end,
+                            position[worker],
+                        )
+                    )
+                free[worker] = end
+                if pause is not None and pause[:2] == (worker, position[worker]):
+                    slices.append(Slice(0, 0, worker, -1, "gc", -1, end, end + pause[2], -1))
+                    free[worker] += pause[2]
+                position[worker] += 1
+        assert sum(position) > before, "a deadlock"
+    return slices
+
+
+def _collectives(slices, workers, draw, op):
+    """Gradients are reduced behind the last op of each worker, all together."""
+    ends = [max(one.end for one in slices if one.worker == worker) for worker in range(workers)]
+    done = max(ends) + op * float(draw.uniform(0.5, 1.0))
+    return [
+        Slice(0, 0, worker, -1, "grads-reduce-scatter", -1, end, done, -1)
+        for worker, end in enumerate(ends)
+    ]
+
+
+def write(folder, form, slices, table, change, seed):
+    """Write a run into a folder; return what is missing of it."""
+    draw = np.random.default_rng(seed + 1)
+    shift = {}
+    if change == "own zeros":
+        shift = {worker: float(draw.uniform(-1, 1)) for worker in range(table.num_workers)}
+    if form == "lists":
+        keys = {(one.step, one.worker) for one in slices}
+        shift = {
+            key: min(one.start for one in slices if (one.step, one.worker) == key) for key in keys
+        }
+    moved = []
+    for one in slices:
+        by = shift.get((one.step, one.worker), shift.get(one.worker, 0.0))
+        moved.append(one._replace(start=one.start - by, end=one.end - by))
+    missing = table.num_workers - 1 if change == "missing rank" else None
+    moved = [one for one in moved if one.worker != missing]
+    writer = {"csv": _columns, "parquet": _columns, "lists": _lists, "chrome": _chrome}[form]
+    writer(folder, moved, table, change, form)
+
+
+def _columns(folder, slices, table, change, form):
+    several = len({one.replica for one in slices}) > 1
+    names = ["step", "worker", "stage", "phase", "microbatch", "start", "end"]
+    names += ["replica"] * several
+    for name, column in (
+        ("no step", "step"),
+        ("no chunk", "stage"),
+        ("no microbatch", "microbatch"),
+    ):
+        if name in change:
+            names.remove(column)
+    called = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
+    if change == "unknown phase":
+        called["W" if any(one.phase == "W" for one in slices) else "B"] = "param_grad"
+    rows = [
+        [
+            called.get(one.phase, one.phase) if name == "phase" else getattr(one, name)
+            for name in names
+        ]
+        for one in sorted(slices, key=lambda one: (one.start, one.worker))
+    ]
+    if form == "csv":
+        with open(folder / "run.csv", "w", newline="") as file:
+            csv.writer(file).writerows([names, *rows])
+        return
+    import pyarrow
+    from pyarrow import parquet
+
+    data = {name: [row[k] for row in rows] for k, name in enumerate(names)}
+    parquet.write_table(pyarrow.table(data), folder / "run.parquet")
+
+
+def _lists(folder, slices, table, change, form):
+    chunk_of = {}
+    for worker in range(table.num_workers):
+        stages = sorted({one.stage for one in slices if one.worker == worker and one.stage >= 0})
+        chunk_of |= {(worker, stage): k for k, stage in enumerate(stages)}
+    names = {"F": "fwd", "B": "bwd", "I": "bwd", "W": "wgrad"}
+    for worker in sorted({one.worker for one in slices}):
+        data = {}
+        for one in sorted(slices, key=lambda one: (one.start, one.end)):
+            if one.worker != worker or one.phase not in names:
+                continue
+            lists, name = data.setdefault(str(one.step + 1), {}), names[one.phase]
+            values = {"start": 1e3 * one.start, "end": 1e3 * one.end}
+            if "no microbatch" not in change:
+                values["minibatch"] = one.microbatch
+            if "no chunk" not in change:
+                values["chunk"] = chunk_of[worker, one.stage]
+            for key, value in values.items():
+                lists.setdefault(f"{name}_{key}", []).append(value)
+        (folder / f"pp_rank_{worker}.json").write_text(json.dumps(data))
+    sizes = {"pp_size": table.num_workers}
+    if "no chunk" not in change and "no microbatch" not in change:
+        sizes |= {"vp_size": table.num_stages // table.num_workers}
+        sizes |= {"num_mbs": table.num_microbatches}
+    (folder / "config.json").write_text(json.dumps(sizes))
+
+
+def _chrome(folder, slices, table, change, form):
+    replicas = 1 + max(one.replica for one in slices)
+    world = replicas * table.num_workers
+    for replica in range(replicas):
+        for worker in range(table.num_workers):
+            mine = [one for one in slices if (one.replica, one.worker) == (replica, worker)]
+            if not mine:
+                continue
+            events = []
+            cells = {}
+            for one in mine:
+                if one.stage >= 0:
+                    cells.setdefault((one.step, one.cell), []).append(one)
+            for ops in cells.values():
+                labels = [f"{one.stage}{one.phase}{one.microbatch}" for one in ops]
+                pair = f"({';'.join(labels)})OVERLAP_F_B"
+                events.append((f"PP:{labels[0] if len(labels) == 1 else pair}", ops[0]))
+            if change == "collectives":
+                for one in [one for one in mine if one.stage < 0]:
+                    stage = min(op.stage for op in mine if op.stage >= 0)
+                    events.append((f"PP:{stage}REDUCE_GRAD", one))
+            found = [
+                {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1, "name": name}
+                | {"ts": 1e6 * one.start, "dur": 1e6 * (one.end - one.start)}
+                for name, one in sorted(events, key=lambda event: event[1].start)
+            ]
+            if "no step" not in change:
+                for step in sorted({one.step for one in mine}):
+                    times = [t for one in mine if one.step == step for t in (one.start, one.end)]
+                    found.append(
+                        {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1}
+                        | {"name": f"ProfilerStep#{step}", "ts": 1e6 * min(times) - 1}
+                        | {"dur": 1e6 * (max(times) - min(times)) + 2}
+                    )
+            rank = worker * replicas + replica
+            header = {"distributedInfo": {"rank": rank, "world_size": world}}
+            header |= {"baseTimeNanoseconds": 10**18}
+            (folder / f"rank{rank}.json").write_text(json.dumps(header | {"traceEvents": found}))
+
+
+def applies(name, form, change):
+    """Whether a form can be changed so."""
+    if form == "chrome":
+        return not (
+            "no microbatch" in change
+            or "no chunk" in change
+            or change in ("unknown phase", "pause", "own zeros")
+        )
+    if form == "lists":
+        if name in ("chimera", "dualpipe"):  # its two stages of a worker are no chunks
+            return False
+        return change not in ("unknown phase", "pause", "two replicas", "collectives") and (
+            "no step" not in change
+        )
+    return True
+
+
+def outcome(folder, slices, table, change):
+    """Read a run; return right, wrong, stated or refused, why, and the trace."""
+    try:
+        trace = pj.traces.read(folder)
+        aligned, offsets = pj.traces.aligned(trace)
+        pipelines = pj.traces.pipelines_of(aligned)
+    except ValueError as error:
+        return "refused", str(error), None
+    return judge(slices, aligned, pipelines), "; ".join(trace.inferred), (pipelines, offsets)
+
+
+def judge(slices, trace, pipelines):
+    """Compare every op's step, place and time with the truth."""
+    ops = [one for one in slices if one.stage >= 0]
+    first = min(one.step for one in ops)
+    truth = {
+        (one.step - first, one.replica, one.worker, one.stage, one.phase, one.microbatch): one
+        for one in ops
+    }
+    rows = np.flatnonzero(trace.is_of("FBIW"))
+    low = trace.step[rows].min()
+    read = {
+        (
+            int(trace.step[k] - low),
+            int(trace.replica[k]),
+            int(trace.worker[k]),
+            int(trace.stage[k]),
+            trace.phases[trace.phase[k]],
+            int(trace.microbatch[k]),
+        ): k
+        for k in rows
+    }
+    is_right = read.keys() == truth.keys() and all(
+        abs((trace.end[k] - trace.start[k]) - (truth[key].end - truth[key].start)) < 2e-6
+        for key, k in read.items()
+    )
+    steps = {(one.step, one.replica) for one in ops}
+    if is_right and len(pipelines.pipelines) == len(steps):
+        return "right"
+    return "stated" if trace.inferred else "wrong"
