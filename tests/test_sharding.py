@@ -442,6 +442,18 @@ def test_tune_lookahead_answers_as_every_search(answer, call, tmp_path):
 
 
 @pytest.mark.compiles
+@pytest.mark.compiles
+def test_training_runs_along_a_timeline_with_gathers():
+    table = pj.schedules.build("pipedream", num_workers=2, num_microbatches=20)
+    costs = pj.Costs(forward=1.0, backward=2.0, unshard=1.0, reduce_grad=1.0)
+    gathered = pj.schedules.insert_sharding(table, lookahead=1)
+    quadratic = pj.training.random_quadratic(2, dimension=4, seed=0)
+    how = {"step_size": 0.01, "seed": 0, "costs": costs, "times": 2}
+    run = pj.training.replay(quadratic, gathered, **how)
+    end = pj.evaluate(gathered, costs).makespan
+    assert run.time[-1] == end > pj.evaluate(table, costs).makespan
+
+
 def test_a_page_that_reads_tables_knows_no_lanes():
     shown = explored(table_of("0F0 0B0", lanes={}), pj.Costs(forward=1.0, backward=2.0))
     carried = Carried(tables={"sharded": [table_of(ROW)]})

@@ -387,6 +387,7 @@ DIFFERENT_DEFAULTS = {
     "out": "`export` and `sweep run` are for their file",
     "schedule": "`tune` takes one where nothing is said",
     "schedules": "`plan` tries three where nothing is said",
+    "steps": "`run` times some steps, `trace` is told how many there are",
     "system": "`plan` has no other source of costs than a model",
     "tolerance": "`validate` counts percent, `run` an error of gradients",
 }
