@@ -86,7 +86,7 @@ def parse_json(text: str) -> Any:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether a value of JSON, or each of a list, is no NaN and no infinity."""
+    """Return whether a value of JSON, or each of a list, is no NaN and no infinity."""
     if isinstance(value, list):
         return all(map(_is_finite, value))
     return not isinstance(value, float) or math.isfinite(value)

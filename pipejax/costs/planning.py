@@ -53,7 +53,7 @@ def for_times(
 
 
 def is_planned(builder: Builder, options: Options) -> bool:
-    """Whether the order of a schedule follows from the times of the run."""
+    """Return whether the order of a schedule follows from the times of the run."""
     return builder.planned and "slots" not in options
 
 

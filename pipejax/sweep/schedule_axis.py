@@ -37,7 +37,7 @@ class Choice(NamedTuple):
 
     @property
     def is_planned(self) -> bool:
-        """Whether its order follows from the times of each system."""
+        """Return whether its order follows from the times of each system."""
         return is_planned(self.builder, dict(self.options))
 
 

@@ -193,7 +193,7 @@ class Microbatches(NamedTuple):
         return replicas * float(Packed.of(self.lengths or []).tokens.sum())
 
     def bytes_of(self, table: pj.ScheduleTable) -> dict[str, NumpyArray]:
-        """What `activation_memory` takes of a model's activations, (stages, microbatches) each."""
+        """Return the model's sizes for `activation_memory`, (stages, microbatches) each."""
         assert self.workload is not None
         from pipejax.costs.stage.microbatches import length_bytes
         from pipejax.costs.stage.stage_work import stage_bytes

@@ -273,7 +273,7 @@ class MegatronLog(NamedTuple):
         return columns
 
     def _zero(self) -> int:
-        """What replicas split, as stages of ZeRO."""
+        """The ZeRO stage of the run."""
         if any(map(self.is_on, ("use_megatron_fsdp", "use_torch_fsdp2"))):
             strategies = ("no_shard", "optim", "optim_grads", "optim_grads_params")
             strategy = self.text("data_parallel_sharding_strategy")
@@ -351,7 +351,7 @@ class MegatronLog(NamedTuple):
 
     @property
     def _has_positions(self) -> bool:
-        """Whether positions have parameters: by the names of 2022, of 2023, and since."""
+        """Return whether positions have parameters: by the names of 2022, of 2023, and since."""
         kind = self.text("position_embedding_type") or "learned_absolute"
         is_off = self.arguments.get("add_position_embedding") == "False"
         rotary = self.is_on("use_rotary_position_embeddings")

@@ -200,17 +200,17 @@ class Layout:
 
     @property
     def expert_tensor_group(self) -> RankGroup:
-        """Who splits each expert."""
+        """Accelerators that split each expert."""
         return self._expert_ranks(1.0, self.expert_tensor)
 
     @property
     def expert_group(self) -> RankGroup:
-        """Who the experts are spread over."""
+        """Accelerators that the experts are spread over."""
         return self._expert_ranks(self.expert_tensor, self.expert)
 
     @property
     def expert_replica_group(self) -> RankGroup:
-        """Who holds the same part of the same experts."""
+        """Accelerators that hold the same part of the same experts."""
         return self._expert_ranks(self.expert_tensor * self.expert, self.expert_replicas)
 
     def is_near(

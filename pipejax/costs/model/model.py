@@ -566,7 +566,7 @@ def unfused_kernels(model: Model) -> frozenset[str]:
 
 
 class Recomputation(NamedTuple):
-    """What a backward runs again.
+    """Layers or parts of layers that a backward recomputes.
 
     Attributes:
       layers: whole layers of a stage, at most; infinity for all.

@@ -1,4 +1,4 @@
-"""What each stage of a pipeline holds: the layout strings and lists of Megatron-LM.
+"""Content of each stage of a pipeline: the layout strings and lists of Megatron-LM.
 
 E is the embedding, t a transformer layer, m a layer that predicts a further token (MTP), L the head
 with its loss; | ends a stage, x*n repeats a letter or a |, (..)*n a group. Stages stand in the

@@ -192,7 +192,7 @@ class Workload:
 
     @property
     def has_experts(self) -> bool:
-        """Whether the model has routed experts."""
+        """Return whether the model has routed experts."""
         return self.model.moe is not None
 
     @property
@@ -245,7 +245,7 @@ class Workload:
 
     @property
     def recomputation(self) -> Recomputation:
-        """What the backward runs again: layers, groups of layers, or parts of them."""
+        """Layers, groups of layers or parts of them that the backward recomputes."""
         return parse_recompute(self.recompute)
 
     @property

@@ -42,7 +42,7 @@ class RepairNotice(Notice):
 
 
 class ReadingNotice(Notice):
-    """How the cells of a table were read where their letters or lines have two meanings."""
+    """Notice that says how cells were read where letters or lines have two meanings."""
 
 
 def read_table(path: str | Path, *, repair: str | None = None) -> ScheduleTable:

@@ -55,7 +55,7 @@ class ScheduleFamily:
 
     @functools.cached_property
     def is_planned(self) -> bool:
-        """Whether the order of the schedule follows from the run's times."""
+        """Return whether the order of the schedule follows from the run's times."""
         return is_planned(schedules.find(self.schedule), self.options)
 
     @functools.cached_property

@@ -61,7 +61,7 @@ def positions(
 
 
 def scope_of(phase: str) -> str | None:
-    """Who ends together in a collective of this name; None of what is none."""
+    """Return the scope of a collective of this name; None if it is no collective."""
     return next((scope for part, scope in SCOPES if part in phase.lower()), None)
 
 

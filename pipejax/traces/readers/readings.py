@@ -231,7 +231,7 @@ def _places(
 
 
 def _are_weights_alike(columns: Columns) -> bool:
-    """Whether weight gradients of two stages of a worker can be of either."""
+    """Return whether weight gradients of two stages of a worker can be of either."""
     group = group_of(*(columns[name] for name in ("replica", "step", "worker", "microbatch")))
     ready, first = np.full((2, int(group.max()) + 1), [[-np.inf], [np.inf]])
     is_back, is_weight = (_KIND_OF[columns["kind"]] == k for k in (KINDS["B"], KINDS["W"]))

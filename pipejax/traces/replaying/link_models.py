@@ -1,4 +1,4 @@
-"""Which link model a run follows, from step times under every candidate.
+"""Link model of a run, judged by step times under every candidate.
 
 Measured times scatter by a share of themselves (the noise), so the measure is the logarithm of
 measured over predicted. Two candidates are told apart where the measured times are `ODDS` times as
@@ -34,7 +34,7 @@ def single_models() -> list[Links]:
 @short_repr_of("links rms verdict excess")
 @dataclasses.dataclass(frozen=True)
 class LinkFit:
-    """How well one candidate explains the measured step times.
+    """Fit of one candidate to the measured step times.
 
     Attributes:
       links: the candidate.
@@ -56,7 +56,7 @@ class LinkFit:
 @short_repr_of("links told_apart explains noise alike")
 @dataclasses.dataclass(frozen=True)
 class LinkIdentification:
-    """Which link model the runs follow.
+    """Link model that the runs follow.
 
     Attributes:
       links: the best candidate; the simplest of those that predict the same.
