@@ -6,7 +6,6 @@ Examples in docstrings and documents run as users run them, in JAX's own float32
 import gc
 import importlib.util
 import os
-import subprocess
 from pathlib import Path
 
 # What the tests compile is kept, for the next run, the other workers and the processes that
@@ -26,9 +25,7 @@ os.environ.setdefault(
 
 import jax
 import pytest
-import turns
-from hypothesis import HealthCheck, Phase, core, settings
-from jax._src import monitoring
+from hypothesis import HealthCheck, settings
 
 STRICT = {"jax_enable_x64": True, "jax_numpy_rank_promotion": "raise"}
 AS_USERS = {"jax_enable_x64": False, "jax_numpy_rank_promotion": "allow"}
@@ -42,56 +39,42 @@ def configure(options):
 configure(STRICT)
 
 _quiet = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("dev", max_examples=25, derandomize=True, **_quiet)
-# other examples for each commit: see tests/turns.py
-settings.register_profile("ci", max_examples=20, database=None, **_quiet)
+settings.register_profile("ci", max_examples=20, derandomize=True, **_quiet)
 settings.register_profile("nightly", max_examples=2000, **_quiet)
-# for tests/mutate.py, to whom the smallest failing example is no better than the first
-settings.register_profile(
-    "first_failure", settings.get_profile("ci"), phases=[Phase.explicit, Phase.generate]
-)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
-
 
 MOST_RESIDENT = 1.2e9  # bytes of a process above which it forgets what it compiled
 # what is freed stays with the process, so it forgets again only when it has grown by this much more
 GROWTH = 3e8
 forgets_above = [MOST_RESIDENT]
-LEFT_OUT = ("compiles", "solver", "process", "takes_turns", "slow")
 collect_ignore = ["docs/examples"]  # notebooks: tests/test_docs.py runs them
 if importlib.util.find_spec("torch") is None:  # they run in processes of `make test-runtimes`
     collect_ignore += ["pipejax/runtimes/gloo/process.py"]
 
 
+# tests above 30 ms of CPU time, which `python tests/mark_slowish.py` measures
+SLOWISH = Path(__file__).parent / "tests" / "data" / "slowish.txt"
+
+
 def pytest_addoption(parser):
-    parser.addoption("--quick", action="store_true", help="only what starts no compiler or solver")
+    parser.addoption("--quick", action="store_true", help="only tests of a few milliseconds")
 
 
 def pytest_configure(config):
-    drawn_anew = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-    if core.global_force_seed is None and not drawn_anew:  # none was given by --hypothesis-seed
-        core.global_force_seed = turns.NUMBER
     if config.getoption("--quick"):
         os.environ.setdefault("EXAMPLES", "200")  # of the fuzzer
 
 
-def pytest_terminal_summary(terminalreporter):
-    terminalreporter.write_line(f"parts of grids and examples of TURN={turns.TURN}")
-
-
-# first: it marks what an option then leaves out
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    for item in items:
-        for mark in item.iter_markers("takes_turns"):
-            if not turns.is_now(*mark.args or [item.nodeid]):
-                item.add_marker("slow")
     if not config.getoption("--quick"):
         return
+    slowish = set(SLOWISH.read_text().splitlines())
 
     def is_quick(item):
-        marked = any(item.get_closest_marker(name) for name in LEFT_OUT)
-        return not marked and not isinstance(item, pytest.DoctestItem)
+        names = {item.nodeid, item.nodeid.partition("[")[0], item.nodeid.partition("::")[0]}
+        is_slow = item.get_closest_marker("slow") or not slowish.isdisjoint(names)
+        return not is_slow and not isinstance(item, pytest.DoctestItem)
 
     config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
     items[:] = filter(is_quick, items)
@@ -113,32 +96,6 @@ def pytest_runtest_teardown():
         jax.clear_caches()  # what is needed again comes from the cache on disk
         gc.collect()
         forgets_above[0] = max(MOST_RESIDENT, resident() + GROWTH)
-
-
-@pytest.fixture(autouse=True)
-def quick_is_quick(request, monkeypatch):
-    """Under --quick fail a test that compiles, solves or starts a process without its mark."""
-    if not request.config.getoption("--quick"):
-        yield
-        return
-    from ortools.sat.python import cp_model
-
-    done = set()
-
-    def recording(mark, function):
-        return lambda *args, **kwargs: done.add(mark) or function(*args, **kwargs)
-
-    def listen(event, *_, **__):
-        if "backend_compile" in event:
-            done.add("compiles")
-
-    monkeypatch.setattr(subprocess, "Popen", recording("process", subprocess.Popen))
-    monkeypatch.setattr(cp_model.CpSolver, "solve", recording("solver", cp_model.CpSolver.solve))
-    monitoring.register_event_duration_secs_listener(listen)
-    jax.clear_caches()  # or only the first test of those that need a program would be found
-    yield
-    monitoring.unregister_event_duration_listener(listen)
-    assert not done, f"it lacks the marks {sorted(done)}"
 
 
 @pytest.fixture(autouse=True)

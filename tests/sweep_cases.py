@@ -2,12 +2,9 @@
 
 import json
 
-import turns
-
 from pipejax.cli.app import run
 
-# a model of another structure takes programs of its own: it takes turns with one of the same
-OTHER_MODEL = "tabular-128l" if turns.is_now("models of a sweep") else "gpt3-175b"
+OTHER_MODEL = "tabular-128l"  # of another structure: it takes programs of its own
 TOML = f"""
 title = "a sweep of the tests"
 schedules = ["gpipe", "chimera", {{ name = "interleaved-1f1b", stages_per_worker = 2 }}]

@@ -19,7 +19,6 @@ def errors(table, system, rows=slice(None)):
     return 100 * (predicted / found.seconds - 1)
 
 
-@pytest.mark.compiles
 @pytest.mark.filterwarnings("ignore")
 def test_korthikanti_22b_within_five_percent():
     assert np.abs(errors("korthikanti_a100", "a100", slice(0, 2))).max() < 5

@@ -302,7 +302,6 @@ def test_mistakes(mistake, option, value, message):
     assert message in line
 
 
-@pytest.mark.compiles
 def test_a_model_gives_bytes(answer, mistake):
     model = [
         "--schedule",

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from public_names import NAMES
 
 ROOT = Path(__file__).parents[1]
@@ -163,7 +162,6 @@ def test_the_ranks_are_held(tmp_path, monkeypatch):
         assert len(list(wrong_imports(tmp_path / name))) == 1, name
 
 
-@pytest.mark.process
 def test_the_engine_needs_only_jax_and_numpy():
     code = f"import sys, pipejax; sys.exit(len({set(HEAVY)!r} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -180,7 +178,6 @@ def test_functions_stay_readable():
     assert long == []
 
 
-@pytest.mark.process
 def test_schedules_are_built_without_jax():
     code = "import sys; from pipejax import schedules; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import strategies
 from compilations import compilations
+from daily import daily
 from hypothesis import given, settings, strategies as st
-from turns import in_turn
 
 import pipejax as pj
 from benchmarks import compiled_simd
@@ -29,8 +29,6 @@ from pipejax.engine.batched.cost_rows import ZERO_ROW, cost_rows
 from pipejax.engine.batched.makespans import _parts
 from pipejax.engine.pricing import NodeCosts, cost_vector, price
 from pipejax.engine.recurrence import critical_path
-
-pytestmark = pytest.mark.compiles
 
 FIELDS = (
     "forward",
@@ -113,7 +111,7 @@ def interpreted_equals_one_by_one(data, link, seed):  # ties included: the same 
 
 @pytest.mark.parametrize(
     ("name", "link", "dyadic"),
-    in_turn(
+    daily(
         [
             (*case, dyadic)
             for case in [
@@ -359,7 +357,6 @@ def test_single_precision_is_as_close_as_it_says(link):
     assert error.max() > 1e-7  # or it would be no float32
 
 
-@pytest.mark.takes_turns
 @pytest.mark.parametrize("unroll", [False, True])
 def test_a_large_batch_goes_through_in_parts(unroll):
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
@@ -380,7 +377,7 @@ SIZES = (1, 128, 129, 2049, 20_001)  # less and more than a row, a block
 
 @pytest.mark.parametrize(
     ("temperature", "size"),
-    in_turn(itertools.product((None, 0.5), SIZES)),
+    daily(itertools.product((None, 0.5), SIZES)),
 )
 def test_batches_of_any_size(size, temperature, monkeypatch):
     table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=4)
@@ -532,7 +529,6 @@ def test_smooth_gradient_is_that_of_the_smooth_makespan():
         np.testing.assert_allclose((higher - values) / h, slope, atol=1e-4)
 
 
-@pytest.mark.takes_turns
 def test_a_comparison_grid_compiles_a_handful_of_times():
     programs, costs = [], []
     for name in ("gpipe", "1f1b", "interleaved-1f1b", "chimera", "hanayo", "eager-1f1b"):

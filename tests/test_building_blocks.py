@@ -22,8 +22,6 @@ from pipejax.search.schedule.effort import Budget
 from pipejax.search.schedule.plan import keeps_limits, objective_of
 from pipejax.search.schedule.problem import pose
 
-pytestmark = pytest.mark.solver
-
 F, I, W = (pj.Phase[letter] for letter in "FIW")  # noqa: E741
 
 

@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import strategies
 from compilations import compilations
+from daily import daily
 from hypothesis import given, settings, strategies as st
-from turns import in_turn
 
 import pipejax as pj
 from pipejax.engine.pricing import by_microbatch
-
-pytestmark = pytest.mark.compiles
 
 LINKS = ["delay", "queued", "blocking", "rendezvous"]
 OPS = ("forward", "backward", "input_grad", "weight_grad", "recompute", "offload", "load", "pair")
@@ -113,7 +111,7 @@ def _renamed(text, other):
     return strategies.reference.cell_text([(p, s, other[m]) for p, s, m in ops]) if ops else ""
 
 
-@pytest.mark.parametrize(("name", "link"), in_turn(itertools.product(["zb-h1", "chimera"], LINKS)))
+@pytest.mark.parametrize(("name", "link"), daily(itertools.product(["zb-h1", "chimera"], LINKS)))
 def test_batches_and_gradients_are_those_of_one(name, link):
     program = lowered(name, link)
     many = random_costs((3,), pipes=program.layout.num_pipes)
@@ -137,7 +135,6 @@ def test_batches_and_gradients_are_those_of_one(name, link):
         assert pj.finish_times(program, one).max() == value
 
 
-@pytest.mark.takes_turns
 def test_grad_of_a_batch_and_jit():
     program, many = lowered(), random_costs((5,))
     _, counts = pj.makespans_and_grad(program, many)

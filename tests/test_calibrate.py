@@ -11,7 +11,6 @@ from pipejax.analysis.step.step_time import StepTimes
 from pipejax.cli.app import run
 from pipejax.costs.measured.rows_file import read_rows
 
-pytestmark = pytest.mark.compiles
 TRUTH = {"compute.efficiency": 0.62, "host.launch": 2.5e-5, "host.step": 6e-3}
 FIT = (*TRUTH, "network.latency")  # of one node, which no row sees
 COLUMNS = "layers,hidden,heads,sequence,tensor,data,pipeline,microbatch_size,global_batch,"
@@ -60,7 +59,6 @@ def test_the_overlap_that_all_runs_had_is_kept(found):
     assert found.system.calibration.overlap == 0.0
 
 
-@pytest.mark.takes_turns
 def test_the_numbers_are_found_within_their_errors(found):
     for name, value in TRUTH.items():
         number = found.parameters[name]
@@ -69,7 +67,6 @@ def test_the_numbers_are_found_within_their_errors(found):
     assert found.starts_differ < 1e-3
 
 
-@pytest.mark.takes_turns
 def test_what_no_row_sees_is_flagged_and_stays_at_its_prior(found, a100):
     number = found.parameters["network.latency"]
     assert not number.identified
@@ -91,7 +88,6 @@ def test_rows_left_out_are_predicted(found):
     assert found.coverage[80] <= found.coverage[90] <= 100
 
 
-@pytest.mark.takes_turns
 def test_the_command_writes_a_system_that_predicts_the_same(found, data, tmp_path, capsys):
     out = tmp_path / "fitted.json"
     options = ["--system", "a100", "--fit", ",".join(FIT), "--hold-out", "group:t,b"]

@@ -17,7 +17,6 @@ from pipejax.costs.system.system import DATA
 from pipejax.search.calibration import calibrate_links as module
 from pipejax.search.calibration.parameters import parameters_of
 
-pytestmark = pytest.mark.compiles
 NCCL = DATA / "collectives" / "nccl_all_reduce_a100.csv"
 TRUE = {
     "collectives.latency": 2.1e-5,
@@ -164,7 +163,6 @@ def test_the_command_writes_links_that_have_the_same_times(tmp_path, capsys):
     assert kept == jax.tree.leaves(a100.host)
 
 
-@pytest.mark.takes_turns
 def test_the_command_fits_runs_beside_what_links_decide(tmp_path, capsys):
     runs = tmp_path / "runs.csv"
     lines = [

@@ -14,7 +14,6 @@ import scipy.optimize
 import pipejax as pj
 from pipejax.search.tuning.chunks import _ChunkSearch
 
-pytestmark = pytest.mark.compiles
 RANDOM = 10_000
 
 

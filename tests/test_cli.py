@@ -44,7 +44,6 @@ def test_evaluate_json(answer):
     assert (result["schedule"], result["link"], result["stages"]) == ("1f1b", "delay", 4)
 
 
-@pytest.mark.compiles
 def test_evaluate_with_a_model(answer):
     result = answer(
         "evaluate",
@@ -93,7 +92,6 @@ def test_evaluate_reads_tables_and_costs(answer, data, tmp_path):
         assert answer("evaluate", *table, *link)["makespan"] == pytest.approx(expected)
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -533,7 +531,6 @@ def test_a_mistake_is_one_clear_line(call, what, tmp_path):
     assert re.search(message, err), err
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_says_what_it_is(command):
     parameters = inspect.signature(command_of(command)).parameters
@@ -545,7 +542,6 @@ def test_every_option_says_what_it_is(command):
         assert kind is not bool or flag(name) in written, name  # or there is a --no-... beside it
 
 
-@pytest.mark.process
 def test_help_version_and_mistakes_of_usage_need_no_jax():
     code = (
         "import sys; from pipejax.cli.app import run; "
@@ -565,7 +561,6 @@ def test_version(call):
     assert call("--version") == (0, f"pipejax {pj.__version__}\n", "")
 
 
-@pytest.mark.process
 def test_a_cold_process_answers_and_fails_cleanly(tmp_path):
     command = [sys.executable, "-c", "from pipejax.cli import main; main()", "evaluate", *ONE]
     began = time.perf_counter()

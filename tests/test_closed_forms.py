@@ -129,7 +129,6 @@ def chimera_4_4(f, b, cf, cb):
     return max(6 * f + 4 * b + 4 * cf + 3 * cb, 4 * f + 6 * b + 3 * cf + 4 * cb)
 
 
-@pytest.mark.compiles
 def test_exact_form_of_chimera_4_4():
     table = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
     program = pj.lower(table)
@@ -140,7 +139,6 @@ def test_exact_form_of_chimera_4_4():
         assert float(pj.makespan(program, costs)) == pytest.approx(chimera_4_4(f, b, cf, cb))
 
 
-@pytest.mark.compiles
 def test_exact_form_of_1f1b_8_32():  # 39F + 39B + 34c_F + 34c_B
     table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=32)
     costs = pj.Costs(forward=1.0, backward=1.0, transmit=np.full((2, 1, 1), 0.01))

@@ -41,7 +41,6 @@ print(json.dumps([run(line.split()) for line in json.loads(sys.argv[1])]), file=
 """
 
 
-@pytest.mark.process
 def test_commands_that_compile_nothing_need_no_jax(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", ALONE, json.dumps(COMMANDS)],
@@ -66,8 +65,6 @@ print(float(jax.jit(pj.makespan)(program, costs)))
 """
 
 
-@pytest.mark.process
-@pytest.mark.compiles
 def test_jax_knows_records_that_were_made_before_it():
     done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True)
     assert done.stdout == "15.0\n", done.stderr
@@ -180,7 +177,6 @@ main()
 """
 
 
-@pytest.mark.process
 @pytest.mark.slow
 def test_processes_share_a_cold_cache(tmp_path, monkeypatch):
     monkeypatch.setenv(files.CACHE, str(tmp_path))

@@ -27,7 +27,6 @@ def using(*algorithms, system=SYSTEM, **others):
     return dataclasses.replace(system, collectives=library)
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize("inside", [1, 4])
 def test_old_systems_have_the_seconds_of_recursive_halving(inside):
     system = pj.load_system("mid_nw_mid_cp")
@@ -61,14 +60,12 @@ def counted_ring(inside, nodes):
     return size - 1 - worst, worst, *sent.max(axis=1)
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize(("inside", "nodes"), [(1, 5), (2, 3), (4, 1), (4, 2), (8, 4)])
 def test_rings_are_what_their_steps_add_up_to(inside, nodes):
     route = ROUTES["ring"](Spread.over(Group(inside * nodes, inside), 1.0))
     assert [float(each) for each in route[:4]] == pytest.approx(counted_ring(inside, nodes))
 
 
-@pytest.mark.compiles
 def test_hierarchies_are_a_ring_inside_and_one_between():
     inner, outer = (ROUTES["ring"](Spread.over(Group(n, q), 1.0)) for n, q in ((4, 4), (3, 1)))
     route = ROUTES["hierarchical"](Spread.over(Group(12, 4), 1.0))
@@ -78,7 +75,6 @@ def test_hierarchies_are_a_ring_inside_and_one_between():
     assert float(route.far_bytes) == pytest.approx(float(outer.far_bytes) / 4)
 
 
-@pytest.mark.compiles
 def test_the_fastest_algorithm_is_taken():
     best = using("ring", "tree", "hierarchical")
     winners = []
@@ -92,7 +88,6 @@ def test_the_fastest_algorithm_is_taken():
     assert winners == ["tree", "ring"]
 
 
-@pytest.mark.compiles
 def test_where_trees_reduce_rings_gather():
     group = Group(16.0, 8.0)
     by_tree, by_ring = (
@@ -101,7 +96,6 @@ def test_where_trees_reduce_rings_gather():
     assert float(by_tree) == float(by_ring) < np.inf
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_group_of_one_exchanges_nothing(kind):
     slope = jax.grad(lambda n: collective_time(using("ring", "tree"), kind, 1e9, Group(n, n)))
@@ -109,7 +103,6 @@ def test_a_group_of_one_exchanges_nothing(kind):
     assert np.isfinite(slope(1.0))
 
 
-@pytest.mark.compiles
 def test_one_accelerator_of_a_ring_has_the_nic_to_itself():
     """With 2 accelerators per NIC, and shares given per accelerator, it is twice as fast alone."""
     free = using("ring", latency=0.0, simple_latency=0.0, copies=0.0, low_latency_share=1.0)
@@ -122,7 +115,6 @@ def test_one_accelerator_of_a_ring_has_the_nic_to_itself():
     assert float(beside) == pytest.approx(15 / 16 * 1e9 / share)
 
 
-@pytest.mark.compiles
 def test_all_arguments_are_batched_and_have_slopes():
     system = using("ring", "tree", "hierarchical")
 
@@ -145,7 +137,6 @@ def test_all_arguments_are_batched_and_have_slopes():
     np.testing.assert_allclose(slopes[0], rises, rtol=1e-6)
 
 
-@pytest.mark.compiles
 def test_nccl_on_a100_is_met_within_two_percent():
     """All-reduces inside a node, 1 MB to 1 GB on 2 to 8 accelerators: a100.json is fitted to them."""
     table = DATA / "collectives" / "nccl_all_reduce_a100.csv"
@@ -166,7 +157,6 @@ RINGS = {
 }
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize("name", RINGS)
 def test_large_rings_are_measured_ones(name):
     """Source: github.com/stas00/ml-engineering (744d01e), network/README.md, NVLS switched off."""
@@ -176,7 +166,6 @@ def test_large_rings_are_measured_ones(name):
     np.testing.assert_allclose(2 * (n - 1) / n * volume / found / 1e9, measured, rtol=0.012)
 
 
-@pytest.mark.compiles
 def test_few_accelerators_of_a_mesh_have_few_links():
     """2 of 8 MI300X share one link of 64 GB/s: 47.7 GB/s measured where all 8 reach 312.9."""
     system = pj.load_system("mi300x")

@@ -204,7 +204,6 @@ def configured(folder, text, suffix=".toml"):
     return ["--config", str(path)]
 
 
-@pytest.mark.compiles
 def test_options_come_from_a_file(call, tmp_path):
     code, out, err = call("evaluate", *configured(tmp_path, CONFIG))
     assert (code, err) == (0, "")
@@ -256,7 +255,6 @@ SAME = {  # values with units, and as plain numbers
 }
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize("what", SAME)
 def test_values_may_have_units(answer, what):
     with_unit, plain = (answer("evaluate", *ONE, *given) for given in SAME[what])
@@ -288,7 +286,6 @@ def test_a_time_of_ops_that_no_table_has_is_refused(mistake, what):
         assert "has no effect: no" in mistake(command, *ONE, *UNUSED[what])
 
 
-@pytest.mark.compiles
 def test_of_several_schedules_one_uses_the_time(answer, mistake):
     sizes = ["-P", "2", "-M", "2"]
     given = [*sizes, "-T", "F=1,I=1,W=1", "--offload", "1"]
@@ -388,7 +385,6 @@ COMPLETED = {
 }
 
 
-@pytest.mark.process
 def test_bash_completes(call, tmp_path):
     (tmp_path / "mine.csv").touch()
     script = call("--completion", "bash")[1]

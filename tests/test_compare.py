@@ -116,7 +116,6 @@ def test_one_ratio_for_all_that_is_compared(answer, call):
 LARGE = "--model", "gpt-22b", "--system", "h100", "--minibatch", 16, "--tensor-parallel", 2
 
 
-@pytest.mark.compiles
 def test_what_does_not_fit_is_marked_and_never_the_best(answer, call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     given = (
@@ -170,7 +169,6 @@ def test_rows_are_sorted_against_the_best_in_one_unit_of_memory(answer, call, mo
     assert "pipe-offload, hanayo: no formula: no closed form is published" in out
 
 
-@pytest.mark.compiles
 def test_only_what_does_not_exist_is_left_out(answer, mistake):
     given = "compare", "--microbatches", 16, *LARGE, "--workers"
     rows = answer(*given, 3, "--schedules", "1f1b,chimera")["rows"]

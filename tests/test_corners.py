@@ -20,8 +20,6 @@ CHIMERA = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
 COSTS = pj.Costs(forward=1.0, backward=2.0, transmit=0.25, latency=0.125)
 
 
-@pytest.mark.takes_turns
-@pytest.mark.compiles
 @given(case=strategies.cases(pairs=True, step_end=True), link=LINKS, data=st.data())
 @settings(max_examples=12)
 def test_corners_equal_one_by_one(case, link, data):
@@ -48,7 +46,6 @@ def test_corners_equal_one_by_one(case, link, data):
     assert np.array_equal(found.binding, np.argmax(found.slack == found.worst_slack, axis=0))
 
 
-@pytest.mark.compiles
 @given(case=strategies.cases(step_end=True), link=LINKS, late=st.integers(0, 8))
 @settings(max_examples=12)
 def test_lateness_is_that_of_the_event_loop(case, link, late):
@@ -64,7 +61,6 @@ def test_lateness_is_that_of_the_event_loop(case, link, late):
     assert found == pytest.approx(sum(min(0.0, target - end) for end in ends), abs=1e-9)
 
 
-@pytest.mark.compiles
 def test_lateness_is_an_objective():
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
     program = pj.lower(table)
@@ -138,7 +134,6 @@ def test_rules_scale_what_they_name(data, pair):
     assert np.array_equal(twice.latency, 3 * costs.latency)
 
 
-@pytest.mark.compiles
 def test_corners_on_the_command_line(answer, call, mistake):
     slow, hot = ["--corner", "slow link:transmit*4"], ["--corner", "hot:compute@worker2*1.5"]
     found = answer(*SMALL, *slow, *hot, "--target", 18, "--slack")

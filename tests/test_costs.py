@@ -50,7 +50,6 @@ KINDS = {"list": list, "NumPy": np.array, "JAX": jnp.array, "first": lambda pair
 seconds = st.lists(st.just(0.0) | st.floats(1e-300, 1e6), min_size=2, max_size=2)
 
 
-@pytest.mark.compiles
 @given(one=seconds, other=seconds, kind=st.sampled_from(sorted(KINDS)))
 def test_what_follows_is_filled_in(one, other, kind):
     of = KINDS[kind]
@@ -163,7 +162,6 @@ def test_per_worker_is_what_the_command_line_does(name, call, tmp_path):
     assert (code, json.loads(out)["makespan"]) == (0, pj.evaluate(table, costs).makespan)
 
 
-@pytest.mark.compiles
 def test_batches_of_work_per_worker():
     table = TABLES["interleaved-1f1b"]
     forward = np.array([1.0, 2.0, 3.0])
@@ -210,7 +208,6 @@ class TestTrees:
         names = [jax.tree_util.keystr(path) for path, _ in paths]
         assert names[:4] == [".forward", ".backward", ".input_grad", ".weight_grad"]
 
-    @pytest.mark.compiles
     @pytest.mark.parametrize(
         "again", [copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))]
     )
@@ -221,7 +218,6 @@ class TestTrees:
         for a, b in zip(jax.tree.leaves(other), jax.tree.leaves(costs), strict=True):
             np.testing.assert_array_equal(a, b)
 
-    @pytest.mark.compiles
     def test_transformations_of_functions_that_make_costs(self):
         table = TABLES["zb-h1"]
         program = pj.lower(table)
@@ -295,7 +291,6 @@ def test_what_no_time_can_be_is_refused(wrong, field):
         pj.Costs(**{field: wrong})
 
 
-@pytest.mark.compiles
 @pytest.mark.usefixtures("unchecked")
 def test_traced_values_of_a_wrong_type_are_refused():
     for wrong in (jnp.array(True), jnp.array(1j)):
@@ -303,7 +298,6 @@ def test_traced_values_of_a_wrong_type_are_refused():
             jax.jit(lambda value: pj.Costs(forward=value))(wrong)
 
 
-@pytest.mark.compiles
 @pytest.mark.usefixtures("unchecked")
 def test_types_of_numbers():
     assert type(pj.Costs(forward=1).forward) is float
@@ -396,7 +390,6 @@ def test_wrong_number_of_entries_is_refused(name):
         pj.evaluate(TABLE, pj.Costs(**wrong))
 
 
-@pytest.mark.compiles
 def test_batches():
     many = pj.Costs.uniform(TABLE, forward=np.array([1.0, 2.0, 3.0]), backward=2.0, transfer=0.5)
     assert {leaf.shape for leaf in jax.tree.leaves(many)} == {(3, 1), (3, 1, 1, 1)}
@@ -407,7 +400,6 @@ def test_batches():
         assert float(ends[k]) == float(pj.makespan(program, one))
 
 
-@pytest.mark.compiles
 def test_cost_values_never_recompile():
     program = pj.lower(TABLE)
     run = jax.jit(pj.makespan)
@@ -416,7 +408,6 @@ def test_cost_values_never_recompile():
     assert run._cache_size() == 1
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize(
     "link",
     ["delay", "rendezvous"]
@@ -455,7 +446,6 @@ def test_makespan_refuses_wrong_costs(wrong):
         pj.makespan(pj.lower(TABLE), pj.Costs(forward=wrong, backward=1.0))
 
 
-@pytest.mark.compiles
 @pytest.mark.usefixtures("unchecked")
 def test_lists_are_arrays():
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=3)
@@ -465,7 +455,6 @@ def test_lists_are_arrays():
         pj.Costs(forward=["a"])
 
 
-@pytest.mark.compiles
 def test_makespan_counts_all_reduce_and_update():
     costs = pj.Costs(forward=1.0, backward=2.0, all_reduce=10.0, update=100.0)
     table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=8)
@@ -474,7 +463,6 @@ def test_makespan_counts_all_reduce_and_update():
     assert float(pj.makespan(pj.lower(table, step_end=False), costs)) == 33
 
 
-@pytest.mark.compiles
 def test_gradient_of_all_finish_times_is_the_same():
     program = pj.lower(TABLE, link="queued", step_end=False)  # no A and U that tie with the end
     costs = pj.Costs(forward=jnp.array(1.0), backward=jnp.array(2.0), transmit=jnp.array(0.1))
@@ -486,7 +474,6 @@ def test_gradient_of_all_finish_times_is_the_same():
     assert float(tangent) == pytest.approx(float(last(costs)))
 
 
-@pytest.mark.compiles
 def test_where_paths_tie_the_gradient_of_a_finish_time_counts_one():
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
     program, costs = pj.lower(table, step_end=False), pj.Costs(forward=np.ones(4), backward=1.0)
@@ -496,7 +483,6 @@ def test_where_paths_tie_the_gradient_of_a_finish_time_counts_one():
     assert counts.forward.tolist() == path.forward.tolist()
 
 
-@pytest.mark.compiles
 def test_first_predecessor_wins_ties():
     # two equal paths into the last node: the gradient is 1 for the first, 0 for the second
     program = pj.lower(pj.schedules.build("gpipe", num_workers=1, num_microbatches=1))
@@ -677,8 +663,6 @@ def test_tiny_times_give_ratios(tiny):
     assert run.path_share == whole.path_share
 
 
-@pytest.mark.takes_turns
-@pytest.mark.compiles
 def test_batches_that_overflow_are_refused():
     program = pj.lower(TABLE)
     for dtype, most in ((np.float32, 3e38), (np.float64, 1e308)):

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from turns import in_turn
+from daily import daily
 
 import pipejax as pj
 from pipejax.costs.stage.microbatches import in_order
 from pipejax.schedules.table.links import Links
 from pipejax.search.orders import deal_search
 from pipejax.search.orders.order_bounds import order_bound, packed_bound
-
-pytestmark = pytest.mark.compiles
 
 RECORDED = Path(__file__).parent / "data" / "traces_deal" / "durations.csv"
 # schedule, workers, link, replicas, microbatches of each
@@ -58,7 +56,7 @@ def brute_force(table, each, link, replicas):
     return np.array(found)
 
 
-@pytest.mark.parametrize(("name", "workers", "link", "replicas", "size"), in_turn(CASES))
+@pytest.mark.parametrize(("name", "workers", "link", "replicas", "size"), daily(CASES))
 def test_deals_equal_brute_force_and_bounds_stay_below(
     name, workers, link, replicas, size, monkeypatch
 ):

@@ -13,8 +13,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipejax.engine.batched.interpreter import spread_of
 
-pytestmark = pytest.mark.process
-
 TESTS = Path(__file__).parent
 ON_SEVERAL = """
 import jax, numpy as np, pipejax as pj
@@ -60,8 +58,6 @@ def numbers(lines):
     return np.concatenate([np.fromstring(line.strip("[]"), sep=",") for line in lines.splitlines()])
 
 
-@pytest.mark.takes_turns
-@pytest.mark.compiles
 @pytest.mark.parametrize(
     "sizes", ["(20_001,)", pytest.param("(100, 20_001)", marks=pytest.mark.slow)]
 )
@@ -73,7 +69,6 @@ def test_sharded_equals_unsharded(sizes, capsys):
     np.testing.assert_allclose(numbers(found), numbers(capsys.readouterr().out), rtol=1e-12)
 
 
-@pytest.mark.takes_turns
 def test_two_processes_share_a_batch():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

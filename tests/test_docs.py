@@ -44,7 +44,6 @@ def site(tmp_path_factory):
     return folder
 
 
-@pytest.mark.takes_turns
 def test_the_site_leads_nowhere_wrong_and_fetches_nothing(site):
     assert list(faults(site)) == []
 
@@ -241,7 +240,6 @@ def shown_by(script, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.compiles
 @pytest.mark.example
 @pytest.mark.parametrize("script", scripts(), ids=lambda path: path.stem)
 def test_examples_show_what_their_text_speaks_of(script, data, tmp_path):

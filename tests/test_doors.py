@@ -53,7 +53,6 @@ def test_a_share_is_checked_where_nothing_reads_it(mistake):
     assert "--weight-share: 1f1b takes no weight share" in mistake(*arguments, "0.5")
 
 
-@pytest.mark.compiles
 def test_tuning_keeps_within_the_memory_of_the_system(mistake):
     planned = ["--schedule", "zero-bubble", "--workers", "4"]
     assert "--memory-limit does not" in mistake("tune", *planned, *MODEL, "--memory-limit", "2")

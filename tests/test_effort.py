@@ -8,7 +8,6 @@ import pytest
 import pipejax as pj
 from pipejax.search.schedule.effort import SOLVER, Budget
 
-pytestmark = pytest.mark.solver
 ROUNDING = 1e-9
 OFFLOADS = ("ada-offload", "pipe-offload")
 HEURISTICS = ("1f1b", "zero-bubble", "zb-1p", "zb-h1", "zb-2p", "zb-h2", *OFFLOADS)

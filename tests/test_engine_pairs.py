@@ -17,7 +17,6 @@ import reference
 from jitter_cases import LINKS as MODELS
 from legal_sizes import WHOLE, at_least
 from test_transfer_order import texts
-from turns import NUMBER
 
 import pipejax as pj
 from pipejax.costs.costs import PHASE_FIELDS
@@ -168,24 +167,20 @@ def check(way, name, link):
 
 
 def sample(ways, step):
-    """Cases in which every way meets every link model, with one schedule in `step` each time.
-
-    Which schedules these are is another matter for each commit (turns.py).
-    """
+    """Return cases in which every way meets every link model, with one schedule in `step`."""
     names = list(WHOLE)
     return [
-        (way, link, names[(j + k + NUMBER) % step :: step])
+        (way, link, names[(j + k) % step :: step])
         for j, way in enumerate(ways)
         for k, link in enumerate(LINKS)
     ]
 
 
 CASES = [*sample([*WAYS][:2], 3), *sample([*WAYS][2:], 6)]
-CASES += sample(COMPILED, 24)[NUMBER % 2 :: 2]  # compiled for each: half of them
+CASES += sample(COMPILED, 24)[::2]  # compiled for each: half of them
 CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in sample([*ALL][:-1], 1)]
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize(("way", "link", "names"), CASES)
 def test_equals_the_plain_recurrence(way, link, names, monkeypatch):
     for constant, value in ALL[way][1].items():
@@ -194,8 +189,6 @@ def test_equals_the_plain_recurrence(way, link, names, monkeypatch):
         check(way, name, link)
 
 
-@pytest.mark.takes_turns
-@pytest.mark.process
 @pytest.mark.parametrize("step", [24, pytest.param(1, marks=pytest.mark.slow)])
 def test_equals_the_plain_recurrence_on_several_devices(step):
     code = f"""

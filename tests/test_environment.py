@@ -114,7 +114,6 @@ def run_by_shell(folder, command, shell):
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     "case", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )
@@ -137,7 +136,6 @@ def test_a_terminal_of_any_width_gets_the_answer(width, monkeypatch, call):
         assert "4 workers" in re.sub(r"\s+", " ", out)
 
 
-@pytest.mark.process
 def test_a_file_does_not_get_the_number_of_a_stream(tmp_path):
     code = """import sys
 from pipejax.cli.process import open_streams
@@ -204,7 +202,6 @@ def test_a_missing_package_is_said_before_the_work(name, without, mistake, monke
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("name", ["typer", pytest.param("rich", marks=pytest.mark.slow)])
 def test_the_command_line_says_what_it_needs(name):
     code = f"import sys; sys.modules[{name!r}] = None; from pipejax.cli import main; main()"

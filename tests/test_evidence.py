@@ -70,7 +70,6 @@ def layouts():
     )
 
 
-@pytest.mark.compiles
 def test_no_layout_that_nobody_measured_stands_first(layouts):
     h100 = pj.load_system("h100")
     found = layouts(h100)
@@ -90,7 +89,6 @@ def test_no_layout_that_nobody_measured_stands_first(layouts):
     assert unknown.best.step_time == min(one.step_time for one in (*first, *found.outside))
 
 
-@pytest.mark.compiles
 def test_runs_of_dense_models_tell_nothing_of_experts():
     choices = {"tensor": [2], "pipeline": [2], "zero": [1], "recompute": ["none"], "expert": [1, 8]}
     found = pj.plan(
@@ -107,7 +105,6 @@ def test_runs_of_dense_models_tell_nothing_of_experts():
     assert known is None or known.regime.experts == 1
 
 
-@pytest.mark.compiles
 def test_evaluate_says_what_its_step_time_rests_on(call):
     line = ("evaluate", "-s", "1f1b", "-P", 2, "-M", 4, "--minibatch", 4, "--tensor-parallel", 8)
     for model, said in (
@@ -120,7 +117,6 @@ def test_evaluate_says_what_its_step_time_rests_on(call):
     assert "no run of its regime (16 bits, ZeRO 0 to 2, no experts) on h200 is known" in text
 
 
-@pytest.mark.compiles
 def test_a_plan_has_the_band_of_evaluate(layouts):
     rows, bands = as_numbers([Evidence(WHOLE, 5, 4.0)]), (Band(80, 0.9, 1.2),)
     record = CalibrationRecord("runs", 5, (), bands, "", rows)

@@ -17,7 +17,6 @@ MODEL = pj.load_model("gpt-22b")
 TABLE = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
 LAYERS = MODEL.layers / 4
 LAYOUT = Layout(tensor=8, sequence_parallel=1)
-pytestmark = pytest.mark.compiles
 
 
 def costs(system, *, overlap):

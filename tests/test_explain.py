@@ -11,7 +11,7 @@ import justhtml
 import numpy as np
 import pytest
 import reference
-from turns import in_turn
+from daily import daily
 
 import pipejax as pj
 from pipejax.analysis.step.faults import against_others
@@ -210,7 +210,7 @@ PLANTED = [(fault, schedule) for schedule in HEALTHY for fault in FAULTS]
 
 @pytest.mark.parametrize(
     ("fault", "schedule"),
-    in_turn(PLANTED, always=8, of=6),
+    daily(PLANTED, always=8, of=6),
     ids=lambda each: each.__name__ if callable(each) else each[0],
 )
 def test_a_planted_fault_is_the_first_one(fault, schedule):
@@ -334,8 +334,7 @@ LINES = [
 ]
 
 
-@pytest.mark.compiles
-@pytest.mark.parametrize("line", in_turn(LINES))
+@pytest.mark.parametrize("line", daily(LINES))
 def test_commands_repeat_what_remedies_say(answer, tmp_path, monkeypatch, line):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.json").write_text(json.dumps(FILE))
@@ -352,7 +351,6 @@ def test_commands_repeat_what_remedies_say(answer, tmp_path, monkeypatch, line):
         assert step == pytest.approx(remedy["step_time"], rel=1e-12), remedy["command"]
 
 
-@pytest.mark.compiles
 def test_workers_are_put_on_other_nodes(answer):
     line = ["-s", "interleaved-1f1b", "-P", 4, "-M", 8, "-V", 2, "-T", "F=1,B=2", "--comm", "0,0.9"]
     line += ["--workers-per-node", 2, "--worker-places", "0,2,1,3"]
@@ -390,7 +388,6 @@ def test_a_slow_stage_is_named_beside_longer_ends():
     assert "stage 5 like the others" in [each.what for each in found.remedies]
 
 
-@pytest.mark.compiles
 def test_microbatches_that_differ_are_named():
     table = built(*BUILT[0])
     costs = pj.Costs(forward=1.0, backward=2.0)

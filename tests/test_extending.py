@@ -52,7 +52,6 @@ def apply(section, root):
         path.write_text(text)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("section", WORKED)
 def test_a_worked_example_runs_in_a_copy_of_the_package(section, tmp_path):
     shutil.copytree(

@@ -12,7 +12,7 @@ import re
 import numpy as np
 import pytest
 from certificate_cases import optimum_of, written
-from turns import in_turn
+from daily import daily
 
 import pipejax as pj
 from pipejax.analysis.verify.certificate_file import checksum_of
@@ -312,7 +312,7 @@ def assert_none_is_believed(data, most=None):
     return count
 
 
-@pytest.mark.parametrize("name", in_turn(CERTIFICATES, always=0))
+@pytest.mark.parametrize("name", daily(CERTIFICATES, always=0))
 def test_no_change_makes_a_false_certificate_that_is_accepted(name):
     assert assert_none_is_believed(written(CERTIFICATES[name]()), most=2) > 250
 

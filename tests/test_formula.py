@@ -6,9 +6,9 @@ import json
 import jax
 import numpy as np
 import pytest
+from daily import daily
 from jitter_cases import build
 from legal_sizes import at_least, is_legal
-from turns import in_turn
 
 import pipejax as pj
 from pipejax.analysis.formula.cone import Cone
@@ -56,14 +56,14 @@ EVERY = [(name, link) for name in SYNCHRONOUS for link in LINKS]
 MANY_FACETS = ("dualpipe-v", "interleaved-zb", "v-half", "v-min", "zb-v")
 
 
-@pytest.mark.parametrize(("name", "link"), in_turn(EVERY))
+@pytest.mark.parametrize(("name", "link"), daily(EVERY))
 def test_it_is_the_recurrence_on_every_small_schedule(name, link):
     p = 2 if name in MANY_FACETS else 3 if is_legal(name, 3, 6) else 4
     check_form(name, p, at_least(name, p, 4), link)
 
 
 # of several seconds each
-@pytest.mark.parametrize(("name", "link"), in_turn(EVERY, of=6))
+@pytest.mark.parametrize(("name", "link"), daily(EVERY, of=6))
 def test_it_is_the_recurrence_on_every_schedule(name, link):
     check_form(name, 4, 8, link)
 
@@ -253,7 +253,6 @@ def test_the_middle_of_a_regime_does_not_depend_on_parts_of_units():
     assert form.where == ""
 
 
-@pytest.mark.compiles
 def test_any_weights():
     """Costs per worker, stages of their own, latency beside transmit time; pairs and offloads."""
     table, program = lowered("interleaved-1f1b", 4, 8, stages_per_worker=3)
@@ -314,7 +313,6 @@ def test_a_backward_takes_what_its_halves_take():
     assert form(F=1.0, I=2.0, W=3.5) == pj.evaluate(table, costs).makespan == 32.5
 
 
-@pytest.mark.compiles
 def test_jax_takes_it():
     form = pj.formula(lowered("chimera", 4, 4)[1])
 
@@ -384,7 +382,6 @@ def test_numbers_of_any_size_stay_exact():
     assert (cone.tight.sum(axis=1) >= 2).all()
 
 
-@pytest.mark.compiles
 def test_what_takes_no_time_has_a_form_too():
     table, program = lowered("1f1b", 2, 2)
     free = pj.Costs(forward=0.0, backward=0.0)

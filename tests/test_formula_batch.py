@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
-from turns import in_turn
+from daily import daily
 
 import pipejax as pj
 from pipejax.analysis.formula import facets as batch
 from pipejax.analysis.formula.facets import makespans_by_form
-
-pytestmark = pytest.mark.compiles
 
 
 def lowered(name, **options):
@@ -36,7 +34,7 @@ def costs_of(table, size, dtype, moving):
 
 @pytest.mark.parametrize(
     ("name", "dtype", "moving"),
-    in_turn(
+    daily(
         [
             (*case, moving)
             for case in [("1f1b", np.float64), ("chimera", np.float32)]

@@ -47,7 +47,6 @@ def test_every_residue_has_its_form():
         ).facets
 
 
-@pytest.mark.compiles
 def test_zb_h1_has_the_published_facet():
     """DESIGN section 7: M T + (P - 1)(F + I - W) + 4 (P - 1) c is where c is small."""
     found = family("zb-h1", 4, range(4, 40, 4), [52], ("F", "I", "W", "c"))

@@ -18,8 +18,6 @@ from test_grammar_runs import braided, kind, table_of
 import pipejax as pj
 from pipejax.schedules.table.table_files import from_json
 
-pytestmark = pytest.mark.compiles
-
 MODELS = st.sampled_from(strategies.LINKS)
 SEEDS = st.integers(0, 2**32 - 1)
 MESSAGES = ("latency", "transmit")

@@ -194,7 +194,6 @@ def links_of(draw, workers):
     return model, queues, draw(strategies.host_links(workers)), more
 
 
-@pytest.mark.compiles
 @settings(max_examples=EXAMPLES)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 def test_every_number_is_that_of_the_event_loop(data, seed):

@@ -282,7 +282,6 @@ def offloading(num_microbatches):
     return pj.ScheduleTable.from_rows([with_host, rows[1]])
 
 
-@pytest.mark.compiles
 def test_long_schedules_have_periods_with_host_ops():
     for offload in (0.1, 0.7, 2.0):
         costs = pj.Costs(forward=1.0, backward=2.0, offload=offload, load=0.3, transmit=0.2)
@@ -293,7 +292,6 @@ def test_long_schedules_have_periods_with_host_ops():
         assert float(found[0]) == pytest.approx(expected)
 
 
-@pytest.mark.compiles
 def test_jitter_of_host_ops_is_their_own():
     result = pj.jitter(
         offloading(4),
@@ -331,7 +329,6 @@ def test_the_command_line_shares_host_links(answer, mistake, written):
         assert message in mistake(*arguments, "--host-links", groups)
 
 
-@pytest.mark.compiles
 def test_other_commands_know_what_host_links_may_be(mistake):
     times = ["--stage-times", "F=1,B=2"]
     tune = ["tune", "--model", "gpt-22b", "--system", "a100", "--minibatch", 8]

@@ -11,7 +11,6 @@ from pipejax.cli.commands.init import TEMPLATES
 from pipejax.sweep.declaration import read_sweep
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize("kind", [kind for kind in TEMPLATES if kind not in ("sweep", "rows")])
 def test_a_template_evaluates_as_it_is(kind, tmp_path, monkeypatch, answer, capsys):
     monkeypatch.chdir(tmp_path)
@@ -61,7 +60,6 @@ def test_rows_to_begin_with_are_of_the_machine_that_is_named(tmp_path, monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.compiles
 def test_a_sweep_runs_as_it_is(tmp_path, monkeypatch, answer):
     monkeypatch.chdir(tmp_path)
     made = answer("init", "sweep")

@@ -9,9 +9,9 @@ from itertools import chain, pairwise
 import jax
 import numpy as np
 import pytest
+from daily import daily
 from jitter_cases import ALL, LINKS, ONE, D, S, build, costs_of
 from legal_sizes import at_least
-from turns import in_turn
 
 import pipejax as pj
 from pipejax.analysis.uncertainty.distributions import DISTRIBUTIONS
@@ -24,14 +24,10 @@ from pipejax.engine.recurrence import critical_path
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.ops import format_cell
 
-pytestmark = pytest.mark.compiles
-
 
 @pytest.mark.parametrize(
     ("name", "link", "queues"),
-    in_turn(
-        [*((name, *LINKS[0]) for name in REGISTRY), *(("chimera", *link) for link in LINKS[1:])]
-    ),
+    daily([*((name, *LINKS[0]) for name in REGISTRY), *(("chimera", *link) for link in LINKS[1:])]),
 )
 def test_no_spread_is_the_deterministic_run_to_the_last_bit(name, link, queues):
     table = build(name, m=at_least(name, 4, 4))
@@ -53,7 +49,7 @@ def test_no_spread_is_one_whatever_the_distribution():
         )
 
 
-@pytest.mark.parametrize("link", in_turn(["delay", "queued", "blocking", "rendezvous"]))
+@pytest.mark.parametrize("link", daily(["delay", "queued", "blocking", "rendezvous"]))
 def test_a_sample_can_be_looked_at(link):
     table = build("zb-h1" if "zb-h1" in REGISTRY else "interleaved-1f1b", 2, 4)
     costs = costs_of(table)

@@ -8,9 +8,9 @@ import pytest
 import reference
 import scipy.stats
 import strategies
+from daily import daily
 from hypothesis import given, settings, strategies as st
 from jitter_cases import ALL, LINKS, ONE, D, S, build, costs_of
-from turns import in_turn
 
 import pipejax as pj
 from pipejax.analysis.uncertainty.distributions import (
@@ -21,8 +21,6 @@ from pipejax.analysis.uncertainty.distributions import (
 )
 from pipejax.analysis.uncertainty.jitter import sample_costs
 from pipejax.engine.pricing import price
-
-pytestmark = pytest.mark.compiles
 
 COUNT = 20_000
 
@@ -72,7 +70,7 @@ def factors_of(run, costs, sample):
     return ones
 
 
-@pytest.mark.parametrize(("link", "queues"), in_turn(LINKS))
+@pytest.mark.parametrize(("link", "queues"), daily(LINKS))
 @given(data=st.data())
 @settings(max_examples=3)
 def test_a_sample_is_the_event_loop_with_its_durations(link, queues, data):
@@ -141,7 +139,7 @@ WHERE += [
 ]
 
 
-@pytest.mark.parametrize(("where", "name"), in_turn(WHERE))
+@pytest.mark.parametrize(("where", "name"), daily(WHERE))
 def test_factors_have_the_named_distribution(where, name):
     spread = DISTRIBUTIONS[name].largest / 2
     run = pj.jitter(
@@ -156,7 +154,6 @@ def test_factors_have_the_named_distribution(where, name):
     assert run.makespans.std() == pytest.approx(spread, rel=0.1)
 
 
-@pytest.mark.takes_turns
 def test_message_factors_have_the_named_distribution():
     table = pj.ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
     run = pj.jitter(
@@ -189,7 +186,6 @@ def test_stragglers_strike_as_often_as_stated():
     assert always.makespans.tolist() == [2.5] * 5
 
 
-@pytest.mark.takes_turns
 @given(case=strategies.cases(step_end=True), link=st.sampled_from(LINKS[:4]))
 @settings(max_examples=6)
 def test_stragglers_and_slower_ones_never_help(case, link):

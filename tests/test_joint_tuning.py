@@ -30,8 +30,6 @@ from pipejax.search.tuning.joint_space import (
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 from pipejax.search.tuning.rounding_bound import RoundingBound, bound_rounding
 
-pytestmark = pytest.mark.compiles
-
 SYSTEM = dataclasses.replace(pj.load_system("h100"), memory_reserve=0.0, memory_capacity=10.6e9)
 MODEL = dataclasses.replace(pj.load_model("gpt-22b"), layers=6)
 FAMILY = ScheduleFamily("1f1b", 2)
@@ -55,7 +53,6 @@ def found():
         return joint, tune_jointly(joint, starts=4, steps=25), search_jointly(joint)
 
 
-@pytest.mark.takes_turns
 def test_the_best_of_all_settings_is_found(found):
     joint, tuned, best = found
     assert np.all(tuned.step_time <= 1.005 * best.step_time)
@@ -98,7 +95,6 @@ def test_plain_settings_are_told_first_and_compile_nothing(monkeypatch):
     assert told[-1].step_time[0] == run.step_time
 
 
-@pytest.mark.takes_turns
 def test_the_bound_lies_below_all_settings(found):
     """Also where it starts from the worst setting that fits, and has the best still to beat."""
     joint, tuned, best = found

@@ -95,7 +95,6 @@ def test_the_update_moves_bytes_at_its_own_share_and_ends_the_step():
     assert float(update_time(SYSTEM, 1.6e9)) == pytest.approx(2e-3 + 3e-6 + 1e-3)
 
 
-@pytest.mark.compiles
 def test_the_smooth_maximum_is_a_norm_without_kinks_or_nans():
     with jax.enable_x64(True):
         assert float(smooth_max(3.0, 4.0, 2.0)) == pytest.approx(5)

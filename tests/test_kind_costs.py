@@ -120,7 +120,6 @@ def test_lengths_and_slow_workers_reach_parts_too():
 
 
 @pytest.mark.slow
-@pytest.mark.compiles
 def test_parts_are_differentiated():
     own, table = workload("mixtral-8x7b"), table_of("combined-1f1b")
 
@@ -145,7 +144,6 @@ def test_what_has_no_such_parts_is_refused():
         pj.stage_costs(workload("mixtral-8x7b"), pj.load_system("mid_nw_mid_cp"), table)
 
 
-@pytest.mark.compiles
 def test_sweeps_go_on_without_what_they_cannot_price(call, tmp_path):
     (tmp_path / "grid.toml").write_text(
         'schedules = ["1f1b", "combined-1f1b"]\nmodels = "mixtral-8x7b"\nsystems = "h100"\n'

@@ -188,7 +188,6 @@ def test_a_whole_layer_is_the_old_roofline():
     assert op.volume == pytest.approx((moved, moved + 4 * units, moved))
 
 
-@pytest.mark.compiles
 def test_layouts_are_priced_as_one_batch():
     model = pj.load_model("gpt-22b")
     degrees = jnp.array([1.0, 2.0, 8.0])

@@ -43,7 +43,6 @@ def counted(groups, gpus_per_node):
     return groups.shape[1], count
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize("order", RANK_ORDERS)
 def test_groups_are_those_of_all_ranks(order):
     names = "tcdp" if order == RANK_ORDERS[0] else "tcpd"
@@ -63,7 +62,6 @@ def test_groups_are_those_of_all_ranks(order):
         np.testing.assert_array_equal(np.array(found).T, expected, name)
 
 
-@pytest.mark.compiles
 def test_groups_of_experts_are_those_of_all_ranks():
     cases = [
         (*degrees, expert, gpus)

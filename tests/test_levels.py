@@ -16,7 +16,6 @@ from pipejax.engine.batched.cost_rows import batch_leaves, cost_rows
 from pipejax.engine.batched.interpreter import interpreted_makespans
 from pipejax.engine.batched.levels import level_program
 
-pytestmark = pytest.mark.compiles
 CASES = (
     ("1f1b", 3, "delay", "float32"),
     ("interleaved-1f1b", 4, "queued", "float64"),

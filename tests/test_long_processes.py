@@ -12,7 +12,6 @@ import pipejax as pj
 from pipejax.base import compiled
 from pipejax.engine import recurrence
 
-pytestmark = pytest.mark.compiles
 SIZES = (3, 4, 5, 6)
 
 

@@ -4,15 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from turns import in_turn
+from daily import daily
 
 import pipejax as pj
 from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.pricing import cost_vector
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.engine.steady_state import steady_state
-
-pytestmark = pytest.mark.compiles
 
 FIELDS = ("forward", "backward", "all_reduce", "update", "latency", "transmit")
 GROWING = [
@@ -69,7 +67,7 @@ def all_costs(program):
 
 @pytest.mark.parametrize(
     ("name", "workers", "microbatches", "step", "link"),
-    in_turn(
+    daily(
         [
             (*grows, link)
             for grows in GROWING
@@ -91,7 +89,7 @@ def test_grown_equals_built(name, workers, microbatches, step, link):
 
 @pytest.mark.parametrize(
     ("name", "link"),
-    in_turn([(name, link) for name in pj.schedules.REGISTRY for link in LINKS], of=12),
+    daily([(name, link) for name in pj.schedules.REGISTRY for link in LINKS], of=12),
 )
 def test_every_schedule_grows_as_it_is_built(name, link):
     program = lowered(name, 4, 32, LINKS[link])
@@ -118,7 +116,7 @@ def test_every_cycle_time_is_the_growth_of_the_makespan(name, link):
     check_cycle_time(lowered(name, 4, 32, LINKS[link]), 32)
 
 
-@pytest.mark.parametrize("name", in_turn(sorted(set(pj.schedules.REGISTRY) - set(IRREGULAR))))
+@pytest.mark.parametrize("name", daily(sorted(set(pj.schedules.REGISTRY) - set(IRREGULAR))))
 def test_a_period_is_for_as_many_microbatches_under_every_link_model(name):
     steps = {
         link: steady_state(lowered(name, 4, 32, links)).microbatches
@@ -148,9 +146,7 @@ SHARED = [
 EVERY = [(*grows, links) for grows in [*GROWING, ("pipedream", 4, 16, 1)] for links in SHARED]
 
 
-@pytest.mark.parametrize(
-    ("name", "workers", "microbatches", "step", "links"), in_turn(EVERY, of=12)
-)
+@pytest.mark.parametrize(("name", "workers", "microbatches", "step", "links"), daily(EVERY, of=12))
 def test_grown_equals_built_where_links_are_shared(name, workers, microbatches, step, links):
     test_grown_equals_built(name, workers, microbatches, step, links)
 
@@ -166,7 +162,7 @@ def test_1f1b_at_many_microbatches(microbatches):
 
 @pytest.mark.parametrize(
     ("name", "workers", "microbatches", "step", "link"),
-    in_turn(
+    daily(
         [(*grows, link) for grows in [*GROWING, *UPDATING] for link in ("delay", "rendezvous")],
         of=4,
     ),

@@ -33,7 +33,6 @@ CASES = {
 }
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize("case", CASES)
 def test_a_function_of_many_is_that_of_each_with_the_slopes_of_jax(case):
     function = CASES[case]

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 import reference
+from daily import daily
 from hypothesis import given, strategies as st
-from turns import in_turn
 
 import pipejax as pj
 from pipejax.schedules.cells.ops import format_cell
@@ -18,8 +18,6 @@ from pipejax.schedules.heuristics.memory_limited_pipe import (
 )
 from pipejax.schedules.heuristics.timeline import TimedOps, rows_from_starts
 from pipejax.schedules.table.table import ScheduleTable
-
-pytestmark = pytest.mark.solver
 
 F, B, I, W, O, L = (pj.Phase[letter] for letter in "FBIWOL")  # noqa: E741
 # all dyadic, so that sums in any order are equal
@@ -326,7 +324,7 @@ def test_pipe_offload_without_offloads_is_the_schedule_of_its_source(p, v, group
 
 @pytest.mark.parametrize(
     ("v", "group", "share", "offload"),
-    in_turn(
+    daily(
         [
             (*given, offload)
             for given in [(1, 4, 0.5), (1, 4, 1.0), (2, 4, 0.5), (2, 1, 1)]

@@ -15,8 +15,6 @@ from pipejax.cli.app import run
 from pipejax.costs.stage.microbatches import check_order, in_order
 from pipejax.search.orders import permutations as permutation_search
 
-pytestmark = pytest.mark.compiles
-
 TIMES = pj.Costs(forward=1.0, backward=2.0, transmit=0.125)
 ONE = ["--schedule", "1f1b", "--workers", "2", "--microbatches", "4"]
 WORKLOAD = {"minibatch": 4, "tensor_parallel": 8}

@@ -33,8 +33,6 @@ from pipejax.search.schedule.plan import (
 )
 from pipejax.search.schedule.problem import pose
 
-pytestmark = pytest.mark.solver
-
 
 def problem_of(workers=3, microbatches=4, seconds=10.0, limits=1.0):
     """F = I = W and offloads of 10 s; the first two workers share a host link."""

@@ -61,7 +61,6 @@ def test_what_is_no_share(text):
         parse_share(text, "--gap")
 
 
-@pytest.mark.compiles
 def test_tuned_sizes_end_in_what_launchers_are_told_and_a_page(answer, call, tmp_path):
     line = ("tune", "size", "-s", "interleaved-1f1b", "-P", 2, "-V", 2, *MODEL)
     found = answer(*line, "--method", "exhaustive")

@@ -11,8 +11,6 @@ from training_cases import OBJECTIVES, SIZES, S, rows
 import pipejax.training as pt
 from pipejax.training.objective import composed_loss, gram
 
-pytestmark = pytest.mark.compiles
-
 LINEAR = [name for name in OBJECTIVES if name != "language"]
 
 
@@ -122,7 +120,6 @@ def test_logistic_regression_says_when_it_finds_no_minimum(monkeypatch):
         OBJECTIVES["logistic"]()
 
 
-@pytest.mark.takes_turns
 def test_the_language_model_learns_and_looks_only_back(tmp_path):
     file = tmp_path / "text.txt"
     file.write_text("ab" * 100)

@@ -12,8 +12,6 @@ from one_object import DOORS, EXAMPLES, MANY, alone, sets
 import pipejax as pj
 from pipejax.base.checks import ArgumentError
 
-pytestmark = pytest.mark.compiles
-
 SETS = -(-EXAMPLES // MANY)
 BATCHED = (
     pj.makespans,

@@ -36,8 +36,6 @@ def system(table, tmp_path):
     return path
 
 
-@pytest.mark.compiles
-@pytest.mark.solver
 def test_all_doors_agree(answer, table, system):
     run = answer("evaluate", *schedule(), *MODEL, "--system", system)
     need = run["memory_bytes"]
@@ -58,9 +56,6 @@ def test_all_doors_agree(answer, table, system):
     assert best["weight_share"] == run["activation_memory"]["weight_share"]
 
 
-@pytest.mark.takes_turns
-@pytest.mark.compiles
-@pytest.mark.process
 def test_a_sweep_agrees(table, system, tmp_path):
     data = run_sweep(
         {
@@ -82,7 +77,6 @@ def schedule():
     return ["--schedule", "zb-h1", "--workers", WORKERS, "--microbatches", MICROBATCHES]
 
 
-@pytest.mark.compiles
 def test_a_share_that_is_given_is_taken(answer, table):
     given = answer("evaluate", *schedule(), *MODEL, "--system", "a100", "--weight-share", 1)
     whole = dataclasses.replace(WORKLOAD, weight_share=1.0)

@@ -100,7 +100,6 @@ def sweep_row(names, count, given, folder):
     return {n: float(s) for n, s in zip(names, np.ravel(data.step_time.values), strict=True)}
 
 
-@pytest.mark.compiles
 def test_every_door_answers_alike(names, tmp_path, answer):
     assert {*PLANNED} <= {*names}
     few = {name: names[name] for name in ("1f1b", *PLANNED)}

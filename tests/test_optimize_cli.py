@@ -15,8 +15,6 @@ import pytest
 import pipejax as pj
 from pipejax.search.schedule import anytime_search as run
 
-pytestmark = pytest.mark.solver
-
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
 THREE = [*ONE, "--stage-times", "F=10,I=10,W=10", "--memory-limit", "3"]
 HARD = [
@@ -138,7 +136,6 @@ def test_what_is_written_can_be_read_evaluated_shown_and_exported(
     assert not re.search("[OL]", (tmp_path / "torch.csv").read_text())
 
 
-@pytest.mark.takes_turns
 def test_times_of_o_and_l_let_activations_go_and_nothing_else_does(answer, own, few_baselines):
     by_option = answer("optimize", *OFFLOADS, "--offload", "0.012", "--load", "0.013", *own)
     times = [

@@ -29,8 +29,6 @@ from pipejax.search.schedule.store import (
 )
 from pipejax.search.schedule.store_entry import prover
 
-pytestmark = pytest.mark.solver
-
 EXACT = {"forward": 10.0, "input_grad": 10.0, "weight_grad": 10.0}
 HARD = {"forward": 10.0, "input_grad": 11.0, "weight_grad": 9.0, "transfer": 0.7}
 BEGIN = f"""
@@ -100,7 +98,6 @@ def solved(tmp_path_factory):
     return path
 
 
-@pytest.mark.solver
 def test_the_same_problem_is_answered_at_once_in_any_unit_of_time(store):
     first = best(small(), store)
     assert (first.value, first.best.status) == (310.0, "optimal")
@@ -143,8 +140,6 @@ def test_a_search_that_was_ended_goes_on_from_its_best(store):
     assert (again.best.source, again.value) == ("store", first.value)
 
 
-@pytest.mark.takes_turns
-@pytest.mark.solver
 def test_more_memory_is_never_slower(store):
     """The limits of the paper's Figure 3, with little time for each, and asked once more."""
     rounds = [[best(small(limit, **HARD), store, 0.2) for limit in range(1, 9)] for _ in range(2)]
@@ -156,7 +151,6 @@ def test_more_memory_is_never_slower(store):
         assert again.lower_bound >= one.lower_bound
 
 
-@pytest.mark.solver
 def test_what_is_found_for_a_tighter_problem_helps_a_looser_one_that_is_stored(store):
     """The looser one has a poor schedule; its own time is too short to find another."""
     poor = put_table(store, small(8, **HARD), "gpipe")
@@ -167,8 +161,6 @@ def test_what_is_found_for_a_tighter_problem_helps_a_looser_one_that_is_stored(s
     assert best(small(8, **HARD), store, 0.001).value <= good
 
 
-@pytest.mark.takes_turns
-@pytest.mark.solver
 def test_a_faster_host_link_is_never_slower(store):
     slow = best(small(2, offload=30.0), store, 1.0)
     fast = best(small(2, offload=20.0), store, 0.001)
@@ -177,7 +169,6 @@ def test_a_faster_host_link_is_never_slower(store):
     assert best(small(2, offload=40.0), store, 0.001).value <= without.value
 
 
-@pytest.mark.compiles
 def test_a_bound_of_an_easier_problem_is_one(store):
     easy = small(3, forward=1.0, input_grad=1.0, weight_grad=1.0)
     hard = small(2, forward=1.5, input_grad=1.0, weight_grad=1.25, transfer=0.25)
@@ -253,7 +244,6 @@ def test_an_entry_is_a_certificate(store):
             assert problem in " ".join(map(str, verdict.problems))
 
 
-@pytest.mark.solver
 def test_a_bound_that_other_code_proved_is_not_taken_over(store, solved):
     data = json.loads(solved.read_text())
     data["proof"]["prover"] = prover() | {"ortools": "9.1"}
@@ -402,7 +392,6 @@ def big(limit):
     return pose(table, pj.Costs.uniform(table, **HARD), memory_limit=limit)
 
 
-@pytest.mark.process
 def test_kill_9_in_the_middle_of_a_search(store):
     process = started(SOLVE, store.path)
     try:
@@ -414,7 +403,6 @@ def test_kill_9_in_the_middle_of_a_search(store):
     assert 0 < kept.proven_bound <= kept.objective
 
 
-@pytest.mark.process
 def test_two_processes_that_write_and_one_that_is_killed(store):
     """A reader sees a whole entry at any moment, and a bound that only rises."""
     processes = [started(WRITE, store.path, 6) for _ in range(2)]

@@ -185,7 +185,6 @@ def dataset(size):
     return xr.Dataset({"x": ("n", np.random.default_rng(0).random(size))}, attrs=provenance())
 
 
-@pytest.mark.compiles
 def test_datasets_are_whole_or_not_there(tmp_path):
     out = Output(tmp_path / "x.zarr", force=True).check(DATASET)
     write_dataset(dataset(10), out)
@@ -203,7 +202,6 @@ def test_datasets_are_whole_or_not_there(tmp_path):
     assert xr.open_zarr(out.path).sizes == {"n": 20}
 
 
-@pytest.mark.compiles
 def test_a_folder_that_cannot_be_moved_leaves_the_old_one(tmp_path, monkeypatch):
     path, move = tmp_path / "x.zarr", os.replace
     write_dataset(dataset(10), Output(path).check(DATASET))

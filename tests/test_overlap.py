@@ -33,7 +33,6 @@ def end_of_ring(transfer, compute, steps):
     return computed
 
 
-@pytest.mark.compiles
 def test_buckets_are_their_longest_path():
     cases = [*itertools.product(SECONDS, SECONDS[1:], SECONDS, range(1, 7))]
     gather, compute, reduce, layers = map(np.array, zip(*cases, strict=True))
@@ -42,7 +41,6 @@ def test_buckets_are_their_longest_path():
     np.testing.assert_allclose(found, ends - layers * compute, atol=1e-12)
 
 
-@pytest.mark.compiles
 def test_ring_exchanges_are_their_longest_path():
     cases = [*itertools.product(SECONDS, SECONDS, range(1, 7))]
     transfer, compute, steps = map(np.array, zip(*cases, strict=True))
@@ -51,7 +49,6 @@ def test_ring_exchanges_are_their_longest_path():
     np.testing.assert_allclose(found, ends - steps * compute, atol=1e-12)
 
 
-@pytest.mark.compiles
 def test_slopes_are_finite_differences():
     at = jnp.array([5.0, 7.0, 4.0, 3.0])
     for function, size in ((exposed_buckets, 4), (exposed_ring, 3)):

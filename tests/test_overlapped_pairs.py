@@ -32,8 +32,6 @@ def test_a_pair_takes_the_longer_op_and_part_of_the_shorter(factor):
         assert pj.evaluate(table, costs).makespan == forward + pair + backward
 
 
-@pytest.mark.takes_turns
-@pytest.mark.compiles
 def test_batches_are_their_single_runs():
     for name, factor in (("dualpipe", 0.3), ("dualpipe-v", 0.0)):
         table = table_of(name)
@@ -54,7 +52,6 @@ def test_batches_are_their_single_runs():
                 )
 
 
-@pytest.mark.compiles
 def test_the_factor_has_a_derivative():
     table = table_of()
     program, (forward, backward) = pj.lower(table), drawn(table, 3)
@@ -185,8 +182,6 @@ def test_times_of_pairs_that_are_refused(arguments, message, call):
     assert re.search(message, err.strip().replace("\n", " "))
 
 
-@pytest.mark.takes_turns
-@pytest.mark.compiles
 def test_sweeps_take_it(tmp_path):
     swept = pj.run_sweep(
         {

@@ -49,17 +49,13 @@ WORK = {  # what a command is asked, beside the table and times
     "sensitivity": [],
     "staleness": [],
 }
-COMPILES = ("evaluate", "jitter")  # corners, samples
 IN_LISTS = {"compare": [], "jitter": ["--op", "lognormal:0.05", "--samples", "10"]}
 
 
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize(
     "command",
-    [
-        pytest.param(command, marks=[pytest.mark.compiles] * (command in COMPILES))
-        for command in (*WORK, *IN_LISTS, "diff")
-    ],
+    [*WORK, *IN_LISTS, "diff"],
 )
 def test_commands_know_what_tables_have_of_their_own(command, name, given, call):
     path, times = given(name)

@@ -250,7 +250,6 @@ def test_tables_have_sizes_of_their_own(folder, answer, mistake):
     assert "--workers" in mistake("compare", "--schedules", "gpipe", *TIMES)
 
 
-@pytest.mark.compiles
 def test_jitter_takes_tables(folder, answer, mistake):
     given = ["--schedules", "gpipe,mine.py:build,gpipe.csv,tables/a.csv", *ONE, "--samples", 8]
     rows = answer("jitter", *given, "--op", "lognormal:0.1")["rows"]
@@ -262,7 +261,6 @@ def test_jitter_takes_tables(folder, answer, mistake):
     assert "jitter ranks those of one size" in line
 
 
-@pytest.mark.compiles
 def test_a_sweep_keeps_a_label_for_each_table(folder, tmp_path):
     listed = ["gpipe", "tables/", {"name": "mine.py:build", "depth": 2}]
     grid = {**GRID, "schedules": listed, "microbatch_size": 1}
@@ -284,7 +282,6 @@ def test_a_changed_table_is_another_grid(folder):
     assert read_sweep(grid).to_json() != before
 
 
-@pytest.mark.compiles
 def test_tune_takes_a_table(folder, answer, mistake):
     model = ["--model", "tabular-128l", "--system", "fast_nw_slow_cp", "--no-memory-limit"]
     found = answer("tune", "--schedule", "gpipe.csv", *model, "--minibatch", 8)

@@ -42,7 +42,6 @@ def test_the_version_stands_in_one_place():
     assert PROJECT["version"] not in code
 
 
-@pytest.mark.process
 def test_the_package_is_a_program():
     command = [sys.executable, "-m", "pipejax", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -113,7 +112,6 @@ def run(command, folder, **environment):
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_the_wheel_holds_the_package_and_the_source_builds_it(built, tmp_path):
     source, wheel, package = built
     files = contents(wheel)
@@ -126,7 +124,6 @@ def test_the_wheel_holds_the_package_and_the_source_builds_it(built, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_the_wheel_runs_without_the_repository(installed, tmp_path):
     for program in (["pipejax"], ["python", "-m", "pipejax"]):
         command = [installed / program[0], *program[1:], "evaluate", *ONE.split(), "--json"]

@@ -105,7 +105,6 @@ SMALL = pj.Costs(forward=F, backward=B, transmit=np.array([[[0.5]], [[X]]]))
 OTHER = r"transmit time of 0SEND_F0 is not below eager_below = 1 s.*lower the table for these costs"
 
 
-@pytest.mark.compiles
 def test_a_program_is_for_its_eager_messages():
     program = pj.lower(GPIPE, link=EAGER, costs=SMALL)
     assert pj.makespan(program, SMALL) == makespan(GPIPE, EAGER, SMALL)
@@ -118,7 +117,6 @@ def test_a_program_is_for_its_eager_messages():
         pj.lower(GPIPE, link=EAGER)
 
 
-@pytest.mark.compiles
 def test_a_batch_has_one_set_of_eager_messages():
     program = pj.lower(GPIPE, link=EAGER, costs=SMALL)
     rows = [np.array([[[x]], [[X]]]) for x in (0.0, 0.5, 0.75)]
@@ -131,7 +129,6 @@ def test_a_batch_has_one_set_of_eager_messages():
             run(program, pj.Costs(forward=F, backward=B, transmit=np.stack(rows)))
 
 
-@pytest.mark.compiles
 def test_each_microbatch_has_a_size_of_its_own():
     transmit = np.array([0.5, X]).reshape(1, 1, 1, 2)
     costs = pj.Costs(forward=F, backward=B, transmit=transmit)
@@ -144,7 +141,6 @@ def test_each_microbatch_has_a_size_of_its_own():
         )
 
 
-@pytest.mark.compiles
 def test_a_message_of_a_fused_pair_is_of_its_own_pipe():
     transmit = np.array([[[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]], [[2.0, 2.0, 2.0], [1.0, 1.0, 1.0]]])
     costs = pj.Costs(forward=F, backward=B, transmit=transmit)
@@ -154,7 +150,6 @@ def test_a_message_of_a_fused_pair_is_of_its_own_pipe():
     assert found == makespan(fused, links, costs)
 
 
-@pytest.mark.compiles
 def test_what_a_trace_hides_is_refused():
     program = pj.lower(GPIPE, link=EAGER, costs=SMALL)
 
@@ -288,7 +283,6 @@ def test_searches_say_which_links_they_do_not_know(mistake):
     assert "tune knows no --eager-below, got 0.001: " in mistake(*tunes, "1e-3")
 
 
-@pytest.mark.compiles
 def test_a_sweep_groups_systems_by_their_eager_messages(tmp_path):
     given = {"schedules": "1f1b", "workers": 4, "minibatch": 8, "microbatch_size": 1}
     given |= {"models": "gpt-22b", "systems": "h100", "link": "rendezvous", "posting": "program"}

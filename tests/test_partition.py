@@ -13,7 +13,6 @@ import pipejax as pj
 from pipejax.search.cutting_planes import SLACK
 from pipejax.search.partition.splits import default_layouts
 
-pytestmark = pytest.mark.solver
 H100 = pj.load_system("h100")
 DENSE = dataclasses.replace(pj.load_model("llama3-8b"), layers=6)
 SPARSE = pj.load_model("deepseek-v3-mtp")

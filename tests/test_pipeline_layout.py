@@ -242,7 +242,6 @@ def test_layers_of_stages_are_said_where_they_differ(layers, answer, call, tmp_p
         assert "notes" not in answer("evaluate", *line)
 
 
-@pytest.mark.compiles
 def test_comparing_and_explaining_say_it_too(answer, call, tmp_path):
     model = small_file(tmp_path / "small.json", 30)
     line = ("-P", 4, "-M", 8, "-m", model, "-y", "h100", "--minibatch", 8)

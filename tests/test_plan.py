@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 import strategies
+from daily import daily
 from hypothesis import assume, given, strategies as st
-from turns import in_turn
 
 import pipejax as pj
 from pipejax.analysis.step.validation import StepTimes
@@ -66,8 +66,6 @@ def one_by_one(request, layouts, row):
     return pj.evaluate(table, costs).step_time, pj.memory_bytes(workload, table).max()
 
 
-@pytest.mark.takes_turns
-@pytest.mark.compiles
 def test_the_best_is_that_of_brute_force(small):
     request, layouts = small.request, small.layouts
     times, memory = np.array([one_by_one(request, layouts, k) for k in range(len(layouts))]).T
@@ -90,7 +88,6 @@ def test_the_best_is_that_of_brute_force(small):
         assert reached.any()
 
 
-@pytest.mark.compiles
 def test_shares_of_the_step_are_of_one_whole(small):
     best = np.array([np.nanargmin(small.known.step_time)])
     shares = resource_shares_of(small.request, small.layouts.take(best))
@@ -151,7 +148,6 @@ def test_an_idea_is_all_but_the_split_of_layers_and_a_name_without_a_pipeline():
     assert len(of_idea) < len(found) / 2
 
 
-@pytest.mark.compiles
 def test_what_would_turn_best_and_runner_up_round_does_so(small):
     assert small.reversals == ()  # nothing does: less bubble at the same costs
     best, other = small.best, small.runners_up[2]
@@ -174,7 +170,6 @@ def test_what_would_turn_best_and_runner_up_round_does_so(small):
             assert (two <= one * (1 + 1e-12)) == is_turned, number
 
 
-@pytest.mark.compiles
 def test_what_evaluate_is_given_has_the_step_time_of_the_plan(small, answer, tmp_path):
     """Minibatch of one pipeline, sequence parallelism and all."""
     for one in (small.best, small.runners_up[3]):
@@ -263,7 +258,6 @@ def test_layouts_are_legal_and_complete():
     assert len(own) == len(RECOMPUTE) * 4 * 2
 
 
-@pytest.mark.compiles
 def test_parts_of_layers_that_are_recomputed_can_be_searched():
     kinds = ("none", "mlp+layernorm", "core_attn", "full")
     found = pj.plan(GPT, H100, **SMALL | {"choices": FEW | {"recompute": kinds}}, exhaustive=True)
@@ -331,7 +325,6 @@ def test_what_cannot_be_planned_says_why(given_, message):
         pj.plan(GPT, H100, **given_)
 
 
-@pytest.mark.compiles
 def test_where_nothing_fits_the_nearest_layout_says_what_it_lacks():
     tiny = dataclasses.replace(H100, memory_capacity=5e9, memory_reserve=0.0)
     with pytest.raises(ValueError, match=r"nearest \(.*tensor 2.*\) needs .* more than the 5.0 GB"):
@@ -357,10 +350,9 @@ def test_what_workers_hold_with_many_microbatches_is_what_the_whole_table_says(s
         )
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize(
     ("schedule", "stages"),
-    in_turn([("gpipe", 1), ("interleaved-1f1b", 2), ("zb-h1", 1), ("1f1b", 1)]),
+    daily([("gpipe", 1), ("interleaved-1f1b", 2), ("zb-h1", 1), ("1f1b", 1)]),
 )
 def test_long_programs_have_the_times_of_whole_ones(schedule, stages, monkeypatch):
     shape, rng = ProgramShape(schedule, 2, stages), np.random.default_rng(1)
@@ -374,8 +366,6 @@ def test_long_programs_have_the_times_of_whole_ones(schedule, stages, monkeypatc
     np.testing.assert_allclose(exact_times(shape, 26, costs, pj.Links()), whole, rtol=1e-12)
 
 
-@pytest.mark.takes_turns
-@pytest.mark.compiles
 def test_the_command_says_json_and_keeps_all_layouts(tmp_path, capsys, monkeypatch):
     given_ = ["plan", "--model", "gpt-22b", "--system", "h100", "--gpus", "8", "--minibatch", "8"]
     given_ += ["--tensor", "4", "--zero", "1", "--recompute", "none,full"]

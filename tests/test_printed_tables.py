@@ -147,7 +147,6 @@ def test_a_format_is_checked(mistake):
     assert "--format csv has no effect with --json" in mistake("schedules", "-f", "csv", "-j")
 
 
-@pytest.mark.compiles
 def test_slack_that_is_rounding_is_printed_as_none(call, monkeypatch):
     """Sums of measured times leave 1e-16 s; it was printed as -2.2204e-07 ns."""
     root = Path(__file__).parents[1] / "examples"

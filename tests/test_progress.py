@@ -116,7 +116,6 @@ def calls():
     yield "formula", lambda tell: pj.formula(pj.lower(TABLE), on_progress=tell), (None, None)
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize(
     ("call", "last"), [each[1:] for each in calls()], ids=["order", "arrange", "formula"]
 )
@@ -158,7 +157,6 @@ pj.search.messages(table, pj.Costs(forward=1.0, backward=2.0), iterations=1).val
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_a_notebook_shows_bars_and_tables():
     import nbformat
     from nbclient import NotebookClient

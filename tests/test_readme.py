@@ -68,7 +68,6 @@ def test_the_first_block_is_two_commands_for_a_fresh_clone():
     assert {"demo", "test"} <= set(targets())
 
 
-@pytest.mark.compiles
 def test_the_demo_writes_a_picture_and_a_page(examples, capsys):
     commands = re.findall(r"bin/pipejax (.*)", targets()["demo"])
     (examples / "demo").mkdir()
@@ -83,7 +82,6 @@ def test_readme_is_short():
     assert len(README.split()) <= LONGEST
 
 
-@pytest.mark.compiles
 def test_commands_print_what_the_readme_shows(examples, capsys):
     commands = shown()
     assert len(commands) >= 3
@@ -95,7 +93,6 @@ def test_commands_print_what_the_readme_shows(examples, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_commands_run_as_a_script(examples, monkeypatch):
     """As a user pastes them: one shell, the installed program, stdout in a file."""
     programs = Path(sys.executable).parent  # of this environment, whether or not it is active

@@ -15,8 +15,6 @@ from pipejax.engine.recurrence import critical_path
 from pipejax.schedules.cells.ops import USUAL_PHASES
 from pipejax.schedules.table.held_activations import in_flight
 
-pytestmark = pytest.mark.compiles
-
 LINKS = [("delay", "worker"), ("queued", "worker"), ("blocking", "worker")]
 LINKS += [("rendezvous", queues) for queues in ("worker", "pair", "direction")]
 NODES, PREDS = 512, 8  # one compiled shape for all drawn programs

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from turns import in_turn
+from daily import daily
 
 import pipejax as pj
 from pipejax.costs.costs import unchecked_costs
@@ -22,8 +22,6 @@ from pipejax.training import (
     sweep_replay,
 )
 from pipejax.training.draws import gradient_noise
-
-pytestmark = pytest.mark.compiles
 
 UNIT = pj.Costs(forward=1.0, backward=1.0)
 
@@ -186,7 +184,7 @@ class Logistic(Linear):
         return x.T @ given + self.objective.l2 * w, given
 
 
-@pytest.mark.parametrize(("name", "case"), in_turn(CASES))
+@pytest.mark.parametrize(("name", "case"), daily(CASES))
 def test_equals_an_event_loop_that_stashes_weights(name, case):
     trained = OBJECTIVES[name]()
     table = build(TABLES[case][0], **TABLES[case][1])

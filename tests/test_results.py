@@ -15,8 +15,6 @@ from pipejax.base.ties import least_named
 from pipejax.sweep.questions import distinct_best, distinct_front, knees
 from pipejax.sweep.results import SweepResults, read_results
 
-pytestmark = pytest.mark.compiles
-
 GRID = {
     "schedules": ["gpipe", "1f1b"],
     "workers": 2,

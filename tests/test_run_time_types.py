@@ -12,8 +12,6 @@ import pipejax as pj
 from pipejax.engine.pricing import NodeCosts
 from pipejax.engine.recurrence import critical_path
 
-pytestmark = pytest.mark.compiles
-
 
 @pytest.fixture
 def asked(request):

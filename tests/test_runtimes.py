@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from daily import daily
 from hypothesis import Phase as Stage, given, settings
 from legal_sizes import WHOLE
 from strategies import tables
-from turns import in_turn
 
 import pipejax as pj
 from pipejax.runtimes import runtime_run
@@ -115,21 +115,18 @@ def steps(request):
     }
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("name", in_turn([*WHOLE, FOUR_PIPES], of=2))
+@pytest.mark.parametrize("name", daily([*WHOLE, FOUR_PIPES], of=2))
 def test_every_schedule_has_the_gradients_of_the_model_without_a_pipeline(name, steps):
     gradient, _, loss = steps["error"][name]
     assert (gradient < EXACT, loss < EXACT) == (True, True)
 
 
-@pytest.mark.process
 def test_random_tables_have_them_too(steps):
     errors = [steps["error"][number] for number in range(FEW)]
     assert np.max([[gradient, loss] for gradient, _, loss in errors]) < EXACT
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_many_random_tables_have_them_too():
     random = [*drawn(25), *drawn(25, communication=True)]
     assert np.array(in_one_process(random)["errors"])[:, [0, 2]].max() < EXACT
@@ -140,8 +137,6 @@ def test_many_random_tables_have_them_too():
 
 
 @pytest.mark.slow
-@pytest.mark.solver
-@pytest.mark.process
 def test_optimised_tables_have_them_too():
     costs = pj.Costs(forward=10.0, input_grad=11.0, weight_grad=9.0, transmit=2.0)
     limits = {
@@ -196,8 +191,6 @@ class StagesAsObjective(TrainingObjective):
         return jnp.ones(())
 
 
-@pytest.mark.process
-@pytest.mark.compiles
 @pytest.mark.parametrize(
     "number",
     [pytest.param(k, marks=[pytest.mark.slow] * (k > 1)) for k in range(len(ASYNCHRONOUS))],
@@ -259,8 +252,6 @@ def test_a_slot_has_a_permutation_for_each_distance(name, there, back):
     assert instruct(table, sizes).activation_to.shape == (sizes.slots, 4, len(there))
 
 
-@pytest.mark.takes_turns
-@pytest.mark.process
 def test_the_command_says_what_it_found_and_what_it_left_out(call, tmp_path):
     table = pj.links.insert_transfers(
         pj.schedules.build("zb-h1", num_workers=2, num_microbatches=3)
@@ -306,7 +297,6 @@ def test_the_step_size_of_updates_is_said(name, step_size, call, monkeypatch):
     assert json.loads(call(*command, "--json")[1])["step_size"] == step_size
 
 
-@pytest.mark.process
 def test_devices_that_are_missing_are_named(monkeypatch, call):
     started = subprocess.Popen
 

@@ -5,9 +5,9 @@ import json
 
 import numpy as np
 import pytest
+from daily import daily
 from hypothesis import given, strategies as st
 from legal_sizes import is_legal
-from turns import in_turn
 
 import pipejax as pj
 from pipejax.base import longest_path
@@ -40,7 +40,7 @@ PAIR = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
 CASES = [(name, options) for name in REGISTRY for options in OPTIONS.get(name, [{}])]
 
 
-@pytest.mark.parametrize(("name", "options"), in_turn(CASES))
+@pytest.mark.parametrize(("name", "options"), daily(CASES))
 def test_builds_at_every_legal_size(name, options):
     for p, m in SIZES:
         pipes = options.get("pipes", 1)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import reference
 from certified import all_of, check_solution, first_of
+from daily import daily
 from test_optimize import held
-from turns import in_turn
 
 import pipejax as pj
 from pipejax.schedules.cells.ops import format_cell
@@ -121,8 +121,7 @@ def check(found, table, costs, options):
         assert time is None or time >= found.value * (1 - 1e-12) - found.best.rounding
 
 
-@pytest.mark.solver
-@pytest.mark.parametrize("seed", in_turn([70, 84, 136, *range(60)], always=3, of=12))
+@pytest.mark.parametrize("seed", daily([70, 84, 136, *range(60)], always=3, of=12))
 def test_every_solution_of_every_problem_is_what_it_says(seed):
     table, costs, options = extreme_problem(np.random.default_rng(seed))
     found = all_of(table, costs, time_limit=0.1, num_threads=2, **options)
@@ -131,7 +130,6 @@ def test_every_solution_of_every_problem_is_what_it_says(seed):
     check_solution(found[-1], costs, **options)
 
 
-@pytest.mark.solver
 @pytest.mark.parametrize("message", [1e7, 1e-7])
 @pytest.mark.parametrize("limit", [1, 2])
 def test_messages_of_any_length_leave_room_for_a_schedule(message, limit):
@@ -144,7 +142,6 @@ def test_messages_of_any_length_leave_room_for_a_schedule(message, limit):
     assert found.lower_bound >= (6 * message * 8 / limit) * (1 - 1e-3)
 
 
-@pytest.mark.solver
 def test_work_of_less_than_a_unit_has_a_period_too():
     table = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=4)
     costs = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0, transmit=1e7)
@@ -153,7 +150,6 @@ def test_work_of_less_than_a_unit_has_a_period_too():
     assert shortest_ring(problem, 1, int(problem.lag.sum()), Budget.of(1.0), 2) is not None
 
 
-@pytest.mark.solver
 def test_all_reduces_of_a_worker_follow_each_other():
     """Two stages on each worker: 25 of compute end with two all-reduces of 5, then the update."""
     options = {"num_workers": 2, "num_microbatches": 4}
@@ -195,7 +191,6 @@ def test_more_memory_than_all_activations_take_is_the_same_problem(sizes, offloa
     assert (less.limits < less.sizes * 8).all()
 
 
-@pytest.mark.solver
 def test_an_ample_limit_is_answered_by_what_solved_the_limit_of_all_microbatches(tmp_path):
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3)
     costs = pj.Costs.uniform(table, forward=1.0, backward=2.0)
@@ -220,10 +215,9 @@ WRITTEN = {
 }
 
 
-@pytest.mark.solver
 @pytest.mark.parametrize(
     ("suffix", "command", "schedule"),
-    in_turn(itertools.product([".json", ".csv"], WRITTEN, ASKED)),
+    daily(itertools.product([".json", ".csv"], WRITTEN, ASKED)),
 )
 def test_what_is_printed_is_what_the_written_table_gives(
     schedule, command, suffix, call, answer, tmp_path

@@ -6,7 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from turns import in_turn
+from daily import daily
 
 import pipejax as pj
 from pipejax.analysis.step import many_systems
@@ -19,8 +19,6 @@ from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
 from pipejax.costs.system.parts import FIELDS
 from pipejax.engine.batched import pricing
-
-pytestmark = pytest.mark.compiles
 
 STEP = 1e-5
 CASES = {
@@ -87,7 +85,7 @@ def step_time(program, table, workload, system, parameter, factor):
 
 @pytest.mark.parametrize(
     ("name", "link"),
-    in_turn(
+    daily(
         [
             *((name, "delay") for name in reversed(CASES)),
             ("chimera on a slow network", "rendezvous"),
@@ -119,7 +117,6 @@ def test_elasticities_are_finite_differences_and_shares_sum_to_one(name, link):
             assert found.elasticity[efficiency] == pytest.approx(found.elasticity[rate])
 
 
-@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("name", "on_host"),
     [("1f1b on h100", False), ("1f1b on h100", True), ("chimera on a slow network", True)],
@@ -249,8 +246,6 @@ def test_mistakes_are_one_line(arguments, message, capsys):
     assert message in printed.err
 
 
-@pytest.mark.takes_turns
-@pytest.mark.compiles
 def test_a_step_time_beyond_floats_is_refused():
     h100 = pj.load_system("h100")
     workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=8)

@@ -441,8 +441,6 @@ def test_tune_lookahead_answers_as_every_search(answer, call, tmp_path):
     assert max(found["best"]["peak"]) <= 8e9
 
 
-@pytest.mark.compiles
-@pytest.mark.compiles
 def test_training_runs_along_a_timeline_with_gathers():
     table = pj.schedules.build("pipedream", num_workers=2, num_microbatches=20)
     costs = pj.Costs(forward=1.0, backward=2.0, unshard=1.0, reduce_grad=1.0)

@@ -168,7 +168,6 @@ def check_whole(folder):
         assert path.read_bytes().endswith(b"IEND\xaeB`\x82")
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("seconds", [0.05, 0.3])
 def test_an_interrupt_while_modules_are_imported(seconds):
     process = begin(["sensitivity", *LONG, *MODEL])  # JAX among them
@@ -178,8 +177,6 @@ def test_an_interrupt_while_modules_are_imported(seconds):
     assert (out, err) == ("", "error: interrupted\n")
 
 
-@pytest.mark.takes_turns
-@pytest.mark.process
 def test_a_search_ends_with_the_best_so_far(tmp_path):
     process = begin([*arguments_in(tmp_path, "optimize"), "--json"])
     until = time.monotonic() + 60
@@ -249,7 +246,6 @@ def start_ending(last_words, work, start="default_int_handler", argument=""):
     return process
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("case", ENDS)
 def test_a_process_ends(case):
     last_words, work, signals, most, adds = ENDS[case]
@@ -262,7 +258,6 @@ def test_a_process_ends(case):
     assert took < 2 * most
 
 
-@pytest.mark.process
 def test_a_signal_that_is_ignored_stays_so():
     process = start_ending("None", "time.sleep(60)", start="SIG_IGN")
     process.send_signal(signal.SIGINT)
@@ -272,7 +267,6 @@ def test_a_signal_that_is_ignored_stays_so():
     assert (process.returncode, err) == (143, "error: interrupted by SIGTERM\n")
 
 
-@pytest.mark.process
 def test_what_is_being_written_leaves_what_was_there(tmp_path):
     (tmp_path / "x.csv").write_text("old")
     write = """from pipejax.base.files import drafted
@@ -289,7 +283,6 @@ def test_what_is_being_written_leaves_what_was_there(tmp_path):
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.csv", "old")]
 
 
-@pytest.mark.process
 def test_a_library_handles_no_signals():
     code = """import signal, threading, pipejax.cli.app
 print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, threading.active_count())"""
@@ -315,7 +308,6 @@ def test_every_command_is_interrupted():
 
 
 @pytest.mark.slow
-@pytest.mark.process
 @pytest.mark.parametrize(("command", "number", "seconds"), moments(42))
 def test_any_moment(tmp_path, command, number, seconds, call):
     process = begin(arguments_in(tmp_path, command))

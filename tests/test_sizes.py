@@ -151,7 +151,6 @@ TRAINING = {  # and what the error says before the memory
 }
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize("size", TRAINING)
 def test_training_refuses_at_once(size, monkeypatch):
     monkeypatch.setattr(machine, "memory", lambda: 25 * 10**9)

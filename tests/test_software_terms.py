@@ -219,7 +219,6 @@ def test_without_offload_nothing_depends_on_the_host():
     )
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_offloads_are_priced_alike_in_numpy_and_in_jax(share):
     def of_rate(rate, system=QUIET):
@@ -250,7 +249,6 @@ def test_a_host_that_is_not_known_takes_no_offload(name):
         pj.tune("1f1b", 2, pj.Workload(LLAMA, 4, optimizer_offload=0.1), system)
 
 
-@pytest.mark.compiles
 def test_an_offloaded_step_depends_on_link_and_host_by_the_time_that_they_take():
     found = pj.sensitivity(TABLE, pj.Workload(LLAMA, 1, optimizer_offload=1), QUIET_HOST)
     on_link = parameters() * (2 + 2) / (LINK.bandwidth * LINK.efficiency)
@@ -536,7 +534,6 @@ def test_what_is_not_said_changes_nothing_and_what_is_wrong_is_named():
         pj.Workload(LLAMA, 1, frozen=1)
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize("given", [LORA, {"frozen": True}])
 def test_fine_tuning_is_the_same_number_in_a_trace(given):
     workload = pj.Workload(LLAMA, 2, **given, tensor_parallel=8, data_parallel=2, zero=1)

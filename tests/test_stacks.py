@@ -150,7 +150,6 @@ def calibrated(tmp_path):
     return write
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize(
     ("told", "overlap"),
     [
@@ -215,7 +214,6 @@ GRID = {
 }
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize("said", [{}, {"overlap": 0.5}])
 def test_a_sweep_over_stacks_is_what_evaluate_says_of_each(tmp_path, capsys, said):
     names = ["", "torchtitan-2024", "composer-2023"]

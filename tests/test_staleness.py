@@ -379,7 +379,6 @@ def test_memory_counts_versions_and_runs():
     assert np.all(two - one >= persistent)
 
 
-@pytest.mark.compiles
 def test_command(answer, tmp_path):
     one = "--schedule", "pipedream", "--workers", "4", "--microbatches", "160"
     result = answer("staleness", *one)

@@ -15,8 +15,6 @@ from pipejax.costs.system.parts import Host, Kernels, Link
 from pipejax.costs.system.system import Band, CalibrationRecord
 from pipejax.engine.pricing import cost_vector
 
-pytestmark = pytest.mark.compiles
-
 SYSTEM = dataclasses.replace(
     pj.load_system("h100"),
     kernels=Kernels(priced=1.0),
@@ -234,7 +232,6 @@ def test_mistakes_name_the_option(mistake, changed, message):
     assert message in line
 
 
-@pytest.mark.takes_turns
 def test_a_sweep_takes_every_degree(tmp_path):
     axes = {"zero": [0, 3], "context_parallel": [1, 2]}
     grid = {"schedules": "1f1b", "workers": 4, "minibatch": 8, "microbatches": 8} | axes

@@ -10,7 +10,6 @@ from pipejax.analysis.step.step_time import StepTimes
 from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.system.parts import number_of
 
-pytestmark = pytest.mark.compiles
 HEADER = "layers,hidden,heads,sequence,tensor,data,pipeline,microbatch_size,global_batch,schedule,"
 LAYOUTS = ((1, 2, 1, 2, 8), (2, 1, 2, 1, 4), (8, 2, 4, 1, 24), (2, 4, 4, 2, 64))
 NAMES = (
@@ -62,7 +61,6 @@ def found(times, system, at):
     return times.predict_and_grad(system, NAMES, np.array([at, *(at + steps), *(at - steps)]))
 
 
-@pytest.mark.takes_turns
 def test_rows_take_what_evaluate_says(times, system, at, found):
     assert len(times.batches) == 1
     for name, value in zip(NAMES, at, strict=False):

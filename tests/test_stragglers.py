@@ -77,7 +77,6 @@ def test_copies_of_a_stage_are_as_slow_as_their_workers(data):
     assert ratio.tolist() == [1.0, 1.0, 2.0, 1.0]
 
 
-@pytest.mark.compiles
 def test_factors_are_differentiable():
     """The derivative by a worker's factor is what the worker has of the critical path."""
     table = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
@@ -123,7 +122,6 @@ def test_a_model_has_slow_workers_too(name):
     assert jax.tree.all(jax.tree.map(np.array_equal, found, whole))
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize(
     "outputs", [["bubble_ratio"], pytest.param(SHARES, marks=pytest.mark.slow)]
 )

@@ -19,8 +19,6 @@ from pipejax.sweep.declaration import read_system_axes
 from pipejax.sweep.evaluation import _one_ahead
 from pipejax.sweep.store import get_block, num_blocks
 
-pytestmark = pytest.mark.compiles
-
 
 @pytest.fixture(scope="module")
 def declared(tmp_path_factory):
@@ -32,7 +30,6 @@ def data(declared, tmp_path_factory):
     return run_sweep(declared, tmp_path_factory.mktemp("out") / "out.zarr").load()
 
 
-@pytest.mark.compiles
 def test_axes_and_units(data):
     assert dict(data.step_time.sizes) == {
         "schedule": 3,
@@ -61,7 +58,6 @@ def test_axes_and_units(data):
     assert data.status.attrs["flag_meanings"].split() == [s.replace(" ", "_") for s in STATUS]
 
 
-@pytest.mark.compiles
 def test_points_are_single_evaluations(data):
     """Every value against the front door, one configuration at a time."""
     rng = random.Random(1)
@@ -104,7 +100,6 @@ def test_points_are_single_evaluations(data):
     assert RESOURCES[int(at.bound_by)] == found.bound_by
 
 
-@pytest.mark.compiles
 def test_an_optimizer_on_the_host_needs_one_that_is_known(tmp_path):
     grid = {"schedules": "1f1b", "workers": 2, "minibatch": 4, "microbatch_size": 1}
     grid |= {"models": "gpt-22b", "optimizer_offload": [0.0, 0.5]}
@@ -136,7 +131,6 @@ def scratch(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTEST_SCRATCH", str(tmp_path))
 
 
-@pytest.mark.compiles
 def test_illegal_points_say_why(data):
     reasons = data.reason.isel(model=0, recompute=0)
     assert str(reasons.sel(schedule="gpipe", microbatch_size=3).values) == (
@@ -154,7 +148,6 @@ def test_illegal_points_say_why(data):
     assert set(np.unique(data.status)) == {1, 2, 3}
 
 
-@pytest.mark.compiles
 def test_what_is_wrong_and_not_illegal_ends_the_sweep_and_names_the_point(tmp_path, monkeypatch):
     grid = {**GRID, "schedules": ["1f1b", "pipe-offload"], "workers": [2, 8], "microbatch_size": 1}
     point = (
@@ -173,9 +166,6 @@ def test_what_is_wrong_and_not_illegal_ends_the_sweep_and_names_the_point(tmp_pa
         run_sweep(read_sweep(grid), tmp_path / "broken.zarr")
 
 
-@pytest.mark.takes_turns
-@pytest.mark.compiles
-@pytest.mark.process
 def test_of_two_points_that_are_wrong_the_first_is_told():
     def point(name, prepares=True, runs=True):
         if not prepares:
@@ -292,7 +282,6 @@ def grid_file(tmp_path_factory):
     return write_grid(tmp_path_factory.mktemp("grid_file"))
 
 
-@pytest.mark.process
 def test_a_scheduler_that_is_not_there_is_named(grid_file, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("pipejax.sweep.run.PATIENCE", 0.5)
     address = "tcp://127.0.0.1:9"

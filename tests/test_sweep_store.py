@@ -19,8 +19,6 @@ from pipejax.cli.app import run
 from pipejax.sweep import read_sweep, run_sweep
 from pipejax.sweep.store import SAME, get_block, num_blocks, opened
 
-pytestmark = [pytest.mark.compiles, pytest.mark.process]
-
 
 def files_of(path):
     """Bytes of all files of a store."""
@@ -35,7 +33,6 @@ def whole(tmp_path_factory):
     return path
 
 
-@pytest.mark.takes_turns
 def test_damaged_blocks_are_not_taken_for_whole(whole, tmp_path):
     """A chunk that was cut short, changed, emptied or lost is evaluated again, and no other."""
     path = tmp_path / "damaged.zarr"
@@ -124,7 +121,6 @@ def written(path):
     return len(list(path.glob("block_checksum/[0-9]*")))
 
 
-@pytest.mark.takes_turns
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes(
     kills, whole, grid_file, start, tmp_path
@@ -161,7 +157,6 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes(
     assert [p.name for p in tmp_path.iterdir()] == ["killed.zarr"]  # no drafts left
 
 
-@pytest.mark.takes_turns
 def test_killed_before_the_store_is_made_it_begins_anew(whole, tmp_path, monkeypatch):
     """At any step in which labels and metadata come to their place; then without --resume."""
     sweep, expected, replace = read_sweep(GRID), files_of(whole), os.replace

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import reference
 import strategies
+from daily import daily
 from hypothesis import given, settings, strategies as st
-from turns import in_turn
 
 import pipejax as pj
 from pipejax.costs.stage.model_topology import model_placements
@@ -56,7 +56,6 @@ def test_messages_take_what_the_link_between_two_places_does(case, link, data):
     assert pj.evaluate(table, costs, link=link).makespan == expected.makespan
 
 
-@pytest.mark.compiles
 def test_times_of_links_are_differentiable():
     table = build("interleaved-1f1b", 4, 4)
     program = pj.lower(table)
@@ -91,10 +90,9 @@ def of_all_placements(name, sizes, transmit):
     return np.asarray(pj.makespans(pj.lower(table), batch))
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize(
     ("name", "machine", "tried"),
-    in_turn(itertools.product(SCHEDULES, MACHINES, ("all", "some")), always=2, of=6),
+    daily(itertools.product(SCHEDULES, MACHINES, ("all", "some")), always=2, of=6),
 )
 def test_the_search_equals_all_placements(name, machine, tried, monkeypatch):
     if tried == "some":
@@ -115,10 +113,9 @@ def test_the_search_equals_all_placements(name, machine, tried, monkeypatch):
         assert (found.stopped, found.gap) == ("optimal", 0.0)
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize(
     ("name", "start"),
-    in_turn(
+    daily(
         itertools.product(
             ["1f1b", "interleaved-1f1b", "chimera"], ["in order", "round robin", "scattered"]
         )
@@ -139,7 +136,6 @@ def test_sixteen_workers_on_two_nodes(name, start, monkeypatch):
     assert found.value <= min(found.baselines.values()) * (1 + 1e-12)
 
 
-@pytest.mark.compiles
 def test_the_bound_knows_how_often_nodes_are_left():
     """A chain leaves four nodes three times at least, a ring four times."""
     ring, chain = build("interleaved-1f1b", 16, 16), build("1f1b", 16, 16)
@@ -157,7 +153,6 @@ def test_the_bound_knows_how_often_nodes_are_left():
     assert far.gap == 1 - far.lower_bound / far.value > 0.01
 
 
-@pytest.mark.compiles
 def test_placements_that_cost_the_same_are_run_once():
     table = build("1f1b", 8, 8)
     found = pj.search.places(table, COSTS, pj.Topology(4, transmit=(0.0, 1.0)))
@@ -207,7 +202,6 @@ def test_slices_at_all_places(name):
     np.testing.assert_allclose(np.asarray(at.transmit)[0, 0], transmit, rtol=1e-12)
 
 
-@pytest.mark.compiles
 def test_a_model_is_placed():
     table = build("chimera", 4, 4)
     model, system = pj.load_model("gpt3-175b"), pj.load_system("h100")
@@ -245,7 +239,6 @@ LOOPED = ["-s", "interleaved-1f1b", "-P", 4, "-M", 4, "-T", "F=1,B=2"]
 NODES = ["--workers-per-node", 2, "--latency", 0.125, "--transmit", "0,0.5"]
 
 
-@pytest.mark.compiles
 def test_places_on_the_command_line(answer, call, tmp_path):
     out, figure = tmp_path / "places.json", tmp_path / "places.svg"
     found = answer(
@@ -277,7 +270,6 @@ def test_places_on_the_command_line(answer, call, tmp_path):
     assert rows != answer(*many)
 
 
-@pytest.mark.compiles
 def test_files_say_what_levels_take(answer, mistake, tmp_path):
     file, plain = tmp_path / "costs.json", tmp_path / "plain.json"
     times = '{"unit": "milliseconds", "F": 1, "B": 2, '

@@ -13,9 +13,9 @@ import justhtml
 import matplotlib as mpl
 import numpy as np
 import pytest
+from daily import daily
 from explorer_cases import run_of_page, scene_of
 from matplotlib.collections import PolyCollection, QuadMesh
-from turns import in_turn
 
 import pipejax as pj
 from pipejax.plots import palette
@@ -116,7 +116,7 @@ MOST = [*itertools.product(sorted({*SCHEDULES} - {"dualpipe-v"}), single_models(
 LONG = ("interleaved-1f1b", Links("rendezvous", "direction"), 8)  # many are buffered
 
 
-@pytest.mark.parametrize(("name", "links", "workers"), in_turn([LONG, *MOST], always=2), ids=str)
+@pytest.mark.parametrize(("name", "links", "workers"), daily([LONG, *MOST], always=2), ids=str)
 def test_messages_of_links_that_differ_are_found(name, links, workers):
     """Whatever they wait for before they are sent."""
     run, sent = drawn(table_of(name, workers), links)
@@ -387,7 +387,6 @@ KEYS = (
 )
 
 
-@pytest.mark.compiles
 def test_the_answer_and_the_commands_that_go_on(answer, folder):
     pytest.importorskip("pyarrow")
     found = answer("trace", JOB, "--schedules", "1f1b", "--save", "trace")
@@ -411,7 +410,6 @@ def test_the_answer_and_the_commands_that_go_on(answer, folder):
     assert shaken[shaken.index("--op") + 1] == "lognormal:0.0274"
 
 
-@pytest.mark.compiles
 def test_jitter_reads_what_is_saved(answer, folder):
     write_csv(folder / "run.csv", traces.of_runs(jittered(table_of("gpipe"))))
     found = answer("trace", "run.csv", "--schedules", "1f1b", "--save", "trace")
@@ -424,7 +422,6 @@ MIXED = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1I0", "1F1", "1I1", "1W0", "1W1"
 FASTER = pj.Costs(forward=1.0, backward=2.0, input_grad=1.2, weight_grad=1.0, transmit=0.1)
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe-v", "mixed"])
 def test_saved_costs_are_those_that_were_recorded(name, answer, call, folder):
     table = pj.ScheduleTable.from_rows(MIXED) if name == "mixed" else table_of(name)
@@ -448,7 +445,6 @@ def test_saved_costs_are_those_that_were_recorded(name, answer, call, folder):
         assert why in call(*line)[1]
 
 
-@pytest.mark.compiles
 def test_what_is_saved_is_said(call, folder):
     table = table_of("1f1b")
     long = np.random.default_rng(1).uniform(1.0, 3.0, (8, 8, 8))
@@ -528,7 +524,6 @@ def test_the_report_says_which_steps_predict_nothing(answer, call, folder):
     )
 
 
-@pytest.mark.compiles
 def test_what_a_stranger_reads(answer, call, folder):
     run = pj.evaluate(table_of("gpipe"), pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
     write_csv(folder / "run.csv", traces.of_runs([run]))
@@ -548,7 +543,6 @@ def test_what_holds_nothing_is_named_without_an_option(mistake, folder):
     assert "FILES hold no slice of a pipeline" in mistake("trace", "x.csv")
 
 
-@pytest.mark.compiles
 def test_columns_have_other_names(answer, folder):
     write_csv(folder / "run.csv", traces.of_runs(jittered(table_of("gpipe"))))
     text = Path("run.csv").read_text().replace("worker", "who", 1).replace("start", "from", 1)
@@ -625,7 +619,6 @@ def test_a_step_is_drawn_as_it_ran_and_as_replayed():
     assert [text.get_text() for text in axes.texts] == ["F0"] * 4
 
 
-@pytest.mark.compiles
 def test_the_figure_names_workers_replicas_and_steps(call, folder, job, shares):
     pytest.importorskip("pyarrow")
     code, text, _ = call("trace", JOB, "--schedules", "1f1b", "--figure", "x.svg")

@@ -561,7 +561,6 @@ def test_stages_that_labels_do_not_say(tmp_path):
     assert times(trace)[0, 0, "F", 1, 0][0] == pytest.approx(13e-6)
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize("name", ["zb-h1", "dualpipe-v", "chimera"])
 def test_our_own_exports_come_back(name, tmp_path):
     table = pj.schedules.build(name, num_workers=2, num_microbatches=4)

@@ -12,8 +12,6 @@ import pipejax.training as pt
 from pipejax.training.draws import drawn_stage, gradient_noise
 from pipejax.training.rpd import _longest_rest
 
-pytestmark = pytest.mark.compiles
-
 UPDATES, EVERY = 60, 20
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import reference
 import strategies
+from daily import daily
 from hypothesis import given, settings, strategies as st
 from legal_sizes import WHOLE, at_least
-from turns import in_turn
 
 import pipejax as pj
 from pipejax.analysis.paths.head_of_line_blocking import queue_makespans
@@ -96,7 +96,6 @@ def found():
     return pj.search.messages(TABLE, COSTS, iterations=20)
 
 
-@pytest.mark.takes_turns
 def test_interleaved_with_one_communicator_per_worker(found):
     assert round(found.best.free_bound) == 153
     assert round(found.baselines["by producer"]) == 356
@@ -108,7 +107,6 @@ def test_interleaved_with_one_communicator_per_worker(found):
     assert ops_of(found.best.table) == ops_of(TABLE)
 
 
-@pytest.mark.takes_turns
 def test_queue_scopes_in_one_table(found):
     own = queue_makespans(TABLE, COSTS)
     assert {name: round(value) for name, value in own.items()} == {
@@ -334,7 +332,7 @@ def test_a_deadlock_is_searched_out_of(queues):
     )
 
 
-@pytest.mark.parametrize(("name", "queues"), in_turn(itertools.product(WHOLE, QUEUES)))
+@pytest.mark.parametrize(("name", "queues"), daily(itertools.product(WHOLE, QUEUES)))
 def test_every_schedule_gets_an_order(name, queues, tmp_path):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=at_least(name, 4, 4))
     costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=0.75, offload=0.5)
@@ -373,7 +371,6 @@ def test_costs_of_nothing_are_no_division_by_zero():
     assert (result.value, result.gap, result.best.free_bound) == (0.0, 0.0, 0.0)
 
 
-@pytest.mark.takes_turns
 def test_the_seed_decides():
     one, same, other = (
         pj.search.messages(TABLE, COSTS, iterations=4, seed=seed) for seed in (1, 1, 2)
@@ -522,7 +519,6 @@ def test_command_looks_past_a_deadlock(capsys, tmp_path):
     assert "its own order of SEND and RECV cells deadlocks" in capsys.readouterr().out
 
 
-@pytest.mark.takes_turns
 def test_the_gain_is_that_over_the_own_order(call, answer, data):
     """Not over another one, against which it may be far larger."""
     path = data / "1F1B_4_8.comms.csv"

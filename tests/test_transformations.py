@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from turns import in_turn
+from daily import daily
 
 import pipejax as pj
 from pipejax.engine.batched import makespans as module
 
-pytestmark = pytest.mark.compiles
 slow = pytest.mark.slow
 
 SIZE = 3
@@ -76,7 +75,7 @@ def stacked(leaves):
 SCHEDULES = ("1f1b", "chimera", "zb-h1")
 
 
-@pytest.mark.parametrize(("link", "name"), in_turn(itertools.product(LINKS, SCHEDULES), of=4))
+@pytest.mark.parametrize(("link", "name"), daily(itertools.product(LINKS, SCHEDULES), of=4))
 def test_gradients_are_those_of_makespan(link, name):  # ties included
     program = lowered(link, name)
     run = functools.partial(total, program)
@@ -90,7 +89,7 @@ def test_gradients_are_those_of_makespan(link, name):  # ties included
                 np.testing.assert_array_equal(found[field], expected[field], f"{way} {field}")
 
 
-@pytest.mark.parametrize("way", in_turn(WAYS))
+@pytest.mark.parametrize("way", daily(WAYS))
 def test_every_way_gives_the_same_gradient(way):
     program, leaves = lowered("queued"), drawn(7, dyadic=True)
     found = WAYS[way](functools.partial(total, program))(leaves)
@@ -159,7 +158,6 @@ def step_times(link):
     return lambda bandwidths: pj.makespans(program, jax.vmap(costs)(bandwidths))
 
 
-@pytest.mark.takes_turns
 @pytest.mark.parametrize("link", ["rendezvous", *(pytest.param(n, marks=slow) for n in LINKS[:3])])
 def test_from_bandwidths_to_step_time(link):
     times = step_times(link)
@@ -219,7 +217,6 @@ def test_one_configuration_is_no_batch():
     assert float(pj.makespan(lowered(), pj.Costs(**STAGES))) == 33.0
 
 
-@pytest.mark.takes_turns
 def test_programs_that_nobody_holds_are_let_go():
     table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=16)
     program, costs = pj.lower(table), pj.Costs(forward=np.ones(2), backward=2.0)

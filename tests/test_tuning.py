@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from daily import daily
 from legal_sizes import at_least
-from turns import in_turn
 
 import pipejax as pj
 from benchmarks.tuning import compare, random_pairs
@@ -41,8 +41,6 @@ from pipejax.search.tuning.rounding import (
     swaps,
     whole_with_sum,
 )
-
-pytestmark = pytest.mark.compiles
 
 SYSTEM = dataclasses.replace(pj.load_system("h100"), memory_reserve=0.0)
 SMALL = dataclasses.replace(pj.load_model("gpt-22b"), layers=16)
@@ -111,7 +109,7 @@ def test_an_exact_evaluation_is_that_of_evaluate():
         assert need == pytest.approx(pj.memory_bytes(WORKLOAD, table).max(), rel=1e-12)
 
 
-@pytest.mark.parametrize("schedule", in_turn(["1f1b", "chimera", "interleaved-1f1b"]))
+@pytest.mark.parametrize("schedule", daily(["1f1b", "chimera", "interleaved-1f1b"]))
 def test_the_relaxation_is_exact_at_multiples_of_the_workers(schedule):
     """In the affine regime, from M = P on where messages are short: to rounding."""
     family = family_of(schedule)
@@ -126,7 +124,7 @@ def test_the_relaxation_is_exact_at_multiples_of_the_workers(schedule):
     np.testing.assert_allclose(need, best.sizes.memory_bytes[at], rtol=1e-6)
 
 
-@pytest.mark.parametrize("capacity", in_turn([300.0, 30.0], of=2))  # short of memory, and not
+@pytest.mark.parametrize("capacity", daily([300.0, 30.0], of=2))  # short of memory, and not
 def test_the_gradient_of_the_relaxed_step_time_is_that_of_differences(capacity):
     problem = TuningProblem.of(family_of("1f1b"), [WORKLOAD] * 3, [with_memory(capacity)] * 3)
     at, step = np.log([1.3, 4.7, 21.0]), 1e-6
@@ -166,7 +164,6 @@ def few_joint():
     return JointProblem(problem, tuple(PARTS))
 
 
-@pytest.mark.takes_turns
 def test_memory_is_a_limit():
     slow = dataclasses.replace(SYSTEM, compute_latency=5e-3)  # favours large microbatches
     free = tune_microbatches(family_of("1f1b"), [WORKLOAD], [slow], memory_limit=False)
@@ -181,7 +178,6 @@ def test_memory_is_a_limit():
     assert found.relaxed.microbatch_size[0] < same
 
 
-@pytest.mark.takes_turns
 def test_nothing_fits_is_an_error():
     message = (
         r"no microbatch size fits: the smallest need is \d+\.\d GB .* of 1; the system has 2.0 GB"
@@ -270,7 +266,6 @@ def few_layers(schedule="1f1b", count=3, **changes):
     return TuningProblem.of(family_of(schedule), [workload] * count, systems)
 
 
-@pytest.mark.takes_turns
 @pytest.mark.parametrize("schedule", ["1f1b", SLOW_CHIMERA])
 def test_layers_are_those_of_the_exhaustive_search(schedule):
     problem = few_layers(schedule)
@@ -284,7 +279,6 @@ def test_layers_are_those_of_the_exhaustive_search(schedule):
     np.testing.assert_allclose(tuned.relaxed[1].layers.sum(axis=1), 10)
 
 
-@pytest.mark.takes_turns
 def test_recomputed_layers_are_those_of_the_exhaustive_search():
     owner, free = np.arange(3), few_layers()
     layers = free.pairs.assigned.layers
@@ -473,7 +467,6 @@ def test_the_number_of_settings_chooses_the_method(what, minibatch, workers, met
     assert re.match(reason, why)
 
 
-@pytest.mark.takes_turns
 def test_a_second_call_compiles_nothing():
     workload = pj.Workload(pj.load_model("gpt-22b"), 8, tensor_parallel=8)
     jitted = (
@@ -494,7 +487,6 @@ def test_a_second_call_compiles_nothing():
     assert again.value < first.value
 
 
-@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("what", "more", "keys"),
     [

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import strategies
 from compilations import jax_events
+from daily import daily
 from jitter_cases import LINKS, build, costs_of
 from legal_sizes import SLICED
-from turns import in_turn
 
 import pipejax as pj
 from pipejax.analysis.paths.head_of_line_blocking import queue_makespans
@@ -26,8 +26,7 @@ EQUAL = pj.Costs(
 )
 
 
-@pytest.mark.compiles
-@pytest.mark.parametrize(("ties", "name"), in_turn(itertools.product([False, True], REGISTRY)))
+@pytest.mark.parametrize(("ties", "name"), daily(itertools.product([False, True], REGISTRY)))
 def test_the_twins_agree_to_the_last_bit(name, ties):
     table = build(name, m=2 if name in SLICED else 8)
     costs = EQUAL if ties else costs_of(table)
@@ -50,7 +49,6 @@ def test_the_twins_agree_to_the_last_bit(name, ties):
         assert np.array_equal(spare, pj.analysis.slack(padded, costs)[:n])
 
 
-@pytest.mark.compiles
 def test_single_runs_compile_nothing():
     table = build("chimera", m=16)
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.3, all_reduce=0.1)

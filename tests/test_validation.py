@@ -173,7 +173,6 @@ def test_the_cost_model_gives_times_bands_and_memory_where_it_was_measured(runs,
 
 
 @pytest.mark.slow  # a minute
-@pytest.mark.compiles
 @pytest.mark.usefixtures("unchecked")
 def test_all_tables_that_come_with_pipejax_are_predicted():
     found = pj.validate()

@@ -478,7 +478,6 @@ def _saved(folder, data):
     return path
 
 
-@pytest.mark.solver
 def test_optimize_certifies_its_plan(answer, tmp_path):
     path = tmp_path / "plan.json"
     limits = ("--memory-limit", 2, "--no-store", "--time-limit", 5)
@@ -489,7 +488,6 @@ def test_optimize_certifies_its_plan(answer, tmp_path):
     assert (bound["value"], bound["by"]) == (best["lower_bound"], best["bound_by"])
 
 
-@pytest.mark.solver
 def test_a_solved_problem_is_in_units(answer, call, tmp_path):
     """The store counts in whole units, of half a second here."""
     best = answer(
@@ -504,7 +502,6 @@ def test_a_solved_problem_is_in_units(answer, call, tmp_path):
     assert f"lower bound    {said['makespan']:g} units by solver" in out
 
 
-@pytest.mark.solver
 def test_a_result_that_does_not_hold_is_an_internal_error(call, monkeypatch):
     wrong = pj.verify.__globals__["Verdict"](None, (("plan",),))
     monkeypatch.setitem(vars(pj), "verify", lambda claimed: wrong)
@@ -513,7 +510,6 @@ def test_a_result_that_does_not_hold_is_an_internal_error(call, monkeypatch):
     assert err.startswith("error: internal error: 1 claims of the result do not hold")
 
 
-@pytest.mark.compiles
 def test_order_certifies_its_order(answer, tmp_path):
     path = tmp_path / "order.json"
     found = answer("tune", "messages", *ONE, *TIMES, "--iterations", 2, "--certificate", path)

@@ -79,7 +79,6 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
     assert not pipe.is_file()
 
 
-@pytest.mark.process
 def test_drafts_of_killed_processes_go_under_the_lock(tmp_path):
     code = f"""
 import os, signal
@@ -97,7 +96,6 @@ with drafted({str(tmp_path / "a")!r}) as draft:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
 
 
-@pytest.mark.process
 def test_a_lock_is_for_one_and_goes_with_its_holder(tmp_path):
     code = f"""
 import os, pathlib, signal
@@ -133,7 +131,6 @@ OUTPUTS = {
 
 
 @pytest.mark.parametrize("command", OUTPUTS)
-@pytest.mark.compiles
 def test_a_command_that_fails_while_it_writes_leaves_the_old_file(
     command, tmp_path, monkeypatch, capsys
 ):

@@ -242,9 +242,6 @@ def test_launchers_are_told_the_form(recompute):
         assert f"activation_checkpoint_interval={interval}" in deepspeed.program
 
 
-@pytest.mark.takes_turns
-@pytest.mark.compiles
-@pytest.mark.process
 def test_a_sweep_takes_forms(tmp_path):
     ways = ["none", "full", "block:3", "uniform:4", "mlp"]
     grid = {"schedules": "zb-h1", "workers": 4, "minibatch": 8, "microbatch_size": 1}
@@ -256,7 +253,6 @@ def test_a_sweep_takes_forms(tmp_path):
         assert float(data.memory_bytes.sel(recompute=recompute)) == pytest.approx(need, rel=1e-12)
 
 
-@pytest.mark.compiles
 def test_a_plan_needs_what_evaluate_does():
     ways = ("full", "block:3", "uniform:4", "mlp")
     found = pj.plan(

@@ -147,7 +147,6 @@ def test_unknown_names_are_refused():
         pj.load_model("gpt9")
 
 
-@pytest.mark.compiles
 def test_roofline_takes_the_slower_side():
     system = pj.load_system("mid_nw_mid_cp")
     assert float(roofline_time(system, 2e15, 0.0)) == pytest.approx(2.0)
@@ -155,7 +154,6 @@ def test_roofline_takes_the_slower_side():
     assert float(roofline_time(system, 2e15, 34e12)) == pytest.approx(2.0)
 
 
-@pytest.mark.compiles
 def test_efficiency_depends_on_size():
     system = pj.load_system("h100")
     small, large = (float(system.memory_efficiency.at(size)) for size in (1e5, 1e9))
@@ -188,7 +186,6 @@ def everything_of(model, size, layers):
     return parts | {"stages": stage_parameters(model, layout, stages)}
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize(
     "name",
     [
@@ -217,7 +214,6 @@ def test_whole_layers_are_not_assigned_in_a_trace():
         )
 
 
-@pytest.mark.compiles
 def test_prices_are_float64_and_the_same_in_a_trace():
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
     workload = pj.Workload(pj.load_model("llama3-405b"), minibatch=8 * 64, data_parallel=64)
@@ -239,7 +235,6 @@ def test_prices_are_float64_and_the_same_in_a_trace():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-6), traced, exact)
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize("system", ["h100", "mid_nw_mid_cp"])
 def test_known_numbers_are_priced_without_a_compiler(system):
     """A cold `pipejax evaluate --model` would wait for ten seconds, where NumPy takes a hundredth."""
@@ -251,8 +246,6 @@ def test_known_numbers_are_priced_without_a_compiler(system):
     assert compilations(lambda: jax.jit(lambda s: pj.stage_costs(workload, s, table))(traced)) > 0
 
 
-@pytest.mark.takes_turns
-@pytest.mark.compiles
 def test_flags_as_numbers_give_the_same_prices():
     """Systems that price kernels and such that do not make one batch with flags as numbers."""
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
@@ -286,7 +279,6 @@ def test_layers_are_assigned_whole():
         stage_layers(pj.load_model("gpt-22b"), table)
 
 
-@pytest.mark.compiles
 def test_stage_costs_by_hand():
     model, system = pj.load_model("tabular-128l"), pj.load_system("slow_nw_mid_cp")
     workload = pj.Workload(model, minibatch=16)  # 2 sequences per microbatch
@@ -302,7 +294,6 @@ def test_stage_costs_by_hand():
     np.testing.assert_allclose(exchange, 2 * 500e-9 + 2 * 32 * model.layer_parameters / 5e9)
 
 
-@pytest.mark.compiles
 def test_workers_in_one_node_use_its_links():
     model, system = pj.load_model("gpt-22b"), pj.load_system("h100")
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
@@ -315,7 +306,6 @@ def test_workers_in_one_node_use_its_links():
     np.testing.assert_allclose(np.asarray(alone)[0, 0], near)
 
 
-@pytest.mark.compiles
 def test_parallelism_and_recomputation_move_costs_the_right_way():
     model, system = pj.load_model("gpt-22b"), pj.load_system("h100")
 
@@ -339,8 +329,6 @@ def test_parallelism_and_recomputation_move_costs_the_right_way():
     assert float(np.min(np.asarray(copies.all_reduce))) > 0
 
 
-@pytest.mark.takes_turns
-@pytest.mark.compiles
 def test_costs_are_differentiable_in_the_system():
     model = pj.load_model("tabular-128l")
     program = pj.lower(TABLE)
@@ -375,7 +363,6 @@ def test_memory():
     assert head > 0
 
 
-@pytest.mark.compiles
 def test_stages_share_what_is_on_one_worker():
     model = pj.load_model("gpt-22b")
     alone = pj.schedules.build("1f1b", num_workers=1, num_microbatches=1)
@@ -406,7 +393,6 @@ def test_flash_attention_has_nothing_to_drop():
     assert layer_flop(model, 1).input_grad - plain.input_grad == scores
 
 
-@pytest.mark.compiles
 def test_recompute_cells_say_when_activations_come_back():
     model = pj.load_model("gpt-22b")
     table = pj.ScheduleTable.from_rows([["0F0", "0F1", "0R1", "0B1", "0R0", "0B0"]])
@@ -424,7 +410,6 @@ def test_recompute_cells_say_when_activations_come_back():
     np.testing.assert_allclose(cells.input_grad + cells.recompute, inside.input_grad)
 
 
-@pytest.mark.compiles
 def test_sequence_parallelism_splits_what_it_says():
     model, system = pj.load_model("gpt-22b"), pj.load_system("h100")
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)

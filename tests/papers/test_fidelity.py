@@ -93,7 +93,6 @@ def test_the_page_says_what_is_beyond_its_limit():
     assert len({line.count("|") for line in table(rows).splitlines()}) == 1
 
 
-@pytest.mark.compiles
 @pytest.mark.usefixtures("unchecked")
 def test_the_figure_has_a_panel_for_each_table(found):
     style.use()

@@ -34,8 +34,6 @@ from sweeps.design import (
     timelines as timelines_sweep,
 )
 
-pytestmark = pytest.mark.compiles
-
 GRID = {
     "title": "A small model",
     "models": "gpt-22b",
@@ -136,7 +134,6 @@ def by_hand(data, bandwidth, latency):
     return *best, min(one[0] for one in found if one[1] != best[1]) / best[0] - 1
 
 
-@pytest.mark.takes_turns
 def test_the_fastest_schedule_of_every_network(space):
     best = best_schedule.fastest(space)
     winners = set()
@@ -151,7 +148,6 @@ def test_the_fastest_schedule_of_every_network(space):
     assert len(winners) > 1
 
 
-@pytest.mark.takes_turns
 def test_the_map_shows_the_fastest(space):
     figure = best_schedule.draw(space)["best_schedule"]
     left, middle, right, *_ = figure.axes
@@ -234,7 +230,6 @@ def test_run_time_against_microbatches(space):
     assert hollow == int((at.status == STATUS.index("out of memory")).sum()) > 0
 
 
-@pytest.mark.takes_turns
 def test_tornado(elasticity):
     assert elasticity.swing.attrs["units"] == "s"
     assert elasticity.swing.isnull().any("factor").sum() == len(EFFICIENCIES)
@@ -297,7 +292,6 @@ def test_both_ops_of_a_fused_pair_are_drawn(runs):
     assert [op.microbatch for op in bar.ops] == runs.microbatch.values[:2].tolist()
 
 
-@pytest.mark.takes_turns
 def test_jitter(shaken):
     assert shaken.makespan.shape == (2, 50)
     drawn = jitter.draw(shaken)["jitter"]
@@ -322,7 +316,6 @@ DRAWN = {"tornado"}  # of sensitivity.zarr
 ALL_DRAWN = DRAWN | {"best_schedule", "design_run_time", "jitter", "pareto", "timelines"}
 
 
-@pytest.mark.takes_turns
 @pytest.mark.parametrize("names", [DRAWN, pytest.param(ALL_DRAWN, marks=pytest.mark.slow)])
 def test_command(names, stores, tmp_path, capsys):
     out = tmp_path / "out"
@@ -395,7 +388,6 @@ def test_the_page_of_papers_is_that_of_the_stores():
     assert all(f"\n{target.split()[1]}: " in targets for target, _ in TARGETS.values())
 
 
-@pytest.mark.takes_turns
 def test_every_figure_can_be_printed(space, elasticity, runs, shaken):
     drawn = {
         **design_run_time.draw(space),

@@ -190,7 +190,6 @@ def test_the_inequalities_at_400_points(regime_data, pair, link):
     assert 20 < said.sum() < 380
 
 
-@pytest.mark.takes_turns
 @pytest.mark.parametrize("link", regimes.LINKS)
 def test_the_checker_confirms_the_forms_of_both_pairs(link):
     for pair in regimes.PAIRS.values():
@@ -247,7 +246,6 @@ def test_queues_cost_time_with_free_messages():
     assert pj.evaluate(ordered, costs, link="rendezvous").makespan == pytest.approx(repaired)
 
 
-@pytest.mark.takes_turns
 def test_a_queue_per_pair_costs_nothing_at_random_times():
     rng, found = np.random.default_rng(SEED), []
     for name in ("1f1b", "chimera", "interleaved-1f1b"):
@@ -346,7 +344,6 @@ def least(setting, seconds=20.0):
     return solver.best_objective_bound / 1e6, solver.status_name(status)
 
 
-@pytest.mark.solver
 def test_the_strongest_instance():
     """Interleaved PipeOffload takes 458.2 ms, one stage per worker 532.2 at the least."""
     runs = [
@@ -363,7 +360,6 @@ def test_the_strongest_instance():
     assert closed == pytest.approx((3 * trip + 18.522 + 9.337) / 1e3)
 
 
-@pytest.mark.solver
 @pytest.mark.parametrize(("count", "limit"), [(2, 0.5), (4, 0.75), (3, 2.0)])
 def test_no_schedule_is_below_the_closed_bounds(count, limit):
     setting = Setting(Pipe("6.2B", 4, 24), count, limit, NO_LINK)
@@ -373,7 +369,6 @@ def test_no_schedule_is_below_the_closed_bounds(count, limit):
     assert 0.8 * bound < below <= bound + 1e-6
 
 
-@pytest.mark.process  # provenance asks git
 def test_what_is_read_off_the_grid():
     grid = made.grid()
     found = offload.sweep(grid)
@@ -500,7 +495,6 @@ def verdicts(data):
     return {row["number"]: row["verdict"] in HOLDS for row in found}
 
 
-@pytest.mark.compiles
 def test_every_finding_holds_and_each_can_fail(world):
     assert set(MUTATIONS) == {claim.number for claim in MINE}
     assert {n for n, holds in verdicts(world).items() if not holds} == set()
@@ -510,7 +504,6 @@ def test_every_finding_holds_and_each_can_fail(world):
         assert not verdicts(data)[number], number
 
 
-@pytest.mark.compiles
 def test_the_theorems_are_no_claims(world):
     rows = judge([claim for claim in queues.CLAIMS if claim.kind not in COUNTED], world)
     assert [row["verdict"] for row in rows] == ["follows by construction"] * 3
@@ -525,8 +518,6 @@ def test_all_modules_are_judged():
     assert len({claim.number for claim in claims.CLAIMS}) == len(claims.CLAIMS)
 
 
-@pytest.mark.takes_turns
-@pytest.mark.compiles
 def test_every_figure_can_be_printed(world):
     style.use()
     scripts = (links_figure, offload_figure, queues_figure, regimes_figure)

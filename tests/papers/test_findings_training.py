@@ -73,7 +73,6 @@ def delayed():
     return delays.sweep(stages=(2, 5, 8))
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize(
     ("case", "message"),
     [("free messages", 0), ("message 1/8", 1), ("message 3/4", 6), ("message 5/4", 10)],
@@ -171,7 +170,6 @@ def own_local_sgd(examples, runs, local_steps, microbatches, step_size):
 SMALL = Problem("logistic regression", 8, num_batches=5, batch_size=2)
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize("name", gradient_noise.SCHEMES)
 def test_ends_are_those_of_own_loops_without_noise(name):
     tried, stages = gradient_noise.SCHEMES[name], 4
@@ -286,7 +284,6 @@ def test_noise_at_which_both_end_alike():
     assert np.isnan(gradient_noise._crossing(lead[:2], noises[:2]))
 
 
-@pytest.mark.takes_turns
 def test_figure_of_gradient_noise():
     style.use()
     data = found_so()["finding_gradient_noise"]

@@ -13,8 +13,6 @@ from pipejax.search.tuning.problem import ScheduleFamily
 from sweeps.design import network_map as sweep
 from sweeps.design.network_map import map_networks
 
-pytestmark = pytest.mark.compiles
-
 SYSTEM = pj.load_system("h100")
 FAMILY = ScheduleFamily("1f1b", 4)
 WORKLOAD = pj.Workload(
@@ -37,7 +35,6 @@ def one_by_one(workload, system, bandwidth, latency):
     return np.array(times)
 
 
-@pytest.mark.takes_turns
 def test_a_map_is_that_of_single_evaluations():
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
     most = float(pj.memory_bytes(WORKLOAD, table).max())  # size 4 fits, larger ones may not

@@ -36,8 +36,6 @@ from sweeps.optpipe.checks import in_its_memory
 from sweeps.optpipe.refinement import job_times
 from sweeps.published.zero_bubble_tables import MODELS, PROFILES, SEARCHED
 
-pytestmark = pytest.mark.solver
-
 SMALL = Pipe("1.5B", 4, 24)
 
 
@@ -178,7 +176,6 @@ def test_the_rows_of_the_published_table():
         assert record["bound"] <= record["ours"]
 
 
-@pytest.mark.takes_turns
 @pytest.mark.usefixtures("unchecked")
 def test_a_small_comparison(tmp_path):
     """Everything once, as tiny as it gets."""

@@ -21,8 +21,6 @@ from pipejax.plots import style
 from sweeps.optpipe import refinement as refinement_sweep, timelines as timelines_sweep
 from sweeps.optpipe.cases import METHODS, OPTIMA, OPTIMUM
 
-pytestmark = pytest.mark.solver
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _style():
@@ -177,7 +175,6 @@ def test_timelines(runs):
     assert len({axes.get_xlim()[1] for axes in figure.axes}) == 1
 
 
-@pytest.mark.takes_turns
 def test_command_names_what_is_missing(grid, tmp_path, capsys, monkeypatch):
     two = command.STORES["optpipe_grid.zarr"]._replace(scripts=(optpipe_memory, optpipe_quality))
     monkeypatch.setitem(command.STORES, "optpipe_grid.zarr", two)
@@ -192,7 +189,6 @@ def test_command_names_what_is_missing(grid, tmp_path, capsys, monkeypatch):
     )
 
 
-@pytest.mark.takes_turns
 def test_all_can_be_printed(grid, runs):
     drawn = [
         optpipe_opponents.draw(grid),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tabular_data
 import xarray as xr
-from turns import in_turn
+from daily import daily
 
 import pipejax as pj
 from pipejax.schedules.table.slot_simulation import slot_times
@@ -43,7 +43,6 @@ from sweeps.tabular.settings import (
 )
 
 # the sweep that most of these look at is made once for all, and again by `make paper`
-pytestmark = [pytest.mark.compiles, pytest.mark.takes_turns("paper")]
 MANY = tuple(case for case in CASES if case.split(",")[0] not in ("hanayo", "interleaved-1f1b"))
 ONCE, BY_UNIT = "one stage after the other", "after every P microbatches"
 FEW_SETTINGS = {
@@ -150,7 +149,7 @@ POINTS = [
 ]
 
 
-@pytest.mark.parametrize("at", in_turn(POINTS))
+@pytest.mark.parametrize("at", daily(POINTS))
 def test_the_batch_equals_one_evaluation(few, at):
     alone = one_run(few, at)
     found = few.sel(at | {"minibatch": 1024})

@@ -398,7 +398,6 @@ def tiny(monkeypatch):
     return one["tiny"]
 
 
-@pytest.mark.compiles
 def test_runs_of_a_setting():
     parts = [train(TINY, scheme) for scheme in TINY.schemes]
     for part in parts:
@@ -412,8 +411,6 @@ def test_runs_of_a_setting():
     assert by_machine.time.attrs["units"] == "s"
 
 
-@pytest.mark.takes_turns
-@pytest.mark.compiles
 def test_what_is_there_is_kept_and_what_has_changed_is_named(tiny, tmp_path, monkeypatch, capsys):
     made = []
 
@@ -443,8 +440,6 @@ def test_what_is_there_is_kept_and_what_has_changed_is_named(tiny, tmp_path, mon
     assert why_anew(store, {"code": "other"}).startswith("it was made with code ")
 
 
-@pytest.mark.compiles
-@pytest.mark.process
 @pytest.mark.slow
 def test_runs_are_spread_over_processes(tmp_path):
     runs = [

@@ -232,7 +232,6 @@ def test_command_names_the_folder_of_stores(tmp_path, capsys):
     )
 
 
-@pytest.mark.takes_turns
 def test_all_figures_can_be_printed(matched, scaled, machines):
     drawn = {
         **{k: v for name in STORES for k, v in pipedream_curves.draw(store(name)).items()},

@@ -12,8 +12,6 @@ from pipejax.plots import style
 from sweeps.tabular import regimes as sweep
 from sweeps.tabular.settings import H100_BANDWIDTH, MAIN, Setting, draw
 
-pytestmark = pytest.mark.compiles
-
 
 @pytest.fixture(scope="module")
 def data():
@@ -21,7 +19,6 @@ def data():
         return sweep.sweep(points=9, setting=Setting(0.36, H100_BANDWIDTH))
 
 
-@pytest.mark.takes_turns
 def test_the_map_is_that_of_runs(data):
     for name, pair in sweep.PAIRS.items():
         tables = [draw(case, pair.workers, pair.microbatches) for case in pair[:2]]

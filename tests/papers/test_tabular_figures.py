@@ -70,7 +70,6 @@ def drawn(data):
     return figures
 
 
-@pytest.mark.takes_turns
 def test_every_figure_can_be_printed(drawn):
     assert {name: faults(figure) for name, figure in drawn.items()} == {name: [] for name in drawn}
 

@@ -15,8 +15,6 @@ from sweeps.pipedream import (
     staleness as staleness_sweep,
 )
 
-pytestmark = pytest.mark.compiles
-
 S, UPDATES, STEP_SIZES = 3, 60, (0.01, 0.1, 8.0)
 SIZES = {"dimension": 6, "num_batches": 5, "batch_size": 4, "seed": 0}
 
@@ -92,7 +90,6 @@ def test_figure_of_staleness(stale):
     assert "With a backward of 2 forwards" in caption_of(figure)
 
 
-@pytest.mark.takes_turns
 def test_divergence_is_data_and_never_a_number(runs):
     quadratic = runs.sel(objective="random quadratic")
     assert quadratic.diverged.sel(step_size=8.0, delta=0).all()

@@ -1,0 +1,25 @@
+"""The part of a grid of expensive cases that runs every day: the same at every commit."""
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def daily(cases: Iterable[Any], *, always: int = 1, of: int = 3) -> list[Any]:
+    """Return cases for `parametrize`: the first `always` and one in `of` others; the rest is slow.
+
+    The others are drawn by a fixed seed: every third case of a grid could share a value of an axis.
+    """
+    cases = list(cases)
+    others = range(always, len(cases))
+    chosen = {*range(always), *random.Random(0).sample(others, -(-len(others) // of))}
+    return [case if k in chosen else _slow(case) for k, case in enumerate(cases)]
+
+
+def _slow(case: Any) -> Any:
+    if hasattr(case, "marks"):  # a `pytest.param` already
+        return pytest.param(*case.values, id=case.id, marks=[*case.marks, pytest.mark.slow])
+    values = case if isinstance(case, tuple) else (case,)
+    return pytest.param(*values, marks=pytest.mark.slow)
