@@ -12,7 +12,7 @@ import pytest
 
 from pages.options import options_page, taken_by
 from pipejax.base.data_files import read_quantity
-from pipejax.cli.app import COMMANDS, MOVED, QUESTIONS, command_of, function_of
+from pipejax.cli.app import COMMANDS, QUESTIONS, command_of, function_of
 from pipejax.cli.options.catalogue import (
     CATALOGUE,
     DIFFERENT_DEFAULTS,
@@ -402,13 +402,6 @@ def test_bash_completes(call, tmp_path):
     )
     assert done.stderr == ""
     assert [line.split() for line in done.stdout.splitlines()] == list(COMPLETED.values())
-
-
-@pytest.mark.parametrize("old", MOVED)
-def test_a_name_of_before_says_what_it_is_called_now(mistake, old):
-    if old in COMMANDS or old.partition("--")[2] in CATALOGUE:
-        return  # it has not moved yet
-    assert mistake(*old.split(), "x.toml") == f"error: pipejax {old} is now pipejax {MOVED[old]}\n"
 
 
 def test_a_command_of_two_words_lists_its_second_words(call, mistake):

@@ -89,15 +89,6 @@ def test_only_the_public_names_are_shown():
         _ = pj.costing.Cost
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("order", "search.messages"), ("place", "search.places"), ("slack", "analysis.slack")],
-)
-def test_what_moved_works_for_a_release_and_says_where_it_is(old, new):
-    with pytest.warns(DeprecationWarning, match=f"pj.{old} is pj.{new} now"):
-        assert getattr(pj, old) is attrgetter(new)(pj)
-
-
 # run in processes of `make test-runtimes`; mypy holds that their functions are typed
 NEED_TORCH = {"pipejax.runtimes.gloo.process"}
 

@@ -57,7 +57,7 @@ class _Compilations:
 
 
 _compilations = _Compilations()
-jax_on_demand.after_import(
+jax_on_demand.with_jax(
     lambda: jax.monitoring.register_event_duration_secs_listener(_compilations.hear)
 )
 

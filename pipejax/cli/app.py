@@ -82,18 +82,6 @@ QUESTIONS = {
     "Measure and check": ("trace", "run", "calibrate", "validate", "verify"),
     "Files and names": ("init", "export", "schedules"),
 }
-# names of before, and what they are called now: said in one line, for as long as a release lasts
-MOVED = {
-    "order": "tune messages",
-    "arrange": "tune microbatches",
-    "place": "tune places",
-    "partition": "tune layers",
-    "explore": "show --out PAGE.html",
-    "results": "sweep show",
-    "completion": "--completion SHELL",
-    "sweep": "sweep run",
-    "tune --what": "tune WHAT",
-}
 PLACES = {  # modules and functions of commands that have other names
     "tune messages": ("tune_orders", "messages"),
     "tune microbatches": ("tune_orders", "microbatches"),
@@ -132,18 +120,16 @@ def split_command(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     """Part the name of the command, one word or two, from what is given to it.
 
     Raises:
-      ValueError: if it is a name of before, or lacks its second word.
+      ValueError: if it lacks its second word.
     """
     for count in (2, 1):
         called = " ".join(arguments[:count])
         if called in COMMANDS:
             return called, list(arguments[count:])
     first = arguments[0] if arguments else ""
-    if _commands_of(first) and not arguments[1:]:
-        raise ValueError(f"{first} is one of pipejax {', pipejax '.join(_commands_of(first))}")
     asks_for_help = arguments[1:2] in (["--help"], ["-h"], ["--help-all"])
-    if first in MOVED and not (asks_for_help and _commands_of(first)):
-        raise ValueError(f"pipejax {first} is now pipejax {MOVED[first]}")
+    if _commands_of(first) and not asks_for_help:
+        raise ValueError(f"{first} is one of pipejax {', pipejax '.join(_commands_of(first))}")
     return None, list(arguments)
 
 
@@ -250,7 +236,6 @@ def run(arguments: Sequence[str]) -> int:
         result = None
         if not _is_helped(called, given, arguments):
             if called is not None and given is not None:
-                _check_moved(called, given)
                 given.check()
                 given.add_config(called, COMMANDS)
                 given.check_effects()
@@ -283,16 +268,6 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, RuntimeError) or not error.args:
             raise
         return _report(f"internal error: {error}", code=1)  # a result that contradicts itself
-
-
-def _check_moved(called: str, given: "GivenOptions") -> None:
-    """Refuse an option that is a word of the command now."""
-    for word in given.words:
-        option = word.partition("=")[0]
-        if f"{called} {option}" in MOVED and option.removeprefix("--") not in given.takes:
-            raise ValueError(
-                f"pipejax {called} {option} is now pipejax {MOVED[f'{called} {option}']}"
-            )
 
 
 def _no_backend() -> str | None:
