@@ -37,7 +37,7 @@ COMMANDS = {
     "show, a page": f"show -s 1f1b {TIMES} --out page.html --force",
     "schedules": "schedules",
     "compare": f"compare -S gpipe,1f1b {TIMES}",
-    "diff": f"diff 1f1b gpipe {TIMES}",
+    "compare --diff": f"compare --diff -S 1f1b,gpipe {TIMES}",
     "export": f"export -s 1f1b {TIMES} --format torch-csv --out table.csv --force",
     "init": "init costs --out costs.json --force",
     "explain": f"explain {MODEL}",

@@ -158,7 +158,9 @@ def survivors(path, folder, count, seed):
     clone = folder / "clone"
     environment = {**os.environ, "HYPOTHESIS_PROFILE": "first_failure", "EXAMPLES": "300"}
     if not session.exists():
-        subprocess.run(["cosmic-ray", "init", config, session], cwd=clone, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "cosmic_ray.cli", "init", config, session], cwd=clone, check=True
+        )
         with use_db(str(session)) as work:
             items = list(work.pending_work_items)
             useful = [item for item in items if OPERATORS.match(item.mutations[0].operator_name)]
@@ -167,7 +169,12 @@ def survivors(path, folder, count, seed):
             for item in items:
                 if item.job_id not in jobs:
                     work.set_result(item.job_id, WorkResult(worker_outcome=WorkerOutcome.SKIPPED))
-    subprocess.run(["cosmic-ray", "exec", config, session], cwd=clone, env=environment, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "cosmic_ray.cli", "exec", config, session],
+        cwd=clone,
+        env=environment,
+        check=True,
+    )
     with use_db(str(session)) as work:
         for _, result in work.completed_work_items:
             if result.test_outcome == TestOutcome.SURVIVED:

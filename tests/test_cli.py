@@ -501,15 +501,14 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("command", ["show", "show on a page", "jitter", "diff"])
+@pytest.mark.parametrize("command", ["show", "show on a page", "jitter", "compare --diff"])
 def test_a_table_of_several_that_cannot_run_is_named(mistake, command, tmp_path):
     good = tmp_path / "good.csv"
     pj.write_table(pj.schedules.build("gpipe", num_workers=2, num_microbatches=2), good)
     (tmp_path / "crossed.csv").write_bytes(FILES["crossed"])
-    several = [good, tmp_path / "crossed.csv"] if command == "diff" else ["-S", tmp_path]
     out = ["--out", tmp_path / "x.html"] if "page" in command else []
-    command = command.split()[0]
-    error = mistake(command, *several, *TIMES, "--link", "rendezvous", *out)
+    words = command.removesuffix(" on a page").split()
+    error = mistake(*words, "-S", tmp_path, *TIMES, "--link", "rendezvous", *out)
     assert "crossed.csv: deadlock" in error
 
 

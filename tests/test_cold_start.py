@@ -23,7 +23,7 @@ COMMANDS = (
     f"evaluate -s zb-v {TIMES} -l rendezvous",
     f"evaluate {MODEL}",
     f"compare -S gpipe,1f1b {TIMES}",
-    f"diff 1f1b zb-h1 {TIMES}",
+    f"compare --diff -S 1f1b,zb-h1 {TIMES}",
     f"explain {MODEL}",
     f"show -S 1f1b,zb-h1 {TIMES}",
     f"show -S 1f1b,zb-h1 {TIMES} --out page.html",

@@ -296,8 +296,8 @@ def test_of_several_schedules_one_uses_the_time(answer, mistake):
         more = ["--samples", "2"] if command == "jitter" else []
         assert "no O in gpipe, 1f1b" in mistake(command, "-S", "gpipe,1f1b", *given, *more)
         answer(command, "-S", "1f1b,pipe-offload", *given, *more)
-    assert "--offload 1 has no effect" in mistake("diff", "gpipe", "1f1b", *given)
-    answer("diff", "pipe-offload", "1f1b", *given)
+    assert "--offload 1 has no effect" in mistake("compare", "--diff", "-S", "gpipe,1f1b", *given)
+    answer("compare", "--diff", "-S", "pipe-offload,1f1b", *given)
     late = [*sizes, "-T", "F=1,I=1,W=1,O=1000"]  # planned for it: nothing is worth an offload
     answer("evaluate", "-s", "ada-offload", *late)
 
@@ -379,12 +379,7 @@ COMPLETED = {
     "pipejax sweep show --par": ["--pareto"],
     "pipejax sweep run --par": [],
     "pipejax init m": ["model"],
-    "pipejax diff eager": ["eager-1f1b"],
-    "pipejax diff 1f1b zb-h": ["zb-h1", "zb-h2"],
-    "pipejax diff 1f1b -P 4 gpi": ["gpipe"],
-    "pipejax diff mi": ["mine.csv"],
     "pipejax evaluate --schedule mi": ["mine.csv"],
-    "pipejax diff 1f1b gpipe --out": [],
 }
 
 

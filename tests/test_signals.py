@@ -74,7 +74,6 @@ RUNS = {
     ),
     "init": (1.5, ["system", "--out", "{}/y.json"]),
     "sweep show": (3, ["show", "{}/none.zarr"]),
-    "diff": (3, ["gpipe", "1f1b", *LONG[2:]]),
     "sensitivity": (5, [*LONG, *MODEL, "--out", "{}/x.png"]),
     "show": (3, [*ONE, "--out", "{}/x.svg"]),
     "show on a page": (2, [*ONE, "--out", "{}/x.html"]),

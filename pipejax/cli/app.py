@@ -27,8 +27,6 @@ COMMANDS = {
     "trace": "Replay a measured run, say who makes it slow, and what would make it faster.",
     "compare": "Compare schedules as published formula, idealised table and communication-aware "
     "run.",
-    "diff": "Show what two tables do differently, and what it costs: order, workers, phases, "
-    "messages.",
     "formula": "Show the exact closed form of the makespan: a maximum of sums, with regimes "
     "and proof.",
     "sensitivity": "Show elasticities of the step time, what bounds it, and a tornado of exact "
@@ -71,9 +69,7 @@ COMMANDS = {
 }
 # what a person asks, and the commands that answer, in this order
 QUESTIONS = {
-    "Look at a schedule": (
-        *("evaluate", "show", "compare", "diff", "formula", "jitter", "staleness"),
-    ),
+    "Look at a schedule": (*("evaluate", "show", "compare", "formula", "jitter", "staleness"),),
     "Explain and improve": (
         *("explain", "sensitivity", "tune", "tune messages", "tune microbatches", "tune places"),
         *("tune lookahead", "tune chunks", "tune layers", "optimize"),

@@ -66,6 +66,7 @@ NEEDS: Mapping[str, Needs] = {
     "font_size": Needs("figure", otherwise="out"),
     "labels": Needs("figure"),
     "distinct_counts": Needs("paths"),
+    "exchange": Needs("diff"),
 }
 BARE = ("files",)  # what stands on a line without the name of an option
 _NAMES = {flag(name): name for name in CATALOGUE}

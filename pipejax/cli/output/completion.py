@@ -177,7 +177,7 @@ def completion_script(
         "systems": system_names(),
         "stacks": stack_names(),
     }
-    arguments = {"init": [*TEMPLATES], "diff": [*names()], "tune": [*SETTINGS]}
+    arguments = {"init": [*TEMPLATES], "tune": [*SETTINGS]}
     for called in commands:
         first, space, second = called.partition(" ")
         if space:
