@@ -14,6 +14,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from explorer_cases import run_of_page, scene_of
+from markupsafe import escape
 from matplotlib.collections import PolyCollection, QuadMesh
 from turns import in_turn
 
@@ -685,7 +686,7 @@ def test_the_page_explores_the_median_step(call, folder):
     text = Path("x.html").read_text()
     suspects = [line.strip() for line in said.splitlines() if "suspect:" in line]
     assert len(suspects) >= 2
-    assert all(f"<p>{html.escape(line)}</p>" in text for line in suspects)
+    assert all(f"<p>{escape(line)}</p>" in text for line in suspects)
     scene = scene_of(html.unescape(re.search(r'srcdoc="([^"]*)"', text)[1]))
     names = [each["name"] for each in scene["schedules"]]
     assert names == ["replayed", "mean pipeline", "first remedy"]
