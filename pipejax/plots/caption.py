@@ -24,15 +24,10 @@ _FREE = (*STEP_END, *SHARDING)  # if not given
 
 
 class TimeUnit(NamedTuple):
-    """The unit in which times are written.
+    """The unit in which times are written."""
 
-    Attributes:
-      seconds: of one; 1 for the slots of a table.
-      name: behind the number.
-    """
-
-    seconds: float
-    name: str
+    seconds: float  # of one; 1 for the slots of a table
+    name: str  # behind the number
 
     def text(self, time: float) -> str:
         """Write a time."""

@@ -141,17 +141,11 @@ APART = 0.03  # of the picture, between two points that are named
 
 
 class Shown(NamedTuple):
-    """What is drawn along one side.
+    """What is drawn along one side."""
 
-    Attributes:
-      label: is written along it, with the unit.
-      values: (points) in that unit.
-      more_is_better: whether the front has the largest values.
-    """
-
-    label: str
-    values: NumpyArray
-    more_is_better: bool = False
+    label: str  # is written along it, with the unit
+    values: NumpyArray  # (points) in that unit
+    more_is_better: bool = False  # whether the front has the largest values
 
     def near(self, front: Int[NumpyArray, " found"]) -> Bool[NumpyArray, " points"]:
         """(points) which are not far worse than all of the front."""

@@ -13,25 +13,15 @@ _DIGIT = 0.66  # width of a digit, relative to the size of its font
 
 
 class DrawnOp(NamedTuple):
-    """An op of a bar, where it is drawn: a fused pair has two, one above the other.
-
-    Attributes:
-      op: the op.
-      number: text of its microbatch.
-      start: [s].
-      finish: [s].
-      top: in rows.
-      height: in rows.
-      depth: how deep the colour of its phase is, from 0 to 1.
-    """
+    """An op of a bar, where it is drawn: a fused pair has two, one above the other."""
 
     op: Op
-    number: str
-    start: float
-    finish: float
-    top: float
-    height: float
-    depth: float = 0.0
+    number: str  # text of its microbatch
+    start: float  # [s]
+    finish: float  # [s]
+    top: float  # in rows
+    height: float  # in rows
+    depth: float = 0.0  # how deep the colour of its phase is, from 0 to 1
 
 
 class DigitRoom(NamedTuple):

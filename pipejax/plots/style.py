@@ -37,16 +37,11 @@ FONT, FONT_SIZE = "DejaVu Sans", 8.0
 
 
 class Paper(NamedTuple):
-    """What a drawing is made for.
+    """What a drawing is made for."""
 
-    Attributes:
-      width: of the drawing [inch].
-      font: family.
-      font_size: of titles and labels; ticks, legends and numbers have a point less.
-    """
-
-    width: float = PAGE
-    font: str = FONT
+    width: float = PAGE  # of the drawing [inch]
+    font: str = FONT  # family
+    # of titles and labels; ticks, legends and numbers have a point less
     font_size: float = FONT_SIZE
 
     @property

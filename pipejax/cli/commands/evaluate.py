@@ -102,15 +102,10 @@ class TimingSettings(NamedTuple):
 
 
 class TimingReport(NamedTuple):
-    """What was found.
+    """What was found."""
 
-    Attributes:
-      json: for `--json`, by key.
-      tables: for people.
-    """
-
-    json: dict[str, Any]
-    tables: list[object]
+    json: dict[str, Any]  # for `--json`, by key
+    tables: list[object]  # for people
 
     def add_target(self, found: "Corners") -> None:
         """Say whether the run at the given costs ends in time."""

@@ -78,25 +78,16 @@ gpt3-175b,8,1,8,3,1,64,full,0,18.13
 
 
 class Template(NamedTuple):
-    """A kind of file that can be begun.
+    """A kind of file that can be begun."""
 
-    Attributes:
-      file: its name if none is given.
-      meanings: of its keys, the most important ones first.
-      page: of the documentation, which lists all keys.
-      used_by: the command that reads it, with FILE in place of its name.
-      text: makes its text from the name of the file and of what is copied.
-      copied: what is copied if nothing else is asked for, or "".
-      table: its text as CSV, or "".
-    """
-
-    file: str
-    meanings: Mapping[str, str]
-    page: str
-    used_by: str
+    file: str  # its name if none is given
+    meanings: Mapping[str, str]  # of its keys, the most important ones first
+    page: str  # of the documentation, which lists all keys
+    used_by: str  # the command that reads it, with FILE in place of its name
+    # makes its text from the name of the file and of what is copied
     text: Callable[[str, str], str]
-    copied: str = ""
-    table: str = ""
+    copied: str = ""  # what is copied if nothing else is asked for, or ""
+    table: str = ""  # its text as CSV, or ""
 
     @property
     def suffixes(self) -> tuple[str, ...]:

@@ -135,27 +135,16 @@ def caption_file(label: str, caption: str) -> str:
 
 
 class Scene(NamedTuple):
-    """What is shown.
+    """What is shown."""
 
-    Attributes:
-      runs: by name.
-      sizes: how the activations of each are sized.
-      held: memory of each run, or None where it is not shown.
-      unit: of times.
-      window: part of the time axis, if not all of it.
-      messages: whether messages are shown.
-      picture: how it is shown.
-      caption: parameters of the runs in words.
-    """
-
-    runs: "Mapping[str, pj.Evaluation]"
-    sizes: Sequence[StageSizes]
-    held: Sequence[HeldMemory | None]
-    unit: "TimeUnit"
-    window: "Window | None"
-    messages: bool
-    picture: PictureSettings
-    caption: str
+    runs: "Mapping[str, pj.Evaluation]"  # by name
+    sizes: Sequence[StageSizes]  # how the activations of each are sized
+    held: Sequence[HeldMemory | None]  # memory of each run, or None where it is not shown
+    unit: "TimeUnit"  # of times
+    window: "Window | None"  # part of the time axis, if not all of it
+    messages: bool  # whether messages are shown
+    picture: PictureSettings  # how it is shown
+    caption: str  # parameters of the runs in words
 
 
 def show(

@@ -24,21 +24,13 @@ from pipejax.schedules.table.links import CARRIED, MEETING, POSTINGS, QUEUES
 
 
 class Needs(NamedTuple):
-    """What an option needs beside it to have an effect.
+    """What an option needs beside it to have an effect."""
 
-    Attributes:
-      other: the option.
-      otherwise: what it is in commands that do not take that one.
-      values: one of these must be its value, if there are any.
-      known: values of the option itself; of others its own check speaks.
-      within: an option of which a part, behind =, may be one of the values instead.
-    """
-
-    other: str
-    values: tuple[str, ...] = ()
-    known: tuple[str, ...] = ()
-    within: str = ""
-    otherwise: str = ""
+    other: str  # the option
+    values: tuple[str, ...] = ()  # one of these must be its value, if there are any
+    known: tuple[str, ...] = ()  # values of the option itself; of others its own check speaks
+    within: str = ""  # an option of which a part, behind =, may be one of the values instead
+    otherwise: str = ""  # what it is in commands that do not take that one
 
     def in_command(self, takes: Collection[str]) -> "Needs":
         """Return what is needed in a command that takes these options."""

@@ -24,22 +24,18 @@ _ROUNDING = 1e-9  # relative, of sums of sizes
 
 
 class StageSizes(NamedTuple):
-    """What the activations of a table's stages take, and what is static beside them.
+    """What the activations of a table's stages take, and what is static beside them."""
 
-    Attributes:
-      unit: "activations" or "bytes".
-      sizes: (stages) what one takes, or (stages, microbatches).
-      weight_share: (stages) share of it that W needs after I, or by microbatch.
-      checkpoints: (stages) what F leaves of it where R comes later, or by microbatch.
-      at_work: (B, I and W, stages) what they recompute while they run, or by microbatch.
-      static: (workers) bytes that last the whole step, if a model says how many.
-    """
-
-    unit: str
+    unit: str  # "activations" or "bytes"
+    # (stages) what one takes, or (stages, microbatches)
     sizes: Float[NumpyArray, "stages *microbatches"]
+    # (stages) share of it that W needs after I, or by microbatch
     weight_share: Float[NumpyArray, "stages *microbatches"]
+    # (stages) what F leaves of it where R comes later, or by microbatch
     checkpoints: Float[NumpyArray, "stages *microbatches"]
+    # (B, I and W, stages) what they recompute while they run, or by microbatch
     at_work: Float[NumpyArray, "ops stages *microbatches"]
+    # (workers) bytes that last the whole step, if a model says how many
     static: Float[NumpyArray, " workers"] | None
 
     @property
@@ -54,16 +50,11 @@ class StageSizes(NamedTuple):
 
 
 class HeldMemory(NamedTuple):
-    """The memory of a run, and the sizes that it was counted with.
+    """The memory of a run, and the sizes that it was counted with."""
 
-    Attributes:
-      memory: the steps and peaks.
-      stages: the sizes.
-      limits: (workers) what the activations may take, if that is said.
-    """
-
-    memory: "ActivationMemory"
-    stages: StageSizes
+    memory: "ActivationMemory"  # the steps and peaks
+    stages: StageSizes  # the sizes
+    # (workers) what the activations may take, if that is said
     limits: Float[NumpyArray, " workers"] | None = None
 
     @property
@@ -141,15 +132,10 @@ WEIGHTS_OPTION = "--weights-limit"
 
 
 class Room(NamedTuple):
-    """What activations may take on the workers of a table.
+    """What activations may take on the workers of a table."""
 
-    Attributes:
-      limits: (workers) room for activations.
-      stages: what they take, and what is static beside them.
-    """
-
-    limits: Float[NumpyArray, " workers"]
-    stages: StageSizes
+    limits: Float[NumpyArray, " workers"]  # (workers) room for activations
+    stages: StageSizes  # what they take, and what is static beside them
 
     @property
     def activations(self) -> float:
@@ -178,15 +164,10 @@ class Room(NamedTuple):
 
 
 class MemoryLimit(NamedTuple):
-    """A limit of all workers, or one for each.
+    """A limit of all workers, or one for each."""
 
-    Attributes:
-      values: activations, or bytes of a device.
-      in_bytes: which of the two.
-    """
-
-    values: list[float]
-    in_bytes: bool
+    values: list[float]  # activations, or bytes of a device
+    in_bytes: bool  # which of the two
 
     @classmethod
     def read(cls, text: str, option: str = LIMIT_OPTION) -> "MemoryLimit":

@@ -34,21 +34,13 @@ OF_RUNS = ("weight_share",)  # options that say something of a run too, under an
 
 
 class TableOptions(NamedTuple):
-    """Options of schedules that build tables for given workers and microbatches.
+    """Options of schedules that build tables for given workers and microbatches."""
 
-    Attributes:
-      options: those that are given.
-      of_runs: those that the command reads too, under any schedule.
-      repair: what is known to be wrong with tables, see `read_table`.
-      recomputes: whether every backward recomputes its forward first.
-      sharding: how weights are gathered, if that is said.
-    """
-
-    options: dict[str, Any]
-    of_runs: tuple[str, ...] = ()
-    repair: str | None = None
-    recomputes: bool = False
-    sharding: ShardingChoice | None = None
+    options: dict[str, Any]  # those that are given
+    of_runs: tuple[str, ...] = ()  # those that the command reads too, under any schedule
+    repair: str | None = None  # what is known to be wrong with tables, see `read_table`
+    recomputes: bool = False  # whether every backward recomputes its forward first
+    sharding: ShardingChoice | None = None  # how weights are gathered, if that is said
 
     def builder(self, schedule: str) -> Builder:
         """Return what builds a schedule."""
@@ -291,17 +283,11 @@ def with_labels(labels: str | None, names: Sequence[str]) -> list[str]:
 
 
 class SizedSchedule(NamedTuple):
-    """A schedule at one size.
+    """A schedule at one size."""
 
-    Attributes:
-      name: for `schedules.find`.
-      workers: P.
-      microbatches: M.
-    """
-
-    name: str
-    workers: int
-    microbatches: int
+    name: str  # for `schedules.find`.
+    workers: int  # P
+    microbatches: int  # M
 
 
 class ScheduleList(NamedTuple):

@@ -61,19 +61,13 @@ bashcompinit
 
 
 class Completable(NamedTuple):
-    """What is completed.
+    """What is completed."""
 
-    Attributes:
-      commands: what each does, by name.
-      options: of each command, by name.
-      arguments: words that complete what stands beside options, by command.
-      names: words that complete a value, by the name of their list.
-    """
-
-    commands: Mapping[str, str]
-    options: Mapping[str, Mapping[str, OptionRecord]]
+    commands: Mapping[str, str]  # what each does, by name
+    options: Mapping[str, Mapping[str, OptionRecord]]  # of each command, by name
+    # words that complete what stands beside options, by command
     arguments: Mapping[str, Iterable[str]]
-    names: Mapping[str, Iterable[str]]
+    names: Mapping[str, Iterable[str]]  # words that complete a value, by the name of their list
 
     @property
     def first_words(self) -> dict[str, str]:

@@ -30,18 +30,12 @@ class Output:
     """A file that an option names: checked before the work, written after it.
 
     A command declares it as `out: Annotated[Output, TABLE]`; that alone gives it `--force` too.
-
-    Attributes:
-      path: the file, or None where none is given.
-      option: that names it.
-      force: whether what is there is replaced.
-      drawn_by: another option of the command, which draws, if there is one.
     """
 
-    path: Path | None = None
-    option: str = "--out"
-    force: bool = False
-    drawn_by: str = ""
+    path: Path | None = None  # the file, or None where none is given
+    option: str = "--out"  # that names it
+    force: bool = False  # whether what is there is replaced
+    drawn_by: str = ""  # another option of the command, which draws, if there is one
     _error: OSError | None = None
     _unwritten: str = ""
 

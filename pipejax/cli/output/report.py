@@ -64,15 +64,11 @@ _LATEX = {
 
 
 class KeyedTable(Table):
-    """A table of texts with markup.
+    """A table of texts with markup."""
 
-    Attributes:
-      keys: how many columns say what a row is of: a table that is too wide goes on below with them.
-      math: what LaTeX has for a cell, by its text.
-    """
-
+    # how many columns say what a row is of: a table that is too wide goes on below with them
     keys: int = 1
-    math: Mapping[str, str] = {}
+    math: Mapping[str, str] = {}  # what LaTeX has for a cell, by its text
 
 
 def grid(
@@ -100,16 +96,12 @@ def grid(
 
 
 class Column(NamedTuple):
-    """A column of a table whose rows are those that `--json` prints.
+    """A column of a table whose rows are those that `--json` prints."""
 
-    Attributes:
-      header: what stands over it.
-      value: name of its value in a row, or what makes a cell of a row.
-      format: writes a value that has a name; a row that has none there gets a dash.
-    """
-
-    header: str
+    header: str  # what stands over it
+    # name of its value in a row, or what makes a cell of a row
     value: str | Callable[[Any], object]
+    # writes a value that has a name; a row that has none there gets a dash
     format: Callable[[Any], object] = str
 
     def cell(self, row: Mapping[str, Any]) -> object:

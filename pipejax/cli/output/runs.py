@@ -76,19 +76,12 @@ def step_parts(result: Mapping[str, Any]) -> Table:
 
 
 class OpValue(NamedTuple):
-    """A number that belongs to an op.
+    """A number that belongs to an op."""
 
-    Attributes:
-      op: text of the op or fused pair.
-      phase: its letter, of a pair both.
-      worker: worker, or `NO_WORKER` for a collective.
-      value: the number.
-    """
-
-    op: str
-    phase: str
-    worker: int
-    value: float
+    op: str  # text of the op or fused pair
+    phase: str  # its letter, of a pair both
+    worker: int  # worker, or `NO_WORKER` for a collective
+    value: float  # the number
 
 
 def op_values(evaluation: "pj.Evaluation", of_node: Float[NumpyArray, " nodes"]) -> list[OpValue]:
