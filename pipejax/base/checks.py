@@ -51,13 +51,7 @@ class MismatchError(ArgumentError):
 
 
 def wrong(where: str, text: str, value: Any = None) -> ArgumentError:
-    """Return the error of an argument that is not as it must be.
-
-    Args:
-      where: an argument, or a place in one or in a file, as `hold_out: column`.
-      text: what is wrong with it.
-      value: what was given.
-    """
+    """Return the error of an argument that is not as it must be."""
     return ArgumentError(re.split("[ :[]", where, maxsplit=1)[0], value, f"{where} {text}")
 
 

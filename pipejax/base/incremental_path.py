@@ -90,9 +90,6 @@ class IncrementalPath:
         """Give nodes other durations, or other nodes to wait for.
 
         Returns how many nodes were run again.
-
-        Raises:
-          CycleError: if a node would wait for itself; nothing is changed then.
         """
         before = _Before([], [], [], [])
         self._changes.append(before)

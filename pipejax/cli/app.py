@@ -113,11 +113,7 @@ def command_of(called: str) -> Callable[..., Any]:
 
 
 def split_command(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Part the name of the command, one word or two, from what is given to it.
-
-    Raises:
-      ValueError: if it lacks its second word.
-    """
+    """Part the name of the command, one word or two, from what is given to it."""
     for count in (2, 1):
         called = " ".join(arguments[:count])
         if called in COMMANDS:
@@ -212,15 +208,7 @@ def _is_helped(called: str | None, given: "GivenOptions | None", arguments: Sequ
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command.
-
-    Args:
-      arguments: as after the program's name.
-
-    Returns:
-      Exit code: 0, 1 where a check did not hold, or 2 for a user's mistake, which is named in one
-      line on stderr; where a person reads it, the table follows with the place marked.
-    """
+    """Run one command; return 0, 1 where a check did not hold, or 2 for a user's mistake."""
     _compute_in_float64()
     given = None
     try:

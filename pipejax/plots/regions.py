@@ -69,16 +69,7 @@ def draw_regions(
     names: Sequence[str],
     height: Height | None = None,
 ) -> None:
-    """Draw a map: codes are places in names, or -1 where there is nothing; a legend names them.
-
-    Args:
-      axes: to draw on.
-      across: what lies across.
-      up: what lies up.
-      codes: (up, across) places in names.
-      names: of what is best.
-      height: of which lines of equal values are drawn over the areas.
-    """
+    """Draw a map: codes are places in names, or -1 where there is nothing; a legend names them."""
     colours = [colour for _, colour in zip(names, itertools.cycle(COLOURS), strict=False)]
     hatches = [HATCHES[k % len(HATCHES)] for k in range(len(names))]
     at = across.edges, up.edges

@@ -263,16 +263,7 @@ def _check_pairs(evaluation: "pj.Evaluation") -> None:
 
 
 def summary(evaluation: "pj.Evaluation", pricing: Pricing, held: HeldMemory) -> dict[str, Any]:
-    """Collect what `--json` prints.
-
-    Args:
-      evaluation: the run.
-      pricing: what it was priced with.
-      held: its memory.
-
-    Returns:
-      Results by name; times in seconds.
-    """
+    """Collect what `--json` prints."""
     links = evaluation.links
     result = sizes_of(evaluation.table) | {"link": links.model}
     if links.meets:

@@ -185,11 +185,7 @@ READERS = {"model": load_model, "system": load_system}  # that check what is cop
 
 
 def text_of(kind: str, out: Path, copied: str | None) -> str:
-    """Return the text of a file to begin with.
-
-    Raises:
-      ValueError: if what is to be copied is unknown.
-    """
+    """Return the text of a file to begin with."""
     template = TEMPLATES[kind]
     if copied is not None:
         READERS[kind](copied)

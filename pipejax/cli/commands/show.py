@@ -71,11 +71,7 @@ class PictureSettings(NamedTuple):
     labels: Text = None
 
     def check(self, out: str | None, paper: PaperSettings) -> None:
-        """Refuse what has no effect on a file of this suffix, or where none is written.
-
-        Raises:
-          ValueError: if there is such an option.
-        """
+        """Refuse what has no effect on a file of this suffix, or where none is written."""
         if self.caption is not None:
             one_of(self.caption, PLACES, "--caption")
         given = [name for name, value in paper._asdict().items() if value is not None]
@@ -104,11 +100,7 @@ class PictureSettings(NamedTuple):
         return window_of(runs, start, stop, self.part)
 
     def time_unit(self, runs: "Sequence[pj.Evaluation]", *, in_slots: bool) -> "TimeUnit":
-        """Return the unit of the time axis.
-
-        Raises:
-          ValueError: if one is asked for where there are no times.
-        """
+        """Return the unit of the time axis."""
         from pipejax.plots.caption import SLOTS, TIME_UNITS, unit_of
 
         if self.unit is None:

@@ -389,11 +389,7 @@ def begun(head: str) -> str:
 
 
 def record(name: str, command: str = "") -> OptionRecord:
-    """Return what an option is, in a command.
-
-    Raises:
-      LookupError: if it is not declared here.
-    """
+    """Return what an option is, in a command."""
     try:
         return EXCEPTIONS.get((command.removeprefix("tune "), name)) or CATALOGUE[name]
     except KeyError:

@@ -165,11 +165,7 @@ class GivenOptions:
                 yield name, value if equals else next(words, "")
 
     def add_config(self, command: str, commands: Collection[str]) -> None:
-        """Add what the file of `--config` gives, if there is one: the line wins.
-
-        Raises:
-          ValueError: if the file cannot be read as options of this command.
-        """
+        """Add what the file of `--config` gives, if there is one: the line wins."""
         on_line = dict(self.values)
         if "config" not in on_line:
             return
@@ -180,11 +176,7 @@ class GivenOptions:
         self.words, self.values = words + self.words, added + self.values
 
     def check(self) -> None:
-        """Refuse what says nothing or says it twice.
-
-        Raises:
-          ValueError: with the option and its value.
-        """
+        """Refuse what says nothing or says it twice."""
         seen: dict[str, str] = {}
         for name, value in self.values:
             if name in seen and name not in self.repeated:
@@ -197,11 +189,7 @@ class GivenOptions:
             seen[name] = value
 
     def check_effects(self) -> None:
-        """Refuse what has no effect beside the others.
-
-        Raises:
-          ValueError: with the option and what it needs.
-        """
+        """Refuse what has no effect beside the others."""
         seen = dict(self.values)
         for name, every in NEEDS.items():
             needs = every.in_command(self.takes)
@@ -293,15 +281,6 @@ def read_config(
     """Yield the options that a file gives to a command, by name and as they would be written.
 
     A section that has the name of a command holds options of that command alone.
-
-    Args:
-      path: file of TOML or JSON.
-      command: that is called.
-      takes: types of its options by name.
-      commands: all there are.
-
-    Raises:
-      ValueError: if a key is no option of the command, is given twice, or has no value of one.
     """
     content = _load(path)
     firsts = {each.partition(" ")[0] for each in commands}

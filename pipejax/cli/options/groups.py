@@ -230,12 +230,6 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     A command declares groups, such as `table`, `options`, `pricing` or `links`, as arguments and
     receives what the group's options choose. What docstrings say of options beyond the catalogue is
     their help. A command that has an output has `--force`.
-
-    Args:
-      command: function of the command.
-
-    Returns:
-      The function that typer sees, with all options in its signature.
     """
     options = CommandOptions(command)
 

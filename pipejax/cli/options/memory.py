@@ -93,11 +93,7 @@ class ActivationOptions(NamedTuple):
         workload: "pj.Workload | None",
         microbatches: Microbatches = ALIKE,
     ) -> StageSizes:
-        """Size the activations of a table: in bytes where a model says how many.
-
-        Raises:
-          ValueError: if sizes are given beside a model, or not one for each stage.
-        """
+        """Size the activations of a table: in bytes where a model says how many."""
         if workload is None and microbatches.workload is None:
             sizes = for_each(self.sizes or [1.0], table.num_stages, "--activation-sizes", "stages")
             share = WEIGHT_SHARE if self.weight_share is None else self.weight_share
@@ -148,9 +144,6 @@ class Room(NamedTuple):
         """Return (workers) the limits of a search, which takes and frees at F, I and W alone.
 
         What a backward recomputes is set aside: some backward follows where most is held.
-
-        Raises:
-          ValueError: if W needs more than F leaves.
         """
         work = self.stages.at_work
         if work.any() and (self.stages.weight_share > 1).any():
@@ -192,13 +185,7 @@ class MemoryLimit(NamedTuple):
         activations: ActivationOptions,
         workload: "pj.Workload | None",
     ) -> Room:
-        """Return what it leaves for activations.
-
-        Raises:
-          ValueError: if it has not one entry or one for each worker, sizes and stages differ in
-            number, or bytes are given without a model or sizes with one.
-          InfeasibleError: if the rest of the model fills a device.
-        """
+        """Return what it leaves for activations."""
         limits = for_each(self.values, table.num_workers, LIMIT_OPTION, "workers")
         if self.in_bytes and workload is None:
             raise ValueError(f"{LIMIT_OPTION} in bytes needs --model, which says what they hold")
@@ -232,9 +219,6 @@ def read_weights_limit(
     """Read what gathered weights may take: (workers) or None for no limit, and whether in bytes.
 
     Without a limit it is in bytes where a model says how many.
-
-    Raises:
-      ValueError: if it is not a number above 0, or bytes are given without a model.
     """
     if text is None:
         return None, workload is not None

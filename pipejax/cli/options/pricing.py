@@ -145,15 +145,7 @@ class Pricing(NamedTuple):
     def check_used(
         self, tables: Iterable[pj.ScheduleTable], builders: Iterable[Builder] = ()
     ) -> None:
-        """Refuse a time of ops that no table has, and that none is planned for.
-
-        Args:
-          tables: all that are priced.
-          builders: what they were built by; a table may offload nothing because that takes long.
-
-        Raises:
-          ValueError: if there is one.
-        """
+        """Refuse a time of ops that no table has, and that none is planned for."""
         tables = list(tables)
         if self.of_pairs and not any(table.is_fused.any() for table in tables):
             names = ", ".join(dict.fromkeys(table.name for table in tables))
@@ -174,11 +166,7 @@ class Pricing(NamedTuple):
                 raise ValueError(f"{given} has no effect: no {letter} in {', '.join(seen)}")
 
     def check_alike(self, command: str) -> None:
-        """Refuse microbatches that differ.
-
-        Raises:
-          ValueError: if options say that they do.
-        """
+        """Refuse microbatches that differ."""
         if self.microbatches.differ:
             raise ValueError(
                 f"{command} takes microbatches as alike: leave out --lengths, --microbatch-scale "
@@ -483,11 +471,7 @@ def load_with(model: str, sequence: int | None) -> "pj.Model":
 
 
 def required(pricing: Pricing | None) -> Pricing:
-    """Return the pricing, or say which options give it.
-
-    Raises:
-      ValueError: if there is none.
-    """
+    """Return the pricing, or say which options give it."""
     if pricing is None:
         raise ValueError(
             "times are missing: give --stage-times F=1,B=2, --worker-times F=1,B=2, --costs FILE "

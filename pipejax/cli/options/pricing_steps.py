@@ -51,11 +51,7 @@ class Machine(NamedTuple):
         return cls(sizes, _read_places(worker_places))
 
     def times(self, given: dict[str, Text]) -> list[dict[str, float]]:
-        """Read times of messages by level [s]: one of each, or one for every level.
-
-        Raises:
-          ValueError: if there are as many as for no level, or nothing that differs.
-        """
+        """Read times of messages by level [s]: one of each, or one for every level."""
         levels = len(self.sizes) + 1
         texts = {name: text for name, text in given.items() if text is not None}
         found = {name: parse_list(text, flag(name), seconds=True) for name, text in texts.items()}

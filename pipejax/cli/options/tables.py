@@ -88,11 +88,7 @@ class TableOptions(NamedTuple):
         return {k: v for k, v in self.options.items() if k in takes or k not in self.of_runs}
 
     def check(self, schedules: Sequence[str]) -> None:
-        """Refuse an option that none of the schedules has.
-
-        Raises:
-          ValueError: if there is one.
-        """
+        """Refuse an option that none of the schedules has."""
         builders = {name: self.builder(name) for name in schedules}
         for option in self.options:
             if option in self.of_runs or any(option in own.takes for own in builders.values()):
@@ -266,11 +262,7 @@ def _parse_slots(text: str) -> dict[str, float]:
 
 
 def with_labels(labels: str | None, names: Sequence[str]) -> list[str]:
-    """Return names that --labels gives in place of others, or these.
-
-    Raises:
-      ValueError: if there is not one for each, or two are the same.
-    """
+    """Return names that --labels gives in place of others, or these."""
     if labels is None:
         return [*names]
     found = [label.strip() for label in labels.split(",")]
@@ -337,11 +329,7 @@ class ScheduleList(NamedTuple):
         return listed(text, repair=self.options.repair)
 
     def sized(self, microbatches: Sequence[int] | None) -> list[SizedSchedule]:
-        """Give each its size: as asked for, else that of its table, else that of all tables.
-
-        Raises:
-          ValueError: if a schedule that is built is left without a size.
-        """
+        """Give each its size: as asked for, else that of its table, else that of all tables."""
         own = {name: self.options.builder(name).sizes for name in self.names}
         tables = [sizes for sizes in own.values() if sizes is not None]
         alike = [{sizes[k] for sizes in tables} for k in range(2)]

@@ -156,9 +156,6 @@ def completion_script(
     """Return the script that completes commands, options and names of schedules in a shell.
 
     `commands` say what each is about, `options_of` what it takes.
-
-    Raises:
-      ValueError: if the shell is unknown.
     """
     shell = one_of(shell, SHELLS, "--completion SHELL")
     options = {

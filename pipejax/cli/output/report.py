@@ -77,14 +77,7 @@ def grid(
     styles: Iterable[str] = (),
     **style: Any,
 ) -> KeyedTable:
-    """Make a table from its columns, each a header and the cells under it.
-
-    Args:
-      columns: headers and cells.
-      keys: columns that say what a row is of.
-      styles: of the rows.
-      style: of the table, as rich takes it: title, caption, box.
-    """
+    """Make a table from its columns, each a header and the cells under it."""
     headers, cells = zip(*columns, strict=True)
     table = KeyedTable(*headers, **style)
     table.keys = keys
@@ -293,11 +286,7 @@ _chosen = ["text"]  # formats of what is printed: the last one counts
 
 @contextmanager
 def printing(format: str | None, *, json: bool) -> Iterator[None]:
-    """Print in a format, whoever prints in this block.
-
-    Raises:
-      ValueError: if there is no such format, or nothing is printed in it.
-    """
+    """Print in a format, whoever prints in this block."""
     _chosen.append(one_of(format or "text", ("text", *FORMATS), "--format"))
     try:
         if json and _chosen[-1] != "text":

@@ -85,15 +85,7 @@ class OpValue(NamedTuple):
 
 
 def op_values(evaluation: "pj.Evaluation", of_node: Float[NumpyArray, " nodes"]) -> list[OpValue]:
-    """List every op with its node's number.
-
-    Args:
-      evaluation: a run.
-      of_node: (nodes) numbers.
-
-    Returns:
-      Ops row by row, then all-reduces and updates.
-    """
+    """List every op with its node's number."""
     from pipejax.analysis.runs.timeline import bars
 
     return [
@@ -108,16 +100,7 @@ def op_values(evaluation: "pj.Evaluation", of_node: Float[NumpyArray, " nodes"])
 
 
 def values_by_phase(values: list[OpValue], name: str, format: Callable[[float], str]) -> Table:
-    """Show the least and the most of each phase on each worker, with the op that has it.
-
-    Args:
-      values: what every op has.
-      name: what the number is.
-      format: prints one.
-
-    Returns:
-      The table.
-    """
+    """Show the least and the most of each phase on each worker, with the op that has it."""
     from pipejax.engine.lowering.program import NO_WORKER
 
     groups: dict[tuple[int, str], list[OpValue]] = {}

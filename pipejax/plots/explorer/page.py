@@ -29,20 +29,7 @@ def page(
     title: str = "",
     carried: Carried = NOTHING,
 ) -> str:
-    """Return a page on which runs can be looked at and priced anew.
-
-    Args:
-      explored: the schedules, all run under the same links.
-      unit: of times, "s" or "slots".
-      show: whether "messages", "memory" and the "critical" path are shown at first, where the page
-        is not to choose.
-      view: part of the time axis that is shown at first; all of it if None.
-      title: of the page; that of the schedules if "".
-      carried: what can be chosen on the page, beside what is shown at first.
-
-    Returns:
-      HTML that needs no other file and no network.
-    """
+    """Return a page on which runs can be looked at and priced anew."""
     scene = _scene(explored, unit, carried) | {"show": dict(show or {}), "view": view}
     scene["title"] = title or scene["title"]
     return rendered(
