@@ -39,7 +39,7 @@ COMMANDS = {
     "compare": f"compare -S gpipe,1f1b {TIMES}",
     "compare --diff": f"compare --diff -S 1f1b,gpipe {TIMES}",
     "export": f"export -s 1f1b {TIMES} --format torch-csv --out table.csv --force",
-    "init": "init costs --out costs.json --force",
+    "init": "init model --out model.json --force",
     "explain": f"explain {MODEL}",
     "sensitivity": f"sensitivity {MODEL}",
     "jitter": "jitter -S gpipe,1f1b -P 8 -M 32 -W F=1,B=2 --op lognormal:0.05",

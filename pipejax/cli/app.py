@@ -63,7 +63,7 @@ COMMANDS = {
     "block.",
     "sweep show": "Show the best points of a sweep, its front, where an axis stops to pay, and who "
     "wins where.",
-    "init": "Write a file of costs, a model, a system, a sweep or measured rows to begin with.",
+    "init": "Write a file of a model, a system or measured rows to begin with.",
     "schedules": "List the schedules that can be built, with their sources; also models, "
     "systems and stacks.",
 }

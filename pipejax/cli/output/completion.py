@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from pipejax.base.checks import one_of
-from pipejax.cli.commands.init import TEMPLATES
+from pipejax.cli.commands.init import USED_BY
 from pipejax.cli.commands.tune import SETTINGS
 from pipejax.cli.options.catalogue import CATALOGUE, FLAG, NAMES, OptionRecord, begun, flag, record
 from pipejax.costs.model.model import model_names
@@ -168,7 +168,7 @@ def completion_script(
         "systems": system_names(),
         "stacks": stack_names(),
     }
-    arguments = {"init": [*TEMPLATES], "tune": [*SETTINGS]}
+    arguments = {"init": [*USED_BY], "tune": [*SETTINGS]}
     for called in commands:
         first, space, second = called.partition(" ")
         if space:

@@ -26,7 +26,7 @@ TIMELINE = DRAWING._replace(suffixes=(*DRAWING.suffixes, ".html"), plain=(".html
 PAGE = OutputKind((".html",))
 TABLES = OutputKind((), is_new=True)
 TABLE = OutputKind((".csv", ".json"))
-TEMPLATE = OutputKind((".json", ".toml", ".csv"))
+TEMPLATE = OutputKind((".json", ".csv"))
 CERTIFICATE = OutputKind((".json",))
 ORDER = OutputKind((".json",))
 LAYOUT = OutputKind((".json", ".txt"))
