@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
-from explorer_cases import GIVEN, explored, given, run_of_page, scene_of
+from explorer_cases import GIVEN, explored, given, run_of_page, scene_of, unpack
 from grammar_tables import of_grammar
 from justhtml import JustHTML
 from markupsafe import escape
@@ -15,7 +15,7 @@ from markupsafe import escape
 import pipejax as pj
 from pipejax.cli.commands import show_page
 from pipejax.plots.explorer.library import PagePhases, grammar_of_page, library
-from pipejax.plots.explorer.packing import pack, unpack
+from pipejax.plots.explorer.packing import pack
 from pipejax.plots.explorer.page import SCRIPTS, page
 from pipejax.schedules.cells.grammar import USUAL
 from pipejax.schedules.cells.ops import CELL_PHASES, format_cell

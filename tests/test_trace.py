@@ -13,14 +13,13 @@ import justhtml
 import matplotlib as mpl
 import numpy as np
 import pytest
-from explorer_cases import run_of_page, scene_of
+from explorer_cases import run_of_page, scene_of, unpack
 from markupsafe import escape
 from matplotlib.collections import PolyCollection, QuadMesh
 from turns import in_turn
 
 import pipejax as pj
 from pipejax.plots import palette
-from pipejax.plots.explorer.packing import unpack
 from pipejax.plots.heat_maps import COLOURS, HeatMap, RecordedStep, heat_picture
 from pipejax.schedules.table.links import LINKS, Links
 from pipejax.traces.findings.attribution import Attribution

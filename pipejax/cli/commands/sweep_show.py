@@ -116,8 +116,7 @@ def sweep_show(
     }
 
     def said() -> Iterator[object]:
-        for line in _counts(result, found.counts(), is_filtered=bool(where)):
-            yield plain(line)
+        yield from map(plain, _counts(result, found.counts(), is_filtered=bool(where)))
         for line in lacking:
             yield plain(f"  {line}")
         if first:
