@@ -116,9 +116,8 @@ def sweep_show(
     }
 
     def said() -> Iterator[object]:
-        yield from map(plain, _counts(result, found.counts(), is_filtered=bool(where)))
-        for line in lacking:
-            yield plain(f"  {line}")
+        counts = _counts(result, found.counts(), is_filtered=bool(where))
+        yield from (plain(line) for line in (*counts, *(f"  {line}" for line in lacking)))
         if first:
             yield from _table(found, first, f"best {len(first)} by {words(rank)}")
         if fronts:
