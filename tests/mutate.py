@@ -1,6 +1,6 @@
 """Mutation test: cosmic-ray changes the package, and the tests of the changed file run.
 
-    pip install 'pipejax[mutate]'
+    pip install -e '.[mutate]'
     python tests/mutate.py pipejax/engine --count 20       # 20 changes of each file
     python tests/mutate.py pipejax/base/checks.py --seed 2  # others
 
