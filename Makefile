@@ -25,7 +25,7 @@ SAMPLE := $(addprefix tests/test_,run_time_types.py public_api.py closed_forms.p
 	tests/test_batch.py::test_interpreted_equals_one_by_one tests/test_batch.py::test_unrolled_equals_interpreted
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs docs-serve formulas paper pipedream optpipe findings sweeps fidelity figures quick test test-all lint types tests test-browser test-runtimes explorer-pictures fuzz sample bench format lock clean
+.PHONY: help demo docs docs-serve formulas paper pipedream optpipe findings sweeps fidelity figures quick test test-papers test-all lint types tests test-browser test-runtimes explorer-pictures fuzz sample bench format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -108,8 +108,12 @@ test: lint  ## everything that must hold: lint, types, tests, doctests
 
 test-all: lint types  ## the same with what is slow, all of it with run-time types, and more examples
 	$(PYTEST)
+	$(PYTEST) tests/papers
 	$(PYTEST) $(TYPED) tests
 	XLA_FLAGS= HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/test_recurrence.py tests/test_batch.py
+
+test-papers: $(READY)  ## tests of the reproduced papers and their figures
+	$(PYTEST) -m "not slow" tests/papers
 
 lint: $(READY)  ## ruff, format included
 	$(BIN)/ruff check .

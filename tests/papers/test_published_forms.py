@@ -6,7 +6,7 @@ import pytest
 
 from sweeps.published.forms import FORMS, judge, main, rows
 
-PAGE = Path(__file__).parent.parent / "docs" / "formula.md"
+PAGE = Path(__file__).parents[2] / "docs" / "formula.md"
 
 
 def test_published_forms_hold_where_the_page_says():

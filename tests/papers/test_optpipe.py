@@ -42,7 +42,7 @@ SMALL = Pipe("1.5B", 4, 24)
 
 
 def test_times_and_figures_are_those_of_the_source():
-    path = Path(__file__).parent / "data" / "published.json"
+    path = Path(__file__).parents[1] / "data" / "published.json"
     known = {record["id"]: record["value"] for record in json.loads(path.read_text())}
     for model, shape in MODELS.items():
         config = known[f"zb.t3.{model}"]
