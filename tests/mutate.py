@@ -144,7 +144,10 @@ def tests_of(path):
     prefix = max((prefix for prefix in TESTS if path.startswith(prefix)), key=len)
     names = dict.fromkeys(" ".join(TESTS[prefix]).split())
     examples = [path] if ">>>" in (ROOT / path).read_text() else []
-    return [*examples, *(f"tests/test_{name}.py" for name in names)]
+    files = {test.stem.removeprefix("test_"): test for test in (ROOT / "tests").rglob("test_*.py")}
+    if missing := names.keys() - files.keys():
+        sys.exit(f"TESTS names what is not there: {', '.join(sorted(missing))}")
+    return [*examples, *(str(files[name].relative_to(ROOT)) for name in names)]
 
 
 def survivors(path, folder, count, seed):
