@@ -42,6 +42,7 @@ _BUILT = (
 )
 _COMMANDS = "cli command_line doors shown printed_tables outputs init mistakes"
 TESTS = {
+    "pipejax/": ("public_api objects", ""),
     "pipejax/base": (
         "sizes files objects outputs progress doors incremental longest_paths",
         "twins",
@@ -128,6 +129,7 @@ TESTS = {
     "pipejax/sweep": ("results", "sweep sweep_store results plan"),
     "pipejax/sweep/plan": ("plan", "plan"),
     "pipejax/runtimes": ("mpmd_export torch_lowering", "runtimes"),
+    "pipejax/traces": ("trace_readers trace_suspects trace replay", "trace_truth"),
     "pipejax/training": ("objectives replay", "training objectives replay"),
     "pipejax/plots": ("pictures shown", "figures training_figures network_map"),
     "pipejax/plots/explorer": ("explorer", "explorer"),
