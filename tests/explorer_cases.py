@@ -1,13 +1,14 @@
 """What the tests of the explorer share, those in a browser too: tables with costs of every kind."""
 
+import base64
 import json
 import re
+import zlib
 
 import numpy as np
 from grammar_tables import TABLES, of_grammar
 
 import pipejax as pj
-from pipejax.plots.explorer.packing import unpack
 from pipejax.plots.explorer.payload import Explored, MemoryShown
 
 BUILT = {
@@ -55,6 +56,19 @@ ROWS = {
     ),
 }
 GIVEN = [*BUILT, *ROWS, *TABLES]  # fused pairs, host links and grammars of their own among them
+
+
+def unpack(packed):
+    """Read arrays of a page back, as the page does."""
+    content, place, arrays = zlib.decompress(base64.b64decode(packed["data"])), 0, {}
+    for name, kind, size, is_steps in packed["arrays"]:
+        array = np.frombuffer(content, np.dtype(kind).newbyteorder("<"), size, place)
+        place += array.nbytes
+        if is_steps:  # from one entry to the next, of those that are not 0
+            array = array.astype(np.int64)
+            array[array != 0] = np.cumsum(array[array != 0] - (array[array != 0] > 0))
+        arrays[name] = array
+    return arrays
 
 
 def given(name):

@@ -46,6 +46,7 @@ ORDER = {
 # who may import what is large or an extra
 HEAVY = {
     "matplotlib": {"plots", "cli"},
+    "jinja2": {"plots"},
     "typer": {"cli"},
     "rich": {"cli"},
     "xarray": {"analysis", "sweep", "training", "traces", "cli"},

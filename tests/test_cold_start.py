@@ -23,7 +23,7 @@ COMMANDS = (
     f"evaluate -s zb-v {TIMES} -l rendezvous",
     f"evaluate {MODEL}",
     f"compare -S gpipe,1f1b {TIMES}",
-    f"diff 1f1b zb-h1 {TIMES}",
+    f"compare --diff -S 1f1b,zb-h1 {TIMES}",
     f"explain {MODEL}",
     f"show -S 1f1b,zb-h1 {TIMES}",
     f"show -S 1f1b,zb-h1 {TIMES} --out page.html",
@@ -36,6 +36,8 @@ COMMANDS = (
 ALONE = """
 import sys, json
 sys.modules["jax"] = None  # an import of it fails
+from pipejax.cli.jax_start import prepare
+prepare()
 from pipejax.cli.app import run
 print(json.dumps([run(line.split()) for line in json.loads(sys.argv[1])]), file=sys.stderr)
 """
@@ -53,20 +55,26 @@ def test_commands_that_compile_nothing_need_no_jax(tmp_path):
 
 
 LATE = """
-import importlib.util, sys
+import sys
+from pipejax.base import jax_on_demand
+if "{deferred}":
+    jax_on_demand.defer()
 import pipejax as pj
 table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
 costs = pj.Costs(forward=1.0, backward=2.0)
 program = pj.lower(table)
-assert importlib.util.find_spec("jax") and "jax" not in sys.modules  # looked for, not imported
+assert ("jax" in sys.modules) != bool("{deferred}")
+makespan = pj.makespan
 import jax
 assert [leaf for leaf in jax.tree.leaves(costs) if leaf] == [1.0, 2.0, 1.0, 1.0]
-print(float(jax.jit(pj.makespan)(program, costs)))
+print(float(jax.jit(makespan)(program, costs)))
 """
 
 
-def test_jax_knows_records_that_were_made_before_it():
-    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True)
+@pytest.mark.parametrize("deferred", ["", "deferred"])
+def test_jax_knows_records_that_were_made_before_it(deferred):
+    code = LATE.format(deferred=deferred)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "15.0\n", done.stderr
 
 
@@ -156,17 +164,6 @@ def test_compiled_programs_are_kept_where_they_can_be(case, tmp_path, monkeypatc
     expected = {"kept": str(tmp_path / "compiled"), "elsewhere": "theirs"}.get(case)
     assert config.jax_compilation_cache_dir == expected
     assert hasattr(config, "jax_compilation_cache_max_size") == (case == "kept")
-
-
-def test_a_person_reads_why_nothing_happens(monkeypatch, capsys):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with jax_start._said():
-        assert capsys.readouterr().err == "starting JAX\r"
-    assert capsys.readouterr().err.strip(" ") == "\r"
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
-    with jax_start._said():
-        pass
-    assert capsys.readouterr().err == ""
 
 
 CACHED = """

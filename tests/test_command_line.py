@@ -12,7 +12,7 @@ import pytest
 
 from pages.options import options_page, taken_by
 from pipejax.base.data_files import read_quantity
-from pipejax.cli.app import COMMANDS, MOVED, QUESTIONS, command_of, function_of
+from pipejax.cli.app import COMMANDS, QUESTIONS, command_of, function_of
 from pipejax.cli.options.catalogue import (
     CATALOGUE,
     DIFFERENT_DEFAULTS,
@@ -293,8 +293,8 @@ def test_of_several_schedules_one_uses_the_time(answer, mistake):
         more = ["--samples", "2"] if command == "jitter" else []
         assert "no O in gpipe, 1f1b" in mistake(command, "-S", "gpipe,1f1b", *given, *more)
         answer(command, "-S", "1f1b,pipe-offload", *given, *more)
-    assert "--offload 1 has no effect" in mistake("diff", "gpipe", "1f1b", *given)
-    answer("diff", "pipe-offload", "1f1b", *given)
+    assert "--offload 1 has no effect" in mistake("compare", "--diff", "-S", "gpipe,1f1b", *given)
+    answer("compare", "--diff", "-S", "pipe-offload,1f1b", *given)
     late = [*sizes, "-T", "F=1,I=1,W=1,O=1000"]  # planned for it: nothing is worth an offload
     answer("evaluate", "-s", "ada-offload", *late)
 
@@ -376,12 +376,7 @@ COMPLETED = {
     "pipejax sweep show --par": ["--pareto"],
     "pipejax sweep run --par": [],
     "pipejax init m": ["model"],
-    "pipejax diff eager": ["eager-1f1b"],
-    "pipejax diff 1f1b zb-h": ["zb-h1", "zb-h2"],
-    "pipejax diff 1f1b -P 4 gpi": ["gpipe"],
-    "pipejax diff mi": ["mine.csv"],
     "pipejax evaluate --schedule mi": ["mine.csv"],
-    "pipejax diff 1f1b gpipe --out": [],
 }
 
 
@@ -398,13 +393,6 @@ def test_bash_completes(call, tmp_path):
     )
     assert done.stderr == ""
     assert [line.split() for line in done.stdout.splitlines()] == list(COMPLETED.values())
-
-
-@pytest.mark.parametrize("old", MOVED)
-def test_a_name_of_before_says_what_it_is_called_now(mistake, old):
-    if old in COMMANDS or old.partition("--")[2] in CATALOGUE:
-        return  # it has not moved yet
-    assert mistake(*old.split(), "x.toml") == f"error: pipejax {old} is now pipejax {MOVED[old]}\n"
 
 
 def test_a_command_of_two_words_lists_its_second_words(call, mistake):

@@ -94,7 +94,8 @@ def test_a_row_alone_is_exchanged():
 
 def test_the_command(answer, call, tmp_path):
     pj.write_table(PIPE, tmp_path / "pipe.csv")
-    given = ["diff", tmp_path / "pipe.csv", "zb-h1", "--stage-times", "F=1,B=2", "--comm", 0.1]
+    both = ["compare", "--diff", "--schedules", f"{tmp_path / 'pipe.csv'},zb-h1"]
+    given = [*both, "--stage-times", "F=1,B=2", "--comm", 0.1]
     found = answer(*given)
     assert [run["workers"] for run in found["tables"]] == [4, 4]
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
@@ -106,12 +107,11 @@ def test_the_command(answer, call, tmp_path):
     assert code == 0
     assert ">0B0<" in out
     assert "backwards that B alone splits into I and W: 32" in out
-    drawn = tmp_path / "both.svg"
-    assert answer(*given[:3], "--figure", drawn)["figure"] == str(drawn)
-    assert "B zb-h1: 27 slots" in drawn.read_text()
-    same = answer("diff", "1f1b", "1f1b", "--workers", 2, "--microbatches", 2)
+    pj.write_table(PIPE, tmp_path / "same.csv")
+    both[-1] = f"{tmp_path / 'pipe.csv'},{tmp_path / 'same.csv'}"
+    same = answer(*both)
     assert (same["equal"], same["unit"], same["exchanges"]) == (True, "slots", [])
-    assert "the same cells in the same order" in call(*given[:2], given[1])[1]
+    assert "the same cells in the same order" in call(*both, "--labels", "mine,yours")[1]
 
 
 @pytest.mark.parametrize("name", pj.schedules.names())

@@ -19,32 +19,6 @@ from pipejax.schedules.table.table_files import to_json
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
 TIMES = ["--stage-times", "F=1,B=2"]
 MODEL = ["--model", "gpt-22b", "--system", "h100", "--minibatch", "8"]
-GIVEN = {
-    "an option twice": ([*ONE, *TIMES, "--workers", "2"], "--workers is given twice: 4 and 2"),
-    "a flag twice": ([*ONE, *TIMES, "--slack", "--slack"], "--slack is given twice\n"),
-    "twice, once with =": ([*ONE, *TIMES, "--workers=2"], "--workers is given twice: 4 and 2"),
-    "nothing": (["--table", "", *TIMES], "--table must not be empty"),
-    "nothing behind =": (["--table=", *TIMES], "--table must not be empty"),
-    "other digits": ([*ONE[:-1], "٣", *TIMES], "--microbatches must be .* 0 to 9, got '٣'"),
-    "an underscore": ([*ONE[:-1], "1_0", *TIMES], "--microbatches must be .* 0 to 9, got '1_0'"),
-    "other digits of seconds": ([*ONE, *TIMES, "--comm", "٣"], "--comm must be .* got '٣'"),
-    "queues of what has none": ([*ONE, *TIMES, "--queues", "pair"], "--queues has no effect"),
-    "a split over one": ([*ONE, *MODEL, "--sequence-parallel"], "--sequence-parallel has no eff"),
-    "an argument of the library": (
-        ["--schedule", "zero-bubble", *ONE[2:], *TIMES, "--memory-limit", "nan"],
-        "--memory-limit must be",
-    ),
-    "an unknown name": (["--schedule", "1f1", *ONE[2:], *TIMES], "--schedule: .* mean 1f1b[?]"),
-    "a file": (["--table", "no.csv", *TIMES], "--table no.csv: No such file"),
-}
-
-
-@pytest.mark.parametrize("what", GIVEN)
-def test_an_error_names_the_option(call, what):
-    arguments, message = GIVEN[what]
-    code, out, err = call("evaluate", *arguments)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert re.search(message, err), err
 
 
 def test_a_share_is_checked_where_nothing_reads_it(mistake):

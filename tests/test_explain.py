@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import reference
 from daily import daily
+from markupsafe import escape
 
 import pipejax as pj
 from pipejax.analysis.step.faults import against_others
@@ -474,7 +475,7 @@ def test_a_report_is_one_page_with_the_explorer_in_it(answer, tmp_path, monkeypa
     text = (tmp_path / "report.html").read_text()
     justhtml.JustHTML(text, strict=True)
     for remedy in found["remedies"]:
-        assert html.escape(remedy["command"]) in text
+        assert escape(remedy["command"]) in text
     widths = [float(each) for each in re.findall(r"width:([\d.]+)%", text)]
     assert sum(widths) == pytest.approx(100.0, abs=0.01)
     (inside,) = re.findall(r'srcdoc="([^"]*)"', text)

@@ -1,21 +1,21 @@
 """The explorer's page: what it holds is what the engine runs, and it needs nothing else."""
 
 import base64
-import html
 import json
 import re
 import zlib
 
 import numpy as np
 import pytest
-from explorer_cases import GIVEN, explored, given, run_of_page, scene_of
+from explorer_cases import GIVEN, explored, given, run_of_page, scene_of, unpack
 from grammar_tables import of_grammar
 from justhtml import JustHTML
+from markupsafe import escape
 
 import pipejax as pj
 from pipejax.cli.commands import show_page
 from pipejax.plots.explorer.library import PagePhases, grammar_of_page, library
-from pipejax.plots.explorer.packing import pack, unpack
+from pipejax.plots.explorer.packing import pack
 from pipejax.plots.explorer.page import SCRIPTS, page
 from pipejax.schedules.cells.grammar import USUAL
 from pipejax.schedules.cells.ops import CELL_PHASES, format_cell
@@ -178,7 +178,7 @@ def test_numbers_take_as_few_bytes_as_they_need():
 def test_a_page_refers_to_nothing_outside():
     table, costs = given("alike")
     hostile = pj.ScheduleTable.from_rows(
-        [["0F0", "0B0"]], name='</script><b onclick="x">&<!--scene-->'
+        [["0F0", "0B0"]], name='</script><b onclick="x">&{{ scene }}{% x %}'
     )
     text = page([explored(table, costs), explored(hostile, costs)])
     assert not re.search(
@@ -190,7 +190,7 @@ def test_a_page_refers_to_nothing_outside():
     assert text.count("</script>") == 2
     assert scene_of(text)["schedules"][1]["name"] == hostile.name
     alone = page([explored(hostile, costs)])
-    assert html.escape(hostile.name) in alone
+    assert escape(hostile.name) in alone
     assert alone.count("</script>") == 2
 
 

@@ -411,24 +411,15 @@ def test_mistakes_beside_the_log(tmp_path, mistake, call, monkeypatch):
     said = mistake(*given)
     assert "needs --model: pipejax init model --from train.log writes the one of the log" in said
     assert "no line says `elapsed time per iteration" in mistake(*given, "--model", "llama3-8b")
-    assert "--from train.log does not go with costs" in mistake("init", "costs", *given[2:])
+    assert "--from train.log does not go with system" in mistake("init", "system", *given[2:])
     said = mistake("init", "model", *given[2:], "--model", "gpt-22b")
     assert "--model gpt-22b does not go with model --from" in said
-    assert "--model gpt-22b does not go with rows" in mistake(*given[:2], "--model", "gpt-22b")
     log(tmp_path / "short.log", [line(1, 9000.0)])
     short = "init", "rows", "--from", "short.log", "--model", "llama3-8b", "--json"
     assert (
         "only one line of 128 sequences, with its warm-up"
         in json.loads(call(*short)[1])["notes"][0]
     )
-
-
-@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
-def test_rows_to_begin_with_are_read_as_they_are(tmp_path, monkeypatch, answer):
-    monkeypatch.chdir(tmp_path)
-    made = answer("init", "rows")
-    assert made["used_by"] == "pipejax validate rows.csv --system a100"
-    assert read_rows("rows.csv").seconds.tolist() == [18.13]
 
 
 @pytest.mark.parametrize("parts", [1, 2])

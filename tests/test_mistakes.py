@@ -12,27 +12,13 @@ import pytest
 from public_names import NAMES, PARTS, public
 
 import pipejax as pj
-from pipejax.cli.app import COMMANDS, MOVED, run
+from pipejax.cli.app import COMMANDS, run
 
 LIST = json.loads((Path(__file__).parent / "data" / "mistakes.json").read_text())
 
 
 # lists of keys and names that are allowed, behind which a word may have an underscore
 KNOWN = re.compile(r"(known are|must be one of|expected|with the keys|\"whole_heads).*")
-
-
-# whose old name is the mistake: an option has no such form, a drawing is no mistake any more
-OLD_NAMES = ("completion", "explore --schedule 1f1b --workers 4 --microbatches 8 --out x.svg")
-
-
-def as_now(arguments):
-    """A command line by the names of now: the list was written when commands had others."""
-    first, *rest = arguments or [""]
-    if first in COMMANDS or first not in MOVED or " ".join(arguments) in OLD_NAMES:
-        return arguments
-    if first == "explore":
-        return ["show", *rest, *([] if "--out" in rest else ["--out", "explorer.html"])]
-    return [*MOVED[first].removesuffix(" SHELL").split(), *rest]
 
 
 def shown(mistake):
@@ -64,14 +50,14 @@ def check_command(arguments, says, folder, capsys):
 @pytest.mark.parametrize("mistake", LIST["commands"], ids=shown)
 def test_a_mistake_is_one_line_that_names_the_door(mistake, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
-    check_command(as_now(mistake["args"]), mistake["says"], folder, capsys)
+    check_command(mistake["args"], mistake["says"], folder, capsys)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", LIST["commands"], ids=shown)
 def test_a_mistake_prints_no_object(mistake, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
-    arguments = as_now(mistake["args"])
+    arguments = mistake["args"]
     known = arguments[:1] and any(name.split()[0] == arguments[0] for name in COMMANDS)
     more = ["--json"] if known and "--json" not in arguments else []
     check_command([*arguments, *more], [], folder, capsys)
@@ -112,7 +98,7 @@ SHARDING = ("schedules.insert_sharding",)  # of schedules, and with numbers of i
 
 def test_the_list_is_long_and_says_something_of_all():
     assert len(LIST["commands"]) >= 300
-    lines = [" ".join(as_now(mistake["args"])) for mistake in LIST["commands"]]
+    lines = [" ".join(mistake["args"]) for mistake in LIST["commands"]]
     assert [name for name in COMMANDS if not any(line.startswith(name) for line in lines)] == []
     assert len(LIST["misuses"]) >= 60
     of_rooms = "|".join(room for room in NAMES if room)

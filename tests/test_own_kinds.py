@@ -55,15 +55,17 @@ IN_LISTS = {"compare": [], "jitter": ["--op", "lognormal:0.05", "--samples", "10
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize(
     "command",
-    [*WORK, *IN_LISTS, "diff"],
+    [command for command in (*WORK, *IN_LISTS, "compare --diff")],
 )
 def test_commands_know_what_tables_have_of_their_own(command, name, given, call):
     path, times = given(name)
     asked = [command, "--table", path, *times, *WORK.get(command, ())]
     if command in IN_LISTS:
         asked = [command, "--tables", path, *times, *IN_LISTS[command]]
-    if command == "diff":
-        asked = [command, path, path, *times]
+    if command == "compare --diff":
+        other = path.with_name(f"other{path.suffix}")
+        other.write_bytes(path.read_bytes())
+        asked = [*command.split(), "--schedules", f"{path},{other}", *times]
     for form in ([], ["--json"]):
         code, out, error = call(*asked, *form)
         assert (code, error) == (0, "")
@@ -155,12 +157,12 @@ def test_what_two_orders_of_own_kinds_do_differently(answer, call, tmp_path):
     for path, cells in zip(paths, (rows, other), strict=True):
         made = pj.ScheduleTable.from_rows(cells, grammar=table.grammar)
         path.write_text(to_json(made))
-    found = answer("diff", *paths)
+    found = answer("compare", "--diff", "-S", f"{paths[0]},{paths[1]}")
     assert (found["moved"], found["only"]) == ([], {})
     assert [row["cells"] for row in found["rows"]] == [["0B0", "T0"]]
     slices = tmp_path / "slices.json"
     slices.write_text(to_json(of_grammar("slices")[0]))
-    code, _, error = call("diff", slices, paths[0])
+    code, _, error = call("compare", "--diff", "-S", f"{slices},{paths[0]}")
     assert (code, "has 2 slices of a microbatch" in error) == (2, True)
 
 

@@ -111,14 +111,6 @@ def test_of_those_that_fit_none_is_faster(name):
         pj.search.layers(table, workload, small)
 
 
-def test_the_name_of_before_says_the_new_one():
-    table, workload = given("1f1b")
-    free = pj.search.layers(table, workload, H100, no_memory_limit=True)
-    with pytest.warns(DeprecationWarning, match="memory_limit=False is no_memory_limit=True now"):
-        old = pj.search.layers(table, workload, H100, memory_limit=False)
-    assert (old.value, old.best.layout) == (free.value, free.best.layout)
-
-
 def test_defaults_of_the_runtimes():
     def layouts(model, workers, **options):
         name = "interleaved-1f1b" if options else "1f1b"

@@ -27,8 +27,7 @@ from pipejax.analysis.runs.timeline import (
 from pipejax.base import display
 from pipejax.cli.output.terminal_timeline import ShownRun, print_legend, print_run
 from pipejax.plots import palette
-from pipejax.plots.bars import HATCH
-from pipejax.plots.numbers import _Number
+from pipejax.plots.bars import HATCH, _Number
 
 LEAST_LIGHTNESS = 9.0  # between forwards and backwards, in CIE L*
 COSTS = pj.Costs(forward=1.0, backward=2.0, transmit=0.3)

@@ -21,7 +21,7 @@ REPORTS = {
     "staleness": [*["staleness", "-s", "pipedream", "-P", "4", "-M", "16"]],
     "formula": ["formula", *ONE],
     "schedules": ["schedules"],
-    "diff": ["diff", "1f1b", "gpipe", "-P", "4", "-M", "8"],
+    "compare --diff": ["compare", "--diff", "-S", "1f1b,gpipe", "-P", "4", "-M", "8"],
 }
 
 

@@ -22,12 +22,8 @@ def order(name):
 
 
 def test_names():
-    assert sorted(room for room in NAMES if room) == [
-        name for name in pj.__all__ if inspect.ismodule(getattr(pj, name))
-    ]
-    for room, names in NAMES.items():
-        listed = attrgetter(room)(pj).__all__ if room else pj.__all__
-        assert listed == sorted(names, key=order) == names
+    for names in NAMES.values():
+        assert names == sorted(names, key=order)
     assert 40 <= len(NAMES[""]) - len(NAMES) + 1 <= 45
 
 
@@ -87,15 +83,6 @@ def test_only_the_public_names_are_shown():
             getattr(pj, wrong)
     with pytest.raises(AttributeError, match="has no attribute 'Cost'"):
         _ = pj.costing.Cost
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("order", "search.messages"), ("place", "search.places"), ("slack", "analysis.slack")],
-)
-def test_what_moved_works_for_a_release_and_says_where_it_is(old, new):
-    with pytest.warns(DeprecationWarning, match=f"pj.{old} is pj.{new} now"):
-        assert getattr(pj, old) is attrgetter(new)(pj)
 
 
 # run in processes of `make test-runtimes`; mypy holds that their functions are typed

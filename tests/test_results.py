@@ -45,6 +45,23 @@ def points(store):
     return frame
 
 
+def test_points_are_written_as_parquet(store, answer, tmp_path):
+    import pandas as pd
+
+    path = tmp_path / "points.parquet"
+    assert answer("sweep", "show", store, "--where", "schedule=1f1b", "--out", path)["out"] == str(
+        path
+    )
+    rows, every = pd.read_parquet(path), points(store)
+    ones = every[every.schedule == "1f1b"]
+    assert len(rows) == len(ones) == 12
+    np.testing.assert_array_equal(np.sort(rows.step_time), np.sort(ones.step_time))
+    assert set(rows.status) == {"feasible", "out of memory", "illegal"}
+    assert rows[rows.status == "illegal"].reason.unique().tolist() == [
+        "microbatch size 3 does not divide a minibatch of 4"
+    ]
+
+
 def test_best_points_are_those_of_the_dataset(store, answer):
     rows = points(store)
     found = answer("sweep", "show", store, "--best", 3)

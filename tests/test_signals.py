@@ -14,15 +14,12 @@ import pytest
 import xarray as xr
 
 import pipejax as pj
-from pipejax.cli.app import COMMANDS
 from pipejax.search.schedule.store_entry import from_text
 
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8", "--stage-times", "F=1,B=2"]
 MODEL = ["--model", "gpt-22b", "--system", "a100", "--minibatch", "64", "--tensor-parallel", "8"]
 LONG = ["--schedule", "1f1b", "--workers", "8", "--microbatches", "64"]
 SEARCH = [*LONG, "--stage-times", "F=10,I=11,W=9", "--comm", "14"]
-NODES = ["--workers-per-node", "2", "--comm", "14,40", "--iterations", "9999"]
-SCALE = ",".join(str(1 + k % 13) for k in range(64))
 GRID = """
 schedules = ["gpipe", "1f1b", "chimera"]
 workers = [4, 8]
@@ -38,18 +35,11 @@ precision,stack,seconds
 gpt3-175b,8,1,1,1,8,1,1,64,0,0,0,8,1,0,1f1b,none,bf16,megatron-lm-2021,18.13
 """  # every column: a default that is taken is a warning
 JOB = str(Path(__file__).parents[1] / "examples" / "production_job.parquet")
-# command -> (seconds that it takes at most, or is left, its arguments); {} is a folder of its own
+# one command of each kind of work and of file -> (seconds that it takes at most, or is left, its arguments); {} is a folder of its own
 RUNS = {
     "optimize": (6, [*SEARCH, "--memory-limit", "4", "--store", "{}/store", "--out", "{}/x.csv"]),
     "tune messages": (8, [*SEARCH, "--iterations", "9999", "--out", "{}/x.json"]),
-    "tune microbatches": (8, [*SEARCH, "--microbatch-scale", SCALE, "--out", "{}/x.json"]),
-    "tune places": (8, [*SEARCH[:-2], *NODES, "--out", "{}/x.json"]),
-    "explain": (5, [*SEARCH, "--out", "{}/x.html"]),
     "formula": (8, [*LONG, "--link", "rendezvous", "--max-facets", "2000", "--out", "{}/x.json"]),
-    "tune layers": (
-        10,
-        ["--schedule", "interleaved-1f1b", *LONG[2:], "--stages-per-worker", "4", *MODEL],
-    ),
     "tune": (10, [*MODEL, "--workers", "8", "--method", "gradient"]),
     "plan": (8, [*MODEL[:4], "--gpus", "64", "--minibatch", "64", "--out", "{}/x.zarr"]),
     "sweep": (8, ["run", "{}/grid.toml", "--out", "{}/x.zarr"]),
@@ -67,38 +57,13 @@ RUNS = {
             "{}/x.zarr",
         ],
     ),
-    "evaluate": (3, [*LONG, *MODEL]),
-    "compare": (
-        4,
-        ["--schedules", "gpipe,1f1b,chimera", "--workers", "8", "--microbatches", "64", *MODEL],
-    ),
-    "init": (1.5, ["system", "--out", "{}/y.json"]),
-    "sweep show": (3, ["show", "{}/none.zarr"]),
-    "diff": (3, ["gpipe", "1f1b", *LONG[2:]]),
     "sensitivity": (5, [*LONG, *MODEL, "--out", "{}/x.png"]),
     "show": (3, [*ONE, "--out", "{}/x.svg"]),
     "show on a page": (2, [*ONE, "--out", "{}/x.html"]),
-    "run": (4, [*ONE[:6], "--runtime", "jax"]),
     "export": (1.5, [*ONE, "--format", "json", "--out", "{}/x.json"]),
-    "staleness": (
-        1.5,
-        [
-            "--schedule",
-            "pipedream",
-            "--workers",
-            "4",
-            "--microbatches",
-            "32",
-        ],
-    ),
     "calibrate": (4, ["{}/runs.csv", "--system", "a100", "--out", "{}/x.json"]),
-    "schedules": (1, ["--json"]),
-    "--completion": (1.5, ["bash"]),
-    "validate": (4, ["{}/runs.csv", "--system", "a100", "--tolerance", "1e6", "--out", "{}/x.png"]),
     "trace": (5, [JOB, "--out", "{}/x.html", "--save", "{}/saved"]),
-    "verify": (1.5, ["{}/table.csv", "--stage-times", "F=1,B=2"]),
 }
-NO_FILE = ("sweep show",)  # asks for a dataset that is not there
 # SIGINT is ignored in what a shell starts in the background; a byte says that our code begins
 START = (
     "import os, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -141,8 +106,6 @@ def check_interrupted(process, err, seconds, number):
 def arguments_in(folder, command):
     (folder / "grid.toml").write_text(GRID)
     (folder / "runs.csv").write_text(RUNS_CSV)
-    table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=64)
-    pj.write_table(table, folder / "table.csv")
     words = command.split() if command.startswith("tune") else command.split()[:1]
     return [*words, *(part.replace("{}", str(folder)) for part in RUNS[command][1])]
 
@@ -302,21 +265,14 @@ def moments(count):
     ]
 
 
-def test_every_command_is_interrupted():
-    first_words = {name.split()[0] for name in COMMANDS}
-    assert {name.split()[0] for name in RUNS} == {*first_words, "--completion"}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "number", "seconds"), moments(42))
+@pytest.mark.parametrize(("command", "number", "seconds"), moments(26))
 def test_any_moment(tmp_path, command, number, seconds, call):
     process = begin(arguments_in(tmp_path, command))
     heard = select.select([process.stderr], [], [], seconds)  # closed when it ends before
     if heard[0] or process.poll() is not None:
         out, err = process.communicate()
-        assert (
-            process.returncode == 2 if command in NO_FILE else (process.returncode, err) == (0, "")
-        )
+        assert (process.returncode, err) == (0, "")
     else:
         out, err, took = ended(process, number)
         print(

@@ -14,12 +14,12 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from daily import daily
-from explorer_cases import run_of_page, scene_of
+from explorer_cases import run_of_page, scene_of, unpack
+from markupsafe import escape
 from matplotlib.collections import PolyCollection, QuadMesh
 
 import pipejax as pj
 from pipejax.plots import palette
-from pipejax.plots.explorer.packing import unpack
 from pipejax.plots.heat_maps import COLOURS, HeatMap, RecordedStep, heat_picture
 from pipejax.schedules.table.links import LINKS, Links
 from pipejax.traces.findings.attribution import Attribution
@@ -678,7 +678,7 @@ def test_the_page_explores_the_median_step(call, folder):
     text = Path("x.html").read_text()
     suspects = [line.strip() for line in said.splitlines() if "suspect:" in line]
     assert len(suspects) >= 2
-    assert all(f"<p>{html.escape(line)}</p>" in text for line in suspects)
+    assert all(f"<p>{escape(line)}</p>" in text for line in suspects)
     scene = scene_of(html.unescape(re.search(r'srcdoc="([^"]*)"', text)[1]))
     names = [each["name"] for each in scene["schedules"]]
     assert names == ["replayed", "mean pipeline", "first remedy"]

@@ -143,4 +143,4 @@ def test_columns_that_cannot_be_are_named(tmp_path, mistake):
     assert "--columns must be one of model, layers" in mistake(*given, "tensors=2")
     assert "--columns must be as" in mistake(*given, "tensor=2,tensor=4")
     assert "accelerators must be a whole number" in mistake(*given, COLUMNS.replace("=8", "=x"))
-    assert "--columns x does not go with rows" in mistake("init", "rows", "--columns", "x")
+    assert "needs --from" in mistake("init", "rows", "--columns", "x")

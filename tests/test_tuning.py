@@ -591,9 +591,6 @@ def test_memory_is_no_limit_where_that_is_said():
     with pytest.raises(ValueError, match="fits"):
         pj.tune(*given)
     free = pj.tune(*given, no_memory_limit=True)
-    with pytest.warns(DeprecationWarning, match="memory_limit=False is no_memory_limit=True now"):
-        old = pj.tune(*given, memory_limit=False)
-    assert (old.value, old.best.microbatch_size) == (free.value, free.best.microbatch_size)
     assert not free.best.fits
 
 

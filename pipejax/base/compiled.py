@@ -25,18 +25,12 @@ _COMPILED = f"{_COMPILE}backend_compile_duration"
 
 
 class _Compilations:
-    """Our functions, and what was compiled since their programs were let go.
-
-    Attributes:
-      functions: those of JAX, each with a cache of its own.
-      count: compilations since then.
-      looked: how many there were at the last look at the maps.
-      spent: when each step of compiling began and how long it took [s]; no step lies in another.
-    """
+    """Our functions, and what was compiled since their programs were let go."""
 
     def __init__(self) -> None:
-        self.functions: list[Any] = []
-        self.count = self.looked = 0
+        self.functions: list[Any] = []  # those of JAX, each with a cache of its own
+        self.count = self.looked = 0  # compilations since then, and at the last look at the maps
+        # when each step of compiling began and how long it took [s]; no step lies in another
         self.spent: list[tuple[float, float]] = []
 
     def hear(self, event: str, duration_secs: float, **_: Any) -> None:
@@ -57,7 +51,7 @@ class _Compilations:
 
 
 _compilations = _Compilations()
-jax_on_demand.after_import(
+jax_on_demand.with_jax(
     lambda: jax.monitoring.register_event_duration_secs_listener(_compilations.hear)
 )
 

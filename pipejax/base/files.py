@@ -139,12 +139,7 @@ def write_file(path: str | Path, content: bytes | str, *, is_locked: bool = Fals
 
 
 def read_file(path: str | Path) -> bytes:
-    """Read a file that is given to us: all of it, but no more than this machine could work with.
-
-    Raises:
-      ValueError: if it is larger, endless or a named pipe, which may never be written to.
-      OSError: if it cannot be read.
-    """
+    """Read a file that is given to us: all of it, but no more than this machine could work with."""
     found = os.stat(path)
     # /dev/stdin and <(...) lead to pipes that have no name
     if stat.S_ISFIFO(found.st_mode) and os.path.exists(os.path.realpath(path)):

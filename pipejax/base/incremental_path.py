@@ -30,29 +30,18 @@ SOURCE = 0
 
 
 class Awaited(NamedTuple):
-    """What a node waits for.
+    """What a node waits for."""
 
-    Attributes:
-      preds: nodes; the source alone where there is none.
-      lags: delay from each.
-    """
-
-    preds: tuple[int, ...]
-    lags: tuple[float, ...]
+    preds: tuple[int, ...]  # nodes; the source alone where there is none
+    lags: tuple[float, ...]  # delay from each
 
 
 class LongestAround(NamedTuple):
-    """Longest paths by node.
+    """Longest paths by node."""
 
-    Attributes:
-      start: up to the node.
-      tail: from its end on.
-      without: of those that do not lead through it.
-    """
-
-    start: list[float]
-    tail: list[float]
-    without: list[float]
+    start: list[float]  # up to the node
+    tail: list[float]  # from its end on
+    without: list[float]  # of those that do not lead through it
 
 
 class _Before(NamedTuple):
@@ -65,19 +54,15 @@ class _Before(NamedTuple):
 
 
 class IncrementalPath:
-    """A graph with its finish times.
-
-    Attributes:
-      finish: finish time of every node.
-      duration: duration of every node.
-      waits: what every node waits for.
-    """
+    """A graph with its finish times."""
 
     def __init__(self, preds: Preds, duration: Times, lag: Lags | None = None) -> None:
         """Run the graph once; its nodes are in topological order."""
         lags = np.zeros(preds.shape) if lag is None else lag
+        # finish time of every node
         self.finish: list[float] = finish_times(preds, duration, lag).tolist()
-        self.duration: list[float] = duration.tolist()
+        self.duration: list[float] = duration.tolist()  # duration of every node
+        # what every node waits for
         self.waits = [
             waits_of(zip(*edges, strict=True))
             for edges in zip(preds.tolist(), lags.tolist(), strict=True)
@@ -105,9 +90,6 @@ class IncrementalPath:
         """Give nodes other durations, or other nodes to wait for.
 
         Returns how many nodes were run again.
-
-        Raises:
-          CycleError: if a node would wait for itself; nothing is changed then.
         """
         before = _Before([], [], [], [])
         self._changes.append(before)

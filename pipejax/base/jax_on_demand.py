@@ -1,24 +1,22 @@
 """JAX where it is needed, and not before: its import takes longer than many a command.
 
 A module that can do without JAX takes `jax` and `jnp` from here: their attributes import it. It
-asks `is_array` for an array of JAX, which does not exist before JAX does, and leaves to
-`after_import` what JAX is to know of its types as soon as it is there, whoever imports it.
+asks `is_array` for an array of JAX, which does not exist before JAX does.
+
+A record that JAX has to know imports it, as in any library on JAX. The command line calls `defer`:
+then records wait until this module imports JAX, or sees that it has been imported.
 """
 
 import importlib
-import importlib.abc
-import importlib.machinery
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from types import ModuleType
+import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 Action = Callable[[], object]
-Context = Callable[[], AbstractContextManager[Any]]
 
-_actions: list[Action] = []
-_around: list[Context] = [nullcontext]
+_deferred: list[Action] | None = None
+_lock = threading.RLock()
 
 
 class _OnDemand:
@@ -28,7 +26,9 @@ class _OnDemand:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self._name), name)
+        module = importlib.import_module(self._name)
+        _catch_up()
+        return getattr(module, name)
 
 
 if TYPE_CHECKING:
@@ -36,12 +36,15 @@ if TYPE_CHECKING:
     import jax.numpy as jnp
 else:
     jax, jnp = _OnDemand("jax"), _OnDemand("jax.numpy")
-__all__ = ["after_import", "around_import", "is_array", "is_loaded", "jax", "jnp"]
+__all__ = ["defer", "is_array", "is_loaded", "jax", "jnp", "with_jax"]
 
 
 def is_loaded() -> bool:
     """Return whether JAX has been imported, to its end."""
-    return "jax" in sys.modules and hasattr(sys.modules["jax"], "Array")
+    loaded = "jax" in sys.modules and hasattr(sys.modules["jax"], "Array")
+    if loaded:
+        _catch_up()
+    return loaded
 
 
 def is_array(value: Any) -> "TypeGuard[jax.Array]":
@@ -49,45 +52,23 @@ def is_array(value: Any) -> "TypeGuard[jax.Array]":
     return is_loaded() and isinstance(value, sys.modules["jax"].Array)
 
 
-def after_import(action: Action) -> None:
-    """Have something done right after JAX is imported: now, if it has been."""
-    if is_loaded():
+def defer() -> None:
+    """Let actions wait for JAX from now on: for a process in which only this package uses it."""
+    global _deferred
+    _deferred = []
+
+
+def with_jax(action: Action) -> None:
+    """Do something that JAX is needed for: now, or when it is imported if that is deferred."""
+    if _deferred is None or is_loaded():
         action()
     else:
-        _actions.append(action)
+        _deferred.append(action)
 
 
-def around_import(context: Context) -> None:
-    """Have JAX imported in a context, if it is imported at all."""
-    _around[:] = [context]
-
-
-class _Watcher(importlib.abc.MetaPathFinder):
-    """Finds JAX as the other finders do, and has its loader do what waits for the import.
-
-    A search alone, as of a tool that asks whether JAX is installed, changes nothing.
-    """
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != "jax":
-            return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        found = (finder.find_spec(fullname, path, target) for finder in others)
-        spec = next(filter(None, found), None)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def load_and_act(module: ModuleType) -> None:
-                with _around[0]():
-                    load(module)
-                while _actions:
-                    _actions.pop(0)()
-
-            spec.loader.exec_module = load_and_act  # type: ignore[method-assign]  # of this loader
-        return spec
-
-
-if "jax" not in sys.modules:
-    sys.meta_path.insert(0, _Watcher())
+def _catch_up() -> None:
+    """Do what has waited for JAX."""
+    if _deferred:
+        with _lock:
+            while _deferred:
+                _deferred.pop(0)()

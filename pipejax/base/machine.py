@@ -48,15 +48,7 @@ def _container_limits(cgroups: Path, own: Path) -> Iterator[int]:
 
 
 def check_fits(num_bytes: int, what: str) -> None:
-    """Refuse what needs more memory than there is.
-
-    Args:
-      num_bytes: that it needs at least: what fits may still be too much beside other things.
-      what: begins the sentence.
-
-    Raises:
-      ValueError: if it does not fit.
-    """
+    """Refuse what needs more memory than there is."""
     if num_bytes > LEAST and num_bytes > (there := memory()):
         raise ValueError(
             f"{what} at least {num_bytes // 10**9:,} GB of memory; this machine has "

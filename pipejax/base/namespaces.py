@@ -7,57 +7,38 @@ people, type checkers and this module read it. So the command line can answer `-
 import ast
 import functools
 import importlib
-import importlib.util
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 
-@functools.cache
-def homes(namespace: str) -> Mapping[str, str]:
-    """Return the module of each name that a namespace's stub lists, as `from module import a as a`.
-
-    Example:
-      >>> homes("pipejax.schedules")["build"]
-      'pipejax.schedules.naming'
-    """
-    found = importlib.util.find_spec(namespace)
-    stub = Path(str(found and found.origin)).with_suffix(".pyi").read_text(encoding="utf-8")
-    return {
-        each.name: str(line.module)
-        for line in ast.parse(stub).body
-        if isinstance(line, ast.ImportFrom)
-        for each in line.names
-        if each.asname == each.name
-    }
-
-
-def names_of(namespace: str) -> list[str]:
-    """Return the names of a namespace: classes first, then in the order of the alphabet."""
-    return sorted(homes(namespace), key=lambda name: (not name[0].isupper(), name))
-
-
-def fetch(namespace: str, name: str) -> Any:
-    """Import a name of a namespace, which may be a module in it.
-
-    Raises:
-      AttributeError: if the namespace does not list it.
-    """
-    if name not in homes(namespace):
-        raise AttributeError(f"module {namespace!r} has no attribute {name!r}")
-    home = homes(namespace)[name]
-    if home == namespace:
-        return importlib.import_module(f"{home}.{name}")
-    return getattr(importlib.import_module(home), name)
-
-
 def lazy(namespace: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of a namespace.
+    """Return `__getattr__`, `__dir__` and `__all__` of a namespace: classes first.
+
+    Its stub lists a name as `from module import a as a`.
 
     Example:
       >>> get, _, names = lazy("pipejax.schedules")
       >>> "names" in names, len(get("names")()) > 20
       (True, True)
     """
-    names = names_of(namespace)
-    return functools.cache(functools.partial(fetch, namespace)), lambda: names, names
+    stub = Path(str(sys.modules[namespace].__file__)).with_suffix(".pyi")
+    homes = {
+        alias.name: str(line.module)
+        for line in ast.parse(stub.read_text(encoding="utf-8")).body
+        if isinstance(line, ast.ImportFrom)
+        for alias in line.names
+        if alias.asname == alias.name
+    }
+
+    @functools.cache
+    def fetch(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {namespace!r} has no attribute {name!r}")
+        if homes[name] == namespace:
+            return importlib.import_module(f"{namespace}.{name}")
+        return getattr(importlib.import_module(homes[name]), name)
+
+    names = sorted(homes, key=lambda name: (not name[0].isupper(), name))
+    return fetch, lambda: names, names

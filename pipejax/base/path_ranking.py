@@ -23,29 +23,18 @@ SOURCE = 0
 
 
 class Kinds(NamedTuple):
-    """What nodes and edges add to the kind of a path.
+    """What nodes and edges add to the kind of a path."""
 
-    Attributes:
-      nodes: (nodes) whole numbers of any size.
-      edges: (nodes, max_preds) of the edge from each predecessor.
-    """
-
-    nodes: list[int]
-    edges: list[list[int]]
+    nodes: list[int]  # (nodes) whole numbers of any size
+    edges: list[list[int]]  # (nodes, max_preds) of the edge from each predecessor
 
 
 class RankedPath(NamedTuple):
-    """One path.
+    """One path."""
 
-    Attributes:
-      length: sum of its durations and lags, in the order in which they stand.
-      nodes: nodes in order, without the source.
-      columns: for each of them, which of its predecessors comes before it.
-    """
-
-    length: float
-    nodes: list[int]
-    columns: list[int]
+    length: float  # sum of its durations and lags, in the order in which they stand
+    nodes: list[int]  # nodes in order, without the source
+    columns: list[int]  # for each of them, which of its predecessors comes before it
 
 
 class _PathTo(NamedTuple):

@@ -49,7 +49,7 @@ def register(
     """
     if apart is None or together is None:
         _kinds[kind] = _of_dataclass(kind)
-        jax_on_demand.after_import(lambda: jax.tree_util.register_dataclass(kind))
+        jax_on_demand.with_jax(lambda: jax.tree_util.register_dataclass(kind))
         return
     _kinds[kind] = _Record(apart, together)
 
@@ -58,7 +58,7 @@ def register(
         keys = map(jax.tree_util.GetAttrKey, names)
         return tuple(zip(keys, parts, strict=True)), form
 
-    jax_on_demand.after_import(
+    jax_on_demand.with_jax(
         lambda: jax.tree_util.register_pytree_with_keys(
             kind, with_keys, together, lambda record: apart(record)[1:]
         )

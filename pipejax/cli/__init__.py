@@ -15,10 +15,11 @@ def main() -> None:
         os.write(2, b"error: interrupted\n")
         os._exit(130)
     try:
-        from pipejax.cli.app import run  # typer and rich are an extra
         from pipejax.cli.jax_start import prepare
 
-        prepare()
+        prepare()  # before a record is imported
+        from pipejax.cli.app import run  # typer and rich are an extra
+
         code = run(sys.argv[1:])
     except ModuleNotFoundError as error:
         name = str(error.name).partition(".")[0]

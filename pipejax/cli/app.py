@@ -27,8 +27,6 @@ COMMANDS = {
     "trace": "Replay a measured run, say who makes it slow, and what would make it faster.",
     "compare": "Compare schedules as published formula, idealised table and communication-aware "
     "run.",
-    "diff": "Show what two tables do differently, and what it costs: order, workers, phases, "
-    "messages.",
     "formula": "Show the exact closed form of the makespan: a maximum of sums, with regimes "
     "and proof.",
     "sensitivity": "Show elasticities of the step time, what bounds it, and a tornado of exact "
@@ -65,15 +63,13 @@ COMMANDS = {
     "block.",
     "sweep show": "Show the best points of a sweep, its front, where an axis stops to pay, and who "
     "wins where.",
-    "init": "Write a file of costs, a model, a system, a sweep or measured rows to begin with.",
+    "init": "Write a file of a model, a system or measured rows to begin with.",
     "schedules": "List the schedules that can be built, with their sources; also models, "
     "systems and stacks.",
 }
 # what a person asks, and the commands that answer, in this order
 QUESTIONS = {
-    "Look at a schedule": (
-        *("evaluate", "show", "compare", "diff", "formula", "jitter", "staleness"),
-    ),
+    "Look at a schedule": (*("evaluate", "show", "compare", "formula", "jitter", "staleness"),),
     "Explain and improve": (
         *("explain", "sensitivity", "tune", "tune messages", "tune microbatches", "tune places"),
         *("tune lookahead", "tune chunks", "tune layers", "optimize"),
@@ -81,18 +77,6 @@ QUESTIONS = {
     "Design a job or a machine": ("plan", "sweep run", "sweep show"),
     "Measure and check": ("trace", "run", "calibrate", "validate", "verify"),
     "Files and names": ("init", "export", "schedules"),
-}
-# names of before, and what they are called now: said in one line, for as long as a release lasts
-MOVED = {
-    "order": "tune messages",
-    "arrange": "tune microbatches",
-    "place": "tune places",
-    "partition": "tune layers",
-    "explore": "show --out PAGE.html",
-    "results": "sweep show",
-    "completion": "--completion SHELL",
-    "sweep": "sweep run",
-    "tune --what": "tune WHAT",
 }
 PLACES = {  # modules and functions of commands that have other names
     "tune messages": ("tune_orders", "messages"),
@@ -129,21 +113,15 @@ def command_of(called: str) -> Callable[..., Any]:
 
 
 def split_command(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Part the name of the command, one word or two, from what is given to it.
-
-    Raises:
-      ValueError: if it is a name of before, or lacks its second word.
-    """
+    """Part the name of the command, one word or two, from what is given to it."""
     for count in (2, 1):
         called = " ".join(arguments[:count])
         if called in COMMANDS:
             return called, list(arguments[count:])
     first = arguments[0] if arguments else ""
-    if _commands_of(first) and not arguments[1:]:
-        raise ValueError(f"{first} is one of pipejax {', pipejax '.join(_commands_of(first))}")
     asks_for_help = arguments[1:2] in (["--help"], ["-h"], ["--help-all"])
-    if first in MOVED and not (asks_for_help and _commands_of(first)):
-        raise ValueError(f"pipejax {first} is now pipejax {MOVED[first]}")
+    if _commands_of(first) and not asks_for_help:
+        raise ValueError(f"{first} is one of pipejax {', pipejax '.join(_commands_of(first))}")
     return None, list(arguments)
 
 
@@ -230,15 +208,7 @@ def _is_helped(called: str | None, given: "GivenOptions | None", arguments: Sequ
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command.
-
-    Args:
-      arguments: as after the program's name.
-
-    Returns:
-      Exit code: 0, 1 where a check did not hold, or 2 for a user's mistake, which is named in one
-      line on stderr; where a person reads it, the table follows with the place marked.
-    """
+    """Run one command; return 0, 1 where a check did not hold, or 2 for a user's mistake."""
     _compute_in_float64()
     given = None
     try:
@@ -250,7 +220,6 @@ def run(arguments: Sequence[str]) -> int:
         result = None
         if not _is_helped(called, given, arguments):
             if called is not None and given is not None:
-                _check_moved(called, given)
                 given.check()
                 given.add_config(called, COMMANDS)
                 given.check_effects()
@@ -283,16 +252,6 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, RuntimeError) or not error.args:
             raise
         return _report(f"internal error: {error}", code=1)  # a result that contradicts itself
-
-
-def _check_moved(called: str, given: "GivenOptions") -> None:
-    """Refuse an option that is a word of the command now."""
-    for word in given.words:
-        option = word.partition("=")[0]
-        if f"{called} {option}" in MOVED and option.removeprefix("--") not in given.takes:
-            raise ValueError(
-                f"pipejax {called} {option} is now pipejax {MOVED[f'{called} {option}']}"
-            )
 
 
 def _no_backend() -> str | None:

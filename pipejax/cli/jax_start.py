@@ -1,20 +1,16 @@
-"""How the process of the command line starts JAX: seen by a person, and with what it compiled kept.
+"""How the process of the command line starts JAX: late, and with what it compiled kept.
 
 Programs that took longest to compile lie in a folder of the user's cache. Processes take turns at
 it, by JAX's own lock: one that reads while another writes would get half a program.
 """
 
-import contextlib
 import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from pipejax.base import jax_on_demand
 from pipejax.base.files import cache_folder
 from pipejax.base.jax_on_demand import jax
 
-STARTING = "starting JAX"
 KEPT = {  # of programs
     "jax_persistent_cache_min_compile_time_secs": 0.1,
     "jax_compilation_cache_max_size": 1 << 29,  # bytes: what was not used for longest goes
@@ -22,23 +18,9 @@ KEPT = {  # of programs
 
 
 def prepare() -> None:
-    """Set up what happens when a command asks for JAX."""
-    jax_on_demand.around_import(_said)
-    jax_on_demand.after_import(_keep_compiled)
-
-
-@contextlib.contextmanager
-def _said() -> Iterator[None]:
-    """Say in a line that goes again why nothing happens, where a person waits."""
-    shown = sys.stderr.isatty()
-    if shown:
-        sys.stderr.write(f"{STARTING}\r")
-        sys.stderr.flush()
-    try:
-        yield
-    finally:
-        if shown:
-            sys.stderr.write(f"{' ' * len(STARTING)}\r")
+    """Import JAX only when a command asks for it."""
+    jax_on_demand.defer()
+    jax_on_demand.with_jax(_keep_compiled)
 
 
 def _keep_compiled() -> None:

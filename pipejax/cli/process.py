@@ -26,16 +26,13 @@ class OutputError(Exception):
     """Standard output cannot be written.
 
     It is no OSError: typer and rich end the process at a broken pipe, without a line.
-
-    Attributes:
-      is_left: whether the reader went away.
-      code: exit code: 141, as the shell has it, where the reader went away, else 2.
     """
 
     def __init__(self, error: OSError) -> None:
         """Say why."""
         super().__init__(f"standard output: {error.strerror}")
-        self.is_left = error.errno == errno.EPIPE
+        self.is_left = error.errno == errno.EPIPE  # whether the reader went away
+        # exit code: 141, as the shell has it, where the reader went away, else 2
         self.code = 141 if self.is_left else 2
 
 

@@ -12,13 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.text import Text
 
 from pipejax.analysis.runs.activation_memory import ActivationMemory
 from pipejax.analysis.runs.timeline import Arrow, Bar, phases_of
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.plots import palette, style
-from pipejax.plots.numbers import DrawnOp, number
 from pipejax.plots.transfers import MAX_SHAPES, draw_transfers
 from pipejax.schedules.cells.ops import COMPUTING, Op
 
@@ -28,6 +28,8 @@ TRANSFERS = "transfers"  # a lane of pictures alone
 _ROW, _HEIGHT = 0.28, 0.8  # of a worker [inch], and of its bars relative to that
 _ALONE, _SEVERAL, _GAP = 0.14, 0.1, 0.02  # what a lane below them adds, one or each [inch]
 _FRAME, _EDGE = 0.9, 0.4  # widths of lines around ops [point]
+_DIGIT = 0.66  # width of a digit, relative to the size of its font
+Room = tuple[float, float]  # of a number: for each digit [s], and its height in rows
 
 
 class Lane(NamedTuple):
@@ -35,6 +37,18 @@ class Lane(NamedTuple):
 
     top: float
     height: float
+
+
+class DrawnOp(NamedTuple):
+    """An op of a bar, where it is drawn: a fused pair has two, one above the other."""
+
+    op: Op
+    number: str  # text of its microbatch
+    start: float  # [s]
+    finish: float  # [s]
+    top: float  # in rows
+    height: float  # in rows
+    depth: float = 0.0  # how deep the colour of its phase is, from 0 to 1
 
 
 def lanes_below(drawn: Sequence[Bar], *, transfers: bool = False) -> list[str]:
@@ -122,7 +136,7 @@ def draw_bars(
     if transfers:
         draw_transfers(axes, transfers, *lanes[TRANSFERS])
     if len(parts) <= MAX_LABELS:
-        number(axes, [p for p in parts if p.top < workers - 0.5], looks, hatched)
+        _draw_numbers(axes, [p for p in parts if p.top < workers - 0.5], looks, hatched)
 
 
 def _place(bar: Bar, workers: int, lanes: Mapping[str, Lane]) -> tuple[float, float]:
@@ -276,3 +290,57 @@ def draw_memory(axes: Axes, curves: Curves, *, until: float) -> None:
         names = dict.fromkeys(map(curves.text, (limit.min(), limit.max())))
         title += f", dashed: limit {' to '.join(names)}"
     axes.set_title(title, loc="left")
+
+
+class _Number(Text):
+    """A number that is drawn only where all of its row have room."""
+
+    def __init__(self, axes: Axes, part: DrawnOp, room: Room, ends: Any, **look: Any) -> None:
+        middle = sum(ends) / 2, part.top + part.height / 2
+        super().__init__(*middle, part.number, ha="center", va="center", **look)
+        self._digit, self._height = room
+        self._of = axes
+        self.set_transform(axes.transData)
+        self.set_in_layout(False)
+
+    def get_visible(self) -> bool:
+        """Whether the row's numbers fit as the axes are now."""
+        axes, size = self._of, float(self.get_fontsize())
+        box, limits = axes.bbox, (axes.get_xlim(), axes.get_ylim())
+        (left, right), (low, high) = limits
+        points = 72 / axes.figure.dpi
+        width = self._digit / abs(right - left) * box.width * points
+        height = self._height / abs(high - low) * box.height * points
+        return bool(super().get_visible() and width >= _DIGIT * size and height >= 0.8 * size)
+
+
+def _draw_numbers(
+    axes: Axes,
+    parts: Sequence[DrawnOp],
+    looks: Mapping[str, palette.Look],
+    hatched: Collection[Op],
+) -> None:
+    """Write microbatch numbers, in the middle of what is seen of an op."""
+    since, until = axes.get_xlim()
+    size = style.small()
+    numbered = [part for part in parts if part.number]
+    rows: dict[tuple[int, str], list[DrawnOp]] = {}
+    for part in numbered:
+        rows.setdefault((round(part.top), part.op.phase.kind.lane), []).append(part)
+    for row in rows.values():
+        # an op that the window cuts speaks for itself only
+        whole = [p for p in row if p.start >= since and p.finish <= until] or row
+        digits, heights = zip(*(_room(p, p.start, p.finish) for p in whole), strict=True)
+        for part in row:
+            ends = max(part.start, since), min(part.finish, until)
+            digit, height = _room(part, *ends)
+            room = min(*digits, digit), min(*heights, height)
+            look = looks[part.op.phase.name].deepened(part.depth)
+            ground = {"facecolor": look.fill, "edgecolor": "none", "pad": 0.3}
+            box: dict[str, Any] = {"bbox": ground} if part.op in hatched else {}
+            more: dict[str, Any] = {"zorder": 4, "fontsize": size, "clip_on": True, **box}
+            axes.add_artist(_Number(axes, part, room, ends, color=look.ink, **more))
+
+
+def _room(part: DrawnOp, start: float, finish: float) -> Room:
+    return (finish - start) / len(part.number), part.height

@@ -24,15 +24,10 @@ _FREE = (*STEP_END, *SHARDING)  # if not given
 
 
 class TimeUnit(NamedTuple):
-    """The unit in which times are written.
+    """The unit in which times are written."""
 
-    Attributes:
-      seconds: of one; 1 for the slots of a table.
-      name: behind the number.
-    """
-
-    seconds: float
-    name: str
+    seconds: float  # of one; 1 for the slots of a table
+    name: str  # behind the number
 
     def text(self, time: float) -> str:
         """Write a time."""
@@ -40,11 +35,7 @@ class TimeUnit(NamedTuple):
 
 
 def unit_of(runs: Sequence[Evaluation], unit: str | None = None) -> TimeUnit:
-    """Return the unit that is asked for, or else that in which the longest run is read best.
-
-    Raises:
-      ValueError: if it is none of s, ms, us, ns and slots.
-    """
+    """Return the unit that is asked for, or else that in which the longest run is read best."""
     if unit is None:
         return TimeUnit(*time_unit(max(run.makespan for run in runs)))
     name = one_of(unit, (*TIME_UNITS, SLOTS), "unit")
@@ -75,14 +66,7 @@ def caption_of_runs(
     setting: str = "",
     window: Window | None = None,
 ) -> str:
-    """Say in a caption what is drawn: what runs share is said once.
-
-    Args:
-      runs: by name.
-      unit: of times.
-      setting: where times come from, such as a model and a system.
-      window: part of the time axis that is shown, if not all of it.
-    """
+    """Say in a caption what is drawn: what runs share is said once."""
     facts = [_facts(run, unit) for run in runs.values()]
     shared = [fact for fact in facts[0] if len(runs) > 1 and all(fact in each for each in facts)]
     sentences = [", ".join([setting] * bool(setting) + shared)]

@@ -27,16 +27,7 @@ def draw_plan(
     best: int,
     capacity: float,
 ) -> None:
-    """Draw layouts as points: grey where only a bound is known, by schedule where it is exact.
-
-    Args:
-      axes: to draw on.
-      columns: of all layouts: schedule, memory_bytes, lower_bound, step_time and degrees.
-      front: (layouts) whether a layout is on the front of step time against memory.
-      apart: (layouts) those whose step times are extrapolations, which are hollow.
-      best: the layout that is named.
-      capacity: memory of an accelerator [B].
-    """
+    """Draw layouts as points: grey where only a bound is known, by schedule where it is exact."""
     memory, exact = np.asarray(columns["memory_bytes"]) / 1e9, np.asarray(columns["step_time"])
     bound, is_known = np.asarray(columns["lower_bound"]), ~np.isnan(exact)
     least = float(np.nanmin(exact))
@@ -141,17 +132,11 @@ APART = 0.03  # of the picture, between two points that are named
 
 
 class Shown(NamedTuple):
-    """What is drawn along one side.
+    """What is drawn along one side."""
 
-    Attributes:
-      label: is written along it, with the unit.
-      values: (points) in that unit.
-      more_is_better: whether the front has the largest values.
-    """
-
-    label: str
-    values: NumpyArray
-    more_is_better: bool = False
+    label: str  # is written along it, with the unit
+    values: NumpyArray  # (points) in that unit
+    more_is_better: bool = False  # whether the front has the largest values
 
     def near(self, front: Int[NumpyArray, " found"]) -> Bool[NumpyArray, " points"]:
         """(points) which are not far worse than all of the front."""
@@ -170,17 +155,7 @@ def draw_results(
     best: Int[NumpyArray, " found"],
     named: tuple[str, Sequence[str]] = ("", ()),
 ) -> None:
-    """Draw points by group, the front as steps, and the best points ringed.
-
-    Args:
-      axes: to draw on.
-      sides: what lies across and what lies up.
-      groups: points by name of their group; of more groups than there are colours, all are grey.
-      front: points that no other beats, the best in the first side first.
-      best: points that are ringed.
-      named: what tells the points of the front apart, and (found) what each is in that; some are
-        numbered, and named below.
-    """
+    """Draw points by group, the front as steps, and the best points ringed."""
     x, y = (side.values for side in sides)
     among = np.logical_or.reduce([*groups.values()])
     size = 3 if len(x) <= MANY else 1

@@ -28,41 +28,24 @@ _ALIKE = 4.0  # ratio of the largest numbers of maps up to which they share a sc
 
 
 class HeatMap(NamedTuple):
-    """Seconds by two places.
+    """Seconds by two places."""
 
-    Attributes:
-      title: what the numbers are.
-      across: what lies across.
-      columns: names of those.
-      rows: names of what lies down.
-      seconds: (rows, columns); NaN where there is none [s].
-    """
-
-    title: str
-    across: str
-    columns: Sequence[str]
-    rows: Sequence[str]
-    seconds: Float[NumpyArray, "rows columns"]
+    title: str  # what the numbers are
+    across: str  # what lies across
+    columns: Sequence[str]  # names of those
+    rows: Sequence[str]  # names of what lies down
+    seconds: Float[NumpyArray, "rows columns"]  # (rows, columns); NaN where there is none [s]
 
 
 class RecordedStep(NamedTuple):
-    """The ops of a pipeline, as they ran and as they are replayed.
+    """The ops of a pipeline, as they ran and as they are replayed."""
 
-    Attributes:
-      title: which step it is.
-      worker: (ops) that ran each.
-      label: (ops) name of each.
-      start: (ops) as recorded [s].
-      replayed: (ops) start in the replay [s].
-      lasts: (ops) how long each took [s].
-    """
-
-    title: str
-    worker: Int[NumpyArray, " ops"]
-    label: Sequence[str]
-    start: Float[NumpyArray, " ops"]
-    replayed: Float[NumpyArray, " ops"]
-    lasts: Float[NumpyArray, " ops"]
+    title: str  # which step it is
+    worker: Int[NumpyArray, " ops"]  # (ops) that ran each
+    label: Sequence[str]  # (ops) name of each
+    start: Float[NumpyArray, " ops"]  # (ops) as recorded [s]
+    replayed: Float[NumpyArray, " ops"]  # (ops) start in the replay [s]
+    lasts: Float[NumpyArray, " ops"]  # (ops) how long each took [s]
 
 
 def heat_picture(

@@ -33,19 +33,12 @@ HELD, HELD_LINE, LIMIT = SKY, BLUE, VERMILION
 
 
 class Look(NamedTuple):
-    """What an op of a phase looks like.
+    """What an op of a phase looks like."""
 
-    Attributes:
-      name: of the phase, in a legend.
-      fill: colour.
-      shade: colour in the second pipe, where no strokes can be drawn.
-      deep: colour of a worker's first stage, where it has several; as `fill` if "".
-    """
-
-    name: str
-    fill: str
-    shade: str
-    deep: str = ""
+    name: str  # of the phase, in a legend
+    fill: str  # colour
+    shade: str  # colour in the second pipe, where no strokes can be drawn
+    deep: str = ""  # colour of a worker's first stage, where it has several; as `fill` if ""
 
     @property
     def ink(self) -> str:

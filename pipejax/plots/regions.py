@@ -22,15 +22,10 @@ MOST_NAMED = 12  # values of an axis that all get a tick
 
 
 class Side(NamedTuple):
-    """What lies across, or up.
+    """What lies across, or up."""
 
-    Attributes:
-      label: written along the side.
-      values: numbers in ascending order, or names.
-    """
-
-    label: str
-    values: Sequence[str] | NumpyArray
+    label: str  # written along the side
+    values: Sequence[str] | NumpyArray  # numbers in ascending order, or names
 
     @property
     def is_named(self) -> bool:
@@ -60,15 +55,10 @@ class Side(NamedTuple):
 
 
 class Height(NamedTuple):
-    """What lines of equal values are drawn of.
+    """What lines of equal values are drawn of."""
 
-    Attributes:
-      label: of the values, with their unit.
-      values: (up, across) numbers, NaN where there is none.
-    """
-
-    label: str
-    values: Float[NumpyArray, "up across"]
+    label: str  # of the values, with their unit
+    values: Float[NumpyArray, "up across"]  # (up, across) numbers, NaN where there is none
 
 
 def draw_regions(
@@ -79,16 +69,7 @@ def draw_regions(
     names: Sequence[str],
     height: Height | None = None,
 ) -> None:
-    """Draw a map: codes are places in names, or -1 where there is nothing; a legend names them.
-
-    Args:
-      axes: to draw on.
-      across: what lies across.
-      up: what lies up.
-      codes: (up, across) places in names.
-      names: of what is best.
-      height: of which lines of equal values are drawn over the areas.
-    """
+    """Draw a map: codes are places in names, or -1 where there is nothing; a legend names them."""
     colours = [colour for _, colour in zip(names, itertools.cycle(COLOURS), strict=False)]
     hatches = [HATCHES[k % len(HATCHES)] for k in range(len(names))]
     at = across.edges, up.edges

@@ -37,16 +37,11 @@ FONT, FONT_SIZE = "DejaVu Sans", 8.0
 
 
 class Paper(NamedTuple):
-    """What a drawing is made for.
+    """What a drawing is made for."""
 
-    Attributes:
-      width: of the drawing [inch].
-      font: family.
-      font_size: of titles and labels; ticks, legends and numbers have a point less.
-    """
-
-    width: float = PAGE
-    font: str = FONT
+    width: float = PAGE  # of the drawing [inch]
+    font: str = FONT  # family
+    # of titles and labels; ticks, legends and numbers have a point less
     font_size: float = FONT_SIZE
 
     @property
@@ -86,16 +81,7 @@ _SETTINGS: dict[Any, Any] = {
 def paper(
     size: str | float = "page", font: str | None = None, font_size: float = FONT_SIZE
 ) -> Paper:
-    """Read what a drawing is made for.
-
-    Args:
-      size: "column", "page", or a width: a number of inches, or with a unit as 8.5cm.
-      font: family that is installed; that of the house if None.
-      font_size: of titles and labels [point].
-
-    Raises:
-      ValueError: if the width is none, the font is not there or its size cannot be read.
-    """
+    """Read what a drawing is made for."""
     if not 4.0 <= number(font_size, "font_size") <= 40.0:
         raise wrong("font_size", f"must be from 4 to 40 points, got {font_size!r}")
     family = FONT if font is None else font

@@ -51,17 +51,11 @@ _LINE = 1.35  # distance of lines of text, relative to it
 
 
 class Panel(NamedTuple):
-    """A run as it is drawn.
+    """A run as it is drawn."""
 
-    Attributes:
-      name: stands above it.
-      run: the run.
-      memory: drawn below it, if any.
-    """
-
-    name: str
+    name: str  # stands above it
     run: Evaluation
-    memory: Curves | None = None
+    memory: Curves | None = None  # drawn below it, if any
 
     def bars(self, critical: bool) -> list[Bar]:
         """Ops that have a length: waits are not drawn."""
@@ -70,28 +64,17 @@ class Panel(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """How runs are drawn.
+    """How runs are drawn."""
 
-    Attributes:
-      unit: of times.
-      paper: size and fonts.
-      window: part of the time axis; all of the longest run if None.
-      messages: whether messages are lines.
-      critical: whether the critical path is framed.
-      caption: text below the picture, if any.
-      transfers: whether messages have a lane below the ops of their workers.
-      title: above all, if any.
-      looks: of phases, by letters; those of each run if None.
-    """
-
-    unit: TimeUnit
-    paper: style.Paper = style.Paper()
-    window: Window | None = None
-    messages: bool = False
-    critical: bool = True
-    caption: str = ""
-    transfers: bool = False
-    title: str = ""
+    unit: TimeUnit  # of times
+    paper: style.Paper = style.Paper()  # size and fonts
+    window: Window | None = None  # part of the time axis; all of the longest run if None
+    messages: bool = False  # whether messages are lines
+    critical: bool = True  # whether the critical path is framed
+    caption: str = ""  # text below the picture, if any
+    transfers: bool = False  # whether messages have a lane below the ops of their workers
+    title: str = ""  # above all, if any
+    # of phases, by letters; those of each run if None
     looks: Mapping[str, palette.Look] | None = None
 
 

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -15,6 +15,9 @@ from pipejax.base.data_files import WRITTEN, read_quantity
 from pipejax.base.printed import PRINTED
 from pipejax.base.provenance import ATTRIBUTES, is_dataset
 from pipejax.sweep.store import CHECKSUM, FEASIBLE, NO_RESOURCE, OUT_OF_MEMORY, STATUS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Points = Int[NumpyArray, " found"]
 MORE_IS_BETTER = ("tokens_per_second", "tokens_per_second_per_gpu")
@@ -66,6 +69,20 @@ class SweepResults(NamedTuple):
         bound = {} if self.bound_by is None else {"bound_by": str(self.bound_by[place])}
         fits = {"fits": bool(self.status[place] != OUT_OF_MEMORY)}
         return labels | values | bound | fits
+
+    def frame(self, places: Points) -> "pd.DataFrame":
+        """Points as a table: labels, measures in SI units, status, and why a point is illegal."""
+        import pandas as pd  # comes with xarray
+
+        at = np.unravel_index(places, [len(labels) for labels in self.axes.values()])
+        columns: dict[str, Any] = {
+            name: labels[k] for (name, labels), k in zip(self.axes.items(), at, strict=True)
+        }
+        columns |= {name: values[places] for name, values in self.measures.items()}
+        columns["status"] = np.array(STATUS)[self.status[places]]
+        if self.bound_by is not None:
+            columns["bound_by"] = self.bound_by[places]
+        return pd.DataFrame(columns | {"reason": self.reasons[places]})
 
     def where(self, conditions: Sequence[str]) -> Bool[NumpyArray, " points"]:
         """Return which points keep all conditions, as system=h100 or memory_bytes<80GB."""

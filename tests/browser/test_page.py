@@ -1,7 +1,6 @@
 """The page in a browser: it loads from a file, zooms, answers the mouse and keys, and stays fluid."""
 
 import dataclasses
-import html
 import io
 import re
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from explorer_cases import explored
 from grammar_tables import of_grammar
+from markupsafe import escape
 
 import pipejax as pj
 from pipejax.base import longest_path
@@ -432,7 +432,7 @@ def test_a_time_can_be_typed(alone, visit):
 
 def test_within_a_report_it_has_no_address_and_complains_of_nothing(alone, tmp_path, browser):
     report = tmp_path / "report.html"
-    text = html.escape(alone[0].read_text())
+    text = str(escape(alone[0].read_text()))
     report.write_text(f'<!doctype html><iframe srcdoc="{text}" width=900 height=600></iframe>')
     context = browser.new_context()
     opened, complaints = context.new_page(), []

@@ -10,6 +10,7 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.analysis.comparison.closed_forms import NO_FORM
 from pipejax.base.checks import MismatchError
+from pipejax.cli.commands.compare_diff import difference
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.tables import (
     OF_RUNS,
@@ -36,22 +37,27 @@ def compare(
     listed: ScheduleList,
     microbatches: Text = None,
     labels: Text = None,
+    diff: bool = False,
+    exchange: bool = False,
 ) -> Answer:
     """Compare schedules as published formula, idealised table and communication-aware run.
 
     Options:
       microbatches: or several, as 8,16,32; those of the tables if not given.
       labels: in place of their own names.
+      diff: order, workers, phases, messages; in units of F = I = W = 1, B = 2 without times.
+      exchange: each worker in turn, in large tables too, where that takes long.
 
     Example:
       pipejax compare -S gpipe,1f1b,chimera -P 8 -M 8,16,32 -W F=1,B=2 --comm 0.1
     """
+    counts = None if microbatches is None else parse_counts(microbatches, "--microbatches")
+    if diff:
+        return difference(listed, pricing, links, counts, labels, exchange)
     priced = required(pricing)
     options = listed.options._replace(of_runs=OF_RUNS if priced.workload is not None else ())
     options.check(listed.names)
-    points = listed.sized(
-        None if microbatches is None else parse_counts(microbatches, "--microbatches")
-    )
+    points = listed.sized(counts)
     names = listed.names
     shown = dict(zip(names, with_labels(labels, [*map(options.called, names)]), strict=True))
     rows: list[dict[str, Any]] = []

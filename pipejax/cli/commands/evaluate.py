@@ -102,15 +102,10 @@ class TimingSettings(NamedTuple):
 
 
 class TimingReport(NamedTuple):
-    """What was found.
+    """What was found."""
 
-    Attributes:
-      json: for `--json`, by key.
-      tables: for people.
-    """
-
-    json: dict[str, Any]
-    tables: list[object]
+    json: dict[str, Any]  # for `--json`, by key
+    tables: list[object]  # for people
 
     def add_target(self, found: "Corners") -> None:
         """Say whether the run at the given costs ends in time."""
@@ -268,16 +263,7 @@ def _check_pairs(evaluation: "pj.Evaluation") -> None:
 
 
 def summary(evaluation: "pj.Evaluation", pricing: Pricing, held: HeldMemory) -> dict[str, Any]:
-    """Collect what `--json` prints.
-
-    Args:
-      evaluation: the run.
-      pricing: what it was priced with.
-      held: its memory.
-
-    Returns:
-      Results by name; times in seconds.
-    """
+    """Collect what `--json` prints."""
     links = evaluation.links
     result = sizes_of(evaluation.table) | {"link": links.model}
     if links.meets:

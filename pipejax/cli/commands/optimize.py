@@ -257,25 +257,15 @@ def _shown() -> "Iterator[Callable[[Found[Optimum]], None]]":
 
 
 class Outcome(NamedTuple):
-    """What was asked and found.
+    """What was asked and found."""
 
-    Attributes:
-      given: the table that said where stages are.
-      found: the last solution.
-      run: its schedule at the real costs.
-      held: its activation memory.
-      room: what activations may take.
-      objective: what was to be least.
-      store: folder of solved problems, or None.
-    """
-
-    given: pj.ScheduleTable
-    found: "Found[Optimum]"
-    run: "pj.Evaluation"
-    held: HeldMemory
-    room: Room
-    objective: str
-    store: Path | None
+    given: pj.ScheduleTable  # the table that said where stages are
+    found: "Found[Optimum]"  # the last solution
+    run: "pj.Evaluation"  # its schedule at the real costs
+    held: HeldMemory  # its activation memory
+    room: Room  # what activations may take
+    objective: str  # what was to be least
+    store: Path | None  # folder of solved problems, or None
 
     @property
     def best_baseline(self) -> tuple[str, float] | None:

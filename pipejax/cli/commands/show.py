@@ -71,11 +71,7 @@ class PictureSettings(NamedTuple):
     labels: Text = None
 
     def check(self, out: str | None, paper: PaperSettings) -> None:
-        """Refuse what has no effect on a file of this suffix, or where none is written.
-
-        Raises:
-          ValueError: if there is such an option.
-        """
+        """Refuse what has no effect on a file of this suffix, or where none is written."""
         if self.caption is not None:
             one_of(self.caption, PLACES, "--caption")
         given = [name for name, value in paper._asdict().items() if value is not None]
@@ -104,11 +100,7 @@ class PictureSettings(NamedTuple):
         return window_of(runs, start, stop, self.part)
 
     def time_unit(self, runs: "Sequence[pj.Evaluation]", *, in_slots: bool) -> "TimeUnit":
-        """Return the unit of the time axis.
-
-        Raises:
-          ValueError: if one is asked for where there are no times.
-        """
+        """Return the unit of the time axis."""
         from pipejax.plots.caption import SLOTS, TIME_UNITS, unit_of
 
         if self.unit is None:
@@ -135,27 +127,16 @@ def caption_file(label: str, caption: str) -> str:
 
 
 class Scene(NamedTuple):
-    """What is shown.
+    """What is shown."""
 
-    Attributes:
-      runs: by name.
-      sizes: how the activations of each are sized.
-      held: memory of each run, or None where it is not shown.
-      unit: of times.
-      window: part of the time axis, if not all of it.
-      messages: whether messages are shown.
-      picture: how it is shown.
-      caption: parameters of the runs in words.
-    """
-
-    runs: "Mapping[str, pj.Evaluation]"
-    sizes: Sequence[StageSizes]
-    held: Sequence[HeldMemory | None]
-    unit: "TimeUnit"
-    window: "Window | None"
-    messages: bool
-    picture: PictureSettings
-    caption: str
+    runs: "Mapping[str, pj.Evaluation]"  # by name
+    sizes: Sequence[StageSizes]  # how the activations of each are sized
+    held: Sequence[HeldMemory | None]  # memory of each run, or None where it is not shown
+    unit: "TimeUnit"  # of times
+    window: "Window | None"  # part of the time axis, if not all of it
+    messages: bool  # whether messages are shown
+    picture: PictureSettings  # how it is shown
+    caption: str  # parameters of the runs in words
 
 
 def show(

@@ -63,11 +63,7 @@ def carried(
     tables: Sequence[pj.ScheduleTable],
     choose: bool,
 ) -> "Carried":
-    """What a page can show beside the tables that it is written with.
-
-    Raises:
-      ValueError: if schedules are to be chosen, and the times do not hold for any of them.
-    """
+    """What a page can show beside the tables that it is written with."""
     from pipejax.plots.explorer.library import OfferedTimes
     from pipejax.plots.explorer.payload import NOTHING, Carried
 

@@ -16,7 +16,7 @@ from pipejax.cli.commands.sweep import REASONS
 from pipejax.cli.options.values import Count, Text, parse_percent
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules
-from pipejax.cli.output.kinds import DRAWING, SWEEPS
+from pipejax.cli.output.kinds import DRAWING, POINTS, SWEEPS
 from pipejax.cli.output.report import grid, plain, tells_lines
 from pipejax.cli.output.sweep_questions import (
     draw_front,
@@ -45,6 +45,7 @@ def sweep_show(
     within: str = "1%",
     map: Text = None,
     no_memory_limit: bool = False,
+    out: Annotated[Output, POINTS] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
     """Show the best points of a sweep, its front, where an axis stops to pay, and who wins where.
@@ -61,6 +62,7 @@ def sweep_show(
       knee: an axis of numbers; with all others at their best, and by each value of each other.
       within: of --knee.
       map: two axes, across and up; all others are at their best.
+      out: all points that --where keeps, for DuckDB or polars (.parquet).
       figure: all points in the two of --axes, or the --map (.png, .pdf or .svg).
 
     Example:
@@ -99,6 +101,7 @@ def sweep_show(
         drawn = [rank, knee] if knee is not None and axes == AXES else sides
         points = front if drawn is sides else found.front(among, drawn)
         draw_front(found, among, drawn, points, fronts, first[0].place, figure)
+    out.save(lambda draft: found.frame(np.flatnonzero(kept)).to_parquet(draft, index=False))
     result = {
         "store": dataset,
         "points": len(found.status),
@@ -113,10 +116,8 @@ def sweep_show(
     }
 
     def said() -> Iterator[object]:
-        for line in _counts(result, found.counts(), is_filtered=bool(where)):
-            yield plain(line)
-        for line in lacking:
-            yield plain(f"  {line}")
+        counts = _counts(result, found.counts(), is_filtered=bool(where))
+        yield from (plain(line) for line in (*counts, *(f"  {line}" for line in lacking)))
         if first:
             yield from _table(found, first, f"best {len(first)} by {words(rank)}")
         if fronts:
@@ -125,7 +126,7 @@ def sweep_show(
             )
         yield from asked.said
 
-    return Answer(result, said(), {"drawn to": figure})
+    return Answer(result, said(), {"wrote points to": out, "drawn to": figure})
 
 
 class _Asked(NamedTuple):

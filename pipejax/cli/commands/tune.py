@@ -105,11 +105,7 @@ def _size(
 
 
 def parts_of(what: str) -> list[str]:
-    """Names of what is tuned, each once.
-
-    Raises:
-      ValueError: if one is unknown, stands twice, or has a command of its own.
-    """
+    """Names of what is tuned, each once."""
     parts = [one_of(part.strip(), (*SETTINGS, *ORDERS), "WHAT") for part in what.split(",")]
     if len({*parts}) < len(parts):
         raise ValueError(f"WHAT must name each part once, got {what!r}")

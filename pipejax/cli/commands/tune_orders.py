@@ -225,21 +225,13 @@ SAVED = ("order", "lengths", "places")  # of the best permutation, in the file o
 
 
 class _Permuted(NamedTuple):
-    """The best permutation that a search found.
+    """The best permutation that a search found."""
 
-    Attributes:
-      table: what is permuted.
-      links: what it runs under.
-      found: the result of the search.
-      best: what `--json` says of the permutation.
-      words: what it is, what was found, and of what none saves more.
-    """
-
-    table: pj.ScheduleTable
-    links: pj.Links
-    found: "Found[Any]"
-    best: Mapping[str, Any]
-    words: tuple[str, str, str]
+    table: pj.ScheduleTable  # what is permuted
+    links: pj.Links  # what it runs under
+    found: "Found[Any]"  # the result of the search
+    best: Mapping[str, Any]  # what `--json` says of the permutation
+    words: tuple[str, str, str]  # what it is, what was found, and of what none saves more
 
     @property
     def result(self) -> dict[str, Any]:

@@ -13,19 +13,12 @@ from pipejax.runtimes.formats import FORMATS
 
 
 class ValueKind(NamedTuple):
-    """Kind of a value.
+    """Kind of a value."""
 
-    Attributes:
-      metavar: stands for the value in help.
-      least: smallest number, if there is one.
-      most: largest number, likewise.
-      note: how a value is written, where the metavar alone does not say it.
-    """
-
-    metavar: str
-    least: int | None = None
-    most: int | None = None
-    note: str = ""
+    metavar: str  # stands for the value in help
+    least: int | None = None  # smallest number, if there is one
+    most: int | None = None  # largest number, likewise
+    note: str = ""  # how a value is written, where the metavar alone does not say it
 
 
 FLAG = ValueKind("")
@@ -49,25 +42,16 @@ LIMIT = ValueKind("LIMIT", note="activations (3), or bytes of a device with a mo
 
 
 class OptionRecord(NamedTuple):
-    """What is known of an option wherever it stands.
+    """What is known of an option wherever it stands."""
 
-    Attributes:
-      kind: of its value.
-      head: its help in one line.
-      short: its letter, if it has one.
-      frequent: whether `--help` gives it a line where it cannot give all of them one.
-      names: what completes its value: words, or the name of a list of `--completion`.
-      more: its help beyond the line, wherever it stands.
-      argument: what the library calls it, where that is something else.
-    """
-
-    kind: ValueKind
-    head: str
-    short: str = ""
-    frequent: bool = False
+    kind: ValueKind  # of its value
+    head: str  # its help in one line
+    short: str = ""  # its letter, if it has one
+    frequent: bool = False  # whether `--help` gives it a line where it cannot give all of them one
+    # what completes its value: words, or the name of a list of `--completion`
     names: tuple[str, ...] | str = ()
-    more: str = ""
-    argument: str = ""
+    more: str = ""  # its help beyond the line, wherever it stands
+    argument: str = ""  # what the library calls it, where that is something else
 
 
 def _often(
@@ -337,7 +321,8 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "systems": OptionRecord(FLAG, "list systems and their sources"),
         "stacks": OptionRecord(FLAG, "list stacks of software and their sources"),
         "open": OptionRecord(FLAG, "open what is written in the browser"),
-        "exchange": OptionRecord(FLAG, "run A with the row of B on one worker"),
+        "diff": OptionRecord(FLAG, "show what two tables do differently, and what it costs"),
+        "exchange": OptionRecord(FLAG, "run the first with one row of the second"),
         "force": OptionRecord(FLAG, "replace files that are there"),
         "resume": OptionRecord(FLAG, "go on with a store that is there"),
         "worst": OptionRecord(WHOLE, "waiting transfers to list"),
@@ -404,11 +389,7 @@ def begun(head: str) -> str:
 
 
 def record(name: str, command: str = "") -> OptionRecord:
-    """Return what an option is, in a command.
-
-    Raises:
-      LookupError: if it is not declared here.
-    """
+    """Return what an option is, in a command."""
     try:
         return EXCEPTIONS.get((command.removeprefix("tune "), name)) or CATALOGUE[name]
     except KeyError:

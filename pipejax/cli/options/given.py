@@ -24,21 +24,13 @@ from pipejax.schedules.table.links import CARRIED, MEETING, POSTINGS, QUEUES
 
 
 class Needs(NamedTuple):
-    """What an option needs beside it to have an effect.
+    """What an option needs beside it to have an effect."""
 
-    Attributes:
-      other: the option.
-      otherwise: what it is in commands that do not take that one.
-      values: one of these must be its value, if there are any.
-      known: values of the option itself; of others its own check speaks.
-      within: an option of which a part, behind =, may be one of the values instead.
-    """
-
-    other: str
-    values: tuple[str, ...] = ()
-    known: tuple[str, ...] = ()
-    within: str = ""
-    otherwise: str = ""
+    other: str  # the option
+    values: tuple[str, ...] = ()  # one of these must be its value, if there are any
+    known: tuple[str, ...] = ()  # values of the option itself; of others its own check speaks
+    within: str = ""  # an option of which a part, behind =, may be one of the values instead
+    otherwise: str = ""  # what it is in commands that do not take that one
 
     def in_command(self, takes: Collection[str]) -> "Needs":
         """Return what is needed in a command that takes these options."""
@@ -66,6 +58,7 @@ NEEDS: Mapping[str, Needs] = {
     "font_size": Needs("figure", otherwise="out"),
     "labels": Needs("figure"),
     "distinct_counts": Needs("paths"),
+    "exchange": Needs("diff"),
 }
 BARE = ("files",)  # what stands on a line without the name of an option
 _NAMES = {flag(name): name for name in CATALOGUE}
@@ -172,11 +165,7 @@ class GivenOptions:
                 yield name, value if equals else next(words, "")
 
     def add_config(self, command: str, commands: Collection[str]) -> None:
-        """Add what the file of `--config` gives, if there is one: the line wins.
-
-        Raises:
-          ValueError: if the file cannot be read as options of this command.
-        """
+        """Add what the file of `--config` gives, if there is one: the line wins."""
         on_line = dict(self.values)
         if "config" not in on_line:
             return
@@ -187,11 +176,7 @@ class GivenOptions:
         self.words, self.values = words + self.words, added + self.values
 
     def check(self) -> None:
-        """Refuse what says nothing or says it twice.
-
-        Raises:
-          ValueError: with the option and its value.
-        """
+        """Refuse what says nothing or says it twice."""
         seen: dict[str, str] = {}
         for name, value in self.values:
             if name in seen and name not in self.repeated:
@@ -204,11 +189,7 @@ class GivenOptions:
             seen[name] = value
 
     def check_effects(self) -> None:
-        """Refuse what has no effect beside the others.
-
-        Raises:
-          ValueError: with the option and what it needs.
-        """
+        """Refuse what has no effect beside the others."""
         seen = dict(self.values)
         for name, every in NEEDS.items():
             needs = every.in_command(self.takes)
@@ -300,15 +281,6 @@ def read_config(
     """Yield the options that a file gives to a command, by name and as they would be written.
 
     A section that has the name of a command holds options of that command alone.
-
-    Args:
-      path: file of TOML or JSON.
-      command: that is called.
-      takes: types of its options by name.
-      commands: all there are.
-
-    Raises:
-      ValueError: if a key is no option of the command, is given twice, or has no value of one.
     """
     content = _load(path)
     firsts = {each.partition(" ")[0] for each in commands}

@@ -102,15 +102,11 @@ def choose_rendezvous(queues: str = "worker", host_links: Text = None) -> pj.Lin
 
 
 class OptionGroup(NamedTuple):
-    """Options that together choose one argument of a command.
+    """Options that together choose one argument of a command."""
 
-    Attributes:
-      make: makes it, from the values of the options and from other groups by name.
-      takes: the options, and the groups that it is made from.
-    """
-
+    # makes it, from the values of the options and from other groups by name
     make: Callable[..., Any]
-    takes: Mapping[str, inspect.Parameter]
+    takes: Mapping[str, inspect.Parameter]  # the options, and the groups that it is made from
 
     @classmethod
     def of(cls, make: Callable[..., Any]) -> "OptionGroup":
@@ -140,12 +136,6 @@ class CommandOptions:
 
     An argument that is a named tuple of options is a group too. An option of a group that has the
     name of one of the command's own is read by the command, not by the group.
-
-    Attributes:
-      groups: by the name of the argument.
-      own: the command's own options.
-      outputs: the own options that name files to write, with their kinds.
-      parameters: all options, as typer reads them.
     """
 
     def __init__(self, command: Callable[..., Any]) -> None:
@@ -158,11 +148,14 @@ class CommandOptions:
             for name, parameter in takes.items()
             if hasattr(parameter.annotation, "_fields") and name not in _GROUPS
         }
+        # by the name of the argument
         self.groups = records | {name: _GROUPS[name] for name in _GROUPS if name in takes}
         if any(name in self.groups for name in _TABLES):
             self.groups.setdefault("options", _GROUPS["options"])
+        # the command's own options
         self.own = {name: every[name] for name in takes if name not in self.groups}
         kinds = {name: output_kind(parameter) for name, parameter in takes.items()}
+        # the own options that name files to write, with their kinds
         self.outputs = {name: kind for name, kind in kinds.items() if kind is not None}
         left_out = {"force": not self.outputs, "format": command.__name__ in NO_TABLES}
         always = {name: p for name, p in ALWAYS.items() if not left_out.get(name)}
@@ -174,7 +167,7 @@ class CommandOptions:
         shared: dict[str, inspect.Parameter] = {}
         for name in sorted(self.groups, key=lambda name: name == "options"):  # --schedule first
             shared |= self._options_of(name)
-        self.parameters = {**shared, **self._read_by_command}
+        self.parameters = {**shared, **self._read_by_command}  # all options, as typer reads them
 
     def _options_of(self, group: str) -> dict[str, inspect.Parameter]:
         """Options of a group, without the groups that it is made from."""
@@ -237,12 +230,6 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     A command declares groups, such as `table`, `options`, `pricing` or `links`, as arguments and
     receives what the group's options choose. What docstrings say of options beyond the catalogue is
     their help. A command that has an output has `--force`.
-
-    Args:
-      command: function of the command.
-
-    Returns:
-      The function that typer sees, with all options in its signature.
     """
     options = CommandOptions(command)
 

@@ -24,22 +24,18 @@ _ROUNDING = 1e-9  # relative, of sums of sizes
 
 
 class StageSizes(NamedTuple):
-    """What the activations of a table's stages take, and what is static beside them.
+    """What the activations of a table's stages take, and what is static beside them."""
 
-    Attributes:
-      unit: "activations" or "bytes".
-      sizes: (stages) what one takes, or (stages, microbatches).
-      weight_share: (stages) share of it that W needs after I, or by microbatch.
-      checkpoints: (stages) what F leaves of it where R comes later, or by microbatch.
-      at_work: (B, I and W, stages) what they recompute while they run, or by microbatch.
-      static: (workers) bytes that last the whole step, if a model says how many.
-    """
-
-    unit: str
+    unit: str  # "activations" or "bytes"
+    # (stages) what one takes, or (stages, microbatches)
     sizes: Float[NumpyArray, "stages *microbatches"]
+    # (stages) share of it that W needs after I, or by microbatch
     weight_share: Float[NumpyArray, "stages *microbatches"]
+    # (stages) what F leaves of it where R comes later, or by microbatch
     checkpoints: Float[NumpyArray, "stages *microbatches"]
+    # (B, I and W, stages) what they recompute while they run, or by microbatch
     at_work: Float[NumpyArray, "ops stages *microbatches"]
+    # (workers) bytes that last the whole step, if a model says how many
     static: Float[NumpyArray, " workers"] | None
 
     @property
@@ -54,16 +50,11 @@ class StageSizes(NamedTuple):
 
 
 class HeldMemory(NamedTuple):
-    """The memory of a run, and the sizes that it was counted with.
+    """The memory of a run, and the sizes that it was counted with."""
 
-    Attributes:
-      memory: the steps and peaks.
-      stages: the sizes.
-      limits: (workers) what the activations may take, if that is said.
-    """
-
-    memory: "ActivationMemory"
-    stages: StageSizes
+    memory: "ActivationMemory"  # the steps and peaks
+    stages: StageSizes  # the sizes
+    # (workers) what the activations may take, if that is said
     limits: Float[NumpyArray, " workers"] | None = None
 
     @property
@@ -102,11 +93,7 @@ class ActivationOptions(NamedTuple):
         workload: "pj.Workload | None",
         microbatches: Microbatches = ALIKE,
     ) -> StageSizes:
-        """Size the activations of a table: in bytes where a model says how many.
-
-        Raises:
-          ValueError: if sizes are given beside a model, or not one for each stage.
-        """
+        """Size the activations of a table: in bytes where a model says how many."""
         if workload is None and microbatches.workload is None:
             sizes = for_each(self.sizes or [1.0], table.num_stages, "--activation-sizes", "stages")
             share = WEIGHT_SHARE if self.weight_share is None else self.weight_share
@@ -141,15 +128,10 @@ WEIGHTS_OPTION = "--weights-limit"
 
 
 class Room(NamedTuple):
-    """What activations may take on the workers of a table.
+    """What activations may take on the workers of a table."""
 
-    Attributes:
-      limits: (workers) room for activations.
-      stages: what they take, and what is static beside them.
-    """
-
-    limits: Float[NumpyArray, " workers"]
-    stages: StageSizes
+    limits: Float[NumpyArray, " workers"]  # (workers) room for activations
+    stages: StageSizes  # what they take, and what is static beside them
 
     @property
     def activations(self) -> float:
@@ -162,9 +144,6 @@ class Room(NamedTuple):
         """Return (workers) the limits of a search, which takes and frees at F, I and W alone.
 
         What a backward recomputes is set aside: some backward follows where most is held.
-
-        Raises:
-          ValueError: if W needs more than F leaves.
         """
         work = self.stages.at_work
         if work.any() and (self.stages.weight_share > 1).any():
@@ -178,15 +157,10 @@ class Room(NamedTuple):
 
 
 class MemoryLimit(NamedTuple):
-    """A limit of all workers, or one for each.
+    """A limit of all workers, or one for each."""
 
-    Attributes:
-      values: activations, or bytes of a device.
-      in_bytes: which of the two.
-    """
-
-    values: list[float]
-    in_bytes: bool
+    values: list[float]  # activations, or bytes of a device
+    in_bytes: bool  # which of the two
 
     @classmethod
     def read(cls, text: str, option: str = LIMIT_OPTION) -> "MemoryLimit":
@@ -211,13 +185,7 @@ class MemoryLimit(NamedTuple):
         activations: ActivationOptions,
         workload: "pj.Workload | None",
     ) -> Room:
-        """Return what it leaves for activations.
-
-        Raises:
-          ValueError: if it has not one entry or one for each worker, sizes and stages differ in
-            number, or bytes are given without a model or sizes with one.
-          InfeasibleError: if the rest of the model fills a device.
-        """
+        """Return what it leaves for activations."""
         limits = for_each(self.values, table.num_workers, LIMIT_OPTION, "workers")
         if self.in_bytes and workload is None:
             raise ValueError(f"{LIMIT_OPTION} in bytes needs --model, which says what they hold")
@@ -251,9 +219,6 @@ def read_weights_limit(
     """Read what gathered weights may take: (workers) or None for no limit, and whether in bytes.
 
     Without a limit it is in bytes where a model says how many.
-
-    Raises:
-      ValueError: if it is not a number above 0, or bytes are given without a model.
     """
     if text is None:
         return None, workload is not None

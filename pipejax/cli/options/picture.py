@@ -32,11 +32,7 @@ class PaperSettings(NamedTuple):
 
 
 def labelled(labels: str | None, schedules: Sequence[str]) -> list[str]:
-    """Give every schedule a name of its own: its label, or the name that it has.
-
-    Raises:
-      ValueError: if there is not one label for each, or two are the same.
-    """
+    """Give every schedule a name of its own: its label, or the name that it has."""
     from pipejax.plots.caption import named
 
     if labels is None:

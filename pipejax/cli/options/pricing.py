@@ -44,34 +44,21 @@ if TYPE_CHECKING:
 
 
 class Pricing(NamedTuple):
-    """How tables are priced: a source of costs, and what is done to them, in this order.
+    """How tables are priced: a source of costs, and what is done to them, in this order."""
 
-    Attributes:
-      source: gives the costs of a table, by level of the machine.
-      steps: change them.
-      workload: where a model gives them.
-      system: the machine that it is on.
-      stack: the software, by name; empty for what the system's file takes for granted.
-      microbatches: what options say of microbatches that differ.
-      offloads: whether options say what it takes to offload.
-      rare: letters of ops that most tables have none of, and the option that gives their time.
-      stragglers: factors of slow workers.
-      of_pairs: the option that says how fused pairs overlap.
-      machine: the nodes that workers sit on.
-      of_places: of how many stages the table must be; what is scaled stage by stage is of no other.
-    """
-
-    source: Source
-    steps: tuple[Step, ...] = ()
-    workload: "pj.Workload | None" = None
-    system: "pj.System | None" = None
-    stack: str = ""
-    microbatches: Microbatches = Microbatches()
-    offloads: bool = False
+    source: Source  # gives the costs of a table, by level of the machine
+    steps: tuple[Step, ...] = ()  # change them
+    workload: "pj.Workload | None" = None  # where a model gives them
+    system: "pj.System | None" = None  # the machine that it is on
+    stack: str = ""  # the software, by name; empty for what the system's file takes for granted
+    microbatches: Microbatches = Microbatches()  # what options say of microbatches that differ
+    offloads: bool = False  # whether options say what it takes to offload
+    # letters of ops that most tables have none of, and the option that gives their time
     rare: Mapping[str, str] = MappingProxyType({})
-    stragglers: Mapping[int, float] = MappingProxyType({})
-    of_pairs: str = ""
-    machine: Machine = Machine()
+    stragglers: Mapping[int, float] = MappingProxyType({})  # factors of slow workers
+    of_pairs: str = ""  # the option that says how fused pairs overlap
+    machine: Machine = Machine()  # the nodes that workers sit on
+    # of how many stages the table must be; what is scaled stage by stage is of no other
     of_places: int | None = None
 
     @property
@@ -158,15 +145,7 @@ class Pricing(NamedTuple):
     def check_used(
         self, tables: Iterable[pj.ScheduleTable], builders: Iterable[Builder] = ()
     ) -> None:
-        """Refuse a time of ops that no table has, and that none is planned for.
-
-        Args:
-          tables: all that are priced.
-          builders: what they were built by; a table may offload nothing because that takes long.
-
-        Raises:
-          ValueError: if there is one.
-        """
+        """Refuse a time of ops that no table has, and that none is planned for."""
         tables = list(tables)
         if self.of_pairs and not any(table.is_fused.any() for table in tables):
             names = ", ".join(dict.fromkeys(table.name for table in tables))
@@ -187,11 +166,7 @@ class Pricing(NamedTuple):
                 raise ValueError(f"{given} has no effect: no {letter} in {', '.join(seen)}")
 
     def check_alike(self, command: str) -> None:
-        """Refuse microbatches that differ.
-
-        Raises:
-          ValueError: if options say that they do.
-        """
+        """Refuse microbatches that differ."""
         if self.microbatches.differ:
             raise ValueError(
                 f"{command} takes microbatches as alike: leave out --lengths, --microbatch-scale "
@@ -496,11 +471,7 @@ def load_with(model: str, sequence: int | None) -> "pj.Model":
 
 
 def required(pricing: Pricing | None) -> Pricing:
-    """Return the pricing, or say which options give it.
-
-    Raises:
-      ValueError: if there is none.
-    """
+    """Return the pricing, or say which options give it."""
     if pricing is None:
         raise ValueError(
             "times are missing: give --stage-times F=1,B=2, --worker-times F=1,B=2, --costs FILE "

@@ -16,16 +16,12 @@ from pipejax.cli.options.values import FileIfGiven, Text, for_each, is_plain, pa
 
 
 class Machine(NamedTuple):
-    """What options say of a machine.
+    """What options say of a machine."""
 
-    Attributes:
-      sizes: places of a node, of a rack of nodes, and so on; none where all links are alike, or a
-        system has them.
-      places: of each worker; in order if none.
-    """
-
+    # places of a node, of a rack of nodes, and so on; none where all links are alike, or a system
+    # has them
     sizes: tuple[int, ...] = ()
-    places: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()  # of each worker; in order if none
 
     @classmethod
     def read(
@@ -55,11 +51,7 @@ class Machine(NamedTuple):
         return cls(sizes, _read_places(worker_places))
 
     def times(self, given: dict[str, Text]) -> list[dict[str, float]]:
-        """Read times of messages by level [s]: one of each, or one for every level.
-
-        Raises:
-          ValueError: if there are as many as for no level, or nothing that differs.
-        """
+        """Read times of messages by level [s]: one of each, or one for every level."""
         levels = len(self.sizes) + 1
         texts = {name: text for name, text in given.items() if text is not None}
         found = {name: parse_list(text, flag(name), seconds=True) for name, text in texts.items()}
@@ -99,18 +91,12 @@ BY_LINK = "system"  # as --offload: what the host link of the system takes
 
 
 class HostTimes(NamedTuple):
-    """Times of O and L, as options give them.
+    """Times of O and L, as options give them."""
 
-    Attributes:
-      offload: of O.
-      load: of L.
-      has_model: whether a model gives the costs besides.
-      is_left_out: whether a model prices microbatches by their lengths, which has its own times.
-    """
-
-    offload: str
-    load: Text = None
-    has_model: bool = False
+    offload: str  # of O
+    load: Text = None  # of L
+    has_model: bool = False  # whether a model gives the costs besides
+    # whether a model prices microbatches by their lengths, which has its own times
     is_left_out: bool = False
 
     @property
@@ -152,19 +138,13 @@ def takes_host_time(costs: "pj.Costs") -> bool:
 
 
 class Microbatches(NamedTuple):
-    """What options say of microbatches.
+    """What options say of microbatches."""
 
-    Attributes:
-      lengths: of each its tokens or sequences, from the file of `--lengths`.
-      scale: factors on the times of each.
-      order: which of them is microbatch k of the table.
-      workload: whose activations they are, where a model prices them.
-    """
-
+    # of each its tokens or sequences, from the file of `--lengths`
     lengths: list[Any] | None = None
-    scale: Float[NumpyArray, " microbatches"] | None = None
-    order: list[int] | None = None
-    workload: "pj.Workload | None" = None
+    scale: Float[NumpyArray, " microbatches"] | None = None  # factors on the times of each
+    order: list[int] | None = None  # which of them is microbatch k of the table
+    workload: "pj.Workload | None" = None  # whose activations they are, where a model prices them
 
     @classmethod
     def read(cls, lengths: FileIfGiven, scale: Text, order: Text) -> "Microbatches":
@@ -310,21 +290,14 @@ def _check_own(costs: "pj.Costs", table: pj.ScheduleTable, *, of_model: bool = F
 
 
 class GivenTimes(NamedTuple):
-    """Times of ops and of messages, as options give them.
+    """Times of ops and of messages, as options give them."""
 
-    Attributes:
-      times: of ops by fields of `Costs` [s].
-      messages: of a message, by level of the machine [s].
-      per_worker: whether ops take so long on a worker, not on a stage.
-      stages: how many stages they are of, where that is not as many as the table has.
-      given: as it was written, with the option.
-    """
-
-    times: Mapping[str, float]
-    messages: Sequence[Mapping[str, float]] = ({},)
-    per_worker: bool = False
+    times: Mapping[str, float]  # of ops by fields of `Costs` [s]
+    messages: Sequence[Mapping[str, float]] = ({},)  # of a message, by level of the machine [s]
+    per_worker: bool = False  # whether ops take so long on a worker, not on a stage
+    # how many stages they are of, where that is not as many as the table has
     stages: int | None = None
-    given: str = ""
+    given: str = ""  # as it was written, with the option
 
     def levels(self, table: pj.ScheduleTable) -> "list[pj.Costs]":
         """Return the costs of a table if all messages went over links of a level."""

@@ -10,19 +10,15 @@ from pipejax.schedules.cells.ops import COMPUTING, HOST_LINK, NETWORK, SHARDING
 
 
 class ShardingChoice(NamedTuple):
-    """What is put into a table, and where it runs.
+    """What is put into a table, and where it runs."""
 
-    Attributes:
-      lane: of UNSHARD and REDUCE_GRAD; as the table has it, or beside compute where cells are put
-        in, if None.
-      lookahead: uses by which weights are gathered ahead, of all workers or each; no cells are put
-        in if it and the residency are None.
-      residency: stages that are gathered at once, likewise.
-    """
-
+    # of UNSHARD and REDUCE_GRAD; as the table has it, or beside compute where cells are put in, if
+    # None
     lane: str | None
+    # uses by which weights are gathered ahead, of all workers or each; no cells are put in if it
+    # and the residency are None
     lookahead: list[int] | None
-    residency: list[int] | None
+    residency: list[int] | None  # stages that are gathered at once, likewise
 
     @classmethod
     def read(cls, lane: Text, lookahead: Text, residency: Text) -> "ShardingChoice | None":

@@ -34,21 +34,13 @@ OF_RUNS = ("weight_share",)  # options that say something of a run too, under an
 
 
 class TableOptions(NamedTuple):
-    """Options of schedules that build tables for given workers and microbatches.
+    """Options of schedules that build tables for given workers and microbatches."""
 
-    Attributes:
-      options: those that are given.
-      of_runs: those that the command reads too, under any schedule.
-      repair: what is known to be wrong with tables, see `read_table`.
-      recomputes: whether every backward recomputes its forward first.
-      sharding: how weights are gathered, if that is said.
-    """
-
-    options: dict[str, Any]
-    of_runs: tuple[str, ...] = ()
-    repair: str | None = None
-    recomputes: bool = False
-    sharding: ShardingChoice | None = None
+    options: dict[str, Any]  # those that are given
+    of_runs: tuple[str, ...] = ()  # those that the command reads too, under any schedule
+    repair: str | None = None  # what is known to be wrong with tables, see `read_table`
+    recomputes: bool = False  # whether every backward recomputes its forward first
+    sharding: ShardingChoice | None = None  # how weights are gathered, if that is said
 
     def builder(self, schedule: str) -> Builder:
         """Return what builds a schedule."""
@@ -96,11 +88,7 @@ class TableOptions(NamedTuple):
         return {k: v for k, v in self.options.items() if k in takes or k not in self.of_runs}
 
     def check(self, schedules: Sequence[str]) -> None:
-        """Refuse an option that none of the schedules has.
-
-        Raises:
-          ValueError: if there is one.
-        """
+        """Refuse an option that none of the schedules has."""
         builders = {name: self.builder(name) for name in schedules}
         for option in self.options:
             if option in self.of_runs or any(option in own.takes for own in builders.values()):
@@ -274,11 +262,7 @@ def _parse_slots(text: str) -> dict[str, float]:
 
 
 def with_labels(labels: str | None, names: Sequence[str]) -> list[str]:
-    """Return names that --labels gives in place of others, or these.
-
-    Raises:
-      ValueError: if there is not one for each, or two are the same.
-    """
+    """Return names that --labels gives in place of others, or these."""
     if labels is None:
         return [*names]
     found = [label.strip() for label in labels.split(",")]
@@ -291,17 +275,11 @@ def with_labels(labels: str | None, names: Sequence[str]) -> list[str]:
 
 
 class SizedSchedule(NamedTuple):
-    """A schedule at one size.
+    """A schedule at one size."""
 
-    Attributes:
-      name: for `schedules.find`.
-      workers: P.
-      microbatches: M.
-    """
-
-    name: str
-    workers: int
-    microbatches: int
+    name: str  # for `schedules.find`.
+    workers: int  # P
+    microbatches: int  # M
 
 
 class ScheduleList(NamedTuple):
@@ -351,11 +329,7 @@ class ScheduleList(NamedTuple):
         return listed(text, repair=self.options.repair)
 
     def sized(self, microbatches: Sequence[int] | None) -> list[SizedSchedule]:
-        """Give each its size: as asked for, else that of its table, else that of all tables.
-
-        Raises:
-          ValueError: if a schedule that is built is left without a size.
-        """
+        """Give each its size: as asked for, else that of its table, else that of all tables."""
         own = {name: self.options.builder(name).sizes for name in self.names}
         tables = [sizes for sizes in own.values() if sizes is not None]
         alike = [{sizes[k] for sizes in tables} for k in range(2)]

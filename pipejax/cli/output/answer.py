@@ -15,22 +15,16 @@ from pipejax.cli.output.report import is_json, plain, print_all, print_json
 
 
 class Answer(NamedTuple):
-    """What a command answers; it is printed when the command returns it.
+    """What a command answers; it is printed when the command returns it."""
 
-    Attributes:
-      result: what `--json` prints; a file of `written` that has no place in it stands behind it.
-      said: what a person reads: lines with markup, texts as they are, and tables. A generator
-        makes them only where they are printed.
-      written: files, each behind the words that say so.
-      holds: whether what the command checks holds; if not, its exit code is 1.
-      next: command lines to go on with.
-    """
-
+    # what `--json` prints; a file of `written` that has no place in it stands behind it
     result: dict[str, Any] | list[dict[str, Any]]
+    # what a person reads: lines with markup, texts as they are, and tables. A generator makes them
+    # only where they are printed.
     said: Iterable[object] = ()
-    written: Mapping[str, Output] = {}
-    holds: bool = True
-    next: tuple[str, ...] = ()
+    written: Mapping[str, Output] = {}  # files, each behind the words that say so
+    holds: bool = True  # whether what the command checks holds; if not, its exit code is 1
+    next: tuple[str, ...] = ()  # command lines to go on with
 
     def show(self) -> None:
         """Print it, and raise what went wrong with the first file that could not be written."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from pipejax.base.checks import one_of
-from pipejax.cli.commands.init import TEMPLATES
+from pipejax.cli.commands.init import USED_BY
 from pipejax.cli.commands.tune import SETTINGS
 from pipejax.cli.options.catalogue import CATALOGUE, FLAG, NAMES, OptionRecord, begun, flag, record
 from pipejax.costs.model.model import model_names
@@ -61,19 +61,13 @@ bashcompinit
 
 
 class Completable(NamedTuple):
-    """What is completed.
+    """What is completed."""
 
-    Attributes:
-      commands: what each does, by name.
-      options: of each command, by name.
-      arguments: words that complete what stands beside options, by command.
-      names: words that complete a value, by the name of their list.
-    """
-
-    commands: Mapping[str, str]
-    options: Mapping[str, Mapping[str, OptionRecord]]
+    commands: Mapping[str, str]  # what each does, by name
+    options: Mapping[str, Mapping[str, OptionRecord]]  # of each command, by name
+    # words that complete what stands beside options, by command
     arguments: Mapping[str, Iterable[str]]
-    names: Mapping[str, Iterable[str]]
+    names: Mapping[str, Iterable[str]]  # words that complete a value, by the name of their list
 
     @property
     def first_words(self) -> dict[str, str]:
@@ -162,9 +156,6 @@ def completion_script(
     """Return the script that completes commands, options and names of schedules in a shell.
 
     `commands` say what each is about, `options_of` what it takes.
-
-    Raises:
-      ValueError: if the shell is unknown.
     """
     shell = one_of(shell, SHELLS, "--completion SHELL")
     options = {
@@ -177,7 +168,7 @@ def completion_script(
         "systems": system_names(),
         "stacks": stack_names(),
     }
-    arguments = {"init": [*TEMPLATES], "diff": [*names()], "tune": [*SETTINGS]}
+    arguments = {"init": [*USED_BY], "tune": [*SETTINGS]}
     for called in commands:
         first, space, second = called.partition(" ")
         if space:

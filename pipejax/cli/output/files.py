@@ -30,28 +30,17 @@ class Output:
     """A file that an option names: checked before the work, written after it.
 
     A command declares it as `out: Annotated[Output, TABLE]`; that alone gives it `--force` too.
-
-    Attributes:
-      path: the file, or None where none is given.
-      option: that names it.
-      force: whether what is there is replaced.
-      drawn_by: another option of the command, which draws, if there is one.
     """
 
-    path: Path | None = None
-    option: str = "--out"
-    force: bool = False
-    drawn_by: str = ""
+    path: Path | None = None  # the file, or None where none is given
+    option: str = "--out"  # that names it
+    force: bool = False  # whether what is there is replaced
+    drawn_by: str = ""  # another option of the command, which draws, if there is one
     _error: OSError | None = None
     _unwritten: str = ""
 
     def check(self, kind: OutputKind) -> "Output":
-        """Check before the work that the file can be written after it.
-
-        Raises:
-          ValueError: if its name has another suffix, if it is there and is not to be replaced, or
-            if nothing here can write it.
-        """
+        """Check before the work that the file can be written after it."""
         if self.path is None:
             return self
         out = f"{self.option} {self.path}"
@@ -105,10 +94,6 @@ class Output:
         """Write the file, where one is given; what goes wrong is raised by `end`.
 
         So the report is printed whatever becomes of the file.
-
-        Args:
-          write: writes it to a path.
-          text: gives its content as text, which is printed if it cannot be written.
         """
         if self.path is None:
             return
@@ -201,11 +186,7 @@ def write_dataset(data: Any, out: Output) -> None:
 
 
 def certify(claimed: dict[str, Any], out: Output) -> None:
-    """Write a certificate, where a file is named for it, and derive it again.
-
-    Raises:
-      AssertionError: if a claim does not hold: an internal error.
-    """
+    """Write a certificate, where a file is named for it, and derive it again."""
     out.save(lambda draft: write_file(draft, json.dumps(claimed, allow_nan=False)))
     verdict = pj.verify(claimed)
     if not verdict.ok:

@@ -17,15 +17,11 @@ SHOWN = 12  # facets and borders that a person reads
 
 
 class Plans:
-    """Schedules whose order was planned for times, and stays as it is in their forms.
-
-    Attributes:
-      times: by name, then by letter; c is a message.
-    """
+    """Schedules whose order was planned for times, and stays as it is in their forms."""
 
     def __init__(self) -> None:
         """Begin without any."""
-        self.times: dict[str, dict[str, Any]] = {}
+        self.times: dict[str, dict[str, Any]] = {}  # by name, then by letter; c is a message
         self._labels: dict[str, dict[str, str]] = {}  # of names, by what they were planned for
 
     def add(self, name: str, label: str, times: dict[str, Any]) -> None:

@@ -12,15 +12,10 @@ from pipejax.base.progress import if_interrupted
 
 
 class ProgressBar(NamedTuple):
-    """A bar on stderr that nobody sees unless it is a terminal.
+    """A bar on stderr that nobody sees unless it is a terminal."""
 
-    Attributes:
-      move: takes `advance` or `completed`, and `description`.
-      note: prints a line above the bar.
-    """
-
-    move: Callable[..., None]
-    note: Callable[[str], None]
+    move: Callable[..., None]  # takes `advance` or `completed`, and `description`
+    note: Callable[[str], None]  # prints a line above the bar
 
     def tell(self, done: float, total: float | None, text: str) -> None:
         """Move to where a long call says that it is: the `on_progress` of the library."""

@@ -64,15 +64,11 @@ _LATEX = {
 
 
 class KeyedTable(Table):
-    """A table of texts with markup.
+    """A table of texts with markup."""
 
-    Attributes:
-      keys: how many columns say what a row is of: a table that is too wide goes on below with them.
-      math: what LaTeX has for a cell, by its text.
-    """
-
+    # how many columns say what a row is of: a table that is too wide goes on below with them
     keys: int = 1
-    math: Mapping[str, str] = {}
+    math: Mapping[str, str] = {}  # what LaTeX has for a cell, by its text
 
 
 def grid(
@@ -81,14 +77,7 @@ def grid(
     styles: Iterable[str] = (),
     **style: Any,
 ) -> KeyedTable:
-    """Make a table from its columns, each a header and the cells under it.
-
-    Args:
-      columns: headers and cells.
-      keys: columns that say what a row is of.
-      styles: of the rows.
-      style: of the table, as rich takes it: title, caption, box.
-    """
+    """Make a table from its columns, each a header and the cells under it."""
     headers, cells = zip(*columns, strict=True)
     table = KeyedTable(*headers, **style)
     table.keys = keys
@@ -100,16 +89,12 @@ def grid(
 
 
 class Column(NamedTuple):
-    """A column of a table whose rows are those that `--json` prints.
+    """A column of a table whose rows are those that `--json` prints."""
 
-    Attributes:
-      header: what stands over it.
-      value: name of its value in a row, or what makes a cell of a row.
-      format: writes a value that has a name; a row that has none there gets a dash.
-    """
-
-    header: str
+    header: str  # what stands over it
+    # name of its value in a row, or what makes a cell of a row
     value: str | Callable[[Any], object]
+    # writes a value that has a name; a row that has none there gets a dash
     format: Callable[[Any], object] = str
 
     def cell(self, row: Mapping[str, Any]) -> object:
@@ -301,11 +286,7 @@ _chosen = ["text"]  # formats of what is printed: the last one counts
 
 @contextmanager
 def printing(format: str | None, *, json: bool) -> Iterator[None]:
-    """Print in a format, whoever prints in this block.
-
-    Raises:
-      ValueError: if there is no such format, or nothing is printed in it.
-    """
+    """Print in a format, whoever prints in this block."""
     _chosen.append(one_of(format or "text", ("text", *FORMATS), "--format"))
     try:
         if json and _chosen[-1] != "text":

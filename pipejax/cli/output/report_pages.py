@@ -1,6 +1,7 @@
 """A report as a page: the parts and remedies of a run, and the explorer with the run in it."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipejax.cli.options.memory import ActivationOptions
@@ -11,25 +12,35 @@ if TYPE_CHECKING:
     from pipejax.analysis.runs.evaluate import Evaluation
     from pipejax.base.array_types import Float, NumpyArray
     from pipejax.plots.explorer.payload import MemoryShown
-    from pipejax.plots.report import Section
     from pipejax.schedules.table.table import ScheduleTable
     from pipejax.search.remedies.explain import Explanation
 
 ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
+TEMPLATE = Path(__file__).with_name("report.html")
+# from dark to light, so that parts are told apart in grey too; compute is the first
+SHADES = (
+    *("#A6D4F5", "#003C78", "#6F8EA4", "#00875F", "#F9F08F", "#D87C00"),
+    *("#651E00", "#D9A2CB", "#87647E", "#1C1C1C", "#AEA864", "#B06500"),
+)
 
 
 class Ran(NamedTuple):
-    """A measured run that the explorer shows first.
-
-    Attributes:
-      title: which it is.
-      run: its replay.
-      starts: (workers, slots) when its ops started [s].
-    """
+    """A measured run that the explorer shows first."""
 
     title: str
-    run: "Evaluation"
-    starts: 'Float[NumpyArray, "workers slots"]'
+    run: "Evaluation"  # its replay
+    starts: 'Float[NumpyArray, "workers slots"]'  # when its ops started [s]
+
+
+class Section(NamedTuple):
+    """Something that a report says, under a heading of its own."""
+
+    title: str
+    head: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    texts: int = 1  # columns that are texts; numbers stand behind them
+    note: str = ""
+    picture: str = ""  # an SVG above the table
 
 
 def report_page(
@@ -38,26 +49,17 @@ def report_page(
     title: str,
     lines: Sequence[str],
     *,
-    sections: "Sequence[Section]" = (),
+    sections: Sequence[Section] = (),
     heading: str = "Where the seconds go",
     name: str = "as it is",
     ran: Ran | None = None,
 ) -> str:
-    """The report, with the run as it is and with the first remedy.
+    """Return the page: the run as it is, called `name`, and with the first remedy.
 
-    Args:
-      found: parts of the run and remedies.
-      rows: the remedies as `--json` has them.
-      title: what the report is of.
-      lines: of diagnosis.
-      sections: what stands before the parts.
-      heading: of the parts.
-      name: what the run is called.
-      ran: what is shown above both, as it ran and as replayed.
+    `rows` are the remedies as `--json` has them. A measured run stands above both.
     """
-    from pipejax.plots.explorer.page import page
+    from pipejax.plots.explorer.page import page, rendered
     from pipejax.plots.explorer.payload import Explored
-    from pipejax.plots.report import PartShown, RemedyShown, report
 
     setups = [found.memory.begin, *(remedy.setup for remedy in found.remedies[:1])]
     explored = [
@@ -69,29 +71,24 @@ def report_page(
         replayed = Explored(ran.run, _memory(ran.run.table), None, "replayed", ran.starts)
         explored.insert(0, replayed)
         names = [f"{ran.title}, as it ran", "replayed", *names]
-    remedies = [
-        RemedyShown(
-            row["what"],
-            seconds(row["saves"]),
-            seconds(row["step_time"]),
-            f"x {row['memory']:.3g}",
-            seconds(row["bound"]),
-            row["assumes"],
-            row["command"],
-        )
-        for row in rows
-    ]
-    parts = [
-        PartShown(name, seconds(time), time / (found.step_time or 1.0), of)
-        for name, time, of in found.parts
-        if abs(time) > ROUNDING * found.step_time
-    ]
+    parts = [part for part in found.parts if abs(part.seconds) > ROUNDING * found.step_time]
     first, *below = names
-    shown = f"{first[0].upper()}{first[1:]}" + ", and below: " * bool(below) + "; ".join(below)
     with waiting("looking for closed forms"):
         explorer = page(explored)
-    return report(
-        title, lines, parts, remedies, shown, explorer, sections=sections, heading=heading
+    return rendered(
+        TEMPLATE,
+        {"time": seconds},
+        title=title,
+        lines=lines,
+        sections=sections,
+        heading=heading,
+        parts=parts,
+        shades=dict(zip((part.name for part in parts), SHADES * len(parts), strict=False)),
+        drawn=sum(max(part.seconds, 0.0) for part in parts) or 1.0,
+        step_time=found.step_time or 1.0,
+        remedies=rows,
+        shown=f"{first[0].upper()}{first[1:]}" + ", and below: " * bool(below) + "; ".join(below),
+        explorer=explorer,
     )
 
 

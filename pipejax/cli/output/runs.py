@@ -76,31 +76,16 @@ def step_parts(result: Mapping[str, Any]) -> Table:
 
 
 class OpValue(NamedTuple):
-    """A number that belongs to an op.
+    """A number that belongs to an op."""
 
-    Attributes:
-      op: text of the op or fused pair.
-      phase: its letter, of a pair both.
-      worker: worker, or `NO_WORKER` for a collective.
-      value: the number.
-    """
-
-    op: str
-    phase: str
-    worker: int
-    value: float
+    op: str  # text of the op or fused pair
+    phase: str  # its letter, of a pair both
+    worker: int  # worker, or `NO_WORKER` for a collective
+    value: float  # the number
 
 
 def op_values(evaluation: "pj.Evaluation", of_node: Float[NumpyArray, " nodes"]) -> list[OpValue]:
-    """List every op with its node's number.
-
-    Args:
-      evaluation: a run.
-      of_node: (nodes) numbers.
-
-    Returns:
-      Ops row by row, then all-reduces and updates.
-    """
+    """List every op with its node's number."""
     from pipejax.analysis.runs.timeline import bars
 
     return [
@@ -115,16 +100,7 @@ def op_values(evaluation: "pj.Evaluation", of_node: Float[NumpyArray, " nodes"])
 
 
 def values_by_phase(values: list[OpValue], name: str, format: Callable[[float], str]) -> Table:
-    """Show the least and the most of each phase on each worker, with the op that has it.
-
-    Args:
-      values: what every op has.
-      name: what the number is.
-      format: prints one.
-
-    Returns:
-      The table.
-    """
+    """Show the least and the most of each phase on each worker, with the op that has it."""
     from pipejax.engine.lowering.program import NO_WORKER
 
     groups: dict[tuple[int, str], list[OpValue]] = {}

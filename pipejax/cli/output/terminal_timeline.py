@@ -30,21 +30,13 @@ IDLE, STROKE, EDGE, CRITICAL_EDGE, BORDER = "·", "/", "│", "┃", "▏"
 
 @dataclasses.dataclass(frozen=True)
 class ShownRun:
-    """A run as the terminal shows it.
-
-    Attributes:
-      run: the run.
-      held: its memory, if that is shown.
-      window: part of the time axis that is shown [s].
-      messages: whether messages are shown.
-      critical: whether the critical path is marked.
-    """
+    """A run as the terminal shows it."""
 
     run: "pj.Evaluation"
-    held: HeldMemory | None
-    window: "Window"
-    messages: bool
-    critical: bool
+    held: HeldMemory | None  # its memory, if that is shown
+    window: "Window"  # part of the time axis that is shown [s]
+    messages: bool  # whether messages are shown
+    critical: bool  # whether the critical path is marked
 
     @functools.cached_property
     def bars(self) -> "list[Bar]":
@@ -70,17 +62,11 @@ def looks_of_runs(shown: Sequence[ShownRun]) -> Looks:
 
 
 class _Line(NamedTuple):
-    """The columns of a line, and what cells may look like.
+    """The columns of a line, and what cells may look like."""
 
-    Attributes:
-      columns: how many there are.
-      window: times of its ends [s].
-      in_colour: whether the terminal has colours.
-    """
-
-    columns: int
-    window: "Window"
-    in_colour: bool
+    columns: int  # how many there are
+    window: "Window"  # times of its ends [s]
+    in_colour: bool  # whether the terminal has colours
 
     def place(self, start: float, finish: float) -> tuple[int, int]:
         """First column of a part of the time axis, and how many it takes: at least one."""
@@ -194,23 +180,14 @@ def _row(
 
 
 class _OpCells(NamedTuple):
-    """An op as cells.
+    """An op as cells."""
 
-    Attributes:
-      bar: the op.
-      look: colours of its phase.
-      width: how many cells.
-      edge: what parts it from the op before it.
-      is_second: whether it belongs to the second pipe.
-      with_stage: whether its stage does not follow from its worker.
-    """
-
-    bar: "Bar"
-    look: palette.Look
-    width: int
-    edge: str
-    is_second: bool
-    with_stage: bool
+    bar: "Bar"  # the op
+    look: palette.Look  # colours of its phase
+    width: int  # how many cells
+    edge: str  # what parts it from the op before it
+    is_second: bool  # whether it belongs to the second pipe
+    with_stage: bool  # whether its stage does not follow from its worker
 
     def coloured(self) -> list[tuple[str, str]]:
         """Its colour tells the phase, a thin white line parts it from its neighbour."""

@@ -10,7 +10,7 @@ import pipejax as pj
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.remedies import diagnosis
-from pipejax.cli.output.report_pages import Ran, report_page
+from pipejax.cli.output.report_pages import Ran, Section, report_page
 from pipejax.cli.output.trace_report import (
     ADDS,
     NAMED,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from pipejax.plots.heat_maps import HeatMap, RecordedStep
-    from pipejax.plots.report import Section
     from pipejax.traces.findings.analysis import Analysis
     from pipejax.traces.findings.attribution import Attribution
 
@@ -169,10 +168,9 @@ def _text(markup: str) -> str:
     return Marked.from_markup(markup).plain
 
 
-def _sections(analysis: "Analysis") -> "Iterator[Section]":
+def _sections(analysis: "Analysis") -> Iterator[Section]:
     """Shares with their picture, what is left out, stalls, op times, link models."""
     from pipejax.plots.heat_maps import heat_picture
-    from pipejax.plots.report import Section
 
     left = [(each.what, each.why, f"{each.count}") for each in analysis.left_out]
     if left:
@@ -194,9 +192,7 @@ def _sections(analysis: "Analysis") -> "Iterator[Section]":
     yield Section("Links that were tried", ("links", "mean error of the replay"), fits)
 
 
-def _op_times(analysis: "Analysis") -> "Section":
-    from pipejax.plots.report import Section
-
+def _op_times(analysis: "Analysis") -> Section:
     rows = [
         (
             row.name,
@@ -215,9 +211,7 @@ def _more(rows: Sequence[object]) -> str:
     return f"and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
 
 
-def _shares(shares: "Attribution", title: str, picture: str = "") -> "Section":
-    from pipejax.plots.report import Section
-
+def _shares(shares: "Attribution", title: str, picture: str = "") -> Section:
     step = float(shares.recorded.mean())
     rows = [
         (

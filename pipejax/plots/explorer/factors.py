@@ -31,19 +31,12 @@ OF_OTHERS = {
 
 
 class Factor(NamedTuple):
-    """A slider.
+    """A slider."""
 
-    Attributes:
-      key: kind of cost, as in `CostLayout.groups`.
-      name: for people.
-      given: its factor at first: 1, or 0 where messages take no time.
-      most: largest factor of the slider; a larger one can be typed.
-    """
-
-    key: str
-    name: str
-    given: float
-    most: float
+    key: str  # kind of cost, as in `CostLayout.groups`.
+    name: str  # for people
+    given: float  # its factor at first: 1, or 0 where messages take no time
+    most: float  # largest factor of the slider; a larger one can be typed
 
 
 def kinds(run: Evaluation) -> tuple[str, ...]:

@@ -41,15 +41,10 @@ APART = "\n\n"  # between the texts of tables
 
 
 class PagePhases(NamedTuple):
-    """Grammars of the tables of a page, and phases under codes that no two of them share.
+    """Grammars of the tables of a page, and phases under codes that no two of them share."""
 
-    Attributes:
-      grammars: the usual one first.
-      own: phases of their own, which stand behind the usual ones.
-    """
-
-    grammars: tuple[Grammar, ...]
-    own: tuple[OwnPhase, ...]
+    grammars: tuple[Grammar, ...]  # the usual one first
+    own: tuple[OwnPhase, ...]  # phases of their own, which stand behind the usual ones
 
     @classmethod
     def of(cls, tables: Iterable[ScheduleTable]) -> "PagePhases":
@@ -96,15 +91,10 @@ def _is_same(one: OwnPhase, other: OwnPhase) -> bool:
 
 
 class OfferedTimes(NamedTuple):
-    """Times that hold for a table of any size.
+    """Times that hold for a table of any size."""
 
-    Attributes:
-      costs: one number each.
-      by_worker: whether those of ops are what a microbatch takes on a worker, else on a stage.
-    """
-
-    costs: Costs
-    by_worker: bool
+    costs: Costs  # one number each
+    by_worker: bool  # whether those of ops are what a microbatch takes on a worker, else on a stage
 
     def as_json(self, phases: PagePhases) -> dict[str, Any]:
         """By code of the phase, and of messages [s]."""

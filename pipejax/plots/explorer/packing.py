@@ -43,23 +43,6 @@ def pack(arrays: Mapping[str, NumpyArray], steps: tuple[str, ...] = ()) -> Packe
     }
 
 
-def unpack(packed: Packed) -> dict[str, NumpyArray]:
-    """Read arrays back, as the page does."""
-    content, place, found = zlib.decompress(base64.b64decode(packed["data"])), 0, {}
-    for name, kind, size, is_steps in packed["arrays"]:
-        array = np.frombuffer(content, np.dtype(kind).newbyteorder("<"), size, place)
-        place += array.nbytes
-        found[name] = _summed(array) if is_steps else array
-    return found
-
-
-def _summed(steps: NumpyArray) -> NumpyArray:
-    """Entries from the steps between those that are not 0."""
-    found = steps.astype(np.int64)
-    found[found != 0] = np.cumsum(found[found != 0] - (found[found != 0] > 0))
-    return found
-
-
 def _smallest(values: NumpyArray) -> str:
     if values.dtype.kind == "f":
         return REAL

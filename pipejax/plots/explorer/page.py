@@ -1,9 +1,8 @@
 """The page itself: one file that holds its style sheet, its scripts and its data."""
 
-import html
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,30 +29,34 @@ def page(
     title: str = "",
     carried: Carried = NOTHING,
 ) -> str:
-    """Return a page on which runs can be looked at and priced anew.
-
-    Args:
-      explored: the schedules, all run under the same links.
-      unit: of times, "s" or "slots".
-      show: whether "messages", "memory" and the "critical" path are shown at first, where the page
-        is not to choose.
-      view: part of the time axis that is shown at first; all of it if None.
-      title: of the page; that of the schedules if "".
-      carried: what can be chosen on the page, beside what is shown at first.
-
-    Returns:
-      HTML that needs no other file and no network.
-    """
+    """Return a page on which runs can be looked at and priced anew."""
     scene = _scene(explored, unit, carried) | {"show": dict(show or {}), "view": view}
     scene["title"] = title or scene["title"]
-    parts = {
-        "title": html.escape(f"{scene['title']}, {scene['subtitle']}"),
-        "style": _read("page.css"),
-        "script": "\n".join(map(_script, SCRIPTS)),
-        # no end of a script, nor any mark of this page, stands in it
-        "scene": json.dumps(scene, allow_nan=False).replace("<", "\\u003c"),
-    }
-    return re.sub(r"<!--(\w+)-->", lambda mark: parts[mark[1]], _read("page.html"))
+    return rendered(
+        HERE / "page.html",
+        title=f"{scene['title']}, {scene['subtitle']}",
+        style=_read("page.css"),
+        script="\n".join(map(_script, SCRIPTS)),
+        # no end of a script stands in it
+        scene=json.dumps(scene, allow_nan=False).replace("<", "\\u003c"),
+    )
+
+
+def rendered(
+    template: Path, filters: Mapping[str, Callable[[Any], str]] | None = None, **values: Any
+) -> str:
+    """Fill a template of HTML; every value is escaped that it does not call safe."""
+    from jinja2 import Environment, StrictUndefined  # of the command line's extra
+
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= filters or {}
+    return environment.from_string(template.read_text(encoding="utf-8")).render(values)
 
 
 def _scene(explored: Sequence[Explored], unit: str, carried: Carried) -> dict[str, Any]:

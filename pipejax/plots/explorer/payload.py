@@ -38,67 +38,44 @@ Programs = Mapping[str, Program | ScheduleError]  # by link model, or why there 
 
 
 class MemoryShown(NamedTuple):
-    """What memory curves show, beside activations in flight.
+    """What memory curves show, beside activations in flight."""
 
-    Attributes:
-      unit: "activations" or "bytes".
-      sizes: (stages) what an activation takes, or (stages, microbatches).
-      weight_share: share of it that W needs after I, of the same shape.
-      checkpoints: what F leaves of it where R comes later, of the same shape.
-      at_work: (B, I and W, ..) what they recompute while they run, of the same shape.
-      limits: (workers) what activations may take, or None.
-      static: (workers) what lasts the whole step beside them, or None.
-    """
-
-    unit: str
-    sizes: PerStage
-    weight_share: PerStage
-    checkpoints: PerStage
+    unit: str  # "activations" or "bytes"
+    sizes: PerStage  # (stages) what an activation takes, or (stages, microbatches)
+    weight_share: PerStage  # share of it that W needs after I, of the same shape
+    checkpoints: PerStage  # what F leaves of it where R comes later, of the same shape
+    # (B, I and W, ..) what they recompute while they run, of the same shape.
     at_work: Float[NumpyArray, "ops stages *microbatches"]
-    limits: Float[NumpyArray, " workers"] | None
+    limits: Float[NumpyArray, " workers"] | None  # (workers) what activations may take, or None
+    # (workers) what lasts the whole step beside them, or None
     static: Float[NumpyArray, " workers"] | None = None
 
 
 class StepShown(NamedTuple):
-    """What a step of a model is worth.
+    """What a step of a model is worth."""
 
-    Attributes:
-      tokens: of the whole job.
-      mfu_seconds: how long it would take at the peak FLOP/s [s].
-    """
-
-    tokens: float
-    mfu_seconds: float
+    tokens: float  # of the whole job
+    mfu_seconds: float  # how long it would take at the peak FLOP/s [s]
 
 
 class Explored(NamedTuple):
-    """A schedule of a page.
+    """A schedule of a page."""
 
-    Attributes:
-      run: as it is given.
-      memory: what its activations take.
-      step: where a model gives its costs.
-      name: in place of the schedule's own, if any.
-      recorded: (workers, slots) when the ops of a measured run started, of which this is the replay
-        [s]; it stands above, as it ran, and does not follow the sliders.
-    """
-
-    run: Evaluation
-    memory: MemoryShown
-    step: StepShown | None = None
-    name: str = ""
+    run: Evaluation  # as it is given
+    memory: MemoryShown  # what its activations take
+    step: StepShown | None = None  # where a model gives its costs
+    name: str = ""  # in place of the schedule's own, if any
+    # (workers, slots) when the ops of a measured run started, of which this is the replay [s]; it
+    # stands above, as it ran, and does not follow the sliders
     recorded: Float[NumpyArray, "workers slots"] | None = None
 
 
 class Carried(NamedTuple):
-    """What a page carries to choose from.
+    """What a page carries to choose from."""
 
-    Attributes:
-      times: of tables of any size, or None where they are those of the stages that are there.
-      tables: by name of their schedule.
-    """
-
+    # of tables of any size, or None where they are those of the stages that are there
     times: OfferedTimes | None = None
+    # by name of their schedule
     tables: Mapping[str, Sequence[ScheduleTable]] = MappingProxyType({})
 
 

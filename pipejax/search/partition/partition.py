@@ -19,7 +19,7 @@ import numpy as np
 
 from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.checks import check_local_search, check_types, is_lifted, wrong
+from pipejax.base.checks import check_local_search, check_types, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.jax_on_demand import jax
 from pipejax.base.progress import OnProgress, telling
@@ -271,7 +271,6 @@ def layers(
     time_limit: float | None = TIME_LIMIT,
     on_progress: OnProgress | None = None,
     on_best: Callable[[Found[Partition]], object] | None = None,
-    memory_limit: bool | None = None,
 ) -> Found[Partition]:
     """Find the layers of every stage that make the step the shortest, and prove it.
 
@@ -289,7 +288,6 @@ def layers(
       on_progress: called with how many splits were run, None, and the best as a text; a bar in
         notebooks if None.
       on_best: called after each step with what an interrupt there would leave.
-      memory_limit: the opposite of `no_memory_limit`, as it was called before.
 
     Returns:
       The split, its exact step time, a lower bound of all that fit, and the runtimes' defaults.
@@ -306,9 +304,11 @@ def layers(
       Et*9|t*9|t*8|t*6L optimal
     """
     check_types(
-        table=(table, ScheduleTable), workload=(workload, Workload), system=(system, System)
+        table=(table, ScheduleTable),
+        workload=(workload, Workload),
+        system=(system, System),
+        no_memory_limit=(no_memory_limit, bool),
     )
-    lifted = is_lifted(no_memory_limit, memory_limit)
     check_local_search(0, 0, time_limit)
     if workload.pipeline_layout:
         raise wrong("pipeline_layout", "is what is searched here: leave it out")
@@ -323,7 +323,7 @@ def layers(
 
     with jax.enable_x64(True), telling("partition", on_progress) as tell:
         search = SplitSearch(
-            table, workload, system, links, memory_limit=not lifted, on_split=tell_split
+            table, workload, system, links, memory_limit=not no_memory_limit, on_split=tell_split
         )
         stopped = search.search(math.inf if time_limit is None else time_limit)
     return _found(search, stopped)

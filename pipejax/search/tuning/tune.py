@@ -12,7 +12,6 @@ import jax
 from pipejax.base.checks import (
     ArgumentError,
     check_types,
-    is_lifted,
     one_of,
     whole_number,
     wrong,
@@ -82,7 +81,6 @@ def tune(
     microbatch_size: int | None = None,
     on_progress: OnProgress | None = None,
     on_best: Callable[[Found[TunedSetting]], object] | None = None,
-    memory_limit: bool | None = None,
     **schedule_options: Any,
 ) -> Found[TunedSetting]:
     """Find what makes a step the shortest: the microbatch size, or what else is asked for.
@@ -108,7 +106,6 @@ def tune(
         as a text; a bar in notebooks if None.
       on_best: called with what an interrupt would leave when something has been evaluated exactly:
         one more microbatch size, or all that a method finds.
-      memory_limit: the opposite of `no_memory_limit`, as it was called before.
       **schedule_options: what the schedule takes besides, such as stages_per_worker.
 
     Returns:
@@ -130,8 +127,11 @@ def tune(
       >>> found.best.microbatch_size, found.best.microbatches, found.best.method
       (2, 16, 'exhaustive')
     """
-    check_types(workload=(workload, Workload), system=(system, System))
-    lifted = is_lifted(no_memory_limit, memory_limit)
+    check_types(
+        workload=(workload, Workload),
+        system=(system, System),
+        no_memory_limit=(no_memory_limit, bool),
+    )
     num_workers = whole_number(num_workers, "num_workers")
     if microbatch_size is not None:
         microbatch_size = whole_number(microbatch_size, "microbatch_size")
@@ -158,7 +158,7 @@ def tune(
             f"{over} changes the times that {schedule} is planned for: tune size or recompute, or "
             "give slots",
         )
-    task = TuningTask(family, workload, system, not lifted)
+    task = TuningTask(family, workload, system, not no_memory_limit)
     with jax.enable_x64(True):
         if "size" not in parts:
             task = task._replace(microbatches=_microbatches(task, over, microbatch_size))

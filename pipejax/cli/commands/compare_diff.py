@@ -1,26 +1,21 @@
-"""`pipejax diff`: what two tables do differently, and what it costs."""
+"""`pipejax compare --diff`: what two tables do differently, and what it costs."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import typer
 from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.pricing_steps import TableSlots
-from pipejax.cli.options.tables import ScheduleList, TableOptions, naming
-from pipejax.cli.options.values import CountIfGiven
+from pipejax.cli.options.tables import ScheduleList, naming, with_labels
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import NO_OUTPUT, Output, draw_runs
-from pipejax.cli.output.kinds import DRAWING
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import grid, pick, plain
 from pipejax.schedules.cells.ops import COMMUNICATION
-from pipejax.schedules.naming import named
 
 if TYPE_CHECKING:
     from pipejax.analysis.comparison.table_difference import (
@@ -33,37 +28,26 @@ QUICK = 10**6  # cells of all tables that are made of two: a few seconds
 AROUND = 3  # cells shown on both sides of the first that differs
 
 
-def diff(
-    one: Annotated[str, typer.Argument(metavar="A", help="A table, or a schedule by name.")],
-    other: Annotated[str, typer.Argument(metavar="B", help="What it is compared with.")],
-    options: TableOptions,
+def difference(
+    listed: ScheduleList,
     pricing: Pricing | None,
     links: pj.Links,
-    workers: CountIfGiven = None,
-    microbatches: CountIfGiven = None,
-    exchange: bool = False,
-    figure: Annotated[Output, DRAWING] = NO_OUTPUT,
+    microbatches: list[int] | None,
+    labels: str | None,
+    exchange: bool,
 ) -> Answer:
-    """Show what two tables do differently, and what it costs: order, workers, phases, messages.
-
-    Options:
-      workers: those of the tables if not given.
-      microbatches: those of the tables if not given.
-      exchange: each worker in turn, in large tables too, where that takes long.
-      figure: both runs under one time axis (.png, .pdf or .svg).
-
-    Example:
-      pipejax diff 1f1b zb-h1 -P 4 -M 8 -T F=1,I=1,W=1
-    """
+    """Compare two tables cell by cell."""
     from pipejax.analysis.comparison.table_difference import table_difference
 
-    names = [named(one), named(other)]
+    names, options = listed.names, listed.options
+    if len(names) != 2 or len(microbatches or [1]) > 1:
+        counts = "" if microbatches is None else f" at M = {', '.join(map(str, microbatches))}"
+        raise ValueError(
+            f"--diff compares two schedules at one --microbatches, got {', '.join(names)}{counts}"
+        )
     options.check(names)
-    listed = ScheduleList(options, tables=names, workers=workers)
-    counts = None if microbatches is None else [microbatches]
-    points = {point.name: point for point in listed.sized(counts)}
     priced = pricing or Pricing(TableSlots(in_units=True))
-    tables = [options.of(name).build(*points[name], priced) for name in names]
+    tables = [options.of(point.name).build(*point, priced) for point in listed.sized(microbatches)]
     priced.check_used(tables, map(options.builder, names))
     runs = []
     for table in tables:
@@ -72,20 +56,21 @@ def diff(
     found = table_difference(tables[0], tables[1])
     cells = len(found.rows) * tables[0].num_workers * tables[0].num_slots
     exchanged = _exchanged(found, runs) if exchange or cells <= QUICK else []
-    named_runs = {f"{name} {run.schedule}": run for name, run in zip("AB", runs, strict=True)}
-    draw_runs(named_runs, figure, unit="slots" if pricing is None else None)
+    called = with_labels(labels, [run.schedule for run in runs])
     result = {
         "link": links.model,
         "unit": "slots" if pricing is None else "seconds",
-        "tables": [_run_json(run, priced) for run in runs],
+        "tables": [
+            _run_json(run, priced) | {"schedule": name}
+            for run, name in zip(runs, called, strict=True)
+        ],
         **_as_json(found, tables[0].grammar),
         "exchanges": [
             {"worker": row.worker, "makespan": makespan}
             for row, makespan in zip(found.rows, exchanged, strict=bool(exchanged))
         ],
     }
-    said = _said(found, result, tables[0].grammar)
-    return Answer(result, said, {"drawn to": figure})
+    return Answer(result, _said(found, result, tables[0].grammar))
 
 
 def _exchanged(found: "TableDifference", runs: Sequence["pj.Evaluation"]) -> list[float | None]:
