@@ -134,10 +134,10 @@ class AnytimeSearch:
         """Use the store: solutions of the problem itself, or of similar ones."""
         if self.store is None:
             return
-        own = self.store.get(self.problem)
-        if own is not None:
-            self._raise_bound(own.proven_bound)
-            self._take("store", own.table)
+        stored = self.store.get(self.problem)
+        if stored is not None:
+            self._raise_bound(stored.proven_bound)
+            self._take("store", stored.table)
             self.is_answered = self.best is not None and self.best.best.status == "optimal"
         if self.is_answered:
             return
