@@ -46,13 +46,20 @@ RATE = 0.3
 MOST_SETTINGS = 5_000_000  # that are all evaluated
 
 
+def plain_settings(joint: JointProblem) -> Settings:
+    """Every size of every pair with even layers; of the size alone these are all settings."""
+    if "size" in joint.parts:
+        joint.problem.family.check_size(int(joint.problem.pairs.minibatch.max()))
+    pairs = range(len(joint.problem.capacity))
+    return _settings([row for pair in pairs for row in _plain(joint, pair)])
+
+
 def plain_answers(joint: JointProblem) -> Iterator[TunedJointly]:
     """The best of plain settings, from few microbatches on: each is better than the one before.
 
     They come before anything is searched or compiled, once each pair has one that fits.
     """
-    pairs = range(len(joint.problem.capacity))
-    plain = _settings([each for pair in pairs for each in _plain(joint, pair)])
+    pairs, plain = range(len(joint.problem.capacity)), plain_settings(joint)
     counts = joint.problem.pairs.minibatch[plain.pair].astype(int) // plain.size
     times, least = np.full(len(counts), np.inf), np.inf
     for count in np.unique(counts).tolist():
@@ -265,6 +272,10 @@ def _moves(joint: JointProblem, stages: int) -> Int[NumpyArray, "moves places"]:
 
 def search_jointly(joint: JointProblem) -> TunedJointly:
     """Evaluate all settings of every pair."""
+    if joint.parts == ("size",):  # with many pairs at once
+        plain = plain_settings(joint)
+        times = joint.times(plain)
+        return joint.pick(plain, times, int(np.isfinite(times).sum()))
     pairs = range(len(joint.problem.capacity))
     counts = [count_settings(joint, pair) for pair in pairs]
     # of one part, what lists them refuses where they are too many

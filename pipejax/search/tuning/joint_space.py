@@ -16,13 +16,22 @@ from pipejax.base.checks import divisors
 from pipejax.costs import array_functions as xp
 from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.system.system import Number
-from pipejax.search.tuning.microbatch import any_size
 from pipejax.search.tuning.problem import Owners, TuningProblem, as_they_are
 from pipejax.search.tuning.rounding import Points
 from pipejax.search.tuning.step_time_objective import Given, Pair, PerConfiguration
 
+
+class NothingFitsError(ValueError):
+    """No legal setting leaves room on the accelerators."""
+
+
 NO_ROOM = 1e12  # stands for the step time of a setting that needs all the memory, and more [s]
 LANES = 16_384  # settings that are evaluated at once: few batches are compiled for
+
+
+def any_size(log_size: Array, given: Given) -> tuple[Pair, Number]:
+    """Relax the microbatch size by its logarithm."""
+    return given.pair, xp.exp(log_size[0])
 
 
 def real_layers(variables: Array, given: Given) -> tuple[Pair, Number]:
@@ -62,7 +71,7 @@ class _Part(NamedTuple):
 
 # in the order in which they are applied: recomputed layers are a share of the layers
 PARTS: Mapping[str, _Part] = {
-    "size": _Part(lambda own, given: any_size(own[0], given), lambda stages: 1, 1.0, 0),
+    "size": _Part(any_size, lambda stages: 1, 1.0, 0),
     "layers": _Part(real_layers, lambda stages: stages, 0.3, 1.0),
     "recompute": _Part(real_recompute, lambda stages: stages, 1.0, 1.5),
 }
@@ -197,10 +206,20 @@ class JointProblem:
         step, need = self.exact(best)
         for pair in np.flatnonzero(~(need <= self.problem.capacity)).tolist():
             which = f"pair {pair}: " if len(need) > 1 else ""
-            raise ValueError(
-                f"{which}nothing fits: the smallest need found is {need[pair] / 1e9:.1f} GB per "
-                f"accelerator; the system has {self.problem.capacity[pair] / 1e9:.1f} GB"
-            )
+            if np.isinf(need[pair]):
+                total = int(self.problem.pairs.minibatch[pair])
+                raise ValueError(
+                    f"{which}no microbatch size is legal for a minibatch of {total}: "
+                    f"{self.problem.family.refusal(total)}"
+                )
+            needs = f"{need[pair] / 1e9:.1f} GB per accelerator"
+            has = f"the system has {self.problem.capacity[pair] / 1e9:.1f} GB"
+            if self.parts == ("size",):
+                raise NothingFitsError(
+                    f"{which}no microbatch size fits: the smallest need is {needs}, with a "
+                    f"microbatch size of {best.size[pair]}; {has}"
+                )
+            raise ValueError(f"{which}nothing fits: the smallest need found is {needs}; {has}")
         return TunedJointly(best, step, need, evaluated, **relaxed)
 
 
