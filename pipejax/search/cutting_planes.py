@@ -33,17 +33,7 @@ Planes = TypeVar("Planes", bound="CuttingPlanes")
 
 
 class CuttingPlanes:
-    """What may be chosen, and what is known of the time that it takes.
-
-    Attributes:
-      unit: of the time inside the program [s].
-      limit: what is to be undercut [s]; bounds end there.
-      bound: no choice is faster [s].
-      point: (columns) the last choice of the solver, before that the least of each column.
-      is_open: whether that is to be looked at.
-      is_whole: whether only whole numbers are chosen.
-      gap: how far from the least time a whole choice may be, as a share.
-    """
+    """What may be chosen, and what is known of the time that it takes."""
 
     def __init__(self, lower: Columns, upper: Columns, *, unit: float, limit: float) -> None:
         """Take the ends of each column."""
@@ -97,11 +87,9 @@ def raise_bounds(
     rounds: float = math.inf,
     until: float = math.inf,
 ) -> None:
-    """Solve, and look at what is chosen, until none is open, or rounds or the time are over.
-
-    `look` adds cuts to those that it is given, and closes what needs no more. A relaxation is
-    always solved to its end.
-    """
+    """Solve, and look at what is chosen, until none is open, or rounds or the time are over."""
+    # `look` adds cuts to those that it is given, and closes what needs no more. A relaxation is
+    # always solved to its end.
     working = list(planes)
     done = 0
     while working:
@@ -118,11 +106,9 @@ def raise_bounds(
 
 
 def solve_mixed(given: Mapping[str, Any], gap: float, seconds: float) -> Any:
-    """Solve a mixed integer program, within so much time and so close to the best.
-
-    `given` are arguments of `scipy.optimize.milp`, bounds and constraints as tuples; returns what
-    it returns.
-    """
+    """Solve a mixed integer program, within so much time and so close to the best."""
+    # `given` are arguments of `scipy.optimize.milp`, bounds and constraints as tuples; returns what
+    # it returns.
     from scipy.optimize import milp  # at first use: it takes a while
 
     given = {**given, "options": {"mip_rel_gap": gap, "time_limit": _within(seconds, HERE)}}

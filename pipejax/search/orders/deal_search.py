@@ -62,20 +62,14 @@ class Deal(NamedTuple):
 
 
 class DealSearch(LocalSearch[list[Deal]]):
-    """State of the search for deals; the value is the mean over the steps.
+    """State of the search for deals; the value is the mean over the steps."""
 
-    Members are numbered through all steps. Behind those of each step stands one more, which takes
-    the least of every time.
+    # Members are numbered through all steps. Behind those of each step stands one more, which takes
+    # the least of every time.
 
-    Attributes:
-      values: (steps) makespan of the slowest replica in the best deal of each step so far [s].
-      bounds: (steps) no deal of a step is faster [s].
-      best: best deal of each step so far.
-    """
-
-    values: Values
-    bounds: Values
-    best: Members
+    values: Values  # makespan of the slowest replica in the best deal of each step so far [s]
+    bounds: Values  # no deal of a step is faster [s]
+    best: Members  # best deal of each step so far
 
     def __init__(
         self, table: ScheduleTable, each: list[Costs], replicas: int, links: Links, seed: int
@@ -175,11 +169,9 @@ class DealSearch(LocalSearch[list[Deal]]):
         return np.stack([ranked[:, :slow], others], axis=2)
 
     def _improve(self, steps: Steps, groups: Replicas) -> Bool[NumpyArray, " steps"]:
-        """Make the best move within each group of replicas, if any is better than none.
-
-        A move is better where the slower replica is, and of those where the faster is. Returns
-        (steps) whether any was made.
-        """
+        """Make the best move within each group of replicas, if any is better than none."""
+        # A move is better where the slower replica is, and of those where the faster is. Returns
+        # (steps) whether any was made.
         at = steps[:, None, None], groups
         members = self._order[at]
         moves = self._moves(groups.shape)
@@ -287,10 +279,8 @@ def _longest_first(
 def _fastest_sets(
     masks: Int[NumpyArray, " sets"], times: Float[NumpyArray, " sets"], members: int
 ) -> list[int]:
-    """Choose sets that hold each member once, of which the slowest is fastest.
-
-    A set is a number whose bits are its members.
-    """
+    """Choose sets that hold each member once, of which the slowest is fastest."""
+    # A set is a number whose bits are its members.
     holding: list[list[tuple[int, float, int]]] = [[] for _ in range(members)]
     for row, (mask, time) in enumerate(zip(masks.tolist(), times.tolist(), strict=True)):
         holding[(mask & -mask).bit_length() - 1].append((mask, time, row))

@@ -19,17 +19,12 @@ from pipejax.search.orders.permutations import Orders
 
 
 class StepCosts(NamedTuple):
-    """Costs of many steps, whose microbatches are numbered through all of them.
+    """Costs of many steps, whose microbatches are numbered through all of them."""
 
-    Attributes:
-      by_member: (members, ...) fields that differ by microbatch, of those that the program reads.
-      by_step: (steps, ...) or (1, ...) all others.
-      of_a_step: members of a step.
-    """
-
+    # (members, ...) fields that differ by microbatch, of those that the program reads
     by_member: dict[str, NumpyArray]
-    by_step: dict[str, NumpyArray]
-    of_a_step: int
+    by_step: dict[str, NumpyArray]  # (steps, ...) or (1, ...) all others
+    of_a_step: int  # members of a step
 
     @classmethod
     def of(cls, each: list[Costs], program: Program, of_a_step: int) -> "StepCosts":

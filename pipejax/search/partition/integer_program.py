@@ -15,10 +15,9 @@ from pipejax.search.partition.splits import Shares, Splits
 
 
 class SplitProgram(CuttingPlanes):
-    """Splits of a model into stages; columns are stages by holdings, then what `_order` adds.
+    """Splits of a model into stages; columns are stages by holdings, then what `_order` adds."""
 
-    Of a relaxation the point is a mixture of splits.
-    """
+    # Of a relaxation the point is a mixture of splits.
 
     def __init__(self, splits: Splits, *, unit: float, limit: float) -> None:
         """Write down what a split is, and that it fits."""

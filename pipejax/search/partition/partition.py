@@ -48,19 +48,12 @@ CLOSE_WHOLE = 0.1  # of the gap: a split that the next paths may rule out is kno
 
 @short_repr
 class Split(NamedTuple):
-    """A split that was run.
+    """A split that was run."""
 
-    Attributes:
-      layout: what each stage holds.
-      step_time: exact [s].
-      memory_bytes: need of the fullest worker, per accelerator [B].
-      fits: whether the accelerators have so much.
-    """
-
-    layout: PipelineLayout
-    step_time: float
-    memory_bytes: float
-    fits: bool
+    layout: PipelineLayout  # what each stage holds
+    step_time: float  # exact [s]
+    memory_bytes: float  # need of the fullest worker, per accelerator [B]
+    fits: bool  # whether the accelerators have so much
 
 
 class SplitSearch:

@@ -40,10 +40,8 @@ MOST_OPS = 1 << 14  # stages times microbatches of tables that are tried
 
 
 def schedules(setup: Setup, names: Collection[str] | None = None) -> Iterator[tuple[str, Setup]]:
-    """Every other synchronous schedule of these on as many workers and microbatches.
-
-    Without names those of the registry, but that take long to plan only where the table is small.
-    """
+    """Every other synchronous schedule of these on as many workers and microbatches."""
+    # Without names those of the registry, but that take long to plan only where the table is small.
     if not setup.table.grammar.is_usual:
         return  # no other schedule has the same ops
     ops = setup.table.num_workers * setup.table.num_microbatches
@@ -275,10 +273,8 @@ def orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def in_flight(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """More requests at once, where forwards wait for those of earlier microbatches: a ring.
-
-    The rules then reach so much further back: 0F4 <- 3F0 in place of 0F3 <- 3F0.
-    """
+    """More requests at once, where forwards wait for those of earlier microbatches: a ring."""
+    # The rules then reach so much further back: 0F4 <- 3F0 in place of 0F3 <- 3F0.
     table, bare = setup.table, without_rules(setup.table)
     if not table.grammar.forward_only or bare is None or table.grammar.slices > 1:
         return

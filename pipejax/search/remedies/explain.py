@@ -331,10 +331,8 @@ def _tried(kind: str, change: Changes, now: Setup, first: Setup, memory: Memory)
 
 
 def _worth(kind: str, each: Sequence[Remedy], first: Setup, memory: Memory) -> list[Remedy]:
-    """Those that save anything and fit, or that make a run fit; of alternatives the best.
-
-    And the best that needs no second pipe, which most runtimes have not.
-    """
+    """Those that save anything and fit, or that make a run fit; of alternatives the best."""
+    # And the best that needs no second pipe, which most runtimes have not.
     least = changes.WORTH * first.step_time if memory.fits(first) else -math.inf
     useful = [one for one in each if one.fits and one.saves > least]
     if kind not in ONE_OF or not useful:

@@ -58,20 +58,15 @@ OFFLOAD_SHARES = (1.0, 0.5)  # of the activations that PipeOffload moves
 
 
 class Variant(NamedTuple):
-    """Rules of a greedy plan, of which all combinations are tried.
+    """Rules of a greedy plan, of which all combinations are tried."""
 
-    Attributes:
-      patient: whether a weight gradient waits where it would delay an op whose time is known.
-      backlog: weight gradients that may be left over before one comes ahead of a forward.
-      extra: forwards that a stage may be ahead of its gradients, beyond those that keep it busy
-        while a microbatch goes to the last stage and comes back.
-      active: microbatches between the first forward and the last input gradient, at most; with
-        one, no worker can fill up that holds all stages of a microbatch.
-    """
-
-    patient: bool
-    backlog: int
+    patient: bool  # whether a weight gradient waits where it would delay an op whose time is known
+    backlog: int  # weight gradients that may be left over before one comes ahead of a forward
+    # forwards that a stage may be ahead of its gradients, beyond those that keep it busy while a
+    # microbatch goes to the last stage and comes back
     extra: int
+    # microbatches between the first forward and the last input gradient, at most; with one, no
+    # worker can fill up that holds all stages of a microbatch
     active: int = NO_LIMIT
 
 
@@ -87,15 +82,10 @@ FEW_ACTIVE = tuple(
 
 
 class Start(NamedTuple):
-    """A plan and what made it.
+    """A plan and what made it."""
 
-    Attributes:
-      source: name.
-      plan: starts within the limits.
-    """
-
-    source: str
-    plan: Plan
+    source: str  # name
+    plan: Plan  # starts within the limits
 
 
 def is_pipe(problem: Problem) -> bool:
@@ -160,10 +150,8 @@ def greedy_plan(
 
 
 def one_by_one(problem: Problem) -> Plan:
-    """Run microbatch after microbatch, one op at a time: this fits wherever anything does.
-
-    Activations go to the host where their worker has no room for all its stages of a microbatch.
-    """
+    """Run microbatch after microbatch, one op at a time: this fits wherever anything does."""
+    # Activations go to the host where their worker has no room for all its stages of a microbatch.
     at = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FIWOL"}
     hop, lasts = problem.lag + problem.transmit, {p.name: t for p, t in problem.times.items()}
     now = 0
@@ -196,11 +184,9 @@ def work_of(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
 
 
 def greedy_starts(problem: Problem, budget: Budget, best: float = FOREVER) -> Iterator[Start]:
-    """Yield successively better greedy plans, all of them shorter than the best one so far.
-
-    Where activations may be offloaded, compute is also planned for more memory than there is,
-    and the shortest plan that offloads can make fit is kept.
-    """
+    """Yield successively better greedy plans, all of them shorter than the best one so far."""
+    # Where activations may be offloaded, compute is also planned for more memory than there is, and
+    # the shortest plan that offloads can make fit is kept.
     half = budget.part(budget.left / 2)
     too_large: list[tuple[int, int, Plan]] = []
     variants = VARIANTS if is_pipe(problem) else FEW_ACTIVE + VARIANTS
@@ -228,10 +214,8 @@ def greedy_starts(problem: Problem, budget: Budget, best: float = FOREVER) -> It
 
 
 def baseline_tables(problem: Problem, given: ScheduleTable) -> Iterator[tuple[str, ScheduleTable]]:
-    """Yield the given schedule and, for a plain pipe, those of the literature by name.
-
-    Builders take one time for all stages: the mean. AdaOffload plans for those of each too.
-    """
+    """Yield the given schedule and, for a plain pipe, those of the literature by name."""
+    # Builders take one time for all stages: the mean. AdaOffload plans for those of each too.
     yield given.name, given
     if not is_pipe(problem):
         return

@@ -121,14 +121,10 @@ class _RingModel:
 
 
 class Ring(NamedTuple):
-    """A period.
+    """A period."""
 
-    Attributes:
-      length: T [units].
-      starts: of the first q microbatches, by phase letter, stage and number [units].
-    """
-
-    length: int
+    length: int  # T [units]
+    # of the first q microbatches, by phase letter, stage and number [units]
     starts: dict[tuple[str, int, int], int]
 
 
@@ -172,21 +168,13 @@ def cut(problem: Problem, ring: Ring) -> Plan:
 
 
 class Fold(NamedTuple):
-    """How many microbatches represent all of them.
+    """How many microbatches represent all of them."""
 
-    Attributes:
-      warm: microbatches before the tied ones.
-      tied: microbatches that repeat a period later.
-      length: q, microbatches of a period.
-      cool: microbatches after the tied ones and their repetition.
-      repeats: n, periods that are left out.
-    """
-
-    warm: int
-    tied: int
-    length: int
-    cool: int
-    repeats: int
+    warm: int  # microbatches before the tied ones
+    tied: int  # microbatches that repeat a period later
+    length: int  # q, microbatches of a period
+    cool: int  # microbatches after the tied ones and their repetition
+    repeats: int  # n, periods that are left out
 
     @property
     def microbatches(self) -> int:
@@ -223,11 +211,7 @@ def depth_of(problem: Problem, plan: Plan) -> int:
 
 
 class FoldedModel(ScheduleModel):
-    """The model of the small problem, tied; its objective is that of the whole one.
-
-    Attributes:
-      period: T.
-    """
+    """The model of the small problem, tied; its objective is that of the whole one."""
 
     def __init__(self, small: Problem, folded: Fold, horizon: int) -> None:
         """Tie the middle and weigh the period."""

@@ -175,10 +175,8 @@ class SolvedProblems:
     def put(
         self, problem: Problem, table: ScheduleTable, bound: int, *, seconds: float, source: str
     ) -> None:
-        """Keep the shorter schedule and the higher bound of this solution and the stored one.
-
-        A folder that cannot be written is a `StoreWarning`: the answer does not depend on it.
-        """
+        """Keep the shorter schedule and the higher bound of this solution and the stored one."""
+        # A folder that cannot be written is a `StoreWarning`: the answer does not depend on it.
         problem = dataclasses.replace(problem, unit=1.0, exact=True)
         if fault := fault_of(problem, to_plan(problem, table)):
             raise ValueError(fault)
@@ -204,11 +202,9 @@ class SolvedProblems:
             self._warn(self.path, error.strerror or str(error))
 
     def nearest(self, problem: Problem) -> Neighbours:
-        """Return starts and a bound from solved problems of the same shape.
-
-        First come plans that are sure to keep the limits, those that end soonest: a plan for
-        less memory or longer times is among them. Then those of the most similar problems.
-        """
+        """Return starts and a bound from solved problems of the same shape."""
+        # First come plans that are sure to keep the limits, those that end soonest: a plan for less
+        # memory or longer times is among them. Then those of the most similar problems.
         others = self._others(problem)
         ends = {n: reach(problem, other.problem, other.objective) for n, other in others.items()}
         sure = sorted((end, n) for n, end in ends.items() if end is not None)

@@ -55,10 +55,8 @@ def plain_settings(joint: JointProblem) -> Settings:
 
 
 def plain_answers(joint: JointProblem) -> Iterator[TunedJointly]:
-    """The best of plain settings, from few microbatches on: each is better than the one before.
-
-    They come before anything is searched or compiled, once each pair has one that fits.
-    """
+    """The best of plain settings, from few microbatches on: each is better than the one before."""
+    # They come before anything is searched or compiled, once each pair has one that fits.
     pairs, plain = range(len(joint.problem.capacity)), plain_settings(joint)
     counts = joint.problem.pairs.minibatch[plain.pair].astype(int) // plain.size
     times, least = np.full(len(counts), np.inf), np.inf
@@ -195,10 +193,8 @@ def _rounded(joint: JointProblem, soft: Soft) -> Settings:
 
 
 def _plain(joint: JointProblem, pair: int) -> list[tuple[Any, ...]]:
-    """Settings of every size with even layers: all or none recomputed, or what is without tuning.
-
-    One of them fits if any does.
-    """
+    """Settings of every size with even layers: all or none recomputed, or as it is untuned."""
+    # One of them fits if any does.
     layers, always = (each[pair] for each in joint.problem.pairs.assigned)
     ways = [0 * layers, layers] if "recompute" in joint.parts else [layers * (always > 0)]
     return [(pair, size, layers, way) for size in joint.sizes(pair) for way in ways]
@@ -226,10 +222,8 @@ def _best(
 def improve_settings(
     joint: JointProblem, settings: Settings, evaluate: Callable[[Settings], PerConfiguration]
 ) -> tuple[Settings, PerConfiguration]:
-    """Move by one layer while there is something better, all settings at once.
-
-    Sizes stay: where one does not fit yet, a smaller one would always look better.
-    """
+    """Move by one layer while there is something better, all settings at once."""
+    # Sizes stay: where one does not fit yet, a smaller one would always look better.
     stages = settings.layers.shape[1]
     always = joint.problem.pairs.assigned.recomputed > 0
     recomputes = "recompute" in joint.parts

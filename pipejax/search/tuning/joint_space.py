@@ -35,11 +35,9 @@ def any_size(log_size: Array, given: Given) -> tuple[Pair, Number]:
 
 
 def real_layers(variables: Array, given: Given) -> tuple[Pair, Number]:
-    """One layer for each stage, the rest by a softmax; recomputed as the even split is.
-
-    At a given number of microbatches step time and memory are functions of layers that make sense
-    in between. Stages that hold embedding or head, or wait for messages, take fewer.
-    """
+    """One layer for each stage, the rest by a softmax; recomputed as the even split is."""
+    # At a given number of microbatches step time and memory are functions of layers that make sense
+    # in between. Stages that hold embedding or head, or wait for messages, take fewer.
     even, recomputed = given.pair.assigned
     layers = 1 + xp.softmax(variables) * (even.sum() - len(even))
     assigned = StageLayers(layers, layers * recomputed / even)
@@ -54,19 +52,12 @@ def real_recompute(variables: Array, given: Given) -> tuple[Pair, Number]:
 
 
 class _Part(NamedTuple):
-    """How one part is relaxed.
+    """How one part is relaxed."""
 
-    Attributes:
-      relax: what its variables mean.
-      width: stages -> number of its variables.
-      scale: its step size against that of the others.
-      spread: of its starts.
-    """
-
-    relax: Callable[[Any, Given], tuple[Pair, Number]]
-    width: Callable[[int], int]
-    scale: float
-    spread: float
+    relax: Callable[[Any, Given], tuple[Pair, Number]]  # what its variables mean
+    width: Callable[[int], int]  # stages -> number of its variables
+    scale: float  # its step size against that of the others
+    spread: float  # of its starts
 
 
 # in the order in which they are applied: recomputed layers are a share of the layers
@@ -79,13 +70,9 @@ PARTS: Mapping[str, _Part] = {
 
 @dataclasses.dataclass(frozen=True)
 class Jointly:
-    """The relaxation of some parts, by one vector.
+    """The relaxation of some parts, by one vector."""
 
-    Attributes:
-      parts: names, in the order of `PARTS`.
-    """
-
-    parts: tuple[str, ...]
+    parts: tuple[str, ...]  # names, in the order of `PARTS`
 
     def __call__(self, variables: Array, given: Given) -> tuple[Pair, Number]:
         """The pair and the microbatch size that the variables stand for."""
@@ -105,19 +92,12 @@ class Jointly:
 
 
 class Settings(NamedTuple):
-    """Whole settings of pairs.
-
-    Attributes:
-      pair: (settings) which pair.
-      size: (settings) b [sequences].
-      layers: (settings, stages) layers.
-      recomputed: (settings, stages) those of them that are recomputed.
-    """
+    """Whole settings of pairs."""
 
     pair: Owners
-    size: Int[NumpyArray, " settings"]
+    size: Int[NumpyArray, " settings"]  # b [sequences]
     layers: Points
-    recomputed: Points
+    recomputed: Points  # those of them that are recomputed
 
     def at(self, index: Any) -> "Settings":
         """Take some of them."""
@@ -125,40 +105,26 @@ class Settings(NamedTuple):
 
 
 class TunedJointly(NamedTuple):
-    """The best setting of each pair.
+    """The best setting of each pair."""
 
-    Attributes:
-      settings: one for each pair.
-      step_time: (pairs) exact [s].
-      memory_bytes: (pairs) need of the fullest worker [B].
-      evaluated: settings that were evaluated, over all pairs, slopes of relaxed ones included.
-      relaxed_step_time: (pairs) of the relaxation [s]; None after an exhaustive search.
-      relaxed: (pairs) its microbatch size and layers; None likewise.
-    """
-
-    settings: Settings
-    step_time: Float[NumpyArray, " pairs"]
-    memory_bytes: Float[NumpyArray, " pairs"]
-    evaluated: int
+    settings: Settings  # one for each pair
+    step_time: Float[NumpyArray, " pairs"]  # exact [s]
+    memory_bytes: Float[NumpyArray, " pairs"]  # need of the fullest worker [B]
+    evaluated: int  # settings that were evaluated, over all pairs, slopes of relaxed ones included
+    # of the relaxation [s]; None after an exhaustive search
     relaxed_step_time: Float[NumpyArray, " pairs"] | None = None
+    # its microbatch size and layers; None likewise
     relaxed: tuple[Float[NumpyArray, " pairs"], StageLayers] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JointProblem:
-    """What is tuned together, for which pairs.
+    """What is tuned together, for which pairs."""
 
-    Attributes:
-      problem: the pairs under their schedule.
-      parts: names, in the order of `PARTS`.
-      microbatches: M where the microbatch size is given; 0 where it is tuned.
-      alike: whether an exhaustive search recomputes as many layers on every stage.
-    """
-
-    problem: TuningProblem
-    parts: tuple[str, ...]
-    microbatches: int = 0
-    alike: bool = False
+    problem: TuningProblem  # the pairs under their schedule
+    parts: tuple[str, ...]  # names, in the order of `PARTS`
+    microbatches: int = 0  # M where the microbatch size is given; 0 where it is tuned
+    alike: bool = False  # whether an exhaustive search recomputes as many layers on every stage
 
     def sizes(self, pair: int) -> list[int]:
         """Microbatch sizes that may be legal, ascending."""
@@ -189,10 +155,8 @@ class JointProblem:
         return times, need
 
     def times(self, settings: Settings) -> PerConfiguration:
-        """Step times [s]; where there is no room, more than any, and the more the less room.
-
-        So a search that starts where nothing fits is led to where something does.
-        """
+        """Step times [s]; where there is no room, more than any, and the more the less room."""
+        # So a search that starts where nothing fits is led to where something does.
         times, need = self.exact(settings)
         over = need / self.problem.capacity[settings.pair]
         return np.where(over <= 1, times, NO_ROOM * over)
