@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.search.cutting_planes import SLACK
+from pipejax.search.partition.integer_program import SLACK
 from pipejax.search.partition.splits import default_layouts
 
 pytestmark = pytest.mark.solver
@@ -110,14 +110,6 @@ def test_of_those_that_fit_none_is_faster(name):
     small = dataclasses.replace(H100, memory_capacity=needs[0] / 2)
     with pytest.raises(ValueError, match=r"nothing fits: the smallest need found is .* GB"):
         pj.search.layers(table, workload, small)
-
-
-def test_the_name_of_before_says_the_new_one():
-    table, workload = given("1f1b")
-    free = pj.search.layers(table, workload, H100, no_memory_limit=True)
-    with pytest.warns(DeprecationWarning, match="memory_limit=False is no_memory_limit=True now"):
-        old = pj.search.layers(table, workload, H100, memory_limit=False)
-    assert (old.value, old.best.layout) == (free.value, free.best.layout)
 
 
 def test_defaults_of_the_runtimes():

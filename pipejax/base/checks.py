@@ -5,7 +5,6 @@ import math
 import operator
 import re
 import sys
-import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -239,21 +238,6 @@ def check_types(**arguments: tuple[Any, *tuple[type, ...]]) -> None:
             wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
             given = f"{abbreviated(value)} of type {type(value).__name__}"
             raise TypeError(f"{name} must be of type {wanted}, got {given}")
-
-
-def is_lifted(no_memory_limit: Any, memory_limit: Any) -> bool:
-    """Read whether a search lifts the limit that machines set to memory.
-
-    `memory_limit` is the opposite, as the argument was called before; None where it is not given.
-    """
-    check_types(
-        no_memory_limit=(no_memory_limit, bool), memory_limit=(memory_limit, bool, type(None))
-    )
-    if memory_limit is None:
-        return bool(no_memory_limit)
-    told = f"memory_limit={memory_limit} is no_memory_limit={not memory_limit} now"
-    warnings.warn(f"{told}: the old name goes with the next release", DeprecationWarning, 3)
-    return not memory_limit
 
 
 def check_local_search(iterations: Any, seed: Any, time_limit: Any) -> tuple[int, int]:

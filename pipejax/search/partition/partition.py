@@ -12,14 +12,14 @@ planes), and splits near it are looked at by these bounds, and run where they do
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.checks import check_local_search, check_types, is_lifted, wrong
+from pipejax.base.checks import check_local_search, check_types, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.jax_on_demand import jax
 from pipejax.base.progress import OnProgress, telling
@@ -33,11 +33,10 @@ from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.held_activations import held_counts
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, check_usual
-from pipejax.search.cutting_planes import SLACK, raise_bounds
 from pipejax.search.found import TIME_LIMIT, Found, gap
 from pipejax.search.partition.cuts import PathCuts, busy_of_stages
 from pipejax.search.partition.holdings import price_holdings
-from pipejax.search.partition.integer_program import SplitProgram
+from pipejax.search.partition.integer_program import SLACK, SplitProgram
 from pipejax.search.partition.splits import Shares, Splits, default_layouts
 
 CLOSE = 1e-3  # of the step time: a relaxation that is known so well is not refined
@@ -159,16 +158,14 @@ class SplitSearch:
 
     def _raise_bound(self, look: Callable[[], bool], until: float) -> None:
         """Look at what the solver chooses, as long as that teaches something."""
-
-        def look_at(_: Sequence[SplitProgram]) -> None:
-            self.bound = self.integer.bound
-            goes_on = look()
-            self.integer.limit = self.limit
-            self.integer.is_open = goes_on and not self.is_optimal
-
-        if not self.is_optimal:
-            raise_bounds([self.integer], look_at, until=until)
-            self.bound = self.integer.bound
+        program, goes_on = self.integer, True
+        while goes_on and not self.is_optimal:
+            program.solve(until - time.monotonic() if program.is_whole else math.inf)
+            self.bound = program.bound
+            if not program.is_open:
+                break
+            goes_on = look() and time.monotonic() <= until
+            program.limit = self.limit
 
     def _relax(self, until: float) -> Shares | None:
         """Raise the bound by mixtures, with a second run at the centre of those so far."""
@@ -264,7 +261,6 @@ def layers(
     time_limit: float | None = TIME_LIMIT,
     on_progress: OnProgress | None = None,
     on_best: Callable[[Found[Partition]], object] | None = None,
-    memory_limit: bool | None = None,
 ) -> Found[Partition]:
     """Find the layers of every stage that make the step the shortest, and prove it.
 
@@ -282,7 +278,6 @@ def layers(
       on_progress: called with how many splits were run, None, and the best as a text; a bar in
         notebooks if None.
       on_best: called after each step with what an interrupt there would leave.
-      memory_limit: the opposite of `no_memory_limit`, as it was called before.
 
     Returns:
       The split, its exact step time, a lower bound of all that fit, and the runtimes' defaults.
@@ -299,9 +294,11 @@ def layers(
       Et*9|t*9|t*8|t*6L optimal
     """
     check_types(
-        table=(table, ScheduleTable), workload=(workload, Workload), system=(system, System)
+        table=(table, ScheduleTable),
+        workload=(workload, Workload),
+        system=(system, System),
+        no_memory_limit=(no_memory_limit, bool),
     )
-    lifted = is_lifted(no_memory_limit, memory_limit)
     check_local_search(0, 0, time_limit)
     if workload.pipeline_layout:
         raise wrong("pipeline_layout", "is what is searched here: leave it out")
@@ -316,7 +313,7 @@ def layers(
 
     with jax.enable_x64(True), telling("partition", on_progress) as tell:
         search = SplitSearch(
-            table, workload, system, links, memory_limit=not lifted, on_split=tell_split
+            table, workload, system, links, memory_limit=not no_memory_limit, on_split=tell_split
         )
         stopped = search.search(math.inf if time_limit is None else time_limit)
     return _found(search, stopped)

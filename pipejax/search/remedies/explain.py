@@ -25,7 +25,6 @@ from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.remedies import changes
-from pipejax.search.remedies.searches import layouts, optimised
 from pipejax.search.remedies.setup import (
     MeasuredTimes,
     Memory,
@@ -58,7 +57,7 @@ SMALLER_FIRST = (
     "schedule",
     *(kind for kind in COMBINED[1:] if kind != "microbatches"),
 )
-SEARCHES: Mapping[str, Changes] = {"optimise": optimised, "layout": layouts}
+SEARCHES: Mapping[str, Changes] = {"optimise": changes.optimised, "layout": changes.layouts}
 ONE_OF = ("schedule", "microbatches", "layers", "in flight")  # of these only the best is told
 
 
