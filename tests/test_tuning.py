@@ -121,7 +121,7 @@ def test_the_gradient_of_the_relaxed_step_time_is_that_of_differences(capacity):
 
 
 def test_few_configurations_have_on_the_host_what_is_compiled():
-    """Values, slopes, memory and costs, in a relaxation of all that can be tuned."""
+    """Values, slopes and memory, in a relaxation of all that can be tuned."""
     joint = few_joint()
     problem, parts = joint.problem, Jointly(joint.parts)
     compiled = problem.objective(parts, *problem.family.few_microbatches)
@@ -129,9 +129,9 @@ def test_few_configurations_have_on_the_host_what_is_compiled():
     given = problem.given(np.arange(3))
     found = []
     for objective in (compiled, dataclasses.replace(compiled, alone=True)):
-        asked = (objective.evaluate, objective.value_and_grad, objective.need_and_grad)
+        asked = (objective.evaluate, objective.value_and_grad)
         with jax.enable_x64(True):
-            found.append([ask(at, given) for ask in (*asked, objective.costs)])
+            found.append([ask(at, given) for ask in asked])
     for both in zip(*found, strict=True):
         for one, other in zip(*map(jax.tree.leaves, both), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)

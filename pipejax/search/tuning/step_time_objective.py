@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
@@ -29,7 +28,6 @@ from pipejax.engine.batched.pricing import (
     priced,
     priced_on_host,
     priced_with_slopes,
-    pulled,
     size_of,
 )
 from pipejax.engine.lowering.program import Program
@@ -107,15 +105,13 @@ class _Values:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Alone:
-    """The value (0) or the memory (1) alone; memory needs no ends."""
+class _ValueAlone:
+    """The value of `_Values` without the memory."""
 
-    of: _Values
-    which: int
+    values: _Values
 
     def __call__(self, shared: Any, variables: Tree, given: Given, *ends: Array) -> Array:
-        none = [np.zeros(())] * len(shared[1])
-        return self.of(shared, variables, given, *(ends or none))[self.which]
+        return self.values(shared, variables, given, *ends)[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -149,7 +145,7 @@ class StepTimeObjective:
     def value_and_grad(self, variables: Tree, given: Given) -> tuple[Float[Array, " batch"], Tree]:
         """Evaluate a batch, and the derivative with respect to the variables."""
         # Returns (batch) values, and derivatives like the variables.
-        size, alone = size_of(variables), _Alone(self._values, 0)
+        size, alone = size_of(variables), _ValueAlone(self._values)
         if self.alone and size <= FEW_SLOPES:
             price = functools.partial(priced_on_host, slopes=True)
             costs, moved = price(self._prices, (), variables, given)
@@ -162,26 +158,6 @@ class StepTimeObjective:
         found = priced_with_slopes(alone, self._shared, variables, given, solved, moved)
         of_all = found[0], _like(variables, found[1])
         return of_all if size_of(variables) == size else _cut(of_all, size)
-
-    def costs(self, variables: Tree, given: Given) -> Costs:
-        """Price a batch: costs whose leaves have (batch, ...) entries [s]."""
-        size = size_of(variables)
-        if self.alone and size <= FEW:
-            return priced_on_host(self._prices, (), variables, given)[0]
-        found = priced(self._prices, (), *filled((variables, given), size))
-        return jax.tree.map(lambda leaf: np.asarray(leaf)[:size], found)
-
-    def need_and_grad(self, variables: Tree, given: Given) -> tuple[PerConfiguration, Tree]:
-        """Memory of the fullest worker (batch) [B], and its derivatives like the variables."""
-        size, alone = size_of(variables), _Alone(self._values, 1)
-        if self.alone and size <= FEW_SLOPES:
-            need, slopes = priced_on_host(alone, self._shared, variables, given, slopes=True)
-            return need, _like(variables, slopes)
-        variables, given = filled((variables, given), size)
-        one = jnp.ones(size_of(variables))
-        found = pulled(alone, self._shared, variables, given, one)
-        need, slopes = jax.tree.map(lambda leaf: np.asarray(leaf)[:size], found)
-        return need, slopes
 
     def minima(
         self,
