@@ -272,12 +272,11 @@ def test_recomputed_layers_are_those_of_the_exhaustive_search():
     problem = few_layers(memory_capacity=limit)
     joint = JointProblem(problem, ("recompute",), 4)
     tuned, best = tune_jointly(joint), search_jointly(joint)
-    common = search_jointly(dataclasses.replace(joint, alike=True))
     np.testing.assert_allclose(tuned.step_time, best.step_time, rtol=1e-12)
     assert np.all(tuned.memory_bytes <= limit)
     full, _ = problem.evaluate(4, StageLayers(layers, layers), owner)
     assert most > limit
-    assert np.all((tuned.step_time < full) & (tuned.step_time <= common.step_time))
+    assert np.all(tuned.step_time < full)
     with pytest.raises(
         ValueError, match=r"pair 0: nothing fits: the smallest need found is .* 1.0 GB"
     ):

@@ -305,9 +305,6 @@ def every_assignment(joint: JointProblem, pair: int) -> tuple[Points, Points]:
         layers = compositions(int(even.sum()), len(even))
     if "recompute" not in joint.parts:
         return layers, layers * (again > 0)
-    if joint.alike:
-        recomputed = np.minimum(np.arange(even.max() + 1)[:, None], even)
-        return np.broadcast_to(even, recomputed.shape), recomputed
     if joint.parts == ("recompute",) and (count := math.prod((even + 1).tolist())) > MOST:
         raise TooManyError(f"{count:.3g} ways to recompute: at most {MOST} are tried")
     return _with_every_recompute(layers)

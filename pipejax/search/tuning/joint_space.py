@@ -124,7 +124,6 @@ class JointProblem:
     problem: TuningProblem  # the pairs under their schedule
     parts: tuple[str, ...]  # names, in the order of `PARTS`
     microbatches: int = 0  # M where the microbatch size is given; 0 where it is tuned
-    alike: bool = False  # whether an exhaustive search recomputes as many layers on every stage
 
     def sizes(self, pair: int) -> list[int]:
         """Microbatch sizes that may be legal, ascending."""

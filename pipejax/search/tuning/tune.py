@@ -32,7 +32,7 @@ from pipejax.search.tuning.joint_space import (
     count_settings,
 )
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem, price
-from pipejax.search.tuning.rounding import MOST, TooManyError
+from pipejax.search.tuning.rounding import MOST
 
 METHODS = ("gradient", "exhaustive")
 JOINT_MOST = 1_000_000  # settings of several parts up to which all are evaluated unless asked
@@ -322,17 +322,12 @@ def _found_size(
 
 
 def _tune_recompute(task: TuningTask, way: str, what: str) -> FoundSetting:
-    """Tune the recomputed layers of each stage; if there are too many ways, as many on each."""
+    """Tune the recomputed layers of each stage."""
     if task.family.is_planned:
         if way == "gradient":
             raise wrong("method", "is exhaustive where a schedule is planned for the times")
         return _recompute_planned(task)
-    try:
-        return _tune_parts(task, way, what)
-    except TooManyError as error:
-        alike = _tune_parts(task, way, what, alike=True)
-        note = f"{error}; as many on every stage instead"
-        return alike._replace(details={"note": note}, lower_bound=0.0)
+    return _tune_parts(task, way, what)
 
 
 def _recompute_planned(task: TuningTask) -> FoundSetting:
@@ -360,9 +355,9 @@ def _planned_anew(task: TuningTask, count: int) -> FoundSetting:
     return FoundSetting(task.microbatches, float(step), float(need), 1, setting)
 
 
-def _tune_parts(task: TuningTask, way: str, what: str, *, alike: bool = False) -> FoundSetting:
+def _tune_parts(task: TuningTask, way: str, what: str) -> FoundSetting:
     """Tune layers or recomputed layers, or several parts together."""
-    joint = dataclasses.replace(task.joint(what), alike=alike)
+    joint = task.joint(what)
     for plain in plain_answers(joint):
         task.tell(_found(task, plain))
     if way == "exhaustive":
