@@ -9,7 +9,7 @@ import optimum
 import pytest
 import tiny_problems
 from certified import all_of, check_solution
-from turns import NUMBER, in_turn
+from turns import NUMBER
 
 import pipejax as pj
 from pipejax.search.schedule import anytime_search
@@ -172,61 +172,6 @@ def test_every_schedule_of_tiny_problems(part):
         except optimum.TooManyStates:
             continue
     assert decided >= PROBLEMS // 4
-
-
-def random_problem(rng):
-    """A small table of any kind with costs by stage, and options of the optimiser."""
-    kind, workers, microbatches, options = [
-        ("1f1b", 3, 4, {}),
-        ("interleaved-1f1b", 2, 4, {"stages_per_worker": 2}),
-        ("hanayo", 2, 3, {}),
-        ("chimera", 2, 4, {}),
-    ][rng.integers(4)]
-    table = pj.schedules.build(kind, num_workers=workers, num_microbatches=microbatches, **options)
-    times = lambda: rng.integers(1, 8, table.num_stages) * rng.choice([1.0, 0.1, 1 / 3])  # noqa: E731
-    costs = {"forward": times(), "input_grad": times(), "weight_grad": times()}
-    if rng.random() < 0.5:  # a whole backward may be faster than its halves
-        costs["backward"] = costs["input_grad"] + costs["weight_grad"] * rng.choice([0.3, 1.2])
-    if rng.random() < 0.3:
-        costs |= {"update": times(), "all_reduce": times()}
-    offload = bool(rng.random() < 0.5)
-    if offload:
-        costs |= {"offload": times(), "load": times()}
-    costs |= {"latency": float(rng.integers(3)), "transmit": float(rng.integers(3))}
-    sizes = rng.integers(1, 4, table.num_stages).astype(float)
-    most = np.bincount(table.placement[0]).max() * sizes.max()
-    return (
-        table,
-        pj.Costs(**costs),
-        {
-            "memory_limit": float(rng.integers(1, 4) * most),
-            "sizes": sizes,
-            "weight_share": float(rng.integers(4) / 3),
-            "offload": offload,
-            "link": pj.Links(
-                str(rng.choice(["delay", "queued"])),
-                host_links=((0, 1),) if offload and rng.random() < 0.5 else (),
-            ),
-        },
-    )
-
-
-SEEDS = in_turn(range(12))
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_solutions_of_any_placement_are_what_the_evaluator_says(seed):
-    table, costs, options = random_problem(np.random.default_rng(seed))
-    found = solve(table, costs, time_limit=2.0, **options)
-    share = Fraction(options["weight_share"]).limit_denominator(3)
-    check(
-        found,
-        costs,
-        options["memory_limit"],
-        share,
-        options["sizes"].tolist(),
-        link=options["link"],
-    )
 
 
 @pytest.mark.slow

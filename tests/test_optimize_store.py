@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 import warnings
 
@@ -385,25 +384,3 @@ def test_two_processes_that_write_and_one_that_is_killed(store):
     store.put(problem, table, bounds[-1] + 1000, seconds=1.0, source="1f1b")  # no lock is left
     assert store.get(problem).proven_bound == bounds[-1] + 1000
     assert not list(store.path.glob(f"*{DRAFT}*"))
-
-
-def test_threads_that_write_at_once_lose_nothing(store):
-    case, errors = small(8, **HARD), []
-
-    def write(name, bounds):
-        try:
-            for bound in bounds:
-                put_table(store, case, name, bound=bound)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [
-        threading.Thread(target=write, args=args)
-        for args in (("gpipe", range(1, 12, 2)), ("zb-h1", range(2, 7)), ("1f1b", range(3, 9)))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    entry = store.get(problem_of(case))
-    assert (errors, source(entry), entry.proven_bound) == ([], "zb-h1", 11)
