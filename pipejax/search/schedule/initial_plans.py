@@ -42,6 +42,7 @@ from pipejax.search.schedule.problem import NAMES, Problem
 
 OFFLOADS_MOST = 3.0  # to find offloads for one plan, of effort or seconds
 CONFLICTS = 1000  # of the solver there: its deterministic time hardly counts them
+EXTRA = (1, 2, NO_LIMIT)  # forwards that run ahead, as `greedy_plan` counts them
 ROOM = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # times the limit that compute is planned for
 # the most promising first: a short time limit may leave out the last ones
 OF_A_PIPE = (
@@ -55,30 +56,6 @@ OF_A_PIPE = (
     "1f1b",
 )
 OFFLOAD_SHARES = (1.0, 0.5)  # of the activations that PipeOffload moves
-
-
-class Variant(NamedTuple):
-    """Rules of a greedy plan, of which all combinations are tried."""
-
-    patient: bool  # whether a weight gradient waits where it would delay an op whose time is known
-    backlog: int  # weight gradients that may be left over before one comes ahead of a forward
-    # forwards that a stage may be ahead of its gradients, beyond those that keep it busy while a
-    # microbatch goes to the last stage and comes back
-    extra: int
-    # microbatches between the first forward and the last input gradient, at most; with one, no
-    # worker can fill up that holds all stages of a microbatch
-    active: int = NO_LIMIT
-
-
-VARIANTS = tuple(
-    Variant(patient, backlog, extra)
-    for extra, backlog, patient in itertools.product(
-        (NO_LIMIT, 0, 1, 2, 3), (NO_LIMIT, 0, 1, 2, 4), (False, True)
-    )
-)
-FEW_ACTIVE = tuple(
-    Variant(False, NO_LIMIT, NO_LIMIT, active) for active in (1, 2, 3, 4, 6, 8, 12, 16)
-)
 
 
 class Start(NamedTuple):
@@ -132,18 +109,19 @@ def plan_of(problem: Problem, ops: TimedOps) -> Plan:
 def greedy_plan(
     problem: Problem,
     limits: Int[NumpyArray, " workers"],
-    variant: Variant = VARIANTS[0],
+    *,
+    extra: int = NO_LIMIT,
+    is_patient: bool = False,
     shorter_than: float = FOREVER,
 ) -> Plan | None:
     """Run the workers greedily, nothing offloaded; None where memory stops them, or it is long."""
+    # `extra` forwards may run ahead of the gradients of their stage, beyond those that keep it busy
+    # while a microbatch goes to the last stage and comes back. A patient weight gradient waits
+    # where it would delay an op whose time is known.
     trip = paths(problem).trip + problem.forward + problem.input_grad
     work = np.maximum(problem.forward + problem.gradient, 1)  # a stage may take no time
-    rules = Rules(
-        depth=(-(-trip // work) + variant.extra).tolist(),
-        active=variant.active,
-        backlog=variant.backlog,
-        patience=(Phase.F, Phase.I) if variant.patient else (),
-    )
+    patience = (Phase.F, Phase.I) if is_patient else ()
+    rules = Rules(depth=(-(-trip // work) + extra).tolist(), patience=patience)
     goal = Goal(shorter_than, problem.objective == "span")
     run = list_schedule(work_of(problem, limits), rules, goal)
     return None if run is None else plan_of(problem, TimedOps.of(run.log))
@@ -183,26 +161,27 @@ def work_of(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
     )
 
 
-def greedy_starts(problem: Problem, budget: Budget, best: float = FOREVER) -> Iterator[Start]:
+def greedy_starts(problem: Problem, budget: Budget, best: float) -> Iterator[Start]:
     """Yield successively better greedy plans, all of them shorter than the best one so far."""
     # Where activations may be offloaded, compute is also planned for more memory than there is, and
     # the shortest plan that offloads can make fit is kept.
     half = budget.part(budget.left / 2)
     too_large: list[tuple[int, int, Plan]] = []
-    variants = VARIANTS if is_pipe(problem) else FEW_ACTIVE + VARIANTS
     for room in ROOM if problem.offload is not None else ROOM[:1]:
-        for number, variant in enumerate(variants):
-            if number and half.is_over:
+        limits = (problem.limits * room).astype(np.int64)
+        for extra, is_patient in itertools.product(EXTRA, (True, False)):
+            if half.is_over:
                 break
-            limits = (problem.limits * room).astype(np.int64)
-            plan = greedy_plan(problem, limits, variant, best)
+            plan = greedy_plan(
+                problem, limits, extra=extra, is_patient=is_patient, shorter_than=best
+            )
             budget.spend(LIST * 3 * problem.worker.size)
             if plan is None or (value := objective_of(problem, plan)) >= best:
                 continue
             if (peaks(problem, plan) <= problem.limits).all():
                 best = value
                 yield Start("greedy", plan)
-            elif problem.offload is not None:
+            else:
                 too_large.append((value, len(too_large), plan))
     for value, _, plan in sorted(too_large, key=lambda entry: entry[:2]):
         if budget.is_over or value >= best:
