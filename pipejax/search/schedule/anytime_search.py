@@ -46,13 +46,11 @@ LARGE_PARTS = 3000  # the same with offloads
 MANY_STARTS = 10_000  # ops times units from which a finer grid is searched faster
 FINE = 30  # units in the longest forward and backward, at least, on that grid
 # of effort, or of seconds where that has no limit:
-GREEDY_MOST = 20.0  # for greedy plans, however long the search may be
 BRIEF_LEAST = 3.0  # for the whole before its parts, at least, where that is no large share
 BETWEEN = 0.5  # seconds between news of the bound alone, at least
 # of what is left then
 _SHARES = {
     "greedy": 0.2,
-    "few greedy": 0.05,  # where parts of any plan are searched next
     "blocks": 0.2,
     "many blocks": 0.6,  # where the whole is not searched
     "brief": 0.05,
@@ -172,9 +170,7 @@ class AnytimeSearch:
         if is_pipe(self.problem):
             for start in pipe_plans(self.problem):
                 self._offer(*start)
-        share = _SHARES["few greedy" if self._offloads_parts else "greedy"]
-        budget = self.budget.part(min(GREEDY_MOST, self.budget.left * share))
-        for start in greedy_starts(self.problem, budget, self.value):
+        for start in greedy_starts(self.problem, self._share("greedy"), self.value):
             self._offer(*start)
 
     def _blocks(self) -> None:
