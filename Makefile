@@ -160,7 +160,6 @@ bench: $(READY)  ## engine, sweep, tuning, training against what else there is; 
 	$(BIN)/python -m benchmarks.precision
 	$(BIN)/python -m benchmarks.sweep --out $(RESULTS)/benchmark_sweep.json
 	$(BIN)/python -m benchmarks.tuning --out $(RESULTS)/benchmark_tuning.json
-	$(BIN)/python -m benchmarks.tuning_jointly --out $(RESULTS)/benchmark_tuning_jointly.json
 	$(BIN)/python -m benchmarks.pipedream --out $(RESULTS)/benchmark_pipedream.json
 	$(BIN)/python -m benchmarks.optimize --out $(RESULTS)/benchmark_optimize.json
 	$(BIN)/python -m benchmarks.optimize_plain --out $(RESULTS)/benchmark_optimize_plain.json

@@ -1,15 +1,15 @@
-"""Tuned microbatch sizes against exhaustive search: `python -m benchmarks.tuning`.
+"""Joint spaces tuned by gradient against other searches: `python -m benchmarks.tuning`.
 
-Random models on random systems, over schedules and workers. Prints a table and writes JSON: how
-often the tuned size is the best one, how much is lost at worst, and how long both ways take, in
-their first run and once everything is compiled.
+Random models on random systems with memory that binds, and spaces of 10^5 settings and more. By
+gradient all cases of a kind are tuned at once; the others have the same batched engine. Exhaustive
+search evaluates all settings; random and coordinate search get as many seconds for each case as the
+gradient took. Prints, by kind, how many times faster the gradient is, and how much slower the steps
+are that each way ends with; writes JSON. What is compiled is compiled before.
 """
 
 import argparse
 import dataclasses
 import json
-import os
-import platform
 import time
 from pathlib import Path
 
@@ -22,102 +22,116 @@ from rich.table import Table
 import pipejax as pj
 from benchmarks import prepare_output
 from pipejax.base.files import write_file
+from pipejax.base.provenance import provenance
 from pipejax.costs.model.model import Model
 from pipejax.costs.system.system import Efficiency, Link, System
-from pipejax.search.tuning.microbatch import search_microbatches, size_objective, tune_microbatches
+from pipejax.search.tuning.joint import (
+    every_assignment,
+    improve_settings,
+    search_jointly,
+    tune_jointly,
+)
+from pipejax.search.tuning.joint_space import JointProblem, Settings, any_size, count_settings
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 
-SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b", "chimera")
-WORKERS = (4, 8)
-MINIBATCHES = (64, 96, 120, 128, 144, 180, 192, 240, 256, 360, 384, 480, 512, 720, 768, 840, 1024)
+LAYERS = ("size", "layers")
+RECOMPUTED = ("size", "layers", "recompute")
+# schedule, workers, parts, layers
+KINDS = (
+    ("1f1b", 4, LAYERS, (48, 56)),
+    ("gpipe", 4, RECOMPUTED, (12, 13)),
+    ("1f1b", 4, RECOMPUTED, (12, 13)),
+)
+MINIBATCHES = (64, 96, 128, 144)
+LEAST = 100_000  # settings of a space
 SOURCE = "random, for a benchmark"
+BLOCK = 512  # settings that a search at equal time draws at once
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=10_000, help="over all schedules together")
+    parser.add_argument("--cases", type=int, default=20, help="of each kind")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", type=int, nargs="*", default=range(len(KINDS)))
     parser.add_argument("--out", type=Path, default=Path("results/benchmark_tuning.json"))
     arguments = parser.parse_args()
     prepare_output(arguments.out)  # before the work
     jax.config.update("jax_enable_x64", True)
-    cases = [(schedule, workers) for workers in WORKERS for schedule in SCHEDULES]
-    share = -(-arguments.pairs // len(cases))
     rows = [
-        measure(*case, share, arguments.seed + k)
-        for k, case in enumerate(track(cases, "tuning", console=Console(stderr=True)))
+        measure(*KINDS[k], arguments.cases, arguments.seed + k)
+        for k in track(arguments.kinds, "tuning", console=Console(stderr=True))
     ]
-    result = {
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-        },
-        "versions": {"jax": jax.__version__, "numpy": np.__version__},
-        "all": total(rows),
-        "rows": rows,
+    write_file(arguments.out, json.dumps({**provenance(), "rows": rows}, indent=1))
+    show(rows)
+
+
+def measure(schedule, workers, parts, layers, count, seed):
+    """Tune random cases of one kind in every way."""
+    joint = random_cases(ScheduleFamily(schedule, workers), parts, layers, count, seed)
+    sizes = [count_settings(joint, pair) for pair in range(count)]
+    assert min(sizes) >= LEAST, sizes
+    first, _ = timed(lambda: tune_jointly(joint))
+    seconds, tuned = timed(lambda: tune_jointly(joint))
+    each = seconds / count
+    rng = np.random.default_rng(seed)
+    warm_up(joint, rng)
+    searches = {"random": random_search, "coordinate": coordinate_search}
+    ends = {
+        name: np.array([way(joint, pair, rng, each) for pair in range(count)])
+        for name, way in searches.items()
     }
-    write_file(arguments.out, json.dumps(result, indent=1))
-    show(result)
-
-
-def measure(schedule, workers, count, seed):
-    """Tune random pairs under one schedule both ways."""
-    workloads, systems = random_pairs(schedule, workers, count, seed)
-    ways = {"tuned": tune_microbatches, "exhaustive": search_microbatches}
-    families = {name: ScheduleFamily(schedule, workers) for name in ways}
-    seconds, found = {}, {}
-    for name, way in ways.items():
-        jax.clear_caches()  # neither way finds anything that the other has compiled
-        for again in ("first", "again"):
-            began = time.perf_counter()
-            found[name] = way(families[name], workloads, systems)
-            seconds[f"{name}_{again}"] = time.perf_counter() - began
-    return {"schedule": schedule, "workers": workers, **compare(found), "seconds": seconds}
-
-
-def compare(found):
-    """Hold tuned sizes against those of the exhaustive search."""
-    tuned, best = found["tuned"], found["exhaustive"]
-    loss = tuned.step_time / best.step_time - 1
-    sizes = best.sizes
-    legal = np.bincount(sizes.pair, sizes.is_legal)
-    none_too_large = np.bincount(sizes.pair, sizes.is_legal & ~sizes.fits) == 0
+    exhaustive, best = timed(lambda: search_jointly(joint))
+    ends["gradient"] = tuned.step_time
     return {
-        "pairs": len(loss),
-        "equal": int((tuned.microbatch_size == best.microbatch_size).sum()),
-        "worst_loss": float(loss.max()),
-        "legal_sizes": float(legal.mean()),
-        "evaluated_sizes": float(np.bincount(tuned.sizes.pair, tuned.sizes.is_known).mean()),
-        "memory_binds": float(1 - none_too_large.mean()),
-        "best_sizes": {
-            int(b): int(n)
-            for b, n in zip(*np.unique(best.microbatch_size, return_counts=True), strict=True)
+        "schedule": schedule,
+        "workers": workers,
+        "parts": parts,
+        "settings": sizes,
+        "seconds": {
+            "gradient": seconds,
+            "gradient_first": first,
+            "exhaustive": exhaustive,
         },
+        "faster": exhaustive / seconds,
+        "loss": {name: (end / best.step_time - 1).tolist() for name, end in ends.items()},
     }
 
 
-def total(rows):
-    pairs = sum(row["pairs"] for row in rows)
-    seconds = {key: sum(row["seconds"][key] for row in rows) for key in rows[0]["seconds"]}
-    return {
-        "pairs": pairs,
-        "equal": sum(row["equal"] for row in rows),
-        "share_equal": sum(row["equal"] for row in rows) / pairs,
-        "worst_loss": max(row["worst_loss"] for row in rows),
-        "seconds": seconds,
-        "tuned_over_exhaustive": {
-            again: seconds[f"tuned_{again}"] / seconds[f"exhaustive_{again}"]
-            for again in ("first", "again")
-        },
-    }
+def timed(work):
+    """Seconds that some work takes, and its result."""
+    began = time.perf_counter()
+    found = work()
+    return time.perf_counter() - began, found
 
 
-def random_pairs(schedule, workers, count, seed, minibatches=MINIBATCHES):
+def random_cases(family, parts, layers, count, seed):
+    """Pairs whose memory lies between what full and what no recomputation need."""
+    workloads, systems = random_pairs(family.schedule, family.num_workers, count, seed)
+    rng = np.random.default_rng(seed)
+    workloads = [
+        dataclasses.replace(w, model=dataclasses.replace(w.model, layers=int(rng.choice(layers))))
+        for w in workloads
+    ]
+    problem = TuningProblem.of(family, workloads, systems)
+    even, owner = problem.pairs.assigned.layers, np.arange(count)
+    free = JointProblem(problem, LAYERS)
+    size = np.array([int(rng.choice(free.sizes(pair)[:4])) for pair in range(count)])
+    most, least = (free.exact(Settings(owner, size, even, share * even))[1] for share in (0, 1))
+    tight = rng.uniform(0.1, 0.9, count) if "recompute" in parts else rng.uniform(1, 2, count)
+    room = least + tight * (most - least)
+    systems = [
+        dataclasses.replace(system, memory_capacity=float(each), memory_reserve=0.0)
+        for system, each in zip(systems, room, strict=True)
+    ]
+    return JointProblem(TuningProblem.of(family, workloads, systems), parts)
+
+
+def random_pairs(schedule, workers, count, seed):
     """Random models and systems; each fits with some microbatch size, many not with all."""
     rng = np.random.default_rng(seed)
     split = (1, 8)[seed % 2]  # a worker is one accelerator, or a node of eight
     workloads = [
-        pj.Workload(random_model(rng), int(rng.choice(minibatches)), tensor_parallel=split)
+        pj.Workload(random_model(rng), int(rng.choice(MINIBATCHES)), tensor_parallel=split)
         for _ in range(count)
     ]
     systems = [random_system(rng, split) for _ in range(count)]
@@ -125,7 +139,8 @@ def random_pairs(schedule, workers, count, seed, minibatches=MINIBATCHES):
         ScheduleFamily(schedule, workers), workloads, systems, memory_limit=False
     )
     free = problem.given(np.arange(count), limited=False)
-    _, least = size_objective(problem).evaluate(np.zeros(count), free)
+    relaxed = problem.objective(any_size, *problem.family.few_microbatches)
+    _, least = relaxed.evaluate(np.zeros((count, 1)), free)  # sizes of 1
     room = least * between(rng, 1.4, 40, count)
     systems = [
         dataclasses.replace(system, memory_capacity=float(each))
@@ -185,47 +200,93 @@ def random_steps(rng, low, high):
     return Efficiency((0.0, *map(float, sizes)), tuple(map(float, shares)))
 
 
-def show(result):
-    grid = Table(title="tuned microbatch size against exhaustive search")
-    for heading in (
-        "schedule",
-        "P",
-        "pairs",
-        "equal",
-        "worst loss",
-        "sizes",
-        "evaluated",
-        "memory binds",
-        "tuned",
-        "exhaustive",
-        "tuned again",
-        "exhaustive again",
-    ):
+def draw(joint, pair, rng, count):
+    """Random settings of one pair, each as likely as any other."""
+    layers, recomputed = every_assignment(joint, pair)
+    which = rng.integers(len(layers), size=count)
+    sizes = rng.choice(joint.sizes(pair), count)
+    return Settings(np.full(count, pair), sizes, layers[which], recomputed[which])
+
+
+def warm_up(joint, rng):
+    """Compile what the searches at equal time need."""
+    random_search(joint, 0, rng, 1.0)
+    coordinate_search(joint, 0, rng, 1.0)
+
+
+def random_search(joint, pair, rng, seconds):
+    """The best of random settings."""
+    until, best = time.perf_counter() + seconds, np.inf
+    settings = draw(joint, pair, rng, 100_000)  # not counted: drawing is no search
+    until = time.perf_counter() + seconds
+    for low in range(0, len(settings.pair), BLOCK):
+        best = min(best, joint.times(settings.at(slice(low, low + BLOCK))).min())
+        if time.perf_counter() > until:
+            break
+    return best
+
+
+def coordinate_search(joint, pair, rng, seconds):
+    """The best that random settings lead to, by one layer or size.
+
+    Each start is the best of a few random settings, for most of them do not fit the memory.
+    """
+    drawn = draw(joint, pair, rng, 64 * 200)  # not counted either
+    until, best = time.perf_counter() + seconds, np.inf
+    for low in range(0, len(drawn.pair), 64):
+        own = drawn.at(slice(low, low + 64))
+        times = joint.times(own)
+        own, value = own.at([times.argmin()]), times.min()
+        while time.perf_counter() < until:
+            own, _ = improve_settings(joint, own, joint.times)
+            around = otherwise(joint, own)
+            times = joint.times(around)
+            least = int(times.argmin())
+            if not times[least] < value:
+                break
+            own, value = around.at([least]), times[least]
+        best = min(best, value)
+        if time.perf_counter() > until:
+            break
+    return best
+
+
+def otherwise(joint, setting):
+    """A setting with every size."""
+    sizes = np.array(joint.sizes(int(setting.pair[0])))
+    return setting.at(np.zeros(len(sizes), int))._replace(size=sizes)
+
+
+def show(rows):
+    """Print a line for each kind, and one for all."""
+    grid = Table(title="joint spaces: losses against exhaustive search")
+    headings = ("schedule", "P", "tuned", "cases", "settings", "gradient", "exhaustive", "faster")
+    headings += ("loss <= 0.5 %", "worst", "random", "coordinate")
+    for heading in headings:
         grid.add_column(heading, justify="right")
-    for row in result["rows"]:
-        seconds = row["seconds"]
+    for row in rows:
+        loss = {name: np.array(each) for name, each in row["loss"].items()}
+        count = len(loss["gradient"])
         grid.add_row(
             row["schedule"],
             str(row["workers"]),
-            str(row["pairs"]),
-            f"{100 * row['equal'] / row['pairs']:.2f} %",
-            f"{100 * row['worst_loss']:.3f} %",
-            f"{row['legal_sizes']:.1f}",
-            f"{row['evaluated_sizes']:.1f}",
-            f"{100 * row['memory_binds']:.0f} %",
-            *(
-                f"{seconds[key]:.1f} s"
-                for key in ("tuned_first", "exhaustive_first", "tuned_again", "exhaustive_again")
-            ),
+            " ".join(part.split("_")[0] for part in row["parts"]),
+            str(count),
+            f"{np.mean(row['settings']):.3g}",
+            f"{row['seconds']['gradient'] / len(loss['gradient']):.3f} s",
+            f"{row['seconds']['exhaustive'] / len(loss['gradient']):.2f} s",
+            f"{row['faster']:.1f}",
+            str(int((loss["gradient"] <= 0.005).sum())),
+            f"{100 * loss['gradient'].max():.2f} %",
+            *(f"{100 * np.median(loss[name]):.2f} %" for name in ("random", "coordinate")),
         )
-    console = Console(width=160)
+    console = Console(width=190)
     console.print(grid)
-    everything = result["all"]
-    ratio = everything["tuned_over_exhaustive"]
+    losses = np.concatenate([row["loss"]["gradient"] for row in rows])
+    seconds = [sum(row["seconds"][way] for row in rows) for way in ("exhaustive", "gradient")]
     console.print(
-        f"{everything['pairs']} pairs: {100 * everything['share_equal']:.2f} % equal, at worst "
-        f"{100 * everything['worst_loss']:.3f} % slower; tuning takes {ratio['first']:.2f} times "
-        f"as long as exhaustive search, {ratio['again']:.2f} times once compiled"
+        f"{len(losses)} cases: loss at most 0.5 % on {(losses <= 0.005).sum()}, "
+        f"{seconds[0] / seconds[1]:.1f} times faster than exhaustive"
     )
 
 

@@ -14,9 +14,9 @@ import pipejax as pj
 from pipejax.analysis.verify.bounds import derived_bounds
 from pipejax.analysis.verify.certificate_file import read_run
 from pipejax.search.schedule.initial_plans import greedy_plan
-from pipejax.search.schedule.plan import reached_by, to_table
+from pipejax.search.schedule.plan import to_table
 from pipejax.search.schedule.problem import pose
-from pipejax.search.schedule.store_entry import Entry, prover, to_text
+from pipejax.search.schedule.store import certify
 
 LINKS = [pj.Links(model) for model in ("delay", "queued", "blocking")]
 LINKS += [pj.Links("rendezvous", queues=queues) for queues in ("worker", "pair", "direction")]
@@ -204,9 +204,7 @@ def optimum_of(table, costs, limits, **asked):
     if plan is None:
         return None
     table = to_table(problem, plan, "greedy")
-    spent = {"prover": prover(), "seconds": 0.5, "source": "greedy"}
-    entry = Entry(problem, table, reached_by(problem, table), 1, **spent)
-    return json.loads(to_text(entry))
+    return json.loads(json.dumps(certify(problem, table, 1, seconds=0.5, source="greedy")))
 
 
 @st.composite

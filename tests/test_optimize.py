@@ -1,6 +1,5 @@
 """The optimiser against every order of tiny problems, known optima, and the evaluator."""
 
-import itertools
 import os
 import time
 from fractions import Fraction
@@ -10,8 +9,6 @@ import optimum
 import pytest
 import tiny_problems
 from certified import all_of, check_solution
-from daily import daily
-from ortools.sat.python import cp_model
 
 import pipejax as pj
 from pipejax.search.schedule import anytime_search
@@ -19,15 +16,7 @@ from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds
 from pipejax.search.schedule.cp_model import ScheduleModel, relaxed_bound, search
 from pipejax.search.schedule.effort import Budget
 from pipejax.search.schedule.initial_plans import one_by_one, pipe_plans
-from pipejax.search.schedule.periods import (
-    FoldedModel,
-    cut,
-    depth_of,
-    extended,
-    fold,
-    shortest_ring,
-)
-from pipejax.search.schedule.plan import gradient_end, objective_of, peaks, to_plan, to_table
+from pipejax.search.schedule.plan import objective_of
 from pipejax.search.schedule.problem import FINEST, choose_grid, pose
 
 THIRD = Fraction(1, 3)
@@ -182,61 +171,6 @@ def test_every_schedule_of_tiny_problems(part):
     assert decided >= PROBLEMS // 4
 
 
-def random_problem(rng):
-    """A small table of any kind with costs by stage, and options of the optimiser."""
-    kind, workers, microbatches, options = [
-        ("1f1b", 3, 4, {}),
-        ("interleaved-1f1b", 2, 4, {"stages_per_worker": 2}),
-        ("hanayo", 2, 3, {}),
-        ("chimera", 2, 4, {}),
-    ][rng.integers(4)]
-    table = pj.schedules.build(kind, num_workers=workers, num_microbatches=microbatches, **options)
-    times = lambda: rng.integers(1, 8, table.num_stages) * rng.choice([1.0, 0.1, 1 / 3])  # noqa: E731
-    costs = {"forward": times(), "input_grad": times(), "weight_grad": times()}
-    if rng.random() < 0.5:  # a whole backward may be faster than its halves
-        costs["backward"] = costs["input_grad"] + costs["weight_grad"] * rng.choice([0.3, 1.2])
-    if rng.random() < 0.3:
-        costs |= {"update": times(), "all_reduce": times()}
-    offload = bool(rng.random() < 0.5)
-    if offload:
-        costs |= {"offload": times(), "load": times()}
-    costs |= {"latency": float(rng.integers(3)), "transmit": float(rng.integers(3))}
-    sizes = rng.integers(1, 4, table.num_stages).astype(float)
-    most = np.bincount(table.placement[0]).max() * sizes.max()
-    return (
-        table,
-        pj.Costs(**costs),
-        {
-            "memory_limit": float(rng.integers(1, 4) * most),
-            "sizes": sizes,
-            "weight_share": float(rng.integers(4) / 3),
-            "offload": offload,
-            "link": pj.Links(
-                str(rng.choice(["delay", "queued"])),
-                host_links=((0, 1),) if offload and rng.random() < 0.5 else (),
-            ),
-        },
-    )
-
-
-SEEDS = daily(range(12))
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_solutions_of_any_placement_are_what_the_evaluator_says(seed):
-    table, costs, options = random_problem(np.random.default_rng(seed))
-    found = solve(table, costs, time_limit=2.0, **options)
-    share = Fraction(options["weight_share"]).limit_denominator(3)
-    check(
-        found,
-        costs,
-        options["memory_limit"],
-        share,
-        options["sizes"].tolist(),
-        link=options["link"],
-    )
-
-
 @pytest.mark.slow
 def test_spans_are_shorter_than_the_published_searched_ones():
     table = pipe(8, 32)  # Zero Bubble, Table 5: 6.2B, ZB-2p, bubble rate 0.0022
@@ -248,50 +182,6 @@ def test_spans_are_shorter_than_the_published_searched_ones():
     )
     assert 1 - 32 * (29.802 + 29.428 + 19.53) / found.value <= 0.0022 + 5e-5
     assert pj.evaluate(found.best.table, costs).max_span == pytest.approx(found.value, rel=1e-12)
-
-
-def test_a_period_put_in_keeps_limits_and_the_end():
-    table = pipe(3, 40)
-    costs = pj.Costs(
-        forward=[2.0, 3.0, 2.0], input_grad=[3.0, 2.0, 2.0], weight_grad=[1.0, 2.0, 1.0]
-    )
-    problem = pose(table, costs, memory_limit=2)
-    ring = shortest_ring(problem, 2, 100, Budget.of(3.0), 2)
-    whole = cut(problem, ring)
-    folded = fold(problem, 2, depth_of(problem, whole) + 1)
-    small = problem.with_microbatches(folded.microbatches)
-    start = cut(small, ring)
-    model = FoldedModel(small, folded, int(gradient_end(small, start).max()))
-    model.hint(start)
-    plans = [found.plan for found in search(model, Budget.of(2.0), 2) if found.plan is not None]
-    assert folded.repeats > 5
-    for plan in plans:
-        many = extended(problem, folded, plan)
-        assert (peaks(problem, many) <= problem.limits).all()
-        put_in = folded.repeats * (plan.forward[0, folded.warm + 2] - plan.forward[0, folded.warm])
-        assert objective_of(problem, many) == objective_of(small, plan) + put_in
-        # the rows of the table run no later than the plan says: no op was put before its input
-        again = to_plan(problem, to_table(problem, many, "many"))
-        assert (gradient_end(problem, again) <= gradient_end(problem, many)).all()
-
-
-def test_what_lies_before_a_cut_leaves_a_worker_before_what_lies_behind_arrives():
-    table = pj.schedules.build("chimera", num_workers=2, num_microbatches=60)
-    problem = pose(table, equal(table), memory_limit=4)
-    ring = shortest_ring(problem, 2, 100, Budget.of(3.0), 1)
-    folded = fold(problem, 2, depth_of(problem, cut(problem, ring)) + 1)
-    small = problem.with_microbatches(folded.microbatches)
-    horizon = 2 * int(gradient_end(small, cut(small, ring)).max())
-    behind = folded.warm + folded.tied + folded.length
-    groups = range(folded.warm, folded.warm + 2), range(behind, behind + 2), range(2), range(2)
-    for one, other, stage, next_stage in itertools.product(*groups):
-        if small.worker[stage, one] == small.worker[next_stage, other]:
-            model = FoldedModel(small, folded, horizon)
-            start = model.start["F"][next_stage, other]
-            model.model.add(start < model._gradient_end[stage, one])
-            solver = cp_model.CpSolver()
-            solver.parameters.max_deterministic_time = 1.0
-            assert solver.solve(model.model) == cp_model.INFEASIBLE
 
 
 @pytest.mark.parametrize(("name", "end"), [("chimera", 16.0), ("hanayo", 21.0)])
@@ -313,18 +203,6 @@ def test_no_stage_is_bounded_where_nothing_is_left_to_do(monkeypatch, answered, 
     steps._offer("one by one", one_by_one(steps.problem))
     steps.is_answered = answered
     steps._relaxed()
-
-
-@pytest.mark.parametrize(("name", "pipes"), [("1f1b", 1), ("chimera", 2)])
-def test_a_period_has_as_many_microbatches_as_there_are_pipes(monkeypatch, name, pipes):
-    monkeypatch.setattr(anytime_search, "LARGE", 0)
-    table = pj.schedules.build(name, num_workers=2, num_microbatches=12)
-    problem, told = pose(table, equal(table), memory_limit=2), []
-    given = table, equal(table), pj.Links(), Budget.of(10.0), 1, None, told.append
-    steps = anytime_search.AnytimeSearch(problem, *given)
-    steps._offer("one by one", one_by_one(problem))
-    steps._period()
-    assert [better.best.source for better in told] == ["one by one", f"period of {pipes}"]
 
 
 def test_a_start_that_stays_the_best_was_found_at_its_time(monkeypatch):

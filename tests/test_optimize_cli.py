@@ -316,7 +316,6 @@ def test_infeasible_is_said_before_any_work(call):
 
 
 MISTAKES = {
-    "no limit": (THREE[:-2], "Missing option '--memory-limit'"),
     "below one activation": (
         [*THREE[:-1], "0.5"],
         "^error: --memory-limit 0.5 of worker 0 is below one activation, 1: infeasible$",
@@ -329,19 +328,12 @@ MISTAKES = {
         ["-s", "pipedream", *THREE[2:]],
         "the table has U cells: .* start from a synchronous schedule, as 1f1b",
     ),
-    "limit of 0": ([*THREE[:-1], "0"], "--memory-limit must be above 0, got '0'"),
     "no number": ([*THREE[:-1], "much"], "--memory-limit must be a finite number .*'much'"),
     "negative bytes": ([*THREE[:-1], "-1GB"], "--memory-limit must be a number .*'-1GB'"),
     "unknown unit": ([*THREE[:-1], "3PB"], "--memory-limit '3PB': unknown unit 'PB'.* GB, TB"),
-    "bytes without a model": ([*THREE[:-1], "40GB"], "in bytes needs --model"),
-    "bytes and numbers": ([*THREE[:-1], "40GB,1,1,1"], "all entries in bytes or none"),
     "limits of three": (
         [*THREE[:-1], "3,3,3"],
         "--memory-limit must be .* each of 4 workers, got 3",
-    ),
-    "sizes of three": (
-        [*THREE, "--activation-sizes", "1,1,1"],
-        "--activation-sizes must be .* 4 stages",
     ),
     "model alone does not fit": (
         [*ONE, *MODEL, "--memory-limit", "10GB"],
@@ -356,7 +348,6 @@ MISTAKES = {
         [*THREE, "--offload", "1", "--load", "1,1,1,1,1"],
         "--load must be a number or one for each of 4 stages, got 5",
     ),
-    "load alone": ([*THREE, "--load", "1"], "--load 1 needs --offload"),
     "two offload times": (
         [*ONE, "--stage-times", "F=1,B=2,O=1", "--offload", "1", "--memory-limit", "3"],
         "--offload 1 and the times of O or L",
@@ -364,21 +355,7 @@ MISTAKES = {
     "no such worker": ([*THREE, "--host-links", "0+9"], "names worker 9: workers are 0 to 3"),
     "no microbatches": (["--microbatches", "0", "--memory-limit", "3"], "--microbatches.*got '0'"),
     "no times": ([*ONE, "--memory-limit", "3"], "times are missing"),
-    "link": (
-        [*THREE, "--link", "rendezvous"],
-        "--link must be one of delay, queued here, got 'rend",
-    ),
-    "objective": (
-        [*THREE, "--minimize", "cost"],
-        "--minimize must be one of makespan, span here",
-    ),
-    "no time": ([*THREE, "--time-limit", "0"], "--time-limit must be above 0 seconds, got '0'"),
-    "no threads": ([*THREE, "--threads", "0"], "--threads.*got '0'"),
-    "no drawing": ([*THREE, "--out", "best.png"], "--out must end in one of .csv, .json"),
     "no folder": ([*THREE, "--out", "/nowhere/best.csv"], "there is no folder /nowhere"),
-    "both stores": ([*THREE, "--store", ".", "--no-store"], "choose one"),
-    "file as store": ([*THREE, "--store", __file__], "is no folder"),
-    "updates within": (["--schedule", "pipedream", *THREE[2:]], "the table has U cells"),
 }
 
 

@@ -55,7 +55,7 @@ IN_LISTS = {"compare": [], "jitter": ["--op", "lognormal:0.05", "--samples", "10
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize(
     "command",
-    [command for command in (*WORK, *IN_LISTS, "compare --diff")],
+    [*WORK, *IN_LISTS, "compare --diff"],
 )
 def test_commands_know_what_tables_have_of_their_own(command, name, given, call):
     path, times = given(name)

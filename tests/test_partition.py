@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.search.cutting_planes import SLACK
+from pipejax.search.partition.integer_program import SLACK
 from pipejax.search.partition.splits import default_layouts
 
 H100 = pj.load_system("h100")

@@ -17,8 +17,6 @@ from test_optimize import held
 import pipejax as pj
 from pipejax.schedules.cells.ops import format_cell
 from pipejax.search.schedule.bounds import lower_bound
-from pipejax.search.schedule.effort import Budget
-from pipejax.search.schedule.periods import shortest_ring
 from pipejax.search.schedule.problem import pose
 
 KINDS = (
@@ -140,14 +138,6 @@ def test_messages_of_any_length_leave_room_for_a_schedule(message, limit):
     # a limit of n lets n microbatches cross the pipe at once: 6 messages for every n of them
     assert found.value >= 6 * message * 8 / limit
     assert found.lower_bound >= (6 * message * 8 / limit) * (1 - 1e-3)
-
-
-def test_work_of_less_than_a_unit_has_a_period_too():
-    table = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=4)
-    costs = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0, transmit=1e7)
-    problem = pose(table, costs, memory_limit=4)
-    assert not problem.forward.any()
-    assert shortest_ring(problem, 1, int(problem.lag.sum()), Budget.of(1.0), 2) is not None
 
 
 def test_all_reduces_of_a_worker_follow_each_other():

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import re
 
 import numpy as np
 import pytest
@@ -542,33 +541,6 @@ def test_the_gain_is_that_over_the_own_order(call, answer, data):
         f"{worst.front}"
     )
     assert "all transfers wait" in total
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([*SMALL], "times are missing"),
-        (
-            [*SMALL, *TIMES, "--queues", "two"],
-            "--queues must be one of worker, pair, direction, got 'two'",
-        ),
-        ([*SMALL, *TIMES, "--iterations", "-1"], "'--iterations': .* got '-1'"),
-        ([*SMALL, *TIMES, "--time-limit", "soon"], "--time-limit .* got 'soon'"),
-        ([*SMALL, *TIMES, "--link", "delay"], "--link"),
-        (
-            [*SMALL, *TIMES, "--out", "better.txt"],
-            "--out must end in one of .csv, .json, got 'better.txt'",
-        ),
-        ([*SMALL, *TIMES, "--out", "no/such/better.csv"], "there is no folder no/such"),
-    ],
-)
-def test_command_mistakes_are_one_line(capsys, arguments, message):
-    assert run(arguments) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("error: ")
-    assert printed.err.count("\n") == 1
-    assert re.search(message, printed.err), printed.err
 
 
 def test_a_search_ends_at_the_gap_that_is_asked_for(call, answer):

@@ -3,8 +3,7 @@
 #
 # At a fixed minibatch, small microbatches mean small bubbles and little memory; large ones mean fewer
 # latencies and ops that use the machine better. Where the best lies depends on the network. Here it is
-# found along the gradient of the step time, for a whole range of latencies at once, and compared with
-# evaluating every legal size.
+# found for a whole range of latencies.
 #
 # GPT-3 175B, eight workers of eight B200, 128 sequences per step, full recomputation, 1F1B with two
 # stages per worker:
@@ -13,10 +12,7 @@
 import dataclasses
 import numpy as np
 import pipejax as pj
-from pipejax.search.tuning.microbatch import search_microbatches, tune_microbatches
-from pipejax.search.tuning.problem import ScheduleFamily
 
-family = ScheduleFamily("interleaved-1f1b", 8, {"stages_per_worker": 2})
 workload = pj.Workload(
     pj.load_model("gpt3-175b"), minibatch=128, tensor_parallel=8, recompute="full"
 )
@@ -26,35 +22,24 @@ systems = [
     dataclasses.replace(b200, network=dataclasses.replace(b200.network, latency=latency))
     for latency in latencies
 ]
-tuned = tune_microbatches(family, [workload] * len(systems), systems)
-for latency, relaxed, size, seconds in zip(
-    latencies, tuned.relaxed.microbatch_size, tuned.microbatch_size, tuned.step_time
-):
-    print(
-        f"{1e3 * latency:6.2f} ms: relaxed b = {relaxed:4.1f}, tuned b = {size:2}, {seconds:5.2f} s"
-    )
+tuned = [
+    pj.tune("interleaved-1f1b", 8, workload, system, stages_per_worker=2) for system in systems
+]
+for latency, found in zip(latencies, tuned):
+    print(f"{1e3 * latency:6.2f} ms: b = {found.best.microbatch_size:2}, {found.value:5.2f} s")
 
 # %% [markdown]
-# The relaxed size is a real number: the step time is affine in the number of microbatches from a few
-# of them on, with the cycle time as slope, so that it can be followed for any size. What is legal
-# divides the minibatch. The relaxed step time of each legal size says which are worth an exact
-# evaluation: those next to a minimum, and those almost as short as the best.
-
-# %%
-best = search_microbatches(family, [workload] * len(systems), systems)
-bool((best.microbatch_size == tuned.microbatch_size).all())
-
-# %%
-int(tuned.sizes.is_known.sum()), int(best.sizes.is_known.sum())  # exact evaluations
-
-# %% [markdown]
-# For one pair, `pipejax tune` evaluates all settings up to 200,000 (1,000,000 of several parts), and
-# follows the gradient beyond. It says how many there are. `--method` decides otherwise:
+# What is legal divides the minibatch, so there are few sizes, and all of them are evaluated.
+# `pipejax tune` evaluates all settings up to 200,000 (1,000,000 of several parts), and
+# follows the gradient of the step time beyond. It says how many there are. `--method` decides otherwise:
 #
 # ```sh
 # pipejax tune size --schedule 1f1b --workers 8 --model llama3-70b --system b200 --minibatch 256 \
 #              --tensor-parallel 8 --method gradient
 # ```
+#
+# The relaxed size is a real number: the step time is affine in the number of microbatches from a few
+# of them on, with the cycle time as slope, so that it can be followed for any size.
 #
 # ## Elasticity
 #
@@ -66,7 +51,7 @@ for k in (0, 2, 4):
         "interleaved-1f1b",
         num_workers=8,
         stages_per_worker=2,
-        num_microbatches=int(tuned.microbatches[k]),
+        num_microbatches=tuned[k].best.microbatches,
     )
     found = pj.sensitivity(table, workload, systems[k])
     print(
@@ -99,11 +84,5 @@ for k in (0, 2, 4):
 # ```
 #
 # All parts are one vector of real numbers, along which the step time of the batched engine is followed
-# from eight starts; `tune_jointly` does so for thousands of workloads and systems at once. The sizes and
-# whole layers next to the best minima are then evaluated exactly, and improved by one layer at a time.
-#
-# Rounding to whole layers costs something, and how much at most is said: at one size and one system the
-# step time is convex in the layers, so tangents lie below it, and the least maximum of tangents over all
-# real layers that fit, a linear program, is a bound that no whole layers are better than. It is taken for
-# every size. Where costs are not convex (collectives
-# that change their algorithm) or layers are of several kinds, there is none.
+# from eight starts. The sizes and whole layers next to the best minima are then evaluated exactly, and
+# improved by one layer at a time.

@@ -20,7 +20,7 @@ FOUND: Mapping[bool, Mapping[str, Any]] = {  # whether by a search
 }
 JOB = 1000  # steps of the job that is looked at
 LEAST = 1e-3  # percent: what is shown of more time
-SEARCHES = ("search", "period", "neighbourhoods")  # sources that are no heuristics begin so
+SEARCHES = ("search", "neighbourhoods")  # sources that are no heuristics begin so
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:

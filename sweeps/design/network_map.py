@@ -25,7 +25,8 @@ from pipejax.base.checks import are_positive, divisors
 from pipejax.costing import Number
 from pipejax.engine.batched.pricing import filled
 from pipejax.files import provenance
-from pipejax.search.tuning.microbatch import TunedSizes, search_microbatches
+from pipejax.search.tuning.joint import search_jointly
+from pipejax.search.tuning.joint_space import JointProblem, TunedJointly
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 from pipejax.search.tuning.step_time_objective import Given, Pair
 from pipejax.typing import Array, Float, Int, NumpyArray
@@ -145,7 +146,7 @@ def sweep(points: int = POINTS) -> xr.Dataset:
         "step_time": (found.step_time, "s"),
         "bandwidth_elasticity": (found.bandwidth_elasticity, "1"),
         "latency_elasticity": (found.latency_elasticity, "1"),
-        "exhaustive_microbatch_size": (best.microbatch_size, "1"),
+        "exhaustive_microbatch_size": (best.settings.size, "1"),
         "exhaustive_step_time": (best.step_time, "s"),
         "bandwidth_elasticity_error": (off[0], "1"),
         "latency_elasticity_error": (off[1], "1"),
@@ -183,7 +184,7 @@ def _workload() -> pj.Workload:
 
 def _exhaustive(
     bandwidth: Float[NumpyArray, " networks"], latency: Float[NumpyArray, " networks"]
-) -> TunedSizes:
+) -> TunedJointly:
     """Evaluate every legal size on every network, each a system of its own."""
     given = pj.load_system(SYSTEM)
     systems = [
@@ -193,10 +194,11 @@ def _exhaustive(
         for each, delay in zip(bandwidth.tolist(), latency.tolist(), strict=True)
     ]
     with jax.enable_x64(True):
-        return search_microbatches(_family(), [_workload()] * len(systems), systems)
+        problem = TuningProblem.of(_family(), [_workload()] * len(systems), systems)
+        return search_jointly(JointProblem(problem, ("size",)))
 
 
-def _off(found: NetworkMap, grid: Grid, best: TunedSizes, axis: int) -> NumpyArray:
+def _off(found: NetworkMap, grid: Grid, best: TunedJointly, axis: int) -> NumpyArray:
     """How far an elasticity is off the range of both one-sided differences: (networks).
 
     Where regimes meet these differ, and the derivative is that of one path of many.

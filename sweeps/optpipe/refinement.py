@@ -28,7 +28,7 @@ SETTINGS = (
 )
 SMALL = (Setting(Pipe("1.5B", 4, 24), 8, 0.5, NO_LINK),)
 STEPS = tuple(int(n) for n in np.unique(np.geomspace(1, 1e5, 61).astype(int)))
-SEARCHES = ("search", "period", "neighbourhoods")  # sources that are no heuristics begin so
+SEARCHES = ("search", "neighbourhoods")  # sources that are no heuristics begin so
 POLICIES = ("refine", "wait", "stay")
 
 

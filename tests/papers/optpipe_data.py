@@ -96,7 +96,7 @@ NEWS = (
     News(0.1, 2.0, 1.0, "greedy"),
     News(1.0, 1.5, 1.0, "ada-offload"),
     News(4.0, 1.2, 1.0, "search"),
-    News(9.0, 1.1, 1.0, "period of 1"),
+    News(9.0, 1.1, 1.0, "neighbourhoods"),
 )
 
 

@@ -20,11 +20,10 @@ from pipejax.cli.options.tables import OF_RUNS, TableOptions
 from pipejax.cli.options.values import CountIfGiven, Text
 from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.launches import launch_json, launch_lines
-from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.numbers import gigabytes, seconds
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import FOUND, Column, grid, pick, table_of
 from pipejax.schedules.naming import find, named
-from pipejax.search.found import gap
 
 if TYPE_CHECKING:
     from pipejax.search.found import Found
@@ -147,14 +146,15 @@ def tune_settings(asked: TuningRequest, **how: Any) -> Answer:
 
     def report(found: "Found[TunedSetting]") -> Answer:
         best = found.best
-        contract = pick(best, "method reason microbatch_size microbatches relaxed exhaustive")
+        contract = pick(best, "method reason microbatch_size microbatches")
         own = pick(best, "microbatch_size microbatches memory_bytes fits")
         result = {
             "what": asked.what,
             **pick(asked, "schedule workers"),
             "link": asked.links.model,
             "minibatch": asked.workload.minibatch,
-            **{name: value for name, value in contract.items() if value is not None},
+            **contract,
+            "relaxed" if best.method == "gradient" else "exhaustive": best.details,
             "step_time": found.value,
             "best": {**own, **best.setting},
             **pick(found, FOUND),
@@ -212,7 +212,7 @@ def _said(
 def _tuned(*given: Any, **how: Any) -> "Found[TunedSetting]":
     """Tune; where no microbatch size fits, say so and tune without the memory limit."""
     try:  # what needs optax is imported only where it is needed
-        from pipejax.search.tuning.microbatch import NothingFitsError
+        from pipejax.search.tuning.joint_space import NothingFitsError
 
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from None
@@ -235,9 +235,9 @@ def _tuned(*given: Any, **how: Any) -> "Found[TunedSetting]":
 
 def _sizes(found: "Found[TunedSetting]", capacity: float) -> Table:
     best = found.best
-    is_all = best.exhaustive is not None and found.stopped != "interrupted"
+    is_all = found.stopped != "interrupted"
     title = "every legal microbatch size" if is_all else "microbatch sizes evaluated exactly"
-    sizes = (best.exhaustive or best.relaxed or {})["sizes"]
+    sizes = best.details["sizes"]
     chosen = [size["microbatch_size"] == best.microbatch_size for size in sizes]
     columns = (
         Column("b", "microbatch_size"),
@@ -252,28 +252,21 @@ def _sizes(found: "Found[TunedSetting]", capacity: float) -> Table:
 
 
 def _stages(best: "TunedSetting") -> Table:
-    names, relaxed = ("layers", "recomputed"), best.relaxed
+    names = ("layers", "recomputed")
     columns = [(name, best.setting[name]) for name in names]
-    if relaxed is not None:
-        columns += [(f"{k}, relaxed", [f"{each:.2f}" for each in relaxed[k]]) for k in names]
+    if best.method == "gradient":
+        columns += [(f"{k}, relaxed", [f"{x:.2f}" for x in best.details[k]]) for k in names]
     return grid([("stage", range(len(best.setting["layers"]))), *columns])
 
 
 def _ways(found: "Found[TunedSetting]") -> Iterator[str]:
-    """Say which way was taken and why, and what each found and took."""
-    best = found.best
+    """Say which method was taken and why, and what it found and took."""
+    best, details = found.best, found.best.details
     yield f"method: {best.method} ({best.reason})"
-    ways = {"by gradient": best.relaxed, "exhaustive search": best.exhaustive}
-    for name, own in ways.items():
-        if own is None:
-            continue
-        yield (
-            f"{name}: {seconds(own['tuned_step_time'])} in {own['seconds']:.1f} s with "
-            f"{own['evaluated']} evaluations"
-        )
-    if best.relaxed is not None:
-        own = best.relaxed
-        yield f"relaxed: b = {own['microbatch_size']:.3g}, {seconds(own['step_time'])}"
-        if own.get("lower_bound") is not None:
-            most = gap(found.value, own["lower_bound"])
-            yield f"no whole layers save more than {percent(most)} of it"
+    name = "by gradient" if best.method == "gradient" else "exhaustive search"
+    yield (
+        f"{name}: {seconds(details['tuned_step_time'])} in {details['seconds']:.1f} s with "
+        f"{details['evaluated']} evaluations"
+    )
+    if best.method == "gradient":
+        yield f"relaxed: b = {details['microbatch_size']:.3g}, {seconds(details['step_time'])}"

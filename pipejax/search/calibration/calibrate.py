@@ -54,21 +54,13 @@ MOST_STARTS = 1000
 
 @short_repr
 class Outlier(NamedTuple):
-    """A row that lies far from what the others say; it was kept, but pulls no more than a limit.
+    """A row that lies far from what the others say; it was kept, but pulls no more than a limit."""
 
-    Attributes:
-      row: number in its file, from 1.
-      file: the file.
-      measured: [s].
-      predicted: [s].
-      error: predicted over measured, less 1 [%].
-    """
-
-    row: int
+    row: int  # number in its file, from 1
     file: str
-    measured: float
-    predicted: float
-    error: float
+    measured: float  # [s]
+    predicted: float  # [s]
+    error: float  # predicted over measured, less 1 [%]
 
 
 @short_repr_of("fit held_out parameters system coverage outliers noise seconds")
@@ -225,13 +217,11 @@ class _Fitting(NamedTuple):
 
     @property
     def independent_share(self) -> float:
-        """How many independent rows one row is worth: all together as many as shapes of a layer.
-
-        What a model says of a layer is wrong by as much in all rows that have it. Were each of
-        them taken as news, many rows of few shapes would overrule every prior, and so meet the
-        errors of the model with numbers that no machine has. Shapes with a time of their own have
-        no such error left.
-        """
+        """How many independent rows one row is worth: all together as many as shapes of a layer."""
+        # What a model says of a layer is wrong by as much in all rows that have it. Were each of
+        # them taken as news, many rows of few shapes would overrule every prior, and so meet the
+        # errors of the model with numbers that no machine has. Shapes with a time of their own have
+        # no such error left.
         if len(self.parameters.names) > self.num_numbers:
             return 1.0
         shapes, runs = (len(columns_of(self.rows, what).names) for what in (LAYER_SHAPE, RUN))
@@ -303,10 +293,8 @@ UNITS = {"milliseconds": 1e3, "microseconds": 1e6, "minutes": 1 / 60, "hours": 1
 
 
 def _check_scale(rows: MeasuredRows, as_is: NumpyArray) -> None:
-    """Refuse rows that are all far from the machine on one side: they are in another unit.
-
-    Tokens per second, sequences per second and other units are named by their factor alone.
-    """
+    """Refuse rows that are all far from the machine on one side: they are in another unit."""
+    # Tokens per second, sequences per second and other units are named by their factor alone.
     factor = float(np.median(rows.seconds / as_is))
     close = {name: abs(math.log(factor / each)) for name, each in UNITS.items()}
     name = min(close, key=lambda unit: close[unit])
@@ -322,27 +310,19 @@ def _check_scale(rows: MeasuredRows, as_is: NumpyArray) -> None:
 
 
 class _FitChoice(NamedTuple):
-    """How far rows are from what fits say that left them out, or the machine as it is.
+    """How far rows are from what fits say that left them out, or the machine as it is."""
 
-    Attributes:
-      rows: (some) which, at most `MOST_CHOSEN_BY`.
-      residual: (some) log of predicted over measured.
-      parts: of the rows, each of which a fit left out.
-    """
-
-    rows: Int[NumpyArray, " some"]
-    residual: Float[NumpyArray, " some"]
-    parts: int
+    rows: Int[NumpyArray, " some"]  # which, at most `MOST_CHOSEN_BY`
+    residual: Float[NumpyArray, " some"]  # log of predicted over measured
+    parts: int  # of the rows, each of which a fit left out
 
 
 def _chosen(
     problem: _Fitting, as_is: Float[NumpyArray, " rows"], seed: int
 ) -> tuple[_Fitting, _FitChoice]:
-    """Choose which numbers are fitted: those that predict rows best that their fit left out.
-
-    Each rung of `LADDER` is fitted without each of some parts of the rows. Rows of a
-    configuration are left out together, for one would tell of the other.
-    """
+    """Choose which numbers are fitted: those that predict rows best that their fit left out."""
+    # Each rung of `LADDER` is fitted without each of some parts of the rows. Rows of a
+    # configuration are left out together, for one would tell of the other.
     count = len(problem.rows)
     some = np.arange(count)
     if count > MOST_CHOSEN_BY:
@@ -516,12 +496,10 @@ def calibrated_file(
     name: str,
     of_stack: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Put fitted numbers and their provenance into the content of a system's file.
-
-    `base` is the content of the file that the calibration began with: what was not fitted stays,
-    but for numbers `of_stack`, in SI units, that the runs' software has. `records` say what was
-    fitted, one after the other; of bands, stacks and overlap the last ones count.
-    """
+    """Put fitted numbers and their provenance into the content of a system's file."""
+    # `base` is the content of the file that the calibration began with: what was not fitted stays,
+    # but for numbers `of_stack`, in SI units, that the runs' software has. `records` say what was
+    # fitted, one after the other; of bands, stacks and overlap the last ones count.
     stack = next((each.stack for each in reversed(records) if each.stack), "")
     overlap = next((each.overlap for each in reversed(records) if each.overlap is not None), None)
     evidence = [list(row) for record in records for row in record.evidence]

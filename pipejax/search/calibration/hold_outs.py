@@ -29,27 +29,17 @@ EXAMPLES = "t=8, group:h,t,b, k-fold:5, few:8 or model"
 
 
 class Folds(NamedTuple):
-    """Several ways to leave rows out.
+    """Several ways to leave rows out."""
 
-    Attributes:
-      names: (folds) what is left out.
-      left_out: (folds, rows) whether a row is.
-    """
-
-    names: tuple[str, ...]
-    left_out: Bool[NumpyArray, "folds rows"]
+    names: tuple[str, ...]  # what is left out
+    left_out: Bool[NumpyArray, "folds rows"]  # whether a row is
 
 
 def folds_of(rows: MeasuredRows, hold_out: str, *, seed: int = 0) -> Folds:
-    """Read what is to be held out.
-
-    `column=value` leaves its rows out, once; `group:columns` each combination of values in turn;
-    `model` each model in turn; `k-fold:K` one of K random parts in turn; `few:N` all but N random
-    rows, `DRAWS` times. Columns are named in full or by their letter.
-
-    Raises:
-      ValueError: if it is of no such form, names no column, or leaves out nothing or everything.
-    """
+    """Read what is to be held out."""
+    # `column=value` leaves its rows out, once; `group:columns` each combination of values in turn;
+    # `model` each model in turn; `k-fold:K` one of K random parts in turn; `few:N` all but N random
+    # rows, `DRAWS` times. Columns are named in full or by their letter.
     kind, _, what = hold_out.partition(":")
     if kind in _KINDS:
         folds = _KINDS[kind](rows, what, np.random.default_rng(seed))
@@ -137,27 +127,21 @@ PERCENTS = (80, 90)
 
 
 def band(residual: Float[NumpyArray, " rows"], percent: float, groups: int) -> Band:
-    """Find the factors on predicted time between which so many percent of further rows lie.
-
-    `residual` is the log of predicted over measured, of rows that were left out in so many groups.
-    Rows of one group are wrong together, so what is expected of a further group is an order
-    statistic of groups, not of rows: among K groups and a new one, the new one may be the farthest
-    by the chance 1 / (K + 1), and the share within the band of the known ones has to be
-    (K + 1) / K times larger.
-
-    References:
-      Lee, Barber, Willett: Distribution-free inference with hierarchical data (2023).
-    """
+    """Find the factors on predicted time between which so many percent of further rows lie."""
+    # `residual` is the log of predicted over measured, of rows that were left out in so many
+    # groups. Rows of one group are wrong together, so what is expected of a further group is an
+    # order statistic of groups, not of rows: among K groups and a new one, the new one may be the
+    # farthest by the chance 1 / (K + 1), and the share within the band of the known ones has to be
+    # (K + 1) / K times larger.
+    # References: Lee, Barber, Willett: Distribution-free inference with hierarchical data (2023).
     share = min(percent / 100 * (groups + 1) / groups, 1.0)
     low, high = np.quantile(-residual, [(1 - share) / 2, (1 + share) / 2])
     return Band(percent, float(np.exp(low)), float(np.exp(high)))
 
 
 def bands_of(residual: Float[NumpyArray, " rows"], groups: int) -> tuple[Band, ...]:
-    """Return a band for each of `PERCENTS` that so many groups can tell of.
-
-    The new one of K + 1 groups is the farthest by the chance 1 / (K + 1): 90 % need nine groups.
-    """
+    """Return a band for each of `PERCENTS` that so many groups can tell of."""
+    # The new one of K + 1 groups is the farthest by the chance 1 / (K + 1): 90 % need nine groups.
     told = [percent for percent in PERCENTS if percent * (groups + 1) <= 100 * groups]
     return tuple(band(residual, percent, groups) for percent in told)
 
@@ -167,11 +151,9 @@ def coverage_of(
     residual: Float[NumpyArray, "folds rows"],
     left_out: Bool[NumpyArray, "folds rows"],
 ) -> Mapping[int, float]:
-    """Share of left-out rows within their bands [%], by the percent that it should be.
-
-    The band of a fold comes from the left-out rows of all other folds, or, where there is only
-    one, from the rows that it was fitted to: never from the rows that are judged by it.
-    """
+    """Share of left-out rows within their bands [%], by the percent that it should be."""
+    # The band of a fold comes from the left-out rows of all other folds, or, where there is only
+    # one, from the rows that it was fitted to: never from the rows that are judged by it.
     if not by_fold:
         return {}
     inside: dict[int, int] = dict.fromkeys(PERCENTS, 0)

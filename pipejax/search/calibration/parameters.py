@@ -19,20 +19,15 @@ from pipejax.search.calibration.robust_fit import RobustFit, uncertainty
 
 
 class Prior(NamedTuple):
-    """Where a number lies: its logarithm is normal, or the logit of a number with a limit.
+    """Where a number lies: its logarithm is normal, or the logit of a number with a limit."""
 
-    Attributes:
-      centre: median where the system's file says nothing, or where all files are set aside; None
-        where only a file can say it.
-      spread: standard deviation of the logarithm, or of the logit.
-      limit: what the number stays below: 1 for a share.
-      is_own: whether the system's own number is the median even then: vendors and tests of single
-        collectives know some of them better than step times do.
-    """
-
+    # median where the system's file says nothing, or where all files are set aside; None where only
+    # a file can say it
     centre: float | None = None
-    spread: float = 0.3
-    limit: float = math.inf
+    spread: float = 0.3  # standard deviation of the logarithm, or of the logit
+    limit: float = math.inf  # what the number stays below: 1 for a share
+    # whether the system's own number is the median even then: vendors and tests of single
+    # collectives know some of them better than step times do
     is_own: bool = False
 
 
@@ -89,19 +84,12 @@ Points = Float[NumpyArray, "batch parameters"]
 
 
 class Parameters(NamedTuple):
-    """What is fitted, and what is known of it.
+    """What is fitted, and what is known of it."""
 
-    Attributes:
-      names: (parameters) of the system's numbers, or of factors.
-      centre: (parameters) median of the prior, in SI units.
-      spread: (parameters) of the logarithm, or of the logit of a number with a limit.
-      limit: (parameters) infinite where there is none.
-    """
-
-    names: tuple[str, ...]
-    centre: PerParameter
-    spread: PerParameter
-    limit: PerParameter
+    names: tuple[str, ...]  # of the system's numbers, or of factors
+    centre: PerParameter  # median of the prior, in SI units
+    spread: PerParameter  # of the logarithm, or of the logit of a number with a limit
+    limit: PerParameter  # infinite where there is none
 
     def values(self, points: Points) -> Points:
         """Turn whitened points into numbers, in SI units."""
@@ -128,13 +116,8 @@ class Parameters(NamedTuple):
 
 
 def parameters_of(system: System, names: Sequence[str], *, general: bool = False) -> Parameters:
-    """Look up what is known of named numbers: the system's own, or where it has none the prior's.
-
-    `general` priors set the system's file aside, but for what it alone can say.
-
-    Raises:
-      ValueError: if a number has no prior, or the system's own lies outside of it.
-    """
+    """Look up what is known of named numbers: by the system, or where it is silent by the prior."""
+    # `general` priors set the system's file aside, but for what it alone can say.
     known = [known_as(name, PRIORS, "fit") for name in names]
     if not known or len(set(known)) < len(known):
         raise wrong("fit", f"must name different numbers of a system, got {','.join(names)!r}")
@@ -154,10 +137,8 @@ def parameters_of(system: System, names: Sequence[str], *, general: bool = False
 
 
 def _centre(own: float, prior: Prior, general: bool) -> float:
-    """Median of a number that a system has of its own, 0 or all of a share where it says nothing.
-
-    A share of 1 is what a data sheet says that knows of no losses.
-    """
+    """Median of a number of a system itself; 0, or all of a share, where it says nothing."""
+    # A share of 1 is what a data sheet says that knows of no losses.
     is_said = own > 0 and own < prior.limit
     if prior.centre is None or (is_said and (prior.is_own or not general)):
         return own
@@ -180,10 +161,8 @@ def joined(*parts: Parameters) -> Parameters:
 def fitted_numbers(
     parameters: Parameters, found: RobustFit, best: int = 0, num_numbers: int | None = None
 ) -> tuple[FittedParameter, ...]:
-    """Numbers with their standard errors, which to first order are those of the whitened ones.
-
-    `num_numbers` of the parameters are a system's, with units; those behind are factors.
-    """
+    """Numbers with their standard errors, to first order those of the whitened ones."""
+    # `num_numbers` of the parameters are a system's, with units; those behind are factors.
     known = uncertainty(found)
     values = parameters.values(found.point)[best]
     slope = parameters.slopes(found.point)[best]

@@ -42,25 +42,16 @@ def weights_of(variance: Float[NumpyArray, " rows"], noise: float) -> Float[Nump
 
 
 class RobustFit(NamedTuple):
-    """Minima of a batch of fits.
+    """Minima of a batch of fits."""
 
-    Attributes:
-      point: (batch, parameters) whitened.
-      residual: (batch, rows) log of predicted over measured, left-out rows included.
-      noise: (batch) standard deviation of the residuals, outliers bounded.
-      objective: (batch) minimum.
-      curvature: (batch, parameters, parameters) information of the rows alone; the prior adds 1.
-      steps: (batch) model evaluations until convergence.
-      converged: (batch) whether the last step was small enough.
-    """
-
-    point: Points
-    residual: Residuals
-    noise: Float[NumpyArray, " batch"]
-    objective: Float[NumpyArray, " batch"]
+    point: Points  # whitened
+    residual: Residuals  # log of predicted over measured, left-out rows included
+    noise: Float[NumpyArray, " batch"]  # standard deviation of the residuals, outliers bounded
+    objective: Float[NumpyArray, " batch"]  # minimum
+    # information of the rows alone; the prior adds 1
     curvature: Float[NumpyArray, "batch parameters parameters"]
-    steps: NumpyArray
-    converged: NumpyArray
+    steps: NumpyArray  # model evaluations until convergence
+    converged: NumpyArray  # whether the last step was small enough
 
 
 class _FitState(NamedTuple):
@@ -75,24 +66,17 @@ class _FitState(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """A loss of residuals in noises, up to a factor: z^2 / 2 near 0.
+    """A loss of residuals in noises, up to a factor: z^2 / 2 near 0."""
 
-    Attributes:
-      value: rho.
-      slope: its derivative.
-      second: its second derivative.
-      bend: the same for steps, above 0 everywhere: where slopes fall again, the slope over z.
-      mean_square_slope: of normal errors.
-      factor: an estimate from bounded errors has variance mean(slope^2) / mean(rho'')^2 per row
-        (Huber, 1964): with this factor the curvature at the minimum is the inverse of it, so that
-        rows and prior weigh what they should, and standard errors come out right.
-    """
-
-    value: Callable[[NumpyArray], NumpyArray]
-    slope: Callable[[NumpyArray], NumpyArray]
-    second: Callable[[NumpyArray], NumpyArray]
+    value: Callable[[NumpyArray], NumpyArray]  # rho
+    slope: Callable[[NumpyArray], NumpyArray]  # its derivative
+    second: Callable[[NumpyArray], NumpyArray]  # its second derivative
+    # the same for steps, above 0 everywhere: where slopes fall again, the slope over z
     bend: Callable[[NumpyArray], NumpyArray]
-    mean_square_slope: float
+    mean_square_slope: float  # of normal errors
+    # an estimate from bounded errors has variance mean(slope^2) / mean(rho'')^2 per row (Huber,
+    # 1964): with this factor the curvature at the minimum is the inverse of it, so that rows and
+    # prior weigh what they should, and standard errors come out right
     factor: float
 
 
@@ -136,12 +120,10 @@ def robust_fit(
     most_steps: int = MOST_STEPS,
     losses: tuple[Loss, ...] = (HUBER, STUDENT),
 ) -> RobustFit:
-    """Fit from every start with its own weights of the rows.
-
-    A weight of 0 leaves a row out; its residual is still reported. A step that does not lower the
-    objective is tried again with more damping. A fit that has converged is not evaluated again.
-    Each loss starts from the minimum of the one before.
-    """
+    """Fit from every start with its own weights of the rows."""
+    # A weight of 0 leaves a row out; its residual is still reported. A step that does not lower the
+    # objective is tried again with more damping. A fit that has converged is not evaluated again.
+    # Each loss starts from the minimum of the one before.
     size = len(starts)
     point = np.array(starts, float)
     residual, jacobian = (np.array(each, float) for each in model(point))
@@ -174,11 +156,9 @@ def robust_fit(
 def _advanced(
     model: ResidualModel, state: _FitState, weights: NumpyArray, of: Loss
 ) -> tuple[_FitState, NumpyArray]:
-    """Try one step of each fit; (batch) whether it had converged.
-
-    Damping follows the ratio of what a step gains to what the linear model promises (Nielsen,
-    1999): it settles where steps succeed, instead of falling until they fail.
-    """
+    """Try one step of each fit; (batch) whether it had converged."""
+    # Damping follows the ratio of what a step gains to what the linear model promises (Nielsen,
+    # 1999): it settles where steps succeed, instead of falling until they fail.
     point, residual, jacobian, noise, damping, growth = state
     z = residual / noise[:, None]
     gradient = np.einsum("brp,br->bp", jacobian, of.factor * weights * of.slope(z))
@@ -240,12 +220,10 @@ def _information(
 
 
 def _noise(state: _FitState, weights: NumpyArray, of: Loss) -> Float[NumpyArray, " batch"]:
-    """Estimate the noise again from bounded residuals, for as many rows as are free.
-
-    The parameters use up the rows that decide them: the trace of what the rows say, relative to
-    rows and prior together. A guess that counts as a few rows keeps small data sets, which the
-    parameters may meet exactly, from believing in no noise at all.
-    """
+    """Estimate the noise again from bounded residuals, for as many rows as are free."""
+    # The parameters use up the rows that decide them: the trace of what the rows say, relative to
+    # rows and prior together. A guess that counts as a few rows keeps small data sets, which the
+    # parameters may meet exactly, from believing in no noise at all.
     information = _information(state, weights, of, of.bend)
     both = information + np.eye(information.shape[-1])
     used = np.einsum("bpp->b", np.linalg.solve(both, information))
@@ -256,25 +234,17 @@ def _noise(state: _FitState, weights: NumpyArray, of: Loss) -> Float[NumpyArray,
 
 
 class Uncertainty(NamedTuple):
-    """How well each parameter is known, in spreads of its prior.
+    """How well each parameter is known, in spreads of its prior."""
 
-    Attributes:
-      error: (batch, parameters) standard error by rows and prior together.
-      error_of_rows: by the rows alone; infinite where they leave a parameter open.
-      identified: whether the rows say more of a parameter than its prior.
-    """
-
-    error: Points
-    error_of_rows: Points
-    identified: NumpyArray
+    error: Points  # standard error by rows and prior together
+    error_of_rows: Points  # by the rows alone; infinite where they leave a parameter open
+    identified: NumpyArray  # whether the rows say more of a parameter than its prior
 
 
 def uncertainty(fit: RobustFit) -> Uncertainty:
-    """Standard errors at the minimum (Laplace), and which parameters the rows decide.
-
-    The prior of a whitened parameter has variance 1. Rows that know a parameter better than its
-    prior, with all others free, more than halve that variance.
-    """
+    """Standard errors at the minimum (Laplace), and which parameters the rows decide."""
+    # The prior of a whitened parameter has variance 1. Rows that know a parameter better than its
+    # prior, with all others free, more than halve that variance.
     size = fit.point.shape[1]
     error = np.sqrt(np.einsum("bpp->bp", np.linalg.inv(fit.curvature + np.eye(size))))
     alone = np.full_like(fit.point, np.inf)

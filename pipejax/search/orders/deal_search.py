@@ -15,14 +15,22 @@ import numpy as np
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.display import ResultList, short_repr
 from pipejax.base.trees import leaves, mapped
-from pipejax.costs.costs import Costs
+from pipejax.costs.costs import (
+    FIELDS,
+    PHASE_FIELDS,
+    Costs,
+    differs_by_microbatch,
+    unchecked_costs,
+)
 from pipejax.costs.stage.microbatches import in_order, of_each_microbatch
+from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import lower_and_price
+from pipejax.schedules.cells.ops import TIMED
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import Found
 from pipejax.search.orders.local_search import LocalSearch
-from pipejax.search.orders.order_bounds import alone, order_bound, packed_bound
+from pipejax.search.orders.order_bounds import alone, order_bound, packed_bound, with_least
 from pipejax.search.orders.permutations import (
     BATCH,
     EXHAUSTIVE,
@@ -32,7 +40,6 @@ from pipejax.search.orders.permutations import (
     batched_makespans,
     neighbours,
 )
-from pipejax.search.orders.step_costs import StepCosts
 
 Members = Int[NumpyArray, "steps replicas microbatches"]
 Replicas = Int[NumpyArray, "steps groups replicas"]
@@ -46,6 +53,48 @@ MAX_NUMBERS = 1 << 20  # of the orders that are tried at once
 MOST_MEMBERS = 12  # microbatches up to which every deal is tried, where replicas have few orders
 SLOW = 0.25  # of the replicas that exchange microbatches with others
 OTHER = 0.1  # what the faster of two replicas counts beside the slower
+
+
+class StepCosts(NamedTuple):
+    """Costs of many steps, whose microbatches are numbered through all of them."""
+
+    # (members, ...) fields that differ by microbatch, of those that the program reads
+    by_member: dict[str, NumpyArray]
+    by_step: dict[str, NumpyArray]  # (steps, ...) or (1, ...) all others
+    of_a_step: int  # members of a step
+
+    @classmethod
+    def of(cls, each: list[Costs], program: Program, of_a_step: int) -> "StepCosts":
+        """Stack costs of one shape, with the least of each step behind it."""
+        phases = {*program.layout.phases, *program.layout.paired_phases}
+        unread = {PHASE_FIELDS[phase.name] for phase in TIMED if phase not in phases}
+        by_member, by_step = {}, {}
+        extended = [vars(with_least(costs)) for costs in each]
+        for name in FIELDS:
+            leaves = [leaves[name] for leaves in extended]
+            if leaves[0] is None:
+                continue
+            if not differs_by_microbatch(name, leaves[0]):
+                alike = all(np.array_equal(leaf, leaves[0]) for leaf in leaves)
+                by_step[name] = np.stack(leaves[:1] if alike else leaves)
+            elif name not in unread:
+                whole = np.concatenate(leaves, axis=-1)
+                by_member[name] = np.ascontiguousarray(np.moveaxis(whole, -1, 0))
+        return cls(by_member, by_step, of_a_step)
+
+    def step_of(self, orders: Orders) -> Int[NumpyArray, " orders"]:
+        """Which step orders are of."""
+        return orders[:, 0] // self.of_a_step
+
+    def of_orders(self, orders: Orders) -> Costs:
+        """Costs of orders, for `makespans`."""
+        steps = self.step_of(orders)
+        leaves = {
+            name: time[steps] if len(time) > 1 else time for name, time in self.by_step.items()
+        }
+        for name, time in self.by_member.items():
+            leaves[name] = np.moveaxis(time[orders], 1, -1)
+        return unchecked_costs(leaves)
 
 
 @short_repr
@@ -62,20 +111,14 @@ class Deal(NamedTuple):
 
 
 class DealSearch(LocalSearch[list[Deal]]):
-    """State of the search for deals; the value is the mean over the steps.
+    """State of the search for deals; the value is the mean over the steps."""
 
-    Members are numbered through all steps. Behind those of each step stands one more, which takes
-    the least of every time.
+    # Members are numbered through all steps. Behind those of each step stands one more, which takes
+    # the least of every time.
 
-    Attributes:
-      values: (steps) makespan of the slowest replica in the best deal of each step so far [s].
-      bounds: (steps) no deal of a step is faster [s].
-      best: best deal of each step so far.
-    """
-
-    values: Values
-    bounds: Values
-    best: Members
+    values: Values  # makespan of the slowest replica in the best deal of each step so far [s]
+    bounds: Values  # no deal of a step is faster [s]
+    best: Members  # best deal of each step so far
 
     def __init__(
         self, table: ScheduleTable, each: list[Costs], replicas: int, links: Links, seed: int
@@ -175,11 +218,9 @@ class DealSearch(LocalSearch[list[Deal]]):
         return np.stack([ranked[:, :slow], others], axis=2)
 
     def _improve(self, steps: Steps, groups: Replicas) -> Bool[NumpyArray, " steps"]:
-        """Make the best move within each group of replicas, if any is better than none.
-
-        A move is better where the slower replica is, and of those where the faster is. Returns
-        (steps) whether any was made.
-        """
+        """Make the best move within each group of replicas, if any is better than none."""
+        # A move is better where the slower replica is, and of those where the faster is. Returns
+        # (steps) whether any was made.
         at = steps[:, None, None], groups
         members = self._order[at]
         moves = self._moves(groups.shape)
@@ -287,10 +328,8 @@ def _longest_first(
 def _fastest_sets(
     masks: Int[NumpyArray, " sets"], times: Float[NumpyArray, " sets"], members: int
 ) -> list[int]:
-    """Choose sets that hold each member once, of which the slowest is fastest.
-
-    A set is a number whose bits are its members.
-    """
+    """Choose sets that hold each member once, of which the slowest is fastest."""
+    # A set is a number whose bits are its members.
     holding: list[list[tuple[int, float, int]]] = [[] for _ in range(members)]
     for row, (mask, time) in enumerate(zip(masks.tolist(), times.tolist(), strict=True)):
         holding[(mask & -mask).bit_length() - 1].append((mask, time, row))

@@ -17,18 +17,11 @@ from pipejax.search.found import Best, Found, gap as gap_of
 
 
 class LocalSearch(abc.ABC, Generic[Best]):
-    """State of a search, which a kernel starts when it is made.
+    """State of a search, which a kernel starts when it is made."""
 
-    Attributes:
-      value: of the best candidate so far [s].
-      lower_bound: no candidate is faster [s].
-      baselines: values of what one would take without a search, by name [s].
-      evaluated: candidates that the engine ran.
-      precision: relative, by which a value is above its bound when both are equal.
-    """
-
-    value: float
-    lower_bound: float
+    value: float  # of the best candidate so far [s]
+    lower_bound: float  # no candidate is faster [s]
+    # values of what one would take without a search, by name [s]
     baselines: Mapping[str, float | None]
     precision = 1e-12
 
@@ -52,10 +45,8 @@ class LocalSearch(abc.ABC, Generic[Best]):
         values: Float[NumpyArray, " candidates"],
         rests: Bool[NumpyArray, " candidates"] | None = None,
     ) -> int:
-        """Choose the least value, of those that do not rest if there are any.
-
-        Among equals any may be taken: a plateau is crossed at random.
-        """
+        """Choose the least value, of those that do not rest if there are any."""
+        # Among equals any may be taken: a plateau is crossed at random.
         keys = (self.rng.random(len(values)), values)
         return int(np.lexsort(keys if rests is None else (*keys, rests))[0])
 
@@ -66,10 +57,8 @@ class LocalSearch(abc.ABC, Generic[Best]):
         tell: OnProgress = to_nobody,
         gap: float = 0.0,
     ) -> Found[Best]:
-        """Search for so many steps, or until nothing unknown saves more than the gap.
-
-        The time runs from the start of the clock.
-        """
+        """Search for so many steps, or until nothing unknown saves more than the gap."""
+        # The time runs from the start of the clock.
         deadline = np.inf if time_limit is None else self._begun + time_limit
         try:
             for iteration in range(1, iterations + 1):

@@ -21,16 +21,13 @@ Workers = Float[NumpyArray, " workers"]
 
 
 def order_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int = 1) -> float:
-    """Lower bound on the makespan in any order, or on the slowest replica's in any deal [s].
-
-    With every time the least of all microbatches, no op starts later and no path gets longer. And
-    behind the start of a worker's first op there, and before what follows its last, the worker
-    computes all of its ops: of each stage as many as it has, those of the shortest microbatches.
-
-    Of several replicas the bound is one on the mean: each has another microbatch in every place,
-    so the mean time of an op there is at least that of so many shortest, and the longest path
-    through means is no longer than the mean of longest paths.
-    """
+    """Lower bound on the makespan in any order, or on the slowest replica's in any deal [s]."""
+    # With every time the least of all microbatches, no op starts later and no path gets longer. And
+    # behind the start of a worker's first op there, and before what follows its last, the worker
+    # computes all of its ops: of each stage as many as it has, those of the shortest microbatches.
+    # Of several replicas the bound is one on the mean: each has another microbatch in every place,
+    # so the mean time of an op there is at least that of so many shortest, and the longest path
+    # through means is no longer than the mean of longest paths.
     program, found, around = _least_run(table, costs, links, replicas)
     if len(program.fused):  # a pair is of two microbatches
         return found
@@ -41,11 +38,9 @@ def order_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int 
 
 
 def packed_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int) -> float:
-    """Lower bound on the slowest replica's makespan in any deal, as of packing into bins [s].
-
-    Of the k R + 1 microbatches that a worker has longest with, one of R replicas gets k + 1, and
-    others that are no shorter than the shortest of all.
-    """
+    """Lower bound on the slowest replica's makespan in any deal, as of packing into bins [s]."""
+    # Of the k R + 1 microbatches that a worker has longest with, one of R replicas gets k + 1, and
+    # others that are no shorter than the shortest of all.
     program, found, around = _least_run(table, costs, links, 1)
     if len(program.fused):
         return found
@@ -74,10 +69,8 @@ def with_least(costs: Costs) -> Costs:
 
 
 def alone(longest: int, least: int, count: int) -> Orders:
-    """Put the longest microbatch into each place by itself, among so many of the least.
-
-    Whatever the others are, no order with it there is faster.
-    """
+    """Put the longest microbatch into each place by itself, among so many of the least."""
+    # Whatever the others are, no order with it there is faster.
     orders = np.full((count, count), least)
     np.fill_diagonal(orders, longest)
     return orders
@@ -86,11 +79,9 @@ def alone(longest: int, least: int, count: int) -> Orders:
 def _least_run(
     table: ScheduleTable, costs: Costs, links: Links, replicas: int
 ) -> tuple[Program, float, Workers]:
-    """Run where every time is the mean of as many least ones as there are replicas.
-
-    Returns the program, the makespan, and (workers) what stands before, between and behind the ops
-    of each worker there [s].
-    """
+    """Run where every time is the mean of as many least ones as there are replicas."""
+    # Returns the program, the makespan, and (workers) what stands before, between and behind the
+    # ops of each worker there [s].
     least = of_each_microbatch(
         lambda time: np.sort(np.asarray(time, float))[..., :replicas].mean(axis=-1), costs
     )

@@ -29,21 +29,13 @@ SHAKES = 3  # swaps at random that lead there
 
 
 class PermutationSearch(LocalSearch[Best]):
-    """Local search over orders.
+    """Local search over orders."""
 
-    Attributes:
-      program: what runs under every order.
-      kind: (members) orders whose members are of the same kinds are alike.
-      batch: most orders that the engine runs at once.
-      best: fastest order so far.
-      current: order from which the search goes on.
-    """
-
-    program: Program
-    kind: Order
-    batch: int
-    best: Order
-    current: Order
+    program: Program  # what runs under every order
+    kind: Order  # orders whose members are of the same kinds are alike
+    batch: int  # most orders that the engine runs at once
+    best: Order  # fastest order so far
+    current: Order  # order from which the search goes on
 
     @abc.abstractmethod
     def costs_of(self, orders: Orders) -> Costs:
@@ -130,10 +122,8 @@ def batched_makespans(
 
 
 def neighbours(order: Order, start: Places, target: Places) -> Orders:
-    """Swap two places of an order, and take a member from one and insert it at the other.
-
-    Places (pairs); returns an order for each swap and for each insertion that is none.
-    """
+    """Swap two places of an order, and take a member from one and insert it at the other."""
+    # Places (pairs); returns an order for each swap and for each insertion that is none.
     at, swaps = np.arange(len(order)), start < target
     low, high = start[swaps, None], target[swaps, None]
     swapped = np.where(at == low, high, np.where(at == high, low, at))

@@ -221,16 +221,11 @@ def cut_bound(placed: PlacedCosts, program: Program) -> float:
 
 
 class _Graph(NamedTuple):
-    """Workers that send each other messages.
+    """Workers that send each other messages."""
 
-    Attributes:
-      placed: costs by place.
-      edges: (2, edges) both workers.
-      edge: (pipes, boundaries) edge of each stage boundary; the last where none is crossed.
-    """
-
-    placed: PlacedCosts
-    edges: Edges
+    placed: PlacedCosts  # costs by place
+    edges: Edges  # both workers
+    # edge of each stage boundary; the last where none is crossed
     edge: Int[NumpyArray, "pipes boundaries"]
 
     @classmethod

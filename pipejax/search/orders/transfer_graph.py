@@ -33,34 +33,26 @@ Orders = Int[NumpyArray, "orders transfers"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TransferGraph:
-    """What ops and transfers of a table wait for, before any queue.
+    """What ops and transfers of a table wait for, before any queue."""
 
-    Attributes:
-      table: the schedule without communication cells.
-      program: the table lowered under rendezvous, for its nodes and messages.
-      preds: (nodes, max_preds) nodes to wait for; a transfer's second and third are left to the
-        queues of its sender and receiver.
-      duration: (nodes) duration of each node [s].
-      queues: (2, transfers) number of the sender's and of the receiver's queue.
-      received: (transfers) transfers by receiver, then by the place of their consumer in its row.
-      sent: (transfers) transfers by sender, then by the place of their producer in its row.
-      latest: (nodes, rows) how many of `received` come up to the op of a row that a node waits
-        for, 0 where the row has none; the rows are its own and those that share its host link.
-      earliest: (transfers, rows) how many of `sent` come before the first op of a row that waits
-        for a transfer's consumer, all where none follows.
-      at_end: (some) all-reduces and updates after all rows.
-    """
-
-    table: ScheduleTable
-    program: Program
+    table: ScheduleTable  # the schedule without communication cells
+    program: Program  # the table lowered under rendezvous, for its nodes and messages
+    # nodes to wait for; a transfer's second and third are left to the queues of its sender and
+    # receiver
     preds: Int[NumpyArray, "nodes max_preds"]
-    duration: Float[NumpyArray, " nodes"]
-    queues: Int[NumpyArray, "2 transfers"]
+    duration: Float[NumpyArray, " nodes"]  # duration of each node [s]
+    queues: Int[NumpyArray, "2 transfers"]  # number of the sender's and of the receiver's queue
+    # transfers by receiver, then by the place of their consumer in its row
     received: Int[NumpyArray, " transfers"]
+    # transfers by sender, then by the place of their producer in its row
     sent: Int[NumpyArray, " transfers"]
+    # how many of `received` come up to the op of a row that a node waits for, 0 where the row has
+    # none; the rows are its own and those that share its host link
     latest: Int[NumpyArray, "nodes rows"]
+    # how many of `sent` come before the first op of a row that waits for a transfer's consumer, all
+    # where none follows
     earliest: Int[NumpyArray, "transfers rows"]
-    at_end: Int[NumpyArray, " some"]
+    at_end: Int[NumpyArray, " some"]  # all-reduces and updates after all rows
 
     @property
     def num_transfers(self) -> int:
@@ -125,14 +117,11 @@ def _reach(
     Int[NumpyArray, " nodes"],
     Int[NumpyArray, "nodes rows"],
 ]:
-    """Find up to which op of which rows each node waits, transfers aside.
-
-    What runs beside compute belongs to the row that issues it. Rows are tied to each other only
-    by a host link that they share: elsewhere a node waits for one row, its own.
-
-    Returns (workers) which of the rows tied to a worker's is its own, (nodes) row of a node,
-    (nodes, rows) the last op that it waits for in each, itself included.
-    """
+    """Find up to which op of which rows each node waits, transfers aside."""
+    # What runs beside compute belongs to the row that issues it. Rows are tied to each other only
+    # by a host link that they share: elsewhere a node waits for one row, its own.
+    # Returns (workers) which of the rows tied to a worker's is its own, (nodes) row of a node,
+    # (nodes, rows) the last op that it waits for in each, itself included.
     width = rows.shape[1]
     place = (rows == np.arange(len(rows))[:, None]).argmax(axis=1)
     row = np.maximum(program.worker, 0).astype(np.int64)
@@ -149,10 +138,7 @@ def _reach(
 
 
 def positions_of(orders: Orders) -> Orders:
-    """Return where each transfer stands: the inverse of each order.
-
-    Returns (orders, transfers) positions.
-    """
+    """Return where each transfer stands: the inverse of each order."""
     positions = np.empty_like(orders)
     np.put_along_axis(positions, orders, np.arange(orders.shape[1])[None], axis=1)
     return positions
@@ -161,11 +147,9 @@ def positions_of(orders: Orders) -> Orders:
 def legal_range(
     graph: TransferGraph, position: Int[NumpyArray, " transfers"]
 ) -> tuple[Int[NumpyArray, " transfers"], Int[NumpyArray, " transfers"]]:
-    """Find the positions between which each transfer may move while the others keep theirs.
-
-    Returns (transfers) the last position of a transfer that it depends on, and the first of one
-    that depends on it: it may stand at any position strictly between.
-    """
+    """Find the positions between which each transfer may move while the others keep theirs."""
+    # Returns (transfers) the last position of a transfer that it depends on, and the first of one
+    # that depends on it: it may stand at any position strictly between.
     messages, size = graph.program.messages, graph.num_transfers
     low = _latest_arrival(graph, position[None])[0][graph.latest[messages.producer]].max(axis=1)
     # a running minimum from behind; the offset makes later rows larger, so it begins anew in each
@@ -183,10 +167,8 @@ def _latest_arrival(graph: TransferGraph, positions: Orders) -> Int[NumpyArray, 
 
 
 def queue_preds(graph: TransferGraph, orders: Orders) -> Int[NumpyArray, "orders transfers 2"]:
-    """Find the transfer in front of each transfer, in its sender's and its receiver's queue.
-
-    Returns (orders, transfers, 2) nodes of the program; the source where a queue begins.
-    """
+    """Find the transfer in front of each transfer, in its sender's and its receiver's queue."""
+    # Returns (orders, transfers, 2) nodes of the program; the source where a queue begins.
     # Every transfer enters the list twice in a row, for its sender's queue and its receiver's. A
     # stable sort by queue puts each queue's users side by side, still in order, so the user in
     # front is the entry before, if that is of the same queue.
@@ -207,13 +189,10 @@ def queue_preds(graph: TransferGraph, orders: Orders) -> Int[NumpyArray, "orders
 
 
 def finish_of_orders(graph: TransferGraph, orders: Orders) -> Float[NumpyArray, "orders nodes"]:
-    """Run a batch of orders: number the nodes topologically, lay their predecessors out, add up.
-
-    A transfer's key is its position; an op comes after the last transfer that its row has
-    received by then, and ops with one key keep the order that they have without queues.
-
-    Returns (orders, nodes) finish time of every node of `graph.program` [s].
-    """
+    """Run a batch of orders: number the nodes topologically, lay their predecessors out, add up."""
+    # A transfer's key is its position; an op comes after the last transfer that its row has
+    # received by then, and ops with one key keep the order that they have without queues.
+    # Returns (orders, nodes) finish time of every node of `graph.program` [s].
     program, carrier = graph.program, graph.program.messages.carrier
     (count, size), nodes = orders.shape, program.num_nodes
     positions = positions_of(orders)
@@ -235,17 +214,11 @@ def finish_of_orders(graph: TransferGraph, orders: Orders) -> Float[NumpyArray, 
 
 
 class HeadsTails(NamedTuple):
-    """Heads and tails of the transfers, if messages used no resource.
+    """Heads and tails of the transfers, if messages used no resource."""
 
-    Attributes:
-      head: (transfers) earliest time at which its producer can have ended [s].
-      tail: (transfers) least time from its end to the end of the schedule [s].
-      makespan: makespan if messages used no resource [s].
-    """
-
-    head: Float[NumpyArray, " transfers"]
-    tail: Float[NumpyArray, " transfers"]
-    makespan: float
+    head: Float[NumpyArray, " transfers"]  # earliest time at which its producer can have ended [s]
+    tail: Float[NumpyArray, " transfers"]  # least time from its end to the end of the schedule [s]
+    makespan: float  # makespan if messages used no resource [s]
 
 
 def heads_and_tails(graph: TransferGraph) -> HeadsTails:
@@ -257,15 +230,11 @@ def heads_and_tails(graph: TransferGraph) -> HeadsTails:
 
 
 def queue_bound(graph: TransferGraph, times: HeadsTails) -> float:
-    """Bound the makespan from below by the busiest queue.
-
-    Each queue is a one-machine problem: its transfers one at a time, none before its head, and
-    after each at least its tail. Where transfers may be interrupted its optimum is found exactly by
-    always serving the longest tail (Jackson's rule), and no order can do better.
-
-    References:
-      Carlier: The one-machine sequencing problem (1982).
-    """
+    """Bound the makespan from below by the busiest queue."""
+    # Each queue is a one-machine problem: its transfers one at a time, none before its head, and
+    # after each at least its tail. Where transfers may be interrupted its optimum is found exactly
+    # by always serving the longest tail (Jackson's rule), and no order can do better.
+    # References: Carlier: The one-machine sequencing problem (1982).
     length = graph.duration[graph.program.messages.carrier]
     bound = times.makespan
     for queue in range(int(graph.queues.max(initial=-1)) + 1):
@@ -298,15 +267,10 @@ def _one_queue(arriving: list[tuple[float, float, float]]) -> float:
 
 
 class WaitsFor(NamedTuple):
-    """What ops and transfers wait for before any queue, as lists; turned around, what they let go.
+    """Waits of ops and transfers before any queue, as lists; turned around, what they let go."""
 
-    Attributes:
-      before: (nodes) the nodes that each waits for, but for the source.
-      after: (nodes) the nodes that wait for each.
-    """
-
-    before: list[list[int]]
-    after: list[list[int]]
+    before: list[list[int]]  # the nodes that each waits for, but for the source
+    after: list[list[int]]  # the nodes that wait for each
 
     @classmethod
     def of(cls, preds: Int[NumpyArray, "nodes max_preds"]) -> "WaitsFor":
@@ -329,14 +293,11 @@ class WaitsFor(NamedTuple):
 def priority_order(
     graph: TransferGraph, waits: WaitsFor, tail: Float[NumpyArray, " transfers"], urgency: float
 ) -> tuple[Order, float]:
-    """Order the transfers by running the schedule, by earliest start and tail.
-
-    Of the transfers whose producers have ended, the one with the smallest earliest start minus
-    urgency times tail is next; at a tie, the one with the longest tail. On the graph turned around
-    the tails are heads, and the last transfer comes first.
-
-    Returns (transfers) an order that is legal in its direction, and when its run ends [s].
-    """
+    """Order the transfers by running the schedule, by earliest start and tail."""
+    # Of the transfers whose producers have ended, the one with the smallest earliest start minus
+    # urgency times tail is next; at a tie, the one with the longest tail. On the graph turned
+    # around the tails are heads, and the last transfer comes first.
+    # Returns (transfers) an order that is legal in its direction, and when its run ends [s].
     duration, carrier = graph.duration.tolist(), graph.program.messages.carrier.tolist()
     transfer_of = {node: k for k, node in enumerate(carrier)}
     missing = [len(before) for before in waits.before]

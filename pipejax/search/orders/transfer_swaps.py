@@ -23,25 +23,15 @@ RESTS = (10, 30)  # moves for which two transfers that were swapped keep their n
 
 
 class Swap(NamedTuple):
-    """Two transfers that change places, by their nodes, and the queues in which they do.
+    """Two transfers that change places, by their nodes, and the queues in which they do."""
 
-    Attributes:
-      first: transfer in front.
-      second: the one behind it.
-      queues: where the second follows the first at once.
-    """
-
-    first: int
-    second: int
-    queues: tuple[int, ...]
+    first: int  # transfer in front
+    second: int  # the one behind it
+    queues: tuple[int, ...]  # where the second follows the first at once
 
 
 class SwapSearch:
-    """Queues of transfers that change by swaps.
-
-    Attributes:
-      moves: swaps so far.
-    """
+    """Queues of transfers that change by swaps."""
 
     def __init__(self, graph: TransferGraph, order: Order, rng: np.random.Generator) -> None:
         """Begin with an order."""
@@ -110,21 +100,15 @@ class SwapSearch:
         return changed - {SOURCE}
 
     def _run(self, changed: set[int]) -> None:
-        """Run what waits for other transfers now, from the front and from behind.
-
-        Raises:
-          CycleError: if a transfer would wait for itself; nothing is changed then.
-        """
+        """Run what waits for other transfers now, from the front and from behind."""
         self._ahead.change(waits={n: self._waits(n) for n in changed})
         self._behind.change(waits={self._size - n: self._waits_back(n) for n in changed})
         self._ahead.forget()
         self._behind.forget()
 
     def step(self, best: float) -> bool:
-        """Make the swap with the smallest estimate that does not rest, or would be a new best.
-
-        Returns whether there was one.
-        """
+        """Make the swap with the smallest estimate that does not rest, or would be a new best."""
+        # Returns whether there was one.
         found: list[tuple[bool, float, float, Swap]] = []
         for swap in self._critical_swaps():
             estimate = self._estimate(swap)

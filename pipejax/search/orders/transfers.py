@@ -154,10 +154,8 @@ def messages(
 def _own_order(
     table: ScheduleTable, costs: Costs, links: Links
 ) -> tuple[Order | None, float | None]:
-    """The order of the table's own cells, or the default one, and its makespan with its waits [s].
-
-    None for a deadlock.
-    """
+    """Order of the table's cells, or the default one, and its makespan with its waits [s]."""
+    # None for a deadlock.
     try:
         program, vector = lower_and_price(table, costs, links)
     except ScheduleError:
@@ -304,22 +302,15 @@ class TransferSearch(LocalSearch[TransferOrder]):
 
 
 class Moves(NamedTuple):
-    """Transfers and where they go.
+    """Transfers and where they go."""
 
-    Attributes:
-      transfer: (moves) transfer that moves.
-      target: (moves) position that it has afterwards.
-    """
-
-    transfer: Int[NumpyArray, " moves"]
-    target: Int[NumpyArray, " moves"]
+    transfer: Int[NumpyArray, " moves"]  # transfer that moves
+    target: Int[NumpyArray, " moves"]  # position that it has afterwards
 
 
 def by_start(graph: TransferGraph, order: Order, finish: Float[NumpyArray, " nodes"]) -> Order:
-    """Sort an order by start, which changes no queue and leaves moves the most room.
-
-    Returns (transfers) the order that gives the same queues.
-    """
+    """Sort an order by start, which changes no queue and leaves moves the most room."""
+    # Returns (transfers) the order that gives the same queues.
     carrier = graph.program.messages.carrier[order]
     return order[np.argsort((finish - graph.duration)[carrier], kind="stable")]
 

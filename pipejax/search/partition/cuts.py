@@ -23,15 +23,10 @@ Counts = Int[NumpyArray, " costs"]
 
 
 class Cut(NamedTuple):
-    """A path: no split is faster than `fixed` plus what it counts of each stage's holding.
+    """A path: no split is faster than `fixed` plus what it counts of each stage's holding."""
 
-    Attributes:
-      of_holding: (holdings, stages) seconds of what it counts on each stage.
-      fixed: of its messages [s].
-    """
-
-    of_holding: Float[NumpyArray, "holdings stages"]
-    fixed: float
+    of_holding: Float[NumpyArray, "holdings stages"]  # seconds of what it counts on each stage
+    fixed: float  # of its messages [s]
 
 
 class PathCuts:
@@ -134,11 +129,9 @@ class PathCuts:
         return Cut(seconds, fixed + float(sent.sum()))
 
     def _shares_of_pairs(self, vector: Float[NumpyArray, " costs"]) -> Float[NumpyArray, "pairs 2"]:
-        """How much of its two ops a fused pair lasts at least, under any split (pairs, 2).
-
-        max(F, B) + k min(F, B) is the larger of F + k B and B + k F where k <= 1: either is a lower
-        bound, and the one of the run is exact there. With k > 1 the sum is one.
-        """
+        """How much of its two ops a fused pair lasts at least, under any split (pairs, 2)."""
+        # max(F, B) + k min(F, B) is the larger of F + k B and B + k F where k <= 1: either is a
+        # lower bound, and the one of the run is exact there. With k > 1 the sum is one.
         factor = self.prices.pair_factor
         both = vector[self.program.pair_index]
         if factor is None or float(factor) >= 1:

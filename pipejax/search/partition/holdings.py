@@ -24,17 +24,11 @@ Seconds = dict[str, Float[NumpyArray, "holdings stages *microbatches"]]
 
 
 class Holding(NamedTuple):
-    """What one stage may hold besides embedding and head.
+    """What one stage may hold besides embedding and head."""
 
-    Attributes:
-      dense: layers of the model's first kind.
-      rest: layers of its other kind; 0 in a model that has one.
-      mtp: whether the layers for further tokens are there, all of them.
-    """
-
-    dense: int
-    rest: int = 0
-    mtp: bool = False
+    dense: int  # layers of the model's first kind
+    rest: int = 0  # layers of its other kind; 0 in a model that has one
+    mtp: bool = False  # whether the layers for further tokens are there, all of them
 
     @property
     def layers(self) -> int:
@@ -43,29 +37,20 @@ class Holding(NamedTuple):
 
 
 class HoldingPrices(NamedTuple):
-    """Prices of holdings on every stage.
+    """Prices of holdings on every stage."""
 
-    Attributes:
-      holdings: what is priced.
-      seconds: (holdings, stages) by field of `Costs`: all that lasts on a stage; (holdings, stages,
-        microbatches) where copies of a stage differ.
-      pair_factor: k of fused pairs; None where they last the sum.
-      latency: (2, pipes, boundaries) of messages.
-      transmit: (2, pipes, boundaries) of messages before the layers for further tokens.
-      mtp_layers: how many of these there are: each is one message more behind them.
-      static: (holdings, stages) what lasts the whole step [B].
-      version: (holdings, stages) one more version of the weights [B].
-      parts: (parts, holdings, stages) of an activation, in the order of the memory ledger [B].
-    """
-
-    holdings: tuple[Holding, ...]
+    holdings: tuple[Holding, ...]  # what is priced
+    # by field of `Costs`: all that lasts on a stage; (holdings, stages, microbatches) where copies
+    # of a stage differ
     seconds: Seconds
-    pair_factor: Any
-    latency: Float[NumpyArray, "2 pipes boundaries"]
+    pair_factor: Any  # k of fused pairs; None where they last the sum
+    latency: Float[NumpyArray, "2 pipes boundaries"]  # of messages
+    # of messages before the layers for further tokens
     transmit: Float[NumpyArray, "2 pipes boundaries"]
-    mtp_layers: int
-    static: Float[NumpyArray, "holdings stages"]
-    version: Float[NumpyArray, "holdings stages"]
+    mtp_layers: int  # how many of these there are: each is one message more behind them
+    static: Float[NumpyArray, "holdings stages"]  # what lasts the whole step [B]
+    version: Float[NumpyArray, "holdings stages"]  # one more version of the weights [B]
+    # of an activation, in the order of the memory ledger [B]
     parts: Float[NumpyArray, "parts holdings stages"]
 
     def counts(self, name: str) -> Int[NumpyArray, " holdings"]:
@@ -105,11 +90,9 @@ def price_holdings(
     table: ScheduleTable,
     may_hold: Callable[[Costs], bool],
 ) -> HoldingPrices:
-    """Price every holding that some stage may have.
-
-    `may_hold` says so of costs where every stage has that holding; one with more layers may not
-    where one with fewer may not.
-    """
+    """Price every holding that some stage may have."""
+    # `may_hold` says so of costs where every stage has that holding; one with more layers may not
+    # where one with fewer may not.
     price = _Pricing(workload, system, table)
     found = list(price.holdings(may_hold))
     costs, memory = [each[1] for each in found], [each[2] for each in found]

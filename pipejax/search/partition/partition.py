@@ -12,7 +12,7 @@ planes), and splits near it are looked at by these bounds, and run where they do
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -33,11 +33,10 @@ from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.held_activations import held_counts
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, check_usual
-from pipejax.search.cutting_planes import SLACK, raise_bounds
 from pipejax.search.found import TIME_LIMIT, Found, gap
 from pipejax.search.partition.cuts import PathCuts, busy_of_stages
 from pipejax.search.partition.holdings import price_holdings
-from pipejax.search.partition.integer_program import SplitProgram
+from pipejax.search.partition.integer_program import SLACK, SplitProgram
 from pipejax.search.partition.splits import Shares, Splits, default_layouts
 
 CLOSE = 1e-3  # of the step time: a relaxation that is known so well is not refined
@@ -48,19 +47,12 @@ CLOSE_WHOLE = 0.1  # of the gap: a split that the next paths may rule out is kno
 
 @short_repr
 class Split(NamedTuple):
-    """A split that was run.
+    """A split that was run."""
 
-    Attributes:
-      layout: what each stage holds.
-      step_time: exact [s].
-      memory_bytes: need of the fullest worker, per accelerator [B].
-      fits: whether the accelerators have so much.
-    """
-
-    layout: PipelineLayout
-    step_time: float
-    memory_bytes: float
-    fits: bool
+    layout: PipelineLayout  # what each stage holds
+    step_time: float  # exact [s]
+    memory_bytes: float  # need of the fullest worker, per accelerator [B]
+    fits: bool  # whether the accelerators have so much
 
 
 class SplitSearch:
@@ -166,16 +158,14 @@ class SplitSearch:
 
     def _raise_bound(self, look: Callable[[], bool], until: float) -> None:
         """Look at what the solver chooses, as long as that teaches something."""
-
-        def look_at(_: Sequence[SplitProgram]) -> None:
-            self.bound = self.integer.bound
-            goes_on = look()
-            self.integer.limit = self.limit
-            self.integer.is_open = goes_on and not self.is_optimal
-
-        if not self.is_optimal:
-            raise_bounds([self.integer], look_at, until=until)
-            self.bound = self.integer.bound
+        program, goes_on = self.integer, True
+        while goes_on and not self.is_optimal:
+            program.solve(until - time.monotonic() if program.is_whole else math.inf)
+            self.bound = program.bound
+            if not program.is_open:
+                break
+            goes_on = look() and time.monotonic() <= until
+            program.limit = self.limit
 
     def _relax(self, until: float) -> Shares | None:
         """Raise the bound by mixtures, with a second run at the centre of those so far."""

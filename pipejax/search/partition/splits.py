@@ -22,23 +22,14 @@ Shares = Float[NumpyArray, "holdings stages"]
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-    """Splits as the place of each stage's holding among those that are priced.
+    """Splits as the place of each stage's holding among those that are priced."""
 
-    Attributes:
-      prices: of holdings.
-      may_hold: (holdings, stages) which are not known to be too slow.
-      model: what is split.
-      workers: of the table.
-      held: what the workers hold, where memory is limited.
-      capacity: what each worker has [B].
-    """
-
-    prices: HoldingPrices
-    may_hold: Bool[NumpyArray, "holdings stages"]
-    model: Model
-    workers: int
-    held: HeldCounts | None
-    capacity: float
+    prices: HoldingPrices  # of holdings
+    may_hold: Bool[NumpyArray, "holdings stages"]  # which are not known to be too slow
+    model: Model  # what is split
+    workers: int  # of the table
+    held: HeldCounts | None  # what the workers hold, where memory is limited
+    capacity: float  # what each worker has [B]
 
     @property
     def stages(self) -> int:
@@ -113,14 +104,12 @@ ENDS = {  # what Megatron counts as a layer: embedding, loss
 
 
 def default_layouts(workload: Workload, table: ScheduleTable) -> dict[str, PipelineLayout]:
-    """Splits by name, as far as the runtimes take so many layers on so many stages.
-
-    Megatron divides layers evenly, with embedding and loss counted as layers if asked
-    (`account_for_embedding_in_pipeline_split`, `account_for_loss_in_pipeline_split`); where that
-    does not come out even, it takes the layers of the first and the last worker by hand, so that
-    the others have the same. torchtitan counts both ends as a layer and gives what is left over to
-    the first stages. Layers for further tokens are on the last stage.
-    """
+    """Splits by name, as far as the runtimes take so many layers on so many stages."""
+    # Megatron divides layers evenly, with embedding and loss counted as layers if asked
+    # (`account_for_embedding_in_pipeline_split`, `account_for_loss_in_pipeline_split`); where that
+    # does not come out even, it takes the layers of the first and the last worker by hand, so that
+    # the others have the same. torchtitan counts both ends as a layer and gives what is left over
+    # to the first stages. Layers for further tokens are on the last stage.
     layers, stages = int(workload.model.layers), table.num_stages
     found = {name: _even(layers, stages, ends) for name, ends in ENDS.items()}
     found["megatron, first and last set"] = _first_and_last(layers, table)

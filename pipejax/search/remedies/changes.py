@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pipejax.analysis.runs.activation_memory import activation_memory
 from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.analysis.step.faults import ENOUGH, slowest_place
 from pipejax.analysis.step.step_parts import SHARDING, without_rules
@@ -22,7 +23,10 @@ from pipejax.schedules.table.links import POSTINGS
 from pipejax.search.orders.microbatches import MicrobatchSearch
 from pipejax.search.orders.places import PlacementSearch
 from pipejax.search.orders.transfers import messages
+from pipejax.search.partition.partition import layers as split_layers
 from pipejax.search.remedies.setup import Schedule, Setup
+from pipejax.search.schedule.optimize import optimize
+from pipejax.search.schedule.problem import LINKS_OF_SEARCH
 
 WORTH = 1e-3  # of the step: what saves less is not told
 VARIANTS: Mapping[str, tuple[Mapping[str, int], ...]] = {
@@ -33,6 +37,7 @@ VARIANTS: Mapping[str, tuple[Mapping[str, int], ...]] = {
     "hanayo": ({"waves": 1}, {"waves": 2}),
 }
 STEPS = 10  # of each search of an order or of places
+SECONDS = 8.0  # that a solver may take
 # these try many orders for the times of the run, each as long as the table
 SLOWLY_PLANNED = ("v-half", "v-min", "zb-v", "ada-offload")
 FEW_OPS = 128  # microbatches times workers up to which they are planned nonetheless
@@ -40,10 +45,8 @@ MOST_OPS = 1 << 14  # stages times microbatches of tables that are tried
 
 
 def schedules(setup: Setup, names: Collection[str] | None = None) -> Iterator[tuple[str, Setup]]:
-    """Every other synchronous schedule of these on as many workers and microbatches.
-
-    Without names those of the registry, but that take long to plan only where the table is small.
-    """
+    """Every other synchronous schedule of these on as many workers and microbatches."""
+    # Without names those of the registry, but that take long to plan only where the table is small.
     if not setup.table.grammar.is_usual:
         return  # no other schedule has the same ops
     ops = setup.table.num_workers * setup.table.num_microbatches
@@ -275,10 +278,8 @@ def orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def in_flight(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """More requests at once, where forwards wait for those of earlier microbatches: a ring.
-
-    The rules then reach so much further back: 0F4 <- 3F0 in place of 0F3 <- 3F0.
-    """
+    """More requests at once, where forwards wait for those of earlier microbatches: a ring."""
+    # The rules then reach so much further back: 0F4 <- 3F0 in place of 0F3 <- 3F0.
     table, bare = setup.table, without_rules(setup.table)
     if not table.grammar.forward_only or bare is None or table.grammar.slices > 1:
         return
@@ -332,3 +333,46 @@ def _settings_of(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "exchanges beside compute", {"overlap": 1.0}
     if not workload.pipeline_layout and not workload.loss_units:
         yield "head counts as a layer", {"embedding_units": 1, "loss_units": 1}
+
+
+def optimised(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """The fastest schedule found of these stages in the memory that the run uses."""
+    if setup.links.model not in LINKS_OF_SEARCH:
+        return
+    peak = activation_memory(setup.run).peak
+    try:
+        found = optimize(
+            setup.table,
+            setup.costs,
+            memory_limit=np.maximum(peak, 1.0),
+            link=setup.links,
+            time_limit=SECONDS,
+        )
+    except (ValueError, ModuleNotFoundError):  # no problem that it knows, or no solver
+        return
+    yield (
+        "order of ops, in the memory of now",
+        dataclasses.replace(
+            setup,
+            table=found.best.table,
+            schedule=None,
+            options={**setup.options, "optimise": ",".join(f"{each:g}" for each in peak)},
+        ),
+    )
+
+
+def layouts(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """The fastest split of a model's layers over the stages."""
+    workload, system = setup.source.workload, setup.source.system
+    if workload is None or system is None or workload.pipeline_layout:
+        return
+    try:
+        found = split_layers(setup.table, workload, system, link=setup.links, time_limit=SECONDS)
+    except ValueError:
+        return
+    layout = str(found.best.layout)
+    source = setup.source.with_workload(found.best.workload)
+    ends = dict.fromkeys(("embedding_units", "loss_units"))
+    options = {**setup.options, **ends, "pipeline_layout": layout}
+    what = f"layers over stages: {layout}"
+    yield what, dataclasses.replace(setup, source=source, options=options)

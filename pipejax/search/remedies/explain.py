@@ -25,7 +25,6 @@ from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.remedies import changes
-from pipejax.search.remedies.searches import layouts, optimised
 from pipejax.search.remedies.setup import (
     MeasuredTimes,
     Memory,
@@ -58,7 +57,7 @@ SMALLER_FIRST = (
     "schedule",
     *(kind for kind in COMBINED[1:] if kind != "microbatches"),
 )
-SEARCHES: Mapping[str, Changes] = {"optimise": optimised, "layout": layouts}
+SEARCHES: Mapping[str, Changes] = {"optimise": changes.optimised, "layout": changes.layouts}
 ONE_OF = ("schedule", "microbatches", "layers", "in flight")  # of these only the best is told
 
 
@@ -331,10 +330,8 @@ def _tried(kind: str, change: Changes, now: Setup, first: Setup, memory: Memory)
 
 
 def _worth(kind: str, each: Sequence[Remedy], first: Setup, memory: Memory) -> list[Remedy]:
-    """Those that save anything and fit, or that make a run fit; of alternatives the best.
-
-    And the best that needs no second pipe, which most runtimes have not.
-    """
+    """Those that save anything and fit, or that make a run fit; of alternatives the best."""
+    # And the best that needs no second pipe, which most runtimes have not.
     least = changes.WORTH * first.step_time if memory.fits(first) else -math.inf
     useful = [one for one in each if one.fits and one.saves > least]
     if kind not in ONE_OF or not useful:

@@ -66,15 +66,10 @@ class Source(Protocol):
 
 
 class MeasuredTimes(NamedTuple):
-    """Times that were measured on the stages of one table.
+    """Times that were measured on the stages of one table."""
 
-    Attributes:
-      costs: the times [s].
-      stages: of how many stages.
-    """
-
-    costs: Costs
-    stages: int
+    costs: Costs  # the times [s]
+    stages: int  # of how many stages
     workload: None = None
     system: None = None
     placed: None = None
@@ -126,16 +121,11 @@ class ModelTimes(NamedTuple):
 
 @short_repr
 class Schedule(NamedTuple):
-    """A schedule that can be built for other sizes.
+    """A schedule that can be built for other sizes."""
 
-    Attributes:
-      name: of its builder.
-      options: of its builder, as they are given.
-      plan: the same with the times that it was planned for; empty where it is not planned.
-    """
-
-    name: str
-    options: Mapping[str, Any]
+    name: str  # of its builder
+    options: Mapping[str, Any]  # of its builder, as they are given
+    # the same with the times that it was planned for; empty where it is not planned
     plan: Mapping[str, Any] = MappingProxyType({})
 
     def built(self, size: Mapping[str, int]) -> ScheduleTable:
@@ -162,32 +152,21 @@ def _written(value: Any) -> str:
 @short_repr
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setup:
-    """A table at costs over links, and what has been changed.
+    """A table at costs over links, and what has been changed."""
 
-    Attributes:
-      table: the schedule.
-      links: link model, and what else was said of the links.
-      source: gives the costs of tables.
-      schedule: what the table was built by, where that is known.
-      rules: that scale the costs, see `scaled_costs`.
-      size: of a microbatch, as a share of that in the beginning.
-      order: which of the microbatches is number k of the table; as they are if empty.
-      layers: of each stage, where that is known of stages that were measured.
-      options: options of the command line that differ from those in the beginning; None for those
-        that are not given any more.
-      assumes: what must hold for the change to do what is said of it.
-    """
-
-    table: ScheduleTable
-    links: Links
-    source: Source
-    schedule: Schedule | None = None
-    rules: tuple[str, ...] = ()
-    size: float = 1.0
+    table: ScheduleTable  # the schedule
+    links: Links  # link model, and what else was said of the links
+    source: Source  # gives the costs of tables
+    schedule: Schedule | None = None  # what the table was built by, where that is known
+    rules: tuple[str, ...] = ()  # that scale the costs, see `scaled_costs`
+    size: float = 1.0  # of a microbatch, as a share of that in the beginning
+    # which of the microbatches is number k of the table; as they are if empty
     order: tuple[int, ...] = ()
-    layers: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()  # of each stage, where that is known of stages that were measured
+    # options of the command line that differ from those in the beginning; None for those that are
+    # not given any more
     options: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    assumes: tuple[str, ...] = ()
+    assumes: tuple[str, ...] = ()  # what must hold for the change to do what is said of it
 
     def price(self, table: ScheduleTable) -> Costs:
         """Return the costs of a table, scaled, its microbatches in order."""
@@ -231,10 +210,8 @@ class Setup:
 
     @functools.cached_property
     def bound(self) -> float:
-        """No schedule of these stages on these workers is shorter at these costs [s].
-
-        Where the problem is none that `optimize` knows, the fullest worker's ops.
-        """
+        """No schedule of these stages on these workers is shorter at these costs [s]."""
+        # Where the problem is none that `optimize` knows, the fullest worker's ops.
         busy = float(self.run.busy.max())
         try:
             every = float(self.table.num_stages * self.table.num_microbatches)
@@ -256,13 +233,8 @@ class Setup:
         )
 
     def rebuilt(self, schedule: Schedule, num_microbatches: int) -> "Setup":
-        """The same with a table of another schedule or number of microbatches.
-
-        What was said of single stages is left out: it does not hold of others.
-
-        Raises:
-          MismatchError: if the schedule does not exist for these numbers.
-        """
+        """The same with a table of another schedule or number of microbatches."""
+        # What was said of single stages is left out: it does not hold of others.
         rules = tuple(rule for rule in self.rules if "@" not in rule)
         bare = dataclasses.replace(self, rules=rules)
         size = {"num_workers": self.table.num_workers, "num_microbatches": num_microbatches}
@@ -327,14 +299,10 @@ def _checked(layers: Sequence[int] | None, table: ScheduleTable, source: Source)
 @short_repr_of("limit begin")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Memory:
-    """What workers need, and what they have.
+    """What workers need, and what they have."""
 
-    Attributes:
-      begin: the setup in the beginning.
-      limit: what a worker may hold, in the unit of the needs; None if nothing says so.
-    """
-
-    begin: Setup
+    begin: Setup  # the setup in the beginning
+    # what a worker may hold, in the unit of the needs; None if nothing says so
     limit: Needs | float | None = None
 
     @property

@@ -27,19 +27,9 @@ from pipejax.search.schedule.initial_plans import (
     pipe_plans,
 )
 from pipejax.search.schedule.neighbourhoods import search_neighbourhoods
-from pipejax.search.schedule.periods import (
-    FoldedModel,
-    Ring,
-    cut,
-    depth_of,
-    extended,
-    fold,
-    shortest_ring,
-)
 from pipejax.search.schedule.plan import (
     Optimum,
     Plan,
-    gradient_end,
     horizon_of,
     keeps_limits,
     objective_of,
@@ -50,20 +40,17 @@ from pipejax.search.schedule.plan import (
 from pipejax.search.schedule.problem import Problem
 from pipejax.search.schedule.store import SolvedProblems, rows_keep_limits
 
-LARGE = 1500  # ops from which a period is looked for before the whole is searched
+LARGE = 1500  # ops up to which parts of a plan are searched
 HUGE = 20_000  # ops from which a solver only fills memory: its model is not made
-LARGE_PARTS = 3000  # ops up to which parts of a plan with offloads are searched
+LARGE_PARTS = 3000  # the same with offloads
 MANY_STARTS = 10_000  # ops times units from which a finer grid is searched faster
 FINE = 30  # units in the longest forward and backward, at least, on that grid
-COUNTS = (1, 2)  # microbatches of a period that are tried
 # of effort, or of seconds where that has no limit:
-GREEDY_MOST = 20.0  # for greedy plans, however long the search may be
 BRIEF_LEAST = 3.0  # for the whole before its parts, at least, where that is no large share
 BETWEEN = 0.5  # seconds between news of the bound alone, at least
 # of what is left then
 _SHARES = {
     "greedy": 0.2,
-    "few greedy": 0.05,  # where parts of any plan are searched next
     "blocks": 0.2,
     "many blocks": 0.6,  # where the whole is not searched
     "brief": 0.05,
@@ -72,7 +59,6 @@ _SHARES = {
     "neighbourhoods": 0.8,
     "few neighbourhoods": 0.4,  # where nothing is offloaded: the whole moves too
     "relaxed": 0.2,
-    "period": 0.8,
 }
 
 
@@ -128,16 +114,16 @@ class AnytimeSearch:
         starts = self._stored, self._first, self._baselines, self._blocks, self._greedy
         parts = self._brief_search, self._neighbourhoods
         bound = (self._relaxed,) if self.problem.offload is None else ()
-        return *starts, *bound, *parts, self._period, self._search
+        return *starts, *bound, *parts, self._search
 
     def _stored(self) -> None:
         """Use the store: solutions of the problem itself, or of similar ones."""
         if self.store is None:
             return
-        own = self.store.get(self.problem)
-        if own is not None:
-            self._raise_bound(own.proven_bound)
-            self._take("store", own.table)
+        stored = self.store.get(self.problem)
+        if stored is not None:
+            self._raise_bound(stored.proven_bound)
+            self._take("store", stored.table)
             self.is_answered = self.best is not None and self.best.best.status == "optimal"
         if self.is_answered:
             return
@@ -184,9 +170,7 @@ class AnytimeSearch:
         if is_pipe(self.problem):
             for start in pipe_plans(self.problem):
                 self._offer(*start)
-        share = _SHARES["few greedy" if self._offloads_parts else "greedy"]
-        budget = self.budget.part(min(GREEDY_MOST, self.budget.left * share))
-        for start in greedy_starts(self.problem, budget, self.value):
+        for start in greedy_starts(self.problem, self._share("greedy"), self.value):
             self._offer(*start)
 
     def _blocks(self) -> None:
@@ -207,39 +191,6 @@ class AnytimeSearch:
                 return
             given = stage, self._horizon, budget, self.num_threads
             self._raise_bound(relaxed_bound(self.problem, *given))
-
-    def _period(self) -> None:
-        """Optimise a ring of few microbatches, then warm-up, period and cool-down together."""
-        if 3 * self.problem.worker.size < LARGE or self.plan is None:
-            return
-        whole = self._share("period")
-        for number, count in enumerate(COUNTS):
-            budget = whole.part(whole.left / (len(COUNTS) - number))
-            if self.is_closed or budget.is_over:
-                return
-            longest = count * self.value // self.problem.num_microbatches
-            if (self.problem.pipe_of[count:] != self.problem.pipe_of[:-count]).any():
-                continue
-            ring = shortest_ring(self.problem, count, longest, budget, self.num_threads)
-            if ring is not None:
-                plan = cut(self.problem, ring)
-                self._offer(f"period of {count}", plan)
-                self._fold(ring, count, plan, whole)
-
-    def _fold(self, ring: Ring, count: int, plan: Plan, budget: Budget) -> None:
-        folded = fold(self.problem, count, depth_of(self.problem, plan) + 1)
-        if folded is None:
-            return
-        small = self.problem.with_microbatches(folded.microbatches)
-        start = cut(small, ring)
-        horizon = int(gradient_end(small, start).max() + small.step_end.sum())
-        model = FoldedModel(small, folded, horizon)
-        model.hint(start)
-        with closing(search(model, budget, self.num_threads)) as news:
-            for found in news:
-                if found.plan is not None:
-                    whole = extended(self.problem, folded, found.plan)
-                    self._offer(f"period of {count}", whole)
 
     def _neighbourhoods(self) -> None:
         """Search parts of the plan anew."""

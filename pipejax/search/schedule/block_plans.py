@@ -49,23 +49,14 @@ FEW = (3, 2)  # microbatches per worker that tell what many take: with less, mor
 
 
 class BlockDraw(NamedTuple):
-    """What says how a plan is made.
+    """What says how a plan is made."""
 
-    Attributes:
-      waits: (4 legs - 1) of forwards, of gradients, and between legs [half ops].
-      stretch: of the interval.
-      delay: of weight gradients [intervals].
-      is_delayed_at_end: as in `Order`.
-      runs_ahead: as in `Order`.
-      prefers_weights: as in `Order`.
-    """
-
-    waits: tuple[int, ...]
-    stretch: float
-    delay: float
-    is_delayed_at_end: bool
-    runs_ahead: bool
-    prefers_weights: bool
+    waits: tuple[int, ...]  # of forwards, of gradients, and between legs [half ops]
+    stretch: float  # of the interval
+    delay: float  # of weight gradients [intervals]
+    is_delayed_at_end: bool  # as in `Order`
+    runs_ahead: bool  # as in `Order`
+    prefers_weights: bool  # as in `Order`
 
 
 def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Start]:

@@ -13,17 +13,11 @@ PerPipe = Int[NumpyArray, "pipes stages"]
 
 
 class Paths(NamedTuple):
-    """Least times before, between and after the ops of one microbatch [units].
+    """Least times before, between and after the ops of one microbatch [units]."""
 
-    Attributes:
-      head: (pipes, stages) from the start of the run to the start of F.
-      trip: (pipes, stages) from the end of F to the start of I.
-      tail: (pipes, stages) from the end of I to the end of the run.
-    """
-
-    head: PerPipe
-    trip: PerPipe
-    tail: PerPipe
+    head: PerPipe  # from the start of the run to the start of F
+    trip: PerPipe  # from the end of F to the start of I
+    tail: PerPipe  # from the end of I to the end of the run
 
 
 def paths(problem: Problem) -> Paths:
@@ -47,15 +41,10 @@ def paths(problem: Problem) -> Paths:
 
 
 class LowerBound(NamedTuple):
-    """No schedule is shorter.
+    """No schedule is shorter."""
 
-    Attributes:
-      value: the bound [units].
-      by: what it rests on, in the words of `CheckedBound`.
-    """
-
-    value: int
-    by: str
+    value: int  # the bound [units]
+    by: str  # what it rests on, in the words of `CheckedBound`
 
 
 def lower_bound(problem: Problem) -> LowerBound:
@@ -95,16 +84,12 @@ def stage_bounds(problem: Problem) -> PerStage:
 
 
 def memory_order(problem: Problem, stage: int, worker: int, count: int) -> list[tuple[int, int]]:
-    """Return how many (input, weight) gradients must be done before F of each microbatch.
-
-    With i input and w weight gradients done, w <= i, the stage still holds at least what its
-    other microbatches take. F of microbatch k finds room where
-
-        (k + 1) size - i (size - kept) - w kept <= limit.
-
-    So at least i0(k) = ceil(((k + 1) size - limit) / size) input gradients must be there (w = i),
-    and with exactly that many, w0(k) weight gradients.
-    """
+    """Return how many (input, weight) gradients must be done before F of each microbatch."""
+    # With i input and w weight gradients done, w <= i, the stage still holds at least what its
+    # other microbatches take. F of microbatch k finds room where
+    # (k + 1) size - i (size - kept) - w kept <= limit.
+    # So at least i0(k) = ceil(((k + 1) size - limit) / size) input gradients must be there (w = i),
+    # and with exactly that many, w0(k) weight gradients.
     size, kept = int(problem.sizes[stage]), int(problem.kept[stage])
     if not size:
         return [(0, 0)] * count
@@ -118,13 +103,11 @@ def memory_order(problem: Problem, stage: int, worker: int, count: int) -> list[
 
 
 def _chain(problem: Problem, way: Paths, pipe: int, stage: int, count: int) -> int:
-    """Longest path [units] through the ops of one stage, with the waits that its memory forces.
-
-    Microbatches of a pipe are alike, so some best schedule runs each kind of op in their order.
-    Then F and I of the stage are two chains: each F follows the one before it, each I follows its
-    own F by the trip to the last stage and back, and the I before it. Memory links them back: if F
-    of microbatch k finds room only after i gradients, it waits for the i-th one.
-    """
+    """Longest path [units] through the ops of one stage, with the waits that its memory forces."""
+    # Microbatches of a pipe are alike, so some best schedule runs each kind of op in their order.
+    # Then F and I of the stage are two chains: each F follows the one before it, each I follows its
+    # own F by the trip to the last stage and back, and the I before it. Memory links them back: if
+    # F of microbatch k finds room only after i gradients, it waits for the i-th one.
     first = int(problem.forward[stage])
     least = int(min(problem.input_grad[stage], problem.backward[stage]))
     least_more = min(least, int(problem.gradient[stage]) - least)
@@ -147,49 +130,29 @@ def _chain(problem: Problem, way: Paths, pipe: int, stage: int, count: int) -> i
 
 
 class _Kind(NamedTuple):
-    """Activations of one stage and pipe on a worker.
+    """Activations of one stage and pipe on a worker."""
 
-    Attributes:
-      number: how many.
-      first: units of the run before F.
-      last: units of the run after I.
-      step_end: those after the gradient.
-      forward: units of F.
-      input_grad: units of I.
-      size: parts of one.
-      kept: those that W needs.
-      weight_grad: units of W; 0 where a whole backward may take its place.
-      turn: least time from the start of F to the end of I [units].
-      saves: memory area that an offloaded one does not take, of size x turn.
-      link: O and L [units].
-    """
-
-    number: int
-    first: int
-    last: int
-    step_end: int
-    forward: int
-    input_grad: int
-    size: int
-    kept: int
-    weight_grad: int
-    turn: int
-    saves: int
-    link: int
+    number: int  # how many
+    first: int  # units of the run before F
+    last: int  # units of the run after I
+    step_end: int  # those after the gradient
+    forward: int  # units of F
+    input_grad: int  # units of I
+    size: int  # parts of one
+    kept: int  # those that W needs
+    weight_grad: int  # units of W; 0 where a whole backward may take its place
+    turn: int  # least time from the start of F to the end of I [units]
+    saves: int  # memory area that an offloaded one does not take, of size x turn
+    link: int  # O and L [units]
 
 
 class _Memory(NamedTuple):
-    """What a worker can hold, and has to.
+    """What a worker can hold, and has to."""
 
-    Attributes:
-      limit: parts that whole activations can fill.
-      demand: memory area that they take if none leaves, and what is never filled [parts x units].
-      kinds: its activations.
-    """
-
-    limit: int
+    limit: int  # parts that whole activations can fill
+    # memory area that they take if none leaves, and what is never filled [parts x units]
     demand: int
-    kinds: Sequence[_Kind]
+    kinds: Sequence[_Kind]  # its activations
 
     def link_time(self, end: int) -> float:
         """Least time of the host link in a run that ends by then; infinite where there is none."""
@@ -214,14 +177,12 @@ class _Memory(NamedTuple):
 
 
 def area_bound(problem: Problem) -> int:
-    """Return the least end [units] that memory area and host links allow together.
-
-    In T units a worker with room for N parts has a memory area of N T. An activation takes its size
-    from the start of F to the end of I, at least F, the way to the last stage and back, and I. One
-    that is offloaded takes it from the start of F to the end of O and from the start of L to the
-    end of I, and O and L of the host link. The earlier the end, the more have to be offloaded, and
-    the less time there is to carry them.
-    """
+    """Return the least end [units] that memory area and host links allow together."""
+    # In T units a worker with room for N parts has a memory area of N T. An activation takes its
+    # size from the start of F to the end of I, at least F, the way to the last stage and back, and
+    # I. One that is offloaded takes it from the start of F to the end of O and from the start of L
+    # to the end of I, and O and L of the host link. The earlier the end, the more have to be
+    # offloaded, and the less time there is to carry them.
     way = paths(problem)
     memories = {w: _memory(problem, way, w) for w in np.unique(problem.worker).tolist()}
     shared: Sequence[tuple[int, ...]] = ()
@@ -233,10 +194,8 @@ def area_bound(problem: Problem) -> int:
 
 
 def _least_end(group: Sequence[_Memory], exact: bool) -> int:
-    """Find the least end that the workers of a host link allow.
-
-    The link is idle until an F has ended, and from the last start of an I on.
-    """
+    """Find the least end that the workers of a host link allow."""
+    # The link is idle until an F has ended, and from the last start of an I on.
     kinds = [kind for memory in group for kind in memory.kinds]
     idle = min(k.first + k.forward for k in kinds) + min(k.input_grad + k.last for k in kinds)
     low, high = 0, sum(k.first + k.last for k in kinds) + sum(m.demand + 1 for m in group)
@@ -250,14 +209,12 @@ def _least_end(group: Sequence[_Memory], exact: bool) -> int:
 
 
 def _memory(problem: Problem, way: Paths, worker: int) -> _Memory:
-    """Account for the memory of a worker, while activations are whole.
-
-    Ops of a worker run one at a time. So memory fills by one activation per F at most, and empties
-    by one per I before the last one ends; the two do not overlap, for all F and I are in the window
-    and the limit is never above all activations. And while a W runs, what it needs is not free for
-    whole activations; one that runs behind the window costs nothing there. The losses add up, for
-    the first are those of the time in which no W runs.
-    """
+    """Account for the memory of a worker, while activations are whole."""
+    # Ops of a worker run one at a time. So memory fills by one activation per F at most, and
+    # empties by one per I before the last one ends; the two do not overlap, for all F and I are in
+    # the window and the limit is never above all activations. And while a W runs, what it needs is
+    # not free for whole activations; one that runs behind the window costs nothing there. The
+    # losses add up, for the first are those of the time in which no W runs.
     kinds = list(_kinds(problem, way, worker))
     largest, room = max(k.size for k in kinds), int(problem.limits[worker])
     alike = min(k.size for k in kinds) == largest

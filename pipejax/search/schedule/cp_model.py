@@ -40,15 +40,7 @@ room; tails: the end is not before an input gradient and its way to the first st
 
 
 class ScheduleModel:
-    """The model of one problem and the variables in it.
-
-    Attributes:
-      model: the CP-SAT model.
-      objective: what is to be least.
-      start: start of each op, by phase letter, stage and microbatch.
-      whole: whether a backward is whole, where that can be worth it.
-      out: whether an activation is offloaded, where that is allowed.
-    """
+    """The model of one problem and the variables in it."""
 
     def __init__(
         self,
@@ -229,10 +221,8 @@ class ScheduleModel:
                         self.model.add(self.start["F"][stage, microbatch] >= made)
 
     def _add_order_of_weight_grads(self, stage: int, passing: list[int]) -> None:
-        """Order W of the microbatches whose backwards are split; the last one ends behind all.
-
-        `behind` is not before the end of any W so far: a whole backward hands it on.
-        """
+        """Order W of the microbatches whose backwards are split; the last one ends behind all."""
+        # `behind` is not before the end of any W so far: a whole backward hands it on.
         behind: cp_model.LinearExprT = 0
         for microbatch in passing:
             key = stage, microbatch
@@ -336,17 +326,11 @@ class ScheduleModel:
 
 
 class SolverState(NamedTuple):
-    """News of a search.
+    """News of a search."""
 
-    Attributes:
-      plan: a better plan, or None where only the bound is new.
-      bound: units that no plan of the model can go below.
-      closed: whether the search has ended with a proof that nothing better exists.
-    """
-
-    plan: Plan | None
-    bound: int
-    closed: bool
+    plan: Plan | None  # a better plan, or None where only the bound is new
+    bound: int  # units that no plan of the model can go below
+    closed: bool  # whether the search has ended with a proof that nothing better exists
 
 
 class _Listener(cp_model.CpSolverSolutionCallback):

@@ -21,12 +21,7 @@ BASELINE = 8e-5  # to make and run a schedule of the literature, for each op
 
 
 class Meter:
-    """Effort so far.
-
-    Attributes:
-      done: effort of all that has ended.
-      under_way: effort of a solve that has not.
-    """
+    """Effort so far."""
 
     def __init__(self) -> None:
         """Begin with nothing done."""
@@ -41,17 +36,11 @@ class Meter:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What a search or a part of it may do.
+    """What a search or a part of it may do."""
 
-    Attributes:
-      meter: what all parts have done.
-      end: effort on the meter at which it is over.
-      until: time at which it is over all the same, by `time.monotonic` [s].
-    """
-
-    meter: Meter
-    end: float
-    until: float
+    meter: Meter  # what all parts have done
+    end: float  # effort on the meter at which it is over
+    until: float  # time at which it is over all the same, by `time.monotonic` [s]
 
     @classmethod
     def of(cls, effort: float | None = None, seconds: float | None = None) -> "Budget":
@@ -90,12 +79,10 @@ class Budget:
         self.meter.add(effort)
 
     def new_solver(self, num_threads: int, most: float = math.inf) -> cp_model.CpSolver:
-        """Return a solver with our settings that keeps the budget, and so much deterministic time.
-
-        Probing and the search for symmetries cost more than they bring here: the order of
-        microbatches is fixed already (docs/optimize.md). So do linear relaxations, and
-        deterministic time hardly counts them.
-        """
+        """Return a solver that keeps the budget, and so much deterministic time."""
+        # Probing and the search for symmetries cost more than they bring here: the order of
+        # microbatches is fixed already (docs/optimize.md). So do linear relaxations, and
+        # deterministic time hardly counts them.
         solver = cp_model.CpSolver()
         if self.until < math.inf:
             solver.parameters.max_time_in_seconds = max(self.until - time.monotonic(), 0.01)

@@ -1,17 +1,10 @@
-"""Initial plans: schedules of the literature, greedy ones in many variants, and offloads for them.
+"""Initial plans: schedules of the literature, and greedy ones."""
 
-Given the starts of all ops, the workers of one host link are a small separate problem: which
-activations go to the host, and when. Where it has a solution, a plan made for more memory runs
-equally fast in less.
-"""
-
-import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from ortools.sat.python import cp_model
 
 from pipejax import schedules
 from pipejax.base.array_types import Int, NumpyArray
@@ -31,18 +24,13 @@ from pipejax.search.schedule.effort import LIST, Budget
 from pipejax.search.schedule.plan import (
     NEVER,
     Plan,
-    gradient_end,
-    input_grad_end,
     keeps_limits,
     objective_of,
-    peaks,
     to_table,
 )
 from pipejax.search.schedule.problem import NAMES, Problem
 
-OFFLOADS_MOST = 3.0  # to find offloads for one plan, of effort or seconds
-CONFLICTS = 1000  # of the solver there: its deterministic time hardly counts them
-ROOM = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # times the limit that compute is planned for
+EXTRA = (1, 2, NO_LIMIT)  # forwards that run ahead, as `greedy_plan` counts them
 # the most promising first: a short time limit may leave out the last ones
 OF_A_PIPE = (
     "ada-offload",
@@ -57,45 +45,11 @@ OF_A_PIPE = (
 OFFLOAD_SHARES = (1.0, 0.5)  # of the activations that PipeOffload moves
 
 
-class Variant(NamedTuple):
-    """Rules of a greedy plan, of which all combinations are tried.
-
-    Attributes:
-      patient: whether a weight gradient waits where it would delay an op whose time is known.
-      backlog: weight gradients that may be left over before one comes ahead of a forward.
-      extra: forwards that a stage may be ahead of its gradients, beyond those that keep it busy
-        while a microbatch goes to the last stage and comes back.
-      active: microbatches between the first forward and the last input gradient, at most; with
-        one, no worker can fill up that holds all stages of a microbatch.
-    """
-
-    patient: bool
-    backlog: int
-    extra: int
-    active: int = NO_LIMIT
-
-
-VARIANTS = tuple(
-    Variant(patient, backlog, extra)
-    for extra, backlog, patient in itertools.product(
-        (NO_LIMIT, 0, 1, 2, 3), (NO_LIMIT, 0, 1, 2, 4), (False, True)
-    )
-)
-FEW_ACTIVE = tuple(
-    Variant(False, NO_LIMIT, NO_LIMIT, active) for active in (1, 2, 3, 4, 6, 8, 12, 16)
-)
-
-
 class Start(NamedTuple):
-    """A plan and what made it.
+    """A plan and what made it."""
 
-    Attributes:
-      source: name.
-      plan: starts within the limits.
-    """
-
-    source: str
-    plan: Plan
+    source: str  # name
+    plan: Plan  # starts within the limits
 
 
 def is_pipe(problem: Problem) -> bool:
@@ -142,28 +96,27 @@ def plan_of(problem: Problem, ops: TimedOps) -> Plan:
 def greedy_plan(
     problem: Problem,
     limits: Int[NumpyArray, " workers"],
-    variant: Variant = VARIANTS[0],
+    *,
+    extra: int = NO_LIMIT,
+    is_patient: bool = False,
     shorter_than: float = FOREVER,
 ) -> Plan | None:
     """Run the workers greedily, nothing offloaded; None where memory stops them, or it is long."""
+    # `extra` forwards may run ahead of the gradients of their stage, beyond those that keep it busy
+    # while a microbatch goes to the last stage and comes back. A patient weight gradient waits
+    # where it would delay an op whose time is known.
     trip = paths(problem).trip + problem.forward + problem.input_grad
     work = np.maximum(problem.forward + problem.gradient, 1)  # a stage may take no time
-    rules = Rules(
-        depth=(-(-trip // work) + variant.extra).tolist(),
-        active=variant.active,
-        backlog=variant.backlog,
-        patience=(Phase.F, Phase.I) if variant.patient else (),
-    )
+    patience = (Phase.F, Phase.I) if is_patient else ()
+    rules = Rules(depth=(-(-trip // work) + extra).tolist(), patience=patience)
     goal = Goal(shorter_than, problem.objective == "span")
     run = list_schedule(work_of(problem, limits), rules, goal)
     return None if run is None else plan_of(problem, TimedOps.of(run.log))
 
 
 def one_by_one(problem: Problem) -> Plan:
-    """Run microbatch after microbatch, one op at a time: this fits wherever anything does.
-
-    Activations go to the host where their worker has no room for all its stages of a microbatch.
-    """
+    """Run microbatch after microbatch, one op at a time: this fits wherever anything does."""
+    # Activations go to the host where their worker has no room for all its stages of a microbatch.
     at = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FIWOL"}
     hop, lasts = problem.lag + problem.transmit, {p.name: t for p, t in problem.times.items()}
     now = 0
@@ -195,43 +148,23 @@ def work_of(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
     )
 
 
-def greedy_starts(problem: Problem, budget: Budget, best: float = FOREVER) -> Iterator[Start]:
-    """Yield successively better greedy plans, all of them shorter than the best one so far.
-
-    Where activations may be offloaded, compute is also planned for more memory than there is,
-    and the shortest plan that offloads can make fit is kept.
-    """
-    half = budget.part(budget.left / 2)
-    too_large: list[tuple[int, int, Plan]] = []
-    variants = VARIANTS if is_pipe(problem) else FEW_ACTIVE + VARIANTS
-    for room in ROOM if problem.offload is not None else ROOM[:1]:
-        for number, variant in enumerate(variants):
-            if number and half.is_over:
-                break
-            limits = (problem.limits * room).astype(np.int64)
-            plan = greedy_plan(problem, limits, variant, best)
-            budget.spend(LIST * 3 * problem.worker.size)
-            if plan is None or (value := objective_of(problem, plan)) >= best:
-                continue
-            if (peaks(problem, plan) <= problem.limits).all():
-                best = value
-                yield Start("greedy", plan)
-            elif problem.offload is not None:
-                too_large.append((value, len(too_large), plan))
-    for value, _, plan in sorted(too_large, key=lambda entry: entry[:2]):
-        if budget.is_over or value >= best:
+def greedy_starts(problem: Problem, budget: Budget, best: float) -> Iterator[Start]:
+    """Yield successively better greedy plans, all of them shorter than the best one so far."""
+    for extra, is_patient in itertools.product(EXTRA, (True, False)):
+        if budget.is_over:
             return
-        with_offloads = add_offloads(problem, plan, budget.part(OFFLOADS_MOST))
-        if with_offloads is not None:
+        plan = greedy_plan(
+            problem, problem.limits, extra=extra, is_patient=is_patient, shorter_than=best
+        )
+        budget.spend(LIST * 3 * problem.worker.size)
+        if plan is not None and (value := objective_of(problem, plan)) < best:
             best = value
-            yield Start("greedy with offloads", with_offloads)
+            yield Start("greedy", plan)
 
 
 def baseline_tables(problem: Problem, given: ScheduleTable) -> Iterator[tuple[str, ScheduleTable]]:
-    """Yield the given schedule and, for a plain pipe, those of the literature by name.
-
-    Builders take one time for all stages: the mean. AdaOffload plans for those of each too.
-    """
+    """Yield the given schedule and, for a plain pipe, those of the literature by name."""
+    # Builders take one time for all stages: the mean. AdaOffload plans for those of each too.
     yield given.name, given
     if not is_pipe(problem):
         return
@@ -267,76 +200,3 @@ def _times(problem: Problem) -> Mapping[str, NumpyArray]:
     times |= {"latency": problem.lag, "transmit": problem.transmit}
     times |= {NAMES[phase]: getattr(problem, NAMES[phase]) for phase in HOST}
     return {name: np.asarray(time)[None] for name, time in times.items() if time is not None}
-
-
-def add_offloads(problem: Problem, plan: Plan, budget: Budget) -> Plan | None:
-    """Find offloads that keep a plan within the limits."""
-    if problem.offload is None or problem.load is None:
-        raise ValueError("nothing may be offloaded: the problem has no time of an offload")
-    offload, load = (np.full_like(plan.forward, NEVER) for _ in range(2))
-    shared = {worker for group in problem.host_links for worker in group}
-    own = [(worker,) for worker in range(problem.num_workers) if worker not in shared]
-    for group in (*problem.host_links, *own):
-        found = _on_link(problem, plan, group, budget)
-        if found is None:
-            return None
-        for (stage, microbatch), (leaves, comes) in found.items():
-            offload[stage, microbatch], load[stage, microbatch] = leaves, comes
-    return dataclasses.replace(plan, offload=offload, load=load)
-
-
-def _on_link(
-    problem: Problem, plan: Plan, group: tuple[int, ...], budget: Budget
-) -> dict[tuple[int, int], tuple[int, int]] | None:
-    """Offloads of the workers of one link, by stage and microbatch: starts of O and L."""
-    model, times = cp_model.CpModel(), problem.times
-    input_end, weight_end = input_grad_end(problem, plan), gradient_end(problem, plan)
-    link: list[cp_model.IntervalVar] = []
-    choices: dict[tuple[int, int], tuple[cp_model.BoolVarT, ...]] = {}
-    for worker in group:
-        held: list[tuple[cp_model.IntervalVar, int]] = []
-        for stage, m in np.argwhere(problem.worker == worker).tolist():
-            size, kept = int(problem.sizes[stage]), int(problem.kept[stage])
-            forward, turn = int(plan.forward[stage, m]), int(plan.input_grad[stage, m])
-            ends = int(input_end[stage, m]), int(weight_end[stage, m])
-            there = forward + int(problem.forward[stage])
-            offload, load = (int(times[phase][stage]) for phase in HOST)
-            # an activation that stays: its whole size until I, what W needs until W
-            stays = [
-                (end - forward, p) for end, p in zip(ends, (size - kept, kept), strict=True) if p
-            ]
-            if turn - there < offload + load:
-                held += [(model.new_fixed_size_interval_var(forward, n, ""), p) for n, p in stays]
-                continue
-            out = model.new_bool_var("")
-            leaves = model.new_int_var(there, turn - offload - load, "")
-            comes = model.new_int_var(there + offload, turn - load, "")
-            model.add(comes >= leaves + offload)
-            optional = model.new_optional_fixed_size_interval_var
-            link += [optional(leaves, offload, out, ""), optional(comes, load, out, "")]
-            held += [(optional(forward, length, ~out, ""), parts) for length, parts in stays]
-            for since, until, parts in (
-                (forward, leaves + offload, size),
-                (comes, ends[0], size - kept),
-                (comes, ends[1], kept),
-            ):
-                if parts:
-                    length = model.new_int_var(0, ends[1] - forward, "")
-                    away = model.new_optional_interval_var(since, length, until, out, "")
-                    held.append((away, parts))
-            choices[stage, m] = out, leaves, comes
-        limit = int(problem.limits[worker])
-        model.add_cumulative([i for i, _ in held], [parts for _, parts in held], limit)
-    model.add_no_overlap(link)
-    model.minimize(sum(out for out, *_ in choices.values()))
-    solver = budget.new_solver(1)
-    solver.parameters.stop_after_first_solution = True
-    solver.parameters.max_number_of_conflicts = CONFLICTS
-    status = budget.solve(solver, model, len(choices))
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return None
-    return {
-        place: (solver.value(leaves), solver.value(comes))
-        for place, (out, leaves, comes) in choices.items()
-        if solver.boolean_value(out)
-    }

@@ -164,15 +164,10 @@ def _ends(problem: Problem, plan: Plan) -> Mapping[str, PerOp]:
 
 
 class Merit(NamedTuple):
-    """How good a plan is, the more important first.
+    """How good a plan is, the more important first."""
 
-    Attributes:
-      objective: units.
-      sum: of the ends of all input gradients [units].
-    """
-
-    objective: int
-    sum: int
+    objective: int  # units
+    sum: int  # of the ends of all input gradients [units]
 
     @classmethod
     def of(cls, problem: Problem, plan: Plan) -> "Merit":
@@ -181,16 +176,7 @@ class Merit(NamedTuple):
 
 
 class Arm:
-    """One way to make a step, and what came of it.
-
-    Attributes:
-      kind: of neighbourhood.
-      goal: one of `GOALS`.
-      in_order: whether microbatches keep the order in which they pass each stage.
-      share: size of the next neighbourhood.
-      spent: deterministic time of the solver.
-      gains: steps that found something.
-    """
+    """One way to make a step, and what came of it."""
 
     def __init__(self, kind: str, goal: str, in_order: bool, share: float) -> None:
         """Begin with nothing known."""
@@ -211,14 +197,7 @@ class Arm:
 
 
 class NeighbourhoodSearch:
-    """The search of one thread on its own grid.
-
-    Attributes:
-      problem: on that grid.
-      plan: the best so far.
-      merit: how good it is.
-      idle: deterministic time since the objective was improved.
-    """
+    """The search of one thread on its own grid."""
 
     def __init__(self, problem: Problem, plan: Plan, seed: int) -> None:
         """Build the model, of which every step takes a copy."""
@@ -237,10 +216,8 @@ class NeighbourhoodSearch:
         self.idle = 0.0
 
     def step(self, budget: Budget, beside: int = 1) -> bool:
-        """Search one neighbourhood; return whether the plan is better now.
-
-        `beside` searches make steps at the same time.
-        """
+        """Search one neighbourhood; return whether the plan is better now."""
+        # `beside` searches make steps at the same time.
         weights = np.array([arm.weight for arm in self._arms])
         arm = self._arms[self._rng.choice(len(weights), p=weights / weights.sum())]
         free = draw(arm.kind, self.problem, self.plan, arm.share, self._rng)
@@ -297,13 +274,7 @@ class NeighbourhoodSearch:
 
 
 class Best:
-    """The best table of all threads, in a lock.
-
-    Attributes:
-      table: the table.
-      objective: in units of the problem.
-      since: effort until it was found.
-    """
+    """The best table of all threads, in a lock."""
 
     def __init__(self, problem: Problem, table: ScheduleTable, budget: Budget) -> None:
         """Begin with a table."""
@@ -322,10 +293,8 @@ class Best:
 
 
 def grids_of(problem: Problem) -> list[Problem]:
-    """Return the grids that are searched, coarse ones first; the last one is the problem's own.
-
-    On a coarse grid a solver moves far in little time; what is lost by it, a fine one wins back.
-    """
+    """Return the grids that are searched, coarse ones first; the last one is the problem's own."""
+    # On a coarse grid a solver moves far in little time; what is lost by it, a fine one wins back.
     grids = {grid.unit: grid for grid in map(problem.coarser, PARTS)}
     return [grids[unit] for unit in sorted(grids, reverse=True)]
 
@@ -333,12 +302,10 @@ def grids_of(problem: Problem) -> list[Problem]:
 def search_neighbourhoods(
     problem: Problem, start: ScheduleTable, budget: Budget, num_threads: int
 ) -> Generator[ScheduleTable, None, None]:
-    """Improve a table; stop when the iterator is closed.
-
-    Each thread goes from grid to grid as it gets stuck, and they begin on different ones; what one
-    finds is where the others go on, where they are behind. The search ends before its budget where
-    nothing was found for half of it.
-    """
+    """Improve a table; stop when the iterator is closed."""
+    # Each thread goes from grid to grid as it gets stuck, and they begin on different ones; what
+    # one finds is where the others go on, where they are behind. The search ends before its budget
+    # where nothing was found for half of it.
     best, over, begun = Best(problem, start, budget), threading.Event(), budget.spent
     grids, running = grids_of(problem), dict[int, NeighbourhoodSearch]()
 

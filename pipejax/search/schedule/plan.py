@@ -59,23 +59,14 @@ class Optimum:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """Starts of all ops.
+    """Starts of all ops."""
 
-    Attributes:
-      forward: (stages, microbatches) start of F.
-      input_grad: (stages, microbatches) start of I, or of B where the backward is whole.
-      weight_grad: (stages, microbatches) start of W; where the backward is whole, its end.
-      whole: (stages, microbatches) whether the backward is whole.
-      offload: (stages, microbatches) start of O, or `NEVER`.
-      load: (stages, microbatches) start of L, or `NEVER`.
-    """
-
-    forward: PerOp
-    input_grad: PerOp
-    weight_grad: PerOp
-    whole: Bool[NumpyArray, "stages microbatches"]
-    offload: PerOp
-    load: PerOp
+    forward: PerOp  # start of F
+    input_grad: PerOp  # start of I, or of B where the backward is whole
+    weight_grad: PerOp  # start of W; where the backward is whole, its end
+    whole: Bool[NumpyArray, "stages microbatches"]  # whether the backward is whole
+    offload: PerOp  # start of O, or `NEVER`
+    load: PerOp  # start of L, or `NEVER`
 
     @classmethod
     def of(cls, starts: Mapping[str, PerOp], whole: NumpyArray | None = None) -> "Plan":
@@ -103,19 +94,13 @@ class Plan:
 
 
 def gradient_end(problem: Problem, plan: Plan) -> PerOp:
-    """Return when the whole gradient is ready: the end of W, or of B.
-
-    Returns (stages, microbatches) units.
-    """
+    """Return when the whole gradient is ready: the end of W, or of B [units]."""
     lasts = np.where(plan.whole, 0, problem.weight_grad[:, None])
     return plan.weight_grad + lasts
 
 
 def input_grad_end(problem: Problem, plan: Plan) -> PerOp:
-    """Return when the input gradient is ready: the end of I, or of B.
-
-    Returns (stages, microbatches) units.
-    """
+    """Return when the input gradient is ready: the end of I, or of B [units]."""
     lasts = np.where(plan.whole, problem.backward[:, None], problem.input_grad[:, None])
     return plan.input_grad + lasts
 
@@ -169,13 +154,11 @@ def to_table(problem: Problem, plan: Plan, name: str) -> ScheduleTable:
 
 
 def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
-    """List the ops of a plan with their times as ranks, in which every op has a length.
-
-    Ops of no length, or of less than a unit, may share a moment. They are put in an order in which
-    they can run there, between what ends and what starts: gradients of forwards before that
-    moment come first, since they make room; then the microbatches that pass as a whole, one after
-    the other; then the others.
-    """
+    """List the ops of a plan with their times as ranks, in which every op has a length."""
+    # Ops of no length, or of less than a unit, may share a moment. They are put in an order in
+    # which they can run there, between what ends and what starts: gradients of forwards before that
+    # moment come first, since they make room; then the microbatches that pass as a whole, one after
+    # the other; then the others.
     split, out = ~plan.whole, plan.offload != NEVER
     every = np.ones_like(split)
     turn = 2 * problem.num_stages  # the way of a microbatch: F by stage, then gradients back
@@ -220,10 +203,9 @@ def _run(problem: Problem, table: ScheduleTable, *, step_end: bool) -> tuple[Pro
 
 
 def reached_by(problem: Problem, table: ScheduleTable) -> int:
-    """Return the objective that a table reaches in a run [units].
-
-    The run has all-reduces in the order that semantics.md says; plans have them as they get ready.
-    """
+    """Return the objective that a table reaches in a run [units]."""
+    # The run has all-reduces in the order that semantics.md says; plans have them as they get
+    # ready.
     if problem.objective == "span" or not problem.step_end.any():
         return objective_of(problem, to_plan(problem, table))
     return round(float(_run(problem, table, step_end=True)[1].finish.max()))

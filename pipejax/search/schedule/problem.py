@@ -51,50 +51,30 @@ class InfeasibleError(ArgumentError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
-    """A scheduling problem. Times are in whole units, rounded down; sizes in whole parts.
+    """A scheduling problem. Times are in whole units, rounded down; sizes in whole parts."""
 
-    Attributes:
-      placement: (pipes, stages) worker of each stage.
-      pipe_of: (microbatches) pipe of each microbatch.
-      forward: (stages) F.
-      input_grad: (stages) I.
-      weight_grad: (stages) W.
-      backward: (stages) B, where a backward is not split.
-      lag: (2, pipes, stages - 1) delay of a message behind what occupies the link.
-      transmit: (2, pipes, stages - 1) time that a message occupies its link; 0 if it occupies none.
-      step_end: (stages) all-reduce and update after the last gradient.
-      update: (stages) update alone.
-      offload: (stages) O, or None where nothing may leave.
-      load: (stages) L.
-      host_links: workers that share a host link; the others have their own.
-      sizes: (stages) parts of an activation.
-      kept: (stages) those that stay after I for W.
-      limits: (workers) parts that a worker can hold.
-      objective: "makespan", or "span": the longest time between a worker's own first start and
-        last end (as when the synchronisation of the optimizer is dropped).
-      unit: length of a unit of time [s].
-      exact: whether every duration is a whole number of units.
-    """
-
-    placement: Int[NumpyArray, "pipes stages"]
-    pipe_of: Int[NumpyArray, " microbatches"]
-    forward: PerStage
-    input_grad: PerStage
-    weight_grad: PerStage
-    backward: PerStage
-    lag: PerBoundary
-    transmit: PerBoundary
-    step_end: PerStage
-    update: PerStage
-    offload: PerStage | None
-    load: PerStage | None
+    placement: Int[NumpyArray, "pipes stages"]  # worker of each stage
+    pipe_of: Int[NumpyArray, " microbatches"]  # pipe of each microbatch
+    forward: PerStage  # F
+    input_grad: PerStage  # I
+    weight_grad: PerStage  # W
+    backward: PerStage  # B, where a backward is not split
+    lag: PerBoundary  # delay of a message behind what occupies the link
+    transmit: PerBoundary  # time that a message occupies its link; 0 if it occupies none
+    step_end: PerStage  # all-reduce and update after the last gradient
+    update: PerStage  # update alone
+    offload: PerStage | None  # O, or None where nothing may leave
+    load: PerStage | None  # L
+    # workers that share a host link; the others have their own
     host_links: tuple[tuple[int, ...], ...]
-    sizes: PerStage
-    kept: PerStage
-    limits: Int[NumpyArray, " workers"]
+    sizes: PerStage  # parts of an activation
+    kept: PerStage  # those that stay after I for W
+    limits: Int[NumpyArray, " workers"]  # parts that a worker can hold
+    # "makespan", or "span": the longest time between a worker's own first start and last end (as
+    # when the synchronisation of the optimizer is dropped)
     objective: str
-    unit: float
-    exact: bool
+    unit: float  # length of a unit of time [s]
+    exact: bool  # whether every duration is a whole number of units
 
     @property
     def num_stages(self) -> int:
@@ -142,20 +122,16 @@ class Problem:
         return dataclasses.replace(self, pipe_of=np.resize(self.pipe_of, count))
 
     def finer(self, parts: int) -> "Problem":
-        """Return the same problem on a finer grid.
-
-        A solver gives every value of a small domain a variable of its own: that helps it to close
-        a small problem and keeps it from improving a large one.
-        """
+        """Return the same problem on a finer grid."""
+        # A solver gives every value of a small domain a variable of its own: that helps it to close
+        # a small problem and keeps it from improving a large one.
         counts = {name: getattr(self, name) for name in (*TIMES, *HOST_TIMES)}
         finer = {name: parts * count for name, count in counts.items() if count is not None}
         return dataclasses.replace(self, unit=self.unit / parts, **finer)
 
     def coarser(self, parts: int) -> "Problem":
-        """Return the problem with times rounded up to a grid, of which plans are plans of this one.
-
-        The longest forward and backward has `parts` units there, or fewer where the own grid has.
-        """
+        """Return the problem with times rounded up to a grid: its plans are plans of this one."""
+        # The longest forward and backward has `parts` units there, or fewer where the own grid has.
         unit = max(1, int((self.forward + self.gradient).max()) // parts)
         counts = {name: getattr(self, name) for name in (*TIMES, *HOST_TIMES)}
         coarser = {name: -(-count // unit) for name, count in counts.items() if count is not None}
@@ -184,15 +160,10 @@ def _hash(content: Any) -> str:
 
 
 class Grid(NamedTuple):
-    """A unit of time.
+    """A unit of time."""
 
-    Attributes:
-      unit: its length [s].
-      exact: whether every duration is a whole multiple of it.
-    """
-
-    unit: float
-    exact: bool
+    unit: float  # its length [s]
+    exact: bool  # whether every duration is a whole multiple of it
 
     def down(self, seconds: Float[NumpyArray, "..."]) -> Int[NumpyArray, "..."]:
         """Count whole units: what is left over is dropped, so that no bound is too high."""
@@ -230,12 +201,10 @@ def _whole_multiples(values: Sequence[float], finest: int) -> tuple[list[int], i
 
 
 def common_parts(sizes: Sequence[float], limits: Sequence[float]) -> list[int]:
-    """Return whole numbers in the proportion of the values, or what is nowhere harder to keep.
-
-    Where they have no common part, sizes are rounded down and limits up, by less than `NEARLY` of
-    the largest limit: what keeps the limits in bytes keeps them in parts, so no bound is too high,
-    and what keeps them in parts exceeds them by rounding alone.
-    """
+    """Return whole numbers in the proportion of the values, or what is nowhere harder to keep."""
+    # Where they have no common part, sizes are rounded down and limits up, by less than `NEARLY` of
+    # the largest limit: what keeps the limits in bytes keeps them in parts, so no bound is too
+    # high, and what keeps them in parts exceeds them by rounding alone.
     values = [value / max(sizes) for value in (*sizes, *limits)]
     found = _whole_multiples(values, 10**4)
     if found is not None:
@@ -339,10 +308,8 @@ def _check_room(table: ScheduleTable, size: NumpyArray, limits: NumpyArray, offl
 
 
 def _of_one_microbatch(table: ScheduleTable, size: NumpyArray, offload: bool) -> NumpyArray:
-    """Return what a worker must hold for one microbatch: (workers), in the unit of the sizes.
-
-    The gradients of a microbatch begin at its last stage, when all its forwards are done.
-    """
+    """Return what a worker must hold for one microbatch: (workers), in the unit of the sizes."""
+    # The gradients of a microbatch begin at its last stage, when all its forwards are done.
     needs = np.zeros((table.num_pipes, table.num_workers), size.dtype)
     pipes = np.arange(table.num_pipes)[:, None]
     (np.maximum if offload else np.add).at(needs, (pipes, table.placement), size)
@@ -352,11 +319,9 @@ def _of_one_microbatch(table: ScheduleTable, size: NumpyArray, offload: bool) ->
 def _parts(
     table: ScheduleTable, size: NumpyArray, shares: NumpyArray, limits: NumpyArray, offload: bool
 ) -> tuple[PerStage, PerStage, Int[NumpyArray, " workers"]]:
-    """Count in whole parts: sizes and what W needs of them (stages), and limits (workers).
-
-    What all activations of a worker take together is a limit like any larger one: the problem is
-    the same. Nor does rounding take away what fits exactly.
-    """
+    """Count in whole parts: sizes and what W needs of them (stages), and limits (workers)."""
+    # What all activations of a worker take together is a limit like any larger one: the problem is
+    # the same. Nor does rounding take away what fits exactly.
     counts = np.bincount(table.pipe_of_microbatch, minlength=table.num_pipes)
 
     def of_all(size: NumpyArray) -> NumpyArray:

@@ -1,7 +1,7 @@
 """The store of solved problems: a folder with a JSON file for each, whole at any moment.
 
-What is better than a new entry stays: between reading it and writing the new one, a process holds
-the folder's lock.
+A file is a certificate. Its schedule is checked by running it. Its bound cannot be: it counts for
+the versions of the code that proved it, and a checksum tells a file that was damaged.
 
 What one problem implies for another of the same shape: a plan of one is an order of ops, which also
 runs at the other's times. If all times are s times as long, so is every schedule, so of what is
@@ -11,45 +11,150 @@ there.
 """
 
 import dataclasses
+import functools
+import json
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from pipejax.analysis.verify.certificate_file import SIZES, checksum_of, new_certificate
 from pipejax.base.files import CACHE, cache_folder, write_file
 from pipejax.base.progress import Notice
+from pipejax.base.provenance import code_hash
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.schedule.plan import reached_by
-from pipejax.search.schedule.problem import HOST_TIMES, TIMES, Problem
-from pipejax.search.schedule.store_entry import (
-    Entry,
-    Record,
-    check_plan,
-    from_text,
-    prover,
-    to_text,
-)
+from pipejax.schedules.table.table_files import from_json
+from pipejax.search.schedule.plan import NEVER, Plan, fault_of, reached_by, to_plan
+from pipejax.search.schedule.problem import HOST_TIMES, NAMES, TIMES, Problem
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 MOST_READ = 500  # problems of one shape that are looked at, the newest first
 MOST_STARTS = 3  # of them to begin with, of those that are sure to fit and of those that are near
+PRICES = {phase.name: name for phase, name in NAMES.items()}  # fields of a problem by key
+PRICES |= {"A": "all_reduce", "U": "update", "latency": "lag", "transmit": "transmit"}
 
 
 class StoreWarning(Notice):
     """A file of the store was skipped, or could not be written."""
 
 
-class Neighbours(NamedTuple):
-    """What solved problems imply for another one.
+@functools.cache
+def prover() -> dict[str, str]:
+    """Return the versions of the code that a bound depends on."""
+    try:
+        solver = version("ortools")
+    except PackageNotFoundError:
+        solver = "none"
+    return {"ortools": solver, "code": code_hash(Path(__file__).parent)}
 
-    Attributes:
-      starts: entries of other problems whose plans are worth a try, best guess first.
-      bound: units that no schedule of the problem goes below; 0 if nothing is known.
-    """
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Entry:
+    """A solved problem of unit 1, which stands for those in all units of time."""
+
+    problem: Problem
+    data: Mapping[str, Any]  # the certificate
+
+    @property
+    def objective(self) -> int:
+        """Objective of the schedule [units]."""
+        return int(self.data["claim"]["value"])
+
+    @property
+    def proven_bound(self) -> int:
+        """The bound [units], if this version of the code proved it; 0 otherwise."""
+        is_ours = self.data["proof"]["prover"] == prover()
+        return int(self.data["claim"]["lower_bounds"][0]["value"]) if is_ours else 0
+
+    @functools.cached_property
+    def table(self) -> ScheduleTable:
+        """The schedule, which keeps the limits and reaches the objective."""
+        table = from_json(self.data["table"])
+        if fault := fault_of(self.problem, to_plan(self.problem, table)):
+            raise ValueError(fault)
+        reached = reached_by(self.problem, table)
+        if not self.proven_bound <= reached == self.objective:
+            raise ValueError(f"its schedule reaches {reached}, not {self.objective}")
+        return table
+
+
+def certify(
+    problem: Problem, table: ScheduleTable, bound: int, *, seconds: float, source: str
+) -> dict[str, Any]:
+    """Write a solution as a certificate; times are whole units of the problem."""
+    times = {key: getattr(problem, name) for key, name in PRICES.items()}
+    memory = problem.sizes, problem.kept / problem.sizes, np.zeros_like(problem.sizes)
+    data = new_certificate(
+        "optimum",
+        table,
+        Links("queued" if problem.queues else "delay", host_links=problem.host_links),
+        costs={
+            "seconds": {key: time.tolist() for key, time in times.items() if time is not None},
+            "memory": {name: size.tolist() for name, size in zip(SIZES, memory, strict=True)},
+        },
+        claim={
+            "objective": problem.objective,
+            "limits": problem.limits.tolist(),
+            "offload": problem.offload is not None,
+            "value": reached_by(problem, table),
+            "lower_bounds": [{"by": "solver", "value": bound}],
+        },
+        proof={
+            "starts": _starts(to_plan(problem, table)),
+            "prover": prover(),
+            "seconds": seconds,
+            "source": source,
+        },
+    )
+    data["proof"]["checksum"] = checksum_of(data)
+    return data
+
+
+def _starts(plan: Plan) -> dict[str, int]:
+    """Start of each op by its name; a whole backward stands for its two halves."""
+    starts = {}
+    for letter, times in plan.starts.items():
+        for (stage, microbatch), start in np.ndenumerate(times):
+            is_whole = letter in "IW" and plan.whole[stage, microbatch]
+            if start != NEVER and not (is_whole and letter == "W"):
+                starts[f"{stage}{'B' if is_whole else letter}{microbatch}"] = int(start)
+    return starts
+
+
+def read_entry(path: Path) -> Entry:
+    """Read an entry; its schedule is not run yet."""
+    data = json.loads(path.read_bytes())
+    if data["proof"]["checksum"] != checksum_of(data):
+        raise ValueError("its content does not agree with its checksum")
+    costs, claim = data["costs"], data["claim"]
+    fields = {name: costs["seconds"].get(key) for key, name in PRICES.items()}
+    fields |= {"placement": data["table"]["placement"], "limits": claim["limits"]}
+    fields |= {"pipe_of": data["table"]["pipe_of_microbatch"], "sizes": costs["memory"]["sizes"]}
+    arrays: dict[str, Any] = {
+        name: None if value is None else np.array(value, np.int64) for name, value in fields.items()
+    }
+    shares = np.array(costs["memory"]["weight_share"])
+    problem = Problem(
+        **arrays | {"step_end": arrays.pop("all_reduce") + arrays["update"]},
+        kept=np.round(shares * arrays["sizes"]).astype(np.int64),
+        host_links=tuple(map(tuple, costs["links"]["host_links"])),
+        objective=claim["objective"],
+        unit=1.0,
+        exact=True,
+    )
+    if problem.key != path.stem:
+        raise ValueError("it is about another problem than its name says")
+    return Entry(problem, data)
+
+
+class Neighbours(NamedTuple):
+    """Solved problems whose plans are worth a try, and a bound [units]: 0 if there is none."""
 
     starts: list[Entry]
     bound: int
@@ -61,114 +166,91 @@ class SolvedProblems:
     def __init__(self, path: str | Path | None = None) -> None:
         """Choose the folder: `default_folder()` if None."""
         self.path = default_folder() if path is None else Path(path)
-        self._told: set[Path] = set()
+        self._reported: set[Path] = set()
 
     def get(self, problem: Problem) -> Entry | None:
         """Return the checked entry of a problem; None, with a warning, if it is invalid."""
-        path = self._file(problem)
-        return self._checked(self._record(path), path)
+        return self._checked(self._file(problem))
 
     def put(
         self, problem: Problem, table: ScheduleTable, bound: int, *, seconds: float, source: str
     ) -> None:
-        """Store a solution where it is better than the stored one.
-
-        What cannot be written is a `StoreWarning`: the answer does not depend on it.
-
-        `bound` is what no schedule goes below [units], `seconds` what was spent since this problem
-        was last put, `source` what made the schedule.
-
-        Raises:
-          ValueError: if the schedule does not solve the problem, or goes below the bound.
-        """
-        check_plan(problem, table)
+        """Keep the shorter schedule and the higher bound of this solution and the stored one."""
+        # A folder that cannot be written is a `StoreWarning`: the answer does not depend on it.
+        problem = dataclasses.replace(problem, unit=1.0, exact=True)
+        if fault := fault_of(problem, to_plan(problem, table)):
+            raise ValueError(fault)
         objective = reached_by(problem, table)
         if bound > objective:
             raise ValueError(f"bound {bound} is above the objective, {objective}")
-        problem = dataclasses.replace(problem, unit=1.0, exact=True)
-        new = Entry(problem, table, objective, bound, prover(), seconds, source)
         from pipejax.base.files import locked  # filelock is an extra
 
         try:
             with locked(self.path, wait=True):
                 old = self.get(problem)
-                if old is None or objective < old.objective or bound > old.proven_bound:
-                    best = new if old is None else _better(new, old)
-                    write_file(self._file(problem), to_text(best), is_locked=True)
+                if old is not None:
+                    if objective >= old.objective and bound <= old.proven_bound:
+                        return
+                    proof = old.data["proof"]
+                    seconds += proof["seconds"]
+                    if objective >= old.objective:
+                        table, objective, source = old.table, old.objective, proof["source"]
+                    bound = min(max(bound, old.proven_bound), objective)
+                new = certify(problem, table, bound, seconds=seconds, source=source)
+                write_file(self._file(problem), json.dumps(new), is_locked=True)
         except OSError as error:
-            self._warn(self.path, error)
+            self._warn(self.path, error.strerror or str(error))
 
     def nearest(self, problem: Problem) -> Neighbours:
-        """Return starts and a bound from solved problems of the same shape.
-
-        First come plans that are sure to keep the limits, those that end soonest: a plan for
-        less memory or longer times is among them. Then those of the most similar problems.
-        """
+        """Return starts and a bound from solved problems of the same shape."""
+        # First come plans that are sure to keep the limits, those that end soonest: a plan for less
+        # memory or longer times is among them. Then those of the most similar problems.
         others = self._others(problem)
         ends = {n: reach(problem, other.problem, other.objective) for n, other in others.items()}
         sure = sorted((end, n) for n, end in ends.items() if end is not None)
         near = sorted((distance(problem, other.problem), n) for n, other in others.items())
-        bounds = sorted(
-            ((bound_from(other.problem, other.bound, problem), n) for n, other in others.items()),
-            reverse=True,
-        )
-        chosen = [n for order in (sure, near) for _, n in order[:MOST_STARTS]]
-        right = (self._checked(others[n], n) for n in dict.fromkeys(chosen))
-        bound = next((bound for bound, n in bounds if bound and self._checked(others[n], n)), 0)
-        return Neighbours([entry for entry in right if entry is not None], bound)
+        bounds = [(bound_from(o.problem, o.proven_bound, problem), n) for n, o in others.items()]
+        bounds.sort(reverse=True)
+        chosen = dict.fromkeys(n for order in (sure, near) for _, n in order[:MOST_STARTS])
+        starts = [others[n] for n in chosen if self._checked(n, others[n])]
+        bound = next((bound for bound, n in bounds if bound and self._checked(n, others[n])), 0)
+        return Neighbours(starts, bound)
 
     def _file(self, problem: Problem) -> Path:
         return self.path / f"{problem.key}.json"
 
-    def _others(self, problem: Problem) -> dict[Path, Record]:
+    def _others(self, problem: Problem) -> dict[Path, Entry]:
         own = self._file(problem)
         paths = [path for path in self.path.glob(f"{problem.shape}-*.json") if path != own]
         newest = sorted(paths, key=lambda path: (_time(path), path.name), reverse=True)
-        records = {path: self._record(path) for path in newest[:MOST_READ]}
-        return {path: record for path, record in records.items() if record is not None}
+        entries = {path: self._try(path, read_entry) for path in newest[:MOST_READ]}
+        return {path: entry for path, entry in entries.items() if entry is not None}
 
-    def _record(self, path: Path) -> Record | None:
-        return self._tried(path, lambda: _read_record(path))
+    def _checked(self, path: Path, entry: Entry | None = None) -> Entry | None:
+        """Return the entry of a file whose schedule runs as it says."""
+        entry = entry or self._try(path, read_entry)
+        return entry if entry and self._try(path, lambda _: entry.table) else None
 
-    def _checked(self, record: Record | None, path: Path) -> Entry | None:
-        return None if record is None else self._tried(path, record.entry)
-
-    def _tried(self, path: Path, read: Callable[[], Found]) -> Found | None:
+    def _try(self, path: Path, read: Callable[[Path], Result]) -> Result | None:
         """Read a file or run its schedule; an invalid one is skipped with a warning."""
         try:
-            return read()
+            return read(path)
         except (FileNotFoundError, NotADirectoryError):  # `put` says the latter of the folder
             return None
-        except (OSError, ValueError, OverflowError) as error:
-            self._warn(path, error)
-            return None
+        except OSError as error:
+            self._warn(path, error.strerror or str(error))
+        except ValueError as error:
+            self._warn(path, str(error))
+        except Exception:  # a damaged file may hold anything
+            self._warn(path, "it is no solved problem")
+        return None
 
-    def _warn(self, path: Path, error: Exception) -> None:
+    def _warn(self, path: Path, reason: str) -> None:
         """Warn about a file or the folder, once."""
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        line = (why or str(error)).splitlines()[0]
-        if path not in self._told:
+        if path not in self._reported:
+            line = reason.splitlines()[0]
             warnings.warn(f"store: {path} is not used: {line}", StoreWarning, stacklevel=3)
-        self._told.add(path)
-
-
-def _read_record(path: Path) -> Record:
-    record = from_text(path.read_bytes().decode())
-    if record.problem.key != path.stem:
-        raise ValueError("it is about another problem than its name says")
-    return record
-
-
-def _better(new: Entry, old: Entry) -> Entry:
-    """The shorter schedule and the higher bound of the two, and the time of both."""
-    shorter = new if new.objective < old.objective else old
-    bound = max(new.bound, old.proven_bound)
-    return dataclasses.replace(
-        shorter,
-        bound=min(bound, shorter.objective),
-        prover=new.prover,
-        seconds=new.seconds + old.seconds,
-    )
+        self._reported.add(path)
 
 
 def _time(path: Path) -> float:

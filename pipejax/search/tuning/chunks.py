@@ -172,12 +172,10 @@ class _ChunkSearch:
         return Found(self.best, self.value, bound, self.baselines, self.evaluated, stopped)
 
     def _bound(self, count: int) -> float:
-        """No cut into so many chunks is faster, under any link model.
-
-        Up to a chunk the first stage computes, behind it the last one, and it passes all stages
-        between: the mean of these ways over all chunks. And each stage computes all chunks, while
-        another one computes nothing of the first or of the last.
-        """
+        """No cut into so many chunks is faster, under any link model."""
+        # Up to a chunk the first stage computes, behind it the last one, and it passes all stages
+        # between: the mean of these ways over all chunks. And each stage computes all chunks, while
+        # another one computes nothing of the first or of the last.
         a, b, c, _ = self.times
         whole = count * a + b * self.tokens + c * self.tokens**2 / 2  # of each stage, without g
         hops = self.num_workers - 1
@@ -188,12 +186,10 @@ class _ChunkSearch:
         return float(max(mean, busy, self._prefix_bound(count)))
 
     def _prefix_bound(self, count: int) -> float:
-        """Bound a cut by its longest chunk, which passes all stages, and by its prefixes.
-
-        With h(L) = b L + c L^2 / 2, whose growth over a chunk is at most t, the prefixes before all
-        chunks have (integral of L dh) / t - N tokens or more: over a chunk L exceeds its prefix by
-        no more than its n tokens, so the integral by no more than n t.
-        """
+        """Bound a cut by its longest chunk, which passes all stages, and by its prefixes."""
+        # With h(L) = b L + c L^2 / 2, whose growth over a chunk is at most t, the prefixes before
+        # all chunks have (integral of L dh) / t - N tokens or more: over a chunk L exceeds its
+        # prefix by no more than its n tokens, so the integral by no more than n t.
         a, b, c, g = (time.min() for time in self.times)
         whole = b * self.tokens + c * self.tokens**2 / 2
         integral = b * self.tokens**2 / 2 + c * self.tokens**3 / 3
@@ -258,11 +254,9 @@ class _ChunkSearch:
     def _value_and_grad(
         self, points: Points
     ) -> tuple[Float[NumpyArray, " starts"], Float[NumpyArray, "starts chunks"]]:
-        """Makespans of cuts whose logarithms are given, and their relative slopes.
-
-        The engine says how a makespan grows with each time; what is left is how times grow with
-        sizes, of a chunk itself and of those behind it, and sizes with their logarithms.
-        """
+        """Makespans of cuts whose logarithms are given, and their relative slopes."""
+        # The engine says how a makespan grows with each time; what is left is how times grow with
+        # sizes, of a chunk itself and of those behind it, and sizes with their logarithms.
         sizes, (_, b, c, g) = self._sizes(points), self.times
         costs = chunk_costs(sizes, self.num_workers, **self.given)
         values, counts = makespans_and_grad(self.program, costs, batch_size=len(sizes))

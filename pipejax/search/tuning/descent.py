@@ -28,15 +28,10 @@ ValueAndGrad = Callable[[Points], tuple[Values, Points]]
 
 
 class Descent(NamedTuple):
-    """Best point of each start.
+    """Best point of each start."""
 
-    Attributes:
-      points: (starts, ...) best point that each has seen.
-      values: (starts) its value.
-    """
-
-    points: Float[NumpyArray, "starts ..."]
-    values: Float[NumpyArray, " starts"]
+    points: Float[NumpyArray, "starts ..."]  # (starts, ...) best point that each has seen
+    values: Float[NumpyArray, " starts"]  # its value
 
 
 def descend(

@@ -46,13 +46,18 @@ RATE = 0.3
 MOST_SETTINGS = 5_000_000  # that are all evaluated
 
 
-def plain_answers(joint: JointProblem) -> Iterator[TunedJointly]:
-    """The best of plain settings, from few microbatches on: each is better than the one before.
-
-    They come before anything is searched or compiled, once each pair has one that fits.
-    """
+def plain_settings(joint: JointProblem) -> Settings:
+    """Every size of every pair with even layers; of the size alone these are all settings."""
+    if "size" in joint.parts:
+        joint.problem.family.check_size(int(joint.problem.pairs.minibatch.max()))
     pairs = range(len(joint.problem.capacity))
-    plain = _settings([each for pair in pairs for each in _plain(joint, pair)])
+    return _settings([row for pair in pairs for row in _plain(joint, pair)])
+
+
+def plain_answers(joint: JointProblem) -> Iterator[TunedJointly]:
+    """The best of plain settings, from few microbatches on: each is better than the one before."""
+    # They come before anything is searched or compiled, once each pair has one that fits.
+    pairs, plain = range(len(joint.problem.capacity)), plain_settings(joint)
     counts = joint.problem.pairs.minibatch[plain.pair].astype(int) // plain.size
     times, least = np.full(len(counts), np.inf), np.inf
     for count in np.unique(counts).tolist():
@@ -188,10 +193,8 @@ def _rounded(joint: JointProblem, soft: Soft) -> Settings:
 
 
 def _plain(joint: JointProblem, pair: int) -> list[tuple[Any, ...]]:
-    """Settings of every size with even layers: all or none recomputed, or what is without tuning.
-
-    One of them fits if any does.
-    """
+    """Settings of every size with even layers: all or none recomputed, or as it is untuned."""
+    # One of them fits if any does.
     layers, always = (each[pair] for each in joint.problem.pairs.assigned)
     ways = [0 * layers, layers] if "recompute" in joint.parts else [layers * (always > 0)]
     return [(pair, size, layers, way) for size in joint.sizes(pair) for way in ways]
@@ -219,10 +222,8 @@ def _best(
 def improve_settings(
     joint: JointProblem, settings: Settings, evaluate: Callable[[Settings], PerConfiguration]
 ) -> tuple[Settings, PerConfiguration]:
-    """Move by one layer while there is something better, all settings at once.
-
-    Sizes stay: where one does not fit yet, a smaller one would always look better.
-    """
+    """Move by one layer while there is something better, all settings at once."""
+    # Sizes stay: where one does not fit yet, a smaller one would always look better.
     stages = settings.layers.shape[1]
     always = joint.problem.pairs.assigned.recomputed > 0
     recomputes = "recompute" in joint.parts
@@ -265,6 +266,10 @@ def _moves(joint: JointProblem, stages: int) -> Int[NumpyArray, "moves places"]:
 
 def search_jointly(joint: JointProblem) -> TunedJointly:
     """Evaluate all settings of every pair."""
+    if joint.parts == ("size",):  # with many pairs at once
+        plain = plain_settings(joint)
+        times = joint.times(plain)
+        return joint.pick(plain, times, int(np.isfinite(times).sum()))
     pairs = range(len(joint.problem.capacity))
     counts = [count_settings(joint, pair) for pair in pairs]
     # of one part, what lists them refuses where they are too many
@@ -300,9 +305,6 @@ def every_assignment(joint: JointProblem, pair: int) -> tuple[Points, Points]:
         layers = compositions(int(even.sum()), len(even))
     if "recompute" not in joint.parts:
         return layers, layers * (again > 0)
-    if joint.alike:
-        recomputed = np.minimum(np.arange(even.max() + 1)[:, None], even)
-        return np.broadcast_to(even, recomputed.shape), recomputed
     if joint.parts == ("recompute",) and (count := math.prod((even + 1).tolist())) > MOST:
         raise TooManyError(f"{count:.3g} ways to recompute: at most {MOST} are tried")
     return _with_every_recompute(layers)

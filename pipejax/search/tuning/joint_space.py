@@ -16,21 +16,28 @@ from pipejax.base.checks import divisors
 from pipejax.costs import array_functions as xp
 from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.system.system import Number
-from pipejax.search.tuning.microbatch import any_size
 from pipejax.search.tuning.problem import Owners, TuningProblem, as_they_are
 from pipejax.search.tuning.rounding import Points
 from pipejax.search.tuning.step_time_objective import Given, Pair, PerConfiguration
+
+
+class NothingFitsError(ValueError):
+    """No legal setting leaves room on the accelerators."""
+
 
 NO_ROOM = 1e12  # stands for the step time of a setting that needs all the memory, and more [s]
 LANES = 16_384  # settings that are evaluated at once: few batches are compiled for
 
 
-def real_layers(variables: Array, given: Given) -> tuple[Pair, Number]:
-    """One layer for each stage, the rest by a softmax; recomputed as the even split is.
+def any_size(log_size: Array, given: Given) -> tuple[Pair, Number]:
+    """Relax the microbatch size by its logarithm."""
+    return given.pair, xp.exp(log_size[0])
 
-    At a given number of microbatches step time and memory are functions of layers that make sense
-    in between. Stages that hold embedding or head, or wait for messages, take fewer.
-    """
+
+def real_layers(variables: Array, given: Given) -> tuple[Pair, Number]:
+    """One layer for each stage, the rest by a softmax; recomputed as the even split is."""
+    # At a given number of microbatches step time and memory are functions of layers that make sense
+    # in between. Stages that hold embedding or head, or wait for messages, take fewer.
     even, recomputed = given.pair.assigned
     layers = 1 + xp.softmax(variables) * (even.sum() - len(even))
     assigned = StageLayers(layers, layers * recomputed / even)
@@ -45,24 +52,17 @@ def real_recompute(variables: Array, given: Given) -> tuple[Pair, Number]:
 
 
 class _Part(NamedTuple):
-    """How one part is relaxed.
+    """How one part is relaxed."""
 
-    Attributes:
-      relax: what its variables mean.
-      width: stages -> number of its variables.
-      scale: its step size against that of the others.
-      spread: of its starts.
-    """
-
-    relax: Callable[[Any, Given], tuple[Pair, Number]]
-    width: Callable[[int], int]
-    scale: float
-    spread: float
+    relax: Callable[[Any, Given], tuple[Pair, Number]]  # what its variables mean
+    width: Callable[[int], int]  # stages -> number of its variables
+    scale: float  # its step size against that of the others
+    spread: float  # of its starts
 
 
 # in the order in which they are applied: recomputed layers are a share of the layers
 PARTS: Mapping[str, _Part] = {
-    "size": _Part(lambda own, given: any_size(own[0], given), lambda stages: 1, 1.0, 0),
+    "size": _Part(any_size, lambda stages: 1, 1.0, 0),
     "layers": _Part(real_layers, lambda stages: stages, 0.3, 1.0),
     "recompute": _Part(real_recompute, lambda stages: stages, 1.0, 1.5),
 }
@@ -70,13 +70,9 @@ PARTS: Mapping[str, _Part] = {
 
 @dataclasses.dataclass(frozen=True)
 class Jointly:
-    """The relaxation of some parts, by one vector.
+    """The relaxation of some parts, by one vector."""
 
-    Attributes:
-      parts: names, in the order of `PARTS`.
-    """
-
-    parts: tuple[str, ...]
+    parts: tuple[str, ...]  # names, in the order of `PARTS`
 
     def __call__(self, variables: Array, given: Given) -> tuple[Pair, Number]:
         """The pair and the microbatch size that the variables stand for."""
@@ -96,19 +92,12 @@ class Jointly:
 
 
 class Settings(NamedTuple):
-    """Whole settings of pairs.
-
-    Attributes:
-      pair: (settings) which pair.
-      size: (settings) b [sequences].
-      layers: (settings, stages) layers.
-      recomputed: (settings, stages) those of them that are recomputed.
-    """
+    """Whole settings of pairs."""
 
     pair: Owners
-    size: Int[NumpyArray, " settings"]
+    size: Int[NumpyArray, " settings"]  # b [sequences]
     layers: Points
-    recomputed: Points
+    recomputed: Points  # those of them that are recomputed
 
     def at(self, index: Any) -> "Settings":
         """Take some of them."""
@@ -116,40 +105,25 @@ class Settings(NamedTuple):
 
 
 class TunedJointly(NamedTuple):
-    """The best setting of each pair.
+    """The best setting of each pair."""
 
-    Attributes:
-      settings: one for each pair.
-      step_time: (pairs) exact [s].
-      memory_bytes: (pairs) need of the fullest worker [B].
-      evaluated: settings that were evaluated, over all pairs, slopes of relaxed ones included.
-      relaxed_step_time: (pairs) of the relaxation [s]; None after an exhaustive search.
-      relaxed: (pairs) its microbatch size and layers; None likewise.
-    """
-
-    settings: Settings
-    step_time: Float[NumpyArray, " pairs"]
-    memory_bytes: Float[NumpyArray, " pairs"]
-    evaluated: int
+    settings: Settings  # one for each pair
+    step_time: Float[NumpyArray, " pairs"]  # exact [s]
+    memory_bytes: Float[NumpyArray, " pairs"]  # need of the fullest worker [B]
+    evaluated: int  # settings that were evaluated, over all pairs, slopes of relaxed ones included
+    # of the relaxation [s]; None after an exhaustive search
     relaxed_step_time: Float[NumpyArray, " pairs"] | None = None
+    # its microbatch size and layers; None likewise
     relaxed: tuple[Float[NumpyArray, " pairs"], StageLayers] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JointProblem:
-    """What is tuned together, for which pairs.
+    """What is tuned together, for which pairs."""
 
-    Attributes:
-      problem: the pairs under their schedule.
-      parts: names, in the order of `PARTS`.
-      microbatches: M where the microbatch size is given; 0 where it is tuned.
-      alike: whether an exhaustive search recomputes as many layers on every stage.
-    """
-
-    problem: TuningProblem
-    parts: tuple[str, ...]
-    microbatches: int = 0
-    alike: bool = False
+    problem: TuningProblem  # the pairs under their schedule
+    parts: tuple[str, ...]  # names, in the order of `PARTS`
+    microbatches: int = 0  # M where the microbatch size is given; 0 where it is tuned
 
     def sizes(self, pair: int) -> list[int]:
         """Microbatch sizes that may be legal, ascending."""
@@ -180,10 +154,8 @@ class JointProblem:
         return times, need
 
     def times(self, settings: Settings) -> PerConfiguration:
-        """Step times [s]; where there is no room, more than any, and the more the less room.
-
-        So a search that starts where nothing fits is led to where something does.
-        """
+        """Step times [s]; where there is no room, more than any, and the more the less room."""
+        # So a search that starts where nothing fits is led to where something does.
         times, need = self.exact(settings)
         over = need / self.problem.capacity[settings.pair]
         return np.where(over <= 1, times, NO_ROOM * over)
@@ -197,10 +169,20 @@ class JointProblem:
         step, need = self.exact(best)
         for pair in np.flatnonzero(~(need <= self.problem.capacity)).tolist():
             which = f"pair {pair}: " if len(need) > 1 else ""
-            raise ValueError(
-                f"{which}nothing fits: the smallest need found is {need[pair] / 1e9:.1f} GB per "
-                f"accelerator; the system has {self.problem.capacity[pair] / 1e9:.1f} GB"
-            )
+            if np.isinf(need[pair]):
+                total = int(self.problem.pairs.minibatch[pair])
+                raise ValueError(
+                    f"{which}no microbatch size is legal for a minibatch of {total}: "
+                    f"{self.problem.family.refusal(total)}"
+                )
+            needs = f"{need[pair] / 1e9:.1f} GB per accelerator"
+            has = f"the system has {self.problem.capacity[pair] / 1e9:.1f} GB"
+            if self.parts == ("size",):
+                raise NothingFitsError(
+                    f"{which}no microbatch size fits: the smallest need is {needs}, with a "
+                    f"microbatch size of {best.size[pair]}; {has}"
+                )
+            raise ValueError(f"{which}nothing fits: the smallest need found is {needs}; {has}")
         return TunedJointly(best, step, need, evaluated, **relaxed)
 
 

@@ -139,13 +139,7 @@ def lookahead(
 
 
 class LookaheadSearch(LocalSearch[Gathering]):
-    """State of the search: the best way of each worker, and partial combinations to go through.
-
-    Attributes:
-      plain: the table without lookahead.
-      ways: ways of each worker that are tried.
-      best: which of them is best so far, by worker.
-    """
+    """State of the search: the best way of each worker, and partial combinations to go through."""
 
     def __init__(
         self,

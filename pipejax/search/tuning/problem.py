@@ -37,20 +37,14 @@ Owners = Int[NumpyArray, " batch"]  # pair of each configuration
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScheduleFamily:
-    """The tables of one schedule on so many workers, each made once, when it is asked for.
+    """The tables of one schedule on so many workers, each made once, when it is asked for."""
 
-    Attributes:
-      schedule: name of the schedule.
-      num_workers: P.
-      options: what the schedule takes besides, as for `schedules.build`.
-      link: link model, or `Links`.
-      price: returns the costs of a table, for a schedule that is planned for the run's times.
-    """
-
-    schedule: str
-    num_workers: int
+    schedule: str  # name of the schedule
+    num_workers: int  # P
+    # what the schedule takes besides, as for `schedules.build`
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    link: str | Links = "delay"
+    link: str | Links = "delay"  # link model, or `Links`
+    # returns the costs of a table, for a schedule that is planned for the run's times
     price: Callable[[ScheduleTable], Costs] | None = None
 
     @functools.cached_property
@@ -60,10 +54,8 @@ class ScheduleFamily:
 
     @functools.cached_property
     def few_microbatches(self) -> tuple[int, ...]:
-        """The fewest microbatches, and multiples of P up to a period: what a relaxation takes.
-
-        Only those that the schedule exists for.
-        """
+        """The fewest microbatches, and multiples of P up to a period: what a relaxation takes."""
+        # Only those that the schedule exists for.
         one = schedules.find(self.schedule).sizes
         if one is not None:  # a table from a file: its own M alone
             if self.refusal(one[1]):
@@ -96,10 +88,8 @@ class ScheduleFamily:
 
     @functools.cached_property
     def held(self) -> Callable[[int], HeldCounts]:
-        """What the workers hold with M microbatches; moments are filled up with zeros.
-
-        So few shapes are compiled for, however many M are evaluated.
-        """
+        """What the workers hold with M microbatches; moments are filled up with zeros."""
+        # So few shapes are compiled for, however many M are evaluated.
 
         def make(num_microbatches: int) -> HeldCounts:
             held = held_counts(self.table(num_microbatches))
@@ -135,19 +125,12 @@ def price(workload: Workload, system: System, table: ScheduleTable) -> Costs:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TuningProblem:
-    """Pairs under one family of schedules, the input of every tuning method.
+    """Pairs under one family of schedules, the input of every tuning method."""
 
-    Attributes:
-      family: the schedule.
-      workload: parallelism and recomputation, the same for all.
-      pairs: models, systems, layers and minibatches.
-      capacity: (pairs) memory limit, infinite for none [B].
-    """
-
-    family: ScheduleFamily
-    workload: Workload
-    pairs: Pair
-    capacity: Float[NumpyArray, " pairs"]
+    family: ScheduleFamily  # the schedule
+    workload: Workload  # parallelism and recomputation, the same for all
+    pairs: Pair  # models, systems, layers and minibatches
+    capacity: Float[NumpyArray, " pairs"]  # memory limit, infinite for none [B]
 
     @classmethod
     def of(

@@ -16,10 +16,7 @@ class TooManyError(ValueError):
 
 
 def whole_with_sum(points: Float[NumpyArray, "points stages"]) -> Points:
-    """Round to whole numbers with the same sum: down, and up at the largest remainders.
-
-    Returns (points, stages) whole numbers.
-    """
+    """Round to whole numbers with the same sum: down, and up at the largest remainders."""
     down = np.floor(points + 1e-9)
     missing = np.round(points.sum(axis=1) - down.sum(axis=1)).astype(int)
     rank = np.argsort(np.argsort(down - points, axis=1, kind="stable"), axis=1)
@@ -57,10 +54,7 @@ def improve(
 
 
 def compositions(total: int, parts: int) -> Points:
-    """All ways to write a number as a sum of whole numbers of at least 1, in order.
-
-    Returns (ways, parts) numbers.
-    """
+    """All ways to write a number as a sum of whole numbers of at least 1, in order."""
     if total < parts:
         raise ValueError(f"{total} cannot be the sum of {parts} numbers of at least 1")
     ways = 1.0

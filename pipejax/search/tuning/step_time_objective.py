@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
@@ -29,7 +28,6 @@ from pipejax.engine.batched.pricing import (
     priced,
     priced_on_host,
     priced_with_slopes,
-    pulled,
     size_of,
 )
 from pipejax.engine.lowering.program import Program
@@ -46,33 +44,20 @@ PerConfiguration = Float[NumpyArray, " batch"]
 
 
 class Pair(NamedTuple):
-    """A model on a system, or a batch of them: numbers only, so that pairs are mapped over.
+    """A model on a system, or a batch of them: numbers only, so that pairs are mapped over."""
 
-    Attributes:
-      model: the transformer; every number with a leading pair axis.
-      system: the machine, likewise.
-      assigned: (pairs, stages) layers of each stage, and those recomputed.
-      minibatch: (pairs) sequences per step and pipeline.
-    """
-
-    model: Model
-    system: System
-    assigned: StageLayers
-    minibatch: Float[NumpyArray, " pairs"]
+    model: Model  # the transformer; every number with a leading pair axis
+    system: System  # the machine, likewise
+    assigned: StageLayers  # layers of each stage, and those recomputed
+    minibatch: Float[NumpyArray, " pairs"]  # sequences per step and pipeline
 
 
 class Given(NamedTuple):
-    """Inputs of the step time of one configuration besides its variables.
+    """Inputs of the step time of one configuration besides its variables."""
 
-    Attributes:
-      pair: the model on the system.
-      size: b, where the variables say nothing of it [sequences].
-      capacity: memory limit, infinite for none [B].
-    """
-
-    pair: Pair
-    size: Number
-    capacity: Numbers
+    pair: Pair  # the model on the system
+    size: Number  # b, where the variables say nothing of it [sequences]
+    capacity: Numbers  # memory limit, infinite for none [B]
 
 
 Relax = Callable[[Any, Given], tuple[Pair, Number]]
@@ -92,10 +77,9 @@ class _Prices:
 
 @dataclasses.dataclass(frozen=True)
 class _Values:
-    """Value [s] and memory [B] of one configuration, for the pricer.
+    """Value [s] and memory [B] of one configuration, for the pricer."""
 
-    What is shared are the microbatches of each program and what its workers hold.
-    """
+    # What is shared are the microbatches of each program and what its workers hold.
 
     shape: PricingShape
     relax: Relax
@@ -121,36 +105,25 @@ class _Values:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Alone:
-    """The value (0) or the memory (1) alone; memory needs no ends."""
+class _ValueAlone:
+    """The value of `_Values` without the memory."""
 
-    of: _Values
-    which: int
+    values: _Values
 
     def __call__(self, shared: Any, variables: Tree, given: Given, *ends: Array) -> Array:
-        none = [np.zeros(())] * len(shared[1])
-        return self.of(shared, variables, given, *(ends or none))[self.which]
+        return self.values(shared, variables, given, *ends)[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepTimeObjective:
-    """Step times, with a penalty where memory is short, for batches of variables.
+    """Step times, with a penalty where memory is short, for batches of variables."""
 
-    Attributes:
-      counts: microbatches of each program, ascending.
-      programs: lowered schedules.
-      held: what their workers hold.
-      shape: what prices are compiled for.
-      relax: what the variables mean; a function of a module.
-      alone: whether it is of one pair: then few configurations are left to the host.
-    """
-
-    counts: tuple[int, ...]
-    programs: tuple[Program, ...]
-    held: tuple[HeldCounts, ...]
-    shape: PricingShape
-    relax: Relax
-    alone: bool = False
+    counts: tuple[int, ...]  # microbatches of each program, ascending
+    programs: tuple[Program, ...]  # lowered schedules
+    held: tuple[HeldCounts, ...]  # what their workers hold
+    shape: PricingShape  # what prices are compiled for
+    relax: Relax  # what the variables mean; a function of a module
+    alone: bool = False  # whether it is of one pair: then few configurations are left to the host
 
     def evaluate(self, variables: Tree, given: Given) -> tuple[PerConfiguration, PerConfiguration]:
         """Evaluate a batch: (batch) values [s], and memory of the fullest worker [B]."""
@@ -170,11 +143,9 @@ class StepTimeObjective:
         return np.asarray(value)[:size], np.asarray(need)[:size]
 
     def value_and_grad(self, variables: Tree, given: Given) -> tuple[Float[Array, " batch"], Tree]:
-        """Evaluate a batch, and the derivative with respect to the variables.
-
-        Returns (batch) values, and derivatives like the variables.
-        """
-        size, alone = size_of(variables), _Alone(self._values, 0)
+        """Evaluate a batch, and the derivative with respect to the variables."""
+        # Returns (batch) values, and derivatives like the variables.
+        size, alone = size_of(variables), _ValueAlone(self._values)
         if self.alone and size <= FEW_SLOPES:
             price = functools.partial(priced_on_host, slopes=True)
             costs, moved = price(self._prices, (), variables, given)
@@ -188,26 +159,6 @@ class StepTimeObjective:
         of_all = found[0], _like(variables, found[1])
         return of_all if size_of(variables) == size else _cut(of_all, size)
 
-    def costs(self, variables: Tree, given: Given) -> Costs:
-        """Price a batch: costs whose leaves have (batch, ...) entries [s]."""
-        size = size_of(variables)
-        if self.alone and size <= FEW:
-            return priced_on_host(self._prices, (), variables, given)[0]
-        found = priced(self._prices, (), *filled((variables, given), size))
-        return jax.tree.map(lambda leaf: np.asarray(leaf)[:size], found)
-
-    def need_and_grad(self, variables: Tree, given: Given) -> tuple[PerConfiguration, Tree]:
-        """Memory of the fullest worker (batch) [B], and its derivatives like the variables."""
-        size, alone = size_of(variables), _Alone(self._values, 1)
-        if self.alone and size <= FEW_SLOPES:
-            need, slopes = priced_on_host(alone, self._shared, variables, given, slopes=True)
-            return need, _like(variables, slopes)
-        variables, given = filled((variables, given), size)
-        one = jnp.ones(size_of(variables))
-        found = pulled(alone, self._shared, variables, given, one)
-        need, slopes = jax.tree.map(lambda leaf: np.asarray(leaf)[:size], found)
-        return need, slopes
-
     def minima(
         self,
         starts: Float[NumpyArray, "starts pairs ..."],
@@ -218,10 +169,8 @@ class StepTimeObjective:
         lower: Float[NumpyArray, "pairs ..."] | float = -np.inf,
         upper: Float[NumpyArray, "pairs ..."] | float = np.inf,
     ) -> Descent:
-        """Descend from several starts of each pair, all at once.
-
-        Returns (starts, pairs, ...) points, and (starts, pairs) their values.
-        """
+        """Descend from several starts of each pair, all at once."""
+        # Returns (starts, pairs, ...) points, and (starts, pairs) their values.
         count, pairs = starts.shape[:2]
         size, owner = count * pairs, np.tile(np.arange(pairs), count)
         flat = starts.reshape(size, *starts.shape[2:])

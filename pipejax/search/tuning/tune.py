@@ -2,38 +2,75 @@
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from pipejax.base.checks import (
-    ArgumentError,
-    check_types,
-    one_of,
-    whole_number,
-    wrong,
-)
+from pipejax.base.checks import ArgumentError, check_types, one_of, whole_number, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling, to_nobody
-from pipejax.costs.model.workload import Workload
+from pipejax.costs.model.workload import StageLayers, Workload
 from pipejax.costs.system.system import System
 from pipejax.schedules.table.links import Links
 from pipejax.search.found import Found
-from pipejax.search.tuning.joint_space import PARTS
-from pipejax.search.tuning.problem import ScheduleFamily, price
-from pipejax.search.tuning.ways import (
-    FoundSetting,
-    TuningTask,
-    baselines_of,
-    choose_method,
-    way_of,
+from pipejax.search.tuning.joint import (
+    plain_answers,
+    plain_settings,
+    search_jointly,
+    tune_jointly,
 )
+from pipejax.search.tuning.joint_space import (
+    PARTS,
+    JointProblem,
+    NothingFitsError,
+    TunedJointly,
+    count_settings,
+)
+from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem, price
+from pipejax.search.tuning.rounding import MOST
 
 METHODS = ("gradient", "exhaustive")
+JOINT_MOST = 1_000_000  # settings of several parts up to which all are evaluated unless asked
 NO_BASELINES: Mapping[str, float | None] = MappingProxyType({})
+
+
+class TuningTask(NamedTuple):
+    """What is tuned under which schedule; M where it is given."""
+
+    family: ScheduleFamily
+    workload: Workload
+    system: System
+    memory_limit: bool
+    microbatches: int = 0
+    tell: "Callable[[FoundSetting], object]" = id  # nobody is told
+
+    def problem(self) -> TuningProblem:
+        """The pair, under a fresh family, so that no method reuses another's programs."""
+        family = dataclasses.replace(self.family)
+        return TuningProblem.of(
+            family, [self.workload], [self.system], memory_limit=self.memory_limit
+        )
+
+    def joint(self, what: str) -> JointProblem:
+        """The problem of one part, or of several with commas between them."""
+        return JointProblem(self.problem(), tuple(what.split(",")), self.microbatches)
+
+
+class FoundSetting(NamedTuple):
+    """The best setting; `details` are what only one method or part has to say."""
+
+    microbatches: int
+    step_time: float
+    memory_bytes: float
+    evaluated: int
+    setting: Mapping[str, Any] = {}
+    details: Mapping[str, Any] = {}
+    lower_bound: float = 0.0  # no candidate has a shorter step [s]
 
 
 @short_repr
@@ -50,10 +87,8 @@ class TunedSetting:
       memory_bytes: need of the fullest worker, per accelerator [B].
       fits: whether the accelerators have so much.
       setting: what is set beside the microbatch size: `layers` and `recomputed` of each stage.
-      relaxed: the optimum among real numbers, what it was rounded to (`tuned_step_time`), seconds
-        and evaluations; None if no gradient was followed.
-      exhaustive: the best of all candidates, seconds and evaluations, and all `sizes`; None if
-        candidates were not all evaluated.
+      details: what the method found, its seconds and evaluations: by gradient the optimum among
+        real numbers and what it was rounded to (`tuned_step_time`); all `sizes` of a microbatch.
     """
 
     over: str
@@ -64,8 +99,7 @@ class TunedSetting:
     memory_bytes: float
     fits: bool
     setting: Mapping[str, Any]
-    relaxed: Mapping[str, Any] | None
-    exhaustive: Mapping[str, Any] | None
+    details: Mapping[str, Any]
 
 
 def tune(
@@ -109,10 +143,9 @@ def tune(
       **schedule_options: what the schedule takes besides, such as stages_per_worker.
 
     Returns:
-      The best setting, its exact step time and memory, and what each way found. The bound is the
-      step time where all candidates were evaluated; what rounding costs at most where several parts
-      were tuned by gradient; else 0. Baselines are what one would set without tuning, None where
-      that does not fit.
+      The best setting, its exact step time and memory, and what the method found. The bound is the
+      step time where all candidates were evaluated, else 0. Baselines are what one would set
+      without tuning, None where that does not fit.
 
     Raises:
       ValueError: if a name is unknown, the links have `eager_below`, an argument does not go with
@@ -127,11 +160,8 @@ def tune(
       >>> found.best.microbatch_size, found.best.microbatches, found.best.method
       (2, 16, 'exhaustive')
     """
-    check_types(
-        workload=(workload, Workload),
-        system=(system, System),
-        no_memory_limit=(no_memory_limit, bool),
-    )
+    check_types(workload=(workload, Workload), system=(system, System))
+    check_types(no_memory_limit=(no_memory_limit, bool))
     num_workers = whole_number(num_workers, "num_workers")
     if microbatch_size is not None:
         microbatch_size = whole_number(microbatch_size, "microbatch_size")
@@ -201,24 +231,31 @@ def _tune(
     """Tune by one method."""
     reason = "as asked for"
     if method is None:
-        method, reason = choose_method(task, over)
+        method, reason = _choose_method(task, over)
     start = time.perf_counter()
 
     def answer(
         result: FoundSetting, stopped: str, baselines: Mapping[str, float | None] = NO_BASELINES
     ) -> Found[TunedSetting]:
-        summary = result.summary(task, time.perf_counter() - start)
+        size = task.workload.minibatch // result.microbatches
+        details = {
+            "microbatch_size": size,
+            **{name: getattr(result, name) for name in result._fields[:4]},
+            **result.setting,
+            **result.details,
+            "tuned_step_time": result.step_time,  # where step_time is that of real numbers
+            "seconds": time.perf_counter() - start,
+        }
         setting = TunedSetting(
             over=over,
             method=method,
             reason=reason,
-            microbatch_size=task.workload.minibatch // result.microbatches,
+            microbatch_size=size,
             microbatches=result.microbatches,
             memory_bytes=result.memory_bytes,
             fits=result.memory_bytes <= float(task.system.memory_available),
             setting=result.setting,
-            relaxed=summary if method == "gradient" else None,
-            exhaustive=summary if method == "exhaustive" else None,
+            details=details,
         )
         bound = result.lower_bound * (stopped != "interrupted")
         if bound >= result.step_time:
@@ -231,6 +268,143 @@ def _tune(
         if on_best is not None:
             on_best(best)
 
-    result = way_of(over)(task._replace(tell=tell), method)
+    search = {"size": _tune_size, "recompute": _tune_recompute}.get(over, _tune_parts)
+    result = search(task._replace(tell=tell), method, over)
     tell(result)
-    return answer(result, "iterations", baselines_of(task, over))
+    return answer(result, "iterations", _baselines(task, over))
+
+
+def _choose_method(task: TuningTask, what: str) -> tuple[str, str]:
+    """Choose the method by the number of settings, and say why."""
+    if what == "recompute" and task.family.is_planned:
+        return "exhaustive", f"{task.family.schedule} is planned for each number of layers"
+    settings, limit = count_settings(task.joint(what), 0), JOINT_MOST if "," in what else MOST
+    if settings <= limit:
+        return "exhaustive", f"{settings:.0f} settings: up to {limit} are all evaluated"
+    return "gradient", f"{settings:.3g} settings: more than {limit} are too many to evaluate all"
+
+
+def _tune_size(task: TuningTask, way: str, what: str) -> FoundSetting:
+    """Tune the microbatch size: every legal one is evaluated, fewest microbatches first."""
+    joint = task.joint(what)
+    plain, sizes = plain_settings(joint), list[dict[str, Any]]()
+    best: dict[str, Any] | None = None
+    for row in reversed(range(len(plain.size))):
+        (step,), (need,) = joint.exact(plain.at([row]))
+        if not np.isfinite(step):
+            continue
+        size = plain.size[row].item()
+        sizes.insert(0, {"microbatch_size": size, "microbatches": joint.count(0, size)})
+        sizes[0] |= {"step_time": step.item(), "memory_bytes": need.item()}
+        sizes[0]["fits"] = need <= float(task.system.memory_available)  # also if that is no limit
+        if need <= joint.problem.capacity[0] and (best is None or step <= best["step_time"]):
+            best = sizes[0]
+        if best is not None:
+            task.tell(_found_size(best, sizes))
+    if best is None:  # which says why
+        joint.pick(plain, joint.times(plain), len(sizes))
+        raise NothingFitsError
+    if way == "exhaustive":
+        return _found_size(best, sizes)._replace(lower_bound=best["step_time"])
+    relaxed = tune_jointly(joint)
+    return _found_size(best, sizes, _relaxed(task, relaxed), relaxed.evaluated)
+
+
+def _found_size(
+    best: Mapping[str, Any],
+    sizes: list[dict[str, Any]],
+    relaxed: Mapping[str, Any] = MappingProxyType({}),
+    evaluated: int = 0,
+) -> FoundSetting:
+    count, step, need = (best[name] for name in ("microbatches", "step_time", "memory_bytes"))
+    details = {**relaxed, "sizes": [*sizes]}
+    return FoundSetting(count, step, need, evaluated or len(sizes), {}, details)
+
+
+def _tune_recompute(task: TuningTask, way: str, what: str) -> FoundSetting:
+    """Tune the recomputed layers of each stage."""
+    if task.family.is_planned:
+        if way == "gradient":
+            raise wrong("method", "is exhaustive where a schedule is planned for the times")
+        return _recompute_planned(task)
+    return _tune_parts(task, way, what)
+
+
+def _recompute_planned(task: TuningTask) -> FoundSetting:
+    """As many recomputed layers on every stage, each number with the schedule planned for it."""
+    layers = task.problem().pairs.assigned.layers
+    answers = [_planned_anew(task, count) for count in range(int(layers.max()) + 1)]
+    capacity = float(task.system.memory_available) if task.memory_limit else math.inf
+    fitting = [answer for answer in answers if answer.memory_bytes <= capacity]
+    if not fitting:
+        raise NothingFitsError("recompute: no number of recomputed layers fits in memory")
+    best = min(fitting, key=lambda answer: answer.step_time)
+    return best._replace(evaluated=len(answers))
+
+
+def _planned_anew(task: TuningTask, count: int) -> FoundSetting:
+    """The step with so many recomputed layers on each stage, and the schedule planned for it."""
+    recompute = "full" if count else "none"
+    workload = dataclasses.replace(task.workload, recompute=recompute, recompute_layers=count)
+    anew = functools.partial(price, workload, task.system)
+    family = dataclasses.replace(task.family, price=anew)
+    problem = task._replace(workload=workload, family=family).problem()
+    even = problem.pairs.assigned
+    (step,), (need,) = problem.evaluate(task.microbatches, even, np.zeros(1, int))
+    setting = {name: rows[0].astype(int).tolist() for name, rows in even._asdict().items()}
+    return FoundSetting(task.microbatches, float(step), float(need), 1, setting)
+
+
+def _tune_parts(task: TuningTask, way: str, what: str) -> FoundSetting:
+    """Tune layers or recomputed layers, or several parts together."""
+    joint = task.joint(what)
+    for plain in plain_answers(joint):
+        task.tell(_found(task, plain))
+    if way == "exhaustive":
+        best = _found(task, search_jointly(joint))
+        return best._replace(lower_bound=best.step_time)
+    return _found(task, tune_jointly(joint))
+
+
+def _found(task: TuningTask, tuned: TunedJointly) -> FoundSetting:
+    best = tuned.settings.at(0)
+    setting = {"layers": best.layers.tolist(), "recomputed": best.recomputed.tolist()}
+    numbers = tuned.step_time[0].item(), tuned.memory_bytes[0].item(), tuned.evaluated
+    count = task.workload.minibatch // int(best.size)
+    return FoundSetting(count, *numbers, setting, _relaxed(task, tuned))
+
+
+def _relaxed(task: TuningTask, tuned: TunedJointly) -> Mapping[str, Any]:
+    """The optimum among real numbers; nothing after an exhaustive search."""
+    if tuned.relaxed is None or tuned.relaxed_step_time is None:
+        return {}
+    (size,), layers = tuned.relaxed
+    return {
+        "microbatch_size": float(size),
+        "microbatches": task.workload.minibatch / float(size),
+        "step_time": tuned.relaxed_step_time[0].item(),
+        **{name: stages[0].tolist() for name, stages in layers._asdict().items()},
+    }
+
+
+def _baselines(task: TuningTask, what: str) -> dict[str, float | None]:
+    """Step times of what one would set without tuning."""
+    if what == "size" or "," in what:
+        return {}
+    problem = task.problem()
+    even = problem.pairs.assigned
+    none, full = (StageLayers(even.layers, share * even.layers) for share in (0, 1))
+    settings = {
+        "layers": {"even": even},
+        "recompute": {"none": none, "full": full},
+    }[what]
+    times: dict[str, float | None] = {}
+    if task.family.is_planned:
+        most = int(even.layers.max())
+        answers = {"none": _planned_anew(task, 0), "full": _planned_anew(task, most)}
+        capacity = problem.capacity[0]
+        return {k: v.step_time if v.memory_bytes <= capacity else None for k, v in answers.items()}
+    for name, assigned in settings.items():
+        (step,), (need,) = problem.evaluate(task.microbatches, assigned, np.zeros(1, int))
+        times[name] = float(step) if need <= problem.capacity[0] else None
+    return times
