@@ -146,11 +146,9 @@ def _without_flush(workers: int, microbatches: int) -> tuple[Starts, Starts]:
 
 
 def _run_ahead(forward: Starts) -> Starts:
-    """Forwards of the first S microbatches as early as a stage can: its first backward is fixed.
-
-    They arrive one by one. Those that arrive before the first backward run at once, the others in
-    turn with the backwards.
-    """
+    """Forwards of the first S microbatches as early as a stage can: its first backward is fixed."""
+    # They arrive one by one. Those that arrive before the first backward run at once, the others in
+    # turn with the backwards.
     workers = len(forward)
     stage, microbatch = np.indices((workers, forward.shape[1]))
     before = 2 * (workers - stage) - 1  # slots from the first forward to the first backward

@@ -65,11 +65,9 @@ def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOT
 
 
 def _visits(workers: int, worker: int) -> NumpyArray:
-    """Pipe, leg and place in its pipe (visits, 3) of a unit's forwards on a worker, in order.
-
-    The pipe that starts nearer to the worker comes first, until the other one's microbatches
-    arrive; then they alternate. Backwards meet the legs the other way round.
-    """
+    """Pipe, leg and place in its pipe (visits, 3) of a unit's forwards on a worker, in order."""
+    # The pipe that starts nearer to the worker comes first, until the other one's microbatches
+    # arrive; then they alternate. Backwards meet the legs the other way round.
     half = workers // 2
     near = worker // half
     far, alone = 1 - near, (half - worker if near == 0 else worker - half + 1)
@@ -94,10 +92,8 @@ def _ops(phase: Phase, visits: NumpyArray, workers: int, worker: int, units: int
 
 
 def _turns(workers: int, worker: int, units: int) -> Bool[NumpyArray, " row"]:
-    """Whether each op of a row is a forward.
-
-    A unit warms up, alternates and runs empty; the next one warms up before its last backwards.
-    """
+    """Return for each op of a row if it is a forward."""
+    # A unit warms up, alternates and runs empty; the next one warms up before its last backwards.
     warmup = workers + workers // 2 + min(worker, workers - 1 - worker)
     left = 2 * workers - warmup
     between = "B" * (warmup - left + 1) + "F" + "FB" * (left - 1) + "F" * (warmup - left)

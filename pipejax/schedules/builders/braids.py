@@ -189,16 +189,7 @@ def _without_empty(row: NumpyArray) -> Iterator[Sequence[Sequence[int]]]:
 
 
 def woven(cells: Iterable[Sequence[Sequence[int]]], grammar: Grammar, orders: Orders) -> NumpyArray:
-    """Lay the parts of each cell in their order: what begins with F is of its first op.
-
-    Args:
-      cells: of a worker in order: phase, stage and microbatch of an op, or of two.
-      grammar: what knows the letters.
-      orders: of the phases of a cell the letters of its parts.
-
-    Returns:
-      (ops, 3) phase, stage and microbatch.
-    """
+    """Lay the parts of each cell in their order: what begins with F is of its first op."""
     codes = {
         phases: [(int(grammar.by_letters[x]), 0 if x[0] == "F" else -1) for x in order.split()]
         for phases, order in orders.items()

@@ -130,10 +130,8 @@ def _check_microbatches(name: str, workers: int, microbatches: int, step: int) -
 
 
 def _row(half: int, worker: int, microbatches: Sequence[range]) -> Int[NumpyArray, "cells 2 3"]:
-    """Cells of a worker: phase, stage and microbatch of an op, and of its partner or of none.
-
-    Stage `worker` belongs to direction 0 and its mirror image to 1, each with its microbatches.
-    """
+    """Cells of a worker: phase, stage and microbatch of an op, and of its partner or of none."""
+    # Stage `worker` belongs to direction 0 and its mirror image to 1, each with its microbatches.
     stages = worker, 2 * half - 1 - worker
     coming = {(phase, way): iter(own) for phase in (F, B) for way, own in enumerate(microbatches)}
     waiting: deque[tuple[int, int]] = deque()

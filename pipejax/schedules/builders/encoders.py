@@ -29,17 +29,11 @@ ORDERS = ((0, 1, 2), (1, 2, 0), (2, 1, 0))
 
 
 class _Stages(NamedTuple):
-    """Stages of encoders, one after the other, and behind them those of the model.
+    """Stages of encoders, one after the other, and behind them those of the model."""
 
-    Attributes:
-      encoders: how many there are.
-      each: stages of one.
-      model: stages of the model.
-    """
-
-    encoders: int
-    each: int
-    model: int
+    encoders: int  # how many there are
+    each: int  # stages of one
+    model: int  # stages of the model
 
     @property
     def first(self) -> int:
@@ -185,19 +179,12 @@ def filled_encoders(
 
 
 class _Filling(NamedTuple):
-    """Which ops there are, where, how long, and how much encoders may hold.
+    """Ops, their workers and times, and limits of what encoders hold."""
 
-    Attributes:
-      stages: of encoders and model.
-      home: (microbatches, stages) worker of each op.
-      lasts: by stage, then by phase, in slots.
-      apart: microbatches from one that an encoder takes to the one whose backward comes before.
-    """
-
-    stages: _Stages
-    home: list[list[int]]
-    lasts: Sequence[Mapping[Phase, float]]
-    apart: int
+    stages: _Stages  # of encoders and model
+    home: list[list[int]]  # (microbatches, stages) worker of each op
+    lasts: Sequence[Mapping[Phase, float]]  # by stage, then by phase, in slots
+    apart: int  # microbatches from one that an encoder takes to the one whose backward comes before
 
     def rows(self, order: Sequence[int]) -> tuple[list[Queue], float]:
         """Let every worker take what can start first, in this order; rows and the last end."""

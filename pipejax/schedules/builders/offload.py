@@ -87,10 +87,7 @@ def with_offloads(
     load: Sequence[float],
     host_links: Sequence[Sequence[int]] = (),
 ) -> TimedOps:
-    """Add the offloads and loads that fit, the most wanted (stage, microbatch) first.
-
-    `offload` and `load` are (stages) times; workers of a group of `host_links` share a link.
-    """
+    """Add the offloads and loads that fit, the most wanted (stage, microbatch) first."""
     rows = zip(*(column.tolist() for column in ops), strict=True)
     at = {(phase, s, m): (worker, start, end) for phase, s, m, worker, start, end in rows}
     first = {worker: group[0] for group in host_links for worker in group}
@@ -209,13 +206,11 @@ def _check_group_size(group: int, workers: int) -> int:
 
 
 def _row(worker: int, workers: int, loops: int, microbatches: int, group: int) -> list[Op]:
-    """F, I and W of a worker in the order of the source's building block.
-
-    Every third moment of a worker is one for a forward, the next two are for an input gradient and
-    its weight gradient. A stage of the worker has one of `loops` such turns, and its microbatches
-    come in groups; half of a round trip through the pipe or more lies between two of its stages.
-    The moments give the order alone: a row has no gaps in it.
-    """
+    """F, I and W of a worker in the order of the source's building block."""
+    # Every third moment of a worker is one for a forward, the next two are for an input gradient
+    # and its weight gradient. A stage of the worker has one of `loops` such turns, and its
+    # microbatches come in groups; half of a round trip through the pipe or more lies between two of
+    # its stages. The moments give the order alone: a row has no gaps in it.
     groups = ceil(ceil(workers / 2) / group)  # that lie between two stages of a worker
     # turns of stages must not coincide: where `groups` and `loops` have a common divisor, the
     # stages that would meet again are one group later

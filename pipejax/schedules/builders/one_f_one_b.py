@@ -24,21 +24,7 @@ def ops_of(phase: AnyPhase, stage: Index | Column, microbatches: Column | range)
 
 
 def alternate(forwards: Ops, backwards: Ops, warmup: int) -> NumpyArray:
-    """Put `warmup` forwards first, then forward and backward in turn, then the rest.
-
-    Args:
-      forwards: forwards of a worker in order.
-      backwards: as many backwards in order.
-      warmup: forwards before the first turn, at most all of them.
-
-    Returns:
-      (row, 3) ops of the worker's row.
-
-    Example:
-      >>> forwards, backwards = (ops_of(phase, 0, range(3)) for phase in (Phase.F, Phase.B))
-      >>> [Phase(phase).name for phase in alternate(forwards, backwards, 1)[:, 0]]
-      ['F', 'F', 'B', 'F', 'B', 'B']
-    """
+    """Put `warmup` forwards first, then forward and backward in turn, then the rest."""
     warmup = min(warmup, len(forwards))
     turns = len(forwards) - warmup
     in_turn = np.stack([forwards[warmup:], backwards[:turns]], axis=1).reshape(-1, 3)
@@ -129,19 +115,12 @@ def _one_f_one_b(
 
 
 class Turns(NamedTuple):
-    """In which turn a worker of an interleaved schedule runs which stage on which microbatch.
+    """Turns in which a worker of an interleaved schedule runs its stages and microbatches."""
 
-    Attributes:
-      loop: (turns) which of its stages, from the first of forwards, from the last of backwards.
-      microbatch: (turns) microbatch.
-      num_workers: P.
-      of_others: turns of a group of microbatches before that of the last stage.
-    """
-
-    loop: Column
-    microbatch: Column
-    num_workers: int
-    of_others: int
+    loop: Column  # (turns) of its stages, from the first of forwards or the last of backwards
+    microbatch: Column  # (turns) microbatch
+    num_workers: int  # P
+    of_others: int  # turns of a group of microbatches before that of the last stage
 
     @classmethod
     def of(
@@ -151,10 +130,8 @@ class Turns(NamedTuple):
         stages_per_worker: int,
         group_size: int | None = None,
     ) -> "Turns":
-        """Let groups of so many microbatches pass, the last may be smaller.
-
-        Without a size they have P, or are larger and as equal as can be.
-        """
+        """Let groups of so many microbatches pass, the last may be smaller."""
+        # Without a size they have P, or are larger and as equal as can be.
         every, stages = np.arange(num_microbatches), range(stages_per_worker)
         if group_size is None:
             groups = np.array_split(every, max(1, num_microbatches // num_workers))

@@ -264,12 +264,10 @@ def _planned(
     slots: Slots,
     transfer: float,
 ) -> ScheduleTable:
-    """Take the order of equal ops, or what has the shortest span of a worker at other times.
-
-    Weight gradients of the published order come half an interval behind their place in the block.
-    At other times it is often better that each fills the first gap, and in tight memory that ops
-    are laid anew: of the three orders none is the best everywhere.
-    """
+    """Take the order of equal ops, or what has the shortest span of a worker at other times."""
+    # Weight gradients of the published order come half an interval behind their place in the block.
+    # At other times it is often better that each fills the first gap, and in tight memory that ops
+    # are laid anew: of the three orders none is the best everywhere.
     transfer = number(transfer, "transfer")
     published = _repeated(name, microbatches, waits, limits, slots)
     if _is_published(slots, transfer):
@@ -288,10 +286,8 @@ def _is_published(slots: Slots, transfer: float) -> bool:
 
 
 def _span(table: ScheduleTable, transfer: float) -> float:
-    """Longest span of a worker of a table whose messages take time [slots].
-
-    A message between two workers is a node of its own behind all cells.
-    """
+    """Longest span of a worker of a table whose messages take time [slots]."""
+    # A message between two workers is a node of its own behind all cells.
     tail, head = waiting_cells(table, Links())
     duration = durations(table).ravel()
     sent = np.flatnonzero(tail // table.num_slots != head // table.num_slots)

@@ -50,15 +50,10 @@ Passes = Mapping[AnyPhase, tuple[Float[NumpyArray, " microbatches"], int]]
 
 
 class VocabularyVariant(NamedTuple):
-    """How the passes over the vocabulary are cut.
+    """Cut of the passes over the vocabulary."""
 
-    Attributes:
-      grammars: by the phase of input gradients.
-      reductions: of a microbatch, before its backward.
-    """
-
-    grammars: Mapping[Phase, Grammar]
-    reductions: int
+    grammars: Mapping[Phase, Grammar]  # by the phase of input gradients
+    reductions: int  # of a microbatch, before its backward
 
 
 def _variant(kinds: Mapping[str, OpKind], rules: tuple[str, ...], last: str) -> VocabularyVariant:

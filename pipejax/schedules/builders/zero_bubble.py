@@ -90,10 +90,8 @@ def _table(
 
 
 def _in_turn(forwards: Ops, grads: Ops, weights: Ops, warmup: int, behind: int) -> NumpyArray:
-    """Order the ops of a worker: turn k is I number k, W number k - behind, F number k + warmup.
-
-    Forwards before turn 0 are the warm-up; weight gradients behind the last turn end the row.
-    """
+    """Order the ops of a worker: turn k is I number k, W number k - behind, F number k + warmup."""
+    # Forwards before turn 0 are the warm-up; weight gradients behind the last turn end the row.
     k = np.arange(len(forwards))
     turns = np.concatenate([k, k + behind, k - warmup])
     ops = np.concatenate([grads, weights, forwards])

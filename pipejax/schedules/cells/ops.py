@@ -61,15 +61,10 @@ class Phase(enum.IntEnum):
 
 
 class OwnPhase(int):
-    """A phase that a table defines; the value is its code in the arrays of that table.
+    """A phase that a table defines; the value is its code in the arrays of that table."""
 
-    Attributes:
-      name: its letters.
-      kind: what tells it from the others.
-    """
-
-    name: str
-    kind: "OpKind"
+    name: str  # its letters
+    kind: "OpKind"  # what tells it from the others
 
     def __new__(cls, code: int, name: str, kind: "OpKind") -> "OwnPhase":
         """Number a kind of op."""
@@ -208,13 +203,9 @@ KINDS: Mapping[Phase, OpKind] = {
 
 
 class PhaseLists(Generic[SomePhase]):
-    """Lists of the phases that are alike, from the records of their kinds.
+    """Lists of the phases that are alike, from the records of their kinds."""
 
-    Attributes:
-      known: all phases that an op can have.
-    """
-
-    known: tuple[SomePhase, ...]
+    known: tuple[SomePhase, ...]  # all phases that an op can have
 
     def __init__(self, known: Iterable[SomePhase]) -> None:
         """Take the phases, by code."""

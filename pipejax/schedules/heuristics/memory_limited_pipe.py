@@ -169,19 +169,13 @@ F, I, W = Phase.F, Phase.I, Phase.W  # noqa: E741
 
 
 class RoundRules(NamedTuple):
-    """Choices that are tried both ways.
+    """Choices that are tried both ways."""
 
-    Attributes:
-      waits_before_gradient: whether the forwards before the first gradient have to end before
-        its input arrives.
-      prefers_gradients: whether a stage may leave its forward to a later round, to be ready for
-        the next gradient.
-      fills_every_gap: whether a weight gradient also runs where it makes the next op late while
-        the stage has less idle time than another one.
-    """
-
+    # the forwards before the first gradient end before its input arrives
     waits_before_gradient: bool
+    # a stage may leave its forward to a later round, to be ready for the next gradient
     prefers_gradients: bool
+    # a weight gradient may delay the next op of a stage that idles less than another
     fills_every_gap: bool
 
 

@@ -31,17 +31,12 @@ EachWorker = int | Sequence[int]
 
 
 class Lookahead(NamedTuple):
-    """How weights are gathered on one worker.
+    """Gathering of weights on one worker."""
 
-    Attributes:
-      ahead: how much earlier than its use a stage is gathered.
-      most: stages whose weights are there at once, at most.
-      counted: what `ahead` counts: "uses", ops of the row, or "stages", different ones that come
-        next. With "stages" a fused pair may bring one stage more than `most`, as in PyTorch.
-    """
-
-    ahead: int
-    most: int
+    ahead: int  # how much earlier than its use a stage is gathered
+    most: int  # stages whose weights are there at once, at most
+    # "uses" (ops of the row) or "stages" (next ones; a fused pair may bring one more, as in
+    # PyTorch)
     counted: str = USES
 
 
@@ -194,10 +189,8 @@ class _Coming:
 def with_reductions(
     row: Sequence[Cell], deferred: bool, ends: Sequence[AnyPhase] = WEIGHT_GRADS
 ) -> list[Cell]:
-    """Reduce the gradients of each stage behind its last backward, at most one at a time.
-
-    Where ops of the row update weights, that is the last one before each update.
-    """
+    """Reduce the gradients of each stage behind its last backward, at most one at a time."""
+    # Where ops of the row update weights, that is the last one before each update.
     last = set(_last_gradients(row, ends))
     found: list[Cell] = []
     pending: list[Cell] = []

@@ -385,10 +385,7 @@ def row_order(table: Content, phases: tuple[AnyPhase, ...]) -> Int[NumpyArray, "
 def op_before(
     table: Content, executed: Int[NumpyArray, " ops"], cells: Int[NumpyArray, " cells"]
 ) -> Int[NumpyArray, " cells"]:
-    """Return which of the executed cells stands before each cell in its row, or `NOWHERE`.
-
-    Returns (cells) places in `executed`, a `row_order` of the table.
-    """
+    """Return which of the executed cells stands before each cell in its row, or `NOWHERE`."""
     rows = cells // table.num_slots
     before = np.searchsorted(executed, cells) - 1
     return np.where(before >= np.searchsorted(executed, rows * table.num_slots), before, NOWHERE)
