@@ -230,11 +230,9 @@ class Costs:
         others: Mapping[str, Any] | None = None,
         **times: Any,
     ) -> "Costs":
-        """Make costs from one number or batch for each time: of every stage, or of a worker.
-
-        A batch axis is written out on every leaf, before axes of stages or boundaries. What is of a
-        worker is divided over the stages that a microbatch meets there.
-        """
+        """Make costs from one number or batch for each time: of every stage, or of a worker."""
+        # A batch axis is written out on every leaf, before axes of stages or boundaries. What is of
+        # a worker is divided over the stages that a microbatch meets there.
         check_types(table=(table, ScheduleTable))
         for name in times:
             if name not in FIELDS:
@@ -465,10 +463,8 @@ def _completed(times: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_backward(times: Mapping[str, Any]) -> None:
-    """Refuse B beside an I and a W that make up another one, where a person gives all three.
-
-    Measured ones may differ by 1 %. `Costs` itself takes any: a fused backward may be faster.
-    """
+    """Refuse B beside an I and a W that make up another one, where a person gives all three."""
+    # Measured ones may differ by 1 %. `Costs` itself takes any: a fused backward may be faster.
     given = [times.get(name) for name in ("backward", "input_grad", "weight_grad")]
     if any(time is None for time in given):
         return

@@ -55,21 +55,13 @@ _RULE = re.compile(r"\s*([A-Za-z_]+)\s*(?:@\s*([A-Za-z]+)\s*(\d{1,9}))?\s*\*\s*(
 
 
 class ScaledFields(NamedTuple):
-    """Costs of a table that are scaled together, those of kinds of its own among them.
+    """Costs of a table that are scaled together, those of kinds of its own among them."""
 
-    Attributes:
-      words: fields by what a rule may call them: a letter, a field, or a group of several.
-      growing: of a microbatch, and longer for a longer one.
-      on_workers: what a slow worker takes longer for.
-      of_workers: of workers, and of no stage: places of them are workers.
-      of_stages: of no microbatch.
-    """
-
-    words: Mapping[str, tuple[str, ...]]
-    growing: tuple[str, ...]
-    on_workers: tuple[str, ...]
-    of_workers: frozenset[str]
-    of_stages: frozenset[str]
+    words: Mapping[str, tuple[str, ...]]  # fields by letter, field or group
+    growing: tuple[str, ...]  # of a microbatch, and longer for a longer one
+    on_workers: tuple[str, ...]  # what a slow worker takes longer for
+    of_workers: frozenset[str]  # of workers, and of no stage: places of them are workers
+    of_stages: frozenset[str]  # of no microbatch
 
     @classmethod
     def of(cls, table: ScheduleTable) -> "ScaledFields":
@@ -89,21 +81,13 @@ class ScaledFields(NamedTuple):
 
 
 class ScalingRule(NamedTuple):
-    """One rule.
+    """One rule."""
 
-    Attributes:
-      what: as it was written: a field, its letter or a group.
-      fields: fields of `Costs` that it scales.
-      place: one of `PLACES`, or "" for everywhere.
-      number: of the stage, worker, microbatch or boundary.
-      factor: what times are multiplied with.
-    """
-
-    what: str
-    fields: tuple[str, ...]
-    place: str
-    number: int
-    factor: float
+    what: str  # as it was written: a field, its letter or a group
+    fields: tuple[str, ...]  # fields of `Costs` that it scales
+    place: str  # one of `PLACES`, or "" for everywhere
+    number: int  # of the stage, worker, microbatch or boundary
+    factor: float  # what times are multiplied with
 
 
 def scaled_costs(

@@ -52,17 +52,7 @@ def layer_ops(
     *,
     fused: bool = True,
 ) -> tuple[LayerOp, ...]:
-    """List the ops of a layer, in the order of F, and those of adapters beside it.
-
-    Args:
-      model: the transformer.
-      layout: how it is split.
-      kind: of the layer, "dense" or "moe".
-      recompute: what I runs once more: with "selective" attention that is written out, or parts of
-        the layer joined by +.
-      fused: whether scale, mask and softmax are one kernel, and so are bias with activation
-        function, and bias, dropout and residual.
-    """
+    """List the ops of a layer, in the order of F, and those of adapters beside it."""
     own = _own_ops(model, layout, kind, fused=fused)
     return (*_recomputed(model, own, recompute), *adapter_ops(model, layout, kind, recompute))
 
@@ -107,10 +97,8 @@ OF_MODULE: Mapping[str, tuple[str, ...]] = {
 
 
 def again(ops: Iterable[LayerOp], modules: Collection[str]) -> Iterator[tuple[LayerOp, float]]:
-    """Say of each op which share of its F is run once more within I.
-
-    "half_products" is every second product and all that is neither product nor attention.
-    """
+    """Say of each op which share of its F is run once more within I."""
+    # "half_products" is every second product and all that is neither product nor attention.
     names = {name for module in modules for name in OF_MODULE.get(module, ())}
     of_kind = {"gemm": 0.5, "memory": 1.0} if "half_products" in modules else {}
     for op in ops:
@@ -130,13 +118,10 @@ ADAPTED: Mapping[str, tuple[int, int]] = {
 def adapter_ops(
     model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
-    """Adapters beside linear layers: two narrow products each, whose scaled result is added.
-
-    They bear the name of what they lie beside, and are recomputed with it. The router has none.
-
-    References:
-      LoRA (arXiv:2106.09685), section 4.1; Megatron-Bridge's peft/utils.py, ParallelLinearAdapter.
-    """
+    """Adapters beside linear layers: two narrow products each, whose scaled result is added."""
+    # They bear the name of what they lie beside, and are recomputed with it. The router has none.
+    # source: LoRA (arXiv:2106.09685), section 4.1; Megatron-Bridge's peft/utils.py,
+    # ParallelLinearAdapter.
     if not layout.lora_rank:
         return ()
     beside = [op for op in _own_ops(model, layout, kind) if op.name in ADAPTED]
@@ -174,11 +159,9 @@ def _with_casts(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> tuple
 
 
 def _quantization(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> LayerOp:
-    """Casts: rows are read once, and written row by row for I or F and column by column for any W.
-
-    A norm casts what it puts out, in the bytes that it would write anyway; in I every product's
-    gradient is cast.
-    """
+    """Casts: rows are read once, written by row for I or F and by column for any W."""
+    # A norm casts what it puts out, in the bytes that it would write anyway; in I every product's
+    # gradient is cast.
     moved = model.element_bytes + (1 + layout.trains_base) * operand_bytes(model, layout)
     forward: Number = 0.0
     backward: Number = 0.0
@@ -243,13 +226,11 @@ def _two_products(
 
 
 def _experts(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...]:
-    """Router, what sorts tokens by expert and back, routed experts, and shared ones.
-
-    Each accelerator routes its part of the tokens and holds E/e experts; all experts get as many
-    tokens. Tensor parallelism splits the shared ones, expert-tensor parallelism the routed ones by
-    their width; accelerators that split an expert bring their tokens together. Sorting happens
-    before the exchange and, by the expert on the accelerator, after it, and both ways back.
-    """
+    """Router, what sorts tokens by expert and back, routed experts, and shared ones."""
+    # Each accelerator routes its part of the tokens and holds E/e experts; all experts get as many
+    # tokens. Tensor parallelism splits the shared ones, expert-tensor parallelism the routed ones
+    # by their width; accelerators that split an expert bring their tokens together. Sorting happens
+    # before the exchange and, by the expert on the accelerator, after it, and both ways back.
     moe = model.moe
     assert moe is not None
     e = model.element_bytes
@@ -308,10 +289,8 @@ def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 
 def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """Look-up of tokens, positions and dropout; W adds rows to the gradient.
-
-    Below what is trained there is no backward: frozen, it has neither I nor W.
-    """
+    """Look-up of tokens, positions and dropout; W adds rows to the gradient."""
+    # Below what is trained there is no backward: frozen, it has neither I nor W.
     units, trained = tokens_on_one(model, layout) * model.hidden, layout.trains_base
     e, gradient = model.element_bytes, model.accumulated_bytes
     looked_up = LayerOp(
@@ -335,11 +314,9 @@ def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 def whole_layer(
     model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
-    """A layer as one op per phase, whose bytes are its weights and what it leaves in memory.
-
-    FLOP are the formula's, whether or not a kernel skips masked pairs. Frozen weights have no W;
-    adapters are ops of their own.
-    """
+    """A layer as one op per phase, whose bytes are its weights and what it leaves in memory."""
+    # FLOP are the formula's, whether or not a kernel skips masked pairs. Frozen weights have no W;
+    # adapters are ops of their own.
     t, size = layout.tensor, layout.microbatch_size
     kept = layer_activation_bytes(model, _trained(layout), kind=kind)
     boundary, has_w = boundary_bytes(model, layout), 1.0 * layout.trains_base
@@ -383,10 +360,8 @@ def projections_in(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 
 def _latent(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """Latent attention: down to one small vector per token, its norm, up to all heads.
-
-    The ways down are not split by heads: each accelerator has them for its part of the tokens.
-    """
+    """Latent attention: down to one small vector per token, its norm, up to all heads."""
+    # The ways down are not split by heads: each accelerator has them for its part of the tokens.
     mla, h, t = model.mla, model.hidden, layout.tensor
     assert mla is not None
     tokens = tokens_on_one(model, layout)
@@ -415,12 +390,10 @@ def _rotation(model: Model, layout: Layout) -> LayerOp:
 
 
 def attention(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...]:
-    """Attention of one accelerator's heads and tokens to all tokens of the sequence.
-
-    In 8 bits all its products are, those of I too (Transformer Engine's `fp8_dpa`). No cast is
-    counted beside them: the op before, which writes queries and keys anyway, can write them
-    narrow (FlashAttention-3, arXiv:2407.08608, section 3.3).
-    """
+    """Attention of one accelerator's heads and tokens to all tokens of the sequence."""
+    # In 8 bits all its products are, those of I too (Transformer Engine's `fp8_dpa`). No cast is
+    # counted beside them: the op before, which writes queries and keys anyway, can write them
+    # narrow (FlashAttention-3, arXiv:2407.08608, section 3.3).
     own = dataclasses.replace(layout, precision=layout.attention_precision)
     if model.flash_attention:
         return (_flash(model, own),)
@@ -428,11 +401,9 @@ def attention(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ..
 
 
 def _flash(model: Model, layout: Layout) -> LayerOp:
-    """One kernel that keeps no scores: I computes the first product again, five in all for two.
-
-    Factors of products (queries, keys, values, the output's gradient) have the bytes of the
-    layout's precision; the output and the other gradients have those of the model.
-    """
+    """One kernel that keeps no scores: I computes the first product again, five in all for two."""
+    # Factors of products (queries, keys, values, the output's gradient) have the bytes of the
+    # layout's precision; the output and the other gradients have those of the model.
     tokens, t, e = tokens_on_one(model, layout), layout.tensor, model.element_bytes
     factor = operand_bytes(model, layout)
     queries, values = model.query_hidden / t, model.output_hidden / t

@@ -20,14 +20,9 @@ COLUMNS: Mapping[str, str] = {**dict.fromkeys(TIME_FIELDS, "s"), **_MESSAGES}
 
 
 def read_csv(path: Path) -> dict[str, Any]:
-    """Read a file of costs that is a table, into what a file of JSON would hold.
-
-    Headers are `stage` and columns with a unit: F_ms, latency_us, bandwidth_GB_per_s. A message
-    stands in the row of the stage before its boundary, so the last row has none.
-
-    Raises:
-      ValueError: if it is not of that form; the message names the row and the column.
-    """
+    """Read a file of costs that is a table, into what a file of JSON would hold."""
+    # Headers are `stage` and columns with a unit: F_ms, latency_us, bandwidth_GB_per_s. A message
+    # stands in the row of the stage before its boundary, so the last row has none.
     header = read_lines(path)[0]
     if "stage" not in header:
         hint = ": columns are parted by ,, not by ;" * (";" in "".join(header))

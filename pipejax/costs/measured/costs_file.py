@@ -120,10 +120,8 @@ def _load(path: str | Path) -> dict[str, Any]:
 
 
 def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = None) -> list[Costs]:
-    """Read measured costs as if all messages went over links of each level of the machine.
-
-    Those of another number of stages become those of the table, see `restaged_costs`.
-    """
+    """Read measured costs as if all messages went over links of each level of the machine."""
+    # Those of another number of stages become those of the table, see `restaged_costs`.
     of = _Sizes(stages or table.num_stages, table.num_microbatches)
     data = _load(path)
     own = {phase.name: phase.kind.time for phase in table.grammar.own}

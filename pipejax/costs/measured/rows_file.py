@@ -66,17 +66,11 @@ NEEDED = ("layers", "hidden", "heads", "sequence")  # of sizes, where no model i
 
 
 class WholeColumn(NamedTuple):
-    """What a column of whole numbers may hold.
+    """Range of a column of whole numbers."""
 
-    Attributes:
-      default: where a cell is empty or the column missing; None where it must be given.
-      least: smallest number.
-      most: largest number.
-    """
-
-    default: int | None = 1
-    least: int = 1
-    most: int = MAX_COUNT
+    default: int | None = 1  # None where it must be given
+    least: int = 1  # smallest number
+    most: int = MAX_COUNT  # largest number
 
 
 WHOLE: Mapping[str, WholeColumn] = {
@@ -140,15 +134,7 @@ def read_rows(path: str | Path, stack: str | Path | None = None) -> MeasuredRows
 
 
 def read_predictions(path: str | Path, count: int) -> dict[str, NumpyArray]:
-    """Read what a simulator predicts of a table: columns `row`, `seconds` and `memory_bytes`.
-
-    Args:
-      path: the file; rows count from 1, and some may be left out.
-      count: rows of the table.
-
-    Returns:
-      (rows) `seconds` [s] and `memory_bytes` [B], NaN where there is no prediction.
-    """
+    """Read what a simulator predicts of a table: columns `row`, `seconds` and `memory_bytes`."""
     found = {name: np.full(count, np.nan) for name in MEASURED}
     seen: set[int] = set()
 

@@ -24,27 +24,17 @@ Workers = Int[NumpyArray, "..."] | Float[Computed, "..."]
 
 
 class Group(NamedTuple):
-    """The accelerators of one collective.
+    """The accelerators of one collective."""
 
-    Attributes:
-      size: how many take part.
-      inside: how many of them are in one node.
-    """
-
-    size: Number
-    inside: Number
+    size: Number  # how many take part
+    inside: Number  # how many of them are in one node
 
 
 class RankGroup(NamedTuple):
-    """A group by its numbers of ranks: the product of several strided ranges.
+    """A group by its numbers of ranks: the product of several strided ranges."""
 
-    Attributes:
-      extents: members along each range.
-      strides: distance of two neighbours along it [ranks].
-    """
-
-    extents: tuple[Number, ...]
-    strides: tuple[Number, ...]
+    extents: tuple[Number, ...]  # members along each range
+    strides: tuple[Number, ...]  # distance of two neighbours along it [ranks]
 
     def on(self, gpus_per_node: Number) -> Group:
         """Find how many members share a node of so many accelerators."""

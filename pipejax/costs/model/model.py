@@ -566,25 +566,15 @@ def unfused_kernels(model: Model) -> frozenset[str]:
 
 
 class Recomputation(NamedTuple):
-    """Layers or parts of layers that a backward recomputes.
+    """Layers or parts of layers that a backward recomputes."""
 
-    Attributes:
-      layers: whole layers of a stage, at most; infinity for all.
-      group: layers that share a checkpoint.
-      in_layer: parts of every other layer: "none", "selective", or names joined by +.
-    """
-
-    layers: float
-    group: int
-    in_layer: str
+    layers: float  # whole layers of a stage, at most; infinity for all
+    group: int  # layers that share a checkpoint
+    in_layer: str  # parts of every other layer: "none", "selective", or names joined by +
 
 
 def parse_recompute(recompute: str) -> Recomputation:
-    """Read a recomputation: none, selective, full, block:N, uniform:N, or parts joined by +.
-
-    Raises:
-      ValueError: if it is none of these; the message says what is allowed.
-    """
+    """Read a recomputation: none, selective, full, block:N, uniform:N, or parts joined by +."""
     method, colon, count = str(recompute).partition(":")
     if colon and method in RECOMPUTE_METHODS:
         if not (count.isdecimal() and 0 < int(count) <= MAX_COUNT):

@@ -38,11 +38,9 @@ Lengths = Sequence[float | Sequence[float]] | Float[NumpyArray, " microbatches"]
 
 
 def length_bytes(workload: Workload, table: ScheduleTable, lengths: Lengths) -> dict[str, Any]:
-    """Activations of microbatches with lengths of their own, as `stage_costs` prices them.
+    """Activations of microbatches with lengths of their own, as `stage_costs` prices them."""
 
-    Returns what `activation_memory` takes of them, (stages, microbatches) each.
-    """
-
+    # Returns what `activation_memory` takes of them, (stages, microbatches) each.
     def price(model: Model, size: float) -> dict[str, Any]:
         sized = dataclasses.replace(workload, model=model)
         return stage_bytes(sized, table, microbatch_size=size).ledger_sizes
@@ -56,10 +54,8 @@ def by_length(
     lengths: Lengths,
     price: Callable[[Model, float], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Price each different microbatch once, as a model and a microbatch size; stack what is found.
-
-    Returns arrays by name, with an axis of microbatches at the end.
-    """
+    """Price each different microbatch once, and stack the results by microbatch."""
+    # Returns arrays by name, with an axis of microbatches at the end.
     found = Packed.of(lengths)
     found.check_count(table)
     size = np.where(
@@ -78,17 +74,11 @@ def _with_sequence(model: Model, sequence: float) -> Model:
 
 
 class Packed(NamedTuple):
-    """Lengths of microbatches, read.
-
-    Attributes:
-      tokens: (microbatches) tokens.
-      sequence: (microbatches) sum of the squares of its sequences over its tokens.
-      is_packed: (microbatches) whether its sequences were given, not its tokens.
-    """
+    """Lengths of microbatches, read."""
 
     tokens: Float[NumpyArray, " microbatches"]
-    sequence: Float[NumpyArray, " microbatches"]
-    is_packed: NumpyArray
+    sequence: Float[NumpyArray, " microbatches"]  # sum of squares of its sequences over its tokens
+    is_packed: NumpyArray  # (microbatches) whether its sequences were given, not its tokens
 
     @classmethod
     def of(cls, lengths: Lengths) -> "Packed":
@@ -176,11 +166,9 @@ def check_order(order: Sequence[int], count: int, where: str = "order") -> Int[N
 
 
 def in_order(costs: Costs, order: Int[NumpyArray, "*batch microbatches"]) -> Costs:
-    """Let microbatch k of a table be number order[k] of those that costs are for.
-
-    Several orders, (batch, microbatches), give costs for `makespans`; what does not differ by
-    microbatch has a batch axis of 1 then.
-    """
+    """Let microbatch k of a table be number order[k] of those that costs are for."""
+    # Several orders, (batch, microbatches), give costs for `makespans`; what does not differ by
+    # microbatch has a batch axis of 1 then.
     if order.ndim == 1:
         return of_each_microbatch(lambda time: time[..., order], costs)
     batched = mapped(lambda time: time[None] if np.ndim(time) else time, costs)

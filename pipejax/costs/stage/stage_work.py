@@ -65,23 +65,14 @@ PerKind = tuple[PerStage, ...]
 
 
 class PartWork(NamedTuple):
-    """Work of one layer, of the embedding or of the head, on one accelerator.
+    """Work of one layer, of the embedding or of the head, on one accelerator."""
 
-    Attributes:
-      ops: its kernels.
-      collectives: exchanges beside and between them.
-      whole: all kernels as one op, for systems that price layers, not kernels.
-      whole_collectives: exchanges that go with it.
-      weights: parameters of one accelerator, which replicas may split.
-      trained: those of them that have gradients.
-    """
-
-    ops: tuple[LayerOp, ...]
-    collectives: tuple[Collective, ...]
-    whole: tuple[LayerOp, ...]
-    whole_collectives: tuple[Collective, ...]
-    weights: ParameterCounts
-    trained: ParameterCounts
+    ops: tuple[LayerOp, ...]  # its kernels
+    collectives: tuple[Collective, ...]  # exchanges beside and between them
+    whole: tuple[LayerOp, ...]  # all kernels as one op, for systems that price layers, not kernels
+    whole_collectives: tuple[Collective, ...]  # exchanges that go with it
+    weights: ParameterCounts  # parameters of one accelerator, which replicas may split
+    trained: ParameterCounts  # those of them that have gradients
 
 
 class StageWork(NamedTuple):
@@ -176,11 +167,9 @@ def work_of_stages(
     recompute: str = "none",
     offloads: bool = False,
 ) -> StageWork:
-    """Count the work of stages from numbers alone, all of which may be traced.
-
-    Full recomputation is the layers' forward once more, in I or, where the table has R cells for
-    the stage, in R; `recompute` is what a layer itself recomputes, never "full".
-    """
+    """Count the work of stages from numbers alone, all of which may be traced."""
+    # Full recomputation is the layers' forward once more, in I or, where the table has R cells for
+    # the stage, in R; `recompute` is what a layer itself recomputes, never "full".
     trained = layout.trains_base
     kept = bytes_of_stages(model, layout, stages, recompute).activations if offloads else None
     element = model.element_bytes
@@ -237,33 +226,19 @@ def _message_bytes(model: Model, layout: Layout, stages: Stages) -> Number:
 
 
 class StageBytes(NamedTuple):
-    """Memory of one copy of each stage, per accelerator.
+    """Memory of one copy of each stage, per accelerator."""
 
-    Attributes:
-      weights: (stages) [B].
-      gradients: (stages) [B].
-      optimizer: (stages) optimizer state that is not in the host's memory [B].
-      gathered: (stages) weights of the layers at work, where replicas split all weights [B].
-      buffers: (stages) what the backward needs once per worker, spread over its stages [B].
-      activations: (stages) what one microbatch leaves there until its backward [B]; with an axis of
-        slices (stages, microbatches) where microbatches are in some, and so the next two.
-      weight_share: (stages) what W needs after I, as a share of that; above 1 where I recomputes.
-      checkpoint: (stages) what it leaves between F and R, where the table recomputes it [B].
-      at_work: (stages) what B, I and W recompute and hold while they run: B one layer or group at
-        a time, I all that W needs, W one more time if it recomputes again [B].
-      version: (stages) one more version of trained weights, which asynchronous tables keep [B].
-    """
-
-    weights: Numbers
-    gradients: Numbers
-    optimizer: Numbers
-    gathered: Numbers
-    buffers: Numbers
-    activations: Numbers
-    weight_share: Numbers
-    checkpoint: Numbers
+    weights: Numbers  # (stages) [B]
+    gradients: Numbers  # (stages) [B]
+    optimizer: Numbers  # (stages) optimizer state that is not in the host's memory [B]
+    gathered: Numbers  # (stages) of the layers at work, where replicas split weights [B]
+    buffers: Numbers  # (stages) what the backward needs once per worker, spread over its stages [B]
+    activations: Numbers  # (stages), or (stages, microbatches) of slices [B]
+    weight_share: Numbers  # (stages) needed by W after I; above 1 where I recomputes
+    checkpoint: Numbers  # (stages) left between F and R [B]
+    # (stages) held while B, I and W run: B one layer or group at a time, I all that W needs [B]
     at_work: tuple[Numbers, Numbers, Numbers]
-    version: Numbers
+    version: Numbers  # (stages) one more version of trained weights [B]
 
     @property
     def static(self) -> Numbers:
@@ -372,10 +347,8 @@ def bytes_of_stages(
     slices: int = 1,
     has_r: Numbers = 0.0,
 ) -> StageBytes:
-    """Memory of stages from numbers alone, all of which may be traced and padded.
-
-    `has_r` is 1 on stages that the table recomputes in R cells.
-    """
+    """Memory of stages from numbers alone, all of which may be traced and padded."""
+    # `has_r` is 1 on stages that the table recomputes in R cells.
     first, last = stages.first, stages.last
     mask, head = edge_activation_bytes(model, layout)
     keys = (slices > 1) * key_bytes(model, layout)

@@ -235,12 +235,10 @@ def _flags_of(record: Any) -> dict[str, bool]:
 
 
 def _register_with_flags(kind: type) -> None:
-    """Make a record a pytree; flags that are known belong to its structure.
+    """Make a record a pytree; flags that are known belong to its structure."""
 
-    What is compiled for it leaves out what they say is not there. Flags as arrays of 0 and 1 are
-    numbers like others: systems with different flags then make one batch.
-    """
-
+    # What is compiled for it leaves out what they say is not there. Flags as arrays of 0 and 1 are
+    # numbers like others: systems with different flags then make one batch.
     def apart(record: Any) -> tuple[tuple[str, ...], tuple[Any, ...], Any]:
         flags = _flags_of(record)
         numbers = {name: value for name, value in vars(record).items() if name not in flags}
@@ -389,10 +387,8 @@ def number_of(system: Any, name: str) -> Number:
 
 
 def written_with(data: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, Any]:
-    """Return the content of a system file with other numbers, each in one unit.
-
-    `values` are in SI units. What else the file says stays as it is.
-    """
+    """Return the content of a system file with other numbers, each in one unit."""
+    # `values` are in SI units. What else the file says stays as it is.
     changed = {key: dict(part) if isinstance(part, dict) else part for key, part in data.items()}
     for name, value in values.items():
         section, key = name.split(".")

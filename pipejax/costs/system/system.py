@@ -308,13 +308,9 @@ register(System)
 
 
 def roofline_time(system: System, flop: Number, volume: Number, precision: str = "bf16") -> Number:
-    """Time [s] of an op that computes and moves bytes at the same time.
-
-        t = max(FLOP / (peak e_c) + L_c, bytes / (bandwidth e_m) + L_m)
-
-    References:
-      Barley et al. (arXiv:2605.24006), section on the cost model.
-    """
+    """Time [s] of an op that computes and moves bytes at the same time."""
+    #     t = max(FLOP / (peak e_c) + L_c, bytes / (bandwidth e_m) + L_m)
+    # source: Barley et al. (arXiv:2605.24006), section on the cost model.
     flop, volume = as_float(flop), as_float(volume)
     compute = flop / (system.peak(precision) * system.compute_efficiency.at(flop))
     memory = volume / (system.memory_bandwidth * system.memory_efficiency.at(volume))
