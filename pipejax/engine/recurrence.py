@@ -286,11 +286,9 @@ def tns_of(ends: Float[Array, " workers"], target: Target) -> Float[Array, ""]:
 
 @compiled
 def _scan(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Int[Array, " nodes"]]:
-    """Finish times (nodes) [s], and the column of the winning predecessor: argmax takes the first.
+    """Finish times (nodes) [s], and the column of the winning predecessor: the first at a tie."""
 
-    Derivatives follow the choices: a choice has none of its own, and what it picks is linear.
-    """
-
+    # Derivatives follow the choices: a choice has none of its own, and what it picks is linear.
     def step(finish: Times, row: Row) -> tuple[Times, Int[Array, ""]]:
         v, before, own, lags = row
         arrival = finish[before] + lags

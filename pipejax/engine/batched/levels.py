@@ -58,27 +58,16 @@ Carry = tuple[Array, Array, Array, Array, Array]  # values, columns, cost, even 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LevelProgram:
-    """A program as data, level by level, padded to a bucket of sizes.
+    """A program as data, level by level, padded to a bucket of sizes."""
 
-    Attributes:
-      code: (ops, 5) slots of first, second and result, rows of lag and own cost.
-      ends: (levels + 1) stride of `code` behind each level, that before the first in front.
-      num_pairs: pairs of an even and an odd level, without padding.
-      last: slot of the makespan, in the buffer of even levels.
-      terms: (rows, 2) columns of the cost matrix that add up to each row; column 0 is zero.
-      num_rows: rows of costs without padding.
-      num_slots: rows of each buffer.
-      row_bytes: bytes of a row of configurations, at most.
-    """
-
-    code: UIntArray
-    ends: UIntArray
-    num_pairs: UIntArray
-    last: UIntArray
-    terms: UIntArray
-    num_rows: UIntArray
-    num_slots: int = dataclasses.field(metadata={"static": True})
-    row_bytes: int = dataclasses.field(metadata={"static": True})
+    code: UIntArray  # (ops, 5) slots of first, second and result, rows of lag and own cost
+    ends: UIntArray  # (levels + 1) stride of `code` behind each level
+    num_pairs: UIntArray  # pairs of an even and an odd level, without padding
+    last: UIntArray  # slot of the makespan, in the buffer of even levels
+    terms: UIntArray  # (rows, 2) columns of the cost matrix that add up; column 0 is zero
+    num_rows: UIntArray  # rows of costs without padding
+    num_slots: int = dataclasses.field(metadata={"static": True})  # rows of each buffer
+    row_bytes: int = dataclasses.field(metadata={"static": True})  # of configurations, at most
 
 
 jax.tree_util.register_dataclass(LevelProgram)
@@ -138,11 +127,9 @@ def _levels(ops: BinaryOps) -> Ops:
 
 
 def _with_copies(ops: BinaryOps, level: Ops) -> _Leveled:
-    """Add a copy of each value that is read an even number of levels later.
-
-    It stands a level behind its value, in the other buffer, where those readers find it. So is the
-    makespan copied, the last op's value, if that is on an odd level.
-    """
+    """Add a copy of each value that is read an even number of levels later."""
+    # It stands a level behind its value, in the other buffer, where those readers find it. So is
+    # the makespan copied, the last op's value, if that is on an odd level.
     operands = [ops.first.copy(), ops.second.copy()]
     even = [
         np.flatnonzero((operand >= 0) & ((level - level[operand]) % 2 == 0)) for operand in operands
@@ -166,10 +153,7 @@ def _with_copies(ops: BinaryOps, level: Ops) -> _Leveled:
 def values_by_level(
     program: LevelProgram, pieces: tuple[Array, ...], first: Array, *, tiles: tuple[int, int]
 ) -> Array:
-    """Run a program over tiles of lanes, from the first configuration on.
-
-    Returns (tiles, lanes) makespans [s].
-    """
+    """Run a program over tiles of lanes, from the first configuration on."""
     dtype, lanes = pieces[0].dtype, tiles[1]
 
     def tile(t: Array, carry: Carry) -> Carry:

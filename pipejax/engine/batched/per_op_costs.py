@@ -28,30 +28,19 @@ Nodes = Int[NumpyArray, " some"]
 
 
 class PerOpCosts(NamedTuple):
-    """A program for the batched engine, and the positions of its columns.
+    """A program for the batched engine, and the positions of its columns."""
 
-    Columns come in pieces of one width each: one of ops, and one for each time that a message
-    takes (one, or transmit time and latency apart), which the messages' link model decides.
+    # Columns come in pieces of one width each: one of ops, and one for each time that a message
+    # takes (one, or transmit time and latency apart), which the messages' link model decides.
 
-    Attributes:
-      task: the program as data; its costs are the columns of all pieces in order.
-      duration_index: (nodes) column of what each node takes, from 1 on; 0 is no time.
-      lag_index: (nodes, max_preds) column of the delay from each predecessor, from 1 on.
-      ops: (ops) node of each column of the first piece.
-      messages: (messages) number of the message of each column of the other pieces.
-      op_seconds: (width) what each op takes [s]; 0 beyond the ops.
-      op_worker: (width) worker of each op, or `NO_WORKER`.
-      message_seconds: pieces of (width) what each message takes [s].
-    """
-
-    task: Task
-    duration_index: Int[NumpyArray, " nodes"]
-    lag_index: Int[NumpyArray, "nodes max_preds"]
-    ops: Nodes
-    messages: Nodes
-    op_seconds: Float[NumpyArray, " width"]
-    op_worker: Int[NumpyArray, " width"]
-    message_seconds: tuple[Float[NumpyArray, " width"], ...]
+    task: Task  # the program as data; its costs are the columns of all pieces in order
+    duration_index: Int[NumpyArray, " nodes"]  # column of each node's time, from 1 on; 0 is none
+    lag_index: Int[NumpyArray, "nodes max_preds"]  # column of each delay, from 1 on
+    ops: Nodes  # (ops) node of each column of the first piece
+    messages: Nodes  # (messages) number of the message of each column of the other pieces
+    op_seconds: Float[NumpyArray, " width"]  # what each op takes [s]; 0 beyond the ops
+    op_worker: Int[NumpyArray, " width"]  # worker of each op, or `NO_WORKER`
+    message_seconds: tuple[Float[NumpyArray, " width"], ...]  # (width) pieces [s]
 
 
 def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:

@@ -60,11 +60,9 @@ def filled(batch: Tree, size: int) -> Tree:
 
 
 def in_parts(function: Callable[[Tree], Tree], batch: Tree, at_once: int | None = None) -> Tree:
-    """Call a function on parts of one size, the last filled up; join what it returns, on the host.
-
-    Seven configurations, three at once: (0, 1, 2), (3, 4, 5), (6, 6, 6). Where nothing is said,
-    few make a small part.
-    """
+    """Call a function on parts of one size, the last filled up; join the results on the host."""
+    # Seven configurations, three at once: (0, 1, 2), (3, 4, 5), (6, 6, 6). Where nothing is said,
+    # few make a small part.
     size = size_of(batch)
     at_once = at_once or (int(SIZES[0]) if size <= SIZES[0] else PART)
     whole = -(-size // at_once) * at_once
@@ -85,11 +83,9 @@ def priced(
     *,
     quickly: bool = False,
 ) -> Tree:
-    """Price a batch: what it returns for each, with the axis of configurations first.
-
-    One that returns values takes `times` (batch) behind the row. `quickly` is for few
-    configurations: it compiles quickly, and computes slowly.
-    """
+    """Price a batch: what it returns for each, with the axis of configurations first."""
+    # One that returns values takes `times` (batch) behind the row. `quickly` is for few
+    # configurations: it compiles quickly, and computes slowly.
     return _compiled(_priced, quickly)(price_one, shared, at, rows, tuple(times))
 
 
@@ -143,13 +139,11 @@ def priced_with_slopes(
     solved: Sequence[tuple[Array, Costs]] = (),
     moved: Costs | None = None,
 ) -> tuple[Tree, Tree]:
-    """The same, and slopes by the numbers of `at`: (batch, ...) values, (batch, numbers, ...).
+    """The same, and slopes by the numbers of `at`: (batch, ...) values, (batch, numbers, ...)."""
 
-    What was `solved`, times (batch) and counts (batch, ...), depends on `at`, too: by slopes
-    `moved` (batch, numbers, ...) of the costs. Slopes are taken in forward mode: counts of FLOP and
-    bytes share so many terms that XLA takes five times as long to compile their reverse pass.
-    """
-
+    # What was `solved`, times (batch) and counts (batch, ...), depends on `at`, too: by slopes
+    # `moved` (batch, numbers, ...) of the costs. Slopes are taken in forward mode: counts of FLOP
+    # and bytes share so many terms that XLA takes five times as long to compile their reverse pass.
     def of_one(at: Tree, row: Tree, solved: Sequence[tuple[Array, Costs]], moved: Any) -> Any:
         flat, put = ravel_pytree(at)
         times, counts = [time for time, _ in solved], [count for _, count in solved]
@@ -177,10 +171,8 @@ def priced_on_host(
     *,
     slopes: bool = False,
 ) -> tuple[Tree, Tree]:
-    """What `priced` and `priced_with_slopes` return, for few configurations: nothing is compiled.
-
-    Without `slopes` what was solved are times alone, and there are none in the result.
-    """
+    """Price few configurations as `priced` and `priced_with_slopes`, compiling nothing."""
+    # Without `slopes` what was solved are times alone, and there are none in the result.
     leaves, structure = jax.tree.flatten(at)
     size, ends = len(leaves[0]), np.cumsum([0, *(leaf[0].size for leaf in leaves)])
     along = np.eye(ends[-1])[None]  # one row for each number of `at`
@@ -228,11 +220,9 @@ def _sum_along(counts: Costs, moved: Costs) -> Array:
 def programs_of_batch(
     table: ScheduleTable, links: Links, costs: Costs
 ) -> Iterator[tuple[Program, Rows | None]]:
-    """Lower a table for a batch of costs, whose axis stands first on every leaf with axes.
-
-    Yields programs, one for each set of messages that lie below `Links.eager_below`, each with the
-    rows of the batch that it is for; None stands for all.
-    """
+    """Lower a table for a batch of costs, whose axis stands first on every leaf with axes."""
+    # Yields programs, one for each set of messages that lie below `Links.eager_below`, each with
+    # the rows of the batch that it is for; None stands for all.
     if not links.eager_below:
         yield lower(table, link=links), None
         return

@@ -301,11 +301,9 @@ def _take_part(
     last: Int[NumpyArray, " copies"],
     reduced: tuple[Int[NumpyArray, " cells"], Int[NumpyArray, " cells"]],
 ) -> None:
-    """Let each worker take part in one all-reduce at a time; reductions go by stage.
-
-    A copy takes part in the all-reduce `of_copy`; `last` is the cell of its last gradient. Cells
-    that reduce gradients beside compute are `reduced`, with the all-reduce that waits for each.
-    """
+    """Let each worker take part in one all-reduce at a time; reductions go by stage."""
+    # A copy takes part in the all-reduce `of_copy`; `last` is the cell of its last gradient. Cells
+    # that reduce gradients beside compute are `reduced`, with the all-reduce that waits for each.
     worker = last // builder.table.num_slots
     alone = len(np.unique(worker)) == len(worker)
     if alone and not builder.links.shared_links:
