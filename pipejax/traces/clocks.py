@@ -114,21 +114,13 @@ def _said(offsets: Sequence[Offset]) -> Iterator[LeftOut]:
 
 
 class _Transfers(NamedTuple):
-    """From where to where something went, and how long it seems to have taken.
-
-    Attributes:
-      step: (transfers) of each.
-      replica: (transfers) of each.
-      sender: (transfers) worker.
-      receiver: (transfers) worker.
-      seconds: (transfers) arrival by the receiver's clock minus departure by the sender's [s].
-    """
+    """Ends of transfers, and their apparent durations."""
 
     step: Int[NumpyArray, " transfers"]
     replica: Int[NumpyArray, " transfers"]
-    sender: Int[NumpyArray, " transfers"]
-    receiver: Int[NumpyArray, " transfers"]
-    seconds: Float[NumpyArray, " transfers"]
+    sender: Int[NumpyArray, " transfers"]  # worker
+    receiver: Int[NumpyArray, " transfers"]  # worker
+    seconds: Float[NumpyArray, " transfers"]  # [s], by the clocks of both
 
     @classmethod
     def of(cls, trace: Trace) -> "_Transfers":

@@ -289,20 +289,12 @@ class _JobSteps:
 
 
 class _Ideal(NamedTuple):
-    """What ops should take.
+    """Ideal durations of ops."""
 
-    Attributes:
-      ops: (phases, stages + 1) of ops, optimizers and collectives; the last of those of no stage
-        [s], or factors on what each took; NaN where that is not known.
-      links: (links) of messages [s].
-      are_factors: whether ops are factors.
-      step: mean step of the run that says so, if it is another [s].
-    """
-
-    ops: Float[NumpyArray, "phases stages"]
-    links: Float[NumpyArray, " links"]
-    are_factors: bool = False
-    step: float | None = None
+    ops: Float[NumpyArray, "phases stages"]  # [s] or factors; the last of no stage; NaN if unknown
+    links: Float[NumpyArray, " links"]  # of messages [s]
+    are_factors: bool = False  # whether ops are factors
+    step: float | None = None  # mean step of the run that says so, if it is another [s]
 
     @classmethod
     def alike(cls, jobs: Sequence["_JobSteps"]) -> "_Ideal":
@@ -318,10 +310,8 @@ class _Ideal(NamedTuple):
 
     @classmethod
     def as_in(cls, others: Sequence["_JobSteps"], jobs: Sequence["_JobSteps"]) -> "_Ideal":
-        """Ops as much faster or slower as their kind is there, stage by stage; links as there.
-
-        So what scatters in a run goes on to do so: a run against itself saves nothing.
-        """
+        """Ops as much faster or slower as their kind is there, stage by stage; links as there."""
+        # So what scatters in a run goes on to do so: a run against itself saves nothing.
         names = jobs[0].replayed.pipelines.trace.phases
         there = others[0].replayed.pipelines.trace.phases
         stages = range(NONE, jobs[0].replayed.pipelines.trace.stages)

@@ -124,10 +124,8 @@ def _both(one: Rows, other: Rows) -> Rows:
 def _on_kernels(
     ranks: Sequence[Rows], cells: Sequence[Cell], left_out: list[LeftOut]
 ) -> Sequence[Rows]:
-    """Let ops last as their kernels do on all ranks: those whose kernels do not fit are left out.
-
-    If they fit on none, ops are timed by the host.
-    """
+    """Let ops last as their kernels do on all ranks; leave out ops whose kernels do not fit."""
+    # If they fit on none, ops are timed by the host.
     timed = [_timed(rows, cells) for rows in ranks]
     for rows, on in zip(ranks, timed, strict=True):
         if on is None and any(timed):
@@ -140,10 +138,9 @@ def _on_kernels(
 
 
 def _timed(rows: Rows, cells: Sequence[Cell]) -> Rows | None:
-    """Ops as long as their kernels, on the stream that takes the most of them; None without.
-
-    Where no op of a phase and stage launches any, as I of the first stage, it takes no time there.
-    """
+    """Ops as long as their kernels, on the stream that takes the most of them; None without."""
+    # Where no op of a phase and stage launches any, as I of the first stage, it takes no time
+    # there.
     firsts = [cell[0][0] if cell else "" for cell in cells]
     are_ops = np.array([any(phase in OPS for phase, _, _ in cell) for cell in cells], bool)
     receive = np.array([phase.startswith("RECV_") for phase in firsts], bool)
@@ -176,10 +173,8 @@ def _timed(rows: Rows, cells: Sequence[Cell]) -> Rows | None:
 def _launched_in(
     rows: Rows, own: Int[NumpyArray, " own"], launch: Float[NumpyArray, " kernels"]
 ) -> tuple[Int[NumpyArray, " kernels"], Bool[NumpyArray, " kernels"]]:
-    """Which of some slices of the host launched each kernel, and whether any did.
-
-    Whatever thread did: that of the slice waits meanwhile.
-    """
+    """Find the slice of the host that launched each kernel, if any did."""
+    # Whatever thread did: that of the slice waits meanwhile.
     if not len(own):
         return np.zeros(len(launch), np.int64), np.zeros(len(launch), bool)
     at = np.searchsorted(rows.start[own], launch, "right") - 1
@@ -273,11 +268,9 @@ def _without_waits(
 def _places(
     parts: Sequence[Columns], rows: Sequence[Rows], world: int
 ) -> tuple[list[tuple[int, int]], int]:
-    """Replica and worker of each rank, told by its ops; and how many workers there are.
-
-    A pipeline runs every op once: an op that so many ranks ran has so many replicas. Ranks are
-    dealt to replicas in turn, or worker by worker.
-    """
+    """Replica and worker of each rank, told by its ops; and how many workers there are."""
+    # A pipeline runs every op once: an op that so many ranks ran has so many replicas. Ranks are
+    # dealt to replicas in turn, or worker by worker.
     ranks = [each.rank for each in rows]
     ops = [
         {*zip(*(part[name][part["stage"] >= 0].tolist() for name in _OF_OP), strict=True)}

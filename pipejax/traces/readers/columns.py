@@ -42,19 +42,7 @@ Found = dict[str, tuple[str, float]]  # by role: the column, and the seconds of 
 def read_columns(
     paths: Sequence[Path], given: Mapping[str, str], sizes: RunSizes, tell: Tell
 ) -> Trace:
-    """Read files of columns.
-
-    Args:
-      paths: of Parquet or CSV.
-      given: columns by role, where files call them otherwise, names of phases likewise, and the
-        unit of times.
-      sizes: what the user says of numbers that files lack.
-      tell: takes how many bytes were read.
-
-    Raises:
-      ValueError: if `given` has a role that is none, or files are of different runs.
-      ModuleNotFoundError: if a file is Parquet and pyarrow is not installed.
-    """
+    """Read files of columns."""
     for role in given:
         known_as(role, (*NAMES, UNIT, *OPS), "columns")
     batches: list[Columns] = []
@@ -194,11 +182,7 @@ def _first_line(error: Exception) -> str:
 
 
 def roles_of(path: Path, header: Sequence[str], given: Mapping[str, str]) -> Found:
-    """Tell which column is what, and the unit of those that hold times.
-
-    Raises:
-      ValueError: if a given column is not there, or one that is needed cannot be told.
-    """
+    """Tell which column is what, and the unit of those that hold times."""
     lowered = {_without_unit(name)[0]: name for name in reversed(header)}
     unit = given.get(UNIT)
     if unit is not None:

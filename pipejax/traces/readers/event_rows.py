@@ -37,31 +37,18 @@ _COLUMNS = {
 
 @dataclasses.dataclass
 class Rows:
-    """What one rank did.
+    """Slices of one rank."""
 
-    Attributes:
-      rank: in the run; of our own exports, the worker.
-      world: how many ranks the run has, as far as the file says.
-      label: (slices) position in the names of labels, ascending by start.
-      start: (slices) [us].
-      end: (slices) [us].
-      receives: (2, receives) start and end of what a RECV does until somebody waits for it [us].
-      kernels: when the host launched each kernel, its start and end [us], and its stream.
-      marks: number, start and end of steps that are marked [us].
-      is_cut: whether its file ends early.
-      is_ours: whether it is of an export of ours: a worker of one pipeline in one step.
-    """
-
-    rank: int
-    world: int
-    label: Int[NumpyArray, " slices"]
-    start: Float[NumpyArray, " slices"]
-    end: Float[NumpyArray, " slices"]
-    receives: Float[NumpyArray, "2 receives"]
-    kernels: Float[NumpyArray, "4 kernels"]
-    marks: list[tuple[int, float, float]]
-    is_cut: bool = False
-    is_ours: bool = False
+    rank: int  # in the run; of our own exports, the worker
+    world: int  # how many ranks the run has, as far as the file says
+    label: Int[NumpyArray, " slices"]  # position in the names of labels, ascending by start
+    start: Float[NumpyArray, " slices"]  # [us]
+    end: Float[NumpyArray, " slices"]  # [us]
+    receives: Float[NumpyArray, "2 receives"]  # of RECVs, until somebody waits [us]
+    kernels: Float[NumpyArray, "4 kernels"]  # launch, start, end [us], stream
+    marks: list[tuple[int, float, float]]  # number, start and end of steps that are marked [us]
+    is_cut: bool = False  # whether its file ends early
+    is_ours: bool = False  # an export of ours: a worker of one pipeline in one step
 
 
 class _KeptEvents:
@@ -170,14 +157,7 @@ def _whole(value: Any) -> int:
 def read_rows(
     path: Path, names: dict[str, int], tell: Tell, left_out: list[LeftOut]
 ) -> tuple[list[Rows], int | None]:
-    """Read what a file holds of a pipeline, and the time of its zero [ns], None if it says none.
-
-    Args:
-      path: of the file.
-      names: labels and their numbers, of all files; takes those that are new.
-      tell: takes how many bytes were read.
-      left_out: takes what is not used.
-    """
+    """Read what a file holds of a pipeline, and the time of its zero [ns], None if it says none."""
     header: dict[str, Any] = {}
     faults: Counter[str] = Counter()
     kept = _KeptEvents(names)

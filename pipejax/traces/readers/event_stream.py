@@ -65,11 +65,7 @@ class _TextWindow:
         return True
 
     def value(self) -> Any:
-        """Read the value at the place, and go behind it.
-
-        Raises:
-          ValueError: if it is not JSON, or too long; the place stays.
-        """
+        """Read the value at the place, and go behind it."""
         while True:
             try:
                 value, end = _scan(self.text, self.at)
@@ -95,13 +91,7 @@ class _TextWindow:
 def events(
     pieces: Iterator[str], header: dict[str, Any], faults: "Counter[str]"
 ) -> Iterator[Event]:
-    """Yield the events of a trace.
-
-    Args:
-      pieces: of the text.
-      header: takes what stands beside the events, by its key.
-      faults: takes what is wrong, and how often: events that are not JSON, an early end.
-    """
+    """Yield the events of a trace."""
     window = _TextWindow(pieces)
     is_list, is_whole = window.next_sign(_GAP) == "[", False
     window.at += 1

@@ -17,12 +17,10 @@ _EARLY = 1e-4  # a message may begin so long before its op ends by the clock of 
 def matched(
     columns: Columns, phases: tuple[str, ...]
 ) -> tuple[Columns, Bool[NumpyArray, " slices"], list[LeftOut]]:
-    """Give stage and microbatch to messages that have none; return which slices remain.
-
-    Where a worker has as many messages of a kind in a step as its ops need, they are told by
-    order; where it has one for each op, those that no op needs are left out; where it has more,
-    each op takes the first that can be its own; where it has fewer, none can be told.
-    """
+    """Give stage and microbatch to messages that have none; return which slices remain."""
+    # Where a worker has as many messages of a kind in a step as its ops need, they are told by
+    # order; where it has one for each op, those that no op needs are left out; where it has more,
+    # each op takes the first that can be its own; where it has fewer, none can be told.
     stays, left_out = np.ones(len(columns["start"]), bool), []
     group = group_of(*(columns[name] for name in ("step", "replica", "worker")))
     for name in MESSAGES:

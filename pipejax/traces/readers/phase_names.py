@@ -66,11 +66,9 @@ def scope_of(phase: str) -> str | None:
 
 
 def check_phases(columns: Columns, phases: Sequence[str]) -> None:
-    """Refuse a phase that is none of a table and whose slices are ops.
-
-    It is one if its slices have a stage and a microbatch, or, where nothing has a microbatch, if
-    there are as many as forwards: a collective has no microbatch.
-    """
+    """Refuse a phase that is none of a table and whose slices are ops."""
+    # It is one if its slices have a stage and a microbatch, or, where nothing has a microbatch, if
+    # there are as many as forwards: a collective has no microbatch.
     count = np.bincount(columns["phase"], minlength=len(phases))
     for code, name in enumerate(phases):
         if name in Phase.__members__ or not count[code] or scope_of(name):

@@ -77,17 +77,7 @@ def read_rank_lists(
 def check_ranks(
     found: Collection[int], known: int, accepted: int, left_out: list[LeftOut]
 ) -> list[str]:
-    """Check that there is a sound file of every rank, and say if no file says how many there are.
-
-    Args:
-      found: ranks that have one.
-      known: how many the files speak of; 0 if they do not.
-      accepted: how many the user speaks of: then those that are missing are left out.
-      left_out: takes these.
-
-    Raises:
-      ValueError: if one is missing.
-    """
+    """Check that every rank has a sound file, and note if no file says how many there are."""
     world = accepted or max(known, max(found, default=-1) + 1)
     missing = (rank for rank in range(world) if rank not in found)
     some = [str(rank) for rank in itertools.islice(missing, MOST_LISTED)]

@@ -17,34 +17,24 @@ Marks = Sequence[tuple[int, float, float]]  # number, start and end of steps tha
 
 
 class RankSlices(NamedTuple):
-    """Slices of a rank, ascending by start.
+    """Slices of a rank, ascending by start."""
 
-    Attributes:
-      start: (slices) of any unit.
-      is_op: (slices) whether it is an op.
-      is_first: (slices) whether it is the op that comes first on this rank.
-      is_before: (slices) whether it comes before what it is for, as a RECV, and so never last.
-      marks: of steps, where the user marked them.
-      is_cut: whether its file ends early.
-    """
-
-    start: Float[NumpyArray, " slices"]
-    is_op: Bool[NumpyArray, " slices"]
-    is_first: Bool[NumpyArray, " slices"]
-    is_before: Bool[NumpyArray, " slices"]
-    marks: Marks
-    is_cut: bool
+    start: Float[NumpyArray, " slices"]  # of any unit
+    is_op: Bool[NumpyArray, " slices"]  # whether it is an op
+    is_first: Bool[NumpyArray, " slices"]  # whether it is the op that comes first on this rank
+    is_before: Bool[NumpyArray, " slices"]  # comes before its op, as a RECV, so never last
+    marks: Marks  # of steps, where the user marked them
+    is_cut: bool  # whether its file ends early
 
 
 def number_steps(ranks: Sequence[RankSlices]) -> tuple[list[Int[NumpyArray, " slices"]], str]:
-    """Return the step of each slice of each rank, and why some are OUTSIDE of all steps.
-
-    Marks count where they are there. Else a step begins where the first op of a rank comes again,
-    and the k-th steps of ranks that have as many as most are one. Another number of them comes from
-    a trace that begins late or ends early, or from an op that was doubled or lost. Then steps are
-    one whose first ops are nearest in time, and as clocks may be wrong, the count must agree: the
-    first step is the first of the others, or the last is the last; of a cut file it is the first.
-    """
+    """Return the step of each slice of each rank, and why some are OUTSIDE of all steps."""
+    # Marks count where they are there. Else a step begins where the first op of a rank comes again,
+    # and the k-th steps of ranks that have as many as most are one. Another number of them comes
+    # from a trace that begins late or ends early, or from an op that was doubled or lost. Then
+    # steps are one whose first ops are nearest in time, and as clocks may be wrong, the count must
+    # agree: the first step is the first of the others, or the last is the last; of a cut file it is
+    # the first.
     if any(rank.marks for rank in ranks):
         return [_by_marks(rank) for rank in ranks], BY_MARKS
     found = [_by_first_op(rank) for rank in ranks]
@@ -74,10 +64,8 @@ def _by_marks(rank: RankSlices) -> Int[NumpyArray, " slices"]:
 def _by_first_op(
     rank: RankSlices,
 ) -> tuple[Int[NumpyArray, " slices"], Float[NumpyArray, " steps"]]:
-    """Count how often the first op came, and say when; NaN of a step that began before the trace.
-
-    What is no op goes with the op before or after it.
-    """
+    """Count the first op, and say when it began; NaN of a step begun before the trace."""
+    # What is no op goes with the op before or after it.
     begun, ops = np.cumsum(rank.is_first), np.flatnonzero(rank.is_op)
     if not len(ops):
         return np.zeros(len(begun), np.int64), np.array([np.nan])

@@ -21,16 +21,11 @@ TOUCH = 1e-4  # by which slices of one worker overlap where clocks round [s]
 
 
 class Rests(NamedTuple):
-    """The same slices in several steps.
+    """Same slices in several steps."""
 
-    Attributes:
-      places: what they are, and where they stand.
-      slices: (steps, rests) where they are in the trace; -1 where a step has none.
-      seconds: (steps, rests) what they take, of collectives from when the last member has come [s].
-    """
-
-    places: tuple[Rest, ...]
-    slices: Int[NumpyArray, "steps rests"]
+    places: tuple[Rest, ...]  # what they are, and where they stand
+    slices: Int[NumpyArray, "steps rests"]  # where they are in the trace; -1 where a step has none
+    # of collectives from when the last member has come [s]
     seconds: Float[NumpyArray, "steps rests"]
 
 

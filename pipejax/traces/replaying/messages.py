@@ -34,18 +34,13 @@ ROUNDS = 20  # of turns; most are settled after three
 
 
 class TakenMessages(NamedTuple):
-    """What ops of some runs say of the messages that they took.
+    """Evidence of the ops of some runs on the messages that they took."""
 
-    Attributes:
-      link: (messages) direction * boundaries + boundary, ascending.
-      seconds: (messages, runs) from when it could be sent to when it was taken [s]: it took that,
-        or less; below 0 under a link model that cannot be.
-      strength: (messages, runs) what that says of it.
-    """
-
-    link: Int[NumpyArray, " messages"]
+    link: Int[NumpyArray, " messages"]  # direction * boundaries + boundary, ascending
+    # from when it could be sent to when it was taken [s]: it took that, or less;
+    # below 0 under a link model that cannot be
     seconds: Float[NumpyArray, "messages runs"]
-    strength: Int[NumpyArray, "messages runs"]
+    strength: Int[NumpyArray, "messages runs"]  # what that says of it
 
 
 class Messages:
@@ -120,18 +115,12 @@ def name_of(link: int, boundaries: int) -> str:
 
 
 class LinkEstimate(NamedTuple):
-    """What a message of each link takes.
+    """Time of a message of each link."""
 
-    Attributes:
-      times: (links) [s]; of a link that is not told, that of the others, if it can be as long.
-      is_told: (links) whether anything waited for one of its messages.
-      most: (links) a message took no longer [s]; infinite where none was sent.
-      early: (links) share of messages that were taken before they could be sent.
-    """
-
-    times: LinkTimes
-    is_told: Bool[NumpyArray, " links"]
-    most: LinkTimes
+    times: LinkTimes  # [s]; without evidence the usual time, if it can be as long
+    is_told: Bool[NumpyArray, " links"]  # whether anything waited for one of its messages
+    most: LinkTimes  # (links) a message took no longer [s]; infinite where none was sent
+    # share of messages that were taken before they could be sent
     early: Float[NumpyArray, " links"]
 
 
@@ -147,11 +136,9 @@ def by_link(evidence: Sequence[TakenMessages], links: int) -> Iterator[tuple[Sec
 
 
 def telling(seconds: Seconds, strength: Strength) -> Seconds:
-    """Those that tell what a link takes [s]: what says most of it; none if nothing does.
-
-    Of receivers that were only idle at the end, that of the quickest message: all others say that
-    it took no longer.
-    """
+    """Select the times that determine a link best [s]; none if nothing does."""
+    # Of receivers that were only idle at the end, that of the quickest message: all others say that
+    # it took no longer.
     for most in (WAITED, FIRST):
         if (strength == most).any():
             return seconds[strength == most]
@@ -175,11 +162,9 @@ def estimate(evidence: Sequence[TakenMessages], links: int, average: Average) ->
 
 
 def link_times(messages: Sequence[Messages], links: int) -> Iterator[LinkTimes]:
-    """Times of a message by link [s]: such as explain when all were taken, and simpler ones.
-
-    These are as if none waited for another. The median is of messages that differ; the
-    lower quartile where many stood behind others that this link model does not know of.
-    """
+    """Times of a message by link [s]: such as explain when all were taken, and simpler ones."""
+    # These are as if none waited for another. The median is of messages that differ; the
+    # lower quartile where many stood behind others that this link model does not know of.
     alone = [one.evidence(one.end) for one in messages]
     for average in (median, _lower_quartile):
         times = estimate(alone, links, average).times

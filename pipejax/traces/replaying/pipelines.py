@@ -222,27 +222,16 @@ def cell_slices(trace: Trace, slices: OpSlices) -> CellSlices:
 
 
 class PipelineOps(NamedTuple):
-    """Ops of some pipelines, one pipeline behind the other, with what they took.
+    """Ops of some pipelines, one pipeline behind the other, with what they took."""
 
-    Attributes:
-      run: (ops) position of its pipeline among these.
-      slices: (ops) where in the trace.
-      stage: (ops) of the model.
-      microbatch: (ops) of the step.
-      phase: (ops) position in `OPS`.
-      is_first: (ops) whether it is the first of a fused pair, its forward.
-      is_second: (ops) whether it is the second.
-      seconds: (ops) what it took, or its pair [s].
-    """
-
-    run: Slices
-    slices: Slices
-    stage: Slices
-    microbatch: Slices
-    phase: Slices
-    is_first: Bool[NumpyArray, " ops"]
-    is_second: Bool[NumpyArray, " ops"]
-    seconds: Float[NumpyArray, " ops"]
+    run: Slices  # (ops) position of its pipeline among these
+    slices: Slices  # (ops) where in the trace
+    stage: Slices  # (ops) of the model
+    microbatch: Slices  # (ops) of the step
+    phase: Slices  # (ops) position in `OPS`
+    is_first: Bool[NumpyArray, " ops"]  # whether it is the first of a fused pair, its forward
+    is_second: Bool[NumpyArray, " ops"]  # whether it is the second
+    seconds: Float[NumpyArray, " ops"]  # what it took, or its pair [s]
 
     @classmethod
     def of(cls, trace: Trace, members: Sequence[Pipeline]) -> "PipelineOps":
@@ -315,11 +304,9 @@ def _too_early(trace: Trace, slices: Slices, sooner: Float[NumpyArray, " slices"
 def _held_waits(
     trace: Trace, slices: Slices, sooner: Float[NumpyArray, " slices"], slack: float
 ) -> str:
-    """Return the evidence that slices begin before the waits of their ops; empty without it.
-
-    An offset of two clocks cancels in the sum of the quickest message each way, which thus cannot
-    be below 0. On a worker whose slices hold their waits each begins where the one before ended.
-    """
+    """Return the evidence that slices begin before the waits of their ops; empty without it."""
+    # An offset of two clocks cancels in the sum of the quickest message each way, which thus cannot
+    # be below 0. On a worker whose slices hold their waits each begins where the one before ended.
     made, taken = transfers(trace, OF_OPS)
     inside = np.isin(made, slices) & np.isin(taken, slices)
     quickest = np.full((trace.workers, trace.workers), np.inf)

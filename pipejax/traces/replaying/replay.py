@@ -193,10 +193,9 @@ def called(links: Links) -> str:
 
 
 def _best_times(pipelines: Pipelines, runs: Sequence[TableRuns]) -> tuple[LinkTimes, float]:
-    """Times of messages that explain some of the pipelines best (links) [s].
-
-    And the share of messages that were taken before they could be sent, of the link with the most.
-    """
+    """Times of messages that explain some of the pipelines best (links) [s]."""
+    # And the share of messages that were taken before they could be sent, of the link with the
+    # most.
     some = [one.some(MOST_NODES) for one in runs]
     links = 2 * (pipelines.table.num_stages - 1)
     messages = [Messages(one) for one in some]

@@ -26,43 +26,25 @@ Times = Float[NumpyArray, "runs nodes"]
 
 
 class Rest(NamedTuple):
-    """A slice that is no op of a table, at the same place in every step.
+    """A slice that is no op of a table, at the same place in every step."""
 
-    Attributes:
-      phase: its name.
-      occurrence: which of this phase it is on its worker, from 0.
-      replica: position of its replica.
-      worker: its worker.
-      after: how many cells of the worker's row stand before it.
-      beside: whether it runs beside ops, and blocks only what follows it among its kind.
-      group: number of those that end together; -1 of one that ends alone.
-    """
-
-    phase: str
-    occurrence: int
-    replica: int
+    phase: str  # its name
+    occurrence: int  # which of this phase it is on its worker, from 0
+    replica: int  # position of its replica
     worker: int
-    after: CellCount
-    beside: bool
-    group: int
+    after: CellCount  # how many cells of the worker's row stand before it
+    beside: bool  # whether it runs beside ops, and blocks only what follows it among its kind
+    group: int  # number of those that end together; -1 of one that ends alone
 
 
 class StepGraph(NamedTuple):
-    """A step, or some pipelines of it, as a graph.
+    """A step, or some pipelines of it, as a graph."""
 
-    Attributes:
-      preds: (nodes, max_preds) what each node waits for; node 0 is the source.
-      replica: (nodes) position of the replica, or -1.
-      op: (nodes) position of an op among those of its pipeline, or -1.
-      rest: (nodes) position among the slices that are no ops, or -1.
-      link: (nodes) direction * boundaries + boundary of a message, or -1.
-    """
-
-    preds: Int[NumpyArray, "nodes max_preds"]
-    replica: Nodes
-    op: Nodes
-    rest: Nodes
-    link: Nodes
+    preds: Int[NumpyArray, "nodes max_preds"]  # what each node waits for; node 0 is the source
+    replica: Nodes  # (nodes) position of the replica, or -1
+    op: Nodes  # (nodes) position of an op among those of its pipeline, or -1
+    rest: Nodes  # (nodes) position among the slices that are no ops, or -1
+    link: Nodes  # (nodes) direction * boundaries + boundary of a message, or -1
 
     def finish(self, duration: Times) -> Times:
         """Finish times of runs with these durations (runs, nodes) [s]."""

@@ -14,21 +14,13 @@ from pipejax.traces.replaying.step_graph import StepGraph, step_graph
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableRuns:
-    """Pipelines that ran one table, under a link model.
+    """Pipelines that ran one table, under a link model."""
 
-    Attributes:
-      trace: what was recorded.
-      graph: of the table.
-      members: (runs) their positions among the pipelines of the trace.
-      ops: (ops) nodes that are ops.
-      slices: (runs, ops) where these are in the trace.
-    """
-
-    trace: Trace
-    graph: StepGraph
-    members: Int[NumpyArray, " runs"]
-    ops: Int[NumpyArray, " ops"]
-    slices: Int[NumpyArray, "runs ops"]
+    trace: Trace  # what was recorded
+    graph: StepGraph  # of the table
+    members: Int[NumpyArray, " runs"]  # their positions among the pipelines of the trace
+    ops: Int[NumpyArray, " ops"]  # nodes that are ops
+    slices: Int[NumpyArray, "runs ops"]  # where these are in the trace
 
     def some(self, most: int) -> "TableRuns":
         """So many of them that they have so many nodes at most, one at least, spread evenly."""
