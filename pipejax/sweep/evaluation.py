@@ -85,10 +85,8 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
 
 
 def _one_ahead(points: Iterable[Steps]) -> list[Values]:
-    """Prepare and price each point while the one before runs: XLA compiles and computes meanwhile.
-
-    Of two that are wrong the first one is told.
-    """
+    """Prepare and price each point while the one before runs: XLA compiles meanwhile."""
+    # Of two that are wrong the first one is told.
     running: list[Future[Values]] = []
     with ThreadPoolExecutor(1, "pipejax-sweep") as other:
         for point in points:
@@ -133,10 +131,8 @@ def _named(sweep: Sweep, at: Values, systems: System) -> Steps:
 
 
 def _at_point(sweep: Sweep, at: Values, systems: System) -> Steps:
-    """Evaluate one schedule and workload on all systems; say why where it is illegal.
-
-    The first step ends when the first part of the systems is priced.
-    """
+    """Evaluate one schedule and workload on all systems; say why where it is illegal."""
+    # The first step ends when the first part of the systems is priced.
     num_systems = len(np.asarray(systems.gpus_per_node))
     values = {name: each.empty(num_systems) for name, each in variables_of(sweep).items()}
     values["status"][:] = ILLEGAL
@@ -325,10 +321,8 @@ def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
 
 
 def stack_systems(axes: list[Axis], software: Stack) -> System:
-    """Stack all systems of a block along the first axis of every field, the last field fastest.
-
-    The software takes them as their files are, before fields are varied.
-    """
+    """Stack all systems of a block along the first axis of every field, the last field fastest."""
+    # The software takes them as their files are, before fields are varied.
     of_systems, per_node, *fields = axes
     of_systems = of_systems._replace(values=tuple(map(software.on, of_systems.values)))
     inner = tuple(len(axis.values) for axis in fields)
@@ -350,10 +344,8 @@ def stack_systems(axes: list[Axis], software: Stack) -> System:
 
 
 def _alike(systems: tuple[System, ...]) -> list[System]:
-    """Drop names, and give efficiency curves equally many steps: those added begin at infinity.
-
-    Flags become numbers where the systems do not share them.
-    """
+    """Drop names, and give efficiency curves equally many steps: those added begin at infinity."""
+    # Flags become numbers where the systems do not share them.
     longest = {name: max(len(getattr(system, name).sizes) for system in systems) for name in CURVES}
 
     def lengthened(curve: Efficiency, steps: int) -> Efficiency:

@@ -70,10 +70,8 @@ class Layouts(NamedTuple):
 
     @property
     def idea(self) -> Column:
-        """Number of the idea of each: equal where only the split of layers over stages differs.
-
-        With one worker there is one schedule, whatever its name.
-        """
+        """Number of the idea of each: equal where only the split of layers over stages differs."""
+        # With one worker there is one schedule, whatever its name.
         own = self._asdict()
         del own["stages_per_worker"], own["edge_units"]
         own["schedule"] = np.where(self.pipeline == 1, -1, self.schedule)
@@ -100,18 +98,13 @@ class Layouts(NamedTuple):
 
 
 def enumerate_layouts(request: PlanRequest) -> Layouts:
-    """List every legal layout.
-
-    Tensor parallelism stays inside a node and divides heads and MLP; t c d P is the number of
-    accelerators; d b M is the minibatch; experts, whole or cut in t parts, are spread over divisors
-    of t c d; a sequence is
-    cut for context parallelism in 2 c parts of equal length, which balance the causal mask. Where
-    a worker has several stages, layers (and edge units) divide evenly over all of them. Where
-    the schedule does not exist for P or M, a layout is left out.
-
-    Raises:
-      ValueError: if there is none; the message says which condition leaves none.
-    """
+    """List every legal layout."""
+    # Tensor parallelism stays inside a node and divides heads and MLP; t c d P is the number of
+    # accelerators; d b M is the minibatch; experts, whole or cut in t parts, are spread over
+    # divisors of t c d; a sequence is cut for context parallelism in 2 c parts of equal length,
+    # which balance the causal mask. Where a worker has several stages, layers (and edge units)
+    # divide evenly over all of them. Where the schedule does not exist for P or M, a layout is left
+    # out.
     rows = [
         (*of_pipe, *degrees, size, request.minibatch // (degrees[-1] * size))
         for of_pipe in _pipes(request)

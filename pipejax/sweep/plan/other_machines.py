@@ -98,10 +98,8 @@ def resource_shares_of(
 
 
 def reversals(request: PlanRequest, layouts: Layouts, rows: Rows) -> tuple[Reversal, ...]:
-    """Find, for the best layout and the runner-up, which numbers turn them round; nearest first.
-
-    None does where the runner-up is not behind.
-    """
+    """Find, for the best layout and the runner-up, which numbers turn them round; nearest first."""
+    # None does where the runner-up is not behind.
     pair = layouts.take(rows)
     steps = np.log(np.geomspace(1, FURTHEST, POINTS))
     found = []

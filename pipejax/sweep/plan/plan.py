@@ -189,11 +189,7 @@ def _machine(system: System | str | Path, stack: Stack | str | Path | None) -> t
 
 
 def _left_at(out: Path, request: PlanRequest, resume: bool, replace: bool) -> Times | None:
-    """What an earlier run left there, if it is to be gone on with: step times [s].
-
-    Raises:
-      FileExistsError: if something is there, and neither resume nor replace is given.
-    """
+    """Read step times that an earlier run left, if it is to be gone on with [s]."""
     if not os.path.lexists(out):
         return None
     if replace:
@@ -305,12 +301,9 @@ NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
 
 
 def chances(times: Sequence[float], spreads: Sequence[float]) -> Float[NumpyArray, " layouts"]:
-    """Chance of each layout to have the shortest step, where each is off by itself.
-
-    The logarithm of a step time is normal around that of its prediction m_i, with spread s_i:
-
-        P(i) = integral over z of phi(z) product over j != i of Phi((m_j - m_i - s_i z) / s_j)
-    """
+    """Chance of each layout to have the shortest step, where each is off by itself."""
+    # The logarithm of a step time is normal around that of its prediction m_i, with spread s_i:
+    #     P(i) = integral over z of phi(z) product over j != i of Phi((m_j - m_i - s_i z) / s_j)
     log, spread = np.log(times), np.asarray(spreads)
     at = log[:, None] + spread[:, None] * NODES  # (layouts, nodes)
     beyond = (log[None, :, None] - at[:, None]) / spread[None, :, None]
@@ -321,12 +314,9 @@ def chances(times: Sequence[float], spreads: Sequence[float]) -> Float[NumpyArra
 
 
 def _ranked(found: Sequence[PlannedLayout]) -> tuple[list[int], tuple[PlannedLayout, ...]]:
-    """Rank layouts by their chance to be the best, where it is known how far predictions are off.
-
-    The mean absolute value of a normal error is sqrt(2 / pi) of its spread.
-
-    Returns the places that they had, and the layouts.
-    """
+    """Rank layouts by their chance to be the best, where errors of predictions are known."""
+    # The mean absolute value of a normal error is sqrt(2 / pi) of its spread.
+    # Returns the places that they had, and the layouts.
     errors = [each.evidence.mean_error / 100 for each in found if each.evidence is not None]
     if len(errors) < len(found):
         return [*range(len(found))], tuple(found)

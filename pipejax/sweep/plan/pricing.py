@@ -31,15 +31,10 @@ LENGTH = 128  # stages are filled up to a multiple of it
 
 
 class Priced(NamedTuple):
-    """Layouts of one shape with their prices.
+    """Layouts of one shape with their prices."""
 
-    Attributes:
-      costs: (layouts, stages) seconds; messages (layouts, 2, pipes, stages - 1).
-      memory: (layouts, stages) bytes.
-    """
-
-    costs: Costs
-    memory: StageBytes
+    costs: Costs  # (layouts, stages) seconds; messages (layouts, 2, pipes, stages - 1)
+    memory: StageBytes  # (layouts, stages) bytes
 
 
 def workload_of(request: PlanRequest, layouts: Layouts, place: int) -> Workload:

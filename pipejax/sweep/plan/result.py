@@ -207,11 +207,7 @@ def save_columns(
 
 
 def known_step_times(path: str | Path, request: PlanRequest) -> Float[NumpyArray, " layouts"]:
-    """Read the step times that an earlier run of the same request left (layouts) [s].
-
-    Raises:
-      ValueError: if the store is of another request, or was begun by other code.
-    """
+    """Read the step times that an earlier run of the same request left (layouts) [s]."""
     import xarray as xr
 
     try:

@@ -94,24 +94,15 @@ def _memory(
 
 
 class Evaluator:
-    """Fills in exact step times, program by program.
-
-    Attributes:
-      request: what is asked for.
-      layouts: all layouts.
-      known: what is known of them; `step_time` is filled in, what an earlier run left stays.
-      tell: called after every program.
-      programs: how many were evaluated.
-      idea: (layouts) number of the idea of each.
-    """
+    """Fills in exact step times, program by program."""
 
     def __init__(
         self, request: PlanRequest, layouts: Layouts, known: Known, tell: Callable[[], object]
     ) -> None:
         """Say which layouts share a program."""
         self.request, self.layouts, self.known, self.tell = request, layouts, known, tell
-        self.programs = 0
-        self.idea = layouts.idea
+        self.programs = 0  # how many were evaluated
+        self.idea = layouts.idea  # (layouts) number of the idea of each
         self._of_program = groups_of((*layouts[:3], layouts.microbatches))
         self._program = np.empty(len(layouts), int)
         for number, rows in enumerate(self._of_program):
