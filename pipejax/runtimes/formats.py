@@ -9,17 +9,11 @@ from typing import Any, NamedTuple
 
 
 class TableFormat(NamedTuple):
-    """A form of a table.
+    """A form of a table."""
 
-    Attributes:
-      module: of the writer.
-      function: returns the text.
-      of_run: whether it takes a run (`Evaluation`) and no table.
-    """
-
-    module: str
-    function: str
-    of_run: bool = False
+    module: str  # of the writer
+    function: str  # returns the text
+    of_run: bool = False  # whether it takes a run (`Evaluation`) and no table
 
     @property
     def writer(self) -> Callable[[Any], str]:

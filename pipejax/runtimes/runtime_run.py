@@ -21,27 +21,16 @@ RUNTIMES = {"jax": "pipejax.runtimes.spmd.runtime", "torch": "pipejax.runtimes.g
 
 
 class RuntimeJob(NamedTuple):
-    """What a runtime is asked to run.
+    """Job of a runtime."""
 
-    Attributes:
-      table: the schedule.
-      links: what the prediction of its step time assumes of messages.
-      costs: how long ops are to take [s]: stages wait until then; None: as long as they compute.
-      hidden: width of the layers of a stage.
-      batch_size: examples of a microbatch.
-      steps: steps to time, after one that is not; 0 times nothing.
-      seed: of parameters and data.
-      trace: folder that gets a trace of the timed steps, a file for each worker; None: no trace.
-    """
-
-    table: ScheduleTable
-    links: Links = Links()
-    costs: Costs | None = None
-    hidden: int = 16
-    batch_size: int = 2
-    steps: int = 0
-    seed: int = 0
-    trace: Path | None = None
+    table: ScheduleTable  # the schedule
+    links: Links = Links()  # what the prediction of its step time assumes of messages
+    costs: Costs | None = None  # [s]; None: as long as they compute
+    hidden: int = 16  # width of the layers of a stage
+    batch_size: int = 2  # examples of a microbatch
+    steps: int = 0  # steps to time, after one that is not; 0 times nothing
+    seed: int = 0  # of parameters and data
+    trace: Path | None = None  # folder for a trace of the timed steps
 
 
 @short_repr

@@ -29,17 +29,11 @@ JUDGED = 64  # features of the output that the loss looks at, at most
 
 
 class TorchModel(NamedTuple):
-    """What is trained, in float64.
+    """Model to train, in float64."""
 
-    Attributes:
-      hidden: width of what stages pass on.
-      batch_size: examples of a microbatch.
-      seed: of parameters and data.
-    """
-
-    hidden: int
-    batch_size: int
-    seed: int
+    hidden: int  # width of what stages pass on
+    batch_size: int  # examples of a microbatch
+    seed: int  # of parameters and data
 
     def stage(self, number: int) -> "Stage":
         """Draw the parameters of a stage, from a seed of its own."""
@@ -227,17 +221,14 @@ WAIT, BATCH = schedules._wait_batch_p2p, schedules._batch_p2p
 
 
 class OpClock:
-    """Measures the ops of a rank, which take at least as long as they are to take.
+    """Measures the ops of a rank, which take at least as long as they are to take."""
 
-    What the runtime does between two ops, but for waiting, belongs to the one before: to post a
-    SEND or a RECV takes the worker's time.
-    """
+    # What the runtime does between two ops, but for waiting, belongs to the one before: to post a
+    # SEND or a RECV takes the worker's time.
 
     def __init__(self, seconds: dict[str, list[list[float]]]) -> None:
-        """Begin with nothing measured, and the times that ops of stages and microbatches take.
-
-        PyTorch's stage 0 does nothing in I, for its input needs no gradient, and both in W.
-        """
+        """Begin with nothing measured, and the times that ops of stages and microbatches take."""
+        # PyTorch's stage 0 does nothing in I, for its input needs no gradient, and both in W.
         self.least = {phase: np.array(times) for phase, times in seconds.items()}
         if seconds:
             self.least["W"][0] += self.least["I"][0]
@@ -380,10 +371,8 @@ class TableRun:
         return {"gradient_error": float(np.max(off_by)), "loss": loss, "loss_error": off}
 
     def time_steps(self, count: int) -> list[dict[str, Any]]:
-        """Time steps that begin together: the messages before each, and the ops of each.
-
-        A trace of them is written where the task says so.
-        """
+        """Time steps that begin together: the messages before each, and the ops of each."""
+        # A trace of them is written where the task says so.
         path = self.task["trace"]
         if path is None or not count:
             return self._timed_steps(count)

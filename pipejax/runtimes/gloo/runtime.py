@@ -36,12 +36,7 @@ SLOWER = 10  # how much longer than its ops one after the other a step may take
 
 
 def run_table(job: RuntimeJob) -> RuntimeRun:
-    """Run one table, see `RuntimeJob`.
-
-    Raises:
-      ValueError: if PyTorch is missing, or its runtime cannot run the table.
-      RuntimeError: if a process fails or does not end.
-    """
+    """Run one table, see `RuntimeJob`."""
     return run_tables([job])[0]
 
 
@@ -155,18 +150,11 @@ def _result(
 
 
 class TimedStep(NamedTuple):
-    """A step, and what was measured beside it.
+    """A step, and what was measured beside it."""
 
-    Attributes:
-      time: of the step [s].
-      message: (2, boundaries) of a message, forth and back: what gloo took, and what a slow link
-        takes besides [s].
-      profile: of an op by phase letter, one for each stage [s].
-    """
-
-    time: float
-    message: Float[NumpyArray, "directions boundaries"]
-    profile: dict[str, list[float]]
+    time: float  # of the step [s]
+    message: Float[NumpyArray, "directions boundaries"]  # (2, boundaries) gloo, slow link [s]
+    profile: dict[str, list[float]]  # of an op by phase letter, one for each stage [s]
 
 
 def _step(ranks: Sequence[dict[str, Any]], job: RuntimeJob) -> TimedStep:

@@ -36,10 +36,8 @@ UNKNOWN = tuple(p for p in CELL_PHASES if p not in (*SPLIT, Phase.B))
 
 
 def checked(table: ScheduleTable, runtime: str) -> ScheduleTable:
-    """Leave out what the runtime has no word for, with a warning; refuse several pipes.
-
-    And a grammar of its own, which says more than cells do.
-    """
+    """Leave out what the runtime has no word for, with a warning; refuse several pipes."""
+    # And a grammar of its own, which says more than cells do.
     check_usual(table, runtime)
     if table.num_pipes > 1:
         raise ValueError(
