@@ -24,17 +24,10 @@ def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOT
     Units of P microbatches, half of them in each pipe, follow each other as in the picture of the
     authors' wuhouming/BitPipe. Their runtime refuses other M; here the last unit has gaps then.
 
-    Args:
+    Options:
       num_workers: P, even; worker w holds stages w and 2 P - 1 - w of one pipe, P - 1 - w and
         P + w of the other.
       num_microbatches: M; microbatches alternate between the pipes.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table, with 2 P stages in two pipes.
-
-    Raises:
-      ValueError: if P is odd.
 
     Example:
       >>> print(bitpipe(2, 2, slots={"F": 1, "B": 1}))

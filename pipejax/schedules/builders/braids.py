@@ -95,17 +95,9 @@ def combined_1f1b(
     worker warms up with a forward more, as the two of a pair may not be of one microbatch.
     Megatron-LM has it with V of at least 2, or on one worker.
 
-    Args:
-      num_workers: P.
-      num_microbatches: M.
+    Options:
       stages_per_worker: V.
       group_size: microbatches of a group, from P to M, as in `interleaved-1f1b`.
-
-    Returns:
-      The table, with P * V stages and the kinds Fa, Fd, Fm, Fc, Bc, Bm, Bd and Ba.
-
-    Raises:
-      ValueError: if a group would have fewer than P microbatches.
 
     Example:
       >>> " ".join(str(op) for cell in next(combined_1f1b(1, 2).rows()) for op in cell)
@@ -137,16 +129,6 @@ def braided_dualpipe(num_workers: int, num_microbatches: int) -> ScheduleTable:
     attention of the backward, each with its weight gradient, around the MLP of the forward, and on
     the network dispatches and combines in turn.
 
-    Args:
-      num_workers: P, even.
-      num_microbatches: M, even and at least 2P.
-
-    Returns:
-      The table, with P stages in two pipes and the kinds Fa, Fd, Fm, Fc, Bc, Im, Wm, Bd, Ia, Wa.
-
-    Raises:
-      ValueError: if P or M is odd, or M is less than 2P.
-
     Example:
       >>> from pipejax.schedules.table.held_activations import peak_in_flight
       >>> peak_in_flight(braided_dualpipe(4, 8)).tolist()
@@ -161,16 +143,6 @@ def braided_dualpipe(num_workers: int, num_microbatches: int) -> ScheduleTable:
 
 def braided_dualpipe_v(num_workers: int, num_microbatches: int) -> ScheduleTable:
     """DualPipeV whose pairs are braided: what is fused there is ops on compute and network here.
-
-    Args:
-      num_workers: P.
-      num_microbatches: M, at least 2P.
-
-    Returns:
-      The table, with 2P stages and the kinds of `braided-dualpipe`.
-
-    Raises:
-      ValueError: if M is less than 2P.
 
     Example:
       >>> from pipejax.schedules.table.held_activations import peak_in_flight

@@ -33,20 +33,12 @@ def chimera(
 ) -> ScheduleTable:
     """Two pipes against each other; fewer idle slots, two copies of every stage.
 
-    Args:
+    Options:
       num_workers: P, even; each worker holds stage w of one pipe and P - 1 - w of the other.
       num_microbatches: M, even; microbatches alternate between the pipes.
       pipes: 2f pipes, f down and f up, each with a copy of every stage; even, divides P and M.
       in_flight: microbatches that each pipe keeps active at most; P if None, 1F1B's own limit.
         With B = 2F some more fill the gaps between units of P microbatches.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table, with P stages in so many pipes.
-
-    Raises:
-      ValueError: if P or M is odd, or not a multiple of the pipes, or in_flight is no whole number
-        of at least 1.
 
     Example:
       >>> print(chimera(2, 2))
@@ -71,19 +63,11 @@ def chimera_asymmetric(
     The early stages, which hold most microbatches, get the smaller share, so every worker has
     one small and one large stage and the same work.
 
-    Args:
-      num_workers: P, even.
-      num_microbatches: M, even.
+    Options:
       stage_shares: (P) share of the layers on each stage, in any unit; 1 for the first half of
         the stages and 2 for the second if None.
       in_flight: as of `chimera`.
       slots: slot durations of F and B on a stage of mean size.
-
-    Returns:
-      The table, with P stages in two pipes.
-
-    Raises:
-      ValueError: if P or M is odd, or in_flight is no whole number of at least 1.
 
     Example:
       >>> chimera_asymmetric(4, 4).stage_shares
@@ -137,14 +121,8 @@ def hanayo(
 ) -> ScheduleTable:
     """Waves down and up the workers; more waves, less idle time and more messages.
 
-    Args:
-      num_workers: P.
-      num_microbatches: M.
+    Options:
       waves: times down and up; 2 * waves stages per worker.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table, with 2 * waves * P stages.
 
     Example:
       >>> print(hanayo(2, 2, slots={"F": 1, "B": 1}))

@@ -49,16 +49,8 @@ def dualpipe(
     Every worker holds two stages and at most P + 1 activations. Microbatches alternate between
     the pipes.
 
-    Args:
-      num_workers: P, even.
-      num_microbatches: M, even and at least 2P.
+    Options:
       slots: slot durations of F, B, I and W; a fused pair takes F + B.
-
-    Returns:
-      The table, with P stages in two pipes.
-
-    Raises:
-      ValueError: if P or M is odd, or M is less than 2P.
 
     Example:
       >>> table = dualpipe(4, 8)
@@ -93,16 +85,8 @@ def dualpipe_v(
 
     Every worker holds two stages and at most 2P + 1 activations.
 
-    Args:
-      num_workers: P.
-      num_microbatches: M, at least 2P.
+    Options:
       slots: slot durations of F, B, I and W; a fused pair takes F + B.
-
-    Returns:
-      The table, with 2P stages.
-
-    Raises:
-      ValueError: if M is less than 2P.
 
     Example:
       >>> from pipejax.schedules.table.held_activations import peak_in_flight

@@ -71,18 +71,10 @@ def encoders_1f1b(
     A worker warms up with a forward for each stage behind its own, as if its encoder and the model
     were one chain.
 
-    Args:
+    Options:
       num_workers: P: those of the encoders, then those of the model.
-      num_microbatches: M.
       encoders: E, that lead to the model.
       encoder_stages: K of each encoder, one on each worker.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table, with P stages in a graph.
-
-    Raises:
-      ValueError: if no worker is left for the model.
 
     Example:
       >>> print(encoders_1f1b(4, 2, slots={"F": 1, "B": 1}))
@@ -122,21 +114,14 @@ def filled_encoders(
     Each worker takes what can start first; of several orders at one moment the one with the
     shortest step is taken.
 
-    Args:
+    Options:
       num_workers: P; one stage of the model each, and one of every encoder.
-      num_microbatches: M.
       encoders: E, that lead to the model.
       encoder_stages: K of each encoder; on K workers lies a copy of all encoders.
       encoder_share: what a stage of an encoder takes, in times of a stage of the model.
       held: microbatches, at least K, that a copy of an encoder may hold; all of them if None, which
         fills most.
       slots: slot durations of F and B of the model, for which the order is made.
-
-    Returns:
-      The table, with E K + P stages in a graph and a pipe for each copy.
-
-    Raises:
-      ValueError: if K does not divide P, or `held` is below K.
 
     Example:
       >>> filled_encoders(4, 8).num_stages

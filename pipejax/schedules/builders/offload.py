@@ -143,9 +143,7 @@ def pipe_offload(
     least to the peak. An activation leaves as soon as the host link is free and returns just in
     time; one that cannot be back in time stays.
 
-    Args:
-      num_workers: P.
-      num_microbatches: M.
+    Options:
       stages_per_worker: V.
       group_size: microbatches of a group, from 1 to P; P if None.
       offload_share: share of a worker's activations that may go, the stages that hold theirs for
@@ -156,14 +154,6 @@ def pipe_offload(
       offload: time of O, in slots, one number or one per stage; nothing goes if None.
       load: time of L, in slots, one number or one per stage; that of O if None.
       host_links: groups of workers that share a host link; the others have their own.
-      slots: durations of F, I and W that the schedule is planned for.
-
-    Returns:
-      The table, with P * V stages.
-
-    Raises:
-      ValueError: if a group is too small or too large, a share or time is out of range, or a host
-        link is of a worker that does not exist or has one already.
 
     Example:
       >>> tables = [pipe_offload(4, 8, offload_share=share) for share in (0, 0.5, 1)]
@@ -252,23 +242,13 @@ def ada_offload(
 ) -> ScheduleTable:
     """Greedy schedule with split backwards that offloads activations when memory is short.
 
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
+    Options:
       memory_limit: activations that a worker may hold, at least 1; no limit if None.
       weight_share: share of an activation that only W frees; I frees the rest.
       transfer: time of a message, in slots.
       offload: time of O, in slots, one number or one per stage; nothing is offloaded if None.
       load: time of L, in slots, one number or one per stage; that of O if None.
       host_links: groups of workers that share a host link; the others have their own.
-      slots: durations of F, I and W that the schedule is planned for.
-
-    Returns:
-      The table.
-
-    Raises:
-      ValueError: if the limit is below 1, a share or time is out of range, or a host link is of a
-        worker that does not exist or has one already.
 
     Example:
       >>> tables = [ada_offload(4, 8, memory_limit=2, offload=t) for t in (None, 0.5)]

@@ -34,17 +34,6 @@ def alternate(forwards: Ops, backwards: Ops, warmup: int) -> NumpyArray:
 def gpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
     """All forwards, then all backwards; holds every microbatch.
 
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
-
     Example:
       >>> print(gpipe(2, 2, slots={"F": 1, "B": 1}))
                    0    1    2    3    4    5
@@ -59,17 +48,6 @@ def one_f_one_b(
 ) -> ScheduleTable:
     """One forward, one backward in turn; worker r holds at most P - r microbatches.
 
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
-
     Example:
       >>> print(one_f_one_b(2, 2, slots={"F": 1, "B": 1}))
                    0    1    2    3    4    5
@@ -83,17 +61,6 @@ def eager_1f1b(
     num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
     """1F1B with a warm-up twice as long, so that messages overlap with compute.
-
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
 
     Example:
       >>> from pipejax.schedules.table.held_activations import peak_in_flight
@@ -171,19 +138,10 @@ def interleaved_1f1b(
     a hop more time, and hold more. What is left over is a last, smaller group of at least P. Where
     it overlaps the exchanges of experts with compute, every worker warms up with a forward more.
 
-    Args:
-      num_workers: P.
-      num_microbatches: M.
+    Options:
       stages_per_worker: V, at least 2.
       group_size: microbatches of a group, from P to M.
       extra_warmup: forwards beyond the usual ones before the first backward.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table, with P * V stages.
-
-    Raises:
-      ValueError: if V is below 2, or a group would have fewer than P microbatches.
 
     Example:
       >>> from pipejax.schedules.table.held_activations import peak_in_flight
@@ -226,18 +184,9 @@ def looped_bfs(
     PyTorch's `ScheduleLoopedBFS` runs the backwards of a stage from the last microbatch to the
     first: `last_first`. Where ops and messages are equal the step lasts as long and holds as much.
 
-    Args:
-      num_workers: P.
-      num_microbatches: M.
+    Options:
       stages_per_worker: V, at least 2.
       last_first: whether backwards begin with the last microbatch, as PyTorch's do.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table, with P * V stages.
-
-    Raises:
-      ValueError: if V is below 2, or `last_first` is neither true nor false.
 
     Example:
       >>> from pipejax.schedules.table.held_activations import peak_in_flight
@@ -264,17 +213,8 @@ def circular(
     bubble and need M at least 2P. Without it an op waits until the messages of the one before have
     been sent, as under the link model `blocking`.
 
-    Args:
-      num_workers: P.
-      num_microbatches: M, a multiple of P.
+    Options:
       stages_per_worker: V, how often a microbatch goes round ("repeats").
-      slots: slot durations of F and B.
-
-    Returns:
-      The table, with P * V stages.
-
-    Raises:
-      ValueError: if P does not divide M.
 
     Example:
       >>> print(circular(2, 2, slots={"F": 1, "B": 1}))

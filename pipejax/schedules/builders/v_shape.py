@@ -112,18 +112,9 @@ def v_half(
     P // 2 + 1 microbatches. For other times several orders are tried in this memory, that of
     F = I = W among them, and the one with the shortest span of a worker is taken.
 
-    Args:
+    Options:
       num_workers: P; each holds stages w and 2 P - 1 - w.
-      num_microbatches: M.
       transfer: time of a message, in slots.
-      slots: durations of F, I and W that the schedule is planned for.
-
-    Returns:
-      The table, with 2 P stages.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, a slot duration is not above 0, or
-        `transfer` is below 0.
 
     Example:
       >>> print(v_half(2, 2))
@@ -143,18 +134,9 @@ def v_min(
     A microbatch goes its way without a wait: a worker holds (P + 4) // 3 microbatches. Other times
     are planned for as in `v_half`.
 
-    Args:
+    Options:
       num_workers: P; each holds stages w and 2 P - 1 - w.
-      num_microbatches: M.
       transfer: time of a message, in slots.
-      slots: durations of F, I and W that the schedule is planned for.
-
-    Returns:
-      The table, with 2 P stages.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, a slot duration is not above 0, or
-        `transfer` is below 0.
 
     Example:
       >>> print(v_min(2, 2))
@@ -181,19 +163,11 @@ def zb_v(
     of which a worker holds P microbatches. For other times, or another limit, building blocks are
     run in many ways, and the run with the shortest span of a worker is taken.
 
-    Args:
+    Options:
       num_workers: P; each holds stages w and 2 P - 1 - w.
-      num_microbatches: M.
       memory_limit: activations of one stage that a worker may hold, at least 2; 2 P if None.
       weight_share: share of an activation that W frees; I frees the rest.
       transfer: time of a message, in slots.
-      slots: durations of F, I and W that the schedule is planned for.
-
-    Returns:
-      The table, with 2 P stages.
-
-    Raises:
-      ValueError: if the limit is below 2, or a share or time is out of range.
 
     Example:
       >>> print(zb_v(2, 2))

@@ -77,20 +77,12 @@ def vocabulary_1f1b(
 ) -> ScheduleTable:
     """1F1B over a vocabulary that all workers share; worker r holds P - r and 1 or 2 more.
 
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
+    Options:
       variant: 1 has two reductions before a backward and holds two microbatches more, 2 has one.
       overlap: whether passes stand behind a backward of the last stage, T beside the next S, as in
         the authors' schedules, so that compute hides exchanges; else S stands right behind its
         forward, and T of the second variant behind the backward of its worker.
       slots: slot durations of F and B, for which the order is made.
-
-    Returns:
-      The table, with the kinds X, S, Y and T, and Z in the first variant.
-
-    Raises:
-      ValueError: if the variant is neither 1 nor 2.
 
     Example:
       >>> from pipejax.schedules.table.held_activations import peak_in_flight
@@ -111,20 +103,12 @@ def vocabulary_v_half(
 ) -> ScheduleTable:
     """V-Half over a vocabulary that all workers share; every worker holds 1 or 2 more.
 
-    Args:
-      num_workers: P.
-      num_microbatches: M.
+    Options:
       variant: 1 has two reductions before a backward and holds two microbatches more, 2 has one.
       overlap: whether passes stand behind a backward of the last stage, T beside the next S, as in
         the authors' schedules, so that compute hides exchanges; else S stands right behind its
         forward, and T of the second variant behind the backward of its worker.
       slots: slot durations of F, I and W, for which the order is made.
-
-    Returns:
-      The table, with 2P stages and the kinds X, S, Y and T, and Z in the first variant.
-
-    Raises:
-      ValueError: if the variant is neither 1 nor 2.
 
     Example:
       >>> from pipejax.schedules.table.held_activations import peak_in_flight

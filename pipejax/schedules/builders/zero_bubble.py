@@ -28,17 +28,6 @@ def zb_h1(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
 
     Worker r holds P - r whole activations and, of r more, what their weight gradients need.
 
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
-      slots: slot durations of F, I and W.
-
-    Returns:
-      The table.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
-
     Example:
       >>> print(zb_h1(2, 2))
                    0    1    2    3    4    5    6
@@ -55,17 +44,6 @@ def zb_h2(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
     Worker r holds 2 (P - r) - 1 whole activations and, of 2 r more, what their weight gradients
     need. Steps have to overlap for its span to count: no worker may wait for all others before
     it updates its weights.
-
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
-      slots: slot durations of F, I and W.
-
-    Returns:
-      The table.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
 
     Example:
       >>> print(zb_h2(2, 3))
@@ -110,17 +88,8 @@ def interleaved_zb(
     This is PyTorch's `ScheduleInterleavedZeroBubble`, which exists where groups are of one size.
     Elsewhere they are as in `interleaved-1f1b`: as equal as can be.
 
-    Args:
-      num_workers: P.
-      num_microbatches: M.
+    Options:
       stages_per_worker: V, at least 2.
-      slots: slot durations of F, I and W.
-
-    Returns:
-      The table, with P * V stages.
-
-    Raises:
-      ValueError: if V is below 2.
 
     Example:
       >>> print(interleaved_zb(2, 2))
@@ -149,19 +118,10 @@ def zero_bubble(
 ) -> ScheduleTable:
     """Split backwards by a heuristic that fills waiting time under a memory limit.
 
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
+    Options:
       memory_limit: activations that a worker may hold, at least 1; no limit if None.
       weight_share: share of an activation that W frees; I frees the rest.
       transfer: time of a message, in slots.
-      slots: durations of F, I and W that the schedule is planned for.
-
-    Returns:
-      The table.
-
-    Raises:
-      ValueError: if the limit is below 1, or a share or time is out of range.
 
     Example:
       >>> print(zero_bubble(2, 3, memory_limit=2))
@@ -183,18 +143,9 @@ def zb_1p(
 ) -> ScheduleTable:
     """Zero-bubble heuristic in the memory of 1F1B: P activations on every worker.
 
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
+    Options:
       weight_share: share of an activation that W frees; I frees the rest.
       transfer: time of a message, in slots.
-      slots: durations of F, I and W that the schedule is planned for.
-
-    Returns:
-      The table.
-
-    Raises:
-      ValueError: if a share or time is out of range.
 
     Example:
       >>> table = zb_1p(4, 8)
@@ -215,18 +166,9 @@ def zb_2p(
 ) -> ScheduleTable:
     """Zero-bubble heuristic in twice the memory of 1F1B; made for steps that overlap.
 
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
+    Options:
       weight_share: share of an activation that W frees; I frees the rest.
       transfer: time of a message, in slots.
-      slots: durations of F, I and W that the schedule is planned for.
-
-    Returns:
-      The table.
-
-    Raises:
-      ValueError: if a share or time is out of range.
 
     Example:
       >>> table = zb_2p(4, 8)
