@@ -117,14 +117,13 @@ class Costs:
     others: dataclasses.InitVar[Any] = None  # Mapping[str, Seconds] | None
 
     def __new__(cls, *args: Any, **given: Any) -> "Costs":
-        """Refuse a name that is none, and say which is meant."""
+        """Refuse an unknown name, and say which is meant."""
         for name in given:
             if name not in (*FIELDS, "others"):
                 raise unknown_cost(name)
         return super().__new__(cls)
 
     def __post_init__(self, others: Any) -> None:
-        """Check the given times and fill in the others."""
         check_types(others=(others, Mapping, type(None)))
         given = {name: value for name, value in vars(self).items() if value is not None}
         for name in given.keys() & (others or {}):
@@ -483,7 +482,6 @@ def check_backward(times: Mapping[str, Any]) -> None:
 
 
 def _combined(what: str, combine: Any, one: Any, other: Any) -> Any:
-    """Add or subtract two op times of equal axes."""
     shapes = np.shape(one), np.shape(other)
     if all(shapes) and not (  # (N, 1) and (N,) would make (N, N)
         len(shapes[0]) == len(shapes[1])

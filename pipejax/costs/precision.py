@@ -163,7 +163,6 @@ def _named(tree: Any) -> list[tuple[str, NumpyArray]]:
 
 
 def _is_finite(values: NumpyArray) -> bool:
-    """Return whether all values are; a NaN is not below infinity either."""
     return values.size == 0 or bool(-np.inf < values.min() and values.max() < np.inf)
 
 
@@ -226,7 +225,6 @@ def _as_float(numbers: Any) -> Any:
 
 
 def _as_array(value: Any) -> Any:
-    """Convert a value to an array, or return None where it does not consist of numbers."""
     if is_array(value):
         return value if isinstance(value.dtype, np.dtype) else None  # random keys have their own
     if is_masked(value):

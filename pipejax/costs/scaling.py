@@ -170,7 +170,6 @@ def scaled_costs(
 
 
 def _of_microbatches(scale: Any, costs: Costs) -> Any:
-    """Factors (microbatches), checked."""
     factors = scale if is_traced(scale) else as_floats(scale, "scale")
     is_wrong = not is_traced(scale) and (
         factors.ndim != 1 or not (np.isfinite(factors) & (factors >= 0)).all()
@@ -217,7 +216,6 @@ def factors_of_ops(table: ScheduleTable, factors: Stragglers) -> Any:
 
 
 def _of_workers(factors: Stragglers, table: ScheduleTable) -> Any:
-    """Factors (workers), checked; 1 for what is not slow."""
     if not isinstance(factors, Mapping):
         each = factors if is_traced(factors) else np.asarray(factors, float)
         if np.shape(each) != (table.num_workers,):

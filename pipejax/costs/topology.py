@@ -59,7 +59,6 @@ class Topology:
     places: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         sizes = check_sizes(self.workers_per_node, "workers_per_node")
         object.__setattr__(self, "workers_per_node", sizes)
         for name in MESSAGE_FIELDS:
@@ -243,7 +242,6 @@ class PlacedCosts(NamedTuple):
         return unchecked_costs(vars(self.base) | least | stages)
 
     def _boundaries(self, places: Places) -> Int[NumpyArray, "placements pipes boundaries"]:
-        """Level of each stage boundary."""
         at = places[:, self.table.placement]
         return self.level[at[..., :-1], at[..., 1:]]
 

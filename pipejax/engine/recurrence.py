@@ -115,7 +115,6 @@ def _makespan(program: Program, costs: Costs) -> Float[Array, ""]:
 
 
 def _graph(program: Program, costs: Costs) -> Graph:
-    """Predecessors, durations and lags of a program."""
     costs.check_values()
     duration, lag = price(program, costs)
     return jnp.asarray(program.preds), jnp.asarray(duration), jnp.asarray(lag)

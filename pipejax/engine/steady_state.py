@@ -96,8 +96,6 @@ class _FoundPeriod(NamedTuple):
 
 
 class _Columns:
-    """The nodes of a program by columns of the table."""
-
     def __init__(self, program: Program) -> None:
         self.preds = np.asarray(program.preds).tolist()
         self.lags = np.asarray(program.lag_index).tolist()
@@ -182,7 +180,6 @@ class _Columns:
         return list(dict.fromkeys(own))
 
     def keys(self, column: int) -> list[Key]:
-        """Kind and microbatch of the nodes of a column."""
         return sorted((self.kind[node], self.microbatch[node]) for node in self.nodes[column])
 
     def frontier(self, cut: int) -> Frontier:

@@ -105,7 +105,6 @@ def check_ranks(table: ScheduleTable) -> None:
 
 
 def _ops(table: ScheduleTable) -> list[Op]:
-    """All ops of all rows, row by row."""
     return [op for row in table.rows() for cell in row for op in cell]
 
 

@@ -51,7 +51,6 @@ class OwnFunction:
     file: tuple[str, str] = ("", "")  # path and text, for processes that do not have the file
 
     def __post_init__(self) -> None:
-        """Check that the function can be called with workers and microbatches."""
         if not callable(self.function):
             raise ValueError(f"{self.name} is no function, got {abbreviated(self.function)}")
         try:

@@ -263,7 +263,6 @@ def _run(point: _GridPoint, priced: PricedSystems, sweep: Sweep) -> Values:
 def _run_program(
     program: Program, point: _GridPoint, priced: PricedSystems, sweep: Sweep
 ) -> Values:
-    """Evaluate a batch of systems with one program."""
     program = by_microbatch(program) if point.slowed.differ else program
     size = len(np.asarray(priced.systems.gpus_per_node))
     found: Values = {}
@@ -298,7 +297,6 @@ def _step_times(program: Program, given: Costs, size: int) -> Float[NumpyArray, 
 
 
 def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
-    """Mean compute time of a worker (batch) [s]."""
     layout = program.layout
     counts = op_counts(program).sum(axis=0) / program.num_workers
     first, pairs = layout.first_pair, counts[layout.first_pair : layout.first_link]

@@ -21,7 +21,6 @@ class Choice(NamedTuple):
     own: schedules.Builder | None = None  # builder of an own schedule, for workers of a cluster
 
     def __str__(self) -> str:
-        """Name and options, as the dataset labels them."""
         return " ".join([self.name, *(f"{key}={value}" for key, value in self.options)])
 
     @property

@@ -158,7 +158,6 @@ class BlockStore:
     """A store that is being written; only `opened` makes one, since it holds the lock."""
 
     def __init__(self, sweep: Sweep, path: Path) -> None:
-        """Open a store whose labels and metadata are there."""
         self.sweep = sweep
         group: Any = zarr.open_group(str(path), mode="r+")
         self._arrays: dict[str, Any] = dict(group.arrays())
@@ -296,7 +295,6 @@ def _restore(sweep: Sweep, path: Path) -> None:
 
 
 def _fill(sweep: Sweep, path: Path) -> None:
-    """Write a store without values."""
     _coordinates(sweep).to_zarr(path, zarr_format=FORMAT, consolidated=False)
     group: Any = zarr.open_group(str(path), mode="r+")
     size = block_shape(sweep)

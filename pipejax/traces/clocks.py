@@ -106,7 +106,6 @@ def aligned(
 
 
 def _said(offsets: Sequence[Offset]) -> Iterator[LeftOut]:
-    """Name the clocks that cannot be had."""
     for why in sorted({offset.why for offset in offsets if offset.why}):
         of = [offset for offset in offsets if offset.why == why]
         workers = ", ".join(map(str, sorted({offset.worker for offset in of})))

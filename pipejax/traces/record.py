@@ -85,7 +85,6 @@ class Trace:
     has_step_clocks: bool = False
 
     def __post_init__(self) -> None:
-        """Check that all is of one length and finite."""
         size = len(self.start)
         for name in (*INTEGERS, *TIMES):
             if len(getattr(self, name)) != size:
@@ -99,7 +98,6 @@ class Trace:
             raise wrong("phase", f"must be a position in the {len(self.phases)} phases")
 
     def __len__(self) -> int:
-        """How many slices there are."""
         return len(self.start)
 
     @property

@@ -122,7 +122,6 @@ def below(bits: UInt[Array, "*batch"], count: Int[Array, ""]) -> Int[Array, "*ba
 
 
 def _bits(seed: UInt[Array, ""], update: UInt[Array, ""], count: int) -> UInt[Array, " count"]:
-    """Random bits by one call of the cipher."""
     with jax.threefry_partitionable(True):
         return jax.random.bits(_key(seed, update), (count,), jnp.uint32)
 

@@ -206,7 +206,6 @@ class Linear(TrainingObjective):
     num_batches: int = dataclasses.field(default=OF_FEATURES, metadata={"static": True})
 
     def __post_init__(self) -> None:
-        """Take the counts that are not given from the features."""
         for name, axis in (("num_stages", -2), ("num_batches", -4)):
             if getattr(self, name) is OF_FEATURES:
                 object.__setattr__(self, name, self.features.shape[axis])
@@ -253,7 +252,6 @@ class DataPartition:
     batch_size: int  # examples of a batch
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be divided."""
         for field in dataclasses.fields(self):
             whole_number(getattr(self, field.name), field.name, most=MAX_COUNT)
         if self.dimension % self.num_stages:

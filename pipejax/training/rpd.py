@@ -213,8 +213,6 @@ def _law(objective: TrainingObjective, delta: int | Sequence[int], delays: Table
 
 
 class _RandomizedSettings(NamedTuple):
-    """Settings of runs."""
-
     window: int  # models that can be read
     depth: int  # blocks that are kept
     samples: int  # of the gap
@@ -272,7 +270,6 @@ def _train(
     noise: Float[Array, ""],
     how: _RandomizedSettings,
 ) -> Outcome:
-    """One run."""
     start = objective.init(start_key(seed))
     size, (num_stages, width) = step_size.astype(start.dtype), start.shape
     stages = jnp.arange(num_stages, dtype=jnp.int32)

@@ -332,7 +332,6 @@ def _of_adapters(model: Model, layout: Layout, count: Number) -> tuple[Collectiv
 
 
 def _of_context(model: Model, layout: Layout, exchange: str) -> tuple[Collective, ...]:
-    """Exchanges of those who share a sequence."""
     units = model.element_bytes * tokens_on_one(model, layout) / layout.tensor
     keys = model.kv_hidden + model.value_hidden
     if exchange == "all_to_all":
@@ -345,7 +344,6 @@ def _of_context(model: Model, layout: Layout, exchange: str) -> tuple[Collective
 
 
 def _of_experts(model: Model, layout: Layout, again: bool = False) -> tuple[Collective, ...]:
-    """Tokens on their way to experts and back."""
     assert model.moe is not None
     slots = model.moe.slots
     routed = tokens_on_one(model, layout) / layout.shared_by * slots

@@ -58,7 +58,6 @@ def layer_ops(
 
 
 def _own_ops(model: Model, layout: Layout, kind: str, *, fused: bool = True) -> tuple[LayerOp, ...]:
-    """Ops of a layer without adapters, nothing recomputed."""
     mlp = _experts if kind == "moe" and model.moe is not None else _mlp
     ops = (
         norm("attention_norm", model, layout),

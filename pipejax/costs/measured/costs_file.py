@@ -188,7 +188,6 @@ def _messages(
 
 
 def _stragglers(section: Any, where: str) -> dict[int, float]:
-    """Read the factors of slow workers, by the number of the worker."""
     if not isinstance(section, dict):
         raise ValueError(f'{where} must be factors by worker, as {{"3": 1.2}}, got {section!r}')
     for worker, factor in section.items():

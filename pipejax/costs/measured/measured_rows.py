@@ -168,7 +168,6 @@ class MeasuredRows:
     file: NumpyArray
 
     def __len__(self) -> int:
-        """Number of rows."""
         return len(self.model)
 
     @property

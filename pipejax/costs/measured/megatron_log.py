@@ -206,7 +206,6 @@ class MegatronLog(NamedTuple):
         return self.whole("global_batch_size")
 
     def _layout(self) -> dict[str, Any]:
-        """Columns that all rows of a run share."""
         sizes = {
             "tensor": self.whole("tensor_model_parallel_size"),
             "context": self.whole("context_parallel_size", 1),
@@ -242,7 +241,6 @@ class MegatronLog(NamedTuple):
         return columns
 
     def _zero(self) -> int:
-        """The ZeRO stage of the run."""
         if any(map(self.is_on, ("use_megatron_fsdp", "use_torch_fsdp2"))):
             strategies = ("no_shard", "optim", "optim_grads", "optim_grads_params")
             strategy = self.text("data_parallel_sharding_strategy")

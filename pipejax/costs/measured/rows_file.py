@@ -154,7 +154,6 @@ class RowReader:
     """Reads one row after the other, and remembers models and defaults that rows share."""
 
     def __init__(self, path: Path, stack: str | Path | None = None) -> None:
-        """Start with the first row of a file, all of which may have run on one stack."""
         self.path = path
         self.models: dict[tuple[str, ...], Model] = {}
         self.stack = "" if stack is None else str(stack)
@@ -362,7 +361,6 @@ def file_beside(path: Path, name: str) -> str:
 
 
 def _size(cells: Mapping[str, str], name: str) -> float:
-    """Read a size of a model, or a switch."""
     if name == "capacity_factor":
         return positive_cell(cells, name)
     least = name not in ("vocabulary", *EXPERT_FIELDS, *MODEL_SWITCHES)

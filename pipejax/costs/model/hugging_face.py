@@ -112,7 +112,6 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _architecture(data: Mapping[str, Any], path: str) -> tuple[str, Architecture]:
-    """Find the architecture by the class of the model, or else by its type."""
     classes = [re.sub("For[A-Z].*", "", str(text)) for text in data.get("architectures") or ()]
     names = [re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", text).lower() for text in classes]
     names += [str(data["model_type"])] if "model_type" in data else []
@@ -131,7 +130,6 @@ class _Config(NamedTuple):
     path: str
 
     def whole(self, key: str, least: int = 1) -> int:
-        """Read a whole number that has to be there."""
         if self.data.get(key) is None:
             raise ValueError(f"{self.path}: {key} is missing")
         value = self.data[key]
@@ -181,7 +179,6 @@ def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> 
 
 
 def _experts(config: _Config, kind: Architecture) -> dict[str, int]:
-    """A mixture of experts, the same in all layers but the first."""
     for key, wanted in _OTHERWISE.items():
         value = config.data.get(key, wanted)
         if value != wanted:

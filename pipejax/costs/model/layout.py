@@ -109,7 +109,6 @@ class Layout:
     recompute_again: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def __post_init__(self) -> None:
-        """Take all numbers as floats."""
         floats_in(self)
 
     @property

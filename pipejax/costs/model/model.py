@@ -56,7 +56,6 @@ class LatentAttention:
     query_rank: Number | None = None
 
     def __post_init__(self) -> None:
-        """Take arrays and tracers as floats."""
         floats_in(self, but=int)
 
 
@@ -88,7 +87,6 @@ class MixtureOfExperts:
     capacity_factor: Number | None = None
 
     def __post_init__(self) -> None:
-        """Take arrays and tracers as floats."""
         floats_in(self, but=int)
 
     @property
@@ -191,7 +189,6 @@ class Model:
     qk_norms: bool = dataclasses.field(default=False, metadata=_STATIC)
 
     def __post_init__(self) -> None:
-        """Take arrays and tracers as floats; Python's whole numbers multiply without limit."""
         floats_in(self, but=int)
         for kernel in unfused_kernels(self):
             one_of(kernel, UNFUSED, "unfused")

@@ -144,7 +144,6 @@ class Workload:
     expert_tensor_parallel: int = 0
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         check_types(model=(self.model, Model))
         count = whole_number(self.minibatch, "minibatch", most=MAX_COUNT)
         object.__setattr__(self, "minibatch", count)
@@ -282,7 +281,6 @@ class Workload:
 
 
 def _checked_stragglers(given: Stragglers) -> tuple[tuple[int, float], ...]:
-    """Return pairs of a worker and its factor, which can be a key."""
     where = "stragglers: a worker"
     return tuple(
         sorted(

@@ -81,7 +81,6 @@ def price_exchanges(
 def _within_layers(
     work: StageWork, system: System, exchanges: Sequence[Collective]
 ) -> list[_Exchange]:
-    """Exchanges (phases) of the accelerators that share a layer."""
     layout, per_node = work.layout, system.gpus_per_node
     groups = {
         "tensor": layout.tensor_group.on(per_node),

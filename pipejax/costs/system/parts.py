@@ -42,7 +42,6 @@ class Efficiency:
     shares: tuple[Number, ...] = (1.0,)
 
     def __post_init__(self) -> None:
-        """Take all numbers as floats."""
         floats_in(self)
 
     def at(self, size: Number) -> Number:
@@ -69,7 +68,6 @@ class Link:
     efficiency: Number = 1.0
 
     def __post_init__(self) -> None:
-        """Take all numbers as floats."""
         floats_in(self)
 
     @property
@@ -106,7 +104,6 @@ class Collectives:
     copies: Number = 0.0
 
     def __post_init__(self) -> None:
-        """Take all numbers as floats, and known flags as such."""
         _flags_in(self, ALGORITHMS)
         floats_in(self)
 
@@ -136,7 +133,6 @@ class Kernels:
     elementwise: Number = 1.0
 
     def __post_init__(self) -> None:
-        """Take all numbers as floats, and known flags as such."""
         _flags_in(self, ("priced",))
         floats_in(self)
 
@@ -163,7 +159,6 @@ class AttentionKernels:
     cudnn: Number = 0.0
 
     def __post_init__(self) -> None:
-        """Take all numbers as floats."""
         floats_in(self)
 
 
@@ -192,7 +187,6 @@ class Host:
     memory_bandwidth: Number = 0.0
 
     def __post_init__(self) -> None:
-        """Take all numbers as floats."""
         floats_in(self)
 
 
@@ -212,7 +206,6 @@ class NarrowPeaks:
     nvfp4: Number = 0.0
 
     def __post_init__(self) -> None:
-        """Take all numbers as floats."""
         floats_in(self)
 
 
@@ -230,7 +223,6 @@ def with_flags_as_numbers(record: Any) -> Any:
 
 
 def _flags_of(record: Any) -> dict[str, bool]:
-    """Flags whose value is known, by name."""
     return {name: value for name, value in vars(record).items() if isinstance(value, bool)}
 
 

@@ -237,7 +237,6 @@ class System:
     )
 
     def __post_init__(self) -> None:
-        """Take all numbers as floats."""
         floats_in(self)
 
     @property
@@ -395,7 +394,6 @@ Sections = Mapping[str, dict[str, Any]]
 
 
 def _device(sections: Sections, where: str) -> dict[str, Any]:
-    """Read what one accelerator computes and moves."""
     compute, memory = sections["compute"], sections["memory"]
     in_compute, in_memory = f"{where}: compute", f"{where}: memory"
     return {

@@ -118,12 +118,10 @@ class _Problem(NamedTuple):
     pairs: Program | None = None
 
     def task(self, with_counts: bool) -> Task:
-        """What the interpreter solves."""
         task = self.plan.counts if with_counts else self.plan.values
         return task._replace(temperature=self.temperature)
 
     def read(self, leaves: Leaves) -> Leaves:
-        """Return the fields that the program reads."""
         times = leaves if self.pairs is None else with_pair_times(self.pairs, leaves)
         return self.plan.rows.only_read(times)
 
@@ -454,7 +452,6 @@ def _parts(
 
 
 def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -> bool:
-    """Decide whether to compile a kernel for this program."""
     if with_counts and (problem.unroll is False or jax.default_backend() != "cpu"):
         return False
     if problem.unroll is not None and not with_counts:
@@ -469,7 +466,6 @@ def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -
 
 
 def _goes_by_level(problem: _Problem, size: int) -> bool:
-    """Decide whether values are worth a layout and loops by levels."""
     is_large = size * problem.plan.ops.num_ops >= WORTH_LEVELS
     return problem.temperature is None and is_large and jax.default_backend() == "cpu"
 

@@ -84,7 +84,6 @@ def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
 
 
 def _width(count: int) -> int:
-    """Columns in the bucket of a count."""
     return max(LEAST_COLUMNS, 1 << max(0, count - 1).bit_length())
 
 

@@ -187,7 +187,6 @@ def _words(code: Code, second_wins: dict[int, Array], fields: BitFields) -> list
 
 
 def _uses(words: list[Array], fields: BitFields, dtype: np.dtype) -> list[Array]:
-    """Read the uses of each row."""
     uses = [jnp.array(least, dtype) for least in fields.least.tolist()]
     for row, (word, bit, width) in fields.places.items():
         number = fields.once.dtype.type

@@ -268,13 +268,11 @@ def eager_messages(table: ScheduleTable, order: RunOrder, smaller: bytes) -> Whi
 
 
 def _shape_of_messages(table: ScheduleTable) -> tuple[int, int, int, int]:
-    """Directions, pipes, boundaries and microbatches."""
     boundaries = len(table.grammar.edges(table.num_stages))
     return 2, table.num_pipes, boundaries, table.num_microbatches
 
 
 def _meet(models: Nodes) -> Which:
-    """Whether messages of these link models meet in a rendezvous."""
     return np.array([model.meets for model in LINK_MODELS.values()])[models]
 
 

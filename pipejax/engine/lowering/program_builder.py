@@ -44,7 +44,6 @@ class ProgramBuilder:
     """Collects nodes and edges; node 0 is the source."""
 
     def __init__(self, table: ScheduleTable, links: Links, layout: CostLayout) -> None:
-        """Start with the source alone."""
         self.table, self.links, self.layout = table, links, layout
         self.node_of_cell = np.full(table.cells.phase.shape, SOURCE)
         self.reductions = Reductions(*np.zeros((4, 0), int))

@@ -58,7 +58,6 @@ class Stage(torch.nn.Module):  # type: ignore[misc]  # mypy does not see PyTorch
     """A residual layer."""
 
     def __init__(self, hidden: int, drawn: torch.Generator) -> None:
-        """Draw the parameters."""
         super().__init__()
         inner = min(hidden, INNER)
 
@@ -112,7 +111,6 @@ class SlowMessage:
     """A message on a slow link: what the runtime waits for."""
 
     def __init__(self, work: dist.Work, seconds: float) -> None:
-        """Begin as posted at this end."""
         self.work, self.seconds = work, seconds
         self._there = 0.0
         self._begun = threading.Event()
@@ -141,7 +139,6 @@ class SlowLink:
     """The link to another rank; each end keeps the time that both agree on but for gloo's own."""
 
     def __init__(self) -> None:
-        """Begin free, with a thread for each direction that waits for messages to be posted."""
         self._free = 0.0
         self._lock = threading.Lock()
         self._posted: dict[bool, queue.SimpleQueue[SlowMessage]] = {}
@@ -167,7 +164,6 @@ class SlowLinks:
     """All links of a rank; they carry nothing as long as no times are given."""
 
     def __init__(self) -> None:
-        """Begin without links: the first message to a rank makes the one to it."""
         self._links: dict[int, SlowLink] = {}
 
     def watch(self, stage: PipelineStage, seconds: Seconds) -> None:
@@ -227,7 +223,6 @@ class OpClock:
     # SEND or a RECV takes the worker's time.
 
     def __init__(self, seconds: dict[str, list[list[float]]]) -> None:
-        """Begin with nothing measured, and the times that ops of stages and microbatches take."""
         # PyTorch's stage 0 does nothing in I, for its input needs no gradient, and both in W.
         self.least = {phase: np.array(times) for phase, times in seconds.items()}
         if seconds:
@@ -310,7 +305,6 @@ class TableRun:
     """A table in PyTorch's runtime, with the stages of this rank."""
 
     def __init__(self, rank: int, request: dict[str, Any], task: dict[str, Any]) -> None:
-        """Build stages and schedule."""
         self.model = TorchModel(**request["model"])
         self.task, self.rank = task, rank
         total, count = len(task["placement"]), task["microbatches"]

@@ -80,7 +80,6 @@ def _environment() -> dict[str, str]:
 
 
 def _task(job: RuntimeJob, table: ScheduleTable, path: Path) -> dict[str, Any]:
-    """What a rank needs to know of a table."""
     path.write_text(to_csv(table))
     return {
         "path": str(path),
@@ -125,7 +124,6 @@ def _longest(job: RuntimeJob) -> float:
 def _result(
     job: RuntimeJob, table: ScheduleTable, version: str, ranks: Sequence[dict[str, Any]]
 ) -> RuntimeRun:
-    """Put together what the ranks found."""
     (end,) = [found for found in ranks if found["loss"] is not None]
     exact = {
         "gradient_error": float(np.max([found["gradient_error"] for found in ranks])),

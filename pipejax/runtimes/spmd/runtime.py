@@ -98,7 +98,6 @@ def _data(table: ScheduleTable, model: SmallModel) -> TrainingData:
 
 
 def _padded(values: NumpyArray, count: int) -> NumpyArray:
-    """Add zeros behind the first axis."""
     return np.concatenate([values, np.zeros((count - len(values), *values.shape[1:]))])
 
 

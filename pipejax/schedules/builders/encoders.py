@@ -37,12 +37,10 @@ class _Stages(NamedTuple):
 
     @property
     def first(self) -> int:
-        """First stage of the model."""
         return self.encoders * self.each
 
     @property
     def total(self) -> int:
-        """All stages."""
         return self.first + self.model
 
     @property
@@ -215,7 +213,6 @@ class _Filling(NamedTuple):
         return max([free, *(end.get(each, FOREVER) for each in waits)])
 
     def _waiting(self, op: Key) -> Iterator[int]:
-        """Workers of which an op may wait for this one."""
         phase, stage, m = op
         ends = 0 if phase == F else 1
         for pair in self.stages.graph:

@@ -36,7 +36,6 @@ class HostLink:
     """What a host link does when: (start, end) of its transfers, in order."""
 
     def __init__(self) -> None:
-        """Begin with an idle link."""
         self.busy: list[tuple[Time, Time]] = []
 
     def earliest(self, after: Time, lasts: Time) -> Time:

@@ -200,7 +200,6 @@ def _blocks(work: Work) -> list[BuildingBlock]:
 
 
 def _fitting(work: Work, waits: Waits) -> BuildingBlock:
-    """Lay a block at the shortest interval at which its order keeps the limits."""
     laid = (building_block(work, waits, interval) for interval in itertools.count(INTERVAL))
     return next(block for block in laid if keeps_limits(work, block))
 

@@ -52,7 +52,6 @@ class WeightRule:
     local_steps: int = 1
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         if self.behind is not None:
             object.__setattr__(self, "behind", whole_number(self.behind, "behind", least=0))
         for name in ("runs", "local_steps"):

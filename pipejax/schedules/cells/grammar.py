@@ -242,7 +242,6 @@ class Grammar(PhaseLists[AnyPhase]):
     lanes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check what is given; give every kind a code and read the rules."""
         check_types(kinds=(self.kinds, Mapping), rules=(self.rules, Sequence))
         check_types(**{f"rules[{k}]": (rule, str, Rule) for k, rule in enumerate(self.rules)})
         check_types(items=(self.items, Mapping))
@@ -283,7 +282,6 @@ class Grammar(PhaseLists[AnyPhase]):
     moved: tuple[OwnPhase, ...] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
-        """Hash what it is made of."""
         given = self.rules, self.slices, self.forward_only, self.graph
         return hash((tuple(self.kinds), tuple(self.lanes), *given))
 
@@ -418,7 +416,6 @@ def _checked_lanes(lanes: Mapping[Any, Any]) -> tuple[OwnPhase, ...]:
 
 
 def _checked_kind(letters: Any, kind: Any, parts: Mapping[str, int]) -> tuple[str, OpKind]:
-    """Check what a table says of a kind of op."""
     if not isinstance(letters, str) or not re.fullmatch(r"[A-Z][A-Za-z_]*", letters):
         raise wrong(
             "kinds", f"letters of a kind are a capital and letters, got {letters!r}", letters

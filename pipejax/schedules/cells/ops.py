@@ -78,11 +78,9 @@ class OwnPhase(int):
         return same and self.name == other.name if isinstance(other, OwnPhase) else same
 
     def __hash__(self) -> int:
-        """Hash the code."""
         return hash(int(self))
 
     def __repr__(self) -> str:
-        """Return the letters."""
         return f"<{self.name}: {int(self)}>"
 
     def __reduce__(self) -> "tuple[type, tuple[int, str, OpKind]]":
@@ -208,7 +206,6 @@ class PhaseLists(Generic[SomePhase]):
     known: tuple[SomePhase, ...]  # all phases that an op can have
 
     def __init__(self, known: Iterable[SomePhase]) -> None:
-        """Take the phases, by code."""
         self.known = tuple(known)
 
     def on_lane(self, lane: str, *of: str, timed: bool = True) -> tuple[SomePhase, ...]:
@@ -347,7 +344,6 @@ class Op(NamedTuple):
     microbatch: int = NO_MICROBATCH
 
     def __str__(self) -> str:
-        """Return stage, letter, microbatch."""
         return format_op(self)
 
 

@@ -170,7 +170,6 @@ class RowOrder:
     """The rows of all workers, and how far they are."""
 
     def __init__(self, work: Work, order: Order, timeline: Timeline, same: Time) -> None:
-        """Lay out the rows; times closer than `same` are one moment."""
         self.work, self.order, self.timeline, self.same = work, order, timeline, same
         self.rows, self.urgencies = _rows(work, order.block)
         self.place = {op: k for row in self.rows for k, op in enumerate(row)}

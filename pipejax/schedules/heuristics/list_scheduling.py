@@ -139,7 +139,6 @@ class _ListScheduler:
         return worker
 
     def begin(self, op: Op, worker: int, now: Time) -> None:
-        """Start an op that a worker computes."""
         waiting = self.ready[worker][KIND[op.phase]]
         if waiting[0][2] == op:
             heapq.heappop(waiting)
@@ -182,7 +181,6 @@ class _ListScheduler:
         return self.sharing[worker]
 
     def choose(self, worker: int, now: Time) -> Op | None:
-        """Return the op that a free worker starts next."""
         gradients, forwards, weights = self.ready[worker]
         if self.order is not None:
             ready = (entry[2] for entry in itertools.chain(gradients, forwards))
@@ -278,7 +276,6 @@ class _ListScheduler:
         return away >= lasts[Phase.O][worker] + lasts[Phase.L][worker]
 
     def transfer(self, op: Op, now: Time) -> None:
-        """Start an op on the host link."""
         if op.phase is Phase.O:
             self.went[op.stage].add(op.microbatch)
             self.away[op.stage].append(op.microbatch)

@@ -222,7 +222,6 @@ class _Rounds:
         self.timeline.end(op)  # the stage is asked again when it has ended
 
     def pending(self, stage: int) -> int:
-        """Weight gradients that could run now."""
         return self.done[I][stage] - self.done[W][stage]
 
     def weights_for_room(self, stage: int) -> int | None:

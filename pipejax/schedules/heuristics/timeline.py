@@ -85,7 +85,6 @@ class Timeline:
     """The ops that have been started, in that order."""
 
     def __init__(self, work: Work) -> None:
-        """Begin with an empty run."""
         self.work = work
         self.log: list[TimedOp] = []  # ops with their times
         self.clock: list[Time] = [0 for _ in work.limits]

@@ -90,7 +90,6 @@ class TorchLowering:
     sharding: bool = True
 
     def __post_init__(self) -> None:
-        """Check all that can be checked without a table."""
         most = whole_number(self.max_active_stages, "max_active_stages")
         if isinstance(self.unshard_lookahead, str):
             named = known_as(self.unshard_lookahead, ("full", "auto"), "unshard_lookahead")
@@ -382,7 +381,6 @@ def _rows(
 
 
 def _held_cells(table: ScheduleTable) -> list[list[int]]:
-    """List the cells that hold an op, row by row."""
     return [
         (worker * table.num_slots + np.flatnonzero(row)).tolist()
         for worker, row in enumerate(table.phase)
@@ -390,7 +388,6 @@ def _held_cells(table: ScheduleTable) -> list[list[int]]:
 
 
 def _send_cells(sent: Dependencies) -> list[Op]:
-    """List the SEND of every message."""
     fields = (sent.direction, sent.from_stage, sent.microbatch)
     return [
         Op(Phase.SEND_B if direction == BACKWARD else Phase.SEND_F, stage, microbatch)

@@ -170,7 +170,6 @@ class Links:
     eager_below: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check all that can be checked without a table."""
         for name, known, kind in (
             ("model", tuple(LINK_MODELS), "link model"),
             ("queues", QUEUES, "queue scope"),

@@ -94,7 +94,6 @@ def _has_rank_columns(head: str) -> bool:
 
 
 def _places(numbers: list[int], count: int, what: str) -> list[int]:
-    """Return where 0, 1, 2, .. stand."""
     if sorted(numbers) != [*range(count)]:
         raise ScheduleError(f"{what} must be numbered 0 to {count - 1}, got {numbers}{FORMS}")
     return sorted(range(count), key=numbers.__getitem__)

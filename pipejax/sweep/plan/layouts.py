@@ -56,7 +56,6 @@ class Layouts(NamedTuple):
     edge_units: Column
 
     def __len__(self) -> int:
-        """Count the layouts."""
         return len(self.schedule)
 
     def take(self, some: Bool[NumpyArray, " layouts"] | Column) -> "Layouts":

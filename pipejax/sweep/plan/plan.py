@@ -181,7 +181,6 @@ def plan(
 
 
 def _machine(system: System | str | Path, stack: Stack | str | Path | None) -> tuple[System, Stack]:
-    """The machine as its software uses it, and that software."""
     check_types(stack=(stack, Stack, str, Path, type(None)))
     bare = system if isinstance(system, System) else load_system(system)
     software = software_of(bare, stack)
@@ -213,7 +212,6 @@ class _Keeper:
         tell: OnProgress,
         out: Path | None,
     ) -> None:
-        """Begin to count the time."""
         self._given = request, layouts, known
         self._tell, self._out = tell, out
         self._saved = time.perf_counter()
@@ -259,7 +257,6 @@ def _parted(
 def _told(
     evaluator: Evaluator, rows: Rows, by_row: Sequence[Evidence | None]
 ) -> list[PlannedLayout]:
-    """Say of some layouts what is to be said."""
     reasons = bounds_of_steps(evaluator.request, evaluator.layouts, rows)
     return [
         _planned(evaluator, row, reason, by_row[row])
@@ -270,7 +267,6 @@ def _told(
 def _planned(
     evaluator: Evaluator, row: int, bound_by: str, evidence: Evidence | None
 ) -> PlannedLayout:
-    """Say what is to be said of one of the best layouts."""
     request, layouts, known = evaluator.request, evaluator.layouts, evaluator.known
     step, need = float(known.step_time[row]), float(known.memory_bytes[row])
     known_bands = {} if evidence is None else bands(request.system, step)

@@ -151,7 +151,6 @@ def _padded(leaf: NumpyArray, more: int) -> Float[NumpyArray, "..."]:
 
 
 def _cut(priced: Priced, stages: int) -> Priced:
-    """Drop the padding."""
     messages = {name: getattr(priced.costs, name)[..., : stages - 1] for name in MESSAGE_FIELDS}
     memory = jax.tree.map(lambda leaf: leaf[:, :stages], priced.memory)
     ops = {

@@ -71,7 +71,6 @@ class PlanRequest:
     headroom: float = HEADROOM
 
     def __post_init__(self) -> None:
-        """Check the numbers and names."""
         check_types(model=(self.model, Model), system=(self.system, System))
         for name in ("gpus", "minibatch"):
             count = whole_number(getattr(self, name), name, most=MAX_COUNT)

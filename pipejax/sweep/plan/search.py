@@ -99,7 +99,6 @@ class Evaluator:
     def __init__(
         self, request: PlanRequest, layouts: Layouts, known: Known, tell: Callable[[], object]
     ) -> None:
-        """Say which layouts share a program."""
         self.request, self.layouts, self.known, self.tell = request, layouts, known, tell
         self.programs = 0  # how many were evaluated
         self.idea = layouts.idea  # (layouts) number of the idea of each

@@ -176,10 +176,7 @@ def _whole_steps(replayed: Replay) -> Iterator[Mapping[int, Sequence[int]]]:
 
 
 class _JobSteps:
-    """Steps whose replicas run the same tables."""
-
     def __init__(self, replayed: Replay, members: Mapping[int, Sequence[int]]) -> None:
-        """Build the graph of a step, and what its nodes took."""
         pipelines, trace = replayed.pipelines, replayed.pipelines.trace
         self.steps, self.replayed = list(members), replayed
         every = [[pipelines.pipelines[k] for k in own] for own in members.values()]
@@ -213,7 +210,6 @@ class _JobSteps:
 
     @functools.cached_property
     def stage(self) -> Int[NumpyArray, " nodes"]:
-        """Stage of every node; -1 of none."""
         return np.append(self.replayed.pipelines.trace.stage, NONE)[self.slice.max(axis=0)]
 
     def seconds_of(self, code: int, stage: int | None = None) -> Float[NumpyArray, " slices"]:

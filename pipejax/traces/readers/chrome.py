@@ -104,7 +104,6 @@ def _later(rows: Rows, by: float) -> Rows:
 
 
 def _both(one: Rows, other: Rows) -> Rows:
-    """Join two files of a rank."""
     start = np.concatenate([one.start, other.start])
     order = np.argsort(start, kind="stable")
     return Rows(

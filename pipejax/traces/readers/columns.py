@@ -217,7 +217,6 @@ def roles_of(path: Path, header: Sequence[str], given: Mapping[str, str]) -> Fou
 
 
 def _without_unit(name: str) -> tuple[str, str]:
-    """Part a name in lower case from the unit behind it."""
     name = name.casefold()
     base, _, unit = name.rpartition("_")
     return (base, unit) if base and unit in SECONDS else (name, "s")
@@ -228,7 +227,6 @@ def _names(cells: NumpyArray) -> NumpyArray:
 
 
 def _numbers(cells: NumpyArray) -> Float[NumpyArray, " rows"]:
-    """Read numbers; NaN where a cell holds none."""
     if cells.dtype.kind == "M":
         since = cells.astype("datetime64[ns]")
         return np.where(np.isnat(since), np.nan, since.astype(np.int64) / 1e9)

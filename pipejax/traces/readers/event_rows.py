@@ -67,7 +67,6 @@ class _KeptEvents:
         self.launches = array("q"), array("d")
 
     def take(self, event: Event) -> None:
-        """Keep an event if it is one of a pipeline."""
         self.count += 1
         name = event.get("name")
         if type(name) is not str:

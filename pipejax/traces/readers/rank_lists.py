@@ -112,7 +112,6 @@ def _object(path: Path, tell: Tell, left_out: list[LeftOut]) -> dict[str, Any] |
 
 
 def _whole_steps(text: str) -> dict[str, Any]:
-    """Read what can be read of a damaged object."""
     found = {}
     for begin in _STEP.finditer(text):
         with contextlib.suppress(ValueError, RecursionError):
@@ -121,7 +120,6 @@ def _whole_steps(text: str) -> dict[str, Any]:
 
 
 def _sizes(paths: Sequence[Path], tell: Tell, left_out: list[LeftOut]) -> RunSizes:
-    """Read sizes by the names that Primus gives them."""
     data: dict[str, Any] = {}
     for path in paths:
         data |= _object(path, tell, left_out) or {}
@@ -163,7 +161,6 @@ def _series_of(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -> I
 def _trace(
     series: Sequence[_Series], sizes: RunSizes, left_out: list[LeftOut], inferred: list[str]
 ) -> Trace:
-    """Give every op its stage and microbatch."""
     parts = [_columns(entry) for entry in series if entry.start]
     if not parts:
         return nothing(left_out)
@@ -206,7 +203,6 @@ def _trace(
 
 
 def _columns(entry: _Series) -> Columns:
-    """Make columns of a list."""
     size = len(entry.start)
     columns: Columns = {
         key: np.array([v if is_number(v, least=-np.inf) else np.nan for v in values], np.float64)

@@ -126,7 +126,6 @@ def _paths(files: Sequence[str | Path]) -> list[Path]:
 
 
 def _spoken(paths: Sequence[Path]) -> str:
-    """Name some files."""
     if len(paths) == 1:
         return str(paths[0])
     folders = {str(path.parent) for path in paths}
@@ -134,7 +133,6 @@ def _spoken(paths: Sequence[Path]) -> str:
 
 
 def _why_nothing(left_out: Sequence[LeftOut]) -> str:
-    """Say in one line why no slice was found."""
     reasons = [f"{entry.what}: {entry.why}" for entry in left_out]
     more = f"; and {len(reasons) - _LISTED} more" * (len(reasons) > _LISTED)
     return f"hold no slice of a pipeline: {'; '.join(reasons[:_LISTED])}{more}. Known are {_FORMS}"

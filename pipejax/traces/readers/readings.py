@@ -49,7 +49,6 @@ class _Reading(NamedTuple):
     columns: Columns
 
     def text(self) -> str:
-        """Name its numbers."""
         names = ("steps", "stages per worker", "microbatches", "order")
         parts = zip(names, self[:4], strict=True)
         return ", ".join(f"{name} {value}" for name, value in parts if value)

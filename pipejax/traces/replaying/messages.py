@@ -47,7 +47,6 @@ class Messages:
     """Messages in runs of one table, held against the ops that made and took them."""
 
     def __init__(self, runs: TableRuns) -> None:
-        """Look up who takes what, and what each message waits for."""
         self.graph, preds = runs.graph, runs.graph.preds
         is_message, shape = self.graph.link != NONE, (len(preds), len(runs.members))
         begin = runs.trace.start[runs.slices].min(axis=1)

@@ -161,7 +161,6 @@ def _members(trace: Trace) -> Iterator[tuple[tuple[int, int], OpSlices]]:
 
 
 def _missing(trace: Trace, slices: Slices) -> list[int]:
-    """Workers that ran no op of a pipeline."""
     return np.setdiff1d(np.arange(trace.workers), trace.worker[slices]).tolist()
 
 
@@ -266,7 +265,6 @@ def _ranks(trace: Trace) -> Slices:
 def _rows(
     trace: Trace, slices: Slices, fused: Bool[NumpyArray, " ops"]
 ) -> Sequence[Sequence[Cell]]:
-    """The cells of every worker."""
     rows: list[list[Cell]] = [[] for _ in range(trace.workers)]
     fields = (trace.worker, trace.phase, trace.stage, trace.microbatch)
     for worker, phase, stage, microbatch, with_last in zip(
@@ -364,5 +362,4 @@ def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:
 
 
 def _dense(table: ScheduleTable) -> list[list[Cell]]:
-    """The cells of every row, without idle ones."""
     return [[cell for cell in row if cell] for row in table.rows()]

@@ -54,10 +54,7 @@ class StepGraph(NamedTuple):
 
 
 class _Edges:
-    """Nodes and edges as they are put down."""
-
     def __init__(self) -> None:
-        """Begin with the source."""
         self.tail: list[Nodes] = []
         self.head: list[Nodes] = []
         self.labels: dict[str, list[Nodes]] = {
@@ -66,20 +63,17 @@ class _Edges:
         self.size = 1
 
     def add(self, count: int, **labels: Nodes | int) -> Nodes:
-        """Add nodes with these labels; return their numbers."""
         for name, known in self.labels.items():
             known.append(np.broadcast_to(labels.get(name, NONE), count))
         self.size += count
         return np.arange(self.size - count, self.size)
 
     def join(self, tail: Nodes | int, head: Nodes | int) -> None:
-        """Let heads wait for tails."""
         both = np.broadcast_arrays(np.atleast_1d(tail), np.atleast_1d(head))
         self.tail.append(both[0])
         self.head.append(both[1])
 
     def graph(self) -> StepGraph:
-        """Put the nodes into topological order."""
         tail, head = np.concatenate(self.tail), np.concatenate(self.head)
         order = topological_order(self.size, tail, head)
         number = np.empty_like(order)
