@@ -25,7 +25,6 @@ from pipejax.costs.system.parts import number_of
 from pipejax.schedules.table.held_activations import held_counts
 from pipejax.sweep.plan import search
 from pipejax.sweep.plan.layouts import Layouts, enumerate_layouts
-from pipejax.sweep.plan.other_machines import resource_shares_of, reversals
 from pipejax.sweep.plan.pricing import workload_of
 from pipejax.sweep.plan.programs import (
     Pipe,
@@ -36,6 +35,7 @@ from pipejax.sweep.plan.programs import (
     table_of,
 )
 from pipejax.sweep.plan.request import PlanRequest
+from pipejax.sweep.plan.result import resource_shares_of, reversals
 from pipejax.sweep.plan.search import Known, shape_of
 
 GPT, H100 = pj.load_model("gpt-22b"), pj.load_system("h100")

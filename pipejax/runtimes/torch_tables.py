@@ -10,7 +10,7 @@ import warnings
 
 import numpy as np
 
-from pipejax.runtimes.writers.mpmd_rows import with_known_cells
+from pipejax.runtimes.mpmd import with_known_cells
 from pipejax.schedules.cells.ops import (
     CELL_PHASES,
     COMMUNICATION,

@@ -15,8 +15,7 @@ import numpy as np
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
-from pipejax.traces.record import MESSAGES, NONE, LeftOut, Trace
-from pipejax.traces.transfers import OF_MESSAGES, OF_OPS, transfers
+from pipejax.traces.record import MESSAGES, NONE, OF_MESSAGES, OF_OPS, LeftOut, Trace, transfers
 
 _RELIABLE = 0.25  # so many of the steps may hold messages that are matched wrongly
 _EXACT = 5e-5  # what clocks of one machine and times in 32 bits differ by [s]

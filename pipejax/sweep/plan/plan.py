@@ -24,14 +24,15 @@ from pipejax.costs.model.workload_fields import PRECISIONS
 from pipejax.costs.system.system import System, load_system
 from pipejax.schedules.table.links import Links
 from pipejax.sweep.plan.layouts import Layouts, enumerate_layouts
-from pipejax.sweep.plan.other_machines import bounds_of_steps, reversals
 from pipejax.sweep.plan.pricing import workload_of
 from pipejax.sweep.plan.request import HEADROOM, SCHEDULES, PlanRequest
 from pipejax.sweep.plan.result import (
     PlannedLayout,
     PlanResult,
+    bounds_of_steps,
     columns_of,
     known_step_times,
+    reversals,
     save_columns,
 )
 from pipejax.sweep.plan.search import Evaluator, Known, Rows, Times, estimate

@@ -5,10 +5,21 @@ from pathlib import Path
 
 from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.progress import OnProgress, telling
-from pipejax.traces.readers import chrome, columns as in_columns, megatron_log, rank_lists, sources
+from pipejax.traces.readers import chrome, columns as in_columns, rank_lists, sources
 from pipejax.traces.readers.parts import joined, nothing
 from pipejax.traces.readers.readings import RunSizes
 from pipejax.traces.record import LeftOut, Trace
+
+
+def refused(path: Path) -> LeftOut:
+    """Say what reads a log, and what writes slices: a timer is a sum, or its extremes."""
+    return LeftOut(
+        str(path),
+        "a log of Megatron has times of steps and sums of timers, not when an op ran: pipejax init "
+        "rows --from LOG reads its steps; Primus writes ops with --dump_pp_data, PyTorch's "
+        "pipelining under torch.profiler",
+    )
+
 
 Files = str | Path | Sequence[str | Path]
 _FORMS = (
@@ -105,7 +116,7 @@ def read(
             in_columns.read_columns(tables, names, sizes, tell),
             rank_lists.read_rank_lists(lists, of_form.get(sources.SIZES, []), sizes, tell),
             chrome.read_chrome(of_chrome, sizes, tell),
-            nothing(megatron_log.refused(path) for path in of_form.get(sources.LOG, [])),
+            nothing(refused(path) for path in of_form.get(sources.LOG, [])),
             nothing(LeftOut(str(path), why) for path, (_, why) in forms.items() if why),
         ]
     trace = joined(parts, _spoken(paths))

@@ -17,8 +17,7 @@ from pipejax.schedules.builders.one_f_one_b import Turns
 from pipejax.schedules.registry import REGISTRY
 from pipejax.traces.clocks import aligned
 from pipejax.traces.readers.parts import Columns, group_of, turn_in
-from pipejax.traces.record import NONE, Trace
-from pipejax.traces.transfers import OF_OPS, Ways, transfers
+from pipejax.traces.record import NONE, OF_OPS, Trace, Ways, transfers
 
 KINDS = {"F": 0, "B": 1, "W": 2, "I": 3}
 _KIND_OF = np.array([0, 1, 2, 1])  # B and I take turns

@@ -16,8 +16,7 @@ from pipejax.base.display import short_repr, short_repr_of
 from pipejax.schedules.cells.ops import Cell, Op, Phase, ScheduleError
 from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.traces.record import NONE, OPS, LeftOut, Trace
-from pipejax.traces.transfers import OF_OPS, transfers
+from pipejax.traces.record import NONE, OF_OPS, OPS, LeftOut, Trace, transfers
 
 Slices = Int[NumpyArray, " ops"]
 # a fused pair is two ops and one cell: places in one numbering are none in the other

@@ -21,14 +21,15 @@ from pipejax.traces.replaying.messages import (
     LinkEstimate,
     LinkTimes,
     Messages,
+    TableRuns,
     TakenMessages,
     estimate,
     link_times,
     median,
     name_of,
+    table_runs,
 )
 from pipejax.traces.replaying.pipelines import Pipelines
-from pipejax.traces.replaying.table_runs import TableRuns, table_runs
 
 EARLY = 0.2  # of the messages of a link, taken before they could be sent: its model is another one
 UNEXPLAINED = 0.2  # of a pipeline, beyond which the simplest of the possible link models counts
