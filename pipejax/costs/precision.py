@@ -138,6 +138,13 @@ def floats_in(record: Any, *, but: type | tuple[type, ...] = ()) -> None:
             object.__setattr__(record, field.name, as_float(value))
 
 
+class FloatFields:
+    """Base of frozen records whose numbers are floats."""
+
+    def __post_init__(self) -> None:
+        floats_in(self)
+
+
 def check_finite(found: Any, given: Any) -> None:
     """Refuse results that overflowed, and name the largest number that they were made of."""
     # It waits for the results: nothing reads the given arrays any more.

@@ -139,17 +139,11 @@ def _longest_jvp(
 
 @short_repr
 class CriticalPath(NamedTuple):
-    """One longest path, the one that the gradient of the makespan counts.
+    """One longest path, the one that the gradient of the makespan counts."""
 
-    Attributes:
-      finish: (nodes) finish times of all nodes [s].
-      nodes: (nodes) whether a node is on the path; the source always is.
-      edges: (nodes, max_preds) whether an edge is on the path.
-    """
-
-    finish: Times
-    nodes: Bool[Array, " nodes"]
-    edges: Bool[Array, "nodes max_preds"]
+    finish: Times  # (nodes) finish times of all nodes [s]
+    nodes: Bool[Array, " nodes"]  # whether a node is on the path; the source always is
+    edges: Bool[Array, "nodes max_preds"]  # whether an edge is on the path
 
 
 @compiled

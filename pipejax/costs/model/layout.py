@@ -17,7 +17,7 @@ from pipejax.base.trees import register
 from pipejax.costs import array_functions as xp
 from pipejax.costs.array_functions import Computed
 from pipejax.costs.model.workload_fields import PRECISIONS, RANK_ORDERS
-from pipejax.costs.precision import floats_in
+from pipejax.costs.precision import FloatFields
 from pipejax.costs.system.system import Number
 
 Workers = Int[NumpyArray, "..."] | Float[Computed, "..."]
@@ -48,7 +48,7 @@ class RankGroup(NamedTuple):
 
 @short_repr
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class Layout(FloatFields):
     """Degrees of parallelism of one stage, and what a microbatch is there.
 
     Attributes:
@@ -107,9 +107,6 @@ class Layout:
     frozen: bool = dataclasses.field(default=False, metadata={"static": True})
     lora_rank: int = dataclasses.field(default=0, metadata={"static": True})
     recompute_again: bool = dataclasses.field(default=False, metadata={"static": True})
-
-    def __post_init__(self) -> None:
-        floats_in(self)
 
     @property
     def trains_base(self) -> bool:

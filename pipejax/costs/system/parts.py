@@ -16,7 +16,7 @@ from pipejax.base.data_files import UNITS
 from pipejax.base.display import short_repr
 from pipejax.base.trees import register
 from pipejax.costs import array_functions as xp
-from pipejax.costs.precision import floats_in, is_traced
+from pipejax.costs.precision import FloatFields, floats_in, is_traced
 
 Numbers = float | Float[Array, "..."] | Float[NumpyArray, "..."]  # one, or one for each stage
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ ALGORITHMS = ("halving", "ring", "tree", "hierarchical")
 
 @short_repr
 @dataclasses.dataclass(frozen=True)
-class Efficiency:
+class Efficiency(FloatFields):
     """Share of a peak rate that an op of a given size reaches: a step curve.
 
     Attributes:
@@ -40,9 +40,6 @@ class Efficiency:
 
     sizes: tuple[Number, ...] = (0.0,)
     shares: tuple[Number, ...] = (1.0,)
-
-    def __post_init__(self) -> None:
-        floats_in(self)
 
     def at(self, size: Number) -> Number:
         """Return the share of the peak at a size [FLOP or bytes]."""
@@ -54,7 +51,7 @@ class Efficiency:
 
 @short_repr
 @dataclasses.dataclass(frozen=True)
-class Link:
+class Link(FloatFields):
     """A connection between two workers.
 
     Attributes:
@@ -66,9 +63,6 @@ class Link:
     bandwidth: Number
     latency: Number
     efficiency: Number = 1.0
-
-    def __post_init__(self) -> None:
-        floats_in(self)
 
     @property
     def rate(self) -> Number:
@@ -139,7 +133,7 @@ class Kernels:
 
 @short_repr
 @dataclasses.dataclass(frozen=True)
-class AttentionKernels:
+class AttentionKernels(FloatFields):
     """How fast kernels of attention are: the share of the peak that their products reach.
 
     Forward and backward under a causal mask together; 0 where it is not known.
@@ -158,16 +152,13 @@ class AttentionKernels:
     flash_attention_4: Number = 0.0
     cudnn: Number = 0.0
 
-    def __post_init__(self) -> None:
-        floats_in(self)
-
 
 ATTENTION = tuple(field.name.replace("_", "-") for field in dataclasses.fields(AttentionKernels))
 
 
 @short_repr
 @dataclasses.dataclass(frozen=True)
-class Host:
+class Host(FloatFields):
     """What the processor that starts the kernels takes, beside the device, and its memory's rate.
 
     Attributes:
@@ -186,13 +177,10 @@ class Host:
     step: Number = 0.0
     memory_bandwidth: Number = 0.0
 
-    def __post_init__(self) -> None:
-        floats_in(self)
-
 
 @short_repr
 @dataclasses.dataclass(frozen=True)
-class NarrowPeaks:
+class NarrowPeaks(FloatFields):
     """Dense peaks of one accelerator in formats of 8 bits and fewer; 0 where it has none.
 
     Attributes:
@@ -204,9 +192,6 @@ class NarrowPeaks:
     fp8: Number = 0.0
     mxfp8: Number = 0.0
     nvfp4: Number = 0.0
-
-    def __post_init__(self) -> None:
-        floats_in(self)
 
 
 def _flags_in(record: Any, names: Iterable[str]) -> None:

@@ -28,7 +28,7 @@ from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.progress import Notice
 from pipejax.base.trees import register
 from pipejax.costs import array_functions as xp
-from pipejax.costs.precision import as_float, floats_in, is_traced
+from pipejax.costs.precision import FloatFields, as_float, is_traced
 from pipejax.costs.system.parts import (
     ALGORITHMS,
     ATTENTION,
@@ -172,7 +172,7 @@ DATA = Path(__file__).parents[1] / "data"
     "calibration source"
 )
 @dataclasses.dataclass(frozen=True, repr=False)
-class System:
+class System(FloatFields):
     """A machine: accelerators in nodes, nodes in a network.
 
     Attributes:
@@ -235,9 +235,6 @@ class System:
     calibration: CalibrationRecord | None = dataclasses.field(
         default=None, metadata={"static": True}
     )
-
-    def __post_init__(self) -> None:
-        floats_in(self)
 
     @property
     def memory_available(self) -> Number:

@@ -73,19 +73,12 @@ EMPTY = Phase.IDLE, -1, -1, -1  # phase, stage, microbatch and pipe of a cell th
 
 @short_repr
 class Cells(NamedTuple):
-    """The cells of a table as four dense arrays (workers, slots).
+    """The cells of a table as four dense arrays (workers, slots)."""
 
-    Attributes:
-      phase: code of `Phase`; `Phase.IDLE` where the cell is empty.
-      stage: stage, or `NO_STAGE`.
-      microbatch: microbatch, or `NO_MICROBATCH`.
-      pipe: pipe of that microbatch, or `NO_PIPE`.
-    """
-
-    phase: Int[NumpyArray, "workers slots"]
-    stage: Int[NumpyArray, "workers slots"]
-    microbatch: Int[NumpyArray, "workers slots"]
-    pipe: Int[NumpyArray, "workers slots"]
+    phase: Int[NumpyArray, "workers slots"]  # code of `Phase`; `Phase.IDLE` where the cell is empty
+    stage: Int[NumpyArray, "workers slots"]  # stage, or `NO_STAGE`
+    microbatch: Int[NumpyArray, "workers slots"]  # microbatch, or `NO_MICROBATCH`
+    pipe: Int[NumpyArray, "workers slots"]  # pipe of that microbatch, or `NO_PIPE`
 
 
 def empty_cells(shape: tuple[int, int]) -> Cells:

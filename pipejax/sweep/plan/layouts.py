@@ -23,37 +23,21 @@ Column = Int[NumpyArray, " layouts"]
 
 @short_repr
 class Layouts(NamedTuple):
-    """Layouts as columns, one entry for each.
+    """Layouts as columns, one entry for each."""
 
-    Attributes:
-      schedule: place of its name in the request's `schedules`.
-      pipeline: P.
-      stages_per_worker: V.
-      tensor: t.
-      context: c.
-      expert: e.
-      expert_tensor: accelerators that split each expert, 1 without experts.
-      data: d.
-      microbatch_size: b [sequences].
-      microbatches: M.
-      recompute: place of its name in the request's `recomputations`.
-      zero: what replicas split, 0 to 3.
-      edge_units: layers that embedding and head each count as when layers are assigned.
-    """
-
-    schedule: Column
-    pipeline: Column
-    stages_per_worker: Column
-    tensor: Column
-    context: Column
-    expert: Column
-    expert_tensor: Column
-    data: Column
-    microbatch_size: Column
-    microbatches: Column
-    recompute: Column
-    zero: Column
-    edge_units: Column
+    schedule: Column  # place of its name in the request's `schedules`
+    pipeline: Column  # P
+    stages_per_worker: Column  # V
+    tensor: Column  # t
+    context: Column  # c
+    expert: Column  # e
+    expert_tensor: Column  # accelerators that split each expert, 1 without experts
+    data: Column  # d
+    microbatch_size: Column  # b [sequences]
+    microbatches: Column  # M
+    recompute: Column  # place of its name in the request's `recomputations`
+    zero: Column  # what replicas split, 0 to 3
+    edge_units: Column  # layers that embedding and head each count as when layers are assigned
 
     def __len__(self) -> int:
         return len(self.schedule)

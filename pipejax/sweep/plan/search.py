@@ -31,19 +31,12 @@ Rows = Int[NumpyArray, " some"]
 
 @short_repr
 class Known(NamedTuple):
-    """What is known of every layout.
+    """Facts of every layout."""
 
-    Attributes:
-      lower_bound: (layouts) of the step time [s].
-      memory_bytes: (layouts) need of the fullest worker, per accelerator [B].
-      fits: (layouts) whether there is room for it.
-      step_time: (layouts) exact, NaN where it was not evaluated [s].
-    """
-
-    lower_bound: Times
-    memory_bytes: Float[NumpyArray, " layouts"]
-    fits: Bool[NumpyArray, " layouts"]
-    step_time: Times
+    lower_bound: Times  # (layouts) of the step time [s]
+    memory_bytes: Float[NumpyArray, " layouts"]  # need of the fullest worker, per accelerator [B]
+    fits: Bool[NumpyArray, " layouts"]  # whether there is room for it
+    step_time: Times  # (layouts) exact, NaN where it was not evaluated [s]
 
 
 def groups_of(columns: tuple[Rows, ...]) -> list[Rows]:
