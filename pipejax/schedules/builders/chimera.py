@@ -179,12 +179,6 @@ def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOT
       num_workers: P, even; worker w holds stages w and 2 P - 1 - w of one pipe, P - 1 - w and
         P + w of the other.
       num_microbatches: M; microbatches alternate between the pipes.
-
-    Example:
-      >>> print(bitpipe(2, 2, slots={"F": 1, "B": 1}))
-                   0    1    2    3    4    5    6    7
-        worker 0  0F0  1F1  2F1  3F0  3B0  2B1  1B1  0B0
-        worker 1  0F1  1F0  2F0  3F1  3B1  2B0  1B0  0B1
     """
     if num_workers % 2:
         raise MismatchError(

@@ -53,11 +53,6 @@ def dualpipe(
 
     Options:
       slots: slot durations of F, B, I and W; a fused pair takes F + B.
-
-    Example:
-      >>> table = dualpipe(4, 8)
-      >>> [str(op) for op in next(table.rows())[7]]
-      ['0F6', '3B3']
     """
     rows, placement, pipe_of = two_pipes("dualpipe", num_workers, num_microbatches)
     return spread_rows("dualpipe", rows, slots, placement, pipe_of_microbatch=pipe_of)
@@ -89,11 +84,6 @@ def dualpipe_v(
 
     Options:
       slots: slot durations of F, B, I and W; a fused pair takes F + B.
-
-    Example:
-      >>> from pipejax.schedules.table.held_activations import peak_in_flight
-      >>> peak_in_flight(dualpipe_v(4, 8)).tolist()
-      [9, 9, 9, 9]
     """
     rows = one_pipe("dualpipe-v", num_workers, num_microbatches)
     return spread_rows("dualpipe-v", rows, slots, zigzag(num_workers))
@@ -238,10 +228,6 @@ def combined_1f1b(
     Options:
       stages_per_worker: V.
       group_size: microbatches of a group, from P to M, as in `interleaved-1f1b`.
-
-    Example:
-      >>> " ".join(str(op) for cell in next(combined_1f1b(1, 2).rows()) for op in cell)
-      '0Fa0 0Fd0 0Fm0 0Fc0 0Fa1 0Bc0 0Bm0 0Fd1 0Fm1 0Bd0 0Ba0 0Fc1 0Bc1 0Bm1 0Bd1 0Ba1'
     """
     if group_size is not None:
         check_groups(num_workers, num_microbatches, group_size)
@@ -268,11 +254,6 @@ def braided_dualpipe(num_workers: int, num_microbatches: int) -> ScheduleTable:
     The order within a pair is that of figure 4 of the report on DeepSeek-V3: on compute MLP and
     attention of the backward, each with its weight gradient, around the MLP of the forward, and on
     the network dispatches and combines in turn.
-
-    Example:
-      >>> from pipejax.schedules.table.held_activations import peak_in_flight
-      >>> peak_in_flight(braided_dualpipe(4, 8)).tolist()
-      [5, 5, 5, 5]
     """
     name = "braided-dualpipe"
     rows, placement, pipe_of = two_pipes(name, num_workers, num_microbatches)
@@ -282,13 +263,7 @@ def braided_dualpipe(num_workers: int, num_microbatches: int) -> ScheduleTable:
 
 
 def braided_dualpipe_v(num_workers: int, num_microbatches: int) -> ScheduleTable:
-    """DualPipeV whose pairs are braided: what is fused there is ops on compute and network here.
-
-    Example:
-      >>> from pipejax.schedules.table.held_activations import peak_in_flight
-      >>> peak_in_flight(braided_dualpipe_v(4, 8)).tolist()
-      [9, 9, 9, 9]
-    """
+    """DualPipeV whose pairs are braided: what is fused there is ops on compute and network here."""
     rows = one_pipe("braided-dualpipe-v", num_workers, num_microbatches)
     cells = [woven(_without_empty(row), SPLIT, SPLIT_ORDERS) for row in rows]
     placement = zigzag(num_workers)

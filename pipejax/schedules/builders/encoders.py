@@ -73,14 +73,6 @@ def encoders_1f1b(
       num_workers: P: those of the encoders, then those of the model.
       encoders: E, that lead to the model.
       encoder_stages: K of each encoder, one on each worker.
-
-    Example:
-      >>> print(encoders_1f1b(4, 2, slots={"F": 1, "B": 1}))
-                   0    1    2    3    4    5    6    7
-        worker 0  0F0  0F1   .    .    .   0B0   .   0B1
-        worker 1  1F0  1F1   .    .    .   1B0   .   1B1
-        worker 2   .   2F0  2F1   .   2B0   .   2B1   .
-        worker 3   .    .   3F0  3B0  3F1  3B1   .    .
     """
     model = num_workers - encoders * encoder_stages
     if model < 1:
@@ -120,10 +112,6 @@ def filled_encoders(
       held: microbatches, at least K, that a copy of an encoder may hold; all of them if None, which
         fills most.
       slots: slot durations of F and B of the model, for which the order is made.
-
-    Example:
-      >>> filled_encoders(4, 8).num_stages
-      6
     """
     if num_workers % encoder_stages:
         raise MismatchError(

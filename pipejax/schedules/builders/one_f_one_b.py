@@ -32,41 +32,21 @@ def alternate(forwards: Ops, backwards: Ops, warmup: int) -> NumpyArray:
 
 
 def gpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
-    """All forwards, then all backwards; holds every microbatch.
-
-    Example:
-      >>> print(gpipe(2, 2, slots={"F": 1, "B": 1}))
-                   0    1    2    3    4    5
-        worker 0  0F0  0F1   .    .   0B0  0B1
-        worker 1   .   1F0  1F1  1B0  1B1   .
-    """
+    """All forwards, then all backwards; holds every microbatch."""
     return _breadth_first("gpipe", num_workers, num_microbatches, 1, slots)
 
 
 def one_f_one_b(
     num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
-    """One forward, one backward in turn; worker r holds at most P - r microbatches.
-
-    Example:
-      >>> print(one_f_one_b(2, 2, slots={"F": 1, "B": 1}))
-                   0    1    2    3    4    5
-        worker 0  0F0  0F1   .   0B0   .   0B1
-        worker 1   .   1F0  1B0  1F1  1B1   .
-    """
+    """One forward, one backward in turn; worker r holds at most P - r microbatches."""
     return _one_f_one_b("1f1b", 1, num_workers, num_microbatches, slots)
 
 
 def eager_1f1b(
     num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
-    """1F1B with a warm-up twice as long, so that messages overlap with compute.
-
-    Example:
-      >>> from pipejax.schedules.table.held_activations import peak_in_flight
-      >>> peak_in_flight(eager_1f1b(4, 8)).tolist()
-      [7, 5, 3, 1]
-    """
+    """1F1B with a warm-up twice as long, so that messages overlap with compute."""
     return _one_f_one_b("eager-1f1b", 2, num_workers, num_microbatches, slots)
 
 
@@ -142,11 +122,6 @@ def interleaved_1f1b(
       stages_per_worker: V, at least 2.
       group_size: microbatches of a group, from P to M.
       extra_warmup: forwards beyond the usual ones before the first backward.
-
-    Example:
-      >>> from pipejax.schedules.table.held_activations import peak_in_flight
-      >>> peak_in_flight(interleaved_1f1b(4, 8)).tolist()
-      [11, 9, 7, 5]
     """
     check_stages_per_worker("interleaved-1f1b", stages_per_worker, "1f1b")
     if group_size is not None:
@@ -187,11 +162,6 @@ def looped_bfs(
     Options:
       stages_per_worker: V, at least 2.
       last_first: whether backwards begin with the last microbatch, as PyTorch's do.
-
-    Example:
-      >>> from pipejax.schedules.table.held_activations import peak_in_flight
-      >>> peak_in_flight(looped_bfs(4, 8)).tolist()
-      [16, 16, 16, 16]
     """
     check_stages_per_worker("looped-bfs", stages_per_worker, "gpipe")
     size = num_workers, num_microbatches, stages_per_worker

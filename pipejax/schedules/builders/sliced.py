@@ -32,12 +32,6 @@ def seq_1f1b(
 
     Options:
       slices: K, slices of a microbatch.
-
-    Example:
-      >>> print(seq_1f1b(2, 2, slots={"F": 1, "B": 1}))
-                    0      1      2      3      4      5      6      7      8      9
-        worker 0  0F0.0  0F0.1  0F1.0    .    0B0.1  0F1.1  0B0.0    .    0B1.1  0B1.0
-        worker 1    .    1F0.0  1F0.1  1B0.1  1F1.0  1B0.0  1F1.1  1B1.1  1B1.0    .
     """
     grammar, rows = Grammar(slices=slices), []
     turns = Turns.of(num_workers, slices, 1)
@@ -54,12 +48,6 @@ def terapipe(
 
     Options:
       slices: K, slices of a microbatch.
-
-    Example:
-      >>> print(terapipe(2, 1, slots={"F": 1, "B": 1}))
-                    0      1      2      3      4      5
-        worker 0  0F0.0  0F0.1    .      .    0B0.1  0B0.0
-        worker 1    .    1F0.0  1F0.1  1B0.1  1B0.0    .
     """
     turns = Turns.of(num_workers, slices, 1)
     rows = [np.concatenate(_both(turns, r, num_microbatches, slices)) for r in range(num_workers)]
@@ -87,11 +75,6 @@ def slimpipe(
     Options:
       slices: K, slices of a microbatch, a multiple of P; P if None.
       stages_per_worker: V, at least 2.
-
-    Example:
-      >>> from pipejax.schedules.table.held_activations import peak_in_flight
-      >>> peak_in_flight(slimpipe(4, 8, slices=8)).tolist()
-      [22, 20, 18, 16]
     """
     slices = num_workers if slices is None else slices
     check_stages_per_worker("slimpipe", stages_per_worker, "seq-1f1b")
@@ -123,12 +106,6 @@ def chunked_prefill(
       num_microbatches: M, prompts.
       slices: K, chunks of a prompt.
       slots: slot duration of F of a chunk.
-
-    Example:
-      >>> print(chunked_prefill(2, 1, slices=3))
-                    0      1      2      3
-        worker 0  0F0.0  0F0.1  0F0.2    .
-        worker 1    .    1F0.0  1F0.1  1F0.2
     """
     every = range(num_microbatches * slices)
     rows = [ops_of(Phase.F, r, every) for r in range(num_workers)]

@@ -168,12 +168,6 @@ def zb_v(
       memory_limit: activations of one stage that a worker may hold, at least 2; 2 P if None.
       weight_share: share of an activation that W frees; I frees the rest.
       transfer: time of a message, in slots.
-
-    Example:
-      >>> print(zb_v(2, 2))
-                   0    1    2    3    4    5    6    7    8    9   10   11   12
-        worker 0  0F0  0F1   .   3F0  3I0  3W0  3F1  3I1  0I0  3W1  0I1  0W0  0W1
-        worker 1   .   1F0  2F0  1F1  2F1  2I0  1I0  2W0  2I1  1I1  1W0  2W1  1W1
     """
     given = number(transfer, "transfer"), share(weight_share, "weight_share")
     whole = 2.0 * num_workers

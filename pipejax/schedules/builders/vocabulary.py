@@ -83,11 +83,6 @@ def vocabulary_1f1b(
         the authors' schedules, so that compute hides exchanges; else S stands right behind its
         forward, and T of the second variant behind the backward of its worker.
       slots: slot durations of F and B, for which the order is made.
-
-    Example:
-      >>> from pipejax.schedules.table.held_activations import peak_in_flight
-      >>> [peak_in_flight(vocabulary_1f1b(4, 8, variant=v)).tolist() for v in (1, 2)]
-      [[6, 5, 4, 3], [5, 4, 3, 2]]
     """
     table = one_f_one_b(num_workers, num_microbatches, slots=slots)
     return _with_vocabulary("vocabulary-1f1b", table, Phase.B, variant, overlap)
@@ -109,11 +104,6 @@ def vocabulary_v_half(
         the authors' schedules, so that compute hides exchanges; else S stands right behind its
         forward, and T of the second variant behind the backward of its worker.
       slots: slot durations of F, I and W, for which the order is made.
-
-    Example:
-      >>> from pipejax.schedules.table.held_activations import peak_in_flight
-      >>> [peak_in_flight(vocabulary_v_half(4, 16, variant=v)).tolist() for v in (1, 2)]
-      [[10, 10, 10, 10], [8, 8, 8, 8]]
     """
     table = v_half(num_workers, num_microbatches, slots=slots)
     return _with_vocabulary("vocabulary-v-half", table, Phase.I, variant, overlap)

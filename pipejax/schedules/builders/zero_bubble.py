@@ -27,12 +27,6 @@ def zb_h1(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
     """1F1B with split backwards in the memory of 1F1B; its bubble is a third of it at F = I = W.
 
     Worker r holds P - r whole activations and, of r more, what their weight gradients need.
-
-    Example:
-      >>> print(zb_h1(2, 2))
-                   0    1    2    3    4    5    6
-        worker 0  0F0  0F1   .   0I0  0W0  0I1  0W1
-        worker 1   .   1F0  1I0  1F1  1I1  1W0  1W1
     """
     behind = range(num_workers)
     return _table("zb-h1", [num_workers - r for r in behind], behind, num_microbatches, slots)
@@ -44,12 +38,6 @@ def zb_h2(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
     Worker r holds 2 (P - r) - 1 whole activations and, of 2 r more, what their weight gradients
     need. Steps have to overlap for its span to count: no worker may wait for all others before
     it updates its weights.
-
-    Example:
-      >>> print(zb_h2(2, 3))
-                   0    1    2    3    4    5    6    7    8    9
-        worker 0  0F0  0F1  0F2  0I0  0W0  0I1  0W1  0I2  0W2   .
-        worker 1   .   1F0  1I0  1F1  1I1  1F2  1I2  1W0  1W1  1W2
     """
     warmup = [2 * (num_workers - r) - 1 for r in range(num_workers)]
     behind = range(0, 2 * num_workers, 2)
@@ -90,12 +78,6 @@ def interleaved_zb(
 
     Options:
       stages_per_worker: V, at least 2.
-
-    Example:
-      >>> print(interleaved_zb(2, 2))
-                   0    1    2    3    4    5    6    7    8    9   10   11   12
-        worker 0  0F0  0F1  2F0  2F1   .   2I0  2W0  2I1  2W1  0I0  0W0  0I1  0W1
-        worker 1   .   1F0  1F1  3F0  3I0  3F1  3I1  3W0  1I0  3W1  1I1  1W0  1W1
     """
     check_stages_per_worker("interleaved-zb", stages_per_worker, "zb-h1")
     turns = Turns.of(num_workers, num_microbatches, stages_per_worker)
@@ -146,11 +128,6 @@ def zb_1p(
     Options:
       weight_share: share of an activation that W frees; I frees the rest.
       transfer: time of a message, in slots.
-
-    Example:
-      >>> table = zb_1p(4, 8)
-      >>> table.name, table.num_slots
-      ('zb-1p', 27)
     """
     pipe = pipe_of_slots(num_workers, num_microbatches, num_workers, weight_share, transfer, slots)
     return planned("zb-1p", pipe, zero_bubble_starts(pipe), slots)
@@ -169,11 +146,6 @@ def zb_2p(
     Options:
       weight_share: share of an activation that W frees; I frees the rest.
       transfer: time of a message, in slots.
-
-    Example:
-      >>> table = zb_2p(4, 8)
-      >>> table.name, table.num_slots
-      ('zb-2p', 27)
     """
     pipe = pipe_of_slots(
         num_workers, num_microbatches, 2 * num_workers, weight_share, transfer, slots
