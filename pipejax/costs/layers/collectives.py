@@ -147,13 +147,24 @@ def collective_time(
     # `Collective`.
     spread = Spread.over(group, volume, copies)
     peers = 1.0 if kind == "ring" else spread.inside - 1
-    links = _links(system, passes=PASSES.get(kind, 1), volume=spread.volume, peers=peers)
+    passes, of = PASSES.get(kind, 1), system.collectives
+    near_hop, far_hop = passes * system.node.latency, passes * system.network.latency
+    near_rate = system.node.rate * system.reached(peers) / passes
+    far_rate = system.network.rate / passes
+    copying = passes / 2 * of.copies / system.memory_bandwidth * spread.volume
+
+    def route_time(route: Route, far_rate: Number) -> Number:
+        near, far = route.near_bytes / near_rate, route.far_bytes / far_rate
+        moving = (near + far if route.in_turn else xp.maximum(near, far)) + copying
+        hops = route.near_hops * near_hop + route.far_hops * far_hop
+        return hops + xp.minimum(moving + of.simple_latency, moving / of.low_latency_share)
+
     if kind in DIRECT:
         alone = _alone_at_nic(system, spread.inside) if kind == "ring" else 1.0
-        fastest = _route_time(links._replace(far=links.far * alone), DIRECT[kind](spread))
+        fastest = route_time(DIRECT[kind](spread), far_rate * alone)
     else:
         times = [
-            _where(flag, _route_time(links, ROUTES[name](spread)))
+            _where(flag, route_time(ROUTES[name](spread), far_rate))
             for name, flag in _algorithms(system, kind).items()
             if flag is not False
         ]
@@ -174,40 +185,6 @@ def _algorithms(system: System, kind: str) -> dict[str, Flag]:
 def _where(flag: Flag, seconds: Number) -> Number:
     """Seconds of an algorithm that may be used, else infinity."""
     return seconds if flag is True else xp.where(flag > 0, seconds, math.inf)
-
-
-class _Links(NamedTuple):
-    """Seconds of all passes: per hop, bytes per second, and what comes on top."""
-
-    near_hop: Number
-    far_hop: Number
-    near: Number
-    far: Number
-    copying: Number
-    simple: Number
-    share: Number
-
-
-def _links(system: System, *, passes: int, volume: Number, peers: Number) -> _Links:
-    of = system.collectives
-    return _Links(
-        near_hop=passes * system.node.latency,
-        far_hop=passes * system.network.latency,
-        near=system.node.rate * system.reached(peers) / passes,
-        far=system.network.rate / passes,
-        copying=passes / 2 * of.copies / system.memory_bandwidth * volume,
-        simple=of.simple_latency,
-        share=of.low_latency_share,
-    )
-
-
-def _route_time(links: _Links, route: Route) -> Number:
-    """Time [s] of one collective, without its base latency."""
-    near, far = route.near_bytes / links.near, route.far_bytes / links.far
-    on_links = near + far if route.in_turn else xp.maximum(near, far)
-    moving = on_links + links.copying
-    hops = route.near_hops * links.near_hop + route.far_hops * links.far_hop
-    return hops + xp.minimum(moving + links.simple, moving / links.share)
 
 
 def _alone_at_nic(system: System, inside: Number) -> Number:

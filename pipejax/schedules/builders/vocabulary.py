@@ -12,7 +12,6 @@ nothing but the first forward waits for, are left out.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 
@@ -49,19 +48,15 @@ _RULES = ("X <- F@last", "S <- X", "Y <- S", "T <- Y")
 Passes = Mapping[AnyPhase, tuple[Float[NumpyArray, " microbatches"], int]]
 
 
-class VocabularyVariant(NamedTuple):
-    """Cut of the passes over the vocabulary."""
-
-    grammars: Mapping[Phase, Grammar]  # by the phase of input gradients
-    reductions: int  # of a microbatch, before its backward
-
-
-def _variant(kinds: Mapping[str, OpKind], rules: tuple[str, ...], last: str) -> VocabularyVariant:
+def _variant(
+    kinds: Mapping[str, OpKind], rules: tuple[str, ...], last: str
+) -> tuple[Mapping[Phase, Grammar], int]:
+    """Grammars by the phase of input gradients, and reductions before a backward."""
     grammars = {
         phase: Grammar(kinds=kinds, rules=(*_RULES, *rules, f"{phase.name}@last <- {last}"))
         for phase in INPUT_GRADS
     }
-    return VocabularyVariant(grammars, 1 + len(rules))
+    return grammars, 1 + len(rules)
 
 
 VARIANTS = {1: _variant({**_KINDS, **_AGAIN}, ("Z <- T",), "Z"), 2: _variant(_KINDS, (), "Y")}

@@ -244,9 +244,9 @@ class Versions(NamedTuple):
 @remembered
 def find_versions(content: Content) -> Versions:
     """Number the updates of every stage, and find which of them each microbatch sees."""
-    events = _events(content)
+    group, events = _events(content)
     is_update = events.phase == Phase.U
-    group = np.cumsum(np.diff(events.group, prepend=-1) != 0) - 1
+    group = np.cumsum(np.diff(group, prepend=-1) != 0) - 1
     size = np.bincount(group, weights=is_update).astype(np.int64)
     # Events stand group by group (a copy of a stage and a run), in row order. So the updates before
     # an event in its own group are those before it in all, less the updates of earlier groups.
@@ -275,14 +275,14 @@ def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
     """Count the versions of the weights that each copy of a stage holds at once, at most."""
     # A version is held from the update that makes it until the last backward that reads it has run
     # and a newer one is there; an update writes in place where nothing reads the old one any more.
-    events, versions = _events(content), find_versions(content)
+    (copy_and_run, events), versions = _events(content), find_versions(content)
     slot = events.cell % content.num_slots
     is_update, is_gradient = events.phase == Phase.U, np.isin(events.phase, WEIGHT_GRADS)
     # All versions of all groups stand in one array, a group's versions side by side: version 0,
     # which is there from the start, then one for each of its updates. `made` is the slot of the
     # update that makes a version, `unread` the slot behind which nothing needs it any more: the
     # later of the update that replaces it and the last backward that reads it.
-    groups, group = np.unique(events.group, return_inverse=True)
+    groups, group = np.unique(copy_and_run, return_inverse=True)
     updates = np.bincount(group, weights=is_update, minlength=len(groups)).astype(np.int64)
     first = np.cumsum(updates + 1) - (updates + 1)  # version 0 of each group, among all versions
     made = np.full(len(groups) + updates.sum(), -1)
@@ -312,19 +312,10 @@ def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
     return np.maximum(by_copy, (content.placement == workers).any(axis=1))
 
 
-class _WeightEvents(NamedTuple):
-    """Forwards, gradients and updates, by copy of a stage and run, in row order."""
-
-    group: NumpyArray
-    phase: NumpyArray
-    stage: NumpyArray
-    microbatch: NumpyArray
-    cell: NumpyArray
-
-
-def _events(content: Content) -> _WeightEvents:
+def _events(content: Content) -> tuple[NumpyArray, HeldCells]:
+    """Copy of a stage and run of forwards, gradients and updates, and these in row order."""
     ops = content.ops.take(np.isin(content.ops.phase, (Phase.F, *WEIGHT_GRADS, Phase.U)))
     runs, (worker, slot) = content.weights.runs, np.divmod(ops.cell, content.num_slots)
     group = (worker * content.num_stages + ops.stage) * runs + ops.microbatch % runs
-    columns = np.stack([group, ops.phase, ops.stage, ops.microbatch, ops.cell])
-    return _WeightEvents(*columns[:, np.argsort(group * content.num_slots + slot, kind="stable")])
+    order = np.argsort(group * content.num_slots + slot, kind="stable")
+    return group[order], ops.take(order)
