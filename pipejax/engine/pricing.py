@@ -29,15 +29,10 @@ Vector = Float[Array, " costs"] | Float[NumpyArray, " costs"]
 
 @short_repr
 class NodeCosts(NamedTuple):
-    """The costs of one program.
+    """The costs of one program."""
 
-    Attributes:
-      duration: (nodes) time that each node takes [s].
-      lag: (nodes, max_preds) delay from each predecessor [s].
-    """
-
-    duration: Float[Array, " nodes"] | Float[NumpyArray, " nodes"]
-    lag: Float[Array, "nodes max_preds"] | Float[NumpyArray, "nodes max_preds"]
+    duration: Float[Array, " nodes"] | Float[NumpyArray, " nodes"]  # time that each node takes [s]
+    lag: Float[Array, "nodes max_preds"] | Float[NumpyArray, "nodes max_preds"]  # [s]
 
 
 def price(program: Program, costs: Costs) -> NodeCosts:

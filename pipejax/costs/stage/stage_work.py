@@ -76,46 +76,26 @@ class PartWork(NamedTuple):
 
 
 class StageWork(NamedTuple):
-    """What one accelerator of every stage computes, moves and sends for one microbatch.
+    """Work, bytes and messages of one accelerator of every stage for one microbatch."""
 
-    Attributes:
-      layout: degrees of parallelism.
-      stages: where they lie.
-      layers: (stages) layers of each kind.
-      recomputed: (stages) those of each kind whose forward is run again within I.
-      kinds: work of one layer, by kind.
-      embedding: work of the embedding.
-      head: work of the output head and its loss.
-      heads: (stages) output heads: one on the last stage, and one for each further token.
-      message_bytes: (1, boundaries) bytes of one message.
-      parameters: trained ones of one accelerator, before replicas split them.
-      gradient_bytes: bytes per parameter in the gradient exchange.
-      element_bytes: bytes per weight.
-      update_bytes: bytes per parameter that the optimizer reads and writes.
-      tied_parameters: of an embedding that first and last stage both hold.
-      offload_bytes: (stages) bytes that O takes to the host, if activations may go there.
-      in_cells: (phases) 1 where UNSHARD or REDUCE_GRAD cells exchange what replicas split, not F, I
-        and W; None where no cell does.
-      again: (stages) layers of each kind whose forward W runs again; None for none.
-    """
-
-    layout: Layout
-    stages: Stages
-    layers: PerKind
-    recomputed: PerKind
-    kinds: tuple[PartWork, ...]
-    embedding: PartWork
-    head: PartWork
-    heads: PerStage
-    message_bytes: Numbers
-    parameters: ParameterCounts
-    gradient_bytes: Number
-    element_bytes: Number
-    update_bytes: Number
-    tied_parameters: Number
-    offload_bytes: Numbers | None
+    layout: Layout  # degrees of parallelism
+    stages: Stages  # where they lie
+    layers: PerKind  # (stages) layers of each kind
+    recomputed: PerKind  # (stages) those of each kind whose forward is run again within I
+    kinds: tuple[PartWork, ...]  # work of one layer, by kind
+    embedding: PartWork  # work of the embedding
+    head: PartWork  # work of the output head and its loss
+    heads: PerStage  # (stages) output heads: one on the last stage, and one for each further token
+    message_bytes: Numbers  # (1, boundaries) bytes of one message
+    parameters: ParameterCounts  # trained ones of one accelerator, before replicas split them
+    gradient_bytes: Number  # bytes per parameter in the gradient exchange
+    element_bytes: Number  # bytes per weight
+    update_bytes: Number  # bytes per parameter that the optimizer reads and writes
+    tied_parameters: Number  # of an embedding that first and last stage both hold
+    offload_bytes: Numbers | None  # (stages) to the host, if activations may go
+    # 1 where UNSHARD or REDUCE_GRAD cells exchange what replicas split; None without
     in_cells: Float[NumpyArray, " phases"] | None = None
-    again: PerKind | None = None
+    again: PerKind | None = None  # (stages) layers of each kind that W runs again
 
     @property
     def parts(self) -> tuple[PartWork, ...]:
