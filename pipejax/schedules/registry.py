@@ -27,12 +27,7 @@ from pipejax.schedules.builders.one_f_one_b import (
     looped_bfs,
     one_f_one_b,
 )
-from pipejax.schedules.builders.sliced import (
-    chunked_prefill,
-    seq_1f1b,
-    slimpipe,
-    terapipe,
-)
+from pipejax.schedules.builders.sliced import chunked_prefill, seq_1f1b, slimpipe, terapipe
 from pipejax.schedules.builders.v_shape import v_half, v_min, zb_v
 from pipejax.schedules.builders.vocabulary import vocabulary_1f1b, vocabulary_v_half
 from pipejax.schedules.builders.zero_bubble import (

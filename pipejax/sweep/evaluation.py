@@ -13,12 +13,7 @@ import numpy as np
 
 from pipejax.analysis.formula.facets import makespans_by_form
 from pipejax.analysis.runs.evaluate import op_counts
-from pipejax.analysis.step.many_systems import (
-    PricedSystems,
-    Slowed,
-    price_systems,
-    resource_shares,
-)
+from pipejax.analysis.step.many_systems import PricedSystems, Slowed, price_systems, resource_shares
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs

@@ -14,14 +14,7 @@ import numpy as np
 
 from pipejax import schedules
 from pipejax.base.array_types import NumpyArray
-from pipejax.base.checks import (
-    MAX_COUNT,
-    check_types,
-    known_as,
-    legal_divisors,
-    one_of,
-    wrong,
-)
+from pipejax.base.checks import MAX_COUNT, check_types, known_as, legal_divisors, one_of, wrong
 from pipejax.base.data_files import (
     positive_cell,
     read_each,

@@ -13,22 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.checks import (
-    MismatchError,
-    check_types,
-    is_number,
-    whole_numbers,
-    wrong,
-)
+from pipejax.base.checks import MismatchError, check_types, is_number, whole_numbers, wrong
 from pipejax.base.data_files import parse_json
 from pipejax.base.display import ResultList, abbreviated
 from pipejax.base.files import read_file
 from pipejax.base.trees import mapped
-from pipejax.costs.costs import (
-    Costs,
-    differs_by_microbatch,
-    unchecked_costs,
-)
+from pipejax.costs.costs import Costs, differs_by_microbatch, unchecked_costs
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.stage.stage_work import stage_bytes

@@ -15,13 +15,7 @@ from pipejax.engine.lowering.program import (
     MessageTable,
     Program,
 )
-from pipejax.schedules.cells.ops import (
-    WAIT_SEND,
-    Op,
-    Phase,
-    ScheduleError,
-    receive_of,
-)
+from pipejax.schedules.cells.ops import WAIT_SEND, Op, Phase, ScheduleError, receive_of
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable

@@ -5,10 +5,7 @@ from typing import Any
 
 from pipejax.base.checks import one_of
 from pipejax.schedules.cells.grammar import USUAL, Grammar
-from pipejax.schedules.cells.ops import (
-    OpKind,
-    ScheduleError,
-)
+from pipejax.schedules.cells.ops import OpKind, ScheduleError
 
 KEYS = ("kinds", "rules", "items", "slices", "forward_only", "graph", "lanes")
 _FIELDS: Mapping[str, Any] = {  # of a kind, and what it may be in JSON
