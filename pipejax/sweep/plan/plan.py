@@ -23,9 +23,7 @@ from pipejax.costs.model.stack import Stack, software_of
 from pipejax.costs.model.workload_fields import PRECISIONS
 from pipejax.costs.system.system import System, load_system
 from pipejax.schedules.table.links import Links
-from pipejax.sweep.plan.layouts import Layouts, enumerate_layouts
-from pipejax.sweep.plan.pricing import workload_of
-from pipejax.sweep.plan.request import HEADROOM, SCHEDULES, PlanRequest
+from pipejax.sweep.plan.layouts import HEADROOM, SCHEDULES, Layouts, PlanRequest, enumerate_layouts
 from pipejax.sweep.plan.result import (
     PlannedLayout,
     PlanResult,
@@ -35,7 +33,7 @@ from pipejax.sweep.plan.result import (
     reversals,
     save_columns,
 )
-from pipejax.sweep.plan.search import Evaluator, Known, Rows, Times, estimate
+from pipejax.sweep.plan.search import Evaluator, Known, Rows, Times, estimate, workload_of
 
 RUNNERS_UP = 9
 LEAST_ERROR = 0.005  # of predictions: no table is met better than it was measured

@@ -20,11 +20,9 @@ from pipejax.costs.model.workload import Workload
 from pipejax.costs.system.parts import FIELDS, number_of
 from pipejax.costs.system.system import System
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.sweep.plan.layouts import Layouts
-from pipejax.sweep.plan.pricing import price
+from pipejax.sweep.plan.layouts import Layouts, PlanRequest
 from pipejax.sweep.plan.programs import ProgramShape, exact_times, table_of
-from pipejax.sweep.plan.request import PlanRequest
-from pipejax.sweep.plan.search import Known, Rows, groups_of, shape_of
+from pipejax.sweep.plan.search import Known, Rows, groups_of, price, shape_of
 
 # What steps on other machines say of layouts: what bounds each, and what would turn two round.
 #

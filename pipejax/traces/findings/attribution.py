@@ -17,12 +17,11 @@ from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.longest_path import run_in_place
 from pipejax.base.progress import OnProgress, telling
-from pipejax.traces.readers.phase_names import scope_of
+from pipejax.traces.readers.parts import scope_of
 from pipejax.traces.record import NONE
-from pipejax.traces.replaying.collectives import rests_of
 from pipejax.traces.replaying.messages import name_of
 from pipejax.traces.replaying.replay import Replay
-from pipejax.traces.replaying.step_graph import step_graph
+from pipejax.traces.replaying.step_graph import rests_of, step_graph
 
 Times = Float[NumpyArray, "runs nodes"]
 

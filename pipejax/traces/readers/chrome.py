@@ -18,8 +18,7 @@ import numpy as np
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import wrong
 from pipejax.traces.readers.event_rows import Cell, Rows, cell_of, read_rows
-from pipejax.traces.readers.parts import Columns, nothing
-from pipejax.traces.readers.phase_names import check_phases
+from pipejax.traces.readers.parts import Columns, check_phases, nothing
 from pipejax.traces.readers.rank_lists import check_ranks
 from pipejax.traces.readers.readings import RunSizes
 from pipejax.traces.readers.sources import Tell

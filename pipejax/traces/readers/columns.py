@@ -8,8 +8,15 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MOST_LISTED, known_as, one_of, wrong
-from pipejax.traces.readers.parts import Columns, group_of, nothing, sound
-from pipejax.traces.readers.phase_names import check_phases, positions, with_split_backwards
+from pipejax.traces.readers.parts import (
+    Columns,
+    check_phases,
+    group_of,
+    nothing,
+    positions,
+    sound,
+    with_split_backwards,
+)
 from pipejax.traces.readers.readings import KINDS, RunSizes, complete
 from pipejax.traces.readers.sources import CutError, Tell, delimiter_of, lines
 from pipejax.traces.record import MESSAGES, NONE, OPS, LeftOut, Trace

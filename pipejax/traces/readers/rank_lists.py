@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.base.checks import MAX_COUNT, MOST_LISTED, is_number, wrong
-from pipejax.traces.readers.parts import Columns, nothing, sound
-from pipejax.traces.readers.phase_names import with_split_backwards
+from pipejax.traces.readers.parts import Columns, nothing, sound, with_split_backwards
 from pipejax.traces.readers.readings import RunSizes, complete
 from pipejax.traces.readers.sources import Tell, texts
 from pipejax.traces.record import LeftOut, Trace
