@@ -138,21 +138,19 @@ class Regions(NamedTuple):
     costs: Float[NumpyArray, "up across"]  # the least cost, NaN there
 
 
-def regions(
-    found: SweepResults, among: Among, name: str, across: str, up: str, of: str = "schedule"
-) -> Regions:
-    """Find the best label everywhere, with all other axes at their best."""
-    for axis in (across, up, of):
+def regions(found: SweepResults, among: Among, name: str, across: str, up: str) -> Regions:
+    """Find the best schedule everywhere, with all other axes at their best."""
+    for axis in (across, up, "schedule"):
         if axis not in found.axes:
             known = ", ".join(found.axes)
             raise wrong("map", f"needs an axis {axis} of several values: there are {known}")
-    places = [[*found.axes].index(axis) for axis in (of, up, across)]
+    places = [[*found.axes].index(axis) for axis in ("schedule", up, across)]
     costs = _costs(found, among, name)
     least = costs.min(axis=tuple(k for k in range(costs.ndim) if k not in places))
     order = [sorted(places).index(place) for place in places]
     least = least.transpose(order)
     best = least.min(axis=0)
-    names, codes = least_named(least, [str(label) for label in found.axes[of]])
+    names, codes = least_named(least, [str(label) for label in found.axes["schedule"]])
     return Regions(names, codes, np.where(codes < 0, math.nan, best))
 
 

@@ -222,11 +222,7 @@ def _same(volume: Number) -> Phases:
 
 
 def layer_collectives(
-    model: Model,
-    layout: Layout,
-    kind: str = "dense",
-    context: str = "ring",
-    recompute: str = "none",
+    model: Model, layout: Layout, kind: str = "dense", *, recompute: str = "none"
 ) -> tuple[Collective, ...]:
     """List the exchanges of a layer."""
     # Tensor parallelism: an all-reduce behind attention and one behind the MLP in F, and one each
@@ -234,10 +230,10 @@ def layer_collectives(
     # parallelism each is an all-gather and a reduce-scatter, and W gathers its inputs once more,
     # beside I's products. Both are listed, with counts of 0 where they are not used: whether the
     # sequence is split may be traced. Context parallelism: keys and values go round a ring beside
-    # attention, in I their gradients follow them; or all-to-alls trade the split by tokens for one
-    # by heads and back ("all_to_all"). Experts: an all-to-all sends every token to its experts, one
-    # brings it back; the same in I, once more where the experts are recomputed. Accelerators that
-    # split an expert gather their tokens after the first and scatter sums before the second.
+    # attention, in I their gradients follow them. Experts: an all-to-all sends every token to its
+    # experts, one brings it back; the same in I, once more where the experts are recomputed.
+    # Accelerators that split an expert gather their tokens after the first and scatter sums before
+    # the second.
     # Adapters have exchanges of their own, r units wide but for the outputs of one that follows a
     # split input. source: Korthikanti et al. (arXiv:2205.05198), section 4.2.2.
     tokens, e, h = tokens_on_one(model, layout), model.element_bytes, model.hidden
@@ -249,7 +245,7 @@ def layer_collectives(
         found = _of_tensor(e * tokens, (_gathered(model.mla, h), h), 1.0, layout)
         found += _of_tensor(e * tokens, (h, h), split_mlps, layout)
     found += _of_adapters(model, layout, 1 + split_mlps)
-    found += _of_context(model, layout, context)
+    found += _of_context(model, layout)
     if is_moe:
         found += _of_experts(model, layout, "moe" in recomputed_modules(model, recompute))
     return found
@@ -308,13 +304,9 @@ def _of_adapters(model: Model, layout: Layout, count: Number) -> tuple[Collectiv
     )
 
 
-def _of_context(model: Model, layout: Layout, exchange: str) -> tuple[Collective, ...]:
+def _of_context(model: Model, layout: Layout) -> tuple[Collective, ...]:
     units = model.element_bytes * tokens_on_one(model, layout) / layout.tensor
     keys = model.kv_hidden + model.value_hidden
-    if exchange == "all_to_all":
-        # queries, keys and values one way, the output back; in I their gradients
-        moved = units * (model.query_hidden + keys + model.output_hidden) / 4
-        return (Collective("all_to_all", "context", _same(moved), Phases(4.0, 4.0, 0.0)),)
     ring = layout.context * units * keys
     volume = Phases(ring, 2 * ring, 0.0)
     return (Collective("ring", "context", volume, Phases(1.0, 1.0, 0.0), "attention"),)
@@ -380,7 +372,7 @@ def embedding_collectives(model: Model, layout: Layout) -> tuple[Collective, ...
 
 
 def whole_layer_collectives(
-    model: Model, layout: Layout, kind: str = "dense", context: str = "ring"
+    model: Model, layout: Layout, kind: str = "dense"
 ) -> tuple[Collective, ...]:
     """The exchanges that go with a layer priced as one op: two all-reduces in F and in I."""
     # Those of context and experts are the same as beside kernels.
@@ -388,4 +380,4 @@ def whole_layer_collectives(
     found = Collective("all_reduce", "tensor", _same(volume), Phases(2.0, 2.0, 0.0))
     experts = _of_experts(model, layout) if kind == "moe" and model.moe is not None else ()
     beside = _of_adapters(model, layout, 1 + _split_mlps(model, kind))
-    return (found, *beside, *_of_context(model, layout, context), *experts)
+    return (found, *beside, *_of_context(model, layout), *experts)

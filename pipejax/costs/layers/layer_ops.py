@@ -45,29 +45,24 @@ from pipejax.costs.system.system import Number
 
 
 def layer_ops(
-    model: Model,
-    layout: Layout,
-    kind: str = "dense",
-    recompute: str = "none",
-    *,
-    fused: bool = True,
+    model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
     """List the ops of a layer, in the order of F, and those of adapters beside it."""
-    own = _own_ops(model, layout, kind, fused=fused)
+    own = _own_ops(model, layout, kind)
     return (*_recomputed(model, own, recompute), *adapter_ops(model, layout, kind, recompute))
 
 
-def _own_ops(model: Model, layout: Layout, kind: str, *, fused: bool = True) -> tuple[LayerOp, ...]:
+def _own_ops(model: Model, layout: Layout, kind: str) -> tuple[LayerOp, ...]:
     mlp = _experts if kind == "moe" and model.moe is not None else _mlp
     ops = (
         norm("attention_norm", model, layout),
         *projections_in(model, layout),
-        *attention(model, layout, fused=fused),
+        *attention(model, layout),
         gemm("projection", model, layout, (model.output_hidden / layout.tensor, model.hidden)),
-        _residual("attention_residual", model, layout, fused=fused),
+        _residual("attention_residual", model, layout),
         norm("mlp_norm", model, layout),
-        *mlp(model, layout, fused=fused),
-        _residual("mlp_residual", model, layout, fused=fused),
+        *mlp(model, layout),
+        _residual("mlp_residual", model, layout),
     )
     return _with_casts(model, layout, ops)
 
@@ -187,31 +182,23 @@ BEHIND_A_NORM = (
 )
 
 
-def _residual(name: str, model: Model, layout: Layout, *, fused: bool) -> LayerOp:
-    """Bias, dropout and the residual's sum: one kernel, or one each."""
+def _residual(name: str, model: Model, layout: Layout) -> LayerOp:
+    """Bias, dropout and the residual's sum in one kernel."""
     one = boundary_bytes(model, layout)
     mask = one / model.element_bytes if model.dropout else 0.0
     # I adds the norm's gradient to the residual's: two read, one written; dropout: one each
     again = 3 * one + ((2 * one + mask) if model.dropout else 0.0)
-    apart = 0 if fused else (1 if model.biases else 0) + (1 if model.dropout else 0)
-    kernels = (1.0 + apart, 2.0 if model.dropout else 1.0)
-    return memory(name, (3 + 2 * apart) * one + mask, again, kernels)
+    return memory(name, 3 * one + mask, again, (1.0, 2.0 if model.dropout else 1.0))
 
 
-def _mlp(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...]:
+def _mlp(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """The MLP of a dense layer, split by its width."""
     tokens, width = tokens_on_one(model, layout), model.ffn_hidden / layout.tensor
-    return _two_products("mlp", model, layout, (tokens, width), 1.0, fused=fused)
+    return _two_products("mlp", model, layout, (tokens, width), 1.0)
 
 
 def _two_products(
-    name: str,
-    model: Model,
-    layout: Layout,
-    size: tuple[Number, Number],
-    batch: Number,
-    *,
-    fused: bool,
+    name: str, model: Model, layout: Layout, size: tuple[Number, Number], batch: Number
 ) -> tuple[LayerOp, ...]:
     """MLPs of some tokens and width each: two products, the activation function between them."""
     tokens, width = size
@@ -219,12 +206,12 @@ def _two_products(
     into, out = (model.hidden, halves * width), (width, model.hidden)
     return (
         gemm(f"{name}_in", model, layout, into, tokens=tokens, batch=batch),
-        _activation(f"{name}_activation", model, batch * tokens * width, 1.0 * (batch > 0), fused),
+        _activation(f"{name}_activation", model, batch * tokens * width, 1.0 * (batch > 0)),
         gemm(f"{name}_out", model, layout, out, tokens=tokens, batch=batch),
     )
 
 
-def _experts(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...]:
+def _experts(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """Router, what sorts tokens by expert and back, routed experts, and shared ones."""
     # Each accelerator routes its part of the tokens and holds E/e experts; all experts get as many
     # tokens. Tensor parallelism splits the shared ones, expert-tensor parallelism the routed ones
@@ -240,34 +227,24 @@ def _experts(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...
     # out of the hidden state and into the sorted one, then once more by expert; back the same way
     gathered = routed * layout.expert_gather
     sorting = e * model.hidden * (own + routed + 2 * gathered)
+    expert_width = moe.expert_hidden / layout.expert_tensor
     any_shared = 1.0 * (moe.shared_experts > 0)
     shared = moe.shared_experts * moe.expert_hidden / layout.tensor
     return (
         gemm("router", model, plain, (model.hidden, moe.experts), tokens=own),
         memory("routing", 4 * scores, 4 * scores, (8.0, 8.0)),
         memory("dispatch", sorting, sorting, (3.0, 3.0)),
-        *_two_products(
-            "expert",
-            model,
-            layout,
-            (gathered / here, moe.expert_hidden / layout.expert_tensor),
-            here,
-            fused=fused,
-        ),
+        *_two_products("expert", model, layout, (gathered / here, expert_width), here),
         memory("combine", sorting, sorting, (3.0, 3.0)),
-        *_two_products(
-            "shared", model, layout, (tokens_on_one(model, layout), shared), any_shared, fused=fused
-        ),
+        *_two_products("shared", model, layout, (tokens_on_one(model, layout), shared), any_shared),
     )
 
 
-def _activation(name: str, model: Model, units: Number, kernels: Number, fused: bool) -> LayerOp:
+def _activation(name: str, model: Model, units: Number, kernels: Number) -> LayerOp:
     """GELU reads and writes its units, I reads two and writes one; gated: one more factor each."""
     forward, backward = (3, 5) if model.gated_mlp else (2, 3)
-    apart = 1 if model.biases and not fused else 0
     e = model.element_bytes
-    launches = (kernels * (1 + apart), kernels)
-    return memory(name, e * (forward + 2 * apart) * units, e * backward * units, launches)
+    return memory(name, e * forward * units, e * backward * units, (kernels, kernels))
 
 
 def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
@@ -388,7 +365,7 @@ def _rotation(model: Model, layout: Layout) -> LayerOp:
     return memory("rotation", moved, moved, (2.0, 2.0))
 
 
-def attention(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...]:
+def attention(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """Attention of one accelerator's heads and tokens to all tokens of the sequence."""
     # In 8 bits all its products are, those of I too (Transformer Engine's `fp8_dpa`). No cast is
     # counted beside them: the op before, which writes queries and keys anyway, can write them
@@ -396,7 +373,7 @@ def attention(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ..
     own = dataclasses.replace(layout, precision=layout.attention_precision)
     if model.flash_attention:
         return (_flash(model, own),)
-    return _written_out(model, own, fused=fused)
+    return _written_out(model, own)
 
 
 def _flash(model: Model, layout: Layout) -> LayerOp:
@@ -428,18 +405,16 @@ def _flash(model: Model, layout: Layout) -> LayerOp:
     )
 
 
-def _written_out(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...]:
+def _written_out(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """Batched products with the softmax between them, whose scores go through memory."""
     t, e = layout.tensor, model.element_bytes
     rows, columns = model.sequence / layout.context, model.sequence
     heads = layout.microbatch_size * model.heads / t
     pairs = heads * rows * columns  # scores
     queries, values = model.query_hidden / model.heads, model.output_hidden / model.heads
-    # softmax in one kernel reads and writes them once; apart: scale, mask and softmax
-    passes = 1 if fused else 3
     ops = [
         batched("scores", model, layout, Product(rows, columns, queries), heads),
-        memory("softmax", 2 * e * passes * pairs, 3 * e * pairs, (1.0 * passes, 1.0)),
+        memory("softmax", 2 * e * pairs, 3 * e * pairs),
         batched("context", model, layout, Product(rows, values, columns), heads),
     ]
     if model.dropout:

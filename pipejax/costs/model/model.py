@@ -205,13 +205,11 @@ class Model:
             return self.heads * (self._head_width + self.mla.rope_width)
         return self.hidden if self.head_width is None else self.heads * self.head_width
 
-    @property
-    def attended(self) -> Number:
-        """Tokens that a token attends to, the mean over a sequence and all layers."""
-        return self.attended_by(1.0)
-
     def attended_by(self, share: Number) -> Number:
-        """The same of tokens that have so many times the mean before them under a causal mask."""
+        """Tokens that a token attends to, the mean over all layers.
+
+        Under a causal mask it has `share` times the mean number before it.
+        """
         s, window = self.sequence, self.window
         whole = s / 2 * share if self.causal else s
         if window is None:

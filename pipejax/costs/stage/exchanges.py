@@ -151,25 +151,19 @@ def _flat(leaf: Number, shape: tuple[int, ...]) -> Float[Computed, " numbers"]:
     return xp.broadcast_to(xp.asarray(leaf, float), shape).ravel()
 
 
-def exposed_buckets(
-    exchange: Numbers, compute: Number, layers: Number, before: Number = 0.0
-) -> Numbers:
+def exposed_buckets(exchange: Numbers, compute: Number, layers: Number) -> Numbers:
     """Seconds by which exchanges of equal layers lengthen their compute."""
-    # Every layer's weights are gathered before its compute (`before`), the next layer's during this
-    # one's; its gradients are exchanged after it (`exchange`). With g, c and a the seconds of one
-    # of L layers, links do g1 g2 a1 g3 a2 .. gL a(L-1) aL and compute does c1 .. cL, where c_l
-    # waits for g_l, and a_l for c_l. The longest path is one of
-    #     g + L c + a                                     compute is never short of weights
-    #     L (g + a) + [c - a if above 0] + [c - g if above 0]           links never rest
-    # The brackets replace a1 beside c1 by c1 itself, and g2 likewise at the other end. What ends
-    # after L c is exposed: a + max(0, (L - 1)(a - c)) with g = 0, as behind the last backward; the
-    # same in g with a = 0, as in FSDP's forward or a distributed optimizer's first forward.
-    # Seconds of all layers together.
-    exchange, compute, layers, before = map(as_float, (exchange, compute, layers, before))
-    after, own, first = (seconds / layers for seconds in (exchange, compute, before))
-    ends = xp.maximum(own - after, 0.0) + xp.maximum(own - first, 0.0)
-    busy_links = xp.where(layers > 1, exchange + before + ends - compute, 0.0)
-    return xp.maximum(first + after, busy_links)
+    # A layer's gradients are exchanged after its compute, behind those of the layers before. With c
+    # and a the seconds of one of L layers, the longest path is one of
+    #     L c + a                            compute never rests
+    #     c + L a, or L a + c + (c - a)      links never rest; the first exchange waits for c
+    # What ends after L c is exposed: a + max(0, (L - 1)(a - c)), as behind the last backward. In
+    # reverse the same holds for weights that are gathered before compute, as in FSDP's forward or a
+    # distributed optimizer's first forward. Seconds of all layers together.
+    exchange, compute, layers = map(as_float, (exchange, compute, layers))
+    after, own = exchange / layers, compute / layers
+    ends = xp.maximum(own - after, 0.0) + xp.maximum(own, 0.0)
+    return xp.maximum(after, xp.where(layers > 1, exchange + ends - compute, 0.0))
 
 
 def exposed_ring(exchange: Number, compute: Numbers, steps: Number) -> Numbers:

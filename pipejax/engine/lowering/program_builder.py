@@ -120,13 +120,11 @@ class ProgramBuilder:
         edges = [tail, head, np.broadcast_to(lag, np.shape(tail))]
         self._edges.append(np.stack(edges, dtype=np.int32, casting="same_kind"))
 
-    def add_chains(
-        self, nodes: Int[NumpyArray, " some"], key: Int[NumpyArray, " some"], lag: int = ZERO
-    ) -> None:
+    def add_chains(self, nodes: Int[NumpyArray, " some"], key: Int[NumpyArray, " some"]) -> None:
         """Chain nodes that share a key, in the order given."""
         order = np.argsort(key, kind="stable")
         same = key[order][1:] == key[order][:-1]
-        self.add_edges(nodes[order][:-1][same], nodes[order][1:][same], lag)
+        self.add_edges(nodes[order][:-1][same], nodes[order][1:][same], ZERO)
 
     def next_in_row(self, nodes: Int[NumpyArray, " some"]) -> Int[NumpyArray, " some"]:
         """Return the op after each op in its worker's row, or -1 after the last."""

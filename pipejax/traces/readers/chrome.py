@@ -111,7 +111,6 @@ def _beside(
 
 _MICROSECOND, _NANOSECONDS = 1e-6, 1000  # seconds of one, and how many are in it
 _BEFORE = ("UNSHARD", "RECV_F", "RECV_B")  # what comes before what it is for
-_ONWARD = ("SEND_F", "RECV_B")  # what goes to the stage behind, and comes from there
 _OF_OP = ("phase", "stage", "microbatch")
 _RECEIVED = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}  # what an op waits for
 
