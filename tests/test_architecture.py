@@ -31,7 +31,6 @@ ORDER = {
         "precision",
         "costs",
         "scaling",
-        "restaging",
         "planning",
         "topology",
         "system",

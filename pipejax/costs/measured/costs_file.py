@@ -38,8 +38,7 @@ from pipejax.costs.costs import (
     check_backward,
     needed_by,
 )
-from pipejax.costs.restaging import restaged_costs
-from pipejax.costs.scaling import scaled_costs
+from pipejax.costs.scaling import restaged_costs, scaled_costs
 from pipejax.costs.topology import PlacedCosts, check_sizes, places_on
 from pipejax.schedules.cells.ops import WORKER, Phase, Slots
 from pipejax.schedules.table.table import ScheduleTable
