@@ -52,7 +52,6 @@ def lower_and_price(
     table: ScheduleTable, costs: Costs, link: str | Links
 ) -> tuple[Program, Float[NumpyArray, " costs"]]:
     """Lower a table, with all-reduce and update where they cost, and price it in float64."""
-    # Returns the program and its cost vector (costs) [s].
     costs.check_shapes(*sizes_of(table))
     program = lowered(table, Links.of(link), ends_step(costs), costs)
     check_known(program, costs)

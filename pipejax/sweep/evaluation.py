@@ -81,7 +81,6 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
 
 def _one_ahead(points: Iterable[Steps]) -> list[Values]:
     """Prepare and price each point while the one before runs: XLA compiles meanwhile."""
-    # Of two that are wrong the first one is told.
     running: list[Future[Values]] = []
     with ThreadPoolExecutor(1, "pipejax-sweep") as other:
         for point in points:

@@ -235,7 +235,8 @@ def layer_collectives(
     # Accelerators that split an expert gather their tokens after the first and scatter sums before
     # the second.
     # Adapters have exchanges of their own, r units wide but for the outputs of one that follows a
-    # split input. source: Korthikanti et al. (arXiv:2205.05198), section 4.2.2.
+    # split input.
+    # source: Korthikanti et al. (arXiv:2205.05198), section 4.2.2.
     tokens, e, h = tokens_on_one(model, layout), model.element_bytes, model.hidden
     is_moe = kind == "moe" and model.moe is not None
     split_mlps = _split_mlps(model, kind)
@@ -289,7 +290,8 @@ def _of_adapters(model: Model, layout: Layout, count: Number) -> tuple[Collectiv
     # Beside the first product of a pair A x is gathered, beside the second it is summed; both of
     # their gradients are. Tensor parallelism splits what the second adapter puts out: it is
     # gathered, and under sequence parallelism so is its gradient. Without, the first adapter's I
-    # sums the gradient of its input. source: Megatron-Bridge, peft/utils.py: ParallelLinearAdapter.
+    # sums the gradient of its input.
+    # source: Megatron-Bridge, peft/utils.py: ParallelLinearAdapter.
     if not layout.lora_rank:
         return ()
     tokens = model.element_bytes * tokens_on_one(model, layout)
@@ -375,7 +377,6 @@ def whole_layer_collectives(
     model: Model, layout: Layout, kind: str = "dense"
 ) -> tuple[Collective, ...]:
     """The exchanges that go with a layer priced as one op: two all-reduces in F and in I."""
-    # Those of context and experts are the same as beside kernels.
     volume = boundary_bytes(model, dataclasses.replace(layout, sequence_parallel=0.0))
     found = Collective("all_reduce", "tensor", _same(volume), Phases(2.0, 2.0, 0.0))
     experts = _of_experts(model, layout) if kind == "moe" and model.moe is not None else ()

@@ -82,8 +82,8 @@ def model_flop(model: Model, sequences: Number, layout: Layout | None = None) ->
     """FLOP that a step needs on so many sequences, whatever is computed twice: the M of MFU."""
     # Products of the layers and of the output head, forward and backward; attention counts all
     # pairs of tokens, as `layer_flop` does. The backward has two products for each of the forward,
-    # of weights that the layout freezes one; the adapters' products count beside them. source:
-    # Megatron-LM (arXiv:2104.04473), section 3; PaLM (arXiv:2204.02311), appendix B.
+    # of weights that the layout freezes one; the adapters' products count beside them.
+    # source: Megatron-LM (arXiv:2104.04473), section 3; PaLM (arXiv:2204.02311), appendix B.
     layout = WHOLE if layout is None else layout
     head = head_flop(model, sequences).forward
     projection = 2 * tokens_of(model, sequences) * 2 * model.hidden**2
@@ -169,8 +169,8 @@ def key_bytes(model: Model, layout: Layout = WHOLE) -> Number:
 def cache_bytes(model: Model, layout: Layout = WHOLE) -> Number:
     """Bytes that one layer keeps of the tokens of a microbatch where no backward follows."""
     # Keys and values: of a head of them, at least one on each accelerator. Latent attention keeps
-    # the vector that they unfold from, which no tensor parallelism splits. source: DeepSeek-V2
-    # (arXiv:2405.04434), section 2.1.4.
+    # the vector that they unfold from, which no tensor parallelism splits.
+    # source: DeepSeek-V2 (arXiv:2405.04434), section 2.1.4.
     if model.mla is not None:
         units: Number = model.mla.kv_rank + model.mla.rope_width
     else:

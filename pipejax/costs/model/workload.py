@@ -405,8 +405,6 @@ def stages_of(
     places: Sequence[int] = (),
 ) -> Stages:
     """Say what the stages of a schedule hold, and at which places their workers are."""
-    # Layers for further tokens (`mtp_shares`) lie on the last stage if not given, and workers sit
-    # in order.
     placement, ends = table.placement, np.eye(table.num_stages)
     held = np.zeros((table.num_workers, table.num_stages))
     for of_pipe in placement:
@@ -509,8 +507,6 @@ _tables: WeakValueDictionary[Hashable, ScheduleTable] = WeakValueDictionary()
 
 class PricingShape(NamedTuple):
     """Static argument of compiled prices: all that they depend on besides numbers."""
-
-    # Numbers are arguments of their own: equal workloads and tables compile once.
 
     workload: Workload  # parallelism and recomputation; its model and minibatch are placeholders
     table: ScheduleTable  # the schedule; the same object for tables of equal content

@@ -30,7 +30,6 @@ Lengths = Sequence[float | Sequence[float]] | Float[NumpyArray, " microbatches"]
 def length_bytes(workload: Workload, table: ScheduleTable, lengths: Lengths) -> dict[str, Any]:
     """Activations of microbatches with lengths of their own, as `stage_costs` prices them."""
 
-    # Returns what `activation_memory` takes of them, (stages, microbatches) each.
     def price(model: Model, size: float) -> dict[str, Any]:
         sized = dataclasses.replace(workload, model=model)
         return stage_bytes(sized, table, microbatch_size=size).ledger_sizes
@@ -45,7 +44,6 @@ def by_length(
     price: Callable[[Model, float], dict[str, Any]],
 ) -> dict[str, Any]:
     """Price each different microbatch once, and stack the results by microbatch."""
-    # Returns arrays by name, with an axis of microbatches at the end.
     found = Packed.of(lengths)
     found.check_count(table)
     size = np.where(

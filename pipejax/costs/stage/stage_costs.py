@@ -483,7 +483,6 @@ def costs_of_microbatch(
     microbatch_size: Number | None = None,
 ) -> Costs:
     """Price with the model beside its workload, into which JAX does not look: it may be traced."""
-    # The microbatch size is that of the workload if None.
     workload = dataclasses.replace(workload, model=model)
     check_machine(workload, system)
     offloads = not is_traced(system.host_link.bandwidth) and has_host_link(system)

@@ -328,7 +328,6 @@ def bytes_of_stages(
     has_r: Numbers = 0.0,
 ) -> StageBytes:
     """Memory of stages from numbers alone, all of which may be traced and padded."""
-    # `has_r` is 1 on stages that the table recomputes in R cells.
     first, last = stages.first, stages.last
     mask, head = edge_activation_bytes(model, layout)
     keys = (slices > 1) * key_bytes(model, layout)

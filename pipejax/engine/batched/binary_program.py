@@ -249,8 +249,8 @@ def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
     """Encode the uses of costs as data."""
     # A node's own cost counts whenever its op is on the path, a lag only where the path goes on
     # over it. Uses are sorted by row within stretches of ops, so that a stretch's part of the path
-    # stays in cache, and cut into runs that a byte can count. every op twice: with its own cost,
-    # then with its lag
+    # stays in cache, and cut into runs that a byte can count.
+    # every op twice: with its own cost, then with its lag
     row = rows.row_of_position
     used = np.concatenate([row[ops.own], row[ops.lag]])
     stretch, place = np.divmod(np.tile(np.arange(ops.num_ops), 2), STRETCH)

@@ -216,7 +216,6 @@ def with_pairs_apart(program: Program) -> Program:
 
 def with_pair_times(program: Program, leaves: Leaves) -> Leaves:
     """Replace the factor among the leaves of a batch by `pair`, (N or 1, pairs) [s]."""
-    # A JAX function of the leaves.
     times = {name: leaf for name, leaf in leaves.items() if name != "pair_factor"}
     return times | {"pair": _pair_times(program, leaves)}
 

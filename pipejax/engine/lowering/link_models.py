@@ -89,7 +89,6 @@ def _line_up(
     builder: ProgramBuilder, found: Dependencies, sent: MessageTable, nodes: Nodes, meets: Which
 ) -> tuple[ScheduleTable, Int[NumpyArray, "2 transfers"]]:
     """Let transfers have their turns in the queues of both workers: SEND and RECV are one."""
-    # Returns the table whose cells say when, if any does, and the cells of SENDs and RECVs there.
     table, links = builder.table, builder.links
     if links.posting == "program" and not table.has_communication:
         table = insert_transfers(table, link=links)
@@ -122,7 +121,6 @@ def _post(
     nodes: Int[NumpyArray, " transfers"],
 ) -> None:
     """Let transfers wait until the rows reach their cells, SEND and RECV: then both are posted."""
-    # The cells may be those of another table, with the same ops in its rows.
     own, theirs = (
         row_order(each, builder.links.executed(each.grammar)) for each in (builder.table, table)
     )
@@ -241,8 +239,6 @@ def _users(builder: ProgramBuilder, sent: MessageTable) -> Int[NumpyArray, "3 us
 
 def smaller_messages(table: ScheduleTable, links: Links, costs: Costs | None) -> bytes:
     """Find what is smaller than `Links.eager_below`, if it says anything."""
-    # Returns booleans (directions, pipes, boundaries, microbatches) as bytes, which programs are
-    # remembered by.
     if not links.eager_below:
         return b""
     if costs is None:
@@ -278,7 +274,6 @@ def _meet(models: Nodes) -> Which:
 
 def below_threshold(transmit: Any, eager_below: float, batch_axes: int) -> Smaller:
     """Compare transmit times with a time; axes of one entry stand for all."""
-    # `batch_axes` (0 or 1) stand before all others.
     try:
         smaller = np.asarray(transmit < eager_below)
     except jax.errors.JAXTypeError as error:

@@ -147,7 +147,6 @@ class ProgramBuilder:
 
     def finish(self, messages: MessageTable, pairs: Int[NumpyArray, "pairs 3"]) -> Program:
         """Sort the nodes topologically and lay the edges out as a table of predecessors."""
-        # `pairs` are the kinds of fused pairs (stage of F, phase and stage of its backward).
         tail, head, lag = self._distinct_edges()
         try:
             order = topological_order(self._num_nodes, tail, head, self.table.num_workers)

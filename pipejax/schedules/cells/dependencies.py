@@ -172,7 +172,6 @@ def last_before(
     content: Content, consumers: Sequence[AnyPhase], producers: Sequence[AnyPhase]
 ) -> tuple[HeldCells, Int[NumpyArray, " ops"]]:
     """Find the last op of some phases before each op of others, of its stage and in its row."""
-    # Returns the ops of `consumers`, and (ops) cells of `producers`, or `NOWHERE`.
     ops = content.ops.take(np.isin(content.ops.phase, [*consumers, *producers]))
     copy = ops.cell // content.num_slots * content.num_stages + ops.stage
     order = np.lexsort((ops.cell, copy))

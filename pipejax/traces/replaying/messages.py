@@ -205,7 +205,7 @@ def estimate(evidence: Sequence[TakenMessages], links: int, average: Average) ->
 
 def link_times(messages: Sequence[Messages], links: int) -> Iterator[LinkTimes]:
     """Times of a message by link [s]: such as explain when all were taken, and simpler ones."""
-    # These are as if none waited for another. The median is of messages that differ; the
+    # The simpler ones are as if none waited for another. The median is of messages that differ; the
     # lower quartile where many stood behind others that this link model does not know of.
     alone = [one.evidence(one.end) for one in messages]
     for average in (median, _lower_quartile):
