@@ -47,33 +47,21 @@ CHOICES = (*COUNTED, "microbatch_size", "zero", "edge_units", "recompute")
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class PlanRequest:
-    """A training job, and the layouts that may be chosen for it.
+    """A training job, and the layouts that may be chosen for it."""
 
-    Attributes:
-      model: the transformer.
-      system: the machine.
-      gpus: accelerators, all of which are used.
-      minibatch: sequences per step of the whole job.
-      schedules: names of schedules with a fixed order of ops.
-      choices: by axis (`CHOICES`) the values that are allowed; for the others all that are legal.
-      links: link model, and what is shared.
-      shared: fields of `Workload` that all layouts have in common (`SHARED`).
-      stack: the software, by name; empty for what the system's file takes for granted.
-      memory_limit: what the tensors of an accelerator may take [B]; what `headroom` leaves if None.
-      headroom: share of an accelerator's memory that no tensor may have.
-    """
-
-    model: Model
-    system: System
-    gpus: int
-    minibatch: int
-    schedules: tuple[str, ...] = SCHEDULES
+    model: Model  # the transformer
+    system: System  # the machine
+    gpus: int  # accelerators, all of which are used
+    minibatch: int  # sequences per step of the whole job
+    schedules: tuple[str, ...] = SCHEDULES  # names of schedules with a fixed order of ops
+    # by axis (`CHOICES`) the values that are allowed; for others all that are legal
     choices: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-    links: Links = dataclasses.field(default_factory=Links)
+    links: Links = dataclasses.field(default_factory=Links)  # link model, and what is shared
+    # fields of `Workload` that all layouts have in common (`SHARED`)
     shared: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    stack: str = ""
-    memory_limit: float | None = None
-    headroom: float = HEADROOM
+    stack: str = ""  # the software, by name; empty for what the system's file takes for granted
+    memory_limit: float | None = None  # of an accelerator's tensors [B]; None: as `headroom`
+    headroom: float = HEADROOM  # share of an accelerator's memory that no tensor may have
 
     def __post_init__(self) -> None:
         check_types(model=(self.model, Model), system=(self.system, System))
