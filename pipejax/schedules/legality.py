@@ -229,7 +229,6 @@ def _check_needed(content: Content, rule: Rule) -> None:
 
 
 def _op_at(content: Content, phase: Phase, place: Index, microbatch: Index) -> tuple[Op, int]:
-    """The op of a phase at a stage, or at a worker, and its worker."""
     if phase.kind.of == WORKER:
         return Op(phase, NO_STAGE, int(microbatch)), int(place)
     worker = content.placement[content.pipe_of_microbatch[microbatch], place]

@@ -205,7 +205,6 @@ _EXTENDED = {
 
 
 def _checked(builder: Builder) -> Callable[..., ScheduleTable]:
-    """Check what a builder is given before it counts with it."""
     signature = inspect.signature(builder.function)
     defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
 

@@ -352,7 +352,6 @@ def _plain(value: Any) -> Any:
 def _text(
     read: Callable[[Any], Any], form: str, kinds: tuple[type, ...] = (str,)
 ) -> Callable[[Any, str], Any]:
-    """Check a text, or what stands for one, by reading it."""
 
     def check(value: Any, where: str) -> Any:
         if not isinstance(value, kinds):

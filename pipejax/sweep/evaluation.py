@@ -95,7 +95,6 @@ def _one_ahead(points: Iterable[Steps]) -> list[Values]:
 
 
 def _run_on(point: Steps) -> Values:
-    """Let a point that is prepared run to its end."""
     with EXACTLY():
         try:
             next(point)

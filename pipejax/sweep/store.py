@@ -183,7 +183,6 @@ class BlockStore:
         return kept == _checksum(parts)
 
     def _regions(self, block: Block) -> dict[str, tuple[Any, ...]]:
-        """Return the place of each variable of a block in its array."""
         # What does not depend on the system is written with the first block of systems.
         is_first = not any(cut.start for cut in block.cuts[len(self.sweep.shape_axes) :])
         return {

@@ -192,7 +192,6 @@ def _residual(name: str, model: Model, layout: Layout) -> LayerOp:
 
 
 def _mlp(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """The MLP of a dense layer, split by its width."""
     tokens, width = tokens_on_one(model, layout), model.ffn_hidden / layout.tensor
     return _two_products("mlp", model, layout, (tokens, width), 1.0)
 

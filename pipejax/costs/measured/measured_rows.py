@@ -153,7 +153,6 @@ class MeasuredRows:
 
 
 def _columns(rows: MeasuredRows) -> dict[str, NumpyArray]:
-    """All columns of rows, by the name of the attribute."""
     names = [field.name for field in dataclasses.fields(rows)]
     return {name: getattr(rows, name) for name in names if name != "models"}
 

@@ -274,7 +274,6 @@ class RowReader:
         return cells.get(name, default)
 
     def _model(self, cells: dict[str, str]) -> tuple[int, Model]:
-        """Find the model of a row, and its index among those of the file."""
         is_narrow = cells.get("precision", "").lower() in PRECISIONS[1:]
         cells = (NARROW if is_narrow else {}) | cells
         key = tuple(cells.get(name, "") for name in ("model", *OF_MODEL))

@@ -491,7 +491,6 @@ def read_model(data: Any, where: str) -> Model:
 
 
 def _record(kind: type, data: Any, where: str) -> Any:
-    """Read a record from a JSON object, and the records within it."""
     fields = {_KEYS.get(field.name, field.name): field for field in dataclasses.fields(kind)}
     check_keys(data, dict.fromkeys(fields, ""), where)
     values: dict[str, Any] = {}

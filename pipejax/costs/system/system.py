@@ -454,7 +454,6 @@ def _host(section: dict[str, Any], where: str) -> Host:
 
 
 def _attention_kernels(section: Any, where: str) -> AttentionKernels:
-    """Read how fast each kernel of attention is, as a share of the peak."""
     where = f"{where}: attention"
     if not isinstance(section, dict):
         raise ValueError(f"{where} must be an object of shares by kernel, got {section!r}")

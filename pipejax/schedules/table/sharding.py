@@ -110,7 +110,6 @@ def dense_rows(table: ScheduleTable) -> list[list[Cell]]:
 
 
 def _of_workers(given: EachWorker, num_workers: int, name: str, least: int) -> list[int]:
-    """Read a number of all workers, or one for each."""
     if isinstance(given, int | np.integer):
         return [whole_number(given, name, least=least)] * num_workers
     each = [whole_number(number, name, least=least) for number in given]

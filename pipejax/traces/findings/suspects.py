@@ -266,7 +266,6 @@ def _fill_in(row: Float[NumpyArray, " stages"], like: Float[NumpyArray, " stages
 def _medians(
     values: Float[NumpyArray, " some"], group: Int[NumpyArray, " some"], groups: int
 ) -> Float[NumpyArray, " groups"]:
-    """Median of each group; NaN of one that has nothing."""
     order, found = np.argsort(group, kind="stable"), np.full(groups, np.nan)
     for part in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
         found[group[part[0]]] = np.median(values[part])
