@@ -201,7 +201,7 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
             values = given.get(key, default)
             values = unfolded(values) if key == "schedules" else values
             if key == "pipeline_layout" and _is_one_layout(values):
-                values = _text(TEXTS[key], "", (list,))(values, f"{where}: {key}")
+                values = _text(_pipeline_layout, "", (list,))(values, f"{where}: {key}")
             axes[name] = read_axis(name, values, f"{where}: {key}", check)
     if "stack" not in given:
         axes["stack"] = axes["stack"]._replace(values=(software,))
