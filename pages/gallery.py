@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
-import griffe
 import numpy as np
 
 import pipejax as pj
@@ -212,11 +211,10 @@ def _exact(each: Shown) -> str:
 
 
 def _options(builder: Builder) -> dict[str, str]:
-    """What a schedule takes besides, from its docstring."""
-    function = inspect.unwrap(builder.function)  # the registry checks what it is given
-    sections = griffe.parse_google(griffe.Docstring(function.__doc__), warnings=False)
-    (listed,) = (s for s in sections if s.kind is griffe.DocstringSectionKind.parameters)
-    about = {each.name: " ".join(each.description.split()) for each in listed.value}
+    """Describe the options of a schedule, from its docstring."""
+    text = inspect.getdoc(inspect.unwrap(builder.function)) or ""  # the registry checks arguments
+    entries = re.findall(r"^  (\w+): (.*(?:\n {4}.*)*)", text.partition("Options:\n")[2], re.M)
+    about = {name: " ".join(lines.split()) for name, lines in entries}
     return {f"`{name}`": about[name] for name in builder.options}
 
 

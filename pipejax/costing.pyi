@@ -10,8 +10,7 @@ from pipejax.costs.model.model import (
     MixtureOfExperts as MixtureOfExperts,
 )
 from pipejax.costs.model.pipeline_layout import PipelineLayout as PipelineLayout
-from pipejax.costs.restaging import restaged_costs as restaged_costs
-from pipejax.costs.scaling import scaled_costs as scaled_costs
+from pipejax.costs.scaling import restaged_costs as restaged_costs, scaled_costs as scaled_costs
 from pipejax.costs.stage.stage_costs import work_costs as work_costs
 from pipejax.costs.stage.stage_work import (
     StageWork as StageWork,

@@ -39,9 +39,12 @@ from pipejax.search.tuning.tune import TunedSetting as TunedSetting
 from pipejax.sweep.declaration import Sweep as Sweep
 from pipejax.sweep.plan.result import PlanResult as PlanResult
 from pipejax.sweep.store import STATUS as STATUS
-from pipejax.traces.findings.analysis import Analysis as Analysis, Stall as Stall
+from pipejax.traces.findings.analysis import (
+    Analysis as Analysis,
+    Forecast as Forecast,
+    Stall as Stall,
+)
 from pipejax.traces.findings.attribution import Attribution as Attribution, Share as Share
-from pipejax.traces.findings.forecast import Forecast as Forecast
 from pipejax.traces.findings.new_deal import NewDeal as NewDeal
 from pipejax.traces.findings.op_times import OpTimes as OpTimes
 from pipejax.traces.findings.suspects import Suspect as Suspect

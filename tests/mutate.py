@@ -94,7 +94,7 @@ TESTS = {
         "recurrence engine_pairs formula one_meaning",
     ),
     "pipejax/engine/batched": ("", "batch engine_pairs transformations devices one_meaning"),
-    "pipejax/engine/batched/per_op_costs.py": ("", "jitter_factors jitter"),
+    "pipejax/engine/batched/pricing.py": ("", "batch step_time jitter_factors jitter"),
     "pipejax/engine/steady_state.py": ("", "long_schedules engine_pairs"),
     "pipejax/engine/periodic_makespan.py": ("", "long_schedules engine_pairs one_meaning"),
     "pipejax/analysis": ("activation_memory objects compare diff", "step_report"),

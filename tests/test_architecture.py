@@ -30,7 +30,6 @@ ORDER = {
         "precision",
         "costs",
         "scaling",
-        "restaging",
         "planning",
         "topology",
         "system",

@@ -17,8 +17,7 @@ from mpmd_stand_ins import (
 
 import pipejax as pj
 from pipejax.runtimes.formats import FORMATS
-from pipejax.runtimes.writers.jaxpp import to_jaxpp
-from pipejax.runtimes.writers.shardy import to_shardy
+from pipejax.runtimes.mpmd import to_jaxpp, to_shardy
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table_files import LossWarning
 

@@ -24,9 +24,7 @@ from pipejax.costs.model.workload_fields import RECOMPUTE
 from pipejax.costs.system.parts import number_of
 from pipejax.schedules.table.held_activations import held_counts
 from pipejax.sweep.plan import search
-from pipejax.sweep.plan.layouts import Layouts, enumerate_layouts
-from pipejax.sweep.plan.other_machines import resource_shares_of, reversals
-from pipejax.sweep.plan.pricing import workload_of
+from pipejax.sweep.plan.layouts import Layouts, PlanRequest, enumerate_layouts
 from pipejax.sweep.plan.programs import (
     Pipe,
     ProgramShape,
@@ -35,8 +33,8 @@ from pipejax.sweep.plan.programs import (
     lower_bounds,
     table_of,
 )
-from pipejax.sweep.plan.request import PlanRequest
-from pipejax.sweep.plan.search import Known, shape_of
+from pipejax.sweep.plan.result import resource_shares_of, reversals
+from pipejax.sweep.plan.search import Known, shape_of, workload_of
 
 GPT, H100 = pj.load_model("gpt-22b"), pj.load_system("h100")
 H100_NUMBERS = {name: float(number_of(H100, name)) for name in RESOURCES}

@@ -334,9 +334,8 @@ def test_a_sweep_takes_the_parts_of_experts():
 
 
 def test_a_plan_searches_whole_and_cut_experts():
-    from pipejax.sweep.plan.layouts import enumerate_layouts
-    from pipejax.sweep.plan.pricing import workload_of
-    from pipejax.sweep.plan.request import PlanRequest
+    from pipejax.sweep.plan.layouts import PlanRequest, enumerate_layouts
+    from pipejax.sweep.plan.search import workload_of
 
     request = PlanRequest(MIXTRAL, pj.load_system("h100"), 16, 16, choices={"tensor": (4,)})
     found = enumerate_layouts(request)

@@ -117,14 +117,13 @@ class Costs:
     others: dataclasses.InitVar[Any] = None  # Mapping[str, Seconds] | None
 
     def __new__(cls, *args: Any, **given: Any) -> "Costs":
-        """Refuse a name that is none, and say which is meant."""
+        """Refuse an unknown name, and say which is meant."""
         for name in given:
             if name not in (*FIELDS, "others"):
                 raise unknown_cost(name)
         return super().__new__(cls)
 
     def __post_init__(self, others: Any) -> None:
-        """Check the given times and fill in the others."""
         check_types(others=(others, Mapping, type(None)))
         given = {name: value for name, value in vars(self).items() if value is not None}
         for name in given.keys() & (others or {}):
@@ -230,11 +229,9 @@ class Costs:
         others: Mapping[str, Any] | None = None,
         **times: Any,
     ) -> "Costs":
-        """Make costs from one number or batch for each time: of every stage, or of a worker.
-
-        A batch axis is written out on every leaf, before axes of stages or boundaries. What is of a
-        worker is divided over the stages that a microbatch meets there.
-        """
+        """Make costs from one number or batch for each time: of every stage, or of a worker."""
+        # A batch axis is written out on every leaf, before axes of stages or boundaries. What is of
+        # a worker is divided over the stages that a microbatch meets there.
         check_types(table=(table, ScheduleTable))
         for name in times:
             if name not in FIELDS:
@@ -465,10 +462,8 @@ def _completed(times: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_backward(times: Mapping[str, Any]) -> None:
-    """Refuse B beside an I and a W that make up another one, where a person gives all three.
-
-    Measured ones may differ by 1 %. `Costs` itself takes any: a fused backward may be faster.
-    """
+    """Refuse B beside an I and a W that make up another one, where a person gives all three."""
+    # Measured ones may differ by 1 %. `Costs` itself takes any: a fused backward may be faster.
     given = [times.get(name) for name in ("backward", "input_grad", "weight_grad")]
     if any(time is None for time in given):
         return
@@ -487,7 +482,6 @@ def check_backward(times: Mapping[str, Any]) -> None:
 
 
 def _combined(what: str, combine: Any, one: Any, other: Any) -> Any:
-    """Add or subtract two op times of equal axes."""
     shapes = np.shape(one), np.shape(other)
     if all(shapes) and not (  # (N, 1) and (N,) would make (N, N)
         len(shapes[0]) == len(shapes[1])

@@ -26,17 +26,7 @@ Options = Mapping[str, Any]
 def build_for_run(
     builder: Builder, size: Options, options: Options, price: Callable[[ScheduleTable], Costs]
 ) -> ScheduleTable:
-    """Build a schedule for the costs of a run; its order follows from them if it is planned.
-
-    Args:
-      builder: builder of the schedule.
-      size: num_workers and num_microbatches.
-      options: options of the builder, which win over the run's times.
-      price: returns the costs of a table.
-
-    Raises:
-      MismatchError: if the schedule does not exist for this size.
-    """
+    """Build a schedule for the costs of a run; its order follows from them if it is planned."""
     return builder.function(**size, **for_times(builder, size, options, price))
 
 
@@ -60,13 +50,7 @@ def is_planned(builder: Builder, options: Options) -> bool:
 def plans(
     builder: Builder, options: Options, costs: Mapping[str, Any]
 ) -> Iterator[tuple[Int[NumpyArray, " rows"], dict[str, Any]]]:
-    """Yield rows of a batch of costs that share a plan, and the builder's options for it.
-
-    Args:
-      builder: builder of a planned schedule.
-      options: options that win over the run's times.
-      costs: leaves of Costs by name, each (batch, ...) [s].
-    """
+    """Yield rows of a batch of costs that share a plan, and the builder's options for it."""
     size = max(len(leaf) for leaf in costs.values())
 
     def mean(name: str) -> Float[NumpyArray, "batch columns"]:

@@ -40,11 +40,9 @@ def _has_float64() -> bool:
 
 
 def float_type(*values: Any) -> np.dtype:
-    """Type in which values are added up.
-
-    Numbers: float32 where all arrays among them are float32 or smaller, else float64; Python's
-    numbers take the type of the arrays beside them, and alone they are float64. Tracers: JAX's.
-    """
+    """Type in which values are added up."""
+    # Numbers: float32 where all arrays among them are float32 or smaller, else float64; Python's
+    # numbers take the type of the arrays beside them, and alone they are float64. Tracers: JAX's.
     if is_traced(values):
         with known(np.float32):
             return np.dtype(jnp.promote_types(jnp.result_type(float, *values), np.float32))
@@ -77,11 +75,9 @@ def _plain_numbers() -> Iterator[None]:
 
 
 def in_float64(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Take numbers as float64, whatever JAX's default; where one is traced, change nothing.
+    """Take numbers as float64, whatever JAX's default; where one is traced, change nothing."""
 
-    `function` gets copies: what it starts may still run while the caller changes his arrays.
-    """
-
+    # `function` gets copies: what it starts may still run while the caller changes his arrays.
     @functools.wraps(function)
     def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         if is_traced(arguments, options):
@@ -142,11 +138,16 @@ def floats_in(record: Any, *, but: type | tuple[type, ...] = ()) -> None:
             object.__setattr__(record, field.name, as_float(value))
 
 
-def check_finite(found: Any, given: Any) -> None:
-    """Refuse results that overflowed, and name the largest number that they were made of.
+class FloatFields:
+    """Base of frozen records whose numbers are floats."""
 
-    It waits for the results: nothing reads the given arrays any more.
-    """
+    def __post_init__(self) -> None:
+        floats_in(self)
+
+
+def check_finite(found: Any, given: Any) -> None:
+    """Refuse results that overflowed, and name the largest number that they were made of."""
+    # It waits for the results: nothing reads the given arrays any more.
     if all(_is_finite(on_host(leaf)) for leaf in leaves(found)):
         return
     name, wrong = next(named for named in _named(found) if not _is_finite(named[1]))
@@ -169,7 +170,6 @@ def _named(tree: Any) -> list[tuple[str, NumpyArray]]:
 
 
 def _is_finite(values: NumpyArray) -> bool:
-    """Return whether all values are; a NaN is not below infinity either."""
     return values.size == 0 or bool(-np.inf < values.min() and values.max() < np.inf)
 
 
@@ -210,11 +210,9 @@ def checked_seconds(name: str, value: Any) -> Any:
 
 
 def _are_times(numbers: NumpyArray) -> bool:
-    """Return whether all numbers, of float32 or float64, are finite and at least 0.
-
-    Read as whole numbers without a sign, the bits of such floats stand below those of infinity, and
-    NaN and all with a sign above: one pass tells. Only -0 needs the second look.
-    """
+    """Return whether all numbers, of float32 or float64, are finite and at least 0."""
+    # Read as whole numbers without a sign, the bits of such floats stand below those of infinity,
+    # and NaN and all with a sign above: one pass tells. Only -0 needs the second look.
     if numbers.size == 0:
         return True
     bits = np.dtype(f"u{numbers.itemsize}")
@@ -234,7 +232,6 @@ def _as_float(numbers: Any) -> Any:
 
 
 def _as_array(value: Any) -> Any:
-    """Convert a value to an array, or return None where it does not consist of numbers."""
     if is_array(value):
         return value if isinstance(value.dtype, np.dtype) else None  # random keys have their own
     if is_masked(value):

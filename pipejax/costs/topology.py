@@ -59,7 +59,6 @@ class Topology:
     places: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         sizes = check_sizes(self.workers_per_node, "workers_per_node")
         object.__setattr__(self, "workers_per_node", sizes)
         for name in MESSAGE_FIELDS:
@@ -172,22 +171,13 @@ def levels_on(costs: Costs, table: ScheduleTable, topology: Topology) -> "Placed
 
 
 class PlacedCosts(NamedTuple):
-    """Costs of a table by where its workers sit.
+    """Costs of a table by where its workers sit."""
 
-    Attributes:
-      table: the schedule.
-      base: costs besides.
-      level: (places, places) level of the link between two of them.
-      messages: (levels, 2, pipes, stages - 1), and perhaps an axis of microbatches: latency and
-        transmit of every message over links of each level [s].
-      of_copies: costs of stages that depend on whether all copies of a stage, and first and last
-        stage, share a node: (2, 2, stages), and perhaps an axis of microbatches, 1 where they do.
-    """
-
-    table: ScheduleTable
-    base: Costs
-    level: Levels
-    messages: Mapping[str, Any]
+    table: ScheduleTable  # the schedule
+    base: Costs  # costs besides
+    level: Levels  # (places, places) level of the link between two of them
+    messages: Mapping[str, Any]  # (levels, 2, pipes, stages - 1): latency and transmit [s]
+    # (2, 2, stages): copies of a stage share a node; first and last stage do
     of_copies: Mapping[str, Any] = MappingProxyType({})
 
     @classmethod
@@ -207,10 +197,7 @@ class PlacedCosts(NamedTuple):
         return np.unique((self.level > 0).argmin(axis=1), return_inverse=True)[1]
 
     def choices(self, places: Places) -> Int[NumpyArray, "placements choices"]:
-        """What of a placement decides costs: those with equal rows cost the same.
-
-        The level of every boundary that a message crosses, and which copies share a node.
-        """
+        """Return what of a placement decides its costs: equal rows cost the same."""
         level, (near, ends) = self._boundaries(places), self._near(places)
         moves = self.table.placement[:, 1:] != self.table.placement[:, :-1]
         rows = [level[:, moves], *([near, ends] if self.of_copies else [])]
@@ -255,7 +242,6 @@ class PlacedCosts(NamedTuple):
         return unchecked_costs(vars(self.base) | least | stages)
 
     def _boundaries(self, places: Places) -> Int[NumpyArray, "placements pipes boundaries"]:
-        """Level of each stage boundary."""
         at = places[:, self.table.placement]
         return self.level[at[..., :-1], at[..., 1:]]
 

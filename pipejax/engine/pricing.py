@@ -29,38 +29,14 @@ Vector = Float[Array, " costs"] | Float[NumpyArray, " costs"]
 
 @short_repr
 class NodeCosts(NamedTuple):
-    """The costs of one program.
+    """The costs of one program."""
 
-    Attributes:
-      duration: (nodes) time that each node takes [s].
-      lag: (nodes, max_preds) delay from each predecessor [s].
-    """
-
-    duration: Float[Array, " nodes"] | Float[NumpyArray, " nodes"]
-    lag: Float[Array, "nodes max_preds"] | Float[NumpyArray, "nodes max_preds"]
+    duration: Float[Array, " nodes"] | Float[NumpyArray, " nodes"]  # time that each node takes [s]
+    lag: Float[Array, "nodes max_preds"] | Float[NumpyArray, "nodes max_preds"]  # [s]
 
 
 def price(program: Program, costs: Costs) -> NodeCosts:
-    """Look up what every node and edge of a program costs.
-
-    Args:
-      program: lowered schedule.
-      costs: unbatched costs; batch with `jax.vmap`.
-
-    Returns:
-      duration (nodes) and lag (nodes, max_preds) [s].
-
-    Raises:
-      ValueError: if a cost has the wrong number of entries, or a phase of the program has none, or
-        as `program_for`.
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
-      >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0)
-      >>> price(pj.lower(table, step_end=False), costs).duration.tolist()
-      [0.0, 1.0, 1.0, 2.0, 2.0]
-    """
+    """Look up what every node and edge of a program costs."""
     program = program_for(program, costs)
     vector = cost_vector(program, costs)
     return NodeCosts(vector[program.duration_index], vector[program.lag_index])
@@ -75,10 +51,7 @@ def ends_step(costs: Costs) -> bool:
 def lower_and_price(
     table: ScheduleTable, costs: Costs, link: str | Links
 ) -> tuple[Program, Float[NumpyArray, " costs"]]:
-    """Lower a table, with all-reduce and update where they cost anything, and price it in float64.
-
-    Returns the program and its cost vector (costs) [s].
-    """
+    """Lower a table, with all-reduce and update where they cost, and price it in float64."""
     costs.check_shapes(*sizes_of(table))
     program = lowered(table, Links.of(link), ends_step(costs), costs)
     check_known(program, costs)
@@ -88,15 +61,9 @@ def lower_and_price(
 
 
 def program_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> Program:
-    """Return the program as costs need it: `by_microbatch` where they differ by microbatch.
-
-    `batch_axes` stand before all other axes of the costs. What is returned is for these costs: its
-    links say nothing of eager messages any more.
-
-    Raises:
-      ValueError: as `with_columns_for`, or if other messages than those of the program lie below
-        `eager_below`, or that is out of sight.
-    """
+    """Return the program as costs need it: `by_microbatch` where they differ by microbatch."""
+    # `batch_axes` stand before all other axes of the costs. What is returned is for these costs:
+    # its links say nothing of eager messages any more.
     if program.links.eager_below:
         if is_traced(program):
             raise ValueError("a program of links with eager_below cannot be traced: close over it")
@@ -106,11 +73,7 @@ def program_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> Progr
 
 
 def with_columns_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> Program:
-    """Return the program with the columns that costs need, one for each microbatch if they differ.
-
-    Raises:
-      ValueError: if they do, and the program is traced.
-    """
+    """Return the program with one column for each microbatch where costs differ by them."""
     if program.layout.per_microbatch or not costs.per_microbatch(batch_axes):
         return program
     if is_traced(program):
@@ -161,10 +124,8 @@ def checked_vector(program: Program, costs: Costs) -> Vector:
 
 
 def overlapped(forward: Any, backward: Any, factor: Any, xp: Any) -> Any:
-    """Times of fused pairs: the longer op and `factor` of the shorter one [s].
-
-    Where both last as long, the forward is the longer one, and its derivative 1.
-    """
+    """Times of fused pairs: the longer op and `factor` of the shorter one [s]."""
+    # Where both last as long, the forward is the longer one, and its derivative 1.
     longer = forward >= backward
     return xp.where(longer, forward + factor * backward, backward + factor * forward)
 
@@ -178,10 +139,8 @@ def check_known(program: Program, costs: Costs) -> None:
 
 @remembered
 def by_microbatch(program: Program) -> Program:
-    """Give every microbatch costs of its own; a program keeps the result.
-
-    Fused pairs are of two microbatches, so each becomes a kind of its own.
-    """
+    """Give every microbatch costs of its own; a program keeps the result."""
+    # Fused pairs are of two microbatches, so each becomes a kind of its own.
     old, fused = program.layout, np.asarray(program.fused)
     if old.per_microbatch:
         return program

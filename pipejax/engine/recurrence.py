@@ -115,7 +115,6 @@ def _makespan(program: Program, costs: Costs) -> Float[Array, ""]:
 
 
 def _graph(program: Program, costs: Costs) -> Graph:
-    """Predecessors, durations and lags of a program."""
     costs.check_values()
     duration, lag = price(program, costs)
     return jnp.asarray(program.preds), jnp.asarray(duration), jnp.asarray(lag)
@@ -140,17 +139,11 @@ def _longest_jvp(
 
 @short_repr
 class CriticalPath(NamedTuple):
-    """One longest path, the one that the gradient of the makespan counts.
+    """One longest path, the one that the gradient of the makespan counts."""
 
-    Attributes:
-      finish: (nodes) finish times of all nodes [s].
-      nodes: (nodes) whether a node is on the path; the source always is.
-      edges: (nodes, max_preds) whether an edge is on the path.
-    """
-
-    finish: Times
-    nodes: Bool[Array, " nodes"]
-    edges: Bool[Array, "nodes max_preds"]
+    finish: Times  # (nodes) finish times of all nodes [s]
+    nodes: Bool[Array, " nodes"]  # whether a node is on the path; the source always is
+    edges: Bool[Array, "nodes max_preds"]  # whether an edge is on the path
 
 
 @compiled
@@ -286,11 +279,9 @@ def tns_of(ends: Float[Array, " workers"], target: Target) -> Float[Array, ""]:
 
 @compiled
 def _scan(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Int[Array, " nodes"]]:
-    """Finish times (nodes) [s], and the column of the winning predecessor: argmax takes the first.
+    """Finish times (nodes) [s], and the column of the winning predecessor: the first at a tie."""
 
-    Derivatives follow the choices: a choice has none of its own, and what it picks is linear.
-    """
-
+    # Derivatives follow the choices: a choice has none of its own, and what it picks is linear.
     def step(finish: Times, row: Row) -> tuple[Times, Int[Array, ""]]:
         v, before, own, lags = row
         arrival = finish[before] + lags

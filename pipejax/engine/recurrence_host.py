@@ -15,21 +15,13 @@ Times = Float[NumpyArray, " nodes"]
 
 
 class HostRun(NamedTuple):
-    """One run of a program [s].
+    """One run of a program [s]."""
 
-    Attributes:
-      preds: (nodes, max_preds) what each node waits for.
-      duration: (nodes) time that each node takes.
-      lag: (nodes, max_preds) delay from each predecessor.
-      start: (nodes) when the last that a node waits for is there.
-      finish: (nodes) finish times.
-    """
-
-    preds: Int[NumpyArray, "nodes max_preds"]
-    duration: Times
-    lag: Float[NumpyArray, "nodes max_preds"]
-    start: Times
-    finish: Times
+    preds: Int[NumpyArray, "nodes max_preds"]  # what each node waits for
+    duration: Times  # (nodes) time that each node takes
+    lag: Float[NumpyArray, "nodes max_preds"]  # delay from each predecessor
+    start: Times  # (nodes) when the last that a node waits for is there
+    finish: Times  # (nodes) finish times
 
 
 def run_on_host(program: Program, vector: Float[NumpyArray, " costs"]) -> HostRun:
@@ -47,10 +39,7 @@ def makespan_on_host(program: Program, vector: Float[NumpyArray, " costs"]) -> f
 
 
 def run_many_on_host(program: Program, costs: NumpyArray) -> tuple[NumpyArray, NumpyArray]:
-    """Run a program at many cost vectors (costs, runs), of whole numbers: every sum is exact.
-
-    Returns (runs) makespans, and (costs, runs) how often each cost is on the critical path.
-    """
+    """Run a program at many cost vectors (costs, runs), of whole numbers: every sum is exact."""
     preds, duration, lag = map(
         np.asarray, (program.preds, program.duration_index, program.lag_index)
     )

@@ -28,21 +28,13 @@ Frontier = list[int]  # nodes; the source first and `ENDS` second
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Piece:
-    """Columns between two cuts, as a map from one frontier to the next.
+    """Columns between two cuts, as a map from one frontier to the next."""
 
-    Attributes:
-      nodes: (nodes) nodes of the program, in order.
-      preds: (nodes, max_preds) what each waits for: a place in the frontier before the piece, or
-        the size of that frontier plus a place in `nodes`.
-      outputs: (frontier) the next frontier, in the same numbers.
-      sinks: (sinks) nodes that nobody waits for, in the same numbers.
-      num_inputs: size of the frontier before the piece.
-    """
-
-    nodes: IntArray
-    preds: IntArray
-    outputs: IntArray
-    sinks: IntArray
+    nodes: IntArray  # (nodes) nodes of the program, in order
+    preds: IntArray  # (nodes, max_preds) place in the old frontier, or its size + place in `nodes`
+    outputs: IntArray  # (frontier) the next frontier, in the same numbers
+    sinks: IntArray  # (sinks) nodes that nobody waits for, in the same numbers
+    # size of the frontier before the piece
     num_inputs: int = dataclasses.field(metadata={"static": True})
 
 
@@ -50,44 +42,28 @@ register(Piece)
 
 
 class Period(NamedTuple):
-    """A period and the piece that leads to it.
+    """A period and the piece that leads to it."""
 
-    Attributes:
-      before: what comes before, from the period before this one on or from the start.
-      piece: one period; its frontiers before and after have the same meaning.
-      microbatches: how many microbatches a period is for, of all pipes.
-    """
-
-    before: Piece
-    piece: Piece
-    microbatches: int
+    before: Piece  # what comes before, from the period before this one on or from the start
+    piece: Piece  # one period; its frontiers before and after have the same meaning
+    microbatches: int  # how many microbatches a period is for, of all pipes
 
 
 class SteadyState(NamedTuple):
-    """A program with places where periods can be put in.
+    """A program with places where periods can be put in."""
 
-    Attributes:
-      periods: one for each part of the schedule that grows with the microbatches.
-      rest: what comes after the last cut.
-      microbatches: by how many microbatches the program can grow.
-    """
-
-    periods: tuple[Period, ...]
-    rest: Piece
-    microbatches: int
+    periods: tuple[Period, ...]  # one for each part that grows
+    rest: Piece  # what comes after the last cut
+    microbatches: int  # by how many microbatches the program can grow
 
 
 def steady_state(program: Program) -> SteadyState:
-    """Find the periods of a schedule.
-
-    Columns are compared by their content up to a shift (`signature`): kinds of nodes, and for each
-    edge how many microbatches and columns back it leads. Equal signatures a fixed length apart
-    are a run; a run in which the frontier repeats too is a period. Its frontiers
-    are matched node by node, so the next period reads its inputs where this one left its outputs.
-
-    References:
-      Baccelli, Cohen, Olsder, Quadrat: Synchronization and Linearity (1992), chapter 3.
-    """
+    """Find the periods of a schedule."""
+    # Columns are compared by their content up to a shift (`signature`): kinds of nodes, and for
+    # each edge how many microbatches and columns back it leads. Equal signatures a fixed length
+    # apart are a run; a run in which the frontier repeats too is a period. Its frontiers are
+    # matched node by node, so the next period reads its inputs where this one left its outputs.
+    # source: Baccelli, Cohen, Olsder, Quadrat: Synchronization and Linearity (1992), chapter 3.
     columns = _Columns(program)
     chosen = sorted(_choose(columns, program.num_microbatches), key=lambda found: found.cut)
     microbatches = math.lcm(*(found.microbatches for found in chosen))
@@ -108,10 +84,9 @@ def steady_state(program: Program) -> SteadyState:
 
 
 class _FoundPeriod(NamedTuple):
-    """Columns cut to cut + length repeat from cut + length on, with later microbatches.
+    """Columns cut to cut + length repeat from cut + length on, with later microbatches."""
 
-    Where microbatches alternate between pipes, each shifts by more than its own number of them.
-    """
+    # Where microbatches alternate between pipes, each shifts by more than its own number of them.
 
     cut: int
     length: int
@@ -121,8 +96,6 @@ class _FoundPeriod(NamedTuple):
 
 
 class _Columns:
-    """The nodes of a program by columns of the table."""
-
     def __init__(self, program: Program) -> None:
         self.preds = np.asarray(program.preds).tolist()
         self.lags = np.asarray(program.lag_index).tolist()
@@ -207,7 +180,6 @@ class _Columns:
         return list(dict.fromkeys(own))
 
     def keys(self, column: int) -> list[Key]:
-        """Kind and microbatch of the nodes of a column."""
         return sorted((self.kind[node], self.microbatch[node]) for node in self.nodes[column])
 
     def frontier(self, cut: int) -> Frontier:
@@ -268,11 +240,9 @@ def _backwards_of_pairs(program: Program) -> dict[int, Key]:
 
 
 def _choose(columns: _Columns, num_microbatches: int) -> list[_FoundPeriod]:
-    """Choose the longest runs of periods that together do all that a microbatch needs, once.
-
-    An op that stands elsewhere alone, as a backward that is split at the end of a table of fused
-    pairs, does not have to come again: what it does, others do.
-    """
+    """Choose the longest runs of periods that together do all that a microbatch needs, once."""
+    # An op that stands elsewhere alone, as a backward that is split at the end of a table of fused
+    # pairs, does not have to come again: what it does, others do.
     kinds = {
         kind
         for nodes in columns.nodes

@@ -9,17 +9,11 @@ from typing import Any, NamedTuple
 
 
 class TableFormat(NamedTuple):
-    """A form of a table.
+    """A form of a table."""
 
-    Attributes:
-      module: of the writer.
-      function: returns the text.
-      of_run: whether it takes a run (`Evaluation`) and no table.
-    """
-
-    module: str
-    function: str
-    of_run: bool = False
+    module: str  # of the writer
+    function: str  # returns the text
+    of_run: bool = False  # whether it takes a run (`Evaluation`) and no table
 
     @property
     def writer(self) -> Callable[[Any], str]:
@@ -30,8 +24,8 @@ class TableFormat(NamedTuple):
 
 FORMATS: Mapping[str, TableFormat] = {
     "torch-csv": TableFormat("pipejax.runtimes.torch_tables", "to_torch_csv"),
-    "jaxpp": TableFormat("pipejax.runtimes.writers.jaxpp", "to_jaxpp"),
-    "shardy": TableFormat("pipejax.runtimes.writers.shardy", "to_shardy"),
+    "jaxpp": TableFormat("pipejax.runtimes.mpmd", "to_jaxpp"),
+    "shardy": TableFormat("pipejax.runtimes.mpmd", "to_shardy"),
     "json": TableFormat("pipejax.schedules.table.table_files", "to_json"),
     "chrome-trace": TableFormat("pipejax.analysis.runs.chrome_trace", "chrome_trace", of_run=True),
 }

@@ -29,19 +29,7 @@ def call_together(
     environment: Mapping[str, str],
     timeout: float | None = None,
 ) -> list[Any]:
-    """Start a process for each request; return their answers.
-
-    Args:
-      module: calls `serve` when it is executed with `python -m`. Processes meet at the file that
-        the key "meeting" of their request names.
-      requests: what JSON can hold, one for each process.
-      environment: variables beside those of this process.
-      timeout: seconds after which all are ended; no limit if None.
-
-    Raises:
-      ValueError: what a process refuses.
-      RuntimeError: if one fails, or the time is over.
-    """
+    """Start a process for each request; return their answers."""
     with tempfile.TemporaryDirectory(prefix="pipejax-") as folder:
         place = Path(folder)
         processes = [_start(module, place / f"{k}.log", environment) for k in range(len(requests))]
@@ -75,10 +63,8 @@ def call_together(
 
 
 def serve(answer_to: Callable[[Any], Any]) -> None:
-    """Answer one request; where that fails, say why in one line. A ValueError is what is refused.
-
-    Others may wait for a message of this process, and it for theirs: it ends at once.
-    """
+    """Answer one request; if that fails, say why in one line. A ValueError is a refusal."""
+    # Others may wait for a message of this process, and it for theirs: it ends at once.
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_the_caller, daemon=True).start()
     try:

@@ -21,59 +21,35 @@ RUNTIMES = {"jax": "pipejax.runtimes.spmd.runtime", "torch": "pipejax.runtimes.g
 
 
 class RuntimeJob(NamedTuple):
-    """What a runtime is asked to run.
+    """Job of a runtime."""
 
-    Attributes:
-      table: the schedule.
-      links: what the prediction of its step time assumes of messages.
-      costs: how long ops are to take [s]: stages wait until then; None: as long as they compute.
-      hidden: width of the layers of a stage.
-      batch_size: examples of a microbatch.
-      steps: steps to time, after one that is not; 0 times nothing.
-      seed: of parameters and data.
-      trace: folder that gets a trace of the timed steps, a file for each worker; None: no trace.
-    """
-
-    table: ScheduleTable
-    links: Links = Links()
-    costs: Costs | None = None
-    hidden: int = 16
-    batch_size: int = 2
-    steps: int = 0
-    seed: int = 0
-    trace: Path | None = None
+    table: ScheduleTable  # the schedule
+    links: Links = Links()  # what the prediction of its step time assumes of messages
+    costs: Costs | None = None  # [s]; None: as long as they compute
+    hidden: int = 16  # width of the layers of a stage
+    batch_size: int = 2  # examples of a microbatch
+    steps: int = 0  # steps to time, after one that is not; 0 times nothing
+    seed: int = 0  # of parameters and data
+    trace: Path | None = None  # folder for a trace of the timed steps
 
 
 @short_repr
 class RuntimeRun(NamedTuple):
-    """What a runtime gives back.
+    """Result of a runtime."""
 
-    Attributes:
-      runtime: its name.
-      version: of the library that ran the table.
-      gradient_error: largest difference to the gradients of the model without a pipeline, relative
-        to the largest entry of the array that it is in; NaN where a gradient is none.
-      loss: mean over the microbatches.
-      loss_error: relative difference to the loss of the model without a pipeline.
-      left_out: cells of the table that the runtime does not execute, by phase, and why.
-      step_times: measured steps [s].
-      predicted: makespan of the table at the times of the profile [s], where there is one.
-      profile: seconds of an op by phase letter, one for each stage.
-      message: seconds of a message, one for each stage boundary.
-      step_size: what U cells multiply the mean gradient with; None where none is executed.
-    """
-
-    runtime: str
-    version: str
+    runtime: str  # its name
+    version: str  # of the library that ran the table
+    # largest difference to gradients without a pipeline, relative to the largest entry; or NaN
     gradient_error: float
-    loss: float
-    loss_error: float
+    loss: float  # mean over the microbatches
+    loss_error: float  # relative difference to the loss of the model without a pipeline
+    # cells that the runtime does not execute, by phase, and why
     left_out: Mapping[str, str] = {}
-    step_times: Sequence[float] = ()
-    predicted: float | None = None
-    profile: Mapping[str, Sequence[float]] = {}
-    message: Sequence[float] = ()
-    step_size: float | None = None
+    step_times: Sequence[float] = ()  # measured steps [s]
+    predicted: float | None = None  # makespan at the times of the profile [s]
+    profile: Mapping[str, Sequence[float]] = {}  # [s] of an op by phase letter, by stage
+    message: Sequence[float] = ()  # seconds of a message, one for each stage boundary
+    step_size: float | None = None  # factor of the mean gradient in U cells
 
     @property
     def error(self) -> float:

@@ -10,7 +10,7 @@ import warnings
 
 import numpy as np
 
-from pipejax.runtimes.writers.mpmd_rows import with_known_cells
+from pipejax.runtimes.mpmd import with_known_cells
 from pipejax.schedules.cells.ops import (
     CELL_PHASES,
     COMMUNICATION,
@@ -44,11 +44,9 @@ def absent(table: ScheduleTable) -> dict[Phase, int]:
 
 
 def complete(table: ScheduleTable, *, sharding: bool) -> ScheduleTable:
-    """Put what PyTorch's runtime needs beside SEND and RECV into a table that has these.
-
-    Every SEND needs its wait. What gathers parameters and reduces gradients is asked for where
-    parameters are sharded, or gradients are to be means. A notice says what was put in.
-    """
+    """Put what PyTorch's runtime needs beside SEND and RECV into a table that has these."""
+    # Every SEND needs its wait. What gathers parameters and reduces gradients is asked for where
+    # parameters are sharded, or gradients are to be means. A notice says what was put in.
     if not table.has_communication:
         return table
     whole = TorchLowering().sharded(table) if sharding else table
@@ -68,13 +66,8 @@ def complete(table: ScheduleTable, *, sharding: bool) -> ScheduleTable:
 
 
 def to_torch_csv(table: ScheduleTable) -> str:
-    """Leave out what PyTorch's runtime does not know, put in what it needs, and say so.
-
-    Where gathers and reductions run is no part of it.
-
-    Raises:
-      ValueError: if a stage is on several workers.
-    """
+    """Leave out what PyTorch's runtime does not know, put in what it needs, and say so."""
+    # Where gathers and reductions run is no part of it.
     table = on_lane(table, COMPUTING)
     check_usual(table, "PyTorch's runtime")
     check_ranks(table)
@@ -83,11 +76,7 @@ def to_torch_csv(table: ScheduleTable) -> str:
 
 
 def check_sayable(table: ScheduleTable) -> None:
-    """Refuse a table that PyTorch's runtime cannot execute, with the reason.
-
-    Raises:
-      ValueError: what is the reason.
-    """
+    """Refuse a table that PyTorch's runtime cannot execute, with the reason."""
     check_usual(table, "PyTorch's runtime")
     name = f"PyTorch's runtime cannot run {table.name}"
     for phase, number in absent(table).items():
@@ -116,7 +105,6 @@ def check_ranks(table: ScheduleTable) -> None:
 
 
 def _ops(table: ScheduleTable) -> list[Op]:
-    """All ops of all rows, row by row."""
     return [op for row in table.rows() for cell in row for op in cell]
 
 

@@ -43,10 +43,8 @@ from pipejax.schedules.cells.ops import (
 
 
 def _wrong(content: Content, cell: Index, reason: str, *only: AnyPhase) -> ScheduleError:
-    """Return the error of one cell; {op} and {worker} in the reason stand for its own.
-
-    Of a fused pair the op that has one of the phases is named, or both.
-    """
+    """Return the error of one cell; {op} and {worker} in the reason stand for its own."""
+    # Of a fused pair the op that has one of the phases is named, or both.
     worker, slot = place = content.place(cell)
     ops = tuple(op for op in content.cell(worker, slot) if not only or op.phase in only)
     return ScheduleError(reason.format(op=content.grammar.text(ops), worker=worker), place=place)
@@ -161,10 +159,8 @@ def check_once(content: Content) -> None:
 
 
 def check_complete(content: Content) -> None:
-    """Every microbatch meets every stage, and every op has what it waits for.
-
-    A table whose forwards or backwards are of kinds of its own says itself what is complete.
-    """
+    """Every microbatch meets every stage, and every op has what it waits for."""
+    # A table whose forwards or backwards are of kinds of its own says itself what is complete.
     grammar = content.grammar
     if not grammar.own or not {*content.used_phases}.isdisjoint((Phase.F, *BACKWARDS)):
         _check_passes(content)
@@ -233,7 +229,6 @@ def _check_needed(content: Content, rule: Rule) -> None:
 
 
 def _op_at(content: Content, phase: Phase, place: Index, microbatch: Index) -> tuple[Op, int]:
-    """The op of a phase at a stage, or at a worker, and its worker."""
     if phase.kind.of == WORKER:
         return Op(phase, NO_STAGE, int(microbatch)), int(place)
     worker = content.placement[content.pipe_of_microbatch[microbatch], place]
@@ -241,10 +236,7 @@ def _op_at(content: Content, phase: Phase, place: Index, microbatch: Index) -> t
 
 
 def _check_passes(content: Content) -> None:
-    """Every microbatch meets every stage: a forward, and a whole or a split backward.
-
-    Tables that say so have no backward.
-    """
+    """Every microbatch meets every stage: a forward, and a whole or a split backward."""
     stages, microbatches = content.num_stages, content.num_microbatches
     forwards = content.ops.take(content.ops.phase == Phase.F)
     if stages * microbatches > len(forwards.cell):  # before anything of that size is allocated
@@ -290,10 +282,8 @@ def check_order(content: Content) -> None:
 
 
 def check_gathered(content: Content) -> None:
-    """Where ops wait for weights, these are gathered when needed, and gathered and dropped in turn.
-
-    A copy of a stage that no cell gathers or drops has its weights all the time.
-    """
+    """Check that weights are gathered when ops need them, and gathered and dropped in turn."""
+    # A copy of a stage that no cell gathers or drops has its weights all the time.
     if Phase.UNSHARD not in content.grammar.moved:
         return
     turns = Phase.UNSHARD, Phase.RESHARD

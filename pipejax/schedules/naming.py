@@ -44,20 +44,13 @@ registered: dict[str, Builder] = {}
 
 @dataclass(frozen=True, eq=False)
 class OwnFunction:
-    """A user's function as a builder: what it gives is checked, what it raises is told.
+    """A user's function as a builder: what it gives is checked, what it raises is told."""
 
-    Attributes:
-      name: that its tables bear.
-      function: makes a table, or rows of one.
-      file: path and text of the file that it was read from, for processes that do not have it.
-    """
-
-    name: str
-    function: Callable[..., Any]
-    file: tuple[str, str] = ("", "")
+    name: str  # that its tables bear
+    function: Callable[..., Any]  # makes a table, or rows of one
+    file: tuple[str, str] = ("", "")  # path and text, for processes that do not have the file
 
     def __post_init__(self) -> None:
-        """Check that the function can be called with workers and microbatches."""
         if not callable(self.function):
             raise ValueError(f"{self.name} is no function, got {abbreviated(self.function)}")
         try:
@@ -134,15 +127,10 @@ class OwnFunction:
 
 @dataclass(frozen=True, eq=False)
 class OneTable:
-    """A table as the builder of a single size.
+    """A table as the builder of a single size."""
 
-    Attributes:
-      name: as it was given.
-      table: bears that name, so that no formula of a published schedule is taken for its own.
-    """
-
-    name: str
-    table: ScheduleTable
+    name: str  # as it was given
+    table: ScheduleTable  # its name differs from every published one
 
     def __call__(self, num_workers: int, num_microbatches: int) -> ScheduleTable:
         """Return the table, if it has the size that is asked for."""

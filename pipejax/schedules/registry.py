@@ -9,14 +9,14 @@ from pipejax.base.checks import MAX_COUNT, whole_number, wrong
 from pipejax.base.display import ResultDict
 from pipejax.base.machine import check_fits
 from pipejax.schedules.builders.asynchronous import local_sgd, naive, pipedream, pipedream_2bw
-from pipejax.schedules.builders.bitpipe import bitpipe
-from pipejax.schedules.builders.braids import (
+from pipejax.schedules.builders.chimera import bitpipe, chimera, chimera_asymmetric, hanayo
+from pipejax.schedules.builders.dualpipe import (
     braided_dualpipe,
     braided_dualpipe_v,
     combined_1f1b,
+    dualpipe,
+    dualpipe_v,
 )
-from pipejax.schedules.builders.chimera import chimera, chimera_asymmetric, hanayo
-from pipejax.schedules.builders.dualpipe import dualpipe, dualpipe_v
 from pipejax.schedules.builders.encoders import encoders_1f1b, filled_encoders
 from pipejax.schedules.builders.offload import ada_offload, pipe_offload
 from pipejax.schedules.builders.one_f_one_b import (
@@ -27,12 +27,7 @@ from pipejax.schedules.builders.one_f_one_b import (
     looped_bfs,
     one_f_one_b,
 )
-from pipejax.schedules.builders.sliced import (
-    chunked_prefill,
-    seq_1f1b,
-    slimpipe,
-    terapipe,
-)
+from pipejax.schedules.builders.sliced import chunked_prefill, seq_1f1b, slimpipe, terapipe
 from pipejax.schedules.builders.v_shape import v_half, v_min, zb_v
 from pipejax.schedules.builders.vocabulary import vocabulary_1f1b, vocabulary_v_half
 from pipejax.schedules.builders.zero_bubble import (
@@ -210,7 +205,6 @@ _EXTENDED = {
 
 
 def _checked(builder: Builder) -> Callable[..., ScheduleTable]:
-    """Check what a builder is given before it counts with it."""
     signature = inspect.signature(builder.function)
     defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
 

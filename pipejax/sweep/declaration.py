@@ -76,20 +76,12 @@ _CHECKS: Mapping[str, Any] = {
 
 @short_repr
 class Axis(NamedTuple):
-    """Values that one dimension of a grid takes.
+    """Values that one dimension of a grid takes."""
 
-    Attributes:
-      name: of the dimension.
-      values: what it takes, in SI units.
-      unit: of the values, or "".
-      is_listed: whether a list or range was given, not a single value: only then the dataset has
-        a dimension for it.
-    """
-
-    name: str
-    values: tuple[Any, ...]
-    unit: str
-    is_listed: bool
+    name: str  # of the dimension
+    values: tuple[Any, ...]  # what it takes, in SI units
+    unit: str  # of the values, or ""
+    is_listed: bool  # of a list or range: only then the dataset has a dimension for it
 
 
 @short_repr_of("title sizes num_points outputs dtype")
@@ -209,7 +201,7 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
             values = given.get(key, default)
             values = unfolded(values) if key == "schedules" else values
             if key == "pipeline_layout" and _is_one_layout(values):
-                values = _text(TEXTS[key], "", (list,))(values, f"{where}: {key}")
+                values = _text(_pipeline_layout, "", (list,))(values, f"{where}: {key}")
             axes[name] = read_axis(name, values, f"{where}: {key}", check)
     if "stack" not in given:
         axes["stack"] = axes["stack"]._replace(values=(software,))
@@ -294,11 +286,9 @@ def read_axis(name: str, given: Any, where: str, check: Any, unit: str = "") -> 
 
 
 def read_system_axes(section: Any, where: str) -> tuple[Axis, ...]:
-    """Read the axes over fields of the systems.
-
-    They are written as in a system file, section by section and with a unit in every key; a value
-    is a number, a list, or `{from, to, points, scale}` with the scale "linear" or "log".
-    """
+    """Read the axes over fields of the systems."""
+    # They are written as in a system file, section by section and with a unit in every key; a value
+    # is a number, a list, or `{from, to, points, scale}` with the scale "linear" or "log".
     if not isinstance(section, Mapping):
         raise ValueError(f"{where} must be a table of {', '.join(SECTIONS)}, got {section!r}")
     check_keys(dict(section), dict.fromkeys(SECTIONS, ""), where)
@@ -362,7 +352,6 @@ def _plain(value: Any) -> Any:
 def _text(
     read: Callable[[Any], Any], form: str, kinds: tuple[type, ...] = (str,)
 ) -> Callable[[Any, str], Any]:
-    """Check a text, or what stands for one, by reading it."""
 
     def check(value: Any, where: str) -> Any:
         if not isinstance(value, kinds):
@@ -389,10 +378,26 @@ def _fraction(value: Any, where: str) -> float:
     return share(float(value) if isinstance(value, bool) else value, where)
 
 
-def _host_links(value: str) -> str:
-    """Keep the text of the groups, which labels them, if they can be read."""
-    Links(host_links=parse_groups(value, "host_links") if value else ())
-    return value
+def _as_written(read: Callable[[str], object], form: str) -> Callable[[Any, str], Any]:
+    """Keep a text, which labels its value, if it can be read."""
+
+    def text(value: str) -> str:
+        read(value)
+        return value
+
+    return _text(text, form)
+
+
+def _host_links(text: str) -> Links:
+    return Links(host_links=parse_groups(text, "host_links") if text else ())
+
+
+def _shared_links(text: str) -> Links:
+    return Links("queued", shared_links=parse_pairs(text, "shared_links") if text else ())
+
+
+def _pair_links(text: str) -> Links:
+    return Links(pair_links=parse_pair_links(text, "pair_links") if text else ())
 
 
 def _pipeline_layout(value: str | list[Any]) -> str:
@@ -406,34 +411,9 @@ def _is_one_layout(values: Any) -> bool:
     return are_lists and str(values).lower().count("embedding") < 2
 
 
-def _slow_workers(value: str) -> str:
-    """Keep the text of the factors, which labels them, if they can be read."""
-    parse_stragglers(value, "stragglers")
-    return value
-
-
-def _places(value: str) -> str:
-    """Keep the text of the places, which labels them, if they can be read."""
-    parse_places(value, "worker_places")
-    return value
-
-
-def _shared_links(value: str) -> str:
-    """Keep the text of the groups, which labels them, if they can be read."""
-    Links("queued", shared_links=parse_pairs(value, "shared_links") if value else ())
-    return value
-
-
-def _pair_links(value: str) -> str:
-    """Keep the text of the pairs, which labels them, if they can be read."""
-    Links(pair_links=parse_pair_links(value, "pair_links") if value else ())
-    return value
-
-
-TEXTS = {  # fields of a workload that are texts, each read by its own rules
-    "pipeline_layout": _pipeline_layout,
-    "stragglers": _slow_workers,
-    "worker_places": _places,
+TEXTS: Mapping[str, Callable[[str], object]] = {  # read by rules of their own
+    "stragglers": lambda text: parse_stragglers(text, "stragglers"),
+    "worker_places": lambda text: parse_places(text, "worker_places"),
 }
 
 
@@ -450,9 +430,10 @@ def _fields_of_workload() -> dict[str, tuple[str, Callable[[Any, str], Any], Any
             "share": _fraction,
             "recompute": lambda value, _: check_recompute(value),
         }
-        if field.kind == "text":
-            kinds = (str, list) if name == "pipeline_layout" else (str,)
-            found[name] = name, _text(TEXTS[name], field.form, kinds), ""
+        if name == "pipeline_layout":
+            found[name] = name, _text(_pipeline_layout, field.form, (str, list)), ""
+        elif field.kind == "text":
+            found[name] = name, _as_written(TEXTS[name], field.form), ""
         else:
             found[name] = name, checks[field.kind], defaults[name]
     # datasets have had this axis behind the layout of stages
@@ -480,10 +461,14 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any, str], Any], Any]] = {
     **_fields_of_workload(),
     "link": ("link", _one_of(LINKS), "delay"),
     "queues": ("queues", _one_of(QUEUES), "worker"),
-    "host_links": ("host_links", _text(_host_links, "a text, as 0+1,2+3"), ""),
+    "host_links": ("host_links", _as_written(_host_links, "a text, as 0+1,2+3"), ""),
     "posting": ("posting", _one_of(POSTINGS), "early"),
-    "shared_links": ("shared_links", _text(_shared_links, "a text, as 0-1+1-0, or pairs"), ""),
-    "pair_links": ("pair_links", _text(_pair_links, "a text, as 0-1=rendezvous"), ""),
+    "shared_links": (
+        "shared_links",
+        _as_written(_shared_links, "a text, as 0-1+1-0, or pairs"),
+        "",
+    ),
+    "pair_links": ("pair_links", _as_written(_pair_links, "a text, as 0-1=rendezvous"), ""),
     "eager_below": ("eager_below", number, 0.0),
     "systems": ("system", _text(load_system, FILE), None),
 }

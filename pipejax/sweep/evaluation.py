@@ -13,12 +13,7 @@ import numpy as np
 
 from pipejax.analysis.formula.facets import makespans_by_form
 from pipejax.analysis.runs.evaluate import op_counts
-from pipejax.analysis.step.many_systems import (
-    PricedSystems,
-    Slowed,
-    price_systems,
-    resource_shares,
-)
+from pipejax.analysis.step.many_systems import PricedSystems, Slowed, price_systems, resource_shares
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
@@ -85,10 +80,7 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
 
 
 def _one_ahead(points: Iterable[Steps]) -> list[Values]:
-    """Prepare and price each point while the one before runs: XLA compiles and computes meanwhile.
-
-    Of two that are wrong the first one is told.
-    """
+    """Prepare and price each point while the one before runs: XLA compiles meanwhile."""
     running: list[Future[Values]] = []
     with ThreadPoolExecutor(1, "pipejax-sweep") as other:
         for point in points:
@@ -103,7 +95,6 @@ def _one_ahead(points: Iterable[Steps]) -> list[Values]:
 
 
 def _run_on(point: Steps) -> Values:
-    """Let a point that is prepared run to its end."""
     with EXACTLY():
         try:
             next(point)
@@ -133,10 +124,8 @@ def _named(sweep: Sweep, at: Values, systems: System) -> Steps:
 
 
 def _at_point(sweep: Sweep, at: Values, systems: System) -> Steps:
-    """Evaluate one schedule and workload on all systems; say why where it is illegal.
-
-    The first step ends when the first part of the systems is priced.
-    """
+    """Evaluate one schedule and workload on all systems; say why where it is illegal."""
+    # The first step ends when the first part of the systems is priced.
     num_systems = len(np.asarray(systems.gpus_per_node))
     values = {name: each.empty(num_systems) for name, each in variables_of(sweep).items()}
     values["status"][:] = ILLEGAL
@@ -267,7 +256,6 @@ def _run(point: _GridPoint, priced: PricedSystems, sweep: Sweep) -> Values:
 def _run_program(
     program: Program, point: _GridPoint, priced: PricedSystems, sweep: Sweep
 ) -> Values:
-    """Evaluate a batch of systems with one program."""
     program = by_microbatch(program) if point.slowed.differ else program
     size = len(np.asarray(priced.systems.gpus_per_node))
     found: Values = {}
@@ -302,7 +290,6 @@ def _step_times(program: Program, given: Costs, size: int) -> Float[NumpyArray, 
 
 
 def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
-    """Mean compute time of a worker (batch) [s]."""
     layout = program.layout
     counts = op_counts(program).sum(axis=0) / program.num_workers
     first, pairs = layout.first_pair, counts[layout.first_pair : layout.first_link]
@@ -325,10 +312,8 @@ def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
 
 
 def stack_systems(axes: list[Axis], software: Stack) -> System:
-    """Stack all systems of a block along the first axis of every field, the last field fastest.
-
-    The software takes them as their files are, before fields are varied.
-    """
+    """Stack all systems of a block along the first axis of every field, the last field fastest."""
+    # The software takes them as their files are, before fields are varied.
     of_systems, per_node, *fields = axes
     of_systems = of_systems._replace(values=tuple(map(software.on, of_systems.values)))
     inner = tuple(len(axis.values) for axis in fields)
@@ -350,10 +335,8 @@ def stack_systems(axes: list[Axis], software: Stack) -> System:
 
 
 def _alike(systems: tuple[System, ...]) -> list[System]:
-    """Drop names, and give efficiency curves equally many steps: those added begin at infinity.
-
-    Flags become numbers where the systems do not share them.
-    """
+    """Drop names, and give efficiency curves equally many steps: those added begin at infinity."""
+    # Flags become numbers where the systems do not share them.
     longest = {name: max(len(getattr(system, name).sizes) for system in systems) for name in CURVES}
 
     def lengthened(curve: Efficiency, steps: int) -> Efficiency:

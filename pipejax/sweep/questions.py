@@ -19,15 +19,10 @@ Among = Bool[NumpyArray, " points"]
 
 
 class DistinctPoint(NamedTuple):
-    """A point, and others that are as good.
+    """A point, and others that are as good."""
 
-    Attributes:
-      place: of the first of them.
-      same: values by axis, where these do not matter.
-    """
-
-    place: int
-    same: dict[str, list[Any]]
+    place: int  # of the first of them
+    same: dict[str, list[Any]]  # values by axis, where these do not matter
 
 
 def distinct_best(found: SweepResults, among: Among, name: str, count: int) -> list[DistinctPoint]:
@@ -51,10 +46,8 @@ def distinct_front(
 def _distinct(
     found: SweepResults, order: Points, names: Sequence[str], count: int
 ) -> list[DistinctPoint]:
-    """Join the points that print alike in all measures and in these names.
-
-    They are one if they fill a grid of some values of some axes.
-    """
+    """Join the points that print alike in all measures and in these names."""
+    # They are one if they fill a grid of some values of some axes.
     sizes = _sizes(found)
     is_free = np.zeros(len(found.status), bool)
     is_free[order] = True
@@ -94,33 +87,21 @@ def _prints_as(found: SweepResults, name: str, values: NumpyArray, value: Any) -
 
 
 class Knee(NamedTuple):
-    """Where an axis stops to pay: the values around its best one that are near that.
+    """Values of an axis around its best one that are near that."""
 
-    Attributes:
-      axis: another axis that has one value, or None where all others are at their best.
-      label: that value.
-      low: the smallest value of the axis that is near the best, as are all up to that.
-      high: the largest, likewise.
-      cost: the largest between these.
-      best: the least along the axis.
-      best_at: where that is.
-    """
-
-    axis: str | None
-    label: Any
-    low: float
-    high: float
-    cost: float
-    best: float
-    best_at: float
+    axis: str | None  # another axis that has one value, or None where all others are at their best
+    label: Any  # that value
+    low: float  # the smallest value of the axis that is near the best, as are all up to that
+    high: float  # the largest, likewise
+    cost: float  # the largest between these
+    best: float  # the least along the axis
+    best_at: float  # where that is
 
 
 def knees(found: SweepResults, among: Among, name: str, axis: str, within: float) -> Iterator[Knee]:
-    """Yield where an axis stops to pay: with all others at their best, then by each value of each.
-
-    Near is what costs no more than the best and this share of it. Where no point can be chosen
-    there is none.
-    """
+    """Yield the knees of an axis: all others at their best, then by each value of each."""
+    # Near is what costs no more than the best and this share of it. Where no point can be chosen
+    # there is none.
     values = found.axes[axis]
     costs = np.moveaxis(_costs(found, among, name), [*found.axes].index(axis), -1)
     others = [each for each in found.axes if each != axis]
@@ -150,34 +131,26 @@ def knees(found: SweepResults, among: Among, name: str, axis: str, within: float
 
 
 class Regions(NamedTuple):
-    """Which label of an axis is best over two others.
+    """Best label of an axis over two others."""
 
-    Attributes:
-      names: labels that are best somewhere, ties as "a = b", the most frequent first.
-      codes: (up, across) place in `names`, -1 where no point can be chosen.
-      costs: (up, across) the least cost, NaN there.
-    """
-
-    names: list[str]
-    codes: Int[NumpyArray, "up across"]
-    costs: Float[NumpyArray, "up across"]
+    names: list[str]  # labels that are best somewhere, ties as "a = b", the most frequent first
+    codes: Int[NumpyArray, "up across"]  # place in `names`, -1 where no point can be chosen
+    costs: Float[NumpyArray, "up across"]  # the least cost, NaN there
 
 
-def regions(
-    found: SweepResults, among: Among, name: str, across: str, up: str, of: str = "schedule"
-) -> Regions:
-    """Find the best label everywhere, with all other axes at their best."""
-    for axis in (across, up, of):
+def regions(found: SweepResults, among: Among, name: str, across: str, up: str) -> Regions:
+    """Find the best schedule everywhere, with all other axes at their best."""
+    for axis in (across, up, "schedule"):
         if axis not in found.axes:
             known = ", ".join(found.axes)
             raise wrong("map", f"needs an axis {axis} of several values: there are {known}")
-    places = [[*found.axes].index(axis) for axis in (of, up, across)]
+    places = [[*found.axes].index(axis) for axis in ("schedule", up, across)]
     costs = _costs(found, among, name)
     least = costs.min(axis=tuple(k for k in range(costs.ndim) if k not in places))
     order = [sorted(places).index(place) for place in places]
     least = least.transpose(order)
     best = least.min(axis=0)
-    names, codes = least_named(least, [str(label) for label in found.axes[of]])
+    names, codes = least_named(least, [str(label) for label in found.axes["schedule"]])
     return Regions(names, codes, np.where(codes < 0, math.nan, best))
 
 

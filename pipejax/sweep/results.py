@@ -36,25 +36,15 @@ _COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 class SweepResults(NamedTuple):
-    """All points of a sweep in a row, the last axis fastest.
+    """All points of a sweep in a row, the last axis fastest."""
 
-    Attributes:
-      axes: labels by axis, those of one value apart.
-      fixed: what all points have in common, by axis.
-      units: of axes and measures.
-      status: (points) place in `STATUS`; points of a block that is not whole are not evaluated.
-      measures: (points) by name, NaN where there is none.
-      bound_by: (points) name of the resource, if the sweep kept it.
-      reasons: (points) why a point is illegal.
-    """
-
-    axes: Mapping[str, NumpyArray]
-    fixed: Mapping[str, Any]
-    units: Mapping[str, str]
-    status: Int[NumpyArray, " points"]
-    measures: Mapping[str, Float[NumpyArray, " points"]]
-    bound_by: NumpyArray | None
-    reasons: NumpyArray
+    axes: Mapping[str, NumpyArray]  # labels by axis, those of one value apart
+    fixed: Mapping[str, Any]  # what all points have in common, by axis
+    units: Mapping[str, str]  # of axes and measures
+    status: Int[NumpyArray, " points"]  # place in `STATUS`
+    measures: Mapping[str, Float[NumpyArray, " points"]]  # by name, NaN where there is none
+    bound_by: NumpyArray | None  # (points) name of the resource, if the sweep kept it
+    reasons: NumpyArray  # (points) why a point is illegal
 
     def counts(self) -> dict[str, int]:
         """Number of points by status."""
@@ -92,10 +82,8 @@ class SweepResults(NamedTuple):
         return kept
 
     def nearest(self, condition: str) -> tuple[str, float, str] | None:
-        """Return the axis of numbers or measure, its value next to a condition's, and the unit.
-
-        None where the condition is a `!=`, or holds for some value.
-        """
+        """Return the axis of numbers or measure, its value next to a condition's, and the unit."""
+        # None where the condition is a `!=`, or holds for some value.
         name, sign, value = self._read(condition)
         labels = self.axes.get(name, np.array([self.fixed.get(name, "")]))
         if name in self.measures:
@@ -124,10 +112,8 @@ class SweepResults(NamedTuple):
         return places[np.argsort(cost[places], kind="stable")[:count]]
 
     def front(self, among: Bool[NumpyArray, " points"], names: Sequence[str]) -> Points:
-        """Return the points that no other beats in one of two things and equals in the other.
-
-        The best in the first thing comes first; of points that are equal in both there is one.
-        """
+        """Return the points that no other beats in one of two things and equals in the other."""
+        # The best in the first thing comes first; of points that are equal in both there is one.
         first, second = map(self.costs, names)
         places = np.flatnonzero(among & np.isfinite(first) & np.isfinite(second))
         order: NumpyArray = np.lexsort([second[places], first[places]])
@@ -178,10 +164,9 @@ class SweepResults(NamedTuple):
 def _compared(
     values: NumpyArray, sign: str, text: str, condition: str, *, printed: bool = False
 ) -> NumpyArray:
-    """Compare labels by name, which must be one of them, and numbers by value.
-
-    Where `printed`, a number that is none of the values also means the one that a table prints so.
-    """
+    """Compare labels by name, which must be one of them, and numbers by value."""
+    # Where `printed`, a number that is none of the values also means the one that a table prints
+    # so.
     if values.dtype.kind not in "iuf":
         if sign not in ("=", "!="):
             raise ValueError(f"where {condition}: names are compared by = or !=")
@@ -207,12 +192,7 @@ def _compared(
 
 
 def read_results(path: str | Path) -> SweepResults:
-    """Read the store of a sweep, whole or not.
-
-    Raises:
-      ValueError: if it is not the store of a sweep.
-      OSError: if there is none.
-    """
+    """Read the store of a sweep, whole or not."""
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(2, "there is no such store: a folder that sweep wrote", str(path))
@@ -263,11 +243,7 @@ def _is_whole(data: xr.Dataset) -> Bool[NumpyArray, " points"]:
 
 
 def check_measure(name: str, results: SweepResults, where: str) -> str:
-    """Return the name of a number that every point has.
-
-    Raises:
-      ValueError: if it is none.
-    """
+    """Return the name of a number that every point has."""
     return str(one_of(name.strip(), results.numbers(), where))
 
 

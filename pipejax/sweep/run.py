@@ -128,7 +128,6 @@ def _in_any_order(client: Any, sweep: Sweep, numbers: list[int]) -> Iterator[tup
 
 
 def _evaluate(sweep: Sweep, number: int, code: str) -> tuple[int, Values]:
-    """Evaluate one block on a worker."""
     own = provenance()["code"]
     if own != code:
         raise ValueError(f"a worker has pipejax code {own}, this process has {code}")

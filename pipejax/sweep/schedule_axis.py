@@ -14,20 +14,13 @@ KEPT = 64  # tables that are kept for other models, layouts and systems to come
 
 
 class Choice(NamedTuple):
-    """A schedule with its options, as one value of an axis.
+    """A schedule with its options, as one value of an axis."""
 
-    Attributes:
-      name: of the builder.
-      options: of the builder, beyond workers and microbatches.
-      own: the builder of a user's own schedule, so that no worker of a cluster needs its file.
-    """
-
-    name: str
-    options: tuple[tuple[str, Any], ...] = ()
-    own: schedules.Builder | None = None
+    name: str  # of the builder
+    options: tuple[tuple[str, Any], ...] = ()  # of the builder, beyond workers and microbatches
+    own: schedules.Builder | None = None  # builder of an own schedule, for workers of a cluster
 
     def __str__(self) -> str:
-        """Name and options, as the dataset labels them."""
         return " ".join([self.name, *(f"{key}={value}" for key, value in self.options)])
 
     @property

@@ -41,25 +41,15 @@ SHAPES = 8  # programs of a block at most, for they take time whatever the numbe
 
 
 class Variable(NamedTuple):
-    """A variable of the dataset.
+    """A variable of the dataset."""
 
-    Attributes:
-      dtype: of its values; "str" for text.
-      fill: value where nothing is known.
-      unit: of its values.
-      meaning: what it says.
-      per_system: whether it has a value for every system, or one for every schedule and workload.
-      extra: further dimension and its labels, or none.
-      flags: what the numbers 0, 1, ... stand for, where they stand for something.
-    """
-
-    dtype: str
-    fill: Any
-    unit: str
-    meaning: str
-    per_system: bool
-    extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    flags: tuple[str, ...] = ()
+    dtype: str  # of its values; "str" for text
+    fill: Any  # value where nothing is known
+    unit: str  # of its values
+    meaning: str  # what it says
+    per_system: bool  # or for every schedule and workload
+    extra: tuple[tuple[str, tuple[str, ...]], ...] = ()  # further dimension and its labels, or none
+    flags: tuple[str, ...] = ()  # meanings of the numbers 0, 1,
 
     def places(self, sweep: Sweep) -> list[int]:
         """Positions of the axes that are its dimensions: those given as a list."""
@@ -112,15 +102,10 @@ def variables_of(sweep: Sweep) -> Mapping[str, Variable]:
 
 
 class Block(NamedTuple):
-    """A box of the grid.
+    """A box of the grid."""
 
-    Attributes:
-      number: counted from 0, the last axis fastest.
-      cuts: (axes) values of each axis that it has.
-    """
-
-    number: int
-    cuts: tuple[slice, ...]
+    number: int  # counted from 0, the last axis fastest
+    cuts: tuple[slice, ...]  # (axes) values of each axis that it has
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -134,10 +119,7 @@ class Block(NamedTuple):
 
 
 def block_shape(sweep: Sweep) -> tuple[int, ...]:
-    """Choose how many values of each axis a block has, from the last axis to the first.
-
-    Returns (axes) values of each axis; blocks at the end of an axis may have fewer.
-    """
+    """Choose how many values of each axis a block has, from the last axis to the first."""
     chosen: list[int] = []
     points = shapes = 1
     for place in reversed(range(len(sweep.axes))):
@@ -176,7 +158,6 @@ class BlockStore:
     """A store that is being written; only `opened` makes one, since it holds the lock."""
 
     def __init__(self, sweep: Sweep, path: Path) -> None:
-        """Open a store whose labels and metadata are there."""
         self.sweep = sweep
         group: Any = zarr.open_group(str(path), mode="r+")
         self._arrays: dict[str, Any] = dict(group.arrays())
@@ -202,10 +183,7 @@ class BlockStore:
         return kept == _checksum(parts)
 
     def _regions(self, block: Block) -> dict[str, tuple[Any, ...]]:
-        """Where each variable of a block lies in its array.
-
-        What does not depend on the system is written with the first block of systems.
-        """
+        # What does not depend on the system is written with the first block of systems.
         is_first = not any(cut.start for cut in block.cuts[len(self.sweep.shape_axes) :])
         return {
             name: (*(block.cuts[place] for place in variable.places(self.sweep)), ...)
@@ -300,11 +278,9 @@ def _attributes_of(path: Path) -> dict[str, Any]:
 
 
 def _restore(sweep: Sweep, path: Path) -> None:
-    """Restore missing or damaged axes, units and metadata, each file atomically.
-
-    The attributes come first: with them the folder is known as a store, and what else is missing
-    comes with the next run.
-    """
+    """Restore missing or damaged axes, units and metadata, each file atomically."""
+    # The attributes come first: with them the folder is known as a store, and what else is missing
+    # comes with the next run.
     for left in path.rglob(PARTIAL):
         left.unlink()
     with draft_folder(path / "metadata", is_locked=True) as draft:
@@ -318,7 +294,6 @@ def _restore(sweep: Sweep, path: Path) -> None:
 
 
 def _fill(sweep: Sweep, path: Path) -> None:
-    """Write a store without values."""
     _coordinates(sweep).to_zarr(path, zarr_format=FORMAT, consolidated=False)
     group: Any = zarr.open_group(str(path), mode="r+")
     size = block_shape(sweep)

@@ -1,10 +1,12 @@
 """Measured runs: read, checked, replayed, explained and improved."""
 
 from pipejax.traces.clocks import Offset as Offset, aligned as aligned
-from pipejax.traces.findings.advice import advise as advise
-from pipejax.traces.findings.analysis import analyse as analyse
+from pipejax.traces.findings.analysis import (
+    advise as advise,
+    analyse as analyse,
+    forecast as forecast,
+)
 from pipejax.traces.findings.attribution import attribute as attribute
-from pipejax.traces.findings.forecast import forecast as forecast
 from pipejax.traces.findings.new_deal import deal_anew as deal_anew
 from pipejax.traces.findings.op_times import costs_of as costs_of, op_times as op_times
 from pipejax.traces.findings.suspects import suspects as suspects
@@ -16,6 +18,8 @@ from pipejax.traces.replaying.pipelines import (
     registered as registered,
 )
 from pipejax.traces.replaying.replay import replay as replay
-from pipejax.traces.writers.dataset import dataset as dataset
-from pipejax.traces.writers.files import costs_text as costs_text
-from pipejax.traces.writers.perfetto import perfetto as perfetto
+from pipejax.traces.writers import (
+    costs_text as costs_text,
+    dataset as dataset,
+    perfetto as perfetto,
+)

@@ -15,8 +15,7 @@ import numpy as np
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
-from pipejax.traces.record import MESSAGES, NONE, LeftOut, Trace
-from pipejax.traces.transfers import OF_MESSAGES, OF_OPS, transfers
+from pipejax.traces.record import MESSAGES, NONE, OF_MESSAGES, OF_OPS, LeftOut, Trace, transfers
 
 _RELIABLE = 0.25  # so many of the steps may hold messages that are matched wrongly
 _EXACT = 5e-5  # what clocks of one machine and times in 32 bits differ by [s]
@@ -106,7 +105,6 @@ def aligned(
 
 
 def _said(offsets: Sequence[Offset]) -> Iterator[LeftOut]:
-    """Name the clocks that cannot be had."""
     for why in sorted({offset.why for offset in offsets if offset.why}):
         of = [offset for offset in offsets if offset.why == why]
         workers = ", ".join(map(str, sorted({offset.worker for offset in of})))
@@ -114,21 +112,13 @@ def _said(offsets: Sequence[Offset]) -> Iterator[LeftOut]:
 
 
 class _Transfers(NamedTuple):
-    """From where to where something went, and how long it seems to have taken.
-
-    Attributes:
-      step: (transfers) of each.
-      replica: (transfers) of each.
-      sender: (transfers) worker.
-      receiver: (transfers) worker.
-      seconds: (transfers) arrival by the receiver's clock minus departure by the sender's [s].
-    """
+    """Ends of transfers, and their apparent durations."""
 
     step: Int[NumpyArray, " transfers"]
     replica: Int[NumpyArray, " transfers"]
-    sender: Int[NumpyArray, " transfers"]
-    receiver: Int[NumpyArray, " transfers"]
-    seconds: Float[NumpyArray, " transfers"]
+    sender: Int[NumpyArray, " transfers"]  # worker
+    receiver: Int[NumpyArray, " transfers"]  # worker
+    seconds: Float[NumpyArray, " transfers"]  # [s], by the clocks of both
 
     @classmethod
     def of(cls, trace: Trace) -> "_Transfers":

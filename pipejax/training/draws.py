@@ -122,24 +122,18 @@ def below(bits: UInt[Array, "*batch"], count: Int[Array, ""]) -> Int[Array, "*ba
 
 
 def _bits(seed: UInt[Array, ""], update: UInt[Array, ""], count: int) -> UInt[Array, " count"]:
-    """Random bits by one call of the cipher."""
     with jax.threefry_partitionable(True):
         return jax.random.bits(_key(seed, update), (count,), jnp.uint32)
 
 
 def _key(seed: UInt[Array, ""], number: UInt[Array, ""]) -> Array:
-    """The key is the pair itself, as few to compile.
-
-    The seed is inverted because `start_key` is the pair (0, seed).
-    """
+    """The key is the pair itself, as few to compile."""
+    # The seed is inverted because `start_key` is the pair (0, seed).
     return jax.random.wrap_key_data(jnp.stack([~seed, number]), impl=CIPHER)
 
 
 def checked_delays(delays: NumpyArray, num_stages: int) -> Int[NumpyArray, "stages samples stages"]:
-    """Check a table of delays, and give each stage its own samples.
-
-    Returns (stages, samples, stages) delays.
-    """
+    """Check a table of delays, and give each stage its own samples."""
     table = np.asarray(delays)
     shapes = [(num_stages,), (num_stages, num_stages)]
     fits = table.ndim in (2, 3) and (*table.shape[:-2], table.shape[-1]) in shapes

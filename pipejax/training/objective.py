@@ -189,38 +189,23 @@ OF_FEATURES: Any = None  # a count that is not given
 
 
 class LinearBatch(NamedTuple):
-    """Examples that one gradient is taken of.
+    """Examples that one gradient is taken of."""
 
-    Attributes:
-      features: (examples, stages, width) x of each example, partitioned over the stages.
-      targets: (examples) y of each example.
-    """
-
-    features: Leaf
-    targets: Leaf
+    features: Leaf  # (examples, stages, width) x of each example, partitioned over the stages
+    targets: Leaf  # (examples) y of each example
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Linear(TrainingObjective):
-    """Base of objectives whose loss depends on x . w only, w being the blocks in a row.
+    """Base of objectives whose loss depends on x . w only, w being the blocks in a row."""
 
-    Attributes:
-      features: (batches, examples, stages, width) x of every example.
-      targets: (batches, examples) y of every example.
-      minimum: scalar, least value.
-      num_stages: S, as the features have it if not given. JAX gives it where it puts an objective
-        together from leaves that have no shape.
-      num_batches: number of batches, likewise.
-    """
-
-    features: Leaf
-    targets: Leaf
-    minimum: Leaf
+    features: Leaf  # (batches, examples, stages, width) x of every example
+    targets: Leaf  # (batches, examples) y of every example
+    minimum: Leaf  # scalar, least value
     num_stages: int = dataclasses.field(default=OF_FEATURES, metadata={"static": True})
     num_batches: int = dataclasses.field(default=OF_FEATURES, metadata={"static": True})
 
     def __post_init__(self) -> None:
-        """Take the counts that are not given from the features."""
         for name, axis in (("num_stages", -2), ("num_batches", -4)):
             if getattr(self, name) is OF_FEATURES:
                 object.__setattr__(self, name, self.features.shape[axis])
@@ -259,25 +244,14 @@ class Linear(TrainingObjective):
 
 @dataclasses.dataclass(frozen=True)
 class DataPartition:
-    """How examples are divided into batches, and coordinates to stages.
+    """Division of examples into batches, and of coordinates into stages."""
 
-    Attributes:
-      num_stages: S.
-      dimension: coordinates of w, a multiple of S.
-      num_batches: number of batches.
-      batch_size: examples of a batch.
-
-    Raises:
-      ValueError: if one is no whole number of at least 1, or the dimension no multiple of S.
-    """
-
-    num_stages: int
-    dimension: int
-    num_batches: int
-    batch_size: int
+    num_stages: int  # S
+    dimension: int  # coordinates of w, a multiple of S
+    num_batches: int  # number of batches
+    batch_size: int  # examples of a batch
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be divided."""
         for field in dataclasses.fields(self):
             whole_number(getattr(self, field.name), field.name, most=MAX_COUNT)
         if self.dimension % self.num_stages:

@@ -22,37 +22,21 @@ NO_SAMPLE = -1
 
 @dataclasses.dataclass(frozen=True)
 class ReplayPlan:
-    """Gradients and samples in the order in which they are computed.
+    """Gradients and samples in the order in which they are computed."""
 
-    Attributes:
-      microbatch: (events) microbatch of a gradient, or the last one before a sample.
-      run: (events) run that it belongs to.
-      read: (events, stages) version that the gradient reads.
-      newest: (events, stages) newest version of the run before the gradient.
-      applies: (events, stages) whether the update that follows applies what has been collected.
-      collected: (events, stages) gradients that it applies together.
-      averages: (events) whether the runs are averaged before it: it is the first of a round.
-      sample: (events) number of the sample to take instead of a gradient, or `NO_SAMPLE`.
-      sampled: (samples, runs, stages) versions that are there at the time of each sample.
-      time: (samples) time of each sample.
-      update: (samples) block updates that have been done by then, over all runs.
-      runs: R.
-      depth: versions to keep.
-    """
-
-    microbatch: Int[NumpyArray, " events"]
-    run: Int[NumpyArray, " events"]
-    read: Int[NumpyArray, "events stages"]
-    newest: Int[NumpyArray, "events stages"]
-    applies: Bool[NumpyArray, "events stages"]
-    collected: Int[NumpyArray, "events stages"]
-    averages: Bool[NumpyArray, " events"]
-    sample: Int[NumpyArray, " events"]
-    sampled: Int[NumpyArray, "samples runs stages"]
-    time: Float[NumpyArray, " samples"]
-    update: Int[NumpyArray, " samples"]
-    runs: int
-    depth: int
+    microbatch: Int[NumpyArray, " events"]  # of the gradient, or before the sample
+    run: Int[NumpyArray, " events"]  # run that it belongs to
+    read: Int[NumpyArray, "events stages"]  # version that the gradient reads
+    newest: Int[NumpyArray, "events stages"]  # newest version of the run before the gradient
+    applies: Bool[NumpyArray, "events stages"]  # the update that follows applies what was collected
+    collected: Int[NumpyArray, "events stages"]  # gradients that it applies together
+    averages: Bool[NumpyArray, " events"]  # runs are averaged before it
+    sample: Int[NumpyArray, " events"]  # taken instead of a gradient, or `NO_SAMPLE`
+    sampled: Int[NumpyArray, "samples runs stages"]  # versions at the time of each sample
+    time: Float[NumpyArray, " samples"]  # time of each sample
+    update: Int[NumpyArray, " samples"]  # block updates that have been done by then, over all runs
+    runs: int  # R
+    depth: int  # versions to keep
 
 
 def make_plan(

@@ -213,64 +213,37 @@ def _law(objective: TrainingObjective, delta: int | Sequence[int], delays: Table
 
 
 class _RandomizedSettings(NamedTuple):
-    """How runs are done.
-
-    Attributes:
-      window: models that can be read.
-      depth: blocks that are kept.
-      samples: of the gap.
-      every: updates between them.
-      norms: whether full gradients are measured.
-      cyclic: whether batches come in turn.
-      noisy: whether there is noise.
-    """
-
-    window: int
-    depth: int
-    samples: int
-    every: int
-    norms: bool
-    cyclic: bool
-    noisy: bool
+    window: int  # models that can be read
+    depth: int  # blocks that are kept
+    samples: int  # of the gap
+    every: int  # updates between them
+    norms: bool  # whether full gradients are measured
+    cyclic: bool  # whether batches come in turn
+    noisy: bool  # whether there is noise
 
 
 class _State(NamedTuple):
-    """What an update changes.
+    """State that an update changes."""
 
-    A model is not kept as such, but as the numbers of the S blocks that it is made of: the blocks
-    of the start are numbered 0 to S - 1, and update k makes block S + k. So the history of a run
-    takes one block for each update and not S of them, and which blocks models are made of depends
-    on the seed alone: vmap keeps one copy of it for all step sizes.
+    # A model is not kept as such, but as the numbers of the S blocks that it is made of: the blocks
+    # of the start are numbered 0 to S - 1, and update k makes block S + k. So the history of a run
+    # takes one block for each update and not S of them, and which blocks models are made of depends
+    # on the seed alone: vmap keeps one copy of it for all step sizes.
 
-    Attributes:
-      made: (depth, width) block n at place n mod depth.
-      blocks: (stages, width) the newest model.
-      largest: largest squared norm of a block gradient.
-      total: sum of squared norms of full gradients.
-    """
-
-    made: Float[Array, "depth width"]
-    blocks: Float[Array, "stages width"]
-    largest: Float[Array, ""]
-    total: Float[Array, ""]
+    made: Float[Array, "depth width"]  # block n at place n mod depth
+    blocks: Float[Array, "stages width"]  # the newest model
+    largest: Float[Array, ""]  # largest squared norm of a block gradient
+    total: Float[Array, ""]  # sum of squared norms of full gradients
 
 
 class _Choice(NamedTuple):
-    """What an update reads and adds.
+    """Numbers that an update reads and adds."""
 
-    Attributes:
-      k: its number.
-      stage: whose block is updated.
-      batch: index of the batch.
-      read: (stages) numbers of the blocks that are read.
-      noise: (width) added to the gradient, or () without noise.
-    """
-
-    k: Int[Array, "*updates"]
-    stage: Int[Array, "*updates"]
-    batch: Int[Array, "*updates"]
-    read: Int[Array, "*updates stages"]
-    noise: Float[Array, "*updates width"]
+    k: Int[Array, "*updates"]  # its number
+    stage: Int[Array, "*updates"]  # whose block is updated
+    batch: Int[Array, "*updates"]  # index of the batch
+    read: Int[Array, "*updates stages"]  # numbers of the blocks that are read
+    noise: Float[Array, "*updates width"]  # added to the gradient, or () without noise
 
 
 @functools.partial(compiled, static_argnames="how")
@@ -297,7 +270,6 @@ def _train(
     noise: Float[Array, ""],
     how: _RandomizedSettings,
 ) -> Outcome:
-    """One run."""
     start = objective.init(start_key(seed))
     size, (num_stages, width) = step_size.astype(start.dtype), start.shape
     stages = jnp.arange(num_stages, dtype=jnp.int32)

@@ -202,7 +202,6 @@ def _terms(*given: Given) -> tuple[Values, Values, Values]:
 
 
 def _check(**given: Given) -> None:
-    """Refuse what the bound does not hold for."""
     for name, value in given.items():
         numbers = np.asarray(value, np.float64)
         least = numbers >= 0 if name == "delta" else numbers > 0

@@ -245,10 +245,8 @@ def run_alone(
 def checked_runs(
     objective: TrainingObjective, step_sizes: Numbers, seeds: Seeds, looks: int, updates: int = 0
 ) -> tuple[Float[NumpyArray, " step_sizes"], UInt[NumpyArray, " seeds"]]:
-    """Check what a sweep of runs is made over, and that there is memory for it.
-
-    A run is looked at `looks` times, and holds the random numbers of `updates` at once.
-    """
+    """Check what a sweep of runs is made over, and that there is memory for it."""
+    # A run is looked at `looks` times, and holds the random numbers of `updates` at once.
     num_runs = len(step_sizes) * len(seeds)
     num_bytes = num_runs * looks * BYTES_PER_LOOK + len(seeds) * updates * BYTES_PER_UPDATE
     check_fits(num_bytes, f"{num_runs} runs that are looked at {looks} times need")
@@ -270,16 +268,7 @@ def checked_runs(
 
 
 def over_runs(train: Callable[..., Any], objective: TrainingObjective, batches: int | None) -> Any:
-    """Map a run over seeds, then over step sizes.
-
-    Args:
-      train: takes objective, step size, seed, and a fourth argument.
-      objective: one for all seeds, or stacked: one for each.
-      batches: axis of the seeds in the fourth argument; None if it is the same for all of them.
-
-    Returns:
-      The function of all runs, with the same arguments.
-    """
+    """Map a run over seeds, then over step sizes."""
     stacked = 0 if jnp.ndim(objective.minimum) else None
     over_seeds = jax.vmap(train, (stacked, None, 0, batches))
     return jax.vmap(over_seeds, (None, 0, None, None))

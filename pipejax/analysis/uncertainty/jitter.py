@@ -25,7 +25,7 @@ from pipejax.base.provenance import provenance
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
 from pipejax.engine.batched.interpreter import LANES, interpreted_makespans
-from pipejax.engine.batched.per_op_costs import PerOpCosts, per_op_costs
+from pipejax.engine.batched.pricing import PerOpCosts, per_op_costs
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.engine.pricing import NodeCosts, price
 from pipejax.schedules.table.links import Links, format_pair_links, format_pairs

@@ -29,25 +29,15 @@ from pipejax.costs.system.system import Number, System
 
 
 class Spread(NamedTuple):
-    """A tensor on the accelerators of a group, with what several algorithms ask for.
+    """A tensor on the accelerators of a group, with what several algorithms ask for."""
 
-    Attributes:
-      volume: of the whole tensor [B].
-      size: n, accelerators.
-      inside: q of them in each node.
-      nodes: n / q.
-      far: 1 where there are several nodes, else 0.
-      moved: what each accelerator sends in one pass, (n - 1) / n of the volume [B].
-      copies: accelerators that each piece goes to, 0 where a piece is of one.
-    """
-
-    volume: Number
-    size: Number
-    inside: Number
-    nodes: Number
-    far: Number
-    moved: Number
-    copies: Number = 0.0
+    volume: Number  # of the whole tensor [B]
+    size: Number  # n, accelerators
+    inside: Number  # q of them in each node
+    nodes: Number  # n / q
+    far: Number  # 1 where there are several nodes, else 0
+    moved: Number  # what each accelerator sends in one pass, (n - 1) / n of the volume [B]
+    copies: Number = 0.0  # accelerators that each piece goes to, 0 where a piece is of one
 
     @classmethod
     def over(cls, group: Group, volume: Number, copies: Number = 0.0) -> "Spread":
@@ -57,39 +47,26 @@ class Spread(NamedTuple):
 
 
 class Route(NamedTuple):
-    """What one accelerator waits for and sends while a tensor goes round once.
+    """Hops and bytes of one accelerator while a tensor goes round once."""
 
-    Attributes:
-      near_hops: links inside the node that data passes one after another.
-      far_hops: the same between nodes.
-      near_bytes: what an accelerator sends inside its node.
-      far_bytes: what it sends over its share of the NICs.
-      in_turn: whether the two kinds of links work one after the other, not at once.
-    """
-
-    near_hops: Number
-    far_hops: Number
-    near_bytes: Number
-    far_bytes: Number
-    in_turn: bool = False
+    near_hops: Number  # links inside the node that data passes one after another
+    far_hops: Number  # the same between nodes
+    near_bytes: Number  # what an accelerator sends inside its node
+    far_bytes: Number  # what it sends over its share of the NICs
+    in_turn: bool = False  # whether the two kinds of links work one after the other, not at once
 
 
 def _halving(of: Spread) -> Route:
-    """Recursive halving (and doubling) over one kind of link, the slowest that the group has.
-
-    References:
-      Rabenseifner's all-reduce, as in Chimera (arXiv:2107.06925), section 3.4.
-    """
+    """Recursive halving (and doubling) over one kind of link, the slowest that the group has."""
+    # source: Rabenseifner's all-reduce, as in Chimera (arXiv:2107.06925), section 3.4.
     near, hops = 1 - of.far, xp.log2(of.size)
     return Route(near * hops, of.far * hops, near * of.moved, of.far * of.moved)
 
 
 def _ring(of: Spread) -> Route:
-    """Rings through all accelerators, node by node: q of them, each through another NIC.
-
-    A part of the tensor takes n - 1 of its ring's n hops. The one that is left out lies inside a
-    node for the part that waits longest, or, with one accelerator per node, between two.
-    """
+    """Rings through all accelerators, node by node: q of them, each through another NIC."""
+    # A part of the tensor takes n - 1 of its ring's n hops. The one that is left out lies inside a
+    # node for the part that waits longest, or, with one accelerator per node, between two.
     steps = of.size - 1
     crossings = of.far * xp.minimum(of.nodes, steps)
     far_bytes = of.far / of.inside * of.moved
@@ -97,11 +74,9 @@ def _ring(of: Spread) -> Route:
 
 
 def _tree(of: Spread) -> Route:
-    """Two binary trees of nodes with half the tensor each, chains inside: only for all-reduces.
-
-    A node is a leaf of one tree and an inner node of the other, and sends the tensor once on the
-    way up and once on the way down.
-    """
+    """Two binary trees of nodes with half the tensor each, chains inside: only for all-reduces."""
+    # A node is a leaf of one tree and an inner node of the other, and sends the tensor once on the
+    # way up and once on the way down.
     far_bytes = of.far / of.inside * of.volume
     return Route(of.inside - 1, xp.log2(of.nodes), (of.inside > 1) * of.volume, far_bytes)
 
@@ -114,16 +89,12 @@ def _hierarchical(of: Spread) -> Route:
 
 
 def _pairs(of: Spread) -> Route:
-    """All pairs at once: a share of 1 / n for each other accelerator.
-
-    Where a piece goes to k accelerators, one copy travels to each node that has any of them, and
-    from there inside the node. Of N nodes each has one with probability 1 - (1 - 1 / N)^k, and of
-    n accelerators likewise: a piece of 1 / k of the volume crosses to (N - 1) (1 - (1 - 1 / N)^k)
-    nodes, and of the n (1 - (1 - 1 / n)^k) accelerators that get it, one in q has it already.
-
-    References:
-      DeepSeek-V3 (arXiv:2412.19437), section 3.2.2: cross-node all-to-all.
-    """
+    """All pairs at once: a share of 1 / n for each other accelerator."""
+    # Where a piece goes to k accelerators, one copy travels to each node that has any of them, and
+    # from there inside the node. Of N nodes each has one with probability 1 - (1 - 1 / N)^k, and of
+    # n accelerators likewise: a piece of 1 / k of the volume crosses to (N - 1) (1 - (1 - 1 / N)^k)
+    # nodes, and of the n (1 - (1 - 1 / n)^k) accelerators that get it, one in q has it already.
+    # source: DeepSeek-V3 (arXiv:2412.19437), section 3.2.2: cross-node all-to-all.
     share = of.volume / of.size
     near, far = (of.inside - 1) * share, (of.size - of.inside) * share
     several = of.copies > 0
@@ -140,10 +111,9 @@ def _pairs(of: Spread) -> Route:
 
 
 def _steps(of: Spread) -> Route:
-    """A round of n - 1 steps to the next accelerator: each lasts as long as its slowest hop.
-
-    One accelerator of a node sends to another node, by its share of a NIC; all others stay inside.
-    """
+    """A round of n - 1 steps to the next accelerator: each lasts as long as its slowest hop."""
+    # One accelerator of a node sends to another node, by its share of a NIC; all others stay
+    # inside.
     steps, far = of.size - 1, of.far
     near_bytes = (of.inside > 1) * of.moved
     return Route((1 - far) * steps, far * steps, near_bytes, far * of.moved)
@@ -169,25 +139,32 @@ def collective_time(
     count: Number = 1.0,
     copies: Number = 0.0,
 ) -> Number:
-    """Time [s] of `count` equal collectives, one after another; 0 within a group of one.
-
-        t = base + hops latency + min(x + simple, x / share),   x = bytes / bandwidth + copies
-
-    The minimum is over NCCL's two protocols: flags beside the data spare waiting, and cost a share
-    of the bandwidth. Copies are passes of the tensor through memory that links wait for.
-
-    `kind`: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "ring"; `copies` as in
-    `Collective`.
-    """
+    """Time [s] of `count` equal collectives, one after another; 0 within a group of one."""
+    #     t = base + hops latency + min(x + simple, x / share),   x = bytes / bandwidth + copies
+    # The minimum is over NCCL's two protocols: flags beside the data spare waiting, and cost a
+    # share of the bandwidth. Copies are passes of the tensor through memory that links wait for.
+    # `kind`: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "ring"; `copies` as in
+    # `Collective`.
     spread = Spread.over(group, volume, copies)
     peers = 1.0 if kind == "ring" else spread.inside - 1
-    links = _links(system, passes=PASSES.get(kind, 1), volume=spread.volume, peers=peers)
+    passes, of = PASSES.get(kind, 1), system.collectives
+    near_hop, far_hop = passes * system.node.latency, passes * system.network.latency
+    near_rate = system.node.rate * system.reached(peers) / passes
+    far_rate = system.network.rate / passes
+    copying = passes / 2 * of.copies / system.memory_bandwidth * spread.volume
+
+    def route_time(route: Route, far_rate: Number) -> Number:
+        near, far = route.near_bytes / near_rate, route.far_bytes / far_rate
+        moving = (near + far if route.in_turn else xp.maximum(near, far)) + copying
+        hops = route.near_hops * near_hop + route.far_hops * far_hop
+        return hops + xp.minimum(moving + of.simple_latency, moving / of.low_latency_share)
+
     if kind in DIRECT:
         alone = _alone_at_nic(system, spread.inside) if kind == "ring" else 1.0
-        fastest = _route_time(links._replace(far=links.far * alone), DIRECT[kind](spread))
+        fastest = route_time(DIRECT[kind](spread), far_rate * alone)
     else:
         times = [
-            _where(flag, _route_time(links, ROUTES[name](spread)))
+            _where(flag, route_time(ROUTES[name](spread), far_rate))
             for name, flag in _algorithms(system, kind).items()
             if flag is not False
         ]
@@ -210,45 +187,9 @@ def _where(flag: Flag, seconds: Number) -> Number:
     return seconds if flag is True else xp.where(flag > 0, seconds, math.inf)
 
 
-class _Links(NamedTuple):
-    """Seconds of all passes: per hop, bytes per second, and what comes on top."""
-
-    near_hop: Number
-    far_hop: Number
-    near: Number
-    far: Number
-    copying: Number
-    simple: Number
-    share: Number
-
-
-def _links(system: System, *, passes: int, volume: Number, peers: Number) -> _Links:
-    of = system.collectives
-    return _Links(
-        near_hop=passes * system.node.latency,
-        far_hop=passes * system.network.latency,
-        near=system.node.rate * system.reached(peers) / passes,
-        far=system.network.rate / passes,
-        copying=passes / 2 * of.copies / system.memory_bandwidth * volume,
-        simple=of.simple_latency,
-        share=of.low_latency_share,
-    )
-
-
-def _route_time(links: _Links, route: Route) -> Number:
-    """Time [s] of one collective, without its base latency."""
-    near, far = route.near_bytes / links.near, route.far_bytes / links.far
-    on_links = near + far if route.in_turn else xp.maximum(near, far)
-    moving = on_links + links.copying
-    hops = route.near_hops * links.near_hop + route.far_hops * links.far_hop
-    return hops + xp.minimum(moving + links.simple, moving / links.share)
-
-
 def _alone_at_nic(system: System, inside: Number) -> Number:
-    """Rate of the one accelerator of a group that sends to another node, over its share of the NIC.
-
-    The NIC serves its neighbours too, of other groups, that send at the same time.
-    """
+    """Rate of the one accelerator of a group that sends out of its node, over its NIC share."""
+    # The NIC serves its neighbours too, of other groups, that send at the same time.
     neighbours = xp.clip(system.gpus_per_node / inside, 1.0, system.gpus_per_nic)
     return system.gpus_per_nic / neighbours
 
@@ -258,27 +199,18 @@ def _alone_at_nic(system: System, inside: Number) -> Number:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Exchanges of one kind among the accelerators of a group.
+    """Exchanges of one kind among the accelerators of a group."""
 
-    Attributes:
-      kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", or "ring" (each passes what
-        it holds on to the next until all have met all).
-      group: "tensor", "context", "expert", "expert_tensor" or "data".
-      volume: bytes of one of them: of the whole tensor, or for an all-to-all of what one
-        accelerator holds before it.
-      count: how many there are.
-      beside: what they may run beside: "attention" of the same phase; "input_grad" or
-        "weight_grad", the products of another phase that do not wait for them; "layer", all of a
-        layer, of another microbatch; "" for nothing.
-      copies: of an all-to-all that sends one copy to a node, how many accelerators each piece goes
-        to; 0 where each of them gets a copy of its own.
-    """
-
+    # "all_reduce", "all_gather", "reduce_scatter", "all_to_all", or "ring"
     kind: str = dataclasses.field(metadata={"static": True})
+    # "tensor", "context", "expert", "expert_tensor" or "data"
     group: str = dataclasses.field(metadata={"static": True})
-    volume: Phases
-    count: Phases
+    volume: Phases  # bytes of the whole tensor; of an all-to-all, held by one accelerator
+    count: Phases  # how many there are
+    # "attention" of the same phase; products of another: "input_grad", "weight_grad";
+    # "layer" of another microbatch; "" for nothing
     beside: str = dataclasses.field(default="", metadata={"static": True})
+    # accelerators that one copy to a node serves; 0 where each gets a copy of its own
     copies: Number = 0.0
 
 
@@ -290,33 +222,21 @@ def _same(volume: Number) -> Phases:
 
 
 def layer_collectives(
-    model: Model,
-    layout: Layout,
-    kind: str = "dense",
-    context: str = "ring",
-    recompute: str = "none",
+    model: Model, layout: Layout, kind: str = "dense", *, recompute: str = "none"
 ) -> tuple[Collective, ...]:
-    """List the exchanges of a layer.
-
-    Tensor parallelism: an all-reduce behind attention and one behind the MLP in F, and one each
-    in I, where Megatron runs it beside the weight gradients of the same product. Under sequence
-    parallelism each is an all-gather and a reduce-scatter, and W gathers its inputs once more,
-    beside I's products. Both are listed, with counts of 0 where they are not used: whether the
-    sequence is split may be traced.
-
-    Context parallelism: keys and values go round a ring beside attention, in I their gradients
-    follow them; or all-to-alls trade the split by tokens for one by heads and back ("all_to_all").
-
-    Experts: an all-to-all sends every token to its experts, one brings it back; the same in I,
-    once more where the experts are recomputed. Accelerators that split an expert gather their
-    tokens after the first and scatter sums before the second.
-
-    Adapters have exchanges of their own, r units wide but for the outputs of one that follows a
-    split input.
-
-    References:
-      Korthikanti et al. (arXiv:2205.05198), section 4.2.2.
-    """
+    """List the exchanges of a layer."""
+    # Tensor parallelism: an all-reduce behind attention and one behind the MLP in F, and one each
+    # in I, where Megatron runs it beside the weight gradients of the same product. Under sequence
+    # parallelism each is an all-gather and a reduce-scatter, and W gathers its inputs once more,
+    # beside I's products. Both are listed, with counts of 0 where they are not used: whether the
+    # sequence is split may be traced. Context parallelism: keys and values go round a ring beside
+    # attention, in I their gradients follow them. Experts: an all-to-all sends every token to its
+    # experts, one brings it back; the same in I, once more where the experts are recomputed.
+    # Accelerators that split an expert gather their tokens after the first and scatter sums before
+    # the second.
+    # Adapters have exchanges of their own, r units wide but for the outputs of one that follows a
+    # split input.
+    # source: Korthikanti et al. (arXiv:2205.05198), section 4.2.2.
     tokens, e, h = tokens_on_one(model, layout), model.element_bytes, model.hidden
     is_moe = kind == "moe" and model.moe is not None
     split_mlps = _split_mlps(model, kind)
@@ -326,17 +246,15 @@ def layer_collectives(
         found = _of_tensor(e * tokens, (_gathered(model.mla, h), h), 1.0, layout)
         found += _of_tensor(e * tokens, (h, h), split_mlps, layout)
     found += _of_adapters(model, layout, 1 + split_mlps)
-    found += _of_context(model, layout, context)
+    found += _of_context(model, layout)
     if is_moe:
         found += _of_experts(model, layout, "moe" in recomputed_modules(model, recompute))
     return found
 
 
 def _split_mlps(model: Model, kind: str) -> Number:
-    """MLPs of a layer that tensor parallelism splits.
-
-    Routed experts take the part of the tokens that an accelerator has; shared ones are split.
-    """
+    """MLPs of a layer that tensor parallelism splits."""
+    # Routed experts take the part of the tokens that an accelerator has; shared ones are split.
     is_moe = kind == "moe" and model.moe is not None
     return 1.0 * (model.moe.shared_experts > 0) if is_moe and model.moe else 1.0
 
@@ -350,14 +268,7 @@ def _gathered(mla: LatentAttention, hidden: Number) -> Number:
 def _of_tensor(
     volume: Number, units: tuple[Number, Number], count: Number, layout: Layout
 ) -> tuple[Collective, ...]:
-    """Exchanges round one pair of products: of the first one's input, of the second one's output.
-
-    Args:
-      volume: bytes of one unit of every token.
-      units: per token, of input and output.
-      count: pairs of products.
-      layout: how the layer is split.
-    """
+    """Exchanges round a pair of products: of the first one's input, the second one's output."""
     shared = layout.sequence_parallel * count
     again = layout.trains_layers * shared  # frozen weights need no inputs once more
     into, out = (volume * each for each in units)
@@ -375,16 +286,12 @@ def _of_tensor(
 
 
 def _of_adapters(model: Model, layout: Layout, count: Number) -> tuple[Collective, ...]:
-    """Exchanges of the adapters beside so many pairs of products, as Megatron-Bridge has them.
-
-    Beside the first product of a pair A x is gathered, beside the second it is summed; both of
-    their gradients are. Tensor parallelism splits what the second adapter puts out: it is gathered,
-    and under sequence parallelism so is its gradient. Without, the first adapter's I sums the
-    gradient of its input.
-
-    References:
-      Megatron-Bridge, peft/utils.py: ParallelLinearAdapter.
-    """
+    """Exchanges of the adapters beside so many pairs of products, as Megatron-Bridge has them."""
+    # Beside the first product of a pair A x is gathered, beside the second it is summed; both of
+    # their gradients are. Tensor parallelism splits what the second adapter puts out: it is
+    # gathered, and under sequence parallelism so is its gradient. Without, the first adapter's I
+    # sums the gradient of its input.
+    # source: Megatron-Bridge, peft/utils.py: ParallelLinearAdapter.
     if not layout.lora_rank:
         return ()
     tokens = model.element_bytes * tokens_on_one(model, layout)
@@ -399,21 +306,15 @@ def _of_adapters(model: Model, layout: Layout, count: Number) -> tuple[Collectiv
     )
 
 
-def _of_context(model: Model, layout: Layout, exchange: str) -> tuple[Collective, ...]:
-    """Exchanges of those who share a sequence."""
+def _of_context(model: Model, layout: Layout) -> tuple[Collective, ...]:
     units = model.element_bytes * tokens_on_one(model, layout) / layout.tensor
     keys = model.kv_hidden + model.value_hidden
-    if exchange == "all_to_all":
-        # queries, keys and values one way, the output back; in I their gradients
-        moved = units * (model.query_hidden + keys + model.output_hidden) / 4
-        return (Collective("all_to_all", "context", _same(moved), Phases(4.0, 4.0, 0.0)),)
     ring = layout.context * units * keys
     volume = Phases(ring, 2 * ring, 0.0)
     return (Collective("ring", "context", volume, Phases(1.0, 1.0, 0.0), "attention"),)
 
 
 def _of_experts(model: Model, layout: Layout, again: bool = False) -> tuple[Collective, ...]:
-    """Tokens on their way to experts and back."""
     assert model.moe is not None
     slots = model.moe.slots
     routed = tokens_on_one(model, layout) / layout.shared_by * slots
@@ -439,11 +340,9 @@ def _of_experts(model: Model, layout: Layout, again: bool = False) -> tuple[Coll
 
 
 def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
-    """List the exchanges of the output head, whose vocabulary is split by t.
-
-    Its input is gathered under sequence parallelism; the maximum, the sum and the token's own
-    logit are reduced over the vocabulary in float32; in I the input's gradient is reduced.
-    """
+    """List the exchanges of the output head, whose vocabulary is split by t."""
+    # Its input is gathered under sequence parallelism; the maximum, the sum and the token's own
+    # logit are reduced over the vocabulary in float32; in I the input's gradient is reduced.
     whole = model.element_bytes * tokens_on_one(model, layout) * model.hidden
     shared = layout.sequence_parallel
     again = layout.trains_base * shared
@@ -475,14 +374,11 @@ def embedding_collectives(model: Model, layout: Layout) -> tuple[Collective, ...
 
 
 def whole_layer_collectives(
-    model: Model, layout: Layout, kind: str = "dense", context: str = "ring"
+    model: Model, layout: Layout, kind: str = "dense"
 ) -> tuple[Collective, ...]:
-    """The exchanges that go with a layer priced as one op: two all-reduces in F and in I.
-
-    Those of context and experts are the same as beside kernels.
-    """
+    """The exchanges that go with a layer priced as one op: two all-reduces in F and in I."""
     volume = boundary_bytes(model, dataclasses.replace(layout, sequence_parallel=0.0))
     found = Collective("all_reduce", "tensor", _same(volume), Phases(2.0, 2.0, 0.0))
     experts = _of_experts(model, layout) if kind == "moe" and model.moe is not None else ()
     beside = _of_adapters(model, layout, 1 + _split_mlps(model, kind))
-    return (found, *beside, *_of_context(model, layout, context), *experts)
+    return (found, *beside, *_of_context(model, layout), *experts)

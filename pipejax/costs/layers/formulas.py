@@ -20,17 +20,11 @@ from pipejax.costs.system.system import Number, Numbers
 
 
 class Phases(NamedTuple):
-    """A quantity of each phase: FLOP, bytes, launches.
+    """A quantity of each phase: FLOP, bytes, launches."""
 
-    Attributes:
-      forward: F.
-      input_grad: I, recomputation within the layer included.
-      weight_grad: W.
-    """
-
-    forward: Number
-    input_grad: Number
-    weight_grad: Number
+    forward: Number  # F
+    input_grad: Number  # I, recomputation within the layer included
+    weight_grad: Number  # W
 
 
 def tokens_of(model: Model, microbatch_size: Number) -> Number:
@@ -41,14 +35,10 @@ def tokens_of(model: Model, microbatch_size: Number) -> Number:
 def layer_flop(
     model: Model, microbatch_size: Number, recompute: str = "none", kind: str = "dense"
 ) -> Phases:
-    """FLOP of one layer: F = bsh(24h + 4s), I = bsh(24h + 8s), W = 24bsh^2 in a GPT.
-
-    Attention counts all s^2 pairs of tokens, as published formulas do, whether or not a kernel
-    skips those that a causal mask hides.
-
-    References:
-      Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1.
-    """
+    """FLOP of one layer: F = bsh(24h + 4s), I = bsh(24h + 8s), W = 24bsh^2 in a GPT."""
+    # Attention counts all s^2 pairs of tokens, as published formulas do, whether or not a kernel
+    # skips those that a causal mask hides.
+    # source: Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1.
     recompute = check_recompute(recompute)
     tokens = tokens_of(model, microbatch_size)
     linear = 2 * tokens * model.active_matrices(kind)
@@ -89,15 +79,11 @@ def head_flop(model: Model, microbatch_size: Number) -> Phases:
 
 
 def model_flop(model: Model, sequences: Number, layout: Layout | None = None) -> Number:
-    """FLOP that a step needs on so many sequences, whatever is computed twice: the M of MFU.
-
-    Products of the layers and of the output head, forward and backward; attention counts all pairs
-    of tokens, as `layer_flop` does. The backward has two products for each of the forward, of
-    weights that the layout freezes one; the adapters' products count beside them.
-
-    References:
-      Megatron-LM (arXiv:2104.04473), section 3; PaLM (arXiv:2204.02311), appendix B.
-    """
+    """FLOP that a step needs on so many sequences, whatever is computed twice: the M of MFU."""
+    # Products of the layers and of the output head, forward and backward; attention counts all
+    # pairs of tokens, as `layer_flop` does. The backward has two products for each of the forward,
+    # of weights that the layout freezes one; the adapters' products count beside them.
+    # source: Megatron-LM (arXiv:2104.04473), section 3; PaLM (arXiv:2204.02311), appendix B.
     layout = WHOLE if layout is None else layout
     head = head_flop(model, sequences).forward
     projection = 2 * tokens_of(model, sequences) * 2 * model.hidden**2
@@ -128,15 +114,11 @@ def tokens_on_one(model: Model, layout: Layout) -> Number:
 def layer_activation_bytes(
     model: Model, layout: Layout = WHOLE, recompute: str = "none", kind: str = "dense"
 ) -> Number:
-    """Bytes that one microbatch leaves on one layer until its backward.
-
-    sbh(10 + 24/t + 5as/(ht)) in a GPT; under sequence parallelism the 10 is divided by t too;
-    with selective recomputation the last term is gone; with full recomputation only the input
-    stays, 2sbh.
-
-    References:
-      Korthikanti et al. (arXiv:2205.05198), Table 2.
-    """
+    """Bytes that one microbatch leaves on one layer until its backward."""
+    # sbh(10 + 24/t + 5as/(ht)) in a GPT; under sequence parallelism the 10 is divided by t too;
+    # with selective recomputation the last term is gone; with full recomputation only the input
+    # stays, 2sbh.
+    # source: Korthikanti et al. (arXiv:2205.05198), Table 2.
     recompute = check_recompute(recompute)
     tokens = tokens_on_one(model, layout)
     if recompute == "full":
@@ -155,12 +137,11 @@ def layer_activation_bytes(
 
 
 def _unfused_bytes(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:
-    """Bytes per token that kernels which are not fused leave on a layer, until I.
-
-    The activation function of a gated MLP leaves its output beside the product with the other
-    half. Attention leaves its output as its product puts it out and as the projection takes it in.
-    A norm leaves its input in float32 and the normalized one, where a fused one leaves its input.
-    """
+    """Bytes per token that kernels which are not fused leave on a layer, until I."""
+    # The activation function of a gated MLP leaves its output beside the product with the other
+    # half. Attention leaves its output as its product puts it out and as the projection takes it
+    # in. A norm leaves its input in float32 and the normalized one, where a fused one leaves its
+    # input.
     unfused, e, moe, t = unfused_kernels(model), model.element_bytes, model.moe, layout.tensor
     if "half_products" in modules:
         return 0.0
@@ -186,14 +167,10 @@ def key_bytes(model: Model, layout: Layout = WHOLE) -> Number:
 
 
 def cache_bytes(model: Model, layout: Layout = WHOLE) -> Number:
-    """Bytes that one layer keeps of the tokens of a microbatch where no backward follows.
-
-    Keys and values: of a head of them, at least one on each accelerator. Latent attention keeps the
-    vector that they unfold from, which no tensor parallelism splits.
-
-    References:
-      DeepSeek-V2 (arXiv:2405.04434), section 2.1.4.
-    """
+    """Bytes that one layer keeps of the tokens of a microbatch where no backward follows."""
+    # Keys and values: of a head of them, at least one on each accelerator. Latent attention keeps
+    # the vector that they unfold from, which no tensor parallelism splits.
+    # source: DeepSeek-V2 (arXiv:2405.04434), section 2.1.4.
     if model.mla is not None:
         units: Number = model.mla.kv_rank + model.mla.rope_width
     else:
@@ -205,18 +182,14 @@ def cache_bytes(model: Model, layout: Layout = WHOLE) -> Number:
 def layer_weight_grad_bytes(
     model: Model, layout: Layout = WHOLE, kind: str = "dense", recompute: str = "none"
 ) -> Number:
-    """Bytes that W of one layer needs after I: both inputs of its weight GEMMs, 32sbh in a GPT.
-
-    These are the layer's inputs of the four products (queries, keys and values; projection; both
-    of the MLP), 14sbh, and the gradients of their outputs, 18sbh, which I leaves where norms,
-    attention and activation function had theirs: only scores and dropout masks are gone after I.
-    Inputs of products have the bytes of the layout's precision, the rest those of the model. Parts
-    that are recomputed leave what they start from. Adapters need all of that too, and their own
-    activations; where weights are frozen without adapters, it is what I needs, and W nothing.
-
-    References:
-      Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1: M_W.
-    """
+    """Bytes that W of one layer needs after I: both inputs of its weight GEMMs, 32sbh in a GPT."""
+    # These are the layer's inputs of the four products (queries, keys and values; projection; both
+    # of the MLP), 14sbh, and the gradients of their outputs, 18sbh, which I leaves where norms,
+    # attention and activation function had theirs: only scores and dropout masks are gone after I.
+    # Inputs of products have the bytes of the layout's precision, the rest those of the model.
+    # Parts that are recomputed leave what they start from. Adapters need all of that too, and their
+    # own activations; where weights are frozen without adapters, it is what I needs, and W nothing.
+    # source: Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1: M_W.
     e, operand, moe = model.element_bytes, kept_input_bytes(model, layout), model.moe
     h, modules = model.hidden, recomputed_modules(model, recompute)
     if "half_products" in modules:
@@ -255,11 +228,9 @@ def layer_weight_grad_bytes(
 
 
 def kept_input_bytes(model: Model, layout: Layout) -> Number:
-    """Bytes of an input of a linear layer that stays until W.
-
-    Frozen weights have no W; that of an adapter's A takes it in the model's precision, the
-    gradient of A x is r units wide and not counted.
-    """
+    """Bytes of an input of a linear layer that stays until W."""
+    # Frozen weights have no W; that of an adapter's A takes it in the model's precision, the
+    # gradient of A x is r units wide and not counted.
     base = layout.trains_base * operand_bytes(model, layout)
     return base + (layout.lora_rank > 0) * model.element_bytes
 
@@ -284,10 +255,8 @@ def _adapters_met(model: Model, layout: Layout, kind: str, modules: Set[str]) ->
 
 
 def _half_products_bytes(model: Model, layout: Layout) -> Number:
-    """Bytes of a layer that keeps attention's output and that of every second product.
-
-    Beside them stay the inputs of both norms.
-    """
+    """Bytes of a layer that keeps attention's output and that of every second product."""
+    # Beside them stay the inputs of both norms.
     halves = 2 if model.gated_mlp else 1
     whole = 2 * model.hidden + 2 * model.hidden / 2
     in_attention = model.query_hidden + model.kv_hidden + model.value_hidden
@@ -306,15 +275,11 @@ def operand_bytes(model: Model, layout: Layout) -> Number:
 
 
 def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number, Number]:
-    """Bytes that one microbatch leaves on the first stage's embedding and last stage's head.
-
-    The head keeps its norm's input and output, and the softmax of its logits in float32 or, where
-    the loss is fused, the logits. Where both are frozen, no gradient reaches the embedding, and
-    only the head's W would need the norm's output.
-
-    References:
-      Korthikanti et al. (arXiv:2205.05198), section 4.3.
-    """
+    """Bytes that one microbatch leaves on the first stage's embedding and last stage's head."""
+    # The head keeps its norm's input and output, and the softmax of its logits in float32 or, where
+    # the loss is fused, the logits. Where both are frozen, no gradient reaches the embedding, and
+    # only the head's W would need the norm's output.
+    # source: Korthikanti et al. (arXiv:2205.05198), section 4.3.
     tokens = tokens_on_one(model, layout) * (model.vocabulary > 0)
     trained = layout.trains_base
     mask = trained * tokens * model.hidden / layout.shared_by if model.dropout else 0.0
@@ -326,10 +291,8 @@ def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number,
 
 
 def head_weight_grad_bytes(model: Model, layout: Layout = WHOLE) -> Number:
-    """Bytes that W of the head, if it has one, needs after I: its input and the logits' gradient.
-
-    The loss hands that gradient back in `element_bytes`, whatever it was computed in.
-    """
+    """Bytes that W of a head needs after I: its input and the logits' gradient."""
+    # The loss hands that gradient back in `element_bytes`, whatever it was computed in.
     units = model.hidden / layout.shared_by + model.vocabulary / layout.tensor
     tokens = layout.trains_base * tokens_on_one(model, layout)
     return tokens * (model.vocabulary > 0) * model.element_bytes * units
@@ -344,21 +307,12 @@ def boundary_bytes(model: Model, layout: Layout = WHOLE) -> Number:
 def buffer_bytes(
     model: Model, layout: Layout, *, dense: Numbers, moe: Numbers, head: Numbers
 ) -> Numbers:
-    """Bytes that the backward needs beside what F left, once per worker.
-
-    Counted where gradients are accumulated in a wider type, as Megatron-core does; the formulas of
-    the literature leave them out. Products then write gradients of weights in `element_bytes`
-    first: into one buffer for each shape of matrix, which all layers share, as
-    TransformerEngine keeps them, and into one for the head while it runs; those of adapters are too
-    narrow to count. Beside them lie the gradients of the widest activations.
-
-    Args:
-      model: the transformer.
-      layout: how it is split.
-      dense: 1 where the stage has dense layers, else 0.
-      moe: 1 where it has layers with experts, else 0.
-      head: 1 where it has the head, else 0.
-    """
+    """Bytes that the backward needs beside what F left, once per worker."""
+    # Counted where gradients are accumulated in a wider type, as Megatron-core does; the formulas
+    # of the literature leave them out. Products then write gradients of weights in `element_bytes`
+    # first: into one buffer for each shape of matrix, which all layers share, as TransformerEngine
+    # keeps them, and into one for the head while it runs; those of adapters are too narrow to
+    # count. Beside them lie the gradients of the widest activations.
     e, t, h = model.element_bytes, layout.tensor, model.hidden
     tokens, mlp_parts = tokens_on_one(model, layout), (3 if model.gated_mlp else 2)
     weights = model.attention_matrices / t + dense * model.mlp_matrices(model.ffn_hidden) / t

@@ -37,17 +37,11 @@ NONE = Phases(0.0, 0.0, 0.0)
 
 
 class Product(NamedTuple):
-    """Sizes of a matrix product (m, k) x (k, n) on one accelerator.
+    """Sizes of a matrix product (m, k) x (k, n) on one accelerator."""
 
-    Attributes:
-      m: rows, tokens mostly.
-      n: columns.
-      k: units summed over.
-    """
-
-    m: Number
-    n: Number
-    k: Number
+    m: Number  # rows, tokens mostly
+    n: Number  # columns
+    k: Number  # units summed over
 
 
 NO_PRODUCT = Product(0.0, 0.0, 0.0)
@@ -55,26 +49,16 @@ NO_PRODUCT = Product(0.0, 0.0, 0.0)
 
 @dataclasses.dataclass(frozen=True)
 class LayerOp:
-    """One kernel, or group of fused ones, on one accelerator for one microbatch.
+    """One kernel, or group of fused ones, on one accelerator for one microbatch."""
 
-    Attributes:
-      kind: "gemm", "attention", "memory", or "layer" for all of a layer in one.
-      name: of the op.
-      flop: [FLOP].
-      volume: bytes read and written.
-      launches: kernels started.
-      shape: of the product of F; of memory ops zeros.
-      batch: how many such products run at once: heads, experts.
-      precision: of the product, one of `PRECISIONS`.
-    """
-
+    # "gemm", "attention", "memory", or "layer" for all of a layer in one
     kind: str = dataclasses.field(metadata={"static": True})
-    name: str = dataclasses.field(metadata={"static": True})
+    name: str = dataclasses.field(metadata={"static": True})  # of the op
     flop: Phases
-    volume: Phases
-    launches: Phases
-    shape: Product = NO_PRODUCT
-    batch: Number = 1.0
+    volume: Phases  # bytes read and written
+    launches: Phases  # kernels started
+    shape: Product = NO_PRODUCT  # of the product of F; of memory ops zeros
+    batch: Number = 1.0  # how many such products run at once: heads, experts
     precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
 
 
@@ -90,19 +74,9 @@ def gemm(
     tokens: Number | None = None,
     batch: Number = 1.0,
 ) -> LayerOp:
-    """A product of tokens with a weight matrix of `shape` (k, n), or several: once in each phase.
-
-    Its factors have the bytes of the layout's precision, its results those of the model; W adds to
-    the accumulated gradient: it reads and writes that. Frozen weights have no W.
-
-    Args:
-      name: of the op.
-      model: the transformer.
-      layout: how it is split.
-      shape: rows and columns of the weights on one accelerator.
-      tokens: rows of each product, all tokens of the accelerator if None.
-      batch: products of different weights.
-    """
+    """Product of tokens with one or several weight matrices of `shape` (k, n), in each phase."""
+    # Its factors have the bytes of the layout's precision, its results those of the model; W adds
+    # to the accumulated gradient: it reads and writes that. Frozen weights have no W.
     k, n = shape
     m = tokens_on_one(model, layout) if tokens is None else tokens
     each, factor = model.element_bytes, operand_bytes(model, layout)
@@ -125,10 +99,8 @@ def gemm(
 
 
 def batched(name: str, model: Model, layout: Layout, shape: Product, heads: Number) -> LayerOp:
-    """A product per head; I has two of its kind, one per factor, and W none.
-
-    Its factors have the bytes of the layout's precision, its result those of the model.
-    """
+    """A product per head; I has two of its kind, one per factor, and W none."""
+    # Its factors have the bytes of the layout's precision, its result those of the model.
     m, n, k = shape
     flop = 2 * heads * m * n * k
     moved = heads * (operand_bytes(model, layout) * (m * k + n * k) + model.element_bytes * m * n)
@@ -217,10 +189,8 @@ def phase_time(system: System, device: Number, host: Number) -> Number:
 
 
 def smooth_max(one: Number, other: Number, sharpness: Number) -> Number:
-    """Maximum of two times that nowhere has a kink: their norm (one^q + other^q)^(1/q).
-
-    Where one of them is 0 it is the other, exactly.
-    """
+    """Maximum of two times that nowhere has a kink: their norm (one^q + other^q)^(1/q)."""
+    # Where one of them is 0 it is the other, exactly.
     large, small = xp.maximum(one, other), xp.minimum(one, other)
     overlap = small > 0
     # the inner choice keeps logarithms of 0 out of the gradient of the branch not taken
@@ -232,22 +202,12 @@ def smooth_max(one: Number, other: Number, sharpness: Number) -> Number:
 def update_time(
     system: System, volume: Numbers, on_host: Numbers = 0.0, exchanged: Numbers = 0.0
 ) -> Numbers:
-    """Time [s] of the optimizer's update, and of the step.
-
-    The accelerator starts its own part and leaves the host to its part meanwhile: the longer of
-    both counts. Gradients come to the host before that, and weights go back behind it, as in
-    Megatron's hybrid optimizer without `--overlap-cpu-optimizer-d2h-h2d`.
-
-    Args:
-      system: the machine.
-      volume: what the accelerator reads and writes of weights, gradients and state [B].
-      on_host: what the host reads and writes of its part of them [B].
-      exchanged: gradients of that part and its new weights [B].
-
-    References:
-      Ren et al., ZeRO-Offload (arXiv:2101.06840), section 4; Megatron Core,
-      optimizer/cpu_offloading/hybrid_optimizer.py.
-    """
+    """Time [s] of the optimizer's update, and of the step."""
+    # The accelerator starts its own part and leaves the host to its part meanwhile: the longer of
+    # both counts. Gradients come to the host before that, and weights go back behind it, as in
+    # Megatron's hybrid optimizer without `--overlap-cpu-optimizer-d2h-h2d`.
+    # source: Ren et al., ZeRO-Offload (arXiv:2101.06840), section 4; Megatron Core,
+    # optimizer/cpu_offloading/hybrid_optimizer.py.
     check_host(system, on_host)
     on_device = roofline_time(system, 0.0, as_float(volume) / system.optimizer_efficiency)
     # where nothing is offloaded what is not known has no part in it, in gradients neither

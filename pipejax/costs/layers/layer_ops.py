@@ -45,40 +45,24 @@ from pipejax.costs.system.system import Number
 
 
 def layer_ops(
-    model: Model,
-    layout: Layout,
-    kind: str = "dense",
-    recompute: str = "none",
-    *,
-    fused: bool = True,
+    model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
-    """List the ops of a layer, in the order of F, and those of adapters beside it.
-
-    Args:
-      model: the transformer.
-      layout: how it is split.
-      kind: of the layer, "dense" or "moe".
-      recompute: what I runs once more: with "selective" attention that is written out, or parts of
-        the layer joined by +.
-      fused: whether scale, mask and softmax are one kernel, and so are bias with activation
-        function, and bias, dropout and residual.
-    """
-    own = _own_ops(model, layout, kind, fused=fused)
+    """List the ops of a layer, in the order of F, and those of adapters beside it."""
+    own = _own_ops(model, layout, kind)
     return (*_recomputed(model, own, recompute), *adapter_ops(model, layout, kind, recompute))
 
 
-def _own_ops(model: Model, layout: Layout, kind: str, *, fused: bool = True) -> tuple[LayerOp, ...]:
-    """Ops of a layer without adapters, nothing recomputed."""
+def _own_ops(model: Model, layout: Layout, kind: str) -> tuple[LayerOp, ...]:
     mlp = _experts if kind == "moe" and model.moe is not None else _mlp
     ops = (
         norm("attention_norm", model, layout),
         *projections_in(model, layout),
-        *attention(model, layout, fused=fused),
+        *attention(model, layout),
         gemm("projection", model, layout, (model.output_hidden / layout.tensor, model.hidden)),
-        _residual("attention_residual", model, layout, fused=fused),
+        _residual("attention_residual", model, layout),
         norm("mlp_norm", model, layout),
-        *mlp(model, layout, fused=fused),
-        _residual("mlp_residual", model, layout, fused=fused),
+        *mlp(model, layout),
+        _residual("mlp_residual", model, layout),
     )
     return _with_casts(model, layout, ops)
 
@@ -107,10 +91,8 @@ OF_MODULE: Mapping[str, tuple[str, ...]] = {
 
 
 def again(ops: Iterable[LayerOp], modules: Collection[str]) -> Iterator[tuple[LayerOp, float]]:
-    """Say of each op which share of its F is run once more within I.
-
-    "half_products" is every second product and all that is neither product nor attention.
-    """
+    """Say of each op which share of its F is run once more within I."""
+    # "half_products" is every second product and all that is neither product nor attention.
     names = {name for module in modules for name in OF_MODULE.get(module, ())}
     of_kind = {"gemm": 0.5, "memory": 1.0} if "half_products" in modules else {}
     for op in ops:
@@ -130,13 +112,10 @@ ADAPTED: Mapping[str, tuple[int, int]] = {
 def adapter_ops(
     model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
-    """Adapters beside linear layers: two narrow products each, whose scaled result is added.
-
-    They bear the name of what they lie beside, and are recomputed with it. The router has none.
-
-    References:
-      LoRA (arXiv:2106.09685), section 4.1; Megatron-Bridge's peft/utils.py, ParallelLinearAdapter.
-    """
+    """Adapters beside linear layers: two narrow products each, whose scaled result is added."""
+    # They bear the name of what they lie beside, and are recomputed with it. The router has none.
+    # source: LoRA (arXiv:2106.09685), section 4.1; Megatron-Bridge's peft/utils.py,
+    # ParallelLinearAdapter.
     if not layout.lora_rank:
         return ()
     beside = [op for op in _own_ops(model, layout, kind) if op.name in ADAPTED]
@@ -174,11 +153,9 @@ def _with_casts(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> tuple
 
 
 def _quantization(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> LayerOp:
-    """Casts: rows are read once, and written row by row for I or F and column by column for any W.
-
-    A norm casts what it puts out, in the bytes that it would write anyway; in I every product's
-    gradient is cast.
-    """
+    """Casts: rows are read once, written by row for I or F and by column for any W."""
+    # A norm casts what it puts out, in the bytes that it would write anyway; in I every product's
+    # gradient is cast.
     moved = model.element_bytes + (1 + layout.trains_base) * operand_bytes(model, layout)
     forward: Number = 0.0
     backward: Number = 0.0
@@ -205,31 +182,22 @@ BEHIND_A_NORM = (
 )
 
 
-def _residual(name: str, model: Model, layout: Layout, *, fused: bool) -> LayerOp:
-    """Bias, dropout and the residual's sum: one kernel, or one each."""
+def _residual(name: str, model: Model, layout: Layout) -> LayerOp:
+    """Bias, dropout and the residual's sum in one kernel."""
     one = boundary_bytes(model, layout)
     mask = one / model.element_bytes if model.dropout else 0.0
     # I adds the norm's gradient to the residual's: two read, one written; dropout: one each
     again = 3 * one + ((2 * one + mask) if model.dropout else 0.0)
-    apart = 0 if fused else (1 if model.biases else 0) + (1 if model.dropout else 0)
-    kernels = (1.0 + apart, 2.0 if model.dropout else 1.0)
-    return memory(name, (3 + 2 * apart) * one + mask, again, kernels)
+    return memory(name, 3 * one + mask, again, (1.0, 2.0 if model.dropout else 1.0))
 
 
-def _mlp(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...]:
-    """The MLP of a dense layer, split by its width."""
+def _mlp(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     tokens, width = tokens_on_one(model, layout), model.ffn_hidden / layout.tensor
-    return _two_products("mlp", model, layout, (tokens, width), 1.0, fused=fused)
+    return _two_products("mlp", model, layout, (tokens, width), 1.0)
 
 
 def _two_products(
-    name: str,
-    model: Model,
-    layout: Layout,
-    size: tuple[Number, Number],
-    batch: Number,
-    *,
-    fused: bool,
+    name: str, model: Model, layout: Layout, size: tuple[Number, Number], batch: Number
 ) -> tuple[LayerOp, ...]:
     """MLPs of some tokens and width each: two products, the activation function between them."""
     tokens, width = size
@@ -237,19 +205,17 @@ def _two_products(
     into, out = (model.hidden, halves * width), (width, model.hidden)
     return (
         gemm(f"{name}_in", model, layout, into, tokens=tokens, batch=batch),
-        _activation(f"{name}_activation", model, batch * tokens * width, 1.0 * (batch > 0), fused),
+        _activation(f"{name}_activation", model, batch * tokens * width, 1.0 * (batch > 0)),
         gemm(f"{name}_out", model, layout, out, tokens=tokens, batch=batch),
     )
 
 
-def _experts(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...]:
-    """Router, what sorts tokens by expert and back, routed experts, and shared ones.
-
-    Each accelerator routes its part of the tokens and holds E/e experts; all experts get as many
-    tokens. Tensor parallelism splits the shared ones, expert-tensor parallelism the routed ones by
-    their width; accelerators that split an expert bring their tokens together. Sorting happens
-    before the exchange and, by the expert on the accelerator, after it, and both ways back.
-    """
+def _experts(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
+    """Router, what sorts tokens by expert and back, routed experts, and shared ones."""
+    # Each accelerator routes its part of the tokens and holds E/e experts; all experts get as many
+    # tokens. Tensor parallelism splits the shared ones, expert-tensor parallelism the routed ones
+    # by their width; accelerators that split an expert bring their tokens together. Sorting happens
+    # before the exchange and, by the expert on the accelerator, after it, and both ways back.
     moe = model.moe
     assert moe is not None
     e = model.element_bytes
@@ -260,34 +226,24 @@ def _experts(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...
     # out of the hidden state and into the sorted one, then once more by expert; back the same way
     gathered = routed * layout.expert_gather
     sorting = e * model.hidden * (own + routed + 2 * gathered)
+    expert_width = moe.expert_hidden / layout.expert_tensor
     any_shared = 1.0 * (moe.shared_experts > 0)
     shared = moe.shared_experts * moe.expert_hidden / layout.tensor
     return (
         gemm("router", model, plain, (model.hidden, moe.experts), tokens=own),
         memory("routing", 4 * scores, 4 * scores, (8.0, 8.0)),
         memory("dispatch", sorting, sorting, (3.0, 3.0)),
-        *_two_products(
-            "expert",
-            model,
-            layout,
-            (gathered / here, moe.expert_hidden / layout.expert_tensor),
-            here,
-            fused=fused,
-        ),
+        *_two_products("expert", model, layout, (gathered / here, expert_width), here),
         memory("combine", sorting, sorting, (3.0, 3.0)),
-        *_two_products(
-            "shared", model, layout, (tokens_on_one(model, layout), shared), any_shared, fused=fused
-        ),
+        *_two_products("shared", model, layout, (tokens_on_one(model, layout), shared), any_shared),
     )
 
 
-def _activation(name: str, model: Model, units: Number, kernels: Number, fused: bool) -> LayerOp:
+def _activation(name: str, model: Model, units: Number, kernels: Number) -> LayerOp:
     """GELU reads and writes its units, I reads two and writes one; gated: one more factor each."""
     forward, backward = (3, 5) if model.gated_mlp else (2, 3)
-    apart = 1 if model.biases and not fused else 0
     e = model.element_bytes
-    launches = (kernels * (1 + apart), kernels)
-    return memory(name, e * (forward + 2 * apart) * units, e * backward * units, launches)
+    return memory(name, e * forward * units, e * backward * units, (kernels, kernels))
 
 
 def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
@@ -308,10 +264,8 @@ def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 
 def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """Look-up of tokens, positions and dropout; W adds rows to the gradient.
-
-    Below what is trained there is no backward: frozen, it has neither I nor W.
-    """
+    """Look-up of tokens, positions and dropout; W adds rows to the gradient."""
+    # Below what is trained there is no backward: frozen, it has neither I nor W.
     units, trained = tokens_on_one(model, layout) * model.hidden, layout.trains_base
     e, gradient = model.element_bytes, model.accumulated_bytes
     looked_up = LayerOp(
@@ -335,11 +289,9 @@ def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 def whole_layer(
     model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
-    """A layer as one op per phase, whose bytes are its weights and what it leaves in memory.
-
-    FLOP are the formula's, whether or not a kernel skips masked pairs. Frozen weights have no W;
-    adapters are ops of their own.
-    """
+    """A layer as one op per phase, whose bytes are its weights and what it leaves in memory."""
+    # FLOP are the formula's, whether or not a kernel skips masked pairs. Frozen weights have no W;
+    # adapters are ops of their own.
     t, size = layout.tensor, layout.microbatch_size
     kept = layer_activation_bytes(model, _trained(layout), kind=kind)
     boundary, has_w = boundary_bytes(model, layout), 1.0 * layout.trains_base
@@ -383,10 +335,8 @@ def projections_in(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 
 def _latent(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """Latent attention: down to one small vector per token, its norm, up to all heads.
-
-    The ways down are not split by heads: each accelerator has them for its part of the tokens.
-    """
+    """Latent attention: down to one small vector per token, its norm, up to all heads."""
+    # The ways down are not split by heads: each accelerator has them for its part of the tokens.
     mla, h, t = model.mla, model.hidden, layout.tensor
     assert mla is not None
     tokens = tokens_on_one(model, layout)
@@ -414,25 +364,21 @@ def _rotation(model: Model, layout: Layout) -> LayerOp:
     return memory("rotation", moved, moved, (2.0, 2.0))
 
 
-def attention(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...]:
-    """Attention of one accelerator's heads and tokens to all tokens of the sequence.
-
-    In 8 bits all its products are, those of I too (Transformer Engine's `fp8_dpa`). No cast is
-    counted beside them: the op before, which writes queries and keys anyway, can write them
-    narrow (FlashAttention-3, arXiv:2407.08608, section 3.3).
-    """
+def attention(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
+    """Attention of one accelerator's heads and tokens to all tokens of the sequence."""
+    # In 8 bits all its products are, those of I too (Transformer Engine's `fp8_dpa`). No cast is
+    # counted beside them: the op before, which writes queries and keys anyway, can write them
+    # narrow (FlashAttention-3, arXiv:2407.08608, section 3.3).
     own = dataclasses.replace(layout, precision=layout.attention_precision)
     if model.flash_attention:
         return (_flash(model, own),)
-    return _written_out(model, own, fused=fused)
+    return _written_out(model, own)
 
 
 def _flash(model: Model, layout: Layout) -> LayerOp:
-    """One kernel that keeps no scores: I computes the first product again, five in all for two.
-
-    Factors of products (queries, keys, values, the output's gradient) have the bytes of the
-    layout's precision; the output and the other gradients have those of the model.
-    """
+    """One kernel that keeps no scores: I computes the first product again, five in all for two."""
+    # Factors of products (queries, keys, values, the output's gradient) have the bytes of the
+    # layout's precision; the output and the other gradients have those of the model.
     tokens, t, e = tokens_on_one(model, layout), layout.tensor, model.element_bytes
     factor = operand_bytes(model, layout)
     queries, values = model.query_hidden / t, model.output_hidden / t
@@ -458,18 +404,16 @@ def _flash(model: Model, layout: Layout) -> LayerOp:
     )
 
 
-def _written_out(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...]:
+def _written_out(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """Batched products with the softmax between them, whose scores go through memory."""
     t, e = layout.tensor, model.element_bytes
     rows, columns = model.sequence / layout.context, model.sequence
     heads = layout.microbatch_size * model.heads / t
     pairs = heads * rows * columns  # scores
     queries, values = model.query_hidden / model.heads, model.output_hidden / model.heads
-    # softmax in one kernel reads and writes them once; apart: scale, mask and softmax
-    passes = 1 if fused else 3
     ops = [
         batched("scores", model, layout, Product(rows, columns, queries), heads),
-        memory("softmax", 2 * e * passes * pairs, 3 * e * pairs, (1.0 * passes, 1.0)),
+        memory("softmax", 2 * e * pairs, 3 * e * pairs),
         batched("context", model, layout, Product(rows, values, columns), heads),
     ]
     if model.dropout:

@@ -73,102 +73,54 @@ OF_SYSTEM = 0  # accelerators of a node: as many as the system has
 @short_repr_of("file models system schedule seconds memory_bytes")
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeasuredRows:
-    """Measured runs, a column each.
+    """Measured runs, a column each."""
 
-    Attributes:
-      models: the models that are trained, each once.
-      model: (rows) which of them.
-      tensor: (rows) tensor-parallel degree t.
-      context: (rows) context-parallel degree c.
-      expert: (rows) expert-parallel degree e, of the t c d accelerators of a stage.
-      expert_tensor: (rows) accelerators that split each expert; 0 is the tensor-parallel degree.
-      data: (rows) replicas of the pipeline d.
-      pipeline: (rows) workers P.
-      stages_per_worker: (rows) stages of each worker V.
-      microbatch_size: (rows) b [sequences].
-      global_batch: (rows) of the whole job, d M b [sequences].
-      zero: (rows) ZeRO stage, 0 to 3.
-      embedding_units: (rows) layers that the embedding stands for where layers are spread.
-      loss_units: (rows) layers that the head stands for there.
-      accelerators_per_node: (rows) 0 where the system says it.
-      sequence_parallel: (rows) 0 or 1.
-      contiguous_context: (rows) whether accelerators of a sequence hold consecutive tokens.
-      graphs: (rows) share of the kernels that start as graphs.
-      optimizer_offload: (rows) share of the optimizer's state that the host has.
-      out_of_memory: (rows) whether the run ended for lack of memory.
-      network_bandwidth: (rows) what one accelerator of a ring through all of them sent to another
-        node, 0 where the system says it [B/s].
-      overlap: (rows) share of gradients and gathered weights that travels beside compute.
-      expert_overlap: (rows) the same of the tokens' way to their experts.
-      dispatcher: (rows) how tokens travel to their experts, by name.
-      schedule: (rows) names.
-      link: (rows) link model of messages, empty where the row does not say it.
-      recompute: (rows) none, selective, full, or parts of layers joined by +.
-      precision: (rows) names.
-      attention_precision: (rows) names of those of attention's products, empty for 16 bits.
-      head_precision: (rows) names of those of the head's products, empty for 16 bits.
-      system: (rows) name or file of the machine, empty where the row does not say it.
-      stack: (rows) name or file of the software, empty where the row does not say it.
-      pipeline_layout: (rows) layers of each stage in Megatron's letters, empty where the schedule
-        spreads them.
-      op: (rows) what the seconds are of: a step, or F, B, I or W of one microbatch on a stage.
-      stage: (rows) of that op, from 0.
-      variance: (rows) of the seconds, relative to their square; 0 where no spread is given.
-      seconds: (rows) a step or an op, NaN where it was not measured [s].
-      memory_bytes: (rows) of the fullest worker, NaN where it was not measured [B].
-      group: (rows) free text.
-      release: (rows) of the software, or what else was another then, free text.
-      source: (rows) free text.
-      row: (rows) number in its file, from 1.
-      file: (rows) the file.
-    """
-
-    models: tuple[Model, ...]
-    model: Int[NumpyArray, " rows"]
-    tensor: Int[NumpyArray, " rows"]
-    context: Int[NumpyArray, " rows"]
-    expert: Int[NumpyArray, " rows"]
-    expert_tensor: Int[NumpyArray, " rows"]
-    data: Int[NumpyArray, " rows"]
-    pipeline: Int[NumpyArray, " rows"]
-    stages_per_worker: Int[NumpyArray, " rows"]
-    microbatch_size: Int[NumpyArray, " rows"]
-    global_batch: Int[NumpyArray, " rows"]
-    zero: Int[NumpyArray, " rows"]
-    embedding_units: Int[NumpyArray, " rows"]
-    loss_units: Int[NumpyArray, " rows"]
-    accelerators_per_node: Int[NumpyArray, " rows"]
-    sequence_parallel: Int[NumpyArray, " rows"]
-    contiguous_context: Bool[NumpyArray, " rows"]
-    graphs: Float[NumpyArray, " rows"]
-    optimizer_offload: Float[NumpyArray, " rows"]
-    out_of_memory: Bool[NumpyArray, " rows"]
+    models: tuple[Model, ...]  # the models that are trained, each once
+    model: Int[NumpyArray, " rows"]  # which of them
+    tensor: Int[NumpyArray, " rows"]  # tensor-parallel degree t
+    context: Int[NumpyArray, " rows"]  # context-parallel degree c
+    expert: Int[NumpyArray, " rows"]  # e, of the t c d accelerators of a stage
+    expert_tensor: Int[NumpyArray, " rows"]  # that split each expert; 0: as tensor
+    data: Int[NumpyArray, " rows"]  # replicas of the pipeline d
+    pipeline: Int[NumpyArray, " rows"]  # workers P
+    stages_per_worker: Int[NumpyArray, " rows"]  # stages of each worker V
+    microbatch_size: Int[NumpyArray, " rows"]  # b [sequences]
+    global_batch: Int[NumpyArray, " rows"]  # of the whole job, d M b [sequences]
+    zero: Int[NumpyArray, " rows"]  # ZeRO stage, 0 to 3
+    embedding_units: Int[NumpyArray, " rows"]  # layers that it stands for in splits
+    loss_units: Int[NumpyArray, " rows"]  # layers that the head stands for there
+    accelerators_per_node: Int[NumpyArray, " rows"]  # 0 where the system says it
+    sequence_parallel: Int[NumpyArray, " rows"]  # 0 or 1
+    contiguous_context: Bool[NumpyArray, " rows"]  # holds consecutive tokens
+    graphs: Float[NumpyArray, " rows"]  # share of the kernels that start as graphs
+    optimizer_offload: Float[NumpyArray, " rows"]  # share that the host has
+    out_of_memory: Bool[NumpyArray, " rows"]  # whether the run ended for lack of memory
+    # of a ring through all accelerators to another node; 0 where the system says it [B/s]
     network_bandwidth: Float[NumpyArray, " rows"]
-    overlap: Float[NumpyArray, " rows"]
-    expert_overlap: Float[NumpyArray, " rows"]
-    schedule: NumpyArray
-    link: NumpyArray
-    recompute: NumpyArray
-    precision: NumpyArray
-    attention_precision: NumpyArray
-    head_precision: NumpyArray
-    dispatcher: NumpyArray
-    system: NumpyArray
-    stack: NumpyArray
-    pipeline_layout: NumpyArray
-    op: NumpyArray
-    stage: Int[NumpyArray, " rows"]
-    variance: Float[NumpyArray, " rows"]
-    seconds: Float[NumpyArray, " rows"]
-    memory_bytes: Float[NumpyArray, " rows"]
-    group: NumpyArray
-    release: NumpyArray
-    source: NumpyArray
-    row: Int[NumpyArray, " rows"]
-    file: NumpyArray
+    overlap: Float[NumpyArray, " rows"]  # share of gradients and weights that is hidden
+    expert_overlap: Float[NumpyArray, " rows"]  # the same of the tokens' way to their experts
+    schedule: NumpyArray  # (rows) names
+    link: NumpyArray  # (rows) link model of messages, empty where the row does not say it
+    recompute: NumpyArray  # (rows) none, selective, full, or parts of layers joined by +
+    precision: NumpyArray  # (rows) names
+    attention_precision: NumpyArray  # (rows) of attention; empty: 16 bits
+    head_precision: NumpyArray  # (rows) names of those of the head's products, empty for 16 bits
+    dispatcher: NumpyArray  # (rows) how tokens travel to their experts, by name
+    system: NumpyArray  # (rows) name or file of the machine, empty where the row does not say it
+    stack: NumpyArray  # (rows) name or file of the software, empty where the row does not say it
+    pipeline_layout: NumpyArray  # (rows) Megatron's letters; empty: by schedule
+    op: NumpyArray  # (rows) of the seconds: a step, or F, B, I, W
+    stage: Int[NumpyArray, " rows"]  # of that op, from 0
+    variance: Float[NumpyArray, " rows"]  # relative; 0 without spread
+    seconds: Float[NumpyArray, " rows"]  # a step or an op, NaN where it was not measured [s]
+    memory_bytes: Float[NumpyArray, " rows"]  # of the fullest worker, or NaN [B]
+    group: NumpyArray  # (rows) free text
+    release: NumpyArray  # (rows) of the software, or what else was another then, free text
+    source: NumpyArray  # (rows) free text
+    row: Int[NumpyArray, " rows"]  # number in its file, from 1
+    file: NumpyArray  # (rows) the file
 
     def __len__(self) -> int:
-        """Number of rows."""
         return len(self.model)
 
     @property
@@ -201,7 +153,6 @@ class MeasuredRows:
 
 
 def _columns(rows: MeasuredRows) -> dict[str, NumpyArray]:
-    """All columns of rows, by the name of the attribute."""
     names = [field.name for field in dataclasses.fields(rows)]
     return {name: getattr(rows, name) for name in names if name != "models"}
 

@@ -52,30 +52,17 @@ _OF_RUN = {
 
 
 class MegatronLog(NamedTuple):
-    """What a log says.
+    """Contents of a log."""
 
-    Attributes:
-      path: of the log, for errors.
-      arguments: texts by name.
-      times: of iterations in order: sequences, 0 if the line does not say them, and seconds.
-      vocabulary: padded; 0 if the log does not say it.
-      memory_bytes: most that a rank allocated, NaN if the log does not say it [B].
-    """
-
-    path: Path
-    arguments: Mapping[str, str]
-    times: Sequence[tuple[int, float]]
-    vocabulary: int
-    memory_bytes: float
+    path: Path  # of the log, for errors
+    arguments: Mapping[str, str]  # texts by name
+    times: Sequence[tuple[int, float]]  # sequences (0 if unknown) and seconds of iterations
+    vocabulary: int  # padded; 0 if the log does not say it
+    memory_bytes: float  # most that a rank allocated, NaN if the log does not say it [B]
 
     @classmethod
     def read(cls, path: str | Path) -> "MegatronLog":
-        """Read a log, which may be packed by gzip; of several runs in it the last one counts.
-
-        Raises:
-          ValueError: if it holds no arguments.
-          OSError: if it cannot be read.
-        """
+        """Read a log, which may be packed by gzip; of several runs in it the last one counts."""
         log = read_log(path)
         if isinstance(log, TrainerLog):
             raise ValueError(
@@ -107,11 +94,7 @@ class MegatronLog(NamedTuple):
         return whole_number(value, f"{self.path}: {name}", least=least, most=MAX_COUNT)
 
     def model(self) -> dict[str, Any]:
-        """Return the content of a model's file, without a name.
-
-        Raises:
-          ValueError: if an argument is missing, or says what a model's file cannot.
-        """
+        """Return the content of a model's file, without a name."""
         content: dict[str, Any] = {
             "source": f"Arguments of Megatron in {self.path.name}.",
             **{name: self.whole(key) for name, key in _SIZES.items() if name != "ffn_hidden"},
@@ -161,11 +144,7 @@ class MegatronLog(NamedTuple):
         return load_arguments("megatron").notes({**self.arguments, **derived}, str(self.path))
 
     def differences(self, model: Model) -> tuple[dict[str, Any], list[str]]:
-        """Compare the log with the model of its rows.
-
-        Returns:
-          Columns of the run that the model has otherwise, and its other sizes, in words.
-        """
+        """Compare the log with the model of its rows."""
         try:
             trained = read_model({"name": model.name, **self.model()}, str(self.path))
         except ValueError as error:  # rows need no sizes of the log
@@ -191,18 +170,8 @@ class MegatronLog(NamedTuple):
     def rows(
         self, model: str, trained: Model | None = None, cells: Mapping[str, str] | None = None
     ) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return rows of measured runs, one for each size of batch, and what they leave out.
-
-        The first line of each is left out where there are several: it compiles and warms up.
-
-        Args:
-          model: name or file of the model.
-          trained: that model; its sizes are not compared with the log's if None.
-          cells: columns that the log does not say.
-
-        Raises:
-          ValueError: if an argument is missing or says what a row cannot, or no time is there.
-        """
+        """Return rows of measured runs, one for each size of batch, and what they leave out."""
+        # The first line of each is left out where there are several: it compiles and warms up.
         for name in _UNSAID:
             if self.text(name):
                 raise ValueError(f"{self.path}: {name} {self.text(name)}: a row cannot say it")
@@ -237,7 +206,6 @@ class MegatronLog(NamedTuple):
         return self.whole("global_batch_size")
 
     def _layout(self) -> dict[str, Any]:
-        """Columns that all rows of a run share."""
         sizes = {
             "tensor": self.whole("tensor_model_parallel_size"),
             "context": self.whole("context_parallel_size", 1),
@@ -273,7 +241,6 @@ class MegatronLog(NamedTuple):
         return columns
 
     def _zero(self) -> int:
-        """The ZeRO stage of the run."""
         if any(map(self.is_on, ("use_megatron_fsdp", "use_torch_fsdp2"))):
             strategies = ("no_shard", "optim", "optim_grads", "optim_grads_params")
             strategy = self.text("data_parallel_sharding_strategy")

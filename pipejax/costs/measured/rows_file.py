@@ -14,14 +14,7 @@ import numpy as np
 
 from pipejax import schedules
 from pipejax.base.array_types import NumpyArray
-from pipejax.base.checks import (
-    MAX_COUNT,
-    check_types,
-    known_as,
-    legal_divisors,
-    one_of,
-    wrong,
-)
+from pipejax.base.checks import MAX_COUNT, check_types, known_as, legal_divisors, one_of, wrong
 from pipejax.base.data_files import (
     positive_cell,
     read_each,
@@ -66,17 +59,11 @@ NEEDED = ("layers", "hidden", "heads", "sequence")  # of sizes, where no model i
 
 
 class WholeColumn(NamedTuple):
-    """What a column of whole numbers may hold.
+    """Range of a column of whole numbers."""
 
-    Attributes:
-      default: where a cell is empty or the column missing; None where it must be given.
-      least: smallest number.
-      most: largest number.
-    """
-
-    default: int | None = 1
-    least: int = 1
-    most: int = MAX_COUNT
+    default: int | None = 1  # None where it must be given
+    least: int = 1  # smallest number
+    most: int = MAX_COUNT  # largest number
 
 
 WHOLE: Mapping[str, WholeColumn] = {
@@ -140,15 +127,7 @@ def read_rows(path: str | Path, stack: str | Path | None = None) -> MeasuredRows
 
 
 def read_predictions(path: str | Path, count: int) -> dict[str, NumpyArray]:
-    """Read what a simulator predicts of a table: columns `row`, `seconds` and `memory_bytes`.
-
-    Args:
-      path: the file; rows count from 1, and some may be left out.
-      count: rows of the table.
-
-    Returns:
-      (rows) `seconds` [s] and `memory_bytes` [B], NaN where there is no prediction.
-    """
+    """Read what a simulator predicts of a table: columns `row`, `seconds` and `memory_bytes`."""
     found = {name: np.full(count, np.nan) for name in MEASURED}
     seen: set[int] = set()
 
@@ -168,7 +147,6 @@ class RowReader:
     """Reads one row after the other, and remembers models and defaults that rows share."""
 
     def __init__(self, path: Path, stack: str | Path | None = None) -> None:
-        """Start with the first row of a file, all of which may have run on one stack."""
         self.path = path
         self.models: dict[tuple[str, ...], Model] = {}
         self.stack = "" if stack is None else str(stack)
@@ -296,7 +274,6 @@ class RowReader:
         return cells.get(name, default)
 
     def _model(self, cells: dict[str, str]) -> tuple[int, Model]:
-        """Find the model of a row, and its index among those of the file."""
         is_narrow = cells.get("precision", "").lower() in PRECISIONS[1:]
         cells = (NARROW if is_narrow else {}) | cells
         key = tuple(cells.get(name, "") for name in ("model", *OF_MODEL))
@@ -376,7 +353,6 @@ def file_beside(path: Path, name: str) -> str:
 
 
 def _size(cells: Mapping[str, str], name: str) -> float:
-    """Read a size of a model, or a switch."""
     if name == "capacity_factor":
         return positive_cell(cells, name)
     least = name not in ("vocabulary", *EXPERT_FIELDS, *MODEL_SWITCHES)

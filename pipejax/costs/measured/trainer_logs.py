@@ -25,22 +25,13 @@ _REQUIRED = ("tensor", "pipeline", "accelerators", "microbatch_size", "recompute
 
 
 class Trainer(NamedTuple):
-    """The lines of iterations that a program prints.
+    """The lines of iterations that a program prints."""
 
-    Attributes:
-      name: of the program.
-      marks: text before the number of each quantity: seconds or ms of a step, tokens per second and
-        accelerator, samples or steps per second, batch [sequences].
-      formula: how the seconds follow.
-      facts: text before the number of a column, on lines of their own.
-      note: what is not read, in words.
-    """
-
-    name: str
-    marks: Mapping[str, str]
-    formula: str
-    facts: Mapping[str, str] = {}
-    note: str = ""
+    name: str  # of the program
+    marks: Mapping[str, str]  # text before the number of each quantity
+    formula: str  # how the seconds follow
+    facts: Mapping[str, str] = {}  # text before the number of a column, on lines of their own
+    note: str = ""  # what is not read, in words
 
     def read(self, line: str) -> dict[str, float]:
         """Read the quantities of a line; empty if it is none of an iteration."""
@@ -75,11 +66,9 @@ def read_log_lines(path: str | Path) -> list[str]:
 def rows_by_batch(
     path: Path, times: Iterable[tuple[int, float]]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the columns of a row for each size of batch, and what they leave out, in words.
-
-    The first of several times warms up and is left out, and so is one that is no number. A spread
-    of 0 is left out: clocks were too coarse for it.
-    """
+    """Return the columns of a row for each size of batch, and what they leave out, in words."""
+    # The first of several times warms up and is left out, and so is one that is no number. A spread
+    # of 0 is left out: clocks were too coarse for it.
     batches: dict[int, list[float]] = {}
     for batch, time in times:
         batches.setdefault(batch, []).append(time)
@@ -111,27 +100,16 @@ def check_columns(path: Path, columns: Mapping[str, Any], cells: Mapping[str, st
 
 
 class TrainerLog(NamedTuple):
-    """The iterations of a log without arguments.
+    """The iterations of a log without arguments."""
 
-    Attributes:
-      path: of the log, for errors.
-      trainer: the program that wrote it.
-      iterations: quantities of each.
-      facts: columns that the log says on other lines.
-    """
-
-    path: Path
-    trainer: Trainer
-    iterations: Sequence[Mapping[str, float]]
-    facts: Mapping[str, str]
+    path: Path  # of the log, for errors
+    trainer: Trainer  # the program that wrote it
+    iterations: Sequence[Mapping[str, float]]  # quantities of each
+    facts: Mapping[str, str]  # columns that the log says on other lines
 
     @classmethod
     def read(cls, path: str | Path) -> "TrainerLog":
-        """Read a log of any of `TRAINERS`.
-
-        Raises:
-          ValueError: if no line is one of theirs; the message says which logs can be read.
-        """
+        """Read a log of any of `TRAINERS`."""
         lines = read_log_lines(path)
         for trainer in TRAINERS:
             if iterations := [*filter(None, map(trainer.read, lines))]:
@@ -149,16 +127,7 @@ class TrainerLog(NamedTuple):
     def rows(
         self, model: str, trained: Model, columns: Mapping[str, str]
     ) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return rows of measured runs with the columns that the log does not say.
-
-        Args:
-          model: name or file of the model.
-          trained: that model, whose sequences are as long where no column says it.
-          columns: cells by column.
-
-        Raises:
-          ValueError: if a column is missing.
-        """
+        """Return rows of measured runs with the columns that the log does not say."""
         quantities = self.iterations[-1]
         has_batch = "batch" in quantities or {"seconds", "samples"} <= {*quantities}
         check_columns(

@@ -17,21 +17,14 @@ NOTHING = ("None", "False", "[]", "")  # texts of an argument that is not set
 
 
 class ArgumentTable(NamedTuple):
-    """The arguments of one program.
+    """The arguments of one program."""
 
-    Attributes:
-      read: what an argument sets, by its name.
-      names: older names of an argument.
-      assumptions: by the name of an argument that is not read, records of the file: the assumption
-        `as`, values that agree with it (`agrees`; "=name" is the value of another argument), and an
-        argument without which it has no effect (`with`).
-      without_effect: pattern of the names that change neither time nor memory.
-    """
-
-    read: Mapping[str, str]
-    names: Mapping[str, Sequence[str]]
+    read: Mapping[str, str]  # what an argument sets, by its name
+    names: Mapping[str, Sequence[str]]  # older names of an argument
+    # by unread argument: the assumption `as`, values that agree with it (`agrees`; "=name" is
+    # another argument's value), and an argument without which it has no effect (`with`)
     assumptions: Mapping[str, Sequence[Mapping[str, Any]]]
-    without_effect: re.Pattern[str]
+    without_effect: re.Pattern[str]  # pattern of the names that change neither time nor memory
 
     def notes(self, values: Mapping[str, str], where: str) -> list[str]:
         """Name the arguments that are set and not read, and those that the table lacks."""

@@ -31,40 +31,21 @@ _LATENT = {
 
 
 class Architecture(NamedTuple):
-    """What an architecture's config.json holds.
+    """Contents of an architecture's config.json."""
 
-    Attributes:
-      experts: key of the number of routed experts; empty where MLPs are plain.
-      expert_hidden: key of the width of one of them.
-      head_width: width of a head where the file does not say it; None where heads share the hidden
-        units.
-      window: sliding window where the file does not say one; 0 for none, None where a window is
-        used only if `use_sliding_window` is true.
-      window_period: of so many layers all but the last have the window, where there are no
-        `layer_types`.
-      latent: whether attention is latent.
-      biases: linear layers with biases: "qkv", "all", or empty where keys of the file say it.
-      qkv_alone: whether `attention_bias` leaves out the projection behind attention.
-      qk_norms: whether queries and keys have a norm, whatever the file says.
-      tied: whether the head shares the embedding's parameters where the file does not say it.
-      shared_experts: experts that all tokens meet, where the file does not say them.
-      ffn_hidden: key of the width of a plain MLP.
-      note: what is left out, in words.
-    """
-
-    experts: str = ""
-    expert_hidden: str = "moe_intermediate_size"
-    head_width: int | None = None
-    window: int | None = 0
-    window_period: int = 1
-    latent: bool = False
-    biases: str = ""
-    qkv_alone: bool = False
-    qk_norms: bool = False
-    tied: bool = False
-    shared_experts: int = 0
-    ffn_hidden: str = "intermediate_size"
-    note: str = ""
+    experts: str = ""  # key of the number of routed experts; empty where MLPs are plain
+    expert_hidden: str = "moe_intermediate_size"  # key of the width of one of them
+    head_width: int | None = None  # default; None where heads share the hidden units
+    window: int | None = 0  # default; 0 for none, None where `use_sliding_window` decides
+    window_period: int = 1  # of so many layers all but the last have the window
+    latent: bool = False  # whether attention is latent
+    biases: str = ""  # "qkv", "all", or empty where keys of the file say it
+    qkv_alone: bool = False  # whether `attention_bias` leaves out the projection behind attention
+    qk_norms: bool = False  # whether queries and keys have a norm, whatever the file says
+    tied: bool = False  # default: head and embedding share parameters
+    shared_experts: int = 0  # experts that all tokens meet, where the file does not say them
+    ffn_hidden: str = "intermediate_size"  # key of the width of a plain MLP
+    note: str = ""  # what is left out, in words
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -80,19 +61,7 @@ _OTHERWISE = {  # what has to hold of keys that say how layers differ
 
 
 def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
-    """Read a config.json into the content of a model's file.
-
-    Args:
-      path: the file.
-
-    Returns:
-      The content, without a name, and what is not in the file or not carried over, in words.
-
-    Raises:
-      ValueError: if the architecture is unknown, a key is missing or has a value that a model's
-        file cannot say.
-      OSError: if the file cannot be read.
-    """
+    """Read a config.json into the content of a model's file."""
     data = load_json(Path(path))
     notes = [
         "sequence_tokens is the longest sequence that it takes: set those that are trained",
@@ -143,7 +112,6 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _architecture(data: Mapping[str, Any], path: str) -> tuple[str, Architecture]:
-    """Find the architecture by the class of the model, or else by its type."""
     classes = [re.sub("For[A-Z].*", "", str(text)) for text in data.get("architectures") or ()]
     names = [re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", text).lower() for text in classes]
     names += [str(data["model_type"])] if "model_type" in data else []
@@ -162,7 +130,6 @@ class _Config(NamedTuple):
     path: str
 
     def whole(self, key: str, least: int = 1) -> int:
-        """Read a whole number that has to be there."""
         if self.data.get(key) is None:
             raise ValueError(f"{self.path}: {key} is missing")
         value = self.data[key]
@@ -212,7 +179,6 @@ def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> 
 
 
 def _experts(config: _Config, kind: Architecture) -> dict[str, int]:
-    """A mixture of experts, the same in all layers but the first."""
     for key, wanted in _OTHERWISE.items():
         value = config.data.get(key, wanted)
         if value != wanted:

@@ -160,7 +160,6 @@ class _Pipeline:
     """Which stages run in which order, in the words that launchers share."""
 
     def __init__(self, table: ScheduleTable) -> None:
-        """Count the stages of a worker."""
         self.table = table
         self.workers = table.num_workers
         self.several = table.num_stages // self.workers if table.num_pipes == 1 else 0
@@ -172,7 +171,6 @@ class _Job(_Pipeline):
     """A layout in the words that launchers share."""
 
     def __init__(self, workload: Workload, table: ScheduleTable) -> None:
-        """Find the layers of each stage."""
         super().__init__(table)
         self.workload = workload
         self.size = workload.microbatch_size(table)
@@ -187,7 +185,6 @@ class _Job(_Pipeline):
 
     @property
     def layout(self) -> PipelineLayout:
-        """What each stage holds."""
         if self.workload.pipeline_layout:
             return PipelineLayout.of(self.workload.pipeline_layout)
         mtp = np.zeros_like(self.layers)

@@ -17,34 +17,24 @@ from pipejax.base.trees import register
 from pipejax.costs import array_functions as xp
 from pipejax.costs.array_functions import Computed
 from pipejax.costs.model.workload_fields import PRECISIONS, RANK_ORDERS
-from pipejax.costs.precision import floats_in
+from pipejax.costs.precision import FloatFields
 from pipejax.costs.system.system import Number
 
 Workers = Int[NumpyArray, "..."] | Float[Computed, "..."]
 
 
 class Group(NamedTuple):
-    """The accelerators of one collective.
+    """The accelerators of one collective."""
 
-    Attributes:
-      size: how many take part.
-      inside: how many of them are in one node.
-    """
-
-    size: Number
-    inside: Number
+    size: Number  # how many take part
+    inside: Number  # how many of them are in one node
 
 
 class RankGroup(NamedTuple):
-    """A group by its numbers of ranks: the product of several strided ranges.
+    """A group by its numbers of ranks: the product of several strided ranges."""
 
-    Attributes:
-      extents: members along each range.
-      strides: distance of two neighbours along it [ranks].
-    """
-
-    extents: tuple[Number, ...]
-    strides: tuple[Number, ...]
+    extents: tuple[Number, ...]  # members along each range
+    strides: tuple[Number, ...]  # distance of two neighbours along it [ranks]
 
     def on(self, gpus_per_node: Number) -> Group:
         """Find how many members share a node of so many accelerators."""
@@ -58,69 +48,39 @@ class RankGroup(NamedTuple):
 
 @short_repr
 @dataclasses.dataclass(frozen=True)
-class Layout:
-    """Degrees of parallelism of one stage, and what a microbatch is there.
+class Layout(FloatFields):
+    """Degrees of parallelism of one stage, and what a microbatch is there."""
 
-    Attributes:
-      tensor: t, accelerators that split every product of a layer.
-      context: c, accelerators that split the sequence.
-      expert: e, accelerators (or groups that split each expert) that the experts are spread over.
-      expert_tensor: accelerators that split each expert.
-      data: d, replicas.
-      pipeline: P, workers of one pipeline.
-      sequence_parallel: 1 where the t accelerators split norms, dropout and messages too, else 0.
-      scatter_gather: 1 where each of the t accelerators sends its part of a message, which is
-        gathered behind it, else 0.
-      zero: what the replicas split: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too.
-      microbatch_size: b [sequences].
-      overlap: share of gradients and gathered weights that travels beside compute.
-      tensor_overlap: the same of exchanges of tensor parallelism.
-      expert_overlap: the same of the tokens' way to experts and back.
-      dispatch_per_node: 1 where one copy of a token goes to each node that has any of its experts,
-        0 where one goes to each expert.
-      contiguous_context: 1 where accelerators of a sequence hold consecutive tokens, so that under
-        a causal mask the last meets most pairs; 0 where all meet as many.
-      graphs: share of the kernels that start as graphs, which spare the host.
-      optimizer_offload: share of the optimizer's state, and of its update, that the host has.
-      precision: of the products, by name.
-      attention_precision: of the products of attention, by name.
-      head_precision: of the output head's products, by name.
-      rank_order: one of `RANK_ORDERS`.
-      frozen: whether no base weight has a gradient; those beside adapters never have.
-      lora_rank: r of the adapters beside linear layers, 0 without.
-      recompute_group: layers that share a checkpoint where whole layers are recomputed.
-      recompute_again: whether W recomputes as I does.
-    """
-
-    tensor: Number = 1.0
-    context: Number = 1.0
-    expert: Number = 1.0
-    expert_tensor: Number = 1.0
-    data: Number = 1.0
-    pipeline: Number = 1.0
-    sequence_parallel: Number = 0.0
-    scatter_gather: Number = 0.0
-    zero: Number = 0.0
-    microbatch_size: Number = 1.0
-    overlap: Number = 0.0
-    tensor_overlap: Number = 0.0
-    expert_overlap: Number = 0.0
-    dispatch_per_node: Number = 0.0
+    tensor: Number = 1.0  # t, accelerators that split every product of a layer
+    context: Number = 1.0  # c, accelerators that split the sequence
+    expert: Number = 1.0  # e, accelerators (or groups that split each expert) for the experts
+    expert_tensor: Number = 1.0  # accelerators that split each expert
+    data: Number = 1.0  # d, replicas
+    pipeline: Number = 1.0  # P, workers of one pipeline
+    sequence_parallel: Number = 0.0  # 1: t accelerators split norms, dropout and messages
+    scatter_gather: Number = 0.0  # 1: each of t sends a part of a message, gathered behind
+    zero: Number = 0.0  # split: 0 nothing, 1 optimizer state, 2 gradients, 3 weights too
+    microbatch_size: Number = 1.0  # b [sequences]
+    overlap: Number = 0.0  # share of gradients and gathered weights that travels beside compute
+    tensor_overlap: Number = 0.0  # the same of exchanges of tensor parallelism
+    expert_overlap: Number = 0.0  # the same of the tokens' way to experts and back
+    dispatch_per_node: Number = 0.0  # 1: one copy of a token to a node, 0: to each expert
+    # 1: consecutive tokens, so that under a causal mask the last meets most pairs
     contiguous_context: Number = 0.0
-    graphs: Number = 0.0
-    optimizer_offload: Number = 0.0
+    graphs: Number = 0.0  # share of the kernels that start as graphs, which spare the host
+    optimizer_offload: Number = 0.0  # share of the optimizer's state and update on the host
+    # layers that share a checkpoint where whole layers are recomputed
     recompute_group: Number = 1.0
+    # of products, by name
     precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
     attention_precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
     head_precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
     rank_order: str = dataclasses.field(default=RANK_ORDERS[0], metadata={"static": True})
+    # no base weight has a gradient; those beside adapters never have
     frozen: bool = dataclasses.field(default=False, metadata={"static": True})
-    lora_rank: int = dataclasses.field(default=0, metadata={"static": True})
+    lora_rank: int = dataclasses.field(default=0, metadata={"static": True})  # r of adapters, or 0
+    # W recomputes as I does
     recompute_again: bool = dataclasses.field(default=False, metadata={"static": True})
-
-    def __post_init__(self) -> None:
-        """Take all numbers as floats."""
-        floats_in(self)
 
     @property
     def trains_base(self) -> bool:

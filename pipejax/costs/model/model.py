@@ -56,7 +56,6 @@ class LatentAttention:
     query_rank: Number | None = None
 
     def __post_init__(self) -> None:
-        """Take arrays and tracers as floats."""
         floats_in(self, but=int)
 
 
@@ -88,7 +87,6 @@ class MixtureOfExperts:
     capacity_factor: Number | None = None
 
     def __post_init__(self) -> None:
-        """Take arrays and tracers as floats."""
         floats_in(self, but=int)
 
     @property
@@ -191,7 +189,6 @@ class Model:
     qk_norms: bool = dataclasses.field(default=False, metadata=_STATIC)
 
     def __post_init__(self) -> None:
-        """Take arrays and tracers as floats; Python's whole numbers multiply without limit."""
         floats_in(self, but=int)
         for kernel in unfused_kernels(self):
             one_of(kernel, UNFUSED, "unfused")
@@ -208,13 +205,11 @@ class Model:
             return self.heads * (self._head_width + self.mla.rope_width)
         return self.hidden if self.head_width is None else self.heads * self.head_width
 
-    @property
-    def attended(self) -> Number:
-        """Tokens that a token attends to, the mean over a sequence and all layers."""
-        return self.attended_by(1.0)
-
     def attended_by(self, share: Number) -> Number:
-        """The same of tokens that have so many times the mean before them under a causal mask."""
+        """Tokens that a token attends to, the mean over all layers.
+
+        Under a causal mask it has `share` times the mean number before it.
+        """
         s, window = self.sequence, self.window
         whole = s / 2 * share if self.causal else s
         if window is None:
@@ -496,7 +491,6 @@ def read_model(data: Any, where: str) -> Model:
 
 
 def _record(kind: type, data: Any, where: str) -> Any:
-    """Read a record from a JSON object, and the records within it."""
     fields = {_KEYS.get(field.name, field.name): field for field in dataclasses.fields(kind)}
     check_keys(data, dict.fromkeys(fields, ""), where)
     values: dict[str, Any] = {}
@@ -566,25 +560,15 @@ def unfused_kernels(model: Model) -> frozenset[str]:
 
 
 class Recomputation(NamedTuple):
-    """Layers or parts of layers that a backward recomputes.
+    """Layers or parts of layers that a backward recomputes."""
 
-    Attributes:
-      layers: whole layers of a stage, at most; infinity for all.
-      group: layers that share a checkpoint.
-      in_layer: parts of every other layer: "none", "selective", or names joined by +.
-    """
-
-    layers: float
-    group: int
-    in_layer: str
+    layers: float  # whole layers of a stage, at most; infinity for all
+    group: int  # layers that share a checkpoint
+    in_layer: str  # parts of every other layer: "none", "selective", or names joined by +
 
 
 def parse_recompute(recompute: str) -> Recomputation:
-    """Read a recomputation: none, selective, full, block:N, uniform:N, or parts joined by +.
-
-    Raises:
-      ValueError: if it is none of these; the message says what is allowed.
-    """
+    """Read a recomputation: none, selective, full, block:N, uniform:N, or parts joined by +."""
     method, colon, count = str(recompute).partition(":")
     if colon and method in RECOMPUTE_METHODS:
         if not (count.isdecimal() and 0 < int(count) <= MAX_COUNT):

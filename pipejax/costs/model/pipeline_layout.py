@@ -60,7 +60,6 @@ class PipelineLayout:
     stages: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Check the letters."""
         for stage in self.stages:
             if not isinstance(stage, str) or set(stage) - set(LETTERS):
                 raise ValueError(f"a stage must be a text of {', '.join(LETTERS)}, got {stage!r}")
@@ -110,7 +109,6 @@ class PipelineLayout:
         return cls(tuple(stages))
 
     def __str__(self) -> str:
-        """Write the layout as short as it goes, in Megatron's letters."""
         texts = [_stage_text(stage) for stage in self.stages]
         last = len(texts) - 1
         best = [""] * last + [texts[-1]]  # of the stages from each on
@@ -219,7 +217,6 @@ def _leaves(content: Any) -> int:
 
 
 def _stages(content: Any, told: str) -> list[Any]:
-    """List the stages in order; of lists for ranks the first virtual stage of all comes first."""
     if not _is_list(content) or not content:
         raise _none_at(told, content)
     if not any(_is_list(part) for rank in content if _is_list(rank) for part in rank):

@@ -96,27 +96,7 @@ AS_THE_SYSTEM = Stack("", "")  # where nobody says a stack
 
 
 def software_of(system: System, stack: Stack | str | Path | None = None) -> Stack:
-    """Return the software that a machine is used with.
-
-    Args:
-      system: the machine.
-      stack: the software, or its name or file, where somebody says it.
-
-    Returns:
-      That software; if nobody says it that of the runs that the system was calibrated on, with the
-      overlap that they had, which a notice says; otherwise what the system's file takes for
-      granted.
-
-    Raises:
-      ValueError: if the name is unknown.
-      OSError: if a file cannot be read.
-
-    Example:
-      >>> import pipejax as pj
-      >>> from pipejax.costs.model.stack import software_of
-      >>> software_of(pj.load_system("h100"), "torchtitan-2024").workload["overlap"]
-      1.0
-    """
+    """Return the software that a machine is used with."""
     if stack is not None:
         return stack if isinstance(stack, Stack) else load_stack(stack)
     record = system.calibration

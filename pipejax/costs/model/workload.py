@@ -144,7 +144,6 @@ class Workload:
     expert_tensor_parallel: int = 0
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         check_types(model=(self.model, Model))
         count = whole_number(self.minibatch, "minibatch", most=MAX_COUNT)
         object.__setattr__(self, "minibatch", count)
@@ -282,7 +281,6 @@ class Workload:
 
 
 def _checked_stragglers(given: Stragglers) -> tuple[tuple[int, float], ...]:
-    """Return pairs of a worker and its factor, which can be a key."""
     where = "stragglers: a worker"
     return tuple(
         sorted(
@@ -293,12 +291,7 @@ def _checked_stragglers(given: Stragglers) -> tuple[tuple[int, float], ...]:
 
 
 def _checked(value: Any, name: str, field: WorkloadField) -> Any:
-    """Return the value of a field as its line in the table says it; texts have checks of their own.
-
-    Raises:
-      ValueError: if a number is out of range, or a name unknown.
-      TypeError: if a flag is none.
-    """
+    """Return the value of a field as its line in the table says it."""
     if field.kind == "whole":
         most = MAX_COUNT if field.most is None else field.most
         return whole_number(value, name, least=field.least, most=most)
@@ -318,14 +311,10 @@ def _checked(value: Any, name: str, field: WorkloadField) -> Any:
 def stage_layers(
     model: Model, table: ScheduleTable, edge_units: tuple[int, int] = (0, 0)
 ) -> Int[NumpyArray, " stages"]:
-    """Assign the layers to stages in proportion to their shares, in whole layers.
-
-    Each stage gets its share rounded down; layers left over go to the largest remainders, at a
-    tie to the stages in the middle, for the first and the last also hold embedding and head. Where
-    these count as layers (`edge_units`), they take the place of as many.
-
-    Returns (stages) layers.
-    """
+    """Assign the layers to stages in proportion to their shares, in whole layers."""
+    # Each stage gets its share rounded down; layers left over go to the largest remainders, at a
+    # tie to the stages in the middle, for the first and the last also hold embedding and head.
+    # Where these count as layers (`edge_units`), they take the place of as many.
     _check_not_traced(model)
     shares = np.asarray(table.stage_shares)
     exact = shares / shares.sum() * (model.layers + sum(edge_units))
@@ -353,22 +342,15 @@ def _check_not_traced(model: Model) -> None:
 
 
 class StageLayers(NamedTuple):
-    """A layer assignment.
+    """A layer assignment."""
 
-    Attributes:
-      layers: (stages) layers of each stage.
-      recomputed: (stages) those of them whose forward is run again within the backward.
-    """
-
-    layers: PerStage
-    recomputed: PerStage
+    layers: PerStage  # (stages) layers of each stage
+    recomputed: PerStage  # (stages) those of them whose forward is run again within the backward
 
 
 def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
-    """Assign the layers by the layout or the table's stage shares, and say which are recomputed.
-
-    Under full recomputation all are, but on stages that the table itself recomputes in R cells.
-    """
+    """Assign the layers by the layout or the table's stage shares, and say which are recomputed."""
+    # Under full recomputation all are, but on stages that the table itself recomputes in R cells.
     if not workload.pipeline_layout:
         units = workload.embedding_units, workload.loss_units
         layers = stage_layers(workload.model, table, units).astype(float)
@@ -389,10 +371,8 @@ def recomputed_stages(workload: Workload, table: ScheduleTable) -> Bool[NumpyArr
 
 
 def mtp_shares(workload: Workload, num_stages: int) -> PerStage:
-    """Share of the layers for further tokens on each stage (stages): all on the last by default.
-
-    The layout is checked where its layers are assigned: here the model's numbers may be traced.
-    """
+    """Share of the layers for further tokens on each stage (stages): all on the last by default."""
+    # The layout is checked where its layers are assigned: here the model's numbers may be traced.
     if workload.pipeline_layout:
         counts = PipelineLayout.of(workload.pipeline_layout).count("m")
         if counts.any():
@@ -402,35 +382,20 @@ def mtp_shares(workload: Workload, num_stages: int) -> PerStage:
 
 
 class Stages(NamedTuple):
-    """What the stages of a schedule hold, and on which workers they lie; may be padded.
+    """Contents and workers of the stages of a schedule; may be padded."""
 
-    Attributes:
-      layers: (stages) layers.
-      recomputed: (stages) those whose forward is run again within I.
-      before: (stages) layers on the stages before.
-      mtp: (stages) share of the layers that predict further tokens.
-      first: (stages) 1 on the stage of the embedding, 0 elsewhere.
-      last: (stages) 1 on the stage of the output head, 0 elsewhere.
-      copies: (stages) workers that hold the stage: one for each pipe, or fewer.
-      nearest: (stages) the first of them.
-      farthest: (stages) the last of them.
-      senders: (pipes, boundaries) workers that send activations.
-      receivers: (pipes, boundaries) workers that wait for them.
-      share: (stages) 1 over the stages of the worker that holds it.
-    """
-
-    layers: PerStage
-    recomputed: PerStage
-    before: PerStage
-    mtp: PerStage
-    first: PerStage
-    last: PerStage
-    copies: PerStage
-    nearest: PerStage
-    farthest: PerStage
-    senders: Workers
-    receivers: Workers
-    share: PerStage | float = 1.0
+    layers: PerStage  # (stages) layers
+    recomputed: PerStage  # (stages) those whose forward is run again within I
+    before: PerStage  # (stages) layers on the stages before
+    mtp: PerStage  # (stages) share of the layers that predict further tokens
+    first: PerStage  # (stages) 1 on the stage of the embedding, 0 elsewhere
+    last: PerStage  # (stages) 1 on the stage of the output head, 0 elsewhere
+    copies: PerStage  # (stages) workers that hold the stage: one for each pipe, or fewer
+    nearest: PerStage  # (stages) the first of them
+    farthest: PerStage  # (stages) the last of them
+    senders: Workers  # (pipes, boundaries) workers that send activations
+    receivers: Workers  # (pipes, boundaries) workers that wait for them
+    share: PerStage | float = 1.0  # (stages) 1 over the stages of the worker that holds it
 
 
 def stages_of(
@@ -439,11 +404,7 @@ def stages_of(
     mtp: PerStage | None = None,
     places: Sequence[int] = (),
 ) -> Stages:
-    """Say what the stages of a schedule hold, and at which places their workers are.
-
-    Layers for further tokens (`mtp_shares`) lie on the last stage if not given, and workers sit in
-    order.
-    """
+    """Say what the stages of a schedule hold, and at which places their workers are."""
     placement, ends = table.placement, np.eye(table.num_stages)
     held = np.zeros((table.num_workers, table.num_stages))
     for of_pipe in placement:
@@ -479,10 +440,8 @@ def stages_held(
 def layers_by_kind(
     model: Model, stages: Stages, layers: PerStage, extra: PerStage | float = 0.0
 ) -> tuple[PerStage, ...]:
-    """How many of some layers of each stage are of each kind, in the order of the model's kinds.
-
-    The first layers of a pipeline are dense; `extra` ones are of the last kind.
-    """
+    """Count some layers of each stage by kind, in the order of the model's kinds."""
+    # The first layers of a pipeline are dense; `extra` ones are of the last kind.
     layers = as_float(layers)
     if model.moe is None:
         return (layers + extra,)
@@ -496,23 +455,16 @@ def all_layers_by_kind(model: Model, stages: Stages) -> tuple[PerStage, ...]:
 
 
 class ParameterCounts(NamedTuple):
-    """Parameters of one accelerator, before replicas split them.
+    """Parameters of one accelerator, before replicas split them."""
 
-    Attributes:
-      dense: split by tensor parallelism, or whole on every accelerator.
-      experts: routed experts, spread by expert parallelism, split by expert-tensor parallelism.
-    """
-
-    dense: Numbers
-    experts: Numbers
+    dense: Numbers  # split by tensor parallelism, or whole on every accelerator
+    experts: Numbers  # routed; split by expert and expert-tensor parallelism
 
 
 def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[str, ParameterCounts]:
-    """Parameters of one layer on one accelerator, by kind of layer: its own, if any, and adapters.
-
-    Tensor parallelism splits both factors of an adapter, one by its rank or inputs and one by its
-    outputs, as Megatron does: r (inputs + outputs) / t.
-    """
+    """Parameters of one layer on one accelerator, and its adapters, by kind of layer."""
+    # Tensor parallelism splits both factors of an adapter, one by its rank or inputs and one by its
+    # outputs, as Megatron does: r (inputs + outputs) / t.
     t, r, parts = layout.tensor, layout.lora_rank, layout.expert_tensor
     shared = {"dense": model.layer_parameters, "moe": model.shared_parameters}
     sides = {"dense": model.active_sides(), "moe": model.shared_sides}
@@ -534,11 +486,9 @@ def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[st
 def stage_parameters(
     model: Model, layout: Layout, stages: Stages, *, base: bool = True
 ) -> ParameterCounts:
-    """Parameters (stages) of one copy of each stage on one accelerator: its own, if any, adapters.
-
-    A tied head is a second copy of the embedding where it lies on another stage. So have stages of
-    layers for further tokens, which look up their tokens; a tied head beside these needs none.
-    """
+    """Parameters (stages) of one copy of each stage on one accelerator, and its adapters."""
+    # A tied head is a second copy of the embedding where it lies on another stage. So have stages
+    # of layers for further tokens, which look up their tokens; a tied head beside these needs none.
     counts = all_layers_by_kind(model, stages)
     parts = layer_weights(model, layout, base=base).values()
     dense = sum((part.dense * count for part, count in zip(parts, counts, strict=True)), 0.0)
@@ -556,17 +506,10 @@ _tables: WeakValueDictionary[Hashable, ScheduleTable] = WeakValueDictionary()
 
 
 class PricingShape(NamedTuple):
-    """What prices depend on besides numbers: the static argument of compiled prices.
+    """Static argument of compiled prices: all that they depend on besides numbers."""
 
-    Numbers are arguments of their own: equal workloads and tables compile once.
-
-    Attributes:
-      workload: parallelism and recomputation; its model and minibatch are placeholders.
-      table: the schedule; the same object for tables of equal content.
-    """
-
-    workload: Workload
-    table: ScheduleTable
+    workload: Workload  # parallelism and recomputation; its model and minibatch are placeholders
+    table: ScheduleTable  # the schedule; the same object for tables of equal content
 
     @classmethod
     def of(cls, workload: Workload, table: ScheduleTable) -> "PricingShape":

@@ -32,28 +32,17 @@ DISPATCHERS = ("all-to-all", "per-node")  # how tokens travel to their experts
 
 
 class WorkloadField(NamedTuple):
-    """A field of `Workload`.
+    """A field of `Workload`."""
 
-    Attributes:
-      kind: "whole" (a whole number), "flag", "name", "number", "share" (0 to 1), "text", or
-        "recompute" (one of `RECOMPUTE`, a form of full recomputation, or `MODULES` joined by +).
-      head: its help in one line, or empty where no option of models has its name.
-      detail: its help beyond the line.
-      least: smallest whole number.
-      most: largest whole number, or None for what can be counted.
-      known: names that it may have.
-      form: how a text is written in a sweep.
-      of_plan: whether all layouts of a plan have it in common.
-    """
-
+    # "whole", "flag", "name", "number", "share" (0 to 1), "text", or "recompute"
     kind: str
-    head: str = ""
-    detail: str = ""
-    least: int = 1
-    most: int | None = None
-    known: tuple[str, ...] = ()
-    form: str = ""
-    of_plan: bool = False
+    head: str = ""  # its help in one line, or empty where no option of models has its name
+    detail: str = ""  # its help beyond the line
+    least: int = 1  # smallest whole number
+    most: int | None = None  # largest whole number, or None for what can be counted
+    known: tuple[str, ...] = ()  # names that it may have
+    form: str = ""  # how a text is written in a sweep
+    of_plan: bool = False  # whether all layouts of a plan have it in common
 
 
 # in the order in which help lists them

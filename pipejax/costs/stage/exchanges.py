@@ -26,24 +26,14 @@ ByPhase = Float[Computed, " phases"]
 
 
 class Exchanges(NamedTuple):
-    """Seconds of all exchanges but messages, before compute hides any.
+    """Seconds of all exchanges but messages, before compute hides any."""
 
-    Attributes:
-      within_layers: (phases) of each exchange within a layer, in the order given.
-      split_weights: (phases) of each part of the model: weights that the replicas split are
-        gathered in F and I, and their gradients summed in W.
-      gradient_parts: (stages) gradients are summed, to each replica its part.
-      gradients: (stages) gradients are summed, to each replica all.
-      weights: (stages) updated weights are gathered.
-      tied: gradients of an embedding that first and last stage hold are summed.
-    """
-
-    within_layers: list[ByPhase]
-    split_weights: list[ByPhase]
-    gradient_parts: PerStage
-    gradients: PerStage
-    weights: PerStage
-    tied: Number
+    within_layers: list[ByPhase]  # (phases) of each exchange within a layer, in the order given
+    split_weights: list[ByPhase]  # (phases) gathered in F and I, gradients summed in W
+    gradient_parts: PerStage  # (stages) gradients are summed, to each replica its part
+    gradients: PerStage  # (stages) gradients are summed, to each replica all
+    weights: PerStage  # (stages) updated weights are gathered
+    tied: Number  # gradients of an embedding that first and last stage hold are summed
 
 
 class _Exchange(NamedTuple):
@@ -59,11 +49,9 @@ class _Exchange(NamedTuple):
 def price_exchanges(
     work: StageWork, system: System, within_layers: Sequence[Collective]
 ) -> Exchanges:
-    """Price all exchanges of a step, but messages.
-
-    Dense weights and experts have groups of their own; copies of a stage in other pipes are
-    members too.
-    """
+    """Price all exchanges of a step, but messages."""
+    # Dense weights and experts have groups of their own; copies of a stage in other pipes are
+    # members too.
     held, trained = (
         xp.stack([*stacked_trees(list(parts))], axis=1) * work.element_bytes  # (parts, groups)
         for parts in zip(*((part.weights, part.trained) for part in work.parts), strict=True)
@@ -93,7 +81,6 @@ def price_exchanges(
 def _within_layers(
     work: StageWork, system: System, exchanges: Sequence[Collective]
 ) -> list[_Exchange]:
-    """Exchanges (phases) of the accelerators that share a layer."""
     layout, per_node = work.layout, system.gpus_per_node
     groups = {
         "tensor": layout.tensor_group.on(per_node),
@@ -136,10 +123,8 @@ def _tied(work: StageWork, system: System) -> _Exchange:
 
 
 def _priced(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Computed, "..."]]:
-    """Seconds of each exchange, of nothing 0: those of one kind as one array.
-
-    Of many networks those are apart that stay inside a node: they are the same on all.
-    """
+    """Seconds of each exchange, of nothing 0: those of one kind as one array."""
+    # Of many networks those are apart that stay inside a node: they are the same on all.
     leaves = [(each.volume, *each.group, each.times, each.copies) for each in exchanges]
     shapes = [np.broadcast_shapes(*map(np.shape, each)) for each in leaves]
     many = isinstance(system.network.rate, Many)
@@ -166,41 +151,27 @@ def _flat(leaf: Number, shape: tuple[int, ...]) -> Float[Computed, " numbers"]:
     return xp.broadcast_to(xp.asarray(leaf, float), shape).ravel()
 
 
-def exposed_buckets(
-    exchange: Numbers, compute: Number, layers: Number, before: Number = 0.0
-) -> Numbers:
-    """Seconds by which exchanges of equal layers lengthen their compute.
-
-    Every layer's weights are gathered before its compute (`before`), the next layer's during this
-    one's; its gradients are exchanged after it (`exchange`). With g, c and a the seconds of one of
-    L layers, links do g1 g2 a1 g3 a2 .. gL a(L-1) aL and compute does c1 .. cL, where c_l waits for
-    g_l, and a_l for c_l. The longest path is one of
-
-        g + L c + a                                     compute is never short of weights
-        L (g + a) + [c - a if above 0] + [c - g if above 0]           links never rest
-
-    The brackets replace a1 beside c1 by c1 itself, and g2 likewise at the other end. What ends
-    after L c is exposed: a + max(0, (L - 1)(a - c)) with g = 0, as behind the last backward; the
-    same in g with a = 0, as in FSDP's forward or a distributed optimizer's first forward.
-
-    Seconds of all layers together.
-    """
-    exchange, compute, layers, before = map(as_float, (exchange, compute, layers, before))
-    after, own, first = (seconds / layers for seconds in (exchange, compute, before))
-    ends = xp.maximum(own - after, 0.0) + xp.maximum(own - first, 0.0)
-    busy_links = xp.where(layers > 1, exchange + before + ends - compute, 0.0)
-    return xp.maximum(first + after, busy_links)
+def exposed_buckets(exchange: Numbers, compute: Number, layers: Number) -> Numbers:
+    """Seconds by which exchanges of equal layers lengthen their compute."""
+    # A layer's gradients are exchanged after its compute, behind those of the layers before. With c
+    # and a the seconds of one of L layers, the longest path is one of
+    #     L c + a                            compute never rests
+    #     c + L a, or L a + c + (c - a)      links never rest; the first exchange waits for c
+    # What ends after L c is exposed: a + max(0, (L - 1)(a - c)), as behind the last backward. In
+    # reverse the same holds for weights that are gathered before compute, as in FSDP's forward or a
+    # distributed optimizer's first forward. Seconds of all layers together.
+    exchange, compute, layers = map(as_float, (exchange, compute, layers))
+    after, own = exchange / layers, compute / layers
+    ends = xp.maximum(own - after, 0.0) + xp.maximum(own, 0.0)
+    return xp.maximum(after, xp.where(layers > 1, exchange + ends - compute, 0.0))
 
 
 def exposed_ring(exchange: Number, compute: Numbers, steps: Number) -> Numbers:
-    """Seconds by which a ring exchange lengthens the compute on what it brings.
-
-    Ring attention: in each of c steps an accelerator works on one part of the keys and values,
-    and passes it on. Step k + 1 waits for step k and for the transfer that began with it, and
-    transfers follow one another. The longest path has k transfers and c - k steps of compute: none
-    or c - 1 of them.
-
-    `exchange` is the seconds of the c - 1 transfers, `compute` those of all c steps.
-    """
+    """Seconds by which a ring exchange lengthens the compute on what it brings."""
+    # Ring attention: in each of c steps an accelerator works on one part of the keys and values,
+    # and passes it on. Step k + 1 waits for step k and for the transfer that began with it, and
+    # transfers follow one another. The longest path has k transfers and c - k steps of compute:
+    # none or c - 1 of them. `exchange` is the seconds of the c - 1 transfers, `compute` those of
+    # all c steps.
     exchange, compute, steps = map(as_float, (exchange, compute, steps))
     return xp.maximum(exchange - (steps - 1) / steps * compute, 0.0)

@@ -36,12 +36,7 @@ PerStage = Float[Computed, " stages"]
 def kinds_of_layers(
     table: ScheduleTable, workload: Workload, system: System
 ) -> dict[str, tuple[str, int]]:
-    """Costs of a table's own kinds that are parts of layers.
-
-    Raises:
-      ValueError: if the model has no experts, the workload hides their exchanges already, or the
-        system prices layers as a whole.
-    """
+    """Costs of a table's own kinds that are parts of layers."""
     own = [p for p in table.grammar.own if p.kind.time in OF_LAYERS and p in table.used_phases]
     if not own:
         return {}
@@ -74,15 +69,7 @@ def with_kinds(
     attention: Mapping[str, PerStage],
     exchanges: Mapping[str, PerStage],
 ) -> Costs:
-    """Costs, and those of kinds that are parts of them.
-
-    Args:
-      costs: of whole ops.
-      kinds: field and part of each, by the name of its cost.
-      attention: by field, share (stages) of attention in compute. What gathered weights, the host
-        and other exchanges than those of experts add goes with compute.
-      exchanges: by field, seconds (stages) of the exchanges of experts.
-    """
+    """Costs, and those of kinds that are parts of them."""
     own = {}
     for name, (field, part) in kinds.items():
         share, exchange = attention[field], exchanges[field]

@@ -13,22 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.checks import (
-    MismatchError,
-    check_types,
-    is_number,
-    whole_numbers,
-    wrong,
-)
+from pipejax.base.checks import MismatchError, check_types, is_number, whole_numbers, wrong
 from pipejax.base.data_files import parse_json
 from pipejax.base.display import ResultList, abbreviated
 from pipejax.base.files import read_file
 from pipejax.base.trees import mapped
-from pipejax.costs.costs import (
-    Costs,
-    differs_by_microbatch,
-    unchecked_costs,
-)
+from pipejax.costs.costs import Costs, differs_by_microbatch, unchecked_costs
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.stage.stage_work import stage_bytes
@@ -38,10 +28,7 @@ Lengths = Sequence[float | Sequence[float]] | Float[NumpyArray, " microbatches"]
 
 
 def length_bytes(workload: Workload, table: ScheduleTable, lengths: Lengths) -> dict[str, Any]:
-    """Activations of microbatches with lengths of their own, as `stage_costs` prices them.
-
-    Returns what `activation_memory` takes of them, (stages, microbatches) each.
-    """
+    """Activations of microbatches with lengths of their own, as `stage_costs` prices them."""
 
     def price(model: Model, size: float) -> dict[str, Any]:
         sized = dataclasses.replace(workload, model=model)
@@ -56,10 +43,7 @@ def by_length(
     lengths: Lengths,
     price: Callable[[Model, float], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Price each different microbatch once, as a model and a microbatch size; stack what is found.
-
-    Returns arrays by name, with an axis of microbatches at the end.
-    """
+    """Price each different microbatch once, and stack the results by microbatch."""
     found = Packed.of(lengths)
     found.check_count(table)
     size = np.where(
@@ -78,17 +62,11 @@ def _with_sequence(model: Model, sequence: float) -> Model:
 
 
 class Packed(NamedTuple):
-    """Lengths of microbatches, read.
-
-    Attributes:
-      tokens: (microbatches) tokens.
-      sequence: (microbatches) sum of the squares of its sequences over its tokens.
-      is_packed: (microbatches) whether its sequences were given, not its tokens.
-    """
+    """Lengths of microbatches, read."""
 
     tokens: Float[NumpyArray, " microbatches"]
-    sequence: Float[NumpyArray, " microbatches"]
-    is_packed: NumpyArray
+    sequence: Float[NumpyArray, " microbatches"]  # sum of squares of its sequences over its tokens
+    is_packed: NumpyArray  # (microbatches) whether its sequences were given, not its tokens
 
     @classmethod
     def of(cls, lengths: Lengths) -> "Packed":
@@ -176,11 +154,9 @@ def check_order(order: Sequence[int], count: int, where: str = "order") -> Int[N
 
 
 def in_order(costs: Costs, order: Int[NumpyArray, "*batch microbatches"]) -> Costs:
-    """Let microbatch k of a table be number order[k] of those that costs are for.
-
-    Several orders, (batch, microbatches), give costs for `makespans`; what does not differ by
-    microbatch has a batch axis of 1 then.
-    """
+    """Let microbatch k of a table be number order[k] of those that costs are for."""
+    # Several orders, (batch, microbatches), give costs for `makespans`; what does not differ by
+    # microbatch has a batch axis of 1 then.
     if order.ndim == 1:
         return of_each_microbatch(lambda time: time[..., order], costs)
     batched = mapped(lambda time: time[None] if np.ndim(time) else time, costs)

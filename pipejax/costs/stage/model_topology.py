@@ -20,11 +20,9 @@ OF_COPIES = ("all_reduce", "update")  # what copies of a stage, or the ends of a
 
 
 def model_placements(workload: Workload, system: System, table: ScheduleTable) -> PlacedCosts:
-    """Price a schedule for all places of its workers.
-
-    Messages go over links of the node or of the network. So do gradients of stages that have
-    copies, and those of an embedding that the first and the last stage hold.
-    """
+    """Price a schedule for all places of its workers."""
+    # Messages go over links of the node or of the network. So do gradients of stages that have
+    # copies, and those of an embedding that the first and the last stage hold.
     in_order = dataclasses.replace(workload, worker_places=())
     costs = stage_costs(in_order, system, table)
     size = workload.microbatch_size(table) / table.grammar.slices  # a message carries one slice

@@ -40,10 +40,7 @@ def sliced_model(model: Model, part: int, slices: int) -> Model:
 def by_slice(
     workload: Workload, table: ScheduleTable, price: Callable[[Model, float], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Price each slice once, as a model and a microbatch size; stack what is found.
-
-    Returns arrays by name, with an axis of all slices of all microbatches at the end.
-    """
+    """Price each slice once, and stack the results by slice and microbatch."""
     slices, size = table.grammar.slices, workload.microbatch_size(table)
     each = [
         price(sliced_model(workload.model, k, slices), size / (2 * k + 1)) for k in range(slices)

@@ -143,10 +143,8 @@ def _lasts(
 
 
 def _input_grad(work: StageWork, system: System, parts: Sequence[OneWay]) -> Seconds:
-    """Seconds of one microbatch's I: full recomputation runs forwards once more.
-
-    It finds the weights there: I gathers them once for both.
-    """
+    """Seconds of one microbatch's I: full recomputation runs forwards once more."""
+    # It finds the weights there: I gathers them once for both.
     again = _layers(parts, FORWARD, work.recomputed)
     return _phase(work, system, parts, INPUT_GRAD) + xp.where(_IS_WEIGHTS, 0.0, again)
 
@@ -172,12 +170,10 @@ _SPLIT_FROM = np.array([3.0, 3.0, 2.0])  # level of ZeRO at which a phase exchan
 
 
 def _parts(work: StageWork, system: System, exchanges: Exchanges) -> list[ByPart]:
-    """Seconds of one layer of each kind, of the embedding and of the head.
-
-    Weights that the replicas split (ZeRO 3) are gathered while the part before computes, and
-    gradients that they split (ZeRO 2) are given back so in every W: of what fits beside compute,
-    the workload's share travels there.
-    """
+    """Seconds of one layer of each kind, of the embedding and of the head."""
+    # Weights that the replicas split (ZeRO 3) are gathered while the part before computes, and
+    # gradients that they split (ZeRO 2) are given back so in every W: of what fits beside compute,
+    # the workload's share travels there.
     found = []
     is_layer = [1.0] * len(work.kinds) + [0.0, 0.0]
     devices = _devices(work, system, exchanges.within_layers)
@@ -246,12 +242,10 @@ def _device(
     kernels: Iterator[ByPhase],
     waits: Iterator[ByPhase],
 ) -> ByPart:
-    """Seconds of ops and, by group, of what compute does not hide of their exchanges.
-
-    In one pass, I's exchanges run beside the products of W, and those of W beside I's, where the
-    workload lets exchanges travel beside compute. Tokens on their way to experts may travel beside
-    all of a layer, of another microbatch: in both ways.
-    """
+    """Seconds of ops and, by group, of what compute does not hide of their exchanges."""
+    # In one pass, I's exchanges run beside the products of W, and those of W beside I's, where the
+    # workload lets exchanges travel beside compute. Tokens on their way to experts may travel
+    # beside all of a layer, of another microbatch: in both ways.
     layout = work.layout
     compute, *groups = PARTS[: PARTS.index("weights")]
     none = attention = products = shown = np.zeros(len(PHASES))
@@ -323,13 +317,11 @@ def _message_link(work: StageWork, system: System) -> Link:
 
 
 def _gradient_exchange(work: StageWork, exchanges: Exchanges, backward: Number) -> PerStage:
-    """Seconds (stages) of A after the last backward.
-
-    Replicas that split the optimizer state need only their part of the sum. Beside compute,
-    gradients travel layer by layer: what is left after the backward is exposed. Where the replicas
-    split them (ZeRO 2), every backward has reduced its own. First and last stage also add the
-    gradients of an embedding that both hold.
-    """
+    """Seconds (stages) of A after the last backward."""
+    # Replicas that split the optimizer state need only their part of the sum. Beside compute,
+    # gradients travel layer by layer: what is left after the backward is exposed. Where the
+    # replicas split them (ZeRO 2), every backward has reduced its own. First and last stage also
+    # add the gradients of an embedding that both hold.
     zero, stages = work.layout.zero, work.stages
     total = xp.where(zero >= 1, exchanges.gradient_parts, exchanges.gradients)
     exposed = exposed_buckets(total, backward, xp.maximum(sum(work.layers), 1.0))
@@ -339,11 +331,9 @@ def _gradient_exchange(work: StageWork, exchanges: Exchanges, backward: Number) 
 
 
 def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Number) -> PerStage:
-    """Seconds (stages) of U: the optimizer on its share, and what the replicas gather after it.
-
-    Of an update that the host has a share of, gradients go there and weights come back.
-    Beside compute the gathers hide behind the first forward, layer by layer.
-    """
+    """Seconds (stages) of U: the optimizer on its share, and what the replicas gather after it."""
+    # Of an update that the host has a share of, gradients go there and weights come back.
+    # Beside compute the gathers hide behind the first forward, layer by layer.
     layout, zero = work.layout, work.layout.zero
     sharing = layout.replicas, layout.expert_replicas
     own = sum(
@@ -492,10 +482,7 @@ def costs_of_microbatch(
     table: ScheduleTable,
     microbatch_size: Number | None = None,
 ) -> Costs:
-    """Price with the model beside its workload, into which JAX does not look: it may be traced.
-
-    The microbatch size is that of the workload if None.
-    """
+    """Price with the model beside its workload, into which JAX does not look: it may be traced."""
     workload = dataclasses.replace(workload, model=model)
     check_machine(workload, system)
     offloads = not is_traced(system.host_link.bandwidth) and has_host_link(system)

@@ -65,66 +65,37 @@ PerKind = tuple[PerStage, ...]
 
 
 class PartWork(NamedTuple):
-    """Work of one layer, of the embedding or of the head, on one accelerator.
+    """Work of one layer, of the embedding or of the head, on one accelerator."""
 
-    Attributes:
-      ops: its kernels.
-      collectives: exchanges beside and between them.
-      whole: all kernels as one op, for systems that price layers, not kernels.
-      whole_collectives: exchanges that go with it.
-      weights: parameters of one accelerator, which replicas may split.
-      trained: those of them that have gradients.
-    """
-
-    ops: tuple[LayerOp, ...]
-    collectives: tuple[Collective, ...]
-    whole: tuple[LayerOp, ...]
-    whole_collectives: tuple[Collective, ...]
-    weights: ParameterCounts
-    trained: ParameterCounts
+    ops: tuple[LayerOp, ...]  # its kernels
+    collectives: tuple[Collective, ...]  # exchanges beside and between them
+    whole: tuple[LayerOp, ...]  # all kernels as one op, for systems that price layers, not kernels
+    whole_collectives: tuple[Collective, ...]  # exchanges that go with it
+    weights: ParameterCounts  # parameters of one accelerator, which replicas may split
+    trained: ParameterCounts  # those of them that have gradients
 
 
 class StageWork(NamedTuple):
-    """What one accelerator of every stage computes, moves and sends for one microbatch.
+    """Work, bytes and messages of one accelerator of every stage for one microbatch."""
 
-    Attributes:
-      layout: degrees of parallelism.
-      stages: where they lie.
-      layers: (stages) layers of each kind.
-      recomputed: (stages) those of each kind whose forward is run again within I.
-      kinds: work of one layer, by kind.
-      embedding: work of the embedding.
-      head: work of the output head and its loss.
-      heads: (stages) output heads: one on the last stage, and one for each further token.
-      message_bytes: (1, boundaries) bytes of one message.
-      parameters: trained ones of one accelerator, before replicas split them.
-      gradient_bytes: bytes per parameter in the gradient exchange.
-      element_bytes: bytes per weight.
-      update_bytes: bytes per parameter that the optimizer reads and writes.
-      tied_parameters: of an embedding that first and last stage both hold.
-      offload_bytes: (stages) bytes that O takes to the host, if activations may go there.
-      in_cells: (phases) 1 where UNSHARD or REDUCE_GRAD cells exchange what replicas split, not F, I
-        and W; None where no cell does.
-      again: (stages) layers of each kind whose forward W runs again; None for none.
-    """
-
-    layout: Layout
-    stages: Stages
-    layers: PerKind
-    recomputed: PerKind
-    kinds: tuple[PartWork, ...]
-    embedding: PartWork
-    head: PartWork
-    heads: PerStage
-    message_bytes: Numbers
-    parameters: ParameterCounts
-    gradient_bytes: Number
-    element_bytes: Number
-    update_bytes: Number
-    tied_parameters: Number
-    offload_bytes: Numbers | None
+    layout: Layout  # degrees of parallelism
+    stages: Stages  # where they lie
+    layers: PerKind  # (stages) layers of each kind
+    recomputed: PerKind  # (stages) those of each kind whose forward is run again within I
+    kinds: tuple[PartWork, ...]  # work of one layer, by kind
+    embedding: PartWork  # work of the embedding
+    head: PartWork  # work of the output head and its loss
+    heads: PerStage  # (stages) output heads: one on the last stage, and one for each further token
+    message_bytes: Numbers  # (1, boundaries) bytes of one message
+    parameters: ParameterCounts  # trained ones of one accelerator, before replicas split them
+    gradient_bytes: Number  # bytes per parameter in the gradient exchange
+    element_bytes: Number  # bytes per weight
+    update_bytes: Number  # bytes per parameter that the optimizer reads and writes
+    tied_parameters: Number  # of an embedding that first and last stage both hold
+    offload_bytes: Numbers | None  # (stages) to the host, if activations may go
+    # 1 where UNSHARD or REDUCE_GRAD cells exchange what replicas split; None without
     in_cells: Float[NumpyArray, " phases"] | None = None
-    again: PerKind | None = None
+    again: PerKind | None = None  # (stages) layers of each kind that W runs again
 
     @property
     def parts(self) -> tuple[PartWork, ...]:
@@ -176,11 +147,9 @@ def work_of_stages(
     recompute: str = "none",
     offloads: bool = False,
 ) -> StageWork:
-    """Count the work of stages from numbers alone, all of which may be traced.
-
-    Full recomputation is the layers' forward once more, in I or, where the table has R cells for
-    the stage, in R; `recompute` is what a layer itself recomputes, never "full".
-    """
+    """Count the work of stages from numbers alone, all of which may be traced."""
+    # Full recomputation is the layers' forward once more, in I or, where the table has R cells for
+    # the stage, in R; `recompute` is what a layer itself recomputes, never "full".
     trained = layout.trains_base
     kept = bytes_of_stages(model, layout, stages, recompute).activations if offloads else None
     element = model.element_bytes
@@ -237,33 +206,19 @@ def _message_bytes(model: Model, layout: Layout, stages: Stages) -> Number:
 
 
 class StageBytes(NamedTuple):
-    """Memory of one copy of each stage, per accelerator.
+    """Memory of one copy of each stage, per accelerator."""
 
-    Attributes:
-      weights: (stages) [B].
-      gradients: (stages) [B].
-      optimizer: (stages) optimizer state that is not in the host's memory [B].
-      gathered: (stages) weights of the layers at work, where replicas split all weights [B].
-      buffers: (stages) what the backward needs once per worker, spread over its stages [B].
-      activations: (stages) what one microbatch leaves there until its backward [B]; with an axis of
-        slices (stages, microbatches) where microbatches are in some, and so the next two.
-      weight_share: (stages) what W needs after I, as a share of that; above 1 where I recomputes.
-      checkpoint: (stages) what it leaves between F and R, where the table recomputes it [B].
-      at_work: (stages) what B, I and W recompute and hold while they run: B one layer or group at
-        a time, I all that W needs, W one more time if it recomputes again [B].
-      version: (stages) one more version of trained weights, which asynchronous tables keep [B].
-    """
-
-    weights: Numbers
-    gradients: Numbers
-    optimizer: Numbers
-    gathered: Numbers
-    buffers: Numbers
-    activations: Numbers
-    weight_share: Numbers
-    checkpoint: Numbers
+    weights: Numbers  # (stages) [B]
+    gradients: Numbers  # (stages) [B]
+    optimizer: Numbers  # (stages) optimizer state that is not in the host's memory [B]
+    gathered: Numbers  # (stages) of the layers at work, where replicas split weights [B]
+    buffers: Numbers  # (stages) what the backward needs once per worker, spread over its stages [B]
+    activations: Numbers  # (stages), or (stages, microbatches) of slices [B]
+    weight_share: Numbers  # (stages) needed by W after I; above 1 where I recomputes
+    checkpoint: Numbers  # (stages) left between F and R [B]
+    # (stages) held while B, I and W run: B one layer or group at a time, I all that W needs [B]
     at_work: tuple[Numbers, Numbers, Numbers]
-    version: Numbers
+    version: Numbers  # (stages) one more version of trained weights [B]
 
     @property
     def static(self) -> Numbers:
@@ -372,10 +327,7 @@ def bytes_of_stages(
     slices: int = 1,
     has_r: Numbers = 0.0,
 ) -> StageBytes:
-    """Memory of stages from numbers alone, all of which may be traced and padded.
-
-    `has_r` is 1 on stages that the table recomputes in R cells.
-    """
+    """Memory of stages from numbers alone, all of which may be traced and padded."""
     first, last = stages.first, stages.last
     mask, head = edge_activation_bytes(model, layout)
     keys = (slices > 1) * key_bytes(model, layout)

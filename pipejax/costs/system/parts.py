@@ -16,7 +16,7 @@ from pipejax.base.data_files import UNITS
 from pipejax.base.display import short_repr
 from pipejax.base.trees import register
 from pipejax.costs import array_functions as xp
-from pipejax.costs.precision import floats_in, is_traced
+from pipejax.costs.precision import FloatFields, floats_in, is_traced
 
 Numbers = float | Float[Array, "..."] | Float[NumpyArray, "..."]  # one, or one for each stage
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ ALGORITHMS = ("halving", "ring", "tree", "hierarchical")
 
 @short_repr
 @dataclasses.dataclass(frozen=True)
-class Efficiency:
+class Efficiency(FloatFields):
     """Share of a peak rate that an op of a given size reaches: a step curve.
 
     Attributes:
@@ -40,10 +40,6 @@ class Efficiency:
 
     sizes: tuple[Number, ...] = (0.0,)
     shares: tuple[Number, ...] = (1.0,)
-
-    def __post_init__(self) -> None:
-        """Take all numbers as floats."""
-        floats_in(self)
 
     def at(self, size: Number) -> Number:
         """Return the share of the peak at a size [FLOP or bytes]."""
@@ -55,7 +51,7 @@ class Efficiency:
 
 @short_repr
 @dataclasses.dataclass(frozen=True)
-class Link:
+class Link(FloatFields):
     """A connection between two workers.
 
     Attributes:
@@ -67,10 +63,6 @@ class Link:
     bandwidth: Number
     latency: Number
     efficiency: Number = 1.0
-
-    def __post_init__(self) -> None:
-        """Take all numbers as floats."""
-        floats_in(self)
 
     @property
     def rate(self) -> Number:
@@ -106,7 +98,6 @@ class Collectives:
     copies: Number = 0.0
 
     def __post_init__(self) -> None:
-        """Take all numbers as floats, and known flags as such."""
         _flags_in(self, ALGORITHMS)
         floats_in(self)
 
@@ -136,14 +127,13 @@ class Kernels:
     elementwise: Number = 1.0
 
     def __post_init__(self) -> None:
-        """Take all numbers as floats, and known flags as such."""
         _flags_in(self, ("priced",))
         floats_in(self)
 
 
 @short_repr
 @dataclasses.dataclass(frozen=True)
-class AttentionKernels:
+class AttentionKernels(FloatFields):
     """How fast kernels of attention are: the share of the peak that their products reach.
 
     Forward and backward under a causal mask together; 0 where it is not known.
@@ -162,17 +152,13 @@ class AttentionKernels:
     flash_attention_4: Number = 0.0
     cudnn: Number = 0.0
 
-    def __post_init__(self) -> None:
-        """Take all numbers as floats."""
-        floats_in(self)
-
 
 ATTENTION = tuple(field.name.replace("_", "-") for field in dataclasses.fields(AttentionKernels))
 
 
 @short_repr
 @dataclasses.dataclass(frozen=True)
-class Host:
+class Host(FloatFields):
     """What the processor that starts the kernels takes, beside the device, and its memory's rate.
 
     Attributes:
@@ -191,14 +177,10 @@ class Host:
     step: Number = 0.0
     memory_bandwidth: Number = 0.0
 
-    def __post_init__(self) -> None:
-        """Take all numbers as floats."""
-        floats_in(self)
-
 
 @short_repr
 @dataclasses.dataclass(frozen=True)
-class NarrowPeaks:
+class NarrowPeaks(FloatFields):
     """Dense peaks of one accelerator in formats of 8 bits and fewer; 0 where it has none.
 
     Attributes:
@@ -210,10 +192,6 @@ class NarrowPeaks:
     fp8: Number = 0.0
     mxfp8: Number = 0.0
     nvfp4: Number = 0.0
-
-    def __post_init__(self) -> None:
-        """Take all numbers as floats."""
-        floats_in(self)
 
 
 def _flags_in(record: Any, names: Iterable[str]) -> None:
@@ -230,17 +208,14 @@ def with_flags_as_numbers(record: Any) -> Any:
 
 
 def _flags_of(record: Any) -> dict[str, bool]:
-    """Flags whose value is known, by name."""
     return {name: value for name, value in vars(record).items() if isinstance(value, bool)}
 
 
 def _register_with_flags(kind: type) -> None:
-    """Make a record a pytree; flags that are known belong to its structure.
+    """Make a record a pytree; flags that are known belong to its structure."""
 
-    What is compiled for it leaves out what they say is not there. Flags as arrays of 0 and 1 are
-    numbers like others: systems with different flags then make one batch.
-    """
-
+    # What is compiled for it leaves out what they say is not there. Flags as arrays of 0 and 1 are
+    # numbers like others: systems with different flags then make one batch.
     def apart(record: Any) -> tuple[tuple[str, ...], tuple[Any, ...], Any]:
         flags = _flags_of(record)
         numbers = {name: value for name, value in vars(record).items() if name not in flags}
@@ -389,10 +364,8 @@ def number_of(system: Any, name: str) -> Number:
 
 
 def written_with(data: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, Any]:
-    """Return the content of a system file with other numbers, each in one unit.
-
-    `values` are in SI units. What else the file says stays as it is.
-    """
+    """Return the content of a system file with other numbers, each in one unit."""
+    # `values` are in SI units. What else the file says stays as it is.
     changed = {key: dict(part) if isinstance(part, dict) else part for key, part in data.items()}
     for name, value in values.items():
         section, key = name.split(".")

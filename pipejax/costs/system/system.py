@@ -28,7 +28,7 @@ from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.progress import Notice
 from pipejax.base.trees import register
 from pipejax.costs import array_functions as xp
-from pipejax.costs.precision import as_float, floats_in, is_traced
+from pipejax.costs.precision import FloatFields, as_float, is_traced
 from pipejax.costs.system.parts import (
     ALGORITHMS,
     ATTENTION,
@@ -172,7 +172,7 @@ DATA = Path(__file__).parents[1] / "data"
     "calibration source"
 )
 @dataclasses.dataclass(frozen=True, repr=False)
-class System:
+class System(FloatFields):
     """A machine: accelerators in nodes, nodes in a network.
 
     Attributes:
@@ -235,10 +235,6 @@ class System:
     calibration: CalibrationRecord | None = dataclasses.field(
         default=None, metadata={"static": True}
     )
-
-    def __post_init__(self) -> None:
-        """Take all numbers as floats."""
-        floats_in(self)
 
     @property
     def memory_available(self) -> Number:
@@ -308,13 +304,9 @@ register(System)
 
 
 def roofline_time(system: System, flop: Number, volume: Number, precision: str = "bf16") -> Number:
-    """Time [s] of an op that computes and moves bytes at the same time.
-
-        t = max(FLOP / (peak e_c) + L_c, bytes / (bandwidth e_m) + L_m)
-
-    References:
-      Barley et al. (arXiv:2605.24006), section on the cost model.
-    """
+    """Time [s] of an op that computes and moves bytes at the same time."""
+    #     t = max(FLOP / (peak e_c) + L_c, bytes / (bandwidth e_m) + L_m)
+    # source: Barley et al. (arXiv:2605.24006), section on the cost model.
     flop, volume = as_float(flop), as_float(volume)
     compute = flop / (system.peak(precision) * system.compute_efficiency.at(flop))
     memory = volume / (system.memory_bandwidth * system.memory_efficiency.at(volume))
@@ -399,7 +391,6 @@ Sections = Mapping[str, dict[str, Any]]
 
 
 def _device(sections: Sections, where: str) -> dict[str, Any]:
-    """Read what one accelerator computes and moves."""
     compute, memory = sections["compute"], sections["memory"]
     in_compute, in_memory = f"{where}: compute", f"{where}: memory"
     return {
@@ -463,7 +454,6 @@ def _host(section: dict[str, Any], where: str) -> Host:
 
 
 def _attention_kernels(section: Any, where: str) -> AttentionKernels:
-    """Read how fast each kernel of attention is, as a share of the peak."""
     where = f"{where}: attention"
     if not isinstance(section, dict):
         raise ValueError(f"{where} must be an object of shares by kernel, got {section!r}")

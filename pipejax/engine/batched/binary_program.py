@@ -39,23 +39,14 @@ UIntArray = UInt[Array, "..."] | UInt[NumpyArray, "..."]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BinaryOps:
-    """Ops in order, and the buffer slots of their results.
+    """Ops in order, and the buffer slots of their results."""
 
-    Attributes:
-      first: (ops) op of the first operand, `START` or `NO_OPERAND`.
-      second: (ops) op of the second operand, `START` or `NO_OPERAND`.
-      lag: (ops) cost position of the lag from the second operand.
-      own: (ops) cost position of the op's own duration.
-      slot: (ops) buffer slot of the result, never that of an operand.
-      num_slots: slots, constant ones included.
-    """
-
-    first: Column
-    second: Column
-    lag: Column
-    own: Column
-    slot: Column
-    num_slots: int
+    first: Column  # (ops) op of the first operand, `START` or `NO_OPERAND`
+    second: Column  # (ops) op of the second operand, `START` or `NO_OPERAND`
+    lag: Column  # (ops) cost position of the lag from the second operand
+    own: Column  # (ops) cost position of the op's own duration
+    slot: Column  # (ops) buffer slot of the result, never that of an operand
+    num_slots: int  # slots, constant ones included
 
     @property
     def num_ops(self) -> int:
@@ -69,21 +60,17 @@ class BinaryOps:
 
 
 def binary_ops(program: Program) -> BinaryOps:
-    """Turn a program into binary ops; at a tie the first predecessor still wins.
-
-    A node with predecessors p0, p1, p2 and lags l0, l1, l2 becomes, in this order,
-
-        late   = max(nothing, p0 + l0)     only where l0 is not 0: a first operand has no lag
-        head   = max(late or p0, p1 + l1)
-        next   = max(head, p2 + l2)        + own duration, as the last op of the chain
-        follow = max(ends so far, next)    only if no node waits for it
-
-    One predecessor alone is one op: max(p0, nothing) + own, or max(nothing, p0 + l0) + own. So a
-    node takes is_late + max(count - 1, 1) + follows ops, and a running sum of that gives where
-    each node's ops begin. Predecessors keep their order and an op's second operand wins only if it
-    is larger: the winner of the chain is the first predecessor that attains the maximum, and the
-    last end the first of the largest ends. That is the tie rule of `recurrence`.
-    """
+    """Turn a program into binary ops; at a tie the first predecessor still wins."""
+    # A node with predecessors p0, p1, p2 and lags l0, l1, l2 becomes, in this order,
+    #     late   = max(nothing, p0 + l0)     only where l0 is not 0: a first operand has no lag
+    #     head   = max(late or p0, p1 + l1)
+    #     next   = max(head, p2 + l2)        + own duration, as the last op of the chain
+    #     follow = max(ends so far, next)    only if no node waits for it
+    # One predecessor alone is one op: max(p0, nothing) + own, or max(nothing, p0 + l0) + own. So a
+    # node takes is_late + max(count - 1, 1) + follows ops, and a running sum of that gives where
+    # each node's ops begin. Predecessors keep their order and an op's second operand wins only if
+    # it is larger: the winner of the chain is the first predecessor that attains the maximum, and
+    # the last end the first of the largest ends. That is the tie rule of `recurrence`.
     preds, lags = np.asarray(program.preds)[1:], np.asarray(program.lag_index)[1:]
     real = (preds != SOURCE) | (lags != ZERO)
     count = np.maximum(real.sum(axis=1), 1)
@@ -139,11 +126,9 @@ def _is_sink(
 def allocate(
     first: Column, second: Column, moment: Column, num_buffers: int = 1
 ) -> tuple[Column, int]:
-    """Assign every op a slot that no live op of its buffer has; (ops) slots and their number.
-
-    Ops of a moment (ops) run side by side and write to buffer `moment % num_buffers`. A slot is
-    free again behind the moment of its last reader, so a result never takes that of its operand.
-    """
+    """Assign every op a slot that no live op of its buffer has; (ops) slots and their number."""
+    # Ops of a moment (ops) run side by side and write to buffer `moment % num_buffers`. A slot is
+    # free again behind the moment of its last reader, so a result never takes that of its operand.
     # what nobody reads is free when its buffer is written to again
     last_reader = moment + num_buffers - 1
     for operand in (first, second):
@@ -158,16 +143,13 @@ def allocate(
 
 
 def _slots(written: Column, last_reader: Column) -> tuple[Column, int]:
-    """Number the slots of one buffer, by the moments when ops write and when they are done.
-
-    The slot freed last is used first, for it is still in cache: free slots are a stack. An op
-    takes the slot of the one that was put there last at the height of the stack, a bracket that
-    closes, and a new one where the stack is empty:
-
-        event   a takes  b takes  b put  a put  c takes  d takes  e takes
-        height     -        -       1      2       2        1        -
-        slot      new      new                  that of a     b      new
-    """
+    """Number the slots of one buffer, by the moments when ops write and when they are done."""
+    # The slot freed last is used first, for it is still in cache: free slots are a stack. An op
+    # takes the slot of the one that was put there last at the height of the stack, a bracket that
+    # closes, and a new one where the stack is empty:
+    #     event   a takes  b takes  b put  a put  c takes  d takes  e takes
+    #     height     -        -       1      2       2        1        -
+    #     slot      new      new                  that of a     b      new
     size = len(written)
     takes, puts = np.argsort(written, kind="stable"), np.argsort(last_reader, kind="stable")
     # event of each: behind those of its own kind, and those of the other kind at moments before
@@ -197,43 +179,27 @@ def _slots(written: Column, last_reader: Column) -> tuple[Column, int]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ForwardProgram:
-    """A program as data, padded to a bucket of sizes.
+    """A program as data, padded to a bucket of sizes."""
 
-    Attributes:
-      code: (ops, 5) slots of first, second and result, rows of lag and own cost.
-      num_groups: groups of `GROUP` ops, padding of the last included.
-      last: slot of the makespan.
-      terms: (rows, 2) columns of the cost matrix that add up to each row; column 0 is zero.
-      num_rows: rows of costs without padding.
-      num_slots: rows of the state.
-    """
-
-    code: UIntArray
-    num_groups: UIntArray
-    last: UIntArray
-    terms: UIntArray
-    num_rows: UIntArray
-    num_slots: int = dataclasses.field(metadata={"static": True})
+    code: UIntArray  # (ops, 5) slots of first, second and result, rows of lag and own cost
+    num_groups: UIntArray  # groups of `GROUP` ops, padding of the last included
+    last: UIntArray  # slot of the makespan
+    terms: UIntArray  # (rows, 2) columns of the cost matrix that add up; column 0 is zero
+    num_rows: UIntArray  # rows of costs without padding
+    num_slots: int = dataclasses.field(metadata={"static": True})  # rows of the state
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BackwardProgram:
-    """The uses of costs, for counting those on the critical path, from the last op to the first.
+    """The uses of costs, for counting those on the critical path, from the last op to the first."""
 
-    Ops are taken in stretches of `STRETCH`, each with two rows for every op: whether it is on the
-    path, and whether the path goes on over its second operand.
+    # Ops are taken in stretches of `STRETCH`, each with two rows for every op: whether it is on the
+    # path, and whether the path goes on over its second operand.
 
-    Attributes:
-      uses: (uses) row of a stretch that says whether a cost counts; by cost row within a stretch.
-      runs: (runs, 3) row of costs, and its first use and the one after its last in `uses`.
-      starts: (stretches + 1) first run of each stretch, and the end of the last.
-      num_ops: ops without padding.
-    """
-
-    uses: UIntArray
-    runs: UIntArray
-    starts: UIntArray
-    num_ops: UIntArray
+    uses: UIntArray  # (uses) row of a stretch that says whether a cost counts
+    runs: UIntArray  # (runs, 3) row of costs, first use, one after its last
+    starts: UIntArray  # (stretches + 1) first run of each stretch, and the end of the last
+    num_ops: UIntArray  # ops without padding
 
 
 jax.tree_util.register_dataclass(ForwardProgram)
@@ -241,17 +207,11 @@ jax.tree_util.register_dataclass(BackwardProgram)
 
 
 class Task(NamedTuple):
-    """What the loops solve for every configuration.
+    """Problem that the loops solve for every configuration."""
 
-    Attributes:
-      forward: the program as data.
-      backward: the same for the backward pass; without it only the makespans are wanted.
-      temperature: of smooth maxima [s]; exact ones if None.
-    """
-
-    forward: ForwardProgram
-    backward: BackwardProgram | None
-    temperature: Float[Array, ""] | float | None = None
+    forward: ForwardProgram  # the program as data
+    backward: BackwardProgram | None  # None: makespans alone
+    temperature: Float[Array, ""] | float | None = None  # of smooth maxima [s]; exact ones if None
 
 
 def bucket(size: int, least: int) -> int:
@@ -286,12 +246,10 @@ def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
 
 
 def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
-    """Encode the uses of costs as data.
-
-    A node's own cost counts whenever its op is on the path, a lag only where the path goes on over
-    it. Uses are sorted by row within stretches of ops, so that a stretch's part of the path stays
-    in cache, and cut into runs that a byte can count.
-    """
+    """Encode the uses of costs as data."""
+    # A node's own cost counts whenever its op is on the path, a lag only where the path goes on
+    # over it. Uses are sorted by row within stretches of ops, so that a stretch's part of the path
+    # stays in cache, and cut into runs that a byte can count.
     # every op twice: with its own cost, then with its lag
     row = rows.row_of_position
     used = np.concatenate([row[ops.own], row[ops.lag]])
@@ -315,11 +273,9 @@ def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
 
 
 def _runs(row: Int[NumpyArray, " uses"]) -> Int[NumpyArray, "runs 3"]:
-    """Cut uses into runs of one row each, none longer than `MAX_RUN`.
-
-    A stretch of n equal rows makes ceil(n / MAX_RUN) runs: its start is repeated that often, and
-    run k of them begins k * MAX_RUN behind the first.
-    """
+    """Cut uses into runs of one row each, none longer than `MAX_RUN`."""
+    # A stretch of n equal rows makes ceil(n / MAX_RUN) runs: its start is repeated that often, and
+    # run k of them begins k * MAX_RUN behind the first.
     first = np.flatnonzero(np.diff(row, prepend=-1))
     last = np.append(first[1:], len(row))
     pieces = -(-(last - first) // MAX_RUN)

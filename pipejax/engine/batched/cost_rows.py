@@ -46,19 +46,13 @@ HIGH = 1 << 26  # above all numbers of entries; its square is still exact in flo
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CostRows:
-    """Which row each position of the cost vector reads.
+    """Row that each position of the cost vector reads."""
 
-    A batch is a matrix of costs: a column of zeros, and one for each entry of the fields read.
+    # A batch is a matrix of costs: a column of zeros, and one for each entry of the fields read.
 
-    Attributes:
-      row_of_position: (costs) row of each position, in the order of `CostLayout`.
-      terms: (rows, 2) columns that add up to each row; column 0 is zero, and so is row 0.
-      fields: fields that are read, and the entries of each.
-    """
-
-    row_of_position: Int[NumpyArray, " costs"]
-    terms: Int[NumpyArray, "rows 2"]
-    fields: tuple[tuple[str, int], ...]
+    row_of_position: Int[NumpyArray, " costs"]  # row of each position, in the order of `CostLayout`
+    terms: Int[NumpyArray, "rows 2"]  # columns that add up; column 0 and row 0 are zero
+    fields: tuple[tuple[str, int], ...]  # fields that are read, and the entries of each
 
     @property
     def num_columns(self) -> int:
@@ -80,10 +74,7 @@ class CostRows:
         return [sum(others, first) for first, *others in parts]
 
     def list(self, leaves: Leaves) -> list[Float[Array, " #batch"]]:
-        """Return the rows one by one, of size 1 where the whole batch shares one.
-
-        Returns (rows) of (N or 1) costs [s].
-        """
+        """Return the rows one by one, of size 1 where the whole batch shares one."""
         return self.sums([column for piece in self.pieces(leaves) for column in piece.T])
 
 
@@ -143,10 +134,8 @@ def _check_batched(costs: Costs, sizes: Sizes) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _check_one_reading(given: Shapes, size: int, sizes: Sizes) -> None:
-    """Refuse a batch that could as well be one configuration, as `makespan` would read it.
-
-    With a batch axis of 1 both say the same, unless an axis would be one of microbatches.
-    """
+    """Refuse a batch that could as well be one configuration, as `makespan` would read it."""
+    # With a batch axis of 1 both say the same, unless an axis would be one of microbatches.
     leaves = {name: np.broadcast_to(0.0, shape) for name, shape in given if shape}
     differ = {
         name: leaf.shape
@@ -190,12 +179,10 @@ def _batch_size(given: Shapes, batch_size: int | None) -> int:
 
 
 def cost_rows(program: Program, costs: Costs) -> CostRows:
-    """Find the rows that a program reads.
-
-    A position of the cost vector is at most the sum of two entries: a forward and a backward that
-    make a fused pair, or latency and transmit time. So pricing itself says which: each entry is
-    priced at its own number, those that stand second in a sum in the high digits.
-    """
+    """Find the rows that a program reads."""
+    # A position of the cost vector is at most the sum of two entries: a forward and a backward that
+    # make a fused pair, or latency and transmit time. So pricing itself says which: each entry is
+    # priced at its own number, those that stand second in a sum in the high digits.
     # Two stages: entries 1 and 2 are forwards, 3 and 4 backwards, priced as 3 HIGH and 4 HIGH. The
     # position of a fused pair of 0F and 1B is then priced 1 + 4 HIGH, which says: its row is the
     # sum of entries 1 and 4. One that no entry reaches is priced 0: the row of zeros.
@@ -228,10 +215,7 @@ def with_pairs_apart(program: Program) -> Program:
 
 
 def with_pair_times(program: Program, leaves: Leaves) -> Leaves:
-    """Replace the factor among the leaves of a batch by `pair`, (N or 1, pairs) [s].
-
-    A JAX function of the leaves.
-    """
+    """Replace the factor among the leaves of a batch by `pair`, (N or 1, pairs) [s]."""
     times = {name: leaf for name, leaf in leaves.items() if name != "pair_factor"}
     return times | {"pair": _pair_times(program, leaves)}
 

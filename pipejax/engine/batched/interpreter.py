@@ -56,12 +56,7 @@ def interpreted_makespans(
     over: NamedSharding | None = None,
     in_trace: bool = False,
 ) -> Result:
-    """Makespans of a batch, and how often each cost stands on the critical path.
-
-    Returns (batch) makespans [s], and (columns, batch) counts (floats for smooth maxima) or None.
-    `in_trace` makes it part of a computation that JAX traces. A program by levels has no counts,
-    and is for CPUs outside of a trace.
-    """
+    """Makespans of a batch, and how often each cost stands on the critical path."""
     if in_trace:
         return _in_trace(task, pieces)
     if over is not None:
@@ -82,19 +77,8 @@ def side_by_side(
     threads: int,
     take: Callable[[int, Any], Taken],
 ) -> list[Taken]:
-    """Run parts of a batch in parallel threads, and let each take what it found.
-
-    On a CPU, loops of one computation do not run in parallel, but two computations do.
-
-    Args:
-      run: finds arrays of a part, whose last axis is that of configurations.
-      pieces: costs.
-      threads: how many.
-      take: of a part's first configuration, and the part's arrays as NumPy's.
-
-    Returns:
-      what is taken, in the order of the batch.
-    """
+    """Run parts of a batch in parallel threads, and let each take what it found."""
+    # On a CPU, loops of one computation do not run in parallel, but two computations do.
     size = max(map(len, pieces))
     part = -(-size // threads)
     exact = bool(jax.config.read("jax_enable_x64"))  # a context of this thread, not of the others
@@ -127,10 +111,8 @@ def num_threads(num_ops: int, size: int) -> int:
 def _compiled(
     over: NamedSharding | None = None, is_shared: tuple[bool, ...] = ()
 ) -> Callable[[Task | LevelProgram, Pieces], Result]:
-    """Compile, with options that are known only once there is a backend.
-
-    On several devices, each solves its part of the batch.
-    """
+    """Compile, with options that are known only once there is a backend."""
+    # On several devices, each solves its part of the batch.
     run = _run
     if over is not None:
         everywhere, cut = PartitionSpec(), over.spec
@@ -221,11 +203,9 @@ def _in_blocks(solve: Callable[[Array], Solved], *, size: int, block: int) -> So
 
 
 def _block(task: Task, size: int, dtype: np.dtype, plain: bool) -> tuple[int, int]:
-    """Tiles of a block, and configurations of a tile.
-
-    As many as fit beside the choices and paths of all ops, in blocks of one size. Plain loops take
-    one wide tile: accelerators run its lanes in threads as CPUs do in vectors.
-    """
+    """Tiles of a block, and configurations of a tile."""
+    # As many as fit beside the choices and paths of all ops, in blocks of one size. Plain loops
+    # take one wide tile: accelerators run its lanes in threads as CPUs do in vectors.
     bits = 3 if task.temperature is None else 3 * 8 * dtype.itemsize  # of an op, a configuration
     room = (ACCELERATOR_BYTES if plain else CHOICE_BYTES) * 8 // (bits * len(task.forward.code))
     if plain:

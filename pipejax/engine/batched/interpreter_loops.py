@@ -88,12 +88,7 @@ def count_up(first: Number, end: Number, body: Callable[[Array, Any], Any], star
 def values_and_choices(
     task: Task, pieces: tuple[Array, ...], first: Array, *, tiles: tuple[int, int]
 ) -> tuple[Array, Array]:
-    """Run a program over tiles of lanes, from the first configuration on.
-
-    Returns (tiles, lanes) makespans [s], and the choices for a backward pass: for exact maxima
-    (groups, tiles, lanes) bytes, whose bits tell which of `GROUP` ops waited for their second
-    operand; for smooth ones (ops, tiles, lanes) weights of the second operand.
-    """
+    """Run a program over tiles of lanes, from the first configuration on."""
     program, keep, exact = task.forward, task.backward is not None, task.temperature is None
     dtype, (_, lanes) = pieces[0].dtype, tiles
     rows = len(program.code) // GROUP if exact else len(program.code)
@@ -149,11 +144,10 @@ def cost_sums(cost: Array, terms: UIntArray, num_rows: Number, columns: Array) -
 
 
 def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tuple[Array, Array]:
-    """Run a tile: (slots, lanes) values [s], and the choices with those of the tile.
-
-    No op writes the slot of its own operand (`binary_program` sees to that), so an op's reads and
-    its write never mean the same row. An iteration runs a group of ops, as many as a byte has bits.
-    """
+    """Run a tile: (slots, lanes) values [s], and the choices with those of the tile."""
+    # No op writes the slot of its own operand (`binary_program` sees to that), so an op's reads and
+    # its write never mean the same row. An iteration runs a group of ops, as many as a byte has
+    # bits.
     program, keep, temperature = task.forward, task.backward is not None, task.temperature
     kept = jnp.zeros((GROUP + 1, cost.shape[1]), bool if temperature is None else cost.dtype)
 
@@ -189,12 +183,10 @@ def _enter(choices: Array, kept: Array, g: Array, t: Array) -> Array:
 
 
 def _maximum(one: Array, other: Array, temperature: Array | float | None) -> tuple[Array, Array]:
-    """Maximum (1, lanes) [s] of two operands, and the weight of the second.
-
-    The second wins only if it is larger. Operands come in the order of a node's predecessors, so
-    over a chain of such maxima the first predecessor that attains the maximum wins, as in
-    `recurrence`.
-    """
+    """Maximum (1, lanes) [s] of two operands, and the weight of the second."""
+    # The second wins only if it is larger. Operands come in the order of a node's predecessors, so
+    # over a chain of such maxima the first predecessor that attains the maximum wins, as in
+    # `recurrence`.
     if temperature is None:
         second_wins = other > one
         return jax.lax.select(second_wins, other, one), second_wins
@@ -230,10 +222,7 @@ def counts_on_path(
     num_columns: int,
     dtype: np.dtype[Any],
 ) -> Array:
-    """Count the costs on the critical path of each configuration.
-
-    Returns (columns, configurations) counts; for smooth maxima, fractional ones.
-    """
+    """Count the costs on the critical path of each configuration."""
     is_bits = choices.dtype == jnp.uint8
     width = choices.shape[1] // (BITS if is_bits else 1)
     length = min(STRETCH, len(program.code))
@@ -259,12 +248,10 @@ def counts_on_path(
 
 
 def _choice(choices: Array, op: Array) -> Array:
-    """Weights (1, width) of the second operand of an op; exact ones as bits.
-
-    Bytes are transposed, from eight ops of a configuration to eight configurations of an op. Bit i
-    of byte j belongs to configuration i * bytes + j: the eighths of a row are put on top of each
-    other, which needs no shuffle across lanes. `_counts` unpacks them the same way.
-    """
+    """Weights (1, width) of the second operand of an op; exact ones as bits."""
+    # Bytes are transposed, from eight ops of a configuration to eight configurations of an op. Bit
+    # i of byte j belongs to configuration i * bytes + j: the eighths of a row are put on top of
+    # each other, which needs no shuffle across lanes. `_counts` unpacks them the same way.
     if choices.dtype != jnp.uint8:
         return take_row(choices, op)
     width = choices.shape[1] // BITS
@@ -280,12 +267,7 @@ def _choice(choices: Array, op: Array) -> Array:
 def _path(
     program: ForwardProgram, choices: Array, state: Array, on_path: Array, first: Array, end: Array
 ) -> tuple[Array, Array]:
-    """Hand "is on the critical path" on from the ops of a stretch to their operands.
-
-    Returns (slots, width) paths of the ops before the stretch, and (2 x ops of a stretch, width)
-    rows of each op: its path, and the part of it that goes on over the second operand. With exact
-    maxima at most one reader sets a bit, since a configuration has one path: adding is setting.
-    """
+    """Hand "is on the critical path" on from the ops of a stretch to their operands."""
 
     def step(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         state, on_path, path = carry
@@ -313,11 +295,9 @@ def _path(
 def _counts(
     terms: UIntArray, backward: BackwardProgram, on_path: Array, counts: Array, stretch: Array
 ) -> Array:
-    """Add up the uses of each column, by rows: (columns, configurations); 0 is no cost.
-
-    Bits are counted in bytes, a run of uses of one row at a time, and no run is longer than a byte
-    can count; runs are added up in the wider type of the result.
-    """
+    """Add up the uses of each column, by rows: (columns, configurations); 0 is no cost."""
+    # Bits are counted in bytes, a run of uses of one row at a time, and no run is longer than a
+    # byte can count; runs are added up in the wider type of the result.
     is_bits = on_path.dtype == jnp.uint8
     # row i of the parts takes bit i of every byte, that is configurations i * width to (i + 1) *
     # width - 1 (see `_choice`), so the parts in a row are in the order of the batch

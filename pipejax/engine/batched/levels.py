@@ -14,7 +14,6 @@ iteration. The program is data, as in `interpreter_loops`.
 
 import dataclasses
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,60 +57,38 @@ Carry = tuple[Array, Array, Array, Array, Array]  # values, columns, cost, even 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LevelProgram:
-    """A program as data, level by level, padded to a bucket of sizes.
+    """A program as data, level by level, padded to a bucket of sizes."""
 
-    Attributes:
-      code: (ops, 5) slots of first, second and result, rows of lag and own cost.
-      ends: (levels + 1) stride of `code` behind each level, that before the first in front.
-      num_pairs: pairs of an even and an odd level, without padding.
-      last: slot of the makespan, in the buffer of even levels.
-      terms: (rows, 2) columns of the cost matrix that add up to each row; column 0 is zero.
-      num_rows: rows of costs without padding.
-      num_slots: rows of each buffer.
-      row_bytes: bytes of a row of configurations, at most.
-    """
-
-    code: UIntArray
-    ends: UIntArray
-    num_pairs: UIntArray
-    last: UIntArray
-    terms: UIntArray
-    num_rows: UIntArray
-    num_slots: int = dataclasses.field(metadata={"static": True})
-    row_bytes: int = dataclasses.field(metadata={"static": True})
+    code: UIntArray  # (ops, 5) slots of first, second and result, rows of lag and own cost
+    ends: UIntArray  # (levels + 1) stride of `code` behind each level
+    num_pairs: UIntArray  # pairs of an even and an odd level, without padding
+    last: UIntArray  # slot of the makespan, in the buffer of even levels
+    terms: UIntArray  # (rows, 2) columns of the cost matrix that add up; column 0 is zero
+    num_rows: UIntArray  # rows of costs without padding
+    num_slots: int = dataclasses.field(metadata={"static": True})  # rows of each buffer
+    row_bytes: int = dataclasses.field(metadata={"static": True})  # of configurations, at most
 
 
 jax.tree_util.register_dataclass(LevelProgram)
 
 
-class _Leveled(NamedTuple):
-    """Ops with their copies, not in order: (ops) operands, cost positions and levels."""
-
-    first: Ops
-    second: Ops
-    lag: Ops
-    own: Ops
-    level: Ops
-
-
 def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
     """Encode a program as data, level by level; None where that takes too many ops more."""
     level = _levels(ops)
-    leveled = _with_copies(ops, level)
-    size = np.bincount(leveled.level)
+    first, second, lag, own, levels = _with_copies(ops, level)
+    size = np.bincount(levels)
     size = np.append(size, np.zeros(len(size) % 2, int))  # levels go in pairs
     ends = np.append(0, np.cumsum(-(-size // STRIDE)))
     if ends[-1] * STRIDE > max(MOST_PADDING * ops.num_ops, LEAST_OPS):
         return None
-    order = np.argsort(leveled.level, kind="stable")
-    slot, num_slots = allocate(leveled.first, leveled.second, leveled.level, num_buffers=2)
+    order = np.argsort(levels, kind="stable")
+    slot, num_slots = allocate(first, second, levels, num_buffers=2)
     # place in the code: behind the strides of all levels before, by rank in the own level
     rank = np.arange(len(order)) - np.repeat(np.cumsum(size) - size, size)
     place = np.repeat(ends[:-1] * STRIDE, size) + rank
     slots = np.append(slot, [NEVER_SLOT, START_SLOT])  # of operands -2 and -1
     row = rows.row_of_position
-    operands = (slots[leveled.first], slots[leveled.second])
-    columns = (*operands, slot, row[leveled.lag], row[leveled.own])
+    columns = (slots[first], slots[second], slot, row[lag], row[own])
     code = np.empty((bucket(ends[-1] * STRIDE, LEAST_OPS), len(columns)), Unsigned)
     # padding writes max(0, -inf) to a slot that no op reads
     code[:] = (START_SLOT, NEVER_SLOT, SPARE_SLOT, ZERO_ROW, ZERO_ROW)
@@ -137,12 +114,11 @@ def _levels(ops: BinaryOps) -> Ops:
     return np.array(level[:-2], np.int64)
 
 
-def _with_copies(ops: BinaryOps, level: Ops) -> _Leveled:
-    """Add a copy of each value that is read an even number of levels later.
-
-    It stands a level behind its value, in the other buffer, where those readers find it. So is the
-    makespan copied, the last op's value, if that is on an odd level.
-    """
+def _with_copies(ops: BinaryOps, level: Ops) -> tuple[Ops, Ops, Ops, Ops, Ops]:
+    """Add a copy of each value that is read an even number of levels later."""
+    # It stands a level behind its value, in the other buffer, where those readers find it. So is
+    # the makespan copied, the last op's value, if that is on an odd level. Returns operands, cost
+    # positions and levels of all ops, not in order.
     operands = [ops.first.copy(), ops.second.copy()]
     even = [
         np.flatnonzero((operand >= 0) & ((level - level[operand]) % 2 == 0)) for operand in operands
@@ -154,7 +130,7 @@ def _with_copies(ops: BinaryOps, level: Ops) -> _Leveled:
     for operand, at, values in zip(operands, even, read, strict=True):
         operand[at] = ops.num_ops + np.searchsorted(copied, values)
     free = np.full(len(copied), ZERO)
-    return _Leveled(
+    return (
         np.append(operands[0], copied),
         np.append(operands[1], np.full(len(copied), NO_OPERAND)),
         np.append(ops.lag, free),
@@ -166,10 +142,7 @@ def _with_copies(ops: BinaryOps, level: Ops) -> _Leveled:
 def values_by_level(
     program: LevelProgram, pieces: tuple[Array, ...], first: Array, *, tiles: tuple[int, int]
 ) -> Array:
-    """Run a program over tiles of lanes, from the first configuration on.
-
-    Returns (tiles, lanes) makespans [s].
-    """
+    """Run a program over tiles of lanes, from the first configuration on."""
     dtype, lanes = pieces[0].dtype, tiles[1]
 
     def tile(t: Array, carry: Carry) -> Carry:

@@ -109,10 +109,7 @@ _plans: weakref.WeakKeyDictionary[Program, dict[Shapes, _Plan]] = weakref.WeakKe
 
 
 class _Problem(NamedTuple):
-    """A program and how it is to be solved: everything but the costs.
-
-    `pairs` is the program whose fused pairs overlap by a factor, where they do.
-    """
+    """A program and how it is to be solved: everything but the costs."""
 
     plan: _Plan
     temperature: float | None
@@ -121,12 +118,10 @@ class _Problem(NamedTuple):
     pairs: Program | None = None
 
     def task(self, with_counts: bool) -> Task:
-        """What the interpreter solves."""
         task = self.plan.counts if with_counts else self.plan.values
         return task._replace(temperature=self.temperature)
 
     def read(self, leaves: Leaves) -> Leaves:
-        """Return the fields that the program reads."""
         times = leaves if self.pairs is None else with_pair_times(self.pairs, leaves)
         return self.plan.rows.only_read(times)
 
@@ -325,12 +320,10 @@ def _values(problem: _Problem, leaves: Leaves) -> Values:
 def _values_jvp(
     problem: _Problem, primals: tuple[Leaves], tangents: tuple[Leaves]
 ) -> tuple[Values, Values]:
-    """Sum the tangents over the critical path of each configuration.
-
-    Counts of exact maxima are constant almost everywhere, so they get no derivatives. An outer
-    level of differentiation then sees their costs as plain numbers, which the fast loops solve;
-    what that level differentiates is the value, by this rule.
-    """
+    """Sum the tangents over the critical path of each configuration."""
+    # Counts of exact maxima are constant almost everywhere, so they get no derivatives. An outer
+    # level of differentiation then sees their costs as plain numbers, which the fast loops solve;
+    # what that level differentiates is the value, by this rule.
     (leaves,), (moved,) = primals, tangents
     fixed = leaves if problem.temperature is None else _without_curvature(leaves)
     values, counts = _solve(problem, jax.lax.stop_gradient(fixed), with_counts=True)
@@ -439,10 +432,8 @@ def _joined(*parts: Any) -> Any:
 def _parts(
     leaves: Leaves, size: int, max_bytes: int, results: int
 ) -> Iterator[tuple[Leaves, int, NamedSharding | None]]:
-    """Cut costs into parts of at most `max_bytes`, each with its size.
-
-    A batch that is laid out over several devices stays whole.
-    """
+    """Cut costs into parts of at most `max_bytes`, each with its size."""
+    # A batch that is laid out over several devices stays whole.
     over = spread_of(leaves)
     if over is not None:
         yield leaves, size, over
@@ -461,7 +452,6 @@ def _parts(
 
 
 def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -> bool:
-    """Decide whether to compile a kernel for this program."""
     if with_counts and (problem.unroll is False or jax.default_backend() != "cpu"):
         return False
     if problem.unroll is not None and not with_counts:
@@ -476,7 +466,6 @@ def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -
 
 
 def _goes_by_level(problem: _Problem, size: int) -> bool:
-    """Decide whether values are worth a layout and loops by levels."""
     is_large = size * problem.plan.ops.num_ops >= WORTH_LEVELS
     return problem.temperature is None and is_large and jax.default_backend() == "cpu"
 
@@ -489,11 +478,9 @@ def _on_host(counts: Counts) -> Counts:
 
 
 def _pieces(rows: CostRows, leaves: Leaves, size: int, over: NamedSharding | None) -> Pieces:
-    """Arrange the fields that a program reads for the interpreter.
-
-    A large batch is passed as it is and compiles for each combination of shapes. A small one is
-    copied into a matrix of a bucket of sizes, whose padding is never read.
-    """
+    """Arrange the fields that a program reads for the interpreter."""
+    # A large batch is passed as it is and compiles for each combination of shapes. A small one is
+    # copied into a matrix of a bucket of sizes, whose padding is never read.
     if over is None and jax.default_backend() == "cpu":  # seen as NumPy's they need no copies
         leaves = {name: np.asarray(leaf) for name, leaf in leaves.items()}
     pieces, columns = rows.pieces(leaves), width(rows) - 1

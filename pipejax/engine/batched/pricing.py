@@ -15,9 +15,10 @@ Batches come in few sizes, for which everything compiles once: `filled` repeats 
 configuration up to one of `SIZES`, `in_parts` cuts a batch into parts of one size.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +30,18 @@ from pipejax.base.compiled import compiled
 from pipejax.base.machine import Options, cpu_options
 from pipejax.base.many_numbers import Many, many_of, values_of
 from pipejax.costs.costs import Costs
+from pipejax.engine.batched.binary_program import (
+    Task,
+    backward_program,
+    binary_ops,
+    forward_program,
+)
+from pipejax.engine.batched.cost_rows import CostRows
 from pipejax.engine.lowering.link_models import below_threshold, settled
 from pipejax.engine.lowering.lower import lower
-from pipejax.engine.lowering.program import Program
+from pipejax.engine.lowering.program import NO_WORKER, SOURCE, ZERO, Program
+from pipejax.engine.pricing import NodeCosts, message_edges
+from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -60,11 +70,9 @@ def filled(batch: Tree, size: int) -> Tree:
 
 
 def in_parts(function: Callable[[Tree], Tree], batch: Tree, at_once: int | None = None) -> Tree:
-    """Call a function on parts of one size, the last filled up; join what it returns, on the host.
-
-    Seven configurations, three at once: (0, 1, 2), (3, 4, 5), (6, 6, 6). Where nothing is said,
-    few make a small part.
-    """
+    """Call a function on parts of one size, the last filled up; join the results on the host."""
+    # Seven configurations, three at once: (0, 1, 2), (3, 4, 5), (6, 6, 6). Where nothing is said,
+    # few make a small part.
     size = size_of(batch)
     at_once = at_once or (int(SIZES[0]) if size <= SIZES[0] else PART)
     whole = -(-size // at_once) * at_once
@@ -85,11 +93,9 @@ def priced(
     *,
     quickly: bool = False,
 ) -> Tree:
-    """Price a batch: what it returns for each, with the axis of configurations first.
-
-    One that returns values takes `times` (batch) behind the row. `quickly` is for few
-    configurations: it compiles quickly, and computes slowly.
-    """
+    """Price a batch: what it returns for each, with the axis of configurations first."""
+    # One that returns values takes `times` (batch) behind the row. `quickly` is for few
+    # configurations: it compiles quickly, and computes slowly.
     return _compiled(_priced, quickly)(price_one, shared, at, rows, tuple(times))
 
 
@@ -143,13 +149,11 @@ def priced_with_slopes(
     solved: Sequence[tuple[Array, Costs]] = (),
     moved: Costs | None = None,
 ) -> tuple[Tree, Tree]:
-    """The same, and slopes by the numbers of `at`: (batch, ...) values, (batch, numbers, ...).
+    """The same, and slopes by the numbers of `at`: (batch, ...) values, (batch, numbers, ...)."""
 
-    What was `solved`, times (batch) and counts (batch, ...), depends on `at`, too: by slopes
-    `moved` (batch, numbers, ...) of the costs. Slopes are taken in forward mode: counts of FLOP and
-    bytes share so many terms that XLA takes five times as long to compile their reverse pass.
-    """
-
+    # What was `solved`, times (batch) and counts (batch, ...), depends on `at`, too: by slopes
+    # `moved` (batch, numbers, ...) of the costs. Slopes are taken in forward mode: counts of FLOP
+    # and bytes share so many terms that XLA takes five times as long to compile their reverse pass.
     def of_one(at: Tree, row: Tree, solved: Sequence[tuple[Array, Costs]], moved: Any) -> Any:
         flat, put = ravel_pytree(at)
         times, counts = [time for time, _ in solved], [count for _, count in solved]
@@ -177,10 +181,8 @@ def priced_on_host(
     *,
     slopes: bool = False,
 ) -> tuple[Tree, Tree]:
-    """What `priced` and `priced_with_slopes` return, for few configurations: nothing is compiled.
-
-    Without `slopes` what was solved are times alone, and there are none in the result.
-    """
+    """Price few configurations as `priced` and `priced_with_slopes`, compiling nothing."""
+    # Without `slopes` what was solved are times alone, and there are none in the result.
     leaves, structure = jax.tree.flatten(at)
     size, ends = len(leaves[0]), np.cumsum([0, *(leaf[0].size for leaf in leaves)])
     along = np.eye(ends[-1])[None]  # one row for each number of `at`
@@ -228,11 +230,9 @@ def _sum_along(counts: Costs, moved: Costs) -> Array:
 def programs_of_batch(
     table: ScheduleTable, links: Links, costs: Costs
 ) -> Iterator[tuple[Program, Rows | None]]:
-    """Lower a table for a batch of costs, whose axis stands first on every leaf with axes.
-
-    Yields programs, one for each set of messages that lie below `Links.eager_below`, each with the
-    rows of the batch that it is for; None stands for all.
-    """
+    """Lower a table for a batch of costs, whose axis stands first on every leaf with axes."""
+    # Yields programs, one for each set of messages that lie below `Links.eager_below`, each with
+    # the rows of the batch that it is for; None stands for all.
     if not links.eager_below:
         yield lower(table, link=links), None
         return
@@ -249,3 +249,86 @@ def programs_of_batch(
 def _arrays(costs: Costs) -> Costs:
     arrays: Costs = jax.tree.map(np.atleast_1d, costs)
     return arrays
+
+
+# A program in which every op and every message has a cost of its own.
+#
+# Where durations vary from op to op, a cost per phase and stage is not enough. Here the batched
+# engine reads a column for each op and each message, sorted by phase, stage and microbatch, so that
+# schedules of the same ops have the same columns.
+
+LEAST_COLUMNS = 64
+
+Nodes = Int[NumpyArray, " some"]
+
+
+class PerOpCosts(NamedTuple):
+    """A program for the batched engine, and the positions of its columns."""
+
+    # Columns come in pieces of one width each: one of ops, and one for each time that a message
+    # takes (one, or transmit time and latency apart), which the messages' link model decides.
+
+    task: Task  # the program as data; its costs are the columns of all pieces in order
+    duration_index: Int[NumpyArray, " nodes"]  # column of each node's time, from 1 on; 0 is none
+    lag_index: Int[NumpyArray, "nodes max_preds"]  # column of each delay, from 1 on
+    ops: Nodes  # (ops) node of each column of the first piece
+    messages: Nodes  # (messages) number of the message of each column of the other pieces
+    op_seconds: Float[NumpyArray, " width"]  # what each op takes [s]; 0 beyond the ops
+    op_worker: Int[NumpyArray, " width"]  # worker of each op, or `NO_WORKER`
+    message_seconds: tuple[Float[NumpyArray, " width"], ...]  # (width) pieces [s]
+
+
+def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
+    """Assign every op and every message of a program its own column."""
+    sent = program.messages
+    duration, delay = map(np.asarray, costs)
+    is_op = (program.phase != Phase.IDLE) & (program.sender == NO_WORKER)
+    ops = np.lexsort((program.worker, program.microbatch, program.stage, program.phase))
+    ops = ops[is_op[ops]]
+    messages = np.lexsort((sent.microbatch, sent.stage, sent.phase))
+    width, message_width = _width(len(ops)), _width(len(messages))
+    own = np.zeros(program.num_nodes, np.int64)
+    own[ops] = 1 + np.arange(len(ops))
+    lag = np.zeros(program.preds.shape, np.int64)
+    pieces: list[Float[NumpyArray, " width"]] = []
+    column = 1 + width + np.arange(len(messages))
+    carrier = np.asarray(sent.carrier)[messages]
+    is_node, is_late = carrier != SOURCE, np.asarray(sent.lag_index)[messages] != ZERO
+    if np.any(is_node):
+        own[carrier[is_node]] = column[is_node]
+        pieces.append(_filled(duration[carrier], message_width))
+        column = column + message_width
+    if np.any(is_late):  # it delays an edge
+        edge = message_edges(program, messages[is_late])
+        lag[*edge] = column[is_late]
+        late = np.zeros(len(messages))
+        late[is_late] = delay[*edge]
+        pieces.append(_filled(late, message_width))
+    numbered = dataclasses.replace(program, duration_index=own, lag_index=lag)
+    binary, rows = binary_ops(numbered), _rows(own, lag, width + len(pieces) * message_width)
+    return PerOpCosts(
+        task=Task(forward_program(binary, rows), backward_program(binary, rows)),
+        duration_index=own,
+        lag_index=lag,
+        ops=ops,
+        messages=messages,
+        op_seconds=_filled(duration[ops], width),
+        op_worker=_filled(np.asarray(program.worker)[ops], width, NO_WORKER),
+        message_seconds=tuple(pieces),
+    )
+
+
+def _width(count: int) -> int:
+    return max(LEAST_COLUMNS, 1 << max(0, count - 1).bit_length())
+
+
+def _filled(values: NumpyArray, width: int, rest: int = 0) -> NumpyArray:
+    return np.pad(values, (0, width - len(values)), constant_values=rest)
+
+
+def _rows(own: NumpyArray, lag: NumpyArray, num_columns: int) -> CostRows:
+    """One row for every column that is read."""
+    used = np.union1d(ZERO, np.append(own, lag))
+    row_of_position = np.zeros(1 + num_columns, np.int32)
+    row_of_position[used] = np.arange(len(used))
+    return CostRows(row_of_position, np.outer(used, [1, 0]), (("own", num_columns),))

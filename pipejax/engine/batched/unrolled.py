@@ -36,20 +36,14 @@ IN_ONE_PIECE = LOOPS | {"xla_cpu_use_fusion_emitters": False}
 
 
 class BitFields(NamedTuple):
-    """The uses of each cost row on a path as bit fields of a few words.
+    """The uses of each cost row on a path as bit fields of a few words."""
 
-    Words add up as the uses do, all fields at once. It does not matter what a field carries over
-    into the next on the way, for those of a whole path fit.
+    # Words add up as the uses do, all fields at once. It does not matter what a field carries over
+    # into the next on the way, for those of a whole path fit.
 
-    Attributes:
-      once: (rows, words) what one use of a row adds.
-      places: of each row that has a field, the word, its lowest bit and its width.
-      least: (rows) uses that every path has; fields count those beyond.
-    """
-
-    once: UInt[NumpyArray, "rows words"]
-    places: dict[int, tuple[int, int, int]]
-    least: Int[NumpyArray, " rows"]
+    once: UInt[NumpyArray, "rows words"]  # what one use of a row adds
+    places: dict[int, tuple[int, int, int]]  # word, lowest bit and width of each field
+    least: Int[NumpyArray, " rows"]  # uses that every path has; fields count those beyond
 
 
 def unrolled(ops: BinaryOps, rows: CostRows) -> Callable[[Leaves], Values]:
@@ -60,11 +54,9 @@ def unrolled(ops: BinaryOps, rows: CostRows) -> Callable[[Leaves], Values]:
 def unrolled_with_counts(
     ops: BinaryOps, rows: CostRows, dtype: np.dtype
 ) -> KernelWithCounts | None:
-    """The same with how often each column of the costs stands on the critical path.
-
-    None where it would take long to compile. Words are as wide as costs; where these would be too
-    many, they have 64 bits, which takes a fifth longer and compiles faster.
-    """
+    """Build the same with counts of each column of the costs on the critical path."""
+    # None where it would take long to compile. Words are as wide as costs; where these would be too
+    # many, they have 64 bits, which takes a fifth longer and compiles faster.
     some = (bit_fields(ops, rows, bits) for bits in sorted({8 * dtype.itemsize, 64}))
     few = (f for f in some if ops.num_ops * (1 + f.once.shape[1]) <= MAX_WITH_COUNTS)
     if (fields := next(few, None)) is None:
@@ -171,11 +163,9 @@ def bit_fields(ops: BinaryOps, rows: CostRows, bits: int) -> BitFields:
 
 
 def _words(code: Code, second_wins: dict[int, Array], fields: BitFields) -> list[Array]:
-    """Add up the words of the critical path.
-
-    Those of the path over first operands alone are known. An op's words say how far they are from
-    these, and change only where an op waits for its second operand.
-    """
+    """Add up the words of the critical path."""
+    # Those of the path over first operands alone are known. An op's words say how far they are from
+    # these, and change only where an op waits for its second operand.
     once, num_words = fields.once, fields.once.shape[1]
     known = {START: once[ZERO_ROW]}
     apart = {START: [jnp.zeros((), once.dtype)] * num_words}
@@ -197,7 +187,6 @@ def _words(code: Code, second_wins: dict[int, Array], fields: BitFields) -> list
 
 
 def _uses(words: list[Array], fields: BitFields, dtype: np.dtype) -> list[Array]:
-    """Read the uses of each row."""
     uses = [jnp.array(least, dtype) for least in fields.least.tolist()]
     for row, (word, bit, width) in fields.places.items():
         number = fields.once.dtype.type
@@ -207,14 +196,12 @@ def _uses(words: list[Array], fields: BitFields, dtype: np.dtype) -> list[Array]
 
 
 def _at_once(function: Callable[[list[Array]], list[Array]], inputs: list[Array]) -> list[Array]:
-    """Apply a function of numbers, with one result more than inputs, to every entry in one pass.
+    """Apply a function of numbers, with one result more than inputs, to every entry in one pass."""
 
-    On a CPU, XLA makes kernels of one result each and computes what several share once for each of
-    them. A reduction may have several. So this is one: over two copies of the inputs, which are
-    never stored, by a function that ignores what was reduced so far. It takes as many results as
-    inputs, so the last input is there twice.
-    """
-
+    # On a CPU, XLA makes kernels of one result each and computes what several share once for each
+    # of them. A reduction may have several. So this is one: over two copies of the inputs, which
+    # are never stored, by a function that ignores what was reduced so far. It takes as many results
+    # as inputs, so the last input is there twice.
     def newest(_: Sequence[Array], entry: Sequence[Array]) -> tuple[Array, ...]:
         return tuple(function(list(entry[:-1])))
 

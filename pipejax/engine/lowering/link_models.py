@@ -35,18 +35,14 @@ EAGER = "queued"  # the model that a buffered message follows where others meet 
 
 
 def add_messages(builder: ProgramBuilder, order: RunOrder, sent: MessageTable) -> MessageTable:
-    """Add messages to a program: as nodes on their links, or as edges with a lag where none holds.
-
-    Edges are added in one order, for at a tie the first edge into a node wins:
-
-    1. into a transfer, from the op that makes the message;
-    2. from the transfer before it in a queue of either worker, or on its shared or own link;
-    3. from the ops before its cells, where both ends are posted by program;
-    4. into the op that consumes the message;
-    5. into the op that a blocking message, or a wait for a SEND, holds up.
-
-    Returns the messages with what carries each, and how much later it arrives.
-    """
+    """Add messages to a program: as nodes on their links, or as edges with a lag."""
+    # Edges are added in one order, for at a tie the first edge into a node wins:
+    # 1. into a transfer, from the op that makes the message;
+    # 2. from the transfer before it in a queue of either worker, or on its shared or own link;
+    # 3. from the ops before its cells, where both ends are posted by program;
+    # 4. into the op that consumes the message;
+    # 5. into the op that a blocking message, or a wait for a SEND, holds up.
+    # Returns the messages with what carries each, and how much later it arrives.
     links, num_workers, found = builder.links, builder.table.num_workers, order.messages
     known = list(LINK_MODELS.values())
     follows = np.where(sent.eager, list(LINK_MODELS).index(EAGER), order.models)
@@ -92,10 +88,7 @@ def _positions(layout: CostLayout, found: Dependencies, follows: Nodes, costs: l
 def _line_up(
     builder: ProgramBuilder, found: Dependencies, sent: MessageTable, nodes: Nodes, meets: Which
 ) -> tuple[ScheduleTable, Int[NumpyArray, "2 transfers"]]:
-    """Let transfers have their turns in the queues of both workers: SEND and RECV are one.
-
-    Returns the table whose cells say when, if any does, and the cells of SENDs and RECVs there.
-    """
+    """Let transfers have their turns in the queues of both workers: SEND and RECV are one."""
     table, links = builder.table, builder.links
     if links.posting == "program" and not table.has_communication:
         table = insert_transfers(table, link=links)
@@ -127,10 +120,7 @@ def _post(
     ends: Int[NumpyArray, "2 transfers"],
     nodes: Int[NumpyArray, " transfers"],
 ) -> None:
-    """Let transfers wait until the rows reach their cells, SEND and RECV: then both are posted.
-
-    The cells may be those of another table, with the same ops in its rows.
-    """
+    """Let transfers wait until the rows reach their cells, SEND and RECV: then both are posted."""
     own, theirs = (
         row_order(each, builder.links.executed(each.grammar)) for each in (builder.table, table)
     )
@@ -156,10 +146,7 @@ def queue_keys(
     receiver: Int[NumpyArray, " messages"],
     direction: Int[NumpyArray, " messages"],
 ) -> Int[NumpyArray, "2 messages"]:
-    """Number the queues that a transfer occupies: one of its sender, one of its receiver.
-
-    Returns (2, messages) numbers; transfers with one number share a queue.
-    """
+    """Number the queues that a transfer occupies: one of its sender, one of its receiver."""
     ends = np.stack([sender, receiver])
     size = int(ends.max(initial=0)) + 1
     return {"worker": ends, "pair": ends * size + ends[::-1], "direction": ends * 2 + direction}[
@@ -187,12 +174,10 @@ def _cells(
 def _ranks_by_end(
     builder: ProgramBuilder, found: Dependencies, sent: MessageTable
 ) -> Int[NumpyArray, " users"]:
-    """Ranks of all messages, and of the all-reduces behind them, by the end of what makes them.
-
-    The ends are those of the message-free run with unit slots; ties go by producing worker, stage
-    and microbatch, all-reduces last. What a message waits for ends no later there, so queues in
-    this order cannot deadlock.
-    """
+    """Ranks of all messages, and of the all-reduces behind them, by the end of what makes them."""
+    # The ends are those of the message-free run with unit slots; ties go by producing worker, stage
+    # and microbatch, all-reduces last. What a message waits for ends no later there, so queues in
+    # this order cannot deadlock.
     reductions, none = builder.reductions, np.full(len(builder.reductions.node), -1)
     keys = (
         np.append(sent.microbatch, none),
@@ -204,11 +189,9 @@ def _ranks_by_end(
 
 
 def _share(builder: ProgramBuilder, found: Dependencies, sent: MessageTable, nodes: Nodes) -> Which:
-    """Let a group of shared links carry one message or all-reduce at a time.
-
-    What has no node, a message under `delay`, uses no link. Returns (messages) whether a group
-    carries a message.
-    """
+    """Let a group of shared links carry one message or all-reduce at a time."""
+    # What has no node, a message under `delay`, uses no link. Returns (messages) whether a group
+    # carries a message.
     is_shared = np.zeros(len(nodes), bool)
     if not builder.links.shared_links:
         return is_shared
@@ -231,10 +214,8 @@ def _share(builder: ProgramBuilder, found: Dependencies, sent: MessageTable, nod
 
 
 def _users(builder: ProgramBuilder, sent: MessageTable) -> Int[NumpyArray, "3 uses"]:
-    """List which message or all-reduce uses which link: (3, uses) its number, sender, receiver.
-
-    An all-reduce uses the links between all workers that take part in it.
-    """
+    """List which message or all-reduce uses which link: (3, uses) its number, sender, receiver."""
+    # An all-reduce uses the links between all workers that take part in it.
     reductions = builder.reductions
     of_copy = reductions.of_copy
     # copies of one all-reduce, each with each other
@@ -257,11 +238,7 @@ def _users(builder: ProgramBuilder, sent: MessageTable) -> Int[NumpyArray, "3 us
 
 
 def smaller_messages(table: ScheduleTable, links: Links, costs: Costs | None) -> bytes:
-    """Find what is smaller than `Links.eager_below`, if it says anything.
-
-    Returns booleans (directions, pipes, boundaries, microbatches) as bytes, which programs are
-    remembered by.
-    """
+    """Find what is smaller than `Links.eager_below`, if it says anything."""
     if not links.eager_below:
         return b""
     if costs is None:
@@ -287,21 +264,16 @@ def eager_messages(table: ScheduleTable, order: RunOrder, smaller: bytes) -> Whi
 
 
 def _shape_of_messages(table: ScheduleTable) -> tuple[int, int, int, int]:
-    """Directions, pipes, boundaries and microbatches."""
     boundaries = len(table.grammar.edges(table.num_stages))
     return 2, table.num_pipes, boundaries, table.num_microbatches
 
 
 def _meet(models: Nodes) -> Which:
-    """Whether messages of these link models meet in a rendezvous."""
     return np.array([model.meets for model in LINK_MODELS.values()])[models]
 
 
 def below_threshold(transmit: Any, eager_below: float, batch_axes: int) -> Smaller:
-    """Which transmit times lie below a time; axes of one entry stand for all.
-
-    `batch_axes` (0 or 1) stand before all others.
-    """
+    """Compare transmit times with a time; axes of one entry stand for all."""
     try:
         smaller = np.asarray(transmit < eager_below)
     except jax.errors.JAXTypeError as error:

@@ -154,7 +154,6 @@ def _add_rows(
     cells: Int[NumpyArray, " executed"],
     pair_of_cell: Int[NumpyArray, " cells"],
 ) -> None:
-    """Add a node per op, chained by row."""
     table, layout = builder.table, builder.layout
     pair, worker = pair_of_cell[cells], cells // table.num_slots
     duration = np.where(pair >= 0, layout.pair(pair), builder.durations(cells))
@@ -162,7 +161,6 @@ def _add_rows(
 
 
 def _add_host_ops(builder: ProgramBuilder, order: RunOrder) -> None:
-    """Add a node per offload and load, beside compute."""
     found, cells = builder.table.dependencies, order.host
     if not len(cells):
         return
@@ -176,7 +174,6 @@ def _add_host_ops(builder: ProgramBuilder, order: RunOrder) -> None:
 
 
 def _add_lanes(builder: ProgramBuilder, executed: Int[NumpyArray, " executed"]) -> None:
-    """Add a node per op on a lane beside compute, chained by lane."""
     table = builder.table
     if not table.grammar.off_row:
         return
@@ -210,7 +207,6 @@ def _add_waits(builder: ProgramBuilder) -> None:
 
 
 def _messages(builder: ProgramBuilder, found: Dependencies, eager: Which) -> MessageTable:
-    """Describe the messages, before a link model says what carries them."""
     producer = builder.node_of_cell.ravel()[found.producer]
     return MessageTable(
         producer=producer,
@@ -301,11 +297,9 @@ def _take_part(
     last: Int[NumpyArray, " copies"],
     reduced: tuple[Int[NumpyArray, " cells"], Int[NumpyArray, " cells"]],
 ) -> None:
-    """Let each worker take part in one all-reduce at a time; reductions go by stage.
-
-    A copy takes part in the all-reduce `of_copy`; `last` is the cell of its last gradient. Cells
-    that reduce gradients beside compute are `reduced`, with the all-reduce that waits for each.
-    """
+    """Let each worker take part in one all-reduce at a time; reductions go by stage."""
+    # A copy takes part in the all-reduce `of_copy`; `last` is the cell of its last gradient. Cells
+    # that reduce gradients beside compute are `reduced`, with the all-reduce that waits for each.
     worker = last // builder.table.num_slots
     alone = len(np.unique(worker)) == len(worker)
     if alone and not builder.links.shared_links:

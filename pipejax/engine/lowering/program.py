@@ -47,35 +47,19 @@ Messages = Int[NumpyArray, " messages"]
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class CostLayout:
-    """Positions in the flat cost vector.
+    """Positions in the flat cost vector."""
 
-    Attributes:
-      num_stages: S.
-      num_pipes: number of pipes.
-      num_pairs: number of distinct fused pairs (stage of F, phase and stage of its backward), or
-        of all where every microbatch has costs of its own.
-      num_microbatches: M.
-      num_workers: P, where kinds of ops of its own are of workers, else 0.
-      own: phases of its own, that have a time.
-      graph: stages that lead to each other, where these are no chain.
-      phases: phases that have cells of their own: each must have a cost.
-      paired_phases: phases within fused pairs: each must have a cost, or the pair has one.
-      per_microbatch: whether every microbatch has costs of its own.
-      pairs_apart: whether every kind of fused pair has a time of its own, instead of the stage of
-        its forward.
-    """
-
-    num_stages: int
-    num_pipes: int
-    num_pairs: int
-    num_microbatches: int
-    phases: tuple[AnyPhase, ...]
-    paired_phases: tuple[AnyPhase, ...]
-    per_microbatch: bool = False
-    pairs_apart: bool = False
-    num_workers: int = 0
-    own: tuple[OwnPhase, ...] = ()
-    graph: tuple[tuple[int, int], ...] = ()
+    num_stages: int  # S
+    num_pipes: int  # number of pipes
+    num_pairs: int  # distinct fused pairs; all of them where microbatches differ in costs
+    num_microbatches: int  # M
+    phases: tuple[AnyPhase, ...]  # phases that have cells of their own: each must have a cost
+    paired_phases: tuple[AnyPhase, ...]  # in fused pairs: each, or the pair, must have a cost
+    per_microbatch: bool = False  # whether every microbatch has costs of its own
+    pairs_apart: bool = False  # a time for each kind of fused pair
+    num_workers: int = 0  # P, where kinds of ops of its own are of workers, else 0
+    own: tuple[OwnPhase, ...] = ()  # phases of its own, that have a time
+    graph: tuple[tuple[int, int], ...] = ()  # of stages that are no chain
 
     @property
     def timed(self) -> tuple[AnyPhase, ...]:

@@ -15,13 +15,7 @@ from pipejax.engine.lowering.program import (
     MessageTable,
     Program,
 )
-from pipejax.schedules.cells.ops import (
-    WAIT_SEND,
-    Op,
-    Phase,
-    ScheduleError,
-    receive_of,
-)
+from pipejax.schedules.cells.ops import WAIT_SEND, Op, Phase, ScheduleError, receive_of
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
@@ -32,26 +26,18 @@ _EMPTY = {"duration": ZERO, "phase": int(Phase.IDLE)}  # every other field is -1
 
 
 class Reductions(NamedTuple):
-    """All-reduces between workers of a table.
+    """All-reduces between workers of a table."""
 
-    Attributes:
-      node: (reductions) node; they go by stage.
-      end: (reductions) end of the last gradient in the message-free run [unit slots].
-      of_copy: (copies) all-reduce in which a copy of a stage takes part.
-      worker: (copies) worker that holds the copy.
-    """
-
-    node: Int[NumpyArray, " reductions"]
-    end: Float[NumpyArray, " reductions"]
-    of_copy: Int[NumpyArray, " copies"]
-    worker: Int[NumpyArray, " copies"]
+    node: Int[NumpyArray, " reductions"]  # node; they go by stage
+    end: Float[NumpyArray, " reductions"]  # of the last gradient [unit slots]
+    of_copy: Int[NumpyArray, " copies"]  # all-reduce in which a copy of a stage takes part
+    worker: Int[NumpyArray, " copies"]  # worker that holds the copy
 
 
 class ProgramBuilder:
     """Collects nodes and edges; node 0 is the source."""
 
     def __init__(self, table: ScheduleTable, links: Links, layout: CostLayout) -> None:
-        """Start with the source alone."""
         self.table, self.links, self.layout = table, links, layout
         self.node_of_cell = np.full(table.cells.phase.shape, SOURCE)
         self.reductions = Reductions(*np.zeros((4, 0), int))
@@ -98,10 +84,9 @@ class ProgramBuilder:
     def _open_together(
         self, nodes: Int[NumpyArray, " some"], cells: Int[NumpyArray, " some"]
     ) -> None:
-        """Let what workers do together start when all of them have reached it.
-
-        A gate that takes no time waits for all that any of these nodes waits for, and they for it.
-        """
+        """Let what workers do together start when all of them have reached it."""
+        # A gate that takes no time waits for all that any of these nodes waits for, and they for
+        # it.
         assert self.table.op_of_cell is not None
         _, first, group = np.unique(
             self.table.op_of_cell[cells], return_index=True, return_inverse=True
@@ -135,19 +120,15 @@ class ProgramBuilder:
         edges = [tail, head, np.broadcast_to(lag, np.shape(tail))]
         self._edges.append(np.stack(edges, dtype=np.int32, casting="same_kind"))
 
-    def add_chains(
-        self, nodes: Int[NumpyArray, " some"], key: Int[NumpyArray, " some"], lag: int = ZERO
-    ) -> None:
+    def add_chains(self, nodes: Int[NumpyArray, " some"], key: Int[NumpyArray, " some"]) -> None:
         """Chain nodes that share a key, in the order given."""
         order = np.argsort(key, kind="stable")
         same = key[order][1:] == key[order][:-1]
-        self.add_edges(nodes[order][:-1][same], nodes[order][1:][same], lag)
+        self.add_edges(nodes[order][:-1][same], nodes[order][1:][same], ZERO)
 
     def next_in_row(self, nodes: Int[NumpyArray, " some"]) -> Int[NumpyArray, " some"]:
-        """Return the op after each op in its worker's row, or -1 after the last.
-
-        Sharding cells and waits are no ops. Returns (some) nodes.
-        """
+        """Return the op after each op in its worker's row, or -1 after the last."""
+        # Sharding cells and waits are no ops. Returns (some) nodes.
         worker = self._column("worker")
         is_op = np.isin(self._column("phase"), self.table.grammar.row_ops)
         on_worker = np.flatnonzero((worker != NO_WORKER) & is_op)
@@ -165,10 +146,7 @@ class ProgramBuilder:
         return ends
 
     def finish(self, messages: MessageTable, pairs: Int[NumpyArray, "pairs 3"]) -> Program:
-        """Sort the nodes topologically and lay the edges out as a table of predecessors.
-
-        `pairs` are the kinds of fused pairs (stage of F, phase and stage of its backward).
-        """
+        """Sort the nodes topologically and lay the edges out as a table of predecessors."""
         tail, head, lag = self._distinct_edges()
         try:
             order = topological_order(self._num_nodes, tail, head, self.table.num_workers)
@@ -211,11 +189,9 @@ class ProgramBuilder:
         )
 
     def _distinct_edges(self) -> Int[NumpyArray, "3 edges"]:
-        """Tails, heads and lags of all edges, each once; the builder keeps none.
-
-        Two lags between the same nodes are two edges: fused pairs may send each other an
-        activation and a gradient.
-        """
+        """Tails, heads and lags of all edges, each once; the builder keeps none."""
+        # Two lags between the same nodes are two edges: fused pairs may send each other an
+        # activation and a gradient.
         edges = np.concatenate(self._edges, axis=1)
         self._edges.clear()
         ends = edges[0] * np.int64(self._num_nodes) + edges[1]

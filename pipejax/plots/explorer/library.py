@@ -33,8 +33,8 @@ from pipejax.schedules.cells.ops import (
     OwnPhase,
     Phase,
 )
-from pipejax.schedules.table.grammar_files import grammar_data
 from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.table_files import grammar_data
 
 LEVEL = 9  # of zlib: a page is written once and read often
 APART = "\n\n"  # between the texts of tables

@@ -29,17 +29,11 @@ JUDGED = 64  # features of the output that the loss looks at, at most
 
 
 class TorchModel(NamedTuple):
-    """What is trained, in float64.
+    """Model to train, in float64."""
 
-    Attributes:
-      hidden: width of what stages pass on.
-      batch_size: examples of a microbatch.
-      seed: of parameters and data.
-    """
-
-    hidden: int
-    batch_size: int
-    seed: int
+    hidden: int  # width of what stages pass on
+    batch_size: int  # examples of a microbatch
+    seed: int  # of parameters and data
 
     def stage(self, number: int) -> "Stage":
         """Draw the parameters of a stage, from a seed of its own."""
@@ -64,7 +58,6 @@ class Stage(torch.nn.Module):  # type: ignore[misc]  # mypy does not see PyTorch
     """A residual layer."""
 
     def __init__(self, hidden: int, drawn: torch.Generator) -> None:
-        """Draw the parameters."""
         super().__init__()
         inner = min(hidden, INNER)
 
@@ -118,7 +111,6 @@ class SlowMessage:
     """A message on a slow link: what the runtime waits for."""
 
     def __init__(self, work: dist.Work, seconds: float) -> None:
-        """Begin as posted at this end."""
         self.work, self.seconds = work, seconds
         self._there = 0.0
         self._begun = threading.Event()
@@ -147,7 +139,6 @@ class SlowLink:
     """The link to another rank; each end keeps the time that both agree on but for gloo's own."""
 
     def __init__(self) -> None:
-        """Begin free, with a thread for each direction that waits for messages to be posted."""
         self._free = 0.0
         self._lock = threading.Lock()
         self._posted: dict[bool, queue.SimpleQueue[SlowMessage]] = {}
@@ -173,7 +164,6 @@ class SlowLinks:
     """All links of a rank; they carry nothing as long as no times are given."""
 
     def __init__(self) -> None:
-        """Begin without links: the first message to a rank makes the one to it."""
         self._links: dict[int, SlowLink] = {}
 
     def watch(self, stage: PipelineStage, seconds: Seconds) -> None:
@@ -227,17 +217,13 @@ WAIT, BATCH = schedules._wait_batch_p2p, schedules._batch_p2p
 
 
 class OpClock:
-    """Measures the ops of a rank, which take at least as long as they are to take.
+    """Measures the ops of a rank, which take at least as long as they are to take."""
 
-    What the runtime does between two ops, but for waiting, belongs to the one before: to post a
-    SEND or a RECV takes the worker's time.
-    """
+    # What the runtime does between two ops, but for waiting, belongs to the one before: to post a
+    # SEND or a RECV takes the worker's time.
 
     def __init__(self, seconds: dict[str, list[list[float]]]) -> None:
-        """Begin with nothing measured, and the times that ops of stages and microbatches take.
-
-        PyTorch's stage 0 does nothing in I, for its input needs no gradient, and both in W.
-        """
+        # PyTorch's stage 0 does nothing in I, for its input needs no gradient, and both in W.
         self.least = {phase: np.array(times) for phase, times in seconds.items()}
         if seconds:
             self.least["W"][0] += self.least["I"][0]
@@ -319,7 +305,6 @@ class TableRun:
     """A table in PyTorch's runtime, with the stages of this rank."""
 
     def __init__(self, rank: int, request: dict[str, Any], task: dict[str, Any]) -> None:
-        """Build stages and schedule."""
         self.model = TorchModel(**request["model"])
         self.task, self.rank = task, rank
         total, count = len(task["placement"]), task["microbatches"]
@@ -380,10 +365,8 @@ class TableRun:
         return {"gradient_error": float(np.max(off_by)), "loss": loss, "loss_error": off}
 
     def time_steps(self, count: int) -> list[dict[str, Any]]:
-        """Time steps that begin together: the messages before each, and the ops of each.
-
-        A trace of them is written where the task says so.
-        """
+        """Time steps that begin together: the messages before each, and the ops of each."""
+        # A trace of them is written where the task says so.
         path = self.task["trace"]
         if path is None or not count:
             return self._timed_steps(count)

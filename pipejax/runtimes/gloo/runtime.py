@@ -9,7 +9,7 @@ import socket
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -36,12 +36,7 @@ SLOWER = 10  # how much longer than its ops one after the other a step may take
 
 
 def run_table(job: RuntimeJob) -> RuntimeRun:
-    """Run one table, see `RuntimeJob`.
-
-    Raises:
-      ValueError: if PyTorch is missing, or its runtime cannot run the table.
-      RuntimeError: if a process fails or does not end.
-    """
+    """Run one table, see `RuntimeJob`."""
     return run_tables([job])[0]
 
 
@@ -85,7 +80,6 @@ def _environment() -> dict[str, str]:
 
 
 def _task(job: RuntimeJob, table: ScheduleTable, path: Path) -> dict[str, Any]:
-    """What a rank needs to know of a table."""
     path.write_text(to_csv(table))
     return {
         "path": str(path),
@@ -130,7 +124,6 @@ def _longest(job: RuntimeJob) -> float:
 def _result(
     job: RuntimeJob, table: ScheduleTable, version: str, ranks: Sequence[dict[str, Any]]
 ) -> RuntimeRun:
-    """Put together what the ranks found."""
     (end,) = [found for found in ranks if found["loss"] is not None]
     exact = {
         "gradient_error": float(np.max([found["gradient_error"] for found in ranks])),
@@ -139,38 +132,28 @@ def _result(
     }
     if not job.steps:
         return RuntimeRun("torch", version, **exact)
-    steps = [_step([found["steps"][k] for found in ranks], job) for k in range(job.steps)]
+    steps = [[found["steps"][k] for found in ranks] for k in range(job.steps)]
+    measured = [_op_and_message_times(step, job) for step in steps]
+    profiles, messages = zip(*measured, strict=True)
+    times = [predicted(table, profile, message, job.links) for profile, message in measured]
     return RuntimeRun(
         "torch",
         version,
         **exact,
-        step_times=[step.time for step in steps],
-        predicted=_median([predicted(table, s.profile, s.message, job.links) for s in steps]),
+        step_times=[max(rank["time"] for rank in step) for step in steps],
+        predicted=float(np.median(times)),
         profile={
-            phase: np.median([step.profile[phase] for step in steps], axis=0).tolist()
-            for phase in steps[0].profile
+            phase: np.median([profile[phase] for profile in profiles], axis=0).tolist()
+            for phase in profiles[0]
         },
-        message=np.median([step.message[0] for step in steps], axis=0).tolist(),
+        message=np.median([message[0] for message in messages], axis=0).tolist(),
     )
 
 
-class TimedStep(NamedTuple):
-    """A step, and what was measured beside it.
-
-    Attributes:
-      time: of the step [s].
-      message: (2, boundaries) of a message, forth and back: what gloo took, and what a slow link
-        takes besides [s].
-      profile: of an op by phase letter, one for each stage [s].
-    """
-
-    time: float
-    message: Float[NumpyArray, "directions boundaries"]
-    profile: dict[str, list[float]]
-
-
-def _step(ranks: Sequence[dict[str, Any]], job: RuntimeJob) -> TimedStep:
-    """Put together what the ranks measured in a step; an op that a stage has not takes 0."""
+def _op_and_message_times(
+    ranks: Sequence[dict[str, Any]], job: RuntimeJob
+) -> tuple[dict[str, list[float]], Float[NumpyArray, "directions boundaries"]]:
+    """Times of ops (0 where a stage has none) by phase letter, and of messages in a step [s]."""
     found = {int(k): times for rank in ranks for k, times in rank["profile"].items()}
     profile = {
         phase: [found[stage].get(phase, 0.0) for stage in range(job.table.num_stages)]
@@ -178,11 +161,7 @@ def _step(ranks: Sequence[dict[str, Any]], job: RuntimeJob) -> TimedStep:
         if any(phase in times for times in found.values())
     }
     message = np.max([rank["message"] for rank in ranks], axis=0) + message_seconds(job)
-    return TimedStep(max(rank["time"] for rank in ranks), message, profile)
-
-
-def _median(values: Sequence[float]) -> float:
-    return float(np.median(values))
+    return profile, message
 
 
 def predicted(

@@ -24,30 +24,17 @@ from pipejax.runtimes.spmd.instructions import Instructions, SpmdSizes
 
 
 class SmallModel(NamedTuple):
-    """What is trained.
+    """Model to train."""
 
-    Attributes:
-      hidden: width of the layers.
-      batch_size: examples of a microbatch.
-      seed: of parameters and data.
-      step_size: what an update within the table multiplies the mean gradient with; at 0 all
-        versions of the weights are those that the step began with.
-    """
-
-    hidden: int = 16
-    batch_size: int = 2
-    seed: int = 0
+    hidden: int = 16  # width of the layers
+    batch_size: int = 2  # examples of a microbatch
+    seed: int = 0  # of parameters and data
+    # factor of the mean gradient in U; at 0 all versions are the first
     step_size: float = 0.0
 
 
 class StageParameters(NamedTuple):
-    """Parameters of one stage, or of several along leading axes.
-
-    Attributes:
-      into: (hidden, hidden) weights into the layer.
-      bias: (hidden) its bias.
-      out: (hidden, hidden) weights out of it.
-    """
+    """Parameters of one stage, or of several along leading axes."""
 
     into: Float[Array, "*copies hidden hidden"] | Float[NumpyArray, "*copies hidden hidden"]
     bias: Float[Array, "*copies hidden"] | Float[NumpyArray, "*copies hidden"]
@@ -55,12 +42,7 @@ class StageParameters(NamedTuple):
 
 
 class TrainingData(NamedTuple):
-    """What goes into the first stage, and what should come out of the last.
-
-    Attributes:
-      input: (microbatches, batch, hidden).
-      target: (microbatches, batch, hidden).
-    """
+    """Inputs of the first stage, and targets of the last."""
 
     input: Float[NumpyArray, "microbatches batch hidden"]
     target: Float[NumpyArray, "microbatches batch hidden"]
@@ -101,12 +83,10 @@ def unpipelined(
     stage_is_there: Bool[Array, " stages"],
     share: Float[Array, " microbatches"],
 ) -> tuple[Float[Array, ""], StageParameters]:
-    """Return loss and gradients of the model, stage after stage, without any schedule.
+    """Return loss and gradients of the model, stage after stage, without any schedule."""
 
-    Stages that are not there pass on what they get, and microbatches without a share count nothing,
-    so one compilation serves models of all sizes up to this one.
-    """
-
+    # Stages that are not there pass on what they get, and microbatches without a share count
+    # nothing, so one compilation serves models of all sizes up to this one.
     def mean_loss(parameters: StageParameters) -> Array:
         def through(activation: Array, stage: tuple[StageParameters, Array]) -> tuple[Array, None]:
             own, is_there = stage
@@ -126,25 +106,15 @@ Index = Any  # a traced whole number, or several; instructions are made as array
 
 
 class WorkerState(NamedTuple):
-    """What workers hold; inside the program, what one of them does.
+    """Buffers of workers; inside the program, of one of them."""
 
-    Attributes:
-      activations: (2 * places + 1, batch, hidden) what arrived, then what backwards will read.
-      gradients: (places + 1, batch, hidden) gradients of what stages passed on.
-      host: (places + 1, batch, hidden) what is offloaded.
-      weights: (weights + 1, ...) versions of the parameters.
-      totals: (totals + 1, ...) gradients since the last update.
-      sums: (totals + 1, ...) all gradients of each copy of a stage.
-      losses: (microbatches + 1) of the last stage.
-    """
-
-    activations: Float[Array, "*workers kept batch hidden"]
-    gradients: Float[Array, "*workers places batch hidden"]
-    host: Float[Array, "*workers places batch hidden"]
-    weights: StageParameters
-    totals: StageParameters
-    sums: StageParameters
-    losses: Float[Array, "*workers microbatches"]
+    activations: Float[Array, "*workers kept batch hidden"]  # arrived, then for backwards
+    gradients: Float[Array, "*workers places batch hidden"]  # gradients of what stages passed on
+    host: Float[Array, "*workers places batch hidden"]  # what is offloaded
+    weights: StageParameters  # (weights + 1, ...) versions of the parameters
+    totals: StageParameters  # (totals + 1, ...) gradients since the last update
+    sums: StageParameters  # (totals + 1, ...) all gradients of each copy of a stage
+    losses: Float[Array, "*workers microbatches"]  # of the last stage
 
 
 class _InFlight(NamedTuple):
@@ -299,10 +269,8 @@ def execute(
     step_size: Float[Array, ""],
     sizes: SpmdSizes,
 ) -> WorkerState:
-    """Run a table on as many devices as `sizes` has workers; return what they hold at the end.
-
-    Instructions (slots, workers, ...), state (workers, ...).
-    """
+    """Run a table on as many devices as `sizes` has workers; return what they hold at the end."""
+    # Instructions (slots, workers, ...), state (workers, ...).
     branches, steps = _branches(sizes.runs), Instructions._fields[:-2]
 
     def on_worker(own: Instructions, state: WorkerState, given: _Given) -> WorkerState:

@@ -42,29 +42,17 @@ LEFT_OUT |= dict.fromkeys(_OTHERS, "no device can do it")
 
 
 class SpmdSizes(NamedTuple):
-    """Sizes that a compiled program is for; smaller tables run in it too.
+    """Sizes that a compiled program is for; smaller tables run in it too."""
 
-    Attributes:
-      workers: P, devices.
-      slots: lockstep slots.
-      microbatches: M.
-      places: entries of a worker's buffers, without the last.
-      weights: versions of weights that a worker holds over the whole table.
-      totals: sums of gradients that a worker holds.
-      runs: R, models that are trained side by side.
-      activation_shifts: by how many workers, modulo P, activations move: one ppermute each.
-      gradient_shifts: the same of input gradients.
-    """
-
-    workers: int
-    slots: int
-    microbatches: int
-    places: int
-    weights: int
-    totals: int
-    runs: int
-    activation_shifts: tuple[int, ...]
-    gradient_shifts: tuple[int, ...]
+    workers: int  # P, devices
+    slots: int  # lockstep slots
+    microbatches: int  # M
+    places: int  # entries of a worker's buffers, without the last
+    weights: int  # versions of weights that a worker holds over the whole table
+    totals: int  # sums of gradients that a worker holds
+    runs: int  # R, models that are trained side by side
+    activation_shifts: tuple[int, ...]  # distances modulo P, one ppermute each
+    gradient_shifts: tuple[int, ...]  # the same of input gradients
 
     @classmethod
     def joined(cls, sizes: Iterable["SpmdSizes"]) -> "SpmdSizes":
@@ -79,38 +67,24 @@ class SpmdSizes(NamedTuple):
 
 
 class Instructions(NamedTuple):
-    """What every worker does in every slot, in up to two steps: those of a fused pair.
+    """Instructions of every worker in every slot, in up to two steps: those of a fused pair."""
 
-    Attributes:
-      code: (slots, workers, steps) which of `CODES`, or `MEAN`.
-      read: (slots, workers, steps) activation that is read.
-      write: (slots, workers, steps) where it is kept.
-      free: (slots, workers, steps) activation that is dropped.
-      place: (slots, workers, steps) place of stage and microbatch in the other buffers.
-      seed: (slots, workers, steps) where the gradient of the loss goes, after the last forward.
-      microbatch: (slots, workers, steps) whose loss that is.
-      weight: (slots, workers, steps) version of the weights that is read.
-      made: (slots, workers, steps) version that an update makes.
-      total: (slots, workers, steps) sum of the gradients that the next update applies.
-      collected: (slots, workers, steps) how many of them there are; of a mean, how many runs.
-      sum: (slots, workers, steps) sum of all gradients of that copy of the stage.
-      activation_to: (slots, workers, shifts) where an activation that arrives goes.
-      gradient_to: (slots, workers, shifts) where an input gradient that arrives goes.
-    """
-
-    code: Int[NumpyArray, "slots workers steps"]
-    read: Int[NumpyArray, "slots workers steps"]
-    write: Int[NumpyArray, "slots workers steps"]
-    free: Int[NumpyArray, "slots workers steps"]
+    code: Int[NumpyArray, "slots workers steps"]  # which of `CODES`, or `MEAN`
+    read: Int[NumpyArray, "slots workers steps"]  # activation that is read
+    write: Int[NumpyArray, "slots workers steps"]  # where it is kept
+    free: Int[NumpyArray, "slots workers steps"]  # activation that is dropped
+    # of stage and microbatch in the other buffers
     place: Int[NumpyArray, "slots workers steps"]
-    seed: Int[NumpyArray, "slots workers steps"]
-    microbatch: Int[NumpyArray, "slots workers steps"]
-    weight: Int[NumpyArray, "slots workers steps"]
-    made: Int[NumpyArray, "slots workers steps"]
+    seed: Int[NumpyArray, "slots workers steps"]  # of the gradient of the loss
+    microbatch: Int[NumpyArray, "slots workers steps"]  # whose loss that is
+    weight: Int[NumpyArray, "slots workers steps"]  # version of the weights that is read
+    made: Int[NumpyArray, "slots workers steps"]  # version that an update makes
+    # sum of the gradients that the next update applies
     total: Int[NumpyArray, "slots workers steps"]
-    collected: Int[NumpyArray, "slots workers steps"]
-    sum: Int[NumpyArray, "slots workers steps"]
-    activation_to: Int[NumpyArray, "slots workers shifts"]
+    collected: Int[NumpyArray, "slots workers steps"]  # gradients in it; of a mean, runs
+    sum: Int[NumpyArray, "slots workers steps"]  # sum of all gradients of that copy of the stage
+    activation_to: Int[NumpyArray, "slots workers shifts"]  # where an activation that arrives goes
+    # place of an arriving input gradient
     gradient_to: Int[NumpyArray, "slots workers shifts"]
 
 
@@ -126,20 +100,13 @@ def lockstep_slots(table: ScheduleTable) -> Int[NumpyArray, " cells"]:
 
 
 class StageCopies(NamedTuple):
-    """Where the copies of stages and their weights stand among those of their worker.
+    """Places of stage copies and their weights among those of their worker."""
 
-    Two pipes may place a stage on one worker: they share the copy.
+    # Two pipes may place a stage on one worker: they share the copy.
 
-    Attributes:
-      number: (workers, stages) number of the copy on its worker, or `NOWHERE`.
-      version: (workers, stages) where the versions of its weights begin: those of all runs side by
-        side, version by version.
-      versions: (workers, stages) versions of each run.
-    """
-
-    number: Int[NumpyArray, "workers stages"]
-    version: Int[NumpyArray, "workers stages"]
-    versions: Int[NumpyArray, "workers stages"]
+    number: Int[NumpyArray, "workers stages"]  # number of the copy on its worker, or `NOWHERE`
+    version: Int[NumpyArray, "workers stages"]  # first of all runs side by side, version by version
+    versions: Int[NumpyArray, "workers stages"]  # versions of each run
 
     @classmethod
     def of(cls, table: ScheduleTable) -> "StageCopies":
@@ -225,11 +192,9 @@ def _placed(table: ScheduleTable) -> _Placed:
 
 
 def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) -> None:
-    """Say which activation every op reads, keeps and drops, at which weights.
-
-    The buffer of activations holds what has arrived, and behind it what a backward will read. An
-    activation that is recomputed stays where it arrived until R; O and L move what F has left.
-    """
+    """Say which activation every op reads, keeps and drops, at which weights."""
+    # The buffer of activations holds what has arrived, and behind it what a backward will read. An
+    # activation that is recomputed stays where it arrived until R; O and L move what F has left.
     placed, versions, runs = _placed(table), find_versions(table), table.weights.runs
     ops, copies = placed.ops, StageCopies.of(table)
     again = is_recomputed(table)[ops.stage, ops.microbatch]
@@ -269,10 +234,8 @@ def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) ->
 
 
 def _write_updates(table: ScheduleTable, written: Instructions) -> None:
-    """Say which version every update reads and makes, and how many gradients it applies.
-
-    An update is named after a microbatch whose gradient it applies.
-    """
+    """Say which version every update reads and makes, and how many gradients it applies."""
+    # An update is named after a microbatch whose gradient it applies.
     if not table.updates_within:
         return
     placed, runs = _placed(table), table.weights.runs
@@ -300,10 +263,8 @@ def _write_means(
     number: Int[NumpyArray, " updates"],
     written: Instructions,
 ) -> None:
-    """Average the models of all runs, in the slot of the last update of each round but the last.
-
-    All runs have the same newest version then: their models stand side by side.
-    """
+    """Average the models of all runs, in the slot of the last update of each round but the last."""
+    # All runs have the same newest version then: their models stand side by side.
     rule, ops, (slot, worker, _) = table.weights, updates.ops, updates.at
     rounds = ops.microbatch // rule.round_size
     kinds = np.stack([worker, ops.stage, rounds])  # of a copy of a stage in a round
@@ -324,11 +285,9 @@ def _write_means(
 
 
 def _write_messages(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) -> None:
-    """Say where what moves by so many workers goes at the end of a slot.
-
-    A worker sends one activation in a slot at most, and one input gradient, so it gets one of each
-    at most from the worker at a given distance.
-    """
+    """Say where what moves by so many workers goes at the end of a slot."""
+    # A worker sends one activation in a slot at most, and one input gradient, so it gets one of
+    # each at most from the worker at a given distance.
     placed = _placed(table)
     for phases, hop, field, shifts in (
         ((Phase.F,), 1, written.activation_to, sizes.activation_shifts),

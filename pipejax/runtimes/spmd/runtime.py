@@ -38,31 +38,19 @@ from pipejax.schedules.table.table_files import from_json, to_json
 
 
 class StepErrors(NamedTuple):
-    """How far a step is from the one without a pipeline.
+    """Distance of a step from the one without a pipeline."""
 
-    Attributes:
-      gradient_error: largest difference of a gradient, relative to the largest entry of its array.
-      loss: mean over the microbatches.
-      loss_error: relative difference of the loss.
-    """
-
-    gradient_error: float
-    loss: float
-    loss_error: float
+    gradient_error: float  # relative to the largest entry of its array
+    loss: float  # mean over the microbatches
+    loss_error: float  # relative difference of the loss
 
 
 class TrainingStep(NamedTuple):
-    """What a step under a table ends with.
+    """Results of a step under a table."""
 
-    Attributes:
-      gradients: (stages, ...) sum over all microbatches and copies of a stage.
-      losses: (microbatches) of the last stage.
-      weights: (stages, ...) newest version of each stage, mean over runs; of one copy of it.
-    """
-
-    gradients: StageParameters
-    losses: Float[NumpyArray, " microbatches"]
-    weights: StageParameters
+    gradients: StageParameters  # (stages, ...) sum over all microbatches and copies of a stage
+    losses: Float[NumpyArray, " microbatches"]  # of the last stage
+    weights: StageParameters  # (stages, ...) newest version, mean over runs
 
 
 def check_devices(workers: int) -> None:
@@ -110,7 +98,6 @@ def _data(table: ScheduleTable, model: SmallModel) -> TrainingData:
 
 
 def _padded(values: NumpyArray, count: int) -> NumpyArray:
-    """Add zeros behind the first axis."""
     return np.concatenate([values, np.zeros((count - len(values), *values.shape[1:]))])
 
 
@@ -195,11 +182,7 @@ FORCED = "--xla_force_host_platform_device_count"  # an older way to say so: JAX
 
 
 def run_table(job: RuntimeJob) -> RuntimeRun:
-    """Run one table, see `RuntimeJob`.
-
-    Raises:
-      ValueError: if the table cannot be run.
-    """
+    """Run one table, see `RuntimeJob`."""
     if job.steps:
         raise wrong("steps", f"must be 0 in jax, whose devices share a processor, got {job.steps}")
     if job.costs is not None:

@@ -31,17 +31,6 @@ def naive(num_workers: int, num_microbatches: int, *, slots: Slots = EQUAL_SLOTS
     One worker computes at a time: the makespan is M P (F + B), the bubble ratio (P - 1) / P, and
     a message on every boundary there and back adds 2 M (P - 1) of them. No weights are stale.
 
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M, over the whole run.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table, with a U after every backward.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
-
     Example:
       >>> print(naive(2, 2))
                    0    1    2    3    4    5    6    7    8    9   10   11
@@ -63,22 +52,12 @@ def pipedream(
 ) -> ScheduleTable:
     """1F1B without flush: every backward updates its stage at once; S - s weight versions.
 
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M, over the whole run.
+    Options:
       admission: what limits the microbatches in flight. "each-stage": stage s holds S - s at most.
         "first-stage" (the timelines of arXiv:2606.03498): at most S that have entered the first
         stage and not left it; the others have no limit of their own and hold up to
         min(S, 2 (S - s) - 1) while the pipe fills: 4, 4, 3, 1 of four stages, with 4, 3, 3, 1
         weight versions. Delays of the steady state and the makespan in equal slots are the same.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table, with a U after every backward.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, there is no such admission, or a slot
-        duration is not above 0.
 
     Example:
       >>> print(pipedream(2, 3))
@@ -105,18 +84,9 @@ def pipedream_2bw(
     The microbatches of a group read the weights that the group before the last one left, on
     every stage alike, so that two versions are enough.
 
-    Args:
-      num_workers: P; one stage each.
+    Options:
       num_microbatches: M, over the whole run; the last group may be smaller than the others.
       accumulation: m, microbatches of an update, at least P; P if None.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table, with a U after the last backward of every group.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, accumulation is below P, or a slot
-        duration is not above 0.
 
     Example:
       >>> print(pipedream_2bw(2, 4))
@@ -146,11 +116,9 @@ def _without_flush(workers: int, microbatches: int) -> tuple[Starts, Starts]:
 
 
 def _run_ahead(forward: Starts) -> Starts:
-    """Forwards of the first S microbatches as early as a stage can: its first backward is fixed.
-
-    They arrive one by one. Those that arrive before the first backward run at once, the others in
-    turn with the backwards.
-    """
+    """Forwards of the first S microbatches as early as a stage can: its first backward is fixed."""
+    # They arrive one by one. Those that arrive before the first backward run at once, the others in
+    # turn with the backwards.
     workers = len(forward)
     stage, microbatch = np.indices((workers, forward.shape[1]))
     before = 2 * (workers - stage) - 1  # slots from the first forward to the first backward
@@ -194,18 +162,10 @@ def local_sgd(
 ) -> ScheduleTable:
     """R runs in turn, H local steps each, then a flush and an average; no staleness.
 
-    Args:
-      num_workers: P; one stage each.
+    Options:
       num_microbatches: M, over all rounds; the last round may be smaller than the others.
       runs: R; P if None, which fills the pipe.
       local_steps: H.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table, with a U after every backward.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
 
     Example:
       >>> print(local_sgd(2, 3))

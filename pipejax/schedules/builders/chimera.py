@@ -13,7 +13,11 @@ for more microbatches the pipe admits one when one has left, as 1F1B does.
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from pipejax.base.array_types import Bool, NumpyArray
 from pipejax.base.checks import MismatchError, whole_number
+from pipejax.schedules.builders.one_f_one_b import Ops, ops_of
 from pipejax.schedules.cells.ops import EQUAL_SLOTS, UNIT_SLOTS, Phase, Slots
 from pipejax.schedules.cells.placement import Placement, bidirectional, zigzag
 from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Rules, list_schedule
@@ -33,20 +37,12 @@ def chimera(
 ) -> ScheduleTable:
     """Two pipes against each other; fewer idle slots, two copies of every stage.
 
-    Args:
+    Options:
       num_workers: P, even; each worker holds stage w of one pipe and P - 1 - w of the other.
       num_microbatches: M, even; microbatches alternate between the pipes.
       pipes: 2f pipes, f down and f up, each with a copy of every stage; even, divides P and M.
       in_flight: microbatches that each pipe keeps active at most; P if None, 1F1B's own limit.
         With B = 2F some more fill the gaps between units of P microbatches.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table, with P stages in so many pipes.
-
-    Raises:
-      ValueError: if P or M is odd, or not a multiple of the pipes, or in_flight is no whole number
-        of at least 1.
 
     Example:
       >>> print(chimera(2, 2))
@@ -71,19 +67,11 @@ def chimera_asymmetric(
     The early stages, which hold most microbatches, get the smaller share, so every worker has
     one small and one large stage and the same work.
 
-    Args:
-      num_workers: P, even.
-      num_microbatches: M, even.
+    Options:
       stage_shares: (P) share of the layers on each stage, in any unit; 1 for the first half of
         the stages and 2 for the second if None.
       in_flight: as of `chimera`.
       slots: slot durations of F and B on a stage of mean size.
-
-    Returns:
-      The table, with P stages in two pipes.
-
-    Raises:
-      ValueError: if P or M is odd, or in_flight is no whole number of at least 1.
 
     Example:
       >>> chimera_asymmetric(4, 4).stage_shares
@@ -137,14 +125,8 @@ def hanayo(
 ) -> ScheduleTable:
     """Waves down and up the workers; more waves, less idle time and more messages.
 
-    Args:
-      num_workers: P.
-      num_microbatches: M.
+    Options:
       waves: times down and up; 2 * waves stages per worker.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table, with 2 * waves * P stages.
 
     Example:
       >>> print(hanayo(2, 2, slots={"F": 1, "B": 1}))
@@ -174,3 +156,84 @@ def _admitted(
     return spread_rows(
         name, run.rows(), slots, placement, pipe_of_microbatch=pipe_of, stage_shares=shares
     )
+
+
+DOWN, UP = 0, 1  # legs of a V
+
+
+# BitPipe: two V-shaped pipes against each other, each as two stages of every worker.
+#
+# Every worker holds a copy of four stages: two of the pipe that goes down the workers and up
+# again, two of its mirror image. So microbatches start on both ends at once, as in Chimera, each
+# of them in stages half as long, and in the middle of a V a message stays on its worker
+# (arXiv:2410.19367).
+
+
+def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
+    """Two V-shaped pipes against each other: at M = P idle for (P - 2) max(F, B) of a stage.
+
+    Units of P microbatches, half of them in each pipe, follow each other as in the picture of the
+    authors' wuhouming/BitPipe. Their runtime refuses other M; here the last unit has gaps then.
+
+    Options:
+      num_workers: P, even; worker w holds stages w and 2 P - 1 - w of one pipe, P - 1 - w and
+        P + w of the other.
+      num_microbatches: M; microbatches alternate between the pipes.
+    """
+    if num_workers % 2:
+        raise MismatchError(
+            f"bitpipe needs an even number of workers (2, 4, 6, ...), got {num_workers}: "
+            "each half of them starts the microbatches of one pipe"
+        )
+    units = -(-num_microbatches // num_workers)
+    rows = []
+    for worker in range(num_workers):
+        visits = _visits(num_workers, worker)
+        forwards, backwards = (
+            _ops(phase, visits ^ [0, leg, 0], num_workers, worker, units)
+            for phase, leg in ((Phase.F, DOWN), (Phase.B, UP))
+        )
+        row = np.empty((2 * len(forwards), 3), np.int32)
+        is_forward = _turns(num_workers, worker, units)
+        row[is_forward], row[~is_forward] = forwards, backwards
+        rows.append(row[row[:, 2] < num_microbatches])
+    placement = np.concatenate([zigzag(num_workers), num_workers - 1 - zigzag(num_workers)])
+    pipe_of = [m % 2 for m in range(num_microbatches)]
+    return spread_rows("bitpipe", rows, slots, placement, pipe_of_microbatch=pipe_of)
+
+
+def _visits(workers: int, worker: int) -> NumpyArray:
+    """Pipe, leg and place in its pipe (visits, 3) of a unit's forwards on a worker, in order."""
+    # The pipe that starts nearer to the worker comes first, until the other one's microbatches
+    # arrive; then they alternate. Backwards meet the legs the other way round.
+    half = workers // 2
+    near = worker // half
+    far, alone = 1 - near, (half - worker if near == 0 else worker - half + 1)
+    rest = half - alone
+    found = [(near, DOWN, k) for k in range(alone)]
+    for k in range(rest):
+        found += [(far, DOWN, k), (near, DOWN, alone + k)]
+    for k in range(alone):
+        found += [(far, DOWN, rest + k), (far, UP, k)]
+    for k in range(rest):
+        found += [(near, UP, k), (far, UP, alone + k)]
+    return np.array([*found, *((near, UP, rest + k) for k in range(alone))], np.int32)
+
+
+def _ops(phase: Phase, visits: NumpyArray, workers: int, worker: int, units: int) -> Ops:
+    """All ops of a phase on a worker: the visits of one unit after those of the other."""
+    pipe, leg, place = visits.T
+    down = np.where(pipe == 0, worker, workers - 1 - worker)
+    stage = np.where(leg == DOWN, down, 2 * workers - 1 - down)
+    microbatch = np.add.outer(workers * np.arange(units), 2 * place + pipe).ravel()
+    return ops_of(phase, np.tile(stage, units), microbatch)
+
+
+def _turns(workers: int, worker: int, units: int) -> Bool[NumpyArray, " row"]:
+    """Return for each op of a row if it is a forward."""
+    # A unit warms up, alternates and runs empty; the next one warms up before its last backwards.
+    warmup = workers + workers // 2 + min(worker, workers - 1 - worker)
+    left = 2 * workers - warmup
+    between = "B" * (warmup - left + 1) + "F" + "FB" * (left - 1) + "F" * (warmup - left)
+    row = "F" * warmup + ("FB" * left + between) * (units - 1) + "FB" * left + "B" * warmup
+    return np.array(list(row)) == "F"

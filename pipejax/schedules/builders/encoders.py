@@ -29,26 +29,18 @@ ORDERS = ((0, 1, 2), (1, 2, 0), (2, 1, 0))
 
 
 class _Stages(NamedTuple):
-    """Stages of encoders, one after the other, and behind them those of the model.
+    """Stages of encoders, one after the other, and behind them those of the model."""
 
-    Attributes:
-      encoders: how many there are.
-      each: stages of one.
-      model: stages of the model.
-    """
-
-    encoders: int
-    each: int
-    model: int
+    encoders: int  # how many there are
+    each: int  # stages of one
+    model: int  # stages of the model
 
     @property
     def first(self) -> int:
-        """First stage of the model."""
         return self.encoders * self.each
 
     @property
     def total(self) -> int:
-        """All stages."""
         return self.first + self.model
 
     @property
@@ -77,26 +69,10 @@ def encoders_1f1b(
     A worker warms up with a forward for each stage behind its own, as if its encoder and the model
     were one chain.
 
-    Args:
+    Options:
       num_workers: P: those of the encoders, then those of the model.
-      num_microbatches: M.
       encoders: E, that lead to the model.
       encoder_stages: K of each encoder, one on each worker.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table, with P stages in a graph.
-
-    Raises:
-      ValueError: if no worker is left for the model.
-
-    Example:
-      >>> print(encoders_1f1b(4, 2, slots={"F": 1, "B": 1}))
-                   0    1    2    3    4    5    6    7
-        worker 0  0F0  0F1   .    .    .   0B0   .   0B1
-        worker 1  1F0  1F1   .    .    .   1B0   .   1B1
-        worker 2   .   2F0  2F1   .   2B0   .   2B1   .
-        worker 3   .    .   3F0  3B0  3F1  3B1   .    .
     """
     model = num_workers - encoders * encoder_stages
     if model < 1:
@@ -128,25 +104,14 @@ def filled_encoders(
     Each worker takes what can start first; of several orders at one moment the one with the
     shortest step is taken.
 
-    Args:
+    Options:
       num_workers: P; one stage of the model each, and one of every encoder.
-      num_microbatches: M.
       encoders: E, that lead to the model.
       encoder_stages: K of each encoder; on K workers lies a copy of all encoders.
       encoder_share: what a stage of an encoder takes, in times of a stage of the model.
       held: microbatches, at least K, that a copy of an encoder may hold; all of them if None, which
         fills most.
       slots: slot durations of F and B of the model, for which the order is made.
-
-    Returns:
-      The table, with E K + P stages in a graph and a pipe for each copy.
-
-    Raises:
-      ValueError: if K does not divide P, or `held` is below K.
-
-    Example:
-      >>> filled_encoders(4, 8).num_stages
-      6
     """
     if num_workers % encoder_stages:
         raise MismatchError(
@@ -185,19 +150,12 @@ def filled_encoders(
 
 
 class _Filling(NamedTuple):
-    """Which ops there are, where, how long, and how much encoders may hold.
+    """Ops, their workers and times, and limits of what encoders hold."""
 
-    Attributes:
-      stages: of encoders and model.
-      home: (microbatches, stages) worker of each op.
-      lasts: by stage, then by phase, in slots.
-      apart: microbatches from one that an encoder takes to the one whose backward comes before.
-    """
-
-    stages: _Stages
-    home: list[list[int]]
-    lasts: Sequence[Mapping[Phase, float]]
-    apart: int
+    stages: _Stages  # of encoders and model
+    home: list[list[int]]  # (microbatches, stages) worker of each op
+    lasts: Sequence[Mapping[Phase, float]]  # by stage, then by phase, in slots
+    apart: int  # microbatches from one that an encoder takes to the one whose backward comes before
 
     def rows(self, order: Sequence[int]) -> tuple[list[Queue], float]:
         """Let every worker take what can start first, in this order; rows and the last end."""
@@ -243,7 +201,6 @@ class _Filling(NamedTuple):
         return max([free, *(end.get(each, FOREVER) for each in waits)])
 
     def _waiting(self, op: Key) -> Iterator[int]:
-        """Workers of which an op may wait for this one."""
         phase, stage, m = op
         ends = 0 if phase == F else 1
         for pair in self.stages.graph:

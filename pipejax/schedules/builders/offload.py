@@ -36,7 +36,6 @@ class HostLink:
     """What a host link does when: (start, end) of its transfers, in order."""
 
     def __init__(self) -> None:
-        """Begin with an idle link."""
         self.busy: list[tuple[Time, Time]] = []
 
     def earliest(self, after: Time, lasts: Time) -> Time:
@@ -87,10 +86,7 @@ def with_offloads(
     load: Sequence[float],
     host_links: Sequence[Sequence[int]] = (),
 ) -> TimedOps:
-    """Add the offloads and loads that fit, the most wanted (stage, microbatch) first.
-
-    `offload` and `load` are (stages) times; workers of a group of `host_links` share a link.
-    """
+    """Add the offloads and loads that fit, the most wanted (stage, microbatch) first."""
     rows = zip(*(column.tolist() for column in ops), strict=True)
     at = {(phase, s, m): (worker, start, end) for phase, s, m, worker, start, end in rows}
     first = {worker: group[0] for group in host_links for worker in group}
@@ -146,9 +142,7 @@ def pipe_offload(
     least to the peak. An activation leaves as soon as the host link is free and returns just in
     time; one that cannot be back in time stays.
 
-    Args:
-      num_workers: P.
-      num_microbatches: M.
+    Options:
       stages_per_worker: V.
       group_size: microbatches of a group, from 1 to P; P if None.
       offload_share: share of a worker's activations that may go, the stages that hold theirs for
@@ -159,14 +153,6 @@ def pipe_offload(
       offload: time of O, in slots, one number or one per stage; nothing goes if None.
       load: time of L, in slots, one number or one per stage; that of O if None.
       host_links: groups of workers that share a host link; the others have their own.
-      slots: durations of F, I and W that the schedule is planned for.
-
-    Returns:
-      The table, with P * V stages.
-
-    Raises:
-      ValueError: if a group is too small or too large, a share or time is out of range, or a host
-        link is of a worker that does not exist or has one already.
 
     Example:
       >>> tables = [pipe_offload(4, 8, offload_share=share) for share in (0, 0.5, 1)]
@@ -209,13 +195,11 @@ def _check_group_size(group: int, workers: int) -> int:
 
 
 def _row(worker: int, workers: int, loops: int, microbatches: int, group: int) -> list[Op]:
-    """F, I and W of a worker in the order of the source's building block.
-
-    Every third moment of a worker is one for a forward, the next two are for an input gradient and
-    its weight gradient. A stage of the worker has one of `loops` such turns, and its microbatches
-    come in groups; half of a round trip through the pipe or more lies between two of its stages.
-    The moments give the order alone: a row has no gaps in it.
-    """
+    """F, I and W of a worker in the order of the source's building block."""
+    # Every third moment of a worker is one for a forward, the next two are for an input gradient
+    # and its weight gradient. A stage of the worker has one of `loops` such turns, and its
+    # microbatches come in groups; half of a round trip through the pipe or more lies between two of
+    # its stages. The moments give the order alone: a row has no gaps in it.
     groups = ceil(ceil(workers / 2) / group)  # that lie between two stages of a worker
     # turns of stages must not coincide: where `groups` and `loops` have a common divisor, the
     # stages that would meet again are one group later
@@ -257,23 +241,13 @@ def ada_offload(
 ) -> ScheduleTable:
     """Greedy schedule with split backwards that offloads activations when memory is short.
 
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
+    Options:
       memory_limit: activations that a worker may hold, at least 1; no limit if None.
       weight_share: share of an activation that only W frees; I frees the rest.
       transfer: time of a message, in slots.
       offload: time of O, in slots, one number or one per stage; nothing is offloaded if None.
       load: time of L, in slots, one number or one per stage; that of O if None.
       host_links: groups of workers that share a host link; the others have their own.
-      slots: durations of F, I and W that the schedule is planned for.
-
-    Returns:
-      The table.
-
-    Raises:
-      ValueError: if the limit is below 1, a share or time is out of range, or a host link is of a
-        worker that does not exist or has one already.
 
     Example:
       >>> tables = [ada_offload(4, 8, memory_limit=2, offload=t) for t in (None, 0.5)]

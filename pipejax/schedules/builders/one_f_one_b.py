@@ -24,21 +24,7 @@ def ops_of(phase: AnyPhase, stage: Index | Column, microbatches: Column | range)
 
 
 def alternate(forwards: Ops, backwards: Ops, warmup: int) -> NumpyArray:
-    """Put `warmup` forwards first, then forward and backward in turn, then the rest.
-
-    Args:
-      forwards: forwards of a worker in order.
-      backwards: as many backwards in order.
-      warmup: forwards before the first turn, at most all of them.
-
-    Returns:
-      (row, 3) ops of the worker's row.
-
-    Example:
-      >>> forwards, backwards = (ops_of(phase, 0, range(3)) for phase in (Phase.F, Phase.B))
-      >>> [Phase(phase).name for phase in alternate(forwards, backwards, 1)[:, 0]]
-      ['F', 'F', 'B', 'F', 'B', 'B']
-    """
+    """Put `warmup` forwards first, then forward and backward in turn, then the rest."""
     warmup = min(warmup, len(forwards))
     turns = len(forwards) - warmup
     in_turn = np.stack([forwards[warmup:], backwards[:turns]], axis=1).reshape(-1, 3)
@@ -46,74 +32,21 @@ def alternate(forwards: Ops, backwards: Ops, warmup: int) -> NumpyArray:
 
 
 def gpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
-    """All forwards, then all backwards; holds every microbatch.
-
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
-
-    Example:
-      >>> print(gpipe(2, 2, slots={"F": 1, "B": 1}))
-                   0    1    2    3    4    5
-        worker 0  0F0  0F1   .    .   0B0  0B1
-        worker 1   .   1F0  1F1  1B0  1B1   .
-    """
+    """All forwards, then all backwards; holds every microbatch."""
     return _breadth_first("gpipe", num_workers, num_microbatches, 1, slots)
 
 
 def one_f_one_b(
     num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
-    """One forward, one backward in turn; worker r holds at most P - r microbatches.
-
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
-
-    Example:
-      >>> print(one_f_one_b(2, 2, slots={"F": 1, "B": 1}))
-                   0    1    2    3    4    5
-        worker 0  0F0  0F1   .   0B0   .   0B1
-        worker 1   .   1F0  1B0  1F1  1B1   .
-    """
+    """One forward, one backward in turn; worker r holds at most P - r microbatches."""
     return _one_f_one_b("1f1b", 1, num_workers, num_microbatches, slots)
 
 
 def eager_1f1b(
     num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
-    """1F1B with a warm-up twice as long, so that messages overlap with compute.
-
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
-
-    Example:
-      >>> from pipejax.schedules.table.held_activations import peak_in_flight
-      >>> peak_in_flight(eager_1f1b(4, 8)).tolist()
-      [7, 5, 3, 1]
-    """
+    """1F1B with a warm-up twice as long, so that messages overlap with compute."""
     return _one_f_one_b("eager-1f1b", 2, num_workers, num_microbatches, slots)
 
 
@@ -129,19 +62,12 @@ def _one_f_one_b(
 
 
 class Turns(NamedTuple):
-    """In which turn a worker of an interleaved schedule runs which stage on which microbatch.
+    """Turns in which a worker of an interleaved schedule runs its stages and microbatches."""
 
-    Attributes:
-      loop: (turns) which of its stages, from the first of forwards, from the last of backwards.
-      microbatch: (turns) microbatch.
-      num_workers: P.
-      of_others: turns of a group of microbatches before that of the last stage.
-    """
-
-    loop: Column
-    microbatch: Column
-    num_workers: int
-    of_others: int
+    loop: Column  # (turns) of its stages, from the first of forwards or the last of backwards
+    microbatch: Column  # (turns) microbatch
+    num_workers: int  # P
+    of_others: int  # turns of a group of microbatches before that of the last stage
 
     @classmethod
     def of(
@@ -151,10 +77,8 @@ class Turns(NamedTuple):
         stages_per_worker: int,
         group_size: int | None = None,
     ) -> "Turns":
-        """Let groups of so many microbatches pass, the last may be smaller.
-
-        Without a size they have P, or are larger and as equal as can be.
-        """
+        """Let groups of so many microbatches pass, the last may be smaller."""
+        # Without a size they have P, or are larger and as equal as can be.
         every, stages = np.arange(num_microbatches), range(stages_per_worker)
         if group_size is None:
             groups = np.array_split(every, max(1, num_microbatches // num_workers))
@@ -194,24 +118,10 @@ def interleaved_1f1b(
     a hop more time, and hold more. What is left over is a last, smaller group of at least P. Where
     it overlaps the exchanges of experts with compute, every worker warms up with a forward more.
 
-    Args:
-      num_workers: P.
-      num_microbatches: M.
+    Options:
       stages_per_worker: V, at least 2.
       group_size: microbatches of a group, from P to M.
       extra_warmup: forwards beyond the usual ones before the first backward.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table, with P * V stages.
-
-    Raises:
-      ValueError: if V is below 2, or a group would have fewer than P microbatches.
-
-    Example:
-      >>> from pipejax.schedules.table.held_activations import peak_in_flight
-      >>> peak_in_flight(interleaved_1f1b(4, 8)).tolist()
-      [11, 9, 7, 5]
     """
     check_stages_per_worker("interleaved-1f1b", stages_per_worker, "1f1b")
     if group_size is not None:
@@ -249,23 +159,9 @@ def looped_bfs(
     PyTorch's `ScheduleLoopedBFS` runs the backwards of a stage from the last microbatch to the
     first: `last_first`. Where ops and messages are equal the step lasts as long and holds as much.
 
-    Args:
-      num_workers: P.
-      num_microbatches: M.
+    Options:
       stages_per_worker: V, at least 2.
       last_first: whether backwards begin with the last microbatch, as PyTorch's do.
-      slots: slot durations of F and B.
-
-    Returns:
-      The table, with P * V stages.
-
-    Raises:
-      ValueError: if V is below 2, or `last_first` is neither true nor false.
-
-    Example:
-      >>> from pipejax.schedules.table.held_activations import peak_in_flight
-      >>> peak_in_flight(looped_bfs(4, 8)).tolist()
-      [16, 16, 16, 16]
     """
     check_stages_per_worker("looped-bfs", stages_per_worker, "gpipe")
     size = num_workers, num_microbatches, stages_per_worker
@@ -287,17 +183,8 @@ def circular(
     bubble and need M at least 2P. Without it an op waits until the messages of the one before have
     been sent, as under the link model `blocking`.
 
-    Args:
-      num_workers: P.
-      num_microbatches: M, a multiple of P.
+    Options:
       stages_per_worker: V, how often a microbatch goes round ("repeats").
-      slots: slot durations of F and B.
-
-    Returns:
-      The table, with P * V stages.
-
-    Raises:
-      ValueError: if P does not divide M.
 
     Example:
       >>> print(circular(2, 2, slots={"F": 1, "B": 1}))

@@ -30,23 +30,8 @@ def seq_1f1b(
     The first backward is that of the last slice of a microbatch, so a worker warms up with K - 1
     forwards more than one of 1F1B.
 
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
+    Options:
       slices: K, slices of a microbatch.
-      slots: slot durations of F and B of a slice.
-
-    Returns:
-      The table, of M K microbatches by number: slice k of microbatch m is m K + k.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
-
-    Example:
-      >>> print(seq_1f1b(2, 2, slots={"F": 1, "B": 1}))
-                    0      1      2      3      4      5      6      7      8      9
-        worker 0  0F0.0  0F0.1  0F1.0    .    0B0.1  0F1.1  0B0.0    .    0B1.1  0B1.0
-        worker 1    .    1F0.0  1F0.1  1B0.1  1F1.0  1B0.0  1F1.1  1B1.1  1B1.0    .
     """
     grammar, rows = Grammar(slices=slices), []
     turns = Turns.of(num_workers, slices, 1)
@@ -61,23 +46,8 @@ def terapipe(
 ) -> ScheduleTable:
     """GPipe of slices: all forwards, then all backwards; holds every microbatch.
 
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
+    Options:
       slices: K, slices of a microbatch.
-      slots: slot durations of F and B of a slice.
-
-    Returns:
-      The table, of M K microbatches by number: slice k of microbatch m is m K + k.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
-
-    Example:
-      >>> print(terapipe(2, 1, slots={"F": 1, "B": 1}))
-                    0      1      2      3      4      5
-        worker 0  0F0.0  0F0.1    .      .    0B0.1  0B0.0
-        worker 1    .    1F0.0  1F0.1  1B0.1  1B0.0    .
     """
     turns = Turns.of(num_workers, slices, 1)
     rows = [np.concatenate(_both(turns, r, num_microbatches, slices)) for r in range(num_workers)]
@@ -102,24 +72,9 @@ def slimpipe(
     Workers that exchange queries, keys and values share the work of attention: slices last alike
     then, as the times of a table do unless they are given by slice.
 
-    Args:
-      num_workers: P.
-      num_microbatches: M.
+    Options:
       slices: K, slices of a microbatch, a multiple of P; P if None.
       stages_per_worker: V, at least 2.
-      slots: slot durations of F and B of a slice.
-
-    Returns:
-      The table, with P * V stages and M K microbatches by number: slice k of microbatch m is m K
-      + k.
-
-    Raises:
-      ValueError: if V is below 2, or K no multiple of P.
-
-    Example:
-      >>> from pipejax.schedules.table.held_activations import peak_in_flight
-      >>> peak_in_flight(slimpipe(4, 8, slices=8)).tolist()
-      [22, 20, 18, 16]
     """
     slices = num_workers if slices is None else slices
     check_stages_per_worker("slimpipe", stages_per_worker, "seq-1f1b")
@@ -147,23 +102,10 @@ def chunked_prefill(
     Chunks are slices, of any sizes: `pj.costing.chunk_costs` times them, `pj.search.chunks` cuts a
     prompt so that its first token comes soonest.
 
-    Args:
-      num_workers: P; one stage each.
+    Options:
       num_microbatches: M, prompts.
       slices: K, chunks of a prompt.
       slots: slot duration of F of a chunk.
-
-    Returns:
-      The table, of M K microbatches by number, without backwards.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
-
-    Example:
-      >>> print(chunked_prefill(2, 1, slices=3))
-                    0      1      2      3
-        worker 0  0F0.0  0F0.1  0F0.2    .
-        worker 1    .    1F0.0  1F0.1  1F0.2
     """
     every = range(num_microbatches * slices)
     rows = [ops_of(Phase.F, r, every) for r in range(num_workers)]

@@ -112,18 +112,9 @@ def v_half(
     P // 2 + 1 microbatches. For other times several orders are tried in this memory, that of
     F = I = W among them, and the one with the shortest span of a worker is taken.
 
-    Args:
+    Options:
       num_workers: P; each holds stages w and 2 P - 1 - w.
-      num_microbatches: M.
       transfer: time of a message, in slots.
-      slots: durations of F, I and W that the schedule is planned for.
-
-    Returns:
-      The table, with 2 P stages.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, a slot duration is not above 0, or
-        `transfer` is below 0.
 
     Example:
       >>> print(v_half(2, 2))
@@ -143,18 +134,9 @@ def v_min(
     A microbatch goes its way without a wait: a worker holds (P + 4) // 3 microbatches. Other times
     are planned for as in `v_half`.
 
-    Args:
+    Options:
       num_workers: P; each holds stages w and 2 P - 1 - w.
-      num_microbatches: M.
       transfer: time of a message, in slots.
-      slots: durations of F, I and W that the schedule is planned for.
-
-    Returns:
-      The table, with 2 P stages.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, a slot duration is not above 0, or
-        `transfer` is below 0.
 
     Example:
       >>> print(v_min(2, 2))
@@ -181,25 +163,11 @@ def zb_v(
     of which a worker holds P microbatches. For other times, or another limit, building blocks are
     run in many ways, and the run with the shortest span of a worker is taken.
 
-    Args:
+    Options:
       num_workers: P; each holds stages w and 2 P - 1 - w.
-      num_microbatches: M.
       memory_limit: activations of one stage that a worker may hold, at least 2; 2 P if None.
       weight_share: share of an activation that W frees; I frees the rest.
       transfer: time of a message, in slots.
-      slots: durations of F, I and W that the schedule is planned for.
-
-    Returns:
-      The table, with 2 P stages.
-
-    Raises:
-      ValueError: if the limit is below 2, or a share or time is out of range.
-
-    Example:
-      >>> print(zb_v(2, 2))
-                   0    1    2    3    4    5    6    7    8    9   10   11   12
-        worker 0  0F0  0F1   .   3F0  3I0  3W0  3F1  3I1  0I0  3W1  0I1  0W0  0W1
-        worker 1   .   1F0  2F0  1F1  2F1  2I0  1I0  2W0  2I1  1I1  1W0  2W1  1W1
     """
     given = number(transfer, "transfer"), share(weight_share, "weight_share")
     whole = 2.0 * num_workers
@@ -226,7 +194,6 @@ def _blocks(work: Work) -> list[BuildingBlock]:
 
 
 def _fitting(work: Work, waits: Waits) -> BuildingBlock:
-    """Lay a block at the shortest interval at which its order keeps the limits."""
     laid = (building_block(work, waits, interval) for interval in itertools.count(INTERVAL))
     return next(block for block in laid if keeps_limits(work, block))
 
@@ -264,12 +231,10 @@ def _planned(
     slots: Slots,
     transfer: float,
 ) -> ScheduleTable:
-    """Take the order of equal ops, or what has the shortest span of a worker at other times.
-
-    Weight gradients of the published order come half an interval behind their place in the block.
-    At other times it is often better that each fills the first gap, and in tight memory that ops
-    are laid anew: of the three orders none is the best everywhere.
-    """
+    """Take the order of equal ops, or what has the shortest span of a worker at other times."""
+    # Weight gradients of the published order come half an interval behind their place in the block.
+    # At other times it is often better that each fills the first gap, and in tight memory that ops
+    # are laid anew: of the three orders none is the best everywhere.
     transfer = number(transfer, "transfer")
     published = _repeated(name, microbatches, waits, limits, slots)
     if _is_published(slots, transfer):
@@ -288,10 +253,8 @@ def _is_published(slots: Slots, transfer: float) -> bool:
 
 
 def _span(table: ScheduleTable, transfer: float) -> float:
-    """Longest span of a worker of a table whose messages take time [slots].
-
-    A message between two workers is a node of its own behind all cells.
-    """
+    """Longest span of a worker of a table whose messages take time [slots]."""
+    # A message between two workers is a node of its own behind all cells.
     tail, head = waiting_cells(table, Links())
     duration = durations(table).ravel()
     sent = np.flatnonzero(tail // table.num_slots != head // table.num_slots)

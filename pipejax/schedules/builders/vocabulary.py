@@ -12,7 +12,6 @@ nothing but the first forward waits for, are left out.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 
@@ -49,24 +48,15 @@ _RULES = ("X <- F@last", "S <- X", "Y <- S", "T <- Y")
 Passes = Mapping[AnyPhase, tuple[Float[NumpyArray, " microbatches"], int]]
 
 
-class VocabularyVariant(NamedTuple):
-    """How the passes over the vocabulary are cut.
-
-    Attributes:
-      grammars: by the phase of input gradients.
-      reductions: of a microbatch, before its backward.
-    """
-
-    grammars: Mapping[Phase, Grammar]
-    reductions: int
-
-
-def _variant(kinds: Mapping[str, OpKind], rules: tuple[str, ...], last: str) -> VocabularyVariant:
+def _variant(
+    kinds: Mapping[str, OpKind], rules: tuple[str, ...], last: str
+) -> tuple[Mapping[Phase, Grammar], int]:
+    """Grammars by the phase of input gradients, and reductions before a backward."""
     grammars = {
         phase: Grammar(kinds=kinds, rules=(*_RULES, *rules, f"{phase.name}@last <- {last}"))
         for phase in INPUT_GRADS
     }
-    return VocabularyVariant(grammars, 1 + len(rules))
+    return grammars, 1 + len(rules)
 
 
 VARIANTS = {1: _variant({**_KINDS, **_AGAIN}, ("Z <- T",), "Z"), 2: _variant(_KINDS, (), "Y")}
@@ -82,25 +72,12 @@ def vocabulary_1f1b(
 ) -> ScheduleTable:
     """1F1B over a vocabulary that all workers share; worker r holds P - r and 1 or 2 more.
 
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
+    Options:
       variant: 1 has two reductions before a backward and holds two microbatches more, 2 has one.
       overlap: whether passes stand behind a backward of the last stage, T beside the next S, as in
         the authors' schedules, so that compute hides exchanges; else S stands right behind its
         forward, and T of the second variant behind the backward of its worker.
       slots: slot durations of F and B, for which the order is made.
-
-    Returns:
-      The table, with the kinds X, S, Y and T, and Z in the first variant.
-
-    Raises:
-      ValueError: if the variant is neither 1 nor 2.
-
-    Example:
-      >>> from pipejax.schedules.table.held_activations import peak_in_flight
-      >>> [peak_in_flight(vocabulary_1f1b(4, 8, variant=v)).tolist() for v in (1, 2)]
-      [[6, 5, 4, 3], [5, 4, 3, 2]]
     """
     table = one_f_one_b(num_workers, num_microbatches, slots=slots)
     return _with_vocabulary("vocabulary-1f1b", table, Phase.B, variant, overlap)
@@ -116,25 +93,12 @@ def vocabulary_v_half(
 ) -> ScheduleTable:
     """V-Half over a vocabulary that all workers share; every worker holds 1 or 2 more.
 
-    Args:
-      num_workers: P.
-      num_microbatches: M.
+    Options:
       variant: 1 has two reductions before a backward and holds two microbatches more, 2 has one.
       overlap: whether passes stand behind a backward of the last stage, T beside the next S, as in
         the authors' schedules, so that compute hides exchanges; else S stands right behind its
         forward, and T of the second variant behind the backward of its worker.
       slots: slot durations of F, I and W, for which the order is made.
-
-    Returns:
-      The table, with 2P stages and the kinds X, S, Y and T, and Z in the first variant.
-
-    Raises:
-      ValueError: if the variant is neither 1 nor 2.
-
-    Example:
-      >>> from pipejax.schedules.table.held_activations import peak_in_flight
-      >>> [peak_in_flight(vocabulary_v_half(4, 16, variant=v)).tolist() for v in (1, 2)]
-      [[10, 10, 10, 10], [8, 8, 8, 8]]
     """
     table = v_half(num_workers, num_microbatches, slots=slots)
     return _with_vocabulary("vocabulary-v-half", table, Phase.I, variant, overlap)

@@ -27,23 +27,6 @@ def zb_h1(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
     """1F1B with split backwards in the memory of 1F1B; its bubble is a third of it at F = I = W.
 
     Worker r holds P - r whole activations and, of r more, what their weight gradients need.
-
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
-      slots: slot durations of F, I and W.
-
-    Returns:
-      The table.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
-
-    Example:
-      >>> print(zb_h1(2, 2))
-                   0    1    2    3    4    5    6
-        worker 0  0F0  0F1   .   0I0  0W0  0I1  0W1
-        worker 1   .   1F0  1I0  1F1  1I1  1W0  1W1
     """
     behind = range(num_workers)
     return _table("zb-h1", [num_workers - r for r in behind], behind, num_microbatches, slots)
@@ -55,23 +38,6 @@ def zb_h2(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
     Worker r holds 2 (P - r) - 1 whole activations and, of 2 r more, what their weight gradients
     need. Steps have to overlap for its span to count: no worker may wait for all others before
     it updates its weights.
-
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
-      slots: slot durations of F, I and W.
-
-    Returns:
-      The table.
-
-    Raises:
-      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
-
-    Example:
-      >>> print(zb_h2(2, 3))
-                   0    1    2    3    4    5    6    7    8    9
-        worker 0  0F0  0F1  0F2  0I0  0W0  0I1  0W1  0I2  0W2   .
-        worker 1   .   1F0  1I0  1F1  1I1  1F2  1I2  1W0  1W1  1W2
     """
     warmup = [2 * (num_workers - r) - 1 for r in range(num_workers)]
     behind = range(0, 2 * num_workers, 2)
@@ -90,10 +56,8 @@ def _table(
 
 
 def _in_turn(forwards: Ops, grads: Ops, weights: Ops, warmup: int, behind: int) -> NumpyArray:
-    """Order the ops of a worker: turn k is I number k, W number k - behind, F number k + warmup.
-
-    Forwards before turn 0 are the warm-up; weight gradients behind the last turn end the row.
-    """
+    """Order the ops of a worker: turn k is I number k, W number k - behind, F number k + warmup."""
+    # Forwards before turn 0 are the warm-up; weight gradients behind the last turn end the row.
     k = np.arange(len(forwards))
     turns = np.concatenate([k, k + behind, k - warmup])
     ops = np.concatenate([grads, weights, forwards])
@@ -112,23 +76,8 @@ def interleaved_zb(
     This is PyTorch's `ScheduleInterleavedZeroBubble`, which exists where groups are of one size.
     Elsewhere they are as in `interleaved-1f1b`: as equal as can be.
 
-    Args:
-      num_workers: P.
-      num_microbatches: M.
+    Options:
       stages_per_worker: V, at least 2.
-      slots: slot durations of F, I and W.
-
-    Returns:
-      The table, with P * V stages.
-
-    Raises:
-      ValueError: if V is below 2.
-
-    Example:
-      >>> print(interleaved_zb(2, 2))
-                   0    1    2    3    4    5    6    7    8    9   10   11   12
-        worker 0  0F0  0F1  2F0  2F1   .   2I0  2W0  2I1  2W1  0I0  0W0  0I1  0W1
-        worker 1   .   1F0  1F1  3F0  3I0  3F1  3I1  3W0  1I0  3W1  1I1  1W0  1W1
     """
     check_stages_per_worker("interleaved-zb", stages_per_worker, "zb-h1")
     turns = Turns.of(num_workers, num_microbatches, stages_per_worker)
@@ -151,19 +100,10 @@ def zero_bubble(
 ) -> ScheduleTable:
     """Split backwards by a heuristic that fills waiting time under a memory limit.
 
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
+    Options:
       memory_limit: activations that a worker may hold, at least 1; no limit if None.
       weight_share: share of an activation that W frees; I frees the rest.
       transfer: time of a message, in slots.
-      slots: durations of F, I and W that the schedule is planned for.
-
-    Returns:
-      The table.
-
-    Raises:
-      ValueError: if the limit is below 1, or a share or time is out of range.
 
     Example:
       >>> print(zero_bubble(2, 3, memory_limit=2))
@@ -185,23 +125,9 @@ def zb_1p(
 ) -> ScheduleTable:
     """Zero-bubble heuristic in the memory of 1F1B: P activations on every worker.
 
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
+    Options:
       weight_share: share of an activation that W frees; I frees the rest.
       transfer: time of a message, in slots.
-      slots: durations of F, I and W that the schedule is planned for.
-
-    Returns:
-      The table.
-
-    Raises:
-      ValueError: if a share or time is out of range.
-
-    Example:
-      >>> table = zb_1p(4, 8)
-      >>> table.name, table.num_slots
-      ('zb-1p', 27)
     """
     pipe = pipe_of_slots(num_workers, num_microbatches, num_workers, weight_share, transfer, slots)
     return planned("zb-1p", pipe, zero_bubble_starts(pipe), slots)
@@ -217,23 +143,9 @@ def zb_2p(
 ) -> ScheduleTable:
     """Zero-bubble heuristic in twice the memory of 1F1B; made for steps that overlap.
 
-    Args:
-      num_workers: P; one stage each.
-      num_microbatches: M.
+    Options:
       weight_share: share of an activation that W frees; I frees the rest.
       transfer: time of a message, in slots.
-      slots: durations of F, I and W that the schedule is planned for.
-
-    Returns:
-      The table.
-
-    Raises:
-      ValueError: if a share or time is out of range.
-
-    Example:
-      >>> table = zb_2p(4, 8)
-      >>> table.name, table.num_slots
-      ('zb-2p', 27)
     """
     pipe = pipe_of_slots(
         num_workers, num_microbatches, 2 * num_workers, weight_share, transfer, slots

@@ -52,7 +52,6 @@ class WeightRule:
     local_steps: int = 1
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         if self.behind is not None:
             object.__setattr__(self, "behind", whole_number(self.behind, "behind", least=0))
         for name in ("runs", "local_steps"):
@@ -74,19 +73,12 @@ EMPTY = Phase.IDLE, -1, -1, -1  # phase, stage, microbatch and pipe of a cell th
 
 @short_repr
 class Cells(NamedTuple):
-    """The cells of a table as four dense arrays (workers, slots).
+    """The cells of a table as four dense arrays (workers, slots)."""
 
-    Attributes:
-      phase: code of `Phase`; `Phase.IDLE` where the cell is empty.
-      stage: stage, or `NO_STAGE`.
-      microbatch: microbatch, or `NO_MICROBATCH`.
-      pipe: pipe of that microbatch, or `NO_PIPE`.
-    """
-
-    phase: Int[NumpyArray, "workers slots"]
-    stage: Int[NumpyArray, "workers slots"]
-    microbatch: Int[NumpyArray, "workers slots"]
-    pipe: Int[NumpyArray, "workers slots"]
+    phase: Int[NumpyArray, "workers slots"]  # code of `Phase`; `Phase.IDLE` where the cell is empty
+    stage: Int[NumpyArray, "workers slots"]  # stage, or `NO_STAGE`
+    microbatch: Int[NumpyArray, "workers slots"]  # microbatch, or `NO_MICROBATCH`
+    pipe: Int[NumpyArray, "workers slots"]  # pipe of that microbatch, or `NO_PIPE`
 
 
 def empty_cells(shape: tuple[int, int]) -> Cells:
@@ -97,21 +89,13 @@ def empty_cells(shape: tuple[int, int]) -> Cells:
 
 
 class HeldCells(NamedTuple):
-    """All ops of a table, row by row; behind them the partners of fused pairs.
+    """All ops of a table, row by row; behind them the partners of fused pairs."""
 
-    Attributes:
-      cell: (ops) where the op stands, worker * slots + slot.
-      phase: (ops) phase code.
-      stage: (ops) stage.
-      microbatch: (ops) microbatch.
-      pipe: (ops) pipe of that microbatch.
-    """
-
-    cell: Int[NumpyArray, " ops"]
-    phase: Int[NumpyArray, " ops"]
+    cell: Int[NumpyArray, " ops"]  # where the op stands, worker * slots + slot
+    phase: Int[NumpyArray, " ops"]  # phase code
     stage: Int[NumpyArray, " ops"]
     microbatch: Int[NumpyArray, " ops"]
-    pipe: Int[NumpyArray, " ops"]
+    pipe: Int[NumpyArray, " ops"]  # pipe of that microbatch
 
     def take(self, which: NumpyArray) -> "HeldCells":
         """Return some of the ops, chosen by a mask or by their numbers."""
@@ -119,21 +103,13 @@ class HeldCells(NamedTuple):
 
 
 class Content:
-    """What can be read off the cells of a table, whether or not it is legal.
+    """Contents of the cells of a table, whether or not it is legal."""
 
-    Attributes:
-      cells: (workers, slots) the op of each slot.
-      partners: (workers, slots) the backward of each fused pair.
-      placement: (pipes, stages) worker of each stage.
-      weights: which weights a forward reads, where cells update them.
-      grammar: what the ops are, and what they wait for.
-    """
-
-    cells: Cells
-    partners: Cells
-    placement: Int[NumpyArray, "pipes stages"]
-    weights: WeightRule
-    grammar: Grammar = USUAL
+    cells: Cells  # (workers, slots) the op of each slot
+    partners: Cells  # (workers, slots) the backward of each fused pair
+    placement: Int[NumpyArray, "pipes stages"]  # worker of each stage
+    weights: WeightRule  # which weights a forward reads, where cells update them
+    grammar: Grammar = USUAL  # what the ops are, and what they wait for
 
     @property
     def num_workers(self) -> int:
@@ -189,10 +165,8 @@ class Content:
 
     @functools.cached_property
     def where(self) -> Mapping[AnyPhase, Int[NumpyArray, "places microbatches"]]:
-        """Cell (stages, microbatches) of every op by phase, worker * slots + slot, or `NOWHERE`.
-
-        What is of workers, and of no stage, has an entry for each worker instead.
-        """
+        """Cell (stages, microbatches) of every op by phase, worker * slots + slot, or `NOWHERE`."""
+        # What is of workers, and of no stage, has an entry for each worker instead.
         numbered, of_workers = self.grammar.numbered, self.grammar.of_workers
         shape = self.num_stages, self.num_microbatches
         where = dict.fromkeys(numbered, np.broadcast_to(NOWHERE, shape))
@@ -233,20 +207,7 @@ class Content:
         return np.maximum(whole, split)
 
     def cell(self, worker: Index, slot: Index) -> Cell:
-        """Return the ops of one cell.
-
-        Args:
-          worker: row.
-          slot: column.
-
-        Returns:
-          No op where the cell is idle, two where it holds a fused pair.
-
-        Example:
-          >>> import pipejax as pj
-          >>> pj.ScheduleTable.from_rows([["0F0", "0B0"]]).cell(0, 1)
-          (Op(phase=<Phase.B: 2>, stage=0, microbatch=0),)
-        """
+        """Return the ops of one cell."""
         place, phases = (worker, slot), self.grammar.phases
         return tuple(
             Op(phases[c.phase[place]], int(c.stage[place]), int(c.microbatch[place]))

@@ -18,27 +18,16 @@ FORWARD, BACKWARD = 0, 1  # direction of a message: activation, input gradient
 
 
 class Dependencies(NamedTuple):
-    """Edges between cells of a table; a cell is worker * slots + slot.
+    """Edges between cells of a table; a cell is worker * slots + slot."""
 
-    Attributes:
-      producer: (edges) cell that must end first.
-      consumer: (edges) cell that waits.
-      from_stage: (edges) stage of the producing op.
-      to_stage: (edges) stage of the waiting op.
-      microbatch: (edges) microbatch of both.
-      pipe: (edges) pipe of both.
-      direction: (edges) `FORWARD` or `BACKWARD`.
-      crosses: (edges) whether a message leads to another worker.
-    """
-
-    producer: Int[NumpyArray, " edges"]
-    consumer: Int[NumpyArray, " edges"]
-    from_stage: Int[NumpyArray, " edges"]
-    to_stage: Int[NumpyArray, " edges"]
-    microbatch: Int[NumpyArray, " edges"]
-    pipe: Int[NumpyArray, " edges"]
-    direction: Int[NumpyArray, " edges"]
-    crosses: Bool[NumpyArray, " edges"]
+    producer: Int[NumpyArray, " edges"]  # cell that must end first
+    consumer: Int[NumpyArray, " edges"]  # cell that waits
+    from_stage: Int[NumpyArray, " edges"]  # stage of the producing op
+    to_stage: Int[NumpyArray, " edges"]  # stage of the waiting op
+    microbatch: Int[NumpyArray, " edges"]  # microbatch of both
+    pipe: Int[NumpyArray, " edges"]  # pipe of both
+    direction: Int[NumpyArray, " edges"]  # `FORWARD` or `BACKWARD`
+    crosses: Bool[NumpyArray, " edges"]  # whether a message leads to another worker
 
     def messages(self) -> "Dependencies":
         """Return only the edges between different workers."""
@@ -49,10 +38,8 @@ class Dependencies(NamedTuple):
         return Dependencies(*(field[which] for field in self))
 
     def boundary(self, graph: Sequence[Edge]) -> Int[NumpyArray, " edges"]:
-        """Stage boundary that an edge crosses: b lies between stages b and b + 1.
-
-        In a graph it is the number of the edge between both stages, whichever way it is gone.
-        """
+        """Stage boundary that an edge crosses: b lies between stages b and b + 1."""
+        # In a graph it is the number of the edge between both stages, whichever way it is gone.
         low = np.minimum(self.from_stage, self.to_stage)
         if not graph:
             return low
@@ -76,19 +63,12 @@ def find_dependencies(content: Content) -> Dependencies:
 
 
 class Waiting(NamedTuple):
-    """Ops that wait by a rule, and the place and microbatch of what one of them waits for.
+    """Ops that wait by a rule, and the place and microbatch of what one of them waits for."""
 
-    Attributes:
-      consumer: (ops) cell that waits.
-      to_stage: (ops) its stage, or worker where it is of none.
-      place: (ops) stage, or worker, of the producer; -1 where there is none.
-      microbatch: (ops) microbatch of the producer; -1 likewise.
-    """
-
-    consumer: Int[NumpyArray, " ops"]
-    to_stage: Int[NumpyArray, " ops"]
-    place: Int[NumpyArray, " ops"]
-    microbatch: Int[NumpyArray, " ops"]
+    consumer: Int[NumpyArray, " ops"]  # cell that waits
+    to_stage: Int[NumpyArray, " ops"]  # its stage, or worker where it is of none
+    place: Int[NumpyArray, " ops"]  # stage, or worker, of the producer; -1 where there is none
+    microbatch: Int[NumpyArray, " ops"]  # microbatch of the producer; -1 likewise
 
 
 def consumers_by(content: Content, rule: Rule) -> tuple[NumpyArray, NumpyArray]:
@@ -191,10 +171,7 @@ def _edges_of_stages(
 def last_before(
     content: Content, consumers: Sequence[AnyPhase], producers: Sequence[AnyPhase]
 ) -> tuple[HeldCells, Int[NumpyArray, " ops"]]:
-    """Find the last op of some phases before each op of others, of its stage and in its row.
-
-    Returns the ops of `consumers`, and (ops) cells of `producers`, or `NOWHERE`.
-    """
+    """Find the last op of some phases before each op of others, of its stage and in its row."""
     ops = content.ops.take(np.isin(content.ops.phase, [*consumers, *producers]))
     copy = ops.cell // content.num_slots * content.num_stages + ops.stage
     order = np.lexsort((ops.cell, copy))
@@ -218,11 +195,9 @@ def _directions(waiting: Waiting, graph: Sequence[Edge]) -> Int[NumpyArray, " ed
 def order_of_cells(
     content: Content, cells: Int[NumpyArray, " some"] | None = None
 ) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"]]:
-    """Return what cells wait for where messages take no time: edges (edges) from and to cells.
-
-    Each of the given cells, or of all that hold an op, waits for the one before it in its row, or
-    on its lane beside it. What workers do together stands where its first cell does.
-    """
+    """Return what cells wait for where messages take no time: edges (edges) from and to cells."""
+    # Each of the given cells, or of all that hold an op, waits for the one before it in its row, or
+    # on its lane beside it. What workers do together stands where its first cell does.
     edges, grammar = find_dependencies(content), content.grammar
     held = np.flatnonzero(content.cells.phase) if cells is None else cells  # row by row
     worker, more = held // content.num_slots, np.zeros((2, 0), int)
@@ -255,30 +230,22 @@ NO_VERSION = -1  # version or update of a microbatch that has none
 
 
 class Versions(NamedTuple):
-    """Versions of the weights by stage and microbatch.
+    """Versions of the weights by stage and microbatch."""
 
-    Attributes:
-      newest: (stages, microbatches) version that is newest when the forward runs.
-      read: (stages, microbatches) version that the forward reads, and the backward with it.
-      applied: (stages, microbatches) number of the update that applies the gradient, or as many
-        as there are where none does.
-      updates: (stages, microbatches) updates of the copy and run that the microbatch belongs to.
-      update_cell: (stages, microbatches) cell of that update, worker * slots + slot, or `NOWHERE`.
-    """
-
-    newest: Int[NumpyArray, "stages microbatches"]
-    read: Int[NumpyArray, "stages microbatches"]
+    newest: Int[NumpyArray, "stages microbatches"]  # version that is newest when the forward runs
+    read: Int[NumpyArray, "stages microbatches"]  # that the forward and the backward read
+    # update that applies the gradient; the number of updates if none does
     applied: Int[NumpyArray, "stages microbatches"]
-    updates: Int[NumpyArray, "stages microbatches"]
-    update_cell: Int[NumpyArray, "stages microbatches"]
+    updates: Int[NumpyArray, "stages microbatches"]  # of its copy and run
+    update_cell: Int[NumpyArray, "stages microbatches"]  # cell of that update, or `NOWHERE`
 
 
 @remembered
 def find_versions(content: Content) -> Versions:
     """Number the updates of every stage, and find which of them each microbatch sees."""
-    events = _events(content)
+    group, events = _events(content)
     is_update = events.phase == Phase.U
-    group = np.cumsum(np.diff(events.group, prepend=-1) != 0) - 1
+    group = np.cumsum(np.diff(group, prepend=-1) != 0) - 1
     size = np.bincount(group, weights=is_update).astype(np.int64)
     # Events stand group by group (a copy of a stage and a run), in row order. So the updates before
     # an event in its own group are those before it in all, less the updates of earlier groups.
@@ -304,21 +271,17 @@ def find_versions(content: Content) -> Versions:
 
 @remembered
 def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
-    """Count the versions of the weights that each copy of a stage holds at once, at most.
-
-    A version is held from the update that makes it until the last backward that reads it has run
-    and a newer one is there; an update writes in place where nothing reads the old one any more.
-
-    Returns (workers, stages) versions, over all runs; 0 where the worker does not hold the stage.
-    """
-    events, versions = _events(content), find_versions(content)
+    """Count the versions of the weights that each copy of a stage holds at once, at most."""
+    # A version is held from the update that makes it until the last backward that reads it has run
+    # and a newer one is there; an update writes in place where nothing reads the old one any more.
+    (copy_and_run, events), versions = _events(content), find_versions(content)
     slot = events.cell % content.num_slots
     is_update, is_gradient = events.phase == Phase.U, np.isin(events.phase, WEIGHT_GRADS)
     # All versions of all groups stand in one array, a group's versions side by side: version 0,
     # which is there from the start, then one for each of its updates. `made` is the slot of the
     # update that makes a version, `unread` the slot behind which nothing needs it any more: the
     # later of the update that replaces it and the last backward that reads it.
-    groups, group = np.unique(events.group, return_inverse=True)
+    groups, group = np.unique(copy_and_run, return_inverse=True)
     updates = np.bincount(group, weights=is_update, minlength=len(groups)).astype(np.int64)
     first = np.cumsum(updates + 1) - (updates + 1)  # version 0 of each group, among all versions
     made = np.full(len(groups) + updates.sum(), -1)
@@ -348,19 +311,10 @@ def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
     return np.maximum(by_copy, (content.placement == workers).any(axis=1))
 
 
-class _WeightEvents(NamedTuple):
-    """Forwards, gradients and updates, by copy of a stage and run, in row order."""
-
-    group: NumpyArray
-    phase: NumpyArray
-    stage: NumpyArray
-    microbatch: NumpyArray
-    cell: NumpyArray
-
-
-def _events(content: Content) -> _WeightEvents:
+def _events(content: Content) -> tuple[NumpyArray, HeldCells]:
+    """Copy of a stage and run of forwards, gradients and updates, and these in row order."""
     ops = content.ops.take(np.isin(content.ops.phase, (Phase.F, *WEIGHT_GRADS, Phase.U)))
     runs, (worker, slot) = content.weights.runs, np.divmod(ops.cell, content.num_slots)
     group = (worker * content.num_stages + ops.stage) * runs + ops.microbatch % runs
-    columns = np.stack([group, ops.phase, ops.stage, ops.microbatch, ops.cell])
-    return _WeightEvents(*columns[:, np.argsort(group * content.num_slots + slot, kind="stable")])
+    order = np.argsort(group * content.num_slots + slot, kind="stable")
+    return group[order], ops.take(order)

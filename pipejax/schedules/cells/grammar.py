@@ -121,10 +121,8 @@ class _End(NamedTuple):
 
 
 def parse_rule(text: str, phases: Mapping[str, AnyPhase], slices: int = 1) -> Rule:
-    """Read a rule, as "Fd <- Fa", "Fa <- Fc@-1 [message]", "Bc@last <- Fc@last", "2U0 <- W (all)".
-
-    A number before the letters is a stage, one behind them a microbatch.
-    """
+    """Read a rule, such as "Fd <- Fa", "Fa <- Fc@-1 [message]" or "2U0 <- W (all)"."""
+    # A number before the letters is a stage, one behind them a microbatch.
     match = _RULE.fullmatch(text.strip())
     if match is None:
         raise ValueError(
@@ -244,7 +242,6 @@ class Grammar(PhaseLists[AnyPhase]):
     lanes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check what is given; give every kind a code and read the rules."""
         check_types(kinds=(self.kinds, Mapping), rules=(self.rules, Sequence))
         check_types(**{f"rules[{k}]": (rule, str, Rule) for k, rule in enumerate(self.rules)})
         check_types(items=(self.items, Mapping))
@@ -285,7 +282,6 @@ class Grammar(PhaseLists[AnyPhase]):
     moved: tuple[OwnPhase, ...] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
-        """Hash what it is made of."""
         given = self.rules, self.slices, self.forward_only, self.graph
         return hash((tuple(self.kinds), tuple(self.lanes), *given))
 
@@ -420,7 +416,6 @@ def _checked_lanes(lanes: Mapping[Any, Any]) -> tuple[OwnPhase, ...]:
 
 
 def _checked_kind(letters: Any, kind: Any, parts: Mapping[str, int]) -> tuple[str, OpKind]:
-    """Check what a table says of a kind of op."""
     if not isinstance(letters, str) or not re.fullmatch(r"[A-Z][A-Za-z_]*", letters):
         raise wrong(
             "kinds", f"letters of a kind are a capital and letters, got {letters!r}", letters

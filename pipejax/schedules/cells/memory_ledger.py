@@ -36,17 +36,11 @@ Size = TypeVar("Size", float, NumpyArray)
 
 
 class LedgerEntry(NamedTuple):
-    """One entry of the ledger.
+    """One entry of the ledger."""
 
-    Attributes:
-      moment: `START` or `END` of the op.
-      part: what is taken or freed.
-      change: how many more of it the worker holds from then on.
-    """
-
-    moment: int
-    part: int
-    change: int
+    moment: int  # `START` or `END` of the op
+    part: int  # what is taken or freed
+    change: int  # how many more of it the worker holds from then on
 
 
 def ledger_of(phases: Iterable[AnyPhase]) -> Mapping[AnyPhase, tuple[LedgerEntry, ...]]:
@@ -91,10 +85,8 @@ def is_in_ledger(content: Content) -> Bool[NumpyArray, " ops"]:
 def with_items(
     sizes: Num[NumpyArray, "parts stages"], items: Sequence[float]
 ) -> Num[NumpyArray, "more stages"]:
-    """Sizes of the parts of activations, and of items behind them, which are shares of the whole.
-
-    An item of a worker, and of no stage, is a share of an activation of the last stage.
-    """
+    """Sizes of activation parts, then of items, which are shares of the whole."""
+    # An item of a worker, and of no stage, is a share of an activation of the last stage.
     return np.concatenate([sizes, *(share * sizes[None, WHOLE] for share in items)])
 
 
@@ -105,22 +97,13 @@ def is_recomputed(content: Content) -> Bool[NumpyArray, "stages microbatches"]:
 
 
 class HeldOps(NamedTuple):
-    """Ops that take or free memory.
+    """Ops that take or free memory."""
 
-    Attributes:
-      phase: (ops) phase code.
-      stage: (ops) stage.
-      worker: (ops) worker.
-      recomputed: (ops) whether R brings back what F does not leave.
-      start: (ops) start, in any unit of time; in row order the slot.
-      end: (ops) end.
-    """
-
-    phase: Int[NumpyArray, " ops"]
+    phase: Int[NumpyArray, " ops"]  # phase code
     stage: Int[NumpyArray, " ops"]
     worker: Int[NumpyArray, " ops"]
-    recomputed: Bool[NumpyArray, " ops"]
-    start: Num[NumpyArray, " ops"]
+    recomputed: Bool[NumpyArray, " ops"]  # whether R brings back what F does not leave
+    start: Num[NumpyArray, " ops"]  # start, in any unit of time; in row order the slot
     end: Num[NumpyArray, " ops"]
 
     @classmethod
@@ -141,26 +124,16 @@ class HeldOps(NamedTuple):
 
 
 class HeldParts(NamedTuple):
-    """Changes of what workers hold, by worker, then time.
+    """Changes of what workers hold, by worker, then time."""
 
-    Attributes:
-      worker: (changes) ascending.
-      time: (changes) ascending for each worker.
-      part: (changes) one of `PARTS`.
-      stage: (changes) stage of the activation: its place among sizes.
-      change: (changes) how many more are held.
-      settled: (changes) whether no other change of the worker follows at that time: at one moment
-        releases come before takes, so nothing between them is ever held.
-      items: sizes of the items of kinds of its own, as shares of a whole activation.
-    """
-
-    worker: Int[NumpyArray, " changes"]
-    time: Num[NumpyArray, " changes"]
+    worker: Int[NumpyArray, " changes"]  # ascending
+    time: Num[NumpyArray, " changes"]  # ascending for each worker
     part: Int[NumpyArray, " changes"]
-    stage: Int[NumpyArray, " changes"]
-    change: Int[NumpyArray, " changes"]
+    stage: Int[NumpyArray, " changes"]  # stage of the activation: its place among sizes
+    change: Int[NumpyArray, " changes"]  # how many more are held
+    # no other change of the worker follows at that time: releases come before takes
     settled: Bool[NumpyArray, " changes"]
-    items: tuple[float, ...] = ()
+    items: tuple[float, ...] = ()  # sizes of own items, as shares of a whole activation
 
     @classmethod
     def of(cls, ops: HeldOps, grammar: Grammar = USUAL, *, at_work: bool = False) -> "HeldParts":
@@ -198,10 +171,8 @@ class HeldParts(NamedTuple):
         return cls(worker, time, part, stage, change, settled, items)
 
     def levels(self, sizes: Num[NumpyArray, "parts stages"]) -> Num[NumpyArray, " levels"]:
-        """Return what the worker holds after each settled change, (levels) in the unit of sizes.
-
-        Counts are summed, not sizes: they are exact, and 0 again where all was freed.
-        """
+        """Return what the worker holds after each settled change, (levels) in the unit of sizes."""
+        # Counts are summed, not sizes: they are exact, and 0 again where all was freed.
         size = with_items(sizes, self.items)[self.part, self.stage]
         held = np.zeros(len(size), size.dtype)
         first = np.searchsorted(self.worker, self.worker)  # of the same worker; it begins with 0

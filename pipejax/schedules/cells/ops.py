@@ -61,15 +61,10 @@ class Phase(enum.IntEnum):
 
 
 class OwnPhase(int):
-    """A phase that a table defines; the value is its code in the arrays of that table.
+    """A phase that a table defines; the value is its code in the arrays of that table."""
 
-    Attributes:
-      name: its letters.
-      kind: what tells it from the others.
-    """
-
-    name: str
-    kind: "OpKind"
+    name: str  # its letters
+    kind: "OpKind"  # what tells it from the others
 
     def __new__(cls, code: int, name: str, kind: "OpKind") -> "OwnPhase":
         """Number a kind of op."""
@@ -83,11 +78,9 @@ class OwnPhase(int):
         return same and self.name == other.name if isinstance(other, OwnPhase) else same
 
     def __hash__(self) -> int:
-        """Hash the code."""
         return hash(int(self))
 
     def __repr__(self) -> str:
-        """Return the letters."""
         return f"<{self.name}: {int(self)}>"
 
     def __reduce__(self) -> "tuple[type, tuple[int, str, OpKind]]":
@@ -208,16 +201,11 @@ KINDS: Mapping[Phase, OpKind] = {
 
 
 class PhaseLists(Generic[SomePhase]):
-    """Lists of the phases that are alike, from the records of their kinds.
+    """Lists of the phases that are alike, from the records of their kinds."""
 
-    Attributes:
-      known: all phases that an op can have.
-    """
-
-    known: tuple[SomePhase, ...]
+    known: tuple[SomePhase, ...]  # all phases that an op can have
 
     def __init__(self, known: Iterable[SomePhase]) -> None:
-        """Take the phases, by code."""
         self.known = tuple(known)
 
     def on_lane(self, lane: str, *of: str, timed: bool = True) -> tuple[SomePhase, ...]:
@@ -356,7 +344,6 @@ class Op(NamedTuple):
     microbatch: int = NO_MICROBATCH
 
     def __str__(self) -> str:
-        """Return stage, letter, microbatch."""
         return format_op(self)
 
 

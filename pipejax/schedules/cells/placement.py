@@ -17,37 +17,24 @@ PipeOfMicrobatch = Int[NumpyArray, " microbatches"]
 
 
 def looped(num_workers: int, stages_per_worker: int = 1) -> Placement:
-    """Place stage s on worker s mod P, as interleaved schedules do.
-
-    Returns (1, stages) worker of each stage.
-    """
+    """Place stage s on worker s mod P, as interleaved schedules do."""
     return np.tile(np.arange(num_workers, dtype=np.int32), stages_per_worker)[None]
 
 
 def zigzag(num_workers: int, waves: int = 1) -> Placement:
-    """Place stages down the workers and up again, `waves` times, as Hanayo does.
-
-    Returns (1, stages) worker of each stage.
-    """
+    """Place stages down the workers and up again, `waves` times, as Hanayo does."""
     down = np.arange(num_workers, dtype=np.int32)
     return np.tile(np.concatenate([down, down[::-1]]), waves)[None]
 
 
 def bidirectional(num_workers: int, pipes: int = 2) -> Placement:
-    """Place pipes down the workers and up, in turn, as Chimera does.
-
-    Of 2f pipes each couple begins P / f workers after the one before.
-
-    Returns (pipes, stages) worker of each stage.
-    """
+    """Place pipes down the workers and up, in turn, as Chimera does."""
+    # Of 2f pipes each couple begins P / f workers after the one before.
     return couples(np.arange(num_workers, dtype=np.int32), num_workers, pipes)
 
 
 def couples(first: Int[NumpyArray, " stages"], num_workers: int, pipes: int) -> Placement:
-    """Place the other pipes beside the first: its mirror image, then both shifted round.
-
-    Returns (pipes, stages) worker of each stage.
-    """
+    """Place the other pipes beside the first: its mirror image, then both shifted round."""
     both = np.stack([first, num_workers - 1 - first])
     shifts = np.arange(0, num_workers, num_workers // (pipes // 2))[: pipes // 2]
     return ((both + shifts[:, None, None]) % num_workers).reshape(-1, len(first)).astype(np.int32)
@@ -56,14 +43,10 @@ def couples(first: Int[NumpyArray, " stages"], num_workers: int, pipes: int) -> 
 def infer(
     rows: Sequence[Sequence[Cell]], compute: Sequence[AnyPhase] = COMPUTE
 ) -> tuple[Placement, PipeOfMicrobatch]:
-    """Read the placement off the rows of a table that does not state it.
-
-    Either every stage is on one worker, or there are two pipes that mirror each other (worker w
-    against worker P-1-w), or 2f pipes, f such couples that begin P/f workers apart, and every
-    microbatch keeps to one of them.
-
-    Returns (pipes, stages) placement and (microbatches) pipe of each microbatch.
-    """
+    """Read the placement off the rows of a table that does not state it."""
+    # Either every stage is on one worker, or there are two pipes that mirror each other (worker w
+    # against worker P-1-w), or 2f pipes, f such couples that begin P/f workers apart, and every
+    # microbatch keeps to one of them.
     seen: dict[tuple[int, int], tuple[Op, int, int]] = {}  # first op, its worker and slot
     for worker, row in enumerate(rows):
         for slot, op in ((t, op) for t, cell in enumerate(row) for op in cell):

@@ -17,31 +17,20 @@ from pipejax.schedules.heuristics.timeline import FOREVER, ROUNDING, Time, Timel
 
 
 class Waits(NamedTuple):
-    """How long a microbatch waits on its way, messages aside.
+    """Waiting times of a microbatch on its way, messages aside."""
 
-    A leg of the way is a run of stages on which no worker comes twice: a V placement has two.
+    # A leg of the way is a run of stages on which no worker comes twice: a V placement has two.
 
-    Attributes:
-      forward: (legs) before each F of a leg but its first.
-      gradient: (legs) before each gradient of a leg but its first.
-      turns: (2 legs - 1) between legs: forth, then before the first gradient, then back.
-    """
-
-    forward: Sequence[float]
-    gradient: Sequence[float]
-    turns: Sequence[float]
+    forward: Sequence[float]  # (legs) before each F of a leg but its first
+    gradient: Sequence[float]  # (legs) before each gradient of a leg but its first
+    turns: Sequence[float]  # (2 legs - 1) between legs: forth, before the first gradient, back
 
 
 class BuildingBlock(NamedTuple):
-    """The ops of one microbatch of each pipe, and when they come again.
+    """The ops of one microbatch of each pipe, and when they come again."""
 
-    Attributes:
-      starts: by phase (F, W, and I or B), (pipes, stages) after the first F, in any unit of time.
-      offsets: (microbatches) of the first F of each.
-    """
-
-    starts: Mapping[Phase, Sequence[Sequence[float]]]
-    offsets: Sequence[float]
+    starts: Mapping[Phase, Sequence[Sequence[float]]]  # by phase, (pipes, stages) after the first F
+    offsets: Sequence[float]  # (microbatches) of the first F of each
 
     def start(self, op: Op, pipe: int) -> float:
         """Return when an op starts."""
@@ -62,11 +51,9 @@ def legs_of(row: Sequence[int]) -> list[int]:
 
 
 def building_block(work: Work, waits: Waits, interval: float) -> BuildingBlock:
-    """Lay the ops of a microbatch along its way, where repetitions leave their workers free.
-
-    Where nothing is free for long enough, an op stays where its input arrives: the list scheduler
-    puts in order what overlaps.
-    """
+    """Lay the ops of a microbatch along its way, where repetitions leave their workers free."""
+    # Where nothing is free for long enough, an op stays where its input arrives: the list scheduler
+    # puts in order what overlaps.
     period = interval * len(work.placement)
     taken: list[list[tuple[float, float]]] = [[] for _ in work.limits]
     starts = {phase: np.zeros_like(work.placement, float) for phase in (*SPLIT, Phase.B)}
@@ -167,34 +154,22 @@ def least_interval(work: Work, block: BuildingBlock | None = None) -> float:
 
 
 class Order(NamedTuple):
-    """An order of ops, and how closely workers follow it.
+    """An order of ops, and how closely workers follow it."""
 
-    Attributes:
-      block: repeated, the order.
-      delay: time after its place in the order at which a weight gradient comes before others.
-      is_delayed_at_end: whether the last weight gradients wait until nothing else is left.
-      runs_ahead: whether a worker that waits takes later forwards and gradients.
-      prefers_weights: whether it takes weight gradients first.
-      late: phases of ops that may make the next one late, where waiting for that would make the
-        worker the one that has been idle longest.
-      spare: (workers) how long each may be idle anyway, of which another run says that it does
-        no harm; empty if none.
-    """
-
-    block: BuildingBlock
-    delay: float
-    is_delayed_at_end: bool
-    runs_ahead: bool
-    prefers_weights: bool
+    block: BuildingBlock  # repeated, the order
+    delay: float  # time after its place in the order at which a weight gradient comes before others
+    is_delayed_at_end: bool  # whether the last weight gradients wait until nothing else is left
+    runs_ahead: bool  # whether a worker that waits takes later forwards and gradients
+    prefers_weights: bool  # whether it takes weight gradients first
+    # phases that may make the next op late, so that no worker idles longest
     late: tuple[Phase, ...] = ()
-    spare: Sequence[Time] = ()
+    spare: Sequence[Time] = ()  # (workers) harmless idle time of each; empty if unknown
 
 
 class RowOrder:
     """The rows of all workers, and how far they are."""
 
     def __init__(self, work: Work, order: Order, timeline: Timeline, same: Time) -> None:
-        """Lay out the rows; times closer than `same` are one moment."""
         self.work, self.order, self.timeline, self.same = work, order, timeline, same
         self.rows, self.urgencies = _rows(work, order.block)
         self.place = {op: k for row in self.rows for k, op in enumerate(row)}
@@ -323,11 +298,9 @@ def _takes(work: Work, op: Op) -> Time:
 
 
 def _rows(work: Work, block: BuildingBlock) -> tuple[list[list[Op]], list[list[float]]]:
-    """Order the forwards and gradients of every worker as the repeated block has them.
-
-    What starts at one time is put in order of the microbatch and of its way, so that no op comes
-    before one that it waits for, over all workers. Returns the rows, and when their ops start.
-    """
+    """Order the forwards and gradients of every worker as the repeated block has them."""
+    # What starts at one time is put in order of the microbatch and of its way, so that no op comes
+    # before one that it waits for, over all workers. Returns the rows, and when their ops start.
     phases, pipe = (Phase.F, work.gradient), np.array(work.pipe_of)
     starts = np.array([block.starts[phase] for phase in phases], float)
     urgency = starts[:, pipe] + np.array(block.offsets)[:, None]  # (phases, microbatches, stages)

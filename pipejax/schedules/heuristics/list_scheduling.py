@@ -24,41 +24,27 @@ KIND = {Phase.B: GRADIENT, I: GRADIENT, F: FORWARD, W: WEIGHT}
 
 
 class Rules(NamedTuple):
-    """Choices of a list scheduler.
+    """Choices of a list scheduler."""
 
-    Attributes:
-      depth: (pipes, stages) forwards that a stage may be ahead of its gradients.
-      active: microbatches between their first forward and their last gradient, at most.
-      backlog: weight gradients that may be left over before one comes ahead of a forward.
-      patience: phases of ops that a weight gradient must not delay once their time is known,
-        unless it makes room for a forward.
-      due: an activation returns from the host when fewer gradients than this come before its own.
-      by_next: whether those of the next stage are counted, which makes what its own gradient
-        waits for: under little memory nothing returns before it is needed.
-      host_links: groups of workers that share a host link; the others have their own.
-      order: of ops, instead of all these rules.
-    """
-
+    # (pipes, stages) forwards that a stage may be ahead of its gradients
     depth: Sequence[Sequence[int]] = ()
-    active: int = NO_LIMIT
+    active: int = NO_LIMIT  # microbatches between first forward and last gradient, at most
+    # weight gradients that may wait before one comes ahead of a forward
     backlog: int = NO_LIMIT
+    # phases that a weight gradient must not delay, unless it makes room for a forward
     patience: tuple[Phase, ...] = ()
+    # an activation returns from the host when fewer gradients than this come before its own
     due: int = 0
-    by_next: bool = False
-    host_links: Sequence[Sequence[int]] = ()
-    order: Order | None = None
+    by_next: bool = False  # count gradients of the next stage: nothing returns too early
+    host_links: Sequence[Sequence[int]] = ()  # groups of workers that share a host link
+    order: Order | None = None  # of ops, instead of all these rules
 
 
 class Goal(NamedTuple):
-    """What a run is for: one that is too long is given up.
+    """Limit of a run: one that is too long is given up."""
 
-    Attributes:
-      shorter_than: a makespan, or a span of each worker.
-      by_span: which of the two.
-    """
-
-    shorter_than: Time = FOREVER
-    by_span: bool = False
+    shorter_than: Time = FOREVER  # a makespan, or a span of each worker
+    by_span: bool = False  # which of the two
 
 
 NO_GOAL = Goal()
@@ -153,7 +139,6 @@ class _ListScheduler:
         return worker
 
     def begin(self, op: Op, worker: int, now: Time) -> None:
-        """Start an op that a worker computes."""
         waiting = self.ready[worker][KIND[op.phase]]
         if waiting[0][2] == op:
             heapq.heappop(waiting)
@@ -196,7 +181,6 @@ class _ListScheduler:
         return self.sharing[worker]
 
     def choose(self, worker: int, now: Time) -> Op | None:
-        """Return the op that a free worker starts next."""
         gradients, forwards, weights = self.ready[worker]
         if self.order is not None:
             ready = (entry[2] for entry in itertools.chain(gradients, forwards))
@@ -245,10 +229,8 @@ class _ListScheduler:
         return microbatch - gradients[worker + of_next] < self.rules.due
 
     def use_host_link(self, worker: int, now: Time) -> None:
-        """Start a transfer to or from the host if one is needed and the link is free.
-
-        Only pipes with one stage on each worker offload: stage w is on worker w.
-        """
+        """Start a transfer to or from the host if one is needed and the link is free."""
+        # Only pipes with one stage on each worker offload: stage w is on worker w.
         if not self.link_busy[worker]:
             op = self.returning(worker) or self.leaving(worker)
             if op is not None:
@@ -263,11 +245,9 @@ class _ListScheduler:
         return Op(Phase.L, worker, oldest) if level <= self.work.limits[worker] else None
 
     def leaving(self, worker: int) -> Op | None:
-        """Return the offload of the youngest activation, if its room is needed.
-
-        Either the next gradient needs room, since its activation is away: then it goes at any
-        price. Or a forward asks for room that no weight gradient makes: then it goes if it pays.
-        """
+        """Return the offload of the youngest activation, if its room is needed."""
+        # Either the next gradient needs room, since its activation is away: then it goes at any
+        # price. Or a forward asks for room that no weight gradient makes: then it goes if it pays.
         is_stuck = self.timeline.done[I][0][worker] in self.away[worker]
         forward, weights = self.wanted(worker), self.ready[worker][WEIGHT]
         asks = forward is not None and not weights and not self.fits(forward, worker)
@@ -296,7 +276,6 @@ class _ListScheduler:
         return away >= lasts[Phase.O][worker] + lasts[Phase.L][worker]
 
     def transfer(self, op: Op, now: Time) -> None:
-        """Start an op on the host link."""
         if op.phase is Phase.O:
             self.went[op.stage].add(op.microbatch)
             self.away[op.stage].append(op.microbatch)

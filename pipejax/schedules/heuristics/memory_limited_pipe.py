@@ -20,29 +20,17 @@ Numbers = float | Sequence[float] | Float[NumpyArray, "..."]
 
 
 class LimitedPipe(NamedTuple):
-    """One stage per worker: times of its ops and messages, sizes and limits of its activations.
+    """One stage per worker: times of its ops and messages, sizes and limits of its activations."""
 
-    Attributes:
-      num_microbatches: M.
-      forward: (stages) time of F, in any unit.
-      input_grad: (stages) time of I.
-      weight_grad: (stages) time of W.
-      there: (boundaries) time of a message from a stage to the next one.
-      back: (boundaries) time of a message from the next stage back.
-      sizes: (stages) memory that an activation takes at F.
-      limits: (stages) memory for activations on the worker of each stage.
-      weight_share: share of an activation that only W frees; I frees the rest.
-    """
-
-    num_microbatches: int
-    forward: Float[NumpyArray, " stages"]
-    input_grad: Float[NumpyArray, " stages"]
-    weight_grad: Float[NumpyArray, " stages"]
-    there: Float[NumpyArray, " boundaries"]
-    back: Float[NumpyArray, " boundaries"]
-    sizes: Float[NumpyArray, " stages"]
-    limits: Float[NumpyArray, " stages"]
-    weight_share: float
+    num_microbatches: int  # M
+    forward: Float[NumpyArray, " stages"]  # time of F, in any unit
+    input_grad: Float[NumpyArray, " stages"]  # time of I
+    weight_grad: Float[NumpyArray, " stages"]  # time of W
+    there: Float[NumpyArray, " boundaries"]  # time of a message from a stage to the next one
+    back: Float[NumpyArray, " boundaries"]  # time of a message from the next stage back
+    sizes: Float[NumpyArray, " stages"]  # memory that an activation takes at F
+    limits: Float[NumpyArray, " stages"]  # memory for activations on the worker of each stage
+    weight_share: float  # share of an activation that only W frees; I frees the rest
 
     @classmethod
     def of(
@@ -53,11 +41,9 @@ class LimitedPipe(NamedTuple):
         weight_share: float = WEIGHT_SHARE,
         **given: Numbers,
     ) -> "LimitedPipe":
-        """Check the numbers; a single one stands for every stage or boundary.
-
-        Messages take no time, or back as long as there, and activations have size 1, where nothing
-        else is given.
-        """
+        """Check the numbers; a single one stands for every stage or boundary."""
+        # Messages take no time, or back as long as there, and activations have size 1, where
+        # nothing else is given.
         stages, there = whole_number(num_stages, "num_workers"), given.get("there", 0.0)
         given = {"there": there, "back": there, "sizes": 1.0, **given}
         entries = dict.fromkeys(given, stages) | {"there": stages - 1, "back": stages - 1}
@@ -169,19 +155,13 @@ F, I, W = Phase.F, Phase.I, Phase.W  # noqa: E741
 
 
 class RoundRules(NamedTuple):
-    """Choices that are tried both ways.
+    """Choices that are tried both ways."""
 
-    Attributes:
-      waits_before_gradient: whether the forwards before the first gradient have to end before
-        its input arrives.
-      prefers_gradients: whether a stage may leave its forward to a later round, to be ready for
-        the next gradient.
-      fills_every_gap: whether a weight gradient also runs where it makes the next op late while
-        the stage has less idle time than another one.
-    """
-
+    # the forwards before the first gradient end before its input arrives
     waits_before_gradient: bool
+    # a stage may leave its forward to a later round, to be ready for the next gradient
     prefers_gradients: bool
+    # a weight gradient may delay the next op of a stage that idles less than another
     fills_every_gap: bool
 
 
@@ -228,7 +208,6 @@ class _Rounds:
         self.timeline.end(op)  # the stage is asked again when it has ended
 
     def pending(self, stage: int) -> int:
-        """Weight gradients that could run now."""
         return self.done[I][stage] - self.done[W][stage]
 
     def weights_for_room(self, stage: int) -> int | None:

@@ -23,29 +23,16 @@ TimedOp = tuple[Phase, int, int, int, Time, Time]  # phase, stage, microbatch, w
 
 
 class Work(NamedTuple):
-    """What is to run. Times and sizes are in any unit.
+    """Ops to run. Times and sizes are in any unit."""
 
-    Attributes:
-      placement: (pipes, stages) worker of each stage.
-      pipe_of: (microbatches) pipe of each microbatch.
-      lasts: (stages) times of each phase: of F and B, or of F, I and W; of O and L where
-        activations may go to the host.
-      lag: (directions, pipes, boundaries) delay of a message behind what occupies its link.
-      transmit: (directions, pipes, boundaries) time for which it occupies the link of its two
-        workers, which carries one message at a time.
-      sizes: (stages) memory that an activation takes at the start of F or L.
-      kept: (stages) what of it is left after I and goes with W.
-      limits: (workers) memory for activations.
-    """
-
-    placement: Sequence[Sequence[int]]
-    pipe_of: Sequence[int]
-    lasts: Mapping[Phase, Sequence[Time]]
-    lag: Sequence[Sequence[Sequence[Time]]]
-    transmit: Sequence[Sequence[Sequence[Time]]]
-    sizes: Sequence[Time]
-    kept: Sequence[Time]
-    limits: Sequence[Time]
+    placement: Sequence[Sequence[int]]  # (pipes, stages) worker of each stage
+    pipe_of: Sequence[int]  # (microbatches) pipe of each microbatch
+    lasts: Mapping[Phase, Sequence[Time]]  # (stages) times of each phase
+    lag: Sequence[Sequence[Sequence[Time]]]  # (directions, pipes, boundaries) delay
+    transmit: Sequence[Sequence[Sequence[Time]]]  # (directions, pipes, boundaries) of the link
+    sizes: Sequence[Time]  # (stages) memory that an activation takes at the start of F or L
+    kept: Sequence[Time]  # (stages) what of it is left after I and goes with W
+    limits: Sequence[Time]  # (workers) memory for activations
 
     @classmethod
     def of(
@@ -56,10 +43,7 @@ class Work(NamedTuple):
         transfer: Time = 0,
         **memory: Sequence[Time],
     ) -> "Work":
-        """Let all messages between workers take one time, which occupies no link.
-
-        Memory, `sizes`, `kept` and `limits`, plays no part where it is not given.
-        """
+        """Let all messages between workers take one time, which occupies no link."""
         lag = (np.diff(placement) != 0) * transfer  # (pipes, boundaries)
         none: Sequence[Time] = [0] * placement.shape[1]
         limits: Sequence[Time] = [0] * (int(placement.max()) + 1)
@@ -86,10 +70,9 @@ class Work(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """All that an op of one phase, pipe and stage does, found out before the run.
+    """All that an op of one phase, pipe and stage does, found out before the run."""
 
-    Of what it makes: phase, stage, link of two workers, how long that is occupied, and the lag.
-    """
+    # Of what it makes: phase, stage, link of two workers, how long that is occupied, and the lag.
 
     worker: int
     lasts: Time
@@ -99,20 +82,11 @@ class _Step(NamedTuple):
 
 
 class Timeline:
-    """The ops that have been started, in that order.
-
-    Attributes:
-      log: ops with their times.
-      clock: (workers) when the last op that a worker computes ends.
-      held: (workers) memory that its activations take.
-      done: by phase, (pipes, stages) ops that have been started.
-      arrival: when the input of an op is there; known as soon as the op that makes it starts.
-    """
+    """The ops that have been started, in that order."""
 
     def __init__(self, work: Work) -> None:
-        """Begin with an empty run."""
         self.work = work
-        self.log: list[TimedOp] = []
+        self.log: list[TimedOp] = []  # ops with their times
         self.clock: list[Time] = [0 for _ in work.limits]
         self.held: list[Time] = [0 for _ in work.limits]
         self.done = {phase: [[0 for _ in row] for row in work.placement] for phase in work.lasts}
@@ -199,22 +173,13 @@ KNOWN = (Phase.F, Phase.B, Phase.I, Phase.W, *HOST)
 
 
 class TimedOps(NamedTuple):
-    """Ops with the times at which they run.
+    """Ops with the times at which they run."""
 
-    Attributes:
-      phase: (ops) phase code.
-      stage: (ops) stage.
-      microbatch: (ops) microbatch.
-      worker: (ops) worker of the stage.
-      start: (ops) start, in any unit of time.
-      end: (ops) end.
-    """
-
-    phase: Int[NumpyArray, " ops"]
+    phase: Int[NumpyArray, " ops"]  # phase code
     stage: Int[NumpyArray, " ops"]
     microbatch: Int[NumpyArray, " ops"]
-    worker: Int[NumpyArray, " ops"]
-    start: Float[NumpyArray, " ops"]
+    worker: Int[NumpyArray, " ops"]  # worker of the stage
+    start: Float[NumpyArray, " ops"]  # start, in any unit of time
     end: Float[NumpyArray, " ops"]
 
     @classmethod
@@ -239,11 +204,9 @@ def rows_from_starts(
     weight_share: float | Float[NumpyArray, " stages"] = WEIGHT_SHARE,
     host_links: Sequence[Sequence[int]] = (),
 ) -> list[list[Cell]]:
-    """Put ops with start times into rows that keep a memory limit at all times.
-
-    There is a WAIT_O only where the level that is certain would exceed the limit, for as few of
-    the oldest offloads as it takes.
-    """
+    """Put ops with start times into rows that keep a memory limit at all times."""
+    # There is a WAIT_O only where the level that is certain would exceed the limit, for as few of
+    # the oldest offloads as it takes.
     for code in np.unique(ops.phase).tolist():
         if code not in KNOWN:
             known = ", ".join(phase.name for phase in KNOWN)

@@ -90,7 +90,6 @@ class TorchLowering:
     sharding: bool = True
 
     def __post_init__(self) -> None:
-        """Check all that can be checked without a table."""
         most = whole_number(self.max_active_stages, "max_active_stages")
         if isinstance(self.unshard_lookahead, str):
             named = known_as(self.unshard_lookahead, ("full", "auto"), "unshard_lookahead")
@@ -147,11 +146,9 @@ class TorchLowering:
 
 
 def with_waits(row: Sequence[Cell]) -> list[Cell]:
-    """Put a wait for every SEND without one into a row.
-
-    That of an activation stands behind the backward of its microbatch, which shows that the message
-    has arrived; that of a gradient at the end of the row. So no wait delays anything.
-    """
+    """Put a wait for every SEND without one into a row."""
+    # That of an activation stands behind the backward of its microbatch, which shows that the
+    # message has arrived; that of a gradient at the end of the row. So no wait delays anything.
     held = {op for cell in row for op in cell}
     found: list[Cell] = []
     pending: dict[Op, None] = {}
@@ -168,11 +165,9 @@ def with_waits(row: Sequence[Cell]) -> list[Cell]:
 
 
 def _with_late_receives(table: ScheduleTable, worker: int, row: Sequence[Cell]) -> list[Cell]:
-    """Move each RECV before the op that uses it, or before a SEND to the same, higher worker.
+    """Move each RECV before the op that uses it, or before a SEND to the same, higher worker."""
 
-    Of two workers the lower one posts its RECV first, so neither waits for the other.
-    """
-
+    # Of two workers the lower one posts its RECV first, so neither waits for the other.
     def peer(op: Op) -> int:
         pipe = table.pipe_of_microbatch[op.microbatch]
         return int(table.placement[pipe, op.stage + _PEER[op.phase]])
@@ -202,30 +197,20 @@ Order = Int[NumpyArray, " transfers"]
 
 
 def messages_of(table: ScheduleTable) -> Dependencies:
-    """Return the messages between workers, in the order in which producers stand in their rows.
-
-    Those of one op go with activations first, then by the stage that they go to.
-    """
+    """Return the messages between workers, in the order in which producers stand in their rows."""
+    # Those of one op go with activations first, then by the stage that they go to.
     found = table.dependencies.messages()
     return found.take(np.lexsort((found.to_stage, found.direction, found.producer)))
 
 
 class RunOrder(NamedTuple):
-    """What a table says about its run under some links: in which order what runs, and what is sent.
+    """Order in which a table runs under some links, and its messages."""
 
-    Attributes:
-      executed: (executed) cells that workers execute, row by row.
-      host: (host) cells of offloads and loads, row by row.
-      host_edges: the cells (edges) that these wait for on host links, and the waiting ones.
-      messages: what is sent between workers.
-      models: (messages) link model of each message, as its position in `LINK_MODELS`.
-    """
-
-    executed: Int[NumpyArray, " executed"]
-    host: Int[NumpyArray, " host"]
+    executed: Int[NumpyArray, " executed"]  # cells that workers execute, row by row
+    host: Int[NumpyArray, " host"]  # cells of offloads and loads, row by row
     host_edges: tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"]]
-    messages: Dependencies
-    models: Int[NumpyArray, " messages"]
+    messages: Dependencies  # what is sent between workers
+    models: Int[NumpyArray, " messages"]  # position in `LINK_MODELS`
 
 
 def run_order(table: ScheduleTable, links: Links) -> RunOrder:
@@ -245,10 +230,8 @@ def run_order(table: ScheduleTable, links: Links) -> RunOrder:
 
 
 def without_transfers(table: ScheduleTable) -> ScheduleTable:
-    """Remove SEND and RECV cells from a table, and the waits for them.
-
-    Each row closes up behind them, which may not change who goes first over a shared host link.
-    """
+    """Remove SEND and RECV cells from a table, and the waits for them."""
+    # Each row closes up behind them, which may not change who goes first over a shared host link.
     bare = without(table, COMMUNICATION)
     return _in_host_order(table, bare) if bare.offloads and bare is not table else bare
 
@@ -259,23 +242,17 @@ def _in_host_order(table: ScheduleTable, bare: ScheduleTable) -> ScheduleTable:
 
 
 def producer_order(table: ScheduleTable, link: str | Links = "delay") -> Order:
-    """Order the transfers producer by producer, as PyTorch lowers a schedule.
-
-    The messages of an op follow it at once, however late their consumers are. Of the links only
-    shared host links matter, since ops wait for them.
-
-    Returns (transfers) messages in the order in which their cells are appended.
-    """
+    """Order the transfers producer by producer, as PyTorch lowers a schedule."""
+    # The messages of an op follow it at once, however late their consumers are. Of the links only
+    # shared host links matter, since ops wait for them.
     rounds = _in_rounds(without_transfers(table), Links.of(link))
     return np.array([transfer for _, behind in rounds for transfer in behind], int)
 
 
 def _in_rounds(bare: ScheduleTable, links: Links) -> list[tuple[int, list[int]]]:
-    """List cells with their messages round by round: each worker in turn runs an op, if it can.
-
-    An offload or load is issued in its turn, and its row goes on; it has run as soon as all that it
-    waits for has, which on a shared host link may be of another row.
-    """
+    """List cells with their messages round by round: each worker in turn runs an op, if it can."""
+    # An offload or load is issued in its turn, and its row goes on; it has run as soon as all that
+    # it waits for has, which on a shared host link may be of another row.
     check_host_links(bare, links)
     waits_for: dict[int, list[int]] = {}
     for before, cell in zip(*(ends.tolist() for ends in waiting_cells(bare, links)), strict=True):
@@ -373,10 +350,8 @@ def with_transfers(
 def _rows(
     bare: ScheduleTable, sent: Dependencies, steps: Sequence[tuple[int, list[int]]]
 ) -> list[list[Cell]]:
-    """Put each cell of some steps down with all before it in its row, then its messages.
-
-    An op comes down only when a step asks for it or for one behind it.
-    """
+    """Put each cell of some steps down with all before it in its row, then its messages."""
+    # An op comes down only when a step asks for it or for one behind it.
     sends = _send_cells(sent)
     cells = _held_cells(bare)
     place = {cell: k for row in cells for k, cell in enumerate(row)}
@@ -406,7 +381,6 @@ def _rows(
 
 
 def _held_cells(table: ScheduleTable) -> list[list[int]]:
-    """List the cells that hold an op, row by row."""
     return [
         (worker * table.num_slots + np.flatnonzero(row)).tolist()
         for worker, row in enumerate(table.phase)
@@ -414,7 +388,6 @@ def _held_cells(table: ScheduleTable) -> list[list[int]]:
 
 
 def _send_cells(sent: Dependencies) -> list[Op]:
-    """List the SEND of every message."""
     fields = (sent.direction, sent.from_stage, sent.microbatch)
     return [
         Op(Phase.SEND_B if direction == BACKWARD else Phase.SEND_F, stage, microbatch)

@@ -23,17 +23,7 @@ Bytes = Float[NumpyArray, " stages"]
 def in_flight(
     table: ScheduleTable, sizes: Bytes | None = None
 ) -> Int[NumpyArray, "workers slots"] | Float[NumpyArray, "workers slots"]:
-    """Count the (stage, microbatch) activations that each worker holds during each slot.
-
-    One is taken at F and released at the end of B, or at the end of W where the backward is
-    split; in a fused pair both count while it runs.
-
-    Args:
-      table: the schedule.
-      sizes: what one counts as, by stage; 1 if None.
-
-    Returns (workers, slots) activations held.
-    """
+    """Count the (stage, microbatch) activations that each worker holds during each slot."""
     ops = HeldOps.of(table)
     on_host = np.isin(ops.phase, table.grammar.host)
     held = HeldParts.of(HeldOps(*(field[~on_host] for field in ops)), table.grammar)
@@ -134,31 +124,21 @@ def _models(
 
 
 class HeldCounts(NamedTuple):
-    """What each worker holds, as counts: its memory is linear in the bytes of the stages.
+    """Counts of what each worker holds: its memory is linear in the bytes of the stages."""
 
-    Attributes:
-      copies: (workers, stages) models whose stage the worker holds: 1, or one of each run.
-      stashed: (workers, stages) versions of its weights that it holds besides, at most.
-      parts: (parts, workers, stages, moments) parts of activations, in the order of the ledger's
-        `PARTS` and then of items, held at each moment that is the peak for some sizes; zeros fill
-        up.
-      items: sizes of items, as shares of a whole activation.
-    """
-
-    copies: Int[NumpyArray, "workers stages"]
-    stashed: Int[NumpyArray, "workers stages"]
+    copies: Int[NumpyArray, "workers stages"]  # 1, or one of each run
+    stashed: Int[NumpyArray, "workers stages"]  # further versions of its weights, at most
+    # by `PARTS`, then items, at each moment that is the peak for some sizes; zeros fill up
     parts: Int[NumpyArray, "parts workers stages moments"]
-    items: tuple[float, ...] = ()
+    items: tuple[float, ...] = ()  # sizes of items, as shares of a whole activation
 
     def static_bytes(self, static: Any, version: Any) -> Any:
         """Return what lasts the whole step: (..., workers) bytes, by (..., stages)."""
         return static @ self.copies.T + version @ self.stashed.T
 
     def activation_bytes(self, sizes: tuple[Any, ...]) -> Any:
-        """Return activations at their peak: (..., workers) bytes, by (..., stages) of each part.
-
-        Only operators are used, so that arrays may be traced.
-        """
+        """Return activations at their peak: (..., workers) bytes, by (..., stages) of each part."""
+        # Only operators are used, so that arrays may be traced.
         sizes = (*sizes, *(share * sizes[WHOLE] for share in self.items))
         held = [size @ counts for size, counts in zip(sizes, self.parts, strict=True)]
         return sum(held[1:], start=held[0]).max(axis=-1).T

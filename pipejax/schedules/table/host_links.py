@@ -22,10 +22,7 @@ Cells = Int[NumpyArray, " edges"]  # worker * slots + slot
 
 
 def link_of_worker(links: Links, num_workers: int) -> Int[NumpyArray, " workers"]:
-    """Identify the host link of each worker by the first worker of its group.
-
-    Returns (workers) first worker of the group.
-    """
+    """Identify the host link of each worker by the first worker of its group."""
     first = np.arange(num_workers)
     for group in links.host_links:
         if max(group) >= num_workers:
@@ -44,10 +41,7 @@ def known_groups(groups: Groups, num_workers: int) -> Groups:
 
 
 def tied_rows(table: ScheduleTable, links: Links) -> Int[NumpyArray, "workers rows"]:
-    """List the rows that offloads and loads tie to each worker's own: those on its host link.
-
-    Returns (workers, rows), where a worker's row stands among them; repeats fill up.
-    """
+    """List the rows that offloads and loads tie to each worker's own: those on its host link."""
     workers = np.arange(table.num_workers)
     link = link_of_worker(links, len(workers)) if table.offloads else workers
     groups = [np.flatnonzero(link == link[worker]) for worker in workers]
@@ -85,10 +79,8 @@ def waiting_cells(table: Content, links: Links) -> tuple[Cells, Cells]:
 def aligned(
     rows: Sequence[Sequence[Cell]], queues: Iterable[Sequence[tuple[int, int]]]
 ) -> list[list[Cell]]:
-    """Insert as few idle cells as possible, so that the cells of each queue go by column.
-
-    A cell of a queue is its worker and its place in the row; it stands behind the one before it.
-    """
+    """Insert as few idle cells as possible, so that the cells of each queue go by column."""
+    # A cell of a queue is its worker and its place in the row; it stands behind the one before it.
     begins = np.cumsum([0, *map(len, rows)])  # all cells are numbered, row by row
     numbers = [[int(begins[worker]) + place for worker, place in queue] for queue in queues]
     in_row = np.setdiff1d(np.arange(1, begins[-1]), begins)

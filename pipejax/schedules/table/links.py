@@ -61,12 +61,8 @@ def models_of_pairs(
     num_workers: int,
     ends: tuple[Int[NumpyArray, " messages"], Int[NumpyArray, " messages"]],
 ) -> Int[NumpyArray, " messages"]:
-    """Find the link model that each message follows, by sender and receiver.
-
-    A pair stands for both directions, unless the other one is named too.
-
-    Returns (messages) positions in `known`, `default` for pairs that are not named.
-    """
+    """Find the link model that each message follows, by sender and receiver."""
+    # A pair stands for both directions, unless the other one is named too.
     follows = np.full((num_workers, num_workers), default)
     named = dict(pair_links)
     largest = max((worker for pair in named for worker in pair), default=-1)
@@ -98,23 +94,14 @@ def format_pair_links(pair_links: Checked) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class LinkModel:
-    """What a message between workers does besides arriving later (docs/semantics.md).
+    """Effects of a message between workers besides arriving later (docs/semantics.md)."""
 
-    Attributes:
-      name: of the model.
-      holds: for how long a message occupies its link: "transmit", "message" (latency and transmit
-        time), or "" where it uses no resource.
-      behind: how much later it arrives than it leaves its link: "message", "latency" or "".
-      blocks: whether the next op of the sender waits until the message has left.
-      meets: whether SEND and RECV are one transfer, which has its turn in the queues of both
-        workers; otherwise messages from one worker to another follow each other.
-    """
-
-    name: str
+    name: str  # of the model
+    # duration for which a message occupies its link: "transmit", "message" or ""
     holds: str
-    behind: str
-    blocks: bool = False
-    meets: bool = False
+    behind: str  # how much later it arrives than it leaves its link: "message", "latency" or ""
+    blocks: bool = False  # whether the next op of the sender waits until the message has left
+    meets: bool = False  # SEND and RECV are one transfer in the queues of both workers
 
 
 # by name, the simplest first; what says "link model" anywhere reads it from here
@@ -183,7 +170,6 @@ class Links:
     eager_below: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check all that can be checked without a table."""
         for name, known, kind in (
             ("model", tuple(LINK_MODELS), "link model"),
             ("queues", QUEUES, "queue scope"),
@@ -379,10 +365,7 @@ def shared_links_of(
     sender: Int[NumpyArray, " uses"],
     receiver: Int[NumpyArray, " uses"],
 ) -> tuple[Found, Found]:
-    """Find the groups of shared links that hold the pair of each use, one entry for each.
-
-    Returns (found) number of the use, (found) number of the group.
-    """
+    """Find the groups of shared links that hold the pair of each use, one entry for each."""
     if links.shared_links == PAIRS:
         low, high = np.minimum(sender, receiver), np.maximum(sender, receiver)
         return np.arange(len(sender)), low * num_workers + high

@@ -41,11 +41,7 @@ def is_rank_dict(text: str) -> bool:
 
 
 def split_rows(text: str) -> tuple[list[list[str]], str]:
-    """Return the cells of each worker, and a note where lines are steps.
-
-    Raises:
-      ScheduleError: if a line is no row, or ranks or steps are not numbered 0, 1, 2, ...
-    """
+    """Return the cells of each worker, and a note where lines are steps."""
     text = re.sub(r"\[([\w ]*\d)\](?=\s*[:=])", r"\1", re.sub("[\"'`]", "", text))  # [rank0]: ..
     lines = _list_lines(text) if "[" in text else text.split("\n")
     lines = [re.sub(r"^\s*\|", "", line) for line in lines if not _RULE.fullmatch(line)]
@@ -98,7 +94,6 @@ def _has_rank_columns(head: str) -> bool:
 
 
 def _places(numbers: list[int], count: int, what: str) -> list[int]:
-    """Return where 0, 1, 2, .. stand."""
     if sorted(numbers) != [*range(count)]:
         raise ScheduleError(f"{what} must be numbered 0 to {count - 1}, got {numbers}{FORMS}")
     return sorted(range(count), key=numbers.__getitem__)
@@ -119,13 +114,8 @@ def _under_heads(lines: list[str], head: str) -> list[list[str]]:
 
 
 def in_todays_letters(rows: list[list[str]]) -> tuple[list[list[str]], str]:
-    """Return rows in today's letters of PyTorch, and a note where they were in those of 2024.
-
-    BW is of 2024 alone, and so are B and W of a microbatch on the same stage without I.
-
-    Raises:
-      ScheduleError: if the letters are neither today's nor those of 2024.
-    """
+    """Return rows in today's letters of PyTorch, and a note where they were in those of 2024."""
+    # BW is of 2024 alone, and so are B and W of a microbatch on the same stage without I.
     ops: dict[str, set[str]] = {letter: set() for letter in ("I", *_TODAY)}
     for stage, letter, microbatch in _BACKWARD.findall("\n".join(map(",".join, rows))):
         ops[letter].add(f"{stage} {microbatch}")

@@ -31,17 +31,12 @@ EachWorker = int | Sequence[int]
 
 
 class Lookahead(NamedTuple):
-    """How weights are gathered on one worker.
+    """Gathering of weights on one worker."""
 
-    Attributes:
-      ahead: how much earlier than its use a stage is gathered.
-      most: stages whose weights are there at once, at most.
-      counted: what `ahead` counts: "uses", ops of the row, or "stages", different ones that come
-        next. With "stages" a fused pair may bring one stage more than `most`, as in PyTorch.
-    """
-
-    ahead: int
-    most: int
+    ahead: int  # how much earlier than its use a stage is gathered
+    most: int  # stages whose weights are there at once, at most
+    # "uses" (ops of the row) or "stages" (next ones; a fused pair may bring one more, as in
+    # PyTorch)
     counted: str = USES
 
 
@@ -115,7 +110,6 @@ def dense_rows(table: ScheduleTable) -> list[list[Cell]]:
 
 
 def _of_workers(given: EachWorker, num_workers: int, name: str, least: int) -> list[int]:
-    """Read a number of all workers, or one for each."""
     if isinstance(given, int | np.integer):
         return [whole_number(given, name, least=least)] * num_workers
     each = [whole_number(number, name, least=least) for number in given]
@@ -194,10 +188,8 @@ class _Coming:
 def with_reductions(
     row: Sequence[Cell], deferred: bool, ends: Sequence[AnyPhase] = WEIGHT_GRADS
 ) -> list[Cell]:
-    """Reduce the gradients of each stage behind its last backward, at most one at a time.
-
-    Where ops of the row update weights, that is the last one before each update.
-    """
+    """Reduce the gradients of each stage behind its last backward, at most one at a time."""
+    # Where ops of the row update weights, that is the last one before each update.
     last = set(_last_gradients(row, ends))
     found: list[Cell] = []
     pending: list[Cell] = []

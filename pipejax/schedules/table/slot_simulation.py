@@ -79,11 +79,9 @@ def durations(
 
 
 def spread(table: ScheduleTable) -> ScheduleTable:
-    """Draw a table with its idle slots: every op in the column of its start.
-
-    Offloads and loads stand behind the op at whose end they are issued. Across rows their columns
-    follow those ends, an order in which workers can share any host link without a deadlock.
-    """
+    """Draw a table with its idle slots: every op in the column of its start."""
+    # Offloads and loads stand behind the op at whose end they are issued. Across rows their columns
+    # follow those ends, an order in which workers can share any host link without a deadlock.
     if table.grammar.off_row:  # ops of two lanes may start at once: one column would hold both
         return table
     cells, partners = _moved(table)
@@ -118,12 +116,11 @@ def spread_rows(
     weights: WeightRule = NEWEST,
     grammar: Grammar = USUAL,
 ) -> ScheduleTable:
-    """Draw rows with their idle slots; by default, worker r has stage r alone.
-
-    A row is an array (ops, 3): phase, stage and microbatch of each op, which `Op` are too; or
-    (ops, 2, 3), where a partner that is no op has the phase IDLE. No op becomes an object, and only
-    what is drawn becomes a table, with its checks. As in `spread`, lanes beside compute have none.
-    """
+    """Draw rows with their idle slots; by default, worker r has stage r alone."""
+    # A row is an array (ops, 3): phase, stage and microbatch of each op, which `Op` are too; or
+    # (ops, 2, 3), where a partner that is no op has the phase IDLE. No op becomes an object, and
+    # only what is drawn becomes a table, with its checks. As in `spread`, lanes beside compute have
+    # none.
     check_slots(slots)
     placement = looped(len(rows)) if placement is None else placement
     arrays = [np.asarray(row, np.int32) for row in rows]
@@ -153,12 +150,10 @@ def columns(
     start: Num[NumpyArray, " ops"],
     lasts: Bool[NumpyArray, " ops"],
 ) -> Int[NumpyArray, " ops"]:
-    """Return the column of each op in a drawing with idle slots: (ops) columns.
-
-    A column is one slot where all starts are whole numbers and not far apart; otherwise there is
-    one column per distinct start. Ops that take no time stand in columns of their own, before
-    those that begin at the same moment.
-    """
+    """Return the column of each op in a drawing with idle slots: (ops) columns."""
+    # A column is one slot where all starts are whole numbers and not far apart; otherwise there is
+    # one column per distinct start. Ops that take no time stand in columns of their own, before
+    # those that begin at the same moment.
     # how many distinct starts there are is told without a sort, if they are few whole numbers
     in_slots = start.max() <= MOST_IDLE * len(start) and bool(np.all(start == np.round(start)))
     if in_slots:
@@ -190,10 +185,7 @@ def draw(
     phase: Int[NumpyArray, " ops"],
     microbatch: Int[NumpyArray, " ops"],
 ) -> ScheduleTable:
-    """Make a table of one stage per worker from the starts of its ops.
-
-    Tables of millions of ops are made in seconds: no op becomes an object.
-    """
+    """Make a table of one stage per worker from the starts of its ops."""
     order = np.lexsort((start, worker))
     worker, start, phase, microbatch = (a[order] for a in (worker, start, phase, microbatch))
     column = columns(worker, start, np.isin(phase, [PHASES[letter] for letter in slots]))

@@ -81,7 +81,6 @@ class ScheduleTable(Content, Drawn):
     grammar: Grammar = USUAL
 
     def __post_init__(self) -> None:
-        """Freeze the arrays and check the schedule."""
         for name in ("cells", "partners"):
             arrays = (_whole(array, name) for array in getattr(self, name))
             object.__setattr__(self, name, Cells(*arrays))
@@ -276,7 +275,6 @@ class ScheduleTable(Content, Drawn):
         return self.with_rows([[cell for cells in row for cell in cells] for row in rows])
 
     def __repr__(self) -> str:
-        """Return name and size; `print` shows the grid."""
         return (
             f"ScheduleTable({abbreviated(self.name)}: "
             f"{self.num_workers} workers x {self.num_slots} slots, "
@@ -298,7 +296,6 @@ class ScheduleTable(Content, Drawn):
         return ScheduleTable, (*given, self.stage_shares, self.weights, self.grammar)
 
     def __str__(self) -> str:
-        """Return the table as a grid."""
         return format_grid([[self.grammar.text(cell) for cell in row] for row in self.rows()])
 
     def error(
@@ -364,7 +361,6 @@ def _parse_rows(rows: Sequence[Sequence[Cell | str]], grammar: Grammar) -> list[
 
 
 def _whole(values: Any, name: str) -> Int[NumpyArray, "..."]:
-    """Check an array of a table for whole numbers."""
     try:
         return whole_numbers(values, name)
     except ValueError as error:
@@ -372,7 +368,6 @@ def _whole(values: Any, name: str) -> Int[NumpyArray, "..."]:
 
 
 def _plain(duration: float) -> float:
-    """Convert NumPy's number to Python's, so that tables can be written as JSON."""
     return int(duration) if duration == int(duration) else float(duration)
 
 
@@ -385,10 +380,7 @@ def row_order(table: Content, phases: tuple[AnyPhase, ...]) -> Int[NumpyArray, "
 def op_before(
     table: Content, executed: Int[NumpyArray, " ops"], cells: Int[NumpyArray, " cells"]
 ) -> Int[NumpyArray, " cells"]:
-    """Return which of the executed cells stands before each cell in its row, or `NOWHERE`.
-
-    Returns (cells) places in `executed`, a `row_order` of the table.
-    """
+    """Return which of the executed cells stands before each cell in its row, or `NOWHERE`."""
     rows = cells // table.num_slots
     before = np.searchsorted(executed, cells) - 1
     return np.where(before >= np.searchsorted(executed, rows * table.num_slots), before, NOWHERE)

@@ -18,8 +18,7 @@ from pipejax.base.display import short_repr, short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.planning import for_times
-from pipejax.costs.restaging import restaged_costs, shares_of_stages
-from pipejax.costs.scaling import scaled_costs
+from pipejax.costs.scaling import restaged_costs, scaled_costs, shares_of_stages
 from pipejax.costs.stage.microbatches import in_order
 from pipejax.costs.stage.model_topology import model_placements
 from pipejax.costs.stage.stage_costs import stage_costs

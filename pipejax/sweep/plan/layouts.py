@@ -1,16 +1,137 @@
 """The layouts of a job: every legal choice of degrees, microbatch size and schedule, as columns."""
 
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipejax import schedules
 from pipejax.base.array_types import Bool, Int, NumpyArray
-from pipejax.base.checks import divisors
+from pipejax.base.checks import (
+    MAX_COUNT,
+    check_types,
+    divisors,
+    one_of,
+    positive,
+    share,
+    unknown,
+    whole_number,
+    wrong,
+)
 from pipejax.base.display import short_repr
-from pipejax.costs.model.workload import stage_layers
+from pipejax.costs.model.model import Model, check_recompute
+from pipejax.costs.model.workload import Workload, stage_layers
+from pipejax.costs.model.workload_fields import RECOMPUTE, WORKLOAD_FIELDS
+from pipejax.costs.stage.slices import check_whole
+from pipejax.costs.stage.stage_costs import check_machine
+from pipejax.costs.system.system import System
+from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table import check_usual
 from pipejax.sweep.plan.programs import ProgramShape, refusal, table_of
-from pipejax.sweep.plan.request import EDGE_UNITS, ZERO, PlanRequest
+
+SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1")
+ZERO = tuple(range(1 + (WORKLOAD_FIELDS["zero"].most or 0)))  # what replicas may split
+EDGE_UNITS = (0, 1)  # layers that embedding and head each count as when layers are assigned
+COUNTED = (
+    *("tensor", "context", "expert", "expert_tensor", "data", "pipeline", "stages_per_worker"),
+)
+SHARED = tuple(sorted(name for name, field in WORKLOAD_FIELDS.items() if field.of_plan))
+# share of an accelerator's memory that is left for what tensors do not tell: fragmentation, what
+# the allocator keeps. Of 2,327 measured runs 27 are predicted to have left less; both tables of
+# llm-foundry, whose microbatches were made as large as fit, end at 0.901 and 0.912 of the memory
+HEADROOM = 0.1
+CHOICES = (*COUNTED, "microbatch_size", "zero", "edge_units", "recompute")
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True)
+class PlanRequest:
+    """A training job, and the layouts that may be chosen for it."""
+
+    model: Model  # the transformer
+    system: System  # the machine
+    gpus: int  # accelerators, all of which are used
+    minibatch: int  # sequences per step of the whole job
+    schedules: tuple[str, ...] = SCHEDULES  # names of schedules with a fixed order of ops
+    # by axis (`CHOICES`) the values that are allowed; for others all that are legal
+    choices: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    links: Links = dataclasses.field(default_factory=Links)  # link model, and what is shared
+    # fields of `Workload` that all layouts have in common (`SHARED`)
+    shared: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    stack: str = ""  # the software, by name; empty for what the system's file takes for granted
+    memory_limit: float | None = None  # of an accelerator's tensors [B]; None: as `headroom`
+    headroom: float = HEADROOM  # share of an accelerator's memory that no tensor may have
+
+    def __post_init__(self) -> None:
+        check_types(model=(self.model, Model), system=(self.system, System))
+        for name in ("gpus", "minibatch"):
+            count = whole_number(getattr(self, name), name, most=MAX_COUNT)
+            object.__setattr__(self, name, count)
+        object.__setattr__(self, "schedules", _known_schedules(self.schedules))
+        chosen = {name: _known_values(name, values) for name, values in self.choices.items()}
+        object.__setattr__(self, "choices", chosen)
+        object.__setattr__(self, "links", Links.of(self.links))
+        share(self.headroom, "headroom")
+        if self.memory_limit is not None:
+            positive(self.memory_limit, "memory_limit")
+        for name in self.shared:
+            if name not in SHARED:
+                raise unknown("field of all layouts", name, SHARED)
+        workload = Workload(self.model, self.minibatch, **self.shared)  # which checks them
+        check_machine(workload, self.system)
+
+    @property
+    def room(self) -> float:
+        """Memory of an accelerator that a layout may need [B]."""
+        if self.memory_limit is not None:
+            return float(self.memory_limit)
+        return (1 - self.headroom) * float(self.system.memory_available)
+
+    @property
+    def recomputations(self) -> tuple[str, ...]:
+        """Names that `Layouts.recompute` counts in: those of all models, then parts of layers."""
+        chosen = self.choices.get("recompute", ())
+        return (*RECOMPUTE, *(name for name in chosen if name not in RECOMPUTE))
+
+    def allowed(self, axis: str, values: Sequence[Any]) -> list[Any]:
+        """Keep those of an axis's values that may be chosen."""
+        wanted = self.choices.get(axis)
+        return [value for value in values if wanted is None or value in wanted]
+
+
+def _known_schedules(names: Sequence[str]) -> tuple[str, ...]:
+    found = tuple(schedules.named(name) for name in names)
+    if not found or len(set(found)) < len(found):
+        raise wrong("schedules", f"must be different names, got {', '.join(names) or 'none'}")
+    for name in found:
+        if schedules.find(name).sizes is not None:
+            raise ValueError(f"schedule {name} is one table: a plan takes schedules of any size")
+        if schedules.find(name).planned:
+            raise ValueError(
+                f"schedule {name} is planned from the times of one layout: a plan takes schedules "
+                "with a fixed order of ops"
+            )
+        table = schedules.build(name, num_workers=4, num_microbatches=8)
+        check_whole(table, "a plan")
+        check_usual(table, "a plan")
+        if table.updates_within:
+            raise ValueError(f"schedule {name} is asynchronous: a plan is of synchronous steps")
+    return found
+
+
+def _known_values(axis: str, values: Sequence[Any]) -> tuple[Any, ...]:
+    if axis not in CHOICES:
+        raise unknown("choice", axis, CHOICES)
+    if not values:
+        raise ValueError(f"{axis} must have at least one value")
+    if axis == "recompute":
+        return tuple(dict.fromkeys(check_recompute(value) for value in values))
+    if axis == "zero":
+        return tuple(one_of(value, ZERO, axis) for value in values)
+    least = 0 if axis == "edge_units" else 1
+    return tuple(whole_number(value, axis, least=least, most=MAX_COUNT) for value in values)
+
 
 LEAST_TOKENS = (
     1024  # of a sequence on one accelerator of context parallelism, if c is not asked for
@@ -23,40 +144,23 @@ Column = Int[NumpyArray, " layouts"]
 
 @short_repr
 class Layouts(NamedTuple):
-    """Layouts as columns, one entry for each.
+    """Layouts as columns, one entry for each."""
 
-    Attributes:
-      schedule: place of its name in the request's `schedules`.
-      pipeline: P.
-      stages_per_worker: V.
-      tensor: t.
-      context: c.
-      expert: e.
-      expert_tensor: accelerators that split each expert, 1 without experts.
-      data: d.
-      microbatch_size: b [sequences].
-      microbatches: M.
-      recompute: place of its name in the request's `recomputations`.
-      zero: what replicas split, 0 to 3.
-      edge_units: layers that embedding and head each count as when layers are assigned.
-    """
-
-    schedule: Column
-    pipeline: Column
-    stages_per_worker: Column
-    tensor: Column
-    context: Column
-    expert: Column
-    expert_tensor: Column
-    data: Column
-    microbatch_size: Column
-    microbatches: Column
-    recompute: Column
-    zero: Column
-    edge_units: Column
+    schedule: Column  # place of its name in the request's `schedules`
+    pipeline: Column  # P
+    stages_per_worker: Column  # V
+    tensor: Column  # t
+    context: Column  # c
+    expert: Column  # e
+    expert_tensor: Column  # accelerators that split each expert, 1 without experts
+    data: Column  # d
+    microbatch_size: Column  # b [sequences]
+    microbatches: Column  # M
+    recompute: Column  # place of its name in the request's `recomputations`
+    zero: Column  # what replicas split, 0 to 3
+    edge_units: Column  # layers that embedding and head each count as when layers are assigned
 
     def __len__(self) -> int:
-        """Count the layouts."""
         return len(self.schedule)
 
     def take(self, some: Bool[NumpyArray, " layouts"] | Column) -> "Layouts":
@@ -70,10 +174,8 @@ class Layouts(NamedTuple):
 
     @property
     def idea(self) -> Column:
-        """Number of the idea of each: equal where only the split of layers over stages differs.
-
-        With one worker there is one schedule, whatever its name.
-        """
+        """Number of the idea of each: equal where only the split of layers over stages differs."""
+        # With one worker there is one schedule, whatever its name.
         own = self._asdict()
         del own["stages_per_worker"], own["edge_units"]
         own["schedule"] = np.where(self.pipeline == 1, -1, self.schedule)
@@ -100,18 +202,13 @@ class Layouts(NamedTuple):
 
 
 def enumerate_layouts(request: PlanRequest) -> Layouts:
-    """List every legal layout.
-
-    Tensor parallelism stays inside a node and divides heads and MLP; t c d P is the number of
-    accelerators; d b M is the minibatch; experts, whole or cut in t parts, are spread over divisors
-    of t c d; a sequence is
-    cut for context parallelism in 2 c parts of equal length, which balance the causal mask. Where
-    a worker has several stages, layers (and edge units) divide evenly over all of them. Where
-    the schedule does not exist for P or M, a layout is left out.
-
-    Raises:
-      ValueError: if there is none; the message says which condition leaves none.
-    """
+    """List every legal layout."""
+    # Tensor parallelism stays inside a node and divides heads and MLP; t c d P is the number of
+    # accelerators; d b M is the minibatch; experts, whole or cut in t parts, are spread over
+    # divisors of t c d; a sequence is cut for context parallelism in 2 c parts of equal length,
+    # which balance the causal mask. Where a worker has several stages, layers (and edge units)
+    # divide evenly over all of them. Where the schedule does not exist for P or M, a layout is left
+    # out.
     rows = [
         (*of_pipe, *degrees, size, request.minibatch // (degrees[-1] * size))
         for of_pipe in _pipes(request)

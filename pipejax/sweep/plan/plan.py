@@ -23,18 +23,17 @@ from pipejax.costs.model.stack import Stack, software_of
 from pipejax.costs.model.workload_fields import PRECISIONS
 from pipejax.costs.system.system import System, load_system
 from pipejax.schedules.table.links import Links
-from pipejax.sweep.plan.layouts import Layouts, enumerate_layouts
-from pipejax.sweep.plan.other_machines import bounds_of_steps, reversals
-from pipejax.sweep.plan.pricing import workload_of
-from pipejax.sweep.plan.request import HEADROOM, SCHEDULES, PlanRequest
+from pipejax.sweep.plan.layouts import HEADROOM, SCHEDULES, Layouts, PlanRequest, enumerate_layouts
 from pipejax.sweep.plan.result import (
     PlannedLayout,
     PlanResult,
+    bounds_of_steps,
     columns_of,
     known_step_times,
+    reversals,
     save_columns,
 )
-from pipejax.sweep.plan.search import Evaluator, Known, Rows, Times, estimate
+from pipejax.sweep.plan.search import Evaluator, Known, Rows, Times, estimate, workload_of
 
 RUNNERS_UP = 9
 LEAST_ERROR = 0.005  # of predictions: no table is met better than it was measured
@@ -181,7 +180,6 @@ def plan(
 
 
 def _machine(system: System | str | Path, stack: Stack | str | Path | None) -> tuple[System, Stack]:
-    """The machine as its software uses it, and that software."""
     check_types(stack=(stack, Stack, str, Path, type(None)))
     bare = system if isinstance(system, System) else load_system(system)
     software = software_of(bare, stack)
@@ -189,11 +187,7 @@ def _machine(system: System | str | Path, stack: Stack | str | Path | None) -> t
 
 
 def _left_at(out: Path, request: PlanRequest, resume: bool, replace: bool) -> Times | None:
-    """What an earlier run left there, if it is to be gone on with: step times [s].
-
-    Raises:
-      FileExistsError: if something is there, and neither resume nor replace is given.
-    """
+    """Read step times that an earlier run left, if it is to be gone on with [s]."""
     if not os.path.lexists(out):
         return None
     if replace:
@@ -217,7 +211,6 @@ class _Keeper:
         tell: OnProgress,
         out: Path | None,
     ) -> None:
-        """Begin to count the time."""
         self._given = request, layouts, known
         self._tell, self._out = tell, out
         self._saved = time.perf_counter()
@@ -263,7 +256,6 @@ def _parted(
 def _told(
     evaluator: Evaluator, rows: Rows, by_row: Sequence[Evidence | None]
 ) -> list[PlannedLayout]:
-    """Say of some layouts what is to be said."""
     reasons = bounds_of_steps(evaluator.request, evaluator.layouts, rows)
     return [
         _planned(evaluator, row, reason, by_row[row])
@@ -274,7 +266,6 @@ def _told(
 def _planned(
     evaluator: Evaluator, row: int, bound_by: str, evidence: Evidence | None
 ) -> PlannedLayout:
-    """Say what is to be said of one of the best layouts."""
     request, layouts, known = evaluator.request, evaluator.layouts, evaluator.known
     step, need = float(known.step_time[row]), float(known.memory_bytes[row])
     known_bands = {} if evidence is None else bands(request.system, step)
@@ -305,12 +296,9 @@ NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
 
 
 def chances(times: Sequence[float], spreads: Sequence[float]) -> Float[NumpyArray, " layouts"]:
-    """Chance of each layout to have the shortest step, where each is off by itself.
-
-    The logarithm of a step time is normal around that of its prediction m_i, with spread s_i:
-
-        P(i) = integral over z of phi(z) product over j != i of Phi((m_j - m_i - s_i z) / s_j)
-    """
+    """Chance of each layout to have the shortest step, where each is off by itself."""
+    # The logarithm of a step time is normal around that of its prediction m_i, with spread s_i:
+    #     P(i) = integral over z of phi(z) product over j != i of Phi((m_j - m_i - s_i z) / s_j)
     log, spread = np.log(times), np.asarray(spreads)
     at = log[:, None] + spread[:, None] * NODES  # (layouts, nodes)
     beyond = (log[None, :, None] - at[:, None]) / spread[None, :, None]
@@ -321,12 +309,9 @@ def chances(times: Sequence[float], spreads: Sequence[float]) -> Float[NumpyArra
 
 
 def _ranked(found: Sequence[PlannedLayout]) -> tuple[list[int], tuple[PlannedLayout, ...]]:
-    """Rank layouts by their chance to be the best, where it is known how far predictions are off.
-
-    The mean absolute value of a normal error is sqrt(2 / pi) of its spread.
-
-    Returns the places that they had, and the layouts.
-    """
+    """Rank layouts by their chance to be the best, where errors of predictions are known."""
+    # The mean absolute value of a normal error is sqrt(2 / pi) of its spread.
+    # Returns the places that they had, and the layouts.
     errors = [each.evidence.mean_error / 100 for each in found if each.evidence is not None]
     if len(errors) < len(found):
         return [*range(len(found))], tuple(found)

@@ -40,19 +40,12 @@ Bound = Float[NumpyArray, " layouts"]
 
 
 class Pipe(NamedTuple):
-    """What a bound needs to know of a table, the same for any number of microbatches.
+    """Facts of a table that bounds need, the same for any number of microbatches."""
 
-    Attributes:
-      placement: (pipes, stages) worker of each stage.
-      whole: (stages) whether a stage has whole backwards, B.
-      split: (stages) whether it has split ones, I and W.
-      again: (stages) whether all microbatches have R there.
-    """
-
-    placement: Int[NumpyArray, "pipes stages"]
-    whole: Bool[NumpyArray, " stages"]
-    split: Bool[NumpyArray, " stages"]
-    again: Bool[NumpyArray, " stages"]
+    placement: Int[NumpyArray, "pipes stages"]  # worker of each stage
+    whole: Bool[NumpyArray, " stages"]  # whether a stage has whole backwards, B
+    split: Bool[NumpyArray, " stages"]  # whether it has split ones, I and W
+    again: Bool[NumpyArray, " stages"]  # whether all microbatches have R there
 
     @classmethod
     def of(cls, table: ScheduleTable) -> "Pipe":
@@ -67,38 +60,19 @@ class Pipe(NamedTuple):
 
 
 class _StageTimes(NamedTuple):
-    """Seconds of each stage (layouts, stages), and of the ways between them.
+    """Seconds of each stage (layouts, stages), and of the ways between them."""
 
-    Attributes:
-      forward: F.
-      back: till the input gradient is there: B or I, what is less.
-      work: all that one microbatch computes there.
-      ending: A and U after its last gradient.
-      update: U.
-      there: (layouts, stages - 1) message of an activation, the least of all pipes.
-      home: (layouts, stages - 1) message of a gradient.
-    """
-
-    forward: PerStage
-    back: PerStage
-    work: PerStage
-    ending: PerStage
-    update: PerStage
-    there: PerStage
-    home: PerStage
+    forward: PerStage  # F
+    back: PerStage  # till the input gradient is there: B or I, what is less
+    work: PerStage  # all that one microbatch computes there
+    ending: PerStage  # A and U after its last gradient
+    update: PerStage  # U
+    there: PerStage  # (layouts, stages - 1) message of an activation, the least of all pipes
+    home: PerStage  # (layouts, stages - 1) message of a gradient
 
 
 def lower_bounds(pipe: Pipe, costs: Costs, microbatches: Int[NumpyArray, " layouts"]) -> Bound:
-    """Bound the makespans of layouts with the same stages from below.
-
-    Args:
-      pipe: what their tables have in common.
-      costs: leaves with a leading axis of layouts, or scalars; message times not below 0.
-      microbatches: (layouts) M.
-
-    Returns:
-      (layouts) bounds [s], for every link model: none makes a message shorter than `delay` does.
-    """
+    """Bound the makespans of layouts with the same stages from below."""
     times = _stage_times(pipe, costs, len(microbatches))
     workers = int(pipe.placement.max()) + 1
     way_in = _sums_before(times.forward[:, :-1] + times.there)
@@ -163,17 +137,11 @@ def _sums_before(steps: PerStage) -> PerStage:
 
 
 class ProgramShape(NamedTuple):
-    """What makes a table, but for its number of microbatches.
+    """Choices that make a table, but for its number of microbatches."""
 
-    Attributes:
-      schedule: its name.
-      workers: P.
-      stages_per_worker: V.
-    """
-
-    schedule: str
-    workers: int
-    stages_per_worker: int
+    schedule: str  # its name
+    workers: int  # P
+    stages_per_worker: int  # V
 
     @property
     def stages(self) -> int:
@@ -193,11 +161,9 @@ def table_of(shape: ProgramShape, microbatches: int) -> ScheduleTable:
 
 
 def refusal(shape: ProgramShape, microbatches: int) -> str:
-    """Say why the schedule does not exist for M microbatches; nothing if it does.
-
-    Built-in schedules ask for multiples of 2 or P, or for at least 2P: there the table of another
-    M, less than 8P, answers for a long one. What a user's own schedule asks for is not known.
-    """
+    """Say why the schedule does not exist for M microbatches; nothing if it does."""
+    # Built-in schedules ask for multiples of 2 or P, or for at least 2P: there the table of another
+    # M, less than 8P, answers for a long one. What a user's own schedule asks for is not known.
     legal = schedules.find(shape.schedule).legal
     if legal == ANY:
         return ""
@@ -222,11 +188,9 @@ def pipe_of(shape: ProgramShape) -> Pipe:
 
 
 def held_in(shape: ProgramShape, microbatches: int) -> HeldCounts:
-    """What workers hold with M microbatches.
-
-    Where twice and three times as many microbatches as workers leave the same peaks, a schedule
-    has settled: more of them only repeat its period.
-    """
+    """Count what workers hold with M microbatches."""
+    # Where twice and three times as many microbatches as workers leave the same peaks, a schedule
+    # has settled: more of them only repeat its period.
     few, more = (count * shape.workers for count in SETTLED)
     if microbatches > more and np.array_equal(_held(shape, few).parts, _held(shape, more).parts):
         return _held(shape, more)
@@ -241,11 +205,9 @@ def _held(shape: ProgramShape, microbatches: int) -> HeldCounts:
 def exact_times(
     shape: ProgramShape, microbatches: int, costs: Costs, links: Links
 ) -> Float[NumpyArray, " layouts"]:
-    """Makespans (layouts) of one program, all-reduce and update included [s].
-
-    A long program is that of fewer microbatches with its period put in as often as is missing,
-    which is exact (engine/periodic_makespan.py); where it has no period it is lowered whole.
-    """
+    """Makespans (layouts) of one program, all-reduce and update included [s]."""
+    # A long program is that of fewer microbatches with its period put in as often as is missing,
+    # which is exact (engine/periodic_makespan.py); where it has no period it is lowered whole.
     size = len(np.asarray(costs.forward))
     if shape.ops(microbatches) > MOST_OPS:
         try:

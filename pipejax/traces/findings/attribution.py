@@ -17,12 +17,11 @@ from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.longest_path import run_in_place
 from pipejax.base.progress import OnProgress, telling
-from pipejax.traces.readers.phase_names import scope_of
+from pipejax.traces.readers.parts import scope_of
 from pipejax.traces.record import NONE
-from pipejax.traces.replaying.collectives import rests_of
 from pipejax.traces.replaying.messages import name_of
 from pipejax.traces.replaying.replay import Replay
-from pipejax.traces.replaying.step_graph import step_graph
+from pipejax.traces.replaying.step_graph import rests_of, step_graph
 
 Times = Float[NumpyArray, "runs nodes"]
 
@@ -176,10 +175,7 @@ def _whole_steps(replayed: Replay) -> Iterator[Mapping[int, Sequence[int]]]:
 
 
 class _JobSteps:
-    """Steps whose replicas run the same tables."""
-
     def __init__(self, replayed: Replay, members: Mapping[int, Sequence[int]]) -> None:
-        """Build the graph of a step, and what its nodes took."""
         pipelines, trace = replayed.pipelines, replayed.pipelines.trace
         self.steps, self.replayed = list(members), replayed
         every = [[pipelines.pipelines[k] for k in own] for own in members.values()]
@@ -213,7 +209,6 @@ class _JobSteps:
 
     @functools.cached_property
     def stage(self) -> Int[NumpyArray, " nodes"]:
-        """Stage of every node; -1 of none."""
         return np.append(self.replayed.pipelines.trace.stage, NONE)[self.slice.max(axis=0)]
 
     def seconds_of(self, code: int, stage: int | None = None) -> Float[NumpyArray, " slices"]:
@@ -289,20 +284,12 @@ class _JobSteps:
 
 
 class _Ideal(NamedTuple):
-    """What ops should take.
+    """Ideal durations of ops."""
 
-    Attributes:
-      ops: (phases, stages + 1) of ops, optimizers and collectives; the last of those of no stage
-        [s], or factors on what each took; NaN where that is not known.
-      links: (links) of messages [s].
-      are_factors: whether ops are factors.
-      step: mean step of the run that says so, if it is another [s].
-    """
-
-    ops: Float[NumpyArray, "phases stages"]
-    links: Float[NumpyArray, " links"]
-    are_factors: bool = False
-    step: float | None = None
+    ops: Float[NumpyArray, "phases stages"]  # [s] or factors; the last of no stage; NaN if unknown
+    links: Float[NumpyArray, " links"]  # of messages [s]
+    are_factors: bool = False  # whether ops are factors
+    step: float | None = None  # mean step of the run that says so, if it is another [s]
 
     @classmethod
     def alike(cls, jobs: Sequence["_JobSteps"]) -> "_Ideal":
@@ -318,10 +305,8 @@ class _Ideal(NamedTuple):
 
     @classmethod
     def as_in(cls, others: Sequence["_JobSteps"], jobs: Sequence["_JobSteps"]) -> "_Ideal":
-        """Ops as much faster or slower as their kind is there, stage by stage; links as there.
-
-        So what scatters in a run goes on to do so: a run against itself saves nothing.
-        """
+        """Ops as much faster or slower as their kind is there, stage by stage; links as there."""
+        # So what scatters in a run goes on to do so: a run against itself saves nothing.
         names = jobs[0].replayed.pipelines.trace.phases
         there = others[0].replayed.pipelines.trace.phases
         stages = range(NONE, jobs[0].replayed.pipelines.trace.stages)

@@ -111,10 +111,8 @@ def deal_anew(replayed: Replay, *, on_progress: OnProgress | None = None) -> New
 
 
 def work_of(replayed: Replay) -> float:
-    """How many ops a round of the search runs for one step.
-
-    It pairs a quarter of the replicas, and runs the (2 M)^2 exchanges of every pair.
-    """
+    """Count the ops that a round of the search runs for one step."""
+    # It pairs a quarter of the replicas, and runs the (2 M)^2 exchanges of every pair.
     pipelines = replayed.pipelines.pipelines
     replicas = len({one.replica for one in pipelines})
     ops = len(pipelines[0].slices)

@@ -164,10 +164,8 @@ def costs_of(replayed: Replay, *, pipeline: Pipeline | None = None) -> Costs:
 
 
 def fields_of(ops: PipelineOps, shape: tuple[int, ...]) -> dict[str, NumpyArray]:
-    """Mean times of ops as fields of costs, by stage or by stage and microbatch [s].
-
-    Where ops of a kind never ran, it is what other kinds say, or the mean of all.
-    """
+    """Mean times of ops as fields of costs, by stage or by stage and microbatch [s]."""
+    # Where ops of a kind never ran, it is what other kinds say, or the mean of all.
     fields, size = {}, math.prod(shape)
     for kind, own in ops.by_kind():
         name = PHASE_FIELDS.get(kind, kind)

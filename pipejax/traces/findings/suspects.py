@@ -124,27 +124,18 @@ def stand_out(seconds: Logs) -> Bool[NumpyArray, " things"]:
 
 
 class _MicrobatchTimes(NamedTuple):
-    """What every microbatch took in every stage, all its ops together.
+    """Time of every microbatch in every stage, all its ops together."""
 
-    Attributes:
-      step: (runs) number of the step of each pipeline.
-      replica: (runs) of each.
-      worker: (stages, microbatches) that runs them.
-      logs: (runs, stages, microbatches) logarithm of seconds.
-      common: (runs, microbatches) what the quicker stages have of a microbatch beyond their own.
-      own: (runs, stages, microbatches) logs of microbatches that all other stages take as usual.
-      noise: standard deviation of these, of the median of their stage.
-      op: median op [s].
-    """
-
-    step: Int[NumpyArray, " runs"]
+    step: Int[NumpyArray, " runs"]  # number of the step of each pipeline
     replica: Int[NumpyArray, " runs"]
-    worker: Int[NumpyArray, "stages microbatches"]
-    logs: Float[NumpyArray, "runs stages microbatches"]
+    worker: Int[NumpyArray, "stages microbatches"]  # that runs them
+    logs: Float[NumpyArray, "runs stages microbatches"]  # logarithm of seconds
+    # of a microbatch in the quicker stages, beyond their own
     common: Float[NumpyArray, "runs microbatches"]
+    # logs of microbatches that all other stages take as usual
     own: Float[NumpyArray, "runs stages microbatches"]
-    noise: float
-    op: float
+    noise: float  # standard deviation of these, of the median of their stage
+    op: float  # median op [s]
 
     @classmethod
     def of(cls, pipelines: Pipelines) -> "_MicrobatchTimes":
@@ -246,10 +237,8 @@ class _MicrobatchTimes(NamedTuple):
 
 
 def _taken_apart(ops: PipelineOps, stages: int) -> Float[NumpyArray, " ops"]:
-    """What ops took [s]; of a fused pair what each takes alone, times what the pair took of usual.
-
-    So that ops are quicker as a pair makes no stage quick, nor those slow that have fewer pairs.
-    """
+    """Split times of fused pairs [s]: each op alone, times the slowdown of the pair."""
+    # So that ops are quicker as a pair makes no stage quick, nor those slow that have fewer pairs.
     lasts, first = ops.seconds.copy(), ops.is_first
     if not first.any():
         return lasts
@@ -277,7 +266,6 @@ def _fill_in(row: Float[NumpyArray, " stages"], like: Float[NumpyArray, " stages
 def _medians(
     values: Float[NumpyArray, " some"], group: Int[NumpyArray, " some"], groups: int
 ) -> Float[NumpyArray, " groups"]:
-    """Median of each group; NaN of one that has nothing."""
     order, found = np.argsort(group, kind="stable"), np.full(groups, np.nan)
     for part in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
         found[group[part[0]]] = np.median(values[part])
@@ -285,11 +273,9 @@ def _medians(
 
 
 def _links(pipelines: Pipelines, wrong: set[tuple[int, int]], op: float) -> Iterator[Suspect]:
-    """Links from a worker to another whose two quickest messages are slow, if any is waited for.
-
-    No message is used before it is there, so the quickest have waited for nothing else. Where a
-    clock was wrong, what its messages take is not known.
-    """
+    """Links from a worker to another whose two quickest messages are slow, if any is waited for."""
+    # No message is used before it is there, so the quickest have waited for nothing else. Where a
+    # clock was wrong, what its messages take is not known.
     placement, boundaries = pipelines.table.placement[0], pipelines.table.num_stages - 1
     times: dict[tuple[int, ...], list[NumpyArray]] = {}
     waited: set[tuple[int, ...]] = set()

@@ -1,9 +1,11 @@
 """The slices of pipelines in one Chrome trace, as arrays, and what the file says about its rank."""
 
 import dataclasses
+import json
+import re
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,180 @@ import numpy as np
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import wrong
 from pipejax.schedules.cells.ops import COMPUTING, Phase, format_cell, parse_cell, receive_of
-from pipejax.traces.readers.event_stream import BROKEN, Event, events
-from pipejax.traces.readers.labels import PYTORCH, RECEIVES, STEP, cell_of
 from pipejax.traces.readers.parts import sound
 from pipejax.traces.readers.rank_lists import rank_of
-from pipejax.traces.readers.sources import Tell, texts
-from pipejax.traces.record import LeftOut
+from pipejax.traces.readers.sources import CutError, Tell, texts
+from pipejax.traces.record import NONE, LeftOut
+
+Cell = tuple[tuple[str, int, int], ...]  # phase, stage, microbatch; two of a fused pair
+
+PYTORCH = "PP:"
+RECEIVES = ("gloo:recv", "nccl:recv")  # what a RECV does, until somebody waits for it
+STEP = "ProfilerStep#"
+_CELL = re.compile(r"(\d{1,9})([A-Z](?:[A-Z_]*[A-Z])?)(\d{0,9})")
+_PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)\s*OVERLAP_F_B")
+# schedules of PyTorch with one stage a rank do not say which
+_SINGLE = re.compile(r"(Forward|Backward) (\d{1,9})")
+
+
+def cell_of(label: str) -> Cell:
+    """Return the ops of a label, nothing for one that is none.
+
+    Example:
+      >>> cell_of("PP:0F1"), cell_of("0UNSHARD"), cell_of("aten::mm")
+      ((('F', 0, 1),), (('UNSHARD', 0, -1),), ())
+      >>> cell_of("PP:(2F1;3B0)OVERLAP_F_B")
+      (('F', 2, 1), ('B', 3, 0))
+      >>> cell_of("Backward 3")
+      (('B', -1, 3),)
+    """
+    if single := _SINGLE.fullmatch(label):
+        return ((single[1][0], NONE, int(single[2])),)
+    label = label.removeprefix(PYTORCH)
+    pair = _PAIR.fullmatch(label)
+    found = [_CELL.fullmatch(text) for text in (pair.groups() if pair else (label,))]
+    return tuple(
+        (cell[2], int(cell[1]), int(cell[3] or NONE)) for cell in found if cell is not None
+    )
+
+
+BROKEN, EARLY = "events that are not JSON", "it ends early"  # faults that are counted
+# A trace of other people's run may hold 10^7 events of no use here: none is kept, and only a window
+# of the text is in memory.
+
+_GAP = re.compile(r"[\s,:]*")
+_BETWEEN = re.compile(r"[\s,}]*")  # events; a brace is left where one was broken
+_EVENT = re.compile(r'\{\s*"(?:ph|name|cat|pid|tid|ts)"\s*:')
+_EVENTS = re.compile(r'"traceEvents"\s*:')
+_LONGEST = 2**23  # characters of an event, or of a value beside the events
+_TAIL = 64  # characters before the end of a window, where what is cut off looks broken
+# the decoder's own scanner, a fifth faster than `raw_decode`; its stub does not list it
+_scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # its stub lacks it
+
+Event = dict[str, Any]
+
+
+class _TextWindow:
+    """The part of a text that is read and not used yet, and a place in it."""
+
+    def __init__(self, pieces: Iterator[str]) -> None:
+        self.pieces, self.text, self.at, self.has_ended, self.why = pieces, "", 0, False, EARLY
+
+    def more(self) -> bool:
+        """Drop what is before the place and read on, to double the rest at least."""
+        held = [self.text[self.at :]]
+        size = before = len(held[0])
+        wanted = max(2 * size, 2**16)
+        try:
+            while size < wanted:
+                held.append(next(self.pieces))
+                size += len(held[-1])
+        except StopIteration:
+            self.has_ended = True
+        except CutError as error:
+            self.has_ended, self.why = True, str(error)
+        self.text, self.at = "".join(held), 0
+        return size > before
+
+    def next_sign(self, gap: "re.Pattern[str]") -> str:
+        """Go behind a gap and return the character there; empty at the end."""
+        while True:
+            self.at = gap.match(self.text, self.at).end()  # type: ignore[union-attr]  # "" matches
+            if self.at < len(self.text) or not self.more():
+                return self.text[self.at : self.at + 1]
+
+    def find(self, wanted: "re.Pattern[str]") -> bool:
+        """Go to the next place that looks so; False if there is none."""
+        self.at += 1
+        while not (found := wanted.search(self.text, self.at)):
+            self.at = max(self.at, len(self.text) - _TAIL)
+            if not self.more():
+                return False
+        self.at = found.start()
+        return True
+
+    def value(self) -> Any:
+        """Read the value at the place, and go behind it."""
+        while True:
+            try:
+                value, end = _scan(self.text, self.at)
+            except StopIteration as error:
+                place, is_cut = int(error.value), False
+            except json.JSONDecodeError as error:
+                place, is_cut = error.pos, error.msg.startswith("Unterminated string")
+            except RecursionError:
+                raise ValueError("nested too deeply") from None
+            else:
+                self.at, begin = end, self.at
+                if end < len(self.text) or self.has_ended:
+                    return value
+                self.at = begin
+                self.more()  # a number could go on
+                continue
+            is_cut |= place >= len(self.text) - _TAIL
+            is_long = len(self.text) - self.at > _LONGEST
+            if not is_cut or is_long or not self.more():
+                raise ValueError("not JSON")
+
+
+def events(
+    pieces: Iterator[str], header: dict[str, Any], faults: "Counter[str]"
+) -> Iterator[Event]:
+    """Yield the events of a trace."""
+    window = _TextWindow(pieces)
+    is_list, is_whole = window.next_sign(_GAP) == "[", False
+    window.at += 1
+    if is_list:
+        yield from _listed(window, faults)
+        is_whole = window.why == EARLY and window.at >= len(window.text)  # the bracket is optional
+    while not is_list:
+        sign = window.next_sign(_GAP)
+        is_whole = sign == "}"
+        if sign in ("", "}"):
+            break
+        try:
+            key = window.value()
+            if window.next_sign(_GAP) == "[" and key == "traceEvents":
+                window.at += 1
+                yield from _listed(window, faults)
+            else:
+                header[str(key)] = window.value()
+        except ValueError:
+            if not window.find(_EVENTS):  # what is broken beside the events is not needed for them
+                break
+    if not is_whole:
+        faults[window.why] += 1
+
+
+def _listed(window: _TextWindow, faults: "Counter[str]") -> Iterator[Event]:
+    """Yield the events of a list, and go behind it."""
+    while True:
+        text, at = window.text, window.at
+        try:
+            while True:  # as long as all is well, without a call
+                found = _BETWEEN.match(text, at)
+                value, at = _scan(text, found.end())  # type: ignore[union-attr]  # "" matches
+                if at == len(text):  # behind an event there is always something
+                    break
+                window.at = at
+                if type(value) is dict:
+                    yield value
+        except (StopIteration, ValueError, RecursionError):
+            pass
+        sign = window.next_sign(_BETWEEN)
+        if sign == "]":
+            window.at += 1
+            return
+        try:
+            value = window.value()
+        except ValueError:
+            if not window.find(_EVENT):
+                return
+            faults[BROKEN] += 1
+            continue
+        if type(value) is dict:
+            yield value
+
 
 _KEPT = (PYTORCH, *RECEIVES, STEP, "Forward ", "Backward ")
 _OWN = frozenset(("compute", "collective", "host link", "message"))  # categories of our exports
@@ -37,31 +207,18 @@ _COLUMNS = {
 
 @dataclasses.dataclass
 class Rows:
-    """What one rank did.
+    """Slices of one rank."""
 
-    Attributes:
-      rank: in the run; of our own exports, the worker.
-      world: how many ranks the run has, as far as the file says.
-      label: (slices) position in the names of labels, ascending by start.
-      start: (slices) [us].
-      end: (slices) [us].
-      receives: (2, receives) start and end of what a RECV does until somebody waits for it [us].
-      kernels: when the host launched each kernel, its start and end [us], and its stream.
-      marks: number, start and end of steps that are marked [us].
-      is_cut: whether its file ends early.
-      is_ours: whether it is of an export of ours: a worker of one pipeline in one step.
-    """
-
-    rank: int
-    world: int
-    label: Int[NumpyArray, " slices"]
-    start: Float[NumpyArray, " slices"]
-    end: Float[NumpyArray, " slices"]
-    receives: Float[NumpyArray, "2 receives"]
-    kernels: Float[NumpyArray, "4 kernels"]
-    marks: list[tuple[int, float, float]]
-    is_cut: bool = False
-    is_ours: bool = False
+    rank: int  # in the run; of our own exports, the worker
+    world: int  # how many ranks the run has, as far as the file says
+    label: Int[NumpyArray, " slices"]  # position in the names of labels, ascending by start
+    start: Float[NumpyArray, " slices"]  # [us]
+    end: Float[NumpyArray, " slices"]  # [us]
+    receives: Float[NumpyArray, "2 receives"]  # of RECVs, until somebody waits [us]
+    kernels: Float[NumpyArray, "4 kernels"]  # launch, start, end [us], stream
+    marks: list[tuple[int, float, float]]  # number, start and end of steps that are marked [us]
+    is_cut: bool = False  # whether its file ends early
+    is_ours: bool = False  # an export of ours: a worker of one pipeline in one step
 
 
 class _KeptEvents:
@@ -80,7 +237,6 @@ class _KeptEvents:
         self.launches = array("q"), array("d")
 
     def take(self, event: Event) -> None:
-        """Keep an event if it is one of a pipeline."""
         self.count += 1
         name = event.get("name")
         if type(name) is not str:
@@ -170,14 +326,7 @@ def _whole(value: Any) -> int:
 def read_rows(
     path: Path, names: dict[str, int], tell: Tell, left_out: list[LeftOut]
 ) -> tuple[list[Rows], int | None]:
-    """Read what a file holds of a pipeline, and the time of its zero [ns], None if it says none.
-
-    Args:
-      path: of the file.
-      names: labels and their numbers, of all files; takes those that are new.
-      tell: takes how many bytes were read.
-      left_out: takes what is not used.
-    """
+    """Read what a file holds of a pipeline, and the time of its zero [ns], None if it says none."""
     header: dict[str, Any] = {}
     faults: Counter[str] = Counter()
     kept = _KeptEvents(names)

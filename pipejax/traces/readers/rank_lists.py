@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.base.checks import MAX_COUNT, MOST_LISTED, is_number, wrong
-from pipejax.traces.readers.parts import Columns, nothing, sound
-from pipejax.traces.readers.phase_names import with_split_backwards
+from pipejax.traces.readers.parts import Columns, nothing, sound, with_split_backwards
 from pipejax.traces.readers.readings import RunSizes, complete
 from pipejax.traces.readers.sources import Tell, texts
 from pipejax.traces.record import LeftOut, Trace
@@ -77,17 +76,7 @@ def read_rank_lists(
 def check_ranks(
     found: Collection[int], known: int, accepted: int, left_out: list[LeftOut]
 ) -> list[str]:
-    """Check that there is a sound file of every rank, and say if no file says how many there are.
-
-    Args:
-      found: ranks that have one.
-      known: how many the files speak of; 0 if they do not.
-      accepted: how many the user speaks of: then those that are missing are left out.
-      left_out: takes these.
-
-    Raises:
-      ValueError: if one is missing.
-    """
+    """Check that every rank has a sound file, and note if no file says how many there are."""
     world = accepted or max(known, max(found, default=-1) + 1)
     missing = (rank for rank in range(world) if rank not in found)
     some = [str(rank) for rank in itertools.islice(missing, MOST_LISTED)]
@@ -122,7 +111,6 @@ def _object(path: Path, tell: Tell, left_out: list[LeftOut]) -> dict[str, Any] |
 
 
 def _whole_steps(text: str) -> dict[str, Any]:
-    """Read what can be read of a damaged object."""
     found = {}
     for begin in _STEP.finditer(text):
         with contextlib.suppress(ValueError, RecursionError):
@@ -131,7 +119,6 @@ def _whole_steps(text: str) -> dict[str, Any]:
 
 
 def _sizes(paths: Sequence[Path], tell: Tell, left_out: list[LeftOut]) -> RunSizes:
-    """Read sizes by the names that Primus gives them."""
     data: dict[str, Any] = {}
     for path in paths:
         data |= _object(path, tell, left_out) or {}
@@ -173,7 +160,6 @@ def _series_of(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -> I
 def _trace(
     series: Sequence[_Series], sizes: RunSizes, left_out: list[LeftOut], inferred: list[str]
 ) -> Trace:
-    """Give every op its stage and microbatch."""
     parts = [_columns(entry) for entry in series if entry.start]
     if not parts:
         return nothing(left_out)
@@ -216,7 +202,6 @@ def _trace(
 
 
 def _columns(entry: _Series) -> Columns:
-    """Make columns of a list."""
     size = len(entry.start)
     columns: Columns = {
         key: np.array([v if is_number(v, least=-np.inf) else np.nan for v in values], np.float64)

@@ -5,10 +5,21 @@ from pathlib import Path
 
 from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.progress import OnProgress, telling
-from pipejax.traces.readers import chrome, columns as in_columns, megatron_log, rank_lists, sources
+from pipejax.traces.readers import chrome, columns as in_columns, rank_lists, sources
 from pipejax.traces.readers.parts import joined, nothing
 from pipejax.traces.readers.readings import RunSizes
 from pipejax.traces.record import LeftOut, Trace
+
+
+def refused(path: Path) -> LeftOut:
+    """Say what reads a log, and what writes slices: a timer is a sum, or its extremes."""
+    return LeftOut(
+        str(path),
+        "a log of Megatron has times of steps and sums of timers, not when an op ran: pipejax init "
+        "rows --from LOG reads its steps; Primus writes ops with --dump_pp_data, PyTorch's "
+        "pipelining under torch.profiler",
+    )
+
 
 Files = str | Path | Sequence[str | Path]
 _FORMS = (
@@ -105,7 +116,7 @@ def read(
             in_columns.read_columns(tables, names, sizes, tell),
             rank_lists.read_rank_lists(lists, of_form.get(sources.SIZES, []), sizes, tell),
             chrome.read_chrome(of_chrome, sizes, tell),
-            nothing(megatron_log.refused(path) for path in of_form.get(sources.LOG, [])),
+            nothing(refused(path) for path in of_form.get(sources.LOG, [])),
             nothing(LeftOut(str(path), why) for path, (_, why) in forms.items() if why),
         ]
     trace = joined(parts, _spoken(paths))
@@ -126,7 +137,6 @@ def _paths(files: Sequence[str | Path]) -> list[Path]:
 
 
 def _spoken(paths: Sequence[Path]) -> str:
-    """Name some files."""
     if len(paths) == 1:
         return str(paths[0])
     folders = {str(path.parent) for path in paths}
@@ -134,7 +144,6 @@ def _spoken(paths: Sequence[Path]) -> str:
 
 
 def _why_nothing(left_out: Sequence[LeftOut]) -> str:
-    """Say in one line why no slice was found."""
     reasons = [f"{entry.what}: {entry.why}" for entry in left_out]
     more = f"; and {len(reasons) - _LISTED} more" * (len(reasons) > _LISTED)
     return f"hold no slice of a pipeline: {'; '.join(reasons[:_LISTED])}{more}. Known are {_FORMS}"

@@ -17,8 +17,7 @@ from pipejax.schedules.builders.one_f_one_b import Turns
 from pipejax.schedules.registry import REGISTRY
 from pipejax.traces.clocks import aligned
 from pipejax.traces.readers.parts import Columns, group_of, turn_in
-from pipejax.traces.record import NONE, Trace
-from pipejax.traces.transfers import OF_OPS, Ways, transfers
+from pipejax.traces.record import NONE, OF_OPS, Trace, Ways, transfers
 
 KINDS = {"F": 0, "B": 1, "W": 2, "I": 3}
 _KIND_OF = np.array([0, 1, 2, 1])  # B and I take turns
@@ -30,21 +29,13 @@ _LISTED, _MOST_STAGES = 4, 4  # readings that are listed; stages of a worker in 
 
 
 class RunSizes(NamedTuple):
-    """RunSizes of a run that a file or the user says; 0 where nobody does.
+    """RunSizes of a run that a file or the user says; 0 where nobody does."""
 
-    Attributes:
-      workers: of a pipeline.
-      stages: of a worker.
-      microbatches: of a pipeline in a step.
-      steps: in all files.
-      world: ranks of the run, of those that there are files of.
-    """
-
-    workers: int = 0
-    stages: int = 0
-    microbatches: int = 0
-    steps: int = 0
-    world: int = 0
+    workers: int = 0  # of a pipeline
+    stages: int = 0  # of a worker
+    microbatches: int = 0  # of a pipeline in a step
+    steps: int = 0  # in all files
+    world: int = 0  # ranks of the run, of those that there are files of
 
 
 class _Reading(NamedTuple):
@@ -57,27 +48,13 @@ class _Reading(NamedTuple):
     columns: Columns
 
     def text(self) -> str:
-        """Name its numbers."""
         names = ("steps", "stages per worker", "microbatches", "order")
         parts = zip(names, self[:4], strict=True)
         return ", ".join(f"{name} {value}" for name, value in parts if value)
 
 
 def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bool) -> list[str]:
-    """Put in the step, worker, stage and microbatch of ops that no column says.
-
-    Args:
-      columns: whole numbers and times by role; what it lacks is put in.
-      kind: (rows) in `KINDS`, -1 of what is no op.
-      sizes: that are not to be inferred.
-      by_step: whether clocks differ by step.
-
-    Returns:
-      Sentences that say what was inferred, and from what.
-
-    Raises:
-      ValueError: if several readings can be, or of several none.
-    """
+    """Put in the step, worker, stage and microbatch of ops that no column says."""
     lacks = [name for name in _LACKING if name not in columns]
     rows = np.flatnonzero(kind >= 0)
     columns.setdefault("replica", np.zeros(len(kind), np.int64))
@@ -140,10 +117,8 @@ def _put_others_into_steps(columns: Columns, kind: NumpyArray) -> None:
 
 
 def _turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
-    """Count each op among those of its worker and kind that say the same, and how many there are.
-
-    Whole backwards and those for the input take turns; then the k-th W is that of the k-th I.
-    """
+    """Number each op among equal ones of its worker and kind, and count them."""
+    # Whole backwards and those for the input take turns; then the k-th W is that of the k-th I.
     is_split, kind = ops["kind"] == KINDS["I"], ops["kind"] % 2
     names = ("replica", "step", "worker", "stage", "chunk", "microbatch")
     place = group_of(*(ops[name] for name in names if name in ops))

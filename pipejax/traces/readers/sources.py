@@ -29,12 +29,7 @@ class CutError(ValueError):
 
 
 def unpacked(path: Path, tell: Tell) -> Iterator[bytes]:
-    """Yield the content of a file, through gzip where it is packed, however it is called.
-
-    Raises:
-      CutError: behind all that could be unpacked.
-      OSError: if it cannot be read.
-    """
+    """Yield the content of a file, through gzip where it is packed, however it is called."""
     with path.open("rb") as file:
         piece = file.read(_PIECE)
         is_packed = piece.startswith(_GZIP)
@@ -100,12 +95,7 @@ def head_of(path: Path) -> bytes:
 
 
 def form_of(path: Path) -> tuple[str, str]:
-    """Tell the form of a file, and for OTHER what it seems to be.
-
-    Raises:
-      OSError: if it cannot be read.
-      ValueError: if it is no plain file, which cannot be read twice.
-    """
+    """Tell the form of a file, and for OTHER what it seems to be."""
     if not path.is_file():
         path.stat()
         raise wrong("files", f"must be files or folders; {path} is neither")

@@ -82,10 +82,8 @@ def judge(
     noise: float | None,
     taken: Links | None = None,
 ) -> LinkIdentification:
-    """Rank candidates by what they leave of measured step times (runs) [s].
-
-    The best is the one that leaves least, unless another one is taken already.
-    """
+    """Rank candidates by what they leave of measured step times (runs) [s]."""
+    # The best is the one that leaves least, unless another one is taken already.
     left = _squares(measured, predicted)
     if not np.isfinite(left).any():
         raise ValueError(

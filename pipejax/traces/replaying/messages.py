@@ -6,6 +6,7 @@ took it. Ops that waited for it say when it arrived. So what a link takes follow
 end, and this from what links take: by turns, until nothing changes.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -15,9 +16,51 @@ from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.longest_path import finish_times
 from pipejax.engine.lowering.program import SOURCE
 from pipejax.schedules.table.links import Links
-from pipejax.traces.record import NONE
+from pipejax.traces.record import NONE, Trace
 from pipejax.traces.replaying.pipelines import Pipelines
-from pipejax.traces.replaying.table_runs import TableRuns, table_runs
+from pipejax.traces.replaying.step_graph import StepGraph, step_graph
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TableRuns:
+    """Pipelines that ran one table, under a link model."""
+
+    trace: Trace  # what was recorded
+    graph: StepGraph  # of the table
+    members: Int[NumpyArray, " runs"]  # their positions among the pipelines of the trace
+    ops: Int[NumpyArray, " ops"]  # nodes that are ops
+    slices: Int[NumpyArray, "runs ops"]  # where these are in the trace
+
+    def some(self, most: int) -> "TableRuns":
+        """So many of them that they have so many nodes at most, one at least, spread evenly."""
+        apart = -(-self.members.size * len(self.graph.preds) // most)
+        return dataclasses.replace(self, members=self.members[::apart], slices=self.slices[::apart])
+
+    def replayed(
+        self, link_times: Float[NumpyArray, "ways links"]
+    ) -> tuple[Float[NumpyArray, "ways runs ops"], Float[NumpyArray, "ways runs"]]:
+        """Starts of ops after the first one, and spans, at several times of messages [s]."""
+        graph, sent = self.graph, np.flatnonzero(self.graph.link != NONE)
+        duration = np.zeros((len(link_times), len(self.members), len(graph.preds)))
+        duration[..., self.ops] = self.trace.end[self.slices] - self.trace.start[self.slices]
+        duration[..., sent] = link_times[:, None, graph.link[sent]]
+        finish = graph.finish(duration.reshape(-1, len(graph.preds))).reshape(duration.shape)
+        finish = finish[..., self.ops]
+        start = finish - duration[..., self.ops]
+        first = start.min(axis=2)
+        return start - first[..., None], finish.max(axis=2) - first
+
+
+def table_runs(pipelines: Pipelines, links: Links) -> Iterator[TableRuns]:
+    """All pipelines of a trace, table by table; ValueError where one deadlocks."""
+    number = np.array([one.table for one in pipelines.pipelines])
+    for table, cells in enumerate(pipelines.tables):
+        graph = step_graph([cells], links)
+        members = np.flatnonzero(number == table)
+        ops = np.flatnonzero(graph.op != NONE)
+        slices = np.stack([pipelines.pipelines[k].slices for k in members])[:, graph.op[ops]]
+        yield TableRuns(pipelines.trace, graph, members, ops, slices)
+
 
 LinkTimes = Float[NumpyArray, " links"]
 Ends = Float[NumpyArray, "nodes runs"]
@@ -34,25 +77,19 @@ ROUNDS = 20  # of turns; most are settled after three
 
 
 class TakenMessages(NamedTuple):
-    """What ops of some runs say of the messages that they took.
+    """Evidence of the ops of some runs on the messages that they took."""
 
-    Attributes:
-      link: (messages) direction * boundaries + boundary, ascending.
-      seconds: (messages, runs) from when it could be sent to when it was taken [s]: it took that,
-        or less; below 0 under a link model that cannot be.
-      strength: (messages, runs) what that says of it.
-    """
-
-    link: Int[NumpyArray, " messages"]
+    link: Int[NumpyArray, " messages"]  # direction * boundaries + boundary, ascending
+    # from when it could be sent to when it was taken [s]: it took that, or less;
+    # below 0 under a link model that cannot be
     seconds: Float[NumpyArray, "messages runs"]
-    strength: Int[NumpyArray, "messages runs"]
+    strength: Int[NumpyArray, "messages runs"]  # what that says of it
 
 
 class Messages:
     """Messages in runs of one table, held against the ops that made and took them."""
 
     def __init__(self, runs: TableRuns) -> None:
-        """Look up who takes what, and what each message waits for."""
         self.graph, preds = runs.graph, runs.graph.preds
         is_message, shape = self.graph.link != NONE, (len(preds), len(runs.members))
         begin = runs.trace.start[runs.slices].min(axis=1)
@@ -120,18 +157,12 @@ def name_of(link: int, boundaries: int) -> str:
 
 
 class LinkEstimate(NamedTuple):
-    """What a message of each link takes.
+    """Time of a message of each link."""
 
-    Attributes:
-      times: (links) [s]; of a link that is not told, that of the others, if it can be as long.
-      is_told: (links) whether anything waited for one of its messages.
-      most: (links) a message took no longer [s]; infinite where none was sent.
-      early: (links) share of messages that were taken before they could be sent.
-    """
-
-    times: LinkTimes
-    is_told: Bool[NumpyArray, " links"]
-    most: LinkTimes
+    times: LinkTimes  # [s]; without evidence the usual time, if it can be as long
+    is_told: Bool[NumpyArray, " links"]  # whether anything waited for one of its messages
+    most: LinkTimes  # (links) a message took no longer [s]; infinite where none was sent
+    # share of messages that were taken before they could be sent
     early: Float[NumpyArray, " links"]
 
 
@@ -147,11 +178,9 @@ def by_link(evidence: Sequence[TakenMessages], links: int) -> Iterator[tuple[Sec
 
 
 def telling(seconds: Seconds, strength: Strength) -> Seconds:
-    """Those that tell what a link takes [s]: what says most of it; none if nothing does.
-
-    Of receivers that were only idle at the end, that of the quickest message: all others say that
-    it took no longer.
-    """
+    """Select the times that determine a link best [s]; none if nothing does."""
+    # Of receivers that were only idle at the end, that of the quickest message: all others say that
+    # it took no longer.
     for most in (WAITED, FIRST):
         if (strength == most).any():
             return seconds[strength == most]
@@ -175,11 +204,9 @@ def estimate(evidence: Sequence[TakenMessages], links: int, average: Average) ->
 
 
 def link_times(messages: Sequence[Messages], links: int) -> Iterator[LinkTimes]:
-    """Times of a message by link [s]: such as explain when all were taken, and simpler ones.
-
-    These are as if none waited for another. The median is of messages that differ; the
-    lower quartile where many stood behind others that this link model does not know of.
-    """
+    """Times of a message by link [s]: such as explain when all were taken, and simpler ones."""
+    # The simpler ones are as if none waited for another. The median is of messages that differ; the
+    # lower quartile where many stood behind others that this link model does not know of.
     alone = [one.evidence(one.end) for one in messages]
     for average in (median, _lower_quartile):
         times = estimate(alone, links, average).times

@@ -42,7 +42,6 @@ def of_runs(runs: Sequence[Evaluation], *, replicas: int = 1) -> Trace:
 
 
 def _ops_of(run: Evaluation, step: int, replica: int) -> dict[str, NumpyArray]:
-    """Columns of a trace of the ops of a run."""
     ops = run.table.ops
     position = {Phase[name]: k for k, name in enumerate(OPS)}
     code = np.array([position.get(Phase(phase), NONE) for phase in ops.phase.tolist()])

@@ -16,8 +16,7 @@ from pipejax.base.display import short_repr, short_repr_of
 from pipejax.schedules.cells.ops import Cell, Op, Phase, ScheduleError
 from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.traces.record import NONE, OPS, LeftOut, Trace
-from pipejax.traces.transfers import OF_OPS, transfers
+from pipejax.traces.record import NONE, OF_OPS, OPS, LeftOut, Trace, transfers
 
 Slices = Int[NumpyArray, " ops"]
 # a fused pair is two ops and one cell: places in one numbering are none in the other
@@ -161,7 +160,6 @@ def _members(trace: Trace) -> Iterator[tuple[tuple[int, int], OpSlices]]:
 
 
 def _missing(trace: Trace, slices: Slices) -> list[int]:
-    """Workers that ran no op of a pipeline."""
     return np.setdiff1d(np.arange(trace.workers), trace.worker[slices]).tolist()
 
 
@@ -222,27 +220,16 @@ def cell_slices(trace: Trace, slices: OpSlices) -> CellSlices:
 
 
 class PipelineOps(NamedTuple):
-    """Ops of some pipelines, one pipeline behind the other, with what they took.
+    """Ops of some pipelines, one pipeline behind the other, with what they took."""
 
-    Attributes:
-      run: (ops) position of its pipeline among these.
-      slices: (ops) where in the trace.
-      stage: (ops) of the model.
-      microbatch: (ops) of the step.
-      phase: (ops) position in `OPS`.
-      is_first: (ops) whether it is the first of a fused pair, its forward.
-      is_second: (ops) whether it is the second.
-      seconds: (ops) what it took, or its pair [s].
-    """
-
-    run: Slices
-    slices: Slices
-    stage: Slices
-    microbatch: Slices
-    phase: Slices
-    is_first: Bool[NumpyArray, " ops"]
-    is_second: Bool[NumpyArray, " ops"]
-    seconds: Float[NumpyArray, " ops"]
+    run: Slices  # (ops) position of its pipeline among these
+    slices: Slices  # (ops) where in the trace
+    stage: Slices  # (ops) of the model
+    microbatch: Slices  # (ops) of the step
+    phase: Slices  # (ops) position in `OPS`
+    is_first: Bool[NumpyArray, " ops"]  # whether it is the first of a fused pair, its forward
+    is_second: Bool[NumpyArray, " ops"]  # whether it is the second
+    seconds: Float[NumpyArray, " ops"]  # what it took, or its pair [s]
 
     @classmethod
     def of(cls, trace: Trace, members: Sequence[Pipeline]) -> "PipelineOps":
@@ -277,7 +264,6 @@ def _ranks(trace: Trace) -> Slices:
 def _rows(
     trace: Trace, slices: Slices, fused: Bool[NumpyArray, " ops"]
 ) -> Sequence[Sequence[Cell]]:
-    """The cells of every worker."""
     rows: list[list[Cell]] = [[] for _ in range(trace.workers)]
     fields = (trace.worker, trace.phase, trace.stage, trace.microbatch)
     for worker, phase, stage, microbatch, with_last in zip(
@@ -315,11 +301,9 @@ def _too_early(trace: Trace, slices: Slices, sooner: Float[NumpyArray, " slices"
 def _held_waits(
     trace: Trace, slices: Slices, sooner: Float[NumpyArray, " slices"], slack: float
 ) -> str:
-    """Return the evidence that slices begin before the waits of their ops; empty without it.
-
-    An offset of two clocks cancels in the sum of the quickest message each way, which thus cannot
-    be below 0. On a worker whose slices hold their waits each begins where the one before ended.
-    """
+    """Return the evidence that slices begin before the waits of their ops; empty without it."""
+    # An offset of two clocks cancels in the sum of the quickest message each way, which thus cannot
+    # be below 0. On a worker whose slices hold their waits each begins where the one before ended.
     made, taken = transfers(trace, OF_OPS)
     inside = np.isin(made, slices) & np.isin(taken, slices)
     quickest = np.full((trace.workers, trace.workers), np.inf)
@@ -377,5 +361,4 @@ def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:
 
 
 def _dense(table: ScheduleTable) -> list[list[Cell]]:
-    """The cells of every row, without idle ones."""
     return [[cell for cell in row if cell] for row in table.rows()]

@@ -21,14 +21,15 @@ from pipejax.traces.replaying.messages import (
     LinkEstimate,
     LinkTimes,
     Messages,
+    TableRuns,
     TakenMessages,
     estimate,
     link_times,
     median,
     name_of,
+    table_runs,
 )
 from pipejax.traces.replaying.pipelines import Pipelines
-from pipejax.traces.replaying.table_runs import TableRuns, table_runs
 
 EARLY = 0.2  # of the messages of a link, taken before they could be sent: its model is another one
 UNEXPLAINED = 0.2  # of a pipeline, beyond which the simplest of the possible link models counts
@@ -193,10 +194,9 @@ def called(links: Links) -> str:
 
 
 def _best_times(pipelines: Pipelines, runs: Sequence[TableRuns]) -> tuple[LinkTimes, float]:
-    """Times of messages that explain some of the pipelines best (links) [s].
-
-    And the share of messages that were taken before they could be sent, of the link with the most.
-    """
+    """Times of messages that explain some of the pipelines best (links) [s]."""
+    # And the share of messages that were taken before they could be sent, of the link with the
+    # most.
     some = [one.some(MOST_NODES) for one in runs]
     links = 2 * (pipelines.table.num_stages - 1)
     messages = [Messages(one) for one in some]

@@ -5,7 +5,7 @@ model. What else a worker runs stands in its row where it ran: collectives end t
 after their last member has come as they take.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +17,15 @@ from pipejax.engine.lowering.program import LINK_COSTS, SOURCE, Program
 from pipejax.schedules.cells.ops import MESSAGES as TRANSFERS
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.traces.record import NONE, OPS
-from pipejax.traces.replaying.pipelines import CellCount
+from pipejax.traces.readers.parts import scope_of
+from pipejax.traces.record import MESSAGES, NONE, OPS, Trace
+from pipejax.traces.replaying.pipelines import (
+    CellCount,
+    CellSlices,
+    Pipeline,
+    Pipelines,
+    cell_slices,
+)
 
 Nodes = Int[NumpyArray, " nodes"]
 Row = Int[NumpyArray, " _"]  # nodes of a worker's row
@@ -26,43 +33,25 @@ Times = Float[NumpyArray, "runs nodes"]
 
 
 class Rest(NamedTuple):
-    """A slice that is no op of a table, at the same place in every step.
+    """A slice that is no op of a table, at the same place in every step."""
 
-    Attributes:
-      phase: its name.
-      occurrence: which of this phase it is on its worker, from 0.
-      replica: position of its replica.
-      worker: its worker.
-      after: how many cells of the worker's row stand before it.
-      beside: whether it runs beside ops, and blocks only what follows it among its kind.
-      group: number of those that end together; -1 of one that ends alone.
-    """
-
-    phase: str
-    occurrence: int
-    replica: int
+    phase: str  # its name
+    occurrence: int  # which of this phase it is on its worker, from 0
+    replica: int  # position of its replica
     worker: int
-    after: CellCount
-    beside: bool
-    group: int
+    after: CellCount  # how many cells of the worker's row stand before it
+    beside: bool  # whether it runs beside ops, and blocks only what follows it among its kind
+    group: int  # number of those that end together; -1 of one that ends alone
 
 
 class StepGraph(NamedTuple):
-    """A step, or some pipelines of it, as a graph.
+    """A step, or some pipelines of it, as a graph."""
 
-    Attributes:
-      preds: (nodes, max_preds) what each node waits for; node 0 is the source.
-      replica: (nodes) position of the replica, or -1.
-      op: (nodes) position of an op among those of its pipeline, or -1.
-      rest: (nodes) position among the slices that are no ops, or -1.
-      link: (nodes) direction * boundaries + boundary of a message, or -1.
-    """
-
-    preds: Int[NumpyArray, "nodes max_preds"]
-    replica: Nodes
-    op: Nodes
-    rest: Nodes
-    link: Nodes
+    preds: Int[NumpyArray, "nodes max_preds"]  # what each node waits for; node 0 is the source
+    replica: Nodes  # (nodes) position of the replica, or -1
+    op: Nodes  # (nodes) position of an op among those of its pipeline, or -1
+    rest: Nodes  # (nodes) position among the slices that are no ops, or -1
+    link: Nodes  # (nodes) direction * boundaries + boundary of a message, or -1
 
     def finish(self, duration: Times) -> Times:
         """Finish times of runs with these durations (runs, nodes) [s]."""
@@ -72,10 +61,7 @@ class StepGraph(NamedTuple):
 
 
 class _Edges:
-    """Nodes and edges as they are put down."""
-
     def __init__(self) -> None:
-        """Begin with the source."""
         self.tail: list[Nodes] = []
         self.head: list[Nodes] = []
         self.labels: dict[str, list[Nodes]] = {
@@ -84,20 +70,17 @@ class _Edges:
         self.size = 1
 
     def add(self, count: int, **labels: Nodes | int) -> Nodes:
-        """Add nodes with these labels; return their numbers."""
         for name, known in self.labels.items():
             known.append(np.broadcast_to(labels.get(name, NONE), count))
         self.size += count
         return np.arange(self.size - count, self.size)
 
     def join(self, tail: Nodes | int, head: Nodes | int) -> None:
-        """Let heads wait for tails."""
         both = np.broadcast_arrays(np.atleast_1d(tail), np.atleast_1d(head))
         self.tail.append(both[0])
         self.head.append(both[1])
 
     def graph(self) -> StepGraph:
-        """Put the nodes into topological order."""
         tail, head = np.concatenate(self.tail), np.concatenate(self.head)
         order = topological_order(self.size, tail, head)
         number = np.empty_like(order)
@@ -184,3 +167,122 @@ def _add_rests(edges: _Edges, rows: Sequence[Sequence[Row]], rests: Sequence[Res
         if not rest.beside and rest.after < len(row):
             edges.join(node, int(row[rest.after]))
         last[lane] = rest.after, node
+
+
+TOUCH = 1e-4  # by which slices of one worker overlap where clocks round [s]
+
+
+class Rests(NamedTuple):
+    """Same slices in several steps."""
+
+    places: tuple[Rest, ...]  # what they are, and where they stand
+    slices: Int[NumpyArray, "steps rests"]  # where they are in the trace; -1 where a step has none
+    # of collectives from when the last member has come [s]
+    seconds: Float[NumpyArray, "steps rests"]
+
+
+class _Key(NamedTuple):
+    """Which slice it is, in every step."""
+
+    replica: int
+    worker: int
+    phase: str
+    occurrence: int
+
+
+def rests_of(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> Rests:
+    """Find what steps have beside ops and messages, whose replicas run the same tables."""
+    trace = pipelines.trace
+    by_row = _by_row(trace)
+    found: dict[_Key, dict[int, int]] = {}
+    placed: dict[_Key, list[tuple[CellCount, bool, float]]] = {}
+    for number, replicas in enumerate(steps):
+        begin = min(trace.start[one.slices].min() for one in replicas)
+        for place, one in enumerate(replicas):
+            cells = cell_slices(trace, one.slices)
+            row = trace.worker[cells]
+            for worker in range(trace.workers):
+                own, count = CellSlices(cells[row == worker]), dict[str, int]()
+                for at in by_row.get((one.step, one.replica, worker), ()):
+                    name = trace.phases[trace.phase[at]]
+                    key = _Key(place, worker, name, count.setdefault(name, 0))
+                    count[name] += 1
+                    found.setdefault(key, {})[number] = int(at)
+                    where = _place(trace, own, int(at))
+                    placed.setdefault(key, []).append((*where, trace.start[at] - begin))
+    rests = sorted(_placed(placed), key=lambda pair: pair[1])
+    numbers = dict(_groups([key for key, _ in rests], trace.workers))
+    slices = np.full((len(steps), len(rests)), NONE)
+    for column, (key, _) in enumerate(rests):
+        for step, at in found[key].items():
+            slices[step, column] = at
+    places = tuple(
+        Rest(key.phase, key.occurrence, key.replica, key.worker, after, beside, numbers[key])
+        for key, (_, _, after, beside, _) in rests
+    )
+    return Rests(places, slices, _seconds(trace, places, slices))
+
+
+def _by_row(trace: Trace) -> Mapping[tuple[int, int, int], Int[NumpyArray, " rests"]]:
+    """Slices that are no ops and no messages, by step, replica and worker, as they start."""
+    other = np.flatnonzero(~trace.is_of((*OPS, *MESSAGES)) & (trace.worker >= 0))
+    keys = np.stack([trace.step[other], trace.replica[other], trace.worker[other]])
+    other = other[np.lexsort((trace.start[other], *keys[::-1]))]
+    keys = np.stack([trace.step[other], trace.replica[other], trace.worker[other]])
+    cuts = np.flatnonzero((np.diff(keys, axis=1) != 0).any(axis=0)) + 1
+    parts = np.split(other, cuts) if len(other) else []
+    return {
+        (int(trace.step[p[0]]), int(trace.replica[p[0]]), int(trace.worker[p[0]])): p for p in parts
+    }
+
+
+def _place(trace: Trace, cells: CellSlices, at: int) -> tuple[CellCount, bool]:
+    """Count the cells of the row that have ended when a slice starts; does it run beside one."""
+    after = int((trace.end[cells] <= trace.start[at] + TOUCH).sum())
+    until = int((trace.start[cells] < trace.end[at] - TOUCH).sum())
+    return CellCount(after), until > after
+
+
+def _placed(
+    placed: Mapping[_Key, Sequence[tuple[CellCount, bool, float]]],
+) -> Iterator[tuple[_Key, tuple[int, int, CellCount, bool, float]]]:
+    """Where every slice stands in most steps: replica, worker, after, beside, and when."""
+    for key, where in placed.items():
+        after, beside, when = zip(*where, strict=True)
+        is_beside = 2 * sum(beside) > len(beside)
+        usual = CellCount(int(np.median(after)))
+        yield key, (key.replica, key.worker, usual, is_beside, float(np.median(when)))
+
+
+def _groups(keys: Sequence[_Key], workers: int) -> Iterator[tuple[_Key, int]]:
+    """Number of the collective that every slice is of; -1 of none, and of one that is alone."""
+    members: dict[tuple[object, ...], list[_Key]] = {}
+    for key in keys:
+        scope = scope_of(key.phase)
+        is_end = key.worker in (0, workers - 1)
+        where = {
+            "replicas": (key.worker,),
+            "ends": (key.replica,) if is_end else None,
+            "all": (),
+        }.get(scope or "")
+        if where is None:
+            yield key, NONE
+        else:
+            members.setdefault((key.phase, key.occurrence, *where), []).append(key)
+    for number, every in enumerate(members.values()):
+        for key in every:
+            yield key, number if len(every) > 1 else NONE
+
+
+def _seconds(
+    trace: Trace, places: Sequence[Rest], slices: Int[NumpyArray, "steps rests"]
+) -> Float[NumpyArray, "steps rests"]:
+    """What every slice takes (steps, rests) [s]; 0 where a step has none."""
+    start = np.append(trace.start, -np.inf)[slices]
+    end = np.append(trace.end, -np.inf)[slices]
+    group = np.array([rest.group for rest in places], int)
+    for number in np.unique(group[group != NONE]):
+        mine = group == number
+        start[:, mine] = start[:, mine].max(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        return np.where(slices == NONE, 0.0, np.maximum(end - start, 0.0))

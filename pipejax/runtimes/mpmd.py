@@ -1,0 +1,278 @@
+"""Tables for runtimes of JAX that dispatch one program per worker: F, B, I, W, one pipe.
+
+Their schedules are objects of Python, so a table becomes a module: its rows as literals, and the
+few lines that make objects of them.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from string import Template
+
+from pipejax.schedules.cells.ops import CELL_PHASES, SPLIT, Cell, Op, Phase
+from pipejax.schedules.table.slot_simulation import spread
+from pipejax.schedules.table.table import ScheduleTable, check_usual, without
+from pipejax.schedules.table.table_files import LossWarning
+
+# Cells that a runtime has no word for: left out when a table is written for it, with a warning.
+
+
+def with_known_cells(
+    table: ScheduleTable, unknown: tuple[Phase, ...], runtime: str
+) -> ScheduleTable:
+    """Leave out cells of phases that a runtime does not have; the table itself if it has none."""
+    count = {phase: int((table.phase == phase).sum()) for phase in unknown}
+    found = ", ".join(f"{count[phase]} {phase.name}" for phase in unknown if count[phase])
+    if not found:
+        return table
+    later = ": it updates after the whole table" * table.updates_within
+    warnings.warn(
+        f"{found} cells are left out, {runtime} has none{later}; --format json keeps them",
+        LossWarning,
+        stacklevel=2,
+    )
+    return spread(without(table, unknown))
+
+
+UNKNOWN = tuple(p for p in CELL_PHASES if p not in (*SPLIT, Phase.B))
+
+
+def checked(table: ScheduleTable, runtime: str) -> ScheduleTable:
+    """Leave out what the runtime has no word for, with a warning; refuse several pipes."""
+    # And a grammar of its own, which says more than cells do.
+    check_usual(table, runtime)
+    if table.num_pipes > 1:
+        raise ValueError(
+            f"{runtime} places each stage on one worker, but {table.name} has {table.num_pipes} "
+            "pipes; --format json holds them"
+        )
+    return with_known_cells(table, UNKNOWN, runtime)
+
+
+def splits(table: ScheduleTable) -> bool:
+    """Whether any backward is split into I and W."""
+    return bool((table.where[Phase.I] >= 0).any())
+
+
+def halves(op: Op, *, split: bool) -> tuple[Op, ...]:
+    """Return I and W for a whole backward where the runtime splits all of them."""
+    if op.phase is not Phase.B or not split:
+        return (op,)
+    return op._replace(phase=Phase.I), op._replace(phase=Phase.W)
+
+
+def ops_in(cell: Cell, *, split: bool) -> list[Op]:
+    """List what a cell runs."""
+    return [half for op in cell for half in halves(op, split=split)]
+
+
+def literal(rows: Iterable[Sequence[object]]) -> str:
+    """Write rows as a list in Python, a line each."""
+    return "[\n" + "".join(f"    {row!r},\n" for row in rows) + "]"
+
+
+def title(table: ScheduleTable, runtime: str) -> str:
+    """Say in the first line of a module what it holds; a name of the user's may hold anything."""
+    name = table.name.encode("unicode_escape").decode().replace('"', "'")
+    sizes = f"{table.num_workers} workers, {table.num_stages} stages"
+    return (
+        f"{name}, {sizes}, {table.num_microbatches} microbatches, written by pipejax for {runtime}"
+    )
+
+
+# JaxPP's task lists: a module whose `schedule` is given where JaxPP takes one of its own.
+#
+# JaxPP gives every worker a list of tasks (github.com/NVIDIA/jaxpp, src/jaxpp/schedules.py). Where
+# any backward is split it splits all of them but those of the first stage, whose input needs no
+# gradient: there both halves stand where I stands.
+
+KINDS = {Phase.F: "FWD", Phase.B: "BWD", Phase.I: "BWD_I", Phase.W: "BWD_W"}  # members of TaskType
+JAXPP_MODULE = Template('''"""$title.
+
+    from this_module import schedule  # for jaxpp.treduce(..., schedule=schedule)
+"""
+
+import dataclasses
+
+from jaxpp.schedules import BaseSchedule, FusedTask, Task
+from jaxpp.types import TaskType
+
+NUM_MICROBATCHES = $microbatches
+PLACEMENT = $placement  # worker of each stage
+SPLIT = $split  # whether backwards are split into BWD_I and BWD_W
+# kind, stage and microbatch of each task, a row for each worker; several in one slot are fused
+ROWS = $rows
+
+
+def slot(tasks):
+    """Make the task of a slot, or the fused one; an empty slot is None."""
+    made = [Task.make(stage, microbatch, TaskType[kind]) for kind, stage, microbatch in tasks]
+    return FusedTask(made) if len(made) > 1 else made[0] if made else None
+
+
+@dataclasses.dataclass(eq=True, frozen=True)
+class TableSchedule(BaseSchedule):
+    """The table."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        object.__setattr__(self, "is_partial_bwd", SPLIT)
+
+    def get_mpmd_idx(self, stage_id):
+        return PLACEMENT[stage_id]
+
+    def tasks(self, n_mubatches):
+        if n_mubatches != NUM_MICROBATCHES:
+            raise ValueError(f"the table is for {NUM_MICROBATCHES} microbatches, not {n_mubatches}")
+        return [[slot(tasks) for tasks in row] for row in ROWS]
+
+
+schedule = TableSchedule(num_stages=len(PLACEMENT))
+''')
+
+
+def to_jaxpp(table: ScheduleTable) -> str:
+    """Return a table as a module of Python for JaxPP; warn of what is left out or moved."""
+    own = checked(table, "JaxPP")
+    split = splits(own)
+    rows = [
+        [[_task(op) for op in ops_in(cell, split=split)] for cell in row]
+        for row in _with_whole_first_stage(own)
+    ]
+    return JAXPP_MODULE.substitute(
+        title=title(own, "JaxPP"),
+        microbatches=own.num_microbatches,
+        placement=tuple(own.placement[0].tolist()),
+        split=split,
+        rows=literal(rows),
+    )
+
+
+def _task(op: Op) -> tuple[str, int, int]:
+    return KINDS[op.phase], op.stage, op.microbatch
+
+
+def _with_whole_first_stage(table: ScheduleTable) -> Iterator[list[Cell]]:
+    """Yield rows where W of stage 0 stands with its I, and warn where it stood apart."""
+    moved = 0
+    for row in table.rows():
+        ops = [op for cell in row for op in cell]
+        followed = zip(ops, [*ops[1:], None], strict=True)
+        moved += sum(
+            op[:2] == (Phase.I, 0) and behind != Op(Phase.W, 0, op.microbatch)
+            for op, behind in followed
+        )
+        yield [tuple(_whole(op) for op in cell if op[:2] != (Phase.W, 0)) for cell in row]
+    if moved:
+        warnings.warn(
+            f"{moved} weight gradients of stage 0 stand with its input gradients: JaxPP does not "
+            "split the backward of the first stage",
+            LossWarning,
+            stacklevel=2,
+        )
+
+
+def _whole(op: Op) -> Op:
+    return op._replace(phase=Phase.B) if op[:2] == (Phase.I, 0) else op
+
+
+# Fragment orders of Shardy's MPMD: a module whose `schedule` is a PipelineSchedule.
+#
+# Shardy asks a schedule for rules about the fragments of one mesh after another
+# (github.com/openxla/shardy, shardy/integrations/python/jax/mpmd/pipeline.py). What a fragment is
+# called, and on which mesh it is, is the user's choice, so the module knows fragments by stage,
+# microbatch and direction.
+
+Fragment = tuple[int, int, int, str | None]
+# how often a fragment is transposed, and its part of a backward that is split
+PARTS = {
+    Phase.F: (0, None),
+    Phase.B: (1, None),
+    Phase.I: (1, "KEEP_TRANSFERRED"),
+    Phase.W: (1, "DROP_TRANSFERRED"),
+}
+SHARDY_MODULE = Template('''"""$title.
+
+    from this_module import schedule  # for mpmd.make_config(..., pipeline_schedule=schedule)
+"""
+
+from shardy.integrations.python.jax.mpmd import pipeline
+
+PLACEMENT = $placement  # worker of each stage
+SPLIT = $split  # whether backwards are split
+# stage, transpose count, call counter (microbatch) and split type, a row for each worker
+ORDERS = $orders
+MERGED = $merged  # those that run as one
+
+
+def fragments_by_unit(fragments):
+    """Return fragments that a schedule can order, by what they compute."""
+    found = {}
+    for fragment in fragments:
+        unit = pipeline.get_scheduling_unit_info(fragment)
+        if unit is not None:
+            found[(fragment.stage_id, unit[1], unit[0], fragment.split_type)] = fragment
+    return found
+
+
+def rules(fragments, context):
+    """Order the fragments of one mesh as its worker runs them, and merge its fused pairs."""
+    found = fragments_by_unit(fragments)
+    if not found:
+        return [], []
+    workers = {PLACEMENT[stage] for stage, _, _, _ in found}
+    if len(workers) > 1:
+        raise ValueError(f"a mesh holds stages of the workers {sorted(workers)} of the table")
+
+    def fragment(stage, transpose_count, microbatch, split):
+        unit = stage, transpose_count, microbatch
+        kind = None if split is None else pipeline.SplitFragmentType[split]
+        # a backward that passes no gradient on, as that of the first stage, is not split
+        one = found.get((*unit, kind)) or found.get((*unit, None))
+        if one is None:
+            raise ValueError(f"no fragment of stage {stage}, microbatch {microbatch}: {split}")
+        return one
+
+    (worker,) = workers
+    ordered = list(dict.fromkeys(fragment(*each) for each in ORDERS[worker]))
+    merges = []
+    for parts in MERGED[worker]:
+        sources = list(dict.fromkeys(fragment(*each) for each in parts))
+        origins = dict.fromkeys(origin for each in sources for origin in each.origins)
+        target = pipeline.FragmentInfo(tuple(origins), mesh_name=sources[0].mesh_name)
+        merges.append(pipeline.FragmentMergeRule(set(sources), target))
+    return [pipeline.FragmentScheduleRule(ordered)], merges
+
+
+schedule = pipeline.PipelineSchedule(
+    schedule_merge_rule_builders=[rules],
+    required_mpmd_options={
+        "mpmd_pipeline_schedule": "None",
+        "mpmd_split_bwd_fragments": SPLIT,
+    },
+)
+''')
+
+
+def to_shardy(table: ScheduleTable) -> str:
+    """Return a table as a module of Python for Shardy; warn of what is left out."""
+    own = checked(table, "Shardy")
+    split = splits(own)
+    cells = [
+        [[_fragment(op) for op in ops_in(cell, split=split)] for cell in row] for row in own.rows()
+    ]
+    pairs = own.is_fused
+    return SHARDY_MODULE.substitute(
+        title=title(own, "Shardy"),
+        placement=tuple(own.placement[0].tolist()),
+        split=split,
+        orders=literal([[each for cell in row for each in cell] for row in cells]),
+        merged=literal(
+            [cell for cell, fused in zip(row, is_pair, strict=True) if fused]
+            for row, is_pair in zip(cells, pairs, strict=True)
+        ),
+    )
+
+
+def _fragment(op: Op) -> Fragment:
+    transpose_count, part = PARTS[op.phase]
+    return op.stage, transpose_count, op.microbatch, part

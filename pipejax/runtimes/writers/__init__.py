@@ -1,1 +1,0 @@
-"""Tables in the forms that runtimes of JAX take."""

@@ -1,0 +1,221 @@
+"""Files of a replayed trace: a labelled dataset, costs, tracks for Perfetto."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipejax.base.checks import check_types
+from pipejax.base.provenance import provenance
+from pipejax.costs.costs import PHASE_FIELDS
+from pipejax.traces.findings.analysis import Analysis
+from pipejax.traces.findings.op_times import costs_of
+from pipejax.traces.record import NONE, OPS
+from pipejax.traces.replaying.pipelines import fused_with_last
+from pipejax.traces.replaying.replay import Replay
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+def dataset(analysis: Analysis) -> "xr.Dataset":
+    """Return all that is known of ops, pipelines and steps as an xarray dataset.
+
+    Args:
+      analysis: of a trace.
+
+    Returns:
+      start, duration and residual by step, replica, phase, stage and microbatch [s] (NaN where
+      there is no such op, or its pipeline is left out), span and error by step and replica,
+      recorded and replayed step times by step [s], and what every place saves and adds [s].
+
+    Raises:
+      ModuleNotFoundError: without xarray, which the extra `sweeps` brings.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+      >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
+      >>> found = pj.traces.analyse(pj.traces.of_runs([run]), schedules=["gpipe"])
+      >>> data = pj.traces.dataset(found)
+      >>> dict(data.duration.sizes)
+      {'step': 1, 'replica': 1, 'phase': 2, 'stage': 2, 'microbatch': 4}
+      >>> float(data.duration.sel(phase="B").mean())
+      2.0
+    """
+    import xarray as xr
+
+    check_types(analysis=(analysis, Analysis))
+    pipelines, replayed, shares = analysis.pipelines, analysis.replay, analysis.attribution
+    trace = pipelines.trace
+    slices = np.concatenate([one.slices for one in pipelines.pipelines])
+    seen = {trace.phases[code] for code in np.unique(trace.phase[slices]).tolist()}
+    phases = [name for name in OPS if name in seen]
+    code_of = np.array([phases.index(name) if name in seen else 0 for name in trace.phases])
+    steps = np.array(sorted({one.step for one in pipelines.pipelines}))
+    replicas = np.array(sorted({one.replica for one in pipelines.pipelines}))
+    where = (
+        np.searchsorted(steps, trace.step[slices]),
+        np.searchsorted(replicas, trace.replica[slices]),
+        code_of[trace.phase[slices]],
+        trace.stage[slices],
+        trace.microbatch[slices],
+    )
+    shape = (len(steps), len(replicas), len(phases), trace.stages, trace.microbatch.max() + 1)
+    of_ops = {
+        "start": trace.start,
+        "duration": trace.end - trace.start,
+        "residual": replayed.residuals,
+    }
+    data: dict[str, tuple[object, ...]] = {}
+    for name, value in of_ops.items():
+        found = np.full(shape, np.nan)
+        found[where] = value[slices]
+        dims = ("step", "replica", "phase", "stage", "microbatch")
+        data[name] = (dims, found, {"units": "s"})
+    rows = np.searchsorted(steps, [one.step for one in pipelines.pipelines])
+    columns = np.searchsorted(replicas, [one.replica for one in pipelines.pipelines])
+    for name, value, unit in (("span", pipelines.spans, "s"), ("error", replayed.errors, "1")):
+        table = np.full(shape[:2], np.nan)
+        table[rows, columns] = value
+        data[name] = (("step", "replica"), table, {"units": unit})
+    for name, value in (("recorded", shares.recorded), ("replayed", shares.replayed)):
+        each = np.full(len(steps), np.nan)
+        each[np.searchsorted(steps, shares.steps)] = value
+        data[name] = ("step", each, {"units": "s"})
+    data["saves"] = ("place", [share.saves for share in shares.shares], {"units": "s"})
+    adds = [np.nan if share.adds is None else share.adds for share in shares.shares]
+    data["adds"] = ("place", adds, {"units": "s"})
+    labels = {
+        "step": steps,
+        "replica": replicas,
+        "phase": phases,
+        "place": [f"{share.of} {share.name}" for share in shares.shares],
+    }
+    return xr.Dataset(data, labels, {"source": trace.source} | provenance())
+
+
+def costs_text(replayed: Replay) -> str:
+    """Return mean times of a trace as a file of costs, which `--costs` takes.
+
+    Phases that were not recorded are not in it: what reads the file takes half of B for I and W.
+
+    Args:
+      replayed: a replayed trace.
+
+    Returns:
+      Text of a .json file: times of ops by stage, of messages by stage boundary and direction.
+
+    Example:
+      >>> import json, pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+      >>> run = pj.evaluate(table, pj.Costs(forward=[1.0, 1.5], backward=2.0, transmit=0.5))
+      >>> replayed = pj.traces.replay(pj.traces.pipelines_of(pj.traces.of_runs([run])))
+      >>> json.loads(pj.traces.costs_text(replayed))["F"]
+      [1.0, 1.5]
+    """
+    check_types(replayed=(replayed, Replay))
+    costs, recorded = costs_of(replayed), _recorded(replayed)
+    content: dict[str, Any] = {"unit": "seconds", "recorded": True}
+    for letter in (letter for letter in OPS if letter in recorded):
+        content[letter] = np.asarray(getattr(costs, PHASE_FIELDS[letter])).tolist()
+    if costs.pair is not None:
+        content["pair"] = np.asarray(costs.pair).tolist()
+    if replayed.pipelines.table.num_stages > 1:
+        forward, back = np.asarray(costs.transmit)[:, 0].tolist()
+        content |= {"message": {"transmit": forward}, "message_back": {"transmit": back}}
+    return json.dumps(content, indent=1)
+
+
+def _recorded(replayed: Replay) -> set[str]:
+    """Phases of which an op ran by itself, in no fused pair."""
+    trace, pipelines = replayed.pipelines.trace, replayed.pipelines.pipelines
+    slices = np.concatenate([one.slices for one in pipelines])
+    is_second = fused_with_last(trace, slices)
+    alone = slices[~(is_second | np.append(is_second[1:], False))]
+    return {trace.phases[code] for code in np.unique(trace.phase[alone]).tolist()}
+
+
+PER_SECOND = 1e6  # microseconds, which the format counts in
+
+
+def perfetto(replayed: Replay, *, step: int | None = None) -> str:
+    """Return a step as a trace in the Trace Event Format.
+
+    A replica is a process; each of its workers has a track of what it ran, and one of the replay.
+    Arguments of a slice are stage, microbatch, and how much later it started than in the replay.
+
+    Args:
+      replayed: a replayed trace.
+      step: number of the step; the first if None.
+
+    Returns:
+      Text of a .json file.
+
+    Raises:
+      ValueError: if there is no such step.
+
+    Example:
+      >>> import json, pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+      >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
+      >>> replayed = pj.traces.replay(pj.traces.pipelines_of(pj.traces.of_runs([run])))
+      >>> events = json.loads(pj.traces.perfetto(replayed))["traceEvents"]
+      >>> sum(event["ph"] == "X" for event in events)
+      16
+    """
+    check_types(replayed=(replayed, Replay))
+    trace, pipelines = replayed.pipelines.trace, replayed.pipelines.pipelines
+    steps = sorted({one.step for one in pipelines})
+    step = steps[0] if step is None else step
+    if step not in steps:
+        raise ValueError(f"step must be one of {', '.join(map(str, steps[:8]))}, .., got {step}")
+    events: list[dict[str, Any]] = []
+    for one in (each for each in pipelines if each.step == step):
+        begin = trace.start[one.slices].min()
+        own = np.flatnonzero((trace.step == step) & (trace.replica == one.replica))
+        is_op = np.isin(own, one.slices)
+        for worker in range(trace.workers):
+            for tid, title in ((2 * worker, "as it ran"), (2 * worker + 1, "replayed")):
+                events.append(_named(one.replica, tid, f"worker {worker} {title}"))
+        events.append(
+            {
+                "ph": "M",
+                "name": "process_name",
+                "pid": one.replica,
+                "args": {"name": f"replica {one.replica}, step {step}"},
+            }
+        )
+        for at, replays in zip(own.tolist(), is_op.tolist(), strict=True):
+            tid = 2 * int(trace.worker[at])
+            events.append(_slice(replayed, at, one.replica, tid, trace.start[at] - begin))
+            if replays:
+                start = trace.start[at] - begin - replayed.residuals[at]
+                events.append(_slice(replayed, at, one.replica, tid + 1, start))
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def _named(pid: int, tid: int, title: str) -> dict[str, Any]:
+    return {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": title}}
+
+
+def _slice(replayed: Replay, at: int, pid: int, tid: int, start: float) -> dict[str, Any]:
+    """A slice that starts so long after its pipeline [s]."""
+    trace = replayed.pipelines.trace
+    stage, microbatch = int(trace.stage[at]), int(trace.microbatch[at])
+    name = trace.phases[trace.phase[at]]
+    label = name if NONE in (stage, microbatch) else f"{stage}{name}{microbatch}"
+    return {
+        "ph": "X",
+        "name": label,
+        "cat": name,
+        "pid": pid,
+        "tid": tid,
+        "ts": float(start) * PER_SECOND,
+        "dur": float(trace.end[at] - trace.start[at]) * PER_SECOND,
+        "args": {
+            "stage": stage,
+            "microbatch": microbatch,
+            "later_than_replayed_us": float(replayed.residuals[at]) * PER_SECOND,
+        },
+    }

@@ -1,1 +1,0 @@
-"""What a replayed trace becomes: tables, costs, datasets, traces for Perfetto."""
