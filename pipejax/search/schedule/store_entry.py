@@ -14,25 +14,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.verify.certificate_file import (
-    SIZES,
-    check_keys,
-    checksum_of,
-    new_certificate,
-    read_envelope,
-    read_links,
-    read_table_of,
-)
+from pipejax.analysis.certificates import SIZES, checksum_of, new_certificate
 from pipejax.base.checks import is_number, whole_number
 from pipejax.base.data_files import parse_json
-from pipejax.base.files import checksum
 from pipejax.base.provenance import code_hash
+from pipejax.checker.values import check_keys
+from pipejax.checker.verify import read_envelope
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.table_files import check_json, from_json
 from pipejax.search.schedule.plan import NEVER, Plan, fault_of, reached_by, to_plan
 from pipejax.search.schedule.problem import NAMES, OBJECTIVES, Problem
 
-FORMAT_1 = "pipejax-optimized"
 OP_TIMES = {phase.name: name for phase, name in NAMES.items()}  # fields of a problem by letter
 HOST = ("O", "L")  # letters of times that stand there where activations may go to the host
 OTHER_TIMES = ("A", "U", "latency", "transmit")
@@ -138,7 +131,8 @@ class Record(NamedTuple):
     def entry(self) -> Entry:
         """Run the schedule."""
         problem, claim, proof = self.problem, self.data["claim"], self.data["proof"]
-        table = read_table_of(self.data["table"], "its table")
+        check_json(self.data["table"])
+        table = from_json(self.data["table"])
         plan = check_plan(problem, table)
         reached = reached_by(problem, table)
         if reached != self.objective:
@@ -154,9 +148,8 @@ def from_text(text: str) -> Record:
     data = parse_json(text)
     if not isinstance(data, dict):
         raise ValueError("it is not a JSON object")
-    if data.get("format") == FORMAT_1:
-        data = json.loads(to_text(_from_version_1(data)))
-    parts = read_envelope(data, "it")
+    read_envelope(data, "it")
+    parts = data
     claim, proof = parts["claim"], parts["proof"]
     if parts["kind"] != "optimum":
         raise ValueError(f"it is a certificate of a {parts['kind']}, not of an optimum")
@@ -213,7 +206,8 @@ def _problem(parts: Mapping[str, Any]) -> Problem:
     if shares.shape != (stages,) or shares.dtype.kind not in "if":
         raise ValueError("its weight_share has the wrong shape")
     times: dict[str, Any] = {name: found.get(letter) for letter, name in OP_TIMES.items()}
-    groups = read_links(costs["links"], "its links").host_links
+    links = [field.name for field in dataclasses.fields(Links)]
+    groups = Links(**check_keys(costs["links"], links, "its links")).host_links
     return Problem(
         placement=placement,
         pipe_of=pipe_of,
@@ -230,29 +224,6 @@ def _problem(parts: Mapping[str, Any]) -> Problem:
         unit=1.0,
         exact=True,
     )
-
-
-def _from_version_1(data: Mapping[str, Any]) -> Entry:
-    """Read an entry of the first version: the next release goes without."""
-    content = {key: value for key, value in data.items() if key != "checksum"}
-    if data.get("checksum") != checksum(json.dumps(content, sort_keys=True)):
-        raise ValueError("its content does not agree with its checksum")
-    try:
-        fields: dict[str, Any] = {
-            name: np.array(value) if isinstance(value, list) and name != "host_links" else value
-            for name, value in data["problem"].items()
-        }
-        fields["host_links"] = tuple(map(tuple, fields["host_links"]))
-        table = ScheduleTable.from_rows(
-            data["rows"],
-            placement=fields["placement"].astype(np.int32),
-            pipe_of_microbatch=fields["pipe_of"].astype(np.int32),
-            name=data["name"],
-        )
-        known = (data[name] for name in ("objective", "bound", "prover", "seconds", "source"))
-        return Entry(Problem(**fields, unit=1.0, exact=True), table, *known)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"it is not of the first version's form: {error}") from None
 
 
 def _whole(value: Any, name: str) -> Any:
