@@ -17,37 +17,23 @@ ROUNDING = 1e-9
 
 
 class PipeStage(NamedTuple):
-    """A stage of a pipe with microbatches: least times and sizes, ways to it and from it.
-
-    Attributes:
-      microbatches: number of those of the pipe.
-      gradient: B, or I and W.
-      input_gradient: B or I.
-      step_end: A and U.
-      head: time from the start of the run to the first F.
-      trip: time from F to the input gradient.
-      tail: time from the input gradient to the end of the run.
-      weight: W, where a whole B is no faster than I and W.
-      link: O and L.
-      size: memory of an activation.
-      share: part of it that stays for W.
-    """
+    """A stage of a pipe with microbatches: least times and sizes, ways to it and from it."""
 
     worker: int
     stage: int
     microbatches: int
     forward: float
     update: float
-    gradient: float
-    input_gradient: float
-    step_end: float
-    head: float
-    trip: float
-    tail: float
-    weight: float
-    link: float
+    gradient: float  # B, or I and W
+    input_gradient: float  # B or I
+    step_end: float  # A and U
+    head: float  # from the start of the run to the first F
+    trip: float  # from F to the input gradient
+    tail: float  # from the input gradient to the end of the run
+    weight: float  # W, where a whole B is no faster than I and W
+    link: float  # O and L
     size: float
-    share: float
+    share: float  # of the size that stays for W
 
 
 class Question(NamedTuple):

@@ -32,12 +32,7 @@ Row = list[int]
 
 
 class Form(NamedTuple):
-    """A closed form that was read.
-
-    Attributes:
-      weights: of each parameter by letters, 0 where the certificate lists none.
-      domain: rows whose product with a point of the domain is at least 0.
-    """
+    """A closed form that was read; a point of the domain times any of its rows is at least 0."""
 
     table: Table
     links: Prices
@@ -205,12 +200,7 @@ def _sum(parts: list[Any]) -> Any:
 
 
 class CountedRuns:
-    """Runs of a table in whole numbers, which count the parameters on a longest path.
-
-    Attributes:
-      durations: weights of each parameter in the duration of each event.
-      waits: events that each one awaits, with the weights of the lag between.
-    """
+    """Runs of a table in whole numbers, which count the parameters on a longest path."""
 
     def __init__(self, form: Form) -> None:
         """Run the table with all weights together, which says what waits for what."""

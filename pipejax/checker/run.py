@@ -41,16 +41,7 @@ class TableMessage(NamedTuple):
 
 
 class Run:
-    """Start and end of all events of a table.
-
-    Attributes:
-      durations: seconds of each event.
-      waits: events that each event awaits, with the lag behind their end.
-      messages: messages by their events.
-      start: of each event [s].
-      end: of each event [s].
-      last: event that each event awaited last; none where it awaits nothing.
-    """
+    """Start and end of all events of a table [s]; `waits` have the lag behind the end awaited."""
 
     def __init__(
         self, table: Table, links: Prices, seconds: Prices, *, is_unit: bool = False

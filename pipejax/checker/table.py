@@ -59,11 +59,11 @@ class CellReader:
     def _read_op(self, text: str, worker: int) -> Op:
         match = self.form.fullmatch(text.strip())
         if not match:
-            raise IllegalError(f"{text!r} is not an op")
+            raise IllegalError(f"{text!r} on worker {worker} is not an op")
         stage, letters, microbatch, part, lane = match.groups()
         scope = self.rules.scope(letters)
         if bool(microbatch) != (scope != "stage") or bool(stage) != (scope != "worker"):
-            raise IllegalError(f"{text!r} is not an op")
+            raise IllegalError(f"{text!r} on worker {worker} is not an op")
         lanes = (None, "net" if letters in COMMUNICATION else self.rules.lane(letters))
         require_legal(lane in lanes, f"{text!r} stands on another lane than {lanes[1]}")
         is_slice = int(part or 0) < self.rules.slices
@@ -73,13 +73,7 @@ class CellReader:
 
 
 class Table:
-    """A legal table: ops by cell, and cells by op.
-
-    Attributes:
-      rows: ops of each cell, by worker and slot.
-      cell: place of every op that is of a microbatch.
-      applied: last gradient before each U that applies it.
-    """
+    """A legal table: ops by cell, and cells by op."""
 
     def __init__(self, data: Any) -> None:
         """Read a table and check that it is legal."""
