@@ -20,7 +20,7 @@ from test_grammar_doors import BRAID, vocabulary
 from test_grammar_runs import braided
 
 import pipejax as pj
-from pipejax.analysis.certificates import checksum_of
+from pipejax.analysis.certificates import certificate_checksum
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.schedules.table.table_files import from_json
 from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds
@@ -321,7 +321,7 @@ def edited(data, path, change):
 def signed(changed):
     """The same with a checksum that agrees: whoever forges an optimum can make one too."""
     if isinstance(changed.get("proof"), dict) and "checksum" in changed["proof"]:
-        changed["proof"]["checksum"] = checksum_of(changed)
+        changed["proof"]["checksum"] = certificate_checksum(changed)
     return changed
 
 

@@ -9,14 +9,13 @@ import sys
 import threading
 import time
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 from certified import check_solution, first_of
-from pipejax.analysis.certificates import checksum_of
 
 import pipejax as pj
+from pipejax.analysis.certificates import certificate_checksum
 from pipejax.base.files import DRAFT
 from pipejax.search.schedule import anytime_search as run
 from pipejax.search.schedule.problem import pose
@@ -296,7 +295,7 @@ def left_out(*where):
 def summed(data):
     """The certificate with the checksum of its content."""
     if "proof" in data:
-        data["proof"]["checksum"] = checksum_of(data)
+        data["proof"]["checksum"] = certificate_checksum(data)
     return data
 
 

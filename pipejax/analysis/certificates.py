@@ -93,7 +93,7 @@ def new_certificate(
     return ResultDict({"kind": kind, "version": VERSION, "table": written, **parts})
 
 
-def checksum_of(parts: Mapping[str, Any]) -> str:
+def certificate_checksum(parts: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a certificate without its own checksum, which shows damage."""
     proof = {key: value for key, value in parts["proof"].items() if key != "checksum"}
     text = json.dumps({**parts, "proof": proof}, sort_keys=True)
@@ -185,19 +185,19 @@ def _seconds(evaluation: Evaluation) -> dict[str, Any]:
     }
     shapes |= dict.fromkeys(("pair", "pair_factor"), (table.num_stages,))
     shapes |= dict.fromkeys(MESSAGE_FIELDS, layout.link_shape[:3])
-    found = {}
+    seconds = {}
     for key, shape in shapes.items():
         value = values[key] if key in values else getattr(costs, key)
         if value is not None:
             array = np.asarray(value, np.float64)
-            each = (table.num_microbatches,) if array.ndim > len(shape) else ()
-            found[key] = np.broadcast_to(array, (*shape, *each)).tolist()
-    return found
+            last_axis = (table.num_microbatches,) if array.ndim > len(shape) else ()
+            seconds[key] = np.broadcast_to(array, (*shape, *last_axis)).tolist()
+    return seconds
 
 
 def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     """Start and end of cells, all-reduces and updates by name."""
-    program, grammar, found = evaluation.program, evaluation.table.grammar, {}
+    program, grammar, ops = evaluation.program, evaluation.table.grammar, {}
     runs = {*evaluation.links.executed(grammar), *grammar.host, *grammar.off_row}
     times = evaluation.start.tolist(), evaluation.finish.tolist()
     for worker, row in enumerate(evaluation.table.rows()):
@@ -205,7 +205,7 @@ def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
             if cell and cell[0].phase in runs:
                 start, end = (time[worker][slot] for time in times)
                 name = ";".join(grammar.text((op,)) for op in cell)
-                found[f"{name} (worker {worker}, slot {slot})"] = {"start": start, "end": end}
+                ops[f"{name} (worker {worker}, slot {slot})"] = {"start": start, "end": end}
     for node in program.beside_cells.tolist():
         stage, worker = int(program.stage[node]), int(program.worker[node])
         name = f"{stage}U (worker {worker})"
@@ -213,15 +213,16 @@ def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
             microbatch = int(program.microbatch[node])
             name = f"{stage}A{microbatch}" if microbatch >= 0 else f"{stage}A"
         start, end = evaluation.node_start[node], evaluation.node_finish[node]
-        found[name] = {"start": float(start), "end": float(end)}
-    return found
+        ops[name] = {"start": float(start), "end": float(end)}
+    return ops
 
 
 def _transfers(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     """When messages leave and arrive, by name."""
     table, sent = evaluation.table, evaluation.program.messages
-    found = messages_of(table)
-    ends = zip(*(x.tolist() for x in (found.producer, found.consumer, found.to_stage)), strict=True)
+    arrows = messages_of(table)
+    arrow_ends = (arrows.producer, arrows.consumer, arrows.to_stage)
+    ends = zip(*(column.tolist() for column in arrow_ends), strict=True)
     columns = (sent.phase, sent.stage, sent.microbatch, sent.sender, sent.receiver)
     times = evaluation.message_start, evaluation.message_finish
     rows = zip(*(column.tolist() for column in (*columns, *times)), strict=True)
@@ -231,16 +232,14 @@ def _transfers(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     ):
         name = str(Op(Phase(phase), stage, microbatch))
         if not table.grammar.has_usual_messages:
-            of = (stage, microbatch), (target, None)
-            name = " to ".join(
-                _op_of(table, cell, *key) for cell, key in zip((maker, waits), of, strict=True)
-            )
+            texts = _op_text(table, maker, stage, microbatch), _op_text(table, waits, target)
+            name = " to ".join(texts)
         sender, receiver = workers
         named[f"{name} (worker {sender} to {receiver})"] = {"leaves": leaves, "arrives": arrives}
     return named
 
 
-def _op_of(table: ScheduleTable, cell: int, stage: int, microbatch: int | None) -> str:
+def _op_text(table: ScheduleTable, cell: int, stage: int, microbatch: int | None = None) -> str:
     """Text of the first op of a cell that is of a stage, and of a microbatch if one is given."""
     ops = table.cell(*table.place(cell))
     return table.grammar.text(

@@ -54,7 +54,7 @@ def derive_bounds(
     is_span, limits, may_offload = question
     bounds = {}
     if not is_span:  # a span may be shorter than the way to its first op
-        free = NO_LINKS | {"host_links": links["host_links"], "pairs": {}, "meets": False}
+        free = NO_LINKS | {"host_links": links["host_links"], "pairs": {}, "has_rendezvous": False}
         bounds["path"] = max(Run(table, free, seconds).end.values())
     if not table.rules.is_usual:
         return bounds
@@ -88,7 +88,7 @@ def _least(values: Any, axes: int) -> Any:
 
 def pipe_stages(table: Table, seconds: Prices, memory: Prices, pipe: int) -> list[PipeStage]:
     """Return the stages of a pipe; none of a pipe without microbatches."""
-    count, homes = table.pipe_of.count(pipe), table.placement[pipe]
+    count, homes = table.pipes.count(pipe), table.placement[pipe]
     if not count:
         return []
     times = {key: _least(value, 3 if key in MESSAGE else 1) for key, value in seconds.items()}
@@ -142,8 +142,8 @@ def work(stages: list[PipeStage], is_span: bool) -> float:
     updates = sum({s.stage: s.update for s in stages}.values())
     turned = sum(s.microbatches * (s.forward + s.input_gradient) for s in stages)
     turned += min(s.tail for s in stages)
-    behind = max(min(s.step_end for s in stages), updates)
-    return min(s.head for s in stages) + max(busy + behind, turned)
+    updates_end = max(min(s.step_end for s in stages), updates)
+    return min(s.head for s in stages) + max(busy + updates_end, turned)
 
 
 def chain(s: PipeStage, limit: float | None, is_span: bool) -> float:
@@ -171,8 +171,8 @@ def chain(s: PipeStage, limit: float | None, is_span: bool) -> float:
 def least_end(group: Group, is_span: bool, may_offload: bool) -> float:
     """Return the least end by which the host link of a group can carry enough."""
     stages = [s for on_worker, _ in group for s in on_worker]
-    idle = min(_before(s, is_span) + s.forward for s in stages)
-    idle += min(s.input_gradient + _behind(s, is_span) for s in stages)
+    idle = min(_head(s, is_span) + s.forward for s in stages)
+    idle += min(s.input_gradient + _tail(s, is_span) for s in stages)
 
     def suffices(end: float) -> bool:
         needed = sum(link_time(s, limit, end, is_span, may_offload) for s, limit in group)
@@ -187,11 +187,11 @@ def least_end(group: Group, is_span: bool, may_offload: bool) -> float:
     return high
 
 
-def _before(s: PipeStage, is_span: bool) -> float:
+def _head(s: PipeStage, is_span: bool) -> float:
     return 0.0 if is_span else s.head
 
 
-def _behind(s: PipeStage, is_span: bool) -> float:
+def _tail(s: PipeStage, is_span: bool) -> float:
     return s.gradient - s.input_gradient if is_span else s.tail
 
 
@@ -209,8 +209,8 @@ def link_time(
     stages: list[PipeStage], limit: float, end: float, is_span: bool, may_offload: bool
 ) -> float:
     """Return the seconds of the host link that a worker needs for a run that ends by then."""
-    length = end - min(_before(s, is_span) for s in stages)
-    length -= min(_behind(s, is_span) for s in stages)
+    length = end - min(_head(s, is_span) for s in stages)
+    length -= min(_tail(s, is_span) for s in stages)
     room = _filled(stages, limit)
     if length < sum(s.microbatches * (s.forward + s.input_gradient) for s in stages) or room <= 0:
         return math.inf
@@ -225,8 +225,8 @@ def link_time(
     )
     if not able:
         return math.inf
-    most = max(s.size * away[s] for s in able)
-    least = math.ceil(lack / most - ROUNDING) * min(link[s] for s in able)
+    largest = max(s.size * away[s] for s in able)
+    least = math.ceil(lack / largest - ROUNDING) * min(link[s] for s in able)
     seconds = 0.0
     for s in able:
         part = min(lack, s.microbatches * s.size * away[s])
@@ -245,13 +245,13 @@ def _unused(stages: list[PipeStage], limit: float, room: float, is_span: bool) -
     steps = int(room / largest + ROUNDING)
     step = min(s.forward for s in stages) + min(s.input_gradient for s in stages)
     filling = step * sum(room - k * largest for k in range(1, steps + 1))
-    beside = {
+    spare = {
         s: max(0.0, room - _filled(stages, min(limit, total) - s.size * s.share)) for s in stages
     }
-    after = min(_behind(s, is_span) for s in stages)
+    after = min(_tail(s, is_span) for s in stages)
     after -= min(0.0 if is_span else s.step_end for s in stages)
-    lost = sum(s.microbatches * s.weight * beside[s] for s in stages)
-    return filling + max(0.0, lost - max(beside.values()) * after)
+    lost = sum(s.microbatches * s.weight * spare[s] for s in stages)
+    return filling + max(0.0, lost - max(spare.values()) * after)
 
 
 def list_durations(table: Table, links: Prices, seconds: Prices, may_offload: bool) -> list[float]:
@@ -265,7 +265,7 @@ def list_durations(table: Table, links: Prices, seconds: Prices, may_offload: bo
         for pipe, home in enumerate(table.placement):
             for k in range(table.num_stages - 1):
                 parts = [seconds[key][way][pipe][k] for key in MESSAGE]
-                count = len(table.pipe_of) if any(map(depth, parts)) else 1
+                count = len(table.pipes) if any(map(depth, parts)) else 1
                 for microbatch in range(count if home[k] != home[k + 1] else 0):
                     pair = [at_microbatch(part, microbatch) for part in parts]
                     times += [sum(pair)] if is_delay else pair

@@ -88,13 +88,13 @@ def peak_in_flight(row: list[list[Op]], rules: TableRules) -> float:
             for part, count in kind[moment].items()
         )
 
-    most: float = 0
+    peak: float = 0
     held: float = 0
     for cell in row:
         held += sum(op[0] == "F" for op in cell) + change(cell, "at_start")
-        most = max(most, held)
+        peak = max(peak, held)
         held += change(cell, "at_end") - sum(op[0] in ("B", "W") for op in cell)
-    return most
+    return peak
 
 
 def memory_curve(run: Run, memory: Prices, worker: int) -> Curve:
@@ -148,7 +148,7 @@ class Tolerance(NamedTuple):
     memory: float
     counts: float
 
-    def of_claim(self, claim: str) -> float:
+    def for_claim(self, claim: str) -> float:
         """Return the tolerance of one claim."""
         if claim in ("peak_memory", "held"):
             return self.memory

@@ -54,16 +54,21 @@ def read_links(record: Any, table: Table, where: str) -> Prices:
         is_two = isinstance(value, list) and len(value) == 2
         return is_two and is_pair(value[0]) and isinstance(value[1], str) and value[1] in MODELS
 
-    known = f"workers are 0 to {workers - 1}"
+    workers_text = f"workers are 0 to {workers - 1}"
     pair_links = record["pair_links"]
     is_valid = is_list(pair_links, is_model_of_pair)
-    require(is_valid, f"{where}: pair_links", f"pairs of workers with models; {known}", pair_links)
+    require(
+        is_valid,
+        f"{where}: pair_links",
+        f"pairs with models; {workers_text}",
+        pair_links,
+    )
     pairs = {tuple(pair): model for pair, model in pair_links}
     is_valid = len(pairs) >= len(pair_links)
     require(is_valid, f"{where}: pair_links", "pairs of which none stands twice", pair_links)
     models = {record["model"], *pairs.values()}
-    meets = "rendezvous" in models
-    if not meets and (record["posting"] != "early" or eager_below):
+    has_rendezvous = "rendezvous" in models
+    if not has_rendezvous and (record["posting"] != "early" or eager_below):
         raise MalformedError(f"{where}: posting by program and eager_below need rendezvous")
     needs_cells = record["posting"] == "program" and not table.has_communication
     if needs_cells and any(table.crossing()):
@@ -72,18 +77,18 @@ def read_links(record: Any, table: Table, where: str) -> Prices:
     if shared != "pairs":
         is_groups = is_list(shared, lambda group: is_list(group, is_pair) and group)
         is_valid = is_groups and all(len({*map(tuple, g)}) == len(g) for g in shared)
-        allowed = f'"pairs", or groups of different pairs of workers; {known}'
+        allowed = f'"pairs", or groups of different pairs of workers; {workers_text}'
         require(is_valid, f"{where}: shared_links", allowed, shared)
     if shared and models == {"delay"}:
         raise MalformedError(f"{where}: shared_links need another model than delay")
     host = record["host_links"]
     is_groups = is_list(host, lambda group: is_list(group, is_worker) and group)
     is_valid = is_groups and len({w for group in host for w in group}) >= sum(map(len, host))
-    require(is_valid, f"{where}: host_links", f"groups of different workers; {known}", host)
-    return {**record, "pairs": pairs, "meets": meets}
+    require(is_valid, f"{where}: host_links", f"different workers; {workers_text}", host)
+    return {**record, "pairs": pairs, "has_rendezvous": has_rendezvous}
 
 
-def shape_of(key: str, table: Table) -> tuple[int, ...]:
+def value_shape(key: str, table: Table) -> tuple[int, ...]:
     """Return the shape of times or sizes without an axis of microbatches."""
     if key in MESSAGE:
         return 2, len(table.placement), len(table.rules.graph) or table.num_stages - 1
@@ -94,10 +99,10 @@ def shape_of(key: str, table: Table) -> tuple[int, ...]:
 
 def full_shape(key: str, table: Table, *values: Any) -> tuple[int, ...]:
     """Return the shape of some values, with an axis of microbatches if one of them has it."""
-    shape = shape_of(key, table)
+    shape = value_shape(key, table)
     differs = any(depth(value) > len(shape) for value in values)
     has_microbatches = key != "A" and table.rules.scope(key) != "stage"
-    return (*shape, len(table.pipe_of)) if differs and has_microbatches else shape
+    return (*shape, len(table.pipes)) if differs and has_microbatches else shape
 
 
 def _check_values(

@@ -75,7 +75,7 @@ class Run:
             slots: dict[str, Any] = {x: UNIT_TIMES.get(x, 0) for x in TIMED}
             slots |= {letters: kind["slot"] for letters, kind in self.rules.kinds.items()}
             seconds = {letters: [slot] * places for letters, slot in slots.items()}
-            links = NO_LINKS | {"host_links": self.links["host_links"], "meets": False}
+            links = NO_LINKS | {"host_links": self.links["host_links"], "has_rendezvous": False}
             self._unit = Run(self.table, links, seconds, is_unit=True)
         return self._unit.end[cell]
 
@@ -95,7 +95,7 @@ class Run:
 
     def _add_rows(self) -> None:
         """Add the executed cells, in the order of their rows and lanes."""
-        skipped = COMMUNICATION if self.links["meets"] else COMMUNICATION + WAIT_SEND
+        skipped = COMMUNICATION if self.links["has_rendezvous"] else COMMUNICATION + WAIT_SEND
         self.before: dict[Cell, Event | None] = {}  # executed on compute before each cell
         self.next_op: dict[Event, Event] = {}
         self.last: dict[Any, Event] = {}  # by worker
@@ -103,7 +103,7 @@ class Run:
         self.reduced: dict[tuple[int, int], list[Event]] = defaultdict(list)
         for worker, row in enumerate(self.table.rows):
             on_lane: dict[str, Event] = {}
-            of_stage: dict[tuple[str, int], Event] = {}  # last cell on a lane
+            stage_cell: dict[tuple[str, int], Event] = {}  # last cell on a lane
             for slot, cell in enumerate(row):
                 here, before = (worker, slot), on_lane.get("compute")
                 self.before[here] = before
@@ -115,10 +115,10 @@ class Run:
                 self._wait(here, before if lane == "host" else on_lane.get(lane))
                 for op in cell:
                     needs = [(x, op[1]) for x in self.rules.stage_cells(op[0])]
-                    self._wait(here, *map(of_stage.get, needs))
+                    self._wait(here, *map(stage_cell.get, needs))
                 if letters in self.rules.lanes:
                     self._wait(here, before)
-                    of_stage[letters, stage] = here
+                    stage_cell[letters, stage] = here
                     if letters == "REDUCE_GRAD":
                         self.reduced[stage, worker].append(here)
                 if lane == "compute" and self.rules.is_row_op(letters):
@@ -218,7 +218,7 @@ class Run:
         assert route is not None  # a legal table has one
         way, boundary = route
         microbatch = producer[2]
-        pipe = self.table.pipe_of[microbatch]
+        pipe = self.table.pipes[microbatch]
         latency, transmit = (
             at_microbatch(self.seconds[key][way][pipe][boundary], microbatch)
             for key in ("latency", "transmit")

@@ -123,7 +123,7 @@ class Table:
         require(is_valid, "name", f"a text of at most {LONGEST_NAME} characters", data["name"])
         is_valid = is_list(data["rows"], lambda row: is_list(row, lambda x: isinstance(x, str)))
         require(is_valid, "rows", "lists of texts", data["rows"])
-        self.placement, self.pipe_of = data["placement"], data["pipe_of_microbatch"]
+        self.placement, self.pipes = data["placement"], data["pipe_of_microbatch"]
         workers = len(data["rows"])
         is_placement = (
             is_list(self.placement, lambda row: is_list(row, is_whole) and row)
@@ -132,8 +132,8 @@ class Table:
         )
         require(is_placement, "placement", f"lists of {workers} workers from 0", self.placement)
         self.num_stages, pipes = len(self.placement[0]), len(self.placement)
-        is_valid = is_list(self.pipe_of, lambda pipe: is_whole(pipe) and pipe < pipes)
-        require(is_valid, "pipe_of_microbatch", f"a list of {pipes} pipes from 0", self.pipe_of)
+        is_valid = is_list(self.pipes, lambda pipe: is_whole(pipe) and pipe < pipes)
+        require(is_valid, "pipe_of_microbatch", f"a list of {pipes} pipes from 0", self.pipes)
         self.rules = TableRules(data)
         slots, shares = data["slots"], data["stage_shares"]
         letters = {*"FBIWR", *self.rules.kinds}
@@ -150,18 +150,18 @@ class Table:
         is_rule = isinstance(weights, dict) and set(weights) <= set(keys)
         is_valid = is_rule and all(is_whole(weights.get(key, 1), 1) for key in keys[1:])
         require(is_valid, "weights", f"whole numbers of {', '.join(keys)}", weights)
-        self.behind, self.runs = weights.get("behind"), weights.get("runs", 1)
+        self.weight_lag, self.runs = weights.get("behind"), weights.get("runs", 1)
         self.local_steps = weights.get("local_steps", 1)
-        is_valid = self.behind is None or is_whole(self.behind)
-        require(is_valid, "weights: behind", "a whole number or null", self.behind)
+        is_valid = self.weight_lag is None or is_whole(self.weight_lag)
+        require(is_valid, "weights: behind", "a whole number or null", self.weight_lag)
 
     def _check_microbatches(self) -> None:
-        named, count, slices = len(self.pipe_of), self.num_microbatches, self.rules.slices
+        named, count, slices = len(self.pipes), self.num_microbatches, self.rules.slices
         reason = f"pipe_of_microbatch names {named} microbatches, the rows hold {count}"
         require_legal(named == count, reason)
         require_legal(count % slices == 0, f"a microbatch has not all of its {slices} slices")
         for number in range(count):
-            is_same = self.pipe_of[number] == self.pipe_of[number - number % slices]
+            is_same = self.pipes[number] == self.pipes[number - number % slices]
             require_legal(is_same, f"slices of microbatch {number // slices} are in several pipes")
 
     def _place(self, op: Op, cell: Cell) -> None:
@@ -172,7 +172,7 @@ class Table:
         if not isinstance(stage, str):
             stages = self.num_stages
             require_legal(stage < stages, f"{text}: stages are 0 to {stages - 1}")
-            pipes = self.placement if microbatch < 0 else [self.placement[self.pipe_of[microbatch]]]
+            pipes = self.placement if microbatch < 0 else [self.placement[self.pipes[microbatch]]]
             workers = [pipe[stage] for pipe in pipes]
             require_legal(cell[0] in workers, f"{text}: its stage is on worker {workers[0]}")
             if microbatch < 0:
@@ -282,7 +282,7 @@ class Table:
             for row in self.rows:
                 self._follow_updates([op for cell in row for op in cell])
         else:
-            is_plain = self.behind is None and self.runs == self.local_steps == 1
+            is_plain = self.weight_lag is None and self.runs == self.local_steps == 1
             require_legal(is_plain, "weights have a rule, and no U cell updates them")
 
     def _follow_updates(self, row: list[Op]) -> None:
@@ -304,7 +304,8 @@ class Table:
             elif letters in ("B", "W"):
                 gradients[key].append(op)
                 is_read = (
-                    self.behind is None or updates[key] - self.behind <= read[stage, microbatch]
+                    self.weight_lag is None
+                    or updates[key] - self.weight_lag <= read[stage, microbatch]
                 )
                 require_legal(is_read, f"the F of {text} reads weights of later updates")
             elif letters == "U":

@@ -123,7 +123,7 @@ def read_envelope(data: Mapping[str, Any], name: str) -> None:
     """Check kind, version and keys of a certificate."""
     kind, version = data.get("kind"), data.get("version")
     if not (isinstance(kind, str) and kind in KINDS) or repr(version) != repr(VERSION):
-        kinds = ", ".join(f'"{known}"' for known in KINDS)
+        kinds = ", ".join(f'"{kind}"' for kind in KINDS)
         raise MalformedError(
             f'{name} is not a certificate: expected "kind" {kinds} and "version" {VERSION}, '
             f"got {kind!r} and {version!r}"
@@ -133,7 +133,7 @@ def read_envelope(data: Mapping[str, Any], name: str) -> None:
         check_keys(data[part], keys, f"{name}: {part}")
 
 
-def checksum_of(data: Mapping[str, Any]) -> str:
+def certificate_checksum(data: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a certificate without its own checksum."""
     proof = {key: value for key, value in data["proof"].items() if key != "checksum"}
     text = json.dumps({**data, "proof": proof}, sort_keys=True)
@@ -158,19 +158,19 @@ def _check_run(data: Mapping[str, Any], name: str) -> Verdict:
     derived = derive(run, memory)
     within = tolerance(derived, memory, table.rules)
     reached = derived["max_span" if question.is_span else "makespan"]
-    compared = derive_optimum(run, reached, checksum_of(data)) if is_optimum else derived
+    compared = derive_optimum(run, reached, certificate_checksum(data)) if is_optimum else derived
     problems = [
         _explain(run, problem)
         for key, value in compared.items()
-        for problem in differences(claims[key], value, within.of_claim(key), key)
+        for problem in differences(claims[key], value, within.for_claim(key), key)
     ]
     peaks = derived["peak_memory"].items()
     for limit, (worker, peak) in zip(question.limits or (), peaks, strict=False):
         if peak > limit + within.memory:
             problems.append(Discrepancy(f"limit: {worker}", limit, peak))
-    known = derive_bounds(table, links, seconds, memory, question) if bounds else {}
-    problems += _check_bounds(bounds, known, reached, within.time)
-    checked = tuple(CheckedBound(b["value"], b["by"], b["by"] in known) for b in bounds)
+    derived_bounds = derive_bounds(table, links, seconds, memory, question) if bounds else {}
+    problems += _check_bounds(bounds, derived_bounds, reached, within.time)
+    checked = tuple(CheckedBound(b["value"], b["by"], b["by"] in derived_bounds) for b in bounds)
     unit = "units" if is_optimum else "seconds"
     return Verdict(derived["makespan"], tuple(problems), checked, unit)
 
@@ -194,14 +194,14 @@ def _check_bounds_form(bounds: Any, name: str) -> None:
 
 
 def _check_bounds(
-    bounds: list[dict[str, Any]], known: Mapping[str, float], reached: float, within: float
+    bounds: list[dict[str, Any]], derived: Mapping[str, float], reached: float, within: float
 ) -> Iterator[Discrepancy]:
     """List the bounds above what is derived, or above what the run reaches."""
     for bound in bounds:
         by, value = bound["by"], bound["value"]
         claim = f"lower bound by {by}"
-        if by in DERIVED and value > known.get(by, -math.inf) + within:
-            yield Discrepancy(claim, value, known.get(by), "" if by in known else NOT_DERIVED)
+        if by in DERIVED and value > derived.get(by, -math.inf) + within:
+            yield Discrepancy(claim, value, derived.get(by), "" if by in derived else NOT_DERIVED)
         if value > reached + within:
             yield Discrepancy(claim, value, reached, "which was reached")
 

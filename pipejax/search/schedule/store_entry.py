@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.certificates import SIZES, checksum_of, new_certificate
+from pipejax.analysis.certificates import SIZES, certificate_checksum, new_certificate
 from pipejax.base.checks import is_number, whole_number
 from pipejax.base.data_files import parse_json
 from pipejax.base.provenance import code_hash
@@ -98,7 +98,7 @@ def to_text(entry: Entry) -> str:
             "source": entry.source,
         },
     )
-    data["proof"]["checksum"] = checksum_of(data)
+    data["proof"]["checksum"] = certificate_checksum(data)
     return json.dumps(data)
 
 
@@ -153,7 +153,7 @@ def from_text(text: str) -> Record:
     claim, proof = parts["claim"], parts["proof"]
     if parts["kind"] != "optimum":
         raise ValueError(f"it is a certificate of a {parts['kind']}, not of an optimum")
-    if proof["checksum"] != checksum_of(parts):
+    if proof["checksum"] != certificate_checksum(parts):
         raise ValueError("its content does not agree with its checksum")
     problem = _problem(parts)
     if not isinstance(proof["source"], str) or not isinstance(proof["prover"], dict):
