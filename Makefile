@@ -12,7 +12,7 @@ DEMO := demo
 REAL := --table examples/schedule.csv --costs examples/measured.json --link rendezvous
 # of the fuzzer: files; tables against the event loop; all doors on one table and its costs
 EXAMPLES ?= 100000
-FUZZ ?= tests/test_fuzz.py tests/test_fuzz_runs.py tests/test_one_meaning.py tests/test_true_certificates.py
+FUZZ ?= tests/test_fuzz.py tests/test_fuzz_runs.py tests/test_one_meaning.py tests/test_certificates.py
 # processes of the tests
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal

@@ -13,16 +13,15 @@ from pipejax import (
     training as training,
     typing as typing,
 )
+from pipejax.analysis.certificates import certificate as certificate, verify as verify
 from pipejax.analysis.comparison.comparison import compare as compare
 from pipejax.analysis.formula.formula import formula as formula
-from pipejax.analysis.runs.certificate import certificate as certificate
 from pipejax.analysis.runs.evaluate import Evaluation as Evaluation, evaluate as evaluate
 from pipejax.analysis.runs.staleness import staleness as staleness
 from pipejax.analysis.step.step_report import step_report as step_report
 from pipejax.analysis.step.validation import validate as validate
 from pipejax.analysis.uncertainty.jitter import jitter as jitter
 from pipejax.analysis.uncertainty.sensitivity import sensitivity as sensitivity
-from pipejax.analysis.verify.verify import verify as verify
 from pipejax.costs.costs import Costs as Costs
 from pipejax.costs.measured.costs_file import read_costs as read_costs
 from pipejax.costs.model.model import Model as Model, load_model as load_model

@@ -21,7 +21,7 @@ from pipejax.analysis.step.validation import (
 from pipejax.analysis.uncertainty.corners import Corners as Corners
 from pipejax.analysis.uncertainty.jitter import Jittered as Jittered, Robustness as Robustness
 from pipejax.analysis.uncertainty.sensitivity import Sensitivity as Sensitivity
-from pipejax.analysis.verify.verify import Verdict as Verdict
+from pipejax.checker.verify import Verdict as Verdict
 from pipejax.costs.model.launchers import Launch as Launch
 from pipejax.search.calibration.calibrate import Calibration as Calibration
 from pipejax.search.calibration.calibrate_links import LinkCalibration as LinkCalibration

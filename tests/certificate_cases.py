@@ -11,8 +11,9 @@ from hypothesis import assume, strategies as st
 from legal_sizes import WHOLE, is_legal
 
 import pipejax as pj
-from pipejax.analysis.verify.bounds import derived_bounds
-from pipejax.analysis.verify.certificate_file import read_run
+from pipejax.checker.bounds import Question, derive_bounds
+from pipejax.checker.prices import read_links, read_memory, read_seconds
+from pipejax.checker.table import Table
 from pipejax.search.schedule.initial_plans import greedy_plan
 from pipejax.search.schedule.plan import to_table
 from pipejax.search.schedule.problem import pose
@@ -153,12 +154,23 @@ def bounds_of(claimed):
 
     They have no fused pairs, which may be faster than their ops, and nothing recomputed.
     """
-    content = read_run(claimed)
-    cells = [cell for row in content.table.rows() for cell in row]
-    is_searched = all(len(cell) < 2 and cell[0].phase.name != "R" for cell in cells if cell)
-    found = derived_bounds(content)
+    found = derived_bounds(claimed)
+    cells = [text for row in claimed["table"]["rows"] for text in row]
+    is_searched = not any("OVERLAP" in text or "R" in text for text in cells)
     kinds = found if is_searched else {"path"} & found.keys()
     return {kind: found[kind] for kind in kinds if np.isfinite(found[kind])}
+
+
+def derived_bounds(claimed):
+    """Lower bounds as the checker derives them."""
+    costs, claim = written(claimed["costs"]), claimed["claim"]
+    table = Table(written(claimed["table"]))
+    links = read_links(costs["links"], table, "links")
+    given = {"is_in_units": False, "has_bounds": True}
+    seconds = read_seconds(costs["seconds"], table, "seconds", **given)
+    memory = read_memory(costs["memory"], table, "memory")
+    question = Question(claim["objective"] == "span", claim["limits"], claim["offload"])
+    return derive_bounds(table, links, seconds, memory, question)
 
 
 @st.composite

@@ -13,9 +13,11 @@ import numpy as np
 import reference
 import strategies
 from hypothesis import strategies as st
-from reference_grammar import SHARDING, Grammar, IllegalError, Table, check, check_rule
+from reference import SHARDING, IllegalError
 
 import pipejax as pj
+from pipejax.checker.rules import TableRules
+from pipejax.checker.table import CellReader
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS
 from pipejax.schedules.table.table_files import check_json, from_json
 
@@ -47,15 +49,37 @@ class Case(NamedTuple):
 
     def run(self, link="delay", *queues, **links):
         """The table as the reference runs it, if it is one."""
-        data, grammar = self.data, self.grammar
+        data = self.data
+        more = {"grammar": data, **links}
         pipes = data["pipe_of_microbatch"]
-        cells = [
-            [reference.numbered(grammar.split(x), w, k) if x else () for k, x in enumerate(row)]
-            for w, row in enumerate(data["rows"])
-        ]
-        check(grammar, cells, data["placement"], pipes)
-        more = {"grammar": grammar, **links}
         return reference.Run(data["rows"], pipes, self.theirs, link, *queues, **more)
+
+
+class Grammar(TableRules):
+    """Kinds and rules of a table, which list what an op waits for as far as it is there."""
+
+    def __init__(self, data):
+        super().__init__(data)
+        self.reader = CellReader(self)
+
+    def split(self, text):
+        """Ops of a cell; those of a worker are of worker 0."""
+        return self.reader.read_cell(text, 0)
+
+    def waits(self, op, worker, table):
+        yield from (p for p in self.usual_inputs(op) if p in table.cell_of)
+        for p, *_ in self.added_inputs(op, worker, table.stages, table.microbatches):
+            if p not in table.cell_of:
+                raise IllegalError(f"{op} lacks {p}")
+            yield p
+
+
+class Table(NamedTuple):
+    """What a rule asks a table for: how many stages and microbatches, and which ops there are."""
+
+    stages: int
+    microbatches: int
+    cell_of: dict
 
 
 @dataclasses.dataclass
@@ -133,7 +157,7 @@ def _end(d, letters, of, fixed):
 
 def _rule(d, grammar, consumer, producer):
     """A rule by which ops of one kind wait for those of another, or for their own."""
-    waits, made = grammar.of(consumer), grammar.of(producer)
+    waits, made = grammar.scope(consumer), grammar.scope(producer)
     text = _end(d, consumer, waits, 0.25)
     slices = [f" (slice {k:+d})" for k in (-1, 1)] * (d.slices > 1)
     if consumer == producer:  # along the stages or the slices
@@ -153,7 +177,7 @@ def _rule(d, grammar, consumer, producer):
 def _rules(d, grammar):
     """Rules between kinds; of those of a stage as a whole none speaks."""
     usual = {"usual": [*ORDER], "forward": ["F", "O", "L", "R"], "own": []}[d.mode]
-    own = [letters for letters in grammar.own if grammar.of(letters) != "stage"]
+    own = [letters for letters in grammar.kinds if grammar.scope(letters) != "stage"]
     order = {letters: ORDER[letters] for letters in usual}
     order |= {letters: d.rng.random() * 25 for letters in own}
     pairs = []
@@ -197,7 +221,7 @@ def _holds(data, rule, table):
     """Whether both ends of a rule exist wherever it speaks of them."""
     grammar = Grammar({**data, "rules": [rule]})
     try:
-        check_rule(grammar.rules[-1], table)
+        grammar.check_rule(grammar.rules[-1], table.cell_of, table.stages, table.microbatches)
         for op in table.cell_of:
             for _ in grammar.waits(op, 0, table):
                 pass
@@ -209,10 +233,10 @@ def _holds(data, rule, table):
 def _rows(d, grammar, table, home, fuses):
     """Rows of cells in an order that they could have; None where there is none."""
     rows, done = [[] for _ in range(d.workers)], set()
-    key_of = {op: (op[0], op[2]) if grammar.together(op[0]) else op for op in table.cell_of}
+    key_of = {op: (op[0], op[2]) if grammar.is_collective(op[0]) else op for op in table.cell_of}
     waits, groups = {}, {}
     for op, key in key_of.items():
-        producers = {p for p, *_ in grammar.waits(op, home(op), table)}
+        producers = {*grammar.waits(op, home(op), table)}
         waits.setdefault(key, set()).update(producers)
         groups.setdefault(key, []).append(op)
     while groups:
@@ -243,7 +267,7 @@ def _text(cell, slices):
 
 def _with_stages(d, grammar, placement, rows):
     """Put what serves a stage as a whole anywhere, some of it twice, and idle cells."""
-    letters = [*SHARDING, *(own for own in grammar.own if grammar.of(own) == "stage")]
+    letters = [*SHARDING, *(own for own in grammar.kinds if grammar.scope(own) == "stage")]
     if gathers := "UNSHARD" in grammar.lanes and d.often(0.95):
         letters = letters[2:]
     for w, row in enumerate(rows):
@@ -260,7 +284,9 @@ def _gather(d, grammar, row, stage):
     """Gather the weights of a stage before its ops, and drop them in some gaps, or never gather."""
     ops = [grammar.split(text) for text in row]
     used = [
-        k for k, cell in enumerate(ops) if (stage in [p for x, p, _ in cell if grammar.needs(x)])
+        k
+        for k, cell in enumerate(ops)
+        if (stage in [p for x, p, _ in cell if grammar.stage_cells(x)])
     ]
     if d.often(0.3):
         return
@@ -357,7 +383,10 @@ def _table(d, pipes):
 def _counted(grammar, rows):
     """How many microbatches there are by what workers compute."""
     ops = [op for row in rows for text in row if text for op in grammar.split(text)]
-    return 1 + max((m for letters, _, m in ops if grammar.computes(letters)), default=-1)
+    return 1 + max(
+        (m for letters, _, m in ops if letters in "FBIWR" or grammar.is_counted(letters)),
+        default=-1,
+    )
 
 
 @st.composite

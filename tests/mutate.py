@@ -107,10 +107,7 @@ TESTS = {
     ),
     "pipejax/analysis/step": ("validation", "step_time step_report sensitivity calibrate"),
     "pipejax/analysis/uncertainty": ("corners", "jitter jitter_factors corners sensitivity"),
-    "pipejax/analysis/verify": (
-        "verify forged_certificates true_certificates second_checker formula",
-        "verify optimize",
-    ),
+    "pipejax/checker": ("certificates formula", "fuzz_runs grammar_runs"),
     "pipejax/search": ("", "tuning joint_tuning"),
     "pipejax/search/calibration": (
         "robust_fit hold_outs bands calibrated_numbers",
@@ -135,7 +132,7 @@ TESTS = {
     "pipejax/plots/explorer": ("explorer", "explorer"),
     "pipejax/cli": (_COMMANDS, "cli command_line environment"),
     "pipejax/cli/commands": (
-        f"{_COMMANDS} compare diff formula verify staleness plan",
+        f"{_COMMANDS} compare diff formula certificates staleness plan",
         "cli jitter results optimize_cli transfer_order microbatch_order partition tuning",
     ),
 }

@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import reference
-from own_events import texts
+from reference import texts
 from strategies import price
 
 import pipejax as pj

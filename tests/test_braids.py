@@ -6,7 +6,7 @@ Rules and orders are written down again: of Megatron-LM from `TransformerLayerSc
 
 import numpy as np
 import pytest
-from own_events import agree, parsed, run, texts
+from reference import assert_runs, parsed, texts
 from test_megatron_orders import megatron_row
 
 import pipejax as pj
@@ -93,8 +93,7 @@ def test_combined_runs_as_the_event_loop(stages):
             table = built("combined-1f1b", workers, microbatches, stages_per_worker=stages)
             times = {letters: float(rng.integers(0, 20)) / 8 for letters in TIMES}
             waits = waits_of(workers * stages - 1, BACKWARD)
-            start, _ = run(parsed(texts(table)), waits, times, 0.25, NET)
-            agree(pj.evaluate(table, costs_of(times, 0.25)), start)
+            assert_runs(table, costs_of(times, 0.25), waits)
 
 
 SPLIT_ORDERS = {
@@ -126,10 +125,8 @@ def test_dualpipe_is_braided_pair_by_pair(name, sizes):
             assert by_lane(row) == braided(cells, SPLIT_ORDERS)
         times = {letters: float(rng.integers(0, 20)) / 8 for letters in (*TIMES, *HALVES)}
         waits = waits_of(table.num_stages - 1, SPLIT, "Ia")
-        start, _ = run(rows, waits, times, 0.25, NET)
         used = {letters: times[letters] for letters in table.grammar.letters}
-        found = pj.evaluate(table, costs_of(used, 0.25))
-        agree(found, start)
+        found = assert_runs(table, costs_of(used, 0.25), waits)
         assert found.peak_in_flight.tolist() == pj.schedules.peak_in_flight(fused).tolist()
 
 

@@ -52,7 +52,7 @@ def test_lateness_is_that_of_the_event_loop(case, link, late):
     table = case.table
     run = reference.Run(case.rows, table.pipe_of_microbatch.tolist(), case.theirs, link)
     target = run.makespan * late / 8
-    ends = [max(run.end[w, cell] for cell in row) for w, row in enumerate(run.ops)]
+    ends = [max(map(run.end.get, run.worker_events(w))) for w in range(table.num_workers)]
     at_end = pj.evaluate(table, case.costs, link=link).program
     program = strategies.padded(at_end, num_nodes=512, max_preds=8)
     last = np.append(at_end.last_node, [0] * (9 - len(ends)))

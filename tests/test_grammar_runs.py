@@ -17,7 +17,7 @@ import pytest
 import reference
 import strategies
 from hypothesis import given, settings, strategies as st
-from reference_grammar import IllegalError
+from reference import IllegalError
 
 import pipejax as pj
 from pipejax.schedules.table.slot_simulation import slot_times
@@ -32,90 +32,74 @@ NAME = re.compile(
 
 
 # ------------------------------------------------------------------------------------------- cycles
-def users_of(name, run):
-    """What the event loop calls an op or a message of a cycle."""
+def events_of(name, run):
+    """What the reference calls an op or a message of a cycle."""
     op, worker, send, sender, receiver = NAME.fullmatch(name).groups()
     if op is None:
-        way, (_, stage, m) = send[1:].find("SEND_B") >= 0, run.grammar.split(send)[0]
-        ends = int(sender), int(receiver)
+        letter, ends = send[send.index("SEND_") + 5], (int(sender), int(receiver))
         return [
-            message
-            for message in run.messages
-            if message[2][1:] == (stage, m)
-            and (message[0][0], message[1][0]) == ends
-            and run.letter(message) == "FB"[way]
+            event
+            for event, message in run.messages.items()
+            if (message.sender, message.receiver) == ends and is_sent(event, send, letter, run)
         ]
-    cell = tuple(run.grammar.split(op))
     found = [
-        (w, c)
-        for w, row in enumerate(run.rows)
-        for c in row
-        if [p for p, _, _ in c] == [p for p, _, _ in cell]
-        and all(
-            s in (None, place) and m in (None, number)  # what has none is told by its place
-            for (_, s, m), (_, place, number) in zip(cell, c, strict=True)
-        )
+        (w, k)
+        for w, row in enumerate(run.table.rows)
+        for k, cell in enumerate(row)
+        if cell and (w, k) in run.durations and cell_text(cell, run) == op
     ]
-    return [user for user in found if worker is None or user[0] == int(worker)] or found
+    return [cell for cell in found if worker is None or cell[0] == int(worker)] or found
 
 
-def awaited(user, run, before):
-    """All that a cell or message waits for, messages and what they come from too."""
-    group = run.shared.get((user[1][0][0], user[1][0][2]), [user]) if len(user) == 2 else [user]
-    waits = {other for each in group for other, _ in run.waits_of(each, before)}
-    waits |= {message[0] for message in waits if len(message) == 4}
-    shared = [(w[1][0][0], w[1][0][2]) for w in waits if len(w) == 2]
-    return waits | {cell for key in shared for cell in run.shared.get(key, [])}
+def is_sent(event, send, letter, run):
+    """Whether an event is the message that an error names by its SEND."""
+    maker = event[0] if isinstance(event[0], tuple) else event
+    way = event[2] < maker[1] if isinstance(event[0], tuple) else event[0] == "SEND_B"
+    number = run.rules.op_text(maker).split(maker[0])[1]
+    return send == f"{maker[1]}SEND_{letter}{number}" and "FB"[way] == letter
+
+
+def cell_text(cell, run):
+    ops = [*map(run.rules.op_text, cell)]
+    return f"({';'.join(ops)})OVERLAP_F_B" if len(ops) == 2 else ops[0]
+
+
+def awaited(event, run):
+    """All that an event waits for, and the makers of messages among it."""
+    waits = {other for other, _ in run.waits[event]}
+    return waits | {maker for send in waits & {*run.messages} for maker, _ in run.waits[send]}
 
 
 def assert_is_a_cycle(message, run):
     """Each of the ops that an error names waits for the one before it."""
-    line = message.splitlines()[0]
-    late = re.search(r"(\S+) on worker (\d+) waits for (\S+), which (is|stands)", line)
-    if late:
-        waits, worker, maker, _ = late.groups()
-        (user,) = users_of(f"{waits} (worker {worker})", run)
-        (other,) = users_of(f"{maker} (worker {worker})", run)
-        assert other in awaited(user, run, {})
-        row = run.rows[int(worker)]
-        assert row.index(other[1]) >= row.index(user[1])
-        return
-    before = {}
-    for users in (run.chains() if " under " in line else run.chains_of_cells()).values():
-        for one, other in pairwise(users):
-            before.setdefault(other, []).append(one)
-    names = line.partition("can start: ")[2].split(" -> ")
+    names = message.splitlines()[0].partition("can start: ")[2].split(" -> ")
     assert len(names) > 1
     assert names[0] == names[-1]
     for name, following in pairwise(names):
-        makers = users_of(name, run)
+        makers = events_of(name, run)
         assert makers, name
-        assert any(
-            maker in awaited(user, run, before)
-            for user in users_of(following, run)
-            for maker in makers
-        ), line
+        joined = {cell for maker in makers for cell in collective(maker, run)}
+        assert any(joined & awaited(event, run) for event in events_of(following, run)), message
+
+
+def collective(event, run):
+    """The cells of an event, which are many where all workers do it together."""
+    letters = run.letters(event)
+    if not letters or not run.rules.is_collective(letters):
+        return [event]
+    op = run.table.rows[event[0]][event[1]][0]
+    return [cell for other, cell in run.table.cell.items() if other[::2] == op[::2]]
 
 
 # --------------------------------------------------------------------------------------------- runs
-def texts_of(run):
-    """The cell of the table of each cell of the event loop."""
-    places = {}
-    for w, row in enumerate(run.texts):
-        for k, text in enumerate(row):
-            if text:
-                places[w, reference.numbered(run.grammar.split(text), w, k)] = (w, k)
-    return places
-
-
 def assert_times(found, run):
     """Start and end of every cell and message."""
-    places = texts_of(run)
-    for cell, place in places.items():
-        assert found.start[place] == run.start[cell], cell
-        assert found.finish[place] == run.end[cell], cell
+    cells = [event for event in run.end if isinstance(event[0], int)]
+    for cell in cells:
+        assert found.start[cell] == run.start[cell], cell
+        assert found.finish[cell] == run.end[cell], cell
     node = found.program.node_of_cell
-    at = {int(node[place]): place for place in places.values()}
+    at = {int(node[cell]): cell for cell in cells}
     sent = found.program.messages
     ours = Counter(
         (at[int(maker)], at[int(waits)], float(leaves), float(arrives))
@@ -124,19 +108,11 @@ def assert_times(found, run):
         )
     )
     theirs = Counter()
-    for message in run.messages:
-        lag, transmit = run.lags(message)
-        leaves = run.start[message] if message in run.start else run.end[message[0]]
-        theirs[places[message[0]], places[message[1]], leaves, arrival(run, message)] += 1
-        assert lag >= 0 <= transmit
+    for send, message in run.messages.items():
+        (maker, _), *_ = run.waits[send]  # a message waits for its producer first
+        arrives = run.end[send] + message.lag
+        theirs[maker, message.consumer, run.start[send], arrives] += 1
     assert ours == theirs
-
-
-def arrival(run, message):
-    lag, transmit = run.lags(message)
-    if run.model(message) == "delay":
-        return run.end[message[0]] + (lag + transmit)
-    return run.end[message] + (0.0 if run.model(message) == "rendezvous" else lag)
 
 
 def assert_memory(found, run, rng):
@@ -154,12 +130,15 @@ def assert_memory(found, run, rng):
 def assert_lanes(found, run):
     """How long lanes are busy, and how long the compute of their worker is idle meanwhile."""
     expected = {}
-    computes = [[(run.start[w, c], run.end[w, c]) for c in row] for w, row in enumerate(run.ops)]
-    beside = [cell for cells in run.lanes.values() for cell in cells] + run.host_cells()
-    for w, c in beside:
-        start, end = run.start[w, c], run.end[w, c]
+    workers = range(found.workers)
+    computes = [[(run.start[e], run.end[e]) for e in run.worker_events(w)] for w in workers]
+    lane_of = {e: run.rules.lane(run.letters(e)) for e in run.end if run.letters(e)}
+    for (w, k), lane in lane_of.items():
+        if lane == "compute":
+            continue
+        start, end = run.start[w, k], run.end[w, k]
         hidden = sum(max(0.0, min(end, b) - max(start, a)) for a, b in computes[w])
-        times = expected.setdefault(run.lane(c), np.zeros((2, len(run.rows))))
+        times = expected.setdefault(lane, np.zeros((2, found.workers)))
         times[:, w] += end - start, end - start - hidden
     for lane in pj.analysis.lane_times(found):
         busy, exposed = expected.pop(lane.lane)

@@ -26,24 +26,27 @@ COUNT = 20_000
 
 
 class PerturbedRun(reference.Run):
-    """The event loop with a factor on every op and every message."""
+    """The reference with a factor on every op and every message."""
 
     def __init__(self, factors, *arguments):
         self.factors = factors
         super().__init__(*arguments)
 
-    def duration(self, cell):
-        return super().duration(cell) * self.factors[cell[0]]
-
-    def reduction_time(self, reduction):
-        _, stage, place = reduction  # worker and microbatch of its update, or None at the end
-        factor = self.factors.get(("A", stage, -1 if place is None else place[1]), 1.0)
-        return super().reduction_time(reduction) * factor
-
-    def lags(self, message):
-        letter = "SEND_B" if message[3][1] < message[2][1] else "SEND_F"
-        factor = self.factors[letter, *message[2][1:]]
-        return tuple(lag * factor for lag in super().lags(message))
+    def _run(self):
+        for event in self.durations:
+            key = event
+            if self.letters(event):
+                key = self.table.rows[event[0]][event[1]][0]
+            elif event[0] == "U":
+                key = "U", event[1], -1 - event[2]
+            self.durations[event] *= self.factors.get(key, 1.0)
+        for event, message in self.messages.items():
+            waits = self.waits[message.consumer]
+            factor = self.factors[event]
+            self.waits[message.consumer] = [
+                (other, lag * (factor if other == event else 1.0)) for other, lag in waits
+            ]
+        super()._run()
 
 
 def factors_of(run, costs, sample):

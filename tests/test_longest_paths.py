@@ -90,23 +90,22 @@ def test_tails_are_what_is_left_behind_each_node(graph):
 
 
 def reference_graph(run):
-    """What the event loop waited for: an edge weighs its lag, and what the user behind it takes.
+    """What the reference waited for: an edge weighs its lag, and what the user behind it takes.
 
     What a row's order says anyway is no wait of its own.
     """
     graph = nx.MultiDiGraph()
     graph.add_node("start")
-    next_to = {((w, a), (w, b)) for w, row in enumerate(run.ops) for a, b in pairwise(row)}
-    for user, waits in run.waits.items():
-        lasts, seen = run.end[user] - run.start[user], set()
-        for other, lag in waits or [("start", 0.0)]:
-            ends = [end for end in (other, user) if len(end) == 2]  # cells
-            if len(ends) == 2 and ends[0][0] == ends[1][0] and (other, user) not in next_to:
-                continue
-            is_message = len(ends) == 2 and ends[0][0] != ends[1][0]
-            if is_message or (other, lag) not in seen:  # a wait that is said twice is one
+    rows = [
+        [c for c in run.durations if run.letters(c) and c[0] == w]
+        for w in range(len(run.table.rows))
+    ]
+    next_to = {pair for row in rows for pair in pairwise(row)}
+    for user, lasts in run.durations.items():
+        for other, lag in set(run.waits[user]) or [("start", 0.0)]:  # one said twice is one
+            is_row = run.letters(other) and run.letters(user) and other[0] == user[0]
+            if not is_row or (other, user) in next_to:
                 graph.add_edge(other, user, weight=lag + lasts)
-                seen.add((other, lag))
     return graph
 
 

@@ -33,13 +33,12 @@ def run_of(table, costs, host_links=()):
 def peak_over_time(run, sizes, weight_share):
     """Most that each worker holds at any time of a run: taken at starts, freed at ends."""
     frees = {"B": 1.0, "I": 1.0 - weight_share, "W": weight_share, "O": 1.0}
-    changes = {worker: [] for worker, _ in run.end}
-    for (worker, cell), end in run.end.items():
-        (phase, stage, _) = cell[0]
+    changes = {worker: [] for worker in range(len(run.table.rows))}
+    for (phase, stage, _), cell in run.table.cell.items():
         if phase in "FL":
-            changes[worker].append((run.start[worker, cell] + 1e-9, sizes[stage]))
+            changes[cell[0]].append((run.start[cell] + 1e-9, sizes[stage]))
         elif phase in frees:
-            changes[worker].append((end, -frees[phase] * sizes[stage]))
+            changes[cell[0]].append((run.end[cell], -frees[phase] * sizes[stage]))
     return np.array(
         [
             max(itertools.accumulate(change for _, change in sorted(changes[worker])))

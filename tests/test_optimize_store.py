@@ -13,7 +13,7 @@ import pytest
 from certified import check_solution, first_of
 
 import pipejax as pj
-from pipejax.analysis.verify.certificate_file import checksum_of
+from pipejax.analysis.certificates import certificate_checksum
 from pipejax.base.files import DRAFT
 from pipejax.search.schedule import anytime_search as run
 from pipejax.search.schedule.problem import pose
@@ -274,7 +274,7 @@ def changed(*where, to):
 def summed(data):
     """The certificate with the checksum of its content."""
     if "proof" in data:
-        data["proof"]["checksum"] = checksum_of(data)
+        data["proof"]["checksum"] = certificate_checksum(data)
     return data
 
 

@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 import pytest
 import reference
-from own_events import agree, parsed, run, texts
+from reference import assert_runs, texts
 from strategies import price
 
 import pipejax as pj
@@ -121,8 +121,8 @@ def test_routes_and_runs_after_failures(split):
         for home in failed:
             shares = [own[home, w] for w in left if w % p == home % p]
             assert max(shares) - min(shares) <= 1
-        start, _ = run(parsed(texts(table)), waits_of(p, "I" if split else "B"), used, 0.25)
-        agree(pj.evaluate(table, pj.Costs(**costs, transmit=0.25)), start)
+        costs_of_table = pj.Costs(**costs, transmit=0.25)
+        assert_runs(table, costs_of_table, waits_of(p, "I" if split else "B"))
 
 
 def test_without_failures_pipelines_run_1f1b():

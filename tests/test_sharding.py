@@ -111,7 +111,7 @@ def test_what_pytorch_runs_is_the_event_loop(name, posting):
         case = grammar_cases.price(data, np.random.default_rng(seed))
         links = pj.Links("rendezvous", queues, posting=posting)
         given = data["rows"], data["pipe_of_microbatch"], case.theirs, "rendezvous", queues
-        run = reference.Run(*given, posting=posting, grammar=case.grammar)
+        run = reference.Run(*given, posting=posting, grammar=data)
         assert pj.evaluate(table, case.costs, link=links).makespan == run.makespan
 
 

@@ -13,18 +13,19 @@ LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])
 
 
 class SlowRun(reference.Run):
-    """The event loop with a factor on what each worker executes."""
+    """The reference with a factor on what each worker executes."""
 
     def __init__(self, factors, *arguments, **more):
         self.factors = factors
         super().__init__(*arguments, **more)
 
-    def duration(self, cell):
-        if cell[0][0] in (*reference.HOST, "WAIT_O", *strategies.SHARDING):
-            return super().duration(cell)
-        phase, stage, m = cell[0]
-        worker = -1 - m if phase == "U" and m < 0 else self.cell_of[phase, stage, m][0]
-        return super().duration(cell) * self.factors[worker]
+    def _run(self):
+        for event in self.durations:
+            if self.letters(event) not in ("", "O", "L", "WAIT_O", *strategies.SHARDING):
+                self.durations[event] *= self.factors[event[0]]
+            elif event[0] == "U":
+                self.durations[event] *= self.factors[event[2]]
+        super()._run()
 
 
 @settings(max_examples=60)

@@ -1,5 +1,6 @@
 """Workers on nodes: message times by pair of places, and the search of the placement."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -24,17 +25,16 @@ def build(name, workers=6, microbatches=6, **options):
     return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches, **options)
 
 
-class FarRun(reference.Run):
-    """The event loop in which a message takes what the link between two places does."""
+def far_times(placement, sizes, times, places):
+    """Latency and transmit times where a message takes what the link between two places does."""
 
-    def __init__(self, sizes, times, places, *arguments):
-        self.of_nodes, self.times, self.places = sizes, times, places
-        super().__init__(*arguments)
+    def level(pipe, boundary):
+        one, other = (places[placement[pipe][s]] for s in (boundary, boundary + 1))
+        return next((k for k, n in enumerate(sizes) if one // n == other // n), -1)
 
-    def lags(self, message):
-        one, other = (self.places[cell[0]] for cell in message[:2])
-        level = next((k for k, n in enumerate(self.of_nodes) if one // n == other // n), -1)
-        return self.times[0][level], self.times[1][level]
+    pipes, stages = placement.shape
+    links = [*itertools.product((0, 1), range(pipes), range(stages - 1))]
+    return [{(way, p, b): each[level(p, b)] for way, p, b in links} for each in times]
 
 
 @settings(max_examples=30)
@@ -52,7 +52,9 @@ def test_messages_take_what_the_link_between_two_places_does(case, link, data):
     machine = pj.Topology(sizes, *times, places)
     costs = pj.costing.topology_costs(case.costs, table, machine)
     pipes = table.pipe_of_microbatch.tolist()
-    expected = FarRun(sizes, times, places, case.rows, pipes, case.theirs, link)
+    latency, transmit = far_times(table.placement, sizes, times, places)
+    theirs = dataclasses.replace(case.theirs, latency=latency, transmit=transmit)
+    expected = reference.Run(case.rows, pipes, theirs, link)
     assert pj.evaluate(table, costs, link=link).makespan == expected.makespan
 
 

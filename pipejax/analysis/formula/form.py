@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipejax.analysis.certificates import new_certificate
 from pipejax.analysis.formula.cone import Vectors, Whole, cells, largest_sum, rank, regions
 from pipejax.analysis.formula.facets import Envelope
 from pipejax.analysis.formula.parameters import (
@@ -16,13 +17,14 @@ from pipejax.analysis.formula.parameters import (
     as_latex,
     as_text,
     comparison_text,
+    fixed_in,
     weights_by_key,
 )
-from pipejax.analysis.verify.certificate_file import box_text, fixed_in, new_certificate
 from pipejax.base import longest_path
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import unknown
 from pipejax.base.display import ResultDict, ResultList, short_repr, short_repr_of
+from pipejax.checker.form import box_text
 from pipejax.costs.precision import checked_seconds, is_traced
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import NO_WORKER, Program

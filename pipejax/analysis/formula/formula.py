@@ -11,20 +11,19 @@ import numpy as np
 from pipejax.analysis.formula.cone import Cone, Vectors, Whole
 from pipejax.analysis.formula.facets import Envelope, find_facets, solve
 from pipejax.analysis.formula.form import Box, Formula
-from pipejax.analysis.formula.parameters import LinearCosts, Weights, linear_costs
-from pipejax.analysis.verify.certificate_file import (
-    FormulaContent,
-    fixed_in,
-    is_formula,
-    read_formula_certificate,
-)
+from pipejax.analysis.formula.parameters import LinearCosts, Weights, fixed_in, linear_costs
 from pipejax.base.checks import check_types, unknown, whole_number, wrong
 from pipejax.base.data_files import load_json
 from pipejax.base.progress import OnProgress, telling
+from pipejax.checker.form import Form, read_form
+from pipejax.checker.values import IllegalError
+from pipejax.checker.verify import read_envelope, split_report
 from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
-from pipejax.schedules.cells.ops import STEP_END
+from pipejax.schedules.cells.ops import STEP_END, ScheduleError
+from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table_files import from_json
 
 MOST_FACETS = 200
 
@@ -185,12 +184,18 @@ def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
     check_types(source=(source, str, Path, Mapping))
     data = source if isinstance(source, Mapping) else load_json(Path(source))
     name = "the form" if isinstance(source, Mapping) else str(source)
-    if not is_formula(data):
+    report, certificate = split_report(data)
+    if certificate.get("kind") != "formula":
         raise ValueError(f"{name} holds no closed form: `pipejax formula --out` writes one")
-    content = read_formula_certificate(data, name)
+    read_envelope(certificate, name)
+    try:
+        content = read_form(certificate, name)
+    except IllegalError as error:
+        raise ScheduleError(str(error)) from None
+    table, links = from_json(certificate["table"]), Links(**certificate["costs"]["links"])
     ends = [phase.name for phase in STEP_END]
     step_end = any(np.any(weights[phase]) for weights in content.weights for phase in ends)
-    program = lower(content.table, link=content.links, step_end=step_end)
+    program = lower(table, link=links, step_end=step_end)
     fields = {phase.name: phase.kind.time for phase in program.layout.timed}
     costs = linear_costs(
         program,
@@ -203,14 +208,14 @@ def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
             )
         },
     )
-    facets, gap, box = np.array(content.facets), content.gap, content.box
+    facets, gap, box = np.array(content.facets), Fraction(*content.gap), content.box
     return Formula(
         parameters=costs.names,
         counts=facets,
         units=np.array(content.units, object),
         exact=gap == 0,
         gap=float(gap),
-        evaluations=content.report.get("evaluations", 0),
+        evaluations=report.get("evaluations", 0),
         box={key: (low, math.inf if high is None else high) for key, (low, high) in box.items()},
         program=costs.program,
         costs=costs._replace(units=np.array(content.units, object)),
@@ -218,7 +223,7 @@ def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
     )
 
 
-def _cone(content: FormulaContent) -> Cone:
+def _cone(content: Form) -> Cone:
     """The cone above the facets, from its rays."""
     size, dims = len(content.names), len(content.domain[0])
     rays = np.array(content.rays, object)

@@ -152,6 +152,12 @@ def _direction(program: Program, name: str) -> tuple[str, NumpyArray]:
     return phases[kind].kind.time, of_place[place].astype(float)
 
 
+def fixed_in(names: Sequence[str], box: Mapping[str, Any]) -> str | None:
+    """Return the first parameter that a box fixes above 0, if any: it scales all others."""
+    fixed = (name for name in names if name in box and box[name][0] == box[name][1])
+    return next((name for name in fixed if box[name][0]), None)
+
+
 def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -> LinearCosts:
     """Read parameters; check that they are all that a program costs.
 

@@ -1,1 +1,1 @@
-"""One run of a table, and what it shows: times, bars, memory, weight versions, its certificate."""
+"""One run of a table, and what it shows: times, bars, memory, weight versions."""

@@ -15,7 +15,7 @@ from pipejax.cli.output.numbers import seconds
 from pipejax.cli.output.report import facts, pick, plain
 
 if TYPE_CHECKING:
-    from pipejax.analysis.verify.verify import Verdict
+    from pipejax.checker.verify import Verdict
 
 SHOWN = 10  # problems that a person reads
 

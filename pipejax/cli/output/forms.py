@@ -149,7 +149,7 @@ def _place(at: Mapping[str, float], form: "pj.results.Formula") -> str:
 
 def map_line(shown: "RegimeMap") -> str:
     """Say who is fastest on how much of a map, and where that is."""
-    from pipejax.analysis.verify.certificate_file import box_text
+    from pipejax.checker.form import box_text
 
     areas = ", ".join(f"{name} {share:.0%}" for name, share in shown.shares.items())
     return f"fastest on the map, {box_text(shown.parameters, shown.box)}: {areas}"

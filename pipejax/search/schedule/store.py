@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from pipejax.analysis.verify.certificate_file import SIZES, checksum_of, new_certificate
+from pipejax.analysis.certificates import SIZES, certificate_checksum, new_certificate
 from pipejax.base.files import CACHE, cache_folder, write_file
 from pipejax.base.progress import Notice
 from pipejax.base.provenance import code_hash
@@ -112,7 +112,7 @@ def certify(
             "source": source,
         },
     )
-    data["proof"]["checksum"] = checksum_of(data)
+    data["proof"]["checksum"] = certificate_checksum(data)
     return data
 
 
@@ -130,7 +130,7 @@ def _starts(plan: Plan) -> dict[str, int]:
 def read_entry(path: Path) -> Entry:
     """Read an entry; its schedule is not run yet."""
     data = json.loads(path.read_bytes())
-    if data["proof"]["checksum"] != checksum_of(data):
+    if data["proof"]["checksum"] != certificate_checksum(data):
         raise ValueError("its content does not agree with its checksum")
     costs, claim = data["costs"], data["claim"]
     fields = {name: costs["seconds"].get(key) for key, name in PRICES.items()}

@@ -1,32 +1,103 @@
-"""Certificates: what a run claims, with all that it takes to derive it again.
+"""Certificates as files: the claims of a run with all that it takes to derive them again.
 
-`verify` derives it by other means; what writes a certificate takes every number from the engine.
+A certificate takes every number from the engine; `verify` asks the checker, which has its own run.
 """
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipejax.analysis.runs.activation_memory import ActivationMemory, activation_memory
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
-from pipejax.analysis.verify.certificate_file import AT_WORK, SIZES, new_certificate
-from pipejax.analysis.verify.event_run import (
-    by_worker,
-    cell_name,
-    reduction_name,
-    transfer_name,
-    update_name,
-)
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
+from pipejax.base.data_files import load_json
+from pipejax.base.display import ResultDict, short_repr_of
+from pipejax.base.files import checksum
+from pipejax.checker.claims import Discrepancy
+from pipejax.checker.verify import CheckedBound, Verdict, check
 from pipejax.costs.costs import MESSAGE_FIELDS
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.schedules.cells.ops import Op, Phase
 from pipejax.schedules.table.communication_cells import insert_transfers, messages_of
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.table_files import to_json
+
+VERSION = 2
+SIZES = ("sizes", "weight_share", "checkpoints")
+AT_WORK = "at_work"  # beside them, where B, I or W recompute by themselves
+
+# the checker imports nothing, so its records get their looks here
+short_repr_of("ok makespan problems bounds")(Verdict)
+short_repr_of("")(Discrepancy)
+short_repr_of("")(CheckedBound)
 
 Limits = Sequence[float] | Float[NumpyArray, " workers"]
+
+
+def verify(certificate: str | Path | Mapping[str, Any]) -> Verdict:
+    """Derive everything that a certificate claims by other means than the engine, and compare.
+
+    The checker shares no code with the package: it runs the table as events that wait for events,
+    in plain Python, as docs/semantics.md says.
+
+    Args:
+      certificate: of a run, of a closed form or of a solved problem, or a file that holds it.
+
+    Returns:
+      The makespan as derived, the claims that do not hold, and what lower bounds rest on.
+
+    Raises:
+      ValueError: if it is no certificate: another version, a key that is missing or unknown, costs
+        that do not fit the table.
+      OSError: if the file cannot be read.
+
+    Cost:
+      Linear in the ops of the table but for sorting: some seconds for a hundred thousand.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+      >>> claimed = pj.certificate(pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0)))
+      >>> verdict = pj.verify(claimed)
+      >>> verdict.ok, verdict.makespan
+      (True, 15.0)
+      >>> claimed["proof"]["ops"]["1F0 (worker 1, slot 1)"]["start"] = 0.5
+      >>> print(*pj.verify(claimed).problems)
+      ops: 1F0 (worker 1, slot 1): start: claimed 0.5, derived 1.0, behind 0SEND_F0 (worker 0 to 1)
+    """
+    check_types(certificate=(certificate, str, Path, Mapping))
+    if isinstance(certificate, Mapping):
+        return check(certificate)
+    return check(load_json(Path(certificate)), str(certificate))
+
+
+def new_certificate(
+    kind: str,
+    table: ScheduleTable,
+    links: Links,
+    *,
+    costs: Mapping[str, Any],
+    claim: Mapping[str, Any],
+    proof: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return a certificate, which JSON can hold."""
+    record = json.loads(json.dumps(dataclasses.asdict(links)))
+    parts = {"costs": {"links": record, **costs}, "claim": dict(claim), "proof": dict(proof)}
+    written = json.loads(to_json(table))
+    return ResultDict({"kind": kind, "version": VERSION, "table": written, **parts})
+
+
+def certificate_checksum(parts: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a certificate without its own checksum, which shows damage."""
+    proof = {key: value for key, value in parts["proof"].items() if key != "checksum"}
+    text = json.dumps({**parts, "proof": proof}, sort_keys=True)
+    return checksum(text)
 
 
 def certificate(
@@ -114,19 +185,19 @@ def _seconds(evaluation: Evaluation) -> dict[str, Any]:
     }
     shapes |= dict.fromkeys(("pair", "pair_factor"), (table.num_stages,))
     shapes |= dict.fromkeys(MESSAGE_FIELDS, layout.link_shape[:3])
-    found = {}
+    seconds = {}
     for key, shape in shapes.items():
         value = values[key] if key in values else getattr(costs, key)
         if value is not None:
             array = np.asarray(value, np.float64)
-            each = (table.num_microbatches,) if array.ndim > len(shape) else ()
-            found[key] = np.broadcast_to(array, (*shape, *each)).tolist()
-    return found
+            last_axis = (table.num_microbatches,) if array.ndim > len(shape) else ()
+            seconds[key] = np.broadcast_to(array, (*shape, *last_axis)).tolist()
+    return seconds
 
 
 def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     """Start and end of cells, all-reduces and updates by name."""
-    program, grammar, found = evaluation.program, evaluation.table.grammar, {}
+    program, grammar, ops = evaluation.program, evaluation.table.grammar, {}
     runs = {*evaluation.links.executed(grammar), *grammar.host, *grammar.off_row}
     times = evaluation.start.tolist(), evaluation.finish.tolist()
     for worker, row in enumerate(evaluation.table.rows()):
@@ -134,22 +205,24 @@ def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
             if cell and cell[0].phase in runs:
                 start, end = (time[worker][slot] for time in times)
                 name = ";".join(grammar.text((op,)) for op in cell)
-                found[cell_name(name, worker, slot)] = {"start": start, "end": end}
+                ops[f"{name} (worker {worker}, slot {slot})"] = {"start": start, "end": end}
     for node in program.beside_cells.tolist():
         stage, worker = int(program.stage[node]), int(program.worker[node])
-        name = update_name(stage, worker)
-        if program.worker[node] == NO_WORKER:  # an all-reduce is of all copies
-            name = reduction_name(stage, int(program.microbatch[node]))
+        name = f"{stage}U (worker {worker})"
+        if worker == NO_WORKER:  # an all-reduce, of a microbatch where cells update
+            microbatch = int(program.microbatch[node])
+            name = f"{stage}A{microbatch}" if microbatch >= 0 else f"{stage}A"
         start, end = evaluation.node_start[node], evaluation.node_finish[node]
-        found[name] = {"start": float(start), "end": float(end)}
-    return found
+        ops[name] = {"start": float(start), "end": float(end)}
+    return ops
 
 
 def _transfers(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     """When messages leave and arrive, by name."""
     table, sent = evaluation.table, evaluation.program.messages
-    found = messages_of(table)
-    ends = zip(*(x.tolist() for x in (found.producer, found.consumer, found.to_stage)), strict=True)
+    arrows = messages_of(table)
+    arrow_ends = (arrows.producer, arrows.consumer, arrows.to_stage)
+    ends = zip(*(column.tolist() for column in arrow_ends), strict=True)
     columns = (sent.phase, sent.stage, sent.microbatch, sent.sender, sent.receiver)
     times = evaluation.message_start, evaluation.message_finish
     rows = zip(*(column.tolist() for column in (*columns, *times)), strict=True)
@@ -159,17 +232,21 @@ def _transfers(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     ):
         name = str(Op(Phase(phase), stage, microbatch))
         if not table.grammar.has_usual_messages:
-            of = (stage, microbatch), (target, None)
-            name = " to ".join(
-                _op_of(table, cell, *key) for cell, key in zip((maker, waits), of, strict=True)
-            )
-        named[transfer_name(name, *workers)] = {"leaves": leaves, "arrives": arrives}
+            texts = _op_text(table, maker, stage, microbatch), _op_text(table, waits, target)
+            name = " to ".join(texts)
+        sender, receiver = workers
+        named[f"{name} (worker {sender} to {receiver})"] = {"leaves": leaves, "arrives": arrives}
     return named
 
 
-def _op_of(table: ScheduleTable, cell: int, stage: int, microbatch: int | None) -> str:
+def _op_text(table: ScheduleTable, cell: int, stage: int, microbatch: int | None = None) -> str:
     """Text of the first op of a cell that is of a stage, and of a microbatch if one is given."""
     ops = table.cell(*table.place(cell))
     return table.grammar.text(
         next((op,) for op in ops if op.stage == stage and microbatch in (None, op.microbatch))
     )
+
+
+def by_worker(values: Iterable[Any]) -> dict[str, Any]:
+    """Name the workers of a certificate."""
+    return {f"worker {worker}": value for worker, value in enumerate(values)}

@@ -1,1 +1,0 @@
-"""The checker: certificates derived again by other means than the engine's."""

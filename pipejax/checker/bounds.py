@@ -1,0 +1,293 @@
+"""Lower bounds of a makespan or span, added up again.
+
+All but "path" hold for every order of the ops. Times are the least over microbatches.
+"""
+
+import math
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from pipejax.checker.prices import MESSAGE, NO_LINKS, Prices
+from pipejax.checker.run import Run
+from pipejax.checker.table import Table
+from pipejax.checker.values import at_microbatch, depth
+
+DERIVED = ("path", "worker", "stage", "memory chain", "memory area")
+ROUNDING = 1e-9
+
+
+class PipeStage(NamedTuple):
+    """A stage of a pipe with microbatches: least times and sizes, ways to it and from it."""
+
+    worker: int
+    stage: int
+    microbatches: int
+    forward: float
+    update: float
+    gradient: float  # B, or I and W
+    input_gradient: float  # B or I
+    step_end: float  # A and U
+    head: float  # from the start of the run to the first F
+    trip: float  # from F to the input gradient
+    tail: float  # from the input gradient to the end of the run
+    weight: float  # W, where a whole B is no faster than I and W
+    link: float  # O and L
+    size: float
+    share: float  # of the size that stays for W
+
+
+class Question(NamedTuple):
+    """The question that bounds answer."""
+
+    is_span: bool
+    limits: list[float] | None
+    may_offload: bool
+
+
+Group = list[tuple[list[PipeStage], float]]  # stages and limits of workers that share a host link
+
+
+def derive_bounds(
+    table: Table, links: Prices, seconds: Prices, memory: Prices, question: Question
+) -> dict[str, float]:
+    """Return the largest bound of each kind."""
+    is_span, limits, may_offload = question
+    bounds = {}
+    if not is_span:  # a span may be shorter than the way to its first op
+        free = NO_LINKS | {"host_links": links["host_links"], "pairs": {}, "has_rendezvous": False}
+        bounds["path"] = max(Run(table, free, seconds).end.values())
+    if not table.rules.is_usual:
+        return bounds
+    pipes = range(len(table.placement))
+    stages = [s for pipe in pipes for s in pipe_stages(table, seconds, memory, pipe)]
+    workers = range(len(table.rows))
+    on_worker = {worker: [s for s in stages if s.worker == worker] for worker in workers}
+    bounds["worker"] = max(work(on_worker[worker], is_span) for worker in workers)
+    bounds["stage"] = max(chain(stage, None, is_span) for stage in stages)
+    if limits is not None and not may_offload:
+        bounds["memory chain"] = max(chain(s, limits[s.worker], is_span) for s in stages)
+    if limits is not None and (not may_offload or {"O", "L"} <= set(seconds)):
+        shared = [] if is_span else links["host_links"]  # spans of two workers need not meet
+        alone = [[worker] for worker in workers if not any(worker in group for group in shared)]
+        groups: list[Group] = [
+            [(on_worker[worker], limits[worker]) for worker in group if on_worker[worker]]
+            for group in [*shared, *alone]
+        ]
+        ends = [least_end(group, is_span, may_offload) for group in groups if group]
+        unit = common_unit(list_durations(table, links, seconds, may_offload))
+        bounds["memory area"] = round_up(max(ends, default=0.0), unit)
+    return bounds
+
+
+def _least(values: Any, axes: int) -> Any:
+    """Return the least over microbatches, which are the axis behind so many others."""
+    if axes:
+        return [_least(entry, axes - 1) for entry in values]
+    return min(values) if isinstance(values, list) else values
+
+
+def pipe_stages(table: Table, seconds: Prices, memory: Prices, pipe: int) -> list[PipeStage]:
+    """Return the stages of a pipe; none of a pipe without microbatches."""
+    count, homes = table.pipes.count(pipe), table.placement[pipe]
+    if not count:
+        return []
+    times = {key: _least(value, 3 if key in MESSAGE else 1) for key, value in seconds.items()}
+    sizes = {key: _least(memory[key], 1) for key in ("sizes", "weight_share")}
+    f, b, i, w, a, u = (times[letters] for letters in "FBIWAU")
+    stages = range(table.num_stages)
+
+    def hop(way: int, boundary: int) -> float:
+        if homes[boundary] == homes[boundary + 1]:
+            return 0.0
+        return float(sum(times[key][way][pipe][boundary] for key in MESSAGE))
+
+    gradient = [min(b[s], i[s] + w[s]) for s in stages]
+    input_gradient = [min(b[s], i[s]) for s in stages]
+    step_end = [a[s] + u[s] for s in stages]
+    rest = [gradient[s] - input_gradient[s] + step_end[s] for s in stages]
+    head, tail, trip = [0.0], [rest[0]], [0.0] * table.num_stages
+    for s in stages[1:]:
+        head.append(head[-1] + f[s - 1] + hop(0, s - 1))
+        tail.append(max(rest[s], hop(1, s - 1) + input_gradient[s - 1] + tail[-1]))
+    for s in reversed(stages[:-1]):
+        trip[s] = hop(0, s) + f[s + 1] + trip[s + 1] + input_gradient[s + 1] + hop(1, s)
+    has_link = {"O", "L"} <= set(times)
+    return [
+        PipeStage(
+            worker=homes[s],
+            stage=s,
+            microbatches=count,
+            forward=f[s],
+            update=u[s],
+            gradient=gradient[s],
+            input_gradient=input_gradient[s],
+            step_end=step_end[s],
+            head=head[s],
+            trip=trip[s],
+            tail=tail[s],
+            weight=w[s] if b[s] >= i[s] + w[s] else 0.0,
+            link=times["O"][s] + times["L"][s] if has_link else math.inf,
+            size=sizes["sizes"][s],
+            share=sizes["weight_share"][s],
+        )
+        for s in stages
+    ]
+
+
+def work(stages: list[PipeStage], is_span: bool) -> float:
+    """Return the time of all ops of a worker, behind the shortest way to one of them."""
+    busy = sum(s.microbatches * (s.forward + s.gradient) for s in stages)
+    if is_span or not stages:
+        return busy
+    updates = sum({s.stage: s.update for s in stages}.values())
+    turned = sum(s.microbatches * (s.forward + s.input_gradient) for s in stages)
+    turned += min(s.tail for s in stages)
+    updates_end = max(min(s.step_end for s in stages), updates)
+    return min(s.head for s in stages) + max(busy + updates_end, turned)
+
+
+def chain(s: PipeStage, limit: float | None, is_span: bool) -> float:
+    """Return the length of the longest path through one stage.
+
+    Each F follows the last one, each input gradient the last one and its own F. Where the limit
+    leaves no room, F waits for gradients.
+    """
+    forward, ends, rest = 0.0 if is_span else s.head, [0.0], s.gradient - s.input_gradient
+    for k in range(s.microbatches):
+        if limit is not None and s.size:
+            over = k + 1 - limit / s.size  # activations too many
+            awaited = math.ceil(max(0.0, over - ROUNDING))
+            # input gradients leave the share of W: does room take a weight gradient too?
+            needs_weight = over - awaited * (1 - s.share) > (awaited - 1 + ROUNDING) * s.share
+            if awaited:
+                more = min(s.input_gradient, rest) if s.share > 0 and needs_weight else 0.0
+                forward = max(forward, ends[min(awaited, k)] + more)
+        forward += s.forward
+        ends.append(max(forward + s.trip, ends[-1]) + s.input_gradient)
+    return ends[-1] + (rest if is_span else s.tail)
+
+
+# --------------------------------------------------------------------------------- memory area
+def least_end(group: Group, is_span: bool, may_offload: bool) -> float:
+    """Return the least end by which the host link of a group can carry enough."""
+    stages = [s for on_worker, _ in group for s in on_worker]
+    idle = min(_head(s, is_span) + s.forward for s in stages)
+    idle += min(s.input_gradient + _tail(s, is_span) for s in stages)
+
+    def suffices(end: float) -> bool:
+        needed = sum(link_time(s, limit, end, is_span, may_offload) for s, limit in group)
+        return needed <= max(0.0, end - idle)
+
+    low, high = 0.0, 1.0
+    while not suffices(high):
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return high
+
+
+def _head(s: PipeStage, is_span: bool) -> float:
+    return 0.0 if is_span else s.head
+
+
+def _tail(s: PipeStage, is_span: bool) -> float:
+    return s.gradient - s.input_gradient if is_span else s.tail
+
+
+def _filled(stages: list[PipeStage], limit: float) -> float:
+    """Return the room that whole activations can fill, where all have one size; else all room."""
+    room = max(0.0, min(limit, sum(s.microbatches * s.size for s in stages)))
+    sizes = {s.size for s in stages}
+    size = min(sizes)
+    if len(sizes) > 1 or not size:
+        return room
+    return math.floor(room / size + ROUNDING) * size
+
+
+def link_time(
+    stages: list[PipeStage], limit: float, end: float, is_span: bool, may_offload: bool
+) -> float:
+    """Return the seconds of the host link that a worker needs for a run that ends by then."""
+    length = end - min(_head(s, is_span) for s in stages)
+    length -= min(_tail(s, is_span) for s in stages)
+    room = _filled(stages, limit)
+    if length < sum(s.microbatches * (s.forward + s.input_gradient) for s in stages) or room <= 0:
+        return math.inf
+    link = {s: s.link if may_offload else math.inf for s in stages}
+    away = {s: max(0.0, s.trip - link[s]) for s in stages}
+    held = sum(s.microbatches * s.size * (s.forward + s.trip + s.input_gradient) for s in stages)
+    lack = held + _unused(stages, limit, room, is_span) - room * length
+    if lack <= ROUNDING * room * length:
+        return 0.0
+    able = sorted(
+        (s for s in stages if s.size * away[s] > 0), key=lambda s: link[s] / (s.size * away[s])
+    )
+    if not able:
+        return math.inf
+    largest = max(s.size * away[s] for s in able)
+    least = math.ceil(lack / largest - ROUNDING) * min(link[s] for s in able)
+    seconds = 0.0
+    for s in able:
+        part = min(lack, s.microbatches * s.size * away[s])
+        seconds += link[s] * part / (s.size * away[s])
+        lack -= part
+    return math.inf if lack > ROUNDING * room * length else max(least, seconds)
+
+
+def _unused(stages: list[PipeStage], limit: float, room: float, is_span: bool) -> float:
+    """Return the memory times seconds that no activation can use.
+
+    One F after the other takes memory, and one input gradient after the other frees it. Beside the
+    share of a W fewer activations may fit.
+    """
+    largest, total = max(s.size for s in stages), sum(s.microbatches * s.size for s in stages)
+    steps = int(room / largest + ROUNDING)
+    step = min(s.forward for s in stages) + min(s.input_gradient for s in stages)
+    filling = step * sum(room - k * largest for k in range(1, steps + 1))
+    spare = {
+        s: max(0.0, room - _filled(stages, min(limit, total) - s.size * s.share)) for s in stages
+    }
+    after = min(_tail(s, is_span) for s in stages)
+    after -= min(0.0 if is_span else s.step_end for s in stages)
+    lost = sum(s.microbatches * s.weight * spare[s] for s in stages)
+    return filling + max(0.0, lost - max(spare.values()) * after)
+
+
+def list_durations(table: Table, links: Prices, seconds: Prices, may_offload: bool) -> list[float]:
+    """List the durations above 0 of ops and messages, in any order of them."""
+    times: list[float] = []
+    for letters in (*"FBIWAU", *("OL" if may_offload else "")):
+        for time in seconds.get(letters, []):
+            times += time if isinstance(time, list) else [time]
+    is_delay = {links["model"], *links["pairs"].values()} == {"delay"}
+    for way in (0, 1):
+        for pipe, home in enumerate(table.placement):
+            for k in range(table.num_stages - 1):
+                parts = [seconds[key][way][pipe][k] for key in MESSAGE]
+                count = len(table.pipes) if any(map(depth, parts)) else 1
+                for microbatch in range(count if home[k] != home[k + 1] else 0):
+                    pair = [at_microbatch(part, microbatch) for part in parts]
+                    times += [sum(pair)] if is_delay else pair
+    return [time for time in times if time]
+
+
+def common_unit(times: list[float]) -> float | None:
+    """Return the unit of which all durations are whole multiples, if there is one."""
+    if not times:
+        return None
+    scale = 10.0 ** math.ceil(math.log10(max(times)))
+    exact = [Fraction(time / scale).limit_denominator(10**8) for time in times]
+    pairs = zip(exact, times, strict=True)
+    if not all(math.isclose(fraction, time / scale, rel_tol=1e-9) for fraction, time in pairs):
+        return None
+    below = math.lcm(*(fraction.denominator for fraction in exact))
+    whole = math.gcd(*(int(fraction * below) for fraction in exact))
+    return scale * float(Fraction(whole, below))
+
+
+def round_up(bound: float, unit: float | None) -> float:
+    """Round a bound up to whole units, as ends of runs are."""
+    if unit is None or not math.isfinite(bound) or unit <= ROUNDING * bound:
+        return bound
+    return math.ceil(bound / unit * (1 - ROUNDING)) * unit

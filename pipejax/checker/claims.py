@@ -1,0 +1,187 @@
+"""Everything that a certificate of a run claims, derived from the run."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from pipejax.checker.prices import AT_WORK, SIZES, Prices
+from pipejax.checker.rules import Op, TableRules
+from pipejax.checker.run import Run, by_worker
+from pipejax.checker.values import at_microbatch, is_real
+
+ROUNDING = 1e-9  # by which sums of floats may differ, of the largest number of their kind
+SEARCHED = "FBIWOL"  # ops whose starts an optimum claims
+Curve = list[tuple[float, float]]  # moments, and the memory that a worker holds from then on
+
+
+class Discrepancy(NamedTuple):
+    """One claim that does not hold.
+
+    Attributes:
+      claim: what is claimed, down to the op, with its worker and slot, or the worker.
+      claimed: the value that the certificate states; None where it states none.
+      derived: the value that was derived; None where there is none.
+      why: what decides the derived value.
+    """
+
+    claim: str
+    claimed: Any
+    derived: Any
+    why: str = ""
+
+    def __str__(self) -> str:
+        """Return one line."""
+        claimed, derived = (
+            "nothing" if value is None else value for value in (self.claimed, self.derived)
+        )
+        line = f"{self.claim}: claimed {claimed}, derived {derived}"
+        return f"{line}, {self.why}" if self.why else line
+
+
+def derive(run: Run, memory: Prices) -> dict[str, Any]:
+    """Derive the claims and the proof of a run, in the form of a certificate."""
+    workers = range(len(run.table.rows))
+    on_compute = [run.worker_events(worker) for worker in workers]
+    spans = []
+    for events in on_compute:
+        ops = [event for event in events if run.is_span_op(event)]
+        starts, ends = [run.start[op] for op in ops], [run.end[op] for op in ops]
+        spans.append(max(ends) - min(starts) if ops else 0.0)
+    curves = [memory_curve(run, memory, worker) for worker in workers]
+    cells = (event for event in run.end if event not in run.messages)
+    return {
+        "makespan": max(run.end.values()),
+        "max_span": max(spans),
+        "busy": by_worker(sum(run.durations[e] for e in events) for events in on_compute),
+        "peak_in_flight": by_worker(peak_in_flight(row, run.rules) for row in run.table.rows),
+        "offloaded": sum(op[0] == "O" for op in run.table.cell),
+        "ops": {run.name(e): {"start": run.start[e], "end": run.end[e]} for e in cells},
+        "transfers": {
+            run.name(event): {"leaves": run.start[event], "arrives": run.end[event] + message.lag}
+            for event, message in run.messages.items()
+        },
+        "peak_memory": by_worker(max([0.0, *(held for _, held in c)]) for c in curves),
+        "held_from": by_worker([moment for moment, _ in curve] for curve in curves),
+        "held": by_worker([held for _, held in curve] for curve in curves),
+    }
+
+
+def derive_optimum(run: Run, value: float, checksum: str) -> dict[str, Any]:
+    """Derive the claims of the best known answer to a search."""
+    starts = {
+        f"{stage}{letters}{microbatch}": run.start[cell]
+        for (letters, stage, microbatch), cell in run.table.cell.items()
+        if letters in SEARCHED
+    }
+    return {"value": value, "starts": starts, "checksum": checksum}
+
+
+def peak_in_flight(row: list[list[Op]], rules: TableRules) -> float:
+    """Return the most activations that a worker holds at once, in the order of its row."""
+
+    def change(cell: list[Op], moment: str) -> float:
+        kinds = (rules.kinds[op[0]] for op in cell if op[0] in rules.kinds)
+        return sum(
+            count * rules.items.get(part, 1)
+            for kind in kinds
+            if kind["lane"] != "host"
+            for part, count in kind[moment].items()
+        )
+
+    peak: float = 0
+    held: float = 0
+    for cell in row:
+        held += sum(op[0] == "F" for op in cell) + change(cell, "at_start")
+        peak = max(peak, held)
+        held += change(cell, "at_end") - sum(op[0] in ("B", "W") for op in cell)
+    return peak
+
+
+def memory_curve(run: Run, memory: Prices, worker: int) -> Curve:
+    """Return the memory that a worker holds; all changes of one moment count as one."""
+    changes: dict[float, float] = defaultdict(float)
+    for slot, cell in enumerate(run.table.rows[worker]):
+        here = worker, slot
+        for op in cell if here in run.end else ():
+            at_start, at_end = _changes(op, run, memory)
+            if op[0] in at_start:
+                changes[run.start[here]] += at_start[op[0]]
+            if op[0] in at_end:
+                changes[run.end[here]] += at_end[op[0]]
+    curve, held = [], 0.0
+    for moment in sorted(changes):
+        held += changes[moment]
+        curve.append((moment, held))
+    return curve
+
+
+def _changes(op: Op, run: Run, memory: Prices) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the changes of memory at the start and at the end of ops, by letters."""
+    letters, place, number = op
+    rules = run.rules
+    # an op of a worker counts as one of the last stage, an op of no microbatch as of the first
+    stage, microbatch = -1 if isinstance(place, str) else place, max(number, 0)
+    whole, share, checkpoint = (at_microbatch(memory[key][stage], microbatch) for key in SIZES)
+    for_w = share * whole
+    makers = ["R", *rules.recomputing()]
+    is_again = any((maker, stage, microbatch) in run.table.cell for maker in makers)
+    rest = checkpoint if is_again else whole
+    at_start = {"F": rest, "R": whole - rest, "L": rest}
+    at_end = {"B": -whole, "I": -(whole - for_w), "W": -for_w, "O": -rest}
+    for work, sizes in zip("BIW", memory.get(AT_WORK, ()), strict=False):
+        size = at_microbatch(sizes[stage], microbatch)
+        at_start[work], at_end[work] = size, at_end[work] - size
+    if letters in rules.kinds:
+        parts = {"activation": whole, "for_w": for_w, "checkpoint": checkpoint}
+        parts |= {item: share * whole for item, share in rules.items.items()}
+        for moment, changes in (("at_start", at_start), ("at_end", at_end)):
+            counts = rules.kinds[letters][moment]
+            if counts:
+                changes[letters] = sum(count * parts[part] for part, count in counts.items())
+    return at_start, at_end
+
+
+class Tolerance(NamedTuple):
+    """How much numbers of a claim may differ from the derived ones."""
+
+    time: float
+    memory: float
+    counts: float
+
+    def for_claim(self, claim: str) -> float:
+        """Return the tolerance of one claim."""
+        if claim in ("peak_memory", "held"):
+            return self.memory
+        return self.counts if claim in ("peak_in_flight", "offloaded") else self.time
+
+
+def tolerance(derived: dict[str, Any], memory: Prices, rules: TableRules) -> Tolerance:
+    """Return the tolerances of a run; counts are whole where no item is a part of one."""
+    sizes = [size for key in ("sizes", "checkpoints") for size in _numbers(memory[key])]
+    largest = max([*sizes, *derived["peak_memory"].values()])
+    counts = max(derived["peak_in_flight"].values()) if rules.items else 0
+    return Tolerance(ROUNDING * derived["makespan"], ROUNDING * largest, ROUNDING * counts)
+
+
+def _numbers(values: Any) -> Iterator[float]:
+    for value in values if isinstance(values, list) else [values]:
+        if isinstance(value, list):
+            yield from _numbers(value)
+        else:
+            yield value
+
+
+def differences(claimed: Any, derived: Any, within: float, where: str) -> Iterator[Discrepancy]:
+    """Compare a claim with the derived one, down to single numbers."""
+    if isinstance(claimed, dict) and isinstance(derived, dict):
+        for key in [*derived, *(key for key in claimed if key not in derived)]:
+            pair = claimed.get(key), derived.get(key)
+            yield from differences(*pair, within, f"{where}: {key}")
+    elif isinstance(claimed, list) and isinstance(derived, list) and len(claimed) == len(derived):
+        for number, pair in enumerate(zip(claimed, derived, strict=True)):
+            yield from differences(*pair, within, f"{where}[{number}]")
+    elif isinstance(claimed, str) or not is_real(claimed) or not is_real(derived):
+        if claimed != derived or type(claimed) is not type(derived):
+            yield Discrepancy(where, claimed, derived)
+    elif abs(claimed - derived) > within:
+        yield Discrepancy(where, claimed, derived)

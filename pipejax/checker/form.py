@@ -1,0 +1,334 @@
+"""Closed forms: a claim of all runs of a table, and its proof in whole numbers.
+
+A makespan T is the largest of many linear functions of the parameters, so it is convex. Let E be
+the largest facet. The cells, simplices of rays, cover the domain. On each cell one facet is the
+largest at all rays, so E is linear there, and (1 - gap) T <= E at the rays holds in between. Each
+facet is the count of a path, so E <= T everywhere.
+"""
+
+import math
+import operator
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from pipejax.checker.claims import Discrepancy
+from pipejax.checker.prices import MESSAGE, Prices, full_shape, read_links
+from pipejax.checker.rules import TIMED
+from pipejax.checker.run import DeadlockError, Event, Run
+from pipejax.checker.table import Table
+from pipejax.checker.values import (
+    check_keys,
+    check_numbers,
+    check_table_of_numbers,
+    is_time,
+    is_whole,
+    require,
+)
+
+Row = list[int]
+
+
+class Form(NamedTuple):
+    """A closed form that was read; a point of the domain times any of its rows is at least 0."""
+
+    table: Table
+    links: Prices
+    names: list[str]
+    units: list[int]
+    weights: list[Prices]
+    box: dict[str, Any]
+    domain: list[Row]
+    facets: list[Row]
+    gap: list[int]
+    points: list[Row]
+    rays: list[Row]
+    cells: list[Row]
+
+
+def read_form(data: Mapping[str, Any], name: str) -> Form:
+    """Read a certificate of a closed form, whose keys are checked."""
+    costs, claim, proof = data["costs"], data["claim"], data["proof"]
+    table = Table(data["table"])
+    links = read_links(costs["links"], table, f"{name}: links")
+    is_valid = not links["eager_below"]
+    require(is_valid, f"{name}: eager_below", "0 in a closed form", links["eager_below"])
+    names, units, weights = _read_parameters(costs["parameters"], table, name)
+    domain = _read_box(costs["box"], names, units, f"{name}: box")
+    size, dims = len(names), len(domain[0])
+    rows = {"facets": (claim, size), "points": (proof, size), "rays": (proof, dims)}
+    for key, (section, width) in (rows | {"cells": (proof, dims + 1)}).items():
+        check_table_of_numbers(section[key], width, f"{name}: {key}")
+    check_numbers(claim["gap"], (2,), f"{name}: gap", is_whole)
+    require(claim["gap"][0] < claim["gap"][1], f"{name}: gap", "a fraction below 1", claim["gap"])
+    is_valid = len(proof["points"]) == len(claim["facets"])
+    require(is_valid, f"{name}: points", f"{len(claim['facets'])} rows", proof["points"])
+    return Form(table, links, names, units, weights, costs["box"], domain, **claim, **proof)
+
+
+def _read_parameters(
+    parameters: Any, table: Table, name: str
+) -> tuple[list[str], list[int], list[Prices]]:
+    is_valid = isinstance(parameters, list) and len(parameters) > 0
+    require(is_valid, f"{name}: parameters", "a list", parameters)
+    keys = [*TIMED, *table.rules.kinds, *MESSAGE, "pair"]
+    for parameter in parameters:
+        check_keys(parameter, ("name", "unit", "weights"), f"{name}: a parameter")
+        is_valid = isinstance(parameter["name"], str)
+        require(is_valid, f"{name}: name of a parameter", "a text", parameter["name"])
+        is_valid = is_whole(parameter["unit"], 1)
+        require(is_valid, f"{name}: unit", "a whole number of at least 1", parameter["unit"])
+        weights = parameter["weights"]
+        is_valid = isinstance(weights, dict) and set(weights) <= set(keys)
+        require(is_valid, f"{name}: weights", f"an object of {', '.join(keys)}", weights)
+    names, units, listed = (
+        [parameter[key] for parameter in parameters] for key in ("name", "unit", "weights")
+    )
+    require(len(set(names)) >= len(names), f"{name}: parameters", "of different names", names)
+    if not any("pair" in weights for weights in listed):  # then a pair lasts as long as both ops
+        keys.remove("pair")
+    shapes = {key: full_shape(key, table, *(w.get(key) for w in listed)) for key in keys}
+    for parameter, weights in zip(names, listed, strict=True):
+        for key, value in weights.items():
+            check_numbers(value, shapes[key], f"{name}: {parameter}: {key}", is_whole)
+    return (
+        names,
+        units,
+        [
+            {key: weights.get(key, _zeros(shape)) for key, shape in shapes.items()}
+            for weights in listed
+        ],
+    )
+
+
+def _zeros(shape: tuple[int, ...]) -> Any:
+    return [_zeros(shape[1:]) for _ in range(shape[0])] if shape else 0
+
+
+def _read_box(box: Any, names: list[str], units: list[int], where: str) -> list[Row]:
+    """Return the rows of the domain: parameters are at least 0, and within their bounds."""
+    is_valid = isinstance(box, dict) and set(box) <= set(names)
+    require(is_valid, where, f"an object with bounds of {', '.join(names)}", box)
+    for name, bounds in box.items():
+        is_valid = isinstance(bounds, list) and len(bounds) == 2
+        require(is_valid, f"{where}: {name}", "two numbers", bounds)
+        is_valid = all(bound is None or is_time(bound) for bound in bounds)
+        require(is_valid, f"{where}: {name}", "numbers of at least 0 or null", bounds)
+    # a parameter that the box fixes is the scale of all others; else the scale is a coordinate
+    equal = [names.index(name) for name, (low, high) in box.items() if low == high and low]
+    dims = len(names) + bool(box and not equal)
+    scale, size = dims - 1, Fraction(1)
+    if equal:
+        scale = min(equal)
+        size = units[scale] / Fraction(repr(box[names[scale]][0]))
+    rows = [[int(row == column) for column in range(dims)] for row in range(dims)]
+    for name, bounds in box.items():
+        k = names.index(name)
+        for bound, sign in zip(bounds, (1, -1), strict=True):
+            if bound is None or (equal and k == scale):
+                continue
+            row = [Fraction(0)] * dims
+            row[k] = Fraction(sign * units[k])
+            row[scale] -= sign * Fraction(repr(bound)) * size  # as written: 0.1 is a tenth
+            whole = math.lcm(*(value.denominator for value in row))
+            rows.append([int(value * whole) for value in row])
+    return rows
+
+
+def box_text(names: Collection[str], box: Mapping[str, Any]) -> str:
+    """Return where parameters lie, as `F = 1, B from 1 to 3`; nothing where they are free."""
+    texts = []
+    for name in names:
+        low, high = box.get(name, (None, None))
+        low, high = 0 if low is None else low, math.inf if high is None else high
+        if low == high:
+            texts.append(f"{name} = {low:g}")
+        elif high < math.inf:
+            texts.append(f"{name} from {low:g} to {high:g}")
+        elif low > 0:
+            texts.append(f"{name} at least {low:g}")
+    return ", ".join(texts)
+
+
+def form_text(form: Form) -> str:
+    """Return what a closed form claims, and where."""
+    part, whole = form.gap
+    claim = f"at most {100 * part / whole:.2g} % too small" if part else "exact"
+    where = box_text(form.names, form.box)
+    return f"{claim} for {where}" if where else claim
+
+
+def check_form(form: Form, report: Mapping[str, Any]) -> Iterator[Discrepancy]:
+    """List the claims of a closed form and of its report that do not hold."""
+    yield from _check_report(form, report)
+    try:
+        runs = CountedRuns(form)
+    except DeadlockError as error:
+        yield Discrepancy("run", "to the end", str(error))
+        return
+    yield from _check_facets(form, runs)
+    problems = [*_check_cover(form)]
+    yield from problems
+    if not problems:
+        yield from _check_gap(form, runs)
+
+
+def _check_report(form: Form, report: Mapping[str, Any]) -> Iterator[Discrepancy]:
+    part, whole = form.gap
+    derived = {
+        "parameters": form.names,
+        "facets": [[n / u for n, u in zip(f, form.units, strict=True)] for f in form.facets],
+        "exact": part == 0,
+        "gap": part / whole,
+    }
+    for key, value in derived.items():
+        if key in report and report[key] != value:
+            yield Discrepancy(f"report: {key}", report[key], value, "by its certificate")
+
+
+def _dot(row: Row, other: Row) -> int:
+    return sum(map(operator.mul, row, other))
+
+
+def _sum(parts: list[Any]) -> Any:
+    """Return the sum of nested lists of one shape."""
+    if isinstance(parts[0], list):
+        return [_sum([*entries]) for entries in zip(*parts, strict=True)]
+    return sum(parts)
+
+
+class CountedRuns:
+    """Runs of a table in whole numbers, which count the parameters on a longest path."""
+
+    def __init__(self, form: Form) -> None:
+        """Run the table with all weights together, which says what waits for what."""
+        total = {key: _sum([w[key] for w in form.weights]) for key in form.weights[0]}
+        run = Run(form.table, form.links, total)
+        alone = [Run(form.table, form.links, weights) for weights in form.weights]
+        self.order = [*run.end]
+        # without any A or U of its own, a run has no such events
+        self.durations = {e: [int(r.durations.get(e, 0)) for r in alone] for e in self.order}
+        nothing = [0] * len(alone)
+        self.waits: dict[Event, list[tuple[Event, Row]]] = {event: [] for event in self.order}
+        for event in self.order:
+            for other, _ in run.waits[event]:
+                message = run.messages.get(other)
+                has_lag = message is not None and event == message.consumer
+                lag = [int(r.messages[other].lag) for r in alone] if has_lag else nothing
+                self.waits[event].append((other, lag))
+
+    def ends(self, point: Row) -> dict[Event, int]:
+        """Return the end of each event at a point."""
+        values: dict[tuple[int, ...], int] = {}  # few counts differ
+
+        def value(counts: Row) -> int:
+            key = (*counts,)
+            if key not in values:
+                values[key] = _dot(counts, point)
+            return values[key]
+
+        end: dict[Event, int] = {}
+        for event in self.order:
+            start = max((end[other] + value(lag) for other, lag in self.waits[event]), default=0)
+            end[event] = start + value(self.durations[event])
+        return end
+
+    def counts(self, point: Row) -> Row:
+        """Return the counts of a longest path at a point."""
+        end = self.ends(point)
+        event = max(end, key=lambda event: end[event])
+        counts = self.durations[event]
+        while self.waits[event]:
+            event, lag = max(
+                self.waits[event], key=lambda wait: end[wait[0]] + _dot(wait[1], point)
+            )
+            counts = [*map(sum, zip(counts, lag, self.durations[event], strict=True))]
+        return counts
+
+
+def _check_facets(form: Form, runs: CountedRuns) -> Iterator[Discrepancy]:
+    """Check that each facet is the count of a path, and that none stands twice."""
+    for k, (facet, point) in enumerate(zip(form.facets, form.points, strict=True)):
+        counts = runs.counts(point)
+        if facet != counts:
+            yield Discrepancy(f"facet {k}", f"a path of counts {facet}", counts)
+        if facet in form.facets[:k]:
+            yield Discrepancy(f"facet {k}", facet, None, f"as facet {form.facets.index(facet)}")
+
+
+def _check_cover(form: Form) -> Iterator[Discrepancy]:
+    """Check that the cells cover the domain.
+
+    A straight way from inside a cell to any point of the domain then never leaves them.
+    """
+    rays, cells = form.rays, form.cells
+    products = [[_dot(row, ray) for row in form.domain] for ray in rays]
+    for k, values in enumerate(products):
+        if min(values) < 0:
+            yield Discrepancy(f"ray {k}", "in the domain", rays[k])
+    wrong = [
+        k
+        for k, (facet, *corners) in enumerate(cells)
+        if facet >= len(form.facets)
+        or corners[-1] >= len(rays)
+        or any(a >= b for a, b in pairwise(corners))
+    ]
+    if wrong or not cells:
+        yield Discrepancy("cells", f"{len(cells)} of a facet and rays in rising order", wrong)
+        return
+    walls: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for k, (_, *corners) in enumerate(cells):
+        side = determinant_sign([rays[corner] for corner in corners])
+        if side == 0:
+            yield Discrepancy(f"cell {k}", "of full dimension", cells[k], "which is flat")
+        for place in range(len(corners)):
+            # a corner moves to the front past `place` others, each of which turns the side around
+            walls[(*corners[:place], *corners[place + 1 :])].append(side * (-1) ** place)
+    for wall, sides in walls.items():
+        borders = range(len(form.domain))
+        is_border = any(all(products[ray][k] == 0 for ray in wall) for k in borders)
+        if sorted(sides) != [-1, 1] and not (len(sides) == 1 and is_border):
+            where = "between two cells or on the border"
+            yield Discrepancy(f"wall of rays {[*wall]}", where, sides)
+
+
+def determinant_sign(matrix: list[Row]) -> int:
+    """Return the sign of a determinant, by elimination in whole numbers (Bareiss 1968)."""
+    rows, sign, before = [*matrix], 1, 1
+    for k in range(len(rows)):
+        pivot = next((row for row in range(k, len(rows)) if rows[row][k]), None)
+        if pivot is None:
+            return 0
+        if pivot != k:
+            rows[k], rows[pivot], sign = rows[pivot], rows[k], -sign
+        top, head = rows[k], rows[k][k]
+        for below in range(k + 1, len(rows)):
+            row, first = rows[below], rows[below][k]
+            rows[below] = [
+                (value * head - first * above) // before
+                for value, above in zip(row, top, strict=True)
+            ]
+        before = head
+    return sign if before > 0 else -sign
+
+
+def _check_gap(form: Form, runs: CountedRuns) -> Iterator[Discrepancy]:
+    """Check that each facet is the largest on its cells, and that no run is longer."""
+    points = [ray[: len(form.names)] for ray in form.rays]
+    sums = [[_dot(facet, point) for facet in form.facets] for point in points]
+    largest = [*map(max, sums)]
+    for k, (facet, *corners) in enumerate(form.cells):
+        if any(sums[ray][facet] != largest[ray] for ray in corners):
+            yield Discrepancy(f"cell {k}", f"facet {facet} is the largest", False)
+    part, whole = form.gap
+    for point, value in zip(points, largest, strict=True):
+        length = max(runs.ends(point).values())
+        if length * (whole - part) > value * whole:
+            derived = float(1 - Fraction(value, length))
+            yield Discrepancy("gap", part / whole, derived, f"at {point}")
+    for facet in sorted({*range(len(form.facets))} - {cell[0] for cell in form.cells}):
+        yield Discrepancy(
+            f"facet {facet}", form.facets[facet], None, "which is nowhere the largest"
+        )

@@ -1,0 +1,316 @@
+"""Kinds and rules: the usual ones of every table, and those that a table adds."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pipejax.checker.values import (
+    MalformedError,
+    is_list,
+    is_real,
+    is_time,
+    is_whole,
+    require,
+    require_legal,
+)
+
+# an op: letters, stage or "worker 0", number of its microbatch or slice; -1 without one
+Op = tuple[str, Any, int]
+SHARDING = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")
+COMMUNICATION = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+WAIT_SEND = ("WAIT_SEND_F", "WAIT_SEND_B")
+LETTERS = (*"FBIWRUOL", *SHARDING, "WAIT_O", *COMMUNICATION, *WAIT_SEND)
+TIMED = (*"FBIWRUOLA", *SHARDING)
+RESERVED = (*LETTERS, "A", "IDLE")
+KEYS = ("kinds", "rules", "items", "slices", "forward_only", "graph", "lanes")
+SCOPES = ("microbatch", "stage", "copy", "worker")
+PARTS = ("activation", "for_w", "checkpoint")
+TEXTS = ("letters", "name", "time", "lane", "of")
+KIND_KEYS = {*TEXTS, "together", "slot", "at_start", "at_end", "look"}
+INPUTS = {  # letters of the same stage and microbatch
+    "R": "FL",
+    "B": "FRL",
+    "I": "FRL",
+    "W": "I",
+    "U": "BW",
+    "O": "F",
+    "L": "O",
+    "WAIT_O": "O",
+}
+USUAL_RULE = -1  # number of all usual rules
+_END = r"(?:([0-9]*)([A-Za-z_]+)([0-9]*)(?:\.([0-9]+))?(?:@(first|last|[+-][0-9]+))?)"
+_RULE = re.compile(
+    rf"{_END}\s*<-\s*{_END}\s*(?:\((?:(all)|slice ([+-][0-9]+))\))?\s*(\[message\])?"
+)
+
+
+class RuleEnd(NamedTuple):
+    """Consumer or producer of a rule: a stage or microbatch is None where any is meant."""
+
+    letters: str
+    stage: Any
+    microbatch: int | None
+    offset: int
+
+
+class TableRule(NamedTuple):
+    """Rule of a table: ops of the consumer wait for ops of the producer."""
+
+    text: str
+    consumer: RuleEnd
+    producer: RuleEnd
+    is_all: bool
+    slice_offset: int
+    has_message: bool
+
+
+class TableRules:
+    """What a table adds to the usual kinds and rules; its kinds by letters."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        """Read the keys of a table that speak of them."""
+        self.slices = data.get("slices", 1)
+        require(is_whole(self.slices, 1), "slices", "a whole number of at least 1", self.slices)
+        self.forward_only = data.get("forward_only", False)
+        is_valid = isinstance(self.forward_only, bool)
+        require(is_valid, "forward_only", "true or false", self.forward_only)
+        self.is_usual = not any(data.get(key) for key in ("kinds", "rules", "items", "graph"))
+        self.is_usual &= self.slices == 1 and not self.forward_only
+        self.lanes = _dictionary(data, "lanes")  # these alone leave messages as they are
+        for letters, lane in self.lanes.items():
+            is_lane = isinstance(lane, str) and lane not in ("", "compute", "host")
+            is_valid = is_lane and letters in ("UNSHARD", "REDUCE_GRAD")
+            require(is_valid, "lanes", "lanes beside compute for UNSHARD, REDUCE_GRAD", self.lanes)
+        self.items = _dictionary(data, "items")
+        for item, share in self.items.items():
+            require(is_time(share), f"items: {item}", "a number of at least 0", share)
+        self.kinds: dict[str, dict[str, Any]] = {}
+        for kind in _list(data, "kinds", dict):
+            self._add_kind(kind)
+        self.graph = _list(data, "graph", list)
+        for edge in self.graph:
+            is_valid = len(edge) == 2 and all(map(is_whole, edge)) and edge[0] != edge[1]
+            require(is_valid, "graph", "pairs of two stages", edge)
+        is_valid = len({frozenset(edge) for edge in self.graph}) == len(self.graph)
+        require(is_valid, "graph", "edges of which none stands twice", self.graph)
+        self.rules = [self._read_rule(text) for text in _list(data, "rules", str)]
+
+    def _add_kind(self, kind: dict[str, Any]) -> None:
+        letters = kind.get("letters")
+        where = f"kind {letters!r}"
+        is_valid = set(kind) <= KIND_KEYS
+        require(is_valid, where, f"an object with the keys {', '.join(sorted(KIND_KEYS))}", kind)
+        is_valid = all(isinstance(kind.get(key, "x"), str) and kind.get(key, "x") for key in TEXTS)
+        require(is_valid, where, f"an object whose {', '.join(TEXTS)} are texts", kind)
+        is_name = isinstance(letters, str) and bool(re.fullmatch(r"[A-Z][A-Za-z_]*", letters))
+        is_valid = is_name and letters not in RESERVED and letters not in self.kinds
+        require(is_valid, where, "named by a capital and letters that no other kind has", kind)
+        full = {"lane": "compute", "of": "microbatch", "together": False, "slot": 1, **kind}
+        is_collective = full["together"]
+        is_valid = is_collective is False or (is_collective is True and full["of"] == "worker")
+        require(is_valid, f"{where}: together", "false, or true for a worker", is_collective)
+        is_valid = is_time(full["slot"]) and full["slot"] > 0
+        require(is_valid, f"{where}: slot", "a number above 0", full["slot"])
+        look = kind.get("look", [])
+        require(isinstance(look, list), f"{where}: look", "a list", look)
+        require(full["of"] in SCOPES, f"{where}: of", f"one of {', '.join(SCOPES)}", full["of"])
+        is_valid = full["lane"] != "host" or full["of"] == "microbatch"
+        require(is_valid, f"{where}: of", "microbatch on the lane host", full["of"])
+        for moment in ("at_start", "at_end"):
+            changes = full.setdefault(moment, {})
+            is_changes = isinstance(changes, dict) and all(
+                (part in PARTS or part in self.items) and _is_any_whole(count)
+                for part, count in changes.items()
+            )
+            parts = ", ".join([*PARTS, *self.items])
+            require(is_changes, f"{where}: {moment}", f"whole numbers of {parts}", changes)
+        self.kinds[str(letters)] = full
+
+    def _read_rule(self, text: str) -> TableRule:
+        match = _RULE.fullmatch(text.strip())
+        if match is None:
+            raise MalformedError(f"{text!r} is not a rule as 'consumer <- producer'")
+        fields = match.groups()
+        ends = self._read_end(fields[:5], text), self._read_end(fields[5:10], text)
+        is_all, offset = fields[10] is not None, int(fields[11] or 0)
+        rule = TableRule(text, *ends, is_all, offset, fields[12] is not None)
+        consumer, producer = ends
+        scopes = [self.scope(end.letters) for end in ends]
+        is_read = "stage" not in scopes and not consumer.offset
+        for end, scope in zip(ends, scopes, strict=True):
+            is_read &= scope != "worker" or (end.stage is None and not end.offset)
+        is_read &= scopes[0] != "worker" or scopes[1] == "worker" or producer.stage is not None
+        is_read &= not rule.has_message or "worker" not in scopes
+        is_read &= producer.microbatch is None or not (is_all or offset)
+        is_read &= not self.graph or abs(producer.offset) < 2
+        if not is_read:
+            raise MalformedError(f"rule {text!r} leads from no op or to none")
+        return rule
+
+    def _read_end(self, fields: tuple[Any, ...], text: str) -> RuleEnd:
+        stage, letters, microbatch, part, place = fields
+        if letters not in self.kinds and letters not in LETTERS:
+            raise MalformedError(f"rule {text!r}: unknown letters {letters!r}")
+        has_slice = part is not None
+        is_number = has_slice == (self.slices > 1) if microbatch else not has_slice
+        if not is_number or int(part or 0) >= self.slices:
+            raise MalformedError(f"rule {text!r}: {microbatch}.{part} is no microbatch")
+        number = int(microbatch) * self.slices + int(part or 0) if microbatch else None
+        ends = {"first": 0, "last": "last"}
+        at = ends.get(place, int(stage) if stage else None)
+        return RuleEnd(letters, at, number, 0 if place in (None, *ends) else int(place))
+
+    def scope(self, letters: str) -> str:
+        """Return the part of the work that an op belongs to, as "microbatch"."""
+        if letters in self.kinds:
+            return str(self.kinds[letters]["of"])
+        return "stage" if letters in SHARDING else "microbatch"
+
+    def lane(self, letters: str) -> str:
+        """Return the lane of an op; communication cells stand on compute here."""
+        if letters in self.kinds:
+            return str(self.kinds[letters]["lane"])
+        if letters in self.lanes:
+            return str(self.lanes[letters])
+        return "host" if letters in ("O", "L") else "compute"
+
+    def has_other_lane(self, letters: str, other: str) -> bool:
+        """Whether ops of one worker are on two lanes; a host link counts as compute."""
+        lanes = {"compute" if lane == "host" else lane for lane in map(self.lane, (letters, other))}
+        return len(lanes) == 2
+
+    def stage_cells(self, letters: str) -> list[str]:
+        """List the letters on lanes of which an op awaits the last of its stage in its row."""
+        computes = letters in tuple("FBIWR") or (letters in self.kinds and self.is_counted(letters))
+        is_end = letters in ("WAIT_REDUCE_GRAD", "U")
+        needs = (("UNSHARD", computes), ("REDUCE_GRAD", is_end))
+        return [cell for cell, is_needed in needs if is_needed and cell in self.lanes]
+
+    def is_counted(self, letters: str) -> bool:
+        """Whether ops of some letters are compute of a microbatch."""
+        return self.lane(letters) == "compute" and self.scope(letters) == "microbatch"
+
+    def is_row_op(self, letters: str) -> bool:
+        """Whether an op counts in its row, as sharding cells and waits do not."""
+        added = letters in self.kinds and self.scope(letters) != "stage"
+        return letters in tuple("FBIWRU") or added
+
+    def is_collective(self, letters: str) -> bool:
+        """Whether the cells of all workers are one op."""
+        return letters in self.kinds and bool(self.kinds[letters]["together"])
+
+    def is_gradient(self, letters: str) -> bool:
+        """Whether an op frees an activation, or the part that W needs."""
+        if letters not in self.kinds:
+            return letters in ("B", "W")
+        freed = self.kinds[letters]["at_end"]
+        for_w = freed.get("for_w", 0)
+        frees = for_w < 0 or for_w == 0 > freed.get("activation", 0)
+        return self.is_counted(letters) and frees
+
+    def recomputing(self) -> list[str]:
+        """List the letters of kinds that make an activation from its checkpoint."""
+        takes = (x for x, kind in self.kinds.items() if kind["at_start"].get("checkpoint", 0) < 0)
+        return [letters for letters in takes if self.scope(letters) == "microbatch"]
+
+    def sources(self, stage: int) -> list[int]:
+        """List the stages that lead to a stage."""
+        return [a for a, b in self.graph if b == stage] if self.graph else [stage - 1]
+
+    def targets(self, stage: int) -> list[int]:
+        """List the stages that a stage leads to."""
+        return [b for a, b in self.graph if a == stage] if self.graph else [stage + 1]
+
+    def route(self, source: int, target: int) -> tuple[int, int] | None:
+        """Return the way of a message (0 forth, 1 back) and the place of its times, if any."""
+        if not self.graph:
+            return int(source > target), min(source, target)
+        edges = enumerate(self.graph)
+        return next(
+            ((int(a != source), k) for k, (a, b) in edges if {a, b} == {source, target}), None
+        )
+
+    def usual_inputs(self, op: Op) -> Iterator[Op]:
+        """List the ops that an op awaits by the usual rules, in the table or not."""
+        letters, stage, microbatch = op
+        for input_letters in INPUTS.get(letters, ""):
+            yield input_letters, stage, microbatch
+        if letters == "F":
+            yield from (("F", source, microbatch) for source in self.sources(stage))
+            if microbatch % self.slices:
+                yield "F", stage, microbatch - 1
+        if letters in ("B", "I"):
+            for target in self.targets(stage):
+                yield from (("I", target, microbatch), ("B", target, microbatch))
+            if (microbatch + 1) % self.slices:
+                yield from (("I", stage, microbatch + 1), ("B", stage, microbatch + 1))
+
+    def is_consumer(self, rule: TableRule, op: Op, num_stages: int) -> bool:
+        """Whether an op waits by a rule."""
+        end = rule.consumer
+        stage = num_stages - 1 if end.stage == "last" else end.stage
+        is_place = stage in (None, op[1]) and end.microbatch in (None, op[2])
+        return end.letters == op[0] and is_place
+
+    def added_inputs(
+        self, op: Op, worker: int, num_stages: int, num_microbatches: int
+    ) -> Iterator[tuple[Op, bool, int]]:
+        """List the ops that an op awaits by added rules, whether by message, and their rule."""
+        _, place, microbatch = op
+        for number, rule in enumerate(self.rules):
+            if not self.is_consumer(rule, op, num_stages):
+                continue
+            end = rule.producer
+            if self.scope(end.letters) == "worker":
+                sources: list[Any] = [f"worker {worker}"]
+            elif end.stage is not None:
+                sources = [num_stages - 1 if end.stage == "last" else end.stage]
+            elif end.offset and self.graph:
+                sources = self.sources(place) if end.offset < 0 else self.targets(place)
+            else:
+                sources = [s for s in [place + end.offset] if 0 <= s < num_stages]
+            if rule.is_all:
+                numbers = range(num_microbatches)
+            elif end.microbatch is not None:
+                numbers = range(end.microbatch, end.microbatch + 1)
+            else:
+                first = microbatch + rule.slice_offset
+                is_inside = 0 <= microbatch % self.slices + rule.slice_offset < self.slices
+                numbers = range(first, first + is_inside)
+            for source in sources:
+                yield from (((end.letters, source, m), rule.has_message, number) for m in numbers)
+
+    def check_rule(self, rule: TableRule, ops: Mapping[Op, Any], stages: int, count: int) -> None:
+        """Check that a rule names stages and microbatches of the table, and that an op waits."""
+        text = f"rule {rule.text}"
+        for end in (rule.consumer, rule.producer):
+            is_stage = end.stage in (None, "last", *range(stages))
+            require_legal(is_stage, f"{text}: stage {end.stage} is none")
+            is_number = end.microbatch is None or end.microbatch < count
+            require_legal(is_number, f"{text}: microbatch {end.microbatch} is none")
+        has_consumer = any(self.is_consumer(rule, op, stages) for op in ops)
+        require_legal(has_consumer, f"{text}: the table holds no op that waits by it")
+
+    def op_text(self, op: Op) -> str:
+        """Return the text of an op; slice k of microbatch m is m.k."""
+        letters, place, number = op
+        whole, part = divmod(number, self.slices)
+        text = "" if number < 0 else f"{whole}.{part}" if self.slices > 1 else f"{whole}"
+        return f"{'' if isinstance(place, str) else place}{letters}{text}"
+
+
+def _dictionary(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = data.get(name, {})
+    require(isinstance(value, dict), name, "an object", value)
+    return value
+
+
+def _list(data: Mapping[str, Any], name: str, kind: type) -> list[Any]:
+    value = data.get(name, [])
+    is_valid = is_list(value, lambda entry: isinstance(entry, kind))
+    require(is_valid, name, f"a list of entries of type {kind.__name__}", value)
+    return list(value)
+
+
+def _is_any_whole(value: Any) -> bool:
+    return isinstance(value, int) and is_real(value)

@@ -1,0 +1,351 @@
+"""The run of a table: events that wait for events.
+
+An event is a cell (worker, slot), a message by its SEND, or an all-reduce ("A", ..) or an update
+("U", ..) at the end of the step. It starts when the last event that it waits for is there.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import pairwise
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from pipejax.checker.prices import NO_LINKS, Prices
+from pipejax.checker.rules import COMMUNICATION, SHARDING, TIMED, WAIT_SEND, Op
+from pipejax.checker.table import Cell, Table, message_cells
+from pipejax.checker.values import at_microbatch, depth
+
+Event = tuple[Any, ...]
+UNIT_TIMES = {"F": 1, "I": 1, "W": 1, "R": 1, "B": 2}
+
+
+class DeadlockError(Exception):
+    """Error of a run in which events wait for each other in a circle."""
+
+    def __init__(self, run: "Run", cycle: list[Event]) -> None:
+        """Name the events of the circle."""
+        names = " waits for ".join(map(run.name, [*cycle, cycle[0]]))
+        super().__init__(f"deadlock: {names}")
+        self.run, self.cycle = run, cycle
+
+
+class TableMessage(NamedTuple):
+    """Message between workers, which arrives `lag` seconds after it frees its link."""
+
+    sender: int
+    receiver: int
+    model: str
+    lag: float
+    name: str
+    consumer: Cell
+
+
+class Run:
+    """Start and end of all events of a table [s]; `waits` have the lag behind the end awaited."""
+
+    def __init__(
+        self, table: Table, links: Prices, seconds: Prices, *, is_unit: bool = False
+    ) -> None:
+        """Collect the events, and run them."""
+        self.table, self.rules, self.links = table, table.rules, links
+        self.seconds, self.is_unit = seconds, is_unit
+        self.durations: dict[Event, float] = {}
+        self.waits: dict[Event, list[tuple[Event, float]]] = defaultdict(list)
+        self.messages: dict[Event, TableMessage] = {}
+        self.queues: dict[Event, list[tuple[Any, Event]]] = defaultdict(list)
+        self._unit: Run | None = None
+        self._add_rows()
+        self._add_host_links()
+        self._add_step_end()
+        self._add_inputs()
+        for users in self.queues.values():
+            users.sort(key=itemgetter(0))
+            for (_, before), (_, event) in pairwise(users):
+                self._wait(event, before)
+        self._join_collectives()
+        self._run()
+
+    def _wait(self, event: Event, *others: Event | None) -> None:
+        self.waits[event] += [(other, 0.0) for other in others if other is not None]
+
+    def unit_end(self, cell: Cell) -> float:
+        """Return the end of a cell in the unit run, which orders messages without cells."""
+        if self._unit is None:
+            places = max(self.table.num_stages, len(self.table.rows))
+            slots: dict[str, Any] = {x: UNIT_TIMES.get(x, 0) for x in TIMED}
+            slots |= {letters: kind["slot"] for letters, kind in self.rules.kinds.items()}
+            seconds = {letters: [slot] * places for letters, slot in slots.items()}
+            links = NO_LINKS | {"host_links": self.links["host_links"], "has_rendezvous": False}
+            self._unit = Run(self.table, links, seconds, is_unit=True)
+        return self._unit.end[cell]
+
+    def duration(self, cell: list[Op]) -> float:
+        """Return the seconds of the ops of a cell."""
+        seconds, (_, stage, microbatch) = self.seconds, cell[0]
+        if len(cell) == 2 and "pair" in seconds:
+            return at_microbatch(seconds["pair"][stage], microbatch)
+        times = [
+            at_microbatch(seconds[letters][_index(place)], m) if letters in seconds else 0.0
+            for letters, place, m in cell
+        ]
+        if len(cell) == 2 and "pair_factor" in seconds:
+            factor = at_microbatch(seconds["pair_factor"][stage], microbatch)
+            return max(times) + factor * min(times)
+        return float(sum(times))
+
+    def _add_rows(self) -> None:
+        """Add the executed cells, in the order of their rows and lanes."""
+        skipped = COMMUNICATION if self.links["has_rendezvous"] else COMMUNICATION + WAIT_SEND
+        self.before: dict[Cell, Event | None] = {}  # executed on compute before each cell
+        self.next_op: dict[Event, Event] = {}
+        self.last: dict[Any, Event] = {}  # by worker
+        self.last_op: dict[int, Event] = {}
+        self.reduced: dict[tuple[int, int], list[Event]] = defaultdict(list)
+        for worker, row in enumerate(self.table.rows):
+            on_lane: dict[str, Event] = {}
+            stage_cell: dict[tuple[str, int], Event] = {}  # last cell on a lane
+            for slot, cell in enumerate(row):
+                here, before = (worker, slot), on_lane.get("compute")
+                self.before[here] = before
+                if not cell or cell[0][0] in skipped:
+                    continue
+                letters, stage, _ = cell[0]
+                lane = self.rules.lane(letters)
+                self.durations[here] = self.duration(cell)
+                self._wait(here, before if lane == "host" else on_lane.get(lane))
+                for op in cell:
+                    needs = [(x, op[1]) for x in self.rules.stage_cells(op[0])]
+                    self._wait(here, *map(stage_cell.get, needs))
+                if letters in self.rules.lanes:
+                    self._wait(here, before)
+                    stage_cell[letters, stage] = here
+                    if letters == "REDUCE_GRAD":
+                        self.reduced[stage, worker].append(here)
+                if lane == "compute" and self.rules.is_row_op(letters):
+                    if worker in self.last_op:
+                        self.next_op[self.last_op[worker]] = here
+                    self.last_op[worker] = here
+                on_lane[lane] = here
+            if "compute" in on_lane:
+                self.last[worker] = on_lane["compute"]
+
+    def _add_host_links(self) -> None:
+        """Queue host ops of a group by slot, then worker."""
+        groups = {worker: group for group in self.links["host_links"] for worker in group}
+        for op, (worker, slot) in self.table.cell.items():
+            if self.rules.lane(op[0]) == "host":
+                queue = "host", *groups.get(worker, (worker,))
+                self.queues[queue].append(((slot, worker), (worker, slot)))
+
+    def _add_step_end(self) -> None:
+        """Add all-reduces and updates, if any of them takes time."""
+        times = [*self.seconds["A"]]
+        for update in self.seconds["U"]:
+            times += update if depth(update) else [update]
+        if not any(times):
+            return
+        if self.table.has_updates:
+            cells = self.table.cell
+            for op, gradient in self.table.applied.items():
+                reduction = "A", op[1], op[2]
+                self.durations[reduction] = float(self.seconds["A"][op[1]])
+                self._wait(reduction, cells[gradient])
+                self._wait(cells[op], reduction)
+                self.queues["A", cells[op][0]].append((cells[gradient], reduction))
+            return
+        copies: dict[tuple[int, int], Cell] = {}  # last gradient of a stage on a worker
+        first: dict[tuple[int, int], int] = {}  # its first microbatch
+        for (letters, stage, microbatch), cell in self.table.cell.items():
+            key = stage, cell[0]
+            if self.rules.is_gradient(letters):
+                copies[key] = max(cell, copies.get(key, cell))
+            if microbatch >= 0:
+                first[key] = min(microbatch, first.get(key, microbatch))
+        for stage in range(self.table.num_stages):
+            workers = [worker for copy_stage, worker in copies if copy_stage == stage]
+            if workers:
+                self._add_reduction(stage, workers, [copies[stage, w] for w in workers])
+        for (stage, worker), _ in sorted(copies.items(), key=itemgetter(1)):
+            update = "U", stage, worker
+            self.durations[update] = at_microbatch(self.seconds["U"][stage], first[stage, worker])
+            self._wait(update, self.last[worker], ("A", stage, -1))
+            self.next_op[self.last_op[worker]] = update
+            self.last[worker] = self.last_op[worker] = update
+
+    def _add_reduction(self, stage: int, workers: list[int], gradients: list[Cell]) -> None:
+        reduction = "A", stage, -1
+        self.durations[reduction] = float(self.seconds["A"][stage])
+        cells = [*gradients, *(cell for w in workers for cell in self.reduced[stage, w])]
+        self._wait(reduction, *cells)
+        end = max(map(self.unit_end, cells))
+        for worker in workers:
+            self.queues["A", worker].append(((end, stage), reduction))
+        pairs = [(a, b) for a in workers for b in workers if a != b]
+        for group in {group for pair in pairs for group in self._groups(*pair)}:
+            self.queues[group].append(((end, len(self.table.rows), stage), reduction))
+
+    def _groups(self, sender: int, receiver: int) -> list[Event]:
+        """Name the groups of shared links that carry messages of a directed pair."""
+        shared = self.links["shared_links"]
+        if shared == "pairs":
+            return [("shared", *sorted((sender, receiver)))]
+        return [("shared", k) for k, group in enumerate(shared) if [sender, receiver] in group]
+
+    def _add_inputs(self) -> None:
+        """Let ops wait for their inputs, by messages where these cross between workers."""
+        cells = self.table.cell
+        sent: dict[Any, list[tuple[int, int, Op]]] = defaultdict(list)
+        for op, cell in cells.items():
+            for producer, has_message, rule in self.table.inputs(op):
+                if self.is_unit or not has_message or cells[producer][0] == cell[0]:
+                    self._wait(cell, cells[producer])
+                else:
+                    sent[producer, cell, op[1]].append((rule, op[2], op))
+        for (producer, *_), consumers in sent.items():
+            rule, _, op = min(consumers)
+            self._add_message(producer, op, rule)
+        for op, cell in cells.items():
+            send = op[0].removeprefix("WAIT_"), *op[1:]
+            message = self.messages.get(send) if op[0] in WAIT_SEND else None
+            if message is not None and message.model == "rendezvous":
+                self._wait(cell, send)
+
+    def _add_message(self, producer: Op, op: Op, rule: int) -> None:
+        maker, target = self.table.cell[producer], self.table.cell[op]
+        (sender, slot), receiver = maker, target[0]
+        send, receive = message_cells(producer, op)
+        route = self.rules.route(producer[1], op[1])
+        assert route is not None  # a legal table has one
+        way, boundary = route
+        microbatch = producer[2]
+        pipe = self.table.pipes[microbatch]
+        latency, transmit = (
+            at_microbatch(self.seconds[key][way][pipe][boundary], microbatch)
+            for key in ("latency", "transmit")
+        )
+        event: Event = send
+        name = f"{producer[1]}SEND_{'FB'[way]}{microbatch}"
+        if not self.rules.is_usual:
+            event = producer, target, op[1]
+            first = next(x for x in self.table.rows[receiver][target[1]] if x[1] == op[1])
+            name = f"{self.rules.op_text(producer)} to {self.rules.op_text(first)}"
+        model = self._model(sender, receiver, transmit)
+        has_link = model in ("queued", "blocking")
+        lag = latency if has_link else 0.0
+        self.messages[event] = TableMessage(sender, receiver, model, lag, name, target)
+        self.durations[event] = transmit if has_link else latency + transmit
+        self._wait(event, maker)
+        self.waits[target].append((event, lag))
+        if model == "blocking" and maker in self.next_op:
+            self._wait(self.next_op[maker], event)
+        groups = [] if model == "delay" else self._groups(sender, receiver)
+        rank = slot, way, op[1], rule, op[2]
+        if has_link and not groups:
+            self.queues["link", sender, receiver].append((rank, event))
+        if model == "rendezvous":
+            for cell, worker, other in ((send, sender, receiver), (receive, receiver, sender)):
+                scope = {"worker": (), "pair": (other,), "direction": ("FB"[way],)}
+                queue = "queue", worker, *scope[self.links["queues"]]
+                turn = self.table.cell[cell] if self.table.has_communication else None
+                self.queues[queue].append((turn or self._turn(producer, rank), event))
+                if self.links["posting"] == "program":
+                    self._wait(event, self.before[self.table.cell[cell]])
+        for group in groups:
+            self.queues[group].append((self._turn(producer, rank), event))
+
+    def _model(self, sender: int, receiver: int, transmit: float) -> str:
+        """Name the link model of a message."""
+        pairs = self.links["pairs"]
+        back = pairs.get((receiver, sender), self.links["model"])
+        model = str(pairs.get((sender, receiver), back))
+        is_small = model == "rendezvous" and transmit < self.links["eager_below"]
+        return "queued" if is_small else model
+
+    def _turn(self, producer: Op, rank: Event) -> Event:
+        """Return the rank of a message where no cells give it."""
+        cell = self.table.cell[producer]
+        return self.unit_end(cell), cell[0], *producer[1:], *rank
+
+    def _join_collectives(self) -> None:
+        """Let all cells of a collective op wait for the inputs of each of them."""
+        groups = defaultdict(list)
+        for (letters, _, microbatch), cell in self.table.cell.items():
+            if self.rules.is_collective(letters):
+                groups[letters, microbatch].append(cell)
+        for cells in groups.values():
+            waits = [wait for cell in cells for wait in self.waits[cell]]
+            self.waits.update(dict.fromkeys(cells, waits))
+
+    def _run(self) -> None:
+        """Start each event when the last one that it awaits is there."""
+        self.start: dict[Event, float] = {}
+        self.end: dict[Event, float] = {}
+        self.last_wait: dict[Event, Event] = {}
+        remaining = {event: len(self.waits[event]) for event in self.durations}
+        followers = defaultdict(list)
+        for event in remaining:
+            for other, _ in self.waits[event]:
+                followers[other].append(event)
+        ready = [event for event, count in remaining.items() if not count]
+        for event in ready:
+            start = 0.0
+            for other, lag in self.waits[event]:
+                arrival = self.end[other] + lag
+                if arrival > start or event not in self.last_wait:
+                    start, self.last_wait[event] = arrival, other
+            self.start[event], self.end[event] = start, start + self.durations[event]
+            for other in followers[event]:
+                remaining[other] -= 1
+                if not remaining[other]:
+                    ready.append(other)
+        if len(self.end) < len(self.durations):
+            raise DeadlockError(self, self._cycle())
+
+    def _cycle(self) -> list[Event]:
+        """Return events of which each awaits the next, and the last one the first."""
+        event = next(event for event in self.durations if event not in self.end)
+        path: list[Event] = []
+        while event not in path:
+            path.append(event)
+            event = next(other for other, _ in self.waits[event] if other not in self.end)
+        return path[path.index(event) :]
+
+    def letters(self, event: Event) -> str:
+        """Return the letters of a cell; none of other events."""
+        is_cell = isinstance(event[0], int)
+        return self.table.rows[event[0]][event[1]][0][0] if is_cell else ""
+
+    def worker_events(self, worker: int) -> list[Event]:
+        """List the executed cells on the compute of a worker, and the updates behind them."""
+        cells = (event for event in self.end if event[0] == worker and self.letters(event))
+        events = [event for event in cells if self.rules.lane(self.letters(event)) == "compute"]
+        return events + [e for e in self.end if e[0] == "U" and e[2] == worker]
+
+    def is_span_op(self, event: Event) -> bool:
+        """Whether a span may begin or end with an event."""
+        letters = self.letters(event)
+        if letters in SHARDING + WAIT_SEND:
+            return False
+        return not letters or self.rules.scope(letters) != "stage"
+
+    def name(self, event: Event) -> str:
+        """Name an event as certificates do."""
+        if event in self.messages:
+            message = self.messages[event]
+            return f"{message.name} (worker {message.sender} to {message.receiver})"
+        if event[0] == "A":
+            return f"{event[1]}A{event[2]}" if event[2] >= 0 else f"{event[1]}A"
+        if event[0] == "U":
+            return f"{event[1]}U (worker {event[2]})"
+        ops = map(self.rules.op_text, self.table.rows[event[0]][event[1]])
+        return f"{';'.join(ops)} (worker {event[0]}, slot {event[1]})"
+
+
+def by_worker(values: Iterable[Any]) -> dict[str, Any]:
+    """Name the workers of a certificate."""
+    return {f"worker {worker}": value for worker, value in enumerate(values)}
+
+
+def _index(place: Any) -> int:
+    """Return the index of a stage, or of a worker by its name."""
+    return int(place.removeprefix("worker ")) if isinstance(place, str) else int(place)

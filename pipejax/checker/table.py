@@ -1,0 +1,338 @@
+"""Tables: how a certificate writes one, and what makes it legal."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from pipejax.checker.rules import (
+    COMMUNICATION,
+    KEYS as RULE_KEYS,
+    LETTERS,
+    USUAL_RULE,
+    WAIT_SEND,
+    Op,
+    TableRules,
+)
+from pipejax.checker.values import (
+    IllegalError,
+    MalformedError,
+    is_list,
+    is_time,
+    is_whole,
+    require,
+    require_legal,
+)
+
+Cell = tuple[int, int]  # worker and slot
+KEYS = {
+    *("format", "version", "name", "placement", "pipe_of_microbatch"),
+    *("slots", "stage_shares", "rows"),
+}
+LONGEST_NAME = 1000
+PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)\s*OVERLAP_F_B")
+
+
+class CellReader:
+    """Reader of cells, by the letters of a table."""
+
+    def __init__(self, rules: TableRules) -> None:
+        """Compile the form of an op."""
+        letters = sorted([*LETTERS, *rules.kinds], key=len, reverse=True)
+        number = "([0-9]{0,9})()"
+        if rules.slices > 1:
+            number = r"(?:([0-9]{1,9})\.([0-9]{1,9}))?"
+        self.rules = rules
+        self.form = re.compile(rf"([0-9]{{0,9}})({'|'.join(letters)}){number}(?:@(\w+))?")
+
+    def read_cell(self, text: str, worker: int) -> list[Op]:
+        """Return the ops of a cell: none, one, or the two of a fused pair."""
+        text = text.strip()
+        pair = PAIR.fullmatch(text)
+        if not pair:
+            return [self._read_op(text, worker)] if text else []
+        cell = [self._read_op(part, worker) for part in pair.groups()]
+        is_pair = cell[0][0] == "F" and cell[1][0] in ("B", "I")
+        require_legal(is_pair, f"{text!r} is not a pair of an F and a B or I")
+        return cell
+
+    def _read_op(self, text: str, worker: int) -> Op:
+        match = self.form.fullmatch(text.strip())
+        if not match:
+            raise IllegalError(f"{text!r} on worker {worker} is not an op")
+        stage, letters, microbatch, part, lane = match.groups()
+        scope = self.rules.scope(letters)
+        if bool(microbatch) != (scope != "stage") or bool(stage) != (scope != "worker"):
+            raise IllegalError(f"{text!r} on worker {worker} is not an op")
+        lanes = (None, "net" if letters in COMMUNICATION else self.rules.lane(letters))
+        require_legal(lane in lanes, f"{text!r} stands on another lane than {lanes[1]}")
+        is_slice = int(part or 0) < self.rules.slices
+        require_legal(is_slice, f"{text!r} is no slice: there are {self.rules.slices}")
+        number = int(microbatch) * self.rules.slices + int(part or 0) if microbatch else -1
+        return letters, int(stage) if stage else f"worker {worker}", number
+
+
+class Table:
+    """A legal table: ops by cell, and cells by op."""
+
+    def __init__(self, data: Any) -> None:
+        """Read a table and check that it is legal."""
+        self._read(data)
+        reader = CellReader(self.rules)
+        self.rows = [
+            [reader.read_cell(text, worker) for text in row]
+            for worker, row in enumerate(data["rows"])
+        ]
+        counted = {*"FBIWR", *filter(self.rules.is_counted, self.rules.kinds)}
+        ops = [op for row in self.rows for cell in row for op in cell]
+        self.num_microbatches = 1 + max((op[2] for op in ops if op[0] in counted), default=-1)
+        self._check_microbatches()
+        self.cell: dict[Op, Cell] = {}
+        for worker, row in enumerate(self.rows):
+            require_legal(any(row), f"worker {worker} has no op")
+            for slot, cell in enumerate(row):
+                for op in cell:
+                    self._place(op, (worker, slot))
+        self.has_communication = any(op[0] in COMMUNICATION for op in self.cell)
+        require_legal(
+            self.rules.is_usual or not self.has_communication,
+            "communication cells stand in a table with kinds or rules of its own",
+        )
+        for rule in self.rules.rules:
+            self.rules.check_rule(rule, self.cell, self.num_stages, self.num_microbatches)
+        self._check_complete()
+        self._check_order()
+        if self.has_communication:
+            self._check_communication()
+        self._check_updates()
+        if "UNSHARD" in self.rules.lanes:
+            for worker, row in enumerate(self.rows):
+                self._check_gathered(worker, [op for cell in row for op in cell])
+
+    def _read(self, data: Any) -> None:
+        optional = {"weights", *RULE_KEYS}
+        is_valid = isinstance(data, dict)
+        require(is_valid, "the table", f"an object with the keys {', '.join(sorted(KEYS))}", data)
+        for key in sorted((set(data) - optional) ^ KEYS):
+            fault = "missing" if key in KEYS else "unknown"
+            raise MalformedError(f"{fault} key {key!r} in the table")
+        form = data["format"], data["version"]
+        is_valid = repr(form) == "('pipejax-table', 1)"
+        require(is_valid, "format and version of the table", "'pipejax-table' and 1", form)
+        is_valid = isinstance(data["name"], str) and len(data["name"]) <= LONGEST_NAME
+        require(is_valid, "name", f"a text of at most {LONGEST_NAME} characters", data["name"])
+        is_valid = is_list(data["rows"], lambda row: is_list(row, lambda x: isinstance(x, str)))
+        require(is_valid, "rows", "lists of texts", data["rows"])
+        self.placement, self.pipes = data["placement"], data["pipe_of_microbatch"]
+        workers = len(data["rows"])
+        is_placement = (
+            is_list(self.placement, lambda row: is_list(row, is_whole) and row)
+            and len({len(row) for row in self.placement}) == 1
+            and all(worker < workers for row in self.placement for worker in row)
+        )
+        require(is_placement, "placement", f"lists of {workers} workers from 0", self.placement)
+        self.num_stages, pipes = len(self.placement[0]), len(self.placement)
+        is_valid = is_list(self.pipes, lambda pipe: is_whole(pipe) and pipe < pipes)
+        require(is_valid, "pipe_of_microbatch", f"a list of {pipes} pipes from 0", self.pipes)
+        self.rules = TableRules(data)
+        slots, shares = data["slots"], data["stage_shares"]
+        letters = {*"FBIWR", *self.rules.kinds}
+        is_slots = isinstance(slots, dict) and set(slots) <= letters
+        is_valid = is_slots and all(is_time(time) and time > 0 for time in slots.values())
+        require(is_valid, "slots", f"numbers above 0 of {', '.join(sorted(letters))}", slots)
+        is_shares = is_list(shares, lambda share: is_time(share) and share > 0)
+        is_valid = is_shares and len(shares) in (0, self.num_stages)
+        require(is_valid, "stage_shares", f"0 or {self.num_stages} numbers above 0", shares)
+        self._read_weights(data.get("weights", {}))
+
+    def _read_weights(self, weights: Any) -> None:
+        keys = ("behind", "runs", "local_steps")
+        is_rule = isinstance(weights, dict) and set(weights) <= set(keys)
+        is_valid = is_rule and all(is_whole(weights.get(key, 1), 1) for key in keys[1:])
+        require(is_valid, "weights", f"whole numbers of {', '.join(keys)}", weights)
+        self.weight_lag, self.runs = weights.get("behind"), weights.get("runs", 1)
+        self.local_steps = weights.get("local_steps", 1)
+        is_valid = self.weight_lag is None or is_whole(self.weight_lag)
+        require(is_valid, "weights: behind", "a whole number or null", self.weight_lag)
+
+    def _check_microbatches(self) -> None:
+        named, count, slices = len(self.pipes), self.num_microbatches, self.rules.slices
+        reason = f"pipe_of_microbatch names {named} microbatches, the rows hold {count}"
+        require_legal(named == count, reason)
+        require_legal(count % slices == 0, f"a microbatch has not all of its {slices} slices")
+        for number in range(count):
+            is_same = self.pipes[number] == self.pipes[number - number % slices]
+            require_legal(is_same, f"slices of microbatch {number // slices} are in several pipes")
+
+    def _place(self, op: Op, cell: Cell) -> None:
+        _, stage, microbatch = op
+        text = f"op {self.rules.op_text(op)} on worker {cell[0]}"
+        count = self.num_microbatches
+        require_legal(microbatch < count, f"{text}: microbatches are 0 to {count - 1}")
+        if not isinstance(stage, str):
+            stages = self.num_stages
+            require_legal(stage < stages, f"{text}: stages are 0 to {stages - 1}")
+            pipes = self.placement if microbatch < 0 else [self.placement[self.pipes[microbatch]]]
+            workers = [pipe[stage] for pipe in pipes]
+            require_legal(cell[0] in workers, f"{text}: its stage is on worker {workers[0]}")
+            if microbatch < 0:
+                return
+        require_legal(op not in self.cell, f"{text} stands twice")
+        self.cell[op] = cell
+
+    def inputs(self, op: Op) -> Iterator[tuple[Op, bool, int]]:
+        """List the ops that an op awaits, whether a message may lead from there, and the rule."""
+        for producer in self.rules.usual_inputs(op):
+            if producer in self.cell:
+                yield producer, True, USUAL_RULE
+        worker, sizes = self.cell[op][0], (self.num_stages, self.num_microbatches)
+        for producer, has_message, rule in self.rules.added_inputs(op, worker, *sizes):
+            if producer not in self.cell:
+                self._miss(producer, f"{self.rules.op_text(op)} waits for it")
+            yield producer, has_message, rule
+
+    def _miss(self, op: Op, why: str) -> None:
+        require_legal(False, f"missing op {self.rules.op_text(op)}: {why}")
+
+    def _check_complete(self) -> None:
+        rules = self.rules
+        is_usual = not rules.kinds or any(op[0] in tuple("FBIW") for op in self.cell)
+        for stage in range(self.num_stages if is_usual else 0):
+            for microbatch in range(self.num_microbatches):
+                self._check_passes(stage, microbatch)
+        for letters, stage, microbatch in self.cell:
+            if letters in ("WAIT_O", *WAIT_SEND):
+                awaited = letters.removeprefix("WAIT_"), stage, microbatch
+                if awaited not in self.cell:
+                    self._miss(awaited, f"{rules.op_text((letters, *awaited[1:]))} waits for it")
+
+    def _check_passes(self, stage: int, microbatch: int) -> None:
+        """Check that a microbatch has its passes through a stage."""
+        ops = {letters: (letters, stage, microbatch) for letters in "FBIWOLU"}
+        has = {letters: op in self.cell for letters, op in ops.items()}
+        if not has["F"]:
+            self._miss(ops["F"], "there is no forward")
+        if has["O"] != has["L"]:
+            self._miss(ops["L" if has["O"] else "O"], "an offload and its load belong together")
+        if self.rules.forward_only:
+            for letters in "BIWU":
+                text = self.rules.op_text(ops[letters])
+                require_legal(not has[letters], f"op {text}: the table is forward_only")
+        elif not has["B"]:
+            for letters in "BIW" if not has["I"] and not has["W"] else "IW":
+                if not has[letters]:
+                    self._miss(ops[letters], "there is no whole backward")
+        else:
+            is_split = has["I"] or has["W"]
+            text = self.rules.op_text(ops["B"])
+            require_legal(not is_split, f"op {text} does the backward twice: it is also split")
+
+    def _check_order(self) -> None:
+        """Check that no op waits for a later one of its row, and that messages have a way."""
+        rules = self.rules
+        for op, (worker, slot) in self.cell.items():
+            awaited = [producer for producer, *_ in self.inputs(op)]
+            if op[0] in WAIT_SEND:
+                awaited.append((op[0].removeprefix("WAIT_"), *op[1:]))
+            for producer in awaited:
+                home, before = self.cell[producer]
+                if (
+                    home == worker
+                    and before >= slot
+                    and not rules.has_other_lane(op[0], producer[0])
+                ):
+                    texts = [rules.op_text(end) for end in (op, producer)]
+                    late = "is the same fused pair" if before == slot else "stands after it"
+                    where = f"{texts[0]} on worker {worker} waits for {texts[1]}, which {late}"
+                    require_legal(False, f"deadlock: {where} in the row")
+        for producer, op in self.crossing():
+            has_way = producer[1] != op[1] and rules.route(producer[1], op[1])
+            text = f"{rules.op_text(op)} waits for {rules.op_text(producer)}"
+            require_legal(has_way, f"{text}: no message leads there")
+
+    def crossing(self) -> Iterator[tuple[Op, Op]]:
+        """List pairs of an op and one on another worker that awaits its message."""
+        for op, (worker, _) in self.cell.items():
+            for producer, has_message, _ in self.inputs(op):
+                if has_message and self.cell[producer][0] != worker:
+                    yield producer, op
+
+    def _check_communication(self) -> None:
+        """Check that each message has one SEND and one RECV, at their places."""
+        awaited = set()
+        for producer, op in self.crossing():
+            send, receive = message_cells(producer, op)
+            awaited |= {send, receive}
+            for end in (send, receive):
+                if end not in self.cell:
+                    self._miss(end, f"{self.rules.op_text(op)} waits for its message")
+            text = self.rules.op_text(send)
+            is_behind = self.cell[send] > self.cell[producer]
+            require_legal(is_behind, f"{text} stands before its message is computed")
+            is_before = self.cell[receive] < self.cell[op]
+            require_legal(is_before, f"{self.rules.op_text(receive)} stands behind its use")
+        for op in self.cell:
+            is_idle = op[0] in COMMUNICATION and op not in awaited
+            require_legal(not is_idle, f"{self.rules.op_text(op)} transfers no message")
+
+    def _check_updates(self) -> None:
+        self.has_updates = any(op[0] == "U" for op in self.cell)
+        self.applied: dict[Op, Op] = {}
+        if self.has_updates:
+            for row in self.rows:
+                self._follow_updates([op for cell in row for op in cell])
+        else:
+            is_plain = self.weight_lag is None and self.runs == self.local_steps == 1
+            require_legal(is_plain, "weights have a rule, and no U cell updates them")
+
+    def _follow_updates(self, row: list[Op]) -> None:
+        """Check that each gradient is applied, and that no forward reads later weights."""
+        gradients: dict[Any, list[Op]] = defaultdict(list)
+        updates: dict[Any, int] = defaultdict(int)
+        read = {}
+        size = self.runs * self.local_steps
+        for place, op in enumerate(row):
+            letters, stage, microbatch = op
+            key, text = (stage, microbatch % self.runs), self.rules.op_text(op)
+            if letters == "F":
+                read[stage, microbatch] = updates[key]
+                later = (other for other in row[place:] if other[:2] == ("U", stage))
+                is_early = self.runs > 1 and any(
+                    other[2] // size < microbatch // size for other in later
+                )
+                require_legal(not is_early, f"{text} begins a round before an update of the last")
+            elif letters in ("B", "W"):
+                gradients[key].append(op)
+                is_read = (
+                    self.weight_lag is None
+                    or updates[key] - self.weight_lag <= read[stage, microbatch]
+                )
+                require_legal(is_read, f"the F of {text} reads weights of later updates")
+            elif letters == "U":
+                is_applied = microbatch in [gradient[2] for gradient in gradients[key]]
+                require_legal(is_applied, f"op {text} applies no gradient of its microbatch")
+                self.applied[op] = gradients.pop(key)[-1]
+                updates[key] += 1
+        for waiting in gradients.values():
+            texts = ", ".join(map(self.rules.op_text, waiting))
+            require_legal(not waiting, f"the gradient of {texts} is never applied")
+
+    def _check_gathered(self, worker: int, row: list[Op]) -> None:
+        """Check that weights are gathered and dropped in turn, and there when an op needs them."""
+        turns = ("UNSHARD", "RESHARD")
+        has_weights = {op[1]: False for op in row if op[0] in turns}
+        for op in row:
+            letters, stage, _ = op
+            text = f"{self.rules.op_text(op)} on worker {worker}"
+            if letters in turns:
+                is_turn = has_weights[stage] == (letters == "RESHARD")
+                require_legal(is_turn, f"{text} gathers or drops weights out of turn")
+                has_weights[stage] = not has_weights[stage]
+            elif "UNSHARD" in self.rules.stage_cells(letters):
+                require_legal(has_weights.get(stage, True), f"{text} needs weights before UNSHARD")
+
+
+def message_cells(producer: Op, consumer: Op) -> tuple[Op, Op]:
+    """Return the SEND and the RECV of a message."""
+    letter = "F" if producer[1] < consumer[1] else "B"
+    return (f"SEND_{letter}", *producer[1:]), (f"RECV_{letter}", *consumer[1:])

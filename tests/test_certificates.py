@@ -1,0 +1,682 @@
+"""Certificates: true ones hold, and whatever is changed in one is refused or still true.
+
+`make fuzz EXAMPLES=20000` draws as many true ones.
+"""
+
+import copy
+import functools
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import strategies
+from certificate_cases import KINDS, LINKS, derived_bounds, optimum_of, written
+from hypothesis import given, settings, strategies as st
+from legal_sizes import SLICED
+from test_grammar_doors import BRAID, vocabulary
+from test_grammar_runs import braided
+
+import pipejax as pj
+from pipejax.analysis.certificates import certificate_checksum
+from pipejax.costs.costs import PHASE_FIELDS
+from pipejax.schedules.table.table_files import from_json
+from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds
+from pipejax.search.schedule.initial_plans import greedy_plan
+from pipejax.search.schedule.plan import objective_of
+from pipejax.search.schedule.problem import pose
+
+EXAMPLES = int(os.environ.get("EXAMPLES", "300"))
+SHARES = {"run": 0.5, "optimum": 0.1, "formula": 0.1}
+SHARES |= {"run of a grammar": 0.2, "formula of a grammar": 0.1}
+STORED = sorted((Path(__file__).parent / "data" / "certificates").glob("*.json"))
+
+
+# ------------------------------------------------------------------------------------------ true ones
+@pytest.mark.parametrize("kind", KINDS)
+def test_true_certificates_hold(kind):
+    @settings(max_examples=max(1, round(EXAMPLES * SHARES[kind])))
+    @given(claimed=KINDS[kind])
+    def accept(claimed):
+        assert claimed["kind"] == kind.split()[0]
+        assert pj.verify(claimed).problems == ()
+
+    accept()
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_stored_certificates_hold(path):
+    assert pj.verify(path).problems == ()
+
+
+@pytest.mark.parametrize("name", sorted(pj.schedules.REGISTRY))
+def test_certificates_of_every_schedule_hold(name):
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
+    costs = strategies.price(table, [], np.random.default_rng(0), pairs=True, step_end=True).costs
+    for links in LINKS[len(name) % 4 :: 4]:
+        if links.posting == "early" or name not in SLICED:
+            run = pj.evaluate(table, costs, link=links)
+            verdict = pj.verify(written(pj.certificate(run)))
+            assert (verdict.problems, verdict.makespan) == ((), run.makespan)
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "zb-v"])
+def test_memory_that_comes_and_goes_at_one_moment_is_none(name):
+    """Parts of an activation that are freed need not sum up to it, in floats."""
+    table = pj.schedules.build(name, num_workers=2, num_microbatches=3)
+    run = pj.evaluate(table, pj.Costs(forward=0.0, input_grad=0.0, weight_grad=0.0))
+    assert pj.verify(written(pj.certificate(run))).problems == ()
+
+
+def test_the_update_of_a_copy_is_that_of_its_own_microbatches():
+    """A sharding cell, which is of no microbatch, does not say which pipe a copy belongs to."""
+    table = pj.ScheduleTable.from_rows(
+        [["0F1", "0B1", "1RESHARD", "1F0", "1B0"], ["1F1", "1B1", "0F0", "0B0"]],
+        placement=[[0, 1], [1, 0]],
+        pipe_of_microbatch=[1, 0],
+    )
+    costs = pj.Costs(forward=1.0, backward=2.0, update=np.array([[1.0, 5.0], [2.0, 3.0]]))
+    claimed = written(pj.certificate(pj.evaluate(table, costs)))
+    assert pj.verify(claimed).problems == ()
+    update = claimed["proof"]["ops"]["1U (worker 0)"]
+    assert update["end"] - update["start"] == 2.0
+
+
+# ------------------------------------------------------------------------------------------ bounds
+@settings(max_examples=30)
+@given(data=st.data())
+def test_bounds_are_those_of_the_search(data):
+    name = data.draw(st.sampled_from(["1f1b", "chimera", "interleaved-1f1b", "hanayo"]))
+    table = pj.schedules.build(name, num_workers=2, num_microbatches=4)
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    stages, whole = table.num_stages, lambda *shape: rng.integers(1, 9, shape) * 1.0
+    times = {name: whole(stages) for name in ("forward", "input_grad", "weight_grad")}
+    extra = {name: whole(stages) * rng.integers(0, 2) for name in ("all_reduce", "update")}
+    faster = data.draw(st.booleans())  # a backward that is whole
+    backward = times["input_grad"] + times["weight_grad"] * (0.5 if faster else 1)
+    message = {"transmit": whole(2, table.num_pipes, stages - 1)}
+    host = {"offload": whole(stages) / 4, "load": whole(stages) / 2}
+    costs = pj.Costs(**times, **extra, **message, **host, backward=backward)
+    sizes = np.full(stages, 2.0) if data.draw(st.booleans()) else whole(stages)
+    asked = {"objective": data.draw(st.sampled_from(["makespan", "span"]))}
+    asked["offload"] = data.draw(st.booleans())
+    links = pj.Links("delay", host_links=data.draw(st.sampled_from([(), ((0, 1),)])))
+    share = data.draw(st.sampled_from([0.0, 0.25, 0.5, 1.0]))
+    of_one = np.array(
+        [max(sizes[pipe == worker].sum() for pipe in table.placement) for worker in range(2)]
+    )
+    limits = of_one * data.draw(st.sampled_from([1, 1.5, 2, 100]))
+    problem = pose(table, costs, limits, sizes, share, link=links, **asked)
+    theirs = lower_bound(problem)
+    plan = greedy_plan(problem, problem.limits)
+    assert plan is None or theirs.value <= objective_of(problem, plan)
+    run = pj.evaluate(table, costs, link=links)
+    memory = pj.analysis.activation_memory(run, sizes=sizes, weight_share=share)
+    found = derived_bounds(pj.certificate(run, memory=memory, limits=limits, **asked))
+    assert found["stage"] <= found.get("memory chain", np.inf)
+    assert area_bound(problem) * problem.unit <= found["memory area"] * (1 + 1e-9)
+    best = max(found[kind] for kind in found if kind != "path")
+    assert theirs.value * problem.unit <= best * (1 + 1e-9)
+    near = 2 * problem.unit  # the search counts whole units
+    assert faster or best == pytest.approx(theirs.value * problem.unit, abs=near)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_chains_of_a_long_pipe_are_those_of_the_search(seed):
+    """Gradients of a stage wait for each other where the way back takes longer than a forward."""
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=9)
+    rng = np.random.default_rng(seed)
+    times = {
+        name: rng.integers(1, most, 4) * 1.0
+        for name, most in (("forward", 4), ("input_grad", 12), ("weight_grad", 3))
+    }
+    costs = pj.Costs(**times, backward=times["input_grad"] + times["weight_grad"])
+    limits = rng.choice([1.0, 2.0, 3.0, 4.0], 4)
+    share = rng.choice([0.0, 0.5, 1.0])
+    problem = pose(table, costs, limits, 1.0, share)
+    run = pj.evaluate(table, costs)
+    memory = pj.analysis.activation_memory(run, sizes=np.ones(4), weight_share=share)
+    derived = derived_bounds(pj.certificate(run, memory=memory, limits=limits))["memory chain"]
+    assert derived == pytest.approx(max(stage_bounds(problem)) * problem.unit)
+
+
+def test_memory_area_of_times_that_are_no_multiples_is_not_rounded_up():
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=16)
+    equal = {"forward": 1.0, "input_grad": 1.0, "weight_grad": 1.0}
+    # the loads are no whole multiples of anything; nothing is gained by such slow offloads
+    costs = pj.Costs.uniform(table, **equal, offload=20.0, load=3**0.5)
+    problem = pose(table, costs, 3.0, offload=True)
+    claimed = pj.certificate(pj.evaluate(table, costs), limits=[3.0] * 4, offload=True)
+    derived = derived_bounds(claimed)["memory area"]
+    assert derived == pytest.approx((16 * 8 + 15 + 6) / 3 + 1, rel=1e-8)  # x 1000 no whole units
+    assert derived - problem.unit <= area_bound(problem) * problem.unit <= derived
+
+
+# ------------------------------------------------------------------------------ one of every kind
+ROWS = [  # cells of all kinds
+    [
+        *("0UNSHARD", "0F0", "0SEND_F0", "0O0", "0WAIT_O0", "0F1", "0SEND_F1", "0WAIT_SEND_F0"),
+        *("0L0", "0RECV_B0", "0R0", "0I0", "0RECV_B1", "", "0W0", "0B1"),
+        *("0REDUCE_GRAD", "0WAIT_REDUCE_GRAD", "0RESHARD"),
+    ],
+    [
+        *("1RECV_F0", "1F0", "1RECV_F1", "(1F1;1B0)OVERLAP_F_B", "1SEND_B0", "1B1"),
+        *("1SEND_B1", "1WAIT_SEND_B0", "1WAIT_SEND_B1"),
+    ],
+]
+# bounds of `run_with_bounds` that hold and can be no higher; that of the solver is on trust
+TIGHT = {"path": 12.75, "worker": 12.75, "stage": 11.75, "memory chain": 12.75}
+TIGHT |= {"memory area": 12.75, "solver": 11.0}
+
+
+def run_with_bounds():
+    """A run whose bounds are as high as they can be."""
+    table = pj.schedules.build("zb-h1", num_workers=2, num_microbatches=2)
+    times = {"forward": 1.0, "input_grad": 1.5, "weight_grad": 0.5, "all_reduce": 2.0}
+    costs = pj.Costs(**times, update=0.25, latency=0.25, transmit=1.0)
+    run = pj.evaluate(table, costs, link="queued")
+    memory = pj.analysis.activation_memory(run)
+    return pj.certificate(run, memory=memory, limits=memory.peak, lower_bounds=TIGHT)
+
+
+def run_of_all_cells():
+    """A run with all kinds of cells, times by microbatch, and a model for each direction."""
+    sharding = {"unshard": 0.25, "reshard": 0.5, "reduce_grad": 0.75, "wait_reduce_grad": 1.25}
+    gradients = {"backward": 2.0, "input_grad": 1.0, "weight_grad": 1.25, "recompute": 0.5}
+    step_end = {"all_reduce": 1.5, "update": 0.125}
+    costs = pj.Costs(
+        forward=np.array([[1.0, 2.0], [1.5, 0.5]]),
+        **gradients,
+        **step_end,
+        **sharding,
+        offload=0.75,
+        load=0.25,
+        pair_factor=0.5,
+        latency=0.25,
+        transmit=np.array([[[0.5]], [[0.125]]]),
+    )
+    links = pj.Links(
+        "rendezvous",
+        queues="direction",
+        host_links=((0, 1),),
+        posting="program",
+        shared_links=(((0, 1), (1, 0)),),
+        pair_links={(0, 1): "rendezvous", (1, 0): "blocking"},
+        eager_below=0.25,
+    )
+    run = pj.evaluate(pj.ScheduleTable.from_rows(ROWS), costs, link=links)
+    memory = pj.analysis.activation_memory(
+        run, sizes=[[1.0, 2.0], [1.5, 0.5]], weight_share=[0.25, 0.5], checkpoints=0.125
+    )
+    return pj.certificate(run, memory=memory)
+
+
+def run_of_a_grammar():
+    """A run with kinds of workers, some of which all do together."""
+    times = {"ca": 0.25, "cb": 0.5, "s": [0.5, 1.0], "t": 0.75}
+    run = pj.evaluate(vocabulary(2, 2), pj.Costs(forward=1.0, backward=2.0, others=times))
+    return pj.certificate(run)
+
+
+def run_of_lanes():
+    """A run with ops on a lane beside compute, and messages by rules."""
+    costs = pj.Costs(transmit=0.25, others=BRAID)
+    return pj.certificate(pj.evaluate(braided(2, 3), costs, link="queued"))
+
+
+def optimum():
+    """An optimum with limits that are reached."""
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
+    times = {"forward": 2.0, "input_grad": 3.0, "weight_grad": 1.0, "transfer": 1.0}
+    return optimum_of(table, pj.Costs.uniform(table, **times), 2.0)
+
+
+def formula(name="chimera", links="rendezvous", **options):
+    table = pj.schedules.build(name, num_workers=2, num_microbatches=2)
+    return pj.formula(pj.lower(table, link=links, step_end=False), **options).certificate(table)
+
+
+BOX = {"parameters": ("F", "B", "c"), "box": {"F": (1, 2), "c": (0, 0.5)}}
+FIXED = {"parameters": ("F", "B", "c"), "box": {"F": (2, 2), "B": (1, 3)}}
+CERTIFICATES = {
+    "run with bounds": run_with_bounds,
+    "run of all cells": run_of_all_cells,
+    "run of a grammar": run_of_a_grammar,
+    "run of lanes": run_of_lanes,
+    "optimum": optimum,
+    "closed form": formula,
+    "closed form in a box": functools.partial(formula, "1f1b", "queued", **BOX),
+    "closed form with a parameter that is fixed": functools.partial(
+        formula, "chimera", "queued", **FIXED
+    ),
+}
+# ------------------------------------------------------------------------------- every field changed
+FREE = {  # texts, and what was spent: these say nothing that could be false
+    "run": r"table\.name|table\.kinds\.\d+\.(name|time|look.*)",
+    "optimum": r"table\.name|proof\.(prover(\..*)?|seconds|source)",
+    "formula": r"table\.name|costs\.parameters\.\d+\.name",
+}
+WORDS = [
+    *("delay", "queued", "blocking", "rendezvous", "worker", "pair", "direction", "early"),
+    *("program", "pairs", "span", "makespan", "solver", "stage", "formula", "run", "optimum"),
+]
+
+
+def places(data, path=()):
+    """Each place in JSON, as the keys that lead there, with the value there."""
+    keys = data if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ()
+    for key in keys:
+        yield (*path, key), data[key]
+        yield from places(data[key], (*path, key))
+
+
+def other_values(value):
+    """Other values for a leaf: plausible ones first, then those of another type."""
+    wild = [None, "x", [], {}, True, [value], -1, float("nan")]
+    if isinstance(value, bool):
+        values = [not value, int(value), *wild]
+    elif isinstance(value, int | float):
+        values = [value + 1, value * 1.5 + 0.125, 0, bool(value), *wild]
+    elif value in WORDS:
+        values = [*WORDS, value.upper(), *wild]
+    else:
+        values = [f"{value}x", "", *wild]
+    return [other for other in values if other != value or type(other) is not type(value)]
+
+
+def changes(data, most=None):
+    """Every key or entry left out, a key more everywhere, every leaf and all that holds some changed.
+
+    A leaf has its first other value and some of the rest: at most so many, in turn.
+    """
+    yield (), {**data, "more": 1}
+    for number, (path, value) in enumerate(places(data)):
+        yield path, edited(data, path, lambda inner, key: inner.pop(key))
+        if isinstance(value, dict):
+            yield (*path, "more"), edited(data, path, lambda inner, key: inner[key].update(more=1))
+        if isinstance(value, dict | list) and value:
+            others = ([], "x") if isinstance(value, dict) else ({}, 1)
+        else:
+            first, *rest = other_values(value)
+            start = number % len(rest)
+            others = [first, *rest[start:], *rest[:start]][:most]
+        for other in others:
+            yield path, edited(data, path, functools.partial(put, other))
+
+
+def put(value, inner, key):
+    inner[key] = value
+
+
+def edited(data, path, change):
+    """A copy of JSON with one place changed."""
+    copied = copy.deepcopy(data)
+    *way, last = path
+    change(functools.reduce(lambda inner, key: inner[key], way, copied), last)
+    return copied
+
+
+def signed(changed):
+    """The same with a checksum that agrees: whoever forges an optimum can make one too."""
+    if isinstance(changed.get("proof"), dict) and "checksum" in changed["proof"]:
+        changed["proof"]["checksum"] = certificate_checksum(changed)
+    return changed
+
+
+def evaluation(claimed):
+    """The engine's run of what a certificate says of table, costs and links."""
+    seconds = claimed["costs"]["seconds"]
+    fields = {x["letters"]: x["time"] for x in claimed["table"].get("kinds", ())}
+    others = {fields[k]: np.array(seconds[k], float) for k in seconds if k in fields}
+    usual = {PHASE_FIELDS.get(k, k): np.array(v, float) for k, v in seconds.items()}
+    costs = pj.Costs(**{k: v for k, v in usual.items() if k not in fields}, others=others)
+    links = pj.Links(**claimed["costs"]["links"])
+    return pj.evaluate(from_json(claimed["table"]), costs, link=links)
+
+
+def is_near(one, two):
+    """Whether JSON is alike but for rounding."""
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(is_near(one[key], two[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(two) and all(map(is_near, one, two))
+    return one == two if isinstance(one, str | None) else one == pytest.approx(two, abs=1e-9)
+
+
+def is_true_run(changed):
+    """Whether the engine derives the run, or the starts and the value, that are claimed."""
+    run, claim = evaluation(changed), changed["claim"]
+    memory = pj.analysis.activation_memory(run, **changed["costs"]["memory"])
+    limits = claim["limits"] or memory.peak
+    if not all(peak <= limit + 1e-9 for peak, limit in zip(memory.peak, limits, strict=True)):
+        return False
+    if changed["kind"] == "run":
+        derived = written(pj.certificate(run, memory=memory))
+        same = {key: claim[key] for key in derived["claim"] if key not in QUESTION}
+        return is_near(same, {key: derived["claim"][key] for key in same}) and is_near(
+            changed["proof"], derived["proof"]
+        )
+    starts = {
+        str(op): run.start[w, k]
+        for w, row in enumerate(run.table.rows())
+        for k, cell in enumerate(row)
+        for op in cell
+        if op.phase.name in "FBIWOL"
+    }
+    value = run.max_span if claim["objective"] == "span" else run.makespan
+    return value == claim["value"] and is_near(changed["proof"]["starts"], starts)
+
+
+QUESTION = ("objective", "limits", "offload", "lower_bounds")
+
+
+def is_true_form(changed):
+    """Whether runs at random points are as long as the form says."""
+    costs, claim = changed["costs"], changed["claim"]
+    parameters, rng = costs["parameters"], np.random.default_rng(0)
+    gap = claim["gap"][0] / claim["gap"][1]
+    table, links = from_json(changed["table"]), pj.Links(**costs["links"])
+    stages, pipes = table.num_stages, table.num_pipes
+    shapes = dict.fromkeys((*PHASE_FIELDS, "pair"), (stages,))
+    shapes |= dict.fromkeys(("latency", "transmit"), (2, pipes, stages - 1))
+    if not any("pair" in each["weights"] for each in parameters):
+        del shapes["pair"]
+    units = [each["unit"] for each in parameters]
+    for _ in range(8):
+        theta = rng.integers(0, 4, len(parameters)) / 2 + rng.random() * 1e-3
+        for k, each in enumerate(parameters):
+            low, high = costs["box"].get(each["name"], (0, None))
+            theta[k] = rng.uniform(low or 0, high) if high is not None else (low or 0) + theta[k]
+        times = {key: np.zeros(shape) for key, shape in shapes.items()}
+        for share, each in zip(theta / units, parameters, strict=True):
+            for key, value in each["weights"].items():
+                times[key] = times[key] + share * np.array(value, float)
+        named = {PHASE_FIELDS.get(key, key): value for key, value in times.items()}
+        makespan = pj.evaluate(table, pj.Costs(**named), link=links).makespan
+        value = max(np.dot(facet, theta / units) for facet in claim["facets"])
+        if not value * (1 - 1e-9) <= makespan * (1 - gap) <= value * (1 + 1e-9):
+            return False
+    return True
+
+
+def is_still_true(place, changed, verdict):
+    """Whether the engine derives what is claimed; inputs that it refuses have no certificate."""
+    if place.startswith("claim.lower_bounds"):
+        held = [b.value <= TIGHT[b.by] for b in verdict.bounds if b.checked]
+        return all(held) and len(verdict.bounds) == len(changed["claim"]["lower_bounds"])
+    try:
+        return (is_true_form if changed["kind"] == "formula" else is_true_run)(changed)
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
+def verdict_of(changed):
+    try:
+        return pj.verify(changed)
+    except ValueError:  # malformed
+        return None
+
+
+def assert_no_change_is_believed(data, most=None):
+    """Every change is refused, or leaves a true certificate; return how many there were."""
+    count = 0
+    assert pj.verify(data).problems == ()
+    for path, changed in changes(data, most):
+        count += 1
+        verdict, place = verdict_of(signed(changed)), ".".join(map(str, path))
+        if verdict is not None and verdict.ok and not re.fullmatch(FREE[data["kind"]], place):
+            assert is_still_true(place, changed, verdict), (place, changed["claim"])
+    return count
+
+
+@pytest.mark.parametrize("name", CERTIFICATES)
+def test_every_changed_field_is_refused_or_true(name):
+    assert assert_no_change_is_believed(written(CERTIFICATES[name]()), most=1) > 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CERTIFICATES)
+def test_every_other_value_of_every_field_is_refused_or_true(name):
+    assert assert_no_change_is_believed(written(CERTIFICATES[name]())) > 1000
+
+
+def test_an_optimum_that_was_damaged_is_refused_whatever_was_changed():
+    data = written(optimum())
+    for path, changed in changes(data, most=1):
+        verdict = verdict_of(changed)
+        assert verdict is None or not verdict.ok, path
+
+
+@pytest.mark.parametrize(
+    ("by", "claim"),
+    [
+        ("path", {"objective": "span"}),
+        ("memory chain", {"limits": None}),
+        ("memory chain", {"offload": True}),
+        ("memory area", {"limits": None}),
+        ("memory area", {"offload": True}),
+    ],
+)
+def test_a_bound_that_cannot_be_derived_is_not_believed(by, claim):
+    """It is one of those that are checked, so it is not taken on trust."""
+    claimed = written(run_with_bounds())
+    claimed["claim"] |= {"lower_bounds": [{"by": by, "value": 1.0}], **claim}
+    (problem,) = pj.verify(claimed).problems
+    assert (problem.claim, problem.derived) == (f"lower bound by {by}", None)
+
+
+# ------------------------------------------------------------------------------------- what is said
+@pytest.fixture(scope="module")
+def claimed():
+    """The certificate of a run with all that one can claim."""
+    table = pj.schedules.build("zb-h1", num_workers=3, num_microbatches=4)
+    costs = pj.Costs(
+        forward=1.0, input_grad=1.5, weight_grad=0.5, latency=0.25, transmit=1.0, all_reduce=2.0
+    )
+    bounds = dict.fromkeys(("worker", "stage", "memory chain", "solver", "path"), 12.0)
+    run = pj.evaluate(table, costs, link="queued")
+    return written(pj.certificate(run, limits=[3.0, 2.5, 2.0], lower_bounds=bounds))
+
+
+def test_it_says_which_bounds_it_could_check(claimed):
+    verdict = pj.verify(claimed)
+    assert verdict.problems == ()
+    assert {bound.by for bound in verdict.bounds if not bound.checked} == {"solver"}
+
+
+F10, SEND = "1F0 (worker 1, slot 1)", "0SEND_F1 (worker 0 to 1)"
+FALSE = {  # place, value there, what is said
+    ("proof", "ops", F10, "start"): (
+        1.0,
+        f"ops: {F10}: start: claimed 1.0, derived 2.25, behind 0SEND_F0 (worker 0 to 1)",
+    ),
+    ("proof", "ops", F10, "end"): (None, f"ops: {F10}: end: claimed nothing, derived 3.25"),
+    ("proof", "transfers", SEND, "leaves"): (
+        1.5,
+        f"transfers: {SEND}: leaves: claimed 1.5, derived 2.0, behind 0F1 (worker 0, slot 1)",
+    ),
+    ("proof", "held", "worker 0", 0): (2.0, "held: worker 0[0]: claimed 2.0, derived 1.0"),
+    ("claim", "busy", "worker 2"): (11.0, "busy: worker 2: claimed 11.0, derived 12.0"),
+    ("claim", "limits", 0): (2.9, "limit: worker 0: claimed 2.9, derived 3.0"),
+    ("claim", "lower_bounds", 1, "value"): (1e3, "lower bound by stage: claimed 1000.0, derived"),
+    ("claim", "lower_bounds", 3, "value"): (1e3, "lower bound by solver: claimed 1000.0, derived"),
+    ("costs", "seconds", "F", 0): (1.25, "ops: 0F0 (worker 0, slot 0): end: claimed 1.0, derived"),
+    ("table", "rows", 1, 1): ("", "table: claimed legal, derived missing op 1F0: there is no"),
+    ("table", "rows", 1, 2): ("0F0", "derived op 0F0 on worker 1: its stage is on worker 0"),
+    ("table", "pipe_of_microbatch"): ([0] * 5, "names 5 microbatches, the rows hold 4"),
+}
+MALFORMED = {
+    ("version",): (3, 'expected "kind" "run", "optimum", "formula" and "version" 2, got .* and 3'),
+    ("kind",): ("proof", "expected .*, got 'proof' and 2"),
+    ("more",): (1, "certificate must have the keys .*'more'"),
+    ("proof", "held"): (..., "certificate: proof must have the keys .*held, got"),
+    ("costs", "seconds", "W"): (..., "certificate: seconds must have the keys .*W"),
+    ("costs", "seconds", "F", 0): (-1, "seconds: F must be a number of at least 0, got -1"),
+    ("costs", "seconds", "F"): ([1.0], r"seconds: F must be 3 numbers or lists, got \[1.0\]"),
+    ("costs", "links", "model"): ("wire", "links: model must be one of delay, .*, got 'wire'"),
+    ("costs", "links", "host_links"): ([[7]], "host_links must be .*; workers are 0 to 2, got"),
+    ("costs", "links", "posting"): ("program", "posting by program and eager_below need rendez"),
+    ("table",): ([], "the table must be an object with the keys format, name"),
+    ("table", "rows"): (..., "missing key 'rows' in the table"),
+    ("claim", "objective"): ("speed", "objective must be one of makespan, span, got 'speed'"),
+    ("claim", "lower_bounds", 0, "value"): ("1", "a lower bound must be a number of at least 0"),
+}
+
+
+def changed_at(data, path, value):
+    if value is ...:
+        return edited(data, path, lambda inner, key: inner.pop(key))
+    return edited(data, path, functools.partial(put, value))
+
+
+@pytest.mark.parametrize("path", FALSE, ids=lambda path: ".".join(map(str, path)))
+def test_what_is_false_is_named(claimed, path):
+    value, says = FALSE[path]
+    problems = " ".join(map(str, pj.verify(changed_at(claimed, path, value)).problems))
+    assert says in problems
+
+
+@pytest.mark.parametrize("path", MALFORMED, ids=lambda path: ".".join(map(str, path)))
+def test_what_is_no_certificate_is_refused(claimed, path):
+    value, says = MALFORMED[path]
+    with pytest.raises(ValueError, match=says):
+        pj.verify(changed_at(claimed, path, value))
+
+
+def test_a_deadlock_is_named():
+    rows = [
+        ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
+        ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1"],
+    ]
+    run = pj.evaluate(pj.ScheduleTable.from_rows(rows), pj.Costs(forward=1.0, backward=1.0))
+    claimed = written(pj.certificate(run))
+    claimed["costs"]["links"]["model"] = "rendezvous"
+    (problem,) = pj.verify(claimed).problems
+    cycle = r"deadlock: .*0SEND_F1 \(worker 0 to 1\) waits for 1SEND_B0 \(worker 1 to 0\)"
+    assert re.search(cycle, str(problem))
+
+
+def test_a_closed_form_has_no_messages_that_are_buffered():
+    """Which ones are depends on the parameters, so the form would hold for some of them alone."""
+    claimed = written(formula())
+    claimed["costs"]["links"]["eager_below"] = 0.5
+    with pytest.raises(ValueError, match=r"eager_below must be 0 in a closed form, got 0\.5"):
+        pj.verify(claimed)
+
+
+def test_a_report_agrees_with_its_certificate():
+    table = pj.schedules.build("chimera", num_workers=2, num_microbatches=2)
+    form = pj.formula(pj.lower(table, step_end=False))
+    report = written(form.as_json() | {"certificate": form.certificate(table)})
+    assert pj.verify(report).ok
+    for key in ("parameters", "facets", "exact", "gap"):
+        (problem,) = pj.verify(report | {key: [report[key]]}).problems
+        assert problem.claim == f"report: {key}"
+
+
+# ---------------------------------------------------------------------------------- the command
+ONE = ("--schedule", "1f1b", "--workers", 3, "--microbatches", 4)
+TIMES = ("--stage-times", "F=1,B=2", "--comm", 0.5)
+SPLIT = ("--stage-times", "F=1,I=1,W=1")
+
+
+@pytest.fixture
+def file(answer, tmp_path):
+    """A certificate that `evaluate` wrote."""
+    path = tmp_path / "claims.json"
+    said = answer("evaluate", *ONE, *TIMES, "--link", "queued", "--certificate", path)
+    assert said["certificate"] == str(path)
+    return path
+
+
+def test_the_command_accepts_what_evaluate_wrote(file, answer, call):
+    said = answer("verify", file)
+    run = answer("evaluate", *ONE, *TIMES, "--link", "queued")
+    wanted = {"makespan": run["makespan"], "unit": "seconds", "ok": True}
+    assert said == wanted | {"problems": [], "bounds": []}
+    code, out, _ = call("verify", file)
+    assert (code, "hold" in out, "22 s" in out) == (0, True, True)
+    assert "certificate" not in run
+
+
+def test_the_command_names_what_does_not_hold(file, call):
+    changed = json.loads(file.read_text())
+    changed["costs"]["seconds"]["F"][0] = 1.25
+    file.write_text(json.dumps(changed))
+    code, out, err = call("verify", file, "--json")
+    said = json.loads(out)
+    assert (code, err, said["ok"]) == (1, "", False)
+    assert said["problems"][0].startswith("makespan: claimed 22")
+    code, out, _ = call("verify", file)
+    assert code == 1
+    assert f"and {len(said['problems']) - 10} more" in out
+
+
+def test_the_command_takes_a_table_with_costs(answer, mistake, tmp_path):
+    path = tmp_path / "table.csv"
+    answer("export", *ONE, "--format", "torch-csv", "--out", path)
+    said = answer("verify", path, *TIMES, "--link", "rendezvous", "--activation-sizes", "2")
+    run = answer("evaluate", "--table", path, *TIMES, "--link", "rendezvous")
+    assert (said["ok"], said["makespan"]) == (True, run["makespan"])
+    assert "times are missing" in mistake("verify", path)
+
+
+def test_the_command_names_mistakes(file, mistake, tmp_path):
+    assert "No such file" in mistake("verify", tmp_path / "none.json")
+    assert "not a certificate" in mistake("verify", _saved(tmp_path, {"makespan": 1.0}))
+    assert "not a table" in mistake("verify", file, *TIMES)
+    assert "times are missing" in mistake("verify", file, "--link", "queued")
+    again = mistake("evaluate", *ONE, *TIMES, "--certificate", file)
+    assert "--certificate" in again
+    assert "exists" in again
+
+
+def _saved(folder, data):
+    path = folder / "saved.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_optimize_certifies_its_plan(answer, tmp_path):
+    path = tmp_path / "plan.json"
+    limits = ("--memory-limit", 2, "--no-store", "--time-limit", 5)
+    best = answer("optimize", *ONE, *SPLIT, *limits, "--certificate", path)
+    said = answer("verify", path)
+    assert (said["ok"], said["makespan"]) == (True, best["makespan"])
+    (bound,) = said["bounds"]
+    assert (bound["value"], bound["by"]) == (best["lower_bound"], best["bound_by"])
+
+
+def test_a_solved_problem_is_in_units(answer, call, tmp_path):
+    """The store counts in whole units, of half a second here."""
+    best = answer(
+        *("optimize", *ONE, "--stage-times", "F=0.5,B=1", "--memory-limit", 2),
+        *("--time-limit", 5, "--store", tmp_path / "store"),
+    )
+    (path,) = (tmp_path / "store").glob("*.json")
+    said = answer("verify", path)
+    assert (said["unit"], said["makespan"]) == ("units", 2 * best["makespan"])
+    _, out, _ = call("verify", path)
+    assert f"makespan       {said['makespan']:g} units" in out
+    assert f"lower bound    {said['makespan']:g} units by solver" in out
+
+
+def test_a_result_that_does_not_hold_is_an_internal_error(call, monkeypatch):
+    wrong = pj.verify.__globals__["Verdict"](None, (("plan",),))
+    monkeypatch.setitem(vars(pj), "verify", lambda claimed: wrong)
+    code, out, err = call("optimize", *ONE, *SPLIT, "--memory-limit", 2, "--no-store")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("error: internal error: 1 claims of the result do not hold")
+
+
+def test_order_certifies_its_order(answer, tmp_path):
+    path = tmp_path / "order.json"
+    found = answer("tune", "messages", *ONE, *TIMES, "--iterations", 2, "--certificate", path)
+    said = answer("verify", path)
+    assert (said["ok"], said["makespan"]) == (True, found["value"])
+    assert {bound["by"]: bound["checked"] for bound in said["bounds"]} == {
+        "path": True,
+        "queue": False,
+    }
