@@ -529,6 +529,7 @@ def test_smooth_gradient_is_that_of_the_smooth_makespan():
         np.testing.assert_allclose((higher - values) / h, slope, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_comparison_grid_compiles_a_handful_of_times():
     programs, costs = [], []
     for name in ("gpipe", "1f1b", "interleaved-1f1b", "chimera", "hanayo", "eager-1f1b"):

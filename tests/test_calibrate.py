@@ -67,6 +67,7 @@ def test_the_numbers_are_found_within_their_errors(found):
     assert found.starts_differ < 1e-3
 
 
+@pytest.mark.slow
 def test_what_no_row_sees_is_flagged_and_stays_at_its_prior(found, a100):
     number = found.parameters["network.latency"]
     assert not number.identified

@@ -163,6 +163,7 @@ def test_the_command_writes_links_that_have_the_same_times(tmp_path, capsys):
     assert kept == jax.tree.leaves(a100.host)
 
 
+@pytest.mark.slow
 def test_the_command_fits_runs_beside_what_links_decide(tmp_path, capsys):
     runs = tmp_path / "runs.csv"
     lines = [

@@ -20,6 +20,7 @@ CHIMERA = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
 COSTS = pj.Costs(forward=1.0, backward=2.0, transmit=0.25, latency=0.125)
 
 
+@pytest.mark.slow
 @given(case=strategies.cases(pairs=True, step_end=True), link=LINKS, data=st.data())
 @settings(max_examples=12)
 def test_corners_equal_one_by_one(case, link, data):

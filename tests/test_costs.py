@@ -663,6 +663,7 @@ def test_tiny_times_give_ratios(tiny):
     assert run.path_share == whole.path_share
 
 
+@pytest.mark.slow
 def test_batches_that_overflow_are_refused():
     program = pj.lower(TABLE)
     for dtype, most in ((np.float32, 3e38), (np.float64, 1e308)):

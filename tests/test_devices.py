@@ -69,6 +69,7 @@ def test_sharded_equals_unsharded(sizes, capsys):
     np.testing.assert_allclose(numbers(found), numbers(capsys.readouterr().out), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_batch():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

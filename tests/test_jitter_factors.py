@@ -157,6 +157,7 @@ def test_factors_have_the_named_distribution(where, name):
     assert run.makespans.std() == pytest.approx(spread, rel=0.1)
 
 
+@pytest.mark.slow
 def test_message_factors_have_the_named_distribution():
     table = pj.ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
     run = pj.jitter(
@@ -189,6 +190,7 @@ def test_stragglers_strike_as_often_as_stated():
     assert always.makespans.tolist() == [2.5] * 5
 
 
+@pytest.mark.slow
 @given(case=strategies.cases(step_end=True), link=st.sampled_from(LINKS[:4]))
 @settings(max_examples=6)
 def test_stragglers_and_slower_ones_never_help(case, link):

@@ -120,6 +120,7 @@ def test_logistic_regression_says_when_it_finds_no_minimum(monkeypatch):
         OBJECTIVES["logistic"]()
 
 
+@pytest.mark.slow
 def test_the_language_model_learns_and_looks_only_back(tmp_path):
     file = tmp_path / "text.txt"
     file.write_text("ab" * 100)

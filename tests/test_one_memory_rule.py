@@ -56,6 +56,7 @@ def test_all_doors_agree(answer, table, system):
     assert best["weight_share"] == run["activation_memory"]["weight_share"]
 
 
+@pytest.mark.slow
 def test_a_sweep_agrees(table, system, tmp_path):
     data = run_sweep(
         {

@@ -136,6 +136,7 @@ def test_what_is_written_can_be_read_evaluated_shown_and_exported(
     assert not re.search("[OL]", (tmp_path / "torch.csv").read_text())
 
 
+@pytest.mark.slow
 def test_times_of_o_and_l_let_activations_go_and_nothing_else_does(answer, own, few_baselines):
     by_option = answer("optimize", *OFFLOADS, "--offload", "0.012", "--load", "0.013", *own)
     times = [

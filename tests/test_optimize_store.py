@@ -140,6 +140,7 @@ def test_a_search_that_was_ended_goes_on_from_its_best(store):
     assert (again.best.source, again.value) == ("store", first.value)
 
 
+@pytest.mark.slow
 def test_more_memory_is_never_slower(store):
     """The limits of the paper's Figure 3, with little time for each, and asked once more."""
     rounds = [[best(small(limit, **HARD), store, 0.2) for limit in range(1, 9)] for _ in range(2)]
@@ -161,6 +162,7 @@ def test_what_is_found_for_a_tighter_problem_helps_a_looser_one_that_is_stored(s
     assert best(small(8, **HARD), store, 0.001).value <= good
 
 
+@pytest.mark.slow
 def test_a_faster_host_link_is_never_slower(store):
     slow = best(small(2, offload=30.0), store, 1.0)
     fast = best(small(2, offload=20.0), store, 0.001)

@@ -32,6 +32,7 @@ def test_a_pair_takes_the_longer_op_and_part_of_the_shorter(factor):
         assert pj.evaluate(table, costs).makespan == forward + pair + backward
 
 
+@pytest.mark.slow
 def test_batches_are_their_single_runs():
     for name, factor in (("dualpipe", 0.3), ("dualpipe-v", 0.0)):
         table = table_of(name)
@@ -182,6 +183,7 @@ def test_times_of_pairs_that_are_refused(arguments, message, call):
     assert re.search(message, err.strip().replace("\n", " "))
 
 
+@pytest.mark.slow
 def test_sweeps_take_it(tmp_path):
     swept = pj.run_sweep(
         {

@@ -364,6 +364,7 @@ def test_long_programs_have_the_times_of_whole_ones(schedule, stages, monkeypatc
     np.testing.assert_allclose(exact_times(shape, 26, costs, pj.Links()), whole, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_command_says_json_and_keeps_all_layouts(tmp_path, capsys, monkeypatch):
     given_ = ["plan", "--model", "gpt-22b", "--system", "h100", "--gpus", "8", "--minibatch", "8"]
     given_ += ["--tensor", "4", "--zero", "1", "--recompute", "none,full"]

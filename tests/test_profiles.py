@@ -59,6 +59,7 @@ def test_ops_take_what_stage_costs_say(a100, tmp_path):
         assert seconds[k] == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_slopes_are_finite_differences(a100, tmp_path):
     rows = read(write(tmp_path / "x.csv", profile(sizes=(2,), tensors=(4,))))
     times, names = StepTimes(rows), tuple(TRUTH)
@@ -72,6 +73,7 @@ def test_slopes_are_finite_differences(a100, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_a_profile_finds_the_numbers_that_made_it(a100, tmp_path):
     """Beside a few whole steps of the same machine, whose host is quick."""
     machine = a100 = a100.with_number("host.launch", 5e-6)
@@ -96,6 +98,7 @@ def test_a_profile_finds_the_numbers_that_made_it(a100, tmp_path):
     assert found.fit.mape < 1
 
 
+@pytest.mark.slow
 def test_ops_that_spread_count_less(a100, tmp_path):
     """Every op is listed once more as a fifth longer, from one look with a large spread."""
     exact = StepTimes(read(write(tmp_path / "x.csv", profile()))).predict(a100)

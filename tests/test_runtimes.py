@@ -252,6 +252,7 @@ def test_a_slot_has_a_permutation_for_each_distance(name, there, back):
     assert instruct(table, sizes).activation_to.shape == (sizes.slots, 4, len(there))
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_found_and_what_it_left_out(call, tmp_path):
     table = pj.links.insert_transfers(
         pj.schedules.build("zb-h1", num_workers=2, num_microbatches=3)

@@ -117,6 +117,7 @@ def test_elasticities_are_finite_differences_and_shares_sum_to_one(name, link):
             assert found.elasticity[efficiency] == pytest.approx(found.elasticity[rate])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "on_host"),
     [("1f1b on h100", False), ("1f1b on h100", True), ("chimera on a slow network", True)],
@@ -246,6 +247,7 @@ def test_mistakes_are_one_line(arguments, message, capsys):
     assert message in printed.err
 
 
+@pytest.mark.slow
 def test_a_step_time_beyond_floats_is_refused():
     h100 = pj.load_system("h100")
     workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=8)

@@ -232,6 +232,7 @@ def test_mistakes_name_the_option(mistake, changed, message):
     assert message in line
 
 
+@pytest.mark.slow
 def test_a_sweep_takes_every_degree(tmp_path):
     axes = {"zero": [0, 3], "context_parallel": [1, 2]}
     grid = {"schedules": "1f1b", "workers": 4, "minibatch": 8, "microbatches": 8} | axes

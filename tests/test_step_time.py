@@ -61,6 +61,7 @@ def found(times, system, at):
     return times.predict_and_grad(system, NAMES, np.array([at, *(at + steps), *(at - steps)]))
 
 
+@pytest.mark.slow
 def test_rows_take_what_evaluate_says(times, system, at, found):
     assert len(times.batches) == 1
     for name, value in zip(NAMES, at, strict=False):

@@ -166,6 +166,7 @@ def test_what_is_wrong_and_not_illegal_ends_the_sweep_and_names_the_point(tmp_pa
         run_sweep(read_sweep(grid), tmp_path / "broken.zarr")
 
 
+@pytest.mark.slow
 def test_of_two_points_that_are_wrong_the_first_is_told():
     def point(name, prepares=True, runs=True):
         if not prepares:

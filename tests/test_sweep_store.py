@@ -33,6 +33,7 @@ def whole(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_damaged_blocks_are_not_taken_for_whole(whole, tmp_path):
     """A chunk that was cut short, changed, emptied or lost is evaluated again, and no other."""
     path = tmp_path / "damaged.zarr"

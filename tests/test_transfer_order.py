@@ -95,6 +95,7 @@ def found():
     return pj.search.messages(TABLE, COSTS, iterations=20)
 
 
+@pytest.mark.slow
 def test_interleaved_with_one_communicator_per_worker(found):
     assert round(found.best.free_bound) == 153
     assert round(found.baselines["by producer"]) == 356
@@ -106,6 +107,7 @@ def test_interleaved_with_one_communicator_per_worker(found):
     assert ops_of(found.best.table) == ops_of(TABLE)
 
 
+@pytest.mark.slow
 def test_queue_scopes_in_one_table(found):
     own = queue_makespans(TABLE, COSTS)
     assert {name: round(value) for name, value in own.items()} == {
@@ -368,6 +370,7 @@ def test_costs_of_nothing_are_no_division_by_zero():
     assert (result.value, result.gap, result.best.free_bound) == (0.0, 0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_the_seed_decides():
     one, same, other = (
         pj.search.messages(TABLE, COSTS, iterations=4, seed=seed) for seed in (1, 1, 2)
@@ -516,6 +519,7 @@ def test_command_looks_past_a_deadlock(capsys, tmp_path):
     assert "its own order of SEND and RECV cells deadlocks" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_gain_is_that_over_the_own_order(call, answer, data):
     """Not over another one, against which it may be far larger."""
     path = data / "1F1B_4_8.comms.csv"

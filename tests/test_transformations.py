@@ -158,6 +158,7 @@ def step_times(link):
     return lambda bandwidths: pj.makespans(program, jax.vmap(costs)(bandwidths))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link", ["rendezvous", *(pytest.param(n, marks=slow) for n in LINKS[:3])])
 def test_from_bandwidths_to_step_time(link):
     times = step_times(link)
@@ -217,6 +218,7 @@ def test_one_configuration_is_no_batch():
     assert float(pj.makespan(lowered(), pj.Costs(**STAGES))) == 33.0
 
 
+@pytest.mark.slow
 def test_programs_that_nobody_holds_are_let_go():
     table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=16)
     program, costs = pj.lower(table), pj.Costs(forward=np.ones(2), backward=2.0)

@@ -162,6 +162,7 @@ def test_memory_is_a_limit():
     assert bound < same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "workers", "minibatches", "memory", "message"),
     [
@@ -244,6 +245,7 @@ def few_layers(schedule="1f1b", count=3, **changes):
     return TuningProblem.of(family_of(schedule), [workload] * count, systems)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", SLOW_CHIMERA])
 def test_layers_are_those_of_the_exhaustive_search(schedule):
     problem = few_layers(schedule)
@@ -257,6 +259,7 @@ def test_layers_are_those_of_the_exhaustive_search(schedule):
     np.testing.assert_allclose(tuned.relaxed[1].layers.sum(axis=1), 10)
 
 
+@pytest.mark.slow
 def test_recomputed_layers_are_those_of_the_exhaustive_search():
     owner, free = np.arange(3), few_layers()
     layers = free.pairs.assigned.layers
@@ -444,6 +447,7 @@ def test_the_number_of_settings_chooses_the_method(what, minibatch, workers, met
     assert re.match(reason, why)
 
 
+@pytest.mark.slow
 def test_a_second_call_compiles_nothing():
     workload = pj.Workload(pj.load_model("gpt-22b"), 8, tensor_parallel=8)
     jitted = (

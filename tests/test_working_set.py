@@ -242,6 +242,7 @@ def test_launchers_are_told_the_form(recompute):
         assert f"activation_checkpoint_interval={interval}" in deepspeed.program
 
 
+@pytest.mark.slow
 def test_a_sweep_takes_forms(tmp_path):
     ways = ["none", "full", "block:3", "uniform:4", "mlp"]
     grid = {"schedules": "zb-h1", "workers": 4, "minibatch": 8, "microbatch_size": 1}

@@ -246,6 +246,7 @@ def test_known_numbers_are_priced_without_a_compiler(system):
     assert compilations(lambda: jax.jit(lambda s: pj.stage_costs(workload, s, table))(traced)) > 0
 
 
+@pytest.mark.slow
 def test_flags_as_numbers_give_the_same_prices():
     """Systems that price kernels and such that do not make one batch with flags as numbers."""
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
@@ -329,6 +330,7 @@ def test_parallelism_and_recomputation_move_costs_the_right_way():
     assert float(np.min(np.asarray(copies.all_reduce))) > 0
 
 
+@pytest.mark.slow
 def test_costs_are_differentiable_in_the_system():
     model = pj.load_model("tabular-128l")
     program = pj.lower(TABLE)
