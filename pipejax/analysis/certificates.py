@@ -174,10 +174,8 @@ def certificate(
 
 
 def _seconds(evaluation: Evaluation) -> dict[str, Any]:
-    """Lists of what is known: (stages or workers) by letters, (2, pipes, boundaries) of messages.
-
-    And a last axis of microbatches where a time differs by them.
-    """
+    """Known times: (stages or workers) by letters; (2, pipes, boundaries) of messages."""
+    # with a last axis of microbatches where a time differs by them
     table, costs, layout = evaluation.table, evaluation.costs, evaluation.program.layout
     values = {phase.name: costs.time(phase) for phase in layout.timed}
     shapes: dict[str, tuple[int, ...]] = {

@@ -223,10 +223,8 @@ def one_of(value: Any, known: Collection[Any], where: str) -> Any:
 
 
 def check_types(**arguments: tuple[Any, *tuple[type, ...]]) -> None:
-    """Check arguments, each given with the types it may have, as public functions do at their door.
-
-    Tracers pass: costs and workloads are trees whose leaves are traced, not they themselves.
-    """
+    """Check arguments, each with the types it may have, as public functions do."""
+    # Tracers pass: costs and workloads are trees whose leaves are traced, not they themselves.
     for name, (value, *kinds) in arguments.items():
         if not isinstance(value, tuple(kinds)):
             wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)

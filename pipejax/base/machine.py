@@ -57,10 +57,7 @@ def check_fits(num_bytes: int, what: str) -> None:
 
 
 def cpu_options(**options: int | bool) -> Options:
-    """Return those options that hold here, for `jax.jit(..., compiler_options=...)`.
-
-    On accelerators there are none. What XLA_FLAGS says about an option goes before.
-    """
+    """Return those options that hold here, for `jax.jit(..., compiler_options=...)`."""
     import jax  # rooms below the engine do without it
 
     if jax.default_backend() != "cpu":

@@ -214,10 +214,7 @@ def _padded(part: NumpyArray, front: int, ndim: int) -> NumpyArray:
 
 
 def _binary(function: Function, one: Any, other: Any, slopes_of: Any, least: int = 0) -> Many:
-    """A function of two arrays of at least so many axes.
-
-    `slopes_of` both and the result are its slopes by them.
-    """
+    """A function of two arrays of at least so many axes."""
     pair = _lifted(one), _lifted(other)
     ndim = max(least, *(each.ndim for each in pair))
     values = [_padded(each.value, 1, ndim) for each in pair]

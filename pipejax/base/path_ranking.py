@@ -109,11 +109,9 @@ class PathRanking:
         return self._paths[node]
 
     def _has(self, node: int, rank: int) -> bool:
-        """Return whether there is a path of that rank, the one after the last known at most.
-
-        What a node lacks is looked for in the node before it, and so on: a chain as long as a path,
-        so it is a list here and no recursion.
-        """
+        """Return whether there is a path of that rank, the one after the last known at most."""
+        # What a node lacks is looked for in the node before it, and so on: a chain as long as a
+        # path, so it is a list here and no recursion.
         chain = [node] if rank == len(self._found(node)) and node not in self._ended else []
         while chain:
             asked = chain[-1]

@@ -23,10 +23,9 @@ from pipejax.base.progress import act
 
 
 class OutputError(Exception):
-    """Standard output cannot be written.
+    """Standard output cannot be written."""
 
-    It is no OSError: typer and rich end the process at a broken pipe, without a line.
-    """
+    # It is no OSError: typer and rich end the process at a broken pipe, without a line.
 
     def __init__(self, error: OSError) -> None:
         """Say why."""
@@ -50,11 +49,9 @@ class _Stream(io.FileIO):
 
 
 def open_streams() -> None:
-    """Open what the caller has closed, and print what the locale's encoding has no letter for.
-
-    A file must not get the number of a stream, or what is printed would go into it. What stands
-    for a closed stdout cannot be written either, so that a lost result is an error.
-    """
+    """Open what the caller has closed, and print what the locale's encoding has no letter for."""
+    # A file must not get the number of a stream, or what is printed would go into it. What stands
+    # for a closed stdout cannot be written either, so that a lost result is an error.
     for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
@@ -125,11 +122,9 @@ def end_interrupted(number: signal.Signals = signal.SIGINT, said: str = "") -> N
 
 
 def leave(code: int) -> NoReturn:
-    """End after a command is over, whatever it was; signals that come now come too late.
-
-    All that is left undone is to free memory, object by object: with JAX that takes Python longer
-    than many a command takes.
-    """
+    """End after a command is over, whatever it was; signals that come now come too late."""
+    # All that is left undone is to free memory, object by object: with JAX that takes Python longer
+    # than many a command takes.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OutputError):  # has been said

@@ -230,10 +230,8 @@ def _branch(
 def _through(
     bases: list[int], checked: list[int], known: Mapping[int, list[Facet]]
 ) -> Branch | None:
-    """Polynomials through facets at some numbers that are facets at all that are checked.
-
-    As many as there are facets, and together all of them; None if there are none such.
-    """
+    """Polynomials through facets at some numbers that are facets at all that are checked."""
+    # As many as there are facets, and together all of them; None if there are none such.
     sizes = {len(known[n]) for n in checked}
     count = sizes.pop()
     if sizes or count > MOST_FACETS or count ** len(bases) > MOST_TRIALS:

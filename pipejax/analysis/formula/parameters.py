@@ -159,12 +159,7 @@ def fixed_in(names: Sequence[str], box: Mapping[str, Any]) -> str | None:
 
 
 def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -> LinearCosts:
-    """Read parameters; check that they are all that a program costs.
-
-    Raises:
-      ValueError: if a name is unknown, a phase of the program has no cost or a weight has the wrong
-        shape.
-    """
+    """Read parameters; check that they are all that a program costs."""
     chosen = default_parameters(program) if parameters is None else parameters
     if isinstance(chosen, str):
         raise wrong("parameters", f"must be a sequence of names, got {chosen!r}")
@@ -241,12 +236,9 @@ def _fraction(weight: float) -> Fraction:
 
 
 def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
-    """Weights of one parameter as nested lists of whole numbers, by phase letter and message part.
-
-    (stages), or (workers) of a phase of these, "pair" too; (2, pipes, boundaries) of messages; each
-    with a last axis of microbatches where costs differ by them. What weighs nothing is left out,
-    and phases that the program does not have.
-    """
+    """Weights of one parameter as nested lists of whole numbers, by phase and message part."""
+    # (stages), or (workers) of a phase of these; (2, pipes, boundaries) of messages;
+    # with a last axis of microbatches where costs differ by them
     layout = program.layout
     each = (layout.num_microbatches,) if layout.per_microbatch else ()
     codes = {*np.unique(program.phase).tolist(), *map(int, layout.paired_phases)}

@@ -293,11 +293,9 @@ class IncrementalRun:
         return row[slot - 1] if slot else SOURCE, row[slot + 2 : slot + 3]
 
     def _judged(self, one: int, other: int, queue: int, slot: int) -> float | None:
-        """Makespan after a swap, from the paths around both nodes; None where they do not tell.
-
-        The longest path through one of them is found anew. The longest of all others is the one
-        without the first, if that is longer than all through the second, or the other way.
-        """
+        """Makespan after a swap, from the paths around both nodes; None where they do not tell."""
+        # The longest path through one of them is found anew. The longest of all others is the one
+        # without the first, if that is longer than all through the second, or the other way.
         around, finish, duration = self._paths_around(), self._path.finish, self._path.duration
         before, behind = self._beside(queue, slot)
         others = [edge for edge in self._edges[other] if edge[0] != one]

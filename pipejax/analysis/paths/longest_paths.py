@@ -122,10 +122,8 @@ def longest_paths(
 def _counted(
     evaluation: Evaluation, program: Program, vector: Float[NumpyArray, " costs"]
 ) -> tuple[list[str], Int[NumpyArray, "costs names"]]:
-    """Name what paths count, and say how often each position in the cost vector counts for it.
-
-    Returns names, (costs, names) counts: a fused pair may be two ops of one phase.
-    """
+    """Name what paths count, and say how often each position in the cost vector counts for it."""
+    # names, (costs, names) counts: a fused pair may be two ops of one phase
     layout = program.layout
     groups = np.array(layout.groups, object)
     each_way = math.prod(layout.link_shape) // 2

@@ -75,10 +75,8 @@ class Evidence(NamedTuple):
 
 
 def regimes_of(rows: MeasuredRows, per_node: float) -> list[Regime]:
-    """Return the regime of each row on nodes of so many accelerators where rows do not say it.
-
-    The accelerators that experts are spread over are neighbours: they fill a node first.
-    """
+    """Return the regime of each row on nodes of so many accelerators where rows do not say it."""
+    # The accelerators that experts are spread over are neighbours: they fill a node first.
     nodes = np.where(rows.accelerators_per_node > 0, rows.accelerators_per_node, per_node)
     experts = (rows.column("experts") > 0) * (1 + (rows.expert > nodes))
     narrow = np.isin(rows.precision, list(OPERAND_BYTES))

@@ -430,10 +430,7 @@ def _predict(rows: MeasuredRows, system: System, predict: Predict) -> Prediction
 def predicted_by_costs(
     rows: MeasuredRows, system: System, link: str | Links = "delay"
 ) -> Predictions:
-    """Predict rows by the cost model, with the 90 % band of the machine's calibration.
-
-    Memory is predicted where it was measured, and of all rows where some ran out of it.
-    """
+    """Predict rows by the cost model, with the 90 % band of the machine's calibration."""
     check_machine_of_rows(rows, system)
     times = _step_times(rows, link)
     seconds = times.predict(system)

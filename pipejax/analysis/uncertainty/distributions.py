@@ -26,17 +26,12 @@ Scores = Float[NumpyArray, " knots"]
 
 
 class Kind(NamedTuple):
-    """A family of distributions.
+    """A family of distributions."""
 
-    Attributes:
-      factor: takes standard normal scores and a spread above 0, returns the factors there.
-      largest: largest spread.
-      summary: what it is.
-    """
-
+    # takes standard normal scores and a spread above 0, returns the factors there
     factor: Callable[[Scores, float], Scores]
-    largest: float
-    summary: str
+    largest: float  # largest spread
+    summary: str  # what it is
 
 
 def _lognormal(score: Scores, spread: float) -> Scores:
@@ -183,10 +178,8 @@ class Jitter:
 
 
 def factor_table(distribution: Distribution) -> Float[NumpyArray, " knots"]:
-    """Factors at scores from -`LARGEST_SCORE` to `LARGEST_SCORE`, evenly spaced.
-
-    Returns (knots) factors in single precision, ascending; all 1 where the spread is 0.
-    """
+    """Factors at scores from -`LARGEST_SCORE` to `LARGEST_SCORE`, evenly spaced."""
+    # Returns (knots) factors in single precision, ascending; all 1 where the spread is 0.
     if distribution.spread == 0:
         return np.ones(KNOTS, np.float32)
     scores = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, KNOTS)

@@ -223,10 +223,7 @@ class _Slowest:
 
 
 def sample_costs(run: Jittered, costs: Costs, sample: int) -> NodeCosts:
-    """Durations and lags of one sample, to inspect for example the worst one.
-
-    Returns duration (nodes) and lag (nodes, max_preds) [s], for `critical_path` and `slack`.
-    """
+    """Durations and lags of one sample, to inspect for example the worst one."""
     count = len(run.makespans)
     if not 0 <= sample < count:
         raise ValueError(f"sample must be from 0 to {count - 1}, got {sample}")
@@ -296,10 +293,9 @@ def _durations(
     size: int,
     num_workers: int,
 ) -> tuple[Float[Array, "samples _"], ...]:
-    """Durations (samples, width) [s] of every op, and of every message once or twice.
-
-    Every sample has its own keys, so it depends neither on its part nor on the padding of columns.
-    """
+    """Durations (samples, width) [s] of every op, and of every message once or twice."""
+    # Every sample has its own keys, so it depends neither on its part nor on the padding of
+    # columns.
     sample = first + jnp.arange(size, dtype=jnp.uint32)
 
     def draw(stream: int, sampler: Callable[..., Array], count: int) -> Float[Array, "samples _"]:

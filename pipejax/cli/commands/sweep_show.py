@@ -191,10 +191,7 @@ def _counts(
 def _table(
     found: "SweepResults", points: "Sequence[DistinctPoint]", title: str
 ) -> Iterator[object]:
-    """Show points; axes that are the same in all of them are told once, below.
-
-    An axis that does not matter at a point has all its values there.
-    """
+    """Show points; axes that are the same in all of them are told once, below."""
     is_short = tells_lines()
     shown = points[:LONGEST] if is_short else points
     rows, spread = [found.point(each.place) for each in shown], [each.same for each in shown]

@@ -222,10 +222,7 @@ class GivenOptions:
         return _in_letters(message)
 
     def _called(self, error: ArgumentError, text: str, *, alone: bool) -> str:
-        """Return the text of an error with an option in place of its argument.
-
-        An option stands before a text that names no argument, where the text stands alone.
-        """
+        """Return the text of an error with an option in place of its argument."""
         name = self._option(error)
         if name is None:
             return text
@@ -238,10 +235,7 @@ class GivenOptions:
         return found
 
     def _option(self, error: ArgumentError) -> str | None:
-        """Return the option of an argument: one that is given, if the command has several.
-
-        Of an unknown name it is the option that has this value, whatever the name should be of.
-        """
+        """Return the option of an argument: one that is given, if the command has several."""
         names = (error.argument, OF_ARGUMENTS.get(error.argument, ""), f"{error.argument}s")
         known = [name for name in names if name in self.takes]
         given = [name for name in known if self.asks_for(name)]
@@ -278,10 +272,7 @@ OF_THE_LINE = ("config", "help", "help_all")  # options that a file does not giv
 def read_config(
     path: Path, command: str, takes: Mapping[str, Collection[Any]], commands: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the options that a file gives to a command, by name and as they would be written.
-
-    A section that has the name of a command holds options of that command alone.
-    """
+    """Yield the options that a file gives to a command, by name and as they would be written."""
     content = _load(path)
     firsts = {each.partition(" ")[0] for each in commands}
     sections = {name: own for name, own in content.items() if name in firsts and _is_table(own)}

@@ -206,11 +206,9 @@ FORMATS: Mapping[str, Callable[..., str]] = {"markdown": _markdown, "latex": _la
 
 
 def fitted(table: Table, width: int) -> Iterator[Table | str]:
-    """Yield what draws a table in so many columns: nothing is cut.
-
-    Headers and long cells are broken at their spaces. Where that is not enough, the table goes on
-    below itself, with the columns again that say what a row is of.
-    """
+    """Yield what draws a table in so many columns: nothing is cut."""
+    # Headers and long cells are broken at their spaces. Where that is not enough, the table goes on
+    # below itself, with the columns again that say what a row is of.
     if table.box is None:
         for column in table.columns:
             column.overflow = "fold"

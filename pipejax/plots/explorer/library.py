@@ -105,10 +105,7 @@ class OfferedTimes(NamedTuple):
 
 
 def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
-    """What cells mean, what waits for what, and what workers hold, for a page that reads tables.
-
-    `given` is what a table's JSON says of it.
-    """
+    """What cells mean, what waits for what, and what workers hold, for a page that reads tables."""
     codes = phases.codes(grammar)
 
     def coded(of: Iterable[AnyPhase]) -> list[int]:

@@ -85,10 +85,7 @@ NOTHING = Carried()
 def payload(
     explored: Sequence[Explored], *, unit: str, carried: Carried = NOTHING
 ) -> dict[str, Any]:
-    """Collect what a page shows of runs under one link model, as JSON holds it.
-
-    `unit` is that of times: "s" or "slots".
-    """
+    """Collect what a page shows of runs under one link model, as JSON holds it."""
     runs = [each.run for each in explored]
     if runs[0].links.eager_below:
         raise ArgumentError(
@@ -238,10 +235,7 @@ def _key(program: Program, nodes: Int[NumpyArray, " some"]) -> Int[NumpyArray, "
 
 
 def _beside(run: Evaluation) -> Int[NumpyArray, "some fields"]:
-    """All-reduces and updates without a cell that cost anything.
-
-    They are told by phase, stage, microbatch and worker.
-    """
+    """All-reduces and updates without a cell that cost anything."""
     return np.unique(_key(run.program, timed_beside_cells(run)), axis=0)
 
 
@@ -315,11 +309,9 @@ def _program(
 
 
 def _memory(run: Evaluation, memory: MemoryShown, number: Int[NumpyArray, " cells"]) -> Packed:
-    """Changes of what workers hold, by worker: at which end of which op, how many of which part.
-
-    A part's sizes are by stage, or by stage and microbatch; as activations in flight it counts as
-    its share of one.
-    """
+    """Changes of what workers hold, by worker: at which end of which op, how many of which part."""
+    # A part's sizes are by stage, or by stage and microbatch; as activations in flight it counts as
+    # its share of one.
     held, table = HeldOps.of(run.table), run.table
     cell = held.worker * table.num_slots + held.start
     # a time that says which op it is of, and which end; on a worker they come in this order
