@@ -29,11 +29,9 @@ class ArgumentError(ValueError):
     """
 
     def __init__(self, argument: str, value: Any, text: str) -> None:
-        """Keep which argument it is."""
         self.argument, self.value, self.text = argument, value, text
 
     def __str__(self) -> str:
-        """Return the message alone."""
         return self.text
 
 
@@ -45,7 +43,6 @@ class MismatchError(ArgumentError):
     """Values that are right each by itself and do not go together, as points of a grid may be."""
 
     def __init__(self, text: str, argument: str = "") -> None:
-        """Keep the argument that does not go with the others, where it is one of them."""
         super().__init__(argument, None, text)
 
 

@@ -262,7 +262,6 @@ class CycleError(ValueError):
     """The graph has no topological order; `cycle` lists nodes, each before the one it blocks."""
 
     def __init__(self, cycle: list[int]) -> None:
-        """Keep the nodes of the cycle."""
         super().__init__(f"cycle through nodes {cycle}")
         self.cycle = cycle
 

@@ -1,7 +1,4 @@
-"""What this machine holds, and which options its XLA compiler knows.
-
-A size that cannot fit into its memory is refused before the work.
-"""
+"""What this machine holds, and which options its XLA compiler knows."""
 
 import contextlib
 import functools

@@ -72,7 +72,6 @@ class Many:
     __array_ufunc__ = None  # NumPy's arrays leave operators to this class
 
     def __init__(self, value: NumpyArray, slopes: Slopes = NO_SLOPES) -> None:
-        """Keep values and slopes."""
         self.value, self.slopes = value, slopes
 
     @property
@@ -91,7 +90,6 @@ class Many:
         return self.value.dtype
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NumpyArray:
-        """The values of all configurations, for checks that look at each."""
         return np.asarray(self.value, dtype)
 
     def __len__(self) -> int:
@@ -99,7 +97,6 @@ class Many:
         return self.shape[0]
 
     def __getitem__(self, key: Any) -> "Many":
-        """Index one configuration's array."""
         key = key if isinstance(key, tuple) else (key,)
         return _mapped(self, lambda part, front: part[(*front, *key)])
 
@@ -117,11 +114,9 @@ class Many:
     __hash__ = object.__hash__
 
     def __neg__(self) -> "Many":
-        """The opposite."""
         return self * -1.0
 
     def __invert__(self) -> "Many":
-        """Where something does not hold."""
         return Many(~self.value)
 
     def __matmul__(self, other: NumpyArray) -> "Many":

@@ -96,7 +96,6 @@ class PathRanking:
         return int((self._ends if node == self._end else self._preds[node])[column])
 
     def _columns(self, node: int) -> list[int]:
-        """Which predecessors a node waits for."""
         is_edge = np.ones(len(self._ends)) if node == self._end else self._is_edge[node]
         return np.flatnonzero(is_edge).tolist()
 
@@ -165,7 +164,6 @@ class PathRanking:
         return True
 
     def _path(self, rank: int) -> RankedPath:
-        """Walk back along a path."""
         at = self._found(self._end)[rank]
         length, nodes, columns = at.length, list[int](), list[int]()
         node = self._before(self._end, at.column)

@@ -64,7 +64,6 @@ class _Bar:
     """A bar under the cell of a notebook."""
 
     def __init__(self, what: str, display: Callable[..., Any]) -> None:
-        """Begin; nothing shows yet."""
         self._what, self._display = what, display
         self._begun = time.monotonic()
         self._next = self._begun + AFTER

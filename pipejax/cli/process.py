@@ -28,7 +28,6 @@ class OutputError(Exception):
     # It is no OSError: typer and rich end the process at a broken pipe, without a line.
 
     def __init__(self, error: OSError) -> None:
-        """Say why."""
         super().__init__(f"standard output: {error.strerror}")
         self.is_left = error.errno == errno.EPIPE  # whether the reader went away
         # exit code: 141, as the shell has it, where the reader went away, else 2
@@ -36,8 +35,6 @@ class OutputError(Exception):
 
 
 class _Stream(io.FileIO):
-    """A standard stream of this process."""
-
     def write(self, data: Any) -> int:
         """Write; there is nobody who could be told that stderr cannot be written."""
         try:

@@ -74,7 +74,6 @@ def _draw_placement(
 
 
 def _link_entries(levels: int) -> list[Line2D]:
-    """Return what the colours of links mean."""
     names = ("messages in a node", "between nodes", "between racks")
     return [
         Line2D([], [], color=colour, label=name)

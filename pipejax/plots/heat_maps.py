@@ -1,8 +1,4 @@
-"""Who costs how much in a measured run, as heat maps; below them a step as it ran and as replayed.
-
-One scale of lightness serves all maps whose numbers are alike, so that they are compared, read in
-grey and by the colour-blind.
-"""
+"""Heat maps of who costs how much in a measured run, and a step as it ran and as replayed."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -108,7 +104,6 @@ def _scale(
 def _add_bar(
     picture: Figure, axes: list[Axes], scale: ScalarMappable, label: str, unit: float
 ) -> None:
-    """Draw a scale beside axes."""
     bar = picture.colorbar(
         scale, ax=axes, aspect=30, pad=0.01, format=lambda value, _: f"{value / unit:.4g}"
     )

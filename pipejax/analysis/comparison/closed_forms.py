@@ -1,8 +1,4 @@
-"""Published closed forms: what papers print for a schedule, with what they assume.
-
-These are the first of the three levels. They know nothing of messages and little of unequal
-stages; the table and the run show where that matters.
-"""
+"""Published closed forms: what papers print for a schedule, with what they assume."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

@@ -1,8 +1,4 @@
-"""What two tables do differently: order, workers, split phases, cells of communication.
-
-Idle slots mean order only, so rows are compared as sequences of cells. How far apart two orders
-are is the fewest ops that would have to move: all but the longest common order of both.
-"""
+"""What two tables do differently: order, workers, split phases, cells of communication."""
 
 from bisect import bisect_left
 from collections import Counter

@@ -88,7 +88,6 @@ class Family(NamedTuple):
         return largest
 
     def __str__(self) -> str:
-        """Return one line for each residue that has facets of its own."""
         texts: dict[str, list[int]] = {}
         for residue, branch in sorted(self.branches.items()):
             last = max(n for n in self.found_on if n % self.period == residue)
@@ -262,7 +261,6 @@ def _interpolated(numbers: Sequence[int], values: Sequence[Fraction]) -> Polynom
 
 
 def _counts(facet: Sequence[Polynomial], number: int) -> Facet:
-    """Counts of a facet at a number."""
     return tuple(
         sum((c * number**k for k, c in enumerate(polynomial)), Fraction(0)) for polynomial in facet
     )

@@ -220,7 +220,6 @@ def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
 
 
 def _cone(content: Form) -> Cone:
-    """The cone above the facets, from its rays."""
     size, dims = len(content.names), len(content.domain[0])
     rays = np.array(content.rays, object)
     facets = np.array(content.facets, object)

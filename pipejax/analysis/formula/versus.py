@@ -168,7 +168,6 @@ def _at_most(one: Formula, other: Formula) -> tuple[Region, ...]:
 
 
 def _domain(form: Formula) -> Cone:
-    """The domain of a form, without the coordinate of the makespan."""
     cone = form.envelope.cone
     size = cone.rays.shape[1] - 1
     start = Cone.orthant(size)

@@ -28,8 +28,6 @@ Edge = tuple[int, int]  # node, and position of the lag in the cost vector
 
 
 class _Kept(NamedTuple):
-    """What a change replaced."""
-
     edges: dict[int, list[Edge]]
     rows: tuple[int, int] | None  # queue, and place of the first of two that were swapped
     vector: Float[NumpyArray, " costs"]
@@ -57,7 +55,6 @@ class IncrementalRun:
     """
 
     def __init__(self, evaluation: Evaluation) -> None:
-        """Run it once."""
         check_types(evaluation=(evaluation, Evaluation))
         self._start = evaluation.table
         self._program = program = by_microbatch(evaluation.program)
@@ -338,7 +335,6 @@ class IncrementalRun:
         rows: tuple[int, int] | None,
         vector: Float[NumpyArray, " costs"],
     ) -> None:
-        """Keep what a change replaces."""
         self._kept.append(_Kept(edges, rows, vector))
         self._around = None
 
@@ -405,7 +401,6 @@ def _queues(table: ScheduleTable, program: Program) -> list[list[int]]:
 
 
 def _stages(table: ScheduleTable) -> list[list[int]]:
-    """List the stages of each worker."""
     return [
         np.argwhere(table.placement == worker)[:, 1].tolist() for worker in range(table.num_workers)
     ]

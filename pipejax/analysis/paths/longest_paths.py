@@ -1,8 +1,4 @@
-"""The longest paths of a run with their counts: what becomes critical next.
-
-The makespan is the length of the longest path. A path that is a little shorter takes its place when
-what it counts more often gets slower, or what the longest counts more often gets faster.
-"""
+"""The longest paths of a run with their counts: what becomes critical next."""
 
 import itertools
 import math

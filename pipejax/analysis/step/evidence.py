@@ -1,8 +1,4 @@
-"""Evidence: which regimes of training were measured, and how far predictions were off.
-
-A search goes to where its model errs on the fast side. So every layout knows its regime, and a plan
-ranks those apart that nobody has measured on the machine: their step times are extrapolations.
-"""
+"""Evidence: which regimes of training were measured, and how far predictions were off."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -42,7 +38,6 @@ class Regime(NamedTuple):
     is_narrow: bool
 
     def __str__(self) -> str:
-        """Name it."""
         parts = [
             "below 16 bits" if self.is_narrow else "16 bits",
             "ZeRO 3" if self.splits_weights else "ZeRO 0 to 2",

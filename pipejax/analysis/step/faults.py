@@ -102,7 +102,6 @@ class Undone:
     """A run whose costs are changed, to see what that saves."""
 
     def __init__(self, evaluation: Evaluation) -> None:
-        """Remember the run."""
         self.run, self.table = evaluation, evaluation.table
 
     def costs(self, rules: str) -> Costs:
@@ -321,7 +320,6 @@ def _longest_wait(run: Evaluation) -> str:
 
 
 def _longest_microbatch(run: Evaluation) -> str:
-    """Which microbatch takes longest."""
     seconds = ComputeTimes.of(run).microbatches
     longest = int(seconds.argmax())
     ratio = seconds[longest] / (seconds.mean() or 1.0)

@@ -156,7 +156,6 @@ def price_systems(
 
 
 def _costs_of(work: StageWork, system: System, _: tuple[()]) -> Costs:
-    """Costs of work on one system."""
     return work_costs(work, system)
 
 

@@ -203,6 +203,5 @@ def stages_alike(costs: Costs, table: ScheduleTable, *, microbatches: bool = Fal
 
 
 def _run(table: ScheduleTable, costs: Costs, links: Links) -> tuple[Program, HostRun]:
-    """Run a table on the host."""
     program, vector = lower_and_price(table, costs, links)
     return program, run_on_host(program, vector)

@@ -188,7 +188,6 @@ class StepTimes:
             self.programs = list(map(self._program, range(self.size), self._costs(system)))
 
     def _program(self, row: int, costs: Costs) -> Program:
-        """The program of a row at its costs, which a planned schedule follows."""
         builder, table = self._builders[row], self.tables[row]
         if not builder.planned:
             return self.programs[row]
@@ -269,12 +268,10 @@ class StepTimes:
 
 
 def _work(row: RowInputs) -> StageWork:
-    """Count the work of one row in NumPy."""
     return work_of_stages(row.model, row.layout, row.stages, recompute=row.recompute)
 
 
 def _as_it_was(system: System, setting: Setting) -> System:
-    """The machine with what a row says of it."""
     near, rate = setting.gpus_per_node, setting.network_bandwidth
     per_node = xp.where(near > 0, near, system.gpus_per_node)
     bandwidth = xp.where(rate > 0, rate / system.network.efficiency, system.network.bandwidth)

@@ -412,7 +412,6 @@ def _fill(found: Predictions, which: NumpyArray, part: Predictions) -> None:
 
 
 def _predict(rows: MeasuredRows, system: System, predict: Predict) -> Predictions:
-    """Predict rows on a machine, as the stack of each uses it."""
     found = _none(len(rows))
     for name in dict.fromkeys(rows.stack.tolist()):
         which = rows.stack == name

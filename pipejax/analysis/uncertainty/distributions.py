@@ -90,7 +90,6 @@ class Distribution:
     spread: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the name and the spread."""
         name = known_as(self.name, DISTRIBUTIONS, "distribution")
         object.__setattr__(self, "name", name)
         largest = DISTRIBUTIONS[self.name].largest
@@ -105,7 +104,6 @@ class Distribution:
             )
 
     def __str__(self) -> str:
-        """Print as on the command line."""
         return f"{self.name}:{self.spread:g}"
 
 
@@ -131,7 +129,6 @@ class Straggler:
     slowdown: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the probability and the slowdown."""
         if not is_number(self.probability) or self.probability > 1:
             raise ValueError(
                 f"the probability of a straggler must be from 0 to 1, got {self.probability!r}"
@@ -142,7 +139,6 @@ class Straggler:
             )
 
     def __str__(self) -> str:
-        """Print as on the command line."""
         return f"{self.probability:g}:{self.slowdown:g}"
 
 
@@ -172,7 +168,6 @@ class Jitter:
     op_straggler: Straggler = Straggler()
 
     def __post_init__(self) -> None:
-        """Check what varies."""
         for name, factors in vars(self).items():
             check_types(**{name: (factors, Straggler if "straggler" in name else Distribution)})
 

@@ -1,7 +1,4 @@
-"""Step times under jitter: every op and message of every sample has its own random duration.
-
-Schedules under the same jitter are ranked by step time and by slowdown, or make a dataset.
-"""
+"""Step times under jitter: every op and message of every sample has its own random duration."""
 
 import contextlib
 import dataclasses
@@ -198,7 +195,6 @@ class _Slowest:
     """The slowest draw of each sample, a draw for each replica, and what is on its longest path."""
 
     def __init__(self, samples: int, replicas: int) -> None:
-        """Begin before the first draw."""
         self.makespans = np.full(samples, -np.inf)
         self.draws = np.zeros(samples, np.int64)
         self.counts = self._last = np.zeros(1, np.int64)  # of all samples, and of the last one

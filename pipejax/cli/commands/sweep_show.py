@@ -175,7 +175,6 @@ def _pair(text: str, known: Any, option: str, example: str) -> list[str]:
 def _counts(
     result: Mapping[str, Any], counts: Mapping[str, int], *, is_filtered: bool
 ) -> Iterator[str]:
-    """Say how many points there are, and how many are illegal or not there yet."""
     told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     chosen = f"; {result['selected']:,} keep the conditions" if is_filtered else ""
     yield f"{result['store']}: {result['points']:,} points: {told}{chosen}"

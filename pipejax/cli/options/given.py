@@ -1,9 +1,4 @@
-"""What a command line gives, as it is written.
-
-Looked at twice: before a command reads it, for what the parser lets pass (an option given twice,
-empty, or without effect beside the others), and when an error of the library is to name the option
-that was given, not the argument that it became.
-"""
+"""What a command line gives, as it is written."""
 
 import itertools
 import json

@@ -105,7 +105,6 @@ def _turned_round(found: "PlanResult") -> Iterator[object]:
 
 
 def _quantity(number: str, value: float) -> str:
-    """Write a number of a machine in its unit."""
     from pipejax.costs.system.parts import dimension_of  # needs JAX, which help does without
 
     if (dimension := dimension_of(number)) == "s":
@@ -151,7 +150,6 @@ def _splits(one: "PlannedLayout") -> Iterator[str]:
 
 
 def _band(one: "PlannedLayout") -> str:
-    """The band of a step time, where there is one."""
     if one.band is None:
         return ""
     low, high = one.band

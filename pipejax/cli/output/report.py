@@ -1,7 +1,4 @@
-"""What is printed: tables from columns or from the rows of the JSON, and single lines.
-
-A table has one description; it is printed as text that keeps the width, as Markdown, LaTeX or CSV.
-"""
+"""What is printed: tables from columns or from the rows of the JSON, and single lines."""
 
 import csv
 import io

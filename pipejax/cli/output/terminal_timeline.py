@@ -1,7 +1,4 @@
-"""A run in the terminal: a line of cells for each worker, in the colours of the figures.
-
-Where there are no colours, as in a file, bars part the ops and letters tell their phases.
-"""
+"""A run in the terminal: a line of cells for each worker, in the colours of the figures."""
 
 import dataclasses
 import functools
@@ -211,7 +208,6 @@ class _OpCells(NamedTuple):
         return STROKE if self.is_second else " "
 
     def _label(self, room: int, shortest: str) -> str:
-        """The longest name for which there is room."""
         phase, number = self.bar.ops[0].phase.name, self.bar.number
         texts = [self.bar.label] * self.with_stage + [f"{phase}{number}", shortest]
         texts = texts if number else [phase]

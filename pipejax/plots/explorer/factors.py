@@ -116,7 +116,6 @@ class FormSearch:
     """Looks for the closed forms of programs as long as there are not too many nodes in all."""
 
     def __init__(self) -> None:
-        """Begin with the nodes that may be searched."""
         self.nodes_left = MOST_NODES
 
     def form(

@@ -1,9 +1,4 @@
-"""Tables that a page carries to choose from, and what it needs to lower tables by itself.
-
-Tables are carried as the text of their cells, all in one deflated text: a page lowers the one that
-is chosen, as it does one that is dropped on it. What the cells mean (`grammar`) are the records of
-the library: there is no second list of phases or of what waits for what.
-"""
+"""Tables that a page carries to choose from, and what it needs to lower tables by itself."""
 
 import base64
 import re

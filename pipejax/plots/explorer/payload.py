@@ -1,9 +1,4 @@
-"""What a page of the explorer holds: schedules with their costs, memory and programs.
-
-Ops and messages of a schedule are listed once. A program, one for each link model, adds which node
-stands for each, what the nodes wait for, and where their costs stand in the cost vector, so that
-the page can run it by the recurrence.
-"""
+"""What a page of the explorer holds: schedules with their costs, memory and programs."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
