@@ -161,7 +161,9 @@ def formula_family(
     if step < 1 or numbers != [*range(numbers[0], numbers[-1] + 1, step)]:
         raise ValueError(f"numbers must rise in equal steps, got {numbers}")
     forms = {n: _form(program(n), parameters, n) for n in (*numbers, *later)}
-    known = {n: [*map(_as_facet, form.facets)] for n, form in forms.items()}
+    known = {
+        n: [tuple(map(Fraction, counts)) for counts in form.facets] for n, form in forms.items()
+    }
     for period in range(step, step * (len(numbers) // (degree + 1 + CHECKS)) + 1, step):
         branches: dict[int, Branch] = {}
         first = numbers[0]
@@ -203,10 +205,6 @@ def _form(
 ) -> Formula:
     check_types(program=(program, Program))
     return formula(program, parameters(number) if callable(parameters) else parameters)
-
-
-def _as_facet(counts: Sequence[int | Fraction]) -> Facet:
-    return tuple(map(Fraction, counts))
 
 
 def _branch(

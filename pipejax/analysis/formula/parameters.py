@@ -13,9 +13,9 @@ from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.checks import ArgumentError, check_types, unknown, wrong
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import FIELDS, PHASE_FIELDS, Costs, unchecked_costs
-from pipejax.engine.lowering.program import LINK_COSTS, CostLayout, Program
+from pipejax.engine.lowering.program import LINK_COSTS, Program
 from pipejax.engine.pricing import check_known, cost_vector, program_for
-from pipejax.schedules.cells.ops import MICROBATCH, STAGE, WORKER, AnyPhase, Phase
+from pipejax.schedules.cells.ops import MICROBATCH, STAGE, WORKER, Phase
 
 MOST_PARTS = 10**4  # into which a weight such as a third divides a unit
 DIRECTIONS = {"": (0, 1), "_F": (0,), "_B": (1,)}  # of messages, by suffix
@@ -79,7 +79,7 @@ def named_parameters(
     Raises:
       ValueError: if a name is unknown, or two give the same time.
     """
-    fields = _fields(program.layout)
+    fields = {phase.kind.time: phase for phase in program.layout.timed}
     of_workers = {field for field, phase in fields.items() if phase.kind.of == WORKER}
     shares: dict[str, dict[str, NumpyArray]] = {}
     given: dict[str, NumpyArray] = {}
@@ -118,11 +118,6 @@ def _completed(
         more["load"] = {"offload": 1.0}
     ((field, weight),) = share.items()
     return share | {name: weight * of[field] for name, of in more.items() if field in of}
-
-
-def _fields(layout: CostLayout) -> dict[str, AnyPhase]:
-    """Fields of `Costs` that a program may read, with a phase that each is the time of."""
-    return {phase.kind.time: phase for phase in layout.timed}
 
 
 def _direction(program: Program, name: str) -> tuple[str, NumpyArray]:

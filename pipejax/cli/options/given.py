@@ -103,7 +103,10 @@ class GivenOptions:
 
     def __init__(self, arguments: Sequence[str], takes: Mapping[str, Parameter]) -> None:
         """Write short options out, and find the value of every option."""
-        self.takes = {name: _kinds(parameter) for name, parameter in takes.items()}
+        self.takes = {
+            name: value_kinds(get_args(parameter.annotation)[0])
+            for name, parameter in takes.items()
+        }
         self.repeated = {
             name for name, kinds in self.takes.items() if any(get_origin(k) is list for k in kinds)
         }
@@ -254,11 +257,6 @@ def _in_letters(message: str) -> str:
         field = KINDS[phase].time
         message = message.replace(f"{field} ({phase.name})", phase.name).replace(f" ({field})", "")
     return message
-
-
-def _kinds(parameter: Parameter) -> set[Any]:
-    """Return the types of an option's value, without None."""
-    return value_kinds(get_args(parameter.annotation)[0])
 
 
 OF_THE_LINE = ("config", "help", "help_all")  # options that a file does not give

@@ -127,7 +127,9 @@ def print_legend(out: Console, shown: Sequence[ShownRun]) -> None:
     looks = looks_of_runs(shown)
     for name, look in sorted(looks.items(), key=lambda each: -palette.lightness(each[1].fill)):
         letter = f" {name} " if in_colour else name
-        legend.append(letter, _style(look) if in_colour else "").append(f" {look.name}  ")
+        legend.append(letter, f"{look.ink} on {look.fill}" if in_colour else "").append(
+            f" {look.name}  "
+        )
     if any(each.run.table.is_fused.any() for each in shown):
         legend.append("+ fused pair  ")
     if second := name_of_second(each.run.table for each in shown):
@@ -147,10 +149,6 @@ def print_limit(out: Console, held: HeldMemory) -> None:
     ends = " to ".join(dict.fromkeys(map(text, (held.limits.min(), held.limits.max()))))
     over = [f"worker {worker} holds {text(held.memory.peak[worker])}" for worker in held.over]
     out.print(f"memory limit {ends}: {', '.join(['exceeded', *over]) if over else 'kept'}")
-
-
-def _style(look: palette.Look, is_second: bool = False) -> str:
-    return f"{look.ink} on {look.shade if is_second else look.fill}"
 
 
 def _row(

@@ -161,7 +161,7 @@ def _schedule(
     cells = _executed_cells(programs)
     number = np.full(run.table.cells.phase.size, -1)  # of the op in each cell
     number[cells] = np.arange(len(cells))
-    beside = _beside(run)
+    beside = np.unique(_key(run.program, timed_beside_cells(run)), axis=0)
     if recorded is not None:  # no other table takes the times of one step: what is not read can go
         base = np.where(read_by(run.program), base, 0.0)
     keys = ["", *(factor.key for factor in factors)]
@@ -227,11 +227,6 @@ def _key(program: Program, nodes: Int[NumpyArray, " some"]) -> Int[NumpyArray, "
     """What tells all-reduces and updates without a cell apart, under any link model."""
     fields = program.phase, program.stage, program.microbatch, program.worker
     return np.stack([np.asarray(field)[nodes] for field in fields], axis=1)
-
-
-def _beside(run: Evaluation) -> Int[NumpyArray, "some fields"]:
-    """All-reduces and updates without a cell that cost anything."""
-    return np.unique(_key(run.program, timed_beside_cells(run)), axis=0)
 
 
 def _ops(
