@@ -17,16 +17,9 @@ MAX_COUNT = 10**9  # of what is counted: products of counts stay exact
 
 
 class ArgumentError(ValueError):
-    """An argument must not have the value that it has.
+    """An argument must not have the value that it has; the command line names its option."""
 
-    Whoever called by other names than Python's, as the command line does by options, can say which
-    of its own is meant.
-
-    Attributes:
-      argument: its name in Python.
-      value: what was given, where that tells which of several is meant.
-      text: the message.
-    """
+    # `value` is there where it tells which of several arguments is meant
 
     def __init__(self, argument: str, value: Any, text: str) -> None:
         self.argument, self.value, self.text = argument, value, text

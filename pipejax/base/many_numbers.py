@@ -57,16 +57,10 @@ def _of_power(one: NumpyArray, other: NumpyArray, result: NumpyArray) -> Any:
 
 
 class Many:
-    """An array of every configuration.
+    """An array of every configuration, whose shape, axes and indices are those of one."""
 
-    To whoever computes with it, it is the array of one: `shape`, axes and indices are without the
-    axes that stand in front.
-
-    Attributes:
-      value: (batch, ...), or (1, ...) where all configurations share it.
-      slopes: by the name of an input, (batch, numbers, ...): one for each number of the input.
-        Inputs that it does not depend on are left out.
-    """
+    # value (batch, ...), or (1, ...) where all configurations share it; slopes by the name of an
+    # input that it depends on, (batch, numbers, ...)
 
     __slots__ = ("slopes", "value")
     __array_ufunc__ = None  # NumPy's arrays leave operators to this class

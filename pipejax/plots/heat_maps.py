@@ -44,11 +44,9 @@ class RecordedStep(NamedTuple):
     lasts: Float[NumpyArray, " ops"]  # (ops) how long each took [s]
 
 
-def heat_picture(
-    maps: Sequence[HeatMap], step: RecordedStep | None = None, paper: style.Paper | None = None
-) -> Figure:
+def heat_picture(maps: Sequence[HeatMap], step: RecordedStep | None = None) -> Figure:
     """Draw maps one below the other with one scale, and a step below them with its own."""
-    paper = paper or style.Paper()
+    paper = style.Paper()
     heights = [_TITLE + _ROW * len(one.rows) for one in maps]
     if step is not None:
         heights.append(_TITLE + _STEP_ROW * (int(step.worker.max()) + 1))

@@ -59,7 +59,7 @@ class Output:
         if kind.is_new and os.path.lexists(self.path):
             raise ValueError(f"{out} exists: give a folder that does not")
         if kind.is_folder:
-            self._check_folder(out, kind)
+            self._check_folder(out)
         elif self.path.is_dir():
             raise ValueError(f"{out} is a folder")
         elif self.path.is_file() and not self.force:
@@ -77,7 +77,7 @@ class Output:
             return f": {PRINTED[suffix]} prints the numbers"
         return ""
 
-    def _check_folder(self, out: str, kind: OutputKind) -> None:
+    def _check_folder(self, out: str) -> None:
         """Check a store: what is no dataset of ours is never replaced."""
         path = self.path or Path()
         if not os.path.lexists(path):
