@@ -6,8 +6,10 @@ from pipejax.analysis.formula.form import Formula as Formula
 from pipejax.analysis.formula.versus import Region as Region, Versus as Versus
 from pipejax.analysis.paths.head_of_line_blocking import TransferWaits as TransferWaits
 from pipejax.analysis.paths.longest_paths import LongPath as LongPath
-from pipejax.analysis.runs.activation_memory import ActivationMemory as ActivationMemory
-from pipejax.analysis.runs.gathered_weights import GatheredWeights as GatheredWeights
+from pipejax.analysis.runs.activation_memory import (
+    ActivationMemory as ActivationMemory,
+    GatheredWeights as GatheredWeights,
+)
 from pipejax.analysis.runs.lanes import LaneTimes as LaneTimes
 from pipejax.analysis.runs.staleness import Staleness as Staleness
 from pipejax.analysis.runs.timeline import Bar as Bar

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from pipejax.base.data_files import time_unit
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import Output
+from pipejax.cli.output.numbers import above, gigabytes, percent, seconds, short_percent
 from pipejax.cli.output.report import Column, grid, lines_of, printing, table_of
+from pipejax.cli.output.runs import short_form
 
 ONE = ["-s", "1f1b", "-P", "4", "-M", "8"]
 TIMES = ["-T", "F=1,B=2"]
@@ -175,3 +178,23 @@ def test_an_answer_is_said_or_one_json_object(capsys):
             answer.show()
     texts = "a", "wrote x.csv", '{"out": "x.csv", "value": 1, "figure": null}'
     assert capsys.readouterr().out.splitlines() == [*texts]
+
+
+@pytest.mark.parametrize(
+    ("write", "values", "texts"),
+    [
+        (seconds, (0.0616, 33.0, 0.0, 0.000999999999), ("61.6 ms", "33 s", "0 s", "1 ms")),
+        (percent, (0.2727, None), ("27.27 %", "-")),
+        (short_percent, (0.645, 4.85e-10), ("64.5 %", "under 0.01 %")),
+        (above, (0.031, 0.0, -0.0002), ("+3.1 %", "0 %", "-0.02 %")),
+        (gigabytes, (2.5e9,), ("2.50 GB",)),
+        (time_unit, (0.06, 0.0), ((0.001, "ms"), (1.0, "s"))),
+        (
+            short_form,
+            (["0F0", "1F0", "2F0", "2F1", "2F2", "2B2", "1B2", "0B2"],),
+            ("0-2F0 2F1-2 2-0B2",),
+        ),
+    ],
+)
+def test_numbers_and_paths_are_printed_shortly(write, values, texts):
+    assert tuple(map(write, values)) == texts

@@ -109,8 +109,6 @@ def test_what_no_row_sees_stays_at_its_prior_and_is_flagged():
     assert known.identified.tolist() == [[True, True, True, False]]
     assert found.point[0, 3] == pytest.approx(0.0, abs=1e-9)
     assert known.error[0, 3] == pytest.approx(1.0)
-    assert np.isinf(known.error_of_rows[0, 3])
-    assert (known.error < known.error_of_rows).all()
 
 
 def test_standard_errors_are_those_of_repeated_measurements():

@@ -11,9 +11,11 @@ from pipejax.analysis.formula.parameters import (
 from pipejax.analysis.formula.versus import versus as versus
 from pipejax.analysis.paths.incremental_run import IncrementalRun as IncrementalRun
 from pipejax.analysis.paths.longest_paths import longest_paths as longest_paths
-from pipejax.analysis.runs.activation_memory import activation_memory as activation_memory
+from pipejax.analysis.runs.activation_memory import (
+    activation_memory as activation_memory,
+    gathered_weights as gathered_weights,
+)
 from pipejax.analysis.runs.evaluate import bubble_ratio as bubble_ratio, op_counts as op_counts
-from pipejax.analysis.runs.gathered_weights import gathered_weights as gathered_weights
 from pipejax.analysis.runs.lanes import lane_times as lane_times
 from pipejax.analysis.runs.staleness import op_times as op_times
 from pipejax.analysis.runs.timeline import bars as bars

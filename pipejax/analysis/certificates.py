@@ -1,7 +1,4 @@
-"""Certificates as files: the claims of a run with all that it takes to derive them again.
-
-A certificate takes every number from the engine; `verify` asks the checker, which has its own run.
-"""
+"""Certificates as files: the claims of a run with all that it takes to derive them again."""
 
 import dataclasses
 import json
@@ -174,10 +171,8 @@ def certificate(
 
 
 def _seconds(evaluation: Evaluation) -> dict[str, Any]:
-    """Lists of what is known: (stages or workers) by letters, (2, pipes, boundaries) of messages.
-
-    And a last axis of microbatches where a time differs by them.
-    """
+    """Known times: (stages or workers) by letters; (2, pipes, boundaries) of messages."""
+    # with a last axis of microbatches where a time differs by them
     table, costs, layout = evaluation.table, evaluation.costs, evaluation.program.layout
     values = {phase.name: costs.time(phase) for phase in layout.timed}
     shapes: dict[str, tuple[int, ...]] = {
@@ -240,7 +235,6 @@ def _transfers(evaluation: Evaluation) -> dict[str, dict[str, float]]:
 
 
 def _op_text(table: ScheduleTable, cell: int, stage: int, microbatch: int | None = None) -> str:
-    """Text of the first op of a cell that is of a stage, and of a microbatch if one is given."""
     ops = table.cell(*table.place(cell))
     return table.grammar.text(
         next((op,) for op in ops if op.stage == stage and microbatch in (None, op.microbatch))

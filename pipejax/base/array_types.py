@@ -1,9 +1,4 @@
-"""Array types with named axes, for signatures.
-
-The annotations are jaxtyping's and the tests execute them. jaxtyping is a development
-tool: where nothing has imported it, the same names stand for the plain array. Where JAX was not
-imported before, `Array` stands for its arrays without importing it.
-"""
+"""Array types with named axes, for signatures."""
 
 import sys
 from typing import TYPE_CHECKING, Any

@@ -17,23 +17,14 @@ MAX_COUNT = 10**9  # of what is counted: products of counts stay exact
 
 
 class ArgumentError(ValueError):
-    """An argument must not have the value that it has.
+    """An argument must not have the value that it has; the command line names its option."""
 
-    Whoever called by other names than Python's, as the command line does by options, can say which
-    of its own is meant.
-
-    Attributes:
-      argument: its name in Python.
-      value: what was given, where that tells which of several is meant.
-      text: the message.
-    """
+    # `value` is there where it tells which of several arguments is meant
 
     def __init__(self, argument: str, value: Any, text: str) -> None:
-        """Keep which argument it is."""
         self.argument, self.value, self.text = argument, value, text
 
     def __str__(self) -> str:
-        """Return the message alone."""
         return self.text
 
 
@@ -45,7 +36,6 @@ class MismatchError(ArgumentError):
     """Values that are right each by itself and do not go together, as points of a grid may be."""
 
     def __init__(self, text: str, argument: str = "") -> None:
-        """Keep the argument that does not go with the others, where it is one of them."""
         super().__init__(argument, None, text)
 
 
@@ -223,10 +213,8 @@ def one_of(value: Any, known: Collection[Any], where: str) -> Any:
 
 
 def check_types(**arguments: tuple[Any, *tuple[type, ...]]) -> None:
-    """Check arguments, each given with the types it may have, as public functions do at their door.
-
-    Tracers pass: costs and workloads are trees whose leaves are traced, not they themselves.
-    """
+    """Check arguments, each with the types it may have, as public functions do."""
+    # Tracers pass: costs and workloads are trees whose leaves are traced, not they themselves.
     for name, (value, *kinds) in arguments.items():
         if not isinstance(value, tuple(kinds)):
             wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)

@@ -62,10 +62,8 @@ def seconds_compiling(since: float) -> float:
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> "Wrapped":
-    """Compile as `jax.jit` does, for the life of the process; programs may be let go and made anew.
-
-    What is compiled for one object goes with it, and is a matter for `jax.jit` itself.
-    """
+    """Compile as `jax.jit` does, for the life of the process; programs may be dropped."""
+    # What is compiled for one object goes with it, and is a matter for jax.jit itself.
     run = jax.jit(function, **options)
     _compilations.functions.append(run)
     return run

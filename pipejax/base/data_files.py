@@ -128,14 +128,7 @@ def to_si(value: float, factor: float) -> float:
 
 
 def read_quantity(text: str, dimension: str, where: str) -> float | None:
-    """Read a number with a unit behind it, such as "40us", "80GiB" or "100GB/s", in SI units.
-
-    Returns:
-      The quantity; None if the text does not end in letters, as a plain number does not.
-
-    Raises:
-      ValueError: if the unit is none of the dimension's, or stands behind no number.
-    """
+    """Read a number with a unit behind it, such as "40us", "80GiB" or "100GB/s", in SI units."""
     value, unit = _split(text)
     if not unit:
         return None
@@ -179,12 +172,7 @@ def check_keys(section: Any, known: Mapping[str, str], where: str) -> None:
 
 
 def time_unit(longest: float) -> tuple[float, str]:
-    """Return the unit in which times up to the longest are read best, and its seconds.
-
-    Example:
-      >>> time_unit(0.06), time_unit(0.0)
-      ((0.001, 'ms'), (1.0, 's'))
-    """
+    """Return the unit in which times up to the longest are read best, and its seconds."""
     for name in ("s", "ms", "us", "ns"):
         if abs(longest) >= UNITS[name][1]:
             return UNITS[name][1], name
@@ -204,10 +192,7 @@ def read_lines(path: Path) -> list[list[str]]:
 def read_each(
     path: Path, known: Collection[str], read: Callable[[int, dict[str, str]], Row]
 ) -> list[Row]:
-    """Read every row of a CSV file by its number, from 1, and its cells that are not empty.
-
-    A mistake is named with its row.
-    """
+    """Read every row of a CSV file by its number, from 1, and its cells that are not empty."""
     found = []
     for place, cells in enumerate(_cells(path, known), 1):
         try:

@@ -53,7 +53,6 @@ class ResultList(list[Item]):
     """A list of results, whose `repr` shows as many as fit."""
 
     def __repr__(self) -> str:
-        """Return the first ones and how many there are."""
         return _fitting("[", map(repr, self), f"... {len(self)} in all]", "]")
 
     def _repr_html_(self) -> str:
@@ -65,7 +64,6 @@ class ResultDict(dict[str, Any]):
     """A dictionary to be written as JSON, whose `repr` shows as much as fits."""
 
     def __repr__(self) -> str:
-        """Return the first entries, each in short."""
         texts = (f"{key!r}: {abbreviated(value)}" for key, value in self.items())
         return _fitting("{", texts, "...}", "}")
 

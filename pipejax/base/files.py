@@ -175,11 +175,9 @@ def checksum(content: bytes | str) -> str:
 
 @contextlib.contextmanager
 def locked(folder: Path, *, wait: bool) -> Iterator[None]:
-    """Lock a folder for this thread, and make it where it is missing; wait for others, or refuse.
-
-    The system releases it when this process ends, however it ends. The lock's empty file stays:
-    removing it while others wait would let two of them in.
-    """
+    """Lock a folder, made where missing, for this thread; wait for others, or refuse."""
+    # The system releases it when this process ends, however it ends. The lock's empty file stays:
+    # removing it while others wait would let two of them in.
     from filelock import FileLock, Timeout  # an extra
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -87,10 +87,8 @@ class IncrementalPath:
         durations: Mapping[int, float] | None = None,
         waits: Mapping[int, Awaited] | None = None,
     ) -> int:
-        """Give nodes other durations, or other nodes to wait for.
-
-        Returns how many nodes were run again.
-        """
+        """Give nodes other durations, or other nodes to wait for."""
+        # Returns how many nodes were run again.
         before = _Before([], [], [], [])
         self._changes.append(before)
         for node, time in (durations or {}).items():

@@ -30,10 +30,8 @@ EdgeEnds = Int[NumpyArray, " edges"]
 def lay_out_edges(
     num_nodes: int, head: Int[NumpyArray, " edges"]
 ) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"], tuple[int, int]]:
-    """Assign every edge a column in a table of predecessors, in the order of the edges.
-
-    Returns (edges) the edges ordered by row, (edges) column of each in that order, table shape.
-    """
+    """Assign every edge a column in a table of predecessors, in the order of the edges."""
+    # Returns (edges) the edges ordered by row, (edges) column of each in that order, table shape.
     # column of an edge: its rank among all edges by head, less the edges of all heads before
     by_head = np.argsort(head, kind="stable")
     count = np.bincount(head, minlength=num_nodes)
@@ -73,10 +71,8 @@ def run_edges(
     order: Int[NumpyArray, " nodes"] | None = None,
     width: int = 1,
 ) -> tuple[Times, Times]:
-    """Start and finish times (nodes) of a graph given as edges, its nodes numbered in any order.
-
-    `order` is a topological order, where one is known; `width` as for `topological_order`.
-    """
+    """Start and finish times (nodes) of a graph given as edges, its nodes numbered in any order."""
+    # order is a topological order, where one is known; width as for topological_order.
     if _goes_by_waves(len(duration), tail, width):
         return _run_waves(tail, head, duration)
     if order is None:
@@ -118,11 +114,9 @@ def finish_times_of_many(
 
 
 def run_in_place(preds: Preds, times: Float[NumpyArray, "nodes runs"]) -> None:
-    """Turn durations (nodes, runs) of one graph into finish times, without lags.
-
-    In every row the predecessors come first, as `lay_out_edges` puts them; the rest is the source,
-    which is done at 0.
-    """
+    """Turn durations (nodes, runs) of one graph into finish times, without lags."""
+    # In every row the predecessors come first, as lay_out_edges puts them; the rest is the source,
+    # which is done at 0.
     count = np.maximum((preds != 0).sum(axis=1), 1).tolist()
     for node, before in enumerate(preds[1:], 1):
         several = count[node]
@@ -138,14 +132,11 @@ def longest_paths_of_many(
     lag_index: Int[NumpyArray, "nodes max_preds"],
     costs: NumpyArray,
 ) -> tuple[NumpyArray, NumpyArray]:
-    """Longest paths of one graph under many costs (costs, runs), of which entry 0 is 0.
-
-    Durations and lags are positions in the costs, which keep their type: whole numbers, be they
-    NumPy's or Python's, are added exactly.
-
-    Returns (runs) lengths, and (costs, runs) how often each cost is on the path: the first of the
-    sinks and of the predecessors that attain a maximum, as everywhere.
-    """
+    """Longest paths of one graph under many costs (costs, runs), of which entry 0 is 0."""
+    # Durations and lags are positions in the costs, which keep their type: whole numbers, be they
+    # NumPy's or Python's, are added exactly.
+    # Returns (runs) lengths, and (costs, runs) how often each cost is on the path: the first of the
+    # sinks and of the predecessors that attain a maximum, as everywhere.
     if costs.shape[1] <= FEW_RUNS:
         return _longest_paths_one_by_one(preds, duration_index, lag_index, costs)
     (num_nodes, width), runs = preds.shape, np.arange(costs.shape[1])
@@ -226,12 +217,10 @@ def tails(preds: Preds, duration: Times, lag: Lags | None = None) -> Times:
 
 
 def longest_without(preds: Preds, duration: Times, lag: Lags) -> Times:
-    """Longest path (nodes) of those that do not lead through a node, for every node.
-
-    In topological order, such a path has one edge that begins before the node and ends behind it.
-    So every edge raises, to the longest path through it, all places that it leaps over; with
-    the ends of paths before a node, and the beginnings behind it, as edges too.
-    """
+    """Longest path (nodes) of those that do not lead through a node, for every node."""
+    # In topological order, such a path has one edge that begins before the node and ends behind it.
+    # So every edge raises, to the longest path through it, all places that it leaps over; with the
+    # ends of paths before a node, and the beginnings behind it, as edges too.
     finish, tail = finish_times(preds, duration, lag), tails(preds, duration, lag)
     places = np.arange(len(preds))
     awaited = np.zeros(len(preds), bool)
@@ -273,7 +262,6 @@ class CycleError(ValueError):
     """The graph has no topological order; `cycle` lists nodes, each before the one it blocks."""
 
     def __init__(self, cycle: list[int]) -> None:
-        """Keep the nodes of the cycle."""
         super().__init__(f"cycle through nodes {cycle}")
         self.cycle = cycle
 
@@ -281,10 +269,8 @@ class CycleError(ValueError):
 def topological_order(
     num_nodes: int, tail: EdgeEnds, head: EdgeEnds, width: int = 1
 ) -> Int[NumpyArray, " nodes"]:
-    """Order the nodes so that every edge points forward (Kahn's algorithm, first in first out).
-
-    `width` says about how many nodes stand side by side; it decides about nothing but the time.
-    """
+    """Order the nodes so that every edge points forward (Kahn's algorithm, first in first out)."""
+    # width says about how many nodes stand side by side; it decides about nothing but the time.
     if _goes_by_waves(num_nodes, tail, width):
         return np.concatenate([wave for wave, _ in _waves(num_nodes, tail, head)])
     by_tail = np.argsort(tail, kind="stable")
@@ -313,11 +299,9 @@ def _goes_by_waves(num_nodes: int, tail: EdgeEnds, width: int) -> bool:
 def _waves(
     num_nodes: int, tail: EdgeEnds, head: EdgeEnds
 ) -> Iterator[tuple[Int[NumpyArray, " wave"], Int[NumpyArray, "wave successors"]]]:
-    """Yield what waits for nothing, then what waits for that alone, and so on: first in first out.
-
-    One behind the other they are the topological order. With each wave come its successors, filled
-    up with `num_nodes`, which never can start.
-    """
+    """Yield what waits for nothing, then what waits for that alone, and so on."""
+    # One behind the other they are the topological order. With each wave come its successors,
+    # filled up with num_nodes, which never can start.
     by_tail, column, shape = lay_out_edges(num_nodes, tail)
     successors = np.full(shape, num_nodes)
     successors[tail[by_tail], column] = head[by_tail]

@@ -1,7 +1,4 @@
-"""What this machine holds, and which options its XLA compiler knows.
-
-A size that cannot fit into its memory is refused before the work.
-"""
+"""What this machine holds, and which options its XLA compiler knows."""
 
 import contextlib
 import functools
@@ -57,10 +54,7 @@ def check_fits(num_bytes: int, what: str) -> None:
 
 
 def cpu_options(**options: int | bool) -> Options:
-    """Return those options that hold here, for `jax.jit(..., compiler_options=...)`.
-
-    On accelerators there are none. What XLA_FLAGS says about an option goes before.
-    """
+    """Return those options that hold here, for `jax.jit(..., compiler_options=...)`."""
     import jax  # rooms below the engine do without it
 
     if jax.default_backend() != "cpu":

@@ -57,22 +57,15 @@ def _of_power(one: NumpyArray, other: NumpyArray, result: NumpyArray) -> Any:
 
 
 class Many:
-    """An array of every configuration.
+    """An array of every configuration, whose shape, axes and indices are those of one."""
 
-    To whoever computes with it, it is the array of one: `shape`, axes and indices are without the
-    axes that stand in front.
-
-    Attributes:
-      value: (batch, ...), or (1, ...) where all configurations share it.
-      slopes: by the name of an input, (batch, numbers, ...): one for each number of the input.
-        Inputs that it does not depend on are left out.
-    """
+    # value (batch, ...), or (1, ...) where all configurations share it; slopes by the name of an
+    # input that it depends on, (batch, numbers, ...)
 
     __slots__ = ("slopes", "value")
     __array_ufunc__ = None  # NumPy's arrays leave operators to this class
 
     def __init__(self, value: NumpyArray, slopes: Slopes = NO_SLOPES) -> None:
-        """Keep values and slopes."""
         self.value, self.slopes = value, slopes
 
     @property
@@ -91,7 +84,6 @@ class Many:
         return self.value.dtype
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NumpyArray:
-        """The values of all configurations, for checks that look at each."""
         return np.asarray(self.value, dtype)
 
     def __len__(self) -> int:
@@ -99,7 +91,6 @@ class Many:
         return self.shape[0]
 
     def __getitem__(self, key: Any) -> "Many":
-        """Index one configuration's array."""
         key = key if isinstance(key, tuple) else (key,)
         return _mapped(self, lambda part, front: part[(*front, *key)])
 
@@ -117,11 +108,9 @@ class Many:
     __hash__ = object.__hash__
 
     def __neg__(self) -> "Many":
-        """The opposite."""
         return self * -1.0
 
     def __invert__(self) -> "Many":
-        """Where something does not hold."""
         return Many(~self.value)
 
     def __matmul__(self, other: NumpyArray) -> "Many":
@@ -214,10 +203,7 @@ def _padded(part: NumpyArray, front: int, ndim: int) -> NumpyArray:
 
 
 def _binary(function: Function, one: Any, other: Any, slopes_of: Any, least: int = 0) -> Many:
-    """A function of two arrays of at least so many axes.
-
-    `slopes_of` both and the result are its slopes by them.
-    """
+    """A function of two arrays of at least so many axes."""
     pair = _lifted(one), _lifted(other)
     ndim = max(least, *(each.ndim for each in pair))
     values = [_padded(each.value, 1, ndim) for each in pair]

@@ -14,15 +14,7 @@ from typing import Any
 
 
 def lazy(namespace: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of a namespace: classes first.
-
-    Its stub lists a name as `from module import a as a`.
-
-    Example:
-      >>> get, _, names = lazy("pipejax.schedules")
-      >>> "names" in names, len(get("names")()) > 20
-      (True, True)
-    """
+    """Return `__getattr__`, `__dir__` and `__all__` of a namespace: classes first."""
     stub = Path(str(sys.modules[namespace].__file__)).with_suffix(".pyi")
     homes = {
         alias.name: str(line.module)

@@ -96,7 +96,6 @@ class PathRanking:
         return int((self._ends if node == self._end else self._preds[node])[column])
 
     def _columns(self, node: int) -> list[int]:
-        """Which predecessors a node waits for."""
         is_edge = np.ones(len(self._ends)) if node == self._end else self._is_edge[node]
         return np.flatnonzero(is_edge).tolist()
 
@@ -109,11 +108,9 @@ class PathRanking:
         return self._paths[node]
 
     def _has(self, node: int, rank: int) -> bool:
-        """Return whether there is a path of that rank, the one after the last known at most.
-
-        What a node lacks is looked for in the node before it, and so on: a chain as long as a path,
-        so it is a list here and no recursion.
-        """
+        """Return whether there is a path of that rank, the one after the last known at most."""
+        # What a node lacks is looked for in the node before it, and so on: a chain as long as a
+        # path, so it is a list here and no recursion.
         chain = [node] if rank == len(self._found(node)) and node not in self._ended else []
         while chain:
             asked = chain[-1]
@@ -167,7 +164,6 @@ class PathRanking:
         return True
 
     def _path(self, rank: int) -> RankedPath:
-        """Walk back along a path."""
         at = self._found(self._end)[rank]
         length, nodes, columns = at.length, list[int](), list[int]()
         node = self._before(self._end, at.column)

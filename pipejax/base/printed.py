@@ -1,7 +1,4 @@
-"""How points of a sweep are printed: heads with units, and numbers under them.
-
-Numbers that print alike are one to whoever reads them, so conditions and rows go by this too.
-"""
+"""How points of a sweep are printed: heads with units, and numbers under them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -64,7 +64,6 @@ class _Bar:
     """A bar under the cell of a notebook."""
 
     def __init__(self, what: str, display: Callable[..., Any]) -> None:
-        """Begin; nothing shows yet."""
         self._what, self._display = what, display
         self._begun = time.monotonic()
         self._next = self._begun + AFTER
@@ -98,11 +97,9 @@ class _Bar:
 
 @contextlib.contextmanager
 def if_interrupted(action: Action) -> Iterator[None]:
-    """Have something done if the command line is interrupted in this block.
-
-    It is done by another thread, while the main one stands still or is in a long call. What it
-    returns, if anything, is what the line about the interruption says besides.
-    """
+    """Have something done if the command line is interrupted in this block."""
+    # It is done by another thread, while the main one stands still or is in a long call. What it
+    # returns, if anything, is what the line about the interruption says besides.
     _actions.append(action)
     try:
         yield
@@ -137,13 +134,11 @@ def notices_as_lines() -> Iterator[None]:
 def news_of(
     jobs: Sequence[Callable[[Callable[[News], None]], None]], stop: Callable[[], None]
 ) -> Generator[News, None, None]:
-    """Run jobs side by side and yield what they tell, until all have ended.
-
-    Each job is given the function that it tells its news with; it goes on when the caller asks for
-    the next one, so that what it does does not depend on how fast they are taken. An error of a job
-    is raised here. When the iterator is closed, `stop` is called again and again until the jobs
-    have ended.
-    """
+    """Run jobs side by side and yield what they tell, until all have ended."""
+    # Each job is given the function that it tells its news with; it goes on when the caller asks
+    # for the next one, so that what it does does not depend on how fast they are taken. An error of
+    # a job is raised here. When the iterator is closed, stop is called again and again until the
+    # jobs have ended.
     told: queue.SimpleQueue[tuple[News, threading.Event] | BaseException | None]
     told, over = queue.SimpleQueue(), threading.Event()
 

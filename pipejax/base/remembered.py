@@ -14,10 +14,8 @@ MOST = 8  # answers of one function that an object keeps: the latest ones
 def remembered(
     function: Callable[Concatenate[Owner, Given], Found],
 ) -> Callable[Concatenate[Owner, Given], Found]:
-    """Cache a function of a frozen object on that object, by its other (hashable) arguments.
-
-    Results are shared, so callers must not change them.
-    """
+    """Cache a function of a frozen object on that object, by its other (hashable) arguments."""
+    # Results are shared, so callers must not change them.
 
     @functools.wraps(function)
     def once(owner: Owner, /, *args: Given.args, **kwargs: Given.kwargs) -> Found:

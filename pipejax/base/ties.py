@@ -12,16 +12,7 @@ TIE = 1e-9  # by which costs differ, relative to the least, that only rounding t
 def least_named(
     costs: Float[NumpyArray, "names *places"], names: Sequence[str]
 ) -> tuple[list[str], Int[NumpyArray, "*places"]]:
-    """Name who is least at each place, ties as "a = b".
-
-    Args:
-      costs: (names, places..) of each; infinite where one is not there.
-      names: of who has them.
-
-    Returns:
-      Names of who is least somewhere, the most frequent first, and (places..) which of them it is,
-      -1 where nobody is there.
-    """
+    """Name who is least at each place, ties as "a = b"."""
     best = costs.min(axis=0)
     is_there = np.isfinite(best)
     here = costs[:, is_there]

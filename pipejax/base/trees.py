@@ -1,9 +1,4 @@
-"""Trees of records: JAX's pytrees, which the host can walk before JAX is imported.
-
-A record is registered once, here. Where JAX is loaded its own functions walk the tree; where it is
-not, no leaf can be an array of JAX, and a few lines do the same: leaves in the same order, None
-without a leaf, dictionaries by their sorted keys.
-"""
+"""Trees of records: JAX's pytrees, which the host can walk before JAX is imported."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator

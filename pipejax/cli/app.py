@@ -103,10 +103,8 @@ def function_of(called: str) -> Callable[..., Any]:
 
 @functools.cache
 def command_of(called: str) -> Callable[..., Any]:
-    """The function of a command that typer sees, with all options in its signature.
-
-    Commands are imported when they are called: a list of them needs no NumPy, let alone JAX.
-    """
+    """The function of a command that typer sees, with all options in its signature."""
+    # Commands are imported when they are called: a list of them needs no NumPy, let alone JAX.
     from pipejax.cli.options.groups import with_options
 
     return with_options(function_of(called))

@@ -23,13 +23,11 @@ from pipejax.base.progress import act
 
 
 class OutputError(Exception):
-    """Standard output cannot be written.
+    """Standard output cannot be written."""
 
-    It is no OSError: typer and rich end the process at a broken pipe, without a line.
-    """
+    # It is no OSError: typer and rich end the process at a broken pipe, without a line.
 
     def __init__(self, error: OSError) -> None:
-        """Say why."""
         super().__init__(f"standard output: {error.strerror}")
         self.is_left = error.errno == errno.EPIPE  # whether the reader went away
         # exit code: 141, as the shell has it, where the reader went away, else 2
@@ -37,8 +35,6 @@ class OutputError(Exception):
 
 
 class _Stream(io.FileIO):
-    """A standard stream of this process."""
-
     def write(self, data: Any) -> int:
         """Write; there is nobody who could be told that stderr cannot be written."""
         try:
@@ -50,11 +46,9 @@ class _Stream(io.FileIO):
 
 
 def open_streams() -> None:
-    """Open what the caller has closed, and print what the locale's encoding has no letter for.
-
-    A file must not get the number of a stream, or what is printed would go into it. What stands
-    for a closed stdout cannot be written either, so that a lost result is an error.
-    """
+    """Open what the caller has closed, and print what the locale's encoding has no letter for."""
+    # A file must not get the number of a stream, or what is printed would go into it. What stands
+    # for a closed stdout cannot be written either, so that a lost result is an error.
     for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
@@ -125,11 +119,9 @@ def end_interrupted(number: signal.Signals = signal.SIGINT, said: str = "") -> N
 
 
 def leave(code: int) -> NoReturn:
-    """End after a command is over, whatever it was; signals that come now come too late.
-
-    All that is left undone is to free memory, object by object: with JAX that takes Python longer
-    than many a command takes.
-    """
+    """End after a command is over, whatever it was; signals that come now come too late."""
+    # All that is left undone is to free memory, object by object: with JAX that takes Python longer
+    # than many a command takes.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OutputError):  # has been said

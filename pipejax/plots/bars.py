@@ -1,8 +1,4 @@
-"""Rows of workers on axes: their ops as bars, and what they hold as areas.
-
-An op has the colour of its phase, deeper for the first stages of a worker, and strokes if it is of
-the second pipe. What runs on a lane beside compute stands in a thin row below it.
-"""
+"""Rows of workers on axes: their ops as bars, and what they hold as areas."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -175,7 +171,6 @@ def _draw_group(
     is_hatched: bool,
     shapes: dict[str, Any],
 ) -> None:
-    """Draw all ops of one look."""
     drawn = style.rectangle(look, group[0].depth)
     strokes = drawn.pop("hatch", None)
     corners = _corners(group)

@@ -1,8 +1,4 @@
-"""What runs are, in words: headlines and captions, for pictures and the terminal alike.
-
-A caption names the parameters that a reader needs to repeat the run: schedule, workers,
-microbatches, times, link model, and what came out.
-"""
+"""What runs are, in words: headlines and captions, for pictures and the terminal alike."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

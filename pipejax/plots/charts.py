@@ -44,10 +44,8 @@ def machine_picture(placed: PlacedCosts, shown: Mapping[str, Seats]) -> Figure:
 def _draw_placement(
     axes: Axes, placed: PlacedCosts, seats: Int[NumpyArray, " workers"], name: str
 ) -> float:
-    """Draw the workers node by node, and an arc for each pair that messages cross.
-
-    An arc is the wider, the more stage boundaries cross there. Returns the height of the highest.
-    """
+    """Draw the workers node by node, and an arc for each pair that messages cross."""
+    # returns the height of the highest arc
     at, top = _positions(placed.level), 0.5
     for level in range(int(placed.level.max())):
         for group in np.unique((placed.level <= level).argmax(axis=1)).tolist():
@@ -76,7 +74,6 @@ def _draw_placement(
 
 
 def _link_entries(levels: int) -> list[Line2D]:
-    """Return what the colours of links mean."""
     names = ("messages in a node", "between nodes", "between racks")
     return [
         Line2D([], [], color=colour, label=name)

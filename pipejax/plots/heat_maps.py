@@ -1,8 +1,4 @@
-"""Who costs how much in a measured run, as heat maps; below them a step as it ran and as replayed.
-
-One scale of lightness serves all maps whose numbers are alike, so that they are compared, read in
-grey and by the colour-blind.
-"""
+"""Heat maps of who costs how much in a measured run, and a step as it ran and as replayed."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -48,11 +44,9 @@ class RecordedStep(NamedTuple):
     lasts: Float[NumpyArray, " ops"]  # (ops) how long each took [s]
 
 
-def heat_picture(
-    maps: Sequence[HeatMap], step: RecordedStep | None = None, paper: style.Paper | None = None
-) -> Figure:
+def heat_picture(maps: Sequence[HeatMap], step: RecordedStep | None = None) -> Figure:
     """Draw maps one below the other with one scale, and a step below them with its own."""
-    paper = paper or style.Paper()
+    paper = style.Paper()
     heights = [_TITLE + _ROW * len(one.rows) for one in maps]
     if step is not None:
         heights.append(_TITLE + _STEP_ROW * (int(step.worker.max()) + 1))
@@ -108,7 +102,6 @@ def _scale(
 def _add_bar(
     picture: Figure, axes: list[Axes], scale: ScalarMappable, label: str, unit: float
 ) -> None:
-    """Draw a scale beside axes."""
     bar = picture.colorbar(
         scale, ax=axes, aspect=30, pad=0.01, format=lambda value, _: f"{value / unit:.4g}"
     )

@@ -109,10 +109,7 @@ def _own(kind: OpKind, fill: str, *more: str) -> Look:
 
 
 def _apart(taken: Sequence[str], count: int) -> list[str]:
-    """So many colours of the scale, as far in lightness as can be from each other and from others.
-
-    The widest distance at which as many find room, each as light as it may be.
-    """
+    """So many colours, as far in lightness as can be from each other and from others."""
     others = [*map(_perceived, taken)]
     found: dict[str, float] = {}  # their lightness
     for distance in range(100, -1, -1):

@@ -163,10 +163,7 @@ def small() -> float:
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Name the rows of a chart, the first on top, without marks beside them.
-
-    Where rows are narrower than a line of text, only every second, or fewer, has its name.
-    """
+    """Name the rows of a chart, the first on top, without marks beside them."""
     points = axes.bbox.height * 72 / axes.figure.dpi / len(names)  # of a row
     step = max(1, -int(-1.1 * small() // points))
     axes.set_yticks(range(0, len(names), step), names[::step])
@@ -197,10 +194,7 @@ def legend(
     title: str = "",
     columns: int = 2,
 ) -> None:
-    """Put a legend above or below all, in as many columns as are no wider than the figure.
-
-    Names that are longer than it is wide are broken; where the legend is high, the figure grows.
-    """
+    """Put a legend above or below all, in as many columns as are no wider than the figure."""
     handles, names = entries
     room = figure.get_figwidth() * 72 / (LETTER * small())
     long = ["\n".join(textwrap.wrap(name, int(room) - 6)) for name in (*names, title)]

@@ -1,8 +1,4 @@
-"""Published closed forms: what papers print for a schedule, with what they assume.
-
-These are the first of the three levels. They know nothing of messages and little of unequal
-stages; the table and the run show where that matters.
-"""
+"""Published closed forms: what papers print for a schedule, with what they assume."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -12,40 +8,25 @@ from pipejax.schedules.table.table import ScheduleTable
 
 
 class Shape(NamedTuple):
-    """What the closed forms depend on.
+    """What the closed forms depend on."""
 
-    Attributes:
-      p: workers.
-      m: microbatches.
-      v: stages per worker.
-      f: couples of pipes, where there are several pipes: 2f pipes.
-      k: slices of a microbatch.
-    """
-
-    p: int
-    m: int
-    v: int
-    f: int = 1
-    k: int = 1
+    p: int  # workers
+    m: int  # microbatches
+    v: int  # stages per worker
+    f: int = 1  # couples of pipes, where there are several pipes: 2f pipes
+    k: int = 1  # slices of a microbatch
 
 
 Ratio = tuple[str, Callable[[Shape], float]]
 
 
 class Times(NamedTuple):
-    """Times of ops on one stage [s].
-
-    Attributes:
-      f: F.
-      i: I.
-      w: W.
-      pair: a fused pair, F&B.
-    """
+    """Times of ops on one stage [s]."""
 
     f: float
     i: float
     w: float
-    pair: float
+    pair: float  # a fused pair, F&B
 
     @property
     def b(self) -> float:
@@ -54,31 +35,23 @@ class Times(NamedTuple):
 
 
 class ClosedForm(NamedTuple):
-    """What a paper prints for a schedule.
+    """What a paper prints for a schedule."""
 
-    Attributes:
-      source: where it is printed.
-      bubble_ratio: idle / total as text and as a function, or None if none is printed.
-      in_flight: activations that worker r holds, in stages (of slices, where there are some), as
-        text and as a function of the shape and r; or None.
-      assumes: when the ratios are exact.
-      holds: whether the shape fits these assumptions.
-      weight_copies: copies of the model's weights over all workers.
-      span_bubble_ratio: idle / total of the longest span of a worker, where that is printed.
-      idle: seconds for which the worker waits that waits longest, as text and as a function of
-        shape and times; or None.
-      idle_assumes: when that is exact.
-    """
-
-    source: str
+    source: str  # where it is printed
+    # idle / total as text and as a function, or None if none is printed
     bubble_ratio: Ratio | None = None
+    # activations that worker r holds, in stages (of slices, where there are some), as text and as a
+    # function of the shape and r; or None
     in_flight: tuple[str, Callable[[Shape, int], int]] | None = None
-    assumes: str = "equal stages"
-    holds: Callable[[Shape], bool] = lambda n: True
-    weight_copies: int = 1
+    assumes: str = "equal stages"  # when the ratios are exact
+    holds: Callable[[Shape], bool] = lambda n: True  # whether the shape fits these assumptions
+    weight_copies: int = 1  # copies of the model's weights over all workers
+    # idle / total of the longest span of a worker, where that is printed
     span_bubble_ratio: Ratio | None = None
+    # seconds for which the worker waits that waits longest, as text and as a function of shape and
+    # times; or None
     idle: tuple[str, Callable[[Shape, Times], float]] | None = None
-    idle_assumes: str = ""
+    idle_assumes: str = ""  # when that is exact
 
 
 _PIPELINE = ("(P-1)/(M+P-1)", lambda n: (n.p - 1) / (n.m + n.p - 1))

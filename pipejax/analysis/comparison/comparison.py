@@ -100,10 +100,8 @@ def table_bubble_ratio(table: ScheduleTable, slots: Slots | None = None) -> floa
 
 
 def slots_of(costs: Costs, table: ScheduleTable) -> dict[str, float]:
-    """Return what F, B, I, W and a table's own kinds take on all stages together.
-
-    In units of F where F takes time, else of the first that does.
-    """
+    """Return what F, B, I, W and a table's own kinds take on all stages together."""
+    # in units of F where F takes time, else of the first that does
     times = {phase.name: costs.time(phase) for phase in [*_PHASES, *table.grammar.own]}
     mean = {letter: float(np.mean(time)) for letter, time in times.items() if time is not None}
     unit = next(filter(None, mean.values()), 1.0)
@@ -246,10 +244,8 @@ def _span(value: Any) -> str:
 def _worker_factors(
     table: ScheduleTable, times: Mapping[str, NumpyArray]
 ) -> Float[NumpyArray, " workers"] | None:
-    """Factors (workers) on the ops of each, if ops differ by their worker alone.
-
-    The median worker has 1. None where workers are alike, or something else differs too.
-    """
+    """Factors (workers) on the ops of each, if ops differ by their worker alone."""
+    # The median worker has 1. None where workers are alike, or something else differs too.
     sizes = (table.num_stages, table.num_microbatches)
     worker = np.broadcast_to(workers_of_ops(table).reshape(sizes[0], -1), sizes)
     if len(np.unique(worker)) < table.num_workers:

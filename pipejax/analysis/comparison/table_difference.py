@@ -1,8 +1,4 @@
-"""What two tables do differently: order, workers, split phases, cells of communication.
-
-Idle slots mean order only, so rows are compared as sequences of cells. How far apart two orders
-are is the fewest ops that would have to move: all but the longest common order of both.
-"""
+"""What two tables do differently: order, workers, split phases, cells of communication."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -31,21 +27,13 @@ Rows = Sequence[Sequence[Cell]]
 
 
 class RowDifference(NamedTuple):
-    """How the rows of one worker differ.
-
-    Attributes:
-      worker: the worker.
-      first: number of equal cells before the first that differs.
-      cells: cells of both rows, idle slots left out.
-      reordered: of the ops that both rows have, how many stand in another order, at least.
-      only: how many ops one of the two rows has alone, in both tables' order.
-    """
+    """How the rows of one worker differ."""
 
     worker: int
-    first: int
-    cells: tuple[Sequence[Cell], Sequence[Cell]]
-    reordered: int
-    only: tuple[int, int]
+    first: int  # number of equal cells before the first that differs
+    cells: tuple[Sequence[Cell], Sequence[Cell]]  # cells of both rows, idle slots left out
+    reordered: int  # of the ops that both rows have, how many stand in another order, at least
+    only: tuple[int, int]  # how many ops one of the two rows has alone, in both tables' order
 
     def around(self, count: int) -> Iterator[tuple[int, Sequence[Cell]]]:
         """Yield for both rows the cells around the first that differs, and where that is."""
@@ -132,10 +120,7 @@ def table_difference(one: ScheduleTable, other: ScheduleTable) -> TableDifferenc
 def row_exchanges(
     one: ScheduleTable, other: ScheduleTable, workers: Sequence[int], costs: Costs, link: Links
 ) -> Iterator[float | None]:
-    """Yield the makespan [s] of `one` with one worker's row of `other`, each worker in turn.
-
-    None where such a table cannot run. Both tables must have one placement.
-    """
+    """Yield the makespan [s] of `one` with one worker's row of `other`, each worker in turn."""
     rows, others = _rows(one), _rows(other, one.grammar)
     for worker in workers:
         exchanged = [*rows[:worker], others[worker], *rows[worker + 1 :]]
@@ -157,10 +142,7 @@ def _rows(table: ScheduleTable, like: Grammar = USUAL) -> list[list[Cell]]:
 
 
 def _workers(rows: Rows) -> dict[Op, int]:
-    """Worker of each op of a microbatch, and of the sharding of each stage.
-
-    What is of a worker, and of no stage, has the worker in place of the stage.
-    """
+    """Worker of each op of a microbatch, and of the sharding of each stage."""
     return {
         op if op.stage != NO_STAGE else op._replace(stage=worker): worker
         for worker, row in enumerate(rows)

@@ -81,11 +81,9 @@ class Cone(NamedTuple):
     def _crossed_edges(
         self, above: Int[NumpyArray, " above"], below: Int[NumpyArray, " below"]
     ) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"]]:
-        """Pairs of neighbours, one above the border and one below it.
-
-        Two rays are neighbours where no third lies on all the inequalities that both lie on; these
-        are then at least as many as the dimensions but two.
-        """
+        """Pairs of neighbours, one above the border and one below it."""
+        # Two rays are neighbours where no third lies on all the inequalities that both lie on;
+        # these are then at least as many as the dimensions but two.
         tight = self.tight.astype(np.float32)  # counts below 2^24 are exact, and BLAS adds them
         first, second = np.nonzero(tight[above] @ tight[below].T >= self.rays.shape[1] - 2)
         above, below = above[first], below[second]
@@ -184,10 +182,8 @@ def _bits(members: Int[NumpyArray, " members"]) -> int:
 
 
 def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:
-    """Largest of the facets' sums of counts times values, which are numbers or arrays alike.
-
-    Numbers are added in float64, arrays of float32 in float32, as makespans are.
-    """
+    """Largest of the facets' sums of counts times values, which are numbers or arrays alike."""
+    # Numbers are added in float64, arrays of float32 in float32, as makespans are.
     shape = np.broadcast_shapes(*(np.shape(value) for value in values))
     if is_traced(*values) or math.prod(shape) * len(facets) >= WORTH_COMPILING:
         from pipejax.analysis.formula import compiled_sums  # few numbers need no JAX

@@ -72,14 +72,7 @@ class Envelope(NamedTuple):
 
 
 def find_facets(solve: Solve, domain: Cone, num_parameters: int, most: int) -> Envelope:
-    """Find the facets of a makespan over a domain.
-
-    Args:
-      solve: runs the program.
-      domain: the cone of all (theta.., z >= 0); it may have coordinates between theta and z.
-      num_parameters: length of theta.
-      most: facets at which the search ends.
-    """
+    """Find the facets of a makespan over a domain."""
     search = _Search(solve, domain, num_parameters)
     while True:
         above = search.rays_below_makespan()
@@ -147,11 +140,9 @@ class _Search:
             self.points.setdefault(count, tuple(point))
 
     def _points_of(self, facets: Vectors) -> Vectors:
-        """Points (facets, parameters) where no other counts than those of the facet are longest.
-
-        Where they were found, two longest paths may tie: a second step to the side tells them
-        apart, as soon as it falls on the side of the facet.
-        """
+        """Points (facets, parameters) where no other counts than those of the facet are longest."""
+        # Where they were found, two longest paths may tie: a second step to the side tells them
+        # apart, as soon as it falls on the side of the facet.
         found = np.array([self.found[counts] for counts in map(tuple, facets.tolist())], object)
         points, left = found.copy(), np.arange(len(found))
         for _ in range(ATTEMPTS):
@@ -189,10 +180,7 @@ class _Search:
 
 
 def solve(program: Program, weights: Vectors, points: Vectors) -> tuple[Whole, Vectors]:
-    """Makespans (points) and the counts (points, parameters) of a longest path at each point.
-
-    Points have a type that holds makespans, and so all that is added up to them.
-    """
+    """Makespans (points) and the counts (points, parameters) of a longest path at each point."""
     runs = [
         run_many_on_host(program, weights @ points[k : k + RUNS].T)
         for k in range(0, len(points), RUNS)
@@ -211,13 +199,10 @@ class _Moving(NamedTuple):
 
 
 def makespans_by_form(program: Program, costs: Costs) -> Batch | None:
-    """Makespans (batch) [s] of costs whose arrays all have a batch axis, by their closed form.
-
-    A sample runs through the recurrence as well, every time. None where costs move in more ways
-    than pay, or the form has too many facets.
-
-    An `AssertionError` says that the sample differs.
-    """
+    """Makespans (batch) [s] of costs whose arrays all have a batch axis, by their closed form."""
+    # A sample runs through the recurrence as well, every time. None where costs move in more ways
+    # than pay, or the form has too many facets.
+    # An AssertionError says that the sample differs.
     leaves = {name: np.asarray(leaf) for name, leaf in vars(costs).items() if leaf is not None}
     staying, moving = _split(leaves)
     if not 0 < len(moving) <= MOST_MOVING:

@@ -88,7 +88,6 @@ class Family(NamedTuple):
         return largest
 
     def __str__(self) -> str:
-        """Return one line for each residue that has facets of its own."""
         texts: dict[str, list[int]] = {}
         for residue, branch in sorted(self.branches.items()):
             last = max(n for n in self.found_on if n % self.period == residue)
@@ -162,7 +161,9 @@ def formula_family(
     if step < 1 or numbers != [*range(numbers[0], numbers[-1] + 1, step)]:
         raise ValueError(f"numbers must rise in equal steps, got {numbers}")
     forms = {n: _form(program(n), parameters, n) for n in (*numbers, *later)}
-    known = {n: [*map(_as_facet, form.facets)] for n, form in forms.items()}
+    known = {
+        n: [tuple(map(Fraction, counts)) for counts in form.facets] for n, form in forms.items()
+    }
     for period in range(step, step * (len(numbers) // (degree + 1 + CHECKS)) + 1, step):
         branches: dict[int, Branch] = {}
         first = numbers[0]
@@ -206,10 +207,6 @@ def _form(
     return formula(program, parameters(number) if callable(parameters) else parameters)
 
 
-def _as_facet(counts: Sequence[int | Fraction]) -> Facet:
-    return tuple(map(Fraction, counts))
-
-
 def _branch(
     numbers: list[int], later: list[int], known: Mapping[int, list[Facet]], period: int, degree: int
 ) -> tuple[int, Branch] | None:
@@ -230,10 +227,8 @@ def _branch(
 def _through(
     bases: list[int], checked: list[int], known: Mapping[int, list[Facet]]
 ) -> Branch | None:
-    """Polynomials through facets at some numbers that are facets at all that are checked.
-
-    As many as there are facets, and together all of them; None if there are none such.
-    """
+    """Polynomials through facets at some numbers that are facets at all that are checked."""
+    # As many as there are facets, and together all of them; None if there are none such.
     sizes = {len(known[n]) for n in checked}
     count = sizes.pop()
     if sizes or count > MOST_FACETS or count ** len(bases) > MOST_TRIALS:
@@ -264,7 +259,6 @@ def _interpolated(numbers: Sequence[int], values: Sequence[Fraction]) -> Polynom
 
 
 def _counts(facet: Sequence[Polynomial], number: int) -> Facet:
-    """Counts of a facet at a number."""
     return tuple(
         sum((c * number**k for k, c in enumerate(polynomial)), Fraction(0)) for polynomial in facet
     )

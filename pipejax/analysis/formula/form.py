@@ -141,18 +141,7 @@ class Formula:
         return tuple(tuple(map(float, facet)) for facet in self._fractions)
 
     def __call__(self, theta: Any = None, /, **values: Any) -> Values:
-        """Value of the form [s].
-
-        Args:
-          theta: (..., parameters) their values [s], or none.
-          **values: of each parameter by its name instead; numbers, or arrays that broadcast.
-
-        Returns:
-          (...) the largest facet: the makespan, or less by the gap at most.
-
-        Raises:
-          ValueError: if a parameter is missing, unknown, negative, not finite or out of the box.
-        """
+        """Value of the form [s]."""
         return largest_sum(self._floats, self._checked(theta, values))
 
     def of(self, *values: Any) -> Values:
@@ -348,10 +337,7 @@ class Formula:
 
 
 def scale_of(form: Formula, rays: Vectors) -> Whole:
-    """(rays) what divides the parameters on a ray so that they lie in the box; 0 if nothing does.
-
-    Without a box it is their sum.
-    """
+    """(rays) what divides the parameters on a ray so that they lie in the box; else 0."""
     size = len(form.parameters)
     fixed = fixed_in(form.parameters, form.box)
     if fixed is not None:

@@ -116,10 +116,8 @@ def formula(
 
 
 def _domain(costs: LinearCosts, box: Box) -> Cone:
-    """Cone of (parameters in their units.., z); in a box, (parameters.., 1, z) scaled.
-
-    A parameter that the box fixes needs no 1: it says itself how large all others are.
-    """
+    """Cone of (parameters in their units.., z); in a box, (parameters.., 1, z) scaled."""
+    # A parameter that the box fixes needs no 1: it says itself how large all others are.
     size = len(costs.names)
     _check_box(costs.names, box)
     fixed = fixed_in(costs.names, box)
@@ -150,10 +148,8 @@ def _check_box(names: Sequence[str], box: Box) -> None:
 
 
 def _unit_of(costs: LinearCosts, name: str, value: float) -> tuple[int, Fraction]:
-    """Return where a fixed parameter stands, and how often its value holds what it is counted in.
-
-    That is a part of its unit: `units` of them are 1.
-    """
+    """Where a fixed parameter stands, and how often its value holds what it is counted in."""
+    # That is a part of its unit: units of them are 1.
     at = costs.names.index(name)
     return at, int(costs.units[at]) / Fraction(str(value))
 
@@ -224,7 +220,6 @@ def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
 
 
 def _cone(content: Form) -> Cone:
-    """The cone above the facets, from its rays."""
     size, dims = len(content.names), len(content.domain[0])
     rays = np.array(content.rays, object)
     facets = np.array(content.facets, object)

@@ -13,9 +13,9 @@ from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.checks import ArgumentError, check_types, unknown, wrong
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import FIELDS, PHASE_FIELDS, Costs, unchecked_costs
-from pipejax.engine.lowering.program import LINK_COSTS, CostLayout, Program
+from pipejax.engine.lowering.program import LINK_COSTS, Program
 from pipejax.engine.pricing import check_known, cost_vector, program_for
-from pipejax.schedules.cells.ops import MICROBATCH, STAGE, WORKER, AnyPhase, Phase
+from pipejax.schedules.cells.ops import MICROBATCH, STAGE, WORKER, Phase
 
 MOST_PARTS = 10**4  # into which a weight such as a third divides a unit
 DIRECTIONS = {"": (0, 1), "_F": (0,), "_B": (1,)}  # of messages, by suffix
@@ -79,7 +79,7 @@ def named_parameters(
     Raises:
       ValueError: if a name is unknown, or two give the same time.
     """
-    fields = _fields(program.layout)
+    fields = {phase.kind.time: phase for phase in program.layout.timed}
     of_workers = {field for field, phase in fields.items() if phase.kind.of == WORKER}
     shares: dict[str, dict[str, NumpyArray]] = {}
     given: dict[str, NumpyArray] = {}
@@ -120,11 +120,6 @@ def _completed(
     return share | {name: weight * of[field] for name, of in more.items() if field in of}
 
 
-def _fields(layout: CostLayout) -> dict[str, AnyPhase]:
-    """Fields of `Costs` that a program may read, with a phase that each is the time of."""
-    return {phase.kind.time: phase for phase in layout.timed}
-
-
 def _direction(program: Program, name: str) -> tuple[str, NumpyArray]:
     """Return the field of `Costs` that a parameter gives, and where it does: 1, elsewhere 0."""
     layout = program.layout
@@ -159,12 +154,7 @@ def fixed_in(names: Sequence[str], box: Mapping[str, Any]) -> str | None:
 
 
 def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -> LinearCosts:
-    """Read parameters; check that they are all that a program costs.
-
-    Raises:
-      ValueError: if a name is unknown, a phase of the program has no cost or a weight has the wrong
-        shape.
-    """
+    """Read parameters; check that they are all that a program costs."""
     chosen = default_parameters(program) if parameters is None else parameters
     if isinstance(chosen, str):
         raise wrong("parameters", f"must be a sequence of names, got {chosen!r}")
@@ -241,12 +231,9 @@ def _fraction(weight: float) -> Fraction:
 
 
 def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
-    """Weights of one parameter as nested lists of whole numbers, by phase letter and message part.
-
-    (stages), or (workers) of a phase of these, "pair" too; (2, pipes, boundaries) of messages; each
-    with a last axis of microbatches where costs differ by them. What weighs nothing is left out,
-    and phases that the program does not have.
-    """
+    """Weights of one parameter as nested lists of whole numbers, by phase and message part."""
+    # (stages), or (workers) of a phase of these; (2, pipes, boundaries) of messages;
+    # with a last axis of microbatches where costs differ by them
     layout = program.layout
     each = (layout.num_microbatches,) if layout.per_microbatch else ()
     codes = {*np.unique(program.phase).tolist(), *map(int, layout.paired_phases)}

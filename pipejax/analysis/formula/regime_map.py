@@ -22,23 +22,15 @@ WITHIN = (
 
 
 class RegimeMap(NamedTuple):
-    """A map of the fastest.
+    """A map of the fastest."""
 
-    Attributes:
-      parameters: the first, in times of which the others are; that across; that up.
-      across: values of the second.
-      up: values of the third.
-      names: who is fastest somewhere, ties as "a = b", the largest area first.
-      codes: (up, across) place in names.
-      box: what is drawn of each parameter; the first is 1.
-    """
-
+    # the first, in times of which the others are; that across; that up
     parameters: tuple[str, str, str]
-    across: Float[NumpyArray, " across"]
-    up: Float[NumpyArray, " up"]
-    names: list[str]
-    codes: Int[NumpyArray, "up across"]
-    box: dict[str, tuple[float, float]]
+    across: Float[NumpyArray, " across"]  # values of the second
+    up: Float[NumpyArray, " up"]  # values of the third
+    names: list[str]  # who is fastest somewhere, ties as "a = b", the largest area first
+    codes: Int[NumpyArray, "up across"]  # (up, across) place in names
+    box: dict[str, tuple[float, float]]  # what is drawn of each parameter; the first is 1
 
     @property
     def shares(self) -> dict[str, float]:
@@ -47,16 +39,7 @@ class RegimeMap(NamedTuple):
 
 
 def regime_map(forms: Mapping[str, Formula]) -> RegimeMap:
-    """Find who is fastest where the second and third of three parameters vary.
-
-    Args:
-      forms: closed forms by schedule, all with the same three parameters in the same box. The box
-        gives the ranges; the first parameter is 1.
-
-    Raises:
-      ValueError: if there are not three parameters, the first cannot be 1, another has no range, or
-        a form is not exact.
-    """
+    """Find who is fastest where the second and third of three parameters vary."""
     first = next(iter(forms.values()))
     if len(first.parameters) != 3:
         given = ", ".join(first.parameters)

@@ -139,10 +139,9 @@ def _rows(form: Formula) -> Vectors:
 
 
 def _slowest(one: Formula, other: Formula) -> tuple[dict[str, float], Fraction | float]:
-    """Where the ratio of the first to the second is the largest: on a ray of the second's regions.
-
-    On each of these the second is linear and the first convex, so no ratio between rays is larger.
-    """
+    """Where the ratio of the first to the second is the largest: on a ray of its regions."""
+    # On each of these the second is linear and the first convex, so no ratio between rays is
+    # larger.
     rays, _ = regions(other.envelope.cone, len(other.counts))
     rays = rays[rays[:, : len(one.parameters)].any(axis=1)]
     theta = rays[:, : len(one.parameters)].astype(object) * other.units.astype(object)
@@ -169,7 +168,6 @@ def _at_most(one: Formula, other: Formula) -> tuple[Region, ...]:
 
 
 def _domain(form: Formula) -> Cone:
-    """The domain of a form, without the coordinate of the makespan."""
     cone = form.envelope.cone
     size = cone.rays.shape[1] - 1
     start = Cone.orthant(size)

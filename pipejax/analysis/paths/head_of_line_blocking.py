@@ -155,26 +155,8 @@ def _wait(evaluation: Evaluation, transfer: int, transfer_of: Mapping[int, int])
 def queue_makespans(
     table: ScheduleTable, costs: Costs, *, link: str | Links = "rendezvous"
 ) -> dict[str, float | None]:
-    """Evaluate one table with each scope of the queues, and with messages that use no resource.
-
-    Args:
-      table: the schedule, with or without communication cells.
-      costs: unbatched costs [s].
-      link: `Links`, of which model and queues are varied and all else holds.
-
-    Returns:
-      Makespan [s] by name: "worker", "pair" and "direction" under rendezvous (None where the
-      order of the cells deadlocks), "delay", and "no messages" where they cost nothing.
-
-    Raises:
-      ValueError: if a cost is negative or not finite or has the wrong number of entries.
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=3)
-      >>> queue_makespans(table, pj.Costs(forward=1.0, backward=2.0, transmit=1.5))
-      {'worker': 16.0, 'pair': 16.0, 'direction': 16.0, 'delay': 15.0, 'no messages': 12.0}
-    """
+    """Evaluate one table with each scope of the queues, and with messages that use no resource."""
+    # a queue scope is None where the order of the cells deadlocks
     links, found = Links.of(link), dict[str, float | None]()
     for queues in QUEUES:
         try:

@@ -28,8 +28,6 @@ Edge = tuple[int, int]  # node, and position of the lag in the cost vector
 
 
 class _Kept(NamedTuple):
-    """What a change replaced."""
-
     edges: dict[int, list[Edge]]
     rows: tuple[int, int] | None  # queue, and place of the first of two that were swapped
     vector: Float[NumpyArray, " costs"]
@@ -57,7 +55,6 @@ class IncrementalRun:
     """
 
     def __init__(self, evaluation: Evaluation) -> None:
-        """Run it once."""
         check_types(evaluation=(evaluation, Evaluation))
         self._start = evaluation.table
         self._program = program = by_microbatch(evaluation.program)
@@ -293,11 +290,9 @@ class IncrementalRun:
         return row[slot - 1] if slot else SOURCE, row[slot + 2 : slot + 3]
 
     def _judged(self, one: int, other: int, queue: int, slot: int) -> float | None:
-        """Makespan after a swap, from the paths around both nodes; None where they do not tell.
-
-        The longest path through one of them is found anew. The longest of all others is the one
-        without the first, if that is longer than all through the second, or the other way.
-        """
+        """Makespan after a swap, from the paths around both nodes; None where they do not tell."""
+        # The longest path through one of them is found anew. The longest of all others is the one
+        # without the first, if that is longer than all through the second, or the other way.
         around, finish, duration = self._paths_around(), self._path.finish, self._path.duration
         before, behind = self._beside(queue, slot)
         others = [edge for edge in self._edges[other] if edge[0] != one]
@@ -340,7 +335,6 @@ class IncrementalRun:
         rows: tuple[int, int] | None,
         vector: Float[NumpyArray, " costs"],
     ) -> None:
-        """Keep what a change replaces."""
         self._kept.append(_Kept(edges, rows, vector))
         self._around = None
 
@@ -407,7 +401,6 @@ def _queues(table: ScheduleTable, program: Program) -> list[list[int]]:
 
 
 def _stages(table: ScheduleTable) -> list[list[int]]:
-    """List the stages of each worker."""
     return [
         np.argwhere(table.placement == worker)[:, 1].tolist() for worker in range(table.num_workers)
     ]

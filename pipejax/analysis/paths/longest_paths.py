@@ -1,8 +1,4 @@
-"""The longest paths of a run with their counts: what becomes critical next.
-
-The makespan is the length of the longest path. A path that is a little shorter takes its place when
-what it counts more often gets slower, or what the longest counts more often gets faster.
-"""
+"""The longest paths of a run with their counts: what becomes critical next."""
 
 import itertools
 import math
@@ -122,10 +118,8 @@ def longest_paths(
 def _counted(
     evaluation: Evaluation, program: Program, vector: Float[NumpyArray, " costs"]
 ) -> tuple[list[str], Int[NumpyArray, "costs names"]]:
-    """Name what paths count, and say how often each position in the cost vector counts for it.
-
-    Returns names, (costs, names) counts: a fused pair may be two ops of one phase.
-    """
+    """Name what paths count, and say how often each position in the cost vector counts for it."""
+    # names, (costs, names) counts: a fused pair may be two ops of one phase
     layout = program.layout
     groups = np.array(layout.groups, object)
     each_way = math.prod(layout.link_shape) // 2

@@ -35,21 +35,13 @@ Event = dict[str, Any]
 
 
 class Track(NamedTuple):
-    """A track of a worker; those that overlap go on several of its name.
+    """A track of a worker; those that overlap go on several of its name."""
 
-    Attributes:
-      worker: whose it is.
-      kind: its place among those of the worker.
-      number: of the other worker, or of the lane beside compute.
-      title: what it is called.
-      category: of its slices.
-    """
-
-    worker: int
-    kind: int
-    number: int
-    title: str
-    category: str
+    worker: int  # whose it is
+    kind: int  # its place among those of the worker
+    number: int  # of the other worker, or of the lane beside compute
+    title: str  # what it is called
+    category: str  # of its slices
 
 
 def _compute(worker: int) -> Track:
@@ -135,11 +127,9 @@ def _event(kind: str, worker: int, tid: int, name: str, at: int, **more: Any) ->
 
 
 def _duration(start: int, end: int) -> float:
-    """Return the duration [us] of what lasts from start to end [ns].
-
-    Where the sum of start and duration as floats lies beyond the end as a float, the duration is
-    the next smaller one: who adds them must not come out behind the start of what follows.
-    """
+    """Return the duration [us] of what lasts from start to end [ns]."""
+    # Where the sum of start and duration as floats lies beyond the end as a float, the duration is
+    # the next smaller one: who adds them must not come out behind the start of what follows.
     begin, finish = start / _PER_MICROSECOND, end / _PER_MICROSECOND
     lasts = (end - start) / _PER_MICROSECOND
     while begin + lasts > finish:
@@ -232,11 +222,9 @@ def _lanes(parts: Sequence[_Slice]) -> list[list[_Slice]]:
 def _flows(
     evaluation: Evaluation, of_node: Mapping[int, _Slice], of_messages: Sequence[Sequence[_Slice]]
 ) -> list[Event]:
-    """Lead from every producer over its message to the consumer, where these two take time.
-
-    An end binds to the slice around it, or to the last one that began on its track: so it lies a
-    nanosecond inside, since others may begin and end at its borders.
-    """
+    """Lead from every producer over its message to the consumer, where these two take time."""
+    # An end binds to the slice around it, or to the last one that began on its track: so it lies a
+    # nanosecond inside, since others may begin and end at its borders.
     events, sent = [], evaluation.program.messages
     ends = zip(sent.producer.tolist(), sent.consumer.tolist(), of_messages, strict=True)
     for number, (producer, consumer, parts) in enumerate(ends):
@@ -255,10 +243,8 @@ def _flows(
 
 
 def _in_flight(table: ScheduleTable, ops: Sequence[Bar]) -> list[Event]:
-    """Count activations of each worker: one more from F on, one less from the end of B or W.
-
-    What else kinds take and free is counted beside, by its name.
-    """
+    """Count activations of each worker: one more from F on, one less from the end of B or W."""
+    # What else kinds take and free is counted beside, by its name.
     ledger = ledger_of(phase for phase in table.used_phases if phase not in HOST)
     item = {table.grammar.parts[name]: name for name in table.grammar.items}
     changes: list[tuple[int, int, Counter[str]]] = []  # time [ns], worker, what comes or goes

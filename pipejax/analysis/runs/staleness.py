@@ -181,10 +181,8 @@ def _block_updates(
     start: PerCell,
     finish: PerCell,
 ) -> tuple[PerGradient, PerGradient]:
-    """Number of the block update that applies each gradient, and of those that it can see.
-
-    Runs are separate models: each numbers its own block updates.
-    """
+    """Number of the block update that applies each gradient, and of those that it can see."""
+    # Runs are separate models: each numbers its own block updates.
     same = SAME_MOMENT * float(finish.max())
     updates = table.updates
     run = table.cells.microbatch.ravel()[updates] % table.weights.runs

@@ -67,23 +67,14 @@ class Bar(NamedTuple):
 
 
 class Arrow(NamedTuple):
-    """A message between workers.
+    """A message between workers."""
 
-    Attributes:
-      sender: worker.
-      receiver: worker.
-      start: when it leaves [s].
-      finish: when it arrives [s].
-      op: the SEND_F or SEND_B.
-      is_critical: whether it is on the critical path.
-    """
-
-    sender: int
-    receiver: int
-    start: float
-    finish: float
-    op: Op
-    is_critical: bool
+    sender: int  # worker
+    receiver: int  # worker
+    start: float  # when it leaves [s]
+    finish: float  # when it arrives [s]
+    op: Op  # the SEND_F or SEND_B
+    is_critical: bool  # whether it is on the critical path
 
 
 def timed_beside_cells(evaluation: Evaluation) -> Int[NumpyArray, " some"]:
@@ -182,11 +173,7 @@ class Window(NamedTuple):
 
 
 def segment_of(run: Evaluation, segment: str) -> Window:
-    """Return when a segment of a run begins and ends.
-
-    Raises:
-      ValueError: if there is no such segment, or it takes no time.
-    """
+    """Return when a segment of a run begins and ends."""
     name = one_of(segment, SEGMENTS, "part")
     ops = run.table.ops
     worker = ops.cell // run.table.num_slots
@@ -218,11 +205,7 @@ def segment_of(run: Evaluation, segment: str) -> Window:
 def window_of(
     runs: Sequence[Evaluation], start: float | None, stop: float | None, part: str | None
 ) -> Window | None:
-    """Return the part of the time axis that is asked for, long enough for all runs; None for all.
-
-    Raises:
-      ValueError: if it is empty, or given in two ways.
-    """
+    """Part of the time axis that is asked for, long enough for all runs; None for all."""
     if part is not None:
         if start is not None or stop is not None:
             raise ValueError("part gives both ends of the time axis: leave start and stop out")

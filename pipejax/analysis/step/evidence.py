@@ -1,8 +1,4 @@
-"""Evidence: which regimes of training were measured, and how far predictions were off.
-
-A search goes to where its model errs on the fast side. So every layout knows its regime, and a plan
-ranks those apart that nobody has measured on the machine: their step times are extrapolations.
-"""
+"""Evidence: which regimes of training were measured, and how far predictions were off."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -42,7 +38,6 @@ class Regime(NamedTuple):
     is_narrow: bool
 
     def __str__(self) -> str:
-        """Name it."""
         parts = [
             "below 16 bits" if self.is_narrow else "16 bits",
             "ZeRO 3" if self.splits_weights else "ZeRO 0 to 2",
@@ -75,10 +70,8 @@ class Evidence(NamedTuple):
 
 
 def regimes_of(rows: MeasuredRows, per_node: float) -> list[Regime]:
-    """Return the regime of each row on nodes of so many accelerators where rows do not say it.
-
-    The accelerators that experts are spread over are neighbours: they fill a node first.
-    """
+    """Return the regime of each row on nodes of so many accelerators where rows do not say it."""
+    # The accelerators that experts are spread over are neighbours: they fill a node first.
     nodes = np.where(rows.accelerators_per_node > 0, rows.accelerators_per_node, per_node)
     experts = (rows.column("experts") > 0) * (1 + (rows.expert > nodes))
     narrow = np.isin(rows.precision, list(OPERAND_BYTES))

@@ -102,7 +102,6 @@ class Undone:
     """A run whose costs are changed, to see what that saves."""
 
     def __init__(self, evaluation: Evaluation) -> None:
-        """Remember the run."""
         self.run, self.table = evaluation, evaluation.table
 
     def costs(self, rules: str) -> Costs:
@@ -119,16 +118,11 @@ class ComputeTimes(NamedTuple):
     """What a microbatch takes in the ops of each stage, and a step in those of each worker.
 
     What is of workers, and of no stage, counts on workers alone.
-
-    Attributes:
-      stages: (stages) of the mean microbatch [s].
-      workers: (workers) [s].
-      microbatches: (microbatches) of each in all stages [s].
     """
 
-    stages: Float[NumpyArray, " stages"]
-    workers: Float[NumpyArray, " workers"]
-    microbatches: Float[NumpyArray, " microbatches"]
+    stages: Float[NumpyArray, " stages"]  # (stages) of the mean microbatch [s]
+    workers: Float[NumpyArray, " workers"]  # (workers) [s]
+    microbatches: Float[NumpyArray, " microbatches"]  # (microbatches) of each in all stages [s]
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> "ComputeTimes":
@@ -296,10 +290,7 @@ def _rules(undone: Undone) -> Iterator[Fault]:
 def message_times(
     table: ScheduleTable, costs: Costs
 ) -> Mapping[tuple[int, int], Mapping[int, float]]:
-    """Mean time of messages by pair of workers and stage boundary [s]; both directions together.
-
-    Where several pipes go over a boundary, it is of the workers of the first one.
-    """
+    """Mean time of messages by pair of workers and stage boundary [s]; both directions together."""
     edges = table.grammar.edges(table.num_stages)
     shape = 2, table.num_pipes, len(edges)
     each = np.zeros(shape)
@@ -329,7 +320,6 @@ def _longest_wait(run: Evaluation) -> str:
 
 
 def _longest_microbatch(run: Evaluation) -> str:
-    """Which microbatch takes longest."""
     seconds = ComputeTimes.of(run).microbatches
     longest = int(seconds.argmax())
     ratio = seconds[longest] / (seconds.mean() or 1.0)

@@ -22,10 +22,7 @@ DEARNESS: Mapping[tuple[str, Any], int] = {
 
 
 def fitting_change(workload: Workload, table: ScheduleTable, room: float) -> Change | None:
-    """Find the least change of a workload whose need the memory of an accelerator has room for [B].
-
-    Returns fields and their new values, the least dear; None where none makes it fit.
-    """
+    """Least change of a workload whose need the memory of an accelerator has room for [B]."""
     for change in sorted(_changes(workload), key=_dearness):
         if memory_bytes(dataclasses.replace(workload, **change), table).max() <= room:
             return change

@@ -38,12 +38,9 @@ LEAST_STAGES, LEAST_BOUNDARIES = 8, 16  # filled up to a power of two, at least 
 
 
 class Slowed(NamedTuple):
-    """Slow workers in a batch of costs.
+    """Slow workers in a batch of costs."""
 
-    Attributes:
-      factors: (stages), or (stages, microbatches) where copies of a stage differ.
-    """
-
+    # (stages), or (stages, microbatches) where copies of a stage differ
     factors: Float[NumpyArray, "..."]
 
     @classmethod
@@ -86,15 +83,10 @@ class Slowed(NamedTuple):
 
 
 class StagePlaces(NamedTuple):
-    """Where each stage and each boundary stands among the distinct ones.
+    """Where each stage and each boundary stands among the distinct ones."""
 
-    Attributes:
-      stage: (stages) place of each stage.
-      boundary: (pipes, boundaries) place of each boundary.
-    """
-
-    stage: Int[NumpyArray, " stages"]
-    boundary: Int[NumpyArray, "pipes boundaries"]
+    stage: Int[NumpyArray, " stages"]  # (stages) place of each stage
+    boundary: Int[NumpyArray, "pipes boundaries"]  # (pipes, boundaries) place of each boundary
 
     def spread(self, costs: Costs) -> Costs:
         """Costs of all stages from those of the distinct ones, behind the axis of a batch."""
@@ -116,23 +108,15 @@ class StagePlaces(NamedTuple):
 
 
 class PricedSystems(NamedTuple):
-    """Work priced on a batch of systems.
+    """Work priced on a batch of systems."""
 
-    Attributes:
-      costs: with the batch axis first [s].
-      systems: the batch.
-      work: of distinct stages.
-      places: where these stand.
-      moved: costs of distinct stages with slopes by resources, where the host knows them.
-      quickly: whether few systems are priced in all.
-    """
-
-    costs: Costs
-    systems: System
-    work: StageWork
-    places: StagePlaces
+    costs: Costs  # with the batch axis first [s]
+    systems: System  # the batch
+    work: StageWork  # of distinct stages
+    places: StagePlaces  # where these stand
+    # costs of distinct stages with slopes by resources, where the host knows them
     moved: Costs | None
-    quickly: bool
+    quickly: bool  # whether few systems are priced in all
 
     def rows(self, rows: Rows) -> "PricedSystems":
         """The same of some systems."""
@@ -155,11 +139,8 @@ def price_systems(
     quickly: bool = False,
     slopes: bool = False,
 ) -> PricedSystems:
-    """Price work on a batch of systems, and if wanted with slopes by resources.
-
-    `quickly` is for few systems that are not priced on the host: it compiles quickly, and computes
-    slowly.
-    """
+    """Price work on a batch of systems, and if wanted with slopes by resources."""
+    # quickly: compile fast and compute slowly, for few systems that the host does not price
     distinct, places = distinct_stages(work)
     moved = None
     if are_few_numbers(systems):
@@ -175,16 +156,13 @@ def price_systems(
 
 
 def _costs_of(work: StageWork, system: System, _: tuple[()]) -> Costs:
-    """Costs of work on one system."""
     return work_costs(work, system)
 
 
 def are_few_numbers(systems: System) -> bool:
-    """Whether a batch is priced on the host in less time than a program for it compiles in.
-
-    So it is if there are few systems, or if only their networks differ: of all kernels and of all
-    exchanges inside a node one is priced then.
-    """
+    """Whether a batch is priced on the host in less time than a program for it compiles in."""
+    # So it is if there are few systems, or if only their networks differ: of all kernels and of all
+    # exchanges inside a node one is priced then.
     without: dict[str, Any] = dict.fromkeys(NETWORK)
     others = dataclasses.replace(systems, **without)
     return len(np.asarray(systems.gpus_per_node)) <= FEW or not any(
@@ -207,11 +185,9 @@ def many_systems(systems: System, *, moved: bool = False) -> System:
 def resource_shares(
     program: Program, priced: PricedSystems, *, slowed: Slowed | None = None
 ) -> tuple[Found, Float[NumpyArray, "batch resources"]]:
-    """Step times, and shares of the critical path by resource, for a batch of systems.
-
-    The costs are those with slow workers. Returns (batch) step times [s], and (batch, resources)
-    shares in the order of `RESOURCES`, which sum to 1.
-    """
+    """Step times, and shares of the critical path by resource, for a batch of systems."""
+    # The costs are those with slow workers. Returns (batch) step times [s], and (batch, resources)
+    # shares in the order of RESOURCES, which sum to 1.
     systems = priced.systems
     size = len(np.asarray(systems.gpus_per_node))
     times, counts = makespans_and_grad(program, priced.costs, batch_size=size)
@@ -300,10 +276,8 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
 
 
 def _kept(rows: Any, least: int) -> tuple[Int[NumpyArray, " kept"], Int[NumpyArray, " columns"]]:
-    """Columns to keep, the last one repeated to a power of two, and which of them each column is.
-
-    Without columns, the place behind the last is kept.
-    """
+    """Columns to keep, the last repeated to a power of two, and which of them each column is."""
+    # Without columns, the place behind the last is kept.
     _, kept, place = np.unique(np.stack(rows), axis=1, return_index=True, return_inverse=True)
     more = _size(len(kept), least) - len(kept)
     return np.append(kept, np.full(more, kept[-1] if len(kept) else 0)), place.ravel()

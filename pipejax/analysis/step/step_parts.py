@@ -159,13 +159,10 @@ def _telescoped(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
 
 
 def _idle_until_turns(table: ScheduleTable, program: Program, run: HostRun) -> tuple[float, float]:
-    """Idle time of the mean worker before its first backward, and from there to its last forward.
-
-    Without backwards, before its first forward.
-
-    Ops of a row run one after the other, so what is idle before an op is its start less the
-    durations before it.
-    """
+    """Idle time of the mean worker before its first backward, then to its last forward."""
+    # Without backwards, before its first forward.
+    # Ops of a row run one after the other, so what is idle before an op is its start less the
+    # durations before it.
     node = program.node_of_cell
     # (workers, slots) idle up to the end of each op; empty slots stand on the source, at time 0
     idle = run.finish[node] - run.duration[node].cumsum(axis=1)
@@ -206,6 +203,5 @@ def stages_alike(costs: Costs, table: ScheduleTable, *, microbatches: bool = Fal
 
 
 def _run(table: ScheduleTable, costs: Costs, links: Links) -> tuple[Program, HostRun]:
-    """Run a table on the host."""
     program, vector = lower_and_price(table, costs, links)
     return program, run_on_host(program, vector)

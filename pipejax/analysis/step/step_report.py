@@ -1,9 +1,4 @@
-"""Where the seconds of a training step go, and what they buy: MFU, tokens, price, bands.
-
-The mean worker spends part of a step in ops: its accelerator computes, exchanges within layers
-that compute does not hide, or waits for the host that starts its kernels. The rest of the step it
-waits, for the reasons of `step_parts`.
-"""
+"""Where the seconds of a training step go, and what they buy: MFU, tokens, price, bands."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -153,5 +148,4 @@ def breakdown(evaluation: Evaluation, workload: Workload, system: System) -> dic
 
 
 def _mean_busy(program: Program, costs: Costs) -> float:
-    """Seconds that the mean worker spends in ops."""
     return float(busy_times(program, np.asarray(cost_vector(program, costs))).mean())

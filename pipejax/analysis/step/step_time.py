@@ -53,52 +53,32 @@ Values = Float[NumpyArray, "batch values"]
 
 
 class RowInputs(NamedTuple):
-    """What the price of a row depends on beside the system.
+    """What the price of a row depends on beside the system."""
 
-    Attributes:
-      model: the transformer.
-      layout: how accelerators share the work.
-      stages: what each stage holds, and where.
-      recompute: what a layer itself recomputes.
-      setting: what a row says of its machine.
-    """
-
-    model: Model
-    layout: Layout
-    stages: Stages
-    recompute: str
-    setting: "Setting"
+    model: Model  # the transformer
+    layout: Layout  # how accelerators share the work
+    stages: Stages  # what each stage holds, and where
+    recompute: str  # what a layer itself recomputes
+    setting: "Setting"  # what a row says of its machine
 
 
 class Setting(NamedTuple):
-    """What a row says of its machine, and which of the fitted layers it has.
+    """What a row says of its machine, and which of the fitted layers it has."""
 
-    Attributes:
-      gpus_per_node: accelerators of a node, 0 where the system says it.
-      network_bandwidth: that a message between nodes reaches, 0 where the system says it [B/s].
-      layer_group: which factor the time of its layers has, where they have factors.
-    """
-
-    gpus_per_node: Number
+    gpus_per_node: Number  # accelerators of a node, 0 where the system says it
+    # that a message between nodes reaches, 0 where the system says it [B/s]
     network_bandwidth: Number
-    layer_group: Number
+    layer_group: Number  # which factor the time of its layers has, where they have factors
 
 
 @dataclasses.dataclass(frozen=True)
 class PricingKind:
-    """Costs of one row, for the pricer.
+    """Costs of one row, for the pricer."""
 
-    Attributes:
-      reads: fields of `Costs` that the programs read.
-      form: structure of the row's work and setting.
-      shapes: (leaves) of their numbers, which lie one behind the other.
-      names: numbers of the system that values are given for.
-    """
-
-    reads: tuple[str, ...]
-    form: Any
-    shapes: Shapes
-    names: tuple[str, ...] = ()
+    reads: tuple[str, ...]  # fields of `Costs` that the programs read
+    form: Any  # structure of the row's work and setting
+    shapes: Shapes  # (leaves) of their numbers, which lie one behind the other
+    names: tuple[str, ...] = ()  # numbers of the system that values are given for
 
     def row(self, numbers: Float[Array, " numbers"]) -> tuple[StageWork, Setting]:
         """Put together the work and the setting of a row."""
@@ -128,20 +108,13 @@ class PricingKind:
 
 
 class RowBatch(NamedTuple):
-    """Rows that are priced together.
+    """Rows that are priced together."""
 
-    Attributes:
-      rows: which of all rows.
-      numbers: (rows, numbers) their work and settings.
-      kind: all else.
-      programs: each program, and which of these rows run it.
-      ops: fields of `Costs` that rows of profiles read, which rows, and of which stages.
-    """
-
-    rows: Rows
-    numbers: Float[NumpyArray, "rows numbers"]
-    kind: PricingKind
-    programs: tuple[tuple[Program, Rows], ...]
+    rows: Rows  # which of all rows
+    numbers: Float[NumpyArray, "rows numbers"]  # (rows, numbers) their work and settings
+    kind: PricingKind  # all else
+    programs: tuple[tuple[Program, Rows], ...]  # each program, and which of these rows run it
+    # fields of `Costs` that rows of profiles read, which rows, and of which stages
     ops: tuple[tuple[str, Rows, Rows], ...]
 
     def prices(self, kind: PricingKind, system: System, values: Values) -> Known:
@@ -192,12 +165,10 @@ class StepTimes:
         layer_group: Rows | None = None,
         system: System | None = None,
     ) -> None:
-        """Build the schedule of every row, and lay the numbers of all rows out as arrays.
-
-        `link` is that of rows that do not say theirs.
-        `layer_group` says which factor the time of a row's layers has (`predict_and_grad`), and
-        `system` for whose times it takes planned schedules: `predict` takes those of its own.
-        """
+        """Build the schedule of every row, and lay the numbers of all rows out as arrays."""
+        # link is that of rows that do not say theirs. layer_group says which factor the time of a
+        # row's layers has (predict_and_grad), and system for whose times it takes planned
+        # schedules: predict takes those of its own.
         check_types(rows=(rows, MeasuredRows))
         group = np.zeros(len(rows), int) if layer_group is None else layer_group
         self.size = len(rows)
@@ -217,7 +188,6 @@ class StepTimes:
             self.programs = list(map(self._program, range(self.size), self._costs(system)))
 
     def _program(self, row: int, costs: Costs) -> Program:
-        """The program of a row at its costs, which a planned schedule follows."""
         builder, table = self._builders[row], self.tables[row]
         if not builder.planned:
             return self.programs[row]
@@ -259,11 +229,7 @@ class StepTimes:
         return RowBatch(rows, numbers, kind, _by_program(programs), ops)
 
     def predict(self, system: System) -> Float[NumpyArray, " rows"]:
-        """Predict the step time of each row [s].
-
-        Nothing is compiled, which would take longer than all else: rows are few, and equal ones
-        are priced once.
-        """
+        """Predict the step time of each row [s]."""
         costs = self._costs(system)
         programs = map(self._program, range(self.size), costs)
         return np.array(
@@ -286,11 +252,9 @@ class StepTimes:
     def predict_and_grad(
         self, system: System, names: Sequence[str], values: Values
     ) -> tuple[Float[NumpyArray, "batch rows"], Float[NumpyArray, "batch rows values"]]:
-        """Predict all rows under each set of values of named numbers; NaN is the system's own.
-
-        More values than names are factors of layer times, one for each group of layers.
-        Returns (batch, rows) step times [s], and (batch, rows, values) their derivatives.
-        """
+        """Predict all rows under each set of values of named numbers; NaN is the system's own."""
+        # More values than names are factors of layer times, one for each group of layers. Returns
+        # (batch, rows) step times [s], and (batch, rows, values) their derivatives.
         system = _numbers(system)
         seconds = np.empty((len(values), self.size))
         slopes = np.empty((len(values), self.size, values.shape[1]))
@@ -304,12 +268,10 @@ class StepTimes:
 
 
 def _work(row: RowInputs) -> StageWork:
-    """Count the work of one row in NumPy."""
     return work_of_stages(row.model, row.layout, row.stages, recompute=row.recompute)
 
 
 def _as_it_was(system: System, setting: Setting) -> System:
-    """The machine with what a row says of it."""
     near, rate = setting.gpus_per_node, setting.network_bandwidth
     per_node = xp.where(near > 0, near, system.gpus_per_node)
     bandwidth = xp.where(rate > 0, rate / system.network.efficiency, system.network.bandwidth)
@@ -413,10 +375,7 @@ def _by_program(programs: Mapping[int, Program]) -> tuple[tuple[Program, Rows], 
 def _solved(
     batch: RowBatch, costs: Mapping[str, NumpyArray]
 ) -> tuple[Float[NumpyArray, "batch rows"], dict[str, NumpyArray]]:
-    """Solve the programs of all rows: makespans, and counts of all costs on the critical path.
-
-    A row of a profile is its op alone.
-    """
+    """Solve the programs of all rows: makespans, and counts of all costs on the critical path."""
     counts = {name: np.zeros_like(leaf) for name, leaf in costs.items()}
     seconds = np.empty(costs["forward"].shape[:2])
     for field, rows, stages in batch.ops:

@@ -412,7 +412,6 @@ def _fill(found: Predictions, which: NumpyArray, part: Predictions) -> None:
 
 
 def _predict(rows: MeasuredRows, system: System, predict: Predict) -> Predictions:
-    """Predict rows on a machine, as the stack of each uses it."""
     found = _none(len(rows))
     for name in dict.fromkeys(rows.stack.tolist()):
         which = rows.stack == name
@@ -430,10 +429,7 @@ def _predict(rows: MeasuredRows, system: System, predict: Predict) -> Prediction
 def predicted_by_costs(
     rows: MeasuredRows, system: System, link: str | Links = "delay"
 ) -> Predictions:
-    """Predict rows by the cost model, with the 90 % band of the machine's calibration.
-
-    Memory is predicted where it was measured, and of all rows where some ran out of it.
-    """
+    """Predict rows by the cost model, with the 90 % band of the machine's calibration."""
     check_machine_of_rows(rows, system)
     times = _step_times(rows, link)
     seconds = times.predict(system)

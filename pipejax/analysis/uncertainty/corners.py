@@ -1,8 +1,4 @@
-"""Corners: a run at several sets of costs at once, as static timing analysis looks at a chip.
-
-A corner is a set of costs with a name: a slow link, a hot accelerator, a long microbatch. What
-matters is the worst of all: the slack that every op has whichever corner comes true.
-"""
+"""Corners: a run at several sets of costs at once, as static timing analysis looks at a chip."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -26,17 +26,12 @@ Scores = Float[NumpyArray, " knots"]
 
 
 class Kind(NamedTuple):
-    """A family of distributions.
+    """A family of distributions."""
 
-    Attributes:
-      factor: takes standard normal scores and a spread above 0, returns the factors there.
-      largest: largest spread.
-      summary: what it is.
-    """
-
+    # takes standard normal scores and a spread above 0, returns the factors there
     factor: Callable[[Scores, float], Scores]
-    largest: float
-    summary: str
+    largest: float  # largest spread
+    summary: str  # what it is
 
 
 def _lognormal(score: Scores, spread: float) -> Scores:
@@ -95,7 +90,6 @@ class Distribution:
     spread: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the name and the spread."""
         name = known_as(self.name, DISTRIBUTIONS, "distribution")
         object.__setattr__(self, "name", name)
         largest = DISTRIBUTIONS[self.name].largest
@@ -110,7 +104,6 @@ class Distribution:
             )
 
     def __str__(self) -> str:
-        """Print as on the command line."""
         return f"{self.name}:{self.spread:g}"
 
 
@@ -136,7 +129,6 @@ class Straggler:
     slowdown: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the probability and the slowdown."""
         if not is_number(self.probability) or self.probability > 1:
             raise ValueError(
                 f"the probability of a straggler must be from 0 to 1, got {self.probability!r}"
@@ -147,7 +139,6 @@ class Straggler:
             )
 
     def __str__(self) -> str:
-        """Print as on the command line."""
         return f"{self.probability:g}:{self.slowdown:g}"
 
 
@@ -177,16 +168,13 @@ class Jitter:
     op_straggler: Straggler = Straggler()
 
     def __post_init__(self) -> None:
-        """Check what varies."""
         for name, factors in vars(self).items():
             check_types(**{name: (factors, Straggler if "straggler" in name else Distribution)})
 
 
 def factor_table(distribution: Distribution) -> Float[NumpyArray, " knots"]:
-    """Factors at scores from -`LARGEST_SCORE` to `LARGEST_SCORE`, evenly spaced.
-
-    Returns (knots) factors in single precision, ascending; all 1 where the spread is 0.
-    """
+    """Factors at scores from -`LARGEST_SCORE` to `LARGEST_SCORE`, evenly spaced."""
+    # Returns (knots) factors in single precision, ascending; all 1 where the spread is 0.
     if distribution.spread == 0:
         return np.ones(KNOTS, np.float32)
     scores = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, KNOTS)

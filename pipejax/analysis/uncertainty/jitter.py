@@ -1,7 +1,4 @@
-"""Step times under jitter: every op and message of every sample has its own random duration.
-
-Schedules under the same jitter are ranked by step time and by slowdown, or make a dataset.
-"""
+"""Step times under jitter: every op and message of every sample has its own random duration."""
 
 import contextlib
 import dataclasses
@@ -198,7 +195,6 @@ class _Slowest:
     """The slowest draw of each sample, a draw for each replica, and what is on its longest path."""
 
     def __init__(self, samples: int, replicas: int) -> None:
-        """Begin before the first draw."""
         self.makespans = np.full(samples, -np.inf)
         self.draws = np.zeros(samples, np.int64)
         self.counts = self._last = np.zeros(1, np.int64)  # of all samples, and of the last one
@@ -223,10 +219,7 @@ class _Slowest:
 
 
 def sample_costs(run: Jittered, costs: Costs, sample: int) -> NodeCosts:
-    """Durations and lags of one sample, to inspect for example the worst one.
-
-    Returns duration (nodes) and lag (nodes, max_preds) [s], for `critical_path` and `slack`.
-    """
+    """Durations and lags of one sample, to inspect for example the worst one."""
     count = len(run.makespans)
     if not 0 <= sample < count:
         raise ValueError(f"sample must be from 0 to {count - 1}, got {sample}")
@@ -296,10 +289,9 @@ def _durations(
     size: int,
     num_workers: int,
 ) -> tuple[Float[Array, "samples _"], ...]:
-    """Durations (samples, width) [s] of every op, and of every message once or twice.
-
-    Every sample has its own keys, so it depends neither on its part nor on the padding of columns.
-    """
+    """Durations (samples, width) [s] of every op, and of every message once or twice."""
+    # Every sample has its own keys, so it depends neither on its part nor on the padding of
+    # columns.
     sample = first + jnp.arange(size, dtype=jnp.uint32)
 
     def draw(stream: int, sampler: Callable[..., Array], count: int) -> Float[Array, "samples _"]:

@@ -44,26 +44,7 @@ class PlaceSensitivity(NamedTuple):
 def place_sensitivity(
     evaluation: Evaluation, factors: tuple[float, ...] = (0.5, 2.0)
 ) -> list[PlaceSensitivity]:
-    """Find how the step depends on each stage, worker and stage boundary, by exact runs.
-
-    Args:
-      evaluation: a run.
-      factors: on all times of a place.
-
-    Returns:
-      Places, those first on which most depends: by share, then by what the last factor costs.
-
-    Raises:
-      ValueError: if a factor is negative or not finite.
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=8)
-      >>> run = pj.evaluate(table, pj.Costs(forward=[1.0, 2.0], backward=[2.0, 4.0]))
-      >>> first = place_sensitivity(run)[0]
-      >>> first.place, round(first.share, 3), first.step_times
-      ('stage1', 0.941, (27.0, 99.0))
-    """
+    """Find how the step depends on each stage, worker and stage boundary, by exact runs."""
     check_types(evaluation=(evaluation, Evaluation))
     found = [
         PlaceSensitivity(place, what, share, _runs(evaluation, f"{what}@{place}", factors))

@@ -174,10 +174,8 @@ def swings(
 
 
 def is_possible(model: Model, parameter: str, factor: float) -> bool:
-    """Whether there is a model with so many times a parameter: its heads can be shared, and so on.
-
-    A slope asks for no such model, a whole step time does.
-    """
+    """Whether there is a model with so many times a parameter."""
+    # A slope asks for no such model, a whole step time does.
     name = parameter.removeprefix("model.")
     if name == parameter:
         return True
@@ -235,11 +233,9 @@ class _ScaledPrices:
 
 @functools.partial(compiled, static_argnames="prices")
 def _costs_and_slopes(point: _Point, *, prices: _ScaledPrices) -> tuple[Costs, Costs]:
-    """Costs, and their derivatives by the logarithms of all factors on an axis at the end.
-
-    Forward mode: counts of FLOP and bytes share so many terms that their reverse pass takes
-    XLA five times as long to compile.
-    """
+    """Costs, and their derivatives by the logarithms of all factors on an axis at the end."""
+    # Forward mode: counts of FLOP and bytes share so many terms that their reverse pass takes XLA
+    # five times as long to compile.
 
     def price(logs: Float[Array, " parameters"]) -> tuple[Costs, Costs]:
         costs = prices(point, logs, ())

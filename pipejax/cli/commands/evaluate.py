@@ -86,7 +86,6 @@ class TimingSettings(NamedTuple):
         return report
 
     def _costs(self, evaluation: "pj.Evaluation") -> "dict[str, pj.Costs]":
-        """Costs by corner."""
         costs = {NOMINAL: evaluation.costs}
         for text in self.corner or ():
             name, colon, rules = (part.strip() for part in text.partition(":"))

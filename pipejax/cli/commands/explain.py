@@ -105,7 +105,6 @@ def explain(
 
 
 def _stage_layers(text: str, stages: int) -> list[int]:
-    """Read layers: one number for all stages, or one for each."""
     counts = parse_counts(text, "--stage-layers")
     return counts * stages if len(counts) == 1 else counts
 

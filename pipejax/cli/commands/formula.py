@@ -209,11 +209,7 @@ def _parse_family(text: str) -> tuple[str, list[int]]:
 
 
 def _family(chosen: _Chosen, symbol: str, given: list[int]) -> "pj.results.Family":
-    """Find the family that a schedule belongs to.
-
-    M takes the multiples of P, for most schedules repeat themselves after these, and where that
-    shows no family every number, of which periods up to 2P show; P takes 2 to 13.
-    """
+    """Find the family that a schedule belongs to."""
     from pipejax.analysis.formula.family import NoFamilyError  # loads JAX
 
     workers, microbatches = chosen.choice.workers, chosen.choice.microbatches
@@ -259,10 +255,7 @@ def _family(chosen: _Chosen, symbol: str, given: list[int]) -> "pj.results.Famil
 
 
 def _parse_box(text: str | None, first: str) -> dict[str, tuple[float, float]]:
-    """Read ranges, as F=1:2,c=0:0.5, or F=1 of a parameter that is fixed.
-
-    The first parameter is 1 where nothing says how large it is.
-    """
+    """Read ranges, as F=1:2,c=0:0.5, or F=1 of a parameter that is fixed."""
     found: dict[str, tuple[float, float]] = {}
     has_unit = False
     for entry in text.split(",") if text is not None else ():

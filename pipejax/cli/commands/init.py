@@ -1,8 +1,4 @@
-"""`pipejax init`: a file to begin with that no example holds.
-
-Models and systems are copies of those that come with pipejax, sources included; what training
-configurations and logs say becomes models and measured rows.
-"""
+"""`pipejax init`: a file to begin with that no example holds."""
 
 import csv
 import io

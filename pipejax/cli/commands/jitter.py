@@ -77,7 +77,6 @@ class SamplingOptions(NamedTuple):
     def _read(
         self, name: str, make: Callable[..., Any], first: Callable[[str], Any], form: str
     ) -> Any:
-        """Read what is given as FIRST:NUMBER."""
         text = getattr(self, name)
         part, colon, value = (each.strip() for each in text.partition(":"))
         given, number = first(part), parse_ratio(value)

@@ -192,8 +192,6 @@ def _next_commands(out: Path | None) -> tuple[str, ...]:
 
 
 class _PosedTask(NamedTuple):
-    """What is to be optimised."""
-
     table: pj.ScheduleTable
     costs: "pj.Costs"
     room: Room

@@ -69,7 +69,6 @@ class LayoutChoices(NamedTuple):
 
 
 def _values(name: str, text: str) -> list[Any]:
-    """Read values that commas separate."""
     words = [word.strip() for word in text.split(",")]
     if name == "recompute":
         return words
@@ -173,7 +172,6 @@ def plan(
 
 
 def _kept(is_config: bool) -> str:
-    """Say what a file holds."""
     return "the best as options for --config in" if is_config else "all layouts in"
 
 

@@ -115,7 +115,6 @@ def _builders() -> dict[str, Builder]:
 
 
 def _phases(builder: Builder) -> list[str] | None:
-    """Letters of the phases of a small table, if there is one."""
     try:
         table = builder.function(**SMALL)
     except Exception:  # a user's own function may have needs, and faults, of its own

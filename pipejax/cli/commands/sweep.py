@@ -77,8 +77,6 @@ def sweep_run(
 
 
 class _Rate(ProgressColumn):
-    """Points per second."""
-
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
         return Text("-" if speed is None else f"{speed:,.0f} points/s")

@@ -175,7 +175,6 @@ def _pair(text: str, known: Any, option: str, example: str) -> list[str]:
 def _counts(
     result: Mapping[str, Any], counts: Mapping[str, int], *, is_filtered: bool
 ) -> Iterator[str]:
-    """Say how many points there are, and how many are illegal or not there yet."""
     told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     chosen = f"; {result['selected']:,} keep the conditions" if is_filtered else ""
     yield f"{result['store']}: {result['points']:,} points: {told}{chosen}"
@@ -191,10 +190,7 @@ def _counts(
 def _table(
     found: "SweepResults", points: "Sequence[DistinctPoint]", title: str
 ) -> Iterator[object]:
-    """Show points; axes that are the same in all of them are told once, below.
-
-    An axis that does not matter at a point has all its values there.
-    """
+    """Show points; axes that are the same in all of them are told once, below."""
     is_short = tells_lines()
     shown = points[:LONGEST] if is_short else points
     rows, spread = [found.point(each.place) for each in shown], [each.same for each in shown]

@@ -185,7 +185,6 @@ def _save(folder: Path, analysis: "Analysis") -> None:
 
 
 def _new_folder(name: str) -> Path:
-    """A folder that is not there."""
     names = (f"{name}-{k}" if k > 1 else name for k in itertools.count(1))
     return next(path for path in map(Path, names) if not os.path.lexists(path))
 

@@ -1,7 +1,4 @@
-"""`pipejax tune WHAT`: what to set so that a step takes the least time.
-
-Messages, microbatches and places are orders, which local search finds (`tune_orders.py`).
-"""
+"""`pipejax tune WHAT`: what to set so that a step takes the least time."""
 
 import time
 from collections.abc import Iterator, Mapping

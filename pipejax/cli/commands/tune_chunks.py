@@ -89,7 +89,6 @@ def _parse_times(text: str) -> dict[str, Any]:
 
 
 def _said(result: Mapping[str, Any], found: "Found[PromptChunks]") -> Iterator[object]:
-    """Say how it compares with others, and what each chunk takes."""
     best = result["best"]
     count, until = len(best["sizes"]), f"[bold]{seconds(found.value)}[/] until the first token"
     yield f"{result['prompt']} tokens in {count} chunks on {result['workers']} workers: {until}"

@@ -210,7 +210,6 @@ def _stages(asked: _Split, found: "Found[Partition]") -> object:
 
 
 def _held(stage: str) -> str:
-    """Say what the letters of a stage are."""
     words = {"E": "embedding", "t": "layers", "m": "MTP", "L": "head"}
     found = []
     for letter, word in words.items():

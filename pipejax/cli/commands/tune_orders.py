@@ -1,8 +1,4 @@
-"""`pipejax tune messages|microbatches|places`: what stands in which order, by local search.
-
-Messages are SEND and RECV cells, of which the command says too which wait for which. Microbatches
-that differ are given an order, workers are given places: permutations, searched alike.
-"""
+"""`pipejax tune messages|microbatches|places`: what stands in which order, by local search."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -379,7 +375,6 @@ def _seats(placed: "PlacedCosts", found: Any) -> Table:
 
 
 def _draw_seats(placed: "PlacedCosts", found: "Found[Any]", figure: Output) -> None:
-    """Draw who sits where, in order and as found."""
     if figure.path is None:
         return
     from pipejax.plots.charts import machine_picture  # matplotlib is an extra, slow to import

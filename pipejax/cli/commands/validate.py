@@ -85,7 +85,6 @@ def validate(
 
 
 def _statistics(found: "Validation") -> dict[str, Any]:
-    """What `--json` says of some rows."""
     time, memory = found.time, found.memory
     result: dict[str, Any] = {"rows": len(found.measured)}
     result |= dict.fromkeys(TITLES) if time is None else pick(time, " ".join(TITLES))

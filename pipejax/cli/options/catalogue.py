@@ -1,9 +1,4 @@
-"""What every option is: kind of value, one line of help, short letter, and the panel it stands in.
-
-An option has one record, so it means the same in every command that has it. What a command does
-beyond that with an option, or what its values are in full, is said in the docstring of the command
-or of the record of options that declares it.
-"""
+"""What every option is: kind of value, one line of help, short letter, and its panel."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -65,7 +60,6 @@ def _often(
 
 
 def _of_workload(field: WorkloadField) -> OptionRecord:
-    """Return the option of a field of a workload."""
     kinds = {
         **{"whole": ValueKind("N", field.least, field.most), "flag": FLAG, "name": NAME},
         "share": NUMBER,

@@ -1,9 +1,4 @@
-"""What a command line gives, as it is written.
-
-Looked at twice: before a command reads it, for what the parser lets pass (an option given twice,
-empty, or without effect beside the others), and when an error of the library is to name the option
-that was given, not the argument that it became.
-"""
+"""What a command line gives, as it is written."""
 
 import itertools
 import json
@@ -108,7 +103,10 @@ class GivenOptions:
 
     def __init__(self, arguments: Sequence[str], takes: Mapping[str, Parameter]) -> None:
         """Write short options out, and find the value of every option."""
-        self.takes = {name: _kinds(parameter) for name, parameter in takes.items()}
+        self.takes = {
+            name: value_kinds(get_args(parameter.annotation)[0])
+            for name, parameter in takes.items()
+        }
         self.repeated = {
             name for name, kinds in self.takes.items() if any(get_origin(k) is list for k in kinds)
         }
@@ -222,10 +220,7 @@ class GivenOptions:
         return _in_letters(message)
 
     def _called(self, error: ArgumentError, text: str, *, alone: bool) -> str:
-        """Return the text of an error with an option in place of its argument.
-
-        An option stands before a text that names no argument, where the text stands alone.
-        """
+        """Return the text of an error with an option in place of its argument."""
         name = self._option(error)
         if name is None:
             return text
@@ -238,10 +233,7 @@ class GivenOptions:
         return found
 
     def _option(self, error: ArgumentError) -> str | None:
-        """Return the option of an argument: one that is given, if the command has several.
-
-        Of an unknown name it is the option that has this value, whatever the name should be of.
-        """
+        """Return the option of an argument: one that is given, if the command has several."""
         names = (error.argument, OF_ARGUMENTS.get(error.argument, ""), f"{error.argument}s")
         known = [name for name in names if name in self.takes]
         given = [name for name in known if self.asks_for(name)]
@@ -267,21 +259,13 @@ def _in_letters(message: str) -> str:
     return message
 
 
-def _kinds(parameter: Parameter) -> set[Any]:
-    """Return the types of an option's value, without None."""
-    return value_kinds(get_args(parameter.annotation)[0])
-
-
 OF_THE_LINE = ("config", "help", "help_all")  # options that a file does not give
 
 
 def read_config(
     path: Path, command: str, takes: Mapping[str, Collection[Any]], commands: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the options that a file gives to a command, by name and as they would be written.
-
-    A section that has the name of a command holds options of that command alone.
-    """
+    """Yield the options that a file gives to a command, by name and as they would be written."""
     content = _load(path)
     firsts = {each.partition(" ")[0] for each in commands}
     sections = {name: own for name, own in content.items() if name in firsts and _is_table(own)}

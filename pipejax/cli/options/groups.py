@@ -132,11 +132,7 @@ _INPUTS = ("options", "pricing")  # groups that those are made from
 
 
 class CommandOptions:
-    """The options of a command: its own, and those of the groups that it takes as arguments.
-
-    An argument that is a named tuple of options is a group too. An option of a group that has the
-    name of one of the command's own is read by the command, not by the group.
-    """
+    """The options of a command: its own, and those of the groups that it takes as arguments."""
 
     def __init__(self, command: Callable[..., Any]) -> None:
         """Look up the groups, and put all options together."""
@@ -199,10 +195,7 @@ class CommandOptions:
         return found
 
     def run(self, given: Mapping[str, Any]) -> int:
-        """Run the command, print its answer and return the exit code.
-
-        Outputs are checked before any work.
-        """
+        """Run the command, print its answer and return the exit code."""
         draws = flag("figure") if "figure" in self.outputs else ""
         outputs = {
             name: Output(given[name], flag(name), given["force"], draws * (name != "figure")).check(
@@ -225,12 +218,7 @@ class CommandOptions:
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of every group that it takes as an argument.
-
-    A command declares groups, such as `table`, `options`, `pricing` or `links`, as arguments and
-    receives what the group's options choose. What docstrings say of options beyond the catalogue is
-    their help. A command that has an output has `--force`.
-    """
+    """Give a command the options of every group that it takes as an argument."""
     options = CommandOptions(command)
 
     @functools.wraps(command)

@@ -141,10 +141,7 @@ class Room(NamedTuple):
         return float((self.limits.min() - stages.at_work[0].max()) / whole.max())
 
     def of_search(self, table: pj.ScheduleTable) -> Float[NumpyArray, " workers"]:
-        """Return (workers) the limits of a search, which takes and frees at F, I and W alone.
-
-        What a backward recomputes is set aside: some backward follows where most is held.
-        """
+        """Return (workers) the limits of a search, which takes and frees at F, I and W alone."""
         work = self.stages.at_work
         if work.any() and (self.stages.weight_share > 1).any():
             raise ValueError(
@@ -216,10 +213,7 @@ class MemoryLimit(NamedTuple):
 def read_weights_limit(
     text: Text, table: pj.ScheduleTable, workload: "pj.Workload | None"
 ) -> tuple[Float[NumpyArray, " workers"] | None, bool]:
-    """Read what gathered weights may take: (workers) or None for no limit, and whether in bytes.
-
-    Without a limit it is in bytes where a model says how many.
-    """
+    """Read what gathered weights may take: (workers) or None for no limit, and whether in bytes."""
     if text is None:
         return None, workload is not None
     values, in_bytes = MemoryLimit.read(text, WEIGHTS_OPTION)

@@ -52,7 +52,6 @@ class ShardingChoice(NamedTuple):
 
 
 def _whole(text: str, option: str, least: int) -> list[int]:
-    """Read whole numbers, one or several."""
     numbers = parse_list(text, option)
     if any(number != int(number) or number < least for number in numbers):
         raise ValueError(f"{option} must be whole numbers of at least {least}, got {text!r}")

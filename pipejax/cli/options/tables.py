@@ -108,10 +108,7 @@ class TableOptions(NamedTuple):
             )
 
     def planned_for(self, schedule: str, table: pj.ScheduleTable) -> dict[str, Any]:
-        """Times that the order of a table was planned for, by letter; c is that of a message.
-
-        Empty where the order does not follow from times.
-        """
+        """Times that the order of a table was planned for, by letter; c is that of a message."""
         builder = self.builder(schedule)
         if not builder.planned:
             return {}
@@ -450,11 +447,7 @@ def chosen_tables(
     *,
     with_curves: bool = True,
 ) -> tuple[list[pj.ScheduleTable], dict[str, str]]:
-    """Build or read the tables; of several that are named, some may not exist: these say why.
-
-    Where their memory curves are shown, a memory limit is a line in those of any schedule, beside
-    what schedules are planned for that know a limit.
-    """
+    """Build or read the tables; of several that are named, some may not exist: these say why."""
     if with_curves:
         options = options._replace(of_runs=(*options.of_runs, "memory_limit"))
         choice = choice._replace(options=options)

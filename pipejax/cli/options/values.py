@@ -1,9 +1,4 @@
-"""Values of options: how they are declared, and how texts become numbers.
-
-A record or a command says the types of its options, the catalogue what they are. What a docstring
-says of an option under `Options:` or `Attributes:` follows its line of the catalogue in
-`--help-all`: the details, or what the command does with it.
-"""
+"""Values of options: how they are declared, and how texts become numbers."""
 
 import inspect
 import math

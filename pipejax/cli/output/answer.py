@@ -73,10 +73,7 @@ def searched(
     report: Callable[[Any], Callable[[], Answer]],
     gap: float = 0.0,
 ) -> Answer:
-    """Run a local search under a bar, and answer with its result; if interrupted, with that so far.
-
-    `report` works out what is said of a result, and returns what writes its files and answers.
-    """
+    """Run a local search under a bar, and answer with its result, if interrupted too."""
     with (
         best_so_far(lambda search: report(search.found("interrupted"))()) as keep,
         progress("searching", iterations) as bar,

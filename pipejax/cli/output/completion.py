@@ -153,10 +153,7 @@ SHELLS: Mapping[str, Callable[[Completable], str]] = {
 def completion_script(
     shell: str, commands: Mapping[str, str], options_of: Callable[[str], Iterable[str]]
 ) -> str:
-    """Return the script that completes commands, options and names of schedules in a shell.
-
-    `commands` say what each is about, `options_of` what it takes.
-    """
+    """Return the script that completes commands, options and names of schedules in a shell."""
     shell = one_of(shell, SHELLS, "--completion SHELL")
     options = {
         called: {name: record(name, called) for name in options_of(called) if name in CATALOGUE}

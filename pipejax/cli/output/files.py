@@ -27,10 +27,7 @@ PRINTED = {".csv": "--format csv", ".json": "--json"}  # options of all commands
 
 @dataclasses.dataclass
 class Output:
-    """A file that an option names: checked before the work, written after it.
-
-    A command declares it as `out: Annotated[Output, TABLE]`; that alone gives it `--force` too.
-    """
+    """A file that an option names: checked before the work, written after it."""
 
     path: Path | None = None  # the file, or None where none is given
     option: str = "--out"  # that names it
@@ -62,7 +59,7 @@ class Output:
         if kind.is_new and os.path.lexists(self.path):
             raise ValueError(f"{out} exists: give a folder that does not")
         if kind.is_folder:
-            self._check_folder(out, kind)
+            self._check_folder(out)
         elif self.path.is_dir():
             raise ValueError(f"{out} is a folder")
         elif self.path.is_file() and not self.force:
@@ -80,7 +77,7 @@ class Output:
             return f": {PRINTED[suffix]} prints the numbers"
         return ""
 
-    def _check_folder(self, out: str, kind: OutputKind) -> None:
+    def _check_folder(self, out: str) -> None:
         """Check a store: what is no dataset of ours is never replaced."""
         path = self.path or Path()
         if not os.path.lexists(path):
@@ -91,10 +88,8 @@ class Output:
             raise ValueError(f"{out} is not a dataset that was written here: it is never replaced")
 
     def save(self, write: Callable[[Path], object], text: Callable[[], str] | None = None) -> None:
-        """Write the file, where one is given; what goes wrong is raised by `end`.
-
-        So the report is printed whatever becomes of the file.
-        """
+        """Write the file, where one is given; what goes wrong is raised by `end`."""
+        # So the report is printed whatever becomes of the file.
         if self.path is None:
             return
         try:
@@ -156,12 +151,7 @@ def check_modules(needs: str, modules: tuple[str, ...], extra: str) -> None:
 def drawing(
     out: Output, columns: int, height: float, paper: "Paper | None" = None
 ) -> "Iterator[tuple[Figure, Axes]]":
-    """Give a figure to draw on, one or two columns of a paper by inches, and write it to a file.
-
-    A paper that is given says itself how wide it is.
-
-    Only where `check` has passed.
-    """
+    """Give a figure to draw on, one or two columns of a paper by inches, and write it to a file."""
     import matplotlib as mpl  # an extra, slow to import
 
     from pipejax.plots import style

@@ -20,7 +20,6 @@ class Plans:
     """Schedules whose order was planned for times, and stays as it is in their forms."""
 
     def __init__(self) -> None:
-        """Begin without any."""
         self.times: dict[str, dict[str, Any]] = {}  # by name, then by letter; c is a message
         self._labels: dict[str, dict[str, str]] = {}  # of names, by what they were planned for
 

@@ -1,9 +1,4 @@
-"""What `--help` prints: options in panels, two screens at most, and `--help-all`: every option.
-
-Where not all options of a command fit with a line each, those that are used often have one, and
-the others of their panel are named below them. No library draws it: that would take longer than
-all else that help needs.
-"""
+"""What `--help` prints: options in panels, two screens at most, and `--help-all`: every option."""
 
 import inspect
 import itertools
@@ -164,7 +159,6 @@ def _wrapped(text: str, width: int, indent: str) -> list[str]:
 
 
 def _columns(rows: Iterable[tuple[str, str]], left: int, width: int) -> Iterator[str]:
-    """Write names, and beside them what they are."""
     for name, text in rows:
         lines = textwrap.wrap(text, width - left, break_on_hyphens=False) or [""]
         if len(name) > left - 2:

@@ -39,10 +39,7 @@ def layout_json(workload: "pj.Workload | None", table: pj.ScheduleTable) -> dict
 
 
 def launch_lines(launches: "Iterable[pj.results.Launch]", *, rest: bool = False) -> Iterator[Text]:
-    """Say what each launcher is told, and of those that cannot run a layout what they lack.
-
-    With `rest` they are told the rest of it, too.
-    """
+    """Say what each launcher is told, and of those that cannot run a layout what they lack."""
     for each in launches:
         lacks = f"lacks {'; '.join(each.lacks)}" if each.lacks else ""
         told = each.text if rest or not lacks else ""

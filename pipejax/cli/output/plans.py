@@ -39,14 +39,14 @@ def plan_lines(found: "PlanResult") -> Iterator[object]:
     yield evidence_line(best.regime, best.evidence, request.system.name)
     yield _room(found)
     yield _beside(found)
-    yield _table(found, (best, *found.runners_up), "the shortest steps of all layouts that fit")
+    yield _table((best, *found.runners_up), "the shortest steps of all layouts that fit")
     yield from _turned_round(found)
     if found.outside:
         reason = (
             f"apart: nobody measured {' or '.join({one.regime: None for one in found.outside})} on "
             f"{request.system.name} closely enough: calibrate on runs of your own before you trust"
         )
-        yield _table(found, found.outside, reason)
+        yield _table(found.outside, reason)
     yield plain(
         f"{found.enumerated:,} layouts, {found.fitting:,} fit the memory, {found.evaluated:,} "
         f"evaluated exactly with {found.programs:,} programs in {found.seconds:.1f} s: the lower "
@@ -105,7 +105,6 @@ def _turned_round(found: "PlanResult") -> Iterator[object]:
 
 
 def _quantity(number: str, value: float) -> str:
-    """Write a number of a machine in its unit."""
     from pipejax.costs.system.parts import dimension_of  # needs JAX, which help does without
 
     if (dimension := dimension_of(number)) == "s":
@@ -114,7 +113,7 @@ def _quantity(number: str, value: float) -> str:
     return f"{value / factor:.4g} {unit}"
 
 
-def _table(found: "PlanResult", shown: "Sequence[PlannedLayout]", title: str) -> object:
+def _table(shown: "Sequence[PlannedLayout]", title: str) -> object:
     """One row for each idea, whose memory stands in it however narrow the terminal is."""
     few = {name for name in UNUSUAL if all(one.layout[name] == 1 for one in shown)}
     letters = {name: letter for name, letter in LETTERS.items() if name not in few}
@@ -151,7 +150,6 @@ def _splits(one: "PlannedLayout") -> Iterator[str]:
 
 
 def _band(one: "PlannedLayout") -> str:
-    """The band of a step time, where there is one."""
     if one.band is None:
         return ""
     low, high = one.band

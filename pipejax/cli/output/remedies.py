@@ -66,10 +66,7 @@ def write_tables_of(draft: Path, found: "Explanation", files: Mapping[int, Path]
 def command_of(
     remedy: "Remedy", first: "Setup", line: Line, table: Path | None, written: Path | None
 ) -> str:
-    """The command that repeats a remedy, whose table is in a file if nothing else builds it.
-
-    A table with other rules is built by no option: `explain` writes it first, to `written`.
-    """
+    """The command that repeats a remedy, whose table is in a file if nothing else builds it."""
     setup = remedy.setup
     changes = dict(setup.options)
     called = "evaluate"

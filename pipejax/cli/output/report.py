@@ -1,7 +1,4 @@
-"""What is printed: tables from columns or from the rows of the JSON, and single lines.
-
-A table has one description; it is printed as text that keeps the width, as Markdown, LaTeX or CSV.
-"""
+"""What is printed: tables from columns or from the rows of the JSON, and single lines."""
 
 import csv
 import io
@@ -206,11 +203,9 @@ FORMATS: Mapping[str, Callable[..., str]] = {"markdown": _markdown, "latex": _la
 
 
 def fitted(table: Table, width: int) -> Iterator[Table | str]:
-    """Yield what draws a table in so many columns: nothing is cut.
-
-    Headers and long cells are broken at their spaces. Where that is not enough, the table goes on
-    below itself, with the columns again that say what a row is of.
-    """
+    """Yield what draws a table in so many columns: nothing is cut."""
+    # Headers and long cells are broken at their spaces. Where that is not enough, the table goes on
+    # below itself, with the columns again that say what a row is of.
     if table.box is None:
         for column in table.columns:
             column.overflow = "fold"

@@ -54,10 +54,7 @@ def report_page(
     name: str = "as it is",
     ran: Ran | None = None,
 ) -> str:
-    """Return the page: the run as it is, called `name`, and with the first remedy.
-
-    `rows` are the remedies as `--json` has them. A measured run stands above both.
-    """
+    """Return the page: the run as it is, called `name`, and with the first remedy."""
     from pipejax.plots.explorer.page import page, rendered
     from pipejax.plots.explorer.payload import Explored
 

@@ -156,12 +156,7 @@ def paths_table(paths: "list[LongPath]") -> Table:
 
 
 def short_form(ops: Iterable[str]) -> str:
-    """Write ops of a path shortly: those that follow each other by stage or microbatch as a range.
-
-    Example:
-      >>> short_form(["0F0", "1F0", "2F0", "2F1", "2F2", "2B2", "1B2", "0B2"])
-      '0-2F0 2F1-2 2-0B2'
-    """
+    """Write ops of a path shortly: those in sequence by stage or microbatch as a range."""
     runs: list[list[tuple[str, ...]]] = []
     for op in ops:
         parts = _OP.fullmatch(op)

@@ -1,7 +1,4 @@
-"""A run in the terminal: a line of cells for each worker, in the colours of the figures.
-
-Where there are no colours, as in a file, bars part the ops and letters tell their phases.
-"""
+"""A run in the terminal: a line of cells for each worker, in the colours of the figures."""
 
 import dataclasses
 import functools
@@ -130,7 +127,9 @@ def print_legend(out: Console, shown: Sequence[ShownRun]) -> None:
     looks = looks_of_runs(shown)
     for name, look in sorted(looks.items(), key=lambda each: -palette.lightness(each[1].fill)):
         letter = f" {name} " if in_colour else name
-        legend.append(letter, _style(look) if in_colour else "").append(f" {look.name}  ")
+        legend.append(letter, f"{look.ink} on {look.fill}" if in_colour else "").append(
+            f" {look.name}  "
+        )
     if any(each.run.table.is_fused.any() for each in shown):
         legend.append("+ fused pair  ")
     if second := name_of_second(each.run.table for each in shown):
@@ -150,10 +149,6 @@ def print_limit(out: Console, held: HeldMemory) -> None:
     ends = " to ".join(dict.fromkeys(map(text, (held.limits.min(), held.limits.max()))))
     over = [f"worker {worker} holds {text(held.memory.peak[worker])}" for worker in held.over]
     out.print(f"memory limit {ends}: {', '.join(['exceeded', *over]) if over else 'kept'}")
-
-
-def _style(look: palette.Look, is_second: bool = False) -> str:
-    return f"{look.ink} on {look.shade if is_second else look.fill}"
 
 
 def _row(
@@ -211,7 +206,6 @@ class _OpCells(NamedTuple):
         return STROKE if self.is_second else " "
 
     def _label(self, room: int, shortest: str) -> str:
-        """The longest name for which there is room."""
         phase, number = self.bar.ops[0].phase.name, self.bar.number
         texts = [self.bar.label] * self.with_stage + [f"{phase}{number}", shortest]
         texts = texts if number else [phase]

@@ -107,10 +107,7 @@ def clock_lines(analysis: "Analysis", most: int | None = None) -> Iterator[str]:
 
 
 def suspect_lines(analysis: "Analysis", most: int) -> Iterator[str]:
-    """What is slower than the others of its kind; clocks have lines of their own.
-
-    Of a kind of which as many are named as can be, one line: its things differ.
-    """
+    """What is slower than the others of its kind; clocks have lines of their own."""
     kinds = Counter(one.kind for one in analysis.suspects if one.kind != "clock")
     many = [kind for kind, count in kinds.items() if count >= LISTED]
     for kind in many:

@@ -46,10 +46,7 @@ def kinds(run: Evaluation) -> tuple[str, ...]:
 
 
 def factors_of(runs: Sequence[Evaluation], also: Collection[AnyPhase] = ()) -> list[Factor]:
-    """List the sliders of some runs: kinds that cost anything, and messages wherever there are.
-
-    `also` are phases of other tables, which have sliders where the costs of a run know them.
-    """
+    """List the sliders of some runs: kinds that cost anything, and messages wherever there are."""
     costs_anything = {kind for run in runs for kind in _kinds_that_cost(run)}
     costs_anything |= {
         phase.name
@@ -119,7 +116,6 @@ class FormSearch:
     """Looks for the closed forms of programs as long as there are not too many nodes in all."""
 
     def __init__(self) -> None:
-        """Begin with the nodes that may be searched."""
         self.nodes_left = MOST_NODES
 
     def form(
@@ -129,11 +125,7 @@ class FormSearch:
         factors: Sequence[Factor],
         base: Float[NumpyArray, " costs"],
     ) -> dict[str, Any] | None:
-        """The form of a program of a run's table, or None where it is too large or pairs overlap.
-
-        Its parameters are the kinds of costs that have factors: a time, where it is one for all
-        stages and messages, else the factor itself. `base` is what the factors multiply.
-        """
+        """The form of a program of a table, or None where it is too large or pairs overlap."""
         overlaps = run.costs.pair_factor is not None and program.layout.num_pairs
         if overlaps or program.num_nodes > self.nodes_left:
             return None
@@ -167,10 +159,8 @@ class FormSearch:
 def _weights(
     costs: Costs, parameters: Mapping[str, Any], fields: Mapping[str, str]
 ) -> dict[str, Costs]:
-    """Costs where one parameter is 1 and all others are 0; what costs nothing stays known.
-
-    `fields` says which cost is that of a phase, by its letters.
-    """
+    """Costs where one parameter is 1 and all others are 0; what costs nothing stays known."""
+    # fields says which cost is that of a phase, by its letters.
     named = {key: fields.get(key, key) for key in parameters}
     known = {field for field, value in vars(costs).items() if value is not None}
     free = dict.fromkeys(known - {*named.values()}, 0.0)

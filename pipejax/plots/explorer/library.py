@@ -1,14 +1,9 @@
-"""Tables that a page carries to choose from, and what it needs to lower tables by itself.
-
-Tables are carried as the text of their cells, all in one deflated text: a page lowers the one that
-is chosen, as it does one that is dropped on it. What the cells mean (`grammar`) are the records of
-the library: there is no second list of phases or of what waits for what.
-"""
+"""Tables that a page carries to choose from, and what it needs to lower tables by itself."""
 
 import base64
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,10 +100,7 @@ class OfferedTimes(NamedTuple):
 
 
 def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
-    """What cells mean, what waits for what, and what workers hold, for a page that reads tables.
-
-    `given` is what a table's JSON says of it.
-    """
+    """What cells mean, what waits for what, and what workers hold, for a page that reads tables."""
     codes = phases.codes(grammar)
 
     def coded(of: Iterable[AnyPhase]) -> list[int]:
@@ -134,7 +126,9 @@ def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
         "offRow": by_code({phase: phase.kind.lane for phase in grammar.off_row}),
         "together": coded(grammar.together),
         "ofWorkers": coded(grammar.of_workers),
-        "rules": [_rule(rule, coded) for rule in _stated(grammar.all_rules, waits)],
+        "rules": [
+            _rule(rule, coded) for rule in grammar.all_rules if rule.consumer not in (*HOST, *waits)
+        ],
         "ofSlices": [_rule(rule, coded) for rule in OF_SLICES],
         "slices": grammar.slices,
         "forwardOnly": grammar.forward_only,
@@ -145,11 +139,6 @@ def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
         "sizes": [1.0, WEIGHT_SHARE, 1.0, *np.zeros(len(AT_WORK)), *grammar.items.values()],
         "shares": [*IN_FLIGHT, *grammar.items.values()],
     }
-
-
-def _stated(rules: Iterable[Rule], waits: Sequence[Phase]) -> Iterator[Rule]:
-    """Rules that a page follows: what it refuses, and waits, have others."""
-    return (rule for rule in rules if rule.consumer not in (*HOST, *waits))
 
 
 def _rule(rule: Rule, coded: Callable[[Iterable[AnyPhase]], list[int]]) -> dict[str, Any]:

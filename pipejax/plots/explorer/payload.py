@@ -1,9 +1,4 @@
-"""What a page of the explorer holds: schedules with their costs, memory and programs.
-
-Ops and messages of a schedule are listed once. A program, one for each link model, adds which node
-stands for each, what the nodes wait for, and where their costs stand in the cost vector, so that
-the page can run it by the recurrence.
-"""
+"""What a page of the explorer holds: schedules with their costs, memory and programs."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -85,10 +80,7 @@ NOTHING = Carried()
 def payload(
     explored: Sequence[Explored], *, unit: str, carried: Carried = NOTHING
 ) -> dict[str, Any]:
-    """Collect what a page shows of runs under one link model, as JSON holds it.
-
-    `unit` is that of times: "s" or "slots".
-    """
+    """Collect what a page shows of runs under one link model, as JSON holds it."""
     runs = [each.run for each in explored]
     if runs[0].links.eager_below:
         raise ArgumentError(
@@ -169,7 +161,7 @@ def _schedule(
     cells = _executed_cells(programs)
     number = np.full(run.table.cells.phase.size, -1)  # of the op in each cell
     number[cells] = np.arange(len(cells))
-    beside = _beside(run)
+    beside = np.unique(_key(run.program, timed_beside_cells(run)), axis=0)
     if recorded is not None:  # no other table takes the times of one step: what is not read can go
         base = np.where(read_by(run.program), base, 0.0)
     keys = ["", *(factor.key for factor in factors)]
@@ -235,14 +227,6 @@ def _key(program: Program, nodes: Int[NumpyArray, " some"]) -> Int[NumpyArray, "
     """What tells all-reduces and updates without a cell apart, under any link model."""
     fields = program.phase, program.stage, program.microbatch, program.worker
     return np.stack([np.asarray(field)[nodes] for field in fields], axis=1)
-
-
-def _beside(run: Evaluation) -> Int[NumpyArray, "some fields"]:
-    """All-reduces and updates without a cell that cost anything.
-
-    They are told by phase, stage, microbatch and worker.
-    """
-    return np.unique(_key(run.program, timed_beside_cells(run)), axis=0)
 
 
 def _ops(
@@ -315,11 +299,9 @@ def _program(
 
 
 def _memory(run: Evaluation, memory: MemoryShown, number: Int[NumpyArray, " cells"]) -> Packed:
-    """Changes of what workers hold, by worker: at which end of which op, how many of which part.
-
-    A part's sizes are by stage, or by stage and microbatch; as activations in flight it counts as
-    its share of one.
-    """
+    """Changes of what workers hold, by worker: at which end of which op, how many of which part."""
+    # A part's sizes are by stage, or by stage and microbatch; as activations in flight it counts as
+    # its share of one.
     held, table = HeldOps.of(run.table), run.table
     cell = held.worker * table.num_slots + held.start
     # a time that says which op it is of, and which end; on a worker they come in this order

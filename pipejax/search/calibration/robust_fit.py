@@ -117,7 +117,6 @@ def robust_fit(
     starts: Points,
     weights: Float[NumpyArray, "batch rows"],
     *,
-    most_steps: int = MOST_STEPS,
     losses: tuple[Loss, ...] = (HUBER, STUDENT),
 ) -> RobustFit:
     """Fit from every start with its own weights of the rows."""
@@ -132,7 +131,7 @@ def robust_fit(
     for of in losses:
         state = state._replace(noise=_noise(state, weights, of), damping=np.full(size, DAMPING))
         converged = np.zeros(size, bool)
-        for _ in range(most_steps):
+        for _ in range(MOST_STEPS):
             active = np.flatnonzero(~converged)
             if not len(active):
                 break
@@ -237,7 +236,6 @@ class Uncertainty(NamedTuple):
     """How well each parameter is known, in spreads of its prior."""
 
     error: Points  # standard error by rows and prior together
-    error_of_rows: Points  # by the rows alone; infinite where they leave a parameter open
     identified: NumpyArray  # whether the rows say more of a parameter than its prior
 
 
@@ -247,12 +245,4 @@ def uncertainty(fit: RobustFit) -> Uncertainty:
     # prior, with all others free, more than halve that variance.
     size = fit.point.shape[1]
     error = np.sqrt(np.einsum("bpp->bp", np.linalg.inv(fit.curvature + np.eye(size))))
-    alone = np.full_like(fit.point, np.inf)
-    for one, information in enumerate(fit.curvature):
-        values, vectors = np.linalg.eigh(information)
-        known = values > 1e-10 * values.max(initial=0)
-        # a direction that no row sees leaves every parameter open that has a part in it
-        is_open = (vectors[:, ~known] ** 2).sum(axis=1) > 1e-8
-        variance = (vectors[:, known] ** 2 / values[known]).sum(axis=1)
-        alone[one] = np.where(is_open, np.inf, np.sqrt(variance))
-    return Uncertainty(error, alone, error**2 < 0.5)
+    return Uncertainty(error, error**2 < 0.5)

@@ -70,14 +70,12 @@ def plain_answers(joint: JointProblem) -> Iterator[TunedJointly]:
             yield joint.pick(plain, times, int(np.isfinite(times).sum()))
 
 
-def tune_jointly(
-    joint: JointProblem, *, starts: int = 8, steps: int = 40, seed: int = 0
-) -> TunedJointly:
+def tune_jointly(joint: JointProblem, *, starts: int = 8, steps: int = 40) -> TunedJointly:
     """Find the best setting of each pair, by gradient."""
     relax, family = Jointly(joint.parts), joint.problem.family
     counts = (joint.microbatches,) if joint.microbatches else family.few_microbatches
     pairs = len(joint.problem.capacity)
-    first, lower, upper = _starts(joint, starts, seed)
+    first, lower, upper = _starts(joint, starts)
     found = joint.problem.objective(relax, *counts).minima(
         first,
         joint.problem.given(np.arange(pairs), joint.microbatches or 1),
@@ -118,11 +116,11 @@ Bounds = Float[NumpyArray, "pairs variables"]
 
 
 def _starts(
-    joint: JointProblem, starts: int, seed: int
+    joint: JointProblem, starts: int
 ) -> tuple[Float[NumpyArray, "starts pairs variables"], Bounds, Bounds]:
     """Points to start from, even shares first, and bounds of the variables."""
     pairs, stages = joint.problem.pairs.assigned.layers.shape
-    rng, parts = np.random.default_rng(seed), []
+    rng, parts = np.random.default_rng(0), []
     lower, upper = [], []
     for name in joint.parts:
         part, width = PARTS[name], PARTS[name].width(stages)
