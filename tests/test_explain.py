@@ -15,9 +15,7 @@ from daily import daily
 from markupsafe import escape
 
 import pipejax as pj
-from pipejax.analysis.step.faults import against_others
 from pipejax.analysis.step.step_parts import WAITS, stages_alike, step_parts
-from pipejax.base.medians import medians_of_others
 from pipejax.schedules.table.communication_cells import TorchLowering
 
 LINKS = ("delay", "queued", "blocking", "rendezvous")
@@ -227,15 +225,6 @@ def test_a_planted_fault_is_the_first_one(fault, schedule):
         assert remedy.bound <= remedy.step_time * (1 + 1e-9)
     saves = [remedy.saves for remedy in found.remedies]
     assert saves == sorted(saves, reverse=True)
-
-
-@pytest.mark.parametrize("size", [2, 3, 4, 7, 8])
-def test_each_is_held_against_the_median_of_the_others(size):
-    for seed in range(20):
-        values = np.random.default_rng(seed).integers(0, 5, size).astype(float)  # with equals
-        others = [np.median(np.delete(values, k)) for k in range(size)]
-        assert medians_of_others(values).tolist() == others
-    assert against_others(np.array([1.0, 1.0, 3.0])).tolist() == [0.5, 0.5, 3.0]
 
 
 def test_a_limit_of_each_worker_that_does_not_suffice():

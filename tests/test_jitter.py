@@ -16,7 +16,6 @@ from legal_sizes import at_least
 import pipejax as pj
 from pipejax.analysis.uncertainty.distributions import DISTRIBUTIONS
 from pipejax.analysis.uncertainty.jitter import jitter_dataset, sample_costs
-from pipejax.cli.app import run as command
 from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.batched import interpreter
 from pipejax.engine.pricing import price
@@ -252,18 +251,6 @@ def test_dataset_is_read_back(tmp_path):
     other = pj.jitter(build(), costs, ALL, samples=20, seed=4, link="queued")
     with pytest.raises(ValueError, match="same links, workers and microbatches"):
         jitter_dataset({**runs, "other": other})
-
-
-@pytest.fixture
-def call(capsys):
-    """Run a command; return exit code, stdout and stderr."""
-
-    def call(*arguments):
-        code = command([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 SIZE = ["--workers", "4", "--microbatches", "8", "--worker-times", "F=1,B=2", "--samples", "200"]

@@ -3,8 +3,6 @@
 import json
 import re
 import shlex
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -274,35 +272,6 @@ def test_no_store(answer, call, tmp_path, monkeypatch, few_baselines):
     code, out, err = call("optimize", *THREE, "--time-limit", 0.1, "--json")
     assert (code, json.loads(out)["makespan"]) == (0, 310.0)
     assert re.fullmatch(r"warning: store: .*cache/.*\.json is not used: .*\n", err)
-
-
-@pytest.mark.slow  # by SIGTERM test_signals.py has it always
-def test_ctrl_c_prints_the_best_so_far(tmp_path):
-    # tests that run in the background hand down that the signal is ignored
-    code = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from pipejax.cli import main; main()"
-    )
-    arguments = ["optimize", *HARD, "--store", str(tmp_path), "--json"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    while not list(tmp_path.glob("*.json")):
-        assert process.poll() is None
-        time.sleep(0.05)
-    time.sleep(2)
-    process.send_signal(signal.SIGINT)
-    begun = time.monotonic()
-    out, err = process.communicate(timeout=30)
-    assert time.monotonic() - begun < 4
-    assert (process.returncode, err) == (130, "error: interrupted: this is the best so far\n")
-    found = json.loads(out)
-    assert (found["status"], found["stopped"]) == ("feasible", "interrupted")
-    assert max(found["peak_memory"]) <= 3
-    assert 0 < found["lower_bound"] < found["makespan"]
 
 
 def test_infeasible_is_said_before_any_work(call):

@@ -28,11 +28,8 @@ from pipejax.search.tuning.joint import plain_settings, search_jointly, tune_joi
 from pipejax.search.tuning.joint_space import PARTS, Jointly, JointProblem, any_size
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 from pipejax.search.tuning.rounding import (
-    TooManyError,
-    compositions,
     improve,
     swaps,
-    whole_with_sum,
 )
 
 front = importlib.import_module("pipejax.search.tuning.tune")
@@ -220,17 +217,6 @@ def test_descent_keeps_to_its_bounds_and_the_best_point():
         descend(jump, np.array([0.0]), steps=0)
 
 
-def test_descents_of_one_shape_share_a_compilation():
-    def square(x):
-        return x**2, 2 * x
-
-    descend(square, np.array([1.0, 2.0]), steps=7, rate=0.1)
-    compiled = descent._move._cache_size()
-    found = descend(square, np.array([3.0, 4.0]), steps=7, rate=0.4, lower=2.5)
-    assert descent._move._cache_size() == compiled
-    assert found.points.tolist() == [2.5, 2.5]
-
-
 FEW = dataclasses.replace(pj.load_model("llama3-70b"), layers=10)
 
 
@@ -287,23 +273,6 @@ def test_stage_times_and_memory_of_layers_are_those_of_the_library():
     (step,), (need,) = problem.evaluate(8, assigned, np.zeros(1, int))
     assert step == pytest.approx(pj.evaluate(table, costs).step_time)
     assert need == pytest.approx(pj.memory_bytes(workload, table, one).max())
-
-
-def test_whole_numbers_of_layers():
-    assert compositions(5, 3).tolist() == [
-        [1, 1, 3],
-        [1, 2, 2],
-        [1, 3, 1],
-        [2, 1, 2],
-        [2, 2, 1],
-        [3, 1, 1],
-    ]
-    with pytest.raises(TooManyError, match="ways to split 96 into 8: at most 200000"):
-        compositions(96, 8)
-    rounded = whole_with_sum(np.random.default_rng(0).dirichlet(np.ones(6), 50) * 20)
-    assert np.all(rounded.sum(axis=1) == 20)
-    with pytest.raises(ValueError, match="5 microbatches do not divide a minibatch of 32"):
-        few_layers().given(np.arange(3), 5)
 
 
 COMMAND = [
