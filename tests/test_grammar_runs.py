@@ -226,26 +226,6 @@ def test_an_update_is_of_the_first_microbatch_of_its_own_copy():
     assert run.makespan - run.finish.max() == 1.0 + 8.0  # worker 0: its stage 0 met 0, 1 met 1
 
 
-def braided(workers=4, microbatches=16, *, ahead=True):
-    """1F1B with all-to-alls on the network, beside the ops of another microbatch or not."""
-    lanes = {"d": "net", "c": "net"}
-    letters = [way + part for way in "FB" for part in "admc"]
-    kinds = {x: kind(lanes.get(x[1], "compute"), time=x.lower()) for x in letters}
-    rules = ["Fd <- Fa", "Fm <- Fd", "Fc <- Fm", "Fa <- Fc@-1 [message]", "Bc@last <- Fc@last"]
-    rules += ["Bm <- Bc", "Bd <- Bm", "Ba <- Bd", "Bc <- Ba@+1 [message]"]
-    order = "Fa Bc Bm Fd Fm Bd Ba Fc" if ahead else "Fa Fd Fm Fc Bc Bm Bd Ba"
-    rows = []
-    for w in range(workers):
-        warm = min(microbatches, 2 * (workers - 1 - w) + 1 if ahead else workers - 1 - w)
-        ops = [(x, m) for m in range(warm) for x in ("Fa", "Fd", "Fm", "Fc")]
-        for m in range(warm, microbatches):
-            ops += [(x, m if x[0] == "F" else m - warm) for x in order.split()]
-        last = range(microbatches - warm, microbatches)
-        ops += [(x, m) for m in last for x in ("Bc", "Bm", "Bd", "Ba")]
-        rows.append([f"{w}{x}{m}" for x, m in ops])
-    return table_of(rows, {"kinds": kinds, "rules": rules})
-
-
 N, S = {"N": kind("net")}, {"S": kind(of="worker")}
 SENSELESS = {
     "F <- UNSHARD": ({}, "UNSHARD is of a stage as a whole"),

@@ -1,8 +1,6 @@
 """Runs that are changed step by step: after every change as a full evaluation, bit by bit."""
 
-import contextlib
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
@@ -181,47 +179,3 @@ def test_what_if_two_ops_were_swapped(case, seed):
         assert run.swap(*row[at : at + 2]) == expected  # sums of eighths are exact
         if rng.random() < 0.3:
             run.undo()
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_what_if_any_neighbours_were_swapped(seed):
-    """Split backwards, whose swaps make ops wait for messages that came in time before."""
-    table = pj.schedules.build("zb-h1", num_workers=3, num_microbatches=4)
-    forward, gradient, weight = np.random.default_rng(seed).integers(1, 40, (3, 3)) / 8
-    transmit = np.random.default_rng(seed + 9).integers(0, 80, 2) / 8
-    costs = pj.Costs(forward=forward, input_grad=gradient, weight_grad=weight, transmit=transmit)
-    run, compared = pj.analysis.IncrementalRun(pj.evaluate(table, costs)), 0
-    for worker in range(3):
-        for (one,), (other,) in itertools.pairwise(held_by(run.table, worker)):
-            with contextlib.suppress(pj.ScheduleError):  # a gradient before its own forward
-                expected = run.makespan_if_swapped(one, other)
-                assert run.swap(one, other) == expected
-                assert run.undo() == pj.evaluate(table, costs).makespan
-                compared += 1
-    assert compared > 20
-
-
-def test_swaps_that_no_order_allows():
-    table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=3)
-    table = table.with_rows([[cell for cell in row if cell] for row in table.rows()])
-    costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.1, all_reduce=0.7, update=0.1)
-    run = pj.analysis.IncrementalRun(pj.evaluate(table, costs))
-    refused = legal = 0
-    for worker, row in enumerate(table.rows()):
-        for one, other in itertools.pairwise(row):
-            rows = [list(each) for each in table.rows()]
-            at = rows[worker].index(one)
-            rows[worker][at : at + 2] = [other, one]
-            try:
-                expected = pj.evaluate(table.with_rows(rows), costs).makespan
-            except pj.ScheduleError:
-                refused += 1
-                with pytest.raises(pj.ScheduleError, match="cannot come before"):
-                    run.swap(one[0], other[0])
-            else:
-                legal += 1
-                assert run.makespan_if_swapped(one[0], other[0]) == pytest.approx(expected)
-                assert run.swap(one[0], other[0]) == expected
-                assert run.undo() == pj.evaluate(table, costs).makespan
-    assert refused == 3  # the backwards of the last stage, each right behind its forward
-    assert legal > 3

@@ -464,48 +464,6 @@ def test_other_things_to_tune(capsys, monkeypatch, what, more, keys):
         assert (code, refusal in err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "--model needs --minibatch"),
-        (
-            ["--minibatch", 9, "--schedule", "chimera"],
-            "no microbatch size is legal for a minibatch of 9",
-        ),
-        (["--minibatch", 8, "--what", "layers"], "pipejax tune --what is now pipejax tune WHAT"),
-    ],
-)
-def test_mistakes_are_one_line(capsys, arguments, message):
-    code, out, err = call(capsys, *arguments)
-    assert code == 2
-    assert out == ""
-    assert err.startswith("error: ")
-    assert message in err
-    assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("what", "arguments", "message"),
-    [
-        ("batch", [], "WHAT must be one of size, layers, recompute, messages, "),
-        ("size,places", [], "WHAT: places are searched by themselves, got 'size,places'"),
-        ("recompute", ["--microbatch-size", 3], "--microbatch-size 3 does not divide"),
-        (
-            "layers",
-            ["--method", "gradient", "--microbatches", 3],
-            "--microbatches 3 does not divide",
-        ),
-        ("layers", ["--microbatch-size", 2], "--microbatch-size has no effect without --method"),
-        ("layers", ["--method", "gradient", "--out", "x.json"], "--out does not go with --method"),
-        ("system", [], "WHAT must be one of size, layers, recompute, messages, "),
-    ],
-)
-def test_what_cannot_be_tuned_is_one_line(capsys, what, arguments, message):
-    code, out, err = call(capsys, "--minibatch", 8, *arguments, what=what)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert message in err
-
-
 def test_a_command_where_nothing_fits_says_so(capsys):
     one_by_one = [*COMMAND[: COMMAND.index("--tensor-parallel")], "--workers", "4"]
     code = run([*one_by_one, "--minibatch", "8", "--json"])

@@ -15,7 +15,6 @@ from legal_sizes import SLICED
 import pipejax as pj
 from pipejax.analysis.paths.head_of_line_blocking import queue_makespans
 from pipejax.base import longest_path
-from pipejax.base.remembered import MOST, remembered
 from pipejax.engine.pricing import price
 from pipejax.engine.recurrence import critical_path
 from pipejax.schedules import REGISTRY
@@ -81,18 +80,3 @@ def test_what_is_found_out_about_a_table_is_kept_with_it():
     del table
     gc.collect()
     assert kept() is None
-
-
-def test_a_table_keeps_the_latest_answers():
-    calls = []
-
-    @remembered
-    def add(table, number, *, times=1):
-        calls.append(number)
-        return number * times
-
-    table = build()
-    for number in [*range(MOST), 0, MOST, 1, 0]:
-        assert add(table, number) == number
-    assert calls == [*range(MOST), MOST, 0]  # the first was let go of
-    assert (add(table, 5, times=2), add(table, 5)) == (10, 5)
