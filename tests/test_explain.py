@@ -16,6 +16,7 @@ from markupsafe import escape
 
 import pipejax as pj
 from pipejax.analysis.step.step_parts import WAITS, stages_alike, step_parts
+from pipejax.schedules.cells.ops import format_cell
 from pipejax.schedules.table.communication_cells import TorchLowering
 
 LINKS = ("delay", "queued", "blocking", "rendezvous")
@@ -96,12 +97,8 @@ def last_end(table, costs, link="delay"):
     )
     theirs = reference.Costs(ops, latency, transmit)
     pipes = table.pipe_of_microbatch.tolist()
-    rows = [[reference.cell_text(_ops(cell)) for cell in row if cell] for row in table.rows()]
+    rows = [[format_cell(cell) for cell in row if cell] for row in table.rows()]
     return reference.Run(rows, pipes, theirs, link).makespan
-
-
-def _ops(cell):
-    return [(op.phase.name, op.stage, op.microbatch) for op in cell]
 
 
 def test_the_first_gradient_and_the_last_forward_bound_start_and_end():

@@ -13,6 +13,7 @@ from pipejax.base import longest_path
 from pipejax.base.incremental_path import IncrementalPath, waits_of
 from pipejax.base.longest_path import CycleError, topological_order
 from pipejax.engine.pricing import price
+from pipejax.schedules.cells.ops import format_cell
 
 LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])
 SEEDS = st.integers(0, 2**32 - 1)
@@ -70,16 +71,11 @@ def evaluated(table, costs, durations, link):
     labels = {}
     for (worker, slot), at in np.ndenumerate(node):
         if at:
-            label = reference_text(table.cell(worker, slot))
+            label = format_cell(table.cell(worker, slot))
             labels[label] = at
             duration[at] = durations.get(label, duration[at])
     finish = longest_path.finish_times(preds, duration, np.asarray(priced.lag))
     return {label: finish[at] for label, at in labels.items()}, float(finish.max())
-
-
-def reference_text(cell):
-    texts = [str(op) for op in cell]
-    return texts[0] if len(texts) == 1 else f"({';'.join(texts)})OVERLAP_F_B"
 
 
 def held_by(table, worker):
@@ -126,7 +122,7 @@ def test_any_changes_of_a_run_and_back(case, link, seed):
                 continue
             at = int(rng.integers(len(row) - 1))
             try:
-                run.swap(reference_text(row[at]), reference_text(row[at + 1]))
+                run.swap(format_cell(row[at]), format_cell(row[at + 1]))
             except pj.ScheduleError:
                 assert held_by(run.table, worker) == row
             except ValueError:
@@ -164,7 +160,7 @@ def test_what_if_two_ops_were_swapped(case, seed):
     run = pj.analysis.IncrementalRun(pj.evaluate(case.table, case.costs))
     for _ in range(12):
         row = [*run.table.rows()][rng.integers(case.table.num_workers)]
-        row = [reference_text(cell) for cell in row if cell]
+        row = [format_cell(cell) for cell in row if cell]
         if len(row) < 2:
             continue
         at = int(rng.integers(len(row) - 1))

@@ -16,7 +16,7 @@ import pipejax as pj
 from pipejax.analysis.paths.head_of_line_blocking import queue_makespans
 from pipejax.cli.app import run
 from pipejax.costs.costs import unchecked_costs
-from pipejax.schedules.cells.ops import COMMUNICATION
+from pipejax.schedules.cells.ops import COMMUNICATION, format_cell
 from pipejax.schedules.table.communication_cells import producer_order, without_transfers
 from pipejax.schedules.table.links import QUEUES
 from pipejax.search.orders.transfer_graph import (
@@ -42,20 +42,7 @@ CROSSED = [
 
 
 def texts(table):
-    return [
-        [
-            ""
-            if not cell
-            else reference.cell_text(
-                tuple(
-                    (op.phase.name, op.stage, op.microbatch if op.microbatch >= 0 else None)
-                    for op in cell
-                )
-            )
-            for cell in row
-        ]
-        for row in table.rows()
-    ]
+    return [[format_cell(cell) for cell in row] for row in table.rows()]
 
 
 def by_reference(table, costs, queues, host_links=()):
