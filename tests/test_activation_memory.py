@@ -288,20 +288,6 @@ def test_evaluate_prints_the_peak_and_when(answer, call):
     assert f"4 at {memory.peak_at[0]:g} s" in out
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--weight-share", "2", "--weight-share must be a number from 0 to 1, got 2"),
-        ("--activation-sizes", "1,2", "must be a number or one for each of 4 stages, got 2"),
-        ("--activation-sizes", "-1", "must be a finite number of at least 0, got '-1'"),
-    ],
-)
-def test_mistakes(mistake, option, value, message):
-    line = mistake("evaluate", *ONE, *TIMES, option, value)
-    assert option in line
-    assert message in line
-
-
 def test_a_model_gives_bytes(answer, mistake):
     model = [
         "--schedule",

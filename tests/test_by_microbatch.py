@@ -74,43 +74,6 @@ def test_equal_costs_of_all_microbatches_are_costs_per_stage(case, link):
         assert text in many.program.layout.groups, number
 
 
-@settings(max_examples=40)
-@given(case=strategies.cases(by_microbatch=True, step_end=True), link=st.sampled_from(LINKS))
-def test_pairs_without_a_cost_last_the_sum_of_two_microbatches(case, link):
-    pipes = case.table.pipe_of_microbatch.tolist()
-    expected = strategies.reference.Run(case.rows, pipes, case.theirs, link)
-    found = pj.evaluate(case.table, case.costs, link=link)
-    assert found.makespan == pytest.approx(expected.makespan, rel=1e-12)
-    np.testing.assert_allclose(found.busy, expected.busy(), rtol=1e-12)
-
-
-@settings(max_examples=20)
-@given(case=strategies.cases(by_microbatch=True), data=st.data())
-def test_names_of_microbatches_change_nothing(case, data):
-    """Microbatches renumbered in table and costs alike."""
-    count = case.table.num_microbatches
-    other = np.array(data.draw(st.permutations(range(count))))  # microbatch m is called other[m]
-    back = np.argsort(other)
-
-    def renumbered(name, leaf):
-        if np.ndim(leaf) < (4 if name in MESSAGES else 2):
-            return leaf
-        return leaf[..., back]
-
-    rows = [[_renamed(text, other) for text in row] for row in case.rows]
-    pipes = case.table.pipe_of_microbatch[back]
-    table = pj.ScheduleTable.from_rows(
-        rows, placement=case.table.placement, pipe_of_microbatch=pipes
-    )
-    costs = pj.Costs(**{name: renumbered(name, leaf) for name, leaf in vars(case.costs).items()})
-    assert pj.evaluate(table, costs).makespan == pj.evaluate(case.table, case.costs).makespan
-
-
-def _renamed(text, other):
-    ops = strategies.reference.split(text) if text else []
-    return strategies.reference.cell_text([(p, s, other[m]) for p, s, m in ops]) if ops else ""
-
-
 @pytest.mark.parametrize(("name", "link"), daily(itertools.product(["zb-h1", "chimera"], LINKS)))
 def test_batches_and_gradients_are_those_of_one(name, link):
     program = lowered(name, link)

@@ -14,8 +14,6 @@ from pipejax.costs.measured.measured_rows import KINDS, MESSAGE, read_collective
 from pipejax.costs.model.layout import Group
 from pipejax.costs.system.parts import number_of
 from pipejax.costs.system.system import DATA
-from pipejax.search.calibration import calibrate_links as module
-from pipejax.search.calibration.parameters import parameters_of
 
 NCCL = DATA / "collectives" / "nccl_all_reduce_a100.csv"
 TRUE = {
@@ -91,24 +89,6 @@ def test_nccls_table_is_met_within_two_percent():
     for each in found.parameters:
         known = float(number_of(pj.load_system("a100"), each.name))
         assert each.value == pytest.approx(known, rel=0.03), each.name
-
-
-def test_slopes_are_finite_differences(machine, tmp_path):
-    rows = read_collectives(write(tmp_path / "x.csv", measured(machine)))
-    parameters = parameters_of(machine, tuple(TRUE))
-    point = np.random.default_rng(0).normal(size=(1, len(TRUE))) / 4
-    _, slopes = module._residuals(rows, machine, parameters, point)
-    step = 1e-6
-    for k in range(len(TRUE)):
-        ends = [
-            module._residuals(rows, machine, parameters, point + way * step * np.eye(len(TRUE))[k])[
-                0
-            ]
-            for way in (1, -1)
-        ]
-        np.testing.assert_allclose(
-            slopes[0, :, k], (ends[0] - ends[1])[0] / (2 * step), atol=1e-7, rtol=1e-6
-        )
 
 
 def test_rows_that_spread_count_less(machine, tmp_path):

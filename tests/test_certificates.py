@@ -16,8 +16,7 @@ import strategies
 from certificate_cases import KINDS, LINKS, derived_bounds, optimum_of, written
 from hypothesis import given, settings, strategies as st
 from legal_sizes import SLICED
-from test_grammar_doors import BRAID, vocabulary
-from test_grammar_runs import braided
+from test_grammar_doors import BRAID
 
 import pipejax as pj
 from pipejax.analysis.certificates import certificate_checksum
@@ -215,15 +214,16 @@ def run_of_all_cells():
 
 def run_of_a_grammar():
     """A run with kinds of workers, some of which all do together."""
-    times = {"ca": 0.25, "cb": 0.5, "s": [0.5, 1.0], "t": 0.75}
-    run = pj.evaluate(vocabulary(2, 2), pj.Costs(forward=1.0, backward=2.0, others=times))
-    return pj.certificate(run)
+    table = pj.schedules.build("vocabulary-1f1b", num_workers=2, num_microbatches=2)
+    times = {"x": 0.25, "y": 0.5, "s": [0.5, 1.0], "t": 0.75}
+    return pj.certificate(pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, others=times)))
 
 
 def run_of_lanes():
     """A run with ops on a lane beside compute, and messages by rules."""
+    table = pj.schedules.build("combined-1f1b", num_workers=2, num_microbatches=3)
     costs = pj.Costs(transmit=0.25, others=BRAID)
-    return pj.certificate(pj.evaluate(braided(2, 3), costs, link="queued"))
+    return pj.certificate(pj.evaluate(table, costs, link="queued"))
 
 
 def optimum():

@@ -12,7 +12,6 @@ import pytest
 import scipy.optimize
 
 import pipejax as pj
-from pipejax.search.tuning.chunks import _ChunkSearch
 
 RANDOM = 10_000
 
@@ -91,20 +90,6 @@ def test_the_engine_runs_many_cuts_as_the_recurrence_does():
     costs = pj.costing.chunk_costs(cuts, 4, **times)
     found = pj.makespans(pj.lower(table_of(4, 6)), costs, batch_size=len(cuts))
     np.testing.assert_allclose(found, first_token(cuts, 4, **times), rtol=1e-12)
-
-
-def test_the_slope_is_that_of_the_makespan():
-    """By logarithms of sizes, of which only ratios count; off the kinks, where it jumps."""
-    rng = np.random.default_rng(2)
-    times, points = drawn_times(rng, 4, 5), rng.normal(0, 0.3, (8, 6))
-    work = ("fixed", "per_token", "per_pair", "per_prefix_token")
-    given = {name: times.pop(name) for name in work}
-    search = _ChunkSearch(5000, 4, 1, given, times, pj.Links(), 0)
-    search.program = pj.lower(table_of(4, 6))
-    values, slopes = search._value_and_grad(points)
-    for k, step in enumerate(1e-6 * np.eye(6)):
-        ends = [search._value_and_grad(points + sign * step)[0] for sign in (1, -1)]
-        np.testing.assert_allclose((ends[0] - ends[1]) / 2e-6 / values, slopes[:, k], atol=1e-7)
 
 
 def test_all_cuts_of_a_short_prompt():
@@ -279,27 +264,6 @@ def test_chunks_last_alike_with_a_prefix_too():
     assert seconds.max() / seconds.min() < 1.001
 
 
-def test_the_bound_of_prefixes_holds():
-    """Against all cuts into any number of chunks."""
-    rng = np.random.default_rng(5)
-    for _ in range(10):
-        times = {
-            "fixed": rng.uniform(0, 1),
-            "per_token": rng.uniform(0, 1, 3),
-            "per_pair": rng.uniform(0, 0.3, 3),
-            "per_prefix_token": rng.uniform(0, 1, 3),
-        }
-        for count in range(1, 7):
-            cuts = [
-                np.diff([0, *ends, 9]) for ends in itertools.combinations(range(1, 9), count - 1)
-            ]
-            best = first_token(cuts, 3, **times).min()
-            search = _ChunkSearch(
-                9, 3, 1, times, {"latency": 0.0, "transmit_per_token": 0.0}, pj.Links(), 0
-            )
-            assert search._bound(count) <= best * (1 + 1e-12)
-
-
 def test_what_an_interrupt_leaves_is_said_after_each_number_of_chunks():
     kept = []
     times = {"fixed": 1e-3, "per_token": 1e-5, "per_pair": 5e-9, "per_prefix_token": 1e-4}
@@ -307,23 +271,6 @@ def test_what_an_interrupt_leaves_is_said_after_each_number_of_chunks():
     assert {each.stopped for each in kept} == {"interrupted"}
     assert kept[-1].value == found.value == min(each.value for each in kept)
     assert {each.lower_bound for each in kept} == {found.lower_bound}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--stage-times a=2ms,d=1us", "--stage-times: letter must be one of a, b, c, g"),
-        ("--stage-times a=2ms,a=1us", "must have each letter once"),
-        ("--stage-times b=-1", "--stage-times: b must be a finite number of at least 0"),
-        ("--stage-times F=1", "letter"),
-        ("--stage-times b=1 --num-chunks 200", "--num-chunks"),
-        ("--stage-times b=1 --transmit x", "--transmit"),
-    ],
-)
-def test_wrong_options_are_named(arguments, message, call):
-    code, _, err = call(*COMMAND, "--prompt", 128, *arguments.split())
-    assert code == 2
-    assert message in err.replace("\n", " ")
 
 
 def test_a_person_reads_the_time_and_the_chunks(call):

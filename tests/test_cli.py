@@ -16,7 +16,6 @@ from pipejax.cli.app import COMMANDS, command_of, function_of
 from pipejax.cli.options.catalogue import flag
 from pipejax.costs.system.system import data_file
 from pipejax.schedules import REGISTRY
-from pipejax.schedules.table.table_files import to_json
 
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
 TIMES = ["--stage-times", "F=1,B=2"]
@@ -307,66 +306,23 @@ def test_export_round_trips(answer, mistake, name, tmp_path):
         assert read["makespan"] == built["makespan"]
 
 
-def test_export_trace(answer, tmp_path):
-    out = tmp_path / "trace.json"
-    answer("export", *ONE, *TIMES, "--comm", "0.5", "--format", "chrome-trace", "--out", out)
-    events = json.loads(out.read_text())["traceEvents"]
-    compute = [e for e in events if e["ph"] == "X" and e["tid"] == 0]
-    assert len(compute) == 64
-    assert max(e["ts"] + e["dur"] for e in compute) == pytest.approx(41.0 * 1e6)
-    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {
-        "pipeline",
-        *(f"worker {w}" for w in range(4)),
-    }
-    assert sum(e["ph"] == "s" for e in events) == sum(e["ph"] == "f" for e in events) == 48
-    slices = [e for e in events if e["ph"] == "X"]
-    for arrow in (e for e in events if e["ph"] in "sf"):  # arrows bind to slices they lie in
-        assert any(
-            s["pid"] == arrow["pid"]
-            and s["tid"] == arrow["tid"]
-            and s["ts"] - 1e-6 <= arrow["ts"] <= s["ts"] + s["dur"] + 1e-6
-            for s in slices
-        )
-    counters = [e["args"]["activations"] for e in events if e["ph"] == "C" and e["pid"] == 0]
-    assert (max(counters), counters[-1]) == (4, 0)
-
-
 E = "evaluate"
-MODEL = ["--model", "gpt-22b", "--system", "a100", "--minibatch", "8"]
 MISTAKES = {  # in files; the others are in data/mistakes.json
-    "slots of a file": (["show", "--table", "{slots}"], "slots: unknown phase 'Z'"),
-    "negative slots of a file": (["show", "--table", "{minus}"], "slots: F must be .* got -1"),
     "a folder": ([E, "--table", "{tmp}", *TIMES], "Is a directory"),
     "binary file": ([E, "--table", "{binary}", *TIMES], "not text"),
-    "missing op": ([E, "--table", "{missing}", *TIMES], "missing op 0B1"),
-    "doubled op": ([E, "--table", "{doubled}", *TIMES], "op 0F0 stands twice"),
-    "wrong rank": (
-        [E, "--table", "{rank}", *TIMES],
-        "op 1F0 is on worker 1, but 1B0 is on worker 0",
-    ),
     "cyclic order": ([E, "--table", "{cycle}", *TIMES], "deadlock"),
-    "unknown phase": ([E, "--table", "{phase}", *TIMES], "'0X0' is not an op"),
     "costs without unit": ([E, *ONE, "--costs", "{nounit}"], '"unit" must be one of'),
-    "costs unknown key": ([E, *ONE, "--costs", "{badkey}"], "unknown key 'forwards'"),
     "system without unit": (
         [E, *ONE, "--model", "gpt-22b", "--system", "{system}", "--minibatch", "8"],
         "has no unit",
     ),
 }
-TABLE = to_json(pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)).encode()
 FILES = {
     "binary": bytes(range(200, 256)),
-    "missing": b"0F0,0F1,0B0\n",
-    "doubled": b"0F0,0F0,0B0\n",
-    "rank": b"0F0,1B0\n1F0,0B0\n",
-    "phase": b"0X0,0B0\n",
     "cycle": b"0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n",
     "crossed": b"0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
     b"1RECV_F1,1RECV_F0,1F0,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n",
-    "slots": TABLE.replace(b'"F": 1', b'"Z": 1'),
-    "minus": TABLE.replace(b'"F": 1', b'"F": -1'),
     "nounit": b'{"F": 1, "B": 2}',
-    "badkey": b'{"unit": "seconds", "forwards": 1}',
 }
 
 
@@ -410,16 +366,6 @@ def test_every_option_says_what_it_is(command):
         assert not option.help.startswith("as `"), name  # what is said elsewhere is said here too
         written = [option.default, *(option.param_decls or ())]
         assert kind is not bool or flag(name) in written, name  # or there is a --no-... beside it
-
-
-def test_help_version_and_mistakes_of_usage_need_no_jax():
-    code = (
-        "import sys; from pipejax.cli.app import run; "
-        "run(sys.argv[1:]); sys.exit('jax' in sys.modules)"
-    )
-    for arguments in (["--help"], ["--version"], ["evaluate", "--help"], ["evaluate", "--bogus"]):
-        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True)
-        assert done.returncode == 0, arguments
 
 
 def test_the_list_of_commands_says_what_they_say():

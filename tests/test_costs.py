@@ -17,21 +17,11 @@ from jax.flatten_util import ravel_pytree
 import pipejax as pj
 from pipejax.cli.options.values import parse_times
 from pipejax.costs.costs import FIELDS, PHASE_FIELDS, unchecked_costs
-from pipejax.engine.pricing import NodeCosts, price
-from pipejax.engine.recurrence import critical_path
+from pipejax.engine.pricing import price
 from pipejax.schedules import REGISTRY
 
 TABLE = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
 SPLIT = pj.ScheduleTable.from_rows([["0F0", "0I0", "0W0"], ["1F0", "1I0", "1W0"]])
-
-
-def test_backward_is_filled_in_both_ways():
-    whole = pj.Costs.uniform(TABLE, forward=1.0, backward=3.0)
-    assert (whole.input_grad, whole.weight_grad) == (1.5, 1.5)
-    assert pj.Costs.uniform(TABLE, forward=1.0, input_grad=1.5, weight_grad=0.7).backward == 2.2
-    assert pj.Costs.uniform(TABLE, forward=1.0, backward=3.0, weight_grad=1.0).input_grad == 2.0
-    given = pj.Costs.uniform(TABLE, forward=1.0, backward=5.0, input_grad=1.0, weight_grad=1.0)
-    assert given.backward == 5.0
 
 
 def registry_tables():
@@ -354,13 +344,6 @@ def test_costs_show_what_is_given():
 
 
 WRONG = {
-    "negative": ({"forward": -1.0, "backward": 1.0}, "forward must be finite and at least 0"),
-    "nan": ({"forward": float("nan"), "backward": 1.0}, "forward must be .* got nan"),
-    "infinite": (
-        {"forward": 1.0, "backward": np.array([1.0, np.inf])},
-        "backward must be .* got inf",
-    ),
-    "text": ({"forward": "fast", "backward": 1.0}, "forward must be a number"),
     "no backward": ({"forward": 1.0}, "phase B has no cost"),
     "half of it": ({"forward": 1.0, "weight_grad": 1.0}, "phase B has no cost"),
     "more W than B": (
@@ -388,16 +371,6 @@ def test_wrong_number_of_entries_is_refused(name):
     wrong = {"forward": np.ones(4), "backward": 1.0} | {name: np.ones(7)}
     with pytest.raises(ValueError, match=rf"{name} has shape \(7,\), the table has [43]"):
         pj.evaluate(TABLE, pj.Costs(**wrong))
-
-
-def test_batches():
-    many = pj.Costs.uniform(TABLE, forward=np.array([1.0, 2.0, 3.0]), backward=2.0, transfer=0.5)
-    assert {leaf.shape for leaf in jax.tree.leaves(many)} == {(3, 1), (3, 1, 1, 1)}
-    program = pj.lower(TABLE)
-    ends = jax.vmap(pj.makespan, in_axes=(None, 0))(program, many)
-    for k, forward in enumerate((1.0, 2.0, 3.0)):
-        one = pj.Costs.uniform(TABLE, forward=forward, backward=2.0, transfer=0.5)
-        assert float(ends[k]) == float(pj.makespan(program, one))
 
 
 def test_cost_values_never_recompile():
@@ -440,21 +413,6 @@ def test_gradients(link, table):
     assert float(forward_mode) == pytest.approx(float(slopes @ ravel_pytree(direction)[0]))
 
 
-@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf"), np.array([1.0, 1, 1, -1])])
-def test_makespan_refuses_wrong_costs(wrong):
-    with pytest.raises(ValueError, match="forward must be finite and at least 0 seconds"):
-        pj.makespan(pj.lower(TABLE), pj.Costs(forward=wrong, backward=1.0))
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_lists_are_arrays():
-    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=3)
-    costs = pj.Costs(forward=[1.0, 2.0], backward=(2.0, 2.0))
-    assert float(pj.makespan(pj.lower(table), costs)) == pj.evaluate(table, costs).makespan == 15.0
-    with pytest.raises(ValueError, match="forward must be a number or an array"):
-        pj.Costs(forward=["a"])
-
-
 def test_makespan_counts_all_reduce_and_update():
     costs = pj.Costs(forward=1.0, backward=2.0, all_reduce=10.0, update=100.0)
     table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=8)
@@ -481,16 +439,6 @@ def test_where_paths_tie_the_gradient_of_a_finish_time_counts_one():
     counts = jax.grad(lambda c: pj.finish_times(program, c)[end])(costs)
     path = jax.grad(lambda c: pj.makespan(program, c))(costs)
     assert counts.forward.tolist() == path.forward.tolist()
-
-
-def test_first_predecessor_wins_ties():
-    # two equal paths into the last node: the gradient is 1 for the first, 0 for the second
-    program = pj.lower(pj.schedules.build("gpipe", num_workers=1, num_microbatches=1))
-    costs = NodeCosts(jnp.array([0.0, 1.0, 1.0, 1.0]), jnp.zeros((4, 2)))
-    preds = jnp.array([[0, 0], [0, 0], [0, 0], [2, 1]])
-    path = critical_path(preds, costs)
-    assert path.nodes.tolist() == [True, False, True, True]
-    del program
 
 
 def test_per_worker_divides_over_stages():
@@ -542,13 +490,6 @@ def test_bad_cost_files_are_refused(what, tmp_path):
     path = tmp_path / "costs.json"
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=message):
-        pj.read_costs(path, TABLE)
-
-
-def test_nan_in_a_cost_file_is_refused(tmp_path):
-    path = tmp_path / "costs.json"
-    path.write_text('{"unit": "seconds", "F": NaN, "B": 1}')
-    with pytest.raises(ValueError, match="F must be finite"):
         pj.read_costs(path, TABLE)
 
 
@@ -612,6 +553,7 @@ def test_bad_tables_of_costs_are_refused(message, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ('{"unit": "seconds", "F": NaN, "B": 1}', "F must be finite"),
         ('{"unit": "seconds", "F": 1' + "0" * 400 + ', "B": 1}', "F must be finite"),
         ('{"unit": "seconds", "F": 1, "B": 2, "F": 3}', "key 'F' stands twice"),
         ("[" * 100000, "nested too deeply|not JSON"),
@@ -622,17 +564,6 @@ def test_strange_json_is_refused(text, message, tmp_path):
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         pj.read_costs(path, TABLE)
-
-
-@pytest.mark.parametrize("wrong", [-1.0, float("nan"), np.array([1.0, np.inf, 1.0, 1.0])])
-def test_evaluate_refuses_wrong_values(wrong):
-    with pytest.raises(ValueError, match="update must be finite and at least 0"):
-        pj.evaluate(TABLE, pj.Costs(forward=1.0, backward=1.0, update=wrong))
-
-
-def test_overflow_is_refused():
-    with pytest.raises(ValueError, match="makespan is too large"), np.errstate(over="ignore"):
-        pj.evaluate(TABLE, pj.Costs(forward=1e308, backward=1e308))
 
 
 # a makespan may be finite where the sum over all workers, or a ratio, is not
@@ -721,11 +652,3 @@ def test_cost_file_in_full(tmp_path):
 def test_bad_times_are_refused(text, message):
     with pytest.raises(ValueError, match=message):
         parse_times(text, "--stage-times")
-
-
-@pytest.mark.parametrize("name", ["1f1b", "chimera", "dualpipe-v"])
-def test_each_position_of_a_layout_costs_one_thing(name):
-    layout = pj.lower(pj.schedules.build(name, num_workers=2, num_microbatches=4)).layout
-    groups = layout.groups
-    assert layout.size == len(groups)
-    assert groups.index("latency") == layout.first_link == layout.first_pair + groups.count("pair")

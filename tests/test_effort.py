@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.search.schedule.effort import SOLVER, Budget
 
 ROUNDING = 1e-9
 OFFLOADS = ("ada-offload", "pipe-offload")
@@ -95,23 +94,6 @@ def test_no_answer_is_worse_than_a_schedule_of_the_literature(seed):
                 fitting += 1
                 assert found.value <= run.makespan * (1 + ROUNDING), (name, part)
     assert fitting or limit < size["num_workers"]
-
-
-def test_a_part_of_a_budget_ends_with_it_and_all_count_on_one_meter():
-    whole = Budget.of(effort=10.0, seconds=1e6)
-    whole.spend(2.0)
-    part = whole.part(4.0)
-    part.spend(3.0)
-    assert (whole.left, part.left, whole.part(50.0).left) == (5.0, 1.0, 5.0)
-    part.spend(1.0)
-    assert part.is_over
-    assert not whole.is_over
-    assert whole.new_solver(1).parameters.max_deterministic_time == pytest.approx(4 / SOLVER)
-    timed = Budget.of(seconds=1e6)
-    timed.spend(1e9)
-    assert not timed.is_over
-    assert timed.part(0.0).is_over
-    assert Budget.of(effort=1.0, seconds=0.0).is_over  # the time is up first
 
 
 def test_what_ended_a_search_is_said():

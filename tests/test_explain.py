@@ -15,9 +15,8 @@ from daily import daily
 from markupsafe import escape
 
 import pipejax as pj
-from pipejax.analysis.step.faults import against_others
 from pipejax.analysis.step.step_parts import WAITS, stages_alike, step_parts
-from pipejax.base.medians import medians_of_others
+from pipejax.schedules.cells.ops import format_cell
 from pipejax.schedules.table.communication_cells import TorchLowering
 
 LINKS = ("delay", "queued", "blocking", "rendezvous")
@@ -98,12 +97,8 @@ def last_end(table, costs, link="delay"):
     )
     theirs = reference.Costs(ops, latency, transmit)
     pipes = table.pipe_of_microbatch.tolist()
-    rows = [[reference.cell_text(_ops(cell)) for cell in row if cell] for row in table.rows()]
+    rows = [[format_cell(cell) for cell in row if cell] for row in table.rows()]
     return reference.Run(rows, pipes, theirs, link).makespan
-
-
-def _ops(cell):
-    return [(op.phase.name, op.stage, op.microbatch) for op in cell]
 
 
 def test_the_first_gradient_and_the_last_forward_bound_start_and_end():
@@ -227,15 +222,6 @@ def test_a_planted_fault_is_the_first_one(fault, schedule):
         assert remedy.bound <= remedy.step_time * (1 + 1e-9)
     saves = [remedy.saves for remedy in found.remedies]
     assert saves == sorted(saves, reverse=True)
-
-
-@pytest.mark.parametrize("size", [2, 3, 4, 7, 8])
-def test_each_is_held_against_the_median_of_the_others(size):
-    for seed in range(20):
-        values = np.random.default_rng(seed).integers(0, 5, size).astype(float)  # with equals
-        others = [np.median(np.delete(values, k)) for k in range(size)]
-        assert medians_of_others(values).tolist() == others
-    assert against_others(np.array([1.0, 1.0, 3.0])).tolist() == [0.5, 0.5, 3.0]
 
 
 def test_a_limit_of_each_worker_that_does_not_suffice():

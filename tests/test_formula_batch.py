@@ -62,16 +62,3 @@ def test_every_batch_is_checked(monkeypatch):
     monkeypatch.setattr(batch, "largest_sum", lambda facets, values: 1.001 * values[1] + 40)
     with pytest.raises(AssertionError, match="the closed form of 1f1b is off by"):
         makespans_by_form(program, costs_of(table, 50, float, 1))
-
-
-def test_weights_may_be_any_floats():
-    table, program = lowered("interleaved-1f1b", stages_per_worker=2)
-    own = np.random.default_rng(2).uniform(1, 2, table.num_stages)
-    base = pj.Costs(forward=own, backward=2 * own)
-    still = pj.Costs(forward=0.0, backward=0.0, transmit=1.0)
-    form = pj.formula(program, {"base": base, "c": still})
-    assert form.exact
-    for c in (0.0, 0.013, 0.7, 20.0):
-        costs = pj.Costs(forward=own, backward=2 * own, transmit=c)
-        assert form(base=1.0, c=c) == pytest.approx(float(pj.makespan(program, costs)), rel=1e-14)
-    assert pj.verify(form.certificate(table)).ok

@@ -13,7 +13,6 @@ import strategies
 from grammar_cases import priced
 from hypothesis import assume, given, settings, strategies as st
 from reference import SHARDING, IllegalError
-from test_grammar_runs import braided, kind, table_of
 
 import pipejax as pj
 
@@ -198,35 +197,21 @@ def texts(table):
     return [[table.grammar.text(cell) for cell in row if cell] for row in table.rows()]
 
 
-def vocabulary(workers, microbatches):
-    """Passes S and T on every worker with collectives around them, in GPipe's order."""
-    kinds = {x: kind("net", "worker", x.lower(), together=True) for x in ("Ca", "Cb")}
-    kinds |= {x: kind(of="worker", time=x.lower()) for x in "ST"}
-    rules = ["Ca <- F@last", "S <- Ca", "Cb <- S", "B@last <- Cb", "T <- Cb"]
-    rows = [
-        [
-            op
-            for m in range(microbatches)
-            for op in (f"{w}F{m}", f"Ca{m}", f"S{m}", f"Cb{m}", f"{w}B{m}", f"T{m}")
-        ]
-        for w in range(workers)
-    ]
-    return table_of(rows, {"kinds": kinds, "rules": rules})
-
-
 BRAID = {x: 1.0 + k / 4 for k, x in enumerate(("fa", "fd", "fm", "fc", "ba", "bd", "bm", "bc"))}
 GROWING = {
-    "braided": (lambda m: braided(3, m), BRAID),
-    "vocabulary": (lambda m: vocabulary(2, m), {"ca": 0.25, "cb": 0.5, "s": 0.5, "t": 0.75}),
-    "sliced": (lambda m: pj.schedules.build("seq-1f1b", num_workers=3, num_microbatches=m), {}),
+    "combined-1f1b": (3, BRAID),
+    "vocabulary-1f1b": (2, {"x": 0.25, "y": 0.5, "s": 0.5, "t": 0.75}),
+    "seq-1f1b": (3, {}),
 }
 
 
 @pytest.mark.parametrize("name", GROWING)
 def test_makespans_of_more_microbatches(name):
-    build, others = GROWING[name]
+    workers, others = GROWING[name]
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.25, others=others)
-    table, longer = build(24), build(60)
+    table, longer = (
+        pj.schedules.build(name, num_workers=workers, num_microbatches=m) for m in (24, 60)
+    )
     per = longer.num_microbatches // 60
     program = pj.lower(table)
     found = pj.analysis.extrapolated_makespans(program, costs, num_microbatches=60 * per)

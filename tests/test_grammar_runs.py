@@ -226,55 +226,6 @@ def test_an_update_is_of_the_first_microbatch_of_its_own_copy():
     assert run.makespan - run.finish.max() == 1.0 + 8.0  # worker 0: its stage 0 met 0, 1 met 1
 
 
-def braided(workers=4, microbatches=16, *, ahead=True):
-    """1F1B with all-to-alls on the network, beside the ops of another microbatch or not."""
-    lanes = {"d": "net", "c": "net"}
-    letters = [way + part for way in "FB" for part in "admc"]
-    kinds = {x: kind(lanes.get(x[1], "compute"), time=x.lower()) for x in letters}
-    rules = ["Fd <- Fa", "Fm <- Fd", "Fc <- Fm", "Fa <- Fc@-1 [message]", "Bc@last <- Fc@last"]
-    rules += ["Bm <- Bc", "Bd <- Bm", "Ba <- Bd", "Bc <- Ba@+1 [message]"]
-    order = "Fa Bc Bm Fd Fm Bd Ba Fc" if ahead else "Fa Fd Fm Fc Bc Bm Bd Ba"
-    rows = []
-    for w in range(workers):
-        warm = min(microbatches, 2 * (workers - 1 - w) + 1 if ahead else workers - 1 - w)
-        ops = [(x, m) for m in range(warm) for x in ("Fa", "Fd", "Fm", "Fc")]
-        for m in range(warm, microbatches):
-            ops += [(x, m if x[0] == "F" else m - warm) for x in order.split()]
-        last = range(microbatches - warm, microbatches)
-        ops += [(x, m) for m in last for x in ("Bc", "Bm", "Bd", "Ba")]
-        rows.append([f"{w}{x}{m}" for x, m in ops])
-    return table_of(rows, {"kinds": kinds, "rules": rules})
-
-
-@pytest.mark.parametrize(("ahead", "makespan"), [(False, 162.4), (True, 123.2)])
-def test_all_to_alls_beside_the_ops_of_another_microbatch(ahead, makespan):
-    times = {"fa": 1.0, "fd": 0.6, "fm": 1.0, "fc": 0.6, "bc": 0.6, "bm": 2.0, "bd": 0.6, "ba": 2.0}
-    run = pj.evaluate(braided(ahead=ahead), pj.Costs(transmit=0.1, others=times))
-    assert run.makespan == pytest.approx(makespan)
-
-
-def test_passes_over_a_vocabulary_that_all_workers_share():
-    """Two passes of every worker, with collectives before and between (arXiv:2411.05288)."""
-    kinds = {x: kind("net", "worker", x.lower(), together=True) for x in ("Ca", "Cb")}
-    kinds |= {x: kind(of="worker", time=x.lower()) for x in "ST"}
-    rules = ["Ca <- F@last", "S <- Ca", "Cb <- S", "B@last <- Cb", "T <- Cb"]
-    rows = [
-        "0F0 0F1 Ca0 S0 Cb0 0F2 Ca1 S1 Cb1 0B0 T0 Ca2 S2 Cb2 0B1 T1 0B2 T2",
-        "1F0 Ca0 S0 Cb0 1F1 Ca1 S1 Cb1 1B0 T0 1F2 Ca2 S2 Cb2 1B1 T1 1B2 T2",
-    ]
-    table = table_of([row.split() for row in rows], {"kinds": kinds, "rules": rules})
-    times = {"ca": 0.2, "cb": 0.2, "s": 0.5, "t": 0.5}
-    run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.1, others=times))
-    found = {
-        (w, table.grammar.text(table.cell(w, k))): run.start[w, k]
-        for w, k in np.ndindex(run.start.shape)
-    }
-    assert run.makespan == pytest.approx(15.8)
-    known = {"T2": (15.3, 13.2), "S0": (2.3, 2.3), "Ca2": (8.0, 8.0), "Cb1": (4.5, 4.5)}
-    for name, starts in known.items():
-        assert [found[w, name] for w in (0, 1)] == pytest.approx(starts)
-
-
 N, S = {"N": kind("net")}, {"S": kind(of="worker")}
 SENSELESS = {
     "F <- UNSHARD": ({}, "UNSHARD is of a stage as a whole"),

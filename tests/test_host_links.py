@@ -11,12 +11,10 @@ from hypothesis import given, settings
 
 import pipejax as pj
 from pipejax.analysis.runs.timeline import bars
-from pipejax.analysis.uncertainty.jitter import sample_costs
 from pipejax.base.checks import ArgumentError
 from pipejax.cli.options.values import parse_times
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.measured.costs_file import read_costs
-from pipejax.engine.pricing import price
 from pipejax.schedules.cells.ops import HOST, USUAL_PHASES
 from pipejax.schedules.table.communication_cells import without_transfers
 from pipejax.schedules.table.slot_simulation import slot_times, spread
@@ -42,29 +40,6 @@ def test_compute_goes_on_beside_the_host_link():
     assert times(result, "0B0") == (F + O + L, F + O + L + B)
     assert result.makespan == F + O + L + 2 * B
     assert result.busy.tolist() == [2 * (F + B)]
-
-
-def test_they_are_issued_where_they_stand():
-    result = run(
-        [
-            [
-                "0F0",
-                "0F1",
-                "0O0",
-                "0F2",
-                "0F3",
-                "0F4",
-                "0F5",
-                "0F6",
-                "0F7",
-                "0L0",
-                "0B0",
-                *(f"0B{m}" for m in range(1, 8)),
-            ]
-        ]
-    )
-    assert times(result, "0O0")[0] == 2 * F  # the link is free before
-    assert times(result, "0L0")[0] == 8 * F  # and so it is here
 
 
 def test_one_at_a_time_in_the_order_of_the_row():
@@ -292,20 +267,6 @@ def test_long_schedules_have_periods_with_host_ops():
         assert float(found[0]) == pytest.approx(expected)
 
 
-def test_jitter_of_host_ops_is_their_own():
-    result = pj.jitter(
-        offloading(4),
-        COSTS,
-        pj.analysis.Jitter(worker=pj.analysis.Distribution("gamma", 0.5)),
-        samples=3,
-    )
-    priced = price(result.evaluation.program, COSTS)
-    drawn = sample_costs(result, COSTS, 1)
-    on_host = np.isin(result.evaluation.program.phase, HOST)
-    ratio = np.asarray(drawn.duration)[on_host] / np.asarray(priced.duration)[on_host]
-    np.testing.assert_allclose(ratio, 1.0)
-
-
 @pytest.fixture
 def written(tmp_path):
     path = tmp_path / "shared.csv"
@@ -327,16 +288,6 @@ def test_the_command_line_shares_host_links(answer, mistake, written):
         ("0-1", "--host-links: expected workers in groups, as "),
     ):
         assert message in mistake(*arguments, "--host-links", groups)
-
-
-def test_other_commands_know_what_host_links_may_be(mistake):
-    times = ["--stage-times", "F=1,B=2"]
-    tune = ["tune", "--model", "gpt-22b", "--system", "a100", "--minibatch", 8]
-    order = ["tune", "messages", "--schedule", "gpipe", "--workers", 2, "--microbatches", 2, *times]
-    for command in (tune, order):
-        assert "--host-links names worker 9" in mistake(*command, "--host-links", "0+9")
-    compare = ["compare", "--schedules", "gpipe", "--workers", 2, "--microbatches", 2, *times]
-    assert "--host-links names worker 9" in mistake(*compare, "--host-links", "0+9")
 
 
 def test_exports(call, answer, written, tmp_path):

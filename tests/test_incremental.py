@@ -1,8 +1,6 @@
 """Runs that are changed step by step: after every change as a full evaluation, bit by bit."""
 
-import contextlib
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ from pipejax.base import longest_path
 from pipejax.base.incremental_path import IncrementalPath, waits_of
 from pipejax.base.longest_path import CycleError, topological_order
 from pipejax.engine.pricing import price
+from pipejax.schedules.cells.ops import format_cell
 
 LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])
 SEEDS = st.integers(0, 2**32 - 1)
@@ -72,16 +71,11 @@ def evaluated(table, costs, durations, link):
     labels = {}
     for (worker, slot), at in np.ndenumerate(node):
         if at:
-            label = reference_text(table.cell(worker, slot))
+            label = format_cell(table.cell(worker, slot))
             labels[label] = at
             duration[at] = durations.get(label, duration[at])
     finish = longest_path.finish_times(preds, duration, np.asarray(priced.lag))
     return {label: finish[at] for label, at in labels.items()}, float(finish.max())
-
-
-def reference_text(cell):
-    texts = [str(op) for op in cell]
-    return texts[0] if len(texts) == 1 else f"({';'.join(texts)})OVERLAP_F_B"
 
 
 def held_by(table, worker):
@@ -128,7 +122,7 @@ def test_any_changes_of_a_run_and_back(case, link, seed):
                 continue
             at = int(rng.integers(len(row) - 1))
             try:
-                run.swap(reference_text(row[at]), reference_text(row[at + 1]))
+                run.swap(format_cell(row[at]), format_cell(row[at + 1]))
             except pj.ScheduleError:
                 assert held_by(run.table, worker) == row
             except ValueError:
@@ -166,7 +160,7 @@ def test_what_if_two_ops_were_swapped(case, seed):
     run = pj.analysis.IncrementalRun(pj.evaluate(case.table, case.costs))
     for _ in range(12):
         row = [*run.table.rows()][rng.integers(case.table.num_workers)]
-        row = [reference_text(cell) for cell in row if cell]
+        row = [format_cell(cell) for cell in row if cell]
         if len(row) < 2:
             continue
         at = int(rng.integers(len(row) - 1))
@@ -181,47 +175,3 @@ def test_what_if_two_ops_were_swapped(case, seed):
         assert run.swap(*row[at : at + 2]) == expected  # sums of eighths are exact
         if rng.random() < 0.3:
             run.undo()
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_what_if_any_neighbours_were_swapped(seed):
-    """Split backwards, whose swaps make ops wait for messages that came in time before."""
-    table = pj.schedules.build("zb-h1", num_workers=3, num_microbatches=4)
-    forward, gradient, weight = np.random.default_rng(seed).integers(1, 40, (3, 3)) / 8
-    transmit = np.random.default_rng(seed + 9).integers(0, 80, 2) / 8
-    costs = pj.Costs(forward=forward, input_grad=gradient, weight_grad=weight, transmit=transmit)
-    run, compared = pj.analysis.IncrementalRun(pj.evaluate(table, costs)), 0
-    for worker in range(3):
-        for (one,), (other,) in itertools.pairwise(held_by(run.table, worker)):
-            with contextlib.suppress(pj.ScheduleError):  # a gradient before its own forward
-                expected = run.makespan_if_swapped(one, other)
-                assert run.swap(one, other) == expected
-                assert run.undo() == pj.evaluate(table, costs).makespan
-                compared += 1
-    assert compared > 20
-
-
-def test_swaps_that_no_order_allows():
-    table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=3)
-    table = table.with_rows([[cell for cell in row if cell] for row in table.rows()])
-    costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.1, all_reduce=0.7, update=0.1)
-    run = pj.analysis.IncrementalRun(pj.evaluate(table, costs))
-    refused = legal = 0
-    for worker, row in enumerate(table.rows()):
-        for one, other in itertools.pairwise(row):
-            rows = [list(each) for each in table.rows()]
-            at = rows[worker].index(one)
-            rows[worker][at : at + 2] = [other, one]
-            try:
-                expected = pj.evaluate(table.with_rows(rows), costs).makespan
-            except pj.ScheduleError:
-                refused += 1
-                with pytest.raises(pj.ScheduleError, match="cannot come before"):
-                    run.swap(one[0], other[0])
-            else:
-                legal += 1
-                assert run.makespan_if_swapped(one[0], other[0]) == pytest.approx(expected)
-                assert run.swap(one[0], other[0]) == expected
-                assert run.undo() == pj.evaluate(table, costs).makespan
-    assert refused == 3  # the backwards of the last stage, each right behind its forward
-    assert legal > 3

@@ -2,9 +2,7 @@
 
 import csv
 import json
-import re
 import sys
-from itertools import chain, pairwise
 
 import jax
 import numpy as np
@@ -16,7 +14,6 @@ from legal_sizes import at_least
 import pipejax as pj
 from pipejax.analysis.uncertainty.distributions import DISTRIBUTIONS
 from pipejax.analysis.uncertainty.jitter import jitter_dataset, sample_costs
-from pipejax.cli.app import run as command
 from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.batched import interpreter
 from pipejax.engine.pricing import price
@@ -254,18 +251,6 @@ def test_dataset_is_read_back(tmp_path):
         jitter_dataset({**runs, "other": other})
 
 
-@pytest.fixture
-def call(capsys):
-    """Run a command; return exit code, stdout and stderr."""
-
-    def call(*arguments):
-        code = command([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
-
-
 SIZE = ["--workers", "4", "--microbatches", "8", "--worker-times", "F=1,B=2", "--samples", "200"]
 J = ["jitter", "--schedules", "gpipe,1f1b", *SIZE]
 VARY = [
@@ -369,42 +354,6 @@ def test_command_marks_what_does_not_exist(call):
         assert len({*headers}) == len(headers)
     assert told[1][0] == "chimera"
     assert "even number of workers" in told[1][1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--op", "cauchy:1"], "--op cauchy:1: unknown distribution 'cauchy': known are"),
-        (["--worker", "gamma"], "--worker must be NAME:SPREAD .* got 'gamma'"),
-        (["--message", "gamma:x"], "--message gamma:x: 'x' is no number, as 0.05 or 5%"),
-        (["--message", "gamma:nan"], "--message gamma:nan: 'nan' is no number, as 0.05"),
-        (["--straggler", "0.1"], "--straggler must be PROBABILITY:SLOWDOWN, .* got '0.1'"),
-        (["--straggler", "2:2"], "--straggler 2:2: the probability .* from 0 to 1, got 2"),
-        (["--op-straggler", "a:2"], "--op-straggler must be PROBABILITY:SLOWDOWN"),
-        (["--op-straggler", "0.1:0.5"], "at least 1, got 0.5"),
-        (["--samples", "0"], "'--samples': .* got '0'"),
-        (["--seed", "-1"], "'--seed': .* got '-1'"),
-        (["--quantile", "95"], "--quantile must be from 0 to 1, got 95"),
-        (["--quantile", "nan"], "--quantile must be from 0 to 1, got nan"),
-        (["--out", "x.nc"], r"--out must end in .zarr, got 'x.nc'"),
-        (["--out", "x.png"], r"--out must end in .zarr, got 'x.png': --figure draws$"),
-        (["--out", "{tmp}/full.zarr"], "exists: give another, or --force"),
-        (["--waves", "2"], "--waves: none of gpipe, 1f1b has this"),
-        (["--schedules", "gpipe,gpipe"], "names gpipe twice"),
-        (["--schedules", "gpipe,x"], "unknown schedule 'x'"),
-        (["--schedules", "chimera", "--workers", "3"], "even number of workers"),
-    ],
-)
-def test_a_mistake_is_one_clear_line(call, arguments, message, tmp_path):
-    (tmp_path / "full.zarr").mkdir()
-    (tmp_path / "full.zarr" / "thesis.txt").write_text("years of work")
-    given = [a.format(tmp=tmp_path) for a in arguments]
-    base = {a: b for a, b in pairwise(J) if a.startswith("--") and a not in given}
-    code, out, err = call(J[0], *chain(*base.items()), *given)
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert re.search(message, err), err
 
 
 def test_samples_are_drawn(call, tmp_path):

@@ -144,19 +144,3 @@ def test_the_command_tunes_several_parts_together(capsys, monkeypatch):
     assert result["what"] == "layers,size"
     assert seen[0].parts == ("size", "layers")
     assert sum(result["best"]["layers"]) == 48
-
-
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("layers,layers", "WHAT must name each part once, got 'layers,layers'"),
-        ("layers,speed", "WHAT must be one of size, layers, recompute, messages"),
-        ("layers,system", "WHAT must be one of size, layers, recompute, messages"),
-    ],
-)
-def test_parts_that_cannot_be_are_one_line(capsys, what, message):
-    given = ["--model", "gpt-22b", "--system", "h100", "--minibatch", "8", "--workers", "2"]
-    assert run(["tune", what, *given]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1

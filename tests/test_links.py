@@ -130,13 +130,6 @@ def test_a_link_model_is_a_record(monkeypatch, like):
         pj.Links(own.name, posting="program")
 
 
-def test_links_between_and_inside_nodes_differ():  # per-pair latency and bandwidth
-    table = pj.schedules.build("gpipe", num_workers=3, num_microbatches=1)
-    transmit = np.array([[[1.0, 5.0]], [[2.0, 7.0]]])
-    result = pj.evaluate(table, pj.Costs(forward=F, backward=B, transmit=transmit))
-    assert result.makespan == 3 * F + 1 + 5 + 3 * B + 7 + 2
-
-
 def test_fused_pair_waits_for_both_and_delivers_both():
     rows = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "(1F1;1B0)OVERLAP_F_B", "1B1"]]
     table = pj.ScheduleTable.from_rows(rows)
@@ -203,25 +196,6 @@ def test_update_follows_the_row_and_every_copy():
     # without copies a worker that is done early updates early
     gpipe = pj.evaluate(GPIPE, pj.Costs(forward=F, backward=B, update=np.array([0.5, 9.0])))
     assert gpipe.makespan == 2 * F + F + 2 * B + 9.0
-
-
-def test_sharding_cells_cost_nothing_unless_given():
-    rows = [
-        [
-            "0UNSHARD",
-            "0F0",
-            "0RESHARD",
-            "0UNSHARD",
-            "0B0",
-            "0REDUCE_GRAD",
-            "0RESHARD",
-            "0WAIT_REDUCE_GRAD",
-        ]
-    ]
-    table = pj.ScheduleTable.from_rows(rows)
-    assert pj.evaluate(table, pj.Costs(forward=F, backward=B)).makespan == F + B
-    costs = pj.Costs(forward=F, backward=B, unshard=0.5, reduce_grad=0.25)
-    assert pj.evaluate(table, costs).makespan == F + B + 2 * 0.5 + 0.25
 
 
 def test_recompute_stands_between_forward_and_backward():

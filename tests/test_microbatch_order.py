@@ -308,29 +308,6 @@ def test_commands_take_lengths_and_orders(tmp_path, capsys):
     assert "mean of random" in text
 
 
-MISTAKES = {
-    "count": (["--microbatch-scale", "1,2"], "has 2 entries, the table has 4 microbatches"),
-    "negative": (["--microbatch-scale", "1,2,3,-1"], "must be a finite number of at least 0"),
-    "twice": (["--microbatch-scale", "1,1,1,1", "--lengths", "{file}"], "both say how long"),
-    "lengths": (["--lengths", "{file}"], "has 1 entries, the table has 4 microbatches"),
-    "no file": (["--lengths", "nowhere.txt"], "nowhere.txt"),
-    "order": (["--microbatch-order", "0,1,2,2"], "must name each of 4 microbatches once"),
-    "no order": (["--microbatch-order", "a,b"], "must be numbers of microbatches, as 2,0,1"),
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_end_in_one_line(name, tmp_path, capsys):
-    file = tmp_path / "lengths.txt"
-    file.write_text("7\n")
-    given, message = MISTAKES[name]
-    more = [argument.format(file=file) for argument in given]
-    code, _, err = printed(capsys, "evaluate", *ONE, "--stage-times", "F=1,B=2", *more)
-    assert code == 2
-    assert message in err
-    assert err.count("\n") == 1
-
-
 def test_what_a_model_says_of_microbatches_that_differ(tmp_path, capsys):
     model = ["--model", "gpt-22b", "--system", "h100", "--minibatch", "4", "--tensor-parallel", "8"]
     scale = ["--microbatch-scale", "1,2,1,1"]

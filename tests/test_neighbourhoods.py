@@ -13,8 +13,6 @@ from pipejax.search.schedule.effort import Budget
 from pipejax.search.schedule.initial_plans import one_by_one
 from pipejax.search.schedule.neighbourhoods import (
     KINDS,
-    LEAST_SHARE,
-    Arm,
     Merit,
     NeighbourhoodSearch,
     draw,
@@ -74,45 +72,6 @@ def test_what_is_not_free_keeps_its_order(kind, steps):
     out = (plan.offload != NEVER).sum(axis=1)
     assert len(link) == 2 * out.sum() - (out[:2].any() + out[2:].any())
     assert len(chains) - len(link) == 3 * 3 * 4 - 3
-
-
-@pytest.mark.parametrize(("share", "count"), [(0.1, 2), (0.5, 5), (1.0, 10)])
-def test_as_many_microbatches_are_free_as_the_share_says(share, count):
-    problem = problem_of(microbatches=10)
-    plan, rng = one_by_one(problem), np.random.default_rng(0)
-    free = (draw("microbatches", problem, plan, share, rng)["F"] for _ in range(50))
-    assert {one.all(axis=0).sum() for one in free} == {*range(count // 2 + 1, count + 1)}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_larger_share_frees_more_up_to_nearly_all(kind):
-    problem = problem_of(workers=4, microbatches=8)
-    plan, rng = one_by_one(problem), np.random.default_rng(0)
-    every = [
-        np.mean([list(draw(kind, problem, plan, share, rng).values()) for _ in range(40)])
-        for share in (0.1, 0.4, 0.7, 1.0)
-    ]
-    letters = {"offloads": 2, "weight grads": 3}.get(kind, 5)  # of five kinds of ops
-    assert 0 < every[0] < every[1] < every[2] <= every[3] <= letters / 5
-    assert every[3] > 0.75 * letters / 5
-
-
-def test_workers_that_are_free_stand_in_a_row():
-    problem = problem_of(workers=6)
-    plan, rng = one_by_one(problem), np.random.default_rng(0)
-    found = {
-        tuple(np.flatnonzero(draw("workers", problem, plan, 0.5, rng)["F"].any(axis=1)).tolist())
-        for _ in range(60)
-    }
-    assert found == {(0, 1, 2), (1, 2, 3), (2, 3, 4), (3, 4, 5)}
-
-
-def test_a_share_stays_between_the_least_and_all():
-    arm = Arm("time", "end", in_order=False, share=0.3)
-    for ended, last in ((True, 1.0), (False, LEAST_SHARE)):
-        for _ in range(100):
-            arm.learn(0.1, found=False, ended=ended)
-        assert arm.share == last
 
 
 @pytest.mark.parametrize(("limits", "of_one"), [(1.0, 3 * 30), (0.5, 3 * (30 + 20))])

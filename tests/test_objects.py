@@ -35,12 +35,6 @@ def held():
     return list(objects())
 
 
-def test_a_repr_is_short(held):
-    for each in held:
-        assert repr(each).startswith(f"{type(each).__name__}("), each
-        assert len(repr(each)) <= 400, each
-
-
 def same(a, b):
     leaves = zip(jax.tree.leaves(vars_of(a)), jax.tree.leaves(vars_of(b)), strict=True)
     for one, other in leaves:
@@ -59,10 +53,3 @@ def test_pickle_and_deepcopy(held):
             assert type(other) is type(each)
             assert repr(other) == repr(each)
             same(each, other)
-
-
-def test_a_pickled_table_is_the_same_schedule(held):
-    table, costs, run, *_ = held
-    again = pickle.loads(pickle.dumps(table))
-    assert str(again) == str(table)
-    assert pj.evaluate(again, costs, link="rendezvous").makespan == run.makespan

@@ -1,7 +1,6 @@
 """The optimiser against every order of tiny problems, known optima, and the evaluator."""
 
 import os
-import time
 from fractions import Fraction
 
 import numpy as np
@@ -11,11 +10,10 @@ import tiny_problems
 from certified import all_of, check_solution
 
 import pipejax as pj
-from pipejax.search.schedule import anytime_search
 from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds
 from pipejax.search.schedule.cp_model import ScheduleModel, relaxed_bound, search
 from pipejax.search.schedule.effort import Budget
-from pipejax.search.schedule.initial_plans import one_by_one, pipe_plans
+from pipejax.search.schedule.initial_plans import pipe_plans
 from pipejax.search.schedule.plan import objective_of
 from pipejax.search.schedule.problem import FINEST, choose_grid, pose
 
@@ -90,26 +88,6 @@ def test_known_optima(workers, microbatches, limit, offload, makespan):
     found = solve(table, costs, memory_limit=limit, offload=offload is not None)
     assert (found.value, found.lower_bound, found.best.status) == (makespan, makespan, "optimal")
     check(found, costs, limit)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("limit", "makespan"), [(2, 290.0), (1, 440.0)])
-def test_known_optima_of_one_order_of_microbatches(limit, makespan):
-    table, costs = pipe(4, 8), equal(pipe(4, 8), 10.0)
-    problem = pose(table, costs, limit, offload=True)
-    *_, last = search(ScheduleModel(problem, 60, in_order=True), Budget.of(), 2)
-    assert (last.bound * problem.unit, last.closed) == (makespan, True)
-    found = solve(table, costs, memory_limit=limit, offload=True, time_limit=10.0)
-    assert found.lower_bound <= found.value <= makespan  # another order may be shorter
-
-
-@pytest.mark.slow  # (3, 4, 1, 10.0) above shows it in a smaller pipe
-def test_offloading_makes_up_for_half_of_the_memory():
-    table = pipe(8, 16)
-    costs = equal(table, 10.0)
-    found = solve(table, costs, memory_limit=4, offload=True)
-    assert (found.value, found.best.status) == (550.0, "optimal")
-    check(found, costs, 4)
 
 
 @pytest.mark.parametrize("link", ["queued", "delay"])
@@ -192,29 +170,6 @@ def test_all_reduces_of_a_worker_take_turns_in_what_is_proven(name, end):
     )
     found = pj.optimize(table, costs, memory_limit=8, num_threads=1, time_limit=20.0)
     assert (found.value, found.lower_bound) == (end, end)  # without: 4 and 2 less
-
-
-@pytest.mark.parametrize(("answered", "effort"), [(True, 10.0), (False, 0.0)])
-def test_no_stage_is_bounded_where_nothing_is_left_to_do(monkeypatch, answered, effort):
-    table = pipe(3, 4)
-    monkeypatch.setattr(anytime_search, "relaxed_bound", None)
-    given = table, equal(table), pj.Links(), Budget.of(effort), 1, None, lambda _: None
-    steps = anytime_search.AnytimeSearch(pose(table, equal(table), memory_limit=2), *given)
-    steps._offer("one by one", one_by_one(steps.problem))
-    steps.is_answered = answered
-    steps._relaxed()
-
-
-def test_a_start_that_stays_the_best_was_found_at_its_time(monkeypatch):
-    table, told = pipe(3, 4), []
-    given = table, equal(table), pj.Links(), Budget.of(10.0), 1, None, told.append
-    search = anytime_search.AnytimeSearch(pose(table, equal(table), memory_limit=3), *given)
-    search._take("1f1b", table)
-    search.baselines = {"1f1b": search.best.value}  # looked at
-    monkeypatch.setattr(search, "_steps", lambda: [lambda: time.sleep(0.2)])
-    last = search.run().best
-    assert (last.source, last.found_after) == ("1f1b", told[0].best.found_after)
-    assert last.found_after < last.seconds - 0.2
 
 
 def test_one_stage_alone_bounds_the_whole():

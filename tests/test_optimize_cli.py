@@ -3,8 +3,6 @@
 import json
 import re
 import shlex
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -277,35 +275,6 @@ def test_no_store(answer, call, tmp_path, monkeypatch, few_baselines):
     assert re.fullmatch(r"warning: store: .*cache/.*\.json is not used: .*\n", err)
 
 
-@pytest.mark.slow  # by SIGTERM test_signals.py has it always
-def test_ctrl_c_prints_the_best_so_far(tmp_path):
-    # tests that run in the background hand down that the signal is ignored
-    code = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from pipejax.cli import main; main()"
-    )
-    arguments = ["optimize", *HARD, "--store", str(tmp_path), "--json"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    while not list(tmp_path.glob("*.json")):
-        assert process.poll() is None
-        time.sleep(0.05)
-    time.sleep(2)
-    process.send_signal(signal.SIGINT)
-    begun = time.monotonic()
-    out, err = process.communicate(timeout=30)
-    assert time.monotonic() - begun < 4
-    assert (process.returncode, err) == (130, "error: interrupted: this is the best so far\n")
-    found = json.loads(out)
-    assert (found["status"], found["stopped"]) == ("feasible", "interrupted")
-    assert max(found["peak_memory"]) <= 3
-    assert 0 < found["lower_bound"] < found["makespan"]
-
-
 def test_infeasible_is_said_before_any_work(call):
     for limit in ("0.5", "0.99"):
         begun = time.monotonic()
@@ -314,56 +283,6 @@ def test_infeasible_is_said_before_any_work(call):
         assert "below one activation" in err
         assert json.loads(out)["status"] == "infeasible"
         assert time.monotonic() - begun < 1
-
-
-MISTAKES = {
-    "below one activation": (
-        [*THREE[:-1], "0.5"],
-        "^error: --memory-limit 0.5 of worker 0 is below one activation, 1: infeasible$",
-    ),
-    "room below one activation": (
-        [*ONE, *MODEL, "--memory-limit", "11.8GB"],
-        "^error: --memory-limit 11.8GB: room 8.97818e.07 of worker 0 is below one activation, ",
-    ),
-    "asynchronous": (
-        ["-s", "pipedream", *THREE[2:]],
-        "the table has U cells: .* start from a synchronous schedule, as 1f1b",
-    ),
-    "no number": ([*THREE[:-1], "much"], "--memory-limit must be a finite number .*'much'"),
-    "negative bytes": ([*THREE[:-1], "-1GB"], "--memory-limit must be a number .*'-1GB'"),
-    "unknown unit": ([*THREE[:-1], "3PB"], "--memory-limit '3PB': unknown unit 'PB'.* GB, TB"),
-    "limits of three": (
-        [*THREE[:-1], "3,3,3"],
-        "--memory-limit must be .* each of 4 workers, got 3",
-    ),
-    "model alone does not fit": (
-        [*ONE, *MODEL, "--memory-limit", "10GB"],
-        "worker 0 alone take 11.71 GB",
-    ),
-    "negative offload": ([*THREE, "--offload", "-1"], "--offload must be a finite .* '-1'"),
-    "offloads of three": (
-        [*THREE, "--offload", "1,1,2"],
-        "--offload must be a number or one for each of 4 stages, got 3",
-    ),
-    "loads of five": (
-        [*THREE, "--offload", "1", "--load", "1,1,1,1,1"],
-        "--load must be a number or one for each of 4 stages, got 5",
-    ),
-    "two offload times": (
-        [*ONE, "--stage-times", "F=1,B=2,O=1", "--offload", "1", "--memory-limit", "3"],
-        "--offload 1 and the times of O or L",
-    ),
-    "no such worker": ([*THREE, "--host-links", "0+9"], "names worker 9: workers are 0 to 3"),
-    "no microbatches": (["--microbatches", "0", "--memory-limit", "3"], "--microbatches.*got '0'"),
-    "no times": ([*ONE, "--memory-limit", "3"], "times are missing"),
-    "no folder": ([*THREE, "--out", "/nowhere/best.csv"], "there is no folder /nowhere"),
-}
-
-
-@pytest.mark.parametrize("case", MISTAKES)
-def test_mistakes(mistake, case):
-    arguments, pattern = MISTAKES[case]
-    assert re.search(pattern, mistake("optimize", *arguments))
 
 
 def test_other_commands_read_the_limit_as_before(answer, mistake):

@@ -202,23 +202,6 @@ def test_datasets_are_whole_or_not_there(tmp_path):
     assert xr.open_zarr(out.path).sizes == {"n": 20}
 
 
-def test_a_folder_that_cannot_be_moved_leaves_the_old_one(tmp_path, monkeypatch):
-    path, move = tmp_path / "x.zarr", os.replace
-    write_dataset(dataset(10), Output(path).check(DATASET))
-    before = sorted(tmp_path.rglob("*"))
-
-    def fails(draft, target):
-        if str(target) == str(path):
-            raise OSError(28, "No space left on device")
-        move(draft, target)
-
-    monkeypatch.setattr(os, "replace", fails)
-    again = Output(path, force=True).check(DATASET)
-    write_dataset(dataset(10_000), again)
-    assert again.written is None
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_streams_are_written_to(call, tmp_path):
     code, out, err = call("export", *ONE, "--format", "json", "--out", "/dev/null")
     assert (code, err) == (0, "")

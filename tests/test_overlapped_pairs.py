@@ -1,8 +1,5 @@
 """The overlap factor of fused pairs: one run, batches, derivatives, files, sweeps, commands."""
 
-import json
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,15 +83,6 @@ def test_a_file_gives_it_without_a_unit(tmp_path):
         pj.costing.scaled_costs(costs, table, "pair_factor*2")
 
 
-def test_what_a_run_claims_with_it_is_verified(tmp_path):
-    costs = pj.Costs(forward=1.0, backward=1.7, transmit=0.2, pair_factor=0.35)
-    claimed = json.loads(json.dumps(pj.certificate(pj.evaluate(table_of(), costs))))
-    verdict = pj.verify(claimed)
-    assert (verdict.ok, verdict.problems) == (True, ())
-    claimed["costs"]["seconds"]["pair_factor"][0] = 0.4
-    assert not pj.verify(claimed).ok
-
-
 def test_the_option(answer, call):
     given = "evaluate", "-s", "dualpipe", "-P", 8, "-M", 20, "--stage-times", "F=1,B=2"
     assert answer(*given)["makespan"] == 66.0
@@ -164,23 +152,6 @@ def test_compare_takes_the_time_of_a_pair_where_any_schedule_has_one(answer):
     given = "compare", "--schedules", "1f1b,dualpipe", "--workers", 4, "--microbatches", 10
     rows = answer(*given, "--worker-times", "F=1,B=2,pair=2.5")["rows"]
     assert {row["schedule"]: row["makespan"] for row in rows}["1f1b"] == 39
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("evaluate -s 1f1b --stage-times F=1,B=2,pair=2", "pair=2 has no effect: no fused pair in"),
-        ("evaluate -s dualpipe --stage-times F=1,B=2,pair=2 --pair-factor 1", "says already what"),
-        ("evaluate -s dualpipe --stage-times F=1,B=2,pair=-1", "pair must be a finite number of"),
-        ("evaluate -s dualpipe --stage-times F=1,B=2,pair=1,pair=2", "pair is given twice"),
-        ("evaluate -s dualpipe --stage-times F=1,B=2,pairs=1", "letters are F, B,.*, pair$"),
-        ("show -s dualpipe --choose --stage-times F=1,B=2,pair=2 --out x.html", "without pair="),
-    ],
-)
-def test_times_of_pairs_that_are_refused(arguments, message, call):
-    code, _, err = call(*arguments.split(), "--workers", 4, "--microbatches", 8)
-    assert code == 2
-    assert re.search(message, err.strip().replace("\n", " "))
 
 
 @pytest.mark.slow

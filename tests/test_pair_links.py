@@ -250,24 +250,6 @@ def test_the_command_line_takes_models_of_pairs(answer):
     assert not {"pair_links", "eager_below"} & set(answer(*RUN))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--eager-below", "1"), "--eager-below has no effect without --link rendezvous"),
-        (("--pair-links", "0-1=queued", "--queues", "pair"), "--queues has no effect without"),
-        (("--pair-links", "0-9=queued"), "--pair-links names worker 9: workers are 0 to 1"),
-        (
-            ("--pair-links", "0-1=x"),
-            "--pair-links: unknown link model 'x': known are delay, queued",
-        ),
-        (("--pair-links", "0-1"), "--pair-links: expected pairs of workers and link models"),
-        (("--link", "rendezvous", "--eager-below", "-1"), "--eager-below"),
-    ],
-)
-def test_wrong_options_are_named(mistake, options, message):
-    assert message in mistake(*RUN, *options)
-
-
 def test_a_pair_without_messages_is_refused_on_the_command_line(mistake):
     three = ["evaluate", "-s", "gpipe", "-P", "3", "-M", "2", "--stage-times", "F=1,B=2"]
     says = "--pair-links 0-2=rendezvous has no effect: no message goes between workers 0 and 2"

@@ -4,14 +4,13 @@ import dataclasses
 import json
 import re
 import shlex
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 import strategies
 from daily import daily
-from hypothesis import assume, given, strategies as st
+from hypothesis import assume, given
 
 import pipejax as pj
 from pipejax.analysis.step.validation import StepTimes
@@ -23,7 +22,6 @@ from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.model.workload_fields import RECOMPUTE
 from pipejax.costs.system.parts import number_of
 from pipejax.schedules.table.held_activations import held_counts
-from pipejax.sweep.plan import search
 from pipejax.sweep.plan.layouts import Layouts, PlanRequest, enumerate_layouts
 from pipejax.sweep.plan.programs import (
     Pipe,
@@ -34,11 +32,10 @@ from pipejax.sweep.plan.programs import (
     table_of,
 )
 from pipejax.sweep.plan.result import resource_shares_of, reversals
-from pipejax.sweep.plan.search import Known, shape_of, workload_of
+from pipejax.sweep.plan.search import shape_of, workload_of
 
 GPT, H100 = pj.load_model("gpt-22b"), pj.load_system("h100")
 H100_NUMBERS = {name: float(number_of(H100, name)) for name in RESOURCES}
-PLAN_SIZES = ("--gpus", 8, "--minibatch", 8)
 FEW = {
     "tensor": (2, 4),
     "microbatch_size": (1, 2),
@@ -91,45 +88,6 @@ def test_shares_of_the_step_are_of_one_whole(small):
     shares = resource_shares_of(small.request, small.layouts.take(best))
     np.testing.assert_allclose(shares.sum(axis=0), 1, atol=1e-3)
     assert small.best.bound_by == RESOURCES[shares.argmax()] == "host.launch"
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(1, 8))
-def test_search_finds_what_brute_force_finds(seed, wanted):
-    rng = np.random.default_rng(seed)
-    number = np.arange(150)
-    exact = rng.integers(400, 600, len(number)) / 8  # ties happen
-    memory = rng.integers(1, 40, len(number)) * 1e9
-    columns = dict.fromkeys(Layouts._fields, np.zeros(len(number), int))
-    columns |= {"pipeline": rng.integers(1, 5, len(number)), "edge_units": number}
-    columns["microbatches"] = rng.integers(1, 8, len(number))
-    bound = exact * rng.uniform(0.9, 1, len(number))
-    known = Known(bound, memory, memory < 3e10, np.full(len(number), np.nan))
-    request = SimpleNamespace(schedules=("1f1b",), links=None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "price", lambda _, shape, own: SimpleNamespace(costs=own.edge_units))
-        patch.setattr(search, "exact_times", lambda shape, count, rows, links: exact[rows])
-        evaluator = search.Evaluator(request, Layouts(**columns), known, lambda: None)
-        among = rng.random(len(number)) < 0.6
-        best = evaluator.find_best(wanted, among)
-        ideas = list(zip(*(columns[k] for k in ("pipeline", "microbatches")), strict=True))
-        least = {}
-        for k in np.flatnonzero(known.fits & among):
-            least[ideas[k]] = min(exact[k], least.get(ideas[k], np.inf))
-        np.testing.assert_array_equal(exact[best], sorted(least.values())[:wanted])
-        assert len({ideas[k] for k in best}) == len(best)
-        for k in best:  # all others of the idea whose time is known, shortest first
-            known_ones = np.flatnonzero(~np.isnan(known.step_time)).tolist()
-            others = evaluator.others(k)
-            assert {*others, k} == {other for other in known_ones if ideas[other] == ideas[k]}
-            assert len(others) == len({*others.tolist()} - {k})
-            assert (np.diff(known.step_time[others]) >= 0).all()
-        front = evaluator.find_front()
-    no_worse = (exact[:, None] <= exact) & (memory[:, None] <= memory) & known.fits[:, None]
-    better = no_worse & ((exact[:, None] < exact) | (memory[:, None] < memory))
-    on_front = known.fits & ~better.any(axis=0)  # of layouts that are equal in both, the first
-    assert {*zip(exact[front], memory[front], strict=True)} == {
-        *zip(exact[on_front], memory[on_front], strict=True)
-    }
 
 
 def test_an_idea_is_all_but_the_split_of_layers_and_a_name_without_a_pipeline():
@@ -192,21 +150,6 @@ def test_memory_that_tensors_may_take():
         PlanRequest(GPT, H100, 8, 8, headroom=2)
     with pytest.raises(ValueError, match="headroom has no effect beside memory_limit"):
         pj.plan(GPT, H100, gpus=8, minibatch=8, headroom=0.1, memory_limit=5e10)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--memory-limit", "3"], "--memory-limit of a plan is one number of bytes, as 80GB"),
-        (["--memory-limit", "3GB,4GB"], "--memory-limit of a plan is one number of bytes"),
-        (["--memory-limit", "0GB"], "--memory-limit must be above 0"),
-        (["--headroom", "150%"], "--headroom must be a share from 0 to 1, as 0.1 or 10%"),
-        (["--headroom", "some"], "--headroom must be a share from 0 to 1"),
-        (["--headroom", "10%", "--memory-limit", "80GB"], "--headroom has no effect beside"),
-    ],
-)
-def test_memory_that_makes_no_sense_is_refused(options, message, mistake):
-    assert message in mistake("plan", "-m", "gpt-22b", "-y", "h100", *PLAN_SIZES, *options)
 
 
 def test_the_headroom_is_what_runs_left_that_were_made_to_fit():

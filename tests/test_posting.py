@@ -310,21 +310,6 @@ def test_the_command_line_posts_and_shares(answer):
     assert shared["shared_links"] == "0-1+1-0"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--posting", "program"), "--posting has no effect without --link rendezvous"),
-        (("--link", "rendezvous", "--posting", "x"), "--posting must be one of early, program"),
-        (("--shared-links", "pairs"), "--shared-links has no effect without --link queued,"),
-        (("--link", "queued", "--shared-links", "0-9"), "--shared-links names worker 9: workers"),
-        (("--link", "queued", "--shared-links", "0+1"), "--shared-links: expected pairs, or"),
-        (("--link", "queued", "--shared-links", "1-1"), "worker 1 sends nothing to itself"),
-    ],
-)
-def test_wrong_options_are_named(mistake, options, message):
-    assert message in mistake(*RUN, *options)
-
-
 def test_a_sweep_has_axes_of_posting_and_shared_links():
     given = {"schedules": "1f1b", "workers": 2, "minibatch": 2, "microbatch_size": 1}
     given |= {"models": "gpt-22b", "systems": "h100", "link": "rendezvous"}

@@ -242,19 +242,6 @@ def test_vmap_jit_and_float32(case, seed, link):  # property 11
         )
 
 
-def test_jit_changes_nothing():  # property 11
-    table = pj.schedules.build("chimera", num_workers=2, num_microbatches=2)
-    program = pj.lower(table, link="queued")
-    costs = pj.Costs.uniform(table, forward=1.1, backward=2.3, transfer=0.7, latency=0.2)
-    with jax.disable_jit():
-        slow = float(pj.makespan(program, costs))
-    assert (
-        slow
-        == float(pj.makespan(program, costs))
-        == pj.evaluate(table, costs, link="queued").makespan
-    )
-
-
 @given(case=strategies.cases(), link=st.sampled_from(LINKS))
 def test_busy_and_idle_fill_the_makespan(case, link):  # property 12
     result = pj.evaluate(case.table, case.costs, link=pj.Links(*link))

@@ -27,13 +27,8 @@ from pipejax.runtimes.spmd.execute import (
     training_data,
 )
 from pipejax.runtimes.spmd.instructions import (
-    CODES,
     LEFT_OUT,
-    StageCopies,
     executed,
-    instruct,
-    lockstep_slots,
-    sizes_of,
 )
 from pipejax.schedules.table.table_files import to_json
 from pipejax.training.objective import TrainingObjective
@@ -136,25 +131,6 @@ def test_many_random_tables_have_them_too():
     assert {table.num_pipes for table in random} == {1, 2}
 
 
-@pytest.mark.slow
-def test_optimised_tables_have_them_too():
-    costs = pj.Costs(forward=10.0, input_grad=11.0, weight_grad=9.0, transmit=2.0)
-    limits = {
-        "1f1b": (2, 3, 4, 5),
-        "interleaved-1f1b": (4, 6, 8),
-        "hanayo": (6, 8),
-        "chimera": (4,),
-    }
-    found = []
-    for name, limit in [(name, limit) for name, each in limits.items() for limit in each]:
-        table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
-        better = pj.optimize(table, costs, memory_limit=limit, time_limit=1.0)
-        found.append(better.best.table)
-    errors = np.array(in_one_process(found)["errors"])
-    assert len({to_json(table) for table in found}) == 10
-    assert errors[:, [0, 2]].max() < EXACT
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class StagesAsObjective(TrainingObjective):
@@ -209,47 +185,12 @@ def test_an_asynchronous_table_ends_with_the_weights_of_the_replay(number, steps
     assert np.abs(found - start).max(axis=1).min() > 1e-3  # every stage has moved
 
 
-def test_a_slot_ends_before_what_waits_for_it():
-    for table in drawn(10):
-        own = executed(table)
-        slot, edges = lockstep_slots(own), own.dependencies
-        assert np.all(slot[edges.producer] < slot[edges.consumer])
-
-
-def test_an_activation_that_is_taken_is_freed_where_it_was_taken():
-    takes, frees = ([CODES.index(pj.Phase[x]) for x in letters] for letters in ("FRL", "FRBWO"))
-    for table in drawn(20):
-        sizes = sizes_of(table, table.num_workers)
-        own = instruct(table, sizes)
-        change = np.zeros((sizes.slots + 1, table.num_workers, 2 * sizes.places + 1), int)
-        first = table.placement[table.pipe_of_microbatch, 0]  # the data are there from the start
-        copy = StageCopies.of(table).number[first, 0]
-        change[0, first, copy * table.num_microbatches + np.arange(table.num_microbatches)] += 1
-        slot = 1 + np.arange(sizes.slots)[:, None, None]
-        at = slot, np.arange(table.num_workers)[None, :, None]
-        np.add.at(change, (*at, own.activation_to), 1)
-        np.add.at(change, (*at, own.write), np.isin(own.code, takes))
-        np.add.at(change, (*at, own.free), -np.isin(own.code, frees).astype(int))
-        held = np.cumsum(change, axis=0)[:, :, :-1]  # the last entry takes what nobody needs
-        assert (held.min(), held.max(), held[-1].any()) == (0, 1, False)
-
-
 def test_what_is_not_executed_is_said():
     table = pj.links.insert_transfers(
         pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
     )
     assert not executed(table).has_communication
     assert {phase.name for phase in LEFT_OUT} >= {"SEND_F", "RECV_B", "WAIT_SEND_F", "UNSHARD"}
-
-
-@pytest.mark.parametrize(
-    ("name", "there", "back"), [("1f1b", (1,), (3,)), ("chimera", (1, 3), (1, 3))]
-)
-def test_a_slot_has_a_permutation_for_each_distance(name, there, back):
-    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
-    sizes = sizes_of(table, 4)
-    assert (sizes.activation_shifts, sizes.gradient_shifts) == (there, back)
-    assert instruct(table, sizes).activation_to.shape == (sizes.slots, 4, len(there))
 
 
 @pytest.mark.slow

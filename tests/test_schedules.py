@@ -215,63 +215,6 @@ def test_every_builder_names_its_source():
         assert builder.summary
 
 
-def pipe_of_two(transmit=0, lasts=(1, 1, 1), microbatches=3):
-    """Two stages on two workers; messages there occupy their link."""
-    return Work(
-        placement=[[0, 1]],
-        pipe_of=[0] * microbatches,
-        lasts={phase: [last, last] for phase, last in zip((F, I, W), lasts, strict=True)},
-        lag=[[[0]], [[0]]],
-        transmit=[[[transmit]], [[0]]],
-        sizes=[3, 3],
-        kept=[1, 1],
-        limits=[9, 9],
-    )
-
-
-def starts(work, **rules):
-    """Start of every op, by its text."""
-    depth = [[99] * len(row) for row in work.placement]
-    run = list_schedule(work, Rules(**{"depth": depth, **rules}))
-    return {f"{stage}{phase.name}{m}": start for phase, stage, m, _, start, _ in run.log}
-
-
-def test_a_link_carries_one_message_at_a_time():
-    found = starts(pipe_of_two(transmit=5))
-    assert [found[f"0F{m}"] for m in range(3)] == [0, 1, 2]
-    assert [found[f"1F{m}"] for m in range(3)] == [6, 11, 16]
-
-
-def test_messages_take_time_between_workers_alone():
-    placement = np.array([[0, 1, 1, 0], [1, 0, 0, 1]])
-    work = Work.of(placement, [0, 1], dict.fromkeys((F, I, W), [1] * 4), transfer=5)
-    assert work.lag == [[[5, 0, 5]] * 2] * 2
-    assert not np.any(work.transmit)
-
-
-@pytest.mark.parametrize(
-    ("rules", "worker_0"),
-    [  # a gradient is on its way to worker 0 while it has a W of 3 left and nothing else to do
-        ({}, {"0I0": 4, "0W0": 6, "0I1": 9}),
-        ({"patience": (I,)}, {"0I0": 4, "0W0": 9, "0I1": 7}),
-        ({"depth": [[1, 1]]}, {"0F1": 6, "0I0": 4, "0W0": 7}),
-        ({"active": 1}, {"0F1": 6, "0I0": 4, "0W0": 7}),
-        ({"depth": [[1, 1]], "backlog": 0}, {"0F1": 9, "0I0": 4, "0W0": 6}),
-    ],
-)
-def test_rules_of_the_list_scheduler(rules, worker_0):
-    found = starts(pipe_of_two(lasts=(1, 2, 3), microbatches=2), **rules)
-    assert {name: found[name] for name in worker_0} == worker_0
-
-
-def test_a_forward_overtakes_those_that_are_too_far_ahead():
-    given, at_once = pipe_of_two(), [[[0]] * 2] * 2
-    two_pipes = {"placement": [[0, 1]] * 2, "pipe_of": [0, 1, 0, 1], "limits": [99, 99]}
-    work = given._replace(**two_pipes, lag=at_once, transmit=at_once)
-    found = starts(work, depth=[[1, 9], [2, 9]])
-    assert [found[f"0F{m}"] for m in range(4)] == [0, 1, 4, 2]
-
-
 @st.composite
 def works(draw, tightest=4):
     """Any placement, times and sizes; limits at which one microbatch at a time surely runs."""

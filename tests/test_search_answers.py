@@ -140,17 +140,6 @@ def test_messages_of_any_length_leave_room_for_a_schedule(message, limit):
     assert found.lower_bound >= (6 * message * 8 / limit) * (1 - 1e-3)
 
 
-def test_all_reduces_of_a_worker_follow_each_other():
-    """Two stages on each worker: 25 of compute end with two all-reduces of 5, then the update."""
-    options = {"num_workers": 2, "num_microbatches": 4}
-    table = pj.schedules.build("interleaved-1f1b", **options)
-    given = {"forward": 1.0, "input_grad": 1.0, "weight_grad": 1.0, "update": 2.5}
-    found = pj.optimize(table, pj.Costs(**given, all_reduce=5.0), memory_limit=8, time_limit=60)
-    assert (found.value, found.lower_bound, found.best.status) == (32.5, 32.5, "optimal")
-    (early,) = {pj.evaluate(found.best.table, pj.Costs(**given)).makespan} - {found.value}
-    assert early < 32.5
-
-
 def test_where_nothing_fits_elsewhere_microbatches_run_one_by_one():
     """Stages of one worker take turns in the room of one, over the host."""
     table = pj.schedules.build("hanayo", num_workers=2, num_microbatches=3)

@@ -226,27 +226,6 @@ def test_command(capsys, tmp_path):
     assert "bound by compute.peak" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([*SETTING, "--factor", "1"], "--factor must be above 1, got 1"),
-        (
-            [*SETTING, "--figure", "x.html"],
-            "--figure must end in one of .png, .pdf, .svg, got 'x.html'",
-        ),
-        ([*SETTING, "--out", "no/x.svg"], "--figure no/x.svg: there is no folder no"),
-        ([*SETTING, "--tensor-parallel", "1" + "0" * 30], "--tensor-parallel must be at most"),
-    ],
-)
-def test_mistakes_are_one_line(arguments, message, capsys):
-    assert run([*arguments, "--json"]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("error: ")
-    assert printed.err.count("\n") == 1
-    assert message in printed.err
-
-
 @pytest.mark.slow
 def test_a_step_time_beyond_floats_is_refused():
     h100 = pj.load_system("h100")

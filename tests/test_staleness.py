@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import json
-import re
 
 import numpy as np
 import pytest
@@ -432,61 +431,6 @@ def test_a_csv_holds_the_numbers(call):
     assert sum(float(row["share"]) for row in histogram) == pytest.approx(1)
     counts = [(int(row["delay"]), int(row["count"])) for row in histogram]
     assert counts == [*enumerate(pj.staleness(build(m=160)).histogram().tolist())]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ("--schedule", "pipedream", "--workers", "4", "--microbatches", "3"),
-            "number of microbatches must be at least that of stages, 4, got 3",
-        ),
-        (
-            (
-                "--schedule",
-                "pipedream-2bw",
-                "--workers",
-                "4",
-                "--microbatches",
-                "8",
-                "--accumulation",
-                "3",
-            ),
-            "accumulation must be at least the number of workers, 4, got 3",
-        ),
-        (
-            (
-                "--schedule",
-                "local-sgd",
-                "--workers",
-                "4",
-                "--microbatches",
-                "8",
-                "--local-steps",
-                "0",
-            ),
-            "--local-steps.*got '0'",
-        ),
-        (
-            ("--schedule", "pipedream", "--workers", "4", "--microbatches", "8", "--runs", "2"),
-            "pipedream takes no runs",
-        ),
-        (
-            ("--schedule", "pipedream", "--workers", "4", "--microbatches", "8", "--out", "x.txt"),
-            "--figure must end in one of .png, .pdf, .svg, got 'x.txt'$",
-        ),
-        (
-            ("--schedule", "pipedream", "-P", "4", "-M", "8", "--out", "x.csv"),
-            "got 'x.csv': --format csv prints the numbers",
-        ),
-        (
-            ("--schedule", "pipedream", "-P", "4", "-M", "8", "--out", "x.json"),
-            "got 'x.json': --json prints the numbers",
-        ),
-    ],
-)
-def test_mistakes(mistake, arguments, message):
-    assert re.search(message, mistake("staleness", *arguments))
 
 
 def test_a_table_without_backward_is_a_mistake(mistake, tmp_path):

@@ -214,24 +214,6 @@ def test_options_are_fields_of_the_workload(answer, call):
     assert (row["mfu"], row["breakdown"]) == (found["mfu"], found["breakdown"])
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"--zero": 4}, "--zero"),
-        ({"--precision": "fp9"}, "--precision must be one of bf16, fp16, fp8, mxfp8, nvfp4"),
-        ({"--precision": "fp8", "--system": "a100"}, "no peak is known for precision 'fp8'"),
-        ({"--rank-order": "pp-tp"}, "--rank-order must be one of tp-cp-ep-dp-pp, tp-pp-dp"),
-        ({"--expert-parallel": 2}, "--expert-parallel 2: gpt-22b has no experts"),
-        ({"--context-parallel": 0}, "--context-parallel"),
-        ({"--model": None}, "--system needs --model"),
-    ],
-)
-def test_mistakes_name_the_option(mistake, changed, message):
-    given = {name: value for name, value in (LAYOUT | changed).items() if value is not None}
-    line = mistake("evaluate", *ONE, *(word for pair in given.items() for word in pair))
-    assert message in line
-
-
 @pytest.mark.slow
 def test_a_sweep_takes_every_degree(tmp_path):
     axes = {"zero": [0, 3], "context_parallel": [1, 2]}

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import reference
 import strategies
-from hypothesis import given, settings, strategies as st
+from hypothesis import strategies as st
 
 import pipejax as pj
 
@@ -26,33 +26,6 @@ class SlowRun(reference.Run):
             elif event[0] == "U":
                 self.durations[event] *= self.factors[event[2]]
         super()._run()
-
-
-@settings(max_examples=60)
-@given(
-    case=st.booleans().flatmap(
-        lambda given: strategies.cases(pairs=given, step_end=True, by_microbatch=not given)
-    ),
-    link=LINKS,
-    data=st.data(),
-)
-def test_slow_workers_are_those_of_the_event_loop(case, link, data):
-    table = case.table
-    factors = [data.draw(st.integers(2, 12)) / 4 for _ in range(table.num_workers)]
-    costs = pj.costing.scaled_costs(case.costs, table, workers=factors)
-    pipes = table.pipe_of_microbatch.tolist()
-    expected = SlowRun(factors, case.rows, pipes, case.theirs, link)
-    found = pj.evaluate(table, costs, link=link)
-    assert found.makespan == pytest.approx(expected.makespan, rel=1e-12)
-    np.testing.assert_allclose(found.busy, expected.busy(), rtol=1e-12)
-    plain = pj.evaluate(table, case.costs, link=link)
-    program = plain.program
-    on_worker = (program.worker >= 0) & (plain.node_duration > 0)
-    ratio = found.node_duration[on_worker] / plain.node_duration[on_worker]
-    assert ratio == pytest.approx(np.array(factors)[program.worker[on_worker]])
-    beside = program.worker < 0
-    assert np.array_equal(found.node_duration[beside], plain.node_duration[beside])
-    assert pj.verify(pj.certificate(found)).ok
 
 
 def test_copies_of_a_stage_are_as_slow_as_their_workers(data):

@@ -10,7 +10,6 @@ import shlex
 from pathlib import Path
 
 import justhtml
-import matplotlib as mpl
 import numpy as np
 import pytest
 from daily import daily
@@ -19,8 +18,7 @@ from markupsafe import escape
 from matplotlib.collections import PolyCollection, QuadMesh
 
 import pipejax as pj
-from pipejax.plots import palette
-from pipejax.plots.heat_maps import COLOURS, HeatMap, RecordedStep, heat_picture
+from pipejax.plots.heat_maps import HeatMap, RecordedStep, heat_picture
 from pipejax.schedules.table.links import LINKS, Links
 from pipejax.traces.findings.attribution import Attribution
 from pipejax.traces.record import INTEGERS, TIMES
@@ -538,11 +536,6 @@ def test_what_a_stranger_reads(answer, call, folder):
     assert alone.startswith("pipejax evaluate ")
 
 
-def test_what_holds_nothing_is_named_without_an_option(mistake, folder):
-    (folder / "x.csv").write_text("a,b\n1,2\n")
-    assert "FILES hold no slice of a pipeline" in mistake("trace", "x.csv")
-
-
 def test_columns_have_other_names(answer, folder):
     write_csv(folder / "run.csv", traces.of_runs(jittered(table_of("gpipe"))))
     text = Path("run.csv").read_text().replace("worker", "who", 1).replace("start", "from", 1)
@@ -590,13 +583,6 @@ def test_numbers_that_have_no_room_are_left_out():
     (axes, _) = heat_picture([wide]).axes
     assert not axes.texts
     assert len(axes.get_xticklabels()) < 60
-
-
-def test_a_map_can_be_read_in_grey():
-    colours = COLOURS(np.linspace(0, 1, 64))
-    light = [palette.lightness(mpl.colors.to_hex(colour)) for colour in colours]
-    assert light == sorted(light, reverse=True)
-    assert light[0] - light[-1] > 0.6
 
 
 def test_a_step_is_drawn_as_it_ran_and_as_replayed():

@@ -261,14 +261,6 @@ def test_a_missing_rank_is_named(runs, tmp_path):
     ]
 
 
-def test_the_last_rank_of_lists_is_missed_too(runs, tmp_path):
-    folder = shutil.copytree(runs / "primus", tmp_path / "run")
-    (folder / "config.json").unlink()
-    (folder / "pp_rank_7.json").write_text('{"3": {"fwd_start": [1, 2')
-    with pytest.raises(ValueError, match=r"worker 7 is missing; .*pp_rank_7.json"):
-        pj.traces.pipelines_of(read(folder))
-
-
 def lists_of(rows, **more):
     """Lists of a rank: ops of a row, one after the other."""
     found = {
@@ -805,18 +797,6 @@ def test_slices_that_hold_their_waits_are_named_beside_clocks(case):
         assert int(count) >= 0.9 * int(number)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
-@pytest.mark.parametrize("seconds", [0.05, -0.05])
-@pytest.mark.parametrize("worker", [0, 2])
-def test_clocks_that_differ_are_named_alone(schedule, seconds, worker):
-    table = pj.schedules.build(schedule, num_workers=4, num_microbatches=8)
-    costs = pj.Costs(forward=10e-3, input_grad=10e-3, weight_grad=10e-3, transmit=1e-3)
-    trace = ahead(pj.traces.of_runs([pj.evaluate(table, costs)] * 3), worker, seconds)
-    with pytest.raises(ValueError, match=r"has ended: clocks may differ$"):
-        pj.traces.pipelines_of(trace)
-    assert len(pj.traces.pipelines_of(aligned(trace)[0]).pipelines) == 3
-
-
 def test_messages_of_the_past_are_no_waits():
     """Ops begin 20 ms before their input is there, with idle time before them: no wait is held."""
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
@@ -828,32 +808,3 @@ def test_messages_of_the_past_are_no_waits():
     columns |= {name: getattr(trace, name) - by for name in TIMES}
     with pytest.raises(ValueError, match=r"clocks may differ$"):
         pj.traces.pipelines_of(Trace.of(columns, trace.phases))
-
-
-def test_a_profile_whose_slices_hold_their_waits(call, tmp_path):
-    """GPipe without receives: F 10 ms, B 20 ms, no time on the links; clocks are exact."""
-    table = pj.schedules.build("gpipe", num_workers=3, num_microbatches=4)
-    run = pj.evaluate(table, pj.Costs(forward=10e-3, backward=20e-3))
-    trace = holding_waits(pj.traces.of_runs([run] * 2))
-    for rank in range(3):
-        events = [
-            {
-                "ph": "X",
-                "cat": "user_annotation",
-                "name": f"ProfilerStep#{step}",
-                "pid": rank,
-                "tid": 1,
-                "ts": 1e6 * trace.start[trace.step == step].min(),
-                "dur": 1e6 * run.makespan,
-            }
-            for step in trace.steps
-        ]
-        for at in np.flatnonzero(trace.worker == rank):
-            name = {"F": "Forward", "B": "Backward"}[trace.phases[trace.phase[at]]]
-            slice_ = {"name": f"{name} {trace.microbatch[at]}", "ts": 1e6 * trace.start[at]}
-            events.append(events[0] | slice_ | {"dur": 1e6 * (trace.end[at] - trace.start[at])})
-        content = {"distributedInfo": {"rank": rank, "world_size": 3}, "traceEvents": events}
-        (tmp_path / f"rank{rank}_trace.json").write_text(json.dumps(content))
-    code, _, err = call("trace", tmp_path)
-    assert code == 2
-    assert "clocks may differ, or slices of worker 0, 1, 2 seem to hold their waits" in err

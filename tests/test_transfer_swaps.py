@@ -67,27 +67,6 @@ def test_a_search_goes_on_from_another_order(queues):
         check_times(graph, search)
 
 
-@pytest.mark.parametrize("queues", QUEUES)
-def test_an_estimate_is_the_longest_path_through_both(queues, monkeypatch):
-    costs = pj.Costs.uniform(TABLE, forward=1.0, backward=2.1, transfer=3.3)
-    _, _, search = begun(TABLE, costs, queues)
-    expected, apply = [], SwapSearch._apply
-
-    def noted(search, swap):
-        expected.append((swap, search._estimate(swap)))
-        return apply(search, swap)
-
-    monkeypatch.setattr(SwapSearch, "_apply", noted)
-    for _ in range(60):
-        if not search.step(0.0):
-            break
-        swap, estimate = expected[-1]
-        through = [through_node(search, node) for node in swap[:2]]
-        assert estimate == pytest.approx(max(through), rel=1e-12)
-        assert estimate <= search.makespan * (1 + 1e-12)
-    assert search.moves >= 10
-
-
 def test_swaps_find_more_in_fewer_orders():
     costs = pj.Costs.uniform(TABLE, forward=1.0, backward=2.0, transfer=1.5)
     found = {}

@@ -28,11 +28,8 @@ from pipejax.search.tuning.joint import plain_settings, search_jointly, tune_joi
 from pipejax.search.tuning.joint_space import PARTS, Jointly, JointProblem, any_size
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 from pipejax.search.tuning.rounding import (
-    TooManyError,
-    compositions,
     improve,
     swaps,
-    whole_with_sum,
 )
 
 front = importlib.import_module("pipejax.search.tuning.tune")
@@ -221,17 +218,6 @@ def test_descent_keeps_to_its_bounds_and_the_best_point():
         descend(jump, np.array([0.0]), steps=0)
 
 
-def test_descents_of_one_shape_share_a_compilation():
-    def square(x):
-        return x**2, 2 * x
-
-    descend(square, np.array([1.0, 2.0]), steps=7, rate=0.1)
-    compiled = descent._move._cache_size()
-    found = descend(square, np.array([3.0, 4.0]), steps=7, rate=0.4, lower=2.5)
-    assert descent._move._cache_size() == compiled
-    assert found.points.tolist() == [2.5, 2.5]
-
-
 FEW = dataclasses.replace(pj.load_model("llama3-70b"), layers=10)
 
 
@@ -290,23 +276,6 @@ def test_stage_times_and_memory_of_layers_are_those_of_the_library():
     (step,), (need,) = problem.evaluate(8, assigned, np.zeros(1, int))
     assert step == pytest.approx(pj.evaluate(table, costs).step_time)
     assert need == pytest.approx(pj.memory_bytes(workload, table, one).max())
-
-
-def test_whole_numbers_of_layers():
-    assert compositions(5, 3).tolist() == [
-        [1, 1, 3],
-        [1, 2, 2],
-        [1, 3, 1],
-        [2, 1, 2],
-        [2, 2, 1],
-        [3, 1, 1],
-    ]
-    with pytest.raises(TooManyError, match="ways to split 96 into 8: at most 200000"):
-        compositions(96, 8)
-    rounded = whole_with_sum(np.random.default_rng(0).dirichlet(np.ones(6), 50) * 20)
-    assert np.all(rounded.sum(axis=1) == 20)
-    with pytest.raises(ValueError, match="5 microbatches do not divide a minibatch of 32"):
-        few_layers().given(np.arange(3), 5)
 
 
 COMMAND = [
@@ -497,48 +466,6 @@ def test_other_things_to_tune(capsys, monkeypatch, what, more, keys):
         assert "even as it is: " in out
         code, _, err = call(capsys, *arguments, "--method", "exhaustive", what=what)
         assert (code, refusal in err) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "--model needs --minibatch"),
-        (
-            ["--minibatch", 9, "--schedule", "chimera"],
-            "no microbatch size is legal for a minibatch of 9",
-        ),
-        (["--minibatch", 8, "--what", "layers"], "pipejax tune --what is now pipejax tune WHAT"),
-    ],
-)
-def test_mistakes_are_one_line(capsys, arguments, message):
-    code, out, err = call(capsys, *arguments)
-    assert code == 2
-    assert out == ""
-    assert err.startswith("error: ")
-    assert message in err
-    assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("what", "arguments", "message"),
-    [
-        ("batch", [], "WHAT must be one of size, layers, recompute, messages, "),
-        ("size,places", [], "WHAT: places are searched by themselves, got 'size,places'"),
-        ("recompute", ["--microbatch-size", 3], "--microbatch-size 3 does not divide"),
-        (
-            "layers",
-            ["--method", "gradient", "--microbatches", 3],
-            "--microbatches 3 does not divide",
-        ),
-        ("layers", ["--microbatch-size", 2], "--microbatch-size has no effect without --method"),
-        ("layers", ["--method", "gradient", "--out", "x.json"], "--out does not go with --method"),
-        ("system", [], "WHAT must be one of size, layers, recompute, messages, "),
-    ],
-)
-def test_what_cannot_be_tuned_is_one_line(capsys, what, arguments, message):
-    code, out, err = call(capsys, "--minibatch", 8, *arguments, what=what)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert message in err
 
 
 def test_a_command_where_nothing_fits_says_so(capsys):

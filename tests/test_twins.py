@@ -15,8 +15,6 @@ from legal_sizes import SLICED
 import pipejax as pj
 from pipejax.analysis.paths.head_of_line_blocking import queue_makespans
 from pipejax.base import longest_path
-from pipejax.base.remembered import MOST, remembered
-from pipejax.engine.lowering import lower
 from pipejax.engine.pricing import price
 from pipejax.engine.recurrence import critical_path
 from pipejax.schedules import REGISTRY
@@ -82,35 +80,3 @@ def test_what_is_found_out_about_a_table_is_kept_with_it():
     del table
     gc.collect()
     assert kept() is None
-
-
-def test_a_table_keeps_the_latest_answers():
-    calls = []
-
-    @remembered
-    def add(table, number, *, times=1):
-        calls.append(number)
-        return number * times
-
-    table = build()
-    for number in [*range(MOST), 0, MOST, 1, 0]:
-        assert add(table, number) == number
-    assert calls == [*range(MOST), MOST, 0]  # the first was let go of
-    assert (add(table, 5, times=2), add(table, 5)) == (10, 5)
-
-
-def test_a_search_lowers_each_table_once(monkeypatch):
-    lowered, how = [], lower._lowered.__wrapped__
-
-    @remembered
-    def count(table, links, step_end, smaller):
-        lowered.append((table, links, step_end))
-        return how(table, links, step_end, smaller)
-
-    monkeypatch.setattr(lower, "_lowered", count)
-    table, costs = build("chimera"), pj.Costs(forward=1.0, backward=2.0, transmit=0.7)
-    found = pj.search.messages(table, costs, iterations=3)
-    for each in (table, pj.links.insert_transfers(table), found.best.table):
-        queue_makespans(each, costs)
-    assert len(lowered) == len(set(lowered))  # tables compare by identity
-    assert len([links for each, links, _ in lowered if each is table]) == 4

@@ -8,7 +8,6 @@ import threading
 
 import pytest
 
-import pipejax as pj
 from pipejax.base.files import DRAFT, draft_folder, drafted, locked, write_file
 from pipejax.cli.app import run
 
@@ -149,19 +148,3 @@ def test_a_command_that_fails_while_it_writes_leaves_the_old_file(
     assert "No space left on device" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "precious"
-
-
-def test_tables_are_written_as_a_whole(tmp_path, monkeypatch):
-    path = tmp_path / "t.csv"
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
-    pj.write_table(table, path)
-    before = path.read_bytes()
-
-    def full(*paths):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="No space"):
-        pj.write_table(pj.schedules.build("gpipe", num_workers=2, num_microbatches=4), path)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
