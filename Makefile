@@ -77,11 +77,10 @@ findings: $(READY)  ## what follows that nobody has published: datasets, figures
 	$(MAKE) figures
 	$(BIN)/python -m sweeps.findings.claims --data $(RESULTS)
 
-sweeps: $(READY)  ## datasets of the other figures: design space, networks, sensitivity, jitter, timelines
+sweeps: $(READY)  ## datasets of the other figures: design space, sensitivity, jitter, timelines
 	mkdir -p $(RESULTS)
 	$(BIN)/pipejax sweep run sweeps/design/design_space.toml --out $(RESULTS)/design_space.zarr --resume
 	$(BIN)/python -m sweeps.design.sensitivity --out $(RESULTS)/sensitivity.zarr
-	$(BIN)/python -m sweeps.design.network_map --out $(RESULTS)/network_map.zarr
 	$(BIN)/python -m sweeps.design.jitter --out $(RESULTS)/jitter.zarr
 	$(BIN)/python -m sweeps.design.timelines --out $(RESULTS)/timelines.zarr
 

@@ -14,7 +14,6 @@ from rich.progress import track
 from figures.design import (
     best_schedule,
     jitter,
-    network_map,
     pareto,
     run_time as design_run_time,
     timelines,
@@ -95,7 +94,6 @@ STORES: Mapping[str, Source] = {
         (design_run_time, best_schedule, pareto),
     ),
     "sensitivity.zarr": Source("python -m sweeps.design.sensitivity --out", (tornado,)),
-    "network_map.zarr": Source("python -m sweeps.design.network_map --out", (network_map,)),
     "jitter.zarr": Source("python -m sweeps.design.jitter --out", (jitter,)),
     "timelines.zarr": Source("python -m sweeps.design.timelines --out", (timelines,)),
     "staleness.zarr": Source("python -m sweeps.pipedream.staleness --out", (staleness,)),

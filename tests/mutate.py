@@ -128,7 +128,7 @@ TESTS = {
     "pipejax/runtimes": ("mpmd_export torch_lowering", "runtimes"),
     "pipejax/traces": ("trace_readers trace_suspects trace replay", "trace_truth"),
     "pipejax/training": ("objectives replay", "training objectives replay"),
-    "pipejax/plots": ("pictures shown", "figures training_figures network_map"),
+    "pipejax/plots": ("pictures shown", "figures training_figures"),
     "pipejax/plots/explorer": ("explorer", "explorer"),
     "pipejax/cli": (_COMMANDS, "cli command_line environment"),
     "pipejax/cli/commands": (

@@ -60,19 +60,6 @@ for k in (0, 2, 4):
     )
 
 # %% [markdown]
-# ## All networks
-#
-# `map_networks` (`sweeps.design.network_map`) finds the best size for many bandwidths and
-# latencies at once, and the elasticities of the best step time: by the envelope theorem they are those of
-# the size that is best there. `make sweeps` maps 100 x 100 networks so, and holds the map against an
-# exhaustive search and the elasticities against differences of its step times, at every point:
-#
-# ![Best microbatch size by network](../network_map.png)
-#
-# Small microbatches win where bandwidth is scarce, large ones where latency is long. In between the
-# best size changes more than once along one line: step times have kinks of their own, where another
-# path becomes the longest.
-#
 # ## Several parts together
 #
 # What is best for one of them depends on the others. `pipejax tune` takes several parts, and `pj.tune`
