@@ -28,9 +28,6 @@ class Rules(NamedTuple):
 
     # (pipes, stages) forwards that a stage may be ahead of its gradients
     depth: Sequence[Sequence[int]] = ()
-    active: int = NO_LIMIT  # microbatches between first forward and last gradient, at most
-    # weight gradients that may wait before one comes ahead of a forward
-    backlog: int = NO_LIMIT
     # phases that a weight gradient must not delay, unless it makes room for a forward
     patience: tuple[Phase, ...] = ()
     # an activation returns from the host when fewer gradients than this come before its own
@@ -70,12 +67,10 @@ class _ListScheduler:
             deque(Op(F, 0, m) for m, own in enumerate(work.pipe_of) if own == pipe)
             for pipe in range(len(work.placement))
         ]
-        self.doors = [row[0] for row in work.placement]
         self.coming: list[list[Time]] = [[] for _ in workers]  # of what a W must not delay
-        self.gradient, self.pipe_of, self.depth = work.gradient, work.pipe_of, rules.depth
+        self.pipe_of, self.depth = work.pipe_of, rules.depth
         self.done = self.timeline.done[F], self.timeline.done[work.gradient]
         self.running: list[Op | None] = [None for _ in workers]
-        self.active = 0
         self.events: list[tuple[Time, int, Op, bool]] = []
         self.number = itertools.count()
         groups = {worker: tuple(group) for group in rules.host_links for worker in group}
@@ -149,7 +144,6 @@ class _ListScheduler:
         if self.order is not None:
             self.order.begin(op, worker)
         if op.phase is F and op.stage == 0:
-            self.active += 1
             entering = self.entering[self.work.pipe_of[op.microbatch]]
             if entering:
                 self.arrive(entering.popleft())
@@ -170,9 +164,6 @@ class _ListScheduler:
         worker = self.timeline.end(op)
         if op.phase in KIND:
             self.running[worker] = None
-            if op.phase is self.gradient and op.stage == 0:
-                self.active -= 1
-                return self.doors  # elsewhere nothing waits for fewer to be active
             return (worker,)
         if op.phase is Phase.L:
             self.away[worker].remove(op.microbatch)
@@ -188,10 +179,9 @@ class _ListScheduler:
         if gradients and gradients[0][0] not in self.away[worker]:
             return gradients[0][2]
         weight, forward = weights[0][2] if weights else None, self.wanted(worker)
-        crowded = len(weights) > self.rules.backlog
-        if forward is not None and not crowded and self.fits(forward, worker):
+        if forward is not None and self.fits(forward, worker):
             return forward
-        if weight is None or crowded or forward is not None or not self.rules.patience:
+        if weight is None or forward is not None or not self.rules.patience:
             return weight
         coming = self.coming[worker]
         while coming and coming[0] <= now + self.same:
@@ -213,7 +203,7 @@ class _ListScheduler:
         pipe = self.pipe_of[microbatch]
         forwards, gradients = self.done
         ahead = forwards[pipe][stage] - gradients[pipe][stage]
-        return ahead < self.depth[pipe][stage] and (stage > 0 or self.active < self.rules.active)
+        return ahead < self.depth[pipe][stage]
 
     def fits(self, forward: Op, worker: int) -> bool:
         """Whether there is memory for a forward and for what returns soon."""

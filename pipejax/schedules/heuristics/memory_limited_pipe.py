@@ -13,7 +13,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, as_floats, share, whole_number
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.cells.ops import SPLIT, Op, Phase
-from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Rules, list_schedule
+from pipejax.schedules.heuristics.list_scheduling import Rules, list_schedule
 from pipejax.schedules.heuristics.timeline import ROUNDING, Time, TimedOps, Timeline, Work
 
 Numbers = float | Sequence[float] | Float[NumpyArray, "..."]
@@ -132,9 +132,7 @@ def ada_offload_starts(
         timed = work._replace(lasts={**work.lasts, Phase.O: there, Phase.L: back})
         due, by_next = LATEST
         rules += [
-            Rules(
-                [[min(cap, 1 + n) for n in after]], NO_LIMIT, NO_LIMIT, p, due, by_next, host_links
-            )
+            Rules([[min(cap, 1 + n) for n in after]], p, due, by_next, host_links)
             for cap, p in itertools.product(CAPS, PATIENCE)
         ]
         runs += [list_schedule(timed, rule) for rule in rules]
