@@ -1,8 +1,63 @@
 """Values level by level: equal to the recurrence, and to the interpreter, to the last bit."""
 
+import jax
 import numpy as np
+import pytest
 
 import pipejax as pj
+from pipejax.engine.batched.binary_program import (
+    FIRST_SLOT,
+    Task,
+    allocate,
+    binary_ops,
+    forward_program,
+)
+from pipejax.engine.batched.cost_rows import batch_leaves, cost_rows
+from pipejax.engine.batched.interpreter import interpreted_makespans
+from pipejax.engine.batched.levels import level_program
+
+CASES = (
+    ("1f1b", 3, "delay", "float32"),
+    ("interleaved-1f1b", 4, "queued", "float64"),
+    ("chimera", 4, "rendezvous", "float32"),
+)
+
+
+def _case(name, workers, link, size, dtype):
+    """A program by levels, the same as the interpreter takes it, and a batch with ties and zeros."""
+    table = pj.schedules.build(name, num_workers=workers, num_microbatches=2 * workers)
+    program = pj.lower(table, link=link)
+    rng = np.random.default_rng(0)
+    # whole quarters, zeros among them, make ties; the last configurations are of any number
+    shapes = {"forward": table.num_stages, "backward": table.num_stages, "update": 1}
+    times = {
+        field: np.concatenate([rng.integers(0, 4, (20, width)) / 4, rng.random((size - 20, width))])
+        for field, width in shapes.items()
+    }
+    times |= {"latency": times["forward"][:, 0] / 2, "transmit": times["backward"][:, 0]}
+    costs = pj.Costs(**{field: time.astype(dtype) for field, time in times.items()})
+    ops, rows = binary_ops(program), cost_rows(program, costs)
+    leaves, _ = batch_leaves(costs, program.layout)
+    interpreted = Task(forward_program(ops, rows), None)
+    return program, costs, level_program(ops, rows), interpreted, rows.pieces(leaves)
+
+
+@pytest.mark.parametrize(("name", "workers", "link", "dtype"), CASES)
+def test_values_by_level_are_those_of_the_interpreter(name, workers, link, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        _, _, by_level, interpreted, pieces = _case(name, workers, link, 300, dtype)
+        values, counts = interpreted_makespans(by_level, pieces)
+        np.testing.assert_array_equal(values, interpreted_makespans(interpreted, pieces)[0])
+    assert counts is None
+
+
+def test_values_by_level_are_those_of_the_recurrence():
+    with jax.enable_x64(True):
+        program, costs, by_level, _, pieces = _case("zb-v", 4, "queued", 40, "float64")
+        values, _ = interpreted_makespans(by_level, pieces)
+    for k in range(0, 40, 3):
+        one = pj.Costs(**{f: leaf[k] for f, leaf in vars(costs).items() if np.ndim(leaf)})
+        assert values[k] == pj.makespan(program, one)
 
 
 def test_a_large_batch_of_a_long_program_gives_what_its_parts_give():
@@ -16,3 +71,34 @@ def test_a_large_batch_of_a_long_program_gives_what_its_parts_give():
         np.testing.assert_array_equal(
             values[low : low + 403], pj.makespans(program, pj.Costs(**part))
         )
+
+
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_an_op_takes_the_slot_that_was_freed_last(buffers):
+    """Against a list of free slots for each buffer, op by op."""
+    rng = np.random.default_rng(buffers)
+    for size in (1, 2, 7, 200):
+        # with one buffer an op to a moment, with two some ops to each level, in any order
+        moment = np.arange(size) if buffers == 1 else rng.integers(1 + size // 8, size=size)
+        operands = rng.integers(size, size=(2, size))
+        # an operand stands in another buffer, or at least at an earlier moment
+        apart = (moment - moment[operands]) % 2 == 1 if buffers == 2 else True
+        operands = np.where((moment[operands] < moment) & apart, operands, -1)
+        free, used = [[] for _ in range(buffers)], [FIRST_SLOT] * buffers
+        expected = np.zeros(size, int)
+        done = [
+            max([t + buffers - 1, *moment[(operands == op).any(0)]]) for op, t in enumerate(moment)
+        ]
+        for now in range(moment.max() + 1):
+            for op in np.argsort(done, kind="stable"):
+                if done[op] == now - 1:
+                    free[moment[op] % buffers].append(expected[op])
+            for op in np.flatnonzero(moment == now):
+                buffer = now % buffers
+                if free[buffer]:
+                    expected[op] = free[buffer].pop()
+                else:
+                    expected[op], used[buffer] = used[buffer], used[buffer] + 1
+        slots, count = allocate(*operands, moment, buffers)
+        np.testing.assert_array_equal(slots, expected)
+        assert count == max(used)
