@@ -226,6 +226,13 @@ def run_of_lanes():
     return pj.certificate(pj.evaluate(table, costs, link="queued"))
 
 
+def run_of_schedule(name):
+    """A run of a schedule with a graph of stages, slices, or no backwards."""
+    table = pj.schedules.build(name, num_workers=3, num_microbatches=2)
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
+    return pj.certificate(pj.evaluate(table, costs, link="queued"))
+
+
 def optimum():
     """An optimum with limits that are reached."""
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
@@ -245,6 +252,9 @@ CERTIFICATES = {
     "run of all cells": run_of_all_cells,
     "run of a grammar": run_of_a_grammar,
     "run of lanes": run_of_lanes,
+    "run of a graph": functools.partial(run_of_schedule, "encoders-1f1b"),
+    "run of slices": functools.partial(run_of_schedule, "seq-1f1b"),
+    "run without backwards": functools.partial(run_of_schedule, "chunked-prefill"),
     "optimum": optimum,
     "closed form": formula,
     "closed form in a box": functools.partial(formula, "1f1b", "queued", **BOX),
@@ -543,6 +553,16 @@ def test_what_is_no_certificate_is_refused(claimed, path):
     value, says = MALFORMED[path]
     with pytest.raises(ValueError, match=says):
         pj.verify(changed_at(claimed, path, value))
+
+
+def test_edges_of_a_graph_join_stages_of_the_table():
+    """Where one worker has all stages, no time depends on the edge."""
+    grammar = pj.schedules.Grammar(graph=[(0, 1)])
+    table = pj.ScheduleTable.from_rows([["0F0", "1F0", "1B0", "0B0"]], grammar=grammar)
+    claimed = written(pj.certificate(pj.evaluate(table, pj.Costs(forward=1.0, backward=1.0))))
+    claimed["table"]["graph"] = [[0, 2]]
+    (problem,) = pj.verify(claimed).problems
+    assert problem.derived == "graph: stage 2 is none"
 
 
 def test_a_deadlock_is_named():

@@ -78,6 +78,8 @@ class Table:
     def __init__(self, data: Any) -> None:
         """Read a table and check that it is legal."""
         self._read(data)
+        for stage in {stage for edge in self.rules.graph for stage in edge}:
+            require_legal(stage < self.num_stages, f"graph: stage {stage} is none")
         reader = CellReader(self.rules)
         self.rows = [
             [reader.read_cell(text, worker) for text in row]

@@ -143,9 +143,10 @@ def longest(run, table, forward, backward, message):
     times = {"F": forward, "B": backward}
     ends = {}
     for user in run.end:  # in the order in which they ran
-        lasts = message  # of a message that holds its link
-        if len(user) == 2:
-            lasts = sum(table.worker_parts[s] * times[x] for x, s, _ in user[1])
+        lasts = message
+        if user not in run.messages:
+            cell = run.table.rows[user[0]][user[1]]
+            lasts = sum(table.worker_parts[s] * times[x] for x, s, _ in cell)
         starts = [ends[other] + lag * message for other, lag in run.waits[user]]
         ends[user] = np.max([np.zeros_like(message), *starts], axis=0) + lasts
     return np.max(list(ends.values()), axis=0)
@@ -234,7 +235,7 @@ def test_queues_cost_time_with_free_messages():
     assert of["pair"] == pytest.approx(free.makespan)
     costs = pj.Costs.per_worker(table, forward=1.0, backward=2.0)
     sent = pj.lower(table).messages
-    ends = {op: end for (_, cell), end in free.end.items() for op in cell}
+    ends = {op: free.end[cell] for op, cell in free.table.cell.items()}
     forth = sent.direction == 0
     ready = [
         ends["F" if is_forth else "B", int(stage), int(m)]
