@@ -162,7 +162,7 @@ def _slower(found: "Explanation") -> str:
 
 def _room(found: "Explanation") -> str:
     """What remedies may need, where the system says it and no option."""
-    from pipejax.sweep.plan.layouts import HEADROOM
+    from pipejax.costs.system.parts import HEADROOM
 
     memory = found.memory
     if memory.limit is None or np.ndim(memory.limit):

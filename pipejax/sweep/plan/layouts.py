@@ -25,6 +25,7 @@ from pipejax.costs.model.workload import Workload, stage_layers
 from pipejax.costs.model.workload_fields import RECOMPUTE, WORKLOAD_FIELDS
 from pipejax.costs.stage.slices import check_whole
 from pipejax.costs.stage.stage_costs import check_machine
+from pipejax.costs.system.parts import HEADROOM
 from pipejax.costs.system.system import System
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import check_usual
@@ -37,10 +38,6 @@ COUNTED = (
     *("tensor", "context", "expert", "expert_tensor", "data", "pipeline", "stages_per_worker"),
 )
 SHARED = tuple(sorted(name for name, field in WORKLOAD_FIELDS.items() if field.of_plan))
-# share of an accelerator's memory that is left for what tensors do not tell: fragmentation, what
-# the allocator keeps. Of 2,327 measured runs 27 are predicted to have left less; both tables of
-# llm-foundry, whose microbatches were made as large as fit, end at 0.901 and 0.912 of the memory
-HEADROOM = 0.1
 CHOICES = (*COUNTED, "microbatch_size", "zero", "edge_units", "recompute")
 
 

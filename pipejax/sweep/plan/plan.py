@@ -21,9 +21,10 @@ from pipejax.costs.layers.formulas import OPERAND_BYTES, model_flop
 from pipejax.costs.model.model import Model, load_model
 from pipejax.costs.model.stack import Stack, software_of
 from pipejax.costs.model.workload_fields import PRECISIONS
+from pipejax.costs.system.parts import HEADROOM
 from pipejax.costs.system.system import System, load_system
 from pipejax.schedules.table.links import Links
-from pipejax.sweep.plan.layouts import HEADROOM, SCHEDULES, Layouts, PlanRequest, enumerate_layouts
+from pipejax.sweep.plan.layouts import SCHEDULES, Layouts, PlanRequest, enumerate_layouts
 from pipejax.sweep.plan.result import (
     PlannedLayout,
     PlanResult,
