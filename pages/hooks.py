@@ -10,6 +10,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from pages.api import api_pages
 from pages.commands import commands_page, with_output
 from pages.drawings import drawings
 from pages.gallery import gallery_files
@@ -31,6 +32,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made |= gallery_files(draw=is_whole(), address=address) | drawings(draw=is_whole())
     made[LIVE] = live_page(whole=is_whole())
     made |= {"commands.md": commands_page(whole=is_whole()), "options.md": options_page()}
+    made |= api_pages()
     for script in scripts():
         files.remove(files.src_uris[f"examples/{script.name}"])
         made |= notebook_files(script, execute=is_whole())
