@@ -1,4 +1,4 @@
-"""What people write instead: the same recurrence in plain Python, NumPy and blocked Numba.
+"""The same recurrence as people write it instead: plain Python, NumPy and blocked Numba.
 
 All take one program as lists or arrays of binary ops (pipejax.engine.batched.binary_program) and a
 cost matrix (rows, batch), and return the batch's makespans. They do nothing but the recurrence.
@@ -45,13 +45,13 @@ def python_loop(program, costs):
     result = []
     for column in costs.T.tolist():
         state = [0.0] * program.num_slots
-        for slot, first, second, lag, own, kind in code:
+        for slot, first, second, lag, duration, kind in code:
             value = state[first]
             if kind:
                 other = state[second] + column[lag]
                 if other > value:
                     value = other
-            state[slot] = value + column[own]
+            state[slot] = value + column[duration]
         result.append(state[code[-1][0]])
     return np.array(result)
 
@@ -64,14 +64,14 @@ def numpy_batch(program, costs, block=4096):
         cost = np.ascontiguousarray(costs[:, low : low + block])
         state = np.zeros((program.num_slots, cost.shape[1]), costs.dtype)
         other = np.empty(cost.shape[1], costs.dtype)
-        for slot, first, second, lag, own, kind in code:
+        for slot, first, second, lag, duration, kind in code:
             value = state[first]
             if kind == LAGGED:
                 np.add(state[second], cost[lag], out=other)
                 value = np.maximum(value, other, out=other)
             elif kind == PLAIN:
                 value = np.maximum(value, state[second], out=other)
-            np.add(value, cost[own], out=state[slot])
+            np.add(value, cost[duration], out=state[slot])
         out[low : low + block] = state[code[-1][0]]
     return out
 
@@ -82,17 +82,17 @@ if numba is not None:
     def _block(code, state, cost, width):
         for k in range(code.shape[0]):
             kind = code[k, 5]
-            slot, one, two = state[code[k, 0]], state[code[k, 1]], state[code[k, 2]]
-            lag, own = cost[code[k, 3]], cost[code[k, 4]]
+            slot, first, second = state[code[k, 0]], state[code[k, 1]], state[code[k, 2]]
+            lag, duration = cost[code[k, 3]], cost[code[k, 4]]
             if kind == 0:
                 for j in range(width):
-                    slot[j] = one[j] + own[j]
+                    slot[j] = first[j] + duration[j]
             elif kind == 1:
                 for j in range(width):
-                    slot[j] = max(one[j], two[j]) + own[j]
+                    slot[j] = max(first[j], second[j]) + duration[j]
             else:
                 for j in range(width):
-                    slot[j] = max(one[j], two[j] + lag[j]) + own[j]
+                    slot[j] = max(first[j], second[j] + lag[j]) + duration[j]
 
     @numba.njit(parallel=True, fastmath=True, boundscheck=False)
     def _blocks(code, num_slots, costs, out, width):
@@ -110,10 +110,10 @@ if numba is not None:
                 out[low + j] = state[code[code.shape[0] - 1, 0], j]
 
     @numba.njit(parallel=True, fastmath=True, boundscheck=False)
-    def triad(target, one, other):
+    def triad(target, first, second):
         """STREAM's triad: one product and one sum of two arrays, on all cores."""
         for k in numba.prange(len(target)):
-            target[k] = one[k] + 3.0 * other[k]
+            target[k] = first[k] + 3.0 * second[k]
 
 
 def numba_blocked(program, costs, block):

@@ -59,8 +59,8 @@ def main():
 
 
 @jax.jit
-def triad(one, other):
-    return one + 3.0 * other
+def triad(first, second):
+    return first + 3.0 * second
 
 
 def measure(name, link, theta, repeats):
@@ -69,7 +69,7 @@ def measure(name, link, theta, repeats):
     program = pj.lower(table, link=link, step_end=False)
     form = pj.formula(program, PARAMETERS)
     value = jax.jit(form.of)
-    fewer = [np.asarray(each[:FEWER]) for each in theta]
+    fewer = [np.asarray(parameter[:FEWER]) for parameter in theta]
     forth = np.array([1.0, 0.0], np.float32).reshape(1, 2, 1, 1)
     sent = fewer[2][:, None, None, None] * forth + fewer[3][:, None, None, None] * forth[:, ::-1]
     costs = pj.Costs(forward=fewer[0][:, None], backward=fewer[1][:, None], transmit=sent)
@@ -85,8 +85,8 @@ def measure(name, link, theta, repeats):
             jax.block_until_ready(call())
             if turn:  # the first compiles
                 rates[way].append(count / (time.perf_counter() - begin))
-    median = {way: float(np.median(found)) for way, found in rates.items()}
-    of_triad = np.divide(rates["form"], rates["triad"]) * BYTES / 12
+    median = {way: float(np.median(way_rates)) for way, way_rates in rates.items()}
+    triad_share = np.divide(rates["form"], rates["triad"]) * BYTES / 12
     return {
         "schedule": name,
         "link": link,
@@ -96,7 +96,7 @@ def measure(name, link, theta, repeats):
         "recurrence": median["recurrence"],
         "ratio": float(np.median(np.divide(rates["form"], rates["recurrence"]))),
         "bandwidth": median["form"] * BYTES,
-        "of_triad": float(np.median(of_triad)),
+        "of_triad": float(np.median(triad_share)),
     }
 
 

@@ -62,13 +62,16 @@ def main():
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         environment.pop("JAX_COMPILATION_CACHE_DIR", None)
         rounds = [
-            {name: seconds_of(command, folder, environment) for name, command in runs.items()}
+            {name: measure_seconds(command, folder, environment) for name, command in runs.items()}
             for _ in track(range(1 + arguments.repeats), "starting", console=Console(stderr=True))
         ]
     first, *later = rounds
     result = {
         "first_seconds": first,
-        "seconds": {name: float(np.median([one[name] for one in later])) for name in runs},
+        "seconds": {
+            name: float(np.median([times_by_name[name] for times_by_name in later]))
+            for name in runs
+        },
     }
     write_file(arguments.out, json.dumps(result, indent=1))
     grid = Table(
@@ -82,7 +85,7 @@ def main():
     Console().print(grid)
 
 
-def seconds_of(command, folder, environment):
+def measure_seconds(command, folder, environment):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

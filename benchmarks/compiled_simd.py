@@ -35,7 +35,7 @@ def library(table):
         Path(folder, "table.h").write_text(table)
         # the form that writes out every op takes one cost per phase only, and is not compared
         Path(folder, "straight.h").write_text("const V vout = tF + tB + c;\n")
-        found = Path(folder, "table.so")
+        compiled = Path(folder, "table.so")
         source = SOURCES / "door.cpp"
         command = [
             compiler(),
@@ -46,10 +46,10 @@ def library(table):
             f"-I{folder}",
             str(source),
             "-o",
-            str(found),
+            str(compiled),
         ]
         subprocess.run(command, check=True)
-        return ctypes.CDLL(str(found))
+        return ctypes.CDLL(str(compiled))
 
 
 def blocked(program, forward, backward, message):
@@ -60,8 +60,8 @@ def blocked(program, forward, backward, message):
     """
     if compiler() is None or not np.isin(program.phase[1:], (Phase.F, Phase.B)).all():
         return None
-    found, dtype = library(header(program)), message.dtype
-    load, run = (getattr(found, f"{name}_{dtype}") for name in ("load", "run"))
+    loops, dtype = library(header(program)), message.dtype
+    load, run = (getattr(loops, f"{name}_{dtype}") for name in ("load", "run"))
     load.restype = ctypes.c_void_p
     size = len(message)
     columns = [np.ascontiguousarray(costs.T) for costs in (forward, backward, message)]

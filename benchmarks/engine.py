@@ -122,12 +122,12 @@ def measure(name, workers, microbatches, dtype, kind, repeats, clock):
         matrix = np.stack([np.broadcast_to(row, (size,)) for row in rows.list(leaves)])
         theirs = competitors(alternatives.recurrence(binary_ops(program), rows), matrix)
         if kind != "per boundary":
-            given = map(np.asarray, (costs.forward, costs.backward, costs.transmit))
-            solve = compiled_simd.blocked(program, *given)
+            arrays = map(np.asarray, (costs.forward, costs.backward, costs.transmit))
+            solve = compiled_simd.blocked(program, *arrays)
             theirs |= {} if solve is None else {"C++ blocked": solve}
         first, seconds = in_turn(ours | theirs, repeats, clock)
         check(ours["value"](), theirs)
-    found = {
+    result = {
         "schedule": name,
         "workers": workers,
         "microbatches": microbatches,
@@ -141,17 +141,17 @@ def measure(name, workers, microbatches, dtype, kind, repeats, clock):
     blocked = [name for name in seconds if name.startswith("Numba")]
     if blocked:
         best = min(blocked, key=lambda name: np.median(seconds[name]))
-        found["numba_block"] = int(best.split()[-1])
+        result["numba_block"] = int(best.split()[-1])
         seconds = {n: s for n, s in seconds.items() if n not in blocked} | {
             "Numba blocked": seconds[best]
         }
-    found["seconds"] = {name: float(np.median(each)) for name, each in seconds.items()}
-    found["first_call_seconds"] = {name: first[name] for name in ours}
-    found["times_the_value"] = {
-        name: float(np.median(each / seconds["value"])) for name, each in seconds.items()
+    result["seconds"] = {name: float(np.median(times)) for name, times in seconds.items()}
+    result["first_call_seconds"] = {name: first[name] for name in ours}
+    result["times_the_value"] = {
+        name: float(np.median(times / seconds["value"])) for name, times in seconds.items()
     }
-    found["configurations_per_second"] = {n: size / s for n, s in found["seconds"].items()}
-    return found
+    result["configurations_per_second"] = {n: size / s for n, s in result["seconds"].items()}
+    return result
 
 
 def competitors(recurrence, matrix):
@@ -179,24 +179,26 @@ def check(ours, theirs):
 
 def in_turn(runs, repeats, clock=time.perf_counter):
     """Seconds of the first call of each, and of `repeats` later ones in rounds."""
-    first = {name: seconds_of(run, time.perf_counter) for name, run in runs.items()}
-    rounds = [{name: seconds_of(run, clock) for name, run in runs.items()} for _ in range(repeats)]
-    return first, {name: np.array([each[name] for each in rounds]) for name in runs}
+    first = {name: measure_seconds(run, time.perf_counter) for name, run in runs.items()}
+    rounds = [
+        {name: measure_seconds(run, clock) for name, run in runs.items()} for _ in range(repeats)
+    ]
+    return first, {name: np.array([times[name] for times in rounds]) for name in runs}
 
 
-def seconds_of(run, clock):
+def measure_seconds(run, clock):
     began = clock()
     jax.block_until_ready(run())
     return clock() - began
 
 
-def median_of(run, repeats):
+def median_seconds(run, repeats):
     _, seconds = in_turn({"it": run}, repeats)
     return np.median(seconds["it"])
 
 
 def limits():
-    """What the machine can do at most: additions and maxima in registers, and bytes copied."""
+    """Measure the limits of the machine: additions and maxima in registers, and bytes copied."""
 
     def chains(x, y):
         """Sixteen chains that do not wait for each other, 64 ops of max and two additions long."""
@@ -211,7 +213,7 @@ def limits():
     size = 1 << 17
     x, y = jnp.ones(size, jnp.float32), jnp.full(size, 0.5, jnp.float32)
     run = jax.jit(chains, compiler_options=cpu_options(xla_cpu_prefer_vector_width=512))
-    ops = 16 * 64 * size / median_of(lambda: run(x, y), 9)
+    ops = 16 * 64 * size / median_seconds(lambda: run(x, y), 9)
     return {"max_add_ops_per_second": ops, **bandwidth(1 << 24)}
 
 
@@ -225,11 +227,11 @@ def bandwidth(size):
         def copy():
             list(pool.map(lambda part: np.copyto(target[part], source[part]), parts))
 
-        found = {"copied_bytes_per_second": 2 * source.nbytes / median_of(copy, 7)}
+        rates = {"copied_bytes_per_second": 2 * source.nbytes / median_seconds(copy, 7)}
     if alternatives.numba is not None:
-        seconds = median_of(lambda: alternatives.triad(target, source, other), 7)
-        found["triad_bytes_per_second"] = 3 * source.nbytes / seconds
-    return found
+        seconds = median_seconds(lambda: alternatives.triad(target, source, other), 7)
+        rates["triad_bytes_per_second"] = 3 * source.nbytes / seconds
+    return rates
 
 
 def show(result):

@@ -74,7 +74,7 @@ def measure(name, change, repeats):
         seconds["evaluate"].append(timed(whole))
         bare = timed(lambda: longest_path.finish_times(preds, priced.duration, priced.lag))
         seconds["recurrence"].append(bare)
-    rate = {what: repeats / sum(each) for what, each in seconds.items()}
+    rate = {what: repeats / sum(times) for what, times in seconds.items()}
     return {"ops": len(run.finish), "per_second": rate}
 
 
@@ -94,17 +94,17 @@ def draw(change, run, table, costs, rng):
     while True:
         worker = rng.integers(table.num_workers)
         rows = [list(row) for row in table.rows()]
-        one, other = list(itertools.pairwise(rows[worker]))[rng.integers(len(rows[worker]) - 1)]
-        at = rows[worker].index(one)
-        rows[worker][at : at + 2] = [other, one]
+        first, second = list(itertools.pairwise(rows[worker]))[rng.integers(len(rows[worker]) - 1)]
+        at = rows[worker].index(first)
+        rows[worker][at : at + 2] = [second, first]
         try:
-            run.swap(one[0], other[0])
+            run.swap(first[0], second[0])
         except pj.ScheduleError:
             continue
         run.undo()
-        run.makespan_if_swapped(one[0], other[0])  # the paths around all ops are found once
+        run.makespan_if_swapped(first[0], second[0])  # the paths around all ops are found once
         break
-    swap = one[0], other[0]
+    swap = first[0], second[0]
     if change == "if two ops were swapped":
         whole = lambda: pj.evaluate(table.with_rows(rows), costs)  # noqa: E731
         return lambda: run.makespan_if_swapped(*swap), whole
@@ -131,7 +131,11 @@ def show(rows):
             str(row["ops"]),
             row["change"],
             f"{rate['change']:.0f}",
-            *(text for each, times in whole for text in (f"{each:.0f}", f"{times:.1f}")),
+            *(
+                text
+                for per_second, times in whole
+                for text in (f"{per_second:.0f}", f"{times:.1f}")
+            ),
         )
     Console(width=100).print(grid)
 

@@ -1,4 +1,4 @@
-"""What each redundant constraint and setting of the search buys: `python -m benchmarks.optimize`.
+"""Gain of each redundant constraint and setting of the search: `python -m benchmarks.optimize`.
 
 Prints a table and writes JSON. A case is searched with everything, then with one thing changed, all
 changes in turn, round after round: a machine that slows down for a while slows down all of them.
@@ -110,7 +110,7 @@ def main():
 def measure(case, variant, seconds):
     """Search once; when each better value came, and when it was proven."""
     plain = case.problem()
-    plan = start_of(plain)
+    plan = best_start(plain)
     problem = plain.finer(variant.parts)
     value = objective_of(plain, plan)
     horizon = value if variant.start else 2 * value
@@ -120,12 +120,12 @@ def measure(case, variant, seconds):
         model.hint(plan.moved(lambda starts: variant.parts * starts))
     values, bound, proof = [], 0, None
     with mock.patch.object(Budget, "new_solver", changed(variant.settings)):
-        for found in search(model, Budget.of(seconds=seconds), os.cpu_count() or 1):
+        for step in search(model, Budget.of(seconds=seconds), os.cpu_count() or 1):
             now = time.perf_counter() - began
-            bound = max(bound, found.bound)
-            if found.plan is not None:
-                values.append((now, objective_of(problem, found.plan) * problem.unit))
-            if found.closed:
+            bound = max(bound, step.bound)
+            if step.plan is not None:
+                values.append((now, objective_of(problem, step.plan) * problem.unit))
+            if step.closed:
                 proof = now
     best = values[-1][1] if values else None
     return {
@@ -137,7 +137,7 @@ def measure(case, variant, seconds):
     }
 
 
-def start_of(problem):
+def best_start(problem):
     """The best plan that takes no search."""
     plans = [greedy_plan(problem, problem.limits), *(start.plan for start in pipe_plans(problem))]
     return min((plan for plan in plans if plan), key=lambda plan: objective_of(problem, plan))
@@ -158,20 +158,20 @@ def changed(settings):
 
 def row(runs, case, name):
     """Medians of one case and variant; None where half of the runs did not get there."""
-    mine = [run for run in runs if (run["case"], run["variant"]) == (case, name)]
-    known = [run["value"] for run in runs if run["case"] == case and run["value"] is not None]
-    best = min(known)
-    reached = [next((t for t, v in run["values"] if v <= best), None) for run in mine]
-    ends = [np.inf if run["value"] is None else run["value"] for run in mine]
+    chosen = [run for run in runs if (run["case"], run["variant"]) == (case, name)]
+    values = [run["value"] for run in runs if run["case"] == case and run["value"] is not None]
+    best = min(values)
+    reached = [next((t for t, v in run["values"] if v <= best), None) for run in chosen]
+    ends = [np.inf if run["value"] is None else run["value"] for run in chosen]
     return {
         "case": case,
         "variant": name,
-        "start": mine[0]["start"],
+        "start": chosen[0]["start"],
         "best": best,
         "value": statistics.median(ends),
-        "bound": statistics.median(run["bound"] for run in mine),
+        "bound": statistics.median(run["bound"] for run in chosen),
         "to_best": median(reached),
-        "to_proof": median([run["proof"] for run in mine]),
+        "to_proof": median([run["proof"] for run in chosen]),
     }
 
 

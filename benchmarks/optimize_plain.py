@@ -49,7 +49,7 @@ class Case(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What it is, in a line."""
+        """Describe the case in a line."""
         shared = " ".join("-".join(map(str, group)) for group in self.host_links) or "own"
         room = " ".join(
             f"{limit / size:g}" for limit, size in zip(self.limits, self.sizes, strict=True)
@@ -97,18 +97,22 @@ class PlainModel:
     def _add(self, s: int, m: int, before: dict[tuple[str, int], cp_model.LinearExprT]) -> None:
         """All ops of a microbatch on a stage; `before` knows those on the stage before."""
         model, case = self.model, self.case
-        lasts = {letter: int(times[s]) for letter, times in case.times.items()}
+        durations = {letter: int(times[s]) for letter, times in case.times.items()}
         start = {letter: self._time() for letter in "FIWOL"}
-        end = {letter: start[letter] + lasts[letter] for letter in "FIWOL"}
+        end = {letter: start[letter] + durations[letter] for letter in "FIWOL"}
         out = model.new_bool_var("")
         group = next((g for g in case.host_links if s in g), (s,))
         for letter in "FIW":
-            self.row[s].append(model.new_fixed_size_interval_var(start[letter], lasts[letter], ""))
+            self.row[s].append(
+                model.new_fixed_size_interval_var(start[letter], durations[letter], "")
+            )
         for letter in "OL":
-            one = model.new_optional_fixed_size_interval_var(start[letter], lasts[letter], out, "")
-            self.row["link", group].append(one)
-        for one, other in ("FO", "OL", "LI"):
-            model.add(start[other] >= end[one]).only_enforce_if(out)
+            interval = model.new_optional_fixed_size_interval_var(
+                start[letter], durations[letter], out, ""
+            )
+            self.row["link", group].append(interval)
+        for first, second in ("FO", "OL", "LI"):
+            model.add(start[second] >= end[first]).only_enforce_if(out)
         model.add(start["I"] >= end["F"])
         model.add(start["W"] >= end["I"])
         model.add(self.end >= end["W"])
@@ -117,24 +121,24 @@ class PlainModel:
             model.add(before["I", m] >= end["I"] + case.message)
         before["F", m], before["I", m] = end["F"], start["I"]
         size = round(PARTS * case.sizes[s])
-        kept = round(size * SHARE)
+        share_for_w = round(size * SHARE)
         for since, until, present, parts in (
-            (start["F"], end["I"], ~out, size - kept),
-            (start["F"], end["W"], ~out, kept),
+            (start["F"], end["I"], ~out, size - share_for_w),
+            (start["F"], end["W"], ~out, share_for_w),
             (start["F"], end["O"], out, size),
-            (start["L"], end["I"], out, size - kept),
-            (start["L"], end["W"], out, kept),
+            (start["L"], end["I"], out, size - share_for_w),
+            (start["L"], end["W"], out, share_for_w),
         ):
-            one = model.new_optional_interval_var(since, self._time(), until, present, "")
-            self.held[s].append((one, parts))
+            interval = model.new_optional_interval_var(since, self._time(), until, present, "")
+            self.held[s].append((interval, parts))
 
     def solve(self, seconds: float, threads: int) -> float:
         """Return the shortest makespan found; infinity if none was."""
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = seconds
         solver.parameters.num_workers = threads
-        known = solver.solve(self.model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-        return solver.objective_value if known else np.inf
+        is_solved = solver.solve(self.model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+        return solver.objective_value if is_solved else np.inf
 
 
 def search(case: Case, seconds: float, threads: int) -> tuple[float, list[str]]:
@@ -144,7 +148,7 @@ def search(case: Case, seconds: float, threads: int) -> tuple[float, list[str]]:
     times = {names[letter]: seconds.astype(float) for letter, seconds in case.times.items()}
     costs = pj.Costs(**times, transmit=float(case.message))
     links = pj.Links(host_links=case.host_links)
-    found = pj.optimize(
+    result = pj.optimize(
         table,
         costs,
         memory_limit=case.limits,
@@ -155,15 +159,15 @@ def search(case: Case, seconds: float, threads: int) -> tuple[float, list[str]]:
         time_limit=seconds,
         num_threads=threads,
     )
-    run = pj.evaluate(found.best.table, costs, link=links)
+    run = pj.evaluate(result.best.table, costs, link=links)
     claimed = pj.certificate(
         run,
         memory=pj.analysis.activation_memory(run, sizes=case.sizes, weight_share=SHARE),
         limits=case.limits,
         offload=True,
-        lower_bounds={found.best.bound_by: found.lower_bound},
+        lower_bounds={result.best.bound_by: result.lower_bound},
     )
-    return found.value, [str(problem) for problem in pj.verify(claimed).problems]
+    return result.value, [str(problem) for problem in pj.verify(claimed).problems]
 
 
 def main():
@@ -193,14 +197,14 @@ def main():
 
 def measure(case, seconds, threads):
     plain = PlainModel(case).solve(seconds, threads)
-    found, problems = search(case, seconds, threads)
-    verdict = "not verified" if problems else "worse" if found > plain else "ok"
+    makespan, problems = search(case, seconds, threads)
+    verdict = "not verified" if problems else "worse" if makespan > plain else "ok"
     return {
         "seed": case.seed,
         "case": case.label,
         "plain": plain if np.isfinite(plain) else None,
-        "search": found,
-        "ratio": found / plain,
+        "search": makespan,
+        "ratio": makespan / plain,
         "verdict": verdict,
         "problems": problems,
     }

@@ -78,9 +78,9 @@ def timed_loop(objective, runs, updates, count):
     sampled = random.Random(0).sample(places, min(count, len(places)))
     seconds, worst = 0.0, 0.0
     for d, g, s in track(sampled, "NumPy loop", console=Console(stderr=True)):
-        drawn = tuple(map(np.asarray, draws(DELTAS[d], SEEDS[s], updates)))
+        choices = tuple(map(np.asarray, draws(DELTAS[d], SEEDS[s], updates)))
         began = time.perf_counter()
-        gaps, blocks = numpy_run(x, y, STEP_SIZES[g], drawn)
+        gaps, blocks = numpy_run(x, y, STEP_SIZES[g], choices)
         seconds += time.perf_counter() - began
         expected = np.asarray(runs.blocks[d, g, s])
         start = runs.gap[d, g, s, 0]
@@ -97,23 +97,25 @@ def timed_loop(objective, runs, updates, count):
 @functools.partial(jax.jit, static_argnames="updates")
 def draws(delta, seed, updates):
     """Stages, batches and models read of a run."""
-    one = functools.partial(pt.draw, num_stages=STAGES, num_batches=BATCHES, delays=delta)
-    return jax.vmap(one, (None, 0))(seed, jnp.arange(updates))
+    draw_update = functools.partial(pt.draw, num_stages=STAGES, num_batches=BATCHES, delays=delta)
+    return jax.vmap(draw_update, (None, 0))(seed, jnp.arange(updates))
 
 
-def numpy_run(x, y, step_size, drawn):
+def numpy_run(x, y, step_size, choices):
     """One run: gaps and last model; `x` (batches, examples, stages, width), all models are kept."""
-    stage_of, batch_of, read_of = drawn
+    update_stages, update_batches, models_read = choices
     batches, examples, stages, width = x.shape
     rows, all_x, all_y = x.reshape(batches, examples, -1), x.reshape(-1, stages * width), y.ravel()
-    blocks_of, places = np.ascontiguousarray(np.moveaxis(x, 2, 0)), np.arange(stages)
-    models = np.zeros((len(stage_of) + 1, stages, width))
+    stage_blocks, places = np.ascontiguousarray(np.moveaxis(x, 2, 0)), np.arange(stages)
+    models = np.zeros((len(update_stages) + 1, stages, width))
     gaps = [np.mean(all_y**2) / 2]
-    for k, (stage, batch) in enumerate(zip(stage_of.tolist(), batch_of.tolist(), strict=True)):
-        mixed = models[read_of[k], places].ravel()
+    for k, (stage, batch) in enumerate(
+        zip(update_stages.tolist(), update_batches.tolist(), strict=True)
+    ):
+        mixed = models[models_read[k], places].ravel()
         residual = rows[batch] @ mixed - y[batch]
         models[k + 1] = models[k]
-        models[k + 1, stage] -= step_size / examples * (residual @ blocks_of[stage, batch])
+        models[k + 1, stage] -= step_size / examples * (residual @ stage_blocks[stage, batch])
         if (k + 1) % EVERY == 0:
             gaps.append(np.mean((all_x @ models[k + 1].ravel() - all_y) ** 2) / 2)
     return np.array(gaps), models[-1]

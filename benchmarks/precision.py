@@ -1,4 +1,4 @@
-"""How far float32 is off: `python -m benchmarks.precision`.
+"""Error of float32: `python -m benchmarks.precision`.
 
 Every addition rounds, so the error grows with the ops and messages of the critical path; the bound
 that `pj.makespans` states is one unit roundoff for each addition on it. A row is one number of
@@ -46,13 +46,13 @@ def measure(microbatches, kind):
     }
     double = {name: leaf.astype(np.float64) for name, leaf in single.items()}
     exact, counts = pj.makespans_and_grad(program, pj.Costs(**double))
-    found = pj.makespans(program, pj.Costs(**single))
-    assert (found.dtype, exact.dtype) == (np.float32, np.float64)
+    rounded = pj.makespans(program, pj.Costs(**single))
+    assert (rounded.dtype, exact.dtype) == (np.float32, np.float64)
     on_path = sum(
         np.asarray(getattr(counts, name)).reshape(CONFIGURATIONS, -1).sum(axis=1) for name in single
     )
     additions = int(on_path.max())
-    error = float(np.abs(found / np.asarray(exact) - 1).max())
+    error = float(np.abs(rounded / np.asarray(exact) - 1).max())
     return additions, additions * ROUNDOFF, error
 
 

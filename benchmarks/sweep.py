@@ -97,7 +97,7 @@ def timed_loop(sweep, data, count):
 
 
 def built(point):
-    """What does not depend on the system: a table, and the work of its model."""
+    """Build the parts that do not depend on the system: a table, and the work of its model."""
     table = pj.schedules.build(
         point["schedule"].name,
         num_workers=point["workers"],

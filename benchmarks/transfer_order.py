@@ -37,14 +37,14 @@ def tables(workers):
 def searched(table, message, queues, seconds):
     """Makespans of one table: baselines, both searches and the bound."""
     costs = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0, transmit=message)
-    found = {"table": table.name, "message": message, "queues": queues}
+    makespans = {"table": table.name, "message": message, "queues": queues}
     for name, swaps in SEARCHES.items():
         search = TransferSearch(table, costs, pj.Links("rendezvous", queues), 0, swaps=swaps)
         result = search.run(10**6, seconds)
-        found[name] = result.value
-        found[f"{name} evaluated"] = result.evaluated
-        found[f"{name} stopped"] = result.stopped
-    return found | {
+        makespans[name] = result.value
+        makespans[f"{name} evaluated"] = result.evaluated
+        makespans[f"{name} stopped"] = result.stopped
+    return makespans | {
         "pytorch": result.baselines["pytorch"],
         "greedy": result.baselines["by need"],
         "bound": result.lower_bound,
@@ -58,19 +58,19 @@ def summary(rows):
     yield "|---" * len(head) + "|"
     for queues in sorted({row["queues"] for row in rows}):
         for message in MESSAGES:
-            some = [r for r in rows if (r["queues"], r["message"]) == (queues, message)]
+            chosen = [r for r in rows if (r["queues"], r["message"]) == (queues, message)]
             saved = {
-                name: np.mean([1 - row[name] / row["pytorch"] for row in some])
+                name: np.mean([1 - row[name] / row["pytorch"] for row in chosen])
                 for name in ("greedy", *SEARCHES)
             }
-            shorter = sum(row["swaps"] < row["moves"] * (1 - 1e-9) for row in some)
-            longer = sum(row["swaps"] > row["moves"] * (1 + 1e-9) for row in some)
+            shorter = sum(row["swaps"] < row["moves"] * (1 - 1e-9) for row in chosen)
+            longer = sum(row["swaps"] > row["moves"] * (1 + 1e-9) for row in chosen)
             optimal = [
-                sum(row[f"{name} stopped"] == "optimal" for row in some) for name in SEARCHES
+                sum(row[f"{name} stopped"] == "optimal" for row in chosen) for name in SEARCHES
             ]
-            gap = [np.mean([1 - row["bound"] / row[name] for row in some]) for name in SEARCHES]
+            gap = [np.mean([1 - row["bound"] / row[name] for row in chosen]) for name in SEARCHES]
             yield (
-                f"| {queues} | {message:g} | {len(some)} | "
+                f"| {queues} | {message:g} | {len(chosen)} | "
                 + " | ".join(f"{value:.1%}" for value in saved.values())
                 + f" | {shorter}, {longer} | {optimal[0]}, {optimal[1]} | "
                 + f"{gap[0]:.1%}, {gap[1]:.1%} |"
@@ -83,16 +83,16 @@ def main():
     parser.add_argument("--seconds", type=float, default=2.0, help="of each search")
     parser.add_argument("--workers", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--queues", nargs="+", default=["worker", "pair"])
-    given = parser.parse_args()
+    options = parser.parse_args()
     rows = []
-    for table in tables(given.workers):
-        for queues in given.queues:
+    for table in tables(options.workers):
+        for queues in options.queues:
             for message in MESSAGES:
-                rows.append(searched(table, message, queues, given.seconds))
+                rows.append(searched(table, message, queues, options.seconds))
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     print("\n".join(summary(rows)))
-    if given.out:
-        given.out.write_text(json.dumps(rows, indent=1))
+    if options.out:
+        options.out.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -72,12 +72,12 @@ def measure(schedule, workers, parts, layers, count, seed):
     assert min(sizes) >= LEAST, sizes
     first, _ = timed(lambda: tune_jointly(joint))
     seconds, tuned = timed(lambda: tune_jointly(joint))
-    each = seconds / count
+    seconds_per_case = seconds / count
     rng = np.random.default_rng(seed)
     warm_up(joint, rng)
     searches = {"random": random_search, "coordinate": coordinate_search}
     ends = {
-        name: np.array([way(joint, pair, rng, each) for pair in range(count)])
+        name: np.array([way(joint, pair, rng, seconds_per_case) for pair in range(count)])
         for name, way in searches.items()
     }
     exhaustive, best = timed(lambda: search_jointly(joint))
@@ -100,8 +100,8 @@ def measure(schedule, workers, parts, layers, count, seed):
 def timed(work):
     """Seconds that some work takes, and its result."""
     began = time.perf_counter()
-    found = work()
-    return time.perf_counter() - began, found
+    result = work()
+    return time.perf_counter() - began, result
 
 
 def random_cases(family, parts, layers, count, seed):
@@ -116,12 +116,14 @@ def random_cases(family, parts, layers, count, seed):
     even, owner = problem.pairs.assigned.layers, np.arange(count)
     free = JointProblem(problem, LAYERS)
     size = np.array([int(rng.choice(free.sizes(pair)[:4])) for pair in range(count)])
-    most, least = (free.exact(Settings(owner, size, even, share * even))[1] for share in (0, 1))
+    largest, smallest = (
+        free.exact(Settings(owner, size, even, share * even))[1] for share in (0, 1)
+    )
     tight = rng.uniform(0.1, 0.9, count) if "recompute" in parts else rng.uniform(1, 2, count)
-    room = least + tight * (most - least)
+    room = smallest + tight * (largest - smallest)
     systems = [
-        dataclasses.replace(system, memory_capacity=float(each), memory_reserve=0.0)
-        for system, each in zip(systems, room, strict=True)
+        dataclasses.replace(system, memory_capacity=float(capacity), memory_reserve=0.0)
+        for system, capacity in zip(systems, room, strict=True)
     ]
     return JointProblem(TuningProblem.of(family, workloads, systems), parts)
 
@@ -143,8 +145,8 @@ def random_pairs(schedule, workers, count, seed):
     _, least = relaxed.evaluate(np.zeros((count, 1)), free)  # sizes of 1
     room = least * between(rng, 1.4, 40, count)
     systems = [
-        dataclasses.replace(system, memory_capacity=float(each))
-        for system, each in zip(systems, room, strict=True)
+        dataclasses.replace(system, memory_capacity=float(capacity))
+        for system, capacity in zip(systems, room, strict=True)
     ]
     return workloads, systems
 
@@ -231,20 +233,20 @@ def coordinate_search(joint, pair, rng, seconds):
 
     Each start is the best of a few random settings, for most of them do not fit the memory.
     """
-    drawn = draw(joint, pair, rng, 64 * 200)  # not counted either
+    starts = draw(joint, pair, rng, 64 * 200)  # not counted either
     until, best = time.perf_counter() + seconds, np.inf
-    for low in range(0, len(drawn.pair), 64):
-        own = drawn.at(slice(low, low + 64))
-        times = joint.times(own)
-        own, value = own.at([times.argmin()]), times.min()
+    for low in range(0, len(starts.pair), 64):
+        settings = starts.at(slice(low, low + 64))
+        times = joint.times(settings)
+        settings, value = settings.at([times.argmin()]), times.min()
         while time.perf_counter() < until:
-            own, _ = improve_settings(joint, own, joint.times)
-            around = otherwise(joint, own)
+            settings, _ = improve_settings(joint, settings, joint.times)
+            around = otherwise(joint, settings)
             times = joint.times(around)
             least = int(times.argmin())
             if not times[least] < value:
                 break
-            own, value = around.at([least]), times[least]
+            settings, value = around.at([least]), times[least]
         best = min(best, value)
         if time.perf_counter() > until:
             break
@@ -265,7 +267,7 @@ def show(rows):
     for heading in headings:
         grid.add_column(heading, justify="right")
     for row in rows:
-        loss = {name: np.array(each) for name, each in row["loss"].items()}
+        loss = {name: np.array(losses) for name, losses in row["loss"].items()}
         count = len(loss["gradient"])
         grid.add_row(
             row["schedule"],

@@ -170,10 +170,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_writable(options.out / "any.png")
     except OSError as error:
         parser.error(f"--out {options.out}: {error.strerror}")
-    drawn = _draw(there, options.data, options.out)
+    names = _draw(there, options.data, options.out)
     shown = Console()
     shown.print(
-        f"{len(drawn)} figures, {' and '.join(CAPTIONS)} in {options.out}: {', '.join(drawn)}",
+        f"{len(names)} figures, {' and '.join(CAPTIONS)} in {options.out}: {', '.join(names)}",
         soft_wrap=True,
     )
     for name in (name for name in STORES if name not in there):

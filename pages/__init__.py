@@ -1,1 +1,1 @@
-"""What the documentation site shows and no file holds: gallery, drawings, output of commands."""
+"""Pages that the documentation site shows and no file holds: gallery, drawings, command output."""

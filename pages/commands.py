@@ -38,7 +38,7 @@ def command_lines(markdown: str) -> Iterator[str]:
 
 
 def mentions(markdown: str) -> Iterator[str]:
-    """What the text of a page says of commands and options, outside of blocks."""
+    """Yield commands and options that the text of a page mentions, outside of blocks."""
     yield from _MENTION.findall(
         re.sub(r"^```.*?^```$", "", markdown, flags=re.MULTILINE | re.DOTALL)
     )
@@ -56,15 +56,18 @@ def with_output(markdown: str) -> str:
         def session(block: re.Match[str]) -> str:
             if block[1] != "console":
                 return block[0]
-            given = [f"$ {line}" for line in re.split(r"^\$ ", block[2], flags=re.MULTILINE)[1:]]
+            prompts = [f"$ {line}" for line in re.split(r"^\$ ", block[2], flags=re.MULTILINE)[1:]]
             lines = command_lines(block[0])
-            shown = (f"{one}{output_of(line)}" for one, line in zip(given, lines, strict=True))
+            shown = (
+                f"{prompt}{command_output(line)}"
+                for prompt, line in zip(prompts, lines, strict=True)
+            )
             return "```console\n" + "\n".join(shown) + "\n```"
 
         return _BLOCK.sub(session, markdown)
 
 
-def output_of(line: str) -> str:
+def command_output(line: str) -> str:
     """Return what a `pipejax` command prints.
 
     Raises:
@@ -82,11 +85,11 @@ def run_quietly(arguments: list[str]) -> str:
     Raises:
       ValueError: if it fails, with what it says.
     """
-    printed, said = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
+    printed, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
         code = run(arguments)
     if code:
-        raise ValueError(f"{shlex.join(arguments)}: exit code {code}: {said.getvalue().strip()}")
+        raise ValueError(f"{shlex.join(arguments)}: exit code {code}: {errors.getvalue().strip()}")
     return printed.getvalue()
 
 
@@ -102,7 +105,7 @@ def commands_page(*, whole: bool) -> str:
     for name, about in COMMANDS.items():
         parts += [f"## {name}", about]
         if whole:
-            parts.append(f"```text\n{output_of(f'pipejax {name} --help-all')}\n```")
+            parts.append(f"```text\n{command_output(f'pipejax {name} --help-all')}\n```")
     return "\n\n".join(parts) + "\n"
 
 
@@ -143,24 +146,28 @@ def check_mention(text: str) -> None:
         if called is None and rest and not rest[0].startswith("-"):
             raise ValueError(f"pipejax has no command {rest[0]}")
         named = [] if called is None else [called]
-    known = {"--version", "--completion", "--help", "--help-all"}.union(*map(options_of, named))
+    options = {"--version", "--completion", "--help", "--help-all"}.union(
+        *map(command_options, named)
+    )
     for word in words:
         option = word.partition("=")[0]
-        if option.startswith("--") and option not in known:
+        if option.startswith("--") and option not in options:
             raise ValueError(f"{text}: there is no option {option}")
 
 
 def _parser(called: str) -> Any:
-    """What parses a command: one of a group, of which typer says that it may be a command."""
+    """Return the parser of a command."""
     program: Any = application(called)
     return program.commands[called]
 
 
 @functools.cache
-def options_of(called: str) -> frozenset[str]:
+def command_options(called: str) -> frozenset[str]:
     """The options of a command, as they are written."""
     command = _parser(called)
-    return frozenset(name for each in command.params for name in (*each.opts, *each.secondary_opts))
+    return frozenset(
+        name for option in command.params for name in (*option.opts, *option.secondary_opts)
+    )
 
 
 def check_pipejax(arguments: list[str]) -> None:
@@ -173,10 +180,10 @@ def check_pipejax(arguments: list[str]) -> None:
             raise ValueError(f"pipejax has no command {arguments[0]}")
         return
     command = _parser(called)
-    given = GivenOptions(words, inspect.signature(command.callback).parameters)
-    given.check()
-    if not (given.asks_for("help") or given.asks_for("help_all")):
-        command.make_context(called, given.words).close()
+    options = GivenOptions(words, inspect.signature(command.callback).parameters)
+    options.check()
+    if not (options.asks_for("help") or options.asks_for("help_all")):
+        command.make_context(called, options.words).close()
 
 
 def _commands(line: str) -> Iterator[list[str]]:

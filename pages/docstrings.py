@@ -1,4 +1,4 @@
-"""How docstrings are read: sections that hold sessions, and the pages that they name as links."""
+"""Docstrings as the site shows them: sections that hold sessions, and page names as links."""
 
 import re
 from typing import Any

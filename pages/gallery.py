@@ -67,20 +67,20 @@ def gallery_files(*, draw: bool, address: Callable[[str, int], str]) -> dict[str
 
     `address` says where a schedule with so many stages per worker is shown live.
     """
-    shown = [run_of(name) for name in REGISTRY]
+    shown = [run_schedule(name) for name in REGISTRY]
     parts = [_head(shown), _thumbnails(shown)]
     files: dict[str, str | bytes] = {}
-    for family, members in groupby(shown, key=lambda each: each.family):
+    for family, members in groupby(shown, key=lambda schedule: schedule.family):
         parts.append(f"## {family}")
-        for each in members:
-            table = each.run.table
-            live = "" if table.offloads else address(each.name, table.stages_per_worker)
-            parts += _section(each, live, whole=draw)
-            files[f"gallery/{each.name}.svg"] = _picture(each) if draw else EMPTY_PICTURE
+        for schedule in members:
+            table = schedule.run.table
+            live = "" if table.offloads else address(schedule.name, table.stages_per_worker)
+            parts += _section(schedule, live, whole=draw)
+            files[f"gallery/{schedule.name}.svg"] = _picture(schedule) if draw else EMPTY_PICTURE
     return {"gallery.md": "\n\n".join(parts) + "\n"} | files
 
 
-def run_of(name: str) -> Shown:
+def run_schedule(name: str) -> Shown:
     """Build a schedule and run it."""
     table = _table(name, MICROBATCHES)
     costs = pj.Costs.per_worker(
@@ -105,11 +105,11 @@ def _table(name: str, microbatches: int) -> pj.ScheduleTable:
 
 
 def _head(shown: list[Shown]) -> str:
-    """What all have in common, and their numbers side by side."""
+    """Write the introduction, and the numbers of all schedules side by side."""
     rows = [
-        f"| [{each.name}](#{each.name}) | {each.run.makespan:.1f} | {each.run.bubble_ratio:.1%} "
-        f"| {_held(each).peak.max():.3g} |"
-        for each in shown
+        f"| [{schedule.name}](#{schedule.name}) | {schedule.run.makespan:.1f} "
+        f"| {schedule.run.bubble_ratio:.1%} | {_held(schedule).peak.max():.3g} |"
+        for schedule in shown
     ]
     return "\n".join(
         [
@@ -138,75 +138,79 @@ def _head(shown: list[Shown]) -> str:
     )
 
 
-def _held(each: Shown) -> ActivationMemory:
+def _held(schedule: Shown) -> ActivationMemory:
     """Memory of a run, in activations of a microbatch on a whole worker."""
-    table = each.run.table
+    table = schedule.run.table
     return pj.analysis.activation_memory(
-        each.run, sizes=np.divide(table.stage_shares, table.stages_per_worker)
+        schedule.run, sizes=np.divide(table.stage_shares, table.stages_per_worker)
     )
 
 
 def _thumbnails(shown: list[Shown]) -> str:
     """All pictures, small, each with the way to its section."""
     links = (
-        f"[![{each.name}](gallery/{each.name}.svg)<br>{each.name}](#{each.name})" for each in shown
+        f"[![{schedule.name}](gallery/{schedule.name}.svg)<br>{schedule.name}](#{schedule.name})"
+        for schedule in shown
     )
     return '<div class="thumbnails" markdown>\n\n' + "\n".join(links) + "\n\n</div>"
 
 
-def _section(each: Shown, live: str, *, whole: bool) -> Iterator[str]:
+def _section(schedule: Shown, live: str, *, whole: bool) -> Iterator[str]:
     """One schedule; `live` is where it can be tried, if anywhere."""
-    yield f"### {each.name} {{ #{each.name} }}"
-    yield f"{each.builder.summary}. *{_linked(each.builder.source)}*"
-    picture = f"![Timeline and memory of {each.name}](gallery/{each.name}.svg)"
+    yield f"### {schedule.name} {{ #{schedule.name} }}"
+    yield f"{schedule.builder.summary}. *{_linked(schedule.builder.source)}*"
+    picture = f"![Timeline and memory of {schedule.name}](gallery/{schedule.name}.svg)"
     yield f"[{picture}]({live})\n\n[Open it live]({live}){{ .md-button }}" if live else picture
-    form, _ = closed_form(each.run.table)
-    facts = {"step time": _exact(each), "legal": each.builder.legal} if whole else {}
-    for ratio, of_what in (
+    form, _ = closed_form(schedule.run.table)
+    facts = {"step time": _exact(schedule), "legal": schedule.builder.legal} if whole else {}
+    for ratio, quantity in (
         (form.bubble_ratio, "idle"),
         (form.span_bubble_ratio, "idle within a worker's span"),
     ):
         if ratio is not None:
             source = _linked(form.source)
             seconds = f", `{form.idle[0]}` s with {form.idle_assumes}" if form.idle else ""
-            facts["published"] = f"{of_what} `{ratio[0]}` with {form.assumes}{seconds} ({source})"
-    facts |= _options(each.builder)
+            facts["published"] = f"{quantity} `{ratio[0]}` with {form.assumes}{seconds} ({source})"
+    facts |= _options(schedule.builder)
     yield "\n".join(f"- **{name}**: {text}" for name, text in facts.items() if text)
-    yield f"```sh\n{command(each)}\n```"
+    yield f"```sh\n{command(schedule)}\n```"
 
 
-def command(each: Shown) -> str:
+def command(schedule: Shown) -> str:
     """The command that draws it."""
-    times = ",".join(f"{letter}={TIMES[letter]:g}" for letter in each.phases)
+    times = ",".join(f"{letter}={TIMES[letter]:g}" for letter in schedule.phases)
     options = "".join(
-        f" --{name.replace('_', '-')} {value}" for name, value in OPTIONS.get(each.name, {}).items()
+        f" --{name.replace('_', '-')} {value}"
+        for name, value in OPTIONS.get(schedule.name, {}).items()
     )
     return (
-        f"pipejax show --schedule {each.name} --workers {WORKERS} --microbatches {MICROBATCHES}"
+        f"pipejax show --schedule {schedule.name} --workers {WORKERS} --microbatches {MICROBATCHES}"
         f"{options} \\\n    --worker-times {times} --comm {MESSAGE} --memory"
     )
 
 
-def _exact(each: Shown) -> str:
+def _exact(schedule: Shown) -> str:
     """The closed form for any number of microbatches, or for the number here."""
 
     def program(microbatches: int) -> pj.Program:
-        return pj.lower(_table(each.name, microbatches))
+        return pj.lower(_table(schedule.name, microbatches))
 
-    given = default_parameters(program(MICROBATCHES))
-    names = tuple(dict.fromkeys(name.partition("_")[0] for name in given))
+    parameters = default_parameters(program(MICROBATCHES))
+    names = tuple(dict.fromkeys(name.partition("_")[0] for name in parameters))
     text, where = str(pj.formula(program(MICROBATCHES), names)), f"M = {MICROBATCHES}"
     with contextlib.suppress(ValueError):  # counts may not repeat so soon
-        found = pj.analysis.formula_family(program, NUMBERS, names, verify_on=[LATER])
-        if found.first <= MICROBATCHES and len(found.branches) == 1:
-            text = str(found).partition(" for ")[0]
-            where = f"M = {found.first}, {found.first + WORKERS}, {found.first + 2 * WORKERS}, .."
+        family = pj.analysis.formula_family(program, NUMBERS, names, verify_on=[LATER])
+        if family.first <= MICROBATCHES and len(family.branches) == 1:
+            text = str(family).partition(" for ")[0]
+            where = (
+                f"M = {family.first}, {family.first + WORKERS}, {family.first + 2 * WORKERS}, .."
+            )
     sums = text.removeprefix("max(").removesuffix(")").split(", ") if "max(" in text else [text]
-    listed = ", ".join(f"`{each}`" for each in sums[:MOST_SUMS])
-    left = len(sums) - MOST_SUMS
-    more = f" and {left} more {'sum' if left == 1 else 'sums'}" if left > 0 else ""
+    listed = ", ".join(f"`{addend}`" for addend in sums[:MOST_SUMS])
+    rest = len(sums) - MOST_SUMS
+    more = f" and {rest} more {'sum' if rest == 1 else 'sums'}" if rest > 0 else ""
     largest = "the largest of " if len(sums) > 1 else ""
-    planned = " (the order that is planned for the times here)" * each.builder.planned
+    planned = " (the order that is planned for the times here)" * schedule.builder.planned
     return f"{largest}{listed}{more}, at P = {WORKERS} and {where}{planned}"
 
 
@@ -223,15 +227,17 @@ def _linked(source: str) -> str:
     return re.sub(r"arXiv:(\d+\.\d+)", r"[arXiv:\1](https://arxiv.org/abs/\1)", source)
 
 
-def _picture(each: Shown) -> bytes:
+def _picture(schedule: Shown) -> bytes:
     """Draw the timeline above the memory."""
     # matplotlib takes a second to import
     from pipejax.plots.bars import Curves
     from pipejax.plots.caption import unit_of
     from pipejax.plots.timeline import Drawing, Panel, draw_panels
 
-    curves = Curves(_held(each), "activations held", "{:.3g}".format)
-    figure = draw_panels([Panel(each.run.schedule, each.run, curves)], Drawing(unit_of([each.run])))
+    curves = Curves(_held(schedule), "activations held", "{:.3g}".format)
+    figure = draw_panels(
+        [Panel(schedule.run.schedule, schedule.run, curves)], Drawing(unit_of([schedule.run]))
+    )
     picture = io.BytesIO()
     figure.savefig(picture, format="svg", metadata={"Date": None})
     return picture.getvalue()

@@ -1,4 +1,4 @@
-"""What MkDocs calls while it builds: pages that no file in docs/ holds, and links to them.
+"""Hooks that MkDocs calls while it builds: pages that no file in docs/ holds, and their links.
 
 The environment variable DOCS_WHOLE=false leaves out what takes time: running notebooks and
 commands, drawing pictures. Pages and links are the same.
@@ -21,22 +21,22 @@ from pages.repository import SHOWN, for_the_site, shown
 
 
 def is_whole() -> bool:
-    """Whether to make what takes time."""
+    """Return whether to make the slow parts too."""
     return os.environ.get("DOCS_WHOLE", "true") != "false"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages and pictures that are made."""
     os.environ["COLUMNS"] = "80"  # of what commands print
-    made: dict[str, str | bytes] = {page: shown(page) for page in SHOWN}
-    made |= gallery_files(draw=is_whole(), address=address) | drawings(draw=is_whole())
-    made[LIVE] = live_page(whole=is_whole())
-    made |= {"commands.md": commands_page(whole=is_whole()), "options.md": options_page()}
-    made |= api_pages()
+    contents: dict[str, str | bytes] = {page: shown(page) for page in SHOWN}
+    contents |= gallery_files(draw=is_whole(), address=address) | drawings(draw=is_whole())
+    contents[LIVE] = live_page(whole=is_whole())
+    contents |= {"commands.md": commands_page(whole=is_whole()), "options.md": options_page()}
+    contents |= api_pages()
     for script in scripts():
         files.remove(files.src_uris[f"examples/{script.name}"])
-        made |= notebook_files(script, execute=is_whole())
-    for path, content in made.items():
+        contents |= notebook_files(script, execute=is_whole())
+    for path, content in contents.items():
         files.append(File.generated(config, path, content=content))
     return files
 

@@ -26,7 +26,7 @@ LOADED_RELATIONS = {"stylesheet", "preconnect", "preload", "icon", "modulepreloa
 
 
 class Seen(NamedTuple):
-    """What stands in a page.
+    """Links, anchors and loaded files of a page.
 
     Attributes:
       anchors: what a link can lead to within it.
@@ -45,17 +45,17 @@ class _Reader(HTMLParser):
         self.seen = Seen(set(), [], [])
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attributes}
-        if "id" in given:
-            self.seen.anchors.add(given["id"])
-        if tag == "a" and "href" in given:
-            self.seen.links.append(given["href"])
-            self.seen.anchors.update(filter(None, [given.get("name")]))
-        relations = set(given.get("rel", "").split())
+        values = {name: value or "" for name, value in attributes}
+        if "id" in values:
+            self.seen.anchors.add(values["id"])
+        if tag == "a" and "href" in values:
+            self.seen.links.append(values["href"])
+            self.seen.anchors.update(filter(None, [values.get("name")]))
+        relations = set(values.get("rel", "").split())
         if tag == "link" and relations & LOADED_RELATIONS:
-            self.seen.loaded.append(given.get("href", ""))
-        if LOADED.get(tag, "") in given:
-            self.seen.loaded.append(given[LOADED[tag]])
+            self.seen.loaded.append(values.get("href", ""))
+        if LOADED.get(tag, "") in values:
+            self.seen.loaded.append(values[LOADED[tag]])
 
 
 def read_page(path: Path) -> Seen:
@@ -102,8 +102,8 @@ def _wrong_link(link: str, path: Path, pages: Mapping[Path, Seen], site: Path) -
 
 
 def _target(address: str, path: Path, site: Path) -> Path:
-    given = unquote(urlsplit(address).path)
-    return (site / given[1:]) if given.startswith("/") else (path.parent / given).resolve()
+    target = unquote(urlsplit(address).path)
+    return (site / target[1:]) if target.startswith("/") else (path.parent / target).resolve()
 
 
 def _is_elsewhere(address: str) -> bool:
@@ -115,10 +115,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("site", type=Path)
     site = parser.parse_args().site.resolve()
-    found = list(faults(site))
-    print(*found, sep="\n", file=sys.stderr, end="\n" if found else "")
-    print(f"{site}: {len(list(site.rglob('*.html')))} pages, {len(found)} faults")
-    return bool(found)
+    problems = list(faults(site))
+    print(*problems, sep="\n", file=sys.stderr, end="\n" if problems else "")
+    print(f"{site}: {len(list(site.rglob('*.html')))} pages, {len(problems)} faults")
+    return bool(problems)
 
 
 if __name__ == "__main__":

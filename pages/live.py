@@ -12,11 +12,11 @@ _EMPTY = "<!doctype html><html lang='en'><title>explorer</title><p>Left out of t
 
 
 def command(out: str) -> list[str]:
-    """What writes the page."""
+    """Return the command that writes the page."""
     times = ",".join(f"{letter}={TIMES[letter]:g}" for letter in "FBIW")
     size = ["--workers", str(WORKERS), "--microbatches", str(MICROBATCHES)]
-    given = [*size, "--worker-times", times, "--comm", str(MESSAGE)]
-    return ["show", "--schedules", SHOWN, *given, "--choose", "--out", out]
+    options = [*size, "--worker-times", times, "--comm", str(MESSAGE)]
+    return ["show", "--schedules", SHOWN, *options, "--choose", "--out", out]
 
 
 def live_page(*, whole: bool) -> str:
@@ -30,6 +30,6 @@ def live_page(*, whole: bool) -> str:
 
 
 def address(name: str, stages_per_worker: int) -> str:
-    """Where the page shows one schedule of the gallery."""
+    """Return the address where the page shows one schedule of the gallery."""
     count = f"*{stages_per_worker}" if stages_per_worker > 1 else ""
     return f"{LIVE}#show={name}{count}&size={WORKERS}x{MICROBATCHES}"

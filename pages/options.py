@@ -17,23 +17,23 @@ NEEDED = "needed"
 MANY = 8  # commands that are not all named
 
 
-def taken_by() -> dict[str, dict[str, str]]:
+def option_defaults() -> dict[str, dict[str, str]]:
     """Return defaults by option and command; that of one that must be given is a word."""
-    found: dict[str, dict[str, str]] = {}
+    defaults: dict[str, dict[str, str]] = {}
     for command in COMMANDS:
         for name, parameter in inspect.signature(command_of(command)).parameters.items():
             default = parameter.default
             is_needed = default is inspect.Parameter.empty
-            told = (
+            shown = (
                 NEEDED if is_needed else "" if default is None or default is False else str(default)
             )
-            found.setdefault(name, {})[command] = told
-    return found
+            defaults.setdefault(name, {})[command] = shown
+    return defaults
 
 
 def options_page() -> str:
     """Return the page: a table for each panel of help, and what differs between commands."""
-    taken = taken_by()
+    defaults = option_defaults()
     parts = [
         "# All options",
         "An option has one name, one meaning and one default, whichever command takes it. The "
@@ -41,32 +41,32 @@ def options_page() -> str:
         "of each, [the command line](command_line.md) how values are written.",
     ]
     for title, options in PANELS.items():
-        rows = [_row(name, taken[name]) for name in options]
+        rows = [_row(name, defaults[name]) for name in options]
         parts.append(f"## {title}")
         parts.append(
             "\n".join(["| option | means | default | taken by |", "|---|---|---|---|", *rows])
         )
-    parts += ["## Exceptions", "\n".join(_exceptions(taken))]
+    parts += ["## Exceptions", "\n".join(_exceptions(defaults))]
     return "\n\n".join(parts) + "\n"
 
 
-def _row(name: str, taken: Mapping[str, str]) -> str:
-    known = record(name)
-    letter = f", `-{known.short}`" if known.short else ""
-    counts = list(taken.values())
+def _row(name: str, defaults: Mapping[str, str]) -> str:
+    option = record(name)
+    letter = f", `-{option.short}`" if option.short else ""
+    counts = list(defaults.values())
     default = max(counts, key=counts.count)
-    every = ", ".join(taken) if len(taken) <= MANY else f"{len(taken)} commands"
-    means = begun(known.head).replace("|", "\\|")
-    written = f"`{flag(name)} {known.kind.metavar}".rstrip() + "`"
-    return f"| {written.replace('|', chr(92) + '|')}{letter} | {means} | {default} | {every} |"
+    commands = ", ".join(defaults) if len(defaults) <= MANY else f"{len(defaults)} commands"
+    means = begun(option.head).replace("|", "\\|")
+    written = f"`{flag(name)} {option.kind.metavar}".rstrip() + "`"
+    return f"| {written.replace('|', chr(92) + '|')}{letter} | {means} | {default} | {commands} |"
 
 
-def _exceptions(taken: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    for (command, name), own in EXCEPTIONS.items():
-        yield f"- `{flag(name)}` of `{command}` means: {own.head}."
+def _exceptions(defaults: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    for (command, name), exception in EXCEPTIONS.items():
+        yield f"- `{flag(name)}` of `{command}` means: {exception.head}."
     for name, reason in DIFFERENT_DEFAULTS.items():
         by_default: dict[str, list[str]] = {}
-        for command, default in taken[name].items():
+        for command, default in defaults[name].items():
             by_default.setdefault(default or "none", []).append(command)
         common = max(by_default, key=lambda default: len(by_default[default]))
         others = "; ".join(

@@ -21,10 +21,10 @@ _LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 def for_the_site(markdown: str) -> str:
     """Let links of a page to files that are pages too lead to those: in a repository they work."""
 
-    def page_of(link: re.Match[str]) -> str:
+    def rewrite_link(link: re.Match[str]) -> str:
         return "](" + _EXAMPLE.sub(r"\1.md", _PAGE_OF.get(link[1], link[1]))
 
-    return _LINK.sub(page_of, markdown)
+    return _LINK.sub(rewrite_link, markdown)
 
 
 def shown(page: str) -> str:
@@ -32,8 +32,8 @@ def shown(page: str) -> str:
     path = ROOT / SHOWN[page]
     folder = path.parent.relative_to(ROOT).as_posix()
 
-    def of_docs(link: re.Match[str]) -> str:
+    def rewrite_relative(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(folder, link[1]))
         return f"]({posixpath.relpath(target, 'docs')}"
 
-    return for_the_site(_LINK.sub(of_docs, path.read_text()))
+    return for_the_site(_LINK.sub(rewrite_relative, path.read_text()))

@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from pages.options import options_page, taken_by
+from pages.options import option_defaults, options_page
 from pipejax.base.data_files import read_quantity
 from pipejax.cli.app import COMMANDS, QUESTIONS, command_of, function_of
 from pipejax.cli.options.catalogue import (
@@ -62,7 +62,7 @@ def test_an_option_means_the_same_in_every_command():
 
 
 def test_an_option_has_one_default_but_for_reasons():
-    differing = {name for name, taken in taken_by().items() if len({*taken.values()}) > 1}
+    differing = {name for name, taken in option_defaults().items() if len({*taken.values()}) > 1}
     assert differing == {*DIFFERENT_DEFAULTS}
     assert {name for _, name in EXCEPTIONS} <= {*CATALOGUE}
 

@@ -61,7 +61,7 @@ def test_every_public_name_is_in_the_reference(site):
 
 @pytest.mark.parametrize("name", pj.schedules.REGISTRY)
 def test_the_command_below_a_picture_runs_what_it_shows(name, answer):
-    shown = gallery.run_of(name)
+    shown = gallery.run_schedule(name)
     (line,) = command_lines(f"```sh\n{gallery.command(shown)}\n```")
     check_line(line)
     found = answer(*shlex.split(line)[1:])

@@ -80,14 +80,14 @@ def fastest(data: xr.Dataset) -> xr.Dataset:
     at = times.plan.isel(plan=chosen)
     names = {name: at[name].astype(str) for name in PLAN}
     names["bound_by"] = xr.apply_ufunc(lambda code: meanings[code], bounds)
-    found = {
+    named = {
         name: values.drop_vars(("plan", *PLAN), errors="ignore").where(is_there, "")
         for name, values in names.items()
     }
     by_schedule = np.sort(times.unstack("plan").min(PLAN[1:]).transpose("schedule", ...).values, 0)
     step_time = times.min("plan")
     lead = step_time.copy(data=by_schedule[1] / by_schedule[0] - 1)  # NaN is sorted last
-    return xr.Dataset({"step_time": step_time, "lead": lead, **found})
+    return xr.Dataset({"step_time": step_time, "lead": lead, **named})
 
 
 def _categories(

@@ -9,7 +9,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from figures.kit.cases import LOOK, network_of, plain_numbers
+from figures.kit.cases import LOOK, network_label, plain_numbers
 from figures.kit.rules import describe
 from pipejax.plots import palette, style
 from pipejax.typing import Bool, Float, NumpyArray
@@ -84,8 +84,8 @@ def front(
 def _caption(at: xr.Dataset, capacity: float, plans: int, best: int) -> str:
     return (
         f"Step time against memory of {plans} plans of {at.title}, minibatch "
-        f"{int(at.minibatch)}, on a network of {network_of(at)}. No plan beats the {best} on the "
-        "front (large marks, numbers: microbatch size) in both. What is to the right of the "
+        f"{int(at.minibatch)}, on a network of {network_label(at)}. No plan beats the {best} on "
+        "the front (large marks, numbers: microbatch size) in both. What is to the right of the "
         f"dashed line does not fit into {capacity:g} GB."
     )
 

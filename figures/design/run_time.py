@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from figures.kit.cases import LOOK, count_axis, network_of, plain_numbers
+from figures.kit.cases import LOOK, count_axis, network_label, plain_numbers
 from figures.kit.rules import AXES_DIFFER, describe
 from pipejax.plots import palette, style
 from pipejax.results import STATUS
@@ -34,7 +34,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         for axes, bandwidth in zip(row, columns, strict=True):
             at = near.sel({"recompute": recompute, "network.bandwidth": bandwidth})
             _lines(axes, at)
-            axes.set_title(f"{network_of(at)}\nrecompute: {recompute}", loc="left")
+            axes.set_title(f"{network_label(at)}\nrecompute: {recompute}", loc="left")
         row[0].set_ylabel("step time [s]")
     for axes in panels[-1]:
         axes.set_xlabel("microbatches")
@@ -71,9 +71,9 @@ def _lines(axes: Axes, at: xr.Dataset) -> None:
     counts = at.minibatch // at.microbatch_size
     for name in (name for name in at.schedule.values if name not in LEFT_OUT):
         look = LOOK[name]
-        one = at.sel(schedule=name)
-        axes.plot(counts, one.step_time, **{**look, "linestyle": "-"})
-        lost = one.step_time.where(one.status == STATUS.index("out of memory"))
+        points = at.sel(schedule=name)
+        axes.plot(counts, points.step_time, **{**look, "linestyle": "-"})
+        lost = points.step_time.where(points.status == STATUS.index("out of memory"))
         axes.plot(
             counts, lost, **{**look, "linestyle": "", "markerfacecolor": "white", "label": ""}
         )

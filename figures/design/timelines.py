@@ -33,7 +33,7 @@ class Run(NamedTuple):
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw one panel per schedule, the shortest run last."""
     order = data.makespan.sortby(data.makespan, ascending=False).schedule.values
-    runs = {str(name): run_of(data, name) for name in order}
+    runs = {str(name): read_run(data, name) for name in order}
     figure, panels = plt.subplots(
         len(runs), 1, figsize=(style.PAGE, HEIGHT * len(runs) + 0.5), sharex=True, squeeze=False
     )
@@ -42,16 +42,16 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         ends = data.sel(schedule=name)
         axes.axvline(float(ends.makespan), color=palette.BLACK, linewidth=0.8, linestyle=":")
         axes.set_title(
-            f"{label_of(name)}: {ends.makespan:.4g} s, idle {100 * ends.bubble_ratio:.1f} %",
+            f"{schedule_label(name)}: {ends.makespan:.4g} s, idle {100 * ends.bubble_ratio:.1f} %",
             loc="left",
         )
     panels[-1, 0].set_xlabel("time [s]")
-    drawn = [bar for run in runs.values() for bar in run.bars]
-    figure.legend(handles=bar_entries(drawn, UPWARD), loc="outside lower center", ncols=3)
+    bars = [bar for run in runs.values() for bar in run.bars]
+    figure.legend(handles=bar_entries(bars, UPWARD), loc="outside lower center", ncols=3)
     return {"timelines": describe(figure, _caption(data, order))}
 
 
-def run_of(data: xr.Dataset, name: str) -> Run:
+def read_run(data: xr.Dataset, name: str) -> Run:
     """Read the ops of a schedule."""
     ops = data.isel(op=np.flatnonzero((data.case == name).values))
     bars: list[Bar] = []
@@ -76,7 +76,7 @@ def draw_run(axes: Axes, data: xr.Dataset, name: str, run: Run) -> None:
     draw_bars(axes, run.bars, workers=data.workers, until=until, hatched=run.upward)
 
 
-def label_of(name: str) -> str:
+def schedule_label(name: str) -> str:
     """Name a schedule."""
     return str(LOOK.get(name, {"label": name})["label"])
 

@@ -1,11 +1,18 @@
-"""Who ends lowest on logistic regression, by gradient noise and depth, and where that turns."""
+"""Ends of logistic regression by gradient noise and depth, and where the winner changes."""
 
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.kit.rules import describe
-from figures.pipedream.cases import label_of, log_axis, looks, panels, plot_seeds, range_of_seeds
+from figures.pipedream.cases import (
+    log_axis,
+    looks,
+    panels,
+    plot_seeds,
+    range_of_seeds,
+    scheme_label,
+)
 from pipejax.plots import palette, style
 
 SHOWN = (8, 16, 64)  # stages
@@ -15,12 +22,12 @@ READ = "last model"
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw the ends of both schemes against the noise, with the noise at which they cross."""
     at = data.sel(read=READ)
-    figure, drawn = panels(len(SHOWN), style.PAGE, 2.7)
-    for axes, stages in zip(drawn, SHOWN, strict=True):
+    figure, axes_row = panels(len(SHOWN), style.PAGE, 2.7)
+    for axes, stages in zip(axes_row, SHOWN, strict=True):
         _panel(axes, at.sel(stages=stages))
-    log_axis(drawn[0])
-    drawn[0].set_ylabel(f"objective $f$ after {data.attrs['slots']:g} slots")
-    handles = [*drawn[0].get_legend_handles_labels()[0], range_of_seeds()]
+    log_axis(axes_row[0])
+    axes_row[0].set_ylabel(f"objective $f$ after {data.attrs['slots']:g} slots")
+    handles = [*axes_row[0].get_legend_handles_labels()[0], range_of_seeds()]
     figure.legend(handles=handles, loc="outside lower center", ncols=4)
     crossing = at.crossing.dropna("stages")
     caption = (
@@ -34,19 +41,21 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     return {"finding_gradient_noise": describe(figure, caption)}
 
 
-def _panel(axes: Axes, one: xr.Dataset) -> None:
-    for name, look in looks([str(name) for name in one.scheme.values]).items():
-        plot_seeds(axes, one.noise, one.end.sel(scheme=name), label_of(name), look, every=1)
+def _panel(axes: Axes, depth: xr.Dataset) -> None:
+    for name, look in looks([str(name) for name in depth.scheme.values]).items():
+        plot_seeds(
+            axes, depth.noise, depth.end.sel(scheme=name), scheme_label(name), look, spacing=1
+        )
     axes.axvline(
-        float(one.crossing),
+        float(depth.crossing),
         color=palette.GREY,
         linewidth=0.8,
         linestyle=":",
         label="both end alike",
     )
     axes.set_xscale("symlog", linthresh=0.05)
-    axes.set_xticks(one.noise.values)
+    axes.set_xticks(depth.noise.values)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
-    axes.set(xlabel="gradient noise", xlim=(0, float(one.noise[-1]) * 1.05))
-    axes.set_title(f"S = {int(one.stages)}", loc="left")
+    axes.set(xlabel="gradient noise", xlim=(0, float(depth.noise[-1]) * 1.05))
+    axes.set_title(f"S = {int(depth.stages)}", loc="left")

@@ -44,9 +44,9 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
 
 
 def _bubbles(axes: Axes, at: xr.Dataset) -> None:
-    every = len(at.curve) // 8
+    spacing = len(at.curve) // 8
     for name in at.case.values:
-        look = {**LOOK[str(name)], "markevery": every}
+        look = {**LOOK[str(name)], "markevery": spacing}
         axes.plot(at.curve, 100 * at.bubble_ratio.sel(case=name), **look)
     axes.set(xlabel="message / forward, c / F", ylabel="bubble ratio [%]", ylim=(0, 100))
 
@@ -54,8 +54,8 @@ def _bubbles(axes: Axes, at: xr.Dataset) -> None:
 def _ratios(axes: Axes, at: xr.Dataset) -> None:
     axes.axhline(0, color=palette.GREY, linewidth=0.6)
     for name, look in LINKS.items():
-        one = 100 * (at.ratio.sel(link=name) - 1)
-        axes.plot(at.message, one, label=name, markevery=3, **look)
+        longer = 100 * (at.ratio.sel(link=name) - 1)
+        axes.plot(at.message, longer, label=name, markevery=3, **look)
     axes.set(xscale="log", xlabel="message / forward, c / F")
     axes.set_ylabel("1F1B longer than GPipe [%]")
     axes.set_title("(d) 1F1B against GPipe", loc="left")
@@ -67,10 +67,10 @@ def _caption(data: xr.Dataset) -> str:
         f"{100 * (float(at.ratio.sel(link=link)) - 1):+.1f} % by {link}"
         for link in data.drawn_link.values
     )
-    most = np.max(data.workers.values)
+    largest = np.max(data.workers.values)
     return (
         "Whether GPipe and 1F1B take equally long is a property of the link: 8 workers, 16 "
         f"microbatches, B = 2F; {AXES_DIFFER} in (d). (a-c) Bubble ratio by message time. (d) 1F1B "
         f"against GPipe by all link models; at c = F {shown}. Which of them is never the slower "
-        f"one is proven by exact forms, up to {most} workers."
+        f"one is proven by exact forms, up to {largest} workers."
     )

@@ -24,11 +24,11 @@ MARKS: Mapping[str, Mapping[str, Any]] = {
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw the tight problems in order of their bound, and AdaOffload at all problems."""
-    figure, (left, right) = plt.subplots(
+    figure, (problems_axes, ada_axes) = plt.subplots(
         1, 2, figsize=(style.PAGE, 3.2), gridspec_kw={"width_ratios": (1.6, 1)}
     )
-    _problems(left, data)
-    _ada(right, data)
+    _problems(problems_axes, data)
+    _ada(ada_axes, data)
     figure.legend(loc="outside lower center", ncols=4)
     return {"finding_offload": describe(figure, _caption(data))}
 

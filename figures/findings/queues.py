@@ -1,4 +1,4 @@
-"""What in-order queues cost where messages are free: asymmetric Chimera, and all schedules."""
+"""Cost of in-order queues where messages are free: asymmetric Chimera, and all schedules."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,12 +32,15 @@ LINES: Mapping[str, Mapping[str, Any]] = {
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw asymmetric Chimera by shares, and the largest loss of each schedule."""
-    figure, (left, right) = plt.subplots(
+    figure, (shares_axes, schedules_axes) = plt.subplots(
         1, 2, figsize=(style.PAGE, 3.2), gridspec_kw={"width_ratios": (1, 1.2)}
     )
-    _shares(left, data)
-    _schedules(right, data)
-    handles = [*left.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0][1:]]
+    _shares(shares_axes, data)
+    _schedules(schedules_axes, data)
+    handles = [
+        *shares_axes.get_legend_handles_labels()[0],
+        *schedules_axes.get_legend_handles_labels()[0][1:],
+    ]
     figure.legend(handles=handles, loc="outside lower center", ncols=4)
     return {"finding_queues": describe(figure, _caption(data))}
 
@@ -54,10 +57,10 @@ def _shares(axes: Axes, data: xr.Dataset) -> None:
 
 def _schedules(axes: Axes, data: xr.Dataset) -> None:
     """The most that a schedule loses, over sizes, backwards and times of stages."""
-    most = 100 * data.loss.max(("size", "backward", "shape"))
+    loss = 100 * data.loss.max(("size", "backward", "shape"))
     rows = np.arange(data.sizes["schedule"])
     for queues, look in WAYS.items():
-        axes.plot(most.sel(queues=queues), rows, linestyle="", clip_on=False, **look)
+        axes.plot(loss.sel(queues=queues), rows, linestyle="", clip_on=False, **look)
     style.name_rows(axes, [str(name) for name in data.schedule.values])
     axes.grid(axis="x", color=palette.SILVER, linewidth=0.4)
     axes.set_xlim(left=0)

@@ -1,1 +1,1 @@
-"""What all figures share: how schedules are drawn, and what a figure must keep to."""
+"""Shared by all figures: the look of schedules, and rules of print."""

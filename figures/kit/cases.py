@@ -1,4 +1,4 @@
-"""How schedules are drawn in all figures: label, colour, marker, dashes."""
+"""Look of schedules in all figures: label, colour, marker, dashes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -128,7 +128,7 @@ def plain_numbers(axis: Axis, steps: Sequence[float] = (1, 1.5, 2, 3, 5, 7)) -> 
     axis.set_minor_formatter(NullFormatter())
 
 
-def network_of(data: xr.Dataset) -> str:
+def network_label(data: xr.Dataset) -> str:
     """Name the network of a point of a sweep."""
     bandwidth, latency = data["network.bandwidth"].item(), data["network.latency"].item()
     return f"{bandwidth / 1e9:.3g} GB/s, {1e6 * latency:.3g} µs"

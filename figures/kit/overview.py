@@ -10,7 +10,7 @@ SWEEPS = Path(__file__).parents[2] / "sweeps"
 
 
 class Source(NamedTuple):
-    """Where figures come from.
+    """Source of figures.
 
     Attributes:
       command: writes the store; a path comes behind it.
@@ -67,12 +67,12 @@ def overview(stores: Mapping[str, Source]) -> str:
 
 def _row(name: str, source: Source) -> str:
     path = "results" if source.to_folder else f"results/{name}"
-    drawn = (
+    figures = (
         f"[{script.__name__.rpartition('.')[2]}](../{script.__name__.replace('.', '/')}.py): "
         f"{_first_line(script)}"
         for script in source.scripts
     )
-    return f"| {name} | `{source.command} {path}` | {'<br>'.join(drawn)} |"
+    return f"| {name} | `{source.command} {path}` | {'<br>'.join(figures)} |"
 
 
 def _first_line(module: ModuleType) -> str:

@@ -1,4 +1,4 @@
-"""What a figure must keep to in print: told when it is drawn, and held by the tests.
+"""Rules that a printed figure must keep: drawing reports faults, and tests forbid them.
 
 A caption is the label of its figure: it comes along wherever the figure goes.
 """
@@ -87,14 +87,14 @@ def _texts(figure: Figure) -> _Texts:
     """All texts but those of ticks beyond the limits of their axis, which are not drawn."""
     ticks = {label for tick in figure.findobj(Tick) for label in (tick.label1, tick.label2)}
     hidden = {child for axes in figure.axes if not axes.get_visible() for child in axes.findobj()}
-    drawn = {label for axes in figure.findobj(Axes) for label in _tick_labels(axes)}
+    shown = {label for axes in figure.findobj(Axes) for label in _tick_labels(axes)}
     texts = [
         text
         for text in figure.findobj(Text)
         if text.get_visible()
         and text.get_text().strip()
         and text not in hidden
-        and (text not in ticks or text in drawn)
+        and (text not in ticks or text in shown)
     ]
     boxes = [text.get_window_extent().extents for text in texts]
     return _Texts(texts, np.reshape(boxes, (-1, 4)))
@@ -120,13 +120,13 @@ def _text_faults(figure: Figure, seen: _Texts) -> Iterator[str]:
             f"least {style.LEAST_FONT:g}"
         )
     width, height = figure.bbox.size
-    for text, (left, bottom, right, top) in zip(*seen, strict=True):
-        if min(left, bottom) < -_SLACK or right > width + _SLACK or top > height + _SLACK:
+    for text, (x_low, y_low, x_high, y_high) in zip(*seen, strict=True):
+        if min(x_low, y_low) < -_SLACK or x_high > width + _SLACK or y_high > height + _SLACK:
             yield f"{_quoted(text)} reaches beyond the canvas"
     low, high = seen.boxes[:, :2] + _SLACK, seen.boxes[:, 2:] - _SLACK
-    meets = np.all((low[:, None] < high[None]) & (low[None] < high[:, None]), axis=-1)
-    for one, other in np.argwhere(np.triu(meets, 1)):
-        yield f"{_quoted(seen.texts[one])} and {_quoted(seen.texts[other])} overlap"
+    overlaps = np.all((low[:, None] < high[None]) & (low[None] < high[:, None]), axis=-1)
+    for first, second in np.argwhere(np.triu(overlaps, 1)):
+        yield f"{_quoted(seen.texts[first])} and {_quoted(seen.texts[second])} overlap"
 
 
 def _quoted(text: Text) -> str:
@@ -167,31 +167,31 @@ def _limit_faults(figure: Figure, shown: list[Axes]) -> Iterator[str]:
             limits.setdefault(_quantity(axes, shown, kind), []).append(
                 tuple(sorted(getattr(axes, f"get_{kind}lim")()))
             )
-        for quantity, each in limits.items():
-            if quantity and not np.allclose(each, each[0], rtol=1e-6):
+        for quantity, ranges in limits.items():
+            if quantity and not np.allclose(ranges, ranges[0], rtol=1e-6):
                 yield f"panels of {quantity!r} have unequal axes: its caption must say so"
 
 
 def _quantity(axes: Axes, shown: list[Axes], kind: str) -> str:
-    """What an axis shows: its label, or that of the outer panel of its row or column."""
-    own = getattr(axes, f"get_{kind}label")()
+    """Return the label of an axis, or of the outer panel of its row or column."""
+    label = getattr(axes, f"get_{kind}label")()
     spec = axes.get_subplotspec()
-    if own or spec is None:
-        return str(own)
+    if label or spec is None:
+        return str(label)
     span = "colspan" if kind == "x" else "rowspan"
-    beside = [
+    outer_labels = [
         str(getattr(other, f"get_{kind}label")())
         for other in shown
         if (at := other.get_subplotspec()) is not None
         and at.get_gridspec() is spec.get_gridspec()
         and getattr(at, span) == getattr(spec, span)
     ]
-    return max(beside, key=len)
+    return max(outer_labels, key=len)
 
 
 def _bar_faults(axes: Axes) -> Iterator[str]:
     """Bars on a logarithmic axis, where their length means nothing, and bars that are cut."""
-    for bars in (each for each in axes.containers if isinstance(each, BarContainer)):
+    for bars in (container for container in axes.containers if isinstance(container, BarContainer)):
         is_upright = bars.orientation == "vertical"
         axis = axes.yaxis if is_upright else axes.xaxis
         if axis.get_scale() == "log":
@@ -219,7 +219,7 @@ def _legend_faults(axes: Axes) -> Iterator[str]:
 
 
 def _paths(axes: Axes) -> Iterator[tuple[Path, bool]]:
-    """What is drawn [pixel], and whether it is filled."""
+    """Yield outlines of drawn things [pixel], and whether each is filled."""
     for line in filter(_is_drawn, axes.lines):
         points = line.get_transform().transform(line.get_xydata())
         runs = np.split(points, np.flatnonzero(~np.isfinite(points).all(axis=-1)))

@@ -1,4 +1,4 @@
-"""How methods under a memory limit are drawn, and in which unit idle time is."""
+"""Look of methods under a memory limit, and the unit of idle time."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

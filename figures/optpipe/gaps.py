@@ -1,4 +1,4 @@
-"""How far solves are from a proven optimum, and how long they take."""
+"""Gaps of solves to a proven optimum, and their solving time."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -23,16 +23,18 @@ WORDS: Mapping[bool, str] = {False: "nothing offloaded", True: "may offload"}
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw the gaps by limit, and how many problems are closed by when."""
-    each = data.stack(case=("model", "microbatches", "limit", "host_link", "sharing"))
-    each = each.isel(case=np.flatnonzero(each.solved.values))
-    closed = each.solve_status == "optimal"
-    figure, (left, right) = plt.subplots(1, 2, figsize=(style.PAGE, 3.3), layout="constrained")
-    _gaps(left, each)
-    _times(right, each)
-    left.set_title(
-        f"{int(closed.sum())} of {each.sizes['case']} problems have a gap of 0", loc="left"
+    cases = data.stack(case=("model", "microbatches", "limit", "host_link", "sharing"))
+    cases = cases.isel(case=np.flatnonzero(cases.solved.values))
+    closed = cases.solve_status == "optimal"
+    figure, (gaps_axes, times_axes) = plt.subplots(
+        1, 2, figsize=(style.PAGE, 3.3), layout="constrained"
     )
-    right.set_title("best schedule found and proven by then", loc="left")
+    _gaps(gaps_axes, cases)
+    _times(times_axes, cases)
+    gaps_axes.set_title(
+        f"{int(closed.sum())} of {cases.sizes['case']} problems have a gap of 0", loc="left"
+    )
+    times_axes.set_title("best schedule found and proven by then", loc="left")
     limits = [
         Line2D([], [], color=c, label=f"limit {limit:g}")
         for limit, c in zip(data.limit.values, palette.ORDERED, strict=False)
@@ -48,38 +50,38 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     ]
     figure.legend(handles=[*limits, *kinds, *colours, *whens], loc="outside lower center", ncols=4)
     caption = (
-        f"How far solves are from a proof. {int(closed.sum())} of {each.sizes['case']} problems "
-        f"are closed; half have a gap of at most {100 * float(each.solve_gap.median()):.2g} %. "
+        f"How far solves are from a proof. {int(closed.sum())} of {cases.sizes['case']} problems "
+        f"are closed; half have a gap of at most {100 * float(cases.solve_gap.median()):.2g} %. "
         "Limits in peaks of 1F1B. Open gaps are those of tight limits where activations may be "
         "offloaded."
     )
     return {"optpipe_gaps": describe(figure, caption)}
 
 
-def _gaps(axes: Axes, each: xr.Dataset) -> None:
+def _gaps(axes: Axes, cases: xr.Dataset) -> None:
     """Share of solves with at most a gap, a line for each limit and kind."""
-    widest = 100 * float(each.solve_gap.max())
-    for limit, colour in zip(np.unique(each.limit), palette.ORDERED, strict=False):
+    widest = 100 * float(cases.solve_gap.max())
+    for limit, colour in zip(np.unique(cases.limit), palette.ORDERED, strict=False):
         for may, dashes in DASHES.items():
-            held = (each.limit == limit) & (np.isfinite(each.host_link) == may)
-            gap = np.sort(100 * each.solve_gap.values[held.values])
+            held = (cases.limit == limit) & (np.isfinite(cases.host_link) == may)
+            gap = np.sort(100 * cases.solve_gap.values[held.values])
             share = 100 * np.arange(len(gap) + 1) / max(1, len(gap))
             axes.step([0, *gap, widest], [*share, 100.0], where="post", color=colour, ls=dashes)
     axes.set(xlabel="gap of a solve [%]", ylabel="problems [%]", ylim=(0, 102))
 
 
-def _times(axes: Axes, each: xr.Dataset) -> None:
+def _times(axes: Axes, cases: xr.Dataset) -> None:
     """Share of problems by time: dashed with their best schedule, solid with its proof."""
-    end = float(each.solve_seconds.max())
+    latest = float(cases.solve_seconds.max())
     for may, shade in COLOURS.items():
-        mine = each.isel(case=np.flatnonzero((np.isfinite(each.host_link) == may).values))
-        proven = mine.solve_seconds.where(mine.solve_status == "optimal")
-        for seconds, dashes in ((mine.solve_best_seconds, "--"), (proven, "-")):
-            known = np.sort(seconds.dropna("case").values)
-            share = 100 * np.arange(1, len(known) + 1) / mine.sizes["case"]
+        chosen = cases.isel(case=np.flatnonzero((np.isfinite(cases.host_link) == may).values))
+        proven = chosen.solve_seconds.where(chosen.solve_status == "optimal")
+        for seconds, dashes in ((chosen.solve_best_seconds, "--"), (proven, "-")):
+            ends = np.sort(seconds.dropna("case").values)
+            share = 100 * np.arange(1, len(ends) + 1) / chosen.sizes["case"]
             axes.step(
-                [*known, end],
-                [*share, share[-1] if len(known) else 0.0],
+                [*ends, latest],
+                [*share, share[-1] if len(ends) else 0.0],
                 where="post",
                 color=shade,
                 linestyle=dashes,

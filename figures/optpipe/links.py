@@ -12,8 +12,8 @@ from pipejax.plots import palette, style
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw one panel per pipe and limit, of the problems that were solved at every speed."""
-    own = data.sel(sharing="own")
-    whole = own.solved.all("host_link")
+    unshared = data.sel(sharing="own")
+    whole = unshared.solved.all("host_link")
     counts = [m for m in data.microbatches.values if bool(whole.sel(microbatches=m).any())]
     at = _with_shared(data.sel(microbatches=counts[-1]))
     limits = [
@@ -29,10 +29,10 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     )
     for row, limit in enumerate(limits):
         for column in range(data.sizes["model"]):
-            axes, one = panels[row, column], at.sel(limit=limit).isel(model=column)
-            draw_methods(axes, one.place, one)
+            axes, panel = panels[row, column], at.sel(limit=limit).isel(model=column)
+            draw_methods(axes, panel.place, panel)
             axes.axvline(at.sizes["place"] - 1.5, color=palette.BLACK, linewidth=0.6, linestyle=":")
-            axes.set_title(f"{one.model.item()},\nlimit {limit:g}", loc="left")
+            axes.set_title(f"{panel.model.item()},\nlimit {limit:g}", loc="left")
         panels[row, 0].set_ylabel(UNIT)
     log_axis(panels[0, 0])
     for axes in panels[-1]:
@@ -50,12 +50,12 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
 
 def _with_shared(data: xr.Dataset) -> xr.Dataset:
     """Put links of one's own and the shared one along one axis of places."""
-    own = data.sel(sharing="own", drop=True)
+    unshared = data.sel(sharing="own", drop=True)
     shared = data.sel(sharing="pairs", drop=True)
-    known = np.flatnonzero(shared.solved.any(("model", "limit")))
-    drawn = ["idle_time", "bound_idle_time", "solved"]
-    parts = [own[drawn], shared[drawn].isel(host_link=known)]
+    solved = np.flatnonzero(shared.solved.any(("model", "limit")))
+    names = ["idle_time", "bound_idle_time", "solved"]
+    parts = [unshared[names], shared[names].isel(host_link=solved)]
     both = xr.concat(parts, "host_link", data_vars="all").rename(host_link="place")
-    ticks = [f"{link:g}" if np.isfinite(link) else "no" for link in own.host_link.values]
-    ticks += [f"{link:g} s" for link in shared.host_link.values[known]]
+    ticks = [f"{link:g}" if np.isfinite(link) else "no" for link in unshared.host_link.values]
+    ticks += [f"{link:g} s" for link in shared.host_link.values[solved]]
     return both.assign_coords(place=np.arange(len(ticks)), tick=("place", ticks))

@@ -28,9 +28,9 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     )
     for row, link in enumerate(links):
         for column in range(data.sizes["model"]):
-            axes, one = panels[row, column], at.sel(host_link=link).isel(model=column)
-            draw_methods(axes, one.limit, one)
-            axes.set_title(f"{one.model.item()}\n{link_words(link)}", loc="left")
+            axes, panel = panels[row, column], at.sel(host_link=link).isel(model=column)
+            draw_methods(axes, panel.limit, panel)
+            axes.set_title(f"{panel.model.item()}\n{link_words(link)}", loc="left")
         panels[row, 0].set_ylabel(UNIT)
     log_axis(panels[0, 0])
     for axes in panels[-1]:
@@ -46,7 +46,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
 
 
 def _below(at: xr.Dataset) -> str:
-    """Where two stages per worker beat every schedule with one."""
+    """Say at how many problems two stages per worker beat every schedule with one."""
     two = at.makespan.sel(schedule="pipe-offload, interleaved")
     proven = int((two < at.lower_bound).sum())
     return (
@@ -57,7 +57,7 @@ def _below(at: xr.Dataset) -> str:
 
 
 def _alike(at: xr.Dataset) -> str:
-    """Where the greedy start is as good as the best schedule."""
+    """Say at how many problems the greedy start is as good as the best schedule."""
     ratio = at.makespan.sel(schedule="ada-offload") / at.makespan.sel(schedule="optimum")
     return (
         f"AdaOffload is within 1 % of the optimised schedule at {int((ratio <= 1.01).sum())} of "

@@ -1,4 +1,4 @@
-"""What optimised schedules gain on each PipeOffload, against what is published."""
+"""Gains of optimised schedules over each PipeOffload, beside the published ones."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -65,6 +65,6 @@ def _throughput(data: xr.Dataset, opponent: str) -> xr.DataArray:
 
 def _share(axes: Axes, gain: xr.DataArray, look: Mapping[str, Any]) -> None:
     """Share of problems that gain more, against the gain."""
-    known = np.sort(gain.values[np.isfinite(gain.values)])
-    more = 100 * (1 - np.arange(len(known) + 1) / max(1, len(known)))
-    axes.step([*known, known[-1] if len(known) else 0.0], more, where="pre", **look)
+    gains = np.sort(gain.values[np.isfinite(gain.values)])
+    more = 100 * (1 - np.arange(len(gains) + 1) / max(1, len(gains)))
+    axes.step([*gains, gains[-1] if len(gains) else 0.0], more, where="pre", **look)

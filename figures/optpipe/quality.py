@@ -1,4 +1,4 @@
-"""How good schedules are by when: quality against effort, by size of the problem."""
+"""Quality of schedules against effort, by size of the problem."""
 
 import matplotlib.pyplot as plt
 import xarray as xr

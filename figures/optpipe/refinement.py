@@ -59,10 +59,10 @@ def _anytime(data: xr.Dataset) -> Figure:
             color=palette.BLACK,
             linewidth=0.9,
         )
-        searched = np.array([str(one).startswith(SEARCHES) for one in news.source.values])
+        searched = np.array([str(source).startswith(SEARCHES) for source in news.source.values])
         for by_search, look in FOUND.items():
-            mine = news.isel(news=np.flatnonzero(searched == by_search))
-            axes.plot(mine.seconds, mine.makespan, linestyle="", markersize=3.5, **look)
+            marked = news.isel(news=np.flatnonzero(searched == by_search))
+            axes.plot(marked.seconds, marked.makespan, linestyle="", markersize=3.5, **look)
         axes.axhline(float(case.bound), **BOUND)
         axes.set_xscale("log")
         axes.margins(y=0.16)  # below the bound there is room for words
@@ -126,9 +126,9 @@ def _worth(data: xr.Dataset) -> str:
     at = data.time.isel(steps=int(np.abs(data.steps.values - JOB).argmin()))
     cost = 100 * (at / at.sel(policy="refine") - 1)
     ends = {
-        policy: f"{float(each.min()):.1f} to {float(each.max()):.1f} %"
+        policy: f"{float(costs.min()):.1f} to {float(costs.max()):.1f} %"
         for policy in ("wait", "stay")
-        for each in [cost.sel(policy=policy)]
+        for costs in [cost.sel(policy=policy)]
     }
     return (
         f"a job of {JOB:,} steps (line) {ends['wait']} more if it waits, {ends['stay']} if it stays"

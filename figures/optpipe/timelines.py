@@ -28,15 +28,15 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         sharex=True,
         height_ratios=HEIGHTS * len(names),
     )
-    drawn = []
+    all_bars = []
     for k, name in enumerate(names):
         bars = _bars(data.isel(op=np.flatnonzero((data.case_of_op == name).values)))
-        drawn += bars
+        all_bars += bars
         _timeline(panels[2 * k], data.sel(schedule=name), bars, until)
         _memory(panels[2 * k + 1], data, name, until)
     panels[-1].set_xlabel("time [s]")
     entries = [
-        *bar_entries(drawn),
+        *bar_entries(all_bars),
         Line2D([], [], color=palette.BLACK, marker="o", markersize=2.5, linestyle="", label="peak"),
         Line2D([], [], color=palette.BLUE, linewidth=0.8, label="held"),
         Line2D([], [], label="limit", **LIMIT),
@@ -59,13 +59,13 @@ def _timeline(axes: Axes, run: xr.Dataset, bars: list[Bar], until: float) -> Non
 
 
 def _memory(axes: Axes, data: xr.Dataset, name: str, until: float) -> None:
-    """What each worker holds; the largest peak of all fills its row."""
+    """Draw the memory of each worker; the largest peak of all fills its row."""
     run = data.sel(schedule=name)
-    mine = data.isel(change=np.flatnonzero((data.case_of_change == name).values))
+    changes = data.isel(change=np.flatnonzero((data.case_of_change == name).values))
     held = ActivationMemory(
-        mine.holder.values,
-        mine.time.values,
-        mine.held.values,
+        changes.holder.values,
+        changes.time.values,
+        changes.held.values,
         run.peak.values,
         run.peak_at.values,
         np.ones(data.attrs["workers"]),

@@ -1,4 +1,4 @@
-"""How ways to train are drawn: label, colour, marker; median and range of the seeds."""
+"""Look of training schemes: label, colour, marker; median and range of the seeds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -53,7 +53,7 @@ LOOKS: Mapping[str, Sequence[tuple[str, str]]] = {  # of each family, by its set
 }
 
 
-def label_of(scheme: str) -> str:
+def scheme_label(scheme: str) -> str:
     """Spell a scheme's name out.
 
     Args:
@@ -98,24 +98,24 @@ def as_published(data: xr.Dataset) -> xr.Dataset:
     return data.isel(setting=0) if "setting" in data.dims else data
 
 
-def who_ends_lowest(one: xr.Dataset, seeds: int) -> str:
+def who_ends_lowest(case: xr.Dataset, seeds: int) -> str:
     """Say who ends lowest and by how much.
 
     Args:
-      one: as from `sweeps.pipedream.curves.read`, of one case and by one of what is equal.
+      case: as from `sweeps.pipedream.curves.read`, of one case and by one of what is equal.
       seeds: how many there are.
 
     Returns:
       As "At equal time PipeDream ends lowest, 7 times below LocalSGD H=2, with every seed.".
     """
-    first, second = (str(one[name].item()) for name in ("first", "second"))
-    equal = "At equal time" if str(one.by.item()) == "time" else "After as many updates"
+    first, second = (str(case[name].item()) for name in ("first", "second"))
+    equal = "At equal time" if str(case.by.item()) == "time" else "After as many updates"
     if not second:
-        return f"{equal} {label_of(first)} alone does not diverge."
-    agree = "with every seed" if int(one.wins) == seeds else f"with {int(one.wins)} of the seeds"
+        return f"{equal} {scheme_label(first)} alone does not diverge."
+    agree = "with every seed" if int(case.wins) == seeds else f"with {int(case.wins)} of the seeds"
     return (
-        f"{equal} {label_of(first)} ends lowest, {float(one.lead):.2g} times below "
-        f"{label_of(second)}, {agree}."
+        f"{equal} {scheme_label(first)} ends lowest, {float(case.lead):.2g} times below "
+        f"{scheme_label(second)}, {agree}."
     )
 
 
@@ -125,7 +125,7 @@ def plot_seeds(
     shown: xr.DataArray,
     label: str,
     look: Mapping[str, Any],
-    every: int | None = None,
+    spacing: int | None = None,
 ) -> None:
     """Draw the median of the seeds as a line and their range as a light band.
 
@@ -135,16 +135,18 @@ def plot_seeds(
       shown: by seed and sample; nothing is drawn if all is missing.
       label: of the legend.
       look: of the line.
-      every: samples from one marker to the next; about `MARKS` of them if None.
+      spacing: samples from one marker to the next; about `MARKS` of them if None.
     """
     median = shown.median("seed", skipna=False)
     if median.isnull().all():
         return
-    known = median.notnull()
-    step = max(1, median.size // MARKS) if every is None else every
+    is_drawn = median.notnull()
+    step = max(1, median.size // MARKS) if spacing is None else spacing
     axes.plot(x, median, label=label, markevery=step, markersize=3, **look)
     band = {"color": look["color"], "alpha": SHADE, "linewidth": 0}
-    axes.fill_between(x, shown.min("seed").where(known), shown.max("seed").where(known), **band)
+    axes.fill_between(
+        x, shown.min("seed").where(is_drawn), shown.max("seed").where(is_drawn), **band
+    )
 
 
 def log_axis(axes: Axes) -> None:

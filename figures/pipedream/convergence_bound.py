@@ -123,9 +123,9 @@ def _terms(axes: Axes, data: xr.Dataset) -> None:
         **best,
     )
     axes.set(xscale="log", yscale="log", xlabel=r"step size $\gamma$", ylabel=GRADIENT)
-    known = at.step_size.where(at.measured.notnull(), drop=True)
+    measured_sizes = at.step_size.where(at.measured.notnull(), drop=True)
     axes.set(
-        xlim=(known.min() / 1.5, known.max() * 1.5),
+        xlim=(measured_sizes.min() / 1.5, measured_sizes.max() * 1.5),
         ylim=(at.measured.min() / 5, 5 * at.total.max()),
     )
     axes.set_title(rf"(b) its terms, $\delta$ = {CASE['delta']}", loc="left")

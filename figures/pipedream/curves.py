@@ -12,12 +12,12 @@ from figures.pipedream.cases import (
     QUANTITIES,
     X_LABELS,
     as_published,
-    label_of,
     log_axis,
     looks,
     panels,
     plot_seeds,
     range_of_seeds,
+    scheme_label,
     who_ends_lowest,
 )
 from pipejax.plots import style
@@ -37,9 +37,9 @@ EDGE = " A star marks a step size that is the smallest or largest of those tried
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw the curves of one store, whose name is the attribute `store`, by each axis."""
-    name, one = data.attrs["store"], as_published(data)
+    name, published = data.attrs["store"], as_published(data)
     by = BY.get(name, BOTH)
-    return {name if x == by[0] else f"{name}_{x}": _figure(one, name, x) for x in by}
+    return {name if x == by[0] else f"{name}_{x}": _figure(published, name, x) for x in by}
 
 
 def _figure(data: xr.Dataset, name: str, x: str) -> Figure:
@@ -64,11 +64,11 @@ def _figure(data: xr.Dataset, name: str, x: str) -> Figure:
 
 def _curves(axes: Axes, best: xr.Dataset, x: str) -> None:
     """Draw every scheme; of one that always diverged, the legend says so."""
-    for name, look in looks([str(each) for each in best.scheme.values]).items():
+    for name, look in looks([str(scheme) for scheme in best.scheme.values]).items():
         at = best.sel(scheme=name)
         if at.hopeless:
-            axes.plot([], [], label=f"{label_of(name)}: diverges", **look)
+            axes.plot([], [], label=f"{scheme_label(name)}: diverges", **look)
             continue
         edge = "*" if at.edge else ""
         size = f" ({fraction(float(at.chosen_step_size))}{edge})"
-        plot_seeds(axes, at[x], at.shown, label_of(name) + size, look)
+        plot_seeds(axes, at[x], at.shown, scheme_label(name) + size, look)

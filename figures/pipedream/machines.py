@@ -1,4 +1,4 @@
-"""Who trains fastest on which machine: who ends lowest at equal time, and curves by seconds."""
+"""Fastest scheme by machine: the lowest end at equal time, and curves in seconds."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,11 +15,11 @@ from figures.kit.rules import describe
 from figures.pipedream.cases import (
     OBJECTIVES,
     QUANTITIES,
-    label_of,
     log_axis,
     looks,
     plot_seeds,
     range_of_seeds,
+    scheme_label,
 )
 from pipejax.plots import palette, style
 
@@ -64,13 +64,13 @@ def _map(axes: Axes, best: xr.Dataset) -> None:
     seeds = best.sizes["seed"]
     for row, compute in enumerate(SPEEDS):
         for column, network in enumerate(SPEEDS):
-            one = best.sel(system=SYSTEM.format(network, compute))
-            first = str(one["first"].item()) if int(one.wins) == seeds else ""
+            machine = best.sel(system=SYSTEM.format(network, compute))
+            first = str(machine["first"].item()) if int(machine.wins) == seeds else ""
             filled = _mixed(look[first]["color"] if first else palette.GREY)
             place: dict[str, Any] = {"edgecolor": "white", "linewidth": 2, "facecolor": filled}
             axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **place))
             at: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
-            axes.text(column, row, _words(one, seeds), color=palette.ink(filled), **at)
+            axes.text(column, row, _words(machine, seeds), color=palette.ink(filled), **at)
     axes.set(xlim=(-0.5, 2.5), ylim=(-0.5, 2.5), xlabel="network", ylabel="compute")
     axes.set_xticks(range(3), SPEEDS)
     axes.set_yticks(range(3), SPEEDS)
@@ -85,21 +85,21 @@ def _mixed(colour: str) -> str:
     return to_hex((red, green, blue))
 
 
-def _words(one: xr.Dataset, seeds: int) -> str:
-    first, second = (label_of(str(one[name].item())) for name in ("first", "second"))
+def _words(machine: xr.Dataset, seeds: int) -> str:
+    first, second = (scheme_label(str(machine[name].item())) for name in ("first", "second"))
     if not first:
         return "all diverge"
     if not second:
         return f"{first}\nall others diverge"
-    if int(one.wins) < seeds:
+    if int(machine.wins) < seeds:
         return f"{first} or\n{second}:\nseeds disagree"
-    return f"{first}\n{float(one.lead):.3g} times below\n{second}"
+    return f"{first}\n{float(machine.lead):.3g} times below\n{second}"
 
 
 def _curves(axes: Axes, best: xr.Dataset) -> None:
     for name, look in looks([str(name) for name in best.scheme.values]).items():
         at = best.sel(scheme=name)
-        plot_seeds(axes, at.time, at.shown, label_of(name), look)
+        plot_seeds(axes, at.time, at.shown, scheme_label(name), look)
     line: dict[str, Any] = {"color": palette.GREY, "linewidth": 0.8, "linestyle": ":"}
     first = float(best.time.isel(sample=-1).min())
     axes.axvline(first, label="the first of them ends", **line)

@@ -32,12 +32,12 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     log_axis(axes)
     handles = [*axes.get_legend_handles_labels()[0], range_of_seeds()]
     figure.legend(handles=handles, loc="outside lower center", ncols=1)
-    turn, drawn = (float(data.apart.sel(scheme=name)) for name in list(LABELS)[:2])
+    fixed_order, random_order = (float(data.apart.sel(scheme=name)) for name in list(LABELS)[:2])
     caption = (
         f"PipeDream on eight stages and Randomized PipeDream with its largest delay, "
         f"δ = {int(data.delta.sel(scheme='rpd'))}, on the random quadratic at step size 1/16: "
-        f"medians and ranges of {data.sizes['seed']} seeds. The medians are at most {turn:.2g} "
-        "times apart where PipeDream takes its batches in turn, as published, and at most "
-        f"{drawn:.2g} times where it draws them as RPD does."
+        f"medians and ranges of {data.sizes['seed']} seeds. The medians are at most "
+        f"{fixed_order:.2g} times apart where PipeDream takes its batches in turn, as published, "
+        f"and at most {random_order:.2g} times where it draws them as RPD does."
     )
     return {"pipedream_match": describe(figure, caption)}

@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import xarray as xr
 from matplotlib.figure import Figure
 
-from figures.design.timelines import draw_run, run_of
+from figures.design.timelines import draw_run, read_run
 from figures.kit.rules import describe
 from pipejax.plots import bar_entries, style
 
@@ -25,22 +25,22 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     figure, panels = plt.subplots(
         len(names), 1, figsize=(style.PAGE, HEIGHT * len(names) + 0.4), sharex=True
     )
-    drawn = []
+    all_bars = []
     for axes, name in zip(panels, names, strict=True):
-        run = run_of(data, name)
+        run = read_run(data, name)
         bars = [bar._replace(is_critical=False) for bar in run.bars]
         draw_run(axes, data, name, run._replace(bars=bars, upward=set()))
-        drawn += bars
-        one = data.sel(schedule=name)
-        held = ", ".join(str(int(count)) for count in one.in_flight)
-        versions = ", ".join(str(int(count)) for count in one.weight_versions)
+        all_bars += bars
+        schedule = data.sel(schedule=name)
+        held = ", ".join(str(int(count)) for count in schedule.in_flight)
+        versions = ", ".join(str(int(count)) for count in schedule.weight_versions)
         axes.set_title(
             f"{NAMES[name]}: in flight {held}; weight versions {versions}; largest delay "
-            f"{int(one.max_delay)}",
+            f"{int(schedule.max_delay)}",
             loc="left",
         )
     panels[-1].set_xlabel("slot")
-    figure.legend(handles=bar_entries(drawn), loc="outside lower center", ncols=4)
+    figure.legend(handles=bar_entries(all_bars), loc="outside lower center", ncols=4)
     caption = (
         f"Four schedules that update weights within the table: {data.workers} stages, "
         f"{data.microbatches} microbatches (numbers), one slot for a forward or a backward. In "

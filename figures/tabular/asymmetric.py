@@ -66,8 +66,8 @@ def _time(axes: Axes, times: xr.DataArray) -> None:
     ratio = 100 * (times / times.sel(schedule=EQUAL) - 1)
     for name in UNEQUAL:
         for system, more in zip(NETWORKS, (SLOW, {}), strict=True):
-            one = ratio.sel(schedule=name, system=system)
-            axes.plot(times.microbatches, one, **{**PLACEMENTS[name], **more})
+            line = ratio.sel(schedule=name, system=system)
+            axes.plot(times.microbatches, line, **{**PLACEMENTS[name], **more})
     axes.axhline(0, color=palette.GREY, linewidth=3.0)
     axes.set_yscale("symlog", linthresh=5)
     axes.set_yticks([-10, -5, -2, 0, 2, 5, 10, 30], ["-10", "-5", "-2", "0", "2", "5", "10", "30"])

@@ -46,11 +46,11 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
 def _lines(axes: Axes, at: xr.Dataset) -> None:
     """A filled line per schedule for its table, an open one where a formula is published."""
     for name in NAMES:
-        look, one = LOOK[name], at.sel(schedule=name)
-        table = one.table_bubble_ratio.sel(measured=SLOTS)
+        look, schedule = LOOK[name], at.sel(schedule=name)
+        table = schedule.table_bubble_ratio.sel(measured=SLOTS)
         axes.plot(at.microbatches, 100 * table, **{**look, "linestyle": "-"})
         formula = {**look, **FORMULA, "label": ""}
-        axes.plot(at.microbatches, 100 * one.formula_bubble_ratio, **formula)
+        axes.plot(at.microbatches, 100 * schedule.formula_bubble_ratio, **formula)
 
 
 def _caption(data: xr.Dataset) -> str:

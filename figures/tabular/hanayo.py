@@ -47,8 +47,8 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     for name in WAVES:
         values = np.append(gain.sel(schedule=name), mean.sel(schedule=name))
         axes.plot(range(last + 1), values, **{**LOOK[name], "linestyle": "", "markersize": 6})
-    beside = [systems.index(s) + 0.2 for s in PUBLISHED]
-    axes.plot(beside, list(PUBLISHED.values()), **STAR)
+    places = [systems.index(s) + 0.2 for s in PUBLISHED]
+    axes.plot(places, list(PUBLISHED.values()), **STAR)
     axes.axvline(last - 0.5, color=palette.GREY, linewidth=0.6)
     axes.set_xticks(range(last + 1), [*_names(systems), "mean of\nmid and fast\nnetworks"])
     axes.grid(axis="y", color=palette.SILVER, linewidth=0.4)

@@ -24,8 +24,8 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     figure, panels = plt.subplots(1, 2, figsize=(style.PAGE, 2.8), sharex=True, sharey=True)
     for axes, workers in zip(panels, data.workers.values, strict=True):
         for name in MAIN:
-            one = total.sel(schedule=name, workers=workers)
-            axes.plot(data.microbatches, one, **{**LOOK[name], "linestyle": "-"})
+            held = total.sel(schedule=name, workers=workers)
+            axes.plot(data.microbatches, held, **{**LOOK[name], "linestyle": "-"})
         for name, label in (
             ("gpipe", "weights and their states; above: Chimera's"),
             ("chimera", ""),
@@ -43,12 +43,12 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
 
 
 def _caption(data: xr.Dataset, capacity: float) -> str:
-    most = (data.static_bytes + data.activation_bytes).max("worker") / 1e9
-    fits = int((most <= capacity).sum())
+    peaks = (data.static_bytes + data.activation_bytes).max("worker") / 1e9
+    fits = int((peaks <= capacity).sum())
     return (
-        f"Peak memory of the fullest worker, minibatch {int(data.minibatch)}. Of all {most.size} "
-        f"points {fits} fit into {capacity:g} GB: they take {float(most.min()):,.0f} "
-        f"to {float(most.max()):,.0f} GB, for nothing is recomputed and scores of 80 heads are "
+        f"Peak memory of the fullest worker, minibatch {int(data.minibatch)}. Of all {peaks.size} "
+        f"points {fits} fit into {capacity:g} GB: they take {float(peaks.min()):,.0f} "
+        f"to {float(peaks.max()):,.0f} GB, for nothing is recomputed and scores of 80 heads are "
         "kept. GPipe holds the whole minibatch; the others hold less the smaller its "
         "microbatches are."
     )

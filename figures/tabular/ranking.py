@@ -1,4 +1,4 @@
-"""Which schedule is best at each level: a map over systems and microbatches, ties as ties."""
+"""Best schedule at each level: a map over systems and microbatches, ties as ties."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -59,7 +59,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
 
 
 class Level(NamedTuple):
-    """What is best at a level, by microbatches.
+    """Best schedules of a level, by microbatches.
 
     Attributes:
       best: names of `LOOKS` that tie.
@@ -77,7 +77,7 @@ def _levels(at: xr.Dataset) -> dict[str, Level]:
         "table": at.table_bubble_ratio.sel(measured=SLOTS),
         **{str(name): at.makespan.sel(system=name) for name in at.system.values},
     }
-    return {name: _level(each) for name, each in values.items()}
+    return {name: _level(times) for name, times in values.items()}
 
 
 def _level(values: xr.DataArray) -> Level:
@@ -93,8 +93,8 @@ def _groups(maps: list[dict[str, Level]]) -> list[list[str]]:
     """Put systems whose rows are equal at every depth into one row."""
     groups: dict[Any, list[str]] = {}
     for name in maps[0]:
-        own = "" if "_nw_" in name else name
-        groups.setdefault((own, *(levels[name] for levels in maps)), []).append(name)
+        shared_by = "" if "_nw_" in name else name
+        groups.setdefault((shared_by, *(levels[name] for levels in maps)), []).append(name)
     return list(groups.values())
 
 
@@ -119,12 +119,12 @@ def _map(axes: Axes, rows: list[Level], counts: np.ndarray) -> None:
     axes.tick_params(length=0)
 
 
-def _part(axes: Axes, left: float, row: int, width: float, letter: str, colour: str) -> None:
-    corner = (left, row - 0.5)
+def _part(axes: Axes, start: float, row: int, width: float, letter: str, colour: str) -> None:
+    corner = (start, row - 0.5)
     axes.add_patch(Rectangle(corner, width, 1, facecolor=colour, edgecolor="white", linewidth=0.6))
     ink = palette.ink(colour)
     centre: Any = {"ha": "center", "va": "center", "fontsize": style.LEAST_FONT}
-    axes.text(left + width / 2, row, letter, color=ink, **centre)
+    axes.text(start + width / 2, row, letter, color=ink, **centre)
 
 
 def _caption(data: xr.Dataset) -> str:

@@ -1,4 +1,4 @@
-"""Where one schedule beats another: exact regime maps, with systems as points on them."""
+"""Exact regions where one schedule beats another, with systems as points on them."""
 
 from typing import Any
 

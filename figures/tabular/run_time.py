@@ -32,8 +32,8 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     for axes in shares.axes:
         axes.set_ylim(bottom=0)
     return {
-        "run_time": describe(times, _of_times(data, relative)),
-        "idle_share": describe(shares, _of_shares(data)),
+        "run_time": describe(times, _times_caption(data, relative)),
+        "idle_share": describe(shares, _shares_caption(data)),
     }
 
 
@@ -45,8 +45,8 @@ def _panels(at: xr.Dataset, values: xr.DataArray, label: str) -> Figure:
     for row, workers in zip(panels, at.workers.values, strict=True):
         for axes, system in zip(row, SHOWN, strict=True):
             for name in MAIN:
-                one = values.sel(schedule=name, system=system, workers=workers)
-                axes.plot(at.microbatches, one, **{**LOOK[name], "linestyle": "-"})
+                line = values.sel(schedule=name, system=system, workers=workers)
+                axes.plot(at.microbatches, line, **{**LOOK[name], "linestyle": "-"})
             count_axis(axes, at.microbatches.values)
         row[0].set_ylabel(f"{label}, {int(workers)} workers")
     for axes, system in zip(panels[0], SHOWN, strict=True):
@@ -65,7 +65,7 @@ def _others(values: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
     return shown.sel(system=others), shown.sel(system=SHOWN[-1])
 
 
-def _of_times(at: xr.Dataset, relative: xr.DataArray) -> str:
+def _times_caption(at: xr.Dataset, relative: xr.DataArray) -> str:
     others, shown = _others(relative)
     apart = 100 * float(abs(others / shown - 1).max())
     return (
@@ -76,7 +76,7 @@ def _of_times(at: xr.Dataset, relative: xr.DataArray) -> str:
     )
 
 
-def _of_shares(at: xr.Dataset) -> str:
+def _shares_caption(at: xr.Dataset) -> str:
     others, shown = _others(at.bubble_ratio)
     apart = 100 * float(abs(others - shown).max())
     return (

@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import xarray as xr
 from matplotlib.figure import Figure
 
-from figures.design.timelines import UPWARD, draw_run, label_of, run_of
+from figures.design.timelines import UPWARD, draw_run, read_run, schedule_label
 from figures.kit.rules import describe
 from pipejax.plots import bar_entries, palette, style
 
@@ -18,15 +18,16 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     figure, panels = plt.subplots(
         rows, COLUMNS, figsize=(style.PAGE, 1.2 * rows), sharex=True, sharey=True
     )
-    drawn = []
+    all_bars = []
     for axes, name in zip(panels.flat, names, strict=False):
-        run = run_of(data, name)
+        run = read_run(data, name)
         bars = [bar._replace(is_critical=False) for bar in run.bars]
         draw_run(axes, data, name, run._replace(bars=bars))
-        drawn += bars
+        all_bars += bars
         table = data.sel(schedule=name)
         axes.set_title(
-            f"{label_of(name)}: {table.makespan:.4g} slots, idle {100 * table.bubble_ratio:.1f} %",
+            f"{schedule_label(name)}: {table.makespan:.4g} slots, "
+            f"idle {100 * table.bubble_ratio:.1f} %",
             loc="left",
         )
         axes.grid(axis="x", color=palette.SILVER, linewidth=0.4)
@@ -36,7 +37,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         axes.set_xlabel("slot")
     first, *rest = panels.flat[len(names) :]
     first.legend(
-        handles=bar_entries(drawn, UPWARD),
+        handles=bar_entries(all_bars, UPWARD),
         loc="center",
         title=f"numbers: {data.microbatches} microbatches",
     )

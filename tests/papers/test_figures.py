@@ -288,7 +288,7 @@ def test_schedule_tables(runs):
 
 def test_both_ops_of_a_fused_pair_are_drawn(runs):
     two = runs.isel(op=[0, 1]).assign(part=("op", [0, 1]), is_pair=("op", [True, True]))
-    (bar,), _ = timelines.run_of(two, runs.schedule.values[0])
+    (bar,), _ = timelines.read_run(two, runs.schedule.values[0])
     assert [op.microbatch for op in bar.ops] == runs.microbatch.values[:2].tolist()
 
 
