@@ -1,4 +1,4 @@
-"""What the step time depends on: elasticities and swings of four settings as one dataset.
+"""Dependence of the step time on each number: elasticities and swings of four settings.
 
 In three of them compute takes the largest share of the critical path, in one the network.
 """
@@ -48,8 +48,8 @@ class Setting:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class Found(NamedTuple):
-    """What one setting depends on.
+class Dependence(NamedTuple):
+    """Dependence of one setting's step time on each number.
 
     Attributes:
       at: elasticities and shares.
@@ -82,11 +82,11 @@ def sweep(settings: Mapping[str, Setting] = SETTINGS) -> xr.Dataset:
       The dataset; every variable states its unit. Efficiencies have no swing: NaN.
     """
     shown = Console(stderr=True)
-    found = [_find(each) for each in track(settings.values(), "settings", console=shown)]
-    return _label(settings, found)
+    results = [_find(setting) for setting in track(settings.values(), "settings", console=shown)]
+    return _label(settings, results)
 
 
-def _find(setting: Setting) -> Found:
+def _find(setting: Setting) -> Dependence:
     table = pj.schedules.build(
         setting.schedule,
         num_workers=setting.workers,
@@ -101,31 +101,34 @@ def _find(setting: Setting) -> Found:
     )
     system = pj.load_system(setting.system)
     ends = swings(table, workload, system, factors=FACTORS)
-    return Found(pj.sensitivity(table, workload, system), ends)
+    return Dependence(pj.sensitivity(table, workload, system), ends)
 
 
-def _label(settings: Mapping[str, Setting], found: Sequence[Found]) -> xr.Dataset:
+def _label(settings: Mapping[str, Setting], results: Sequence[Dependence]) -> xr.Dataset:
     none = (np.nan,) * len(FACTORS)
     variables = {
-        "step_time": (("setting",), [each.at.step_time for each in found], "s"),
+        "step_time": (("setting",), [result.at.step_time for result in results], "s"),
         "elasticity": (
             ("setting", "parameter"),
-            [[each.at.elasticity[name] for name in PARAMETERS] for each in found],
+            [[result.at.elasticity[name] for name in PARAMETERS] for result in results],
             "1",
         ),
         "share": (
             ("setting", "resource"),
-            [[each.at.share[name] for name in RESOURCES] for each in found],
+            [[result.at.share[name] for name in RESOURCES] for result in results],
             "1",
         ),
         "swing": (
             ("setting", "parameter", "factor"),
-            [[each.ends.get(name, none) for name in PARAMETERS] for each in found],
+            [[result.ends.get(name, none) for name in PARAMETERS] for result in results],
             "s",
         ),
     }
     described = {
-        field.name: ("setting", [_text(getattr(each, field.name)) for each in settings.values()])
+        field.name: (
+            "setting",
+            [_text(getattr(setting, field.name)) for setting in settings.values()],
+        )
         for field in dataclasses.fields(Setting)
     }
     return xr.Dataset(

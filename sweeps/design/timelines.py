@@ -64,7 +64,7 @@ def sweep(
     }
     rows = [(case, *row) for case, run in runs.items() for row in _ops(run)]
     labels, *columns = zip(*rows, strict=True)
-    found = {
+    columns_by_name = {
         name: ("op", np.array(column), {"units": unit})
         for (name, unit), column in zip(COLUMNS.items(), columns, strict=True)
     }
@@ -73,7 +73,7 @@ def sweep(
         "bubble_ratio": ("schedule", [run.bubble_ratio for run in runs.values()], {"units": "1"}),
     }
     return xr.Dataset(
-        {**found, **whole},
+        {**columns_by_name, **whole},
         coords={"schedule": list(runs), "case": ("op", list(labels))},
         attrs={
             "title": "Schedules, op by op",

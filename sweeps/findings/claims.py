@@ -5,7 +5,7 @@ from sweeps.kit.claims import command
 
 MODULES = (links, offload, gradient_noise, regimes, delays, queues)
 CLAIMS = tuple(
-    sorted((claim for module in MODULES for claim in module.CLAIMS), key=lambda each: each.number)
+    sorted((claim for module in MODULES for claim in module.CLAIMS), key=lambda claim: claim.number)
 )
 STORES = {module.STORE.removesuffix(".zarr"): module.STORE for module in MODULES}
 

@@ -23,7 +23,7 @@ PER_STAGE = 8  # microbatches: the steady state is the middle half of them
 
 
 class Case(NamedTuple):
-    """What a run differs in.
+    """Differences of a run.
 
     Attributes:
       message: its time, of an op.
@@ -101,15 +101,23 @@ def sweep(stages: Sequence[int] = STAGES) -> xr.Dataset:
     Returns:
       max_delay and mean_delay (case, stages) [block updates].
     """
-    found = [
+    stalenesses = [
         [_counted(case, s) for s in track(stages, name, console=Console(stderr=True))]
         for name, case in CASES.items()
     ]
     axes, units = ("case", "stages"), {"units": "block updates"}
     return xr.Dataset(
         {
-            "max_delay": (axes, [[one.max_delay for one in row] for row in found], units),
-            "mean_delay": (axes, [[one.mean_delay for one in row] for row in found], units),
+            "max_delay": (
+                axes,
+                [[staleness.max_delay for staleness in row] for row in stalenesses],
+                units,
+            ),
+            "mean_delay": (
+                axes,
+                [[staleness.mean_delay for staleness in row] for row in stalenesses],
+                units,
+            ),
         },
         coords={"case": list(CASES), "stages": list(stages)},
         attrs={
@@ -136,7 +144,7 @@ SAME = Threshold(1e-9, "equal but for rounding", "ours: means of integers in dou
 
 
 def _deviations(data: Data, names: Sequence[str], **form: bool) -> tuple[xr.DataArray, ...]:
-    """What is counted less both closed forms: ties for the largest, late for the mean."""
+    """Return counts less both closed forms: ties for the largest, late for the mean."""
     at = data["finding_delays"].sel(case=list(names))
     ties, late = form["ties"], form["late"]
     return at.max_delay - largest(at.stages, ties=ties), at.mean_delay - mean(at.stages, late=late)
@@ -155,14 +163,14 @@ def _both_exact(data: Data, names: Sequence[str], **form: bool) -> Verdict:
 
 
 def _elsewhere(data: Data) -> Verdict:
-    """How far the closed forms of free messages are off where they do not hold."""
+    """Say how far the closed forms of free messages are off where they do not hold."""
     words = []
     for name in ELSEWHERE:
-        most, average = (
-            float(one.isel(case=0, stages=-1))
-            for one in _deviations(data, [name], ties=True, late=False)
+        largest_off, average = (
+            float(deviation.isel(case=0, stages=-1))
+            for deviation in _deviations(data, [name], ties=True, late=False)
         )
-        words.append(f"{name}: {most:+g} and {average:+.3g}")
+        words.append(f"{name}: {largest_off:+g} and {average:+.3g}")
     depth = int(data["finding_delays"].stages[-1])
     return Verdict(f"largest and mean at S = {depth}, {'; '.join(words)}", None)
 

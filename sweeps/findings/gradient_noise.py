@@ -19,7 +19,7 @@ from pipejax.training import sweep_replay
 from pipejax.typing import Float, NumpyArray
 from sweeps.kit.claims import OURS, SHOWN, Claim, Verdict
 from sweeps.kit.command import write
-from sweeps.pipedream.schemes import objective_of, table_of
+from sweeps.pipedream.schemes import build_until, make_objectives
 from sweeps.pipedream.settings import RUN_5, SAMPLES, SEEDS, Problem, Setting
 
 STORE, FIGURE = "finding_gradient_noise.zarr", "finding_gradient_noise.pdf"
@@ -67,7 +67,7 @@ def sweep(
       noise at which both medians are equal, missing where they never are.
     """
     with jax.enable_x64(True):
-        each = [
+        schemes = [
             xr.concat(
                 [
                     _ends(tried, Setting(s, problem, until, (), seeds=tuple(seeds)), noises)
@@ -77,11 +77,11 @@ def sweep(
             )
             for name, tried in SCHEMES.items()
         ]
-    data = xr.concat(each, xr.Variable("scheme", list(SCHEMES)))
+    data = xr.concat(schemes, xr.Variable("scheme", list(SCHEMES)))
     medians = data.end.median("seed")
     lead = np.log(medians.sel(scheme=LOCAL_SGD) / medians.sel(scheme=PIPEDREAM))
     crossing = xr.apply_ufunc(
-        lambda one: _crossing(one, np.asarray(noises)),
+        lambda leads: _crossing(leads, np.asarray(noises)),
         lead,
         input_core_dims=[["noise"]],
         vectorize=True,
@@ -92,10 +92,10 @@ def sweep(
 
 def _ends(tried: Tried, setting: Setting, noises: Sequence[float]) -> xr.Dataset:
     """Both readings of f at the best step size of each noise; infinite where a run diverged."""
-    objective = objective_of(setting)
-    table = table_of(tried.method, setting.stages, setting.until, **tried.options)
+    objective = make_objectives(setting)
+    table = build_until(tried.method, setting.stages, setting.until, **tried.options)
     step_sizes = 2.0**tried.exponents
-    found = []
+    values = []
     for noise in noises:
         run = sweep_replay(
             objective,
@@ -107,8 +107,8 @@ def _ends(tried: Tried, setting: Setting, noises: Sequence[float]) -> xr.Dataset
             noise=noise,
         )
         value = run.reported.filled(np.inf) + np.asarray(run.minimum)[..., None]
-        found.append([value[..., -1], value[..., -TENTH:].mean(axis=-1)])
-    ends = np.array(found)  # noise, read, step size, seed
+        values.append([value[..., -1], value[..., -TENTH:].mean(axis=-1)])
+    ends = np.array(values)  # noise, read, step size, seed
     best = np.median(ends, axis=-1).argmin(axis=-1)
     at = np.take_along_axis(ends, best[..., None, None], axis=2)[:, :, 0]
     return xr.Dataset(
@@ -137,7 +137,7 @@ PUBLISHED_NOISE, FIFTH = 0.5, 0.1
 
 
 def _with_every_seed(data: Data, first: str, second: str, **where: float | slice) -> Verdict:
-    """Whether one scheme ends below the other with every seed, by both readings."""
+    """Judge if one scheme ends below the other with every seed, by both readings."""
     at = data["finding_gradient_noise"].sel(where)
     below = at.end.sel(scheme=first) < at.end.sel(scheme=second)
     lead = at.end.median("seed").sel(scheme=second) / at.end.median("seed").sel(scheme=first)
@@ -153,13 +153,14 @@ def _with_every_seed(data: Data, first: str, second: str, **where: float | slice
 
 def _turns(data: Data) -> Verdict:
     """LocalSGD's end falls with depth at the published noise, and rises without any."""
-    found = data["finding_gradient_noise"].sel(scheme=LOCAL_SGD)
-    medians = found.end.median("seed")
+    local = data["finding_gradient_noise"].sel(scheme=LOCAL_SGD)
+    medians = local.end.median("seed")
     noisy = medians.sel(noise=PUBLISHED_NOISE)
     quiet = medians.sel(noise=0, stages=slice(DEEP, None))
     ends = [
-        f"{float(one.isel(read=0, stages=0)):.2g} to {float(one.isel(read=0, stages=-1)):.2g}"
-        for one in (noisy, quiet)
+        f"{float(by_depth.isel(read=0, stages=0)):.2g} to "
+        f"{float(by_depth.isel(read=0, stages=-1)):.2g}"
+        for by_depth in (noisy, quiet)
     ]
     wrong = [
         words
@@ -180,7 +181,7 @@ def _crossings(data: Data) -> Verdict:
 
 
 def _claims() -> Iterator[Claim]:
-    """Who wins without noise, with it, and what depth does to LocalSGD."""
+    """Yield claims: the winner without and with noise, and the effect of depth on LocalSGD."""
     forms: tuple[tuple[str, str, Callable[[Data], Verdict]], ...] = (
         (
             "c1",

@@ -145,9 +145,9 @@ def _count(name: str, link: str, workers: int, microbatches: int) -> tuple[int, 
 
 def _versus(link: str, workers: int, microbatches: int, domain: Any) -> tuple[str, str]:
     gpipe, one_f_one_b = (_form(name, link, workers, microbatches, domain) for name in COMPARED)
-    found = versus(one_f_one_b, gpipe)
-    regions = (" and ".join(region.texts) or "everywhere" for region in found.one_at_most)
-    return found.verdict, " or ".join(regions)
+    comparison = versus(one_f_one_b, gpipe)
+    regions = (" and ".join(region.texts) or "everywhere" for region in comparison.one_at_most)
+    return comparison.verdict, " or ".join(regions)
 
 
 def _ratio(link: str, workers: int, microbatches: int) -> Float[NumpyArray, "backwards messages"]:
@@ -245,16 +245,16 @@ def _is_never_slower(data: Data, links: Sequence[str], word: str, **sizes: Any) 
 def _queued_border(data: Data) -> Verdict:
     """1F1B is at most as long exactly where 2M c >= P(M - 1)(F + B)."""
     at = data["finding_links"].sel(link="queued", workers=slice(3, None), domain=ANY)
-    found = [
+    borders = [
         (str(at.where_1f1b.sel(workers=p, rounds=r).item()), _border(int(p), int(r * p)))
         for p in at.workers.values
         for r in at.rounds.values
     ]
-    same = sum(one == other for one, other in found)
+    same = sum(exact == expected for exact, expected in borders)
     return Verdict(
-        f"that inequality alone at {same} of {len(found)} sizes",
-        same == len(found),
-        "" if same == len(found) else "another border",
+        f"that inequality alone at {same} of {len(borders)} sizes",
+        same == len(borders),
+        "" if same == len(borders) else "another border",
     )
 
 
@@ -284,7 +284,7 @@ def _example(data: Data) -> Verdict:
     delay, blocking, meeting = more.values()
     holds = delay > LARGE.value and abs(blocking) < SMALL.value and meeting < -LARGE.value
     return Verdict(
-        ", ".join(f"{name} {100 * each:+.1f} %" for name, each in more.items()),
+        ", ".join(f"{name} {100 * excess:+.1f} %" for name, excess in more.items()),
         holds,
         "" if holds else "the link changes less",
     )

@@ -1,4 +1,4 @@
-"""What a second stage per worker is worth under a memory limit, and how good AdaOffload is.
+"""Gain of a second stage per worker under a memory limit, and quality of AdaOffload.
 
 Both are read off the grid of `sweeps.optpipe`. Two bounds of ours in closed form hold for every
 schedule with one stage per worker, and need no solver: the pipe has to be filled and drained, and
@@ -97,21 +97,24 @@ def sweep(grid: xr.Dataset) -> xr.Dataset:
     """
     one_stage = [name for name in ONE_STAGE if name in grid.schedule]
     names = {"ada": ADA, "interleaved": INTERLEAVED_OFFLOAD, "two": OPTIMUM_INTERLEAVED}
-    found = {
+    columns = {
         name: grid.makespan.sel(schedule=schedule, drop=True) for name, schedule in names.items()
     }
-    found["best"] = grid.makespan.sel(schedule=one_stage).min("schedule")
-    found["proven"] = grid.lower_bound
+    columns["best"] = grid.makespan.sel(schedule=one_stage).min("schedule")
+    columns["proven"] = grid.lower_bound
     bounds = {"fill": fill_bound, "rounds": rounds_bound}
     for name, bound in bounds.items():
-        found[name] = xr.full_like(grid.lower_bound, np.nan)
+        columns[name] = xr.full_like(grid.lower_bound, np.nan)
         for setting in settings():
             at = {axis: getattr(setting, axis) for axis in DIMENSIONS[1:]}
             at["model"] = setting.pipe.label
             if all(label in grid[axis] for axis, label in at.items()):
-                found[name].loc[at] = bound(setting)
+                columns[name].loc[at] = bound(setting)
     return xr.Dataset(
-        {name: values.where(grid.solved).assign_attrs(units="s") for name, values in found.items()},
+        {
+            name: values.where(grid.solved).assign_attrs(units="s")
+            for name, values in columns.items()
+        },
         coords={"workers": grid.workers},
         attrs={
             "title": "One stage per worker against two under a memory limit",
@@ -124,20 +127,20 @@ def sweep(grid: xr.Dataset) -> xr.Dataset:
 
 def _tight(data: Data) -> xr.Dataset:
     """Problems below the memory of 1F1B, in times of interleaved PipeOffload where it fits."""
-    found = data["finding_offload"]
-    at = found.sel(limit=found.limit < TIGHT)
+    problems = data["finding_offload"]
+    at = problems.sel(limit=problems.limit < TIGHT)
     return at / at.interleaved
 
 
 def _beyond(data: Data) -> Verdict:
     """Problems whose bound lies above what interleaved PipeOffload takes."""
-    found = _tight(data)
-    proven = int((found.proven > 1 + SAME.value).sum())
-    closed = int((np.maximum(found.fill, found.rounds) > 1 + SAME.value).sum())
-    most = float(found.proven.max())
+    tight = _tight(data)
+    proven = int((tight.proven > 1 + SAME.value).sum())
+    closed = int((np.maximum(tight.fill, tight.rounds) > 1 + SAME.value).sum())
+    largest = float(tight.proven.max())
     return Verdict(
-        f"at {proven} of {int(found.proven.notnull().sum())} tight problems where it fits, at "
-        f"{closed} by the closed bounds alone; up to {100 * (most - 1):.1f} % above",
+        f"at {proven} of {int(tight.proven.notnull().sum())} tight problems where it fits, at "
+        f"{closed} by the closed bounds alone; up to {100 * (largest - 1):.1f} % above",
         bool(proven and closed),
         "" if proven and closed else "the bounds leave room",
     )
@@ -145,11 +148,11 @@ def _beyond(data: Data) -> Verdict:
 
 def _never_reached(data: Data) -> Verdict:
     """The best found with one stage per worker is longer at every tight problem."""
-    found = _tight(data).best
-    reached = int((found <= 1 + SAME.value).sum())
+    best = _tight(data).best
+    reached = int((best <= 1 + SAME.value).sum())
     return Verdict(
-        f"it is reached at {reached} of {int(found.notnull().sum())} tight problems; the best "
-        f"takes {float(found.min()):.2f} to {float(found.max()):.2f} times as long",
+        f"it is reached at {reached} of {int(best.notnull().sum())} tight problems; the best "
+        f"takes {float(best.min()):.2f} to {float(best.max()):.2f} times as long",
         not reached,
         "" if not reached else "a schedule with one stage per worker is as fast there",
     )
@@ -157,10 +160,10 @@ def _never_reached(data: Data) -> Verdict:
 
 def _near(data: Data) -> Verdict:
     """AdaOffload within 1 % of the best found, at nine of ten problems."""
-    found = data["finding_offload"]
-    excess = found.ada / found.best - 1
+    problems = data["finding_offload"]
+    excess = problems.ada / problems.best - 1
     count, size = int((excess <= NEAR.value).sum()), int(excess.notnull().sum())
-    proven = int((found.ada / found.proven - 1 <= NEAR.value).sum())
+    proven = int((problems.ada / problems.proven - 1 <= NEAR.value).sum())
     holds = count >= MOST.value * size
     return Verdict(
         f"{count} of {size}; of the optimum, provably, at {proven}; at most "
@@ -172,8 +175,8 @@ def _near(data: Data) -> Verdict:
 
 def _ample(data: Data) -> Verdict:
     """With ample memory AdaOffload is within 1 % of the bound, so of the optimum."""
-    found = data["finding_offload"].sel(limit=slice(AMPLE, None))
-    over = found.ada / found.proven - 1
+    problems = data["finding_offload"].sel(limit=slice(AMPLE, None))
+    over = problems.ada / problems.proven - 1
     count, size = int((over <= NEAR.value).sum()), int(over.notnull().sum())
     return Verdict(
         f"{count} of {size}, {100 * float(over.max()):.2f} % above the bound at most",
@@ -235,9 +238,9 @@ def main() -> None:
     options = parser.parse_args()
     check(options.out, parser)
     with xr.open_zarr(options.grid) as grid:
-        found = sweep(grid.load())
-    save(found, options.out)
-    Console().print(f"{int(found.best.notnull().sum())} problems in {options.out}")
+        data = sweep(grid.load())
+    save(data, options.out)
+    Console().print(f"{int(data.best.notnull().sum())} problems in {options.out}")
 
 
 if __name__ == "__main__":

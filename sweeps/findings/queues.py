@@ -59,17 +59,17 @@ def shapes(stages: int) -> dict[str, Float[NumpyArray, " stages"]]:
       >>> shapes(4)["last x1.5"].tolist()
       [1.0, 1.0, 1.0, 1.5]
     """
-    found = {EQUAL: np.ones(stages)}
+    times = {EQUAL: np.ones(stages)}
     for factor in (1.25, 1.5, 2.0, 3.0):
-        found[f"last x{factor:g}"] = np.append(np.ones(stages - 1), factor)
-    found["first x0.5"] = np.append(0.5, np.ones(stages - 1))
+        times[f"last x{factor:g}"] = np.append(np.ones(stages - 1), factor)
+    times["first x0.5"] = np.append(0.5, np.ones(stages - 1))
     half = np.arange(stages) < stages // 2
-    found |= {"halves 1:2": np.where(half, 1.0, 2.0), "halves 2:1": np.where(half, 2.0, 1.0)}
+    times |= {"halves 1:2": np.where(half, 1.0, 2.0), "halves 2:1": np.where(half, 2.0, 1.0)}
     rng = np.random.default_rng(0)
     for spread in SPREADS:
         for k in range(DRAWS):
-            found[f"scatter {spread:g}, {k}"] = np.exp(spread * rng.standard_normal(stages))
-    return found
+            times[f"scatter {spread:g}, {k}"] = np.exp(spread * rng.standard_normal(stages))
+    return times
 
 
 def sweep() -> xr.Dataset:
@@ -143,11 +143,11 @@ def _losses(table: pj.ScheduleTable) -> Float[NumpyArray, "backwards shapes queu
 
 def _repaired_losses(table: pj.ScheduleTable) -> list[float]:
     """The same with a queue per worker, in the order in which transfers become ready."""
-    found = []
+    losses = []
     for forward in _times(table):
         delay, _, repaired = _runs(table, _costs(forward, REPAIRED_BACKWARD))
-        found.append(repaired / delay - 1)
-    return found
+        losses.append(repaired / delay - 1)
+    return losses
 
 
 def _runs(table: pj.ScheduleTable, costs: pj.Costs) -> tuple[float, float, float]:
@@ -196,9 +196,9 @@ def _everywhere(data: Data) -> Verdict:
     """Every schedule loses at some shape with a queue per worker."""
     loss = data["finding_queues"].loss.sel(queues="worker")
     unequal = loss.sel(shape=loss["shape"] != EQUAL)
-    most = unequal.max(("size", "backward", "shape"))
-    loses = most > SAME.value
-    worst = most.isel(schedule=int(most.argmax("schedule")))
+    largest = unequal.max(("size", "backward", "shape"))
+    loses = largest > SAME.value
+    worst = largest.isel(schedule=int(largest.argmax("schedule")))
     return Verdict(
         f"{int(loses.sum())} of {loses.size}, at {int((unequal > SAME.value).sum())} of "
         f"{unequal.size} runs; most {100 * float(worst):.1f} %, {worst.schedule.item()}",

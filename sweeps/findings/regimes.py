@@ -50,9 +50,9 @@ def sweep() -> xr.Dataset:
     ratio, rows = [], []
     for name, pair in PAIRS.items():
         for link in LINKS:
-            one, other = (_form(case, pair, link) for case in pair[:2])
-            ratio.append(np.asarray(one(**plane)) / np.asarray(other(**plane)))
-            for k, region in enumerate(versus(one, other).one_at_most):
+            first, second = (_form(case, pair, link) for case in pair[:2])
+            ratio.append(np.asarray(first(**plane)) / np.asarray(second(**plane)))
+            for k, region in enumerate(versus(first, second).one_at_most):
                 rows += [(name, link, k, counts) for counts in region.counts]
     # accelerators are as they are in any setting of the paper's systems
     places = tabular_sweep(points=2, setting=REPORTED).sel(system=list(ACCELERATORS))
@@ -78,8 +78,8 @@ def sweep() -> xr.Dataset:
         },
         coords={
             "pair": list(PAIRS),
-            "one": ("pair", [pair.one for pair in PAIRS.values()]),
-            "other": ("pair", [pair.other for pair in PAIRS.values()]),
+            "one": ("pair", [pair.first for pair in PAIRS.values()]),
+            "other": ("pair", [pair.second for pair in PAIRS.values()]),
             "link": list(LINKS),
             "backward": BACKWARDS,
             "message": MESSAGES,
@@ -107,14 +107,14 @@ def _form(case: str, pair: Pair, link: str) -> Formula:
 
 def _border(case: str, depth: int, link: str) -> float:
     """Largest c / F with Hanayo at most as long as Chimera, at B = 2F and P = M."""
-    found = []
+    both_forms = []
     for name in (case, "chimera"):
         table = build(name, depth, depth, next(iter(SLOTS.values())))  # drawn with F = B
         work = pj.Costs.per_worker(table, forward=1.0, backward=TWICE, transfer=0.0)
         message = pj.Costs.per_worker(table, forward=0.0, backward=0.0, transfer=1.0)
         program = pj.lower(table, link=link, step_end=False)
-        found.append(pj.formula(program, {"F": work, "c": message}))
-    return max(map(_largest, versus(*found).one_at_most), default=np.nan)
+        both_forms.append(pj.formula(program, {"F": work, "c": message}))
+    return max(map(_largest, versus(*both_forms).one_at_most), default=np.nan)
 
 
 def _largest(region: Region) -> float:
@@ -123,7 +123,7 @@ def _largest(region: Region) -> float:
 
 
 def _where(workers: int, microbatches: int, slots: Mapping[str, float]) -> str:
-    """Where the published form of Chimera is the makespan of the order drawn in some slots."""
+    """Say where Chimera's published form is the makespan of the order drawn in some slots."""
     (published,) = (form for form in forms.FORMS if form.schedule == "chimera")
     return forms.judge(published._replace(options={"slots": slots}), workers, microbatches).where
 
@@ -140,7 +140,7 @@ def holds_at(
     backward: Float[NumpyArray, "..."],
     message: Float[NumpyArray, "..."],
 ) -> Bool[NumpyArray, "..."]:
-    """Whether the inequalities of one region hold.
+    """Return whether the inequalities of one region hold.
 
     Args:
       data: as from `sweep`.
@@ -152,25 +152,30 @@ def holds_at(
     Returns:
       Whether the first is at most as long by them.
     """
-    of = data.isel(inequality=(data.of_pair.values == pair) & (data.of_link.values == link))
+    inequalities = data.isel(
+        inequality=(data.of_pair.values == pair) & (data.of_link.values == link)
+    )
     # inequalities first, then the axes of the points
     axes = [1] * max(np.ndim(backward), np.ndim(message))
-    forward, by_backward, by_message = of.counts.values.T.reshape(3, -1, *axes)
+    forward, by_backward, by_message = inequalities.counts.values.T.reshape(3, -1, *axes)
     at_least = forward + by_backward * backward + by_message * message >= -SAME.value
-    regions = [at_least[of.region.values == k].all(axis=0) for k in np.unique(of.region)]
+    regions = [
+        at_least[inequalities.region.values == k].all(axis=0)
+        for k in np.unique(inequalities.region)
+    ]
     return np.any(regions, axis=0)
 
 
 def _hanayo(data: Data) -> Verdict:
     """At 8 x 8 and B = 2F: c <= 10/98 F by delay, 25/270 F by blocking, on the map too."""
-    found = data["finding_regimes"]
-    border = found.border.sel(waves=2, workers_of_border=8)
+    regimes = data["finding_regimes"]
+    border = regimes.border.sel(waves=2, workers_of_border=8)
     claimed = {"delay": Fraction(10, 98), "blocking": Fraction(25, 270)}
-    row = found.ratio.sel(pair="hanayo").sel(backward=TWICE, method="nearest")
+    row = regimes.ratio.sel(pair="hanayo").sel(backward=TWICE, method="nearest")
     exact, wrong = [], 0
     for link, value in claimed.items():
         exact.append(abs(float(border.sel(link=link)) - value) < SAME.value)
-        inside = found.message.values <= float(value)
+        inside = regimes.message.values <= float(value)
         wrong += int((inside != (row.sel(link=link).values <= 1 + SAME.value)).sum())
     holds = all(exact) and not wrong
     return Verdict(
@@ -183,21 +188,25 @@ def _hanayo(data: Data) -> Verdict:
 
 def _inequalities(data: Data) -> Verdict:
     """The inequalities say of every point of the maps which is the faster."""
-    found = data["finding_regimes"]
+    regimes = data["finding_regimes"]
     wrong = size = 0
-    for pair in found.pair.values:
-        for link in found.link.values:
-            ratio = found.ratio.sel(pair=pair, link=link).values
-            said = holds_at(
-                found, pair, link, found.backward.values[:, None], found.message.values[None, :]
+    for pair in regimes.pair.values:
+        for link in regimes.link.values:
+            ratio = regimes.ratio.sel(pair=pair, link=link).values
+            is_first_faster = holds_at(
+                regimes,
+                pair,
+                link,
+                regimes.backward.values[:, None],
+                regimes.message.values[None, :],
             )
             far = abs(ratio - 1) > SAME.value  # on a border both are right
-            wrong += int(((said != (ratio <= 1)) & far).sum())
-            size += said.size
+            wrong += int(((is_first_faster != (ratio <= 1)) & far).sum())
+            size += is_first_faster.size
     counts = [
-        f"{int(((found.of_pair == pair) & (found.of_link == link)).sum())} ({pair}, {link})"
-        for pair in found.pair.values
-        for link in found.link.values
+        f"{int(((regimes.of_pair == pair) & (regimes.of_link == link)).sum())} ({pair}, {link})"
+        for pair in regimes.pair.values
+        for link in regimes.link.values
     ]
     return Verdict(
         f"{wrong} of {size} points on the other side; inequalities: {', '.join(counts)}",
@@ -208,22 +217,22 @@ def _inequalities(data: Data) -> Verdict:
 
 def _accelerators(data: Data) -> Verdict:
     """With messages ten times as long each accelerator is still inside all four regions."""
-    found = data["finding_regimes"]
+    regimes = data["finding_regimes"]
     inside = [
         holds_at(
-            found,
+            regimes,
             pair,
             link,
-            found.backward_of.sel(pair=pair).values,
-            DECADE.value * found.message_of.sel(pair=pair).values,
+            regimes.backward_of.sel(pair=pair).values,
+            DECADE.value * regimes.message_of.sel(pair=pair).values,
         )
-        for pair in found.pair.values
-        for link in found.link.values
+        for pair in regimes.pair.values
+        for link in regimes.link.values
     ]
     count, size = int(np.sum(inside)), np.size(inside)
     return Verdict(
-        f"{count} of {size}; c / F is {float(found.message_of.min()):.1g} to "
-        f"{float(found.message_of.max()):.1g}",
+        f"{count} of {size}; c / F is {float(regimes.message_of.min()):.1g} to "
+        f"{float(regimes.message_of.max()):.1g}",
         count == size,
         "" if count == size else "one lies nearer to the border",
     )

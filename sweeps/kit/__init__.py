@@ -1,1 +1,1 @@
-"""What all papers share: schedules by label, claims and verdicts, journals, commands."""
+"""Shared by all papers: schedules by label, claims and verdicts, journals, commands."""

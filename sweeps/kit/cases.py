@@ -25,7 +25,7 @@ ASYNCHRONOUS: Mapping[str, Mapping[str, Any]] = {
 
 
 def build(
-    case: str, workers: int, microbatches: int, slots: Mapping[str, float], **own: Any
+    case: str, workers: int, microbatches: int, slots: Mapping[str, float], **builder_options: Any
 ) -> pj.ScheduleTable:
     """Build the table of a case.
 
@@ -34,12 +34,12 @@ def build(
       workers: P.
       microbatches: M.
       slots: durations that the table is drawn with.
-      **own: further options of its builder.
+      **builder_options: further options of its builder.
 
     Returns:
       The table.
     """
-    options = {**{**CASES, **ASYNCHRONOUS}[case], **own}
+    options = {**{**CASES, **ASYNCHRONOUS}[case], **builder_options}
     if shares := options.pop("shares", ()):  # of the first and of the second half of the stages
         options["stage_shares"] = [share for share in shares for _ in range(workers // 2)]
     return pj.schedules.build(

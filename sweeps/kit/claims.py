@@ -42,7 +42,7 @@ COLOUR = dict.fromkeys(HOLDS, "green") | dict.fromkeys(("differs", "fails"), "ye
 
 
 class Threshold(NamedTuple):
-    """What a verdict is judged by.
+    """Number that a verdict is judged by.
 
     Attributes:
       value: the number.
@@ -56,7 +56,7 @@ class Threshold(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What came out.
+    """Result of a check.
 
     Attributes:
       ours: our figure, in words.
@@ -140,7 +140,9 @@ def _row(claim: Claim, verdict: Verdict) -> Row:
         "figure": claim.figure,
         "kind": claim.kind,
         "paper": claim.paper,
-        "thresholds": "; ".join(f"{one.words} ({one.source})" for one in claim.thresholds),
+        "thresholds": "; ".join(
+            f"{threshold.words} ({threshold.source})" for threshold in claim.thresholds
+        ),
     }
 
 
@@ -160,15 +162,15 @@ def counted(rows: Sequence[Row]) -> str:
         name = f"{paper}: " if paper else ""
         those = [row["verdict"] for row in published if row["paper"] == paper]
         parts.append(f"{name}{_tally(those, 'reproduced')}, of {len(those)} published claims")
-    if own := [row["verdict"] for row in rows if row["kind"] == OURS]:
-        parts.append(f"{_tally(own, 'holds')}, of {len(own)} statements of our own")
+    if statements := [row["verdict"] for row in rows if row["kind"] == OURS]:
+        parts.append(f"{_tally(statements, 'holds')}, of {len(statements)} statements of our own")
     if rest := [row["verdict"] for row in rows if row["kind"] not in COUNTED]:
         parts.append(f"not counted: {_tally(rest)}")
     return "; ".join(parts)
 
 
 def _tally(verdicts: Sequence[str], *first: str) -> str:
-    """How often each verdict stands there, as "reproduced 3, open 1"; some first, even if never."""
+    """Count verdicts, as "reproduced 3, open 1"; those of `first` even if there are none."""
     words = dict.fromkeys((*first, *verdicts))
     return ", ".join(f"{word} {verdicts.count(word)}" for word in words)
 

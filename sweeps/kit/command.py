@@ -1,4 +1,4 @@
-"""What the commands of this folder have in common: `python -m sweeps.NAME --out STORE`."""
+"""Shared by the commands of this folder: `python -m sweeps.NAME --out STORE`."""
 
 import argparse
 import json
@@ -56,11 +56,11 @@ def why_anew(out: Path, origin: Mapping[str, str]) -> str:
     """
     if not is_dataset(out):
         return "it is not there"
-    found = json.loads((out / ATTRIBUTES).read_bytes())
+    attributes = json.loads((out / ATTRIBUTES).read_bytes())
     changed = [
-        f"{name} {found.get(name, 'unknown')}, now {value}"
+        f"{name} {attributes.get(name, 'unknown')}, now {value}"
         for name, value in origin.items()
-        if found.get(name) != value
+        if attributes.get(name) != value
     ]
     return f"it was made with {'; '.join(changed)}" if changed else ""
 

@@ -54,12 +54,12 @@ class Pipe(NamedTuple):
     @property
     def times(self) -> dict[str, float]:
         """Seconds of F, I and W of a microbatch on a stage."""
-        found = PROFILES[self.model, self.profiled]
-        backward = {"I": found.input_grad / 1e3, "W": found.weight_grad / 1e3}
+        profile = PROFILES[self.model, self.profiled]
+        backward = {"I": profile.input_grad / 1e3, "W": profile.weight_grad / 1e3}
         if self.whole:
             both = sum(backward.values())
             backward = {"I": both * (1 - NOTHING), "W": both * NOTHING}
-        return {"F": found.forward / 1e3, **backward}
+        return {"F": profile.forward / 1e3, **backward}
 
     @property
     def message(self) -> float:
@@ -105,7 +105,7 @@ class Setting(NamedTuple):
 
     @property
     def has_link(self) -> bool:
-        """Whether activations can go to the host."""
+        """Return whether activations can go to the host."""
         return math.isfinite(self.host_link)
 
     @property
@@ -122,7 +122,7 @@ class Setting(NamedTuple):
 
     @property
     def links(self) -> pj.Links:
-        """Which workers share a host link."""
+        """Return the workers that share a host link."""
         pairs = range(0, self.pipe.workers - 1, 2) if self.sharing == SHARED else ()
         return pj.Links(host_links=[[worker, worker + 1] for worker in pairs])
 
@@ -286,13 +286,13 @@ def by_method(setting: Setting, method: str) -> dict[str, Any]:
       without a makespan.
     """
     same = setting if method in OF_LIMIT else setting._replace(limit=math.inf)
-    found = _tried(same, method)
-    most = setting.activations * (1 + ROUNDING)
-    fitting = [one for one in found if one["peak"] <= most]
+    tries = _tried(same, method)
+    limit = setting.activations * (1 + ROUNDING)
+    fitting = [attempt for attempt in tries if attempt["peak"] <= limit]
     if fitting:
-        best = min(fitting, key=lambda one: float(one["makespan"]))
+        best = min(fitting, key=lambda attempt: float(attempt["makespan"]))
         return {**best, "out_of_memory": False}
-    least = min(found, key=lambda one: float(one["peak"]))
+    least = min(tries, key=lambda attempt: float(attempt["peak"]))
     return {**least, "makespan": np.nan, "out_of_memory": True}
 
 
@@ -311,7 +311,7 @@ def solutions(
       Better and better solutions.
     """
     table = setting.build("1f1b") if loops == 1 else _interleaved_start(setting)
-    found: list[Found[Optimum]] = []
+    better: list[Found[Optimum]] = []
     pj.optimize(
         table,
         setting.costs(table),
@@ -322,19 +322,19 @@ def solutions(
         link=setting.links,
         effort=effort,
         time_limit=math.inf,
-        on_best=found.append,
+        on_best=better.append,
         **options,
     )
-    return found
+    return better
 
 
 def _interleaved_start(setting: Setting) -> pj.ScheduleTable:
     """The fastest interleaved schedule that fits, or one that needs least."""
 
     def rank(table: pj.ScheduleTable) -> tuple[float, float]:
-        one = measured(setting, table)
-        excess = max(0.0, one["peak"] - setting.activations * (1 + ROUNDING))
-        return excess, float(one["makespan"])
+        result = measured(setting, table)
+        excess = max(0.0, result["peak"] - setting.activations * (1 + ROUNDING))
+        return excess, float(result["makespan"])
 
     return min((table for name in INTERLEAVED for table in METHODS[name](setting)), key=rank)
 

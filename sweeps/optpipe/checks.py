@@ -1,4 +1,4 @@
-"""What the claims of OptPipe are judged by: gains over opponents, and checks on datasets.
+"""Judges of the claims of OptPipe: gains over opponents, and checks on datasets.
 
 Idle time is the makespan minus the work of a worker. A claim about several opponents is one about
 the best of those that fit at each problem. What the proven bound leaves possible is said too: no
@@ -50,7 +50,7 @@ GOOD = Threshold(0.05, "within 5 % of the best known", "ours")
 
 
 class Gain(NamedTuple):
-    """What the optimum gains on an opponent, problem by problem.
+    """Gains of the optimum over an opponent, problem by problem.
 
     Attributes:
       found: the gain; missing where the opponent does not fit.
@@ -59,22 +59,22 @@ class Gain(NamedTuple):
       peaks: activations that the optimum and its opponent hold, in words.
     """
 
-    found: xr.DataArray
+    gain: xr.DataArray
     possible: xr.DataArray
     least: Threshold
     peaks: str = ""
 
     @property
     def holds(self) -> bool:
-        """Whether one problem reaches it."""
-        return bool((self.found > self.least.value).any())
+        """Return whether one problem reaches the claim."""
+        return bool((self.gain > self.least.value).any())
 
     @property
     def verdict(self) -> Verdict:
         """The verdict, with what the bound leaves."""
         return Verdict(
-            f"{_percent(self.found)}, most at {_where(self.found)}{self.peaks}; "
-            f"{_reached(self.found, self.least.value)}; the bound allows "
+            f"{_percent(self.gain)}, most at {_where(self.gain)}{self.peaks}; "
+            f"{_reached(self.gain, self.least.value)}; the bound allows "
             f"{_percent(self.possible)}",
             self.holds,
             "" if self.holds else _excluded(self.possible, self.least.value),
@@ -120,7 +120,7 @@ def idle_saved(
 
 
 def _bound(grid: xr.Dataset, ours: str) -> xr.DataArray:
-    """What no schedule with so many stages per worker goes below [s]."""
+    """Return the lower bound of schedules with so many stages per worker [s]."""
     if ours == OPTIMUM:
         return grid.lower_bound
     return grid.proven.sel(schedule=ours, drop=True)
@@ -138,7 +138,7 @@ def _excluded(possible: xr.DataArray, figure: float) -> str:
 
 
 def throughput(data: Data, limits: slice, least: Threshold, opponent: str, ours: str) -> Gain:
-    """How many more steps per second than PipeOffload, on links that it is made for."""
+    """Compute the gain in steps per second over PipeOffload, on links that it is made for."""
     grid = data["grid"].sel(limit=limits)
     grid = grid.isel(host_link=np.flatnonzero(grid.host_link.values <= HIDDEN.value))
     theirs = grid.makespan.sel(schedule=opponent, drop=True).where(grid.solved)
@@ -148,7 +148,7 @@ def throughput(data: Data, limits: slice, least: Threshold, opponent: str, ours:
 
 
 def _peaks(grid: xr.Dataset, gain: xr.DataArray, *methods: str) -> str:
-    """What each holds where the gain is largest: limits are equal, what is held is not."""
+    """Say what each method holds where the gain is largest: limits are equal, peaks are not."""
     at = gain.stack(case=gain.dims).fillna(-np.inf)
     there = {str(name): at.isel(case=int(at.argmax("case")))[name] for name in gain.dims}
     peak = grid.peak.sel(there)
@@ -181,7 +181,7 @@ def against_either(
     """A claim against PipeOffload with split backwards and with whole ones."""
     both = {"split": split(data), "whole": whole(data)}
     words = "; ".join(
-        f"against {name} backwards {_percent(gain.found)}, {_reached(gain.found, gain.least.value)}"
+        f"against {name} backwards {_percent(gain.gain)}, {_reached(gain.gain, gain.least.value)}"
         for name, gain in both.items()
     )
     answers = {gain.holds for gain in both.values()}
@@ -214,10 +214,10 @@ def trains(data: Data) -> Verdict:
 def never_worse(data: Data, methods: Sequence[str], ours: str = OPTIMUM) -> Verdict:
     """The optimum is at most as long as each method that fits."""
     grid = data["grid"]
-    found = grid.makespan.sel(schedule=ours, drop=True)
-    theirs = grid.makespan.sel(schedule=list(methods)).where(grid.solved & found.notnull())
-    worse = theirs * (1 + SAME.value) < found
-    gain = theirs / found - 1
+    ours_seconds = grid.makespan.sel(schedule=ours, drop=True)
+    theirs = grid.makespan.sel(schedule=list(methods)).where(grid.solved & ours_seconds.notnull())
+    worse = theirs * (1 + SAME.value) < ours_seconds
+    gain = theirs / ours_seconds - 1
     holds = not bool(worse.any())
     return Verdict(
         f"worse at {int(worse.sum())} of {int(theirs.notnull().sum())} schedules that "
@@ -228,7 +228,7 @@ def never_worse(data: Data, methods: Sequence[str], ours: str = OPTIMUM) -> Verd
 
 
 def _why_worse(grid: xr.Dataset, methods: Sequence[str], worse: xr.DataArray) -> str:
-    """What stops the optimum: its bound, if methods have more stages per worker; or its search."""
+    """Say what stops the optimum: its bound where methods have more stages, else the search."""
     theirs = grid.makespan.sel(schedule=list(methods)).where(worse)
     excluded = theirs * (1 + SAME.value) < grid.lower_bound
     words = (
@@ -238,22 +238,22 @@ def _why_worse(grid: xr.Dataset, methods: Sequence[str], worse: xr.DataArray) ->
     if not set(methods) <= set(INTERLEAVED):
         return words
     two = grid.makespan.sel(schedule=OPTIMUM_INTERLEAVED, drop=True)
-    also, known = theirs * (1 + SAME.value) < two, worse & two.notnull()
+    also, is_solved = theirs * (1 + SAME.value) < two, worse & two.notnull()
     return (
         f"{words}; with two stages per worker, as they have, the search is worse at "
-        f"{int((known & also).sum())} of {int(known.sum())}"
+        f"{int((is_solved & also).sum())} of {int(is_solved.sum())}"
     )
 
 
 def sharing_costs(data: Data) -> Verdict:
-    """What sharing a host link costs, and what of it the optimum takes."""
+    """Say what sharing a host link costs each method."""
     grid = data["grid"]
     both = grid.solved.all("sharing") & np.isfinite(grid.host_link)
     times = grid.makespan.where(both)
     loss = times.sel(sharing=SHARED) / times.sel(sharing=OWN) - 1
     lost = grid.out_of_memory.sel(sharing=SHARED) & ~grid.out_of_memory.sel(sharing=OWN)
     methods = {"optimised": OPTIMUM, "PipeOffload": "pipe-offload", "AdaOffload": "ada-offload"}
-    each = [
+    losses = [
         f"{label} loses {_percent(loss.sel(schedule=name))}"
         + (f", and does not fit any more at {count}" if count else "")
         for label, name in methods.items()
@@ -261,11 +261,11 @@ def sharing_costs(data: Data) -> Verdict:
     ]
     ours, theirs = (loss.sel(schedule=list(n)) for n in ((OPTIMUM,), ("ada-offload",)))
     holds = bool(ours.mean() <= theirs.mean())
-    return Verdict("; ".join(each), holds, "" if holds else "its schedules use the link more")
+    return Verdict("; ".join(losses), holds, "" if holds else "its schedules use the link more")
 
 
 def good_in_time(data: Data) -> Verdict:
-    """How fast schedules are good: half of the problems of each size within 5 % of the best."""
+    """Say when half of the problems of each size are within 5 % of the best."""
     grid = data["grid"]
     curve = grid.excess_over_best.sel(share=0.5)
     when = grid.solve_time.where(curve <= GOOD.value).min("solve_time")
@@ -284,14 +284,14 @@ def largest_is_solved(data: Data) -> Verdict:
     grid = data["grid"]
     at = grid.isel(model=int(grid.workers.argmax("model")))
     count = int(at.solved.sum())
-    found = int(at.makespan.sel(schedule=OPTIMUM).notnull().sum())
+    solved = int(at.makespan.sel(schedule=OPTIMUM).notnull().sum())
     proven = int((at.gap <= SAME.value).sum())
     return Verdict(
-        f"{at.model.item()}: {found} of {count} problems have a schedule, {proven} of "
+        f"{at.model.item()}: {solved} of {count} problems have a schedule, {proven} of "
         f"them proven best; gap at most {100 * float(at.gap.max()):.1f} %, half of them "
         f"below {100 * float(at.gap.median()):.2g} %",
-        found == count,
-        "" if found == count else "no schedule was found in time",
+        solved == count,
+        "" if solved == count else "no schedule was found in time",
     )
 
 

@@ -165,15 +165,15 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     *(
         Claim(
-            one.number,
-            one.text,
+            reading.number,
+            reading.text,
             "",
             OPPONENTS,
-            judged(one.gain),
+            judged(reading.gain),
             kind=READING,
-            why=one.why,
+            why=reading.why,
         )
-        for one in READINGS
+        for reading in READINGS
     ),
     Claim(
         "3",

@@ -100,26 +100,29 @@ def sweep(journal: Journal, effort: float, small: bool = False) -> xr.Dataset:
         }
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # solvers run beside each other in threads
-        made = pool.map(records, asked)
-        shown = track(made, "problems", len(asked), console=Console(stderr=True))
-        found = dict(zip(asked, shown, strict=True))
-    data = known(dataset(found))
-    return data.assign(quality(found, data, effort))
+        results = pool.map(records, asked)
+        shown = track(results, "problems", len(asked), console=Console(stderr=True))
+        records_by_setting = dict(zip(asked, shown, strict=True))
+    data = with_bounds(dataset(records_by_setting))
+    return data.assign(quality(records_by_setting, data, effort))
 
 
-def dataset(found: Mapping[Setting, Mapping[str, Record]]) -> xr.Dataset:
+def dataset(records_by_setting: Mapping[Setting, Mapping[str, Record]]) -> xr.Dataset:
     """Put results on the grid; what was not asked is missing.
 
     Args:
-      found: records of each problem by method.
+      records_by_setting: records of each problem by method.
 
     Returns:
-      The dataset, before `known`.
+      The dataset, before `with_bounds`.
     """
-    pipes = list(dict.fromkeys(setting.pipe for setting in found))
+    pipes = list(dict.fromkeys(setting.pipe for setting in records_by_setting))
     coordinates: dict[str, Any] = {
         "model": [pipe.label for pipe in pipes],
-        **{name: sorted({getattr(setting, name) for setting in found}) for name in DIMENSIONS[1:4]},
+        **{
+            name: sorted({getattr(setting, name) for setting in records_by_setting})
+            for name in DIMENSIONS[1:4]
+        },
         "sharing": list(SHARINGS),
         "schedule": [*METHODS, *OPTIMA],
     }
@@ -132,7 +135,7 @@ def dataset(found: Mapping[Setting, Mapping[str, Record]]) -> xr.Dataset:
     solve["best_seconds"] = np.full(shape[:-1], np.nan)
     words = {name: np.full(shape[:-1], "", object) for name in ("status", "source")}
     work, solved = np.full(shape[:-1], np.nan), np.zeros(shape[:-1], bool)
-    for setting, records in found.items():
+    for setting, records in records_by_setting.items():
         at = (
             pipes.index(setting.pipe),
             *(coordinates[name].index(getattr(setting, name)) for name in DIMENSIONS[1:]),
@@ -147,12 +150,12 @@ def dataset(found: Mapping[Setting, Mapping[str, Record]]) -> xr.Dataset:
         for name, values in (solve | words).items():
             values[at] = best["news"][-1][0] if name == "best_seconds" else best[name]
         work[at], solved[at] = setting.work, True
-    each = (*DIMENSIONS, "schedule")
+    dimensions = (*DIMENSIONS, "schedule")
     return xr.Dataset(
         {
-            **{name: (each, values, _unit(name)) for name, values in columns.items()},
-            "out_of_memory": (each, no_memory),
-            "proven": (each, proven, {"units": "s", "long_name": "bound of each solve"}),
+            **{name: (dimensions, values, _unit(name)) for name, values in columns.items()},
+            "out_of_memory": (dimensions, no_memory),
+            "proven": (dimensions, proven, {"units": "s", "long_name": "bound of each solve"}),
             **{f"solve_{name}": (DIMENSIONS, v, _unit(name)) for name, v in solve.items()},
             **{f"solve_{name}": (DIMENSIONS, v.astype(str)) for name, v in words.items()},
             "work": (DIMENSIONS, work, {"units": "s", "long_name": "compute of every worker"}),
@@ -177,7 +180,7 @@ def _unit(name: str) -> dict[str, str]:
     return {"units": UNITS.get(name, "s")}
 
 
-def known(data: xr.Dataset) -> xr.Dataset:
+def with_bounds(data: xr.Dataset) -> xr.Dataset:
     """Add what the solves together know of each problem.
 
     A schedule that fits also fits where there is more memory, a faster host link or one that
@@ -193,13 +196,13 @@ def known(data: xr.Dataset) -> xr.Dataset:
     asked = data.proven.sel(schedule=list(OPTIMA)).notnull()
     for axis in ("limit", "host_link", "sharing"):
         for name in OPTIMA:
-            one = {"schedule": name}
-            best, bound = (_without_link(each.sel(one, drop=True)) for each in (makespan, proven))
-            along = best.get_axis_num(axis)
-            makespan.loc[one] = np.fmin.accumulate(best.values, along)
-            proven.loc[one] = np.flip(
-                np.fmax.accumulate(np.flip(bound.values, along), along), along
+            at = {"schedule": name}
+            best, bound = (
+                _without_link(values.sel(at, drop=True)) for values in (makespan, proven)
             )
+            along = best.get_axis_num(axis)
+            makespan.loc[at] = np.fmin.accumulate(best.values, along)
+            proven.loc[at] = np.flip(np.fmax.accumulate(np.flip(bound.values, along), along), along)
     asked = asked.reindex(schedule=data.schedule, fill_value=True)
     makespan, proven = makespan.where(asked), proven.where(asked)
     lower = proven.sel(schedule=OPTIMUM, drop=True)

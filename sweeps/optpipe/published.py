@@ -78,11 +78,11 @@ def sweep(journal: Journal, effort: float, small: bool = False) -> xr.Dataset:
       The dataset, one entry along `row` for every printed figure.
     """
     asked = list(rows(small))
-    found = [
+    records = [
         journal.once(row.words, partial(_solved, row, min(effort, EFFORT)))
         for row in track(asked, "published", console=Console(stderr=True))
     ]
-    fields = {name: ("row", [record[name] for record in found]) for name in found[0]}
+    fields = {name: ("row", [record[name] for record in records]) for name in records[0]}
     settings = [row.setting for row in asked]
     return xr.Dataset(
         {"published": ("row", [row.published for row in asked]), **fields},

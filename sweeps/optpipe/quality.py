@@ -1,4 +1,4 @@
-"""How good a schedule is by when: the curve of quality against solving time, by problem size.
+"""Quality of schedules against solving time, by problem size.
 
 Of each solve every schedule was noted with its time: the effort so far, which is about the seconds
 of one idle core and does not depend on what else is computed. Quality is how much longer it is than
@@ -22,12 +22,12 @@ SHARES = (0.5, 0.9)  # of the problems that are at least so good
 
 
 def quality(
-    found: Mapping[Setting, Mapping[str, Record]], data: xr.Dataset, effort: float
+    records_by_setting: Mapping[Setting, Mapping[str, Record]], data: xr.Dataset, effort: float
 ) -> Mapping[str, Any]:
     """Summarise the solves of each size.
 
     Args:
-      found: records of each problem by method.
+      records_by_setting: records of each problem by method.
       data: what is known of each problem: lower_bound, and makespan of the optimum.
       effort: of each solve.
 
@@ -37,13 +37,15 @@ def quality(
     """
     times = np.geomspace(FIRST, effort, POINTS)
     by_size: dict[int, list[Setting]] = {}
-    for setting in found:
+    for setting in records_by_setting:
         by_size.setdefault(3 * setting.pipe.workers * setting.microbatches, []).append(setting)
     sizes = sorted(by_size)
     excess = {name: np.empty((len(sizes), len(SHARES), POINTS)) for name in ("best", "bound")}
     for k, size in enumerate(sizes):
-        curves = np.array([_at(found[s][OPTIMUM]["news"], times) for s in by_size[size]])
-        places = [_known(data, setting) for setting in by_size[size]]
+        curves = np.array(
+            [_at(records_by_setting[s][OPTIMUM]["news"], times) for s in by_size[size]]
+        )
+        places = [_best_and_bound(data, setting) for setting in by_size[size]]
         for name, values in excess.items():
             least = np.array([place[name] for place in places])
             values[k] = np.quantile(curves / least[:, None] - 1, SHARES, axis=0, method="higher")
@@ -64,7 +66,7 @@ def _at(news: Sequence[Sequence[float]], times: Float[NumpyArray, " times"]) -> 
     return np.append(np.inf, makespan)[np.searchsorted(when, times, side="right")]
 
 
-def _known(data: xr.Dataset, setting: Setting) -> Mapping[str, float]:
+def _best_and_bound(data: xr.Dataset, setting: Setting) -> Mapping[str, float]:
     at = data.sel(
         model=setting.pipe.label,
         microbatches=setting.microbatches,

@@ -1,4 +1,4 @@
-"""How solutions get better, and what a job wins that trains on them meanwhile.
+"""Solutions that get better, and the gain of a job that trains on them meanwhile.
 
 A job of N steps either begins on the first solution and takes a better one at the next step after
 it is found; or waits until the search ends; or begins on the best that heuristics give and stays
@@ -53,7 +53,7 @@ class News(NamedTuple):
 
     @property
     def is_searched(self) -> bool:
-        """Whether it comes from a search, not from a heuristic."""
+        """Return whether a search made it, not a heuristic."""
         return self.source.startswith(SEARCHES)
 
 
@@ -70,17 +70,22 @@ def sweep(journal: Journal, effort: float, small: bool = False) -> xr.Dataset:
       has done its steps [s].
     """
     asked = SMALL if small else SETTINGS
-    found = [
+    records = [
         journal.once(setting.words, partial(_followed, setting, LONGER * effort))
         for setting in track(asked, "refinement", console=Console(stderr=True))
     ]
-    news = [[News(*one) for one in record["news"]] for record in found]
+    news = [[News(*item) for item in record["news"]] for record in records]
     times = [
-        job_times(each, record["seconds"], STEPS) for each, record in zip(news, found, strict=True)
+        job_times(solutions, record["seconds"], STEPS)
+        for solutions, record in zip(news, records, strict=True)
     ]
-    label = {"case": ("news", [k for k, each in enumerate(news) for _ in each])}
+    label = {"case": ("news", [k for k, solutions in enumerate(news) for _ in solutions])}
     columns = {
-        name: ("news", [getattr(one, name) for each in news for one in each], units)
+        name: (
+            "news",
+            [getattr(solution, name) for solutions in news for solution in solutions],
+            units,
+        )
         for name, units in (
             ("seconds", {"units": "s"}),
             ("makespan", {"units": "s"}),
@@ -88,23 +93,23 @@ def sweep(journal: Journal, effort: float, small: bool = False) -> xr.Dataset:
             ("source", {}),
         )
     }
-    each = {
-        name: ("case", [record[name] for record in found], {"units": "s"})
+    by_case = {
+        name: ("case", [record[name] for record in records], {"units": "s"})
         for name in ("work", "bound")
     }
-    last = np.array([each[-1].makespan for each in news])
+    last = np.array([solutions[-1].makespan for solutions in news])
     ended = {
-        "gap": ("case", np.maximum(0, 1 - np.array(each["bound"][1]) / last), {"units": "1"}),
-        "ended": ("case", [record["seconds"] for record in found], {"units": "s"}),
-        "status": ("case", [record["status"] for record in found]),
+        "gap": ("case", np.maximum(0, 1 - np.array(by_case["bound"][1]) / last), {"units": "1"}),
+        "ended": ("case", [record["seconds"] for record in records], {"units": "s"}),
+        "status": ("case", [record["status"] for record in records]),
     }
     job = (
         ("case", "policy", "steps"),
-        np.array([[one[p] for p in POLICIES] for one in times]),
+        np.array([[case_times[p] for p in POLICIES] for case_times in times]),
         {"units": "s"},
     )
     return xr.Dataset(
-        {**columns, **each, **ended, "time": job, "of_case": label.pop("case")},
+        {**columns, **by_case, **ended, "time": job, "of_case": label.pop("case")},
         coords={
             "case": [setting.words for setting in asked],
             "policy": list(POLICIES),
@@ -115,13 +120,17 @@ def sweep(journal: Journal, effort: float, small: bool = False) -> xr.Dataset:
 
 
 def _followed(setting: Setting, effort: float) -> Record:
-    found = solutions(setting, effort)
+    better = solutions(setting, effort)
     news: list[News] = []
-    for one in found:
+    for solution in better:
         # not where only the bound is new, or the last bit of a sum
-        if not news or one.value < news[-1].makespan * (1 - ROUNDING):
-            news.append(News(one.best.effort, one.value, one.lower_bound, one.best.source))
-    last = found[-1]
+        if not news or solution.value < news[-1].makespan * (1 - ROUNDING):
+            news.append(
+                News(
+                    solution.best.effort, solution.value, solution.lower_bound, solution.best.source
+                )
+            )
+    last = better[-1]
     return {
         "news": news,
         "seconds": last.best.effort,
@@ -149,7 +158,7 @@ def job_times(
       >>> job_times(news, 6.0, [1, 2, 3])  # the better one waits for the end of a step
       {'refine': [3.0, 5.0, 6.0], 'wait': [7.0, 8.0, 9.0], 'stay': [3.0, 5.0, 7.0]}
     """
-    by_heuristics = [one for one in news if not one.is_searched]
+    by_heuristics = [item for item in news if not item.is_searched]
     start = by_heuristics[-1] if by_heuristics else news[0]
     return {
         "refine": [_refined(news, count) for count in steps],
@@ -161,9 +170,9 @@ def job_times(
 def _refined(news: Sequence[News], steps: int) -> float:
     """Seconds of a job that always takes the best solution there is when a step begins."""
     clock = news[0].seconds
-    for one, later in itertools.pairwise(news):
-        whole: Any = np.ceil((later.seconds - clock) / one.makespan)
+    for solution, next_solution in itertools.pairwise(news):
+        whole: Any = np.ceil((next_solution.seconds - clock) / solution.makespan)
         count = min(steps, max(0, int(whole)))
-        clock += count * one.makespan
+        clock += count * solution.makespan
         steps -= count
     return float(clock + steps * news[-1].makespan)

@@ -35,24 +35,28 @@ def sweep(journal: Journal, effort: float, small: bool = False) -> xr.Dataset:
     for name in track(SHOWN, "timelines", console=Console(stderr=True)):
         runs[name] = run(SETTING, _table(name, effort if small else LONGER * effort))
     held = {
-        name: activation_memory(one, weight_share=SETTING.pipe.weight_share)
-        for name, one in runs.items()
+        name: activation_memory(evaluation, weight_share=SETTING.pipe.weight_share)
+        for name, evaluation in runs.items()
     }
-    ops = [(name, *row) for name, one in runs.items() for row in _ops(one)]
-    changes = [(name, *row) for name, one in held.items() for row in _changes(one)]
-    times = {f"{letter} [ms]": 1e3 * lasts for letter, lasts in SETTING.pipe.times.items()}
+    ops = [(name, *row) for name, evaluation in runs.items() for row in _ops(evaluation)]
+    changes = [(name, *row) for name, memory in held.items() for row in _changes(memory)]
+    times = {f"{letter} [ms]": 1e3 * duration for letter, duration in SETTING.pipe.times.items()}
     return xr.Dataset(
         {
             **_columns("op", ("case_of_op", *COLUMNS), ops),
             **_columns("change", ("case_of_change", "holder", "time", "held"), changes),
-            "makespan": ("schedule", [one.makespan for one in runs.values()], {"units": "s"}),
-            "idle_time": (
+            "makespan": (
                 "schedule",
-                [one.makespan - SETTING.work for one in runs.values()],
+                [evaluation.makespan for evaluation in runs.values()],
                 {"units": "s"},
             ),
-            "peak": (("schedule", "worker_index"), [one.peak for one in held.values()]),
-            "peak_at": (("schedule", "worker_index"), [one.peak_at for one in held.values()]),
+            "idle_time": (
+                "schedule",
+                [evaluation.makespan - SETTING.work for evaluation in runs.values()],
+                {"units": "s"},
+            ),
+            "peak": (("schedule", "worker_index"), [memory.peak for memory in held.values()]),
+            "peak_at": (("schedule", "worker_index"), [memory.peak_at for memory in held.values()]),
         },
         coords={"schedule": list(runs)},
         attrs={
@@ -82,11 +86,11 @@ def _columns(dimension: str, names: tuple[str, ...], rows: list[Any]) -> dict[st
     }
 
 
-def _ops(one: pj.Evaluation) -> list[tuple[Any, ...]]:
+def _ops(evaluation: pj.Evaluation) -> list[tuple[Any, ...]]:
     """One row per op, in the order of `COLUMNS`; waits for offloads have no length."""
     return [
         (bar.worker, bar.start, bar.finish, op.phase.name, op.stage, op.microbatch, bar.is_critical)
-        for bar in bars(one)
+        for bar in bars(evaluation)
         for op in bar.ops
         if op.phase is not pj.Phase.WAIT_O
     ]

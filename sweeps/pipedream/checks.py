@@ -1,4 +1,4 @@
-"""What the claims of the PipeDream theory are judged by: checks that read verdicts off datasets."""
+"""Checks of the claims of the PipeDream theory: verdicts read off datasets."""
 
 from collections.abc import Callable, Mapping
 
@@ -15,11 +15,11 @@ from sweeps.pipedream.curves import (
     at_equal,
     below,
     depths,
-    end_of,
     ends,
     in_order,
-    rule_of,
     shown,
+    step_size_rule,
+    summarise_seeds,
     tuned,
     winner,
 )
@@ -57,13 +57,13 @@ LOCAL_ENDS = {2: (1.3e-2, 1.3e-2)} | dict.fromkeys((32, 64, 128), (1.3e-3, 1.55e
 
 
 def within(ours: float, low: float, high: float, factor: float) -> bool:
-    """Whether a number is within a factor of a published range."""
+    """Return whether a number is within a factor of a published range."""
     return bool(low / factor <= ours <= high * factor)
 
 
-def said(found: Mapping[str, End], *names: str) -> str:
+def ends_text(ends_by_scheme: Mapping[str, End], *names: str) -> str:
     """Ends in words, of all schemes if none is named."""
-    return ", ".join(f"{name}: {found[name]}" for name in names or found)
+    return ", ".join(f"{name}: {ends_by_scheme[name]}" for name in names or ends_by_scheme)
 
 
 def judged(ours: str, holds: bool) -> Verdict:
@@ -75,9 +75,9 @@ def compared(store: str, *names: str, x: str = "time") -> Check:
     """Check that schemes end in an order, lowest first, each at a step size inside its grid."""
 
     def check(data: Data) -> Verdict:
-        found, quantity = as_run(data[store]), QUANTITY.get(store, "gap")
-        chosen = tuned(found, quantity, rule_of(store))
-        words = said(ends(found, quantity, x, rule_of(store)), *names)
+        experiment, quantity = as_run(data[store]), QUANTITY.get(store, "gap")
+        chosen = tuned(experiment, quantity, step_size_rule(store))
+        words = ends_text(ends(experiment, quantity, x, step_size_rule(store)), *names)
         if edges := [name for name in names if bool(chosen.edge.sel(scheme=name))]:
             reason = f"{', '.join(edges)} may end lower beyond the step sizes that were tried"
             return Verdict(words, None, reason)
@@ -104,10 +104,12 @@ def order_only(check: Check, store: str, first: str, second: str, published: str
     def both(data: Data) -> Verdict:
         verdict = check(data)
         quantity = QUANTITY.get(store, "gap")
-        found = ends(data[store], quantity)
-        lead = found[second].median / found[first].median
-        given = data[store].sel(step=0, scheme=first)
-        at_published = end_of(shown(given, quantity).isel(sample=-1).values, float(given.step_size))
+        ends_by_scheme = ends(data[store], quantity)
+        lead = ends_by_scheme[second].median / ends_by_scheme[first].median
+        at_first_step = data[store].sel(step=0, scheme=first)
+        at_published = summarise_seeds(
+            shown(at_first_step, quantity).isel(sample=-1).values, float(at_first_step.step_size)
+        )
         reason = (
             f"the order only: {lead:.2g} times below, published are {published}; at its published "
             f"step size {first} ends at {at_published}"
@@ -118,35 +120,35 @@ def order_only(check: Check, store: str, first: str, second: str, published: str
 
 
 def delay_law(data: Data) -> Verdict:
-    """What is counted differs from S^2 - S/2 by no more in deep pipes than in shallow ones."""
-    found = data["staleness"]
-    apart = found.max_delay - found.max_delay_law
-    half = found.sizes["stages"] // 2
+    """Judge if counts differ from S^2 - S/2 by no more in deep pipes than in shallow ones."""
+    staleness = data["staleness"]
+    apart = staleness.max_delay - staleness.max_delay_law
+    half = staleness.sizes["stages"] // 2
     shallow, deep = abs(apart[:half]).max(), abs(apart[half:]).max()
-    last = found.isel(stages=-1)
+    last = staleness.isel(stages=-1)
     return judged(
         f"{int(last.max_delay)} at S={int(last.stages)}; less S^2 - S/2 that is "
-        f"{float(apart.min()):g} to {float(apart.max()):g} at {found.sizes['stages']} depths",
+        f"{float(apart.min()):g} to {float(apart.max()):g} at {staleness.sizes['stages']} depths",
         bool(deep <= shallow),
     )
 
 
-def most_of_bound(data: Data, bound: str) -> float:
+def largest_share(data: Data, bound: str) -> float:
     """Largest measured mean squared gradient, as a share of "total" or "total_without_delay"."""
-    found = data["convergence_bound"]
-    shares = [found[f"{late}measured"] / found[f"{late}{bound}"] for late in ("", "late_")]
+    bounds = data["convergence_bound"]
+    shares = [bounds[f"{late}measured"] / bounds[f"{late}{bound}"] for late in ("", "late_")]
     return max(float(share.max()) for share in shares)
 
 
 def bound_holds(data: Data) -> Verdict:
     """Measured mean squared gradients of all runs that did not diverge are below the bound."""
-    worst = most_of_bound(data, "total")
+    worst = largest_share(data, "total")
     return Verdict(f"measured / bound at most {worst:.2g}", 0 < worst <= 1)
 
 
 def delay_term_needed(data: Data) -> Verdict:
     """Some run is above what is left of the bound without its delay term."""
-    worst = most_of_bound(data, "total_without_delay")
+    worst = largest_share(data, "total_without_delay")
     return judged(f"measured / bound without it at most {worst:.2g}", worst > 1)
 
 
@@ -167,11 +169,11 @@ def bound_law(data: Data) -> Verdict:
 
 def admission(data: Data) -> Verdict:
     """Microbatches in flight at their peak, makespan and largest delay of both admissions."""
-    found = data["pipedream_schedules"]
-    each, first = (found.sel(schedule=f"pipedream{how}") for how in ("", ", first stage"))
-    same = all(float(each[name]) == float(first[name]) for name in ("makespan", "max_delay"))
-    held = [one.in_flight.values.tolist() for one in (each, first)]
-    words = [", ".join(map(str, one)) for one in held]
+    schedules = data["pipedream_schedules"]
+    all_stages, first = (schedules.sel(schedule=f"pipedream{how}") for how in ("", ", first stage"))
+    same = all(float(all_stages[name]) == float(first[name]) for name in ("makespan", "max_delay"))
+    held = [schedule.in_flight.values.tolist() for schedule in (all_stages, first)]
+    words = [", ".join(map(str, counts)) for counts in held]
     return judged(
         f"{words[1]} instead of {words[0]}; both end after {float(first.makespan):g} slots",
         same and held == [[4, 3, 2, 1], [4, 4, 3, 1]],
@@ -183,7 +185,7 @@ def published_end(scheme: str, published: float) -> Check:
 
     def check(data: Data) -> Verdict:
         store = "pipedream_quadratic"
-        end = ends(as_run(data[store]), "gap", "updates", rule_of(store))[scheme]
+        end = ends(as_run(data[store]), "gap", "updates", step_size_rule(store))[scheme]
         holds = within(end.median, published, published, END.value)
         return judged(str(end), holds)
 
@@ -203,10 +205,11 @@ def matching(data: Data) -> Verdict:
         f"at most {worst:.2g} times, at the end {float(ends_apart.min()):.2g} to "
         f"{float(ends_apart.max()):.2g} by seed; with other delays {min(ratios.values()):.2g} times"
     )
-    drawn = apart(tuned(data["pipedream_match"], "gap", PUBLISHED), "rpd", "pipedream, drawn")
+    drawn_apart = apart(tuned(data["pipedream_match"], "gap", PUBLISHED), "rpd", "pipedream, drawn")
     reason = (
         "no source says how close; RPD draws every batch by itself, PipeDream takes them in turn "
-        f"and ends lower; where it draws them too, the two are at most {drawn:.2g} times apart"
+        f"and ends lower; where it draws them too, the two are at most {drawn_apart:.2g} times "
+        "apart"
     )
     if not is_nearest:
         return judged(words, holds=False)
@@ -216,38 +219,43 @@ def matching(data: Data) -> Verdict:
 def nesterov_ends(data: Data) -> Verdict:
     """All four ends are near the published ones."""
     published = dict(zip(("pipedream", *LOCAL), (2.73, 20.0, 23.0, 270.0), strict=True))
-    found = ends(data["pipedream_nesterov"], "gap")
-    holds = all(within(found[s].median, p, p, END.value) for s, p in published.items())
-    return judged(said(found, *published), holds)
+    ends_by_scheme = ends(data["pipedream_nesterov"], "gap")
+    holds = all(within(ends_by_scheme[s].median, p, p, END.value) for s, p in published.items())
+    return judged(ends_text(ends_by_scheme, *published), holds)
 
 
 def scaling_flat(data: Data) -> Verdict:
     """PipeDream and RPD are near 1e-2 at every S."""
-    each = by_depth(data)
-    ours = {name: [found[name].median for found in each.values()] for name in ("pipedream", "rpd")}
+    depths = by_depth(data)
+    ours = {
+        name: [ends_by_scheme[name].median for ends_by_scheme in depths.values()]
+        for name in ("pipedream", "rpd")
+    }
     words = [f"{name} {min(gaps):.2g} to {max(gaps):.2g}" for name, gaps in ours.items()]
     far = [
-        f"{name} {found[name].median:.2g} at S = {s} ({found[name].low:.2g} to "
-        f"{found[name].high:.2g} by seed; {last_tenth(data, name, s):.2g} as the mean of the last "
-        "tenth of the run)"
-        for s, found in each.items()
+        f"{name} {ends_by_scheme[name].median:.2g} at S = {s} ({ends_by_scheme[name].low:.2g} to "
+        f"{ends_by_scheme[name].high:.2g} by seed; {last_tenth(data, name, s):.2g} as the mean of "
+        "the last tenth of the run)"
+        for s, ends_by_scheme in depths.items()
         for name in ours
-        if not within(found[name].median, 1e-2, 1e-2, FLAT.value)
+        if not within(ends_by_scheme[name].median, 1e-2, 1e-2, FLAT.value)
     ]
     return Verdict(", ".join(words), not far, f"farther: {', '.join(far)}" if far else "")
 
 
 def last_tenth(data: Data, scheme: str, stages: int) -> float:
     """Median of f over the last tenth of experiment 5, for an end is one model of noisy updates."""
-    one = as_run(data["pipedream_scaling"]).sel(stages=stages)
-    curve = tuned(one, "value").shown.sel(scheme=scheme)
+    experiment = as_run(data["pipedream_scaling"]).sel(stages=stages)
+    curve = tuned(experiment, "value").shown.sel(scheme=scheme)
     tail = curve.isel(sample=slice(-max(1, curve.sizes["sample"] // TENTH), None))
     return float(tail.mean("sample").median("seed"))
 
 
 def scaling_local(data: Data) -> Verdict:
     """Near the published ends at S = 2, 32, 64, 128, and falling up to S = 64: then it is flat."""
-    gap = {s: found["local-sgd H=5"].median for s, found in by_depth(data).items()}
+    gap = {
+        s: ends_by_scheme["local-sgd H=5"].median for s, ends_by_scheme in by_depth(data).items()
+    }
     falls = bool(np.all(np.diff([gap[s] for s in gap if s <= 64]) < 0))
     near = all(within(gap[s], *range_, FALL.value) for s, range_ in LOCAL_ENDS.items())
     words = ", ".join(f"{g:.2g} at {s}" for s, g in gap.items())
@@ -262,7 +270,7 @@ def scaling_winner(data: Data) -> Verdict:
         for s in store.stages
         if s >= 4
     }
-    wins = {s: below(found, *RIVALS) for s, found in later.items()}
+    wins = {s: below(depth_ends, *RIVALS) for s, depth_ends in later.items()}
     at = {
         answer: ", ".join(str(s) for s, won in wins.items() if won is answer) or "none"
         for answer in (True, False, None)
@@ -273,22 +281,24 @@ def scaling_winner(data: Data) -> Verdict:
         return Verdict(words, False, f"PipeDream wins with every seed at S = {at[False]}")
     if not by_seed:
         return Verdict(words, True)
-    authors = all(below(found.sel(seed=[AUTHORS_SEED]), *RIVALS) for found in later.values())
+    authors = all(
+        below(depth_ends.sel(seed=[AUTHORS_SEED]), *RIVALS) for depth_ends in later.values()
+    )
     reason = f"seeds do not agree at S = {at[None]}"
     if not authors:
         return Verdict(words, None, reason)
-    one = "; the authors ran one, with which LocalSGD wins at all"
-    return Verdict(words, None, reason + one, depends="the seed")
+    by_authors = "; the authors ran one, with which LocalSGD wins at all"
+    return Verdict(words, None, reason + by_authors, depends="the seed")
 
 
-def by_seeds(stages: int, found: xr.DataArray) -> str:
+def by_seeds(stages: int, end: xr.DataArray) -> str:
     """Both ends at each seed, as "at S = 4: 0.007 against 0.015 (seed 0, the authors'), ..."."""
-    each = []
-    for seed in found.seed.values:
-        ours, other = (short(float(found.sel(scheme=name, seed=seed))) for name in RIVALS)
+    sentences = []
+    for seed in end.seed.values:
+        ours, other = (short(float(end.sel(scheme=name, seed=seed))) for name in RIVALS)
         whose = ", the authors'" if seed == AUTHORS_SEED else ""
-        each.append(f"{ours} against {other} (seed {seed}{whose})")
-    return f"at S = {stages}: {', '.join(each)}"
+        sentences.append(f"{ours} against {other} (seed {seed}{whose})")
+    return f"at S = {stages}: {', '.join(sentences)}"
 
 
 def by_depth(data: Data, column: str | None = None) -> dict[int, dict[str, End]]:
@@ -301,40 +311,43 @@ def by_depth(data: Data, column: str | None = None) -> dict[int, dict[str, End]]
 def captioned(data: Data) -> Verdict:
     """Experiment 1 as its caption has it, at the step sizes that end lowest; nothing is judged."""
     store = "pipedream_quadratic"
-    found = ends(data[store].sel(setting=CAPTION), "gap", "updates")
-    return Verdict(said(found), None)
+    ends_by_scheme = ends(data[store].sel(setting=CAPTION), "gap", "updates")
+    return Verdict(ends_text(ends_by_scheme), None)
 
 
 def caption_scaling(data: Data) -> Verdict:
     """Experiment 5 as its caption has it; nothing is judged."""
-    each = by_depth(data, CAPTION)
+    depths = by_depth(data, CAPTION)
     names = ("pipedream", "rpd", "local-sgd H=5")
     words = [
-        f"{name} " + ", ".join(f"{found[name].median:.2g} at {s}" for s, found in each.items())
+        f"{name} "
+        + ", ".join(
+            f"{ends_by_scheme[name].median:.2g} at {s}" for s, ends_by_scheme in depths.items()
+        )
         for name in names
     ]
     return Verdict("; ".join(words), None)
 
 
 def machines(objective: str) -> Check:
-    """Which scheme is best at equal seconds with every seed, by machine."""
+    """Return a check that names the best scheme at equal seconds with every seed, by machine."""
 
     def check(data: Data) -> Verdict:
         store = data["pipedream_machines"].sel(objective=objective)
         won: dict[str, list[str]] = {}
         for system in map(str, store.system.values):
-            found = winner(at_equal(tuned(store.sel(system=system), "gap"), "time"))
-            is_one = found.seeds == store.sizes["seed"]
-            won.setdefault(found.scheme if is_one else DISAGREE, []).append(system)
+            best = winner(at_equal(tuned(store.sel(system=system), "gap"), "time"))
+            is_one = best.seeds == store.sizes["seed"]
+            won.setdefault(best.scheme if is_one else DISAGREE, []).append(system)
         words = [f"{scheme} on {', '.join(systems)}" for scheme, systems in won.items()]
-        one = f"{next(iter(won))} on all {store.sizes['system']}"
-        return Verdict(one if len(won) == 1 else "; ".join(words), None)
+        everywhere = f"{next(iter(won))} on all {store.sizes['system']}"
+        return Verdict(everywhere if len(won) == 1 else "; ".join(words), None)
 
     return check
 
 
 def rules_agree(data: Data) -> Verdict:
-    """Whether another rule of the step size changes who ends lowest."""
+    """Judge if another rule of the step size changes the scheme that ends lowest."""
     words, others = [], []
     for store in ("pipedream_nesterov", "pipedream_logistic", "pipedream_language"):
         quantity, name = QUANTITY.get(store, "gap"), store.removeprefix("pipedream_")

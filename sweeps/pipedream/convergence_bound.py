@@ -35,7 +35,7 @@ Values = float | NumpyArray
 
 
 class Reported(NamedTuple):
-    """What a setting is judged by, missing (NaN) where a run diverged.
+    """Numbers that a setting is judged by, missing (NaN) where a run diverged.
 
     Attributes:
       mean: (...) mean of |grad f(w_k)|^2 over the updates.
@@ -132,16 +132,20 @@ def _trained(
         for seed in track(seeds, name, console=Console(stderr=True))
     ]
     mean, largest, diverged = (
-        np.concatenate(each, axis=-1) for each in zip(*map(_reported, runs), strict=True)
+        np.concatenate(parts, axis=-1) for parts in zip(*map(_reported, runs), strict=True)
     )
     start = {"smoothness": pt.smoothness(objective), "gap": float(runs[0].gap[0, 0, 0, 0])}
     measured, largest = mean.mean(axis=-1), largest.max(axis=-1)
     delta, gamma = np.array(DELTAS), np.array(step_sizes)
     terms = _bound(STAGES, updates, gamma, largest, delta[:, None], **start)
     least = np.nanargmin(terms["total"], axis=-1)[:, None]
-    found = np.take_along_axis(largest, least, axis=-1)[:, 0]
+    largest_at_best = np.take_along_axis(largest, least, axis=-1)[:, 0]
     best = pt.best_step_size(
-        stages=STAGES, updates=updates, delta=delta, gradient_bound=np.sqrt(found), **start
+        stages=STAGES,
+        updates=updates,
+        delta=delta,
+        gradient_bound=np.sqrt(largest_at_best),
+        **start,
     )
     by_setting = {"measured": measured, "largest_squared_gradient": largest, **terms}
     return xr.Dataset(
@@ -150,7 +154,10 @@ def _trained(
             "diverged": (("delta", "step_size", "seed"), diverged),
             **{key: (("delta", "step_size"), value) for key, value in by_setting.items()},
             "best_step_size": ("delta", best),
-            "least_bound": ("delta", _bound(STAGES, updates, best, found, delta, **start)["total"]),
+            "least_bound": (
+                "delta",
+                _bound(STAGES, updates, best, largest_at_best, delta, **start)["total"],
+            ),
             "best_measured": ("delta", gamma[np.nanargmin(measured, axis=-1)]),
             **start,
         },
@@ -176,12 +183,18 @@ def _bound(
     gap: float,
 ) -> dict[str, NumpyArray]:
     """Terms of the bound with the measured G^2, missing where there is none; their sums."""
-    known = np.isfinite(largest)
+    is_measured = np.isfinite(largest)
     bound = pt.convergence_bound(
-        stages, updates, step_size, smoothness, np.sqrt(np.where(known, largest, 1.0)), delta, gap
+        stages,
+        updates,
+        step_size,
+        smoothness,
+        np.sqrt(np.where(is_measured, largest, 1.0)),
+        delta,
+        gap,
     )
     named = {**bound._asdict(), "total_without_delay": bound.start + bound.noise}
-    return {name: np.where(known, value, np.nan) for name, value in named.items()}
+    return {name: np.where(is_measured, value, np.nan) for name, value in named.items()}
 
 
 def _late(updates: int) -> xr.Dataset:

@@ -1,4 +1,4 @@
-"""What the curves of an experiment say: step sizes, values at equal time or updates, who is below.
+"""Readings of the curves of an experiment: step sizes, values at equal time or updates, winners.
 
 Claims read it here; what figures draw of it is added to the dataset (`read`), so that a table and a
 caption have the same numbers. Of the seeds the median and the range are shown.
@@ -36,7 +36,7 @@ def as_run(data: xr.Dataset) -> xr.Dataset:
     return data.sel(setting=AS_RUN) if "setting" in data.dims else data
 
 
-def rule_of(store: str, setting: str = AS_RUN) -> str:
+def step_size_rule(store: str, setting: str = AS_RUN) -> str:
     """Say what the step sizes of a store are chosen by.
 
     Args:
@@ -93,7 +93,7 @@ def tuned(data: xr.Dataset, quantity: str, rule: str = "final") -> xr.Dataset:
 
 
 def _is_edge(place: xr.DataArray, tried: xr.DataArray) -> xr.DataArray:
-    """Whether a step is the first or last that was tried; not all are for every scheme."""
+    """Return whether a step is the first or last that was tried; not all are for every scheme."""
     last = tried.sizes["step"] - 1 - tried.isel(step=slice(None, None, -1)).argmax("step")
     return (place == tried.argmax("step")) | (place == last)
 
@@ -120,8 +120,8 @@ def _place(
     """Place of a step size, `NONE` where the rule finds none."""
     if rule == PUBLISHED:
         return published if np.isfinite(curves[published]).all() else NONE
-    found = choose_step_size(curves, rule, sizes.tolist())
-    return NONE if found is None else found
+    chosen = choose_step_size(curves, rule, sizes.tolist())
+    return NONE if chosen is None else chosen
 
 
 def at_equal(chosen: xr.Dataset, x: str) -> xr.DataArray:
@@ -137,14 +137,14 @@ def at_equal(chosen: xr.Dataset, x: str) -> xr.DataArray:
     at = float(chosen[x].isel(sample=-1).min())
     is_positive = bool((chosen.shown.fillna(1.0) > 0).all())
     curve = np.log(chosen.shown) if is_positive else chosen.shown
-    found: xr.DataArray = xr.apply_ufunc(
+    read_values: xr.DataArray = xr.apply_ufunc(
         lambda place, values: np.interp(at, place, values),
         chosen[x],
         curve,
         input_core_dims=[["sample"], ["sample"]],
         vectorize=True,
     )
-    return found.copy(data=np.exp(found.values)) if is_positive else found
+    return read_values.copy(data=np.exp(read_values.values)) if is_positive else read_values
 
 
 def ends(data: xr.Dataset, quantity: str, x: str = "time", rule: str = "final") -> dict[str, End]:
@@ -160,28 +160,30 @@ def ends(data: xr.Dataset, quantity: str, x: str = "time", rule: str = "final") 
       Ends by scheme.
     """
     chosen = tuned(data, quantity, rule)
-    found = at_equal(chosen, x)
+    end = at_equal(chosen, x)
     return {
-        str(name): end_of(
-            found.sel(scheme=name).values,
+        str(name): summarise_seeds(
+            end.sel(scheme=name).values,
             float(chosen.step_size.sel(scheme=name)),
             bool(chosen.edge.sel(scheme=name)),
         )
-        for name in found.scheme.values
+        for name in end.scheme.values
     }
 
 
-def end_of(seeds: Float[NumpyArray, " seeds"], step_size: float, edge: bool = False) -> End:
+def summarise_seeds(
+    seeds: Float[NumpyArray, " seeds"], step_size: float, edge: bool = False
+) -> End:
     """Median and range over the seeds; missing where one is."""
     median, low, high = float(np.median(seeds)), float(seeds.min()), float(seeds.max())
     return End(median, low, high, step_size, edge)
 
 
-def below(found: xr.DataArray, first: str, second: str) -> bool | None:
-    """Whether one scheme ends below another, seed by seed: examples and starts are the same.
+def below(end: xr.DataArray, first: str, second: str) -> bool | None:
+    """Say if one scheme ends below another, seed by seed: examples and starts are the same.
 
     Args:
-      found: as from `at_equal`.
+      end: as from `at_equal`.
       first: a scheme.
       second: another one.
 
@@ -189,25 +191,27 @@ def below(found: xr.DataArray, first: str, second: str) -> bool | None:
       True or False if it is so for every seed; None if the seeds do not agree. A scheme that
       diverged is below nothing.
     """
-    one, other = (found.sel(scheme=name).fillna(np.inf).values for name in (first, second))
-    if (one < other).all():
+    first_ends, second_ends = (
+        end.sel(scheme=name).fillna(np.inf).values for name in (first, second)
+    )
+    if (first_ends < second_ends).all():
         return True
-    return False if (one >= other).all() else None
+    return False if (first_ends >= second_ends).all() else None
 
 
-def in_order(found: xr.DataArray, names: Sequence[str]) -> bool | None:
-    """Whether schemes end in an order, lowest first.
+def in_order(end: xr.DataArray, names: Sequence[str]) -> bool | None:
+    """Say if schemes end in an order, lowest first.
 
     Args:
-      found: as from `at_equal`.
+      end: as from `at_equal`.
       names: schemes.
 
     Returns:
       False if some scheme ends above the next one with every seed, True if none does with any,
       and None otherwise.
     """
-    each = [below(found, *pair) for pair in itertools.pairwise(names)]
-    return False if False in each else None if None in each else True
+    is_below = [below(end, *pair) for pair in itertools.pairwise(names)]
+    return False if False in is_below else None if None in is_below else True
 
 
 def apart(chosen: xr.Dataset, *schemes: str) -> float:
@@ -224,14 +228,14 @@ def apart(chosen: xr.Dataset, *schemes: str) -> float:
     updates = [chosen.updates.sel(scheme=name).values for name in schemes]
     at = updates[0][updates[0] <= updates[1].max()]
     logs = [
-        np.interp(at, each, median.sel(scheme=name))
-        for each, name in zip(updates, schemes, strict=True)
+        np.interp(at, scheme_updates, median.sel(scheme=name))
+        for scheme_updates, name in zip(updates, schemes, strict=True)
     ]
     return float(np.exp(np.abs(logs[1] - logs[0]).max()))
 
 
 class Winner(NamedTuple):
-    """Who ends lowest.
+    """Scheme that ends lowest.
 
     Attributes:
       scheme: which; empty if all diverge.
@@ -246,22 +250,22 @@ class Winner(NamedTuple):
     seeds: int
 
 
-def winner(found: xr.DataArray) -> Winner:
+def winner(end: xr.DataArray) -> Winner:
     """Find who ends lowest.
 
     Args:
-      found: as from `at_equal`.
+      end: as from `at_equal`.
 
     Returns:
       The scheme of the least median, and by how much; one that diverged is left out.
     """
-    median = found.median("seed", skipna=False).dropna("scheme")
+    median = end.median("seed", skipna=False).dropna("scheme")
     first, second = [*map(str, median.sortby(median).scheme.values), "", ""][:2]
     if not second:
         return Winner(first, "", np.nan, 0)
     lead = float(median.sel(scheme=second) / median.sel(scheme=first))
-    others = found.drop_sel(scheme=first).fillna(np.inf).min("scheme")
-    return Winner(first, second, lead, int((found.sel(scheme=first) < others).sum()))
+    others = end.drop_sel(scheme=first).fillna(np.inf).min("scheme")
+    return Winner(first, second, lead, int((end.sel(scheme=first) < others).sum()))
 
 
 def read(data: xr.Dataset, store: str) -> xr.Dataset:
@@ -278,8 +282,8 @@ def read(data: xr.Dataset, store: str) -> xr.Dataset:
       RPD. Attributes are the store's `quantity` and `rule`.
     """
     chosen = _chosen(data, store).drop_vars("step")
-    end = _of_cases(chosen, lambda one: xr.concat([at_equal(one, x) for x in EQUAL], "by"))
-    found = data.assign_coords(by=list(EQUAL)).assign(
+    end = _read_cases(chosen, lambda case: xr.concat([at_equal(case, x) for x in EQUAL], "by"))
+    result = data.assign_coords(by=list(EQUAL)).assign(
         shown=chosen.shown,
         chosen_step_size=chosen.step_size,
         edge=chosen.edge,
@@ -288,33 +292,33 @@ def read(data: xr.Dataset, store: str) -> xr.Dataset:
     )
     if store == "pipedream_match":
         ratios = [apart(chosen, name, "rpd") for name in map(str, chosen.scheme.values)]
-        found = found.assign(apart=("scheme", ratios))
-    best = _of_cases(end, _winners).rename(scheme="first", seeds="wins")
-    attributes = {"quantity": QUANTITY.get(store, "gap"), "rule": rule_of(store)}
-    return found.assign(best).assign_attrs(attributes)
+        result = result.assign(apart=("scheme", ratios))
+    best = _read_cases(end, _winners).rename(scheme="first", seeds="wins")
+    attributes = {"quantity": QUANTITY.get(store, "gap"), "rule": step_size_rule(store)}
+    return result.assign(best).assign_attrs(attributes)
 
 
 def _winners(end: xr.DataArray) -> xr.Dataset:
-    each = [xr.Dataset(winner(end.isel(by=k))._asdict()) for k in range(len(EQUAL))]
-    return xr.concat(each, "by")
+    winners = [xr.Dataset(winner(end.isel(by=k))._asdict()) for k in range(len(EQUAL))]
+    return xr.concat(winners, "by")
 
 
 def _chosen(data: xr.Dataset, store: str) -> xr.Dataset:
     """The curves at the step sizes that are chosen, which settings may do by other rules."""
     quantity = QUANTITY.get(store, "gap")
     if "setting" not in data.dims:
-        return tuned(data, quantity, rule_of(store))
-    each = [
-        tuned(data.sel(setting=[name]), quantity, rule_of(store, name))
+        return tuned(data, quantity, step_size_rule(store))
+    tuned_settings = [
+        tuned(data.sel(setting=[name]), quantity, step_size_rule(store, name))
         for name in map(str, data.setting.values)
     ]
-    return xr.concat(each, "setting", data_vars="minimal", coords="minimal")
+    return xr.concat(tuned_settings, "setting", data_vars="minimal", coords="minimal")
 
 
-def _of_cases(data: Any, read_one: Callable[[Any], Any]) -> Any:
+def _read_cases(data: Any, read_one: Callable[[Any], Any]) -> Any:
     """Read each setting, objective, machine and number of stages; put what is found together."""
     axis = next((axis for axis in AXES if axis in data.dims), None)
     if axis is None:
         return read_one(data)
-    each = [_of_cases(data.sel({axis: at}), read_one) for at in data[axis].values]
-    return xr.concat(each, data[axis], coords="minimal")
+    parts = [_read_cases(data.sel({axis: at}), read_one) for at in data[axis].values]
+    return xr.concat(parts, data[axis], coords="minimal")

@@ -27,7 +27,7 @@ ALONE: Mapping[str, Callable[[], xr.Dataset]] = {  # datasets that are made in o
 
 
 class Run(NamedTuple):
-    """What one process does at a time.
+    """Work of one process at a time.
 
     Attributes:
       label: for people.
@@ -39,7 +39,7 @@ class Run(NamedTuple):
     label: str
     path: Path
     make: Callable[..., xr.Dataset]
-    given: tuple[Setting, Scheme] | tuple[()] = ()
+    arguments: tuple[Setting, Scheme] | tuple[()] = ()
 
 
 def along(settings: Sequence[Setting]) -> list[dict[str, str | int]]:
@@ -51,16 +51,16 @@ def along(settings: Sequence[Setting]) -> list[dict[str, str | int]]:
     Returns:
       Of each: objective, setting and stages, as far as they differ.
     """
-    every: list[dict[str, str | int]] = [
+    places: list[dict[str, str | int]] = [
         {"objective": s.problem.kind, "setting": s.column, "stages": s.stages} for s in settings
     ]
     return [
-        {name: value for name, value in one.items() if len({each[name] for each in every}) > 1}
-        for one in every
+        {name: value for name, value in place.items() if len({other[name] for other in places}) > 1}
+        for place in places
     ]
 
 
-def runs_of(name: str, folder: Path, context: str) -> list[Run]:
+def list_runs(name: str, folder: Path, context: str) -> list[Run]:
     """List what the dataset of an experiment is put together from.
 
     Args:
@@ -88,16 +88,18 @@ def together(name: str, runs: Sequence[Run]) -> xr.Dataset:
 
     Args:
       name: of the experiment.
-      runs: as from `runs_of`, all of them kept.
+      runs: as from `list_runs`, all of them kept.
 
     Returns:
       Its dataset; what the runs of one setting lack and others have is missing there.
     """
-    found = iter([_read(run.path) for run in runs])
+    stores = iter([_read(run.path) for run in runs])
     if name in ALONE:
-        return next(found)
+        return next(stores)
     settings = EXPERIMENTS[name]
-    parts = [collected([next(found) for _ in one.schemes], one.schemes) for one in settings]
+    parts = [
+        collected([next(stores) for _ in setting.schemes], setting.schemes) for setting in settings
+    ]
     return _joined(list(zip(along(settings), parts, strict=True)))
 
 
@@ -124,11 +126,13 @@ def _read(path: Path) -> xr.Dataset:
         return store.load()
 
 
-def _pinned(cores: Sequence[int], taken: "multiprocessing.sharedctypes.Synchronized[int]") -> None:
+def _pinned(
+    cores: Sequence[int], counter: "multiprocessing.sharedctypes.Synchronized[int]"
+) -> None:
     """Give each process a core of its own: arrays are small, threads would wait for each other."""
-    with taken.get_lock():
-        core = cores[taken.value % len(cores)]
-        taken.value += 1
+    with counter.get_lock():
+        core = cores[counter.value % len(cores)]
+        counter.value += 1
     os.sched_setaffinity(0, {core})
 
 
@@ -136,7 +140,7 @@ def keep(run: Run) -> tuple[str, float]:
     """Do a run and keep it; return its label and how long it took [s]."""
     begun = time.monotonic()
     run.path.parent.mkdir(exist_ok=True)
-    save(run.make(*run.given), run.path)
+    save(run.make(*run.arguments), run.path)
     return run.label, time.monotonic() - begun
 
 
@@ -151,9 +155,9 @@ def make(runs: Sequence[Run], shown: Console) -> None:
     shown.print(f"{len(missing)} of {len({run.path for run in runs})} runs to do")
     cores = sorted(os.sched_getaffinity(0))
     context = multiprocessing.get_context("spawn")
-    given = (cores, context.Value("i", 0))
+    initial = (cores, context.Value("i", 0))
     with concurrent.futures.ProcessPoolExecutor(
-        min(len(cores), max(1, len(missing))), context, _pinned, given
+        min(len(cores), max(1, len(missing))), context, _pinned, initial
     ) as pool:
         futures = [pool.submit(keep, run) for run in missing.values()]
         for label, seconds in track(_results(futures), "runs", len(futures), console=shown):

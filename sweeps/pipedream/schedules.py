@@ -33,8 +33,12 @@ def sweep() -> xr.Dataset:
     per_stage = ("schedule", "stage_number")
     return data.isel(op=np.flatnonzero(data.phase != "U")).assign(
         in_flight=(per_stage, np.stack(in_flight).astype(int), {"units": "microbatches"}),
-        weight_versions=(per_stage, np.stack([one.weight_versions for one in long])),
-        max_delay=("schedule", [one.max_delay for one in long], {"units": "block updates"}),
+        weight_versions=(per_stage, np.stack([staleness.weight_versions for staleness in long])),
+        max_delay=(
+            "schedule",
+            [staleness.max_delay for staleness in long],
+            {"units": "block updates"},
+        ),
     )
 
 

@@ -44,7 +44,7 @@ def train(setting: Setting, scheme: Scheme) -> xr.Dataset:
       a leading axis `system`, and time is in seconds.
     """
     with jax.enable_x64(setting.problem.kind != SINGLE_PRECISION):
-        objective = objective_of(setting)
+        objective = make_objectives(setting)
         if scheme.method == "rpd":
             return _labelled(_randomized(objective, setting, scheme), setting, scheme)
         options: dict[str, Any] = {
@@ -53,7 +53,7 @@ def train(setting: Setting, scheme: Scheme) -> xr.Dataset:
             "batches": scheme.batches,
             "noise": setting.problem.noise,
         }
-        table = table_of(scheme.method, setting.stages, setting.until, **dict(scheme.options))
+        table = build_until(scheme.method, setting.stages, setting.until, **dict(scheme.options))
         if not setting.systems:
             times = np.linspace(0.0, setting.until, setting.samples + 1)
             return _labelled(
@@ -78,14 +78,14 @@ def train(setting: Setting, scheme: Scheme) -> xr.Dataset:
 def _randomized(objective: TrainingObjective, setting: Setting, scheme: Scheme) -> TrainingRun:
     """As many block updates as PipeDream does, evenly over its time: RPD has no clock."""
     updates = setting.stages * round(setting.until / 2 - setting.stages + 1)
-    every = updates // setting.samples
+    spacing = updates // setting.samples
     run = sweep_randomized_pipedream(
         objective,
         step_sizes=scheme.step_sizes,
         seeds=setting.seeds,
-        updates=every * setting.samples,
+        updates=spacing * setting.samples,
         delta=scheme.delta,
-        every=every,
+        every=spacing,
         noise=setting.problem.noise,
     )
     return run._replace(time=np.linspace(0.0, setting.until, setting.samples + 1))
@@ -111,7 +111,7 @@ def _labelled(run: TrainingRun, setting: Setting, scheme: Scheme) -> xr.Dataset:
     return xr.Dataset(data, coords=coords)
 
 
-def table_of(method: str, workers: int, until: float, **options: Any) -> pj.ScheduleTable:
+def build_until(method: str, workers: int, until: float, **options: Any) -> pj.ScheduleTable:
     """Build a table that is busy until a time.
 
     Args:
@@ -135,7 +135,7 @@ def table_of(method: str, workers: int, until: float, **options: Any) -> pj.Sche
         count += max(1, round(count * (until - end) / end / unit)) * unit
 
 
-def objective_of(setting: Setting) -> TrainingObjective:
+def make_objectives(setting: Setting) -> TrainingObjective:
     """Make the objectives of all seeds.
 
     Args:
@@ -153,8 +153,8 @@ def objective_of(setting: Setting) -> TrainingObjective:
             batch_size=problem.batch_size,
             seed=0,
         )
-    each = [MAKERS[problem.kind](setting.stages, problem, seed) for seed in setting.seeds]
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+    objectives = [MAKERS[problem.kind](setting.stages, problem, seed) for seed in setting.seeds]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *objectives)
 
 
 def _random_quadratic(stages: int, problem: Problem, seed: int) -> TrainingObjective:

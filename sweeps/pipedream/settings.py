@@ -24,7 +24,7 @@ SAMPLES = 50  # of each curve, after the start
 
 
 class Problem(NamedTuple):
-    """What is trained.
+    """Objective that is trained.
 
     Attributes:
       kind: one of `sweeps.pipedream.schemes.MAKERS`.

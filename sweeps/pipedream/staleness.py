@@ -45,14 +45,22 @@ def sweep(
       `shown`; max_delay_under_messages and mean_delay_under_messages (link, message).
     """
     console = Console(stderr=True)
-    found = {s: pj.staleness(_table(s)) for s in track(stages, "depths", console=console)}
-    one_by_one = [found[s] for s in shown]
+    by_depth = {s: pj.staleness(_table(s)) for s in track(stages, "depths", console=console)}
+    one_by_one = [by_depth[s] for s in shown]
     first = one_by_one[0]
     whole = np.array(stages)
     return xr.Dataset(
         {
-            "max_delay": ("stages", [one.max_delay for one in found.values()], DELAY),
-            "mean_delay": ("stages", [one.mean_delay for one in found.values()], DELAY),
+            "max_delay": (
+                "stages",
+                [staleness.max_delay for staleness in by_depth.values()],
+                DELAY,
+            ),
+            "mean_delay": (
+                "stages",
+                [staleness.mean_delay for staleness in by_depth.values()],
+                DELAY,
+            ),
             "max_delay_law": ("stages", whole**2 - whole / 2, {**DELAY, "law": "S^2 - S/2"}),
             "mean_delay_law": (
                 "stages",
@@ -85,11 +93,11 @@ def _table(stages: int) -> pj.ScheduleTable:
     return pj.schedules.build("pipedream", num_workers=stages, num_microbatches=PER_STAGE * stages)
 
 
-def _shares(found: Sequence[Staleness]) -> Float[NumpyArray, "shown delays"]:
+def _shares(stalenesses: Sequence[Staleness]) -> Float[NumpyArray, "shown delays"]:
     """Share of each delay; 0 above the largest one."""
-    counts = [one.histogram() for one in found]
+    counts = [staleness.histogram() for staleness in stalenesses]
     longest = max(map(len, counts))
-    return np.stack([np.pad(each / each.sum(), (0, longest - len(each))) for each in counts])
+    return np.stack([np.pad(count / count.sum(), (0, longest - len(count))) for count in counts])
 
 
 def _under_messages(
@@ -98,13 +106,17 @@ def _under_messages(
     """Largest and mean delay under each link model and time of a message."""
     table = _table(stages)
     cases = [(link, message) for link in LINKS for message in messages]
-    found = []
+    stalenesses = []
     for link, message in track(cases, "messages", console=console):
         costs = pj.Costs(forward=1.0, backward=BACKWARD, transmit=float(message))
-        found.append(pj.staleness(table, costs, link=link))
+        stalenesses.append(pj.staleness(table, costs, link=link))
     shape = len(LINKS), len(messages)
-    largest: Int[NumpyArray, "links messages"] = np.reshape([s.max_delay for s in found], shape)
-    mean: Float[NumpyArray, "links messages"] = np.reshape([s.mean_delay for s in found], shape)
+    largest: Int[NumpyArray, "links messages"] = np.reshape(
+        [s.max_delay for s in stalenesses], shape
+    )
+    mean: Float[NumpyArray, "links messages"] = np.reshape(
+        [s.mean_delay for s in stalenesses], shape
+    )
     return {
         "max_delay_under_messages": (("link", "message"), largest, DELAY),
         "mean_delay_under_messages": (("link", "message"), mean, DELAY),

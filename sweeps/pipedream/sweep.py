@@ -24,7 +24,7 @@ from sweeps.pipedream import (
     staleness,
 )
 from sweeps.pipedream.curves import read
-from sweeps.pipedream.runs import ALONE, make, runs_of, together
+from sweeps.pipedream.runs import ALONE, list_runs, make, together
 from sweeps.pipedream.settings import EXPERIMENTS
 
 RUNS = "pipedream_runs"  # folder of what is kept until all experiments are there
@@ -48,8 +48,8 @@ MODULES: Mapping[str, ModuleType] = {
 }
 
 
-def origin_of(name: str) -> dict[str, str]:
-    """What the numbers of a dataset depend on, in hashes.
+def origin_hashes(name: str) -> dict[str, str]:
+    """Hash what the numbers of a dataset depend on.
 
     Args:
       name: of the experiment.
@@ -67,7 +67,7 @@ def origin_of(name: str) -> dict[str, str]:
     }
 
 
-def store_of(name: str, out: Path) -> Path:
+def store_path(name: str, out: Path) -> Path:
     """Return the path of a dataset."""
     return out / (f"{name}.zarr" if name in ALONE else f"pipedream_{name}.zarr")
 
@@ -84,20 +84,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     out: Path = options.out
     shown = Console(stderr=True, soft_wrap=True)
-    wanted = {}
+    runs_by_name = {}
     for name in PARTS if options.only is None else [options.only]:
-        path = store_of(name, out)
+        path = store_path(name, out)
         check(path, parser)
-        origin = origin_of(name)
+        origin = origin_hashes(name)
         reason = why_anew(path, origin)
         shown.print(f"{path} is made: {reason}" if reason else f"{path} is kept", highlight=False)
         if reason:
             context = f"code {origin['code']}, sweep {origin['sweep']}"
-            wanted[name] = runs_of(name, out / RUNS, context)
-    make([run for runs in wanted.values() for run in runs], shown)
-    for name, runs in wanted.items():
-        attributes = {**provenance(), **origin_of(name), "title": f"PipeDream: {name}"}
-        data, store = together(name, runs), store_of(name, out)
+            runs_by_name[name] = list_runs(name, out / RUNS, context)
+    make([run for runs in runs_by_name.values() for run in runs], shown)
+    for name, runs in runs_by_name.items():
+        attributes = {**provenance(), **origin_hashes(name), "title": f"PipeDream: {name}"}
+        data, store = together(name, runs), store_path(name, out)
         if name in EXPERIMENTS:
             data = read(data, store.stem)
         save(data.assign_attrs(attributes), store)

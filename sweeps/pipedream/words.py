@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class End(NamedTuple):
-    """Where a scheme ends.
+    """End of a scheme.
 
     Attributes:
       median: over the seeds.

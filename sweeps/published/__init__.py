@@ -1,1 +1,1 @@
-"""What others published, against predictions: measured runs and closed forms."""
+"""Published measured runs and closed forms, against predictions."""

@@ -1,4 +1,4 @@
-"""How far predictions of published runs are from what was measured, each with what is allowed."""
+"""Errors of predictions of published runs, each with its tolerance."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -26,19 +26,19 @@ class Accuracy(NamedTuple):
     runs: str
     errors: PredictionErrors
     tolerance: float | None = None
-    of: str = MEAN
+    measure: str = MEAN
 
     @property
     def holds(self) -> bool:
-        """Whether the errors are within the tolerance."""
+        """Return whether the errors are within the tolerance."""
         e = self.errors
-        error = {MEAN: e.mape, MEDIAN: e.median, EACH: e.largest, BIAS: abs(e.bias)}[self.of]
+        error = {MEAN: e.mape, MEDIAN: e.median, EACH: e.largest, BIAS: abs(e.bias)}[self.measure]
         return self.tolerance is None or error <= self.tolerance
 
     @property
     def allowed(self) -> str:
         """The tolerance in words, empty where there is none."""
-        return "" if self.tolerance is None else f"{self.of} {self.tolerance:g} %"
+        return "" if self.tolerance is None else f"{self.measure} {self.tolerance:g} %"
 
 
 def report(title: str, accuracies: Sequence[Accuracy], reasons: Sequence[str] = ()) -> None:

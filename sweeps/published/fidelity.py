@@ -1,4 +1,4 @@
-"""How far predictions are from all measured tables: a page, a dataset for its figure, exit code.
+"""Errors of predictions on all measured tables: a page, a dataset for its figure, an exit code.
 
     python -m sweeps.published.fidelity --out results/fidelity.zarr --page docs/accuracy.md
 
@@ -41,7 +41,7 @@ FIGURE = "accuracy.png"  # beside the page
 
 
 class Limit(NamedTuple):
-    """What errors may be.
+    """Limit of errors.
 
     Attributes:
       percent: at most.
@@ -49,7 +49,7 @@ class Limit(NamedTuple):
     """
 
     percent: float
-    of: str = MEAN
+    measure: str = MEAN
 
 
 # step times by the machine's own file; what is not named here is reported without a limit
@@ -138,23 +138,23 @@ def judged(group: str, runs: str, errors: PredictionErrors, *limits: Limit) -> l
     return [Accuracy(group, runs, errors, *limit) for limit in limits or ((None, MEAN),)]
 
 
-def of_times(found: Validation) -> PredictionErrors:
+def time_errors(validation: Validation) -> PredictionErrors:
     """Errors of the step times, which every table has."""
-    if found.time is None:
-        raise ValueError(f"{found.measured.file[0]}: no step time was measured")
-    return found.time
+    if validation.time is None:
+        raise ValueError(f"{validation.measured.file[0]}: no step time was measured")
+    return validation.time
 
 
-def out_of_box(found: Sequence[Validation], *reasons: str) -> Section:
+def out_of_box(validations: Sequence[Validation], *reasons: str) -> Section:
     """Step times by the machines' own files."""
     rows = []
-    for one in found:
-        name = Path(one.measured.file[0]).stem
-        machines = ", ".join(dict.fromkeys(one.measured.system.tolist()))
+    for validation in validations:
+        name = Path(validation.measured.file[0]).stem
+        machines = ", ".join(dict.fromkeys(validation.measured.system.tolist()))
         machines += ", fitted to these rows" * (name in (SINGLE, MULTI))
         machines += ", a profile of these runs" * (name == "simumax_b200")
-        once = one.by_configuration
-        rows += judged(name, machines, of_times(once), *limits_of(OUT_OF_BOX, name))
+        once = validation.by_configuration
+        rows += judged(name, machines, time_errors(once), *table_limits(OUT_OF_BOX, name))
     text = (
         "Step times of every table by the machine's file and the stack as they come with pipejax, "
         "one row for each configuration. The A100's kernels and the host of all machines are "
@@ -165,20 +165,24 @@ def out_of_box(found: Sequence[Validation], *reasons: str) -> Section:
     return Section("Out of the box", text, tuple(rows), reasons)
 
 
-def limits_of(limits: Mapping[str, tuple[Limit, ...]], name: str) -> tuple[Limit, ...]:
+def table_limits(limits: Mapping[str, tuple[Limit, ...]], name: str) -> tuple[Limit, ...]:
     """The limits of a table, if it has any."""
     return limits.get(name, ())
 
 
-def bridge(found: Sequence[Validation]) -> Section:
+def bridge(validations: Sequence[Validation]) -> Section:
     """Megatron-Bridge's tables by kind of model, on all machines together."""
     rows = []
-    every = [one for one in found if Path(one.measured.file[0]).stem.startswith(BRIDGE)]
+    bridge_tables = [
+        validation
+        for validation in validations
+        if Path(validation.measured.file[0]).stem.startswith(BRIDGE)
+    ]
     for kind, (names, limit) in KINDS.items():
         parts = []
-        for one in every:
-            models = one.measured.column("model")
-            parts.append(one.take(np.array([any(n in m for n in names) for m in models])))
+        for validation in bridge_tables:
+            models = validation.measured.column("model")
+            parts.append(validation.take(np.array([any(n in m for n in names) for m in models])))
         machines = [part for part in parts if len(part.measured)]
         together = np.concatenate([part.by_configuration.errors for part in machines])
         limits = () if limit is None else (limit,)
@@ -186,7 +190,7 @@ def bridge(found: Sequence[Validation]) -> Section:
         rows += judged(kind, "all machines, by configuration", errors, *limits)
         for part in machines:
             name = part.measured.system[0]
-            rows += judged(kind, name, of_times(part.by_configuration))
+            rows += judged(kind, name, time_errors(part.by_configuration))
     text = (
         "One row for each configuration: what several releases measured of it is their mean. "
         "Dispatcher, overlap, graphs and recomputed modules are those of the recipes at the time "
@@ -198,21 +202,21 @@ def bridge(found: Sequence[Validation]) -> Section:
 
 def nanotron() -> Section:
     """The playbook's runs: network-bound ones apart, and what ran out of memory."""
-    one = pj.validate(DATA / "measured" / f"{NANOTRON}.csv")
-    measured = one.measured
+    validation = pj.validate(DATA / "measured" / f"{NANOTRON}.csv")
+    measured = validation.measured
     is_faulty = np.char.startswith(measured.release.astype(str), FAULT)
-    ran = one.take(~measured.out_of_memory & ~is_faulty)
-    slow = one.take(~measured.out_of_memory & is_faulty)
+    ran = validation.take(~measured.out_of_memory & ~is_faulty)
+    slow = validation.take(~measured.out_of_memory & is_faulty)
     flop = np.array([6 * _parameters(model) for model in measured.models])[ran.measured.model]
     tokens = ran.measured.global_batch * ran.measured.column("sequence")
     mfu = flop * tokens / (ran.measured.seconds * ran.measured.accelerators * 989e12)
     unseen = ran.predicted._replace(seconds=sizes_left_out(ran.measured))
     rows = []
-    for what, found in (("", ran), (", size left out", Validation(ran.measured, unseen))):
+    for what, part in (("", ran), (", size left out", Validation(ran.measured, unseen))):
         for is_above, name in ((True, "above 10 % of the peak"), (False, "below")):
-            errors = of_times(found.take((mfu > 0.1) == is_above))
+            errors = time_errors(part.take((mfu > 0.1) == is_above))
             rows += judged(NANOTRON, name + what, errors, PLAYBOOK[is_above])
-    rows += judged(NANOTRON, "pipelines that a fault slowed, mended since", of_times(slow))
+    rows += judged(NANOTRON, "pipelines that a fault slowed, mended since", time_errors(slow))
     text = (
         "Runs of nanotron on 8 to 512 H100 with the bandwidth that each job measured between its "
         "nodes. Counted apart are pipelines that a fault of the framework slowed. Of the others "
@@ -221,7 +225,9 @@ def nanotron() -> Section:
         "the same kind: in slow jobs a hop between accelerators takes some 0.2 ms, also within a "
         "node."
     )
-    return Section("The Hugging Face playbook's runs", text, tuple(rows), (out_of_memory(one),))
+    return Section(
+        "The Hugging Face playbook's runs", text, tuple(rows), (out_of_memory(validation),)
+    )
 
 
 def sizes_left_out(rows: MeasuredRows) -> Seconds:
@@ -230,31 +236,34 @@ def sizes_left_out(rows: MeasuredRows) -> Seconds:
     are_slow = np.char.endswith(rows.release.astype(str), SLOW_LINKS)
     for kind in (are_slow, ~are_slow):
         machine = pj.load_system(rows.system[0])
-        found = pj.calibrate(rows.take(kind), machine, fit=["all"], hold_out="model")
-        seconds[kind] = found.predicted_unseen
+        calibration = pj.calibrate(rows.take(kind), machine, fit=["all"], hold_out="model")
+        seconds[kind] = calibration.predicted_unseen
     return seconds
 
 
-def out_of_memory(found: Validation) -> str:
+def out_of_memory(validation: Validation) -> str:
     """Say how well runs that ended for lack of memory are told from those that did not.
 
     Tensors are not all: an allocator keeps more than it gives. How much more is the median of what
     it had reserved over what was predicted, in runs of other models that fitted.
     """
-    rows, memory = found.measured, found.predicted.memory_bytes
+    rows, memory = validation.measured, validation.predicted.memory_bytes
     reserved = rows.memory_bytes / memory
     factor = np.array([np.nanmedian(reserved[rows.model != k]) for k in range(len(rows.models))])
     available = float(pj.load_system(rows.system[0]).memory_available)
-    with_factor = found.predicted._replace(fits=1.0 * (factor[rows.model] * memory <= available))
-    told = []
-    for one in (found, Validation(rows, with_factor)):
-        verdicts = one.out_of_memory
+    with_factor = validation.predicted._replace(
+        fits=1.0 * (factor[rows.model] * memory <= available)
+    )
+    sentences = []
+    for case in (validation, Validation(rows, with_factor)):
+        verdicts = case.out_of_memory
         assert verdicts is not None
-        told.append(f"{verdicts.recall:.1f} % are predicted to, {verdicts.precision:.1f} %")
+        sentences.append(f"{verdicts.recall:.1f} % are predicted to, {verdicts.precision:.1f} %")
     return (
-        f"{int(rows.out_of_memory.sum()):,} runs ended for lack of memory: {told[0]} of those "
+        f"{int(rows.out_of_memory.sum()):,} runs ended for lack of memory: {sentences[0]} of those "
         f"predicted to did. With what the allocator reserves, {factor.min():.2f} to "
-        f"{factor.max():.2f} of the tensors in runs of other sizes, {told[1]} (90 wanted for each)."
+        f"{factor.max():.2f} of the tensors in runs of other sizes, {sentences[1]} "
+        "(90 wanted for each)."
     )
 
 
@@ -263,13 +272,13 @@ def _parameters(model: pj.Model) -> float:
     return float(layers + model.hidden * model.vocabulary)
 
 
-def memory(found: Sequence[Validation]) -> Section:
+def memory(validations: Sequence[Validation]) -> Section:
     """Memory of the fullest worker, where it was measured."""
     rows = []
-    for one in found:
-        name, errors = Path(one.measured.file[0]).stem, one.memory
+    for validation in validations:
+        name, errors = Path(validation.measured.file[0]).stem, validation.memory
         if errors is not None:
-            rows += judged(name, "all", errors, *limits_of(MEMORY, name))
+            rows += judged(name, "all", errors, *table_limits(MEMORY, name))
     text = (
         "Memory of the fullest accelerator, where a table says it: what was allocated, in "
         "torchtitan's table what the allocator had reserved, which is more."
@@ -278,7 +287,7 @@ def memory(found: Sequence[Validation]) -> Section:
 
 
 class Fitted(NamedTuple):
-    """What a calibration came to.
+    """Result of a calibration.
 
     Attributes:
       errors: of what it left out, or of all rows where it left nothing out.
@@ -291,7 +300,7 @@ class Fitted(NamedTuple):
 
 def fitted(fit: Fit) -> Fitted:
     """Calibrate the A100."""
-    found = pj.calibrate(
+    calibration = pj.calibrate(
         read(*fit.tables),
         pj.load_system("a100"),
         hold_out=fit.hold_out or None,
@@ -299,13 +308,13 @@ def fitted(fit: Fit) -> Fitted:
         fit=NUMBERS,  # the A100's own numbers are of the same runs: these start from all machines'
         general=True,
     )
-    return Fitted(found.held_out or found.fit, found.coverage.get(90))
+    return Fitted(calibration.held_out or calibration.fit, calibration.coverage.get(90))
 
 
-def calibrated(found: Sequence[Fitted]) -> Section:
+def calibrated(fits: Sequence[Fitted]) -> Section:
     """Step times by calibrations, of rows that each left out."""
     rows, reasons = [], []
-    for fit, (errors, coverage) in zip(FITS, found, strict=True):
+    for fit, (errors, coverage) in zip(FITS, fits, strict=True):
         runs = " + ".join(fit.tables)
         rows += judged(runs, fit.what, errors, *fit.limits)
         if coverage is not None:
@@ -333,35 +342,37 @@ def from_five(name: str) -> list[Accuracy]:
         system = pj.calibrate(rows.take(order[:KEPT]), machine).system
         fitted.append(pj.validate(others, system).errors)
         as_is.append(pj.validate(others, machine).errors)
-    found = []
+    results = []
     for what, errors in (("as is", as_is), (f"{KEPT} rows, {DRAWS} draws", fitted)):
-        every = np.concatenate(errors)
+        all_errors = np.concatenate(errors)
         limits = () if what == "as is" else (FIVE[name],)
-        found += judged(name, what, prediction_errors(1 + every, np.ones(len(every))), *limits)
-    return found
+        results += judged(
+            name, what, prediction_errors(1 + all_errors, np.ones(len(all_errors))), *limits
+        )
+    return results
 
 
-def five(found: Sequence[list[Accuracy]]) -> Section:
-    """What five rows of one's own bring."""
+def five(tables: Sequence[list[Accuracy]]) -> Section:
+    """Report the gain of five rows of a user's runs."""
     text = (
         "`pipejax calibrate` by its defaults on five random rows of a table and one stack, judged "
         "by the table's other rows; beside it the machine as it is, on the same rows."
     )
-    return Section("From five rows", text, tuple(row for each in found for row in each))
+    return Section("From five rows", text, tuple(row for table in tables for row in table))
 
 
-def rankings(found: Sequence[Validation]) -> str:
+def rankings(validations: Sequence[Validation]) -> str:
     """Say how well layouts of one job are ranked, table by table."""
-    told = []
-    for one in found:
-        ranking = one.ranking
+    sentences = []
+    for validation in validations:
+        ranking = validation.ranking
         if ranking is not None:
-            name = Path(one.measured.file[0]).stem
-            told.append(
+            name = Path(validation.measured.file[0]).stem
+            sentences.append(
                 f"{name} {ranking.jobs} jobs, tau {ranking.kendall:.2f}, regret "
                 f"{ranking.regret:.2f} % (at most {ranking.worst_regret:.1f})"
             )
-    return f"Layouts of one job, ranked by predicted step time: {'; '.join(told)}."
+    return f"Layouts of one job, ranked by predicted step time: {'; '.join(sentences)}."
 
 
 CROSS = (("GPT-3 to Llama-3.1 405B", "gpt3-175b"), ("Llama-3.1 405B to GPT-3", "llama3-405b"))
@@ -371,19 +382,19 @@ def mlperf() -> Section:
     """MLPerf runs: on a line in the microbatches, and from one model to the other."""
     rows, reasons = [], []
     runs = read("mlperf_h100")
-    for own in on_one_line(runs):
-        counts, medians = median_times(own.microbatches, own.seconds)
+    for line_rows in on_one_line(runs):
+        counts, medians = median_times(line_rows.microbatches, line_rows.seconds)
         between = slice(1, -1)
-        line = step_line(own.microbatches, own.seconds)
+        line = step_line(line_rows.microbatches, line_rows.seconds)
         errors = prediction_errors(line.at(counts)[between], medians[between])
-        rows += judged(own.group[0], "line through two M", errors, Limit(1.0, EACH))
+        rows += judged(line_rows.group[0], "line through two M", errors, Limit(1.0, EACH))
     for what, fitted in CROSS:
         is_fitted = runs.column("model") == fitted
         machine = pj.load_system("h100")
-        found = pj.calibrate(runs.take(is_fitted), machine, fit=NUMBERS, general=True)
-        system = found.system
+        calibration = pj.calibrate(runs.take(is_fitted), machine, fit=NUMBERS, general=True)
+        system = calibration.system
         others = pj.validate(runs.take(~is_fitted), system)
-        rows += judged("mlperf_h100", what, of_times(others), Limit(8.0, EACH))
+        rows += judged("mlperf_h100", what, time_errors(others), Limit(8.0, EACH))
         reasons.append(f"{what}, by microbatches M: {by_microbatches(others)}.")
     text = (
         "The line: cycle time and offset from the medians at the smallest and the largest number "
@@ -393,9 +404,9 @@ def mlperf() -> Section:
     return Section("MLPerf on H100", text, tuple(rows), tuple(reasons))
 
 
-def by_microbatches(found: Validation) -> str:
+def by_microbatches(validation: Validation) -> str:
     """List the median errors at each number of microbatches."""
-    counts, medians = median_times(found.measured.microbatches, 100 * found.errors)
+    counts, medians = median_times(validation.measured.microbatches, 100 * validation.errors)
     return ", ".join(f"{error:+.1f} % at {m}" for m, error in zip(counts, medians, strict=True))
 
 
@@ -409,7 +420,7 @@ def megatron() -> str:
 
     def bias(part: MeasuredRows, **columns: Any) -> str:
         changed: dict[str, Any] = {k: np.full(len(part), v) for k, v in columns.items()}
-        errors = of_times(pj.validate(dataclasses.replace(part, **changed)))
+        errors = time_errors(pj.validate(dataclasses.replace(part, **changed)))
         return f"{errors.bias:+.1f} %"
 
     sizes = ", ".join(f"{bias(alone, microbatch_size=b)} at b = {b}" for b in (1, 4, 8))
@@ -439,14 +450,16 @@ def llama3() -> Section:
     return Section("Llama-3 405B on 8,192 and 16,384 H100", text, tuple(rows), (reason,))
 
 
-def simulators(found: Sequence[Validation]) -> Section:
+def simulators(validations: Sequence[Validation]) -> Section:
     """Other simulators, and pipejax on the same rows."""
     rows = []
     for file, (name, table) in SIMULATORS.items():
-        own = next(one for one in found if Path(one.measured.file[0]).stem == table)
-        theirs, ours = judge(own, DATA / "predictions" / f"{file}.csv")
-        rows += judged(table, "pipejax", of_times(ours), Limit(of_times(theirs).mape))
-        rows += judged(table, name, of_times(theirs))
+        validation = next(
+            candidate for candidate in validations if Path(candidate.measured.file[0]).stem == table
+        )
+        theirs, ours = judge(validation, DATA / "predictions" / f"{file}.csv")
+        rows += judged(table, "pipejax", time_errors(ours), Limit(time_errors(theirs).mape))
+        rows += judged(table, name, time_errors(theirs))
     text = (
         "Predictions that the authors of other simulators published, and those of pipejax on the "
         "same rows. The limit is the other one's mean error."
@@ -454,10 +467,10 @@ def simulators(found: Sequence[Validation]) -> Section:
     return Section("Beside other simulators", text, tuple(rows))
 
 
-def dataset(found: Sequence[Validation]) -> xr.Dataset:
+def dataset(validations: Sequence[Validation]) -> xr.Dataset:
     """All rows, measured and predicted by the machines' own files."""
-    rows = joined([one.measured for one in found])
-    predicted = np.concatenate([one.predicted.seconds for one in found])
+    rows = joined([validation.measured for validation in validations])
+    predicted = np.concatenate([validation.predicted.seconds for validation in validations])
     return xr.Dataset(
         {
             "measured": ("row", rows.seconds, {"units": "s"}),
@@ -502,22 +515,24 @@ def run() -> tuple[list[Validation], list[Section]]:
         console = Console(stderr=True)
         for job in track(as_completed(jobs), "predicting", total=len(jobs), console=console):
             job.result()
-    found = [one for job in tables for one in job.result()]
-    found.sort(key=lambda one: str(one.measured.file[0]))
-    on_mlperf, of_zero_bubble, of_llama3, of_nanotron = (job.result() for job in others)
-    made = [
-        out_of_box(found, left_open.result(), rankings(found)),
-        bridge(found),
-        of_nanotron,
+    validations = [validation for job in tables for validation in job.result()]
+    validations.sort(key=lambda validation: str(validation.measured.file[0]))
+    mlperf_section, zero_bubble_section, llama3_section, nanotron_section = (
+        job.result() for job in others
+    )
+    sections = [
+        out_of_box(validations, left_open.result(), rankings(validations)),
+        bridge(validations),
+        nanotron_section,
         five([job.result() for job in fives]),
         calibrated([job.result() for job in fits]),
-        on_mlperf,
-        memory(found),
-        of_zero_bubble,
-        of_llama3,
-        simulators(found),
+        mlperf_section,
+        memory(validations),
+        zero_bubble_section,
+        llama3_section,
+        simulators(validations),
     ]
-    return found, made
+    return validations, sections
 
 
 def main() -> None:
@@ -531,12 +546,12 @@ def main() -> None:
         check_writable(options.page)
     except OSError as error:
         parser.error(f"--page {options.page}: {error.strerror}")
-    found, made = run()
-    write_file(EVIDENCE, json.dumps(evidence_of_tables(found), indent=1) + "\n")
-    command.save(dataset(found), options.out)
-    write_file(options.page, page(made, FIGURE))
-    rows = [row for section in made for row in section.accuracies]
-    report(f"Accuracy: {options.page}", rows, [r for section in made for r in section.reasons])
+    validations, sections = run()
+    write_file(EVIDENCE, json.dumps(evidence_of_tables(validations), indent=1) + "\n")
+    command.save(dataset(validations), options.out)
+    write_file(options.page, page(sections, FIGURE))
+    rows = [row for section in sections for row in section.accuracies]
+    report(f"Accuracy: {options.page}", rows, [r for section in sections for r in section.reasons])
 
 
 if __name__ == "__main__":

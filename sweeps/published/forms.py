@@ -47,7 +47,7 @@ class Published(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Where a published form is the makespan.
+    """Region where a published form is the makespan.
 
     Attributes:
       holds: whether it is a sum of the exact form, or need not be.
@@ -139,30 +139,30 @@ def judge(published: Published, p: int, m: int) -> Verdict:
 
 
 def _turned(text: str) -> str:
-    left, right = text.split(" >= ")
-    return f"{right} >= {left}"
+    smaller, larger = text.split(" >= ")
+    return f"{larger} >= {smaller}"
 
 
 def _where_equal(form: pj.results.Formula, facets: Sequence[Counts], counts: Counts) -> str:
     """Equations on which a sum that is no facet is the makespan."""
     rays, spans = regions(form.envelope.cone, len(facets))
     thetas = (rays * form.units).tolist()
-    found = []
+    equations = []
     for facet, span in zip(facets, spans, strict=True):
         difference = [a - b for a, b in zip(facet, counts, strict=True)]
         values = [sum(d * t for d, t in zip(difference, thetas[k], strict=True)) for k in span]
         if min(values) <= 0 <= max(values):
             difference = smallest(difference)
             sign = 1 if next(filter(None, difference)) > 0 else -1
-            found.append(comparison_text(form.parameters, [sign * d for d in difference], "="))
-    return " or ".join(dict.fromkeys(found)) or "nowhere"
+            equations.append(comparison_text(form.parameters, [sign * d for d in difference], "="))
+    return " or ".join(dict.fromkeys(equations)) or "nowhere"
 
 
 def rows() -> list[tuple[Published, bool, str]]:
     """Each published form, whether it holds at all sizes, and where at the size that is shown."""
     return [
-        (each, all(judge(each, *size).holds for size in SIZES), judge(each, *SHOWN).where)
-        for each in FORMS
+        (form, all(judge(form, *size).holds for size in SIZES), judge(form, *SHOWN).where)
+        for form in FORMS
     ]
 
 
@@ -172,12 +172,12 @@ def main() -> int:
     table = Table(
         "schedule", "published makespan", "a sum of the exact form", f"exact at {p} x {m} where"
     )
-    found = rows()
-    for each, holds, where in found:
-        word = ("yes" if each.is_facet else "no, nor should it be") if holds else "[red]no[/]"
-        table.add_row(each.schedule, each.text, word, where)
+    judged_rows = rows()
+    for form, holds, where in judged_rows:
+        word = ("yes" if form.is_facet else "no, nor should it be") if holds else "[red]no[/]"
+        table.add_row(form.schedule, form.text, word, where)
     Console().print(table)
-    return int(not all(holds for _, holds, _ in found))
+    return int(not all(holds for _, holds, _ in judged_rows))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Run(NamedTuple):
 
     @property
     def accelerators(self) -> int:
-        """Of the job."""
+        """Accelerators of the job."""
         return TENSOR * WORKERS * self.data * self.context
 
 
@@ -60,7 +60,7 @@ RUNS = (
 
 
 class Stack(NamedTuple):
-    """What the software does with exchanges.
+    """Treatment of exchanges by the software.
 
     Attributes:
       links: how messages between stages are sent.
@@ -166,11 +166,11 @@ def accuracies(system: pj.System) -> tuple[list[Accuracy], str]:
         Accuracy(
             "MFU [points]",
             name,
-            points(found, reported),
+            points(mfus, reported),
             POINTS if name == AS_REPORTED else None,
             EACH,
         )
-        for name, found in ours.items()
+        for name, mfus in ours.items()
     ]
     reason = REASON.format(
         printed=_listed([1e14 * run.teraflops / float(system.peak_flops) for run in RUNS]),

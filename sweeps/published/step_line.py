@@ -74,4 +74,4 @@ def on_one_line(rows: MeasuredRows) -> list[MeasuredRows]:
     names = [field.name for field in dataclasses.fields(rows) if field.name not in FREE]
     columns = [getattr(rows, name) for name in names if name != "models"]
     keys = list(zip(*(column.tolist() for column in columns), strict=True))
-    return [rows.take(np.array([key == own for own in keys])) for key in dict.fromkeys(keys)]
+    return [rows.take(np.array([key == chosen for chosen in keys])) for key in dict.fromkeys(keys)]

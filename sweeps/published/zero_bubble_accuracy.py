@@ -47,9 +47,9 @@ REASON = (
 def profiles(rows: MeasuredRows) -> list[tuple[Shape, Profile]]:
     """Find the profiled times of every row."""
     names = {shape.hidden: name for name, shape in MODELS.items()}
-    of_row = [names[hidden] for hidden in rows.column("hidden").tolist()]
+    row_models = [names[hidden] for hidden in rows.column("hidden").tolist()]
     counts = rows.microbatches.tolist()
-    return [(MODELS[name], PROFILES[name, m]) for name, m in zip(of_row, counts, strict=True)]
+    return [(MODELS[name], PROFILES[name, m]) for name, m in zip(row_models, counts, strict=True)]
 
 
 def tables(rows: MeasuredRows) -> list[pj.ScheduleTable]:
@@ -102,7 +102,7 @@ def memory(rows: MeasuredRows, built: Iterable[pj.ScheduleTable]) -> Float[Numpy
 
 def accuracies(rows: MeasuredRows) -> list[Accuracy]:
     """Hold step times under every link model, and memory, against what was measured."""
-    found = []
+    results = []
     for schedule in dict.fromkeys(rows.schedule.tolist()):
         part = rows.take(rows.schedule == schedule)
         built = tables(part)
@@ -113,21 +113,21 @@ def accuracies(rows: MeasuredRows) -> list[Accuracy]:
         if schedule != "interleaved-1f1b":  # more stages than layers
             compared[MEMORY] = prediction_errors(memory(part, built), part.memory_bytes)
         for group, errors in compared.items():
-            found.append(Accuracy(group, schedule, errors, TOLERANCE.get((group, schedule))))
-    return found
+            results.append(Accuracy(group, schedule, errors, TOLERANCE.get((group, schedule))))
+    return results
 
 
 def excess(rows: MeasuredRows) -> Float[NumpyArray, " lines"]:
-    """How much longer a further microbatch takes than its profiled ops.
+    """Compute how much longer a further microbatch takes than its profiled ops.
 
     Returns (models and schedules) measured cycle time / (F + I + W) - 1 [%].
     """
-    found = []
+    excesses = []
     for runs in on_one_line(rows):
         cycle_time = 1e3 * step_line(runs.microbatches, runs.seconds).cycle_time
         ops = np.mean([sum(profile[:3]) for _, profile in profiles(runs)])
-        found.append(100 * (cycle_time / ops - 1))
-    return np.array(found)
+        excesses.append(100 * (cycle_time / ops - 1))
+    return np.array(excesses)
 
 
 def main() -> None:

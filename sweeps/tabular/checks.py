@@ -31,7 +31,7 @@ UNEQUAL = {"1:2": "chimera-asymmetric", "2:1": "chimera-asymmetric, 2:1"}
 
 
 class Evidence(NamedTuple):
-    """What verdicts are read off.
+    """Datasets that verdicts are read off.
 
     Attributes:
       runs: the dataset of `sweeps.tabular.schedules` in one setting.
@@ -43,7 +43,7 @@ class Evidence(NamedTuple):
 
 
 class Words(NamedTuple):
-    """What came out, and the reason or what to know about it."""
+    """Result of a check, and its reason or a remark."""
 
     ours: str
     reason: str = ""
@@ -74,7 +74,7 @@ class Check:
 
 
 def everywhere(where: xr.DataArray) -> xr.DataArray:
-    """Whether something holds at all points, by setting."""
+    """Return whether something holds at all points, by setting."""
     return where.all([dim for dim in where.dims if dim not in SETTINGS])
 
 
@@ -84,7 +84,7 @@ def relative(data: xr.Dataset, schedule: str, to: str) -> xr.DataArray:
 
 
 def near(value: xr.DataArray, low: float, high: float | None = None) -> xr.DataArray:
-    """Whether a figure lies within 3 points of a published one, or of a published range."""
+    """Return whether a figure lies within 3 points of a published one, or of a published range."""
     return (low - POINTS.value <= value) & (value <= (low if high is None else high) + POINTS.value)
 
 
@@ -162,8 +162,8 @@ def _disagree(data: xr.Dataset) -> xr.DataArray:
 
 def _disagree_words(data: Evidence) -> Words:
     formula, table = _formula_and_table(data.runs)
-    _, every = _formula_and_table(data.whole)
-    others = every.sel(measured=DOUBLE, admission=data.runs.admission.item())
+    _, all_tables = _formula_and_table(data.whole)
+    others = all_tables.sel(measured=DOUBLE, admission=data.runs.admission.item())
     passing = [
         f"{name} {share(others.sel(drawn=name))}"
         for name in others.drawn.values
@@ -195,13 +195,14 @@ def _below_words(data: Evidence) -> Words:
     ratio = data.runs.table_bubble_ratio.sel(measured=DOUBLE)
     below = _below(ratio)
     gap = ratio.sel(schedule="chimera") - ratio.sel(schedule="gpipe")
-    every = _below(data.whole.table_bubble_ratio)
+    all_below = _below(data.whole.table_bubble_ratio)
     listed = ", ".join(
-        f"{admission} at {holds_at(every.sel(admission=admission, drawn=drawn, measured=slots))}"
+        f"{admission} at "
+        f"{holds_at(all_below.sel(admission=admission, drawn=slots_drawn, measured=slots))}"
         f"{' (run at F = B)' if slots == EQUAL else ''}"
         for slots in (DOUBLE, EQUAL)
-        for drawn in (data.runs.drawn.item(),)
-        for admission in every.admission.values
+        for slots_drawn in (data.runs.drawn.item(),)
+        for admission in all_below.admission.values
     )
     return Words(
         f"below at {holds_at(below)}, those up to B = 32: "
@@ -301,15 +302,15 @@ def _slower_words(data: Evidence) -> Words:
     ends = ", ".join(
         f"B={int(m)}: {span(gap.sel(microbatches=m))}" for m in gap.microbatches.values[[0, -1]]
     )
-    every = _on_slow(data.whole)
-    known = everywhere(every.notnull())
-    holds = everywhere(every > 0)
-    most = (every > 0).mean([dim for dim in every.dims if dim not in SETTINGS]).max()
+    all_gaps = _on_slow(data.whole)
+    is_priced = everywhere(all_gaps.notnull())
+    holds = everywhere(all_gaps > 0)
+    largest_share = (all_gaps > 0).mean([dim for dim in all_gaps.dims if dim not in SETTINGS]).max()
     return Words(
         f"{ends}; slower at {holds_at(gap > 0)}",
-        f"so at all points in {int(holds.sum())} of {int(known.sum())} settings searched, at most "
-        f"{100 * float(most):.0f} % of the points in one: with few microbatches the exchange "
-        "costs less than the bubble that Chimera saves",
+        f"so at all points in {int(holds.sum())} of {int(is_priced.sum())} settings searched, at "
+        f"most {100 * float(largest_share):.0f} % of the points in one: with few microbatches the "
+        "exchange costs less than the bubble that Chimera saves",
     )
 
 
@@ -333,7 +334,7 @@ def _growth(data: xr.Dataset) -> xr.DataArray:
 
 
 def _others_grow(data: xr.Dataset) -> xr.DataArray:
-    """Whether GPipe's or 1F1B's time on slow networks grows with B anywhere."""
+    """Return whether GPipe's or 1F1B's time on slow networks grows with B anywhere."""
     others = data.makespan.sel(schedule=["gpipe", "1f1b"], system=list(SLOW))
     return ~everywhere(others.diff("microbatches") <= 0)
 
@@ -344,16 +345,18 @@ def _grows(data: xr.Dataset) -> xr.DataArray:
 
 def _grows_words(data: Evidence) -> Words:
     growth = _growth(data.runs)
-    mine = growth.sel(schedule="chimera")
-    listed = ", ".join(f"{name} {span(mine.sel(system=name))}" for name in SLOW)
+    chimera = growth.sel(schedule="chimera")
+    listed = ", ".join(f"{name} {span(chimera.sel(system=name))}" for name in SLOW)
     others = span(growth.sel(schedule=["gpipe", "1f1b"]))
-    every = _growth(data.whole).sel(schedule="chimera")
-    grows, known = (int(everywhere(each).sum()) for each in (every > 0, every.notnull()))
+    all_growth = _growth(data.whole).sel(schedule="chimera")
+    grows, priced = (
+        int(everywhere(condition).sum()) for condition in (all_growth > 0, all_growth.notnull())
+    )
     return Words(
         f"from the fewest to the most microbatches: {listed}; GPipe and 1F1B {others}",
         "exchanges once a unit of P microbatches grow in number with B, but where compute is slow "
         "the bubble that more microbatches save is larger; on all slow systems it rises in "
-        f"{grows} of {known} settings searched",
+        f"{grows} of {priced} settings searched",
     )
 
 
@@ -361,7 +364,7 @@ GROWS_WITH_COUNT = Check(_grows, _grows_words)
 
 
 def _relative_growth(data: xr.Dataset) -> xr.DataArray:
-    """Whether Chimera's time over GPipe's grows, from the ends and within 3 points in between."""
+    """Return whether Chimera's time over GPipe's grows, within 3 points between the ends."""
     gap = relative(data, "chimera", "gpipe")
     slow = gap.sel(system=list(SLOW)).diff("microbatches")
     ends = gap.isel(microbatches=-1) > gap.isel(microbatches=0)
@@ -423,13 +426,13 @@ def _mean_saved(data: xr.Dataset) -> xr.DataArray:
 
 
 def _published_fits(whole: xr.Dataset) -> xr.DataArray:
-    """What Hanayo saves where e_c is fitted: the published order on the paper's own machines."""
+    """Return Hanayo's saving where e_c is fitted: the published order on the paper's machines."""
     return whole.fitted_saves.sel(fitted_slots=EQUAL, fitted_inequality=ALL_EQUAL)
 
 
-def _of_fits(holds: xr.DataArray, saves: xr.DataArray) -> str:
-    known = saves.notnull().all("system")
-    return f"{int((holds & known).sum())} of {int(known.sum())}"
+def _count_fits(holds: xr.DataArray, saves: xr.DataArray) -> str:
+    is_fitted = saves.notnull().all("system")
+    return f"{int((holds & is_fitted).sum())} of {int(is_fitted.sum())}"
 
 
 def _fast_words(data: Evidence) -> Words:
@@ -438,7 +441,7 @@ def _fast_words(data: Evidence) -> Words:
     gain = _saved(data.runs).sel(system=list(MID_OR_FAST))
     return Words(
         f"mean {share(_mean_saved(data.runs))} ({span(gain)})",
-        f"in {_of_fits(holds, saves)} settings where e_c is fitted, 34 TB/s among them",
+        f"in {_count_fits(holds, saves)} settings where e_c is fitted, 34 TB/s among them",
     )
 
 
@@ -464,7 +467,7 @@ def _idle_holds(data: xr.Dataset) -> xr.DataArray:
 
 HANAYO_IDLE = Check(
     _idle_holds,
-    lambda data: Words("mean " + " and ".join(share(each) for each in _idle_means(data.runs))),
+    lambda data: Words("mean " + " and ".join(share(idle) for idle in _idle_means(data.runs))),
 )
 
 
@@ -478,10 +481,12 @@ def _outlier(data: xr.Dataset) -> xr.DataArray:
 def _outlier_words(data: Evidence) -> Words:
     name = "slow_nw_fast_cp"
     idle = _square(data.runs).bubble_ratio.sel(system=name)
-    shares = " against ".join(share(idle.sel(schedule=each)) for each in (HANAYO, "chimera"))
+    shares = " against ".join(
+        share(idle.sel(schedule=schedule)) for schedule in (HANAYO, "chimera")
+    )
     saves = _published_fits(data.whole)
     passing = ", ".join(
-        f"{_of_fits(near(at.sel(system=name), OUTLIERS[name]), at)} at {bandwidth / 1e12:g} TB/s"
+        f"{_count_fits(near(at.sel(system=name), OUTLIERS[name]), at)} at {bandwidth / 1e12:g} TB/s"
         for bandwidth in BANDWIDTHS
         for at in (saves.sel(fitted_bandwidth=bandwidth),)
     )
@@ -503,15 +508,15 @@ def _bytes(data: xr.Dataset, schedule: str) -> xr.DataArray:
 
 
 def _both(values: Mapping[str, xr.DataArray]) -> str:
-    return ", ".join(f"{shares} {span(each)}" for shares, each in values.items())
+    return ", ".join(f"{shares} {span(gaps)}" for shares, gaps in values.items())
 
 
 def _where(points: xr.DataArray) -> str:
-    found = points.stack(point=points.dims)
-    found = found[found.values]
+    flat = points.stack(point=points.dims)
+    flat = flat[flat.values]
     return ", ".join(
         f"{system} with B = {int(count)}"
-        for system, count in zip(found.system.values, found.microbatches.values, strict=True)
+        for system, count in zip(flat.system.values, flat.microbatches.values, strict=True)
     )
 
 
@@ -527,9 +532,9 @@ ASYMMETRIC_PEAK = Check(
 
 
 def _uneven(data: xr.Dataset) -> dict[str, xr.DataArray]:
-    """How far the fullest worker is above the mean one, by shares of the stages."""
+    """Return the excess of the fullest worker over the mean one, by shares of the stages."""
     need = {k: _bytes(data, name) for k, name in {**UNEQUAL, "equal": "chimera"}.items()}
-    return {k: each.max("worker") / each.mean("worker") - 1 for k, each in need.items()}
+    return {k: held.max("worker") / held.mean("worker") - 1 for k, held in need.items()}
 
 
 def _balance_words(data: Evidence) -> Words:
@@ -549,7 +554,7 @@ ASYMMETRIC_BALANCE = Check(
 
 
 def _uneven_stages(data: xr.Dataset) -> dict[str, xr.DataArray]:
-    """How much the activations of the fullest stage are those of the mean one, by shares."""
+    """Return the activations of the fullest stage over those of the mean one, by shares."""
     held = data.stage_activation_bytes
     ratio = held.max("stage") / held.mean("stage")
     return {
@@ -559,10 +564,10 @@ def _uneven_stages(data: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def _by_limit(workers: int) -> list[float]:
-    """What those would be if stage s held S - s microbatches, as 1F1B does: equal stages, 1:2."""
+    """Return these ratios if stage s held S - s microbatches, like 1F1B: equal stages, 1:2."""
     held = np.arange(workers, 0, -1)
     unequal = held * np.repeat([1, 2], workers // 2)
-    return [float(each.max() / each.mean()) for each in (held, unequal)]
+    return [float(activations.max() / activations.mean()) for activations in (held, unequal)]
 
 
 def _stage_words(data: Evidence) -> Words:
@@ -573,7 +578,10 @@ def _stage_words(data: Evidence) -> Words:
         f"{float(unequal.sel(workers=p).mean()):.2f}"
         for p in depths
     )
-    limits = ", ".join(f"{one:.2f} to {two:.2f}" for one, two in map(_by_limit, depths))
+    limits = ", ".join(
+        f"{even_ratio:.2f} to {uneven_ratio:.2f}"
+        for even_ratio, uneven_ratio in map(_by_limit, depths)
+    )
     return Words(
         f"activations of the fullest stage over the mean, mean of all B: {means}; more even at "
         f"{holds_at(unequal < equal)}",
@@ -596,7 +604,7 @@ def _shallow(data: xr.Dataset) -> dict[str, xr.DataArray]:
 def _shallow_words(data: Evidence) -> Words:
     gap = _shallow(data.runs)
     used = [gap["1:2"].sel(microbatches=counts) for counts in (FEW, ALL)]
-    means = ", ".join(f"{100 * float(each.mean()):+.1f} %" for each in used)
+    means = ", ".join(f"{100 * float(gaps.mean()):+.1f} %" for gaps in used)
     return Words(f"mean of B <= 16 and of all B: {means}; {_both(gap)}")
 
 
@@ -613,7 +621,7 @@ def _deep(data: xr.Dataset, counts: slice) -> dict[str, xr.DataArray]:
 
 def _deep_words(data: Evidence) -> Words:
     small, few = (_deep(data.runs, counts) for counts in (MANY, FEW))
-    slower = {k: each > 0 for k, each in small.items()}
+    slower = {k: gaps > 0 for k, gaps in small.items()}
     exceptions = f", but not at {missing}" if (missing := _where(~slower["1:2"])) else ""
     return Words(
         f"small ones (B > 64, the reading used): {_both(small)}; few (B <= 16): {_both(few)}",
@@ -626,7 +634,7 @@ ASYMMETRIC_DEEP = Check(lambda data: everywhere(_deep(data, MANY)["1:2"] > 0), _
 
 
 def _moved(data: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Where the best of the three is another one, between any two levels."""
+    """Return where the best of the three differs between any two levels."""
     at = data.sel(schedule=list(THREE))
     formula = at.formula_bubble_ratio.argmin("schedule")
     table = at.table_bubble_ratio.sel(measured=DOUBLE).argmin("schedule")
@@ -639,12 +647,14 @@ def _moved(data: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def _ranking_words(data: Evidence) -> Words:
-    moved = ", ".join(f"{where} at {holds_at(each)}" for where, each in _moved(data.runs).items())
+    moved = ", ".join(
+        f"{where} at {holds_at(is_moved)}" for where, is_moved in _moved(data.runs).items()
+    )
     return Words(f"another winner {moved}")
 
 
 def _any_moves(data: xr.Dataset) -> xr.DataArray:
-    stays = [everywhere(~each) for each in _moved(data).values()]
+    stays = [everywhere(~is_moved) for is_moved in _moved(data).values()]
     return ~(stays[0] & stays[1] & stays[2])
 
 

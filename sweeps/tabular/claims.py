@@ -276,9 +276,9 @@ def by_setting(whole: xr.Dataset, claims: Mapping[str, Check]) -> xr.DataArray:
     Returns:
       (claim, ...settings) whether it holds; False, all of them, where no e_c could be fitted.
     """
-    known = whole.makespan.sel(schedule="gpipe").notnull()
-    known = known.any([dim for dim in known.dims if dim not in SETTINGS])
-    held = [check.holds(whole) & known for check in claims.values()]
+    is_priced = whole.makespan.sel(schedule="gpipe").notnull()
+    is_priced = is_priced.any([dim for dim in is_priced.dims if dim not in SETTINGS])
+    held = [check.holds(whole) & is_priced for check in claims.values()]
     names = xr.Variable("claim", list(claims))
     return xr.concat(held, names, coords="minimal", compat="override", join="exact")
 
@@ -286,7 +286,7 @@ def by_setting(whole: xr.Dataset, claims: Mapping[str, Check]) -> xr.DataArray:
 COLUMNS = (*SETTINGS, "hold", "of", "not", "readings that hold")
 
 
-def rows_of(held: xr.DataArray, readings: xr.DataArray) -> list[tuple[str, ...]]:
+def setting_rows(held: xr.DataArray, readings: xr.DataArray) -> list[tuple[str, ...]]:
     """Make a row for every setting, the best first, in order of `COLUMNS`."""
     points = held.stack(point=list(SETTINGS)).transpose("point", "claim")
     also = readings.stack(point=list(SETTINGS)).transpose("point", "claim")
@@ -304,7 +304,7 @@ def rows_of(held: xr.DataArray, readings: xr.DataArray) -> list[tuple[str, ...]]
     return [rows[k] for k in order]
 
 
-def beside(held: xr.DataArray, readings: xr.DataArray) -> list[tuple[str, ...]]:
+def neighbours(held: xr.DataArray, readings: xr.DataArray) -> list[tuple[str, ...]]:
     """Take the rows that show what decides: the main setting, and those with one part changed."""
     points = [MAIN] + [
         {**MAIN, name: value}
@@ -312,8 +312,8 @@ def beside(held: xr.DataArray, readings: xr.DataArray) -> list[tuple[str, ...]]:
         for value in held[name].values
         if value != MAIN[name]
     ]
-    each = [{name: [value] for name, value in at.items()} for at in points]
-    return [rows_of(held.sel(at), readings.sel(at))[0] for at in each]
+    settings = [{name: [value] for name, value in at.items()} for at in points]
+    return [setting_rows(held.sel(at), readings.sel(at))[0] for at in settings]
 
 
 def show_settings(whole: xr.Dataset, out: Path) -> None:
@@ -329,11 +329,11 @@ def show_settings(whole: xr.Dataset, out: Path) -> None:
     """
     held, readings = (by_setting(whole, claims) for claims in (CAN_FAIL, READINGS))
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows_of(held, readings)])
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *setting_rows(held, readings)])
     write_file(out, text.getvalue())
     title = "The claims that can fail in other settings: one part changed at a time"
     grid = Table(*COLUMNS, title=title)
-    main, *others = beside(held, readings)
+    main, *others = neighbours(held, readings)
     grid.add_row(*main, style="bold")
     for row in others:
         grid.add_row(*row)
@@ -348,8 +348,8 @@ def show_settings(whole: xr.Dataset, out: Path) -> None:
 def choice(held: xr.DataArray, readings: xr.DataArray) -> str:
     """Say how the main setting was chosen, and how many hold at most with each value of a part."""
     count = held.sum("claim")
-    most = int(count.max())
-    best = count == most
+    largest = int(count.max())
+    best = count == largest
     more = readings.sum("claim").where(best)
     equal = int((more == more.max()).sum())
     listed = "; ".join(
@@ -360,7 +360,7 @@ def choice(held: xr.DataArray, readings: xr.DataArray) -> str:
         for name in SETTINGS
     )
     return (
-        f"Of {count.size} settings none holds more than {most} of {held.sizes['claim']} claims, "
+        f"Of {count.size} settings none holds more than {largest} of {held.sizes['claim']} claims, "
         f"{int(best.sum())} hold as many, {equal} of these the most readings too. The main setting "
         f"is one of them: it was chosen by this table, which is a fit of settings. The most by "
         f"part: {listed}."

@@ -25,7 +25,7 @@ from sweeps.tabular.settings import (
     SYSTEMS,
     Setting,
     draw,
-    slots_of,
+    slots_drawn_with,
 )
 
 WORKERS = MICROBATCHES = 8
@@ -34,7 +34,9 @@ FITTED_TO = {"slow_nw_mid_cp": 0.0233}  # gain of Hanayo over Chimera
 OUTLIERS = {**FITTED_TO, "slow_nw_fast_cp": -0.1232}  # its Table I, as far as it is known
 BANDWIDTHS = (H100_BANDWIDTH, float(REPORTED.memory_bandwidth))
 LEAST, PARTS, ROUNDS = 0.05, 33, 4  # e_c; each round closes in on one part of the last
-TIMES = tuple(dict.fromkeys(each(WORKERS, MICROBATCHES) for each in EXCHANGES.values()))
+TIMES = tuple(
+    dict.fromkeys(exchange_time(WORKERS, MICROBATCHES) for exchange_time in EXCHANGES.values())
+)
 FIT: Mapping[str, tuple[Any, ...]] = {
     "minibatch": SETTINGS["minibatch"],
     "bandwidth": BANDWIDTHS,
@@ -48,7 +50,7 @@ AT_MAIN: Mapping[str, Any] = {
     "minibatch": MAIN["minibatch"],
     "bandwidth": H100_BANDWIDTH,
     "link": MAIN["link"],
-    "slots": slots_of(MAIN["drawn"], WORKERS, MICROBATCHES),
+    "slots": slots_drawn_with(MAIN["drawn"], WORKERS, MICROBATCHES),
     "exchanges": EXCHANGES[MAIN["exchange"]](WORKERS, MICROBATCHES),
     "inequality": MAIN["inequality"],
 }
@@ -65,9 +67,9 @@ def fit(grid: Mapping[str, Sequence[Any]] = FIT) -> xr.Dataset:
       By setting: e_c, the greatest that meets the number, NaN where none does; what Hanayo saves
       there on every system; how far that is from the number that e_c is fitted to.
     """
-    found = [[_fit(grid, link, slots) for slots in grid["slots"]] for link in grid["link"]]
+    fits = [[_fit(grid, link, slots) for slots in grid["slots"]] for link in grid["link"]]
     dims = ("link", "slots", "minibatch", "exchanges", "inequality", "bandwidth")
-    efficiency, saves = (np.array([[one[k] for one in row] for row in found]) for k in (0, 1))
+    efficiency, saves = (np.array([[fitted[k] for fitted in row] for row in fits]) for k in (0, 1))
     ((system, published),) = FITTED_TO.items()
     coords = {**{name: list(grid[name]) for name in dims}, "system": list(SYSTEMS)}
     data = xr.Dataset(
@@ -117,12 +119,12 @@ def _fit(
     ((system, published),) = FITTED_TO.items()
     low, high = np.full(shape, LEAST), np.ones(shape)
     parts = np.linspace(0, 1, PARTS)
-    meets = np.ones(shape, bool)
+    has_solution = np.ones(shape, bool)
     for _ in range(ROUNDS):
         tried = low[..., None] * (high / low)[..., None] ** parts
         missed = saves(tried, [system])[..., 0] - published
         crosses = missed[..., :-1] * missed[..., 1:] <= 0
-        meets &= crosses.any(-1)
+        has_solution &= crosses.any(-1)
         last = PARTS - 2 - crosses[..., ::-1].argmax(-1)  # the greatest e_c that meets it
         low, high, below, above = (
             np.take_along_axis(values, (last + k)[..., None], -1)[..., 0]
@@ -130,9 +132,9 @@ def _fit(
             for k in (0, 1)
         )
     between = np.where(below == above, 0, below / np.where(below == above, 1, below - above))
-    efficiency = np.where(meets, low + between * (high - low), np.nan)
-    gains = saves(np.where(meets, efficiency, 1.0)[..., None], SYSTEMS)[..., 0, :]
-    return efficiency, np.where(meets[..., None], gains, np.nan)
+    efficiency = np.where(has_solution, low + between * (high - low), np.nan)
+    gains = saves(np.where(has_solution, efficiency, 1.0)[..., None], SYSTEMS)[..., 0, :]
+    return efficiency, np.where(has_solution[..., None], gains, np.nan)
 
 
 def calibrated() -> Setting:
@@ -144,7 +146,7 @@ def calibrated() -> Setting:
     Raises:
       ArithmeticError: if no e_c meets the number.
     """
-    found = fit({name: (value,) for name, value in AT_MAIN.items()}).squeeze()
-    if np.isnan(found.compute_efficiency):
+    fitted = fit({name: (value,) for name, value in AT_MAIN.items()}).squeeze()
+    if np.isnan(fitted.compute_efficiency):
         raise ArithmeticError(f"no e_c from {LEAST} to 1 brings {FITTED_TO}")
-    return Setting(float(found.compute_efficiency), H100_BANDWIDTH)
+    return Setting(float(fitted.compute_efficiency), H100_BANDWIDTH)

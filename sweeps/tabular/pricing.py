@@ -54,13 +54,15 @@ def price(
     works = [stage_work(workload(minibatch), table) for minibatch in minibatches]
     work = jax.tree.map(lambda *leaves: np.stack(leaves), *works)
     machines = stack([pj.load_system(name) for name in systems])
-    by_minibatch = (np.reshape(each, (len(minibatches), -1)) for each in (efficiency, bandwidth))
+    by_minibatch = (
+        np.reshape(values, (len(minibatches), -1)) for values in (efficiency, bandwidth)
+    )
     priced = _priced(work, machines, *by_minibatch)
     shape = *efficiency.shape, len(systems)
-    known = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(*shape, *leaf.shape[3:]), priced)
+    costs = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(*shape, *leaf.shape[3:]), priced)
     factor = _factors(table, times, inequalities)
     return dataclasses.replace(
-        known, **{name: getattr(known, name) * each for name, each in factor.items()}
+        costs, **{name: getattr(costs, name) * factors for name, factors in factor.items()}
     )
 
 
@@ -85,7 +87,7 @@ def _priced(
 ) -> pj.Costs:
     """Price equal machines with one exchange: leaves (minibatches, settings, systems, ...)."""
 
-    def one(
+    def price_setting(
         work: StageWork,
         system: pj.System,
         efficiency: Float[Array, ""],
@@ -93,7 +95,7 @@ def _priced(
     ) -> pj.Costs:
         return work_costs(work, system_in(system, Setting(efficiency, bandwidth)))
 
-    by_system = jax.vmap(one, in_axes=(None, 0, None, None))
+    by_system = jax.vmap(price_setting, in_axes=(None, 0, None, None))
     by_setting = jax.vmap(by_system, in_axes=(None, None, 0, 0))
     return jax.vmap(by_setting, in_axes=(0, None, 0, 0))(work, systems, efficiency, bandwidth)
 
@@ -101,7 +103,7 @@ def _priced(
 def _factors(
     table: pj.ScheduleTable, times: Sequence[float], inequalities: Sequence[str]
 ) -> dict[str, Float[NumpyArray, "..."]]:
-    """What costs are multiplied with, by field: the axes of `AXES` but the first, then its own."""
+    """Return factors of costs, by field: the axes of `AXES` but the first, then the field's."""
     rows = np.array(table.placement)  # (pipes, stages)
     ends = np.sort([rows[:, :-1], rows[:, 1:]], axis=0)  # of every message
     copies = np.sort(rows[[0, -1]], axis=0)  # of every stage: one copy is on no link
@@ -121,12 +123,12 @@ def _factors(
             (DEAR_STAGE, dear),
         )
     )
-    behind = [None, None]  # free and system
+    new_axes = [None, None]  # free and system
     exchanged = np.multiply.outer(np.asarray(times, float), exchange)
     return {
-        "forward": compute[None, :, *behind],
-        "backward": compute[None, :, *behind],
-        "latency": message[None, :, *behind, None],  # both ways alike
-        "transmit": message[None, :, *behind, None],
-        "all_reduce": exchanged[:, :, *behind],
+        "forward": compute[None, :, *new_axes],
+        "backward": compute[None, :, *new_axes],
+        "latency": message[None, :, *new_axes, None],  # both ways alike
+        "transmit": message[None, :, *new_axes, None],
+        "all_reduce": exchanged[:, :, *new_axes],
     }

@@ -1,4 +1,4 @@
-"""Where one schedule beats another, exactly: regime maps of their closed forms as one dataset.
+"""Exact regions where one schedule beats another: regime maps of their closed forms as one dataset.
 
 F, B and c are what one microbatch takes on one worker and what a message takes, under the link
 model in which the paper's claims are read. Only their ratios count, so B / F and c / F span a
@@ -34,8 +34,8 @@ class Pair(NamedTuple):
       microbatches: M.
     """
 
-    one: str
-    other: str
+    first: str
+    second: str
     workers: int
     microbatches: int
 
@@ -64,14 +64,14 @@ def sweep(points: int = POINTS, setting: Setting | None = None) -> xr.Dataset:
     backward, message = np.linspace(*BACKWARDS, points), np.geomspace(*MESSAGES, points)
     plane = {"F": 1.0, "B": backward[:, None], "c": message[None, :]}
     forms = {name: [_form(case, pair) for case in pair[:2]] for name, pair in PAIRS.items()}
-    ratio = [one(**plane) / other(**plane) for one, other in forms.values()]
+    ratio = [first(**plane) / second(**plane) for first, second in forms.values()]
     setting = calibrated() if setting is None else setting
     systems = {name: system_at(name, setting) for name in SYSTEMS}
     systems |= {name: pj.load_system(name) for name in ACCELERATORS}
     places = np.array(
         [[_place(system, pair) for system in systems.values()] for pair in PAIRS.values()]
     )
-    found = {name: pj.analysis.versus(*pair) for name, pair in forms.items()}
+    comparisons = {name: pj.analysis.versus(*pair) for name, pair in forms.items()}
     return xr.Dataset(
         {
             "ratio": (("pair", "backward", "message"), np.array(ratio)),
@@ -81,8 +81,8 @@ def sweep(points: int = POINTS, setting: Setting | None = None) -> xr.Dataset:
         },
         coords={
             "pair": list(PAIRS),
-            "one": ("pair", [pair.one for pair in PAIRS.values()]),
-            "other": ("pair", [pair.other for pair in PAIRS.values()]),
+            "one": ("pair", [pair.first for pair in PAIRS.values()]),
+            "other": ("pair", [pair.second for pair in PAIRS.values()]),
             "workers": ("pair", [pair.workers for pair in PAIRS.values()]),
             "microbatches": ("pair", [pair.microbatches for pair in PAIRS.values()]),
             "facets": ("pair", [f"{len(a.facets)} and {len(b.facets)}" for a, b in forms.values()]),
@@ -93,20 +93,23 @@ def sweep(points: int = POINTS, setting: Setting | None = None) -> xr.Dataset:
         attrs={
             "title": f"regimes of closed forms, {MAIN['link']} links",
             "link": MAIN["link"],
-            **{f"{name}: one at most": _texts(each.one_at_most) for name, each in found.items()},
-            **{f"{name}: verdict": each.verdict for name, each in found.items()},
+            **{
+                f"{name}: one at most": _texts(comparison.one_at_most)
+                for name, comparison in comparisons.items()
+            },
+            **{f"{name}: verdict": comparison.verdict for name, comparison in comparisons.items()},
             **provenance(),
         },
     )
 
 
-def _border(one: pj.results.Formula, other: pj.results.Formula) -> float:
+def _border(first: pj.results.Formula, second: pj.results.Formula) -> float:
     """Close in on the message time up to which the first is as fast, at B = 2F."""
     low, high = 0.0, MESSAGES[1]
 
     def wins(message: float) -> bool:
         at = {"F": 1.0, "B": 2.0, "c": message}
-        return float(one(**at)) <= float(other(**at))
+        return float(first(**at)) <= float(second(**at))
 
     if wins(high):
         return np.nan

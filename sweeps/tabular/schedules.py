@@ -37,7 +37,7 @@ from sweeps.tabular.settings import (
     SLOTS,
     SYSTEMS,
     draw,
-    slots_of,
+    slots_drawn_with,
     workload,
 )
 
@@ -122,9 +122,9 @@ def sweep(
 
 def _efficiency(fits: xr.Dataset, settings: Settings) -> xr.Dataset:
     """Look up e_c and memory bandwidth of every setting; e_c is NaN where nothing is fitted."""
-    square = [slots_of(drawn, FITTED_AT, FITTED_AT) for drawn in settings["drawn"]]
+    square = [slots_drawn_with(slots, FITTED_AT, FITTED_AT) for slots in settings["drawn"]]
     times = [EXCHANGES[name](FITTED_AT, FITTED_AT) for name in settings["exchange"]]
-    found = (
+    efficiency = (
         fits.compute_efficiency.sel({name: list(settings[name]) for name in AS_FITTED})
         .sel(
             bandwidth=H100_BANDWIDTH,
@@ -137,7 +137,7 @@ def _efficiency(fits: xr.Dataset, settings: Settings) -> xr.Dataset:
     order = ("link", "minibatch", "exchange", "inequality", "drawn", "setting")
     return xr.Dataset(
         {
-            "efficiency": found.where(fitted, REPORTED.compute_efficiency).transpose(*order),
+            "efficiency": efficiency.where(fitted, REPORTED.compute_efficiency).transpose(*order),
             "bandwidth": (fitted * 0.0 + H100_BANDWIDTH).where(fitted, REPORTED.memory_bandwidth),
         }
     )
@@ -148,16 +148,19 @@ Tables = list[list[pj.ScheduleTable]]  # by slots drawn with, by admission
 
 def _tables(case: str, workers: int, microbatches: int, settings: Settings) -> Tables:
     """Draw every order: (drawn, admissions), the same object where they are one table."""
-    drawn: dict[Any, pj.ScheduleTable] = {}
+    tables: dict[Any, pj.ScheduleTable] = {}
 
-    def one(name: str, admission: str) -> pj.ScheduleTable:
+    def draw_once(name: str, admission: str) -> pj.ScheduleTable:
         admission = admission if case in ADMITTED else MAIN["admission"]
-        key = slots_of(name, workers, microbatches), admission
-        if key not in drawn:
-            drawn[key] = draw(case, workers, microbatches, *key)
-        return drawn[key]
+        key = slots_drawn_with(name, workers, microbatches), admission
+        if key not in tables:
+            tables[key] = draw(case, workers, microbatches, *key)
+        return tables[key]
 
-    return [[one(name, each) for each in settings["admission"]] for name in settings["drawn"]]
+    return [
+        [draw_once(name, admission_rule) for admission_rule in settings["admission"]]
+        for name in settings["drawn"]
+    ]
 
 
 class Orders(NamedTuple):
@@ -175,36 +178,36 @@ class Orders(NamedTuple):
 def _distinct(tables: Tables, link: str) -> list[Orders]:
     """Lower the orders under a link model; equal programs run once."""
     lowered: dict[int, pj.Program] = {}
-    found: dict[Any, Orders] = {}
+    orders: dict[Any, Orders] = {}
     for d, row in enumerate(tables):
         for a, table in enumerate(row):
             if id(table) not in lowered:
                 lowered[id(table)] = pj.lower(table, link=link)
             program = lowered[id(table)]
             key = program.preds.tobytes(), program.duration_index.tobytes()
-            found.setdefault(key, Orders(program, [])).at.append((d, a))
-    return list(found.values())
+            orders.setdefault(key, Orders(program, [])).at.append((d, a))
+    return list(orders.values())
 
 
-def _runs(tables: Tables, known: xr.Dataset, settings: Settings) -> Values:
+def _runs(tables: Tables, efficiencies: xr.Dataset, settings: Settings) -> Values:
     """Run every order in all settings: axes as in `RUNS`."""
     first = tables[0][0]
     times = [
         EXCHANGES[name](first.num_workers, first.num_microbatches) for name in settings["exchange"]
     ]
     shape = {name: len(values) for name, values in settings.items()} | {"system": len(SYSTEMS)}
-    found = {
+    results = {
         name: xr.DataArray(np.full([shape[dim] for dim in RUNS], np.nan), dims=RUNS)
         for name in ("makespan", "bubble_ratio")
     }
     for at, link in enumerate(settings["link"]):
-        here = known.isel(link=at)
+        here = efficiencies.isel(link=at)
         fitted = here.efficiency.notnull()
         free = [  # slots drawn with and setting are one axis
-            each.broadcast_like(fitted)
+            values.broadcast_like(fitted)
             .transpose(*fitted.dims)
             .values.reshape(*fitted.shape[:3], -1)
-            for each in (here.efficiency.fillna(1), here.bandwidth)
+            for values in (here.efficiency.fillna(1), here.bandwidth)
         ]
         costs = price(first, settings["minibatch"], times, settings["inequality"], SYSTEMS, *free)
         for orders in _distinct(tables, link):
@@ -213,11 +216,11 @@ def _runs(tables: Tables, known: xr.Dataset, settings: Settings) -> Values:
                 values = _run(first, orders.program, flat(costs, where))
                 for name, value in values.items():
                     dims = [*fitted.isel(drawn=d).dims, "system"]
-                    one = xr.DataArray(value.reshape([shape[dim] for dim in dims]), dims=dims)
+                    labelled = xr.DataArray(value.reshape([shape[dim] for dim in dims]), dims=dims)
                     for a in (a for other, a in orders.at if other == d):
                         to = {"link": at, "drawn": d, "admission": a}
-                        found[name][to] = one.where(fitted.isel(drawn=d))
-    return {name: each.values for name, each in found.items()}
+                        results[name][to] = labelled.where(fitted.isel(drawn=d))
+    return {name: result.values for name, result in results.items()}
 
 
 def _run(table: pj.ScheduleTable, program: pj.Program, costs: pj.Costs) -> Values:
@@ -269,15 +272,15 @@ def _in_memory(tables: Tables, settings: Settings, width: int) -> Values:
         parts = [np.stack(memory.parts) for memory in sizes]
         peaks = [
             [
-                *rows.peaks(each, table.num_workers),
-                *(rows.peaks(each * one, table.num_workers).max() for one in stages),
+                *rows.peaks(part, table.num_workers),
+                *(rows.peaks(part * stage, table.num_workers).max() for stage in stages),
             ]
-            for each in parts
+            for part in parts
         ]
         return np.array(peaks)
 
     both = np.moveaxis(_once(tables, held), 2, 0)  # (minibatches, drawn, admissions, both)
-    found = {
+    results = {
         "peak_in_flight": _once(tables, peak_in_flight),
         "activation_bytes": both[..., : first.num_workers],
         "stage_activation_bytes": both[..., first.num_workers :],
@@ -287,7 +290,7 @@ def _in_memory(tables: Tables, settings: Settings, width: int) -> Values:
         name: np.concatenate(
             [values, np.full((*values.shape[:-1], width - values.shape[-1]), np.nan)], axis=-1
         )
-        for name, values in found.items()
+        for name, values in results.items()
     }
 
 

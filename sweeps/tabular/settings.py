@@ -1,4 +1,4 @@
-"""What the experiments of the tabular-schedule paper run on: systems, settings, orders.
+"""Systems, settings and orders of the tabular-schedule paper's experiments.
 
 Two settings stand side by side. *As reported* takes the paper's 34 TB/s of memory bandwidth and
 full efficiency; *calibrated* takes the 3.35 TB/s of one H100, and an efficiency of compute that
@@ -71,7 +71,7 @@ MAIN: Mapping[str, Any] = {
 
 
 class Setting(NamedTuple):
-    """What the paper's systems leave open.
+    """Numbers that the paper leaves open about its systems.
 
     Attributes:
       compute_efficiency: share of the compute peak that an op reaches, e_c.
@@ -109,24 +109,24 @@ def workload(minibatch: int = MAIN["minibatch"]) -> pj.Workload:
     return pj.Workload(pj.load_model(MODEL), minibatch)
 
 
-def slots_of(drawn: str, workers: int, microbatches: int) -> str:
+def slots_drawn_with(rule: str, workers: int, microbatches: int) -> str:
     """Name the slots that an order is drawn with."""
-    if drawn == AT_SQUARE:
+    if rule == AT_SQUARE:
         return EQUAL if microbatches == workers else DOUBLE
-    return drawn
+    return rule
 
 
 def draw(
     case: str,
     workers: int,
     microbatches: int,
-    drawn: str = MAIN["drawn"],
+    rule: str = MAIN["drawn"],
     admission: str = MAIN["admission"],
 ) -> pj.ScheduleTable:
     """Draw the table of a case in one of `DRAWN`, with one of `ADMISSIONS`."""
-    own = {"in_flight": ADMISSIONS[admission](workers)} if case in ADMITTED else {}
-    slots = SLOTS[slots_of(drawn, workers, microbatches)]
-    return build(case, workers, microbatches, slots, **own)
+    options = {"in_flight": ADMISSIONS[admission](workers)} if case in ADMITTED else {}
+    slots = SLOTS[slots_drawn_with(rule, workers, microbatches)]
+    return build(case, workers, microbatches, slots, **options)
 
 
 def main_setting(data: xr.Dataset) -> xr.Dataset:

@@ -39,11 +39,13 @@ def rows(data: xr.Dataset) -> list[tuple[str, ...]]:
     table = []
     for name in SYSTEMS:
         fitted = " (fitted to)" if name in FITTED_TO else ""
-        known = f"{100 * OUTLIERS[name]:+.2f}{fitted}" if name in OUTLIERS else ""
+        published = f"{100 * OUTLIERS[name]:+.2f}{fitted}" if name in OUTLIERS else ""
         here = {"system": name}
         seconds = [f"{float(value):.4g}" for value in time.sel(here)]
         shares = [f"{100 * float(value):.1f}" for value in idle.sel(here)]
-        table.append((name, *seconds, f"{100 * float(saved.sel(here)):+.2f}", known, *shares, ""))
+        table.append(
+            (name, *seconds, f"{100 * float(saved.sel(here)):+.2f}", published, *shares, "")
+        )
     faster = {"system": [name for name in SYSTEMS if not name.startswith("slow_nw")]}
     shares = [f"{100 * float(value):.1f}" for value in idle.sel(faster).mean("system")]
     mean = f"{100 * float(saved.sel(faster).mean()):+.2f}"
@@ -73,13 +75,13 @@ def main() -> None:
     path: Path = parser.parse_args().data
     with xr.open_zarr(path) as opened:
         data = opened.load()
-    found, below = rows(data), note(data)
+    table_rows, below = rows(data), note(data)
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *found, (below,)])
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *table_rows, (below,)])
     out = path.with_name("tabular_table_1.csv")
     write_file(out, text.getvalue())
     grid = Table(*COLUMNS, title="Hanayo, 2 waves, against Chimera at S = B = 8", caption=below)
-    for row in found:
+    for row in table_rows:
         grid.add_row(*row)
     console = Console(width=None if Console().is_terminal else 160)
     console.print(grid)

@@ -14,7 +14,7 @@ from sweeps.optpipe.cases import (
     Pipe,
     Setting,
 )
-from sweeps.optpipe.grid import dataset, known
+from sweeps.optpipe.grid import dataset, with_bounds
 from sweeps.optpipe.published import rows
 from sweeps.optpipe.quality import quality
 from sweeps.optpipe.refinement import POLICIES, News, job_times
@@ -72,7 +72,7 @@ def results(idle, bound):
 
 def grid(idle=lambda setting: 0.18 if setting.limit < 2 else 0.05, bound=lambda setting: 0.05):
     found = results(idle, bound)
-    data = known(dataset(found))
+    data = with_bounds(dataset(found))
     return data.assign(quality(found, data, 8.0)).assign_attrs({"effort of a solve": 8.0})
 
 

@@ -60,7 +60,7 @@ def test_other_simulators_are_the_limit_on_their_rows(found):
 def test_calibrations_are_judged_by_what_they_left_out():
     errors = prediction_errors(np.array([1.06, 1.02]), np.ones(2))  # mean and bias 4
     found = fidelity.calibrated([fidelity.Fitted(errors, 91.5)] * len(fidelity.FITS))
-    rows = [(row.of, row.tolerance, row.holds) for row in found.accuracies]
+    rows = [(row.measure, row.tolerance, row.holds) for row in found.accuracies]
     assert rows[:2] == [("mean", 7.0, True), ("bias", 2.0, False)]
     assert len(found.reasons) == len(fidelity.FITS)
     assert "holds 91.5 % of the rows" in found.reasons[0]

@@ -12,7 +12,7 @@ from pipejax.analysis import op_times
 from pipejax.plots import style
 from sweeps.findings import delays, gradient_noise
 from sweeps.kit.claims import COUNTED, judge
-from sweeps.pipedream.schemes import table_of
+from sweeps.pipedream.schemes import build_until
 from sweeps.pipedream.settings import Problem, Setting
 
 ROUNDS = 8  # microbatches for each stage: their middle half is steady
@@ -173,7 +173,7 @@ SMALL = Problem("logistic regression", 8, num_batches=5, batch_size=2)
 @pytest.mark.parametrize("name", gradient_noise.SCHEMES)
 def test_ends_are_those_of_own_loops_without_noise(name):
     tried, stages = gradient_noise.SCHEMES[name], 4
-    table = table_of(tried.method, stages, 80.0, **tried.options)
+    table = build_until(tried.method, stages, 80.0, **tried.options)
     until = float(op_times(table)[1].max())
     setting = Setting(stages, SMALL, until, (), seeds=(0,))
     found = gradient_noise._ends(tried, setting, [0.0]).sel(noise=0.0, read="last model")

@@ -334,10 +334,10 @@ def test_gains_in_the_memory_that_the_opponent_holds():
     tight = grid.makespan.sel(schedule="pipe-offload") / float(
         grid.makespan.sel(schedule=OPTIMUM, limit=0.5)
     )
-    found = gain.found.sel(model="1.5B, P=4", microbatches=8, host_link=1.0, sharing=OWN)
+    found = gain.gain.sel(model="1.5B, P=4", microbatches=8, host_link=1.0, sharing=OWN)
     np.testing.assert_allclose(found, tight - 1)
     data["grid"].peak.loc[{"schedule": "pipe-offload"}] /= 2  # less than any limit
-    assert in_its_memory(data, "pipe-offload").found.isnull().all()
+    assert in_its_memory(data, "pipe-offload").gain.isnull().all()
 
 
 def test_whole_backwards_take_as_long_and_come_as_one():

@@ -37,7 +37,7 @@ from sweeps.tabular.settings import (
     Setting,
     draw,
     main_setting,
-    slots_of,
+    slots_drawn_with,
     system_at,
     workload,
 )
@@ -107,7 +107,7 @@ def one_run(few, at):
         fitted_minibatch=1024,
         fitted_bandwidth=H100_BANDWIDTH,
         fitted_link=at["link"],
-        fitted_slots=slots_of(at["drawn"], 8, 8),
+        fitted_slots=slots_drawn_with(at["drawn"], 8, 8),
         fitted_exchanges=1.0,
         fitted_inequality=at["inequality"],
     )

@@ -18,8 +18,8 @@ from sweeps.pipedream import (
     sweep as pipedream,
 )
 from sweeps.pipedream.curves import at_equal, below, ends, in_order, read, tuned, winner
-from sweeps.pipedream.runs import along, runs_of, together
-from sweeps.pipedream.schemes import table_of, train
+from sweeps.pipedream.runs import along, list_runs, together
+from sweeps.pipedream.schemes import build_until, train
 from sweeps.pipedream.settings import (
     AS_RUN,
     CAPTION,
@@ -359,7 +359,7 @@ def test_ends_are_medians_where_the_first_scheme_ends():
     [("pipedream", {}), ("pipedream-2bw", {}), ("local-sgd", {"local_steps": 3})],
 )
 def test_tables_are_busy_until_the_end_and_not_much_longer(method, options):
-    table = table_of(method, 4, 200.0, **options)
+    table = build_until(method, 4, 200.0, **options)
     end = op_times(table)[1].max()
     whole = {"pipedream": 1, "pipedream-2bw": 4, "local-sgd": 12}[method]
     assert end >= 200
@@ -371,7 +371,7 @@ def test_the_settings_are_those_that_were_run():
     first, second = EXPERIMENTS["quadratic"]
     assert (first.problem.num_batches, first.problem.batch_size) == (20, 100)
     assert (second.column, second.problem.num_batches) == (CAPTION, 60)
-    table = table_of("pipedream", first.stages, first.until)
+    table = build_until("pipedream", first.stages, first.until)
     assert table.num_microbatches == 400
     assert op_times(table)[1].max() == first.until
     assert EXPERIMENTS["nesterov"][0].until == 1230
@@ -454,10 +454,10 @@ def test_runs_are_spread_over_processes(tmp_path):
 
 
 def test_experiments_share_runs(tmp_path):
-    quadratic = {run.path for run in runs_of("quadratic", tmp_path, "")}
-    shared = [run.label for run in runs_of("match", tmp_path, "") if run.path in quadratic]
+    quadratic = {run.path for run in list_runs("quadratic", tmp_path, "")}
+    shared = [run.label for run in list_runs("match", tmp_path, "") if run.path in quadratic]
     assert shared == ["match, pipedream", "match, rpd"]
-    assert runs_of("match", tmp_path, "other code")[0].path not in quadratic
+    assert list_runs("match", tmp_path, "other code")[0].path not in quadratic
 
 
 def test_settings_are_told_apart_by_what_differs():
@@ -469,7 +469,7 @@ def test_settings_are_told_apart_by_what_differs():
 def test_missing_runs_of_other_depths_are_missing(tmp_path, monkeypatch):
     one = TINY._replace(schemes=TINY.schemes[:1])
     monkeypatch.setattr(pipedream_runs, "EXPERIMENTS", {"two": (TINY, one._replace(stages=4))})
-    runs = runs_of("two", tmp_path, "")
+    runs = list_runs("two", tmp_path, "")
     for run in runs:
         part = dataset({run.label: 1e-2}).isel(scheme=0, drop=True)
         part.to_zarr(run.path, zarr_format=2)
