@@ -42,16 +42,10 @@ VALUES = {  # of a cost: seconds
 
 
 class Set(NamedTuple):
-    """One table, one setting of the links, several costs of equal shapes.
+    """One table, one setting of the links, several costs of equal shapes, and the same as a batch.
 
-    Attributes:
-      table, links: the object but for its costs.
-      rows: the costs, each unbatched.
-      many: the same as one batch.
-      runs: evaluations, one for each.
-      exact: whether every sum of the costs is exact, in float32 too.
-      grown: the table of more microbatches, or None.
-      padded: the program in the shape that all drawn ones have.
+    `exact`: every sum of the costs is exact, in float32 too; `grown` gives the table of more
+    microbatches; `padded` is the program in the shape that all drawn ones have.
     """
 
     table: pj.ScheduleTable
@@ -289,13 +283,10 @@ def _periods(given):
 
 
 class Door(NamedTuple):
-    """A way to the seconds of a set.
+    """A way to the seconds of a set, one for each of its costs or of the first ones.
 
-    Attributes:
-      seconds: of a set, one for each of its costs, or of the first ones.
-      rounding: by how much they may be off, as a part of the makespan, where sums are not exact.
-      off: by how much, in seconds, where they are.
-      applies: whether the door is one for a set.
+    `rounding`: how much they may be off, as a part of the makespan, where sums are not exact;
+    `off`: how much, in seconds, where they are.
     """
 
     seconds: Callable

@@ -193,48 +193,11 @@ COSTS = pj.Costs(
 )
 
 
-def steps(memory):
-    time, held = memory.curve(0)
-    return dict(zip(time.tolist(), held.tolist(), strict=True))
-
-
-def test_an_offload_frees_at_its_end_and_a_load_takes_at_its_start():
-    memory = memory_of(["0F0", "0O0", "0F1", "0B1", "0L0", "0B0"], COSTS)
-    assert steps(memory) == {0.0: 1.0, 1.0: 2.0, 4.0: 1.0, 8.0: 0.0}  # L from 4.0, as B ends
-    assert (memory.peak.tolist(), memory.peak_at.tolist()) == ([2.0], [1.0])
-
-
 def test_a_wait_bounds_the_memory_whatever_the_times_are():
     row = ["0F0", "0O0", "0WAIT_O0", "0F1", "0B1", "0L0", "0B0"]
     for offload in (0.0, 0.1, 100.0):
         costs = dataclasses.replace(COSTS, offload=offload)
         assert memory_of(row, costs).peak.tolist() == [1.0]
-
-
-def test_a_split_backward_frees_in_two_parts():
-    memory = memory_of(["0F0", "0F1", "0I0", "0F2", "0I1", "0I2", "0W0", "0W1", "0W2"], COSTS)
-    assert memory.peak[0] == pytest.approx(2 + THIRD, abs=1e-12)
-    assert memory.peak_at[0] == 3.0
-    assert memory.held[-1] == 0.0
-
-
-def test_a_checkpoint_is_held_until_it_is_recomputed():
-    row = ["0F0", "0O0", "0L0", "0R0", "0B0"]
-    memory = memory_of(row, COSTS, sizes=8.0, checkpoints=2.0)
-    assert steps(memory) == {0.0: 2.0, 4.0: 2.0, 6.0: 8.0, 9.0: 0.0}  # out and at once back
-
-
-def test_in_a_fused_pair_both_count():
-    row = ["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"]
-    assert steps(memory_of(row, COSTS)) == {0.0: 1.0, 1.0: 2.0, 4.0: 1.0, 6.0: 0.0}
-
-
-@pytest.mark.parametrize("name", ["1f1b", "gpipe", "chimera", "hanayo"])
-def test_whole_activations_are_whole_numbers(name):
-    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
-    costs = pj.Costs.uniform(table, forward=0.1, backward=0.7 / 3, transfer=0.0)
-    run = pj.evaluate(table, costs)
-    assert pj.analysis.activation_memory(run).peak.tolist() == run.peak_in_flight.tolist()
 
 
 def test_thirds_add_up_to_whole_numbers():

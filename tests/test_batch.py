@@ -150,20 +150,6 @@ def test_the_benchmark_compares_with_the_same_numbers(per_stage):
     np.testing.assert_array_equal(found, ours)
 
 
-def test_gradients_are_finite_differences_and_sum_to_the_makespan():
-    table = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
-    program, costs, h = pj.lower(table, link="queued"), batch_of(table, 4, 5), 1e-6
-    values, counts = pj.makespans_and_grad(program, costs)
-    products = (np.asarray(getattr(costs, f)) * np.asarray(getattr(counts, f)) for f in FIELDS)
-    total = sum(product.reshape(4, -1).sum(axis=1) for product in products)
-    np.testing.assert_allclose(total, values, rtol=1e-12)  # Euler
-    for field, stage in (("forward", 2), ("backward", 0), ("all_reduce", 1), ("update", 3)):
-        moved = np.array(getattr(costs, field))
-        moved[:, stage] += h
-        slope = (np.asarray(pj.makespans(program, but(costs, **{field: moved}))) - values) / h
-        np.testing.assert_allclose(slope, np.asarray(getattr(counts, field))[:, stage], atol=1e-3)
-
-
 @pytest.mark.parametrize("unroll", [False, True])
 def test_uniform_costs_and_scalars(unroll):
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
@@ -179,26 +165,6 @@ def test_uniform_costs_and_scalars(unroll):
     assert counts.transmit.tolist()[1:] == [16.0] * 4
     assert counts.recompute.tolist() == [0.0] * 5
     assert pj.makespans(program, pj.Costs(forward=1.0, backward=2.0)).tolist() == [33.0]
-
-
-def test_pairs_are_priced():
-    rows = [
-        ["0F0", "0F1", "(0F2;0B0)OVERLAP_F_B", "0B1", "0B2"],
-        ["1F0", "(1F1;1B0)OVERLAP_F_B", "1F2", "1B1", "1B2"],
-    ]
-    program = pj.lower(pj.ScheduleTable.from_rows(rows))
-    for pair in (None, np.array([[3.0, 2.5], [1.0, 4.0]])):
-        costs = pj.Costs(forward=np.array([1.0, 2.0]), backward=np.array([2.0, 3.0]), pair=pair)
-        values, counts = pj.makespans_and_grad(program, costs, batch_size=2)
-        ones = [
-            pj.Costs(forward=f, backward=b, pair=None if pair is None else pair[k])
-            for k, (f, b) in enumerate([(1.0, 2.0), (2.0, 3.0)])
-        ]
-        np.testing.assert_allclose(values, [pj.makespan(program, one) for one in ones])
-        alone = [jax.grad(pj.makespan, argnums=1)(program, one) for one in ones]
-        np.testing.assert_array_equal(counts.forward, [one.forward for one in alone])
-        if pair is not None:
-            np.testing.assert_array_equal(counts.pair, [one.pair for one in alone])
 
 
 @pytest.mark.parametrize("bits", [8, 32])
@@ -477,36 +443,6 @@ def test_smooth_gradient_is_that_of_the_smooth_makespan():
         higher = pj.makespans(program, but(costs, **{field: moved}), temperature=0.2)
         slope = np.asarray(getattr(slopes, field))[..., place].reshape(2, -1).sum(axis=1)
         np.testing.assert_allclose((higher - values) / h, slope, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_a_comparison_grid_compiles_a_handful_of_times():
-    programs, costs = [], []
-    for name in ("gpipe", "1f1b", "interleaved-1f1b", "chimera", "hanayo", "eager-1f1b"):
-        for workers, count in itertools.product((4, 8), (8, 32, 256)):
-            table = pj.schedules.build(name, num_workers=workers, num_microbatches=count)
-            programs.append(pj.lower(table))
-            rng = np.random.default_rng(count)
-            costs.append(
-                pj.Costs(
-                    **{f: rng.random((1013, table.num_stages)) for f in FIELDS[:2]},
-                    transmit=rng.random(1013),  # a size that no other test has compiled
-                )
-            )
-    results = []
-
-    def run():
-        results.extend(
-            pj.makespans(program, cost, unroll=False)
-            for program, cost in zip(programs, costs, strict=True)
-        )
-
-    assert 1 <= compilations(run) <= 8
-    for k in (0, 15, 35):
-        one = part(costs[k], 7)
-        assert float(results[k][7]) == pytest.approx(
-            float(pj.makespan(programs[k], one)), rel=1e-12
-        )
 
 
 def test_programs_of_a_size_have_the_shapes_of_one():

@@ -61,28 +61,6 @@ def test_certificates_of_every_schedule_hold(name):
             assert (verdict.problems, verdict.makespan) == ((), run.makespan)
 
 
-@pytest.mark.parametrize("name", ["zb-h1", "zb-v"])
-def test_memory_that_comes_and_goes_at_one_moment_is_none(name):
-    """Parts of an activation that are freed need not sum up to it, in floats."""
-    table = pj.schedules.build(name, num_workers=2, num_microbatches=3)
-    run = pj.evaluate(table, pj.Costs(forward=0.0, input_grad=0.0, weight_grad=0.0))
-    assert pj.verify(written(pj.certificate(run))).problems == ()
-
-
-def test_the_update_of_a_copy_is_that_of_its_own_microbatches():
-    """A sharding cell, which is of no microbatch, does not say which pipe a copy belongs to."""
-    table = pj.ScheduleTable.from_rows(
-        [["0F1", "0B1", "1RESHARD", "1F0", "1B0"], ["1F1", "1B1", "0F0", "0B0"]],
-        placement=[[0, 1], [1, 0]],
-        pipe_of_microbatch=[1, 0],
-    )
-    costs = pj.Costs(forward=1.0, backward=2.0, update=np.array([[1.0, 5.0], [2.0, 3.0]]))
-    claimed = written(pj.certificate(pj.evaluate(table, costs)))
-    assert pj.verify(claimed).problems == ()
-    update = claimed["proof"]["ops"]["1U (worker 0)"]
-    assert update["end"] - update["start"] == 2.0
-
-
 # ------------------------------------------------------------------------------------------ bounds
 @settings(max_examples=30)
 @given(data=st.data())

@@ -236,15 +236,6 @@ def test_all_chunks_are_equal_where_tokens_take_the_same(answer):
     assert result["value"] == pytest.approx(11 * 82.92e-3)
 
 
-@pytest.mark.parametrize("count", [2, 8])
-def test_chunks_that_last_alike_end_at_roots(count, answer):
-    """With a = b = g = 0 tokens up to L take c L^2 / 2, so the k-th of n ends at N sqrt(k / n)."""
-    given = "--prompt", 65_536, "--num-chunks", count, "--stage-times", "c=1ns"
-    result = answer(*COMMAND, *given)
-    ends = 65_536 * np.sqrt(np.arange(1, count + 1) / count)
-    np.testing.assert_allclose(result["best"]["ends"], ends, atol=2)
-
-
 def test_a_prefix_that_is_read_again_makes_chunks_fewer():
     """By hand, b = 1 and g = 1 of 4 tokens on one worker: each cut adds the tokens before it."""
     times = {"per_token": 1.0, "per_pair": 0.0, "per_prefix_token": 1.0}
@@ -254,14 +245,6 @@ def test_a_prefix_that_is_read_again_makes_chunks_fewer():
     assert pj.search.chunks(4, 1, num_chunks=2, **times).value == 5.0
     # three: 1 + 2
     assert pj.search.chunks(4, 1, num_chunks=3, **times).value == 7.0
-
-
-def test_chunks_last_alike_with_a_prefix_too():
-    times = {"fixed": 1e-3, "per_token": 1e-5, "per_pair": 5e-9, "per_prefix_token": 2e-6}
-    found = pj.search.chunks(100_000, 4, num_chunks=6, **times)
-    seconds = found.best.costs.forward[0]
-    assert found.value == pytest.approx(found.baselines["equal times"], rel=1e-4)
-    assert seconds.max() / seconds.min() < 1.001
 
 
 def test_what_an_interrupt_leaves_is_said_after_each_number_of_chunks():

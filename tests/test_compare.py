@@ -186,14 +186,6 @@ def test_offloads_alone_are_a_share_of_the_critical_path():
     assert re.search(r"run above table: offloads and loads take [\d.]+ % of the critical path", why)
 
 
-@pytest.mark.parametrize(("name", "p", "m"), [("zb-h1", 4, 4), ("zb-h1", 3, 8), ("zb-h2", 4, 9)])
-def test_closed_forms_of_split_backwards(name, p, m):
-    point = levels(name, p, m, forward=1.0, input_grad=1.0, weight_grad=1.0)
-    assert point.formula_in_flight == point.peak_in_flight
-    if name == "zb-h1":
-        assert point.formula_bubble_ratio == pytest.approx(point.table_bubble_ratio)
-
-
 def test_bound_by_names_the_dominant_cost():
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
     for costs, name in (

@@ -15,7 +15,6 @@ from hypothesis import given, strategies as st
 from jax.flatten_util import ravel_pytree
 
 import pipejax as pj
-from pipejax.cli.options.values import parse_times
 from pipejax.costs.costs import FIELDS, PHASE_FIELDS, unchecked_costs
 from pipejax.engine.pricing import price
 from pipejax.schedules import REGISTRY
@@ -81,13 +80,6 @@ def test_what_is_not_given_and_does_not_follow_is_unknown():
     assert pj.Costs(offload=2.0).load == 2.0
     assert pj.Costs(offload=2.0, load=3.0).load == 3.0
     assert pj.Costs(load=3.0).offload is None
-
-
-@pytest.mark.parametrize(("split", "makespan"), [(False, 27.0), (True, 27.0)])
-def test_a_split_backward_is_as_much_work_as_a_whole_one(split, makespan):
-    given_times = {"input_grad": 1, "weight_grad": 1} if split else {"backward": 2}
-    costs = pj.Costs(forward=1, **given_times)
-    assert pj.evaluate(TABLES["zb-h1"], costs).makespan == makespan
 
 
 PHASES = ("F", "B", "I", "W", "R", "O", "L")
@@ -161,22 +153,6 @@ def test_batches_of_work_per_worker():
     for end, each in zip(ends, forward, strict=True):
         one = pj.Costs.per_worker(table, forward=each, backward=2.0, transfer=0.5)
         assert float(end) == pj.evaluate(table, one).makespan
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_makespans_scale_with_the_costs(name):
-    rng = np.random.default_rng(3)
-    table = TABLES[name]
-    stages, links = table.num_stages, (2, table.num_pipes, table.num_stages - 1)
-    costs = pj.Costs(
-        **{field: rng.random(stages) for field in ("forward", "backward", "recompute", "offload")},
-        latency=rng.random(links),
-        transmit=rng.random(links),
-    )
-    once = pj.evaluate(table, costs, link="queued").makespan
-    for power in (-3, 5):
-        scaled = jax.tree.map(lambda leaf, by=2.0**power: by * leaf, costs)
-        assert pj.evaluate(table, scaled, link="queued").makespan == 2.0**power * once
 
 
 class TestTrees:
@@ -366,13 +342,6 @@ def test_wrong_costs_are_refused(what):
         pj.Costs.uniform(TABLE, **arguments)
 
 
-@pytest.mark.parametrize("name", ["forward", "latency"])
-def test_wrong_number_of_entries_is_refused(name):
-    wrong = {"forward": np.ones(4), "backward": 1.0} | {name: np.ones(7)}
-    with pytest.raises(ValueError, match=rf"{name} has shape \(7,\), the table has [43]"):
-        pj.evaluate(TABLE, pj.Costs(**wrong))
-
-
 def test_cost_values_never_recompile():
     program = pj.lower(TABLE)
     run = jax.jit(pj.makespan)
@@ -413,14 +382,6 @@ def test_gradients(link, table):
     assert float(forward_mode) == pytest.approx(float(slopes @ ravel_pytree(direction)[0]))
 
 
-def test_makespan_counts_all_reduce_and_update():
-    costs = pj.Costs(forward=1.0, backward=2.0, all_reduce=10.0, update=100.0)
-    table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=8)
-    total = float(pj.makespan(pj.lower(table), costs))
-    assert total == pj.evaluate(table, costs).makespan == 33 + 110
-    assert float(pj.makespan(pj.lower(table, step_end=False), costs)) == 33
-
-
 def test_gradient_of_all_finish_times_is_the_same():
     program = pj.lower(TABLE, link="queued", step_end=False)  # no A and U that tie with the end
     costs = pj.Costs(forward=jnp.array(1.0), backward=jnp.array(2.0), transmit=jnp.array(0.1))
@@ -439,22 +400,6 @@ def test_where_paths_tie_the_gradient_of_a_finish_time_counts_one():
     counts = jax.grad(lambda c: pj.finish_times(program, c)[end])(costs)
     path = jax.grad(lambda c: pj.makespan(program, c))(costs)
     assert counts.forward.tolist() == path.forward.tolist()
-
-
-def test_per_worker_divides_over_stages():
-    interleaved = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=2)
-    hanayo = pj.schedules.build("hanayo", num_workers=2, num_microbatches=2, waves=2)
-    times = {"forward": 1.0, "backward": 2.0}
-    assert pj.Costs.per_worker(interleaved, **times).forward.tolist() == [0.5] * 4
-    assert pj.Costs.per_worker(hanayo, **times).backward.tolist() == [0.5] * 8
-    assert pj.Costs.per_worker(TABLE, **times).forward.tolist() == [1.0] * 4
-    asymmetric = pj.schedules.build("chimera-asymmetric", num_workers=2, num_microbatches=2)
-    np.testing.assert_allclose(pj.Costs.per_worker(asymmetric, **times).forward, [2 / 3, 4 / 3])
-    totals = [
-        pj.evaluate(t, pj.Costs.per_worker(t, **times)).busy.sum() / t.num_microbatches
-        for t in (interleaved, hanayo, asymmetric)
-    ]
-    np.testing.assert_allclose(totals, 6.0)  # all schedules do the same work
 
 
 GOOD = {"unit": "seconds", "F": 1.0, "B": [2.0, 2.5, 3.0, 2.0]}
@@ -633,22 +578,3 @@ def test_cost_file_in_full(tmp_path):
     np.testing.assert_allclose(costs.latency[1, 0], 2e-3)
     np.testing.assert_allclose(costs.transmit[1, 0], 5e-3)
     assert costs.pair.tolist() == [3e-3] * 4
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("F=1,x=2", "'x=2' is not LETTER=TIME"),  # of a capital the table says whether it has it
-        ("F=1,F=2", "F is given twice"),
-        ("B=2", "F is missing"),
-        ("F=-1,B=1", "F must be a finite number of at least 0, got '-1'"),
-        ("F=one", "got 'one'"),
-        ("F=nan,B=1", "got 'nan'"),
-        ("F=inf,B=1", "got 'inf'"),
-        ("", "is not LETTER=TIME"),
-        ("F", "got ''"),
-    ],
-)
-def test_bad_times_are_refused(text, message):
-    with pytest.raises(ValueError, match=message):
-        parse_times(text, "--stage-times")

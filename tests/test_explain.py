@@ -101,16 +101,6 @@ def last_end(table, costs, link="delay"):
     return reference.Run(rows, pipes, theirs, link).makespan
 
 
-def test_the_first_gradient_and_the_last_forward_bound_start_and_end():
-    # one worker waits for the other: a step of 9 in which each computes 6
-    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
-    run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
-    parts = {part.name: part.seconds for part in step_parts(run)}
-    assert run.makespan == 9.0
-    bubble = parts["start"], parts["gaps"], parts["end"]
-    assert (parts["compute"], bubble) == (6.0, (2.0, 0.0, 1.0))
-
-
 # one fault each, in pipelines that have no other; what is to be named first
 HEALTHY = [
     ("1f1b", 4, 16, {}),
@@ -262,6 +252,8 @@ def test_one_stage_on_one_worker_has_nothing_to_be_held_against():
         ({"memory_limit": 0}, "memory_limit must be above 0"),
         ({"memory_limit": [1.0, 2.0]}, "memory_limit must be above 0, or so for each worker"),
         ({"system": pj.load_system("h100")}, "system goes with a workload"),
+        ({"stage_layers": [8, 8]}, "stage_layers has 2 entries, the table has 4 stages"),
+        ({"stage_layers": [8, 8, 0, 8]}, "stage_layers must be a whole number of at least 1"),
     ],
 )
 def test_wrong_arguments_are_named(given, message):
@@ -398,18 +390,6 @@ def test_layers_are_moved_whole():
     assert moved.step_time == pytest.approx(pj.evaluate(table, even).makespan, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [
-        ([8, 8], "stage_layers has 2 entries, the table has 4 stages"),
-        ([8, 8, 0, 8], "stage_layers must be a whole number of at least 1"),
-    ],
-)
-def test_wrong_layers_are_named(layers, message):
-    with pytest.raises(ValueError, match=message):
-        pj.explain(built(*BUILT[0]), pj.Costs(forward=1.0, backward=2.0), stage_layers=layers)
-
-
 def test_memory_costs_what_lies_beyond_the_best_that_fits(answer):
     line = ["-s", "zero-bubble", "-P", 4, "-M", 12, "-T", "F=1,I=1,W=1", "--memory-limit", 3]
     found = answer("explain", *line)
@@ -441,16 +421,6 @@ def test_it_says_what_remedies_may_need_and_what_a_plan_leaves(call):
     assert "remedies may need 83.5 GB" in said
     assert "plan leaves 10 % of it free: --memory-limit 75.2GB" in said
     assert "remedies may need" not in call("explain", *line, "--memory-limit", "75.2GB")[1]
-
-
-def test_the_report_says_cause_parts_and_commands(call, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "m.json").write_text(json.dumps(FILE))
-    code, text, _ = call("explain", *LINES[0], "-C", "m.json")
-    assert code == 0
-    assert "stage 2 on worker 2 takes" in text
-    assert "imbalance" in text
-    assert "1. pipejax evaluate --schedule" in text
 
 
 def test_a_report_is_one_page_with_the_explorer_in_it(answer, tmp_path, monkeypatch):

@@ -63,7 +63,7 @@ def test_it_is_the_recurrence_on_every_small_schedule(name, link):
 
 
 # of several seconds each
-@pytest.mark.parametrize(("name", "link"), daily(EVERY, of=6))
+@pytest.mark.parametrize(("name", "link"), daily(EVERY, of=24))
 def test_it_is_the_recurrence_on_every_schedule(name, link):
     check_form(name, 4, 8, link)
 

@@ -214,18 +214,6 @@ def table_of(rows, grammar, **more):
     return pj.ScheduleTable.from_rows(rows, grammar=pj.schedules.Grammar(**grammar), **more)
 
 
-def test_an_update_is_of_the_first_microbatch_of_its_own_copy():
-    """Two pipes, so each worker has both stages; a kind of workers is of no stage."""
-    rows = [["0F0", "S0", "0B0", "1F1", "1B1", "S1"], ["1F0", "S0", "1B0", "0F1", "0B1", "S1"]]
-    grammar = {"kinds": {"S": kind(of="worker")}}
-    pipes = {"placement": [[0, 1], [1, 0]], "pipe_of_microbatch": [0, 1]}
-    rows = [["0F0", "S0", "1F1", "1B1", "0B0", "S1"], ["0F1", "S0", "1F0", "1B0", "0B1", "S1"]]
-    update = [[1.0, 2.0], [4.0, 8.0]]  # by stage and microbatch
-    costs = pj.Costs(forward=1.0, backward=1.0, update=update, others={"own": 0.0})
-    run = pj.evaluate(table_of(rows, grammar, **pipes), costs)
-    assert run.makespan - run.finish.max() == 1.0 + 8.0  # worker 0: its stage 0 met 0, 1 met 1
-
-
 N, S = {"N": kind("net")}, {"S": kind(of="worker")}
 SENSELESS = {
     "F <- UNSHARD": ({}, "UNSHARD is of a stage as a whole"),
@@ -341,34 +329,6 @@ def test_messages_of_a_graph_go_along_its_edges():
         table_of(rows, {**grammar, "rules": ["N@last <- F@first [message]"]})
 
 
-def test_a_graph_says_which_way_a_message_goes():
-    grammar = {"graph": [(1, 0)], "forward_only": True}
-    table = table_of([["0F0"], ["1F0"]], grammar)
-    costs = pj.Costs(forward=1.0, transmit=[[[3.0]], [[5.0]]])
-    assert pj.evaluate(table, costs).makespan == 1.0 + 3.0 + 1.0
-
-
-def test_a_lane_waits_for_a_host_link():
-    grammar = {"kinds": {"N": kind("net"), "H": kind("host", time="host")}}
-    table = table_of([["0F0", "0H0", "0N0", "0B0"]], {**grammar, "rules": ["N <- H"]})
-    run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, others={"own": 4.0, "host": 3.0}))
-    assert run.makespan == 1.0 + 3.0 + 4.0
-
-
-def test_a_host_op_holds_up_no_row():
-    """It is issued in its row, and what stands behind it goes on."""
-    grammar = {"kinds": {"H": kind("host"), "N": kind("net", time="net")}}
-    rows = [["0F0", "0H0", "0B0"], ["1F0", "1N0", "1B0"]]
-    table = table_of(rows, {**grammar, "rules": ["H <- N@+1", "1N0 <- 0B0"]})
-    costs = pj.Costs(forward=1.0, backward=2.0, others={"own": 4.0, "net": 8.0})
-    assert pj.evaluate(table, costs).makespan == 1.0 + 1.0 + 2.0 + 2.0 + 8.0 + 4.0
-
-
-def test_no_gradient_no_all_reduce():
-    table = table_of([["0F0"], ["1F0"]], {"forward_only": True})
-    assert pj.evaluate(table, pj.Costs(forward=1.0, all_reduce=9.0, update=9.0)).makespan == 2.0
-
-
 def test_what_all_do_together_is_one_op_where_transfers_get_their_order():
     """In the run of unit slots the host link of worker 0 waits for both workers."""
     kinds = {"S": kind(of="worker", together=True), "H": kind("host", time="host")}
@@ -376,32 +336,3 @@ def test_what_all_do_together_is_one_op_where_transfers_get_their_order():
     table = table_of(rows, {"kinds": {**kinds, "N": kind(time="net")}, "forward_only": True})
     start, _ = slot_times(table, table.grammar.unit_slots)
     assert start.tolist() == [[1.0, 2.0, 3.0], [0.0, 1.0, 3.0]]
-
-
-def test_a_worker_begins_with_nothing():
-    """What worker 0 still holds at its end is not in the level of worker 1."""
-    table = table_of([["0F0", "0F1"], ["1F0", "1F1"]], {"forward_only": True})
-    memory = pj.analysis.activation_memory(pj.evaluate(table, pj.Costs(forward=1.0)))
-    assert memory.peak.tolist() == [2.0, 2.0]
-
-
-def test_updates_behind_the_rows_hide_lanes():
-    table = table_of([["0F0", "0N0", "0B0"]], {"kinds": N, "rules": ["N <- F"]})
-    run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, update=2.0, others={"own": 4.0}))
-    (lane,) = pj.analysis.lane_times(run)
-    assert (lane.busy.item(), lane.exposed.item()) == (4.0, 0.0)
-
-
-def test_costs_of_workers_stand_beside_small_messages():
-    rows = [["0F0", "S0"], ["1F0", "2F0", "S0"]]  # three stages on two workers
-    grammar = {"kinds": {"S": kind(of="worker")}, "forward_only": True}
-    table = table_of(rows, grammar, placement=[[0, 1, 1]])
-    costs = pj.Costs(forward=1.0, transmit=0.1, others={"own": [1.0, 2.0]})
-    links = pj.Links("rendezvous", eager_below=0.2)
-    assert pj.lower(table, link=links, costs=costs).messages.eager.tolist() == [True]
-    assert pj.evaluate(table, costs, link=links).makespan == pytest.approx(1 + 0.1 + 2 + 2)
-
-
-def test_one_op_is_a_program():
-    table = table_of([["0F0"]], {"forward_only": True})
-    assert pj.evaluate(table, pj.Costs(forward=3.0)).makespan == 3.0

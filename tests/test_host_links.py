@@ -32,23 +32,6 @@ def times(result, text):
     return next((bar.start, bar.finish) for bar in bars(result) if bar.label == text)
 
 
-def test_compute_goes_on_beside_the_host_link():
-    result = run([["0F0", "0O0", "0F1", "0L0", "0B0", "0B1"]])
-    assert times(result, "0O0") == (F, F + O)
-    assert times(result, "0F1") == (F, 2 * F)
-    assert times(result, "0L0") == (F + O, F + O + L)
-    assert times(result, "0B0") == (F + O + L, F + O + L + B)
-    assert result.makespan == F + O + L + 2 * B
-    assert result.busy.tolist() == [2 * (F + B)]
-
-
-def test_one_at_a_time_in_the_order_of_the_row():
-    result = run([["0F0", "0O0", "0F1", "0O1", "0L1", "0B1", "0L0", "0B0"]])
-    assert times(result, "0O1") == (F + O, F + 2 * O)
-    assert times(result, "0L1") == (F + 2 * O, F + 2 * O + L)
-    assert times(result, "0L0")[0] == F + 2 * O + L + B  # issued after the backward
-
-
 def test_a_wait_holds_the_row_back():
     free, held = (
         run([["0F0", "0O0", *wait, "0F1", "0L0", "0B0", "0B1"]]) for wait in ([], ["0WAIT_O0"])
@@ -57,14 +40,6 @@ def test_a_wait_holds_the_row_back():
     assert times(held, "0F1")[0] == F + O
     assert times(held, "0WAIT_O0") == (F + O, F + O)
     assert held.busy.tolist() == free.busy.tolist()
-
-
-@pytest.mark.parametrize(
-    "backward", [["0B0"], ["0I0", "0W0"], ["0R0", "0B0"], ["0R0", "0I0", "0W0"]]
-)
-def test_the_first_op_that_needs_the_activation_waits_for_it(backward):
-    result = run([["0F0", "0O0", "0L0", *backward]])
-    assert times(result, backward[0])[0] == F + O + L
 
 
 def test_a_load_takes_as_long_as_an_offload_unless_it_is_given():
@@ -109,13 +84,6 @@ def test_workers_may_share_a_host_link():
     ]
     assert shared.makespan == F + 2 * O + 2 * L + B
     assert run(SHARED, host_links=[[1], [0]]).makespan == own.makespan
-
-
-def test_columns_decide_on_a_shared_link():
-    early = [["0F0", "0O0", "0L0", "0B0"], SHARED[1]]
-    result = run(early, host_links=[[1, 0]])
-    assert times(result, "0L0")[0] == F + 2 * O  # ties by worker, however the group is written
-    assert times(result, "1L0")[0] == F + 2 * O + L
 
 
 CROSSED = [
