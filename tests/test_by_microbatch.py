@@ -74,7 +74,9 @@ def test_equal_costs_of_all_microbatches_are_costs_per_stage(case, link):
         assert text in many.program.layout.groups, number
 
 
-@pytest.mark.parametrize(("name", "link"), daily(itertools.product(["zb-h1", "chimera"], LINKS)))
+@pytest.mark.parametrize(
+    ("name", "link"), daily(itertools.product(["zb-h1", "chimera"], LINKS), of=7)
+)
 def test_batches_and_gradients_are_those_of_one(name, link):
     program = lowered(name, link)
     many = random_costs((3,), pipes=program.layout.num_pipes)

@@ -176,7 +176,7 @@ def sample(ways, step):
     ]
 
 
-CASES = [*sample([*WAYS][:2], 3), *sample([*WAYS][2:], 6)]
+CASES = [*sample([*WAYS][:2], 6), *sample([*WAYS][2:], 12)]
 CASES += sample(COMPILED, 24)[::2]  # compiled for each: half of them
 CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in sample([*ALL][:-1], 1)]
 

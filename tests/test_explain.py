@@ -196,7 +196,7 @@ PLANTED = [(fault, schedule) for schedule in HEALTHY for fault in FAULTS]
 
 @pytest.mark.parametrize(
     ("fault", "schedule"),
-    daily(PLANTED, always=8, of=6),
+    daily(PLANTED, always=8, of=12),
     ids=lambda each: each.__name__ if callable(each) else each[0],
 )
 def test_a_planted_fault_is_the_first_one(fault, schedule):

@@ -30,7 +30,7 @@ def runs(draw, **of_case):
     return case, model, case.table(), run
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(found=runs(), seed=SEEDS)
 def test_a_closed_form_is_the_event_loop_everywhere(found, seed):
     case, model, table, _ = found
@@ -103,7 +103,7 @@ def by_letters(case, values):
     return {**found, "pair": None, "pair_factor": None}
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(found=runs(by_microbatch=True))
 def test_the_longest_path_is_the_makespan_and_adds_up(found):
     case, model, table, run = found
@@ -116,7 +116,7 @@ def test_the_longest_path_is_the_makespan_and_adds_up(found):
     assert {op for op in longest.ops if op[-1] not in "AU"} <= names
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(found=runs(by_microbatch=True), seed=SEEDS)
 def test_corners_are_runs(found, seed):
     case, model, table, run = found
@@ -127,7 +127,7 @@ def test_corners_are_runs(found, seed):
     assert corners.makespan.tolist() == [run.makespan, named["there"].run(model).makespan]
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(found=runs(by_microbatch=True), seed=SEEDS)
 def test_changes_of_a_run_are_those_of_the_event_loop(found, seed):
     case, model, table, _ = found
@@ -143,7 +143,7 @@ def test_changes_of_a_run_are_those_of_the_event_loop(found, seed):
     assert run.undo() == before
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(case=grammar_cases.cases(), seed=SEEDS)
 def test_swaps_of_a_row_or_lane_are_those_of_the_event_loop(case, seed):
     """One after the other; what cannot run is refused, and so is what swaps more than two ops."""

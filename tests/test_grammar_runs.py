@@ -23,7 +23,7 @@ import pipejax as pj
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table_files import from_json, to_json
 
-EXAMPLES = int(os.environ.get("EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("EXAMPLES", "200"))
 MODELS = st.sampled_from(strategies.LINKS)
 QUEUES = st.sampled_from(["worker", "pair", "direction"])
 NAME = re.compile(

@@ -22,7 +22,10 @@ from pipejax.schedules.cells.ops import format_cell
 
 @pytest.mark.parametrize(
     ("name", "link", "queues"),
-    daily([*((name, *LINKS[0]) for name in REGISTRY), *(("chimera", *link) for link in LINKS[1:])]),
+    daily(
+        [*((name, *LINKS[0]) for name in REGISTRY), *(("chimera", *link) for link in LINKS[1:])],
+        of=6,
+    ),
 )
 def test_no_spread_is_the_deterministic_run_to_the_last_bit(name, link, queues):
     table = build(name, m=at_least(name, 4, 4))
