@@ -1,8 +1,4 @@
-"""Random objects, a table with costs and links, and every door that says how long they take.
-
-An object is drawn as a set: one table under one setting of the links, with several costs of equal
-shapes, which are a batch too. A door is a function of the set that returns seconds for each.
-"""
+"""Random objects, a table with costs and links, and every door that says how long they take."""
 
 import dataclasses
 import json
@@ -283,11 +279,7 @@ def _periods(given):
 
 
 class Door(NamedTuple):
-    """A way to the seconds of a set, one for each of its costs or of the first ones.
-
-    `rounding`: how much they may be off, as a part of the makespan, where sums are not exact;
-    `off`: how much, in seconds, where they are.
-    """
+    """A way to the seconds of a set, one for each of its costs or of the first ones."""
 
     seconds: Callable
     rounding: float = 1e-12

@@ -80,11 +80,7 @@ class Search:
         return self.pipes.placement[self.pipes.pipe_of[microbatch]][stage]
 
     def run(self):
-        """The starts {(letter, stage, microbatch): time} of a schedule that ends before, or None.
-
-        Of two microbatches of one pipe the first is the one whose first forward starts first: that
-        gives them names and leaves nothing out.
-        """
+        """The starts {(letter, stage, microbatch): time} of a schedule that ends before, or None."""
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(100_000)
         try:
@@ -97,11 +93,7 @@ class Search:
         return found
 
     def decide(self, now, machine, done, ends, ready, back, free, links, starts):
-        """Let the machines from `machine` on start something now or wait; then time goes on.
-
-        done: letters of each op so far; ends: end of the last one; ready, back: when F and I have
-        what they need from other stages; free: when machines are; links: when links are.
-        """
+        """Let the machines from `machine` on start something now or wait; then time goes on."""
         if machine == self.machines:
             return self.wait(now, done, ends, ready, back, free, links, starts)
         if free[machine] <= now:
@@ -203,10 +195,7 @@ class Search:
         return found
 
     def left_at(self, now, done, ends, ready, back, free, links):
-        """States that were left where the same was done, and this one: times, of which none helps.
-
-        Microbatches of a pipe are alike: what is left does not depend on their names.
-        """
+        """States that were left where the same was done, and this one: times, of which none helps."""
         # what follows the last gradients depends on when they ended, however long ago that was
         step_end = any(self.pipes.all_reduce) or any(self.pipes.update)
         oldest = 0 if step_end else now
@@ -294,10 +283,7 @@ class Search:
 
 
 def schedule_before(pipes, before, most=None):
-    """Starts {(letter, stage, microbatch): time} of a schedule that ends before, or None.
-
-    `most` limits how many states are remembered; beyond it, `TooManyStates` is raised.
-    """
+    """Starts {(letter, stage, microbatch): time} of a schedule that ends before, or None."""
     return Search(pipes, before, most).run()
 
 

@@ -252,20 +252,7 @@ def test_evaluate_prints_the_peak_and_when(answer, call):
 
 
 def test_a_model_gives_bytes(answer, mistake):
-    model = [
-        "--schedule",
-        "1f1b",
-        "--workers",
-        4,
-        "--microbatches",
-        8,
-        "--model",
-        "gpt-22b",
-        "--system",
-        "a100",
-        "--minibatch",
-        8,
-    ]
+    model = ["-s", "1f1b", "-P", 4, "-M", 8, "-m", "gpt-22b", "-y", "a100", "--minibatch", 8]
     found = answer("evaluate", *model)["activation_memory"]
     assert found["unit"] == "bytes"
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)

@@ -275,10 +275,7 @@ def other_values(value):
 
 
 def changes(data, most=None):
-    """Every key or entry left out, a key more everywhere, every leaf and all that holds some changed.
-
-    A leaf has its first other value and some of the rest: at most so many, in turn.
-    """
+    """Every key or entry left out, a key more everywhere, every leaf and all that holds some changed."""
     yield (), {**data, "more": 1}
     for number, (path, value) in enumerate(places(data)):
         yield path, edited(data, path, lambda inner, key: inner.pop(key))

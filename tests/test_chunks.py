@@ -1,7 +1,4 @@
-"""Prompts in chunks: forwards alone, and where to cut.
-
-A prefill is computed again as a recurrence over chunks and stages, for many cuts at once.
-"""
+"""Prompts in chunks: forwards alone, and where to cut."""
 
 import functools
 import itertools

@@ -17,38 +17,15 @@ from pipejax.cli.app import COMMANDS, command_of, function_of
 from pipejax.cli.options.catalogue import flag
 from pipejax.schedules import REGISTRY
 
-ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
+ONE = ["-s", "1f1b", "-P", "4", "-M", "8"]
 TIMES = ["--stage-times", "F=1,B=2"]
-KEYS = {
-    "schedule",
-    "workers",
-    "stages",
-    "microbatches",
-    "link",
-    "makespan",
-    "bubble_ratio",
-    "max_span",
-    "span_bubble_ratio",
-    "busy",
-    "peak_in_flight",
-}
+MODEL = ["-m", "gpt-22b", "-y", "a100", "--minibatch", "8"]
+KEYS = {"schedule", "workers", "link", "makespan", "bubble_ratio", "busy", "peak_in_flight"}
 
 
 def test_evaluate_with_a_model(answer):
-    result = answer(
-        "evaluate",
-        *ONE,
-        "--model",
-        "gpt3-175b",
-        "--system",
-        "h100",
-        "--minibatch",
-        16,
-        "--tensor-parallel",
-        8,
-        "--recompute",
-        "selective",
-    )
+    model = ["-m", "gpt3-175b", "-y", "h100", "--minibatch", 16, "--tensor-parallel", 8]
+    result = answer("evaluate", *ONE, *model, "--recompute", "selective")
     assert set(result) >= KEYS | {"step_time", "memory_bytes", "tokens_per_second"}
     assert result["tokens_per_second"] == pytest.approx(16 * 2048 / result["step_time"])
     assert len(result["memory_bytes"]) == 4
@@ -71,33 +48,10 @@ def test_evaluate_reads_tables_and_costs(answer, data, tmp_path):
     "arguments",
     [
         ["evaluate", *ONE, *TIMES],
-        ["evaluate", *ONE, "--model", "gpt-22b", "--system", "a100", "--minibatch", "8"],
+        ["evaluate", *ONE, *MODEL],
         ["evaluate", *ONE, *TIMES, "--link", "rendezvous", "--queues", "pair"],
-        [
-            "compare",
-            "--schedules",
-            "gpipe,chimera,hanayo",
-            "--workers",
-            "4",
-            "--microbatches",
-            "4,7",
-            *TIMES,
-        ],
-        [
-            "compare",
-            "--schedules",
-            "1f1b",
-            "--workers",
-            "4",
-            "--microbatches",
-            "8",
-            "--model",
-            "gpt-22b",
-            "--system",
-            "a100",
-            "--minibatch",
-            "8",
-        ],
+        ["compare", "-S", "gpipe,chimera,hanayo", "-P", "4", "-M", "4,7", *TIMES],
+        ["compare", "-S", "1f1b", *ONE[2:], *MODEL],
         ["show", *ONE],
         ["show", *ONE, *TIMES, "--comm", "0.5", "--messages", "--width", "90"],
         ["schedules"],

@@ -118,15 +118,7 @@ LARGE = "--model", "gpt-22b", "--system", "h100", "--minibatch", 16, "--tensor-p
 
 def test_what_does_not_fit_is_marked_and_never_the_best(answer, call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    given = (
-        "compare",
-        "--schedules",
-        "interleaved-1f1b,1f1b,chimera",
-        "--workers",
-        8,
-        "--microbatches",
-        16,
-    )
+    given = ["compare", "-S", "interleaved-1f1b,1f1b,chimera", "-P", "8", "-M", "16"]
     rows = answer(*given, *LARGE)["rows"]
     capacity = pj.load_system("h100").memory_available
     assert [row["fits"] for row in rows] == [max(row["memory_bytes"]) <= capacity for row in rows]
@@ -141,17 +133,17 @@ def test_what_does_not_fit_is_marked_and_never_the_best(answer, call, monkeypatc
 
 def test_rows_are_sorted_against_the_best_in_one_unit_of_memory(answer, call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    given = (
+    given = [
         "compare",
         "-S",
         "1f1b,interleaved-1f1b,hanayo,zb-h1",
         "-P",
-        8,
+        "8",
         "-M",
-        16,
+        "16",
         "-W",
         "F=1,B=2",
-    )
+    ]
     rows = {row["schedule"]: row for row in answer(*given)["rows"]}
     assert rows["interleaved-1f1b"]["peak_in_flight"] == 23
     assert rows["interleaved-1f1b"]["peak_microbatches"] == 11.5  # of two stages each

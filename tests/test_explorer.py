@@ -289,17 +289,7 @@ def test_a_page_has_labels_and_a_title(answer, tmp_path):
 
 def test_show_writes_a_page_of_several_schedules(call, answer, tmp_path):
     out = tmp_path / "x.html"
-    arguments = [
-        "show",
-        "--workers",
-        "4",
-        "--microbatches",
-        "6",
-        "--worker-times",
-        "F=1,B=2",
-        "--comm",
-        "0.1",
-    ]
+    arguments = ["show", "-P", "4", "-M", "6", "-W", "F=1,B=2", "--comm", "0.1"]
     found = answer(*arguments, "--schedules", "gpipe,1f1b,chimera", "--out", out)
     assert found["out"] == str(out)
     scene = scene_of(out.read_text())
@@ -339,16 +329,7 @@ def test_what_does_not_exist_is_said(answer, tmp_path):
 
 def test_a_model_draws_bytes_with_what_the_system_has_left(answer, tmp_path):
     out = tmp_path / "x.html"
-    arguments = [
-        "--model",
-        "gpt-22b",
-        "--system",
-        "a100",
-        "--minibatch",
-        "8",
-        "--tensor-parallel",
-        "8",
-    ]
+    arguments = ["-m", "gpt-22b", "-y", "a100", "--minibatch", "8", "--tensor-parallel", "8"]
     sizes = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
     answer("show", *sizes, *arguments, "--out", out)
     (schedule,) = scene_of(out.read_text())["schedules"]

@@ -390,14 +390,9 @@ def test_the_command(tmp_path, capsys):
     assert run(["verify", str(path)]) == 1
     assert "report: facets" in capsys.readouterr().out
     shown = [
-        "formula",
-        "--schedule",
-        "zb-h1",
+        *["formula", "-s", "zb-h1"],
         *options,
-        "--parameters",
-        "F,I,W,c",
-        "--box",
-        "c=0:1",
+        *["--parameters", "F,I,W,c", "--box", "c=0:1"],
     ]
     assert run([*shown, "--per-worker"]) == 0
     assert "exact" in capsys.readouterr().out

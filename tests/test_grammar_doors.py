@@ -1,7 +1,4 @@
-"""What else says how long a run takes, of tables with grammars: closed forms, paths, corners, changes.
-
-Every answer is held against the event loop.
-"""
+"""What else says how long a run takes, of tables with grammars: closed forms, paths, corners, changes."""
 
 import grammar_cases
 import numpy as np

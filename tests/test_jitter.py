@@ -245,18 +245,8 @@ def test_dataset_is_read_back(tmp_path):
 
 SIZE = ["--workers", "4", "--microbatches", "8", "--worker-times", "F=1,B=2", "--samples", "200"]
 J = ["jitter", "--schedules", "gpipe,1f1b", *SIZE]
-VARY = [
-    "--op",
-    "lognormal:0.2",
-    "--worker",
-    "uniform:0.1",
-    "--message",
-    "gamma:0.5",
-    "--straggler",
-    "0.2:2",
-    "--op-straggler",
-    "0.05:3",
-]
+VARY = ["--op", "lognormal:0.2", "--worker", "uniform:0.1", "--message", "gamma:0.5"]
+VARY += ["--straggler", "0.2:2", "--op-straggler", "0.05:3"]
 
 
 def test_command(call, tmp_path):

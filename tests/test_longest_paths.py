@@ -90,10 +90,7 @@ def test_tails_are_what_is_left_behind_each_node(graph):
 
 
 def reference_graph(run):
-    """What the reference waited for: an edge weighs its lag, and what the user behind it takes.
-
-    What a row's order says anyway is no wait of its own.
-    """
+    """What the reference waited for: an edge weighs its lag, and what the user behind it takes."""
     graph = nx.MultiDiGraph()
     graph.add_node("start")
     rows = [
