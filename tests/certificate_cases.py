@@ -220,37 +220,6 @@ def optimum_of(table, costs, limits, **asked):
 
 
 @st.composite
-def formulas(draw):
-    """A certificate of a closed form."""
-    name = draw(st.sampled_from(["gpipe", "1f1b", "chimera", "zb-h1", "hanayo", "dualpipe-v"]))
-    sizes = [s for s in SIZES if s[0] == name and s[1] <= 3 and s[2] <= 4]
-    assume(sizes)
-    name, p, m = draw(st.sampled_from(sizes))
-    table = with_cells(
-        pj.schedules.build(name, num_workers=p, num_microbatches=m),
-        draw(st.sampled_from(["", "", "plain"])),
-    )
-    links = draw(links_of(p).filter(lambda links: not links.eager_below))
-    options = draw(
-        st.sampled_from(
-            [
-                {},
-                {"max_facets": 3},
-                {"parameters": ("F", "I", "W", "c")},
-                {"parameters": ("F", "B", "c_F"), "box": {"F": (1, 2), "c_F": (0, 0.5)}},
-                {"parameters": ("F", "B", "c"), "box": {"F": (0.3, 0.3), "c": (0.1, 0.5)}},
-            ]
-        )
-    )
-    try:
-        program = pj.lower(table, link=links, step_end=False)
-        form = pj.formula(program, **options)
-    except (pj.ScheduleError, pj.base.checks.UnknownNameError):
-        assume(False)
-    return written(form.certificate(table))
-
-
-@st.composite
 def formulas_of_grammars(draw):
     """A certificate of a closed form of a table with kinds and rules of its own."""
     table, _ = legal(draw(grammar_cases.cases(max_workers=2)))
@@ -266,7 +235,6 @@ def formulas_of_grammars(draw):
 KINDS = {
     "run": runs(),
     "optimum": optima(),
-    "formula": formulas(),
     "run of a grammar": runs_of_grammars(),
     "formula of a grammar": formulas_of_grammars(),
 }

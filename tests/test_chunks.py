@@ -225,14 +225,6 @@ def test_the_command_answers_as_all_searches_do(answer):
     assert result["best"]["seconds"][1] == pytest.approx(second)
 
 
-def test_all_chunks_are_equal_where_tokens_take_the_same(answer):
-    """With c = g = 0: 8 chunks of 8,192 tokens, (8 + 3) (1 ms + 81.92 ms) by hand."""
-    given = "--prompt", 65_536, "--num-chunks", 8, "--stage-times", "a=1ms,b=10us"
-    result = answer(*COMMAND, *given)
-    assert result["best"]["sizes"] == [8192] * 8
-    assert result["value"] == pytest.approx(11 * 82.92e-3)
-
-
 def test_a_prefix_that_is_read_again_makes_chunks_fewer():
     """By hand, b = 1 and g = 1 of 4 tokens on one worker: each cut adds the tokens before it."""
     times = {"per_token": 1.0, "per_pair": 0.0, "per_prefix_token": 1.0}

@@ -87,15 +87,6 @@ def test_published_forms_letter_for_letter(case):
     assert pj.formula(lowered(*case)[1]).text == PUBLISHED[case]
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 12), (8, 16)])
-def test_closed_forms_with_messages(p, m):
-    """1F1B where P divides M and M >= 2P, GPipe anywhere: DESIGN section 7."""
-    last = m + p - 1
-    for name, messages in (("1f1b", 2 * (p - 1) * (m // p + 1) - 2), ("gpipe", 2 * (p - 1))):
-        form = pj.formula(lowered(name, p, m)[1], ("F", "B", "c"))
-        assert form.facets == [(last, last, messages)]
-
-
 def mutants(claimed):
     """Certificates with a facet less, or one count more or less."""
     for k, facet in enumerate(claimed["claim"]["facets"]):

@@ -13,9 +13,8 @@ import pipejax as pj
 from pipejax.analysis.runs.timeline import bars
 from pipejax.base.checks import ArgumentError
 from pipejax.cli.options.values import parse_times
-from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.measured.costs_file import read_costs
-from pipejax.schedules.cells.ops import HOST, USUAL_PHASES
+from pipejax.schedules.cells.ops import HOST
 from pipejax.schedules.table.communication_cells import without_transfers
 from pipejax.schedules.table.slot_simulation import slot_times, spread
 
@@ -185,32 +184,6 @@ def test_a_drawing_keeps_the_rows_and_fits_every_shared_link(case):
     start, finish = slot_times(drawn)
     on_host = np.isin(drawn.phase, HOST)
     assert np.array_equal(start[on_host], finish[on_host])
-
-
-@settings(max_examples=30)
-@given(case=strategies.cases(step_end=True))
-def test_host_ops_are_beside_busy_time_and_spans(case):
-    result = pj.evaluate(case.table, case.costs)
-    for bar in bars(result):
-        (stage, microbatch) = bar.ops[0].stage, bar.ops[0].microbatch
-        if bar.lane == "host":
-            pipe = case.table.pipe_of_microbatch[microbatch]
-            assert bar.worker == case.table.placement[pipe, stage]
-            assert bar.finish - bar.start == pytest.approx(
-                float(
-                    np.broadcast_to(
-                        getattr(case.costs, PHASE_FIELDS[bar.ops[0].phase.name]),
-                        case.table.num_stages,
-                    )[stage]
-                )
-            )
-    compute = np.isin(case.table.phase, USUAL_PHASES.executed) & (
-        case.table.phase != pj.Phase.WAIT_O
-    )
-    last = np.where(compute, result.finish, 0).max(axis=1)
-    first = np.where(compute, result.start, np.inf).min(axis=1)
-    if not result.program.beside_cells.size:
-        assert result.max_span == pytest.approx((last - first).max())
 
 
 def offloading(num_microbatches):

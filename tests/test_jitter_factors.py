@@ -135,11 +135,6 @@ def test_tables_have_mean_one_and_the_stated_spread(name, part):
 
 WHERE = [("op", name) for name in DISTRIBUTIONS]
 WHERE += [("worker", "gamma")]  # they come from the same table
-WHERE += [
-    pytest.param("worker", name, marks=pytest.mark.slow)
-    for name in DISTRIBUTIONS
-    if name != "gamma"
-]
 
 
 @pytest.mark.parametrize(("where", "name"), daily(WHERE))
@@ -155,19 +150,6 @@ def test_factors_have_the_named_distribution(where, name):
     assert scipy.stats.kstest(run.makespans, THEIRS[name](spread).cdf).pvalue > 1e-3
     assert run.mean == pytest.approx(1, abs=4 * spread / COUNT**0.5)
     assert run.makespans.std() == pytest.approx(spread, rel=0.1)
-
-
-@pytest.mark.slow
-def test_message_factors_have_the_named_distribution():
-    table = pj.ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
-    run = pj.jitter(
-        table,
-        pj.Costs(forward=0.0, backward=0.0, transmit=1.0),
-        pj.analysis.Jitter(message=D("gamma", 0.3)),
-        samples=COUNT,
-    )
-    theirs = scipy.stats.gamma(2 * 0.3**-2, scale=0.3**2)  # of two messages that are independent
-    assert scipy.stats.kstest(run.makespans, theirs.cdf).pvalue > 1e-3
 
 
 def test_stragglers_strike_as_often_as_stated():
@@ -188,23 +170,6 @@ def test_stragglers_strike_as_often_as_stated():
         samples=5,
     )
     assert always.makespans.tolist() == [2.5] * 5
-
-
-@pytest.mark.slow
-@given(case=strategies.cases(step_end=True), link=st.sampled_from(LINKS[:4]))
-@settings(max_examples=6)
-def test_stragglers_and_slower_ones_never_help(case, link):
-    def makespans(**others):
-        factors = pj.analysis.Jitter(op=D("lognormal", 0.1), **others)
-        return pj.jitter(case.table, case.costs, factors, samples=64, link=link[0]).makespans
-
-    without = makespans()
-    for where in ("straggler", "op_straggler"):
-        rare, worse = (makespans(**{where: S(0.2, slow)}) for slow in (1.5, 3.0))
-        often = makespans(**{where: S(0.6, 3.0)})
-        assert (without <= rare).all()
-        assert (rare <= worse).all()
-        assert (worse <= often).all()
 
 
 def test_jitter_makes_the_mean_longer():  # the makespan is convex in independent durations

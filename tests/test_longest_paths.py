@@ -182,18 +182,6 @@ def test_counts_times_costs_are_the_length(data):
         assert path.counts["pair"] > 0
 
 
-def test_what_becomes_critical_next():
-    """The two longest of gpipe: one message less is one later arrival less."""
-    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
-    run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.5))
-    (first, second, *_) = pj.analysis.longest_paths(run, 10, distinct_counts=True)
-    assert first.counts == {"F": 3, "B": 3, "c_F": 1, "c_B": 1}
-    assert (first.behind, first.length) == (0.0, 10.0)
-    assert second.counts == {"F": 2, "B": 3, "c_F": 0, "c_B": 0} or second.behind > 0
-    with pytest.raises(ValueError, match="count must be a whole number of at least 1, got 0"):
-        pj.analysis.longest_paths(run, 0)
-
-
 def test_on_the_command_line(answer, call, mistake):
     found = answer("evaluate", *SMALL, *TIMES, "--paths", 5)
     paths = found["paths"]
