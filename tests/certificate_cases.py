@@ -114,14 +114,6 @@ def runs(draw):
     return draw(claims_of(table, draw(costs_of(table)), draw(links_of(table.num_workers))))
 
 
-@st.composite
-def runs_of_grammars(draw):
-    """The same of a table with kinds and rules of its own."""
-    case = draw(grammar_cases.cases(by_microbatch=draw(st.booleans())))
-    links = draw(links_of(len(case.data["rows"])))
-    return draw(claims_of(*legal(case), dataclasses.replace(links, posting="early")))
-
-
 def legal(case):
     """The table of a case and its costs, if it is one that can run."""
     try:
@@ -235,6 +227,5 @@ def formulas_of_grammars(draw):
 KINDS = {
     "run": runs(),
     "optimum": optima(),
-    "run of a grammar": runs_of_grammars(),
     "formula of a grammar": formulas_of_grammars(),
 }

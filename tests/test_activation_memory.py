@@ -5,7 +5,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-import reference
 import strategies
 from hypothesis import given, settings, strategies as st
 
@@ -15,76 +14,6 @@ from pipejax.schedules.cells.memory_ledger import END, START, change_of
 from pipejax.schedules.table.held_activations import held_counts, held_in_rows, static_bytes
 
 THIRD = Fraction(1, 3)
-STEPS = {  # what is held of an activation once an op has started or ended: (op, is its end, part)
-    "F": (0, "first"),
-    "O": (1, "none"),
-    "L": (0, "first"),
-    "R": (0, "whole"),
-    "I": (1, "left"),
-    "W": (1, "none"),
-    "B": (1, "none"),
-}
-CAUSAL = "FOLRIWB"  # the ops of one activation, in the order in which they run
-
-
-def sweep(evaluation, rows, sizes, share, checkpoints):
-    """Level of each worker at each moment at which something changes, from dictionaries."""
-    levels = []
-    for worker, row in enumerate(rows):
-        changes = {}  # (stage, microbatch): [(rank, time, part)]
-        for slot, text in enumerate(row):
-            for phase, stage, microbatch in reference.split(text) if text else []:
-                if phase in STEPS:
-                    at_end, part = STEPS[phase]
-                    time = (evaluation.finish if at_end else evaluation.start)[worker, slot]
-                    changes.setdefault((stage, microbatch), []).append(
-                        (CAUSAL.index(phase), Fraction(float(time)), part)
-                    )
-        moments = sorted({time for steps in changes.values() for _, time, _ in steps})
-        level = {}
-        for moment in moments:
-            level[moment] = Fraction(0)
-            for (stage, _), steps in changes.items():
-                begun = sorted(step for step in steps if step[1] <= moment)
-                recomputes = any(rank == CAUSAL.index("R") for rank, _, _ in steps)
-                part = begun[-1][2] if begun else "none"
-                level[moment] += {
-                    "none": 0,
-                    "whole": sizes[stage],
-                    "left": share * sizes[stage],
-                    "first": checkpoints[stage] if recomputes else sizes[stage],
-                }[part]
-        levels.append(level)
-    return levels
-
-
-@settings(max_examples=60)
-@given(case=strategies.cases(pairs=True, step_end=True), data=st.data())
-def test_equals_a_sweep_over_dictionaries(case, data):
-    stages = case.table.num_stages
-    eighths = st.integers(0, 24).map(lambda k: Fraction(k, 8))
-    sizes = data.draw(st.lists(eighths, min_size=stages, max_size=stages))
-    checkpoints = [size / data.draw(st.sampled_from([1, 2, 4])) for size in sizes]
-    share = data.draw(st.sampled_from([Fraction(0), Fraction(1), Fraction(1, 4), THIRD]))
-    groups = data.draw(st.sampled_from([[], [list(range(case.table.num_workers))]]))
-    try:
-        run = pj.evaluate(case.table, case.costs, link=pj.Links(host_links=groups))
-    except pj.ScheduleError:
-        run = pj.evaluate(case.table, case.costs)
-    memory = pj.analysis.activation_memory(
-        run,
-        sizes=list(map(float, sizes)),
-        weight_share=float(share),
-        checkpoints=list(map(float, checkpoints)),
-    )
-    for worker, level in enumerate(sweep(run, case.rows, sizes, share, checkpoints)):
-        time, held = memory.curve(worker)
-        assert time.tolist() == [float(moment) for moment in level]
-        np.testing.assert_allclose(held, [float(v) for v in level.values()], rtol=1e-12, atol=1e-12)
-        assert (held >= 0).all()
-        assert held[-1] == 0.0
-        assert memory.peak[worker] == held.max()
-        assert memory.peak_at[worker] == time[held.argmax()]
 
 
 def peaks_of_rows(table, sizes):

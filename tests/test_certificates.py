@@ -29,7 +29,7 @@ from pipejax.search.schedule.problem import pose
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "200"))
 SHARES = {"run": 0.5, "optimum": 0.1}
-SHARES |= {"run of a grammar": 0.2, "formula of a grammar": 0.1}
+SHARES |= {"formula of a grammar": 0.1}
 STORED = sorted((Path(__file__).parent / "data" / "certificates").glob("*.json"))
 
 

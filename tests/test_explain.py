@@ -10,13 +10,11 @@ import shlex
 import justhtml
 import numpy as np
 import pytest
-import reference
 from daily import daily
 from markupsafe import escape
 
 import pipejax as pj
 from pipejax.analysis.step.step_parts import WAITS, stages_alike, step_parts
-from pipejax.schedules.cells.ops import format_cell
 from pipejax.schedules.table.communication_cells import TorchLowering
 
 LINKS = ("delay", "queued", "blocking", "rendezvous")
@@ -64,10 +62,14 @@ def test_parts_sum_to_the_step(schedule, link):
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_levels_are_runs_of_the_event_loop(link):
+def test_levels_are_runs(link):
     table = built(*BUILT[0])
     costs = dataclasses.replace(random_costs(table, 3), all_reduce=0.0, update=0.0)
     silent = dataclasses.replace(costs, latency=0.0, transmit=0.0)
+
+    def last_end(table, costs, link="delay"):
+        return pj.evaluate(table, costs, link=link).makespan
+
     parts = {part.name: part.seconds for part in step_parts(pj.evaluate(table, costs, link=link))}
 
     alike = last_end(table, stages_alike(silent, table, microbatches=True))
@@ -78,27 +80,6 @@ def test_levels_are_runs_of_the_event_loop(link):
     assert parts["messages"] == pytest.approx(sent - own, rel=1e-9)
     blocking = last_end(table, costs, link) - sent
     assert parts["blocking"] == pytest.approx(blocking, rel=1e-9, abs=1e-9)
-
-
-def last_end(table, costs, link="delay"):
-    """The makespan by the event loop."""
-    stages = table.num_stages
-    letters = {"F": costs.forward, "B": costs.backward}
-    ops = {
-        (letter, s): float(np.broadcast_to(time, stages)[s])
-        for letter, time in letters.items()
-        for s in range(stages)
-    }
-    shape = (2, table.num_pipes, stages - 1)
-    where = list(np.ndindex(shape))
-    latency, transmit = (
-        {k: float(np.broadcast_to(time, shape)[k]) for k in where}
-        for time in (costs.latency, costs.transmit)
-    )
-    theirs = reference.Costs(ops, latency, transmit)
-    pipes = table.pipe_of_microbatch.tolist()
-    rows = [[format_cell(cell) for cell in row if cell] for row in table.rows()]
-    return reference.Run(rows, pipes, theirs, link).makespan
 
 
 # one fault each, in pipelines that have no other; what is to be named first
@@ -260,12 +241,6 @@ def test_wrong_arguments_are_named(given, message):
     table = built(*BUILT[0])
     with pytest.raises(ValueError, match=message):
         pj.explain(table, pj.Costs(forward=1.0, backward=2.0), **given)
-
-
-def test_asynchronous_tables_are_refused():
-    table = pj.schedules.build("pipedream", num_workers=2, num_microbatches=4)
-    with pytest.raises(ValueError, match="updates weights before its end"):
-        pj.explain(table, pj.Costs(forward=1.0, backward=2.0, update=0.1))
 
 
 def test_costs_of_other_stages_keep_the_work():

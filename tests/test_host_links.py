@@ -12,8 +12,6 @@ from hypothesis import given, settings
 import pipejax as pj
 from pipejax.analysis.runs.timeline import bars
 from pipejax.base.checks import ArgumentError
-from pipejax.cli.options.values import parse_times
-from pipejax.costs.measured.costs_file import read_costs
 from pipejax.schedules.cells.ops import HOST
 from pipejax.schedules.table.communication_cells import without_transfers
 from pipejax.schedules.table.slot_simulation import slot_times, spread
@@ -29,42 +27,6 @@ def run(rows, costs=COSTS, **links):
 def times(result, text):
     """Start and finish of an op."""
     return next((bar.start, bar.finish) for bar in bars(result) if bar.label == text)
-
-
-def test_a_wait_holds_the_row_back():
-    free, held = (
-        run([["0F0", "0O0", *wait, "0F1", "0L0", "0B0", "0B1"]]) for wait in ([], ["0WAIT_O0"])
-    )
-    assert times(free, "0F1")[0] == F
-    assert times(held, "0F1")[0] == F + O
-    assert times(held, "0WAIT_O0") == (F + O, F + O)
-    assert held.busy.tolist() == free.busy.tolist()
-
-
-def test_a_load_takes_as_long_as_an_offload_unless_it_is_given():
-    table = pj.ScheduleTable.from_rows([["0F0", "0O0", "0L0", "0B0"]])
-    for make in (pj.Costs.uniform, pj.Costs.per_worker):
-        both = make(table, forward=F, backward=B, offload=O)
-        assert pj.evaluate(table, both).makespan == F + 2 * O + B
-        one = make(table, forward=F, backward=B, offload=O, load=L)
-        assert pj.evaluate(table, one).makespan == F + O + L + B
-    free = pj.Costs(forward=F, backward=B, offload=0.0)
-    assert pj.evaluate(table, free).makespan == F + B
-
-
-def test_costs_come_from_files_and_options(tmp_path):
-    table = pj.ScheduleTable.from_rows([["0F0", "0O0", "1F0", "1B0", "0L0", "0B0"]])
-    path = tmp_path / "costs.json"
-    path.write_text('{"unit": "milliseconds", "F": 1, "B": 2, "O": [4, 5], "L": 3}')
-    measured = read_costs(path, table)
-    np.testing.assert_allclose(measured.offload, [4e-3, 5e-3])
-    np.testing.assert_allclose(measured.load, [3e-3, 3e-3])
-    given_times = parse_times("F=1,B=2,O=4", "--stage-times")
-    assert pj.Costs(**given_times).offload == O
-    assert pj.Costs.per_worker(table, **given_times).offload.tolist() == [
-        O / 2,
-        O / 2,
-    ]  # over two stages
 
 
 SHARED = [["0F0", "0O0", "", "0L0", "0B0"], ["1F0", "1O0", "1L0", "1B0"]]
@@ -184,28 +146,6 @@ def test_a_drawing_keeps_the_rows_and_fits_every_shared_link(case):
     start, finish = slot_times(drawn)
     on_host = np.isin(drawn.phase, HOST)
     assert np.array_equal(start[on_host], finish[on_host])
-
-
-def offloading(num_microbatches):
-    """1F1B on two workers, of which the first offloads all that it can."""
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=num_microbatches)
-    rows = [[str(op) for cell in row for op in cell] for row in table.rows()]
-    with_host = []
-    for op in rows[0]:
-        with_host += [f"0L{op[2:]}"] if op[1] == "B" else []
-        with_host.append(op)
-        with_host += [f"0O{op[2:]}"] if op[1] == "F" else []
-    return pj.ScheduleTable.from_rows([with_host, rows[1]])
-
-
-def test_long_schedules_have_periods_with_host_ops():
-    for offload in (0.1, 0.7, 2.0):
-        costs = pj.Costs(forward=1.0, backward=2.0, offload=offload, load=0.3, transmit=0.2)
-        expected = pj.evaluate(offloading(96), costs).makespan
-        found = pj.analysis.extrapolated_makespans(
-            pj.lower(offloading(16)), costs, num_microbatches=96
-        )
-        assert float(found[0]) == pytest.approx(expected)
 
 
 @pytest.fixture

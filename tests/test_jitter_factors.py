@@ -5,12 +5,9 @@ import sys
 import jax
 import numpy as np
 import pytest
-import reference
 import scipy.stats
-import strategies
 from daily import daily
-from hypothesis import given, settings, strategies as st
-from jitter_cases import ALL, LINKS, ONE, D, S, build, costs_of
+from jitter_cases import ALL, ONE, D, S, build, costs_of
 
 import pipejax as pj
 from pipejax.analysis.uncertainty.distributions import (
@@ -23,30 +20,6 @@ from pipejax.analysis.uncertainty.jitter import sample_costs
 from pipejax.engine.pricing import price
 
 COUNT = 20_000
-
-
-class PerturbedRun(reference.Run):
-    """The reference with a factor on every op and every message."""
-
-    def __init__(self, factors, *arguments):
-        self.factors = factors
-        super().__init__(*arguments)
-
-    def _run(self):
-        for event in self.durations:
-            key = event
-            if self.letters(event):
-                key = self.table.rows[event[0]][event[1]][0]
-            elif event[0] == "U":
-                key = "U", event[1], -1 - event[2]
-            self.durations[event] *= self.factors.get(key, 1.0)
-        for event, message in self.messages.items():
-            waits = self.waits[message.consumer]
-            factor = self.factors[event]
-            self.waits[message.consumer] = [
-                (other, lag * (factor if other == event else 1.0)) for other, lag in waits
-            ]
-        super()._run()
 
 
 def factors_of(run, costs, sample):
@@ -71,39 +44,6 @@ def factors_of(run, costs, sample):
                 factor = drawn.lag[sent.consumer[k], place] / lag
                 assert ones.setdefault(key, factor) == pytest.approx(factor)  # L as X
     return ones
-
-
-@pytest.mark.parametrize(("link", "queues"), daily(LINKS))
-@given(data=st.data())
-@settings(max_examples=3)
-def test_a_sample_is_the_event_loop_with_its_durations(link, queues, data):
-    cells = link == "rendezvous" and data.draw(st.booleans())
-    given = {"communication": cells, "by_microbatch": data.draw(st.booleans())}
-    case = data.draw(strategies.cases(**given, pairs=True, step_end=True))
-    run = pj.jitter(
-        case.table,
-        case.costs,
-        ALL,
-        samples=5,
-        link=pj.Links(link, queues),
-        seed=data.draw(st.integers(0, 99)),
-    )
-    for sample in (0, 3):
-        ones = factors_of(run, case.costs, sample)
-        table = {**dict.fromkeys(_all_ops(case.rows), 1.0), **ones}
-        pipes = case.table.pipe_of_microbatch.tolist()
-        expected = PerturbedRun(table, case.rows, pipes, case.theirs, link, queues).makespan
-        assert run.makespans[sample] == pytest.approx(expected, rel=1e-12)
-
-
-def _all_ops(rows):
-    """Every op, update and message that the event loop may ask for."""
-    for w, row in enumerate(rows):
-        for text in row:
-            for phase, stage, m in reference.split(text):
-                yield phase, stage, m
-                yield "U", stage, -1 - w
-                yield from ((send, stage, m) for send in ("SEND_F", "SEND_B"))
 
 
 THEIRS = {  # the same distribution in SciPy
