@@ -28,29 +28,6 @@ def runs(draw, **of_case):
 
 
 @settings(max_examples=40)
-@given(found=runs(), seed=SEEDS)
-def test_a_closed_form_is_the_event_loop_everywhere(found, seed):
-    case, model, table, _ = found
-    rng = np.random.default_rng(seed)
-    given = {**case.given, "pair_factor": None}
-    none = {name: None if value is None else 0 * value for name, value in given.items()}
-    parts = {
-        "messages": {**none, **{name: given[name] for name in MESSAGES}},
-        "others": {**given, **{name: none[name] for name in MESSAGES}},
-    }
-    costs = {name: priced(case.data, part).costs for name, part in parts.items()}
-    form = pj.formula(pj.evaluate(table, case.costs, link=model).program, costs)
-    assert form.exact
-    for _ in range(3):
-        values = (rng.integers(0, 9, 2) / 4).tolist()
-        at = {
-            name: None if value is None else value * values[name not in MESSAGES]
-            for name, value in given.items()
-        }
-        assert form.of(*values) == priced(case.data, at).run(model).makespan
-
-
-@settings(max_examples=40)
 @given(found=runs(max_workers=2), seed=SEEDS)
 def test_kinds_are_parameters_by_their_letters(found, seed):
     case, model, table, _ = found
@@ -111,33 +88,6 @@ def test_the_longest_path_is_the_makespan_and_adds_up(found):
     assert sum(longest.counts.values()) >= len(longest.ops)
     names = {table.grammar.text(cell) for row in table.rows() for cell in row if cell}
     assert {op for op in longest.ops if op[-1] not in "AU"} <= names
-
-
-@settings(max_examples=15)
-@given(found=runs(by_microbatch=True), seed=SEEDS)
-def test_corners_are_runs(found, seed):
-    case, model, table, run = found
-    rng = np.random.default_rng(seed)
-    named = {"here": case, "there": grammar_cases.again(case, rng)}
-    program = pj.evaluate(table, case.costs, link=model).program
-    corners = pj.analysis.corners(program, {name: each.costs for name, each in named.items()})
-    assert corners.makespan.tolist() == [run.makespan, named["there"].run(model).makespan]
-
-
-@settings(max_examples=40)
-@given(found=runs(by_microbatch=True), seed=SEEDS)
-def test_changes_of_a_run_are_those_of_the_event_loop(found, seed):
-    case, model, table, _ = found
-    rng = np.random.default_rng(seed)
-    run = pj.analysis.IncrementalRun(pj.evaluate(table, case.costs, link=model))
-    before, finish = run.makespan, run.finish
-    other = grammar_cases.again(case, rng)
-    assert run.set_costs(other.costs) == other.run(model).makespan
-    assert (run.undo(), run.finish) == (before, finish)
-    op = str(rng.choice(list(finish)))
-    told = run.makespan_if(op, 9.0)
-    assert run.set_duration(op, 9.0) == told
-    assert run.undo() == before
 
 
 @settings(max_examples=40)
