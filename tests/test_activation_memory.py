@@ -61,43 +61,6 @@ def test_random_rows_say_what_the_run_says(case, seed):
     check_rows_against_time(case.table, case.costs, seed)
 
 
-@settings(max_examples=60)
-@given(case=strategies.cases(pairs=True), shares=st.tuples(st.floats(0, 1), st.floats(0, 1)))
-def test_never_above_what_is_in_flight(case, shares):
-    run = pj.evaluate(case.table, case.costs)
-    whole = pj.analysis.activation_memory(run, weight_share=1.0).peak
-    assert (whole <= run.peak_in_flight).all()
-    less, more = (
-        pj.analysis.activation_memory(run, weight_share=share).peak for share in sorted(shares)
-    )
-    assert (less <= more + 1e-9).all()
-    assert (more <= whole + 1e-9).all()
-    longer = {
-        name: getattr(case.costs, name) + 1.0
-        for name in ("forward", "backward", "input_grad", "weight_grad", "recompute")
-    }
-    run = pj.evaluate(case.table, dataclasses.replace(case.costs, **longer, pair=None))
-    if not case.table.offloads:  # and every op takes time
-        assert (
-            pj.analysis.activation_memory(run, weight_share=1.0).peak.tolist()
-            == run.peak_in_flight.tolist()
-        )
-
-
-@settings(max_examples=30)
-@given(case=strategies.cases(step_end=True), link=st.sampled_from(["delay", "queued", "blocking"]))
-def test_what_starts_starts_when_something_ends(case, link):
-    rng = np.random.default_rng(case.table.num_slots)
-    uneven = {
-        name: 0.1 + rng.random(case.table.num_stages)
-        for name in ("forward", "backward", "input_grad", "weight_grad", "offload", "load")
-    }
-    costs = dataclasses.replace(case.costs, **uneven, latency=0.0, transmit=0.0)
-    run = pj.evaluate(case.table, costs, link=link)
-    assert set(run.node_start.tolist()) <= {0.0, *run.node_finish.tolist()}
-    assert set(run.message_start.tolist()) <= {0.0, *run.node_finish.tolist()}
-
-
 @pytest.mark.parametrize("life", ["FB", "FIW", "FOLB", "FOLIW"])
 def test_the_ledger_frees_what_it_takes(life):
     changes = [

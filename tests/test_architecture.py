@@ -28,17 +28,8 @@ RANK = {
 # inside three rooms folders and files have an order too: what is not named stands above the rest
 ORDER = {
     "costs": (
-        "array_functions",
-        "precision",
-        "costs",
-        "scaling",
-        "planning",
-        "topology",
-        "system",
-        "model",
-        "layers",
-        "stage",
-        "measured",
+        *("array_functions", "precision", "costs", "scaling", "planning", "topology", "system"),
+        *("model", "layers", "stage", "measured"),
     ),
     "schedules": ("cells", "legality", "table", "heuristics", "builders"),
     "engine": ("lowering", "pricing", "recurrence", "batched"),

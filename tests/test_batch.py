@@ -29,20 +29,9 @@ from pipejax.engine.batched.cost_rows import cost_rows
 from pipejax.engine.pricing import NodeCosts, cost_vector, price
 from pipejax.engine.recurrence import critical_path
 
-FIELDS = (
-    "forward",
-    "backward",
-    "input_grad",
-    "weight_grad",
-    "recompute",
-    "all_reduce",
-    "update",
-    "offload",
-    "load",
-    "latency",
-    "transmit",
-)
-OPS = FIELDS[:-2]
+OPS = ("forward", "backward", "input_grad", "weight_grad", "recompute", "all_reduce", "update")
+OPS += ("offload", "load")
+FIELDS = (*OPS, "latency", "transmit")
 LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])
 
 
