@@ -50,11 +50,7 @@ def registered(draw):
     """A registered schedule of some size, as it is or with the cells that PyTorch puts in."""
     name, p, m = draw(st.sampled_from(SIZES))
     table = pj.schedules.build(name, num_workers=p, num_microbatches=m)
-    return with_cells(table, draw(st.sampled_from(["", "", "plain", "pytorch"])))
-
-
-def with_cells(table, cells):
-    """Put SEND and RECV cells into a table, "pytorch" all others too."""
+    cells = draw(st.sampled_from(["", "", "plain", "pytorch"]))
     if not cells or table.updates_within or table.offloads:
         return table
     return pj.links.insert_transfers(table, lowering=cells if cells == "pytorch" else None)

@@ -331,14 +331,6 @@ def test_wrong_costs_are_refused(what):
         pj.Costs.uniform(TABLE, **arguments)
 
 
-def test_cost_values_never_recompile():
-    program = pj.lower(TABLE)
-    run = jax.jit(pj.makespan)
-    for k in range(4):
-        run(program, pj.Costs.uniform(TABLE, forward=1.0 + k, backward=2.0, transfer=0.1 * k))
-    assert run._cache_size() == 1
-
-
 @pytest.mark.parametrize(
     "link",
     ["delay", "rendezvous"]
