@@ -16,7 +16,7 @@ import strategies
 from certificate_cases import KINDS, LINKS, derived_bounds, optimum_of, written
 from hypothesis import given, settings, strategies as st
 from legal_sizes import SLICED
-from test_grammar_doors import BRAID
+from test_grammar_runs import BRAID
 
 import pipejax as pj
 from pipejax.analysis.certificates import certificate_checksum

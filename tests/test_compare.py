@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.analysis.comparison.comparison import table_bubble_ratio
 from pipejax.analysis.runs.timeline import arrows, bars
 
 
@@ -195,12 +194,6 @@ def test_nothing_takes_time():
     result = pj.evaluate(table, pj.Costs(forward=0.0, backward=0.0))
     assert (result.makespan, result.bubble_ratio, result.bubble_overhead) == (0, 0, 0)
     assert (result.bound_by, result.path_share) == ("nothing", {})
-
-
-def test_table_bubble_counts_idle_slots():
-    table = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
-    idle = (table.phase == pj.Phase.IDLE).sum()
-    assert table_bubble_ratio(table) == pytest.approx(idle / table.phase.size)
 
 
 @pytest.mark.parametrize("link", ["delay", "queued", "blocking", "rendezvous"])

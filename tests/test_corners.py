@@ -16,7 +16,6 @@ LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])
 SMALL = ["evaluate", "--schedule", "chimera", "--workers", 4, "--microbatches", 4]
 SMALL += ["--stage-times", "F=1,B=2", "--comm", 0.1]
 CHIMERA = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
-COSTS = pj.Costs(forward=1.0, backward=2.0, transmit=0.25, latency=0.125)
 
 
 @pytest.mark.slow
