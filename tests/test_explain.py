@@ -84,7 +84,7 @@ def test_levels_are_runs(link):
 
 # one fault each, in pipelines that have no other; what is to be named first
 HEALTHY = [
-    ("1f1b", 4, 16, {}),
+    ("1f1b", 4, 8, {}),
     ("1f1b", 8, 32, {}),
     ("zb-h1", 4, 16, {}),
     ("gpipe", 4, 16, {}),
@@ -177,7 +177,7 @@ PLANTED = [(fault, schedule) for schedule in HEALTHY for fault in FAULTS]
 
 @pytest.mark.parametrize(
     ("fault", "schedule"),
-    daily(PLANTED, always=8, of=12),
+    daily(PLANTED, always=8, of=24),
     ids=lambda each: each.__name__ if callable(each) else each[0],
 )
 def test_a_planted_fault_is_the_first_one(fault, schedule):
