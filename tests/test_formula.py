@@ -302,14 +302,6 @@ def test_jax_takes_it():
     np.testing.assert_allclose(many[:50], form(theta[:50].astype(float)), rtol=1e-6)
 
 
-def test_derivatives_are_counts():
-    form = pj.formula(lowered("zb-h1", 4, 8)[1])
-    for k, middle in enumerate(form.middles):
-        assert form.active(middle) == k
-        assert form(middle) == pytest.approx(np.dot(form.facets[k], middle))
-        assert form.bound_by[k] in ("compute", "messages", "worker 0")
-
-
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
