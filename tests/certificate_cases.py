@@ -50,11 +50,7 @@ def registered(draw):
     """A registered schedule of some size, as it is or with the cells that PyTorch puts in."""
     name, p, m = draw(st.sampled_from(SIZES))
     table = pj.schedules.build(name, num_workers=p, num_microbatches=m)
-    return with_cells(table, draw(st.sampled_from(["", "", "plain", "pytorch"])))
-
-
-def with_cells(table, cells):
-    """Put SEND and RECV cells into a table, "pytorch" all others too."""
+    cells = draw(st.sampled_from(["", "", "plain", "pytorch"]))
     if not cells or table.updates_within or table.offloads:
         return table
     return pj.links.insert_transfers(table, lowering=cells if cells == "pytorch" else None)
@@ -112,14 +108,6 @@ def runs(draw):
     """A certificate of a run, with what may be claimed beside it."""
     table = draw(registered() | random_tables() | random_tables())
     return draw(claims_of(table, draw(costs_of(table)), draw(links_of(table.num_workers))))
-
-
-@st.composite
-def runs_of_grammars(draw):
-    """The same of a table with kinds and rules of its own."""
-    case = draw(grammar_cases.cases(by_microbatch=draw(st.booleans())))
-    links = draw(links_of(len(case.data["rows"])))
-    return draw(claims_of(*legal(case), dataclasses.replace(links, posting="early")))
 
 
 def legal(case):
@@ -220,37 +208,6 @@ def optimum_of(table, costs, limits, **asked):
 
 
 @st.composite
-def formulas(draw):
-    """A certificate of a closed form."""
-    name = draw(st.sampled_from(["gpipe", "1f1b", "chimera", "zb-h1", "hanayo", "dualpipe-v"]))
-    sizes = [s for s in SIZES if s[0] == name and s[1] <= 3 and s[2] <= 4]
-    assume(sizes)
-    name, p, m = draw(st.sampled_from(sizes))
-    table = with_cells(
-        pj.schedules.build(name, num_workers=p, num_microbatches=m),
-        draw(st.sampled_from(["", "", "plain"])),
-    )
-    links = draw(links_of(p).filter(lambda links: not links.eager_below))
-    options = draw(
-        st.sampled_from(
-            [
-                {},
-                {"max_facets": 3},
-                {"parameters": ("F", "I", "W", "c")},
-                {"parameters": ("F", "B", "c_F"), "box": {"F": (1, 2), "c_F": (0, 0.5)}},
-                {"parameters": ("F", "B", "c"), "box": {"F": (0.3, 0.3), "c": (0.1, 0.5)}},
-            ]
-        )
-    )
-    try:
-        program = pj.lower(table, link=links, step_end=False)
-        form = pj.formula(program, **options)
-    except (pj.ScheduleError, pj.base.checks.UnknownNameError):
-        assume(False)
-    return written(form.certificate(table))
-
-
-@st.composite
 def formulas_of_grammars(draw):
     """A certificate of a closed form of a table with kinds and rules of its own."""
     table, _ = legal(draw(grammar_cases.cases(max_workers=2)))
@@ -266,7 +223,5 @@ def formulas_of_grammars(draw):
 KINDS = {
     "run": runs(),
     "optimum": optima(),
-    "formula": formulas(),
-    "run of a grammar": runs_of_grammars(),
     "formula of a grammar": formulas_of_grammars(),
 }

@@ -1,9 +1,4 @@
-"""Hypothesis: random grammars, tables that follow them, and costs; most tables can run.
-
-Kinds have an order that nearly all rules keep, so that most grammars have no circle. A table is made
-as those of `strategies`: op after op among those that could run next is appended to its worker's row.
-Some tables are spoiled afterwards.
-"""
+"""Hypothesis: random grammars, tables that follow them, and costs; most tables can run."""
 
 import copy
 import dataclasses
@@ -84,10 +79,7 @@ class Table(NamedTuple):
 
 @dataclasses.dataclass
 class Drawn:
-    """Random numbers and sizes; `microbatches` are slices, `mode` says which usual kinds there are.
-
-    That is "usual" (all), "forward" (no backward) or "own" (none).
-    """
+    """Random numbers and sizes; `microbatches` are slices, `mode` says which usual kinds there are."""
 
     rng: np.random.Generator
     mode: str

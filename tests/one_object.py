@@ -1,8 +1,4 @@
-"""Random objects, a table with costs and links, and every door that says how long they take.
-
-An object is drawn as a set: one table under one setting of the links, with several costs of equal
-shapes, which are a batch too. A door is a function of the set that returns seconds for each.
-"""
+"""Random objects, a table with costs and links, and every door that says how long they take."""
 
 import dataclasses
 import json
@@ -42,16 +38,10 @@ VALUES = {  # of a cost: seconds
 
 
 class Set(NamedTuple):
-    """One table, one setting of the links, several costs of equal shapes.
+    """One table, one setting of the links, several costs of equal shapes, and the same as a batch.
 
-    Attributes:
-      table, links: the object but for its costs.
-      rows: the costs, each unbatched.
-      many: the same as one batch.
-      runs: evaluations, one for each.
-      exact: whether every sum of the costs is exact, in float32 too.
-      grown: the table of more microbatches, or None.
-      padded: the program in the shape that all drawn ones have.
+    `exact`: every sum of the costs is exact, in float32 too; `grown` gives the table of more
+    microbatches; `padded` is the program in the shape that all drawn ones have.
     """
 
     table: pj.ScheduleTable
@@ -289,14 +279,7 @@ def _periods(given):
 
 
 class Door(NamedTuple):
-    """A way to the seconds of a set.
-
-    Attributes:
-      seconds: of a set, one for each of its costs, or of the first ones.
-      rounding: by how much they may be off, as a part of the makespan, where sums are not exact.
-      off: by how much, in seconds, where they are.
-      applies: whether the door is one for a set.
-    """
+    """A way to the seconds of a set, one for each of its costs or of the first ones."""
 
     seconds: Callable
     rounding: float = 1e-12

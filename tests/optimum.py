@@ -23,19 +23,9 @@ NEXT = {"": "F", "F": "IBO", "FO": "L", "FOL": "IB", "FI": "W", "FOLI": "W"}
 
 @dataclass(frozen=True)
 class Pipes:
-    """A tiny problem; all numbers are exact (int or Fraction).
+    """A tiny problem, its times by stage, pipe and boundary; all numbers are exact.
 
-    Attributes:
-      placement: worker of each stage, by pipe.
-      pipe_of: pipe of each microbatch.
-      times: of each op by letter F, I, W, B, O, L: one entry a stage; no O where none may leave.
-      lag: of a message, by direction, pipe and boundary.
-      transmit: for which it occupies its link, in the same form.
-      all_reduce, update: one entry a stage.
-      sizes: of an activation, one entry a stage.
-      kept: what W needs of it, one entry a stage.
-      limits: what a worker can hold.
-      host_links: workers that share one.
+    `kept` is what W needs of an activation; `times` has no O where nothing may leave.
     """
 
     placement: tuple
@@ -85,27 +75,12 @@ class Search:
             for boundary in range(self.stages - 1)
         ]
         self.links = sorted(set(ends))
-        # whether no message can stand in the way of one of another kind
-        self.is_regular = len(self.links) == len(ends) or not any(
-            x for way in pipes.transmit for row in way for x in row
-        )
-        self.tail = [
-            [
-                sum(self.least_back[k] + self.hop(1, p, k) for k in range(s))
-                for s in range(self.stages)
-            ]
-            for p in range(len(pipes.placement))
-        ]
 
     def worker(self, stage, microbatch):
         return self.pipes.placement[self.pipes.pipe_of[microbatch]][stage]
 
     def run(self):
-        """The starts {(letter, stage, microbatch): time} of a schedule that ends before, or None.
-
-        Of two microbatches of one pipe the first is the one whose first forward starts first: that
-        gives them names and leaves nothing out.
-        """
+        """The starts {(letter, stage, microbatch): time} of a schedule that ends before, or None."""
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(100_000)
         try:
@@ -118,14 +93,10 @@ class Search:
         return found
 
     def decide(self, now, machine, done, ends, ready, back, free, links, starts):
-        """Let the machines from `machine` on start something now or wait; then time goes on.
-
-        done: letters of each op so far; ends: end of the last one; ready, back: when F and I have
-        what they need from other stages; free: when machines are; links: when links are.
-        """
+        """Let the machines from `machine` on start something now or wait; then time goes on."""
         if machine == self.machines:
             return self.wait(now, done, ends, ready, back, free, links, starts)
-        if free[machine] <= now and not self.left_a_hole(now, machine, done, ends, back, free):
+        if free[machine] <= now:
             for letter, key in self.choices(now, machine, done, ends, ready, back, free):
                 end = now + self.pipes.times[letter][key[0]]
                 new_done, new_ends = done | {key: done[key] + letter}, ends | {key: end}
@@ -140,11 +111,7 @@ class Search:
         return self.decide(now, machine + 1, done, ends, ready, back, free, links, starts)
 
     def choices(self, now, machine, done, ends, ready, back, free):
-        """Ops that a machine can start now.
-
-        What takes no memory is never better later than it can be: only a message that leaves
-        sooner may stand in the way of another one, where a link carries several kinds of them.
-        """
+        """Ops that a machine can start now."""
         for key in self.ops:
             worker, stage = self.worker(*key), key[0]
             for letter in NEXT.get(done[key], "") if ends[key] <= now else "":
@@ -158,26 +125,9 @@ class Search:
                     continue
                 if letter in "FL" and not self.has_room(now, worker, stage, done, ends):
                     continue
-                since = max(free[machine], ends[key], back[key] if letter in "IB" else 0)
-                waited = letter in ("WOIB" if self.is_regular else "WO") and since < now
-                if not waited:
+                # W and O take no memory: they are no better later than they can be
+                if letter not in "WO" or max(free[machine], ends[key]) == now:
                     yield letter, key
-
-    def left_a_hole(self, now, machine, done, ends, back, free):
-        """Whether a gradient fits in before now, where the worker waited: it was no worse there."""
-        times = self.pipes.times
-        for key in self.ops if machine < self.workers else ():
-            if self.worker(*key) != machine:
-                continue
-            since, stage, letters = max(free[machine], ends[key]), key[0], done[key]
-            lasts = times["W"][stage]
-            if self.is_regular and letters in ("F", "FOL") and key in back:
-                since, lasts = max(since, back[key]), max(times["I"][stage], times["B"][stage])
-            elif letters[-1:] != "I":
-                continue
-            if since < now and since + lasts <= now:
-                return True
-        return False
 
     def may_begin(self, now, key, done, ready):
         stage, microbatch = key
@@ -245,10 +195,7 @@ class Search:
         return found
 
     def left_at(self, now, done, ends, ready, back, free, links):
-        """States that were left where the same was done, and this one: times, of which none helps.
-
-        Microbatches of a pipe are alike: what is left does not depend on their names.
-        """
+        """States that were left where the same was done, and this one: times, of which none helps."""
         # what follows the last gradients depends on when they ended, however long ago that was
         step_end = any(self.pipes.all_reduce) or any(self.pipes.update)
         oldest = 0 if step_end else now
@@ -269,7 +216,6 @@ class Search:
         times, pipes, last = self.pipes.times, self.pipes, self.stages - 1
         earliest = [[] for _ in range(self.workers)]  # starts of what is left
         work = [0] * self.workers
-        turns, behind = [0] * self.workers, [None] * self.workers
         for microbatch in range(self.count):
             at, pipe = now, pipes.pipe_of[microbatch]
             for stage in range(self.stages):
@@ -278,7 +224,6 @@ class Search:
                     at = max(at, ready.get(key, 0))
                     earliest[worker].append(at)
                     work[worker] += times["F"][stage]
-                    turns[worker] += times["F"][stage]
                     at += times["F"][stage]
                     if stage < last:
                         at += self.hop(0, pipe, stage)
@@ -291,9 +236,6 @@ class Search:
                     if at + self.gradient[stage] >= self.before:
                         return False
                     work[worker] += self.gradient[stage]
-                    turns[worker] += self.least_back[stage]
-                    tail = self.tail[pipe][stage]
-                    behind[worker] = tail if behind[worker] is None else min(behind[worker], tail)
                     at += self.least_back[stage] + (self.hop(1, pipe, stage - 1) if stage else 0)
                 elif letters[-1] == "I":
                     earliest[worker].append(ends[key])
@@ -302,8 +244,6 @@ class Search:
             if starts:
                 first = max(now, free[worker], min(starts))
                 if first + work[worker] >= self.before:
-                    return False
-                if behind[worker] and first + turns[worker] + behind[worker] >= self.before:
                     return False
         return True
 
@@ -343,10 +283,7 @@ class Search:
 
 
 def schedule_before(pipes, before, most=None):
-    """Starts {(letter, stage, microbatch): time} of a schedule that ends before, or None.
-
-    `most` limits how many states are remembered; beyond it, `TooManyStates` is raised.
-    """
+    """Starts {(letter, stage, microbatch): time} of a schedule that ends before, or None."""
     return Search(pipes, before, most).run()
 
 
@@ -357,11 +294,3 @@ def end_of(pipes, starts):
         if letter not in "OL":
             ends[tuple(key)] = max(ends.get(tuple(key), 0), at + pipes.times[letter][key[0]])
     return search.end(ends)
-
-
-def shortest(pipes, horizon):
-    """The least makespan of all schedules: shorter ones are asked for until there is none."""
-    best = horizon
-    while (starts := schedule_before(pipes, best)) is not None:
-        best = end_of(pipes, starts)
-    return best

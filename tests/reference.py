@@ -150,17 +150,6 @@ class Run(events.Run):
     def peak_in_flight(self):
         return [claims.peak_in_flight(row, self.rules) for row in self.table.rows]
 
-    def held(self, sizes, weight_share, checkpoints):
-        """What each worker holds, [(moment, level)], by sizes and weight shares of stages."""
-        given = zip(
-            ("sizes", "weight_share", "checkpoints"),
-            (sizes, weight_share, checkpoints),
-            strict=True,
-        )
-        memory = {key: list(value) for key, value in given}
-        workers = range(len(self.table.rows))
-        return [claims.memory_curve(self, memory, worker) for worker in workers]
-
 
 def _slots(before, after):
     """Slots of the cells of a table by those where SEND and RECV cells were put in."""

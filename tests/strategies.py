@@ -1,8 +1,4 @@
-"""Hypothesis: random legal tables, random costs, random small graphs.
-
-A table is made by running it: op after op among those that could run next, in any order, is
-appended to its worker's row. Whatever comes out can be executed, so it is legal.
-"""
+"""Hypothesis: random legal tables, random costs, random small graphs."""
 
 import dataclasses
 from typing import NamedTuple

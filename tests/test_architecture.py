@@ -1,6 +1,7 @@
 """Thirteen rooms with ranks: a file imports from a lower rank or from its own room, never sideways."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -27,17 +28,8 @@ RANK = {
 # inside three rooms folders and files have an order too: what is not named stands above the rest
 ORDER = {
     "costs": (
-        "array_functions",
-        "precision",
-        "costs",
-        "scaling",
-        "planning",
-        "topology",
-        "system",
-        "model",
-        "layers",
-        "stage",
-        "measured",
+        *("array_functions", "precision", "costs", "scaling", "planning", "topology", "system"),
+        *("model", "layers", "stage", "measured"),
     ),
     "schedules": ("cells", "legality", "table", "heuristics", "builders"),
     "engine": ("lowering", "pricing", "recurrence", "batched"),
@@ -71,8 +63,13 @@ def place(path):
     return parts[0], parts[1]
 
 
+@functools.cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
 def imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -125,7 +122,7 @@ DOORS = {"pipejax", *(f"pipejax.{room}" for room in NAMES if room)}
 
 def deep_imports(path):
     """Modules of the package that a paper imports, or imports from, where users have no door."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         modules += [node.module] if isinstance(node, ast.ImportFrom) else []
         yield from (m for m in modules if m.split(".")[0] == "pipejax" and m not in DOORS)
@@ -159,7 +156,7 @@ def test_the_engine_needs_only_jax_and_numpy():
 def test_functions_stay_readable():
     long = []
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) else node.body
                 lines = body[-1].end_lineno - body[0].lineno + 1 if body else 0
@@ -176,7 +173,7 @@ def test_no_two_classes_have_one_name():
     names = [
         node.name
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.ClassDef)
     ]
     assert sorted(names) == sorted(set(names))

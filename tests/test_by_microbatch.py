@@ -74,7 +74,9 @@ def test_equal_costs_of_all_microbatches_are_costs_per_stage(case, link):
         assert text in many.program.layout.groups, number
 
 
-@pytest.mark.parametrize(("name", "link"), daily(itertools.product(["zb-h1", "chimera"], LINKS)))
+@pytest.mark.parametrize(
+    ("name", "link"), daily(itertools.product(["zb-h1", "chimera"], LINKS), of=7)
+)
 def test_batches_and_gradients_are_those_of_one(name, link):
     program = lowered(name, link)
     many = random_costs((3,), pipes=program.layout.num_pipes)
@@ -206,33 +208,12 @@ def test_memory_of_microbatches_that_differ(name):
         run, sizes=differing, weight_share=np.repeat(share, 6).reshape(-1, 6)
     )
     assert all(memory.curve(worker)[1][-1] == 0 for worker in range(2))  # to the last bit
-    verdict = pj.verify(json.loads(json.dumps(pj.certificate(run, memory=memory))))
-    assert (verdict.ok, verdict.problems) == (True, ())
-    one = pj.analysis.activation_memory(
-        run, sizes=np.eye(6)[2] * np.ones((stages, 1))
-    )  # 2 alone takes any
-    assert one.peak.tolist() == [table.num_stages / 2] * 2
+    claimed = json.loads(json.dumps(pj.certificate(run, memory=memory)))
+    assert pj.verify(claimed).problems == ()
+    claimed["costs"]["seconds"]["F"][0] = [1.0, 2.0]
+    with pytest.raises(ValueError, match="numbers or lists, got"):
+        pj.verify(claimed)
     with pytest.raises(
         ValueError, match=r"each of . stages and 6 microbatches, got shape \(1, 5\)"
     ):
         pj.analysis.activation_memory(run, sizes=np.ones((1, 5)))
-
-
-def test_bounds_of_a_certificate_hold_for_the_least_of_the_microbatches():
-    table = pj.schedules.build("zb-h1", num_workers=2, num_microbatches=3)
-    length = np.array([[1.0, 0.5, 2.0]])
-    costs = pj.Costs(forward=length, input_grad=length, weight_grad=length, transmit=0.25)
-    run = pj.evaluate(table, costs)
-    # 9 ops of 0.5 s behind a forward and its message
-    bounds = {"path": 16.0, "worker": 9 * 0.5 + 0.75, "memory chain": 4.0}
-    verdict = pj.verify(pj.certificate(run, limits=[3.0, 3.0], lower_bounds=bounds))
-    assert (verdict.ok, verdict.problems) == (True, ())
-    assert all(bound.checked for bound in verdict.bounds)
-    too_much = pj.certificate(run, limits=[3.0, 3.0], lower_bounds={"worker": 9.0})
-    assert [p.claim for p in pj.verify(too_much).problems] == ["lower bound by worker"]
-    wrong = pj.certificate(run)
-    wrong["costs"]["seconds"]["F"][0][1] = 0.75
-    assert not pj.verify(wrong).ok
-    wrong["costs"]["seconds"]["F"][0] = [1.0, 2.0]
-    with pytest.raises(ValueError, match="F must be 3 numbers or lists, got"):
-        pj.verify(wrong)

@@ -52,7 +52,7 @@ def data(tmp_path_factory, a100):
 def found(data, a100):
     with pytest.warns():
         rows = read_rows(data)
-    return pj.calibrate(rows, a100, fit=FIT, hold_out="group:t,b", starts=3)
+    return pj.calibrate(rows, a100, fit=FIT, hold_out="group:t,b", starts=2)
 
 
 def test_the_overlap_that_all_runs_had_is_kept(found):

@@ -175,25 +175,15 @@ def test_what_takes_no_time_has_no_flow():
 
 def fault_of(**change):
     """Faults of a trace of two slices and a flow between them, after a change to one event."""
+    place = {"pid": 0, "tid": 0}
+    flow = {**place, "name": "m", "cat": "message", "id": 0}
+    names = [f"{what}_{key}" for what in ("process", "thread") for key in ("name", "sort_index")]
     events = [
-        *(
-            {"ph": "M", "pid": 0, "tid": 0, "name": f"{what}_{key}", "args": {}}
-            for what in ("process", "thread")
-            for key in ("name", "sort_index")
-        ),
-        {"ph": "X", "pid": 0, "tid": 0, "name": "a", "cat": "compute", "ts": 0.0, "dur": 1.0},
-        {"ph": "X", "pid": 0, "tid": 0, "name": "b", "cat": "compute", "ts": 1.0, "dur": 1.0},
-        {"ph": "s", "pid": 0, "tid": 0, "name": "m", "cat": "message", "id": 0, "ts": 0.999},
-        {
-            "ph": "f",
-            "pid": 0,
-            "tid": 0,
-            "name": "m",
-            "cat": "message",
-            "id": 0,
-            "ts": 1.5,
-            "bp": "e",
-        },
+        *({**place, "ph": "M", "name": name, "args": {}} for name in names),
+        {**place, "ph": "X", "name": "a", "cat": "compute", "ts": 0.0, "dur": 1.0},
+        {**place, "ph": "X", "name": "b", "cat": "compute", "ts": 1.0, "dur": 1.0},
+        {**flow, "ph": "s", "ts": 0.999},
+        {**flow, "ph": "f", "ts": 1.5, "bp": "e"},
     ]
     for event in events:
         if event["ph"] + event["name"] == change.get("at"):

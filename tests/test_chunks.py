@@ -1,7 +1,4 @@
-"""Prompts in chunks: forwards alone, and where to cut.
-
-A prefill is computed again as a recurrence over chunks and stages, for many cuts at once.
-"""
+"""Prompts in chunks: forwards alone, and where to cut."""
 
 import functools
 import itertools
@@ -70,9 +67,9 @@ def drawn_times(rng, workers, kind):
 
 @pytest.mark.parametrize("kind", range(6))
 def test_no_random_cut_is_shorter(kind):
-    """Five of each kind: at least as short as the best of ten thousand."""
+    """Three of each kind: at least as short as the best of ten thousand."""
     rng = np.random.default_rng(kind)
-    for _ in range(5):
+    for _ in range(3):
         tokens, times = int(rng.integers(1000, 100_000)), drawn_times(rng, 4, kind)
         found = pj.search.chunks(tokens, 4, num_chunks=6, **times)
         assert sum(found.best.sizes) == tokens
@@ -228,23 +225,6 @@ def test_the_command_answers_as_all_searches_do(answer):
     assert result["best"]["seconds"][1] == pytest.approx(second)
 
 
-def test_all_chunks_are_equal_where_tokens_take_the_same(answer):
-    """With c = g = 0: 8 chunks of 8,192 tokens, (8 + 3) (1 ms + 81.92 ms) by hand."""
-    given = "--prompt", 65_536, "--num-chunks", 8, "--stage-times", "a=1ms,b=10us"
-    result = answer(*COMMAND, *given)
-    assert result["best"]["sizes"] == [8192] * 8
-    assert result["value"] == pytest.approx(11 * 82.92e-3)
-
-
-@pytest.mark.parametrize("count", [2, 8])
-def test_chunks_that_last_alike_end_at_roots(count, answer):
-    """With a = b = g = 0 tokens up to L take c L^2 / 2, so the k-th of n ends at N sqrt(k / n)."""
-    given = "--prompt", 65_536, "--num-chunks", count, "--stage-times", "c=1ns"
-    result = answer(*COMMAND, *given)
-    ends = 65_536 * np.sqrt(np.arange(1, count + 1) / count)
-    np.testing.assert_allclose(result["best"]["ends"], ends, atol=2)
-
-
 def test_a_prefix_that_is_read_again_makes_chunks_fewer():
     """By hand, b = 1 and g = 1 of 4 tokens on one worker: each cut adds the tokens before it."""
     times = {"per_token": 1.0, "per_pair": 0.0, "per_prefix_token": 1.0}
@@ -254,14 +234,6 @@ def test_a_prefix_that_is_read_again_makes_chunks_fewer():
     assert pj.search.chunks(4, 1, num_chunks=2, **times).value == 5.0
     # three: 1 + 2
     assert pj.search.chunks(4, 1, num_chunks=3, **times).value == 7.0
-
-
-def test_chunks_last_alike_with_a_prefix_too():
-    times = {"fixed": 1e-3, "per_token": 1e-5, "per_pair": 5e-9, "per_prefix_token": 2e-6}
-    found = pj.search.chunks(100_000, 4, num_chunks=6, **times)
-    seconds = found.best.costs.forward[0]
-    assert found.value == pytest.approx(found.baselines["equal times"], rel=1e-4)
-    assert seconds.max() / seconds.min() < 1.001
 
 
 def test_what_an_interrupt_leaves_is_said_after_each_number_of_chunks():

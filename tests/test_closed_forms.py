@@ -63,16 +63,8 @@ def test_circular(p, m, v):
         assert run.bubble_ratio == pytest.approx(bubble / (m * v + bubble))
 
 
-@pytest.mark.parametrize("p", [2, 4, 6, 8, 12, 16])
-def test_chimera_square(p):
-    table, result = run("chimera", p, p)
-    assert result.makespan == 2 * p + p - 2
-    assert result.bubble_ratio == pytest.approx((p - 2) / (3 * p - 2))
-    assert peak_in_flight(table).tolist() == [p // 2 + 1 + min(r, p - 1 - r) for r in range(p)]
-
-
 @pytest.mark.parametrize("pipes", [2, 4, 6, 8])
-@pytest.mark.parametrize("p", [4, 8, 12, 16])
+@pytest.mark.parametrize("p", [2, 4, 6, 8, 12, 16])
 def test_chimera_with_several_couples_of_pipes(p, pipes):
     """Table 3: (P-2f)/(2fM+P-2f), from P-P/2f+1 to P activations."""
     if p % pipes:
@@ -88,11 +80,6 @@ def test_chimera_with_several_couples_of_pipes(p, pipes):
         if m == p:
             assert peak.min() == p - p // pipes + 1
             assert peak.tolist() == [form.in_flight[1](shape, r) for r in range(p)]
-
-
-@pytest.mark.parametrize(("p", "m"), [(4, 8), (4, 16), (8, 16), (8, 64), (16, 32)])
-def test_chimera_concatenates(p, m):  # (2M+P-2)F holds for every multiple of P at F = B
-    assert run("chimera", p, m)[1].makespan == 2 * m + p - 2
 
 
 @pytest.mark.parametrize("p", [4, 6, 8, 16])

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.analysis.comparison.comparison import table_bubble_ratio
 from pipejax.analysis.runs.timeline import arrows, bars
 
 
@@ -118,15 +117,7 @@ LARGE = "--model", "gpt-22b", "--system", "h100", "--minibatch", 16, "--tensor-p
 
 def test_what_does_not_fit_is_marked_and_never_the_best(answer, call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    given = (
-        "compare",
-        "--schedules",
-        "interleaved-1f1b,1f1b,chimera",
-        "--workers",
-        8,
-        "--microbatches",
-        16,
-    )
+    given = ["compare", "-S", "interleaved-1f1b,1f1b,chimera", "-P", "8", "-M", "16"]
     rows = answer(*given, *LARGE)["rows"]
     capacity = pj.load_system("h100").memory_available
     assert [row["fits"] for row in rows] == [max(row["memory_bytes"]) <= capacity for row in rows]
@@ -141,17 +132,17 @@ def test_what_does_not_fit_is_marked_and_never_the_best(answer, call, monkeypatc
 
 def test_rows_are_sorted_against_the_best_in_one_unit_of_memory(answer, call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    given = (
+    given = [
         "compare",
         "-S",
         "1f1b,interleaved-1f1b,hanayo,zb-h1",
         "-P",
-        8,
+        "8",
         "-M",
-        16,
+        "16",
         "-W",
         "F=1,B=2",
-    )
+    ]
     rows = {row["schedule"]: row for row in answer(*given)["rows"]}
     assert rows["interleaved-1f1b"]["peak_in_flight"] == 23
     assert rows["interleaved-1f1b"]["peak_microbatches"] == 11.5  # of two stages each
@@ -186,14 +177,6 @@ def test_offloads_alone_are_a_share_of_the_critical_path():
     assert re.search(r"run above table: offloads and loads take [\d.]+ % of the critical path", why)
 
 
-@pytest.mark.parametrize(("name", "p", "m"), [("zb-h1", 4, 4), ("zb-h1", 3, 8), ("zb-h2", 4, 9)])
-def test_closed_forms_of_split_backwards(name, p, m):
-    point = levels(name, p, m, forward=1.0, input_grad=1.0, weight_grad=1.0)
-    assert point.formula_in_flight == point.peak_in_flight
-    if name == "zb-h1":
-        assert point.formula_bubble_ratio == pytest.approx(point.table_bubble_ratio)
-
-
 def test_bound_by_names_the_dominant_cost():
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
     for costs, name in (
@@ -211,12 +194,6 @@ def test_nothing_takes_time():
     result = pj.evaluate(table, pj.Costs(forward=0.0, backward=0.0))
     assert (result.makespan, result.bubble_ratio, result.bubble_overhead) == (0, 0, 0)
     assert (result.bound_by, result.path_share) == ("nothing", {})
-
-
-def test_table_bubble_counts_idle_slots():
-    table = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
-    idle = (table.phase == pj.Phase.IDLE).sum()
-    assert table_bubble_ratio(table) == pytest.approx(idle / table.phase.size)
 
 
 @pytest.mark.parametrize("link", ["delay", "queued", "blocking", "rendezvous"])

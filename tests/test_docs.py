@@ -102,9 +102,25 @@ def test_the_page_on_models_has_every_key_and_default(page, first, record):
             assert shown[key] == f"`{json.dumps(default)}`", key
 
 
-def test_the_page_on_systems_has_every_key():
-    for section, keys in SECTIONS.items():
-        assert set(keys_on("systems.md", f"key of `{section}`")) == set(keys)
+MORE_COSTS = ("unit", "pair", "pair_factor", "message", "message_back", "stragglers")
+MORE_COSTS += ("workers_per_node", "recorded")
+KEYS = [  # page, first column of a table, its keys
+    *(("systems.md", f"key of `{section}`", keys) for section, keys in SECTIONS.items()),
+    ("systems.md", "column", measured_rows.TIMED_COLUMNS),
+    ("measured_rows.md", "column", measured_rows.COLUMNS),
+    ("own_costs.md", "key", (*PHASE_FIELDS, *MORE_COSTS)),
+    ("own_costs.md", "key of a message", (*MESSAGE_FIELDS, "bytes", "bandwidth")),
+]
+
+
+@pytest.mark.parametrize(
+    ("page", "first", "keys"), KEYS, ids=lambda part: part if isinstance(part, str) else ""
+)
+def test_a_page_has_every_key(page, first, keys):
+    assert set(keys_on(page, first)) == set(keys)
+
+
+def test_the_page_on_systems_has_every_unit():
     units = re.findall(r"`(\w+)`", "".join(keys_on_row("systems.md", "dimension")))
     assert sorted(units) == sorted(UNITS)
 
@@ -121,31 +137,6 @@ def test_the_page_on_sweeps_has_every_key_and_default():
     for key, (_, _, default) in SWEEP_KEYS.items():
         wanted = "needed" if default is None else f"`{json.dumps(default)}`"
         assert shown[key] == wanted or key.startswith("microbatch"), key
-
-
-def test_the_pages_on_measurements_have_every_column():
-    assert set(keys_on("measured_rows.md", "column")) == set(measured_rows.COLUMNS)
-    assert set(keys_on("systems.md", "column")) == set(measured_rows.TIMED_COLUMNS)
-
-
-def test_the_page_on_costs_has_every_key():
-    known = {
-        "unit",
-        *PHASE_FIELDS,
-        "pair",
-        "pair_factor",
-        "message",
-        "message_back",
-        "stragglers",
-        "workers_per_node",
-        "recorded",
-    }
-    assert set(keys_on("own_costs.md", "key")) == known
-    assert set(keys_on("own_costs.md", "key of a message")) == {
-        *MESSAGE_FIELDS,
-        "bytes",
-        "bandwidth",
-    }
 
 
 @pytest.mark.parametrize("path", [*PAGES, *OTHERS], ids=lambda path: path.stem)

@@ -14,7 +14,6 @@ from pipejax.base.progress import Notice, notices_as_lines
 from pipejax.cli.options.given import GivenOptions
 from pipejax.cli.options.values import declared
 from pipejax.costs.system.system import data_file
-from pipejax.schedules.table.table_files import to_json
 
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
 TIMES = ["--stage-times", "F=1,B=2"]
@@ -187,32 +186,6 @@ def test_a_backward_that_contradicts_its_parts_is_refused(mistake, answer, tmp_p
         assert answer("evaluate", *ONE, *times)["busy"] == pytest.approx([8 + 8 * backward] * 4)
     fused = pj.Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=2.0)  # faster in one
     assert fused.backward == 2.0
-
-
-TABLE = json.loads(to_json(pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)))
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"version": True}, '"version": 1, got .pipejax-table. and True'),
-        ({"version": "1"}, '"version": 1, got .pipejax-table. and .1.'),
-        ({"name": 3}, "name must be a text, got 3"),
-        ({"rows": "0F0"}, "rows must be lists of texts, got '0F0'"),
-        ({"rows": [[1]]}, r"rows must be lists of texts, got \[\[1\]\]"),
-        ({"placement": [[0, True]]}, "placement must be lists of whole numbers"),
-        ({"placement": [[0, 1], [0]]}, "placement must be .* of one length"),
-        ({"pipe_of_microbatch": [0.5, 0]}, "pipe_of_microbatch must be a list of whole numbers"),
-        ({"stage_shares": ["1", 1]}, "stage_shares must be a list of numbers"),
-        ({"slots": {"F": True}}, "slots must be numbers by phase letter, got {'F': True}"),
-        ({"slots": []}, "slots must be numbers by phase letter"),
-        ({"weights": 3}, "weights: expected an object with behind"),
-    ],
-)
-def test_a_table_file_names_the_key(mistake, tmp_path, values, message):
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps(TABLE | values))
-    assert re.search(f"--table {path}: .*{message}", mistake("show", "--table", path))
 
 
 def test_one_line_is_all_that_a_command_says():

@@ -71,10 +71,7 @@ def filled_run(workers, microbatches, encoders, each, share, **options):
 @pytest.mark.parametrize("rounds", [2, 6])
 @pytest.mark.parametrize(("workers", "each", "share"), [(4, 1, 0.5), (4, 2, 0.25), (8, 2, 0.5)])
 def test_bubbles_take_in_work_of_encoders(workers, rounds, each, share):
-    """A step is longer than the model alone by less than what each worker does for encoders.
-
-    Of few microbatches the way through an encoder is longer than a worker's part of its work.
-    """
+    """A step is longer than the model alone by less than what each worker does for encoders."""
     microbatches = rounds * workers
     found = filled_run(workers, microbatches, 2, each, share)
     alone = 3.0 * (microbatches + workers - 1)

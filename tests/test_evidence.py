@@ -63,8 +63,11 @@ def test_a_calibrated_machine_stands_on_its_own_rows():
 
 @pytest.fixture(scope="module")
 def layouts():
-    choices = {"tensor": [2], "pipeline": [1, 2], "zero": [1, 3], "recompute": ["none"]}
-    more = {"choices": choices | {"edge_units": [0], "microbatch_size": [1]}, "overlap": 1}
+    choices = {"tensor": [2], "pipeline": [2], "zero": [1, 3], "recompute": ["none"]}
+    more = {
+        "choices": choices | {"edge_units": [0], "microbatch_size": [1], "context": [1]},
+        "overlap": 1,
+    }
     return lambda system, **given: pj.plan(
         "llama3-8b", system, gpus=8, minibatch=8, schedules=["1f1b"], **more, **given
     )

@@ -277,29 +277,9 @@ def test_what_can_be_chosen_needs_times_that_hold_for_any(call, answer, tmp_path
     assert "--choose has no effect without --out PAGE.html" in error
 
 
-def test_a_page_has_labels_and_a_title(answer, tmp_path):
-    out = tmp_path / "x.html"
-    two = ["show", "-S", "gpipe,1f1b", "-P", "2", "-M", "4", "--labels", "a,b", "--title", "Both"]
-    answer(*two, "--out", out)
-    scene = scene_of(out.read_text())
-    assert [schedule["name"] for schedule in scene["schedules"]] == ["a", "b"]
-    assert scene["title"] == "Both"
-    assert "<title>Both, 2 workers, 4 microbatches</title>" in out.read_text()
-
-
 def test_show_writes_a_page_of_several_schedules(call, answer, tmp_path):
     out = tmp_path / "x.html"
-    arguments = [
-        "show",
-        "--workers",
-        "4",
-        "--microbatches",
-        "6",
-        "--worker-times",
-        "F=1,B=2",
-        "--comm",
-        "0.1",
-    ]
+    arguments = ["show", "-P", "4", "-M", "6", "-W", "F=1,B=2", "--comm", "0.1"]
     found = answer(*arguments, "--schedules", "gpipe,1f1b,chimera", "--out", out)
     assert found["out"] == str(out)
     scene = scene_of(out.read_text())
@@ -314,9 +294,11 @@ def test_show_opens_the_page_at_what_is_asked_for(answer, tmp_path):
     out = tmp_path / "x.html"
     sizes = ["--workers", "4", "--microbatches", "6", "--stage-times", "F=1,B=2"]
     part = ["--from", "2", "--to", "8", "--messages", "--no-critical"]
+    part += ["--labels", "a,b", "--title", "Both"]
     answer("show", "--schedules", "gpipe,1f1b", *sizes, *part, "--out", out)
     scene = scene_of(out.read_text())
-    assert [schedule["name"] for schedule in scene["schedules"]] == ["gpipe", "1f1b"]
+    assert [schedule["name"] for schedule in scene["schedules"]] == ["a", "b"]
+    assert "<title>Both, 4 workers, 6 microbatches</title>" in out.read_text()
     assert scene["view"] == [2.0, 8.0]
     assert scene["show"] == {"messages": True, "critical": False}
 
@@ -339,16 +321,7 @@ def test_what_does_not_exist_is_said(answer, tmp_path):
 
 def test_a_model_draws_bytes_with_what_the_system_has_left(answer, tmp_path):
     out = tmp_path / "x.html"
-    arguments = [
-        "--model",
-        "gpt-22b",
-        "--system",
-        "a100",
-        "--minibatch",
-        "8",
-        "--tensor-parallel",
-        "8",
-    ]
+    arguments = ["-m", "gpt-22b", "-y", "a100", "--minibatch", "8", "--tensor-parallel", "8"]
     sizes = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
     answer("show", *sizes, *arguments, "--out", out)
     (schedule,) = scene_of(out.read_text())["schedules"]

@@ -63,7 +63,7 @@ def test_it_is_the_recurrence_on_every_small_schedule(name, link):
 
 
 # of several seconds each
-@pytest.mark.parametrize(("name", "link"), daily(EVERY, of=6))
+@pytest.mark.parametrize(("name", "link"), daily(EVERY, of=24))
 def test_it_is_the_recurrence_on_every_schedule(name, link):
     check_form(name, 4, 8, link)
 
@@ -85,15 +85,6 @@ def check_form(name, p, m, link):
 @pytest.mark.parametrize("case", PUBLISHED)
 def test_published_forms_letter_for_letter(case):
     assert pj.formula(lowered(*case)[1]).text == PUBLISHED[case]
-
-
-@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 12), (8, 16)])
-def test_closed_forms_with_messages(p, m):
-    """1F1B where P divides M and M >= 2P, GPipe anywhere: DESIGN section 7."""
-    last = m + p - 1
-    for name, messages in (("1f1b", 2 * (p - 1) * (m // p + 1) - 2), ("gpipe", 2 * (p - 1))):
-        form = pj.formula(lowered(name, p, m)[1], ("F", "B", "c"))
-        assert form.facets == [(last, last, messages)]
 
 
 def mutants(claimed):
@@ -311,14 +302,6 @@ def test_jax_takes_it():
     np.testing.assert_allclose(many[:50], form(theta[:50].astype(float)), rtol=1e-6)
 
 
-def test_derivatives_are_counts():
-    form = pj.formula(lowered("zb-h1", 4, 8)[1])
-    for k, middle in enumerate(form.middles):
-        assert form.active(middle) == k
-        assert form(middle) == pytest.approx(np.dot(form.facets[k], middle))
-        assert form.bound_by[k] in ("compute", "messages", "worker 0")
-
-
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
@@ -390,14 +373,9 @@ def test_the_command(tmp_path, capsys):
     assert run(["verify", str(path)]) == 1
     assert "report: facets" in capsys.readouterr().out
     shown = [
-        "formula",
-        "--schedule",
-        "zb-h1",
+        *["formula", "-s", "zb-h1"],
         *options,
-        "--parameters",
-        "F,I,W,c",
-        "--box",
-        "c=0:1",
+        *["--parameters", "F,I,W,c", "--box", "c=0:1"],
     ]
     assert run([*shown, "--per-worker"]) == 0
     assert "exact" in capsys.readouterr().out

@@ -69,16 +69,6 @@ def test_workers_may_be_the_number():
     assert str(found) == "(3P - 1)F + (3P - 1)B + (6P - 8)c for P >= 2"
 
 
-def test_the_command(capsys):
-    assert run(["formula", "--schedule", "1f1b", "--workers", "8", "--family", "M"]) == 0
-    assert FORMS["1f1b", 8] in capsys.readouterr().out
-    size = ["--workers", "4", "--microbatches", "16", "--parameters", "F,B,c"]
-    assert run(["formula", "--schedule", "chimera", *size, "--versus", "1f1b", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["versus"]
-    assert found["schedules"] == ["chimera", "1f1b"]
-    assert found["verdict"] == "it depends"
-
-
 def test_what_has_no_family_says_so():
     text = (
         "no polynomials in M of degree 1 were found on 4 to 24: periods up to 4 show there, in mult"

@@ -31,22 +31,8 @@ from pipejax.schedules.table.table_files import to_json
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "500"))
 CHANGES = st.sampled_from([0, 0, 0, 1, 1, 2, 3])
-LETTERS = [
-    "F",
-    "B",
-    "I",
-    "W",
-    "R",
-    "U",
-    "O",
-    "L",
-    "WAIT_O",
-    "SEND_F",
-    "RECV_F",
-    "SEND_B",
-    "WAIT_SEND_F",
-]
-LETTERS += ["RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD", "A", "X", "f", "FB", ""]
+LETTERS = [*"FBIWRUOLAXf", "WAIT_O", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT_SEND_F"]
+LETTERS += ["UNSHARD", "RESHARD", "REDUCE_GRAD", "FB", ""]
 COSTS = ["F", "B", "I", "W", "R", "O", "L", "A", "U", "pair"]
 MESSAGE = ["latency", "transmit", "bytes", "bandwidth"]
 INDEX = st.sampled_from(

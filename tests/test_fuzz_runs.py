@@ -14,7 +14,7 @@ from test_stragglers import SlowRun
 
 import pipejax as pj
 
-EXAMPLES = int(os.environ.get("EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("EXAMPLES", "200"))
 FACTORS = st.lists(st.integers(2, 12).map(lambda k: k / 4), min_size=4, max_size=4)
 QUEUES = st.sampled_from(["worker", "pair", "direction"])
 # what waits for most is drawn most often

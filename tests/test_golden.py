@@ -1,8 +1,4 @@
-"""The JSON of every command on a small case: keys, order, text and numbers, as recorded.
-
-`python tests/test_golden.py` records it again; read the difference before you commit it. The numbers
-are right by other tests: this one shows which output a change touches.
-"""
+"""The JSON of every command on a small case: keys, order, text and numbers, as recorded."""
 
 import contextlib
 import io

@@ -12,10 +12,7 @@ from hypothesis import given, settings
 import pipejax as pj
 from pipejax.analysis.runs.timeline import bars
 from pipejax.base.checks import ArgumentError
-from pipejax.cli.options.values import parse_times
-from pipejax.costs.costs import PHASE_FIELDS
-from pipejax.costs.measured.costs_file import read_costs
-from pipejax.schedules.cells.ops import HOST, USUAL_PHASES
+from pipejax.schedules.cells.ops import HOST
 from pipejax.schedules.table.communication_cells import without_transfers
 from pipejax.schedules.table.slot_simulation import slot_times, spread
 
@@ -30,67 +27,6 @@ def run(rows, costs=COSTS, **links):
 def times(result, text):
     """Start and finish of an op."""
     return next((bar.start, bar.finish) for bar in bars(result) if bar.label == text)
-
-
-def test_compute_goes_on_beside_the_host_link():
-    result = run([["0F0", "0O0", "0F1", "0L0", "0B0", "0B1"]])
-    assert times(result, "0O0") == (F, F + O)
-    assert times(result, "0F1") == (F, 2 * F)
-    assert times(result, "0L0") == (F + O, F + O + L)
-    assert times(result, "0B0") == (F + O + L, F + O + L + B)
-    assert result.makespan == F + O + L + 2 * B
-    assert result.busy.tolist() == [2 * (F + B)]
-
-
-def test_one_at_a_time_in_the_order_of_the_row():
-    result = run([["0F0", "0O0", "0F1", "0O1", "0L1", "0B1", "0L0", "0B0"]])
-    assert times(result, "0O1") == (F + O, F + 2 * O)
-    assert times(result, "0L1") == (F + 2 * O, F + 2 * O + L)
-    assert times(result, "0L0")[0] == F + 2 * O + L + B  # issued after the backward
-
-
-def test_a_wait_holds_the_row_back():
-    free, held = (
-        run([["0F0", "0O0", *wait, "0F1", "0L0", "0B0", "0B1"]]) for wait in ([], ["0WAIT_O0"])
-    )
-    assert times(free, "0F1")[0] == F
-    assert times(held, "0F1")[0] == F + O
-    assert times(held, "0WAIT_O0") == (F + O, F + O)
-    assert held.busy.tolist() == free.busy.tolist()
-
-
-@pytest.mark.parametrize(
-    "backward", [["0B0"], ["0I0", "0W0"], ["0R0", "0B0"], ["0R0", "0I0", "0W0"]]
-)
-def test_the_first_op_that_needs_the_activation_waits_for_it(backward):
-    result = run([["0F0", "0O0", "0L0", *backward]])
-    assert times(result, backward[0])[0] == F + O + L
-
-
-def test_a_load_takes_as_long_as_an_offload_unless_it_is_given():
-    table = pj.ScheduleTable.from_rows([["0F0", "0O0", "0L0", "0B0"]])
-    for make in (pj.Costs.uniform, pj.Costs.per_worker):
-        both = make(table, forward=F, backward=B, offload=O)
-        assert pj.evaluate(table, both).makespan == F + 2 * O + B
-        one = make(table, forward=F, backward=B, offload=O, load=L)
-        assert pj.evaluate(table, one).makespan == F + O + L + B
-    free = pj.Costs(forward=F, backward=B, offload=0.0)
-    assert pj.evaluate(table, free).makespan == F + B
-
-
-def test_costs_come_from_files_and_options(tmp_path):
-    table = pj.ScheduleTable.from_rows([["0F0", "0O0", "1F0", "1B0", "0L0", "0B0"]])
-    path = tmp_path / "costs.json"
-    path.write_text('{"unit": "milliseconds", "F": 1, "B": 2, "O": [4, 5], "L": 3}')
-    measured = read_costs(path, table)
-    np.testing.assert_allclose(measured.offload, [4e-3, 5e-3])
-    np.testing.assert_allclose(measured.load, [3e-3, 3e-3])
-    given_times = parse_times("F=1,B=2,O=4", "--stage-times")
-    assert pj.Costs(**given_times).offload == O
-    assert pj.Costs.per_worker(table, **given_times).offload.tolist() == [
-        O / 2,
-        O / 2,
-    ]  # over two stages
 
 
 SHARED = [["0F0", "0O0", "", "0L0", "0B0"], ["1F0", "1O0", "1L0", "1B0"]]
@@ -109,13 +45,6 @@ def test_workers_may_share_a_host_link():
     ]
     assert shared.makespan == F + 2 * O + 2 * L + B
     assert run(SHARED, host_links=[[1], [0]]).makespan == own.makespan
-
-
-def test_columns_decide_on_a_shared_link():
-    early = [["0F0", "0O0", "0L0", "0B0"], SHARED[1]]
-    result = run(early, host_links=[[1, 0]])
-    assert times(result, "0L0")[0] == F + 2 * O  # ties by worker, however the group is written
-    assert times(result, "1L0")[0] == F + 2 * O + L
 
 
 CROSSED = [
@@ -217,54 +146,6 @@ def test_a_drawing_keeps_the_rows_and_fits_every_shared_link(case):
     start, finish = slot_times(drawn)
     on_host = np.isin(drawn.phase, HOST)
     assert np.array_equal(start[on_host], finish[on_host])
-
-
-@settings(max_examples=30)
-@given(case=strategies.cases(step_end=True))
-def test_host_ops_are_beside_busy_time_and_spans(case):
-    result = pj.evaluate(case.table, case.costs)
-    for bar in bars(result):
-        (stage, microbatch) = bar.ops[0].stage, bar.ops[0].microbatch
-        if bar.lane == "host":
-            pipe = case.table.pipe_of_microbatch[microbatch]
-            assert bar.worker == case.table.placement[pipe, stage]
-            assert bar.finish - bar.start == pytest.approx(
-                float(
-                    np.broadcast_to(
-                        getattr(case.costs, PHASE_FIELDS[bar.ops[0].phase.name]),
-                        case.table.num_stages,
-                    )[stage]
-                )
-            )
-    compute = np.isin(case.table.phase, USUAL_PHASES.executed) & (
-        case.table.phase != pj.Phase.WAIT_O
-    )
-    last = np.where(compute, result.finish, 0).max(axis=1)
-    first = np.where(compute, result.start, np.inf).min(axis=1)
-    if not result.program.beside_cells.size:
-        assert result.max_span == pytest.approx((last - first).max())
-
-
-def offloading(num_microbatches):
-    """1F1B on two workers, of which the first offloads all that it can."""
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=num_microbatches)
-    rows = [[str(op) for cell in row for op in cell] for row in table.rows()]
-    with_host = []
-    for op in rows[0]:
-        with_host += [f"0L{op[2:]}"] if op[1] == "B" else []
-        with_host.append(op)
-        with_host += [f"0O{op[2:]}"] if op[1] == "F" else []
-    return pj.ScheduleTable.from_rows([with_host, rows[1]])
-
-
-def test_long_schedules_have_periods_with_host_ops():
-    for offload in (0.1, 0.7, 2.0):
-        costs = pj.Costs(forward=1.0, backward=2.0, offload=offload, load=0.3, transmit=0.2)
-        expected = pj.evaluate(offloading(96), costs).makespan
-        found = pj.analysis.extrapolated_makespans(
-            pj.lower(offloading(16)), costs, num_microbatches=96
-        )
-        assert float(found[0]) == pytest.approx(expected)
 
 
 @pytest.fixture

@@ -5,12 +5,9 @@ import sys
 import jax
 import numpy as np
 import pytest
-import reference
 import scipy.stats
-import strategies
 from daily import daily
-from hypothesis import given, settings, strategies as st
-from jitter_cases import ALL, LINKS, ONE, D, S, build, costs_of
+from jitter_cases import ALL, ONE, D, S, build, costs_of
 
 import pipejax as pj
 from pipejax.analysis.uncertainty.distributions import (
@@ -23,30 +20,6 @@ from pipejax.analysis.uncertainty.jitter import sample_costs
 from pipejax.engine.pricing import price
 
 COUNT = 20_000
-
-
-class PerturbedRun(reference.Run):
-    """The reference with a factor on every op and every message."""
-
-    def __init__(self, factors, *arguments):
-        self.factors = factors
-        super().__init__(*arguments)
-
-    def _run(self):
-        for event in self.durations:
-            key = event
-            if self.letters(event):
-                key = self.table.rows[event[0]][event[1]][0]
-            elif event[0] == "U":
-                key = "U", event[1], -1 - event[2]
-            self.durations[event] *= self.factors.get(key, 1.0)
-        for event, message in self.messages.items():
-            waits = self.waits[message.consumer]
-            factor = self.factors[event]
-            self.waits[message.consumer] = [
-                (other, lag * (factor if other == event else 1.0)) for other, lag in waits
-            ]
-        super()._run()
 
 
 def factors_of(run, costs, sample):
@@ -71,39 +44,6 @@ def factors_of(run, costs, sample):
                 factor = drawn.lag[sent.consumer[k], place] / lag
                 assert ones.setdefault(key, factor) == pytest.approx(factor)  # L as X
     return ones
-
-
-@pytest.mark.parametrize(("link", "queues"), daily(LINKS))
-@given(data=st.data())
-@settings(max_examples=3)
-def test_a_sample_is_the_event_loop_with_its_durations(link, queues, data):
-    cells = link == "rendezvous" and data.draw(st.booleans())
-    given = {"communication": cells, "by_microbatch": data.draw(st.booleans())}
-    case = data.draw(strategies.cases(**given, pairs=True, step_end=True))
-    run = pj.jitter(
-        case.table,
-        case.costs,
-        ALL,
-        samples=5,
-        link=pj.Links(link, queues),
-        seed=data.draw(st.integers(0, 99)),
-    )
-    for sample in (0, 3):
-        ones = factors_of(run, case.costs, sample)
-        table = {**dict.fromkeys(_all_ops(case.rows), 1.0), **ones}
-        pipes = case.table.pipe_of_microbatch.tolist()
-        expected = PerturbedRun(table, case.rows, pipes, case.theirs, link, queues).makespan
-        assert run.makespans[sample] == pytest.approx(expected, rel=1e-12)
-
-
-def _all_ops(rows):
-    """Every op, update and message that the event loop may ask for."""
-    for w, row in enumerate(rows):
-        for text in row:
-            for phase, stage, m in reference.split(text):
-                yield phase, stage, m
-                yield "U", stage, -1 - w
-                yield from ((send, stage, m) for send in ("SEND_F", "SEND_B"))
 
 
 THEIRS = {  # the same distribution in SciPy
@@ -135,11 +75,6 @@ def test_tables_have_mean_one_and_the_stated_spread(name, part):
 
 WHERE = [("op", name) for name in DISTRIBUTIONS]
 WHERE += [("worker", "gamma")]  # they come from the same table
-WHERE += [
-    pytest.param("worker", name, marks=pytest.mark.slow)
-    for name in DISTRIBUTIONS
-    if name != "gamma"
-]
 
 
 @pytest.mark.parametrize(("where", "name"), daily(WHERE))
@@ -155,19 +90,6 @@ def test_factors_have_the_named_distribution(where, name):
     assert scipy.stats.kstest(run.makespans, THEIRS[name](spread).cdf).pvalue > 1e-3
     assert run.mean == pytest.approx(1, abs=4 * spread / COUNT**0.5)
     assert run.makespans.std() == pytest.approx(spread, rel=0.1)
-
-
-@pytest.mark.slow
-def test_message_factors_have_the_named_distribution():
-    table = pj.ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
-    run = pj.jitter(
-        table,
-        pj.Costs(forward=0.0, backward=0.0, transmit=1.0),
-        pj.analysis.Jitter(message=D("gamma", 0.3)),
-        samples=COUNT,
-    )
-    theirs = scipy.stats.gamma(2 * 0.3**-2, scale=0.3**2)  # of two messages that are independent
-    assert scipy.stats.kstest(run.makespans, theirs.cdf).pvalue > 1e-3
 
 
 def test_stragglers_strike_as_often_as_stated():
@@ -188,23 +110,6 @@ def test_stragglers_strike_as_often_as_stated():
         samples=5,
     )
     assert always.makespans.tolist() == [2.5] * 5
-
-
-@pytest.mark.slow
-@given(case=strategies.cases(step_end=True), link=st.sampled_from(LINKS[:4]))
-@settings(max_examples=6)
-def test_stragglers_and_slower_ones_never_help(case, link):
-    def makespans(**others):
-        factors = pj.analysis.Jitter(op=D("lognormal", 0.1), **others)
-        return pj.jitter(case.table, case.costs, factors, samples=64, link=link[0]).makespans
-
-    without = makespans()
-    for where in ("straggler", "op_straggler"):
-        rare, worse = (makespans(**{where: S(0.2, slow)}) for slow in (1.5, 3.0))
-        often = makespans(**{where: S(0.6, 3.0)})
-        assert (without <= rare).all()
-        assert (rare <= worse).all()
-        assert (worse <= often).all()
 
 
 def test_jitter_makes_the_mean_longer():  # the makespan is convex in independent durations

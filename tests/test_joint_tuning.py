@@ -128,16 +128,7 @@ def test_the_command_tunes_several_parts_together(capsys, monkeypatch):
 
     front = importlib.import_module("pipejax.search.tuning.tune")
     monkeypatch.setattr(front, "tune_jointly", tune)
-    arguments = [
-        "tune",
-        "layers,size",
-        "--model",
-        "gpt-22b",
-        "--system",
-        "h100",
-        "--minibatch",
-        "8",
-    ]
+    arguments = ["tune", "layers,size", "-m", "gpt-22b", "-y", "h100", "--minibatch", "8"]
     arguments += ["--workers", "2", "--tensor-parallel", "8", "--method", "gradient"]
     assert run([*arguments, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)

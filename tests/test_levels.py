@@ -6,9 +6,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.engine.batched.binary_program import (
-    FIRST_SLOT,
     Task,
-    allocate,
     binary_ops,
     forward_program,
 )
@@ -71,34 +69,3 @@ def test_a_large_batch_of_a_long_program_gives_what_its_parts_give():
         np.testing.assert_array_equal(
             values[low : low + 403], pj.makespans(program, pj.Costs(**part))
         )
-
-
-@pytest.mark.parametrize("buffers", [1, 2])
-def test_an_op_takes_the_slot_that_was_freed_last(buffers):
-    """Against a list of free slots for each buffer, op by op."""
-    rng = np.random.default_rng(buffers)
-    for size in (1, 2, 7, 200):
-        # with one buffer an op to a moment, with two some ops to each level, in any order
-        moment = np.arange(size) if buffers == 1 else rng.integers(1 + size // 8, size=size)
-        operands = rng.integers(size, size=(2, size))
-        # an operand stands in another buffer, or at least at an earlier moment
-        apart = (moment - moment[operands]) % 2 == 1 if buffers == 2 else True
-        operands = np.where((moment[operands] < moment) & apart, operands, -1)
-        free, used = [[] for _ in range(buffers)], [FIRST_SLOT] * buffers
-        expected = np.zeros(size, int)
-        done = [
-            max([t + buffers - 1, *moment[(operands == op).any(0)]]) for op, t in enumerate(moment)
-        ]
-        for now in range(moment.max() + 1):
-            for op in np.argsort(done, kind="stable"):
-                if done[op] == now - 1:
-                    free[moment[op] % buffers].append(expected[op])
-            for op in np.flatnonzero(moment == now):
-                buffer = now % buffers
-                if free[buffer]:
-                    expected[op] = free[buffer].pop()
-                else:
-                    expected[op], used[buffer] = used[buffer], used[buffer] + 1
-        slots, count = allocate(*operands, moment, buffers)
-        np.testing.assert_array_equal(slots, expected)
-        assert count == max(used)

@@ -1,7 +1,4 @@
-"""The library as users see it: `import pipejax as pj` and nothing behind it.
-
-These tests hold whatever moves inside the package; `test_architecture.py` checks the imports.
-"""
+"""The library as users see it: `import pipejax as pj` and nothing behind it."""
 
 import jax
 import numpy as np

@@ -39,14 +39,6 @@ def test_blocking():  # worker 0 cannot start 0F1 before the message of 0F0 is t
     assert makespan(GPIPE, "blocking") == second_backward + B + X + L + B
 
 
-def test_blocking_holds_the_update_back():  # U is the sender's next op, A runs beside compute
-    table = pj.ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
-    costs = pj.Costs(forward=1.0, backward=1.0, transmit=5.0, update=np.array([0.0, 100.0]))
-    first_backward = 1 + 5 + 1 + 1
-    assert pj.evaluate(table, costs, link="queued").makespan == first_backward + 100
-    assert pj.evaluate(table, costs, link="blocking").makespan == first_backward + 5 + 100
-
-
 @pytest.mark.parametrize("queues", ["worker", "pair", "direction"])
 def test_rendezvous(queues):  # both queues are held for L + X, so transfers follow one another
     second_forward = F + 2 * (L + X)
@@ -130,31 +122,6 @@ def test_a_link_model_is_a_record(monkeypatch, like):
         pj.Links(own.name, posting="program")
 
 
-def test_fused_pair_waits_for_both_and_delivers_both():
-    rows = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "(1F1;1B0)OVERLAP_F_B", "1B1"]]
-    table = pj.ScheduleTable.from_rows(rows)
-    total = pj.evaluate(table, pj.Costs(forward=F, backward=B))
-    assert total.makespan == F + F + (F + B) + B + B  # 1F0 hides 0F1; the pair lasts the sum
-    given = pj.evaluate(table, pj.Costs(forward=F, backward=B, pair=2.5))
-    assert given.makespan == F + F + 2.5 + B + B
-    assert given.busy.tolist() == [2 * F + 2 * B, F + 2.5 + B]
-    assert total.peak_in_flight.tolist() == [2, 2]
-
-
-@pytest.mark.parametrize("link", ["delay", "queued", "blocking", "rendezvous"])
-def test_two_messages_between_the_same_two_pairs(link):
-    # (1F1;1B0) sends an activation and a slower gradient to (2F1;0B0): both have to arrive
-    rows = [
-        ["0F0", "2F0", "2B0", "0F1", "(2F1;0B0)OVERLAP_F_B", "2B1", "0B1"],
-        ["1F0", "(1F1;1B0)OVERLAP_F_B", "1B1"],
-    ]
-    table = pj.ScheduleTable.from_rows(rows)
-    transmit = np.array([[[0.0, 0.0]], [[8.0, 0.0]]])
-    result = pj.evaluate(table, pj.Costs(forward=F, backward=B, transmit=transmit), link=link)
-    first_pair = 5 * F + 1 * F + (F + B)  # 0F0 1F0 2F0, 2B0, 0F1, then (1F1;1B0)
-    assert result.makespan == first_pair + 8 + (F + B) + B + B + 8 + B
-
-
 def test_spans_leave_sharding_cells_out():
     rows = [["0F0", "0B0"], ["1UNSHARD", "1F0", "1I0", "1W0"]]
     table = pj.ScheduleTable.from_rows(rows)
@@ -176,30 +143,3 @@ def test_all_reduce_runs_beside_compute_and_update_waits_for_it():
     assert updated.busy.tolist() == [2 * F + 2 * B + 2 * 0.5] * 2
     assert reduced.busy.tolist() == plain.busy.tolist()
     assert plain.program.num_nodes < reduced.program.num_nodes  # left out where they cost nothing
-
-
-def test_all_reduce_waits_for_the_later_copy():
-    # microbatch 0 goes down, 1 and 2 go up: stage 0 is done on worker 0 at 6, on worker 1 at 12
-    rows = [["0F0", "1F1", "1B1", "0B0", "1F2", "1B2"], ["0F1", "1F0", "1B0", "0B1", "0F2", "0B2"]]
-    table = pj.ScheduleTable.from_rows(rows)
-    costs = pj.Costs(forward=F, backward=B, all_reduce=np.array([1.5, 0.0]))
-    assert pj.evaluate(table, costs).makespan == 12.0 + 1.5
-
-
-def test_update_follows_the_row_and_every_copy():
-    table = pj.schedules.build("chimera", num_workers=2, num_microbatches=4)
-    # each worker updates its two stages one after the other, after its own last op
-    plain, updated = (
-        pj.evaluate(table, pj.Costs(forward=F, backward=B, update=u)) for u in (0.0, 1.0)
-    )
-    assert updated.makespan == plain.makespan + 2 * 1.0
-    # without copies a worker that is done early updates early
-    gpipe = pj.evaluate(GPIPE, pj.Costs(forward=F, backward=B, update=np.array([0.5, 9.0])))
-    assert gpipe.makespan == 2 * F + F + 2 * B + 9.0
-
-
-def test_recompute_stands_between_forward_and_backward():
-    table = pj.ScheduleTable.from_rows([["0F0", "0R0", "0B0"], ["1F0", "1B0"]])
-    assert (
-        pj.evaluate(table, pj.Costs(forward=F, backward=B, recompute=5.0)).makespan == F + 5.0 + B
-    )

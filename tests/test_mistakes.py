@@ -1,7 +1,7 @@
 """The list of mistakes: hostile command lines and misuses of the library, each as it stands.
 
 `data/mistakes.json` holds small files by name, command lines with words that the one line on stderr
-must have, and expressions with the error that they must raise.
+must have, and expressions with the error that they must raise: one for each check of the package.
 """
 
 import json
@@ -96,11 +96,9 @@ def test_a_misuse_is_refused_at_the_door(misuse, things, tmp_path, monkeypatch):
 SHARDING = ("schedules.insert_sharding",)  # of schedules, and with numbers of its own
 
 
-def test_the_list_is_long_and_says_something_of_all():
-    assert len(LIST["commands"]) >= 300
+def test_every_command_and_every_door_has_a_mistake():
     lines = [" ".join(mistake["args"]) for mistake in LIST["commands"]]
     assert [name for name in COMMANDS if not any(line.startswith(name) for line in lines)] == []
-    assert len(LIST["misuses"]) >= 60
     of_rooms = "|".join(room for room in NAMES if room)
     door = re.compile(rf"pj\.((?:(?:{of_rooms})\.)?\w+)")
     called = {door.match(misuse["expression"])[1] for misuse in LIST["misuses"]}

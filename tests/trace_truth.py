@@ -1,9 +1,4 @@
-"""Measured-like runs whose times are known: an event loop of its own, and files of every form.
-
-Nothing here uses the readers. A run is a table's rows, times of ops and messages drawn at random,
-and an event loop that knows who waits for whom. It is written as CSV or Parquet, as lists of
-ranks, or as traces of PyTorch's profiler, with one thing left out or planted.
-"""
+"""Measured-like runs whose times are known: an event loop of its own, and files of every form."""
 
 import csv
 import json

@@ -10,7 +10,7 @@ import grammar_cases
 import numpy as np
 import pytest
 from explorer_cases import explored
-from grammar_tables import TABLES, of_grammar
+from grammar_tables import of_grammar
 from hypothesis import HealthCheck, given, settings, strategies as st
 from playwright.sync_api import Error
 from strategies import tables
@@ -114,23 +114,29 @@ def test_tables_that_are_dropped_are_what_evaluate_says(offered, csvs, visit, ca
             assert makespan == pytest.approx(known["makespan"], rel=1e-9), (path, link)
 
 
-def test_any_table_is_what_the_engine_says(offered, visit):
-    """Drawn ones: two pipes, fused pairs, recomputation, waits, transfers in cells, sharding."""
+def examples(strategy, count):
+    """So many draws, which one page is asked about one after the other."""
     drawn = []
 
     @settings(
-        max_examples=30, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=count, database=None, deadline=None, suppress_health_check=list(HealthCheck)
     )
-    @given(st.data())
-    def draw(data):
-        how = {name: data.draw(st.booleans()) for name in ("communication", "sharding")}
-        drawn.append(data.draw(tables(**how, offloads=False))[0])
+    @given(strategy)
+    def draw(value):
+        drawn.append(value)
 
     draw()
+    return drawn
+
+
+def test_any_table_is_what_the_engine_says(offered, visit):
+    """Drawn ones: two pipes, fused pairs, recomputation, waits, transfers in cells, sharding."""
+    how = st.fixed_dictionaries({"communication": st.booleans(), "sharding": st.booleans()})
+    drawn = examples(how.flatmap(lambda how: tables(**how, offloads=False)), 30)
     opened = visit(offered)
     opened("explorer.scene.times.ops[explorer.scene.grammars[0].codes.R] = 1.1")
     times = {"forward": 1.0, "backward": 2.2, "input_grad": 1.3, "weight_grad": 0.9}
-    for k, table in enumerate(drawn):
+    for k, (table, _) in enumerate(drawn):
         name = opened(
             "([text, name]) => explorer.library.take(text, name)", [to_json(table), f"t{k}.json"]
         )
@@ -174,34 +180,25 @@ def as_engine(opened, table, costs, name, *, releases=True):
         assert not releases or peaks == run.peak_in_flight.tolist()
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_of_a_grammar_are_lowered_as_the_engine_does(name, tmp_path, visit):
-    """Lanes, rules, gates, slices, graphs: with the times that the page has of such a table."""
+NOT_READ = {
+    "mixed": "0X0: this page runs nothing on host links",
+    "sharded": "a page does not read tables whose gathers or reductions are on lanes",
+}
+
+
+@pytest.mark.parametrize("name", NOT_READ)
+def test_what_a_page_does_not_lower_is_refused(name, tmp_path, visit):
     table, costs = of_grammar(name)
     path = tmp_path / "x.html"
     path.write_text(page_of([explored(table, costs)]))
-    opened = visit(path)
-    again = [to_json(table), "again.json"]
-    refused = {
-        "mixed": "0X0: this page runs nothing on host links",
-        "sharded": "a page does not read tables whose gathers or reductions are on lanes",
-    }
-    if name in refused:
-        with pytest.raises(Error, match=refused[name]):
-            opened(TAKE, again)
-        return
-    as_engine(opened, table, costs, opened(TAKE, again))
+    with pytest.raises(Error, match=NOT_READ[name]):
+        visit(path)(TAKE, [to_json(table), "again.json"])
 
 
 def test_any_grammar_is_lowered_as_the_engine_does(tmp_path, visit):
     """Drawn ones: kinds, rules, lanes, gates, slices, graphs, items; others are refused."""
     drawn = []
-
-    @settings(
-        max_examples=25, database=None, deadline=None, suppress_health_check=list(HealthCheck)
-    )
-    @given(case=grammar_cases.cases())
-    def draw(case):
+    for case in examples(grammar_cases.cases(), 25):
         with suppress(ScheduleError):  # a spoiled one, or one that cannot run
             table = case.table()
             costs = dataclasses.replace(case.costs, all_reduce=0.0, update=0.0)
@@ -211,8 +208,6 @@ def test_any_grammar_is_lowered_as_the_engine_does(tmp_path, visit):
             ):
                 pj.evaluate(table, costs, link="rendezvous")
                 drawn.append((table, costs))
-
-    draw()
     assert len(drawn) > 5
     for k, (table, costs) in enumerate(drawn):
         path = tmp_path / f"{k}.html"
@@ -354,20 +349,6 @@ def test_an_address_with_what_is_not_there_opens_as_given(offered, visit):
     assert opened.page.get_by_label("schedule 1", exact=True).input_value() == "1f1b"
     assert "No nothing is here" in opened.page.locator("#choice-notice").inner_text()
     assert opened("explorer.focused.name") == "1f1b"
-
-
-def test_memory_of_what_is_chosen_is_that_of_the_run(offered, visit):
-    opened = visit(offered, "show=zb-v*2,chimera&size=4x8&curve=memory&memory=1")
-    costs = {"forward": 1.0, "backward": 2.2, "input_grad": 1.3, "weight_grad": 0.9}
-    for k, name in enumerate(("zb-v", "chimera")):
-        found = opened("k => explorer.panes[k].curves.steps('memory').map(s => s.peak)", k)
-        known = opened("k => explorer.panes[k].curves.steps('flight').map(s => s.peak)", k)
-        table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
-        if name == "chimera":  # not planned for times
-            run = pj.evaluate(table, pj.Costs.per_worker(table, **costs, transfer=0.17))
-            assert np.allclose(found, pj.analysis.activation_memory(run).peak)
-            assert known == run.peak_in_flight.tolist()
-        assert max(found) <= max(known)
 
 
 def test_a_file_is_dropped_with_the_mouse(offered, visit):

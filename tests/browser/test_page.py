@@ -336,24 +336,18 @@ def test_long_names_do_not_widen_the_panel(tmp_path, visit):
     assert opened("(p => p.scrollWidth <= p.clientWidth)(document.querySelector('.panel'))")
 
 
-def test_a_large_page_loads_soon_and_pans_fluidly(large, visit, capsys):
+def test_a_large_page_loads_soon_and_pans_fluidly(large, visit):
     opened = visit(large)
-    loaded = opened("explorer.readyAt") / 1000
-    rates, draws = {}, {}
+    loaded, rates = opened("explorer.readyAt") / 1000, []
     for zoom in (1.05, 4, 30, 300, 3000):
         opened("zoom => { explorer.fit(); explorer.view.zoom(zoom, explorer.middle()); }", zoom)
         opened.settle()
-        frames, seconds, worst = opened(
+        seconds = opened(
             """() => new Promise(done => {
-              const times = [];
-              let last = performance.now();
-              const begun = last;
+              const begun = performance.now();
               let frames = 0;
               const step = () => {
-                const now = performance.now();
-                times.push(now - last);
-                last = now;
-                if (++frames === 60) { done([frames, (now - begun) / 1000, Math.max(...times)]); return; }
+                if (++frames === 60) { done((performance.now() - begun) / 1000); return; }
                 explorer.view.pan(frames < 30 ? 0.01 : -0.01);
                 explorer.viewChanged();
                 requestAnimationFrame(step);
@@ -361,27 +355,9 @@ def test_a_large_page_loads_soon_and_pans_fluidly(large, visit, capsys):
               requestAnimationFrame(step);
             })"""
         )
-        rates[zoom], draws[zoom] = frames / seconds, worst
-    live = opened(
-        """async () => {
-          const begun = performance.now();
-          for (const factor of [1.1, 1.2, 1.3, 1.4, 1.5]) await explorer.setFactor("F", factor);
-          return (performance.now() - begun) / 5;
-        }"""
-    )
-    with capsys.disabled():
-        print(
-            f"\n64 x 1024: loaded in {loaded:.2f} s, a slider takes {live:.1f} ms; frames per second by zoom:"
-        )
-        print(
-            "  "
-            + ", ".join(
-                f"{zoom:g}: {rate:.0f} (slowest {draws[zoom]:.0f} ms)"
-                for zoom, rate in rates.items()
-            )
-        )
+        rates.append(60 / seconds)
     assert loaded < LOADS_IN
-    assert min(rates.values()) >= FRAMES
+    assert min(rates) >= FRAMES
 
 
 @pytest.mark.parametrize("link", ["queued", "blocking", "rendezvous"])
