@@ -1,6 +1,7 @@
 """Schedules under a memory limit: planned for some times, safe for all."""
 
 import itertools
+import shlex
 
 import numpy as np
 import pytest
@@ -438,39 +439,15 @@ def test_the_command_plans_for_the_times_of_the_run(answer, tmp_path):
 
 
 def test_the_command_plans_offloads(answer):
-    given = [
-        "evaluate",
-        "--schedule",
-        "ada-offload",
-        "--workers",
-        "4",
-        "--microbatches",
-        "8",
-        "--memory-limit",
-        "2",
-        "--stage-times",
-    ]
+    given = shlex.split("evaluate -s ada-offload -P 4 -M 8 --memory-limit 2 --stage-times")
     slow, fast = (answer(*given, f"F=1,I=1,W=1,O={o}")["makespan"] for o in (3, 0.5))
     assert (slow, fast) == (41.0, 29.0)  # too slow to pay, and almost as if memory were ample
 
 
 def test_other_schedules_leave_the_weight_share_alone(answer):
     rows = answer(
-        "compare",
-        "--schedules",
-        "1f1b,zb-h1,zero-bubble",
-        "--workers",
-        "4",
-        "--microbatches",
-        "8",
-        "--weight-share",
-        "0.4",
-        "--memory-limit",
-        "4",
-        "--stage-times",
-        "F=1,B=2",
-        "--comm",
-        "0.1",
+        *shlex.split("compare --schedules 1f1b,zb-h1,zero-bubble --workers 4 --microbatches 8"),
+        *shlex.split("--weight-share 0.4 --memory-limit 4 --stage-times F=1,B=2 --comm 0.1"),
     )["rows"]
     plain, handcrafted, searched = (row["makespan"] for row in rows)
     assert searched <= handcrafted < plain

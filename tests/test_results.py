@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shlex
 import shutil
 
 import numpy as np
@@ -120,10 +121,7 @@ def test_conditions(store, answer, mistake):
         "sweep",
         "show",
         store,
-        "--where",
-        "systems=SLOW_nw_fast_cp",
-        "--where",
-        "microbatch_size<=1",
+        *shlex.split("--where systems=SLOW_nw_fast_cp --where microbatch_size<=1"),
     )
     assert found["selected"] == 4
     assert {row["system"] for row in found["best"]} == {"slow_nw_fast_cp"}

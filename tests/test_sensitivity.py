@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 
 import jax
 import numpy as np
@@ -191,19 +192,8 @@ def test_factors_are_checked(factors):
 
 
 SETTING = [
-    "sensitivity",
-    "--schedule",
-    "1f1b",
-    "--workers",
-    "2",
-    "--microbatches",
-    "4",
-    "--model",
-    "tabular-128l",
-    "--system",
-    "mid_nw_mid_cp",
-    "--minibatch",
-    "8",
+    *shlex.split("sensitivity --schedule 1f1b --workers 2 --microbatches 4 --model tabular-128l"),
+    *shlex.split("--system mid_nw_mid_cp --minibatch 8"),
 ]
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import re
+import shlex
 
 import grammar_cases
 import numpy as np
@@ -424,18 +425,7 @@ def test_tune_lookahead_answers_as_every_search(answer, call, tmp_path):
     assert "--lookahead 2,2,2,2 --residency 2,2,2,2" in found["next"][0]
     code, text, _ = call(*asked)
     assert (code, "no other choice saves more than 0.00 %" in text) == (0, True)
-    model = [
-        "-m",
-        "llama3-8b",
-        "-y",
-        "h100",
-        "--minibatch",
-        "8",
-        "--data-parallel",
-        "8",
-        "--zero",
-        "3",
-    ]
+    model = shlex.split("-m llama3-8b -y h100 --minibatch 8 --data-parallel 8 --zero 3")
     found = answer("tune", "lookahead", *ASKED, *model, "--weights-limit", "8GB")
     assert found["best"]["unit"] == "bytes"
     assert max(found["best"]["peak"]) <= 8e9

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -47,14 +48,7 @@ RUNS = {
         5,
         [
             *LONG[2:],
-            "--schedules",
-            "1f1b,gpipe",
-            "--stage-times",
-            "F=1,B=2",
-            "--op",
-            "lognormal:0.1",
-            "--out",
-            "{}/x.zarr",
+            *shlex.split("--schedules 1f1b,gpipe -T F=1,B=2 --op lognormal:0.1 --out {}/x.zarr"),
         ],
     ),
     "sensitivity": (5, [*LONG, *MODEL, "--out", "{}/x.png"]),

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -399,13 +400,7 @@ def test_command(answer, tmp_path):
     result = answer(
         "staleness",
         *one,
-        "--model",
-        "gpt-22b",
-        "--system",
-        "h100",
-        "--minibatch",
-        "160",
-        "--out",
+        *shlex.split("--model gpt-22b --system h100 --minibatch 160 --out"),
         tmp_path / "delays.svg",
     )
     assert result["weight_bytes"] == sorted(result["weight_bytes"], reverse=True)

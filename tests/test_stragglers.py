@@ -1,5 +1,7 @@
 """Slow workers: a factor reaches the ops of its worker and no others, in every kind of table."""
 
+import shlex
+
 import jax
 import numpy as np
 import pytest
@@ -154,9 +156,6 @@ def test_slow_workers_on_the_command_line(answer, mistake, tmp_path):
         "tune",
         "microbatches",
         *base[1:],
-        "--microbatch-scale",
-        "1,2,1,1",
-        "--stragglers",
-        "1=3",
+        *shlex.split("--microbatch-scale 1,2,1,1 --stragglers 1=3"),
     ]
     assert "leave it out" in mistake(*arrange)

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import re
+import shlex
 
 import jax
 import jax.numpy as jnp
@@ -278,17 +279,7 @@ def test_stage_times_and_memory_of_layers_are_those_of_the_library():
     assert need == pytest.approx(pj.memory_bytes(workload, table, one).max())
 
 
-COMMAND = [
-    "tune",
-    "--model",
-    "gpt-22b",
-    "--system",
-    "h100",
-    "--tensor-parallel",
-    "8",
-    "--workers",
-    "4",
-]
+COMMAND = shlex.split("tune --model gpt-22b --system h100 --tensor-parallel 8 --workers 4")
 
 
 def run_once(monkeypatch):
