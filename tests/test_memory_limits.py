@@ -1,6 +1,5 @@
 """Schedules under a memory limit: planned for some times, safe for all."""
 
-import itertools
 import shlex
 
 import numpy as np
@@ -33,19 +32,9 @@ def run_of(table, costs, host_links=()):
 
 def peak_over_time(run, sizes, weight_share):
     """Most that each worker holds at any time of a run: taken at starts, freed at ends."""
-    frees = {"B": 1.0, "I": 1.0 - weight_share, "W": weight_share, "O": 1.0}
-    changes = {worker: [] for worker in range(len(run.table.rows))}
-    for (phase, stage, _), cell in run.table.cell.items():
-        if phase in "FL":
-            changes[cell[0]].append((run.start[cell] + 1e-9, sizes[stage]))
-        elif phase in frees:
-            changes[cell[0]].append((run.end[cell], -frees[phase] * sizes[stage]))
-    return np.array(
-        [
-            max(itertools.accumulate(change for _, change in sorted(changes[worker])))
-            for worker in sorted(changes)
-        ]
-    )
+    stages = len(sizes)
+    curves = run.held(sizes, [weight_share] * stages, [0.0] * stages)
+    return np.array([max(level for _, level in curve) for curve in curves])
 
 
 @st.composite
