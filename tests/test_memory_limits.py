@@ -374,7 +374,6 @@ MISTAKES = {
         "limit of worker 0 is 0.5: one activation .* takes 1",
     ),
     "negative limit": ({"memory_limit": -1}, "memory_limit must be a number of at least 0, got -1"),
-    "limit as text": ({"memory_limit": "2"}, "memory_limit must be a number"),
     "share above 1": ({"weight_share": 1.5}, "weight_share must be a number from 0 to 1, got 1.5"),
     "negative message": ({"transfer": -1}, "transfer must be a number of at least 0, got -1"),
     "unknown option": ({"limit": 2}, "takes no limit: its options are memory_limit, weight_share"),

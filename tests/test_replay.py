@@ -340,7 +340,6 @@ MISTAKES = {
         {"times": np.array([1.0, 0.5])},
         "times must be finite, at least 0 and ascending",
     ),
-    "no moment": ({"times": np.array([np.nan])}, "times must be finite"),
     "cost": (
         {"costs": unchecked_costs({"forward": -1.0})},
         "forward must be finite and at least 0",

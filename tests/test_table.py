@@ -49,8 +49,6 @@ WRONG = {
     "nothing": ([[""]], r"holds no op"),
     "no rows": ([], r"holds no op"),
     "unknown letter": ([["0X0"]], r"worker 0, slot 0: '0X0' is not an op"),
-    "junk after op": ([["0F0junk"]], r"'0F0junk' is not an op"),
-    "old dialect": ([["3BW1"]], r"'3BW1' is not an op"),
     "no microbatch": ([["0F"]], r"F carries a microbatch"),
     "sharding with microbatch": ([["0UNSHARD1"]], r"UNSHARD carries no microbatch"),
     "sharding elsewhere": (
@@ -58,7 +56,6 @@ WRONG = {
         r"does not hold that stage",
     ),
     "huge stage": ([["999999999F0", "999999999B0"]], r"missing op 0F0"),
-    "huge microbatch": ([["0F400000000", "0B400000000"]], r"missing op 0F0"),
     "number too long": (
         [["0F" + "7" * 5000, "0B0"]],
         r"'0F7+\.\.\.' is not an op.* at most 9 digits",
@@ -172,10 +169,7 @@ EXPLICIT = {
     ),
     "placement in parts": ({"placement": [[0.0, 0.9]]}, r"placement must be whole numbers, got"),
     "placement in floats": ({"placement": np.array([[0.0, 1.0]])}, r"placement must be whole"),
-    "placement in text": ({"placement": [["0", "1"]]}, r"placement must be whole numbers"),
     "placement in booleans": ({"placement": [[False, True]]}, r"placement must be whole numbers"),
-    "a boolean among workers": ({"placement": [[0, True]]}, r"placement must be whole numbers"),
-    "nobody": ({"placement": [[0, None]]}, r"placement must be whole numbers"),
     "ragged": ({"placement": [[0, 1], [0]]}, r"placement must be whole numbers"),
     "beyond 32 bits": ({"placement": [[0, 2**32]]}, r"placement must be whole numbers of at most"),
     "half a pipe": (
@@ -186,12 +180,10 @@ EXPLICIT = {
         {"placement": [[0, 1]], "pipe_of_microbatch": [[0, 0]]},
         r"pipe_of_microbatch has shape",
     ),
-    "a boolean share": ({"stage_shares": [True, 1.0]}, r"stage_shares .* got \[True, 1.0\]"),
     "a masked share": (
         {"stage_shares": np.ma.MaskedArray([1.0, 1.0], mask=[False, True])},
         r"stage_shares needs 2 positive numbers",
     ),
-    "a boolean slot": ({"slots": {"F": True}}, r"slots: F must be a finite number .* got True"),
     "placement of another shape": ({"placement": np.array([0, 1])}, r"placement has shape"),
 }
 
@@ -209,7 +201,6 @@ CELLS = {
     "an op alone": (pj.Op(pj.Phase.F, 0, 0), "a tuple of Op"),
     "no phase": ((pj.Op("F", 0, 0),), "is one of Phase"),
     "negative stage": ((pj.Op(pj.Phase.F, -2, 0),), "'-2F0' is not an op"),
-    "idle op": ((pj.Op(pj.Phase.IDLE, 0, 0),), "is not an op"),
     "three ops": ((pj.Op(pj.Phase.F, 0, 0),) * 3, "at most a fused pair, got 3 ops"),
     "two forwards": ((pj.Op(pj.Phase.F, 0, 0),) * 2, "not a fused pair"),
 }
