@@ -1,6 +1,5 @@
 """Megatron's training logs: their models, and rows that `validate` reads."""
 
-import csv
 import gzip
 import json
 import math
@@ -110,22 +109,17 @@ def test_a_log_gives_rows_that_validate_reads(tmp_path, answer, monkeypatch):
 
 
 OLD = {"checkpoint_activations": True}
-FULL = {"recompute": "full"}
+ALL, FULL = {"recompute_granularity": "full"}, {"recompute": "full"}
 PLAIN = dict.fromkeys(
     ("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage")
 )
 CHANGES = {  # arguments, and what they make of a row
-    "recompute full": ({"recompute_granularity": "full"}, {"recompute": "full"}),
+    "recompute full": (ALL, FULL),
     "modules": ({"recompute_modules": "['mlp', 'core_attn']"}, {"recompute": "mlp+core_attn"}),
     "fp8": ({"fp8": "hybrid", "fp8_recipe": "delayed"}, {"precision": "fp8"}),
     "mxfp8": ({"fp8": "e4m3", "fp8_recipe": "mxfp8"}, {"precision": "mxfp8"}),
     "fsdp": ({"use_megatron_fsdp": True}, {"zero": 3}),
-    "plain": (
-        dict.fromkeys(
-            ("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage")
-        ),
-        {"stages_per_worker": 1},
-    ),
+    "plain": (PLAIN, {"stages_per_worker": 1}),
     "layers": ({"virtual_pipeline_model_parallel_size": None}, {"stages_per_worker": 2}),
     # of 2020 and 2021: checkpoints every so many layers, of all layers or of the first of a stage
     "checkpoints": ({"recompute_granularity": None, **OLD, "checkpoint_num_layers": 1}, FULL),
@@ -142,13 +136,14 @@ CHANGES = {  # arguments, and what they make of a row
         {"recompute": "block:2"},
     ),
     "block": (
-        {
-            "recompute_granularity": "full",
-            "recompute_method": "block",
-            "recompute_num_layers": 2,
-        },
+        ALL | {"recompute_method": "block", "recompute_num_layers": 2},
         {"recompute": "block:2"},
     ),
+    "uniform": (
+        ALL | {"recompute_method": "uniform", "recompute_num_layers": 4},
+        {"recompute": "uniform:4"},
+    ),
+    "uniform, each": (ALL | {"recompute_method": "uniform"}, FULL),
     "recompute_activations": (
         {"recompute_granularity": None, "recompute_activations": True},
         {"recompute": "selective"},
@@ -171,6 +166,7 @@ CHANGES = {  # arguments, and what they make of a row
         {"num_experts": "[8]", "enable_expert_tensor_parallelism": False},
         {"expert_tensor": 1},
     ),
+    "whole experts": ({"num_experts": 8, "expert_tensor_parallel_size": 1}, {"expert_tensor": 1}),
     "cut experts": ({"num_experts": 8, "expert_tensor_parallel_size": 2}, {"expert_tensor": 2}),
     "zbh1": ({"enable_zbh1_pipeline": True}, {"schedule": "zb-h1"}),
     "ulysses": (
@@ -420,22 +416,3 @@ def test_mistakes_beside_the_log(tmp_path, mistake, call, monkeypatch):
         "only one line of 128 sequences, with its warm-up"
         in json.loads(call(*short)[1])["notes"][0]
     )
-
-
-@pytest.mark.parametrize("parts", [1, 2])
-def test_the_parts_of_experts_are_a_column(parts, tmp_path):
-    given = {"num_experts": 8, "moe_router_topk": 2, "expert_tensor_parallel_size": parts}
-    (row,), _ = MegatronLog.read(log(tmp_path / "train.log", **given)).rows("ours.json")
-    assert row["expert_tensor"] == parts
-
-
-@pytest.mark.parametrize("text", ["block:2", "uniform:4", "full"])
-def test_a_form_of_recomputation_becomes_a_row(text, tmp_path, call):
-    method, _, count = text.partition(":")
-    arguments = {"recompute_granularity": "full", "recompute_method": "uniform"}
-    if count:
-        arguments |= {"recompute_method": method, "recompute_num_layers": int(count)}
-    path, out = log(tmp_path / "train.log", **arguments), tmp_path / "rows.csv"
-    assert call("init", "rows", "--from", path, "--model", "llama3-8b", "--out", out)[0] == 0
-    (row,) = csv.DictReader(out.read_text().splitlines())
-    assert row["recompute"] == text

@@ -89,7 +89,6 @@ def costs_of(pipe, offload=0.0, load=0.0):
 
 
 def random_costs(stages, seed):
-    """Costs in which everything can happen: ops of very different length."""
     rng = np.random.default_rng(seed)
 
     def time():

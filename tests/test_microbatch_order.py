@@ -30,7 +30,6 @@ def drawn(count, seed):
 
 @functools.cache
 def in_every_order(name, link, seed, microbatches=5):
-    """Makespan of every order, one by one."""
     table = table_of(name, 4 if name == "chimera" else 2, microbatches)
     costs = pj.costing.scaled_costs(TIMES, table, microbatches=drawn(microbatches, seed))
     orders = [np.array(order) for order in itertools.permutations(range(microbatches))]

@@ -24,7 +24,6 @@ COSTLY = ("explorer", "jitter", "periods")  # of which a set meets one
 
 
 def check(name, found):
-    """The seconds of a door are those of `evaluate`, but for its rounding."""
     door = DOORS[name]
     seconds = np.array([float(value) for value in door.seconds(found)])
     expected = np.array([run.makespan for run in found.runs])[: len(seconds)]

@@ -37,13 +37,11 @@ KEYS = {
 
 @pytest.fixture
 def few_baselines(monkeypatch):
-    """Compare with the given schedule only."""
     monkeypatch.setattr(run, "baseline_tables", lambda problem, given: iter([("1f1b", given)]))
 
 
 @pytest.fixture
 def own(tmp_path):
-    """A store that is empty."""
     return ["--store", tmp_path / "store"]
 
 

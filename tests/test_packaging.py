@@ -57,7 +57,6 @@ def build(folder, *targets):
 
 
 def contents(wheel):
-    """Everything that a wheel installs."""
     with zipfile.ZipFile(wheel) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 

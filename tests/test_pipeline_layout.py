@@ -300,7 +300,6 @@ def at(text, model=DENSE, **how):
 
 
 def test_a_stage_costs_what_its_layers_do():
-    """One layer more or less anywhere: the same seconds and bytes each time."""
     (few, need), (many, more) = at("Et*3|t*20|t*14|t*11L"), at("Et*4|t*18|t*14|t*12L")
     one = (few.forward[1] - many.forward[1]) / 2
     moved = np.array([1, -2, 0, 1])

@@ -75,7 +75,6 @@ def test_slopes_are_finite_differences(a100, tmp_path):
 
 @pytest.mark.slow
 def test_a_profile_finds_the_numbers_that_made_it(a100, tmp_path):
-    """Beside a few whole steps of the same machine, whose host is quick."""
     machine = a100 = a100.with_number("host.launch", 5e-6)
     for name, value in TRUTH.items():
         machine = machine.with_number(name, value)

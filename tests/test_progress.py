@@ -34,7 +34,6 @@ class Notebook:
 
 @pytest.fixture
 def notebook(monkeypatch):
-    """Make this process a notebook."""
     found = Notebook()
     monkeypatch.setattr(progress, "_notebook", lambda: found.display)
     monkeypatch.setattr(progress.time, "monotonic", lambda: found.now)
@@ -96,7 +95,6 @@ def test_scripts_and_terminals_of_ipython_are_no_notebooks(monkeypatch):
 
 
 def calls():
-    """Long calls, and what they tell last, less what changes from run to run."""
     slow = pj.Costs(forward=[1.0, 1.3, 0.9, 1.1], backward=2.0, latency=0.5)
     table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
     two = pj.Costs(forward=1.0, backward=2.0, latency=0.9)

@@ -60,7 +60,6 @@ def test_functions_document_arguments_results_and_show_an_example():
 
 
 def classes_of(annotation):
-    """Classes of the library that an annotation names."""
     if inspect.isclass(annotation) and annotation.__module__.startswith("pipejax."):
         yield annotation
     for part in typing.get_args(annotation):

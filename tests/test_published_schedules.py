@@ -28,7 +28,6 @@ def step(table, f=1.0, b=2.0, r=1.0):
 
 
 def but_last(table):
-    """Without the R of the last stage, whose backward follows its forward."""
     last = f"{table.num_stages - 1}R"
     rows = [[op for op in row if not op.startswith(last)] for row in texts(table)]
     return table.with_rows(rows)
@@ -75,8 +74,6 @@ def test_cells_run_as_the_event_loop():
 
 
 def waits_of(stages, gradient):
-    """What an op waits for, each with whether a message leads from there."""
-
     def waits(kind, s, m):
         if kind == "W":
             return [(("I", s, m), False)]

@@ -24,7 +24,6 @@ _path = jax.jit(critical_path)
 
 
 def lowered(table, costs, link="delay", queues="worker", host_links=()):
-    """Program padded to the common shape, and its node costs."""
     program = pj.lower(table, link=pj.Links(link, queues, host_links))
     program = strategies.padded(program, num_nodes=NODES, max_preds=PREDS)
     return program, price(program, costs)
@@ -259,7 +258,6 @@ def test_busy_and_idle_fill_the_makespan(case, link):  # property 12
 
 
 def _released_last(table):
-    """Activations released by the last slot."""
     return sum(
         np.isin(c.phase[:, -1], [pj.Phase.B, pj.Phase.W]).astype(int)
         for c in (table.cells, table.partners)

@@ -64,7 +64,6 @@ def put(tree, path, factor):
 
 
 def step_time(program, table, workload, system, parameter, factor):
-    """Step time of one configuration, with one parameter multiplied."""
     size = workload.microbatch_size(table)
     assigned = assign_layers(workload, table)
     if parameter in FIELDS:

@@ -102,7 +102,6 @@ def test_other_lanes_are_refused(lanes, why):
 @pytest.mark.parametrize("name", ["interleaved-1f1b", "zb-v", "dualpipe-v"])
 @pytest.mark.parametrize("posting", ["early", "program"])
 def test_what_pytorch_runs_is_the_event_loop(name, posting):
-    """SEND and RECV cells beside gathers, one communication queue or several."""
     built = pj.schedules.build(name, num_workers=3, num_microbatches=6)
     lowering = TorchLowering(max_active_stages=2, defer_reduce_grad_wait=True)
     table = on_lane(pj.links.insert_transfers(built, lowering=lowering), "net")
@@ -217,7 +216,6 @@ def test_wrong_numbers_are_refused(given, why):
 
 
 def test_messages_are_no_uses():
-    """SEND, RECV and waits between ops do not count."""
     bare = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=4)
     sent = pj.links.insert_transfers(bare, lowering=TorchLowering(sharding=False))
     for ahead in (1, 2, 3):
@@ -247,7 +245,6 @@ def peak_of(row, sizes):
 
 
 def makespan_of(rows, seconds, home):
-    """Run rows of F, B and sharding cells in turn, as far as each can go."""
     end, last, row_end, lane_end = {}, {}, [0.0] * len(rows), [0.0] * len(rows)
     left = [list(map(OP.fullmatch, row)) for row in rows]
     while any(left):
@@ -279,7 +276,6 @@ def makespan_of(rows, seconds, home):
 
 
 def brute_force(table, seconds, sizes, limit):
-    """The least makespan of all rows of all workers, in every combination."""
     ways = []
     for row in texts_of(table):
         most = range(1, 1 + len({text[0] for text in row}))

@@ -66,7 +66,6 @@ START = (
 
 
 def begin(arguments, **how):
-    """Start a process; return it once the entry point is reached."""
     heard, told = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-c", START.format(told), *map(str, arguments)],
@@ -83,7 +82,6 @@ def begin(arguments, **how):
 
 
 def ended(process, number):
-    """Send a signal; return stdout, stderr and how long the process went on."""
     process.send_signal(number)
     begun = time.monotonic()
     out, err = process.communicate(timeout=30)
@@ -105,7 +103,6 @@ def arguments_in(folder, command):
 
 
 def check_whole(folder):
-    """Every file is one that was finished; no draft is left."""
     assert [path for path in folder.rglob("*.draft-*") if path.exists()] == []
     for path in folder.glob("x.csv"):
         pj.read_table(path)

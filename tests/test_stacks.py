@@ -138,8 +138,6 @@ def test_stacks_are_listed(capsys):
 
 @pytest.fixture
 def calibrated(tmp_path):
-    """Write a system of runs on a stack, or with an overlap."""
-
     def write(**told):
         content, _ = read_named("hardware", "h100", "system")
         record = {"source": "runs", "rows": 9, "parameters": {}, "bands": {}, **told}
@@ -160,7 +158,6 @@ def calibrated(tmp_path):
     ],
 )
 def test_a_calibrated_system_is_used_as_in_its_runs(calibrated, call, told, overlap):
-    """One meaning at every door: evaluate, plan and sweeps."""
     path = calibrated(**told)
 
     def step(*more):
@@ -184,7 +181,6 @@ def test_a_calibrated_system_is_used_as_in_its_runs(calibrated, call, told, over
 
 
 def test_rows_take_exchanges_as_every_command_does(tmp_path, call):
-    """A row that says nothing of overlap is what evaluate says of its layout."""
     path = tmp_path / "rows.csv"
     path.write_text("model,tensor,data,pipeline,global_batch,zero,seconds\ngpt-22b,8,4,2,16,1,1\n")
     with pytest.warns(Notice):

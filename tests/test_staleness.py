@@ -84,7 +84,6 @@ def own_count(rows, starts, ends, runs=1):
 
 
 def by_op(run):
-    """Rows of ops and their times of an evaluation."""
     rows, starts, ends = [], {}, {}
     for w, row in enumerate(run.table.rows()):
         rows.append([])

@@ -56,7 +56,6 @@ def at(system):
 
 @pytest.fixture(scope="module")
 def found(times, system, at):
-    """All values as they are, then each of them a little more and a little less."""
     steps = np.diag(1e-5 * at)
     return times.predict_and_grad(system, NAMES, np.array([at, *(at + steps), *(at - steps)]))
 

@@ -59,7 +59,6 @@ def test_axes_and_units(data):
 
 
 def test_points_are_single_evaluations(data):
-    """Every value against the front door, one configuration at a time."""
     rng = random.Random(1)
     names = {
         "gpipe": ("gpipe", {}),
@@ -111,7 +110,6 @@ def test_an_optimizer_on_the_host_needs_one_that_is_known(tmp_path):
 
 
 def system_of(at):
-    """Write the system of a point as a file and read it."""
     base = json.loads(data_file("hardware", str(at.system.values), "system").read_text())
     base["network"]["bandwidth_GB_per_s"] = float(at["network.bandwidth"]) / 1e9
     base["memory"]["capacity_GB"] = float(at["memory.capacity"]) / 1e9

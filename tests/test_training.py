@@ -24,7 +24,6 @@ def quadratic():
 
 
 def plain(objective, step_size, seed, delays, *, cyclic=False, noise=0.0):
-    """The method in NumPy, with a list of all models of the past."""
     x, y = np.asarray(objective.features).reshape(5, 4, 6), np.asarray(objective.targets)
     draw = jax.jit(pt.draw, static_argnames=("num_stages", "num_batches"))
     models, largest, norms, losses = [np.zeros((S, 2))], 0.0, [], []

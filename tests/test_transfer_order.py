@@ -46,14 +46,12 @@ def texts(table):
 
 
 def by_reference(table, costs, queues, host_links=()):
-    """An independent run under rendezvous."""
     pipes = table.pipe_of_microbatch.tolist()
     return reference.Run(texts(table), pipes, costs, "rendezvous", queues, host_links)
 
 
 @st.composite
 def links_of(draw, table):
-    """Rendezvous, with host links shared where the table can run so."""
     groups = draw(strategies.host_links(table.num_workers))
     links = pj.Links("rendezvous", draw(SCOPES), groups)
     try:
@@ -460,7 +458,6 @@ def test_command_looks_past_a_deadlock(capsys, tmp_path):
 
 @pytest.mark.slow
 def test_the_gain_is_that_over_the_own_order(call, answer, data):
-    """Not over another one, against which it may be far larger."""
     path = data / "1F1B_4_8.comms.csv"
     given = ["--stage-times", "F=1,I=1.5,W=0.7", "--comm", 0.9, "--iterations", 20]
     costs = pj.Costs(forward=1.0, input_grad=1.5, weight_grad=0.7, transmit=0.9)

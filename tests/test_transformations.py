@@ -29,7 +29,6 @@ def lowered(link="delay", name="1f1b"):
 
 
 def drawn(seed, *, dyadic, name="1f1b"):
-    """Leaves of a batch; dyadic ones tie often and are exact."""
     rng, layout = np.random.default_rng(seed), lowered(name=name).layout
     shapes = dict.fromkeys(FIELDS[:4], (SIZE, layout.num_stages))
     shapes |= dict.fromkeys(FIELDS[4:], (SIZE, 2, layout.num_pipes, layout.num_stages - 1))
@@ -68,7 +67,6 @@ WAYS = {
 
 
 def stacked(leaves):
-    """A further axis: these leaves, and others."""
     return jax.tree.map(lambda leaf: jnp.stack([leaf, leaf[::-1] + 0.25]), leaves)
 
 

@@ -118,7 +118,6 @@ def test_the_gradient_of_the_relaxed_step_time_is_that_of_differences(capacity):
 
 
 def test_few_configurations_have_on_the_host_what_is_compiled():
-    """Values, slopes and memory, in a relaxation of all that can be tuned."""
     joint = few_joint()
     problem, parts = joint.problem, Jointly(joint.parts)
     compiled = problem.objective(parts, *problem.family.few_microbatches)
@@ -135,7 +134,6 @@ def test_few_configurations_have_on_the_host_what_is_compiled():
 
 
 def few_joint():
-    """Three pairs whose memory binds."""
     workload = pj.Workload(dataclasses.replace(FEW, layers=10), 32, tensor_parallel=8)
     systems = [with_memory(size) for size in (20.0, 40.0, 300.0)]
     problem = TuningProblem.of(family_of("1f1b"), [workload] * 3, systems)
@@ -143,7 +141,6 @@ def few_joint():
 
 
 def tuned_size(family, workloads, systems, **options):
-    """The best size of each pair, of all."""
     problem = TuningProblem.of(family, workloads, systems, **options)
     return search_jointly(JointProblem(problem, ("size",)))
 
@@ -310,7 +307,6 @@ def call(capsys, *arguments, what="size"):
 
 
 def test_microbatches_say_their_size_where_it_is_not_tuned(capsys, tmp_path):
-    """One file of options serves evaluate and the whole family of tune."""
     path = tmp_path / "own.toml"
     path.write_text("microbatches = 16\n")
     given = ("--minibatch", 32, "--config", path, "--json")

@@ -26,7 +26,6 @@ from figures.kit.overview import TARGETS, overview
 from figures.kit.rules import faults
 from figures.tabular import schedule_tables
 from pipejax.analysis.uncertainty.sensitivity import EFFICIENCIES
-from pipejax.plots import style
 from pipejax.sweep import STATUS, read_sweep, run_sweep
 from sweeps.design import (
     jitter as jitter_sweep,
@@ -53,11 +52,6 @@ GRID = {
         },
     },
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _style():
-    style.use()
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +90,6 @@ def shaken():
 
 
 def test_the_declared_design_space():
-    """Its schedules have a look, and its parts that the figures read are there."""
     sweep = read_sweep("sweeps/design/design_space.toml")
     axes = {axis.name: axis for axis in sweep.axes}
     assert {str(choice) for choice in axes["schedule"].values} <= LOOK.keys()
@@ -302,7 +295,6 @@ def test_jitter(shaken):
 
 @pytest.fixture
 def stores(space_store, elasticity, runs, shaken, tmp_path):
-    """A folder with all stores but that of the paper."""
     two = runs.isel(
         schedule=[0, 1], op=np.isin(runs.case, runs.schedule[:2])
     )  # the drawing takes long
@@ -363,7 +355,6 @@ def test_nothing_to_draw(tmp_path, capsys):
 
 
 def test_every_script_has_a_store():
-    """No figure is forgotten."""
     scripts = {script.__name__ for source in command.STORES.values() for script in source.scripts}
     paths = [path.with_suffix("") for path in Path("figures").rglob("*.py")]
     files = {".".join(path.parts) for path in paths if path.name != "__init__"}

@@ -21,7 +21,6 @@ from figures.findings import (
     regimes as regimes_figure,
 )
 from figures.kit.rules import faults
-from pipejax.plots import style
 from sweeps.findings import claims, links, offload, queues, regimes
 from sweeps.kit.claims import COUNTED, HOLDS, judge
 from sweeps.optpipe.cases import METHODS, NO_LINK, Pipe, Setting
@@ -40,7 +39,6 @@ def texts(table):
 
 
 def played(table, times, message, link="delay", scope="worker"):
-    """The event loop on times of a microbatch on a worker, by letter."""
     lasts = {
         (x, s): t * part for x, t in times.items() for s, part in enumerate(table.worker_parts)
     }
@@ -492,7 +490,6 @@ def test_all_modules_are_judged():
 
 
 def test_every_figure_can_be_printed(world):
-    style.use()
     scripts = (links_figure, offload_figure, queues_figure, regimes_figure)
     stores = ("finding_links", "finding_offload", "finding_queues", "finding_regimes")
     drawn = {

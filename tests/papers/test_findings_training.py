@@ -7,7 +7,6 @@ import xarray as xr
 
 from figures.findings import gradient_noise as figure_of_noise
 from figures.kit.rules import faults
-from pipejax.plots import style
 from pipejax.training import replay
 from sweeps.findings import delays, gradient_noise
 from sweeps.kit.claims import COUNTED, judge
@@ -124,7 +123,6 @@ def test_noise_at_which_both_end_alike():
 
 
 def test_figure_of_gradient_noise():
-    style.use()
     data = found_so()["finding_gradient_noise"]
     figure = figure_of_noise.draw(data)["finding_gradient_noise"]
     drawn = {line.get_label(): line for line in figure.axes[0].lines}

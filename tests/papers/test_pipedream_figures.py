@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import xarray as xr
@@ -17,19 +16,11 @@ from figures.pipedream import (
     match as pipedream_match,
     scaling as pipedream_scaling,
 )
-from pipejax.plots import style
 from sweeps.pipedream.curves import QUANTITY, ends, read
 from sweeps.pipedream.settings import AS_RUN, CAPTION
 
 SEEDS, SAMPLES = 3, 7
 NEVER = None  # rate of a scheme that diverges with every step size
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _style():
-    style.use()
-    yield
-    plt.close("all")
 
 
 def made(rates, until=8.0):

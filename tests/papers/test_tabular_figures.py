@@ -9,7 +9,6 @@ from matplotlib.patches import Rectangle
 from figures.kit.cases import LOOK, MAIN
 from figures.kit.rules import caption_of, faults
 from figures.tabular import asymmetric, bubble_ratio, hanayo, memory, ranking, run_time
-from pipejax.plots import style
 from sweeps.kit.cases import CASES
 from sweeps.tabular.claims import CLAIMS
 from sweeps.tabular.settings import MAIN as MAIN_SETTING, SETTINGS, SYSTEMS
@@ -34,7 +33,6 @@ LAYOUT = {
 @pytest.fixture(scope="module")
 def data():
     """Anything but in two places: 1F1B equals GPipe, and one point fits the memory."""
-    style.use()
     rng = np.random.default_rng(0)
     found = xr.Dataset(
         {
@@ -79,7 +77,6 @@ def test_claims_name_figures_that_are_drawn(drawn):
 
 
 def test_no_figure_has_bars(drawn):
-    """Values that span decades, and gains of either sign, are points."""
     for figure in drawn.values():
         assert not any(
             isinstance(each, BarContainer) for axes in figure.axes for each in axes.containers
