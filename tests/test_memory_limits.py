@@ -166,16 +166,13 @@ def test_only_offloads_reach_the_time_of_ample_memory_in_half_of_it():
     assert offloading.end.max() <= 1.05 * ample.end.max()
 
 
-ROW = [
-    (F, 0, 0.0, 1.0),
-    (O, 0, 1.0, 1.8),
-    (F, 1, 2.0, 3.0),
-    (I, 1, 3.0, 4.0),
-    (W, 1, 4.0, 5.0),
-    (L, 0, 5.0, 6.0),
-    (I, 0, 6.0, 7.0),
-    (W, 0, 7.0, 8.0),
-]
+def timed_ops(text):
+    """Phase, microbatch, start and end of ops."""
+    words = (op.split() for op in text.split(","))
+    return [(pj.Phase[op[0]], int(op[1:]), float(start), float(end)) for op, start, end in words]
+
+
+ROW = timed_ops("F0 0 1, O0 1 1.8, F1 2 3, I1 3 4, W1 4 5, L0 5 6, I0 6 7, W0 7 8")
 
 
 def row_text(ops, limit, weight_share=1 / 3):
@@ -187,37 +184,27 @@ def row_text(ops, limit, weight_share=1 / 3):
 def test_a_wait_stands_only_where_memory_needs_it():
     assert row_text(ROW, 1.0) == "F0 O0 WAIT_O0 F1 I1 W1 L0 I0 W0"
     assert row_text(ROW, 2.0) == "F0 O0 F1 I1 W1 L0 I0 W0"
-    more = [*ROW, (F, 2, 8.0, 9.0), (F, 3, 9.0, 10.0)]
+    more = [*ROW, *timed_ops("F2 8 9, F3 9 10")]
     assert "WAIT_O" not in row_text(more, 2.0)  # the load of microbatch 0 waited for its offload
 
 
-def test_a_load_within_an_op_is_issued_before_it():
-    ops = [
-        (F, 0, 0.0, 1.0),
-        (O, 0, 1.0, 2.0),
-        (F, 1, 2.0, 12.0),
-        (L, 0, 3.0, 4.0),
-        (I, 0, 12.0, 13.0),
-        (I, 1, 13.0, 14.0),
-        (W, 0, 14.0, 15.0),
-        (W, 1, 15.0, 16.0),
-    ]
-    assert row_text(ops, 2.0) == "F0 O0 L0 F1 I0 I1 W0 W1"
-
-
-def test_of_two_takes_at_once_the_load_knows_of_all_offloads():
-    ops = [
-        (F, 0, 0.0, 1.0),
-        (O, 0, 1.0, 2.0),
-        (F, 1, 1.0, 2.0),
-        (O, 1, 2.0, 3.0),
-        (F, 2, 3.0, 4.0),
-        (L, 0, 3.0, 4.0),
-        (I, 0, 4.0, 5.0),
-        (W, 0, 5.0, 6.0),
-        (L, 1, 6.0, 7.0),
-    ]
-    assert row_text(ops, 2.0) == "F0 O0 F1 O1 L0 WAIT_O0 F2 I0 W0 L1"
+@pytest.mark.parametrize(
+    ("ops", "row"),
+    [
+        # a load within an op is issued before it
+        (
+            "F0 0 1, O0 1 2, F1 2 12, L0 3 4, I0 12 13, I1 13 14, W0 14 15, W1 15 16",
+            "F0 O0 L0 F1 I0 I1 W0 W1",
+        ),
+        # of two takes at once the load knows of all offloads
+        (
+            "F0 0 1, O0 1 2, F1 1 2, O1 2 3, F2 3 4, L0 3 4, I0 4 5, W0 5 6, L1 6 7",
+            "F0 O0 F1 O1 L0 WAIT_O0 F2 I0 W0 L1",
+        ),
+    ],
+)
+def test_loads_are_issued_where_their_room_is_known(ops, row):
+    assert row_text(timed_ops(ops), 2.0) == row
 
 
 @pytest.mark.parametrize(
@@ -235,16 +222,12 @@ def test_starts_that_break_the_limit_are_refused(change, message):
 
 
 def test_columns_follow_the_starts_on_a_shared_link():
+    by_worker = "F0 0 1, O0 2 3, L0 4 5, B0 5 6", "F0 .5 1.5, O0 1.5 2, L0 3 4, B0 4 5"
     timed = TimedOps.of(
         [
-            (F, 0, 0, 0, 0.0, 1.0),
-            (O, 0, 0, 0, 2.0, 3.0),
-            (L, 0, 0, 0, 4.0, 5.0),
-            (B, 0, 0, 0, 5.0, 6.0),
-            (F, 1, 0, 1, 0.5, 1.5),
-            (O, 1, 0, 1, 1.5, 2.0),
-            (L, 1, 0, 1, 3.0, 4.0),
-            (B, 1, 0, 1, 4.0, 5.0),
+            (phase, worker, m, worker, start, end)
+            for worker, text in enumerate(by_worker)
+            for phase, m, start, end in timed_ops(text)
         ]
     )
     rows = rows_from_starts(timed, sizes=[1, 1], limits=[1, 1], host_links=[[1, 0]])
