@@ -17,22 +17,10 @@ ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
 THREE = [*ONE, "--stage-times", "F=10,I=10,W=10", "--memory-limit", "3"]
 HARD = shlex.split("-s 1f1b -P 6 -M 16 -T F=10,I=11,W=9 --comm 0.7 --memory-limit 3")
 MODEL = ["--model", "gpt-22b", "--system", "h100", "--minibatch", "8", "--tensor-parallel", "8"]
-KEYS = {
-    "status",
-    "makespan",
-    "lower_bound",
-    "gap",
-    "bubble_ratio",
-    "peak_in_flight",
-    "offloaded",
-    "seconds",
-    "baseline",
-    "rounding",
-    *("best", "value", "baselines", "evaluated", "stopped"),
-    "peak_memory",
-    "memory_limit",
-    "source",
-}
+KEYS = (
+    "status makespan lower_bound gap bubble_ratio peak_in_flight offloaded seconds baseline rounding "
+    "best value baselines evaluated stopped peak_memory memory_limit source"
+)
 
 
 @pytest.fixture
@@ -47,7 +35,7 @@ def own(tmp_path):
 
 def test_json(answer, own, tmp_path):
     first = answer("optimize", *THREE, *own)
-    assert set(first) >= KEYS
+    assert set(first) >= set(KEYS.split())
     assert (first["status"], first["makespan"], first["gap"]) == ("optimal", 310.0, 0.0)
     assert (first["lower_bound"], first["rounding"], first["offloaded"]) == (310.0, 0.0, 0)
     assert first["bubble_ratio"] == pytest.approx(70 / 310)
