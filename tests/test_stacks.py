@@ -170,14 +170,19 @@ def test_a_calibrated_system_is_used_as_in_its_runs(calibrated, call, told, over
     assert ("used as in the runs that it was calibrated on" in said) == bool(told)
     assert seconds == step("--overlap", str(overlap))[0]
     assert (seconds == step("--overlap", "0")[0]) == (not told)
-    choices = {name: [1] for name in ("context", "expert", "microbatch_size", "zero")}
-    choices |= {"tensor": [8], "pipeline": [2], "recompute": ["none"], "edge_units": [0]}
     with pytest.warns(Notice) if told else contextlib.nullcontext():
-        found = pj.plan("gpt-22b", path, gpus=64, minibatch=16, choices=choices, schedules=["1f1b"])
         swept = read_sweep(GRID | {"systems": [str(path)]})
-    assert found.request.shared.get("overlap", 0.0) == overlap
     ((software,),) = (axis.values for axis in swept.axes if axis.name == "stack")
     assert software.workload.get("overlap", 0.0) == overlap
+
+
+def test_a_plan_uses_a_calibrated_system_as_in_its_runs(calibrated):
+    path = calibrated(stack="megatron-core-2024", overlap=0.5)
+    choices = {name: [1] for name in ("context", "expert", "microbatch_size", "zero")}
+    choices |= {"tensor": [8], "pipeline": [2], "recompute": ["none"], "edge_units": [0]}
+    with pytest.warns(Notice):
+        found = pj.plan("gpt-22b", path, gpus=64, minibatch=16, choices=choices, schedules=["1f1b"])
+    assert found.request.shared["overlap"] == 0.5
 
 
 def test_rows_take_exchanges_as_every_command_does(tmp_path, call):

@@ -14,7 +14,7 @@ from pipejax.traces.record import INTEGERS, TIMES
 SEEDS = 2  # of ten tables
 
 
-@pytest.mark.parametrize("kind", daily([None, *faulty_runs.KINDS], always=2))
+@pytest.mark.parametrize("kind", daily([None, *faulty_runs.KINDS]))
 def test_a_fault_is_named_in_20_of_20_runs_and_nothing_else(kind):
     runs = 0
     for table in faulty_runs.tables():
