@@ -71,7 +71,7 @@ def test_the_report(call, own, few_baselines):
 
 OFFLOADS = [
     *ONE,
-    *shlex.split("-T F=0.0101,I=0.0103,W=0.0097 --comm 0.0007 --memory-limit 2 --time-limit 1"),
+    *shlex.split("-T F=0.0101,I=0.0103,W=0.0097 --comm 0.0007 --memory-limit 2 --time-limit 0.5"),
 ]
 
 
@@ -250,7 +250,7 @@ def test_what_rendezvous_costs_and_the_commands_that_follow(
     """The table is found under delay links; on NCCL transfers wait for each other."""
     monkeypatch.chdir(Path(__file__).parents[1])
     given = ["--table", "examples/schedule.csv", "--costs", "examples/measured.json"]
-    limits = ["--memory-limit", "12", "--time-limit", "3", "--no-store"]
+    limits = ["--memory-limit", "12", "--time-limit", "1", "--no-store"]
     out = tmp_path / "best.csv"
     found = answer("optimize", *given, *limits, "--out", out)
     costs = "--costs examples/measured.json"

@@ -77,7 +77,7 @@ def test_the_replay_of_a_run_is_exact(name, link):
     assert np.abs(other.residuals).max() > 1e-3  # that it is seen
 
 
-@pytest.mark.parametrize(("name", "link"), [*itertools.product(SCHEDULES, LINKS)])
+@pytest.mark.parametrize(("name", "link"), daily(itertools.product(SCHEDULES, LINKS)))
 def test_a_pipeline_is_replayed_by_its_own_costs(name, link):
     """As a run of its table, start by start, as `residuals` say; what was recorded stands beside."""
     run, sent = drawn(table_of(name), link)

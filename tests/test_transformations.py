@@ -73,7 +73,7 @@ def stacked(leaves):
 SCHEDULES = ("1f1b", "chimera", "zb-h1")
 
 
-@pytest.mark.parametrize(("link", "name"), daily(itertools.product(LINKS, SCHEDULES), of=4))
+@pytest.mark.parametrize(("link", "name"), daily(itertools.product(LINKS, SCHEDULES), of=6))
 def test_gradients_are_those_of_makespan(link, name):  # ties included
     program = lowered(link, name)
     run = functools.partial(total, program)
