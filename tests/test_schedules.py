@@ -278,7 +278,7 @@ def one_after_the_other(forwards, gradients, weights, warmup, behind):
 
 
 @pytest.mark.parametrize("wide", [1, 99])  # rows run wave by wave, or op by op
-@pytest.mark.parametrize(("workers", "count"), [(1, 1), (2, 5), (3, 2), (4, 7), (5, 5)])
+@pytest.mark.parametrize(("workers", "count"), [(1, 1), (2, 5), (3, 2), (4, 7), (5, 5), (7, 18)])
 def test_rows_are_in_the_order_of_the_papers(monkeypatch, workers, count, wide):
     monkeypatch.setattr(longest_path, "WIDE", wide)
 

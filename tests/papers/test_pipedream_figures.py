@@ -146,16 +146,6 @@ def test_a_step_size_at_the_edge_is_said():
     assert caption_of(figure).endswith("A star marks" + pipedream_curves.EDGE.split("marks")[1])
 
 
-def test_each_scheme_looks_different_in_grey():
-    look = pipedream_cases.looks([*RATES, "rpd delta=8", "rpd delta=60"])
-    families = [
-        [each for name, each in look.items() if family in name] for family in ("sgd", "rpd")
-    ]
-    for family in families:
-        assert len({each["marker"] for each in family}) == len(family)
-        assert len({each["color"] for each in family}) == len(family)
-
-
 def test_match(matched):
     figure = pipedream_match.draw(matched)["pipedream_match"]
     (axes,) = figure.axes

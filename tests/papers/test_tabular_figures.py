@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import xarray as xr
-from matplotlib.container import BarContainer
 from matplotlib.patches import Rectangle
 
 from figures.kit.cases import LOOK, MAIN
@@ -74,13 +73,6 @@ def test_every_figure_can_be_printed(drawn):
 
 def test_claims_name_figures_that_are_drawn(drawn):
     assert {claim.figure.removesuffix(".pdf") for claim in CLAIMS} <= set(drawn)
-
-
-def test_no_figure_has_bars(drawn):
-    for figure in drawn.values():
-        assert not any(
-            isinstance(each, BarContainer) for axes in figure.axes for each in axes.containers
-        )
 
 
 def test_a_cell_of_the_ranking_has_a_part_for_every_schedule_that_ties(data, drawn):
