@@ -1,9 +1,7 @@
 """Sweeps: the numbers against single evaluations, and mistakes in what is declared."""
 
-import json
-import os
+import dataclasses
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ import pipejax as pj
 from pipejax.analysis.formula.facets import makespans_by_form
 from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 from pipejax.cli.app import run
-from pipejax.costs.system.system import data_file
 from pipejax.sweep import STATUS, read_sweep, run_sweep
 from pipejax.sweep.declaration import read_system_axes
 from pipejax.sweep.evaluation import _one_ahead
@@ -110,23 +107,10 @@ def test_an_optimizer_on_the_host_needs_one_that_is_known(tmp_path):
 
 
 def system_of(at):
-    base = json.loads(data_file("hardware", str(at.system.values), "system").read_text())
-    base["network"]["bandwidth_GB_per_s"] = float(at["network.bandwidth"]) / 1e9
-    base["memory"]["capacity_GB"] = float(at["memory.capacity"]) / 1e9
-    base["node"]["gpus"] = int(at["node.gpus"])
-    base["compute"]["efficiency"] = float(at["compute.efficiency"])
-    for section, key in (("network", "bandwidth"), ("memory", "capacity")):
-        for other in [k for k in base[section] if k.startswith(f"{key}_")]:
-            if other not in (f"{key}_GB_per_s", f"{key}_GB"):
-                del base[section][other]
-    path = Path(os.environ["PYTEST_SCRATCH"]) / "system.json"
-    path.write_text(json.dumps(base))
-    return pj.load_system(path)
-
-
-@pytest.fixture(autouse=True)
-def scratch(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTEST_SCRATCH", str(tmp_path))
+    system = pj.load_system(str(at.system.values))
+    for name in ("network.bandwidth", "memory.capacity", "compute.efficiency"):
+        system = system.with_number(name, float(at[name]))
+    return dataclasses.replace(system, gpus_per_node=int(at["node.gpus"]))
 
 
 def test_illegal_points_say_why(data):
