@@ -1,6 +1,5 @@
 """Asynchronous tables: weight versions and delays against plain Python, updates as ops."""
 
-import csv
 import dataclasses
 import json
 import shlex
@@ -411,18 +410,6 @@ def test_command(answer, tmp_path):
         ]
         == 0
     )
-
-
-def test_a_csv_holds_the_numbers(call):
-    _, out, _ = call("staleness", "-s", "pipedream", "-P", "4", "-M", "160", "-f", "csv")
-    workers, delays, histogram = (
-        list(csv.DictReader(part.splitlines())) for part in out.strip().split("\n\n")
-    )
-    assert [row["own lag"] for row in workers] == ["3", "2", "1", "0"]
-    assert delays == [{"mean delay": "8.5", "max delay": "14"}]
-    assert sum(float(row["share"]) for row in histogram) == pytest.approx(1)
-    counts = [(int(row["delay"]), int(row["count"])) for row in histogram]
-    assert counts == [*enumerate(pj.staleness(build(m=160)).histogram().tolist())]
 
 
 def test_a_table_without_backward_is_a_mistake(mistake, tmp_path):
