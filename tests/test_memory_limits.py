@@ -351,24 +351,20 @@ def test_offloads_take_turns_on_a_shared_link():
 
 
 MISTAKES = {
-    "no limit of 0.5": (
-        {"memory_limit": 0.5},
-        "limit of worker 0 is 0.5: one activation .* takes 1",
-    ),
-    "negative limit": ({"memory_limit": -1}, "memory_limit must be a number of at least 0, got -1"),
-    "share above 1": ({"weight_share": 1.5}, "weight_share must be a number from 0 to 1, got 1.5"),
-    "negative message": ({"transfer": -1}, "transfer must be a number of at least 0, got -1"),
-    "unknown option": ({"limit": 2}, "takes no limit: its options are memory_limit, weight_share"),
+    "limit of worker 0 is 0.5: one activation .* takes 1": {"memory_limit": 0.5},
+    "memory_limit must be a number of at least 0, got -1": {"memory_limit": -1},
+    "weight_share must be a number from 0 to 1, got 1.5": {"weight_share": 1.5},
+    "transfer must be a number of at least 0, got -1": {"transfer": -1},
+    "takes no limit: its options are memory_limit, weight_share": {"limit": 2},
 }
 
 
-@pytest.mark.parametrize("what", MISTAKES)
+@pytest.mark.parametrize("message", MISTAKES)
 @pytest.mark.parametrize("name", ["zero-bubble", "ada-offload"])
 @pytest.mark.usefixtures("unchecked")
-def test_mistakes_are_named(name, what):
-    options, message = MISTAKES[what]
+def test_mistakes_are_named(name, message):
     with pytest.raises(ValueError, match=message):
-        pj.schedules.build(name, num_workers=4, num_microbatches=8, **options)
+        pj.schedules.build(name, num_workers=4, num_microbatches=8, **MISTAKES[message])
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -365,42 +365,29 @@ def test_the_time_ends_the_search():
     assert result.value == result.baselines["by need"]
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: pj.links.insert_transfers(TABLE, np.zeros(3, int)),
-            "each of the 480 transfers once",
-        ),
-        (
-            lambda: pj.links.insert_transfers(TABLE, producer_order(TABLE)[::-1].copy()),
-            r"order: \w+ stands before \w+, which it waits for",
-        ),
-        (
-            lambda: pj.links.transfer_waits(pj.evaluate(TABLE, COSTS)),
-            "only under rendezvous, the run has link='delay'",
-        ),
-        (lambda: pj.Links("rendezvous", "two"), "unknown queue scope 'two'"),
-        (lambda: pj.search.messages(TABLE, COSTS, link="queued"), "be rendezvous, where"),
-        (lambda: pj.search.messages(TABLE, COSTS, iterations=-1), "at least 0, got -1"),
-        (lambda: pj.search.messages(TABLE, COSTS, time_limit=float("nan")), "no limit, got nan"),
-        (
-            lambda: pj.search.messages(TABLE, unchecked_costs({"forward": -1.0})),
-            "forward must be finite",
-        ),
-        (
-            lambda: pj.search.messages(TABLE, pj.Costs(forward=1e308, backward=0.0)),
-            "too large for a float",
-        ),
-        (
-            lambda: pj.search.messages(TABLE, pj.Costs(forward=np.ones(3), backward=0.0)),
-            "16 stages",
-        ),
-    ],
-)
-def test_mistakes_are_named(call, message):
+WRONG = {  # options of the search, or costs
+    "be rendezvous, where": {"link": "queued"},
+    "at least 0, got -1": {"iterations": -1},
+    "no limit, got nan": {"time_limit": float("nan")},
+    "forward must be finite": {"costs": unchecked_costs({"forward": -1.0})},
+    "too large for a float": {"costs": pj.Costs(forward=1e308, backward=0.0)},
+    "16 stages": {"costs": pj.Costs(forward=np.ones(3), backward=0.0)},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_mistakes_of_a_search_are_named(message):
     with pytest.raises(ValueError, match=message):
-        call()
+        pj.search.messages(TABLE, **{"costs": COSTS} | WRONG[message])
+
+
+def test_orders_that_are_not_legal_are_refused():
+    with pytest.raises(ValueError, match="each of the 480 transfers once"):
+        pj.links.insert_transfers(TABLE, np.zeros(3, int))
+    with pytest.raises(ValueError, match=r"order: \w+ stands before \w+, which it waits for"):
+        pj.links.insert_transfers(TABLE, producer_order(TABLE)[::-1].copy())
+    with pytest.raises(ValueError, match="only under rendezvous, the run has link='delay'"):
+        pj.links.transfer_waits(pj.evaluate(TABLE, COSTS))
 
 
 def test_orders_of_programs_agree_with_their_queues():
