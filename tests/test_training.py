@@ -244,17 +244,8 @@ def test_the_best_step_size_is_the_best_of_a_grid():
 def test_terms_by_hand_and_the_law():
     bound = pt.convergence_bound(4, 100, 0.5, 2.0, 3.0, 14, 5.0)
     assert [float(term) for term in bound] == [0.8, 36.0, 1764.0, 1800.8]
-    assert [pt.pipedream_delay(s) for s in [2, 3, 4, 5, 6, 7, 8, 16, 32]] == [
-        3,
-        7,
-        14,
-        22,
-        33,
-        45,
-        60,
-        248,
-        1008,
-    ]
+    delays = {2: 3, 3: 7, 4: 14, 5: 22, 6: 33, 7: 45, 8: 60, 16: 248, 32: 1008}
+    assert {stages: pt.pipedream_delay(stages) for stages in delays} == delays
     gamma = np.sqrt(2 * 5.0 / (1e4 * 2.0)) / 3.0
     term = pt.convergence_bound(64, 1e4, gamma, 2.0, 3.0, pt.pipedream_delay(64), 5.0).delay
     law = pt.delay_term_law(64, np.array([1e4, 4e4]), smoothness=2.0, gap=5.0)
@@ -267,14 +258,8 @@ def test_terms_by_hand_and_the_law():
 
 RUN = {"step_size": 0.1, "seed": 0, "updates": 4}
 SWEEP = {"step_sizes": [0.1], "seeds": [0], "updates": 4}
-THEORY = {
-    "stages": 2,
-    "updates": 9,
-    "smoothness": 1.0,
-    "gradient_bound": 1.0,
-    "delta": 1,
-    "gap": 1.0,
-}
+THEORY = {"stages": 2, "updates": 9, "delta": 1}
+THEORY |= dict.fromkeys(("smoothness", "gradient_bound", "gap"), 1.0)
 
 
 @pytest.mark.parametrize(
