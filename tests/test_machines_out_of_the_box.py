@@ -18,7 +18,6 @@ pytestmark = pytest.mark.slow  # prices of every layout, and schedules of up to 
 
 
 def predicted(rows, system):
-    """Step times (rows) [s]."""
     return np.array([step_time(rows, k, system) for k in range(len(rows))])
 
 

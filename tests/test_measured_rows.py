@@ -36,7 +36,6 @@ GIVEN = {
 
 
 def write(tmp_path, *rows):
-    """A file with the columns of its first row."""
     path = tmp_path / "rows.csv"
     lines = [",".join(rows[0]), *(",".join(row.values()) for row in rows)]
     path.write_text("\n".join(lines) + "\n")

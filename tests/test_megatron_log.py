@@ -1,6 +1,5 @@
 """Megatron's training logs: their models, and rows that `validate` reads."""
 
-import csv
 import gzip
 import json
 import math
@@ -109,118 +108,74 @@ def test_a_log_gives_rows_that_validate_reads(tmp_path, answer, monkeypatch):
     assert (rows.recompute[0], rows.precision[0]) == ("selective", "bf16")
 
 
-OLD = {"checkpoint_activations": True}
-FULL = {"recompute": "full"}
+OUT, NONE = "left out", {"recompute_granularity": None}
+OLD = NONE | {"checkpoint_activations": True}
+ALL, FULL = {"recompute_granularity": "full"}, {"recompute": "full"}
 PLAIN = dict.fromkeys(
     ("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage")
 )
-CHANGES = {  # arguments, and what they make of a row
-    "recompute full": ({"recompute_granularity": "full"}, {"recompute": "full"}),
-    "modules": ({"recompute_modules": "['mlp', 'core_attn']"}, {"recompute": "mlp+core_attn"}),
-    "fp8": ({"fp8": "hybrid", "fp8_recipe": "delayed"}, {"precision": "fp8"}),
-    "mxfp8": ({"fp8": "e4m3", "fp8_recipe": "mxfp8"}, {"precision": "mxfp8"}),
-    "fsdp": ({"use_megatron_fsdp": True}, {"zero": 3}),
-    "plain": (
-        dict.fromkeys(
-            ("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage")
-        ),
-        {"stages_per_worker": 1},
-    ),
-    "layers": ({"virtual_pipeline_model_parallel_size": None}, {"stages_per_worker": 2}),
+CHANGES = [  # arguments, and what they make of a row
+    (ALL, FULL),
+    ({"recompute_modules": "['mlp', 'core_attn']"}, {"recompute": "mlp+core_attn"}),
+    ({"fp8": "hybrid", "fp8_recipe": "delayed"}, {"precision": "fp8"}),
+    ({"fp8": "e4m3", "fp8_recipe": "mxfp8"}, {"precision": "mxfp8"}),
+    ({"use_megatron_fsdp": True}, {"zero": 3}),
+    (PLAIN, {"stages_per_worker": 1}),
+    ({"virtual_pipeline_model_parallel_size": None}, {"stages_per_worker": 2}),
     # of 2020 and 2021: checkpoints every so many layers, of all layers or of the first of a stage
-    "checkpoints": ({"recompute_granularity": None, **OLD, "checkpoint_num_layers": 1}, FULL),
-    "checkpoints of 3": (
-        {"recompute_granularity": None, **OLD, "checkpoint_num_layers": 3},
-        {"recompute": "uniform:3"},
-    ),
-    "block of 2021": (
-        {
-            "recompute_granularity": None,
-            "activations_checkpoint_method": "block",
-            "activations_checkpoint_num_layers": 2,
-        },
+    ({**OLD, "checkpoint_num_layers": 1}, FULL),
+    ({**OLD, "checkpoint_num_layers": 3}, {"recompute": "uniform:3"}),
+    (
+        {**NONE, "activations_checkpoint_method": "block", "activations_checkpoint_num_layers": 2},
         {"recompute": "block:2"},
     ),
-    "block": (
-        {
-            "recompute_granularity": "full",
-            "recompute_method": "block",
-            "recompute_num_layers": 2,
-        },
-        {"recompute": "block:2"},
-    ),
-    "recompute_activations": (
-        {"recompute_granularity": None, "recompute_activations": True},
-        {"recompute": "selective"},
-    ),
-    "model_parallel_size": (
-        {"tensor_model_parallel_size": "left out", "model_parallel_size": 2},
-        {"tensor": 2},
-    ),
+    (ALL | {"recompute_method": "block", "recompute_num_layers": 2}, {"recompute": "block:2"}),
+    (ALL | {"recompute_method": "uniform", "recompute_num_layers": 4}, {"recompute": "uniform:4"}),
+    (ALL | {"recompute_method": "uniform"}, FULL),
+    ({**NONE, "recompute_activations": True}, {"recompute": "selective"}),
+    ({"tensor_model_parallel_size": OUT, "model_parallel_size": 2}, {"tensor": 2}),
     # of Megatron-DeepSpeed
-    "zero_stage": ({"zero_stage": "2.0"}, {"zero": 2}),
-    "no deepspeed": (
-        {"zero_stage": "2.0", "deepspeed": False, "use_distributed_optimizer": False},
-        {"zero": 0},
-    ),
-    "moe_expert_parallel_size": (
-        {"expert_model_parallel_size": "left out", "moe_expert_parallel_size": 4},
-        {"expert": 4},
-    ),
-    "experts of deepspeed": (
-        {"num_experts": "[8]", "enable_expert_tensor_parallelism": False},
-        {"expert_tensor": 1},
-    ),
-    "cut experts": ({"num_experts": 8, "expert_tensor_parallel_size": 2}, {"expert_tensor": 2}),
-    "zbh1": ({"enable_zbh1_pipeline": True}, {"schedule": "zb-h1"}),
-    "ulysses": (
-        {"context_parallel_size": "left out", "ds_sequence_parallel_size": 2},
-        {"context": 2},
-    ),
+    ({"zero_stage": "2.0"}, {"zero": 2}),
+    ({"zero_stage": "2.0", "deepspeed": False, "use_distributed_optimizer": False}, {"zero": 0}),
+    ({"expert_model_parallel_size": OUT, "moe_expert_parallel_size": 4}, {"expert": 4}),
+    ({"num_experts": "[8]", "enable_expert_tensor_parallelism": False}, {"expert_tensor": 1}),
+    ({"num_experts": 8, "expert_tensor_parallel_size": 1}, {"expert_tensor": 1}),
+    ({"num_experts": 8, "expert_tensor_parallel_size": 2}, {"expert_tensor": 2}),
+    ({"enable_zbh1_pipeline": True}, {"schedule": "zb-h1"}),
+    ({"context_parallel_size": OUT, "ds_sequence_parallel_size": 2}, {"context": 2}),
     # 32 layers on 4 workers of 1 stage: 8 - 6 - 9 - 9; 5 last leave 27, 9 each
-    "last": (
-        {"decoder_last_pipeline_num_layers": 5, **PLAIN},
-        {"pipeline_layout": "Et*9|t*9|t*9|t*5L"},
-    ),
+    ({"decoder_last_pipeline_num_layers": 5, **PLAIN}, {"pipeline_layout": "Et*9|t*9|t*9|t*5L"}),
     # 6 first and 8 last leave 18 for two workers
-    "first and last": (
-        {
-            "num_layers_in_first_pipeline_stage": 6,
-            "decoder_last_pipeline_num_layers": 8,
-            **PLAIN,
-        },
+    (
+        {"num_layers_in_first_pipeline_stage": 6, "decoder_last_pipeline_num_layers": 8, **PLAIN},
         {"pipeline_layout": "Et*6|t*9|t*9|t*8L"},
     ),
     # 2 stages each: 8 first leave 24, 8 a worker, so 4 a stage
-    "first, interleaved": (
+    (
         {"decoder_first_pipeline_num_layers": 8},
         {"pipeline_layout": "Et*4|(t*4|)*6t*4L", "stages_per_worker": 2},
     ),
     # an MTP layer lies on the last stage, before the head
-    "first and MTP": (
+    (
         {"decoder_first_pipeline_num_layers": 5, "mtp_num_layers": 1, **PLAIN},
         {"pipeline_layout": "Et*5|t*9|t*9|t*9mL"},
     ),
-    "layout": (
+    (
         {"pipeline_model_parallel_layout": "Et*4|(t*4|)*6t*4L"},
         {"pipeline_layout": "Et*4|(t*4|)*6t*4L", "stages_per_worker": 2},
     ),
-    "sharding": (
-        {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads"},
-        {"zero": 2},
-    ),
-    "offload": (
+    ({"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads"}, {"zero": 2}),
+    (
         {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5},
         {"optimizer_offload": 0.5},
     ),
-    "flex": ({"moe_token_dispatcher_type": "flex"}, {"dispatcher": "per-node"}),
-    "split": ({"account_for_loss_in_pipeline_split": True}, {"loss_units": 1}),
-}
+    ({"moe_token_dispatcher_type": "flex"}, {"dispatcher": "per-node"}),
+    ({"account_for_loss_in_pipeline_split": True}, {"loss_units": 1}),
+]
 
 
-@pytest.mark.parametrize("what", CHANGES)
-def test_arguments_become_columns(what, tmp_path):
-    changes, columns = CHANGES[what]
+@pytest.mark.parametrize(("changes", "columns"), CHANGES)
+def test_arguments_become_columns(changes, columns, tmp_path):
     (row,), _ = MegatronLog.read(log(tmp_path / "train.log", **changes)).rows("llama3-8b")
     assert {name: row[name] for name in columns} == columns
 
@@ -420,22 +375,3 @@ def test_mistakes_beside_the_log(tmp_path, mistake, call, monkeypatch):
         "only one line of 128 sequences, with its warm-up"
         in json.loads(call(*short)[1])["notes"][0]
     )
-
-
-@pytest.mark.parametrize("parts", [1, 2])
-def test_the_parts_of_experts_are_a_column(parts, tmp_path):
-    given = {"num_experts": 8, "moe_router_topk": 2, "expert_tensor_parallel_size": parts}
-    (row,), _ = MegatronLog.read(log(tmp_path / "train.log", **given)).rows("ours.json")
-    assert row["expert_tensor"] == parts
-
-
-@pytest.mark.parametrize("text", ["block:2", "uniform:4", "full"])
-def test_a_form_of_recomputation_becomes_a_row(text, tmp_path, call):
-    method, _, count = text.partition(":")
-    arguments = {"recompute_granularity": "full", "recompute_method": "uniform"}
-    if count:
-        arguments |= {"recompute_method": method, "recompute_num_layers": int(count)}
-    path, out = log(tmp_path / "train.log", **arguments), tmp_path / "rows.csv"
-    assert call("init", "rows", "--from", path, "--model", "llama3-8b", "--out", out)[0] == 0
-    (row,) = csv.DictReader(out.read_text().splitlines())
-    assert row["recompute"] == text

@@ -1,6 +1,6 @@
 """Schedules under a memory limit: planned for some times, safe for all."""
 
-import itertools
+import shlex
 
 import numpy as np
 import pytest
@@ -32,19 +32,9 @@ def run_of(table, costs, host_links=()):
 
 def peak_over_time(run, sizes, weight_share):
     """Most that each worker holds at any time of a run: taken at starts, freed at ends."""
-    frees = {"B": 1.0, "I": 1.0 - weight_share, "W": weight_share, "O": 1.0}
-    changes = {worker: [] for worker in range(len(run.table.rows))}
-    for (phase, stage, _), cell in run.table.cell.items():
-        if phase in "FL":
-            changes[cell[0]].append((run.start[cell] + 1e-9, sizes[stage]))
-        elif phase in frees:
-            changes[cell[0]].append((run.end[cell], -frees[phase] * sizes[stage]))
-    return np.array(
-        [
-            max(itertools.accumulate(change for _, change in sorted(changes[worker])))
-            for worker in sorted(changes)
-        ]
-    )
+    stages = len(sizes)
+    curves = run.held(sizes, [weight_share] * stages, [0.0] * stages)
+    return np.array([max(level for _, level in curve) for curve in curves])
 
 
 @st.composite
@@ -99,7 +89,6 @@ def costs_of(pipe, offload=0.0, load=0.0):
 
 
 def random_costs(stages, seed):
-    """Costs in which everything can happen: ops of very different length."""
     rng = np.random.default_rng(seed)
 
     def time():
@@ -177,16 +166,13 @@ def test_only_offloads_reach_the_time_of_ample_memory_in_half_of_it():
     assert offloading.end.max() <= 1.05 * ample.end.max()
 
 
-ROW = [
-    (F, 0, 0.0, 1.0),
-    (O, 0, 1.0, 1.8),
-    (F, 1, 2.0, 3.0),
-    (I, 1, 3.0, 4.0),
-    (W, 1, 4.0, 5.0),
-    (L, 0, 5.0, 6.0),
-    (I, 0, 6.0, 7.0),
-    (W, 0, 7.0, 8.0),
-]
+def timed_ops(text):
+    """Phase, microbatch, start and end of ops."""
+    words = (op.split() for op in text.split(","))
+    return [(pj.Phase[op[0]], int(op[1:]), float(start), float(end)) for op, start, end in words]
+
+
+ROW = timed_ops("F0 0 1, O0 1 1.8, F1 2 3, I1 3 4, W1 4 5, L0 5 6, I0 6 7, W0 7 8")
 
 
 def row_text(ops, limit, weight_share=1 / 3):
@@ -198,37 +184,27 @@ def row_text(ops, limit, weight_share=1 / 3):
 def test_a_wait_stands_only_where_memory_needs_it():
     assert row_text(ROW, 1.0) == "F0 O0 WAIT_O0 F1 I1 W1 L0 I0 W0"
     assert row_text(ROW, 2.0) == "F0 O0 F1 I1 W1 L0 I0 W0"
-    more = [*ROW, (F, 2, 8.0, 9.0), (F, 3, 9.0, 10.0)]
+    more = [*ROW, *timed_ops("F2 8 9, F3 9 10")]
     assert "WAIT_O" not in row_text(more, 2.0)  # the load of microbatch 0 waited for its offload
 
 
-def test_a_load_within_an_op_is_issued_before_it():
-    ops = [
-        (F, 0, 0.0, 1.0),
-        (O, 0, 1.0, 2.0),
-        (F, 1, 2.0, 12.0),
-        (L, 0, 3.0, 4.0),
-        (I, 0, 12.0, 13.0),
-        (I, 1, 13.0, 14.0),
-        (W, 0, 14.0, 15.0),
-        (W, 1, 15.0, 16.0),
-    ]
-    assert row_text(ops, 2.0) == "F0 O0 L0 F1 I0 I1 W0 W1"
-
-
-def test_of_two_takes_at_once_the_load_knows_of_all_offloads():
-    ops = [
-        (F, 0, 0.0, 1.0),
-        (O, 0, 1.0, 2.0),
-        (F, 1, 1.0, 2.0),
-        (O, 1, 2.0, 3.0),
-        (F, 2, 3.0, 4.0),
-        (L, 0, 3.0, 4.0),
-        (I, 0, 4.0, 5.0),
-        (W, 0, 5.0, 6.0),
-        (L, 1, 6.0, 7.0),
-    ]
-    assert row_text(ops, 2.0) == "F0 O0 F1 O1 L0 WAIT_O0 F2 I0 W0 L1"
+@pytest.mark.parametrize(
+    ("ops", "row"),
+    [
+        # a load within an op is issued before it
+        (
+            "F0 0 1, O0 1 2, F1 2 12, L0 3 4, I0 12 13, I1 13 14, W0 14 15, W1 15 16",
+            "F0 O0 L0 F1 I0 I1 W0 W1",
+        ),
+        # of two takes at once the load knows of all offloads
+        (
+            "F0 0 1, O0 1 2, F1 1 2, O1 2 3, F2 3 4, L0 3 4, I0 4 5, W0 5 6, L1 6 7",
+            "F0 O0 F1 O1 L0 WAIT_O0 F2 I0 W0 L1",
+        ),
+    ],
+)
+def test_loads_are_issued_where_their_room_is_known(ops, row):
+    assert row_text(timed_ops(ops), 2.0) == row
 
 
 @pytest.mark.parametrize(
@@ -246,16 +222,12 @@ def test_starts_that_break_the_limit_are_refused(change, message):
 
 
 def test_columns_follow_the_starts_on_a_shared_link():
+    by_worker = "F0 0 1, O0 2 3, L0 4 5, B0 5 6", "F0 .5 1.5, O0 1.5 2, L0 3 4, B0 4 5"
     timed = TimedOps.of(
         [
-            (F, 0, 0, 0, 0.0, 1.0),
-            (O, 0, 0, 0, 2.0, 3.0),
-            (L, 0, 0, 0, 4.0, 5.0),
-            (B, 0, 0, 0, 5.0, 6.0),
-            (F, 1, 0, 1, 0.5, 1.5),
-            (O, 1, 0, 1, 1.5, 2.0),
-            (L, 1, 0, 1, 3.0, 4.0),
-            (B, 1, 0, 1, 4.0, 5.0),
+            (phase, worker, m, worker, start, end)
+            for worker, text in enumerate(by_worker)
+            for phase, m, start, end in timed_ops(text)
         ]
     )
     rows = rows_from_starts(timed, sizes=[1, 1], limits=[1, 1], host_links=[[1, 0]])
@@ -379,25 +351,20 @@ def test_offloads_take_turns_on_a_shared_link():
 
 
 MISTAKES = {
-    "no limit of 0.5": (
-        {"memory_limit": 0.5},
-        "limit of worker 0 is 0.5: one activation .* takes 1",
-    ),
-    "negative limit": ({"memory_limit": -1}, "memory_limit must be a number of at least 0, got -1"),
-    "limit as text": ({"memory_limit": "2"}, "memory_limit must be a number"),
-    "share above 1": ({"weight_share": 1.5}, "weight_share must be a number from 0 to 1, got 1.5"),
-    "negative message": ({"transfer": -1}, "transfer must be a number of at least 0, got -1"),
-    "unknown option": ({"limit": 2}, "takes no limit: its options are memory_limit, weight_share"),
+    "limit of worker 0 is 0.5: one activation .* takes 1": {"memory_limit": 0.5},
+    "memory_limit must be a number of at least 0, got -1": {"memory_limit": -1},
+    "weight_share must be a number from 0 to 1, got 1.5": {"weight_share": 1.5},
+    "transfer must be a number of at least 0, got -1": {"transfer": -1},
+    "takes no limit: its options are memory_limit, weight_share": {"limit": 2},
 }
 
 
-@pytest.mark.parametrize("what", MISTAKES)
+@pytest.mark.parametrize("message", MISTAKES)
 @pytest.mark.parametrize("name", ["zero-bubble", "ada-offload"])
 @pytest.mark.usefixtures("unchecked")
-def test_mistakes_are_named(name, what):
-    options, message = MISTAKES[what]
+def test_mistakes_are_named(name, message):
     with pytest.raises(ValueError, match=message):
-        pj.schedules.build(name, num_workers=4, num_microbatches=8, **options)
+        pj.schedules.build(name, num_workers=4, num_microbatches=8, **MISTAKES[message])
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -438,39 +405,15 @@ def test_the_command_plans_for_the_times_of_the_run(answer, tmp_path):
 
 
 def test_the_command_plans_offloads(answer):
-    given = [
-        "evaluate",
-        "--schedule",
-        "ada-offload",
-        "--workers",
-        "4",
-        "--microbatches",
-        "8",
-        "--memory-limit",
-        "2",
-        "--stage-times",
-    ]
+    given = shlex.split("evaluate -s ada-offload -P 4 -M 8 --memory-limit 2 --stage-times")
     slow, fast = (answer(*given, f"F=1,I=1,W=1,O={o}")["makespan"] for o in (3, 0.5))
     assert (slow, fast) == (41.0, 29.0)  # too slow to pay, and almost as if memory were ample
 
 
 def test_other_schedules_leave_the_weight_share_alone(answer):
     rows = answer(
-        "compare",
-        "--schedules",
-        "1f1b,zb-h1,zero-bubble",
-        "--workers",
-        "4",
-        "--microbatches",
-        "8",
-        "--weight-share",
-        "0.4",
-        "--memory-limit",
-        "4",
-        "--stage-times",
-        "F=1,B=2",
-        "--comm",
-        "0.1",
+        *shlex.split("compare --schedules 1f1b,zb-h1,zero-bubble --workers 4 --microbatches 8"),
+        *shlex.split("--weight-share 0.4 --memory-limit 4 --stage-times F=1,B=2 --comm 0.1"),
     )["rows"]
     plain, handcrafted, searched = (row["makespan"] for row in rows)
     assert searched <= handcrafted < plain

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
-from pipejax.cli.app import run
 from pipejax.costs.stage.microbatches import check_order, in_order
 from pipejax.search.orders import permutations as permutation_search
 
@@ -30,7 +29,6 @@ def drawn(count, seed):
 
 @functools.cache
 def in_every_order(name, link, seed, microbatches=5):
-    """Makespan of every order, one by one."""
     table = table_of(name, 4 if name == "chimera" else 2, microbatches)
     costs = pj.costing.scaled_costs(TIMES, table, microbatches=drawn(microbatches, seed))
     orders = [np.array(order) for order in itertools.permutations(range(microbatches))]
@@ -203,10 +201,8 @@ TEXTS = {  # content of a file, and what it says or what is wrong with it
     "[4096, [1024, 512]]": [4096, [1024, 512]],
     '{"lengths": [1, 2.5], "order": [1, 0]}': [1, 2.5],
     "1\n-2\n": r"lengths must be finite numbers above 0, or lists of them, got \[-2.0\]",
-    "0\n": r"lengths must be finite numbers above 0",
     "1\nlong\n": "could not convert string to float: 'long'",
     "[1, []]": r"lengths must be finite numbers above 0, or lists of them, got \[\]",
-    '["1"]': r"lengths must be finite numbers above 0, or lists of them, got \['1'\]",
     '{"order": [1]}': 'expected a list of lengths, or an object with one under "lengths"',
     "": "there are no lengths",
 }
@@ -267,13 +263,7 @@ def test_files_of_costs_per_microbatch(tmp_path, name):
     pj.makespan(pj.lower(table), costs)
 
 
-def printed(capsys, *arguments):
-    code = run([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def test_commands_take_lengths_and_orders(tmp_path, capsys):
+def test_commands_take_lengths_and_orders(tmp_path, call):
     lengths, out = tmp_path / "lengths.txt", tmp_path / "order.json"
     lengths.write_text("2048\n1024 1024\n4096\n512\n")
     times = [*ONE, "--stage-times", "F=1,B=2", "--comm", "0.25"]
@@ -285,12 +275,12 @@ def test_commands_take_lengths_and_orders(tmp_path, capsys):
             "0.9411764705882353,0.9411764705882353,1.8823529411764706,0.23529411764705882",
         ],
     }.items():
-        code, text, _ = printed(capsys, "evaluate", *times, *more, "--json")
+        code, text, _ = call("evaluate", *times, *more, "--json")
         assert code == 0
         found[name] = json.loads(text)["makespan"]
     assert found["lengths"] == pytest.approx(found["scale"])
-    code, text, _ = printed(
-        capsys, "tune", "microbatches", *times, "--lengths", lengths, "--out", out, "--json"
+    code, text, _ = call(
+        "tune", "microbatches", *times, "--lengths", lengths, "--out", out, "--json"
     )
     best = json.loads(text)
     assert (code, best["stopped"]) == (0, "optimal")
@@ -302,28 +292,28 @@ def test_commands_take_lengths_and_orders(tmp_path, capsys):
         ["--lengths", out],
         ["--lengths", lengths, "--microbatch-order", ",".join(map(str, best["best"]["order"]))],
     ):
-        code, text, _ = printed(capsys, "evaluate", *times, *again, "--json")
+        code, text, _ = call("evaluate", *times, *again, "--json")
         assert json.loads(text)["makespan"] == best["value"]
-    code, text, _ = printed(capsys, "tune", "microbatches", *times, "--lengths", lengths)
+    code, text, _ = call("tune", "microbatches", *times, "--lengths", lengths)
     assert "mean of random" in text
 
 
-def test_what_a_model_says_of_microbatches_that_differ(tmp_path, capsys):
+def test_what_a_model_says_of_microbatches_that_differ(tmp_path, call):
     model = ["--model", "gpt-22b", "--system", "h100", "--minibatch", "4", "--tensor-parallel", "8"]
     scale = ["--microbatch-scale", "1,2,1,1"]
-    code, _, err = printed(capsys, "sensitivity", *ONE, *model, *scale)
+    code, _, err = call("sensitivity", *ONE, *model, *scale)
     assert (code, "sensitivity takes microbatches as alike" in err) == (2, True)
-    code, text, _ = printed(capsys, "evaluate", *ONE, *model, "--json")
+    code, text, _ = call("evaluate", *ONE, *model, "--json")
     alike = json.loads(text)["activation_memory"]["peak"]
-    code, text, _ = printed(capsys, "evaluate", *ONE, *model, *scale, "--json")
+    code, text, _ = call("evaluate", *ONE, *model, *scale, "--json")
     uneven = json.loads(text)
     assert (code, "mfu" in uneven) == (0, False)
     assert uneven["activation_memory"]["peak"] == pytest.approx([3 * alike[0] / 2, 2 * alike[1]])
     file = tmp_path / "lengths.json"
     file.write_text("[2048, 4096, 2048, 2048]")
-    code, text, _ = printed(capsys, "evaluate", *ONE, *model, "--lengths", file, "--json")
+    code, text, _ = call("evaluate", *ONE, *model, "--lengths", file, "--json")
     longer = json.loads(text)
     assert longer["activation_memory"]["peak"][1] > 1.9 * alike[1]
     assert longer["tokens_per_second"] * longer["makespan"] == pytest.approx(5 * 2048)
-    code, _, err = printed(capsys, "evaluate", *ONE, *scale)
+    code, _, err = call("evaluate", *ONE, *scale)
     assert (code, "--microbatch-scale needs op times" in err) == (2, True)

@@ -27,7 +27,6 @@ def shown(mistake):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with the small files of the list."""
     folder = tmp_path_factory.mktemp("mistakes")
     for name, content in LIST["files"].items():
         (folder / name).write_text(content)
@@ -65,7 +64,6 @@ def test_a_mistake_prints_no_object(mistake, folder, capsys, monkeypatch):
 
 @pytest.fixture(scope="module")
 def things():
-    """What misuses are made of, by name."""
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
     costs = pj.Costs(forward=1.0, backward=2.0)
     model = pj.load_model("gpt-22b")

@@ -17,6 +17,8 @@ PUBLISHED = {  # billions: all, and those that one token meets
     "llama3-8b": (8.03, 8.03),
     "llama3-70b": (70.6, 70.6),
     "llama3-405b": (405.9, 405.9),
+    "gpt3-175b": (174.6, 174.6),
+    "gpt-1t": (1008.0, 1008.0),
     "deepseek-v2": (236, 21),
     "deepseek-v3": (671, 37),
     "mixtral-8x7b": (46.7, 12.9),

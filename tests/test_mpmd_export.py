@@ -36,12 +36,10 @@ def schedule(name, workers=4, microbatches=8):
 
 
 def one_pipe(names=WHOLE):
-    """Schedules that JaxPP and Shardy can hold."""
     return [name for name in names if schedule(name).num_pipes == 1]
 
 
 def ops_of(rows):
-    """Every op of each row, whether it is fused or not."""
     return [[op for cell in row for op in cell.split("+") if op != "-"] for row in rows]
 
 

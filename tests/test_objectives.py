@@ -1,6 +1,7 @@
 """Objectives in stages: against compositions, finite differences and what is known of them."""
 
 import inspect
+import re
 
 import jax
 import jax.numpy as jnp
@@ -187,82 +188,39 @@ def test_seeds_decide():
     assert not jnp.array_equal(first.features, other.features)
 
 
-@pytest.mark.parametrize(
-    ("make", "change", "message"),
-    [
-        (
-            pt.random_quadratic,
-            {"dimension": 7},
-            "dimension must be a multiple of num_stages 3, got 7",
-        ),
-        (
-            pt.random_quadratic,
-            {"dimension": 0},
-            "dimension must be a whole number of at least 1, got 0",
-        ),
-        (
-            pt.random_quadratic,
-            {"num_batches": 1.5},
-            "num_batches must be a whole number of at least 1, got 1.5",
-        ),
-        (
-            pt.random_logistic,
-            {"batch_size": 0},
-            "batch_size must be a whole number of at least 1, got 0",
-        ),
-        (pt.random_logistic, {"seed": -1}, "seed must be a whole number of at least 0, got -1"),
-        (pt.random_logistic, {"l2": 0.0}, "l2 must be a finite number above 0, got 0.0"),
-        (
-            pt.nesterov_quadratic,
-            {"condition_number": 1.0},
-            "condition_number must be a finite number above 1, got 1.0",
-        ),
-        (
-            pt.nesterov_quadratic,
-            {"condition_number": 5.0, "strong_convexity": 0.0},
-            "strong_convexity must be a finite number above 0, got 0.0",
-        ),
-        (
-            pt.nesterov_quadratic,
-            {"condition_number": 5.0, "minimiser": "zero"},
-            "minimiser must be one of solved, normal, got 'zero'",
-        ),
-        (pt.nesterov_quadratic, {"condition_number": np.inf}, "condition_number .* got inf"),
-        (
-            pt.nesterov_quadratic,
-            {"condition_number": 5.0, "num_batches": 1},
-            r"num_batches \* batch_size must be at least the dimension 6, got 4",
-        ),
-        (
-            pt.spectral_quadratic,
-            {"spectrum": [1.0, 0.0, 1.0]},
-            r"spectrum must be finite numbers above 0, got \[1.0, 0.0, 1.0\]",
-        ),
-        (
-            pt.spectral_quadratic,
-            {"spectrum": [1.0, 1.0]},
-            "dimension must be a multiple of num_stages 3, got 2",
-        ),
-        (
-            pt.language_model,
-            {"num_stages": 2},
-            "num_stages must be a whole number of at least 3, got 2",
-        ),
-        (pt.language_model, {"heads": 3}, "width must be a multiple of heads 3, got 16"),
-        (pt.language_model, {"context": 0}, "context must be a whole number of at least 1, got 0"),
-        (
-            pt.language_model,
-            {"text": "too short"},
-            "text must have more than 160 characters, got 9",
-        ),
-        (pt.language_model, {"text": ""}, "text must have more than 160 characters, got 0"),
-    ],
-)
+COUNT = "a whole number of at least 1"
+WRONG = [  # argument, value and what it must be, or the whole message
+    (pt.random_quadratic, "dimension", 7, "a multiple of num_stages 3"),
+    (pt.random_quadratic, "dimension", 0, COUNT),
+    (pt.random_quadratic, "num_batches", 1.5, COUNT),
+    (pt.random_logistic, "batch_size", 0, COUNT),
+    (pt.random_logistic, "seed", -1, "a whole number of at least 0"),
+    (pt.random_logistic, "l2", 0.0, "a finite number above 0"),
+    (pt.nesterov_quadratic, "condition_number", 1.0, "a finite number above 1"),
+    (pt.nesterov_quadratic, "strong_convexity", 0.0, "a finite number above 0"),
+    (pt.nesterov_quadratic, "minimiser", "zero", "one of solved, normal"),
+    (
+        pt.nesterov_quadratic,
+        "num_batches",
+        1,
+        "num_batches * batch_size must be at least the dimension 6, got 4",
+    ),
+    (pt.spectral_quadratic, "spectrum", [1.0, 0.0, 1.0], "finite numbers above 0"),
+    (pt.spectral_quadratic, "spectrum", [1.0, 1.0], "dimension must be a multiple of num_stages 3"),
+    (pt.language_model, "num_stages", 2, "a whole number of at least 3"),
+    (pt.language_model, "heads", 3, "width must be a multiple of heads 3, got 16"),
+    (pt.language_model, "context", 0, COUNT),
+    (pt.language_model, "text", "too short", "text must have more than 160 characters, got 9"),
+]
+
+
+@pytest.mark.parametrize(("make", "name", "value", "rule"), WRONG)
 @pytest.mark.usefixtures("unchecked")
-def test_mistakes_of_objectives(make, change, message):
+def test_mistakes_of_objectives(make, name, value, rule):
     takes = inspect.signature(make).parameters
-    given = {"num_stages": S, **SIZES, "seed": 0, **change}
-    with pytest.raises(ValueError, match=message):
+    given = {"num_stages": S, **SIZES, "seed": 0, "condition_number": 5.0, name: value}
+    message = rule if " must " in rule else f"{name} must be {rule}, got {value!r}"
+    with pytest.raises(ValueError, match=re.escape(message)):
         make(**{name: value for name, value in given.items() if name in takes})
 
 

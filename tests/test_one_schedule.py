@@ -18,7 +18,6 @@ SEEDS = 20
 
 
 def is_usual(name):
-    """Whether a schedule can be priced by a model at all doors."""
     if name in OTHERS:
         return False
     microbatches = at_least(name, WORKERS, 8)
@@ -86,7 +85,6 @@ def check_doors(seed, names, folder, answer):
 
 
 def sweep_row(names, count, given, folder):
-    """Step times of a sweep."""
     options = dict(zip(given[::2], given[1::2], strict=True))
     grid = {
         "schedules": list(names),
@@ -102,7 +100,7 @@ def sweep_row(names, count, given, folder):
 
 def test_every_door_answers_alike(names, tmp_path, answer):
     assert {*PLANNED} <= {*names}
-    few = {name: names[name] for name in ("1f1b", *PLANNED)}
+    few = {name: names[name] for name in ("1f1b", *PLANNED[::3])}
     assert not check_doors(0, few, tmp_path, answer)
 
 

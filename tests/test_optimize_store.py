@@ -91,7 +91,6 @@ def store(tmp_path):
 
 @pytest.fixture(scope="module")
 def solved(tmp_path_factory):
-    """A store that holds one solved problem, and its file."""
     store = SolvedProblems(tmp_path_factory.mktemp("solved"))
     put_table(store, small(), "zero-bubble", bound=31, memory_limit=3)
     (path,) = store.path.glob("*.json")
@@ -223,7 +222,6 @@ def test_the_shorter_schedule_and_the_higher_bound_stay(store):
 
 
 def test_an_entry_is_a_certificate(store):
-    """The checker derives what an entry claims, and names what does not hold."""
     put_table(store, small(4, offload=20.0), "zb-h1", bound=20)
     put_table(store, small(8, **HARD), "gpipe", bound=5)
     (_, costs, options) = case = small(4, **HARD)
@@ -261,8 +259,6 @@ def test_a_bound_that_other_code_proved_is_not_taken_over(store, solved):
 
 
 def changed(*where, to):
-    """A damage of one entry of a certificate, at some keys."""
-
     def change(text, data):
         inner = data
         for key in where[:-1]:
@@ -274,7 +270,6 @@ def changed(*where, to):
 
 
 def summed(data):
-    """The certificate with the checksum of its content."""
     if "proof" in data:
         data["proof"]["checksum"] = certificate_checksum(data)
     return data

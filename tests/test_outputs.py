@@ -21,7 +21,6 @@ NO_TABLE = ["--schedule", "nonsense", "--workers", "2", "--microbatches", "3"]
 LATE = "--stage-times", "F=1,B=2"
 OUTPUTS = {  # commands with a mistake that is found as soon as any work begins
     "show": (["show", *NO_TABLE], "--out", ".html"),
-    "show on a page": (["show", *NO_TABLE], "--out", ".html"),
     "export": (["export", *NO_TABLE, "--format", "json"], "--out", ".json"),
     "order": (["tune", "messages", *NO_TABLE, *LATE], "--out", ".csv"),
     "arrange": (["tune", "microbatches", *NO_TABLE, *LATE], "--out", ".json"),

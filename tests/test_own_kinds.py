@@ -32,8 +32,6 @@ HAS = {
 
 @pytest.fixture
 def given(tmp_path):
-    """The file of a table, with times."""
-
     def write(name):
         path = tmp_path / "table.json"
         path.write_text(to_json(of_grammar(name)[0]))
@@ -103,7 +101,6 @@ def test_a_csv_holds_no_table_with_a_grammar(tmp_path):
 
 
 def test_rules_scale_costs_of_kinds():
-    """Of stages, and of workers; a group holds those that compute."""
     table, costs = of_grammar("vocabulary")
     twice = pj.costing.scaled_costs(costs, table, "compute@worker1*2, Ca*3, T@microbatch1*5")
     assert (twice.forward.tolist(), twice.backward.tolist()) == ([1.0, 2.0], [2.0, 4.0])

@@ -72,7 +72,6 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def registered(monkeypatch):
-    """A registry that is emptied behind the test."""
     monkeypatch.setattr(naming, "registered", {})
 
 

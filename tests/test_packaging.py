@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -56,7 +57,6 @@ def build(folder, *targets):
 
 
 def contents(wheel):
-    """Everything that a wheel installs."""
     with zipfile.ZipFile(wheel) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
@@ -91,13 +91,9 @@ def installed(built, tmp_path_factory):
     )
     (own / "beside.pth").write_text(f"{theirs}\n")  # its .pth files are not read: no sources
     pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install"]
-    options = [
-        "--quiet",
-        "--no-index",
-        "--no-deps",
-        "--disable-pip-version-check",
-        "--force-reinstall",
-    ]
+    options = shlex.split(
+        "--quiet --no-index --no-deps --disable-pip-version-check --force-reinstall"
+    )
     subprocess.run([*pip, *options, built[1]], check=True, timeout=120)
     return home / "bin"
 

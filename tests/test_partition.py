@@ -57,7 +57,6 @@ def given(name):
 
 
 def all_of(table, workload, system, link="delay"):
-    """Step time and memory of every split."""
     found = {}
     for layout in every_layout(workload.model, table.num_stages, table.num_workers):
         told = dataclasses.replace(workload, pipeline_layout=str(layout))

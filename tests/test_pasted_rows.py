@@ -66,7 +66,6 @@ STEPS_OF_NINE_SECONDS = {
 
 
 def read(text, path):
-    """Return the table and the notices of a file that holds this text."""
     path.write_text(text)
     with warnings.catch_warnings(record=True) as notices:
         warnings.simplefilter("always")

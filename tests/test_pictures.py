@@ -176,7 +176,6 @@ def test_shades_of_stages_stay_apart_in_grey():
 
 
 def test_messages_cross_no_number():
-    """From the last worker to the first they pass behind the ops between them."""
     picture = pj.plot(run("interleaved-1f1b"), messages=True)
     (axes,) = picture.axes
     lines = max(c.get_zorder() for c in axes.collections if type(c).__name__ == "LineCollection")
@@ -285,7 +284,6 @@ def grey(colours):
 
 @pytest.mark.parametrize("size", ["page", "column"])
 def test_forward_and_backward_stay_apart_in_grey_with_strokes(chimera, size):
-    """Mean lightness of what is drawn, strokes and numbers with it."""
     picture = pj.plot(chimera, size=size, critical=False)
     canvas = FigureCanvasAgg(picture)
     canvas.draw()

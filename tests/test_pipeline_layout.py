@@ -80,7 +80,6 @@ def test_what_is_read_is_written_alike(text):
         ("Et*", r"none at '\*'"),
         ("Et*999999999999", "at most 100000"),
         ("(t*50000)*50000", "at most 100000"),
-        ("(E*90000|t)*2", "at most 100000"),
     ],
 )
 def test_what_is_no_layout_says_where(text, why):
@@ -130,18 +129,15 @@ def test_lists_are_layouts(text):
             "'deco': E, t, .*or for each stage a list of embedding, decoder",
         ),
         ('[["embedding","decoder"],["decod', "none at '\"decod'"),
-        ('[["embedding", 3]]', "none at '3'"),
         ([["embedding", ["decoder"]]], "none at 'embedding'"),
         ([["embedding"], 3], "none at 3"),
         ([], r"none at \[\]"),
-        ("[]", r"none at \[\]"),
         ('["Et|t", "L"]', r"none at 'Et.t'"),
         ("[['embedding']] ** 2", r"none at .*\*\* 2"),
         ("[['embedding']] + 2", r"none at .*\+ 2"),
         ("[x for x in 'Et']", "none at .*for x in"),
         ("[['t'] * 90000] * 90000", "at most 100000"),
         ("[[['t'] * 90000] * 90000]", "at most 100000"),
-        ('["embedding", "decoder", "loss"]', "none at 'embedding'"),
         ("[" * 4000, "none at"),
         ([[["E"], ["t"]], [["L"]]], "each rank must have as many virtual stages"),
     ],
@@ -250,7 +246,8 @@ def test_comparing_and_explaining_say_it_too(answer, call, tmp_path):
     assert [row["notes"] for row in found["rows"]] == [[note]] * 2
     assert note in " ".join(call("compare", "-S", "1f1b,gpipe", *line)[1].split())
     assert answer("explain", "-s", "1f1b", *line)["notes"] == [note]
-    plan = answer("plan", "--gpus", 4, "--pipeline", 4, "--edge-units", 0, *line[4:])
+    one = ("--tensor", 1, "--microbatch-size", 1, "--zero", 0, "--recompute", "none")
+    plan = answer("plan", "--gpus", 4, "--pipeline", 4, "--edge-units", 0, *one, *line[4:])
     assert plan["best"]["layers_of_stages"] == [7, 8, 8, 7]
     assert plan["best"]["notes"] == [note]
 
@@ -303,7 +300,6 @@ def at(text, model=DENSE, **how):
 
 
 def test_a_stage_costs_what_its_layers_do():
-    """One layer more or less anywhere: the same seconds and bytes each time."""
     (few, need), (many, more) = at("Et*3|t*20|t*14|t*11L"), at("Et*4|t*18|t*14|t*12L")
     one = (few.forward[1] - many.forward[1]) / 2
     moved = np.array([1, -2, 0, 1])

@@ -223,14 +223,24 @@ WRONG = {
     },
     "shared_links are 'pairs' or groups of pairs of workers, got 'all'": {"shared_links": "all"},
     "shared_links has an empty group": {"shared_links": [[]]},
-    "a pair is a sender and a receiver, got (0, 1, 2)": {"shared_links": [[(0, 1, 2)]]},
     "a pair is a sender and a receiver, got 0": {"shared_links": [[0, 1]]},
     "worker 1 sends nothing to itself": {"shared_links": [[(1, 1)]]},
     "names the pair (0, 1) twice in one group": {"shared_links": [[(0, 1), (0, 1)]]},
-    "shared_links: a worker must be a whole number": {"shared_links": [[(0, 1.5)]]},
     "shared_links: a worker must be a whole number of at least 0, got -1": {
         "shared_links": [[(0, -1)]]
     },
+    "eager_below must be a number of at least 0, got -1": {"eager_below": -1},
+    "eager_below needs the link model rendezvous, got 'queued'": {
+        "model": "queued",
+        "eager_below": 1.0,
+    },
+    "unknown link model 'x': known are delay": {"pair_links": {(0, 1): "x"}},
+    "pair_links: a pair is a sender and a receiver, got 0": {"pair_links": {0: "delay"}},
+    "pair_links: worker 1 sends nothing to itself": {"pair_links": {(1, 1): "delay"}},
+    "pair_links: a worker must be a whole number of at least 0": {"pair_links": {(0, -1): "delay"}},
+    "pair_links names the pair (0, 1) twice": {"pair_links": [((0, 1), "delay")] * 2},
+    "pair_links must be as {(0, 1): 'rendezvous'}, got '0-1=delay'": {"pair_links": "0-1=delay"},
+    "pair_links: a pair and its link model are needed, got 3": {"pair_links": [3]},
 }
 
 

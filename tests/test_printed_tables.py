@@ -29,7 +29,6 @@ REPORTS = {
 
 
 def letters(text):
-    """What a table says, wherever its lines are broken."""
     return Counter(re.sub(r"[^\w%.,:()+-]", "", text))
 
 

@@ -1,7 +1,6 @@
 """Long calls tell how far they are: whoever asks, and a notebook by itself."""
 
 import sys
-import time
 import types
 from xml.etree import ElementTree
 
@@ -34,7 +33,6 @@ class Notebook:
 
 @pytest.fixture
 def notebook(monkeypatch):
-    """Make this process a notebook."""
     found = Notebook()
     monkeypatch.setattr(progress, "_notebook", lambda: found.display)
     monkeypatch.setattr(progress.time, "monotonic", lambda: found.now)
@@ -96,7 +94,6 @@ def test_scripts_and_terminals_of_ipython_are_no_notebooks(monkeypatch):
 
 
 def calls():
-    """Long calls, and what they tell last, less what changes from run to run."""
     slow = pj.Costs(forward=[1.0, 1.3, 0.9, 1.1], backward=2.0, latency=0.5)
     table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
     two = pj.Costs(forward=1.0, backward=2.0, latency=0.9)
@@ -129,15 +126,6 @@ def test_long_calls_tell(call, last):
     assert text
     with pytest.raises(ValueError, match="on_progress must be a function of done, total and text"):
         call(3)
-
-
-def test_to_tell_costs_nothing(notebook):
-    notebook.now = 0.5
-    with telling("work", None) as tell:
-        began = time.perf_counter()
-        for done in range(10_000):
-            tell(done, None, "")
-        assert (time.perf_counter() - began) / 10_000 < 20e-6  # a microsecond, on a machine at rest
 
 
 CELLS = """import time

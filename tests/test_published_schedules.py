@@ -9,9 +9,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-import reference
 from reference import assert_runs, texts
-from strategies import price
 
 import pipejax as pj
 from examples.recycle import recycle
@@ -28,7 +26,6 @@ def step(table, f=1.0, b=2.0, r=1.0):
 
 
 def but_last(table):
-    """Without the R of the last stage, whose backward follows its forward."""
     last = f"{table.num_stages - 1}R"
     rows = [[op for op in row if not op.startswith(last)] for row in texts(table)]
     return table.with_rows(rows)
@@ -65,18 +62,7 @@ def test_what_order_alone_can_save(name, most):
         assert none < cells < within <= most * none + 1e-9
 
 
-def test_cells_run_as_the_event_loop():
-    rng = np.random.default_rng(3)
-    for name, p, m in (("1f1b", 3, 5), ("eager-1f1b", 4, 6), ("chimera", 4, 4), ("bitpipe", 4, 6)):
-        table = but_last(built(name, p, m).with_recomputation())
-        case = price(table, texts(table), rng)
-        expected = reference.Run(case.rows, table.pipe_of_microbatch.tolist(), case.theirs)
-        assert pj.evaluate(table, case.costs).makespan == pytest.approx(expected.makespan)
-
-
 def waits_of(stages, gradient):
-    """What an op waits for, each with whether a message leads from there."""
-
     def waits(kind, s, m):
         if kind == "W":
             return [(("I", s, m), False)]
@@ -166,12 +152,6 @@ def test_misuse_of_failures(misuse):
     (workers, microbatches), options, said = MISUSES[misuse]
     with pytest.raises(ValueError, match=said):
         recycle(workers, microbatches, **options)
-
-
-def test_the_example_of_the_guide_is_as_short_as_can_be():
-    """27 slots of the peers from slot 2 on, whichever pipeline lost its third stage."""
-    for failed in (2, 6, 10):
-        assert pj.evaluate(recycle(11, 18, stages=4, failed=failed), SPLIT).makespan == 27 + 2
 
 
 def test_failures_on_the_command_line(answer):

@@ -49,62 +49,55 @@ MIXTRAL_EXPERTS = 8 * 3 * 4096 * 14336
 MIXTRAL_WHOLE = 2 * 4096 + 8 * 4096  # norms and the router
 
 # model, workers, degrees, parameters of an accelerator of each worker
+HALF, EDGE = (ATTENTION + MLP) // 2 + NORMS, 1000 * 64 // 2  # of a layer; of embedding or head
+WORDS, PLACES = 1024 * 64, 32 * 64  # of a small GPT
+SPARSE = (UP + EXPERT) // 4 + DOWN + NORMS + 8 * 64 + 8 * EXPERT // 2  # one latent layer
+T2, T4 = {"tensor_parallel": 2}, {"tensor_parallel": 4}
+MTP = 2 * 64 * 64 // 2 + 3 * 64  # what a layer for a further token has more
+
 CASES = {
-    "log, 36 layers, t 2 p 2": (
-        gpt(36, 1280, 50432, 1024),
-        2,
-        {"tensor_parallel": 2},
-        (210_753_280, 209_445_120),
-    ),
+    "log, 36 layers, t 2 p 2": (gpt(36, 1280, 50432, 1024), 2, T2, (210_753_280, 209_445_120)),
     # the difference of the middle is 10 layers of h 5120; of the ends 50,432 h / 2, and 2,048 h of
     # positions on the first and 2 h of the norm on the last
     "log, 13 billion, t 2 p 4": (
         gpt(40, 5120, 50432, 2048),
         4,
-        {"tensor_parallel": 2},
+        T2,
         (1_712_942_080, 1_573_350_400, 1_573_350_400, 1_702_466_560),
     ),
     "tied on one worker: no copy": (
         gpt(4, 64, 1024, 32),
         1,
-        {"tensor_parallel": 4},
-        (4 * gpt_layer(64, 4) + 1024 * 64 // 4 + 32 * 64 + 2 * 64,),
+        T4,
+        (4 * gpt_layer(64, 4) + WORDS // 4 + PLACES + 2 * 64,),
     ),
     "untied, with positions": (
         gpt(4, 64, 1024, 32, tied_embeddings=False),
         1,
-        {"tensor_parallel": 4},
-        (4 * gpt_layer(64, 4) + 2 * 1024 * 64 // 4 + 32 * 64 + 2 * 64,),
+        T4,
+        (4 * gpt_layer(64, 4) + 2 * WORDS // 4 + PLACES + 2 * 64,),
     ),
     "norms with biases, products without": (
         gpt(2, 64, 1024, 32, biases=False, norm_biases=True),
         2,
-        {"tensor_parallel": 2},
+        T2,
         (
-            12 * 64 * 64 // 2 + 4 * 64 + 1024 * 64 // 2 + 32 * 64,
-            12 * 64 * 64 // 2 + 4 * 64 + 1024 * 64 // 2 + 2 * 64,
+            12 * 64 * 64 // 2 + 4 * 64 + WORDS // 2 + PLACES,
+            12 * 64 * 64 // 2 + 4 * 64 + WORDS // 2 + 2 * 64,
         ),
     ),
-    "grouped queries, no biases": (
-        llama(),
-        2,
-        {"tensor_parallel": 2},
-        (
-            2 * ((ATTENTION + MLP) // 2 + NORMS) + 1000 * 64 // 2,
-            2 * ((ATTENTION + MLP) // 2 + NORMS) + 1000 * 64 // 2 + 64,
-        ),
-    ),
+    "grouped queries, no biases": (llama(), 2, T2, (2 * HALF + EDGE, 2 * HALF + EDGE + 64)),
     "biases of queries, keys and values, norms of a head": (
         llama(qkv_biases=True, qk_norms=True),
         1,
-        {"tensor_parallel": 2},
+        T2,
         (4 * ((ATTENTION + MLP + 64 + 2 * 16) // 2 + NORMS + 2 * 8) + 1000 * 64 + 64,),
     ),
     "no head, no norm before it": (
         dataclasses.replace(llama(), vocabulary=0),
         2,
-        {"tensor_parallel": 2},
-        (2 * ((ATTENTION + MLP) // 2 + NORMS),) * 2,
+        T2,
+        (2 * HALF,) * 2,
     ),
     "mixtral, t 8: experts cut in 8": (
         MIXTRAL,
@@ -115,20 +108,19 @@ CASES = {
     "mixtral, t 2 e 4 etp 2": (
         MIXTRAL,
         2,
-        {"tensor_parallel": 2, "expert_parallel": 4, "data_parallel": 4},
+        T2 | {"expert_parallel": 4, "data_parallel": 4},
         (3_220_307_968, 3_220_312_064),
     ),
     "mixtral, t 2 e 4 etp 1": (
         MIXTRAL,
         2,
-        {"tensor_parallel": 2, "expert_parallel": 4, "data_parallel": 2}
-        | {"expert_tensor_parallel": 1},
+        T2 | {"expert_parallel": 4, "data_parallel": 2} | {"expert_tensor_parallel": 1},
         (6_038_880_256, 6_038_884_352),
     ),
     "mixtral, t 4 e 2 etp 2": (
         MIXTRAL,
         1,
-        {"tensor_parallel": 4, "expert_parallel": 2, "expert_tensor_parallel": 2},
+        T4 | {"expert_parallel": 2, "expert_tensor_parallel": 2},
         (
             32 * (MIXTRAL_LAYER // 4 + MIXTRAL_EXPERTS // (2 * 2) + MIXTRAL_WHOLE)
             + 2 * 32000 * 4096 // 4
@@ -140,7 +132,7 @@ CASES = {
     "biases in experts and router, t 2 e 2 etp 2": (
         gpt(2, 64, 1024, 32, moe=MOE),
         1,
-        {"tensor_parallel": 2, "expert_parallel": 2, "data_parallel": 2},
+        T2 | {"expert_parallel": 2, "data_parallel": 2},
         (
             2
             * (
@@ -149,8 +141,8 @@ CASES = {
                 + (64 + 1) * 8  # router
                 + 8 // 2 * ((2 * 64 * 24 + 24) // 2 + 64)
             )
-            + 1024 * 64 // 2
-            + 32 * 64
+            + WORDS // 2
+            + PLACES
             + 2 * 64,
         ),
     ),
@@ -158,55 +150,28 @@ CASES = {
     "latent attention, a shared expert, t 4 e 2 etp 1": (
         llama(mla=LATENT, moe=dataclasses.replace(MOE, shared_experts=1, dense_layers=1)),
         2,
-        {"tensor_parallel": 4, "expert_parallel": 2, "expert_tensor_parallel": 1},
-        (
-            (UP + MLP) // 4
-            + DOWN
-            + NORMS
-            + (UP + EXPERT) // 4
-            + DOWN
-            + NORMS
-            + 8 * 64
-            + 8 * EXPERT // 2
-            + 1000 * 64 // 4,
-            2 * ((UP + EXPERT) // 4 + DOWN + NORMS + 8 * 64 + 8 * EXPERT // 2)
-            + 1000 * 64 // 4
-            + 64,
-        ),
+        T4 | {"expert_parallel": 2, "expert_tensor_parallel": 1},
+        ((UP + MLP) // 4 + DOWN + NORMS + SPARSE + EDGE // 2, 2 * SPARSE + EDGE // 2 + 64),
     ),
     # a layer for a further token has a projection 2 h x h, split, and three norms; its stage looks
     # up tokens, in a copy of the embedding
     "MTP behind an untied head": (
         llama(mtp_layers=1),
         2,
-        {"tensor_parallel": 2},
-        (
-            2 * ((ATTENTION + MLP) // 2 + NORMS) + 1000 * 64 // 2,
-            3 * ((ATTENTION + MLP) // 2 + NORMS)
-            + 2 * 64 * 64 // 2
-            + 3 * 64
-            + 2 * 1000 * 64 // 2
-            + 64,
-        ),
+        T2,
+        (2 * HALF + EDGE, 3 * HALF + MTP + 2 * EDGE + 64),
     ),
     "MTP with a tied head: one copy serves both": (
         llama(mtp_layers=1, tied_embeddings=True),
         2,
-        {"tensor_parallel": 2},
-        (
-            2 * ((ATTENTION + MLP) // 2 + NORMS) + 1000 * 64 // 2,
-            3 * ((ATTENTION + MLP) // 2 + NORMS) + 2 * 64 * 64 // 2 + 3 * 64 + 1000 * 64 // 2 + 64,
-        ),
+        T2,
+        (2 * HALF + EDGE, 3 * HALF + MTP + EDGE + 64),
     ),
     "MTP on a stage of its own": (
         llama(mtp_layers=1),
         3,
-        {"tensor_parallel": 2, "pipeline_layout": "Ett|ttm|L"},
-        (
-            2 * ((ATTENTION + MLP) // 2 + NORMS) + 1000 * 64 // 2,
-            3 * ((ATTENTION + MLP) // 2 + NORMS) + 2 * 64 * 64 // 2 + 3 * 64 + 1000 * 64 // 2,
-            1000 * 64 // 2 + 64,
-        ),
+        T2 | {"pipeline_layout": "Ett|ttm|L"},
+        (2 * HALF + EDGE, 3 * HALF + MTP + EDGE, EDGE + 64),
     ),
 }
 
@@ -281,10 +246,7 @@ def test_who_splits_an_expert_gathers_its_tokens():
     """32,768 tokens x 2 experts x 4096 x 2 bytes over t = 4, and those of etp accelerators."""
     sent = 32768 * 2 * 4096 * 2 / 4
     both = exchanges(sequence_parallel=1.0, expert_tensor=2.0)
-    assert both == {
-        "all_gather": (2 * sent, (1, 1, 0)),
-        "reduce_scatter": (2 * sent, (1, 1, 0)),
-    }
+    assert both == {"all_gather": (2 * sent, (1, 1, 0)), "reduce_scatter": (2 * sent, (1, 1, 0))}
     again = exchanges("moe", sequence_parallel=1.0, expert_tensor=2.0)
     assert again["all_gather"] == (2 * sent, (1, 2, 0))
     assert exchanges(sequence_parallel=1.0) == {}

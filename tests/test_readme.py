@@ -31,7 +31,6 @@ def shown():
 
 
 def as_read(text):
-    """Lines without the blanks that end them: a page shows none."""
     return "\n".join(line.rstrip() for line in text.splitlines()).strip() + "\n"
 
 
@@ -50,7 +49,6 @@ def examples(tmp_path, monkeypatch):
 
 
 def targets():
-    """Commands of each target of the Makefile, its variables filled in."""
     text = (ROOT / "Makefile").read_text()
     variables = dict(re.findall(r"^([A-Z]+) :?\??= (.*)$", text, re.M))
     rules = re.findall(r"^([a-z-]+):.*\n((?:\t.*\n)*)", text, re.M)

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shlex
 import shutil
 
 import numpy as np
@@ -37,7 +38,6 @@ def store(tmp_path_factory):
 
 
 def points(store):
-    """All points as rows, from the dataset itself."""
     import xarray as xr
 
     with xr.open_zarr(store, chunks=None) as data:
@@ -94,7 +94,6 @@ def test_the_front_is_what_no_point_beats(store, answer):
 
 
 def made(**measures):
-    """Results of points in a row with these measures."""
     count = len(next(iter(measures.values())))
     values = {name: np.array(each, float) for name, each in measures.items()}
     axes = {"workers": np.arange(count)}
@@ -120,10 +119,7 @@ def test_conditions(store, answer, mistake):
         "sweep",
         "show",
         store,
-        "--where",
-        "systems=SLOW_nw_fast_cp",
-        "--where",
-        "microbatch_size<=1",
+        *shlex.split("--where systems=SLOW_nw_fast_cp --where microbatch_size<=1"),
     )
     assert found["selected"] == 4
     assert {row["system"] for row in found["best"]} == {"slow_nw_fast_cp"}
@@ -149,7 +145,6 @@ def test_conditions(store, answer, mistake):
 
 
 def gridded(times, **axes):
-    """Results over these axes, from times in the order of a grid."""
     labels = {name.replace("__", "."): np.array(each) for name, each in axes.items()}
     values = np.array(times, float).ravel()
     status = np.where(np.isnan(values), 0, 1)

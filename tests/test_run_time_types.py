@@ -19,7 +19,6 @@ def asked(request):
 
 
 def checks(call):
-    """Whether an argument of the wrong type or shape is found by its annotation."""
     try:
         call()
     except jaxtyping.TypeCheckError:

@@ -62,7 +62,6 @@ def in_one_process(frozen, trained=()):
 
 
 def drawn(count, **what):
-    """Legal tables at random, the same each time."""
     found = []
 
     @settings(max_examples=count, phases=[Stage.generate], derandomize=True, database=None)

@@ -5,17 +5,13 @@ anything from one activation up to more than there will ever be.
 """
 
 import itertools
-from fractions import Fraction
 
 import numpy as np
 import pytest
-import reference
 from certified import all_of, check_solution, first_of
 from daily import daily
-from test_optimize import held
 
 import pipejax as pj
-from pipejax.schedules.cells.ops import format_cell
 from pipejax.search.schedule.bounds import lower_bound
 from pipejax.search.schedule.problem import pose
 
@@ -31,8 +27,6 @@ KINDS = (
     ("chimera-asymmetric", 2, 4, {}),
 )
 SCALES = (0.0, 1e-7, 1e-3, 1.0, 1.0, 1.0, 1e3, 1e7)
-PHASES = {"F": "forward", "B": "backward", "I": "input_grad", "W": "weight_grad"}
-PHASES |= {"O": "offload", "L": "load", "A": "all_reduce", "U": "update"}
 
 
 def extreme_problem(rng):
@@ -76,45 +70,12 @@ def extreme_problem(rng):
     )
 
 
-def event_loop(table, costs, links):
-    """Makespan by the independent event loop."""
-    stages = range(table.num_stages)
-    given = {letter: getattr(costs, name) for letter, name in PHASES.items()}
-    op = {
-        (letter, stage): float(np.broadcast_to(time, len(stages))[stage])
-        for letter, time in given.items()
-        for stage in stages
-        if time is not None
-    }
-    places = np.ndindex(2, table.num_pipes, max(len(stages) - 1, 0))
-    latency = dict.fromkeys(places, costs.latency)
-    theirs = reference.Costs(op, latency, dict.fromkeys(latency, costs.transmit))
-    rows = [[format_cell(cell) for cell in row] for row in table.rows()]
-    pipe_of = table.pipe_of_microbatch.tolist()
-    run = reference.Run(rows, pipe_of, theirs, links.model, links.queues, links.host_links)
-    return run.makespan
-
-
 def check(found, table, costs, options):
-    """Whatever a solution says is so."""
-    run = pj.evaluate(found.best.table, costs, link=options["link"])
-    measured = {"makespan": run.makespan, "span": run.max_span}[options["objective"]]
-    assert found.value == measured
-    assert event_loop(found.best.table, costs, options["link"]) == pytest.approx(
-        run.makespan, rel=1e-12
-    )
+    check_solution(found, costs, **options)
     assert found.lower_bound <= found.value
     assert found.gap == pytest.approx(1 - found.lower_bound / found.value if found.value else 0)
-    assert found.best.offloaded == int((found.best.table.phase == pj.Phase.O).sum())
-    assert (found.best.table.stage_shares, found.best.table.slots) == (
-        table.stage_shares,
-        table.slots,
-    )
-    share = Fraction(options["weight_share"]).limit_denominator(3)
-    peaks = held(found.best.table, run, options["sizes"].tolist(), share)
-    limits = np.broadcast_to(options["memory_limit"], table.num_workers).tolist()
-    for peak, limit in zip(peaks, limits, strict=True):
-        assert peak <= Fraction(limit) * (1 + Fraction(1, 10**6))  # parts of an odd limit
+    best = found.best.table
+    assert (best.stage_shares, best.slots) == (table.stage_shares, table.slots)
     for time in found.baselines.values():
         assert time is None or time >= found.value * (1 - 1e-12) - found.best.rounding
 
@@ -122,10 +83,8 @@ def check(found, table, costs, options):
 @pytest.mark.parametrize("seed", daily([70, 84, 136, *range(60)], always=3, of=12))
 def test_every_solution_of_every_problem_is_what_it_says(seed):
     table, costs, options = extreme_problem(np.random.default_rng(seed))
-    found = all_of(table, costs, time_limit=0.1, num_threads=2, **options)
-    for better in found:
+    for better in all_of(table, costs, time_limit=0.1, num_threads=2, **options):
         check(better, table, costs, options)
-    check_solution(found[-1], costs, **options)
 
 
 @pytest.mark.parametrize("message", [1e7, 1e-7])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 
 import jax
 import numpy as np
@@ -63,7 +64,6 @@ def put(tree, path, factor):
 
 
 def step_time(program, table, workload, system, parameter, factor):
-    """Step time of one configuration, with one parameter multiplied."""
     size = workload.microbatch_size(table)
     assigned = assign_layers(workload, table)
     if parameter in FIELDS:
@@ -89,7 +89,8 @@ def step_time(program, table, workload, system, parameter, factor):
         [
             *((name, "delay") for name in reversed(CASES)),
             ("chimera on a slow network", "rendezvous"),
-        ]
+        ],
+        of=4,
     ),
 )
 def test_elasticities_are_finite_differences_and_shares_sum_to_one(name, link):
@@ -191,19 +192,8 @@ def test_factors_are_checked(factors):
 
 
 SETTING = [
-    "sensitivity",
-    "--schedule",
-    "1f1b",
-    "--workers",
-    "2",
-    "--microbatches",
-    "4",
-    "--model",
-    "tabular-128l",
-    "--system",
-    "mid_nw_mid_cp",
-    "--minibatch",
-    "8",
+    *shlex.split("sensitivity --schedule 1f1b --workers 2 --microbatches 4 --model tabular-128l"),
+    *shlex.split("--system mid_nw_mid_cp --minibatch 8"),
 ]
 
 

@@ -18,7 +18,6 @@ HOSTILE = "<script>alert('&\"')</script>\x00\u2028" * 100
 
 
 def named_types(annotation):
-    """All classes of ours that an annotation names."""
     if inspect.isclass(annotation) and annotation.__module__.startswith("pipejax."):
         yield annotation
     for part in typing.get_args(annotation):
@@ -96,7 +95,6 @@ class Filler:
 
 @pytest.fixture(scope="module")
 def filler():
-    """What makes instances."""
     return Filler()
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -47,14 +48,7 @@ RUNS = {
         5,
         [
             *LONG[2:],
-            "--schedules",
-            "1f1b,gpipe",
-            "--stage-times",
-            "F=1,B=2",
-            "--op",
-            "lognormal:0.1",
-            "--out",
-            "{}/x.zarr",
+            *shlex.split("--schedules 1f1b,gpipe -T F=1,B=2 --op lognormal:0.1 --out {}/x.zarr"),
         ],
     ),
     "sensitivity": (5, [*LONG, *MODEL, "--out", "{}/x.png"]),
@@ -72,7 +66,6 @@ START = (
 
 
 def begin(arguments, **how):
-    """Start a process; return it once the entry point is reached."""
     heard, told = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-c", START.format(told), *map(str, arguments)],
@@ -89,7 +82,6 @@ def begin(arguments, **how):
 
 
 def ended(process, number):
-    """Send a signal; return stdout, stderr and how long the process went on."""
     process.send_signal(number)
     begun = time.monotonic()
     out, err = process.communicate(timeout=30)
@@ -111,7 +103,6 @@ def arguments_in(folder, command):
 
 
 def check_whole(folder):
-    """Every file is one that was finished; no draft is left."""
     assert [path for path in folder.rglob("*.draft-*") if path.exists()] == []
     for path in folder.glob("x.csv"):
         pj.read_table(path)

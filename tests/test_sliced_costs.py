@@ -63,7 +63,6 @@ def test_attention_of_a_slice_is_of_the_tokens_before(name):
 
 
 def ideal(system):
-    """A machine that takes a time for each FLOP of a layer and for nothing else."""
     return dataclasses.replace(
         pj.load_system(system), memory_bandwidth=1e30, compute_latency=0.0, memory_latency=0.0
     )
@@ -104,7 +103,6 @@ def test_slices_leave_what_the_whole_leaves(name, recompute):
 
 
 def test_memory_is_that_of_the_run():
-    """Of the ledger, slice by slice, in time."""
     workload = pj.Workload(MODELS["scores kept"], minibatch=M * B)
     from pipejax.costs.stage.stage_work import stage_bytes
 

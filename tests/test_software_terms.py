@@ -467,7 +467,6 @@ def test_frozen_layers_keep_what_i_needs_and_those_with_adapters_inputs_too():
 
 @pytest.mark.parametrize("recompute", ["full", "mlp", "core_attn"])
 def test_adapters_are_recomputed_with_what_they_lie_beside(recompute):
-    """What recomputation adds to I beside adapters, in FLOP of their products."""
     added = []
     for given in ({"frozen": True}, LORA):
         none, again = (phases(**given, recompute=r) for r in ("none", recompute))

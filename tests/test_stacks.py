@@ -138,8 +138,6 @@ def test_stacks_are_listed(capsys):
 
 @pytest.fixture
 def calibrated(tmp_path):
-    """Write a system of runs on a stack, or with an overlap."""
-
     def write(**told):
         content, _ = read_named("hardware", "h100", "system")
         record = {"source": "runs", "rows": 9, "parameters": {}, "bands": {}, **told}
@@ -160,7 +158,6 @@ def calibrated(tmp_path):
     ],
 )
 def test_a_calibrated_system_is_used_as_in_its_runs(calibrated, call, told, overlap):
-    """One meaning at every door: evaluate, plan and sweeps."""
     path = calibrated(**told)
 
     def step(*more):
@@ -173,18 +170,22 @@ def test_a_calibrated_system_is_used_as_in_its_runs(calibrated, call, told, over
     assert ("used as in the runs that it was calibrated on" in said) == bool(told)
     assert seconds == step("--overlap", str(overlap))[0]
     assert (seconds == step("--overlap", "0")[0]) == (not told)
-    choices = {name: [1] for name in ("context", "expert", "microbatch_size", "zero")}
-    choices |= {"tensor": [8], "pipeline": [2], "recompute": ["none"], "edge_units": [0]}
     with pytest.warns(Notice) if told else contextlib.nullcontext():
-        found = pj.plan("gpt-22b", path, gpus=64, minibatch=16, choices=choices, schedules=["1f1b"])
         swept = read_sweep(GRID | {"systems": [str(path)]})
-    assert found.request.shared.get("overlap", 0.0) == overlap
     ((software,),) = (axis.values for axis in swept.axes if axis.name == "stack")
     assert software.workload.get("overlap", 0.0) == overlap
 
 
+def test_a_plan_uses_a_calibrated_system_as_in_its_runs(calibrated):
+    path = calibrated(stack="megatron-core-2024", overlap=0.5)
+    choices = {name: [1] for name in ("context", "expert", "microbatch_size", "zero")}
+    choices |= {"tensor": [8], "pipeline": [2], "recompute": ["none"], "edge_units": [0]}
+    with pytest.warns(Notice):
+        found = pj.plan("gpt-22b", path, gpus=64, minibatch=16, choices=choices, schedules=["1f1b"])
+    assert found.request.shared["overlap"] == 0.5
+
+
 def test_rows_take_exchanges_as_every_command_does(tmp_path, call):
-    """A row that says nothing of overlap is what evaluate says of its layout."""
     path = tmp_path / "rows.csv"
     path.write_text("model,tensor,data,pipeline,global_batch,zero,seconds\ngpt-22b,8,4,2,16,1,1\n")
     with pytest.warns(Notice):

@@ -1,6 +1,7 @@
 """Where the seconds and bytes of a step go: parts sum to the whole, and MFU is counted by hand."""
 
 import dataclasses
+import shlex
 
 import numpy as np
 import pytest
@@ -163,42 +164,18 @@ def test_offloads_take_what_the_host_link_takes():
 
 
 ONE = "--schedule", "1f1b", "--workers", 4, "--microbatches", 8
-LAYOUT = {
-    "--model": "gpt-22b",
-    "--system": "h100",
-    "--minibatch": 8,
-    "--tensor-parallel": 2,
-    "--context-parallel": 2,
-    "--data-parallel": 4,
-    "--zero": 1,
-    "--embedding-units": 1,
-    "--loss-units": 1,
-    "--rank-order": "tp-pp-dp",
-}
 GIVEN = (
     *ONE,
-    *(word for pair in LAYOUT.items() for word in pair),
-    "--overlap",
-    "1",
-    "--scatter-gather",
+    *shlex.split("--model gpt-22b --system h100 --minibatch 8 --tensor-parallel 2 --zero 1"),
+    *shlex.split("--context-parallel 2 --data-parallel 4 --embedding-units 1 --loss-units 1"),
+    *shlex.split("--rank-order tp-pp-dp --overlap 1 --scatter-gather"),
 )
 
 
 def test_options_are_fields_of_the_workload(answer, call):
     found = answer("evaluate", *GIVEN)
-    workload = pj.Workload(
-        pj.load_model("gpt-22b"),
-        minibatch=8,
-        tensor_parallel=2,
-        scatter_gather=True,
-        context_parallel=2,
-        data_parallel=4,
-        zero=1,
-        overlap=True,
-        rank_order="tp-pp-dp",
-        embedding_units=1,
-        loss_units=1,
-    )
+    more = {"scatter_gather": True, "overlap": True, "rank_order": "tp-pp-dp"}
+    workload = dataclasses.replace(WORKLOAD, model=pj.load_model("gpt-22b"), **more)
     run = run_of(workload, pj.load_system("h100"))
     report = pj.step_report(run, workload, pj.load_system("h100"))
     for name in ("step_time", "mfu", "tokens_per_second", "accelerators", "precision"):

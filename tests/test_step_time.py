@@ -13,15 +13,8 @@ from pipejax.costs.system.parts import number_of
 HEADER = "layers,hidden,heads,sequence,tensor,data,pipeline,microbatch_size,global_batch,schedule,"
 LAYOUTS = ((1, 2, 1, 2, 8), (2, 1, 2, 1, 4), (8, 2, 4, 1, 24), (2, 4, 4, 2, 64))
 NAMES = (
-    "compute.efficiency",
-    "compute.latency",
-    "memory.efficiency",
-    "kernels.sharpness",
-    "host.launch",
-    "host.step",
-    "network.latency",
-    "network.efficiency",
-    "collectives.latency",
+    "compute.efficiency compute.latency memory.efficiency kernels.sharpness host.launch "
+    "host.step network.latency network.efficiency collectives.latency"
 )
 
 
@@ -51,20 +44,21 @@ def times(rows):
 
 @pytest.fixture(scope="module")
 def at(system):
-    return np.array([float(number_of(system, name)) or 1e-4 for name in NAMES] + [1.0, 1.0])
+    return np.array([float(number_of(system, name)) or 1e-4 for name in NAMES.split()] + [1.0, 1.0])
 
 
 @pytest.fixture(scope="module")
 def found(times, system, at):
-    """All values as they are, then each of them a little more and a little less."""
     steps = np.diag(1e-5 * at)
-    return times.predict_and_grad(system, NAMES, np.array([at, *(at + steps), *(at - steps)]))
+    return times.predict_and_grad(
+        system, NAMES.split(), np.array([at, *(at + steps), *(at - steps)])
+    )
 
 
 @pytest.mark.slow
 def test_rows_take_what_evaluate_says(times, system, at, found):
     assert len(times.batches) == 1
-    for name, value in zip(NAMES, at, strict=False):
+    for name, value in zip(NAMES.split(), at, strict=False):
         system = system.with_number(name, value)
     for k in (1, 6):
         table = times.tables[k]
@@ -81,6 +75,6 @@ def test_gradients_are_those_of_finite_differences(at, found):
 
 
 def test_a_factor_lengthens_the_layers_of_its_group_alone(rows, at, found):
-    of_group = found[1][0, :, len(NAMES) :]
+    of_group = found[1][0, :, len(NAMES.split()) :]
     np.testing.assert_array_equal(of_group > 0, (rows.tensor // 8)[:, None] == np.arange(2))
     assert (of_group.sum(axis=1) < found[0][0]).all()

@@ -1,5 +1,7 @@
 """Slow workers: a factor reaches the ops of its worker and no others, in every kind of table."""
 
+import shlex
+
 import jax
 import numpy as np
 import pytest
@@ -13,8 +15,6 @@ LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])
 
 
 class SlowRun(reference.Run):
-    """The reference with a factor on what each worker executes."""
-
     def __init__(self, factors, *arguments, **more):
         self.factors = factors
         super().__init__(*arguments, **more)
@@ -29,7 +29,6 @@ class SlowRun(reference.Run):
 
 
 def test_copies_of_a_stage_are_as_slow_as_their_workers(data):
-    """Chimera's update of a stage is short on one worker and long on the other."""
     table = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
     costs = pj.costing.scaled_costs(
         pj.Costs(forward=1.0, backward=2.0, update=0.5), table, workers={1: 3.0}
@@ -154,9 +153,6 @@ def test_slow_workers_on_the_command_line(answer, mistake, tmp_path):
         "tune",
         "microbatches",
         *base[1:],
-        "--microbatch-scale",
-        "1,2,1,1",
-        "--stragglers",
-        "1=3",
+        *shlex.split("--microbatch-scale 1,2,1,1 --stragglers 1=3"),
     ]
     assert "leave it out" in mistake(*arrange)

@@ -36,12 +36,9 @@ LEAST_LIGHTNESS, LEAST_DIFFERENCE = 9.0, 12.0  # in CIE L*a*b*, where 100 is fro
 @pytest.fixture(autouse=True)
 def _style():
     style.use()
-    yield
-    plt.close("all")
 
 
 def lab(colour, seen_by="all"):
-    """A colour in CIE L*a*b*, as some readers see it."""
     rgb = to_rgb(colour)
     if SEEN_BY[seen_by] is not None:
         space = {"name": "sRGB1+CVD", "cvd_type": SEEN_BY[seen_by], "severity": 100}
@@ -109,7 +106,6 @@ def test_text_and_strokes_can_be_read_on_every_phase(phase):
 
 
 def good():
-    """A figure without a fault."""
     figure, axes = plt.subplots(figsize=(style.COLUMN, 2))
     axes.plot([0, 1], [0, 1], marker="o", color=palette.BLUE, label="a line")
     axes.bar([0, 1], [1, 0.5], color=palette.SILVER)

@@ -21,13 +21,11 @@ from pipejax.sweep.store import SAME, get_block, num_blocks, opened
 
 
 def files_of(path):
-    """Bytes of all files of a store."""
     return {str(f.relative_to(path)): f.read_bytes() for f in Path(path).rglob("*") if f.is_file()}
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The grid evaluated without a break."""
     path = tmp_path_factory.mktemp("whole") / "whole.zarr"
     run_sweep(GRID, path)
     return path
@@ -202,7 +200,6 @@ with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as 
 
 @pytest.mark.slow
 def test_a_cluster_that_loses_a_worker_gives_the_same_bytes(whole, grid_file, tmp_path):
-    """A real scheduler and two workers on loopback; one is killed in the middle."""
     out = tmp_path / "cluster.zarr"
     client = subprocess.run(
         [sys.executable, "-c", CLUSTER, out, grid_file],

@@ -119,33 +119,28 @@ def test_a_precision_without_a_peak_is_named():
 
 
 BAD = {
-    "sharpness": ("kernels", {"sharpness": 0.5}, "sharpness must be a number of at least 1"),
-    "share": (
-        "kernels",
-        {"attention_efficiency": 2},
-        "attention_efficiency must be a number above",
-    ),
-    "unit": ("host", {"launch": 5}, "key 'launch' has no unit"),
-    "unknown": ("host", {"lunch_us": 5}, "unknown key 'lunch_us'"),
-    "no rate": ("host", {"memory_bandwidth_GB_per_s": 0}, "memory_bandwidth must be above 0"),
-    "no bandwidth": ("host_link", {"latency_us": 5}, "host_link: bandwidth is missing"),
-    "price": ("price", {"accelerator_EUR_per_hour": 5}, "unknown key"),
-    "no rows": ("calibration", {"source": "x"}, "calibration: rows must be a whole number"),
-    "no text": ("calibration", {"source": 3, "rows": 1}, "source must be a text"),
-    "band": (
+    "sharpness must be a number of at least 1": ("kernels", {"sharpness": 0.5}),
+    "attention_efficiency must be a number above": ("kernels", {"attention_efficiency": 2}),
+    "key 'launch' has no unit": ("host", {"launch": 5}),
+    "unknown key 'lunch_us'": ("host", {"lunch_us": 5}),
+    "memory_bandwidth must be above 0": ("host", {"memory_bandwidth_GB_per_s": 0}),
+    "host_link: bandwidth is missing": ("host_link", {"latency_us": 5}),
+    "unknown key": ("price", {"accelerator_EUR_per_hour": 5}),
+    "calibration: rows must be a whole number": ("calibration", {"source": "x"}),
+    "source must be a text": ("calibration", {"source": 3, "rows": 1}),
+    'bands: 90 must be as "90": ': (
         "calibration",
         {"source": "x", "rows": 1, "bands": {"90": [1.2, 0.9]}},
-        'bands: 90 must be as "90": ',
     ),
-    "parameter": (
+    "parameters: host.launch: value must be a number": (
         "calibration",
         {"source": "x", "rows": 1, "parameters": {"host.launch": {"value": "1"}}},
-        "parameters: host.launch: value must be a number",
     ),
 }
 
 
-@pytest.mark.parametrize(("section", "content", "message"), BAD.values(), ids=BAD)
-def test_mistakes_are_named(tmp_path, section, content, message):
+@pytest.mark.parametrize("message", BAD)
+def test_mistakes_are_named(tmp_path, message):
+    section, content = BAD[message]
     with pytest.raises(ValueError, match=message):
         read(tmp_path, **{section: content})

@@ -65,7 +65,6 @@ def replayed(*runs, **how):
 
 @pytest.mark.parametrize(("name", "link"), [*itertools.product(SCHEDULES, LINKS)])
 def test_the_replay_of_a_run_is_exact(name, link):
-    """Op by op, where messages take what they took."""
     table = table_of(name)
     run, sent = drawn(table, link)
     found = replayed(run, link=link)
@@ -78,7 +77,7 @@ def test_the_replay_of_a_run_is_exact(name, link):
     assert np.abs(other.residuals).max() > 1e-3  # that it is seen
 
 
-@pytest.mark.parametrize(("name", "link"), [*itertools.product(SCHEDULES, LINKS)])
+@pytest.mark.parametrize(("name", "link"), daily(itertools.product(SCHEDULES, LINKS)))
 def test_a_pipeline_is_replayed_by_its_own_costs(name, link):
     """As a run of its table, start by start, as `residuals` say; what was recorded stands beside."""
     run, sent = drawn(table_of(name), link)
@@ -116,7 +115,6 @@ LONG = ("interleaved-1f1b", Links("rendezvous", "direction"), 8)  # many are buf
 
 @pytest.mark.parametrize(("name", "links", "workers"), daily([LONG, *MOST], always=2), ids=str)
 def test_messages_of_links_that_differ_are_found(name, links, workers):
-    """Whatever they wait for before they are sent."""
     run, sent = drawn(table_of(name, workers), links)
     assert sent.max() > 3 * sent.min()
     found = replayed(run, link=links)
@@ -250,7 +248,6 @@ def test_what_is_put_right_is_the_run_at_other_costs(name, link):
 
 @pytest.fixture(scope="module")
 def job():
-    """The public job, replayed."""
     pytest.importorskip("pyarrow")
     return traces.replay(traces.pipelines_of(traces.read(JOB)))
 
@@ -339,7 +336,6 @@ def test_a_forecast_of_few_steps():
 
 
 def write_csv(path, trace):
-    """A trace as the columns that everybody has."""
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow([*INTEGERS, *TIMES])
@@ -360,7 +356,6 @@ def folder(tmp_path, monkeypatch):
 
 
 def jittered(table, slow=()):
-    """Steps that scatter, of which stages are slower."""
     rng = np.random.default_rng(3)
     factor = np.ones((table.num_stages, 1))
     for stage in slow:
@@ -552,7 +547,6 @@ def test_columns_have_other_names(answer, folder):
 
 @pytest.fixture(scope="module")
 def found(job):
-    """A small job, analysed."""
     run = drawn(table_of("interleaved-1f1b"), "delay", transmit=0.2)[0]
     return traces.analyse(traces.of_runs([run] * 2), schedules=["1f1b"])
 

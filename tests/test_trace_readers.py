@@ -20,6 +20,10 @@ from pipejax.traces.record import INTEGERS, TIMES, Trace
 
 read = pj.traces.read
 PUBLIC = ["dp_rank", "stage", "step", "optype", "start_ts", "duration", "mb_id", "gmc"]
+COLLECTIVES = (
+    "embedding-grads-all-reduce gc grads-reduce-scatter layernorm-grads-all-reduce optimizer "
+    "optimizer-clip-main-grad params-all-gather"
+)
 
 
 @pytest.fixture
@@ -34,7 +38,6 @@ def public(runs):
 
 
 def cells(trace, step, worker, names=("F", "B", "I", "W"), replica=0):
-    """Ops of a worker in a step, in order of time."""
     chosen = trace.is_of(names) & (trace.step == step) & (trace.worker == worker)
     rows = np.flatnonzero(chosen & (trace.replica == replica))
     return " ".join(
@@ -43,14 +46,12 @@ def cells(trace, step, worker, names=("F", "B", "I", "W"), replica=0):
 
 
 def times(trace):
-    """Start and end of every slice by what it is."""
     keys = zip(*(getattr(trace, name).tolist() for name in INTEGERS), strict=True)
     named = [(s, r, trace.phases[p], st, m) for s, r, _, st, p, m in keys]
     return dict(zip(named, zip(trace.start, trace.end, strict=True), strict=True))
 
 
 def same(one, other):
-    """Whether two traces hold the same slices."""
     assert len(one) == len(other)
     assert sorted(times(one)) == sorted(times(other))
     for key, (start, end) in times(one).items():
@@ -59,7 +60,6 @@ def same(one, other):
 
 
 def csv_of(path, parquet, rename=lambda name: name, change=lambda row: row):
-    """Write a Parquet file as CSV."""
     table = pytest.importorskip("pyarrow.parquet").read_table(parquet, columns=PUBLIC)
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
@@ -84,35 +84,13 @@ def labelled(path, slices, rank=0, world=1, **more):
 
 
 def test_a_public_job_comes_whole(public):
-    assert (public.steps, public.replicas, public.workers, public.stages) == (
-        [23, 25, 33],
-        [0, 1],
-        4,
-        4,
-    )
+    assert (public.steps, public.replicas) == ([23, 25, 33], [0, 1])
+    assert (public.workers, public.stages) == (4, 4)
     assert len(public) == 3 * 212
     assert public.left_out == ()
     assert cells(public, 23, 2) == "2F0 2F1 2B0 2F2 2B1 2F3 2B2 2B3"
-    assert set(public.phases) - {"F", "B", "SEND_F", "SEND_B", "RECV_F", "RECV_B"} == {
-        "embedding-grads-all-reduce",
-        "gc",
-        "grads-reduce-scatter",
-        "layernorm-grads-all-reduce",
-        "optimizer",
-        "optimizer-clip-main-grad",
-        "params-all-gather",
-    }
-
-
-def test_messages_belong_to_the_ops_that_make_and_take_them(public):
-    at, near = times(public), 2e-5
-    kinds = {"SEND_F": "F", "RECV_F": "F", "SEND_B": "B", "RECV_B": "B"}
-    found = [(kind, key) for key in at for kind in kinds if key[2] == kind]
-    assert len(found) == 3 * 2 * 4 * 12
-    for kind, (step, replica, _, stage, microbatch) in found:
-        start, end = at[step, replica, kind, stage, microbatch]
-        op = at[step, replica, kinds[kind], stage, microbatch]
-        assert start > op[1] - near if kind.startswith("SEND") else end < op[0] + near
+    known = {"F", "B", "SEND_F", "SEND_B", "RECV_F", "RECV_B"}
+    assert {*public.phases} - known == {*COLLECTIVES.split()}
 
 
 def test_csv_says_the_same_by_other_names_and_units(public, runs, tmp_path):
@@ -261,39 +239,6 @@ def test_a_missing_rank_is_named(runs, tmp_path):
     ]
 
 
-def lists_of(rows, **more):
-    """Lists of a rank: ops of a row, one after the other."""
-    found = {
-        f"{name}_{end}": []
-        for name in ("fwd", "bwd", "wgrad")
-        for end in ("start", "end", "minibatch", "chunk")
-    }
-    for slot, cell in enumerate(rows):
-        for op in cell:
-            name = {"F": "fwd", "B": "bwd", "I": "bwd", "W": "wgrad"}[op.phase.name]
-            for end, value in (("start", slot), ("end", slot + 1), ("minibatch", op.microbatch)):
-                found[f"{name}_{end}"].append(value)
-            found[f"{name}_chunk"].append(more["chunk"](op.stage))
-    return {"1": found}
-
-
-@pytest.mark.parametrize("name", ["interleaved-1f1b", "zb-v", "v-half"])
-@pytest.mark.parametrize("is_told", [True, False])
-def test_stages_of_lists(name, is_told, tmp_path):
-    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
-    for worker, row in enumerate(table.rows()):
-        data = lists_of(row, chunk=lambda stage: stage // 4)
-        if not is_told:
-            data["1"] = {k: v for k, v in data["1"].items() if k.endswith(("start", "end"))}
-        (tmp_path / f"pp_rank_{worker}.json").write_text(json.dumps(data))
-    sizes = {"pp_size": 4, "vpp_size": 2, "micro_batches": 8}
-    (tmp_path / "config.json").write_text(json.dumps(sizes))
-    trace = read(tmp_path)
-    assert trace.left_out == ()
-    for worker, row in enumerate(table.rows()):
-        assert cells(trace, 1, worker) == " ".join(str(op) for cell in row for op in cell)
-
-
 # Chrome traces
 
 ZB_H1 = {
@@ -382,7 +327,6 @@ def ranks_of(folder, how="unmarked", ahead=0.0):
 
 
 def sound_pipelines(trace):
-    """Step, span and times of all ops of each pipeline, and what is named."""
     found = pj.traces.pipelines_of(trace)
     lasts = trace.end - trace.start
     own = {
@@ -459,7 +403,6 @@ def test_a_cut_rank_stays_with_the_replicas_of_its_worker(tmp_path):
 
 
 def launching(number, at, start, lasts, stream=7):
-    """A kernel, and the call that launches it, from another thread."""
     called = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": 99, "ts": at}
     kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "tid": stream, "ts": start, "dur": lasts}
     of = {"correlation": number}
@@ -637,7 +580,6 @@ def test_events_do_not_depend_on_how_the_text_is_cut():
 
 
 def tried(path):
-    """Return the trace, or the words of the error."""
     try:
         return read(path, world=1, stages_per_worker=1)
     except ValueError as error:

@@ -14,7 +14,7 @@ from pipejax.traces.record import INTEGERS, TIMES
 SEEDS = 2  # of ten tables
 
 
-@pytest.mark.parametrize("kind", daily([None, *faulty_runs.KINDS], always=2))
+@pytest.mark.parametrize("kind", daily([None, *faulty_runs.KINDS]))
 def test_a_fault_is_named_in_20_of_20_runs_and_nothing_else(kind):
     runs = 0
     for table in faulty_runs.tables():
@@ -93,7 +93,6 @@ def test_one_pipeline_of_one_stage_has_nobody_beside():
 
 
 def test_messages_of_first_ops_tell_what_a_link_takes():
-    """Where no worker ever waits for another message."""
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=4)
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=np.array([0.75, 0.5]).reshape(2, 1, 1))
     pipelines = pj.traces.pipelines_of(pj.traces.of_runs([pj.evaluate(table, costs)]))
@@ -133,7 +132,6 @@ def test_the_command_names_suspects(call, tmp_path):
 
 
 def test_many_microbatches_are_one_line(call, tmp_path):
-    """Of two steps, each with a dozen that are long."""
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=64)
     usual = np.random.default_rng(0).normal(1.0, 0.01, (4, 64))
     runs = []

@@ -46,14 +46,12 @@ def texts(table):
 
 
 def by_reference(table, costs, queues, host_links=()):
-    """An independent run under rendezvous."""
     pipes = table.pipe_of_microbatch.tolist()
     return reference.Run(texts(table), pipes, costs, "rendezvous", queues, host_links)
 
 
 @st.composite
 def links_of(draw, table):
-    """Rendezvous, with host links shared where the table can run so."""
     groups = draw(strategies.host_links(table.num_workers))
     links = pj.Links("rendezvous", draw(SCOPES), groups)
     try:
@@ -367,42 +365,29 @@ def test_the_time_ends_the_search():
     assert result.value == result.baselines["by need"]
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: pj.links.insert_transfers(TABLE, np.zeros(3, int)),
-            "each of the 480 transfers once",
-        ),
-        (
-            lambda: pj.links.insert_transfers(TABLE, producer_order(TABLE)[::-1].copy()),
-            r"order: \w+ stands before \w+, which it waits for",
-        ),
-        (
-            lambda: pj.links.transfer_waits(pj.evaluate(TABLE, COSTS)),
-            "only under rendezvous, the run has link='delay'",
-        ),
-        (lambda: pj.Links("rendezvous", "two"), "unknown queue scope 'two'"),
-        (lambda: pj.search.messages(TABLE, COSTS, link="queued"), "be rendezvous, where"),
-        (lambda: pj.search.messages(TABLE, COSTS, iterations=-1), "at least 0, got -1"),
-        (lambda: pj.search.messages(TABLE, COSTS, time_limit=float("nan")), "no limit, got nan"),
-        (
-            lambda: pj.search.messages(TABLE, unchecked_costs({"forward": -1.0})),
-            "forward must be finite",
-        ),
-        (
-            lambda: pj.search.messages(TABLE, pj.Costs(forward=1e308, backward=0.0)),
-            "too large for a float",
-        ),
-        (
-            lambda: pj.search.messages(TABLE, pj.Costs(forward=np.ones(3), backward=0.0)),
-            "16 stages",
-        ),
-    ],
-)
-def test_mistakes_are_named(call, message):
+WRONG = {  # options of the search, or costs
+    "be rendezvous, where": {"link": "queued"},
+    "at least 0, got -1": {"iterations": -1},
+    "no limit, got nan": {"time_limit": float("nan")},
+    "forward must be finite": {"costs": unchecked_costs({"forward": -1.0})},
+    "too large for a float": {"costs": pj.Costs(forward=1e308, backward=0.0)},
+    "16 stages": {"costs": pj.Costs(forward=np.ones(3), backward=0.0)},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_mistakes_of_a_search_are_named(message):
     with pytest.raises(ValueError, match=message):
-        call()
+        pj.search.messages(TABLE, **{"costs": COSTS} | WRONG[message])
+
+
+def test_orders_that_are_not_legal_are_refused():
+    with pytest.raises(ValueError, match="each of the 480 transfers once"):
+        pj.links.insert_transfers(TABLE, np.zeros(3, int))
+    with pytest.raises(ValueError, match=r"order: \w+ stands before \w+, which it waits for"):
+        pj.links.insert_transfers(TABLE, producer_order(TABLE)[::-1].copy())
+    with pytest.raises(ValueError, match="only under rendezvous, the run has link='delay'"):
+        pj.links.transfer_waits(pj.evaluate(TABLE, COSTS))
 
 
 def test_orders_of_programs_agree_with_their_queues():
@@ -460,7 +445,6 @@ def test_command_looks_past_a_deadlock(capsys, tmp_path):
 
 @pytest.mark.slow
 def test_the_gain_is_that_over_the_own_order(call, answer, data):
-    """Not over another one, against which it may be far larger."""
     path = data / "1F1B_4_8.comms.csv"
     given = ["--stage-times", "F=1,I=1.5,W=0.7", "--comm", 0.9, "--iterations", 20]
     costs = pj.Costs(forward=1.0, input_grad=1.5, weight_grad=0.7, transmit=0.9)

@@ -29,7 +29,6 @@ def lowered(link="delay", name="1f1b"):
 
 
 def drawn(seed, *, dyadic, name="1f1b"):
-    """Leaves of a batch; dyadic ones tie often and are exact."""
     rng, layout = np.random.default_rng(seed), lowered(name=name).layout
     shapes = dict.fromkeys(FIELDS[:4], (SIZE, layout.num_stages))
     shapes |= dict.fromkeys(FIELDS[4:], (SIZE, 2, layout.num_pipes, layout.num_stages - 1))
@@ -68,14 +67,13 @@ WAYS = {
 
 
 def stacked(leaves):
-    """A further axis: these leaves, and others."""
     return jax.tree.map(lambda leaf: jnp.stack([leaf, leaf[::-1] + 0.25]), leaves)
 
 
 SCHEDULES = ("1f1b", "chimera", "zb-h1")
 
 
-@pytest.mark.parametrize(("link", "name"), daily(itertools.product(LINKS, SCHEDULES), of=4))
+@pytest.mark.parametrize(("link", "name"), daily(itertools.product(LINKS, SCHEDULES), of=6))
 def test_gradients_are_those_of_makespan(link, name):  # ties included
     program = lowered(link, name)
     run = functools.partial(total, program)

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import re
+import shlex
 
 import jax
 import jax.numpy as jnp
@@ -117,7 +118,6 @@ def test_the_gradient_of_the_relaxed_step_time_is_that_of_differences(capacity):
 
 
 def test_few_configurations_have_on_the_host_what_is_compiled():
-    """Values, slopes and memory, in a relaxation of all that can be tuned."""
     joint = few_joint()
     problem, parts = joint.problem, Jointly(joint.parts)
     compiled = problem.objective(parts, *problem.family.few_microbatches)
@@ -134,7 +134,6 @@ def test_few_configurations_have_on_the_host_what_is_compiled():
 
 
 def few_joint():
-    """Three pairs whose memory binds."""
     workload = pj.Workload(dataclasses.replace(FEW, layers=10), 32, tensor_parallel=8)
     systems = [with_memory(size) for size in (20.0, 40.0, 300.0)]
     problem = TuningProblem.of(family_of("1f1b"), [workload] * 3, systems)
@@ -142,7 +141,6 @@ def few_joint():
 
 
 def tuned_size(family, workloads, systems, **options):
-    """The best size of each pair, of all."""
     problem = TuningProblem.of(family, workloads, systems, **options)
     return search_jointly(JointProblem(problem, ("size",)))
 
@@ -278,17 +276,9 @@ def test_stage_times_and_memory_of_layers_are_those_of_the_library():
     assert need == pytest.approx(pj.memory_bytes(workload, table, one).max())
 
 
-COMMAND = [
-    "tune",
-    "--model",
-    "gpt-22b",
-    "--system",
-    "h100",
-    "--tensor-parallel",
-    "8",
-    "--workers",
-    "4",
-]
+SIZES = "microbatch_size microbatches step_time"
+KEYS = f"{SIZES} method exhaustive schedule workers minibatch seconds reason"
+COMMAND = shlex.split("tune --model gpt-22b --system h100 --tensor-parallel 8 --workers 4")
 
 
 def run_once(monkeypatch):
@@ -319,7 +309,6 @@ def call(capsys, *arguments, what="size"):
 
 
 def test_microbatches_say_their_size_where_it_is_not_tuned(capsys, tmp_path):
-    """One file of options serves evaluate and the whole family of tune."""
     path = tmp_path / "own.toml"
     path.write_text("microbatches = 16\n")
     given = ("--minibatch", 32, "--config", path, "--json")
@@ -344,24 +333,11 @@ def test_the_command_answers_by_either_method(capsys):
     result = json.loads(out)
     assert code == 0
     assert out.count("\n") == 1
-    assert set(result) >= {
-        "microbatch_size",
-        "microbatches",
-        "step_time",
-        "method",
-        "exhaustive",
-        "schedule",
-        "workers",
-        "minibatch",
-        "seconds",
-        "reason",
-    }
+    assert set(result) >= set(KEYS.split())
     assert (result["method"], result["reason"]) == ("exhaustive", "as asked for")
-    assert set(relaxed["relaxed"]) >= {"microbatch_size", "microbatches", "step_time"}
+    assert set(relaxed["relaxed"]) >= set(SIZES.split())
     best = result["exhaustive"]
-    assert {key: best[key] for key in ("microbatch_size", "microbatches", "step_time")} == {
-        key: result[key] for key in ("microbatch_size", "microbatches", "step_time")
-    }
+    assert [best[key] for key in SIZES.split()] == [result[key] for key in SIZES.split()]
     assert relaxed["relaxed"]["tuned_step_time"] == relaxed["step_time"] == result["step_time"]
     assert [size["microbatches"] for size in best["sizes"]] == [32, 16, 8, 4, 2, 1]
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=result["microbatches"])
@@ -451,14 +427,9 @@ def test_other_things_to_tune(capsys, monkeypatch, what, more, keys):
     result = json.loads(out)
     assert code == 0
     assert set(result["best"]) >= keys
-    assert set(result) >= {*FOUND.split(), "best"} | {
-        "microbatch_size",
-        "microbatches",
-        "step_time",
-        "relaxed",
-    }
+    assert set(result) >= {*FOUND.split(), *SIZES.split(), "best", "relaxed"}
     assert (result["what"], result["microbatch_size"], result["microbatches"]) == (what, 2, 4)
-    assert set(result["relaxed"]) >= {"microbatch_size", "microbatches", "step_time"}
+    assert set(result["relaxed"]) >= set(SIZES.split())
     assert result["relaxed"]["tuned_step_time"] == result["step_time"]
     if what == "layers":
         refusal = "ways to split 48 into 8: at most 200000 are tried"

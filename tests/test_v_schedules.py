@@ -57,7 +57,6 @@ def test_memory_is_what_the_authors_say():  # in microbatches, of two stages on 
 
 
 def of_zb_v(setting):
-    """Times of a stage, half of a worker's, in the units of the record."""
     key = f"zbv.prof.{setting['model']}.m{setting['m']}"
     f, i, w = (RECORDS[f"{key}.T_{x}_chunk"]["value"] for x in "FBW")
     return {"F": f, "I": i, "W": w}, RECORDS[f"{key}.T_comm"]["value"]
@@ -76,7 +75,6 @@ def searched(setting, limit=1.0, **options):
 
 
 def rows_of(prefix, schedule, always):
-    """Records of a schedule; all but a few are slow."""
     return [
         pytest.param(*r.values, id=r.id, marks=() if always in r.id else pytest.mark.slow)
         for r in records(prefix)

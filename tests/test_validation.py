@@ -99,7 +99,6 @@ def test_a_row_without_machine_or_prediction_is_named(tmp_path):
 
 
 def test_a_row_in_a_precision_that_the_machine_has_no_peak_for_is_named(tmp_path):
-    """It gave a time of NaN, and an error that named no row."""
     runs = write(tmp_path / "runs.csv", ",2,,x", ",2,,x")
     runs.write_text("fp8".join(runs.read_text().rsplit("bf16", 1)))
     wrong = r"runs.csv, row 2: a100: no peak is known for precision 'fp8'"
@@ -192,7 +191,6 @@ def test_a_configuration_that_was_run_often_counts_once(tmp_path):
 
 
 def test_layouts_of_one_job_are_ranked(tmp_path):
-    """Two layouts of a job, swapped; another job has one layout only."""
     head = "model,tensor,data,global_batch,stack,system,seconds\n"
     path = tmp_path / "runs.csv"
     rows = ["gpt-22b,8,1,4", "gpt-22b,4,2,4", "gpt-22b,2,4,4", "gpt-22b,8,1,8"]

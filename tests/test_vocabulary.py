@@ -23,7 +23,6 @@ def built(base, workers, microbatches, **options):
 
 
 def costs_of(table, times, hop=0.0):
-    """Costs of the kinds of a table from seconds by letters."""
     own = {kind.time: times[letters] for letters, kind in table.grammar.kinds.items()}
     fields = {"F": "forward", "B": "backward", "I": "input_grad", "W": "weight_grad"}
     usual = {fields[letters]: t for letters, t in times.items() if letters in fields}

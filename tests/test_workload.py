@@ -43,14 +43,6 @@ def test_all_data_files_load_and_name_their_source():
         assert len(thing.source) > 20
 
 
-@pytest.mark.parametrize(
-    ("name", "billions"),
-    [("gpt3-175b", 174.6), ("llama3-70b", 70.6), ("llama3-405b", 405.9), ("gpt-1t", 1008.0)],
-)
-def test_parameters(name, billions):
-    assert pj.load_model(name).parameters / 1e9 == pytest.approx(billions, abs=0.05)
-
-
 def test_grid_of_systems_scales_by_ten():
     mid, fast = pj.load_system("mid_nw_mid_cp"), pj.load_system("fast_nw_slow_cp")
     assert fast.network.bandwidth == pytest.approx(10 * mid.network.bandwidth)
@@ -69,56 +61,34 @@ def edited(base, path, section, changes, removed=()):
     return path
 
 
-BAD_SYSTEMS = {
-    "missing unit": (
+BAD_SYSTEMS = {  # message: section, its changes, and keys that are removed
+    "network: key 'bandwidth' has no unit: expected bandwidth_GB_per_s": (
         "network",
         {"bandwidth": 50},
         ["bandwidth_GB_per_s"],
-        "network: key 'bandwidth' has no unit: expected bandwidth_GB_per_s",
     ),
-    "unknown unit": ("network", {"bandwidth_furlong": 50}, ["bandwidth_GB_per_s"], "unknown key"),
-    "twice": ("network", {"bandwidth_TB_per_s": 1}, [], "bandwidth has bandwidth_GB_per_s and"),
-    "missing": ("memory", {}, ["capacity_GB"], "memory: capacity is missing"),
-    "negative": ("memory", {"capacity_GB": -1}, [], "capacity_GB must be a number of at least 0"),
-    "text": ("memory", {"capacity_GB": "80"}, [], "capacity_GB must be a number .* got '80'"),
-    "zero peak": ("compute", {"peak_TFLOP_per_s": 0}, [], "peak_flops must be above 0"),
-    "no efficiency": (
-        "network",
-        {"efficiency": 0},
-        [],
-        "efficiency must be a number above 0 and at most 1, got 0",
-    ),
-    "efficiency over 1": (
-        "network",
-        {"efficiency": 7},
-        [],
-        "efficiency must be a number above 0 .* got 7",
-    ),
-    "step over 1": (
-        "compute",
-        {"efficiency": [{"from_GFLOP": 0, "share": 1.5}]},
-        [],
-        "at most 1, got 1.5",
-    ),
-    "unit of another quantity": (
-        "network",
-        {"latency_GB": 1},
-        [],
-        "unknown key 'latency_GB': known are .*latency_us",
-    ),
-    "unit of a share": ("compute", {"efficiency_s": 1}, [], "unknown key 'efficiency_s'"),
-    "unordered steps": ("compute", {"efficiency": [{"from_GFLOP": 1, "share": 1}]}, [], "ascend"),
-    "no source": (None, {"source": None}, [], "source must be a text"),
-    "half a gpu": ("node", {"gpus": 1.5}, [], "gpus must be a whole number"),
-    "section missing": (None, {}, ["node"], "node: bandwidth is missing"),
-    "section a number": (None, {"node": 3}, [], "node must be an object"),
+    "unknown key": ("network", {"bandwidth_furlong": 50}, ["bandwidth_GB_per_s"]),
+    "bandwidth has bandwidth_GB_per_s and": ("network", {"bandwidth_TB_per_s": 1}),
+    "memory: capacity is missing": ("memory", {}, ["capacity_GB"]),
+    "capacity_GB must be a number of at least 0": ("memory", {"capacity_GB": -1}),
+    "peak_flops must be above 0": ("compute", {"peak_TFLOP_per_s": 0}),
+    "efficiency must be a number above 0 and at most 1, got 0": ("network", {"efficiency": 0}),
+    "efficiency must be a number above 0 .* got 7": ("network", {"efficiency": 7}),
+    "at most 1, got 1.5": ("compute", {"efficiency": [{"from_GFLOP": 0, "share": 1.5}]}),
+    "unknown key 'latency_GB': known are .*latency_us": ("network", {"latency_GB": 1}),
+    "unknown key 'efficiency_s'": ("compute", {"efficiency_s": 1}),
+    "ascend": ("compute", {"efficiency": [{"from_GFLOP": 1, "share": 1}]}),
+    "source must be a text": (None, {"source": None}),
+    "gpus must be a whole number": ("node", {"gpus": 1.5}),
+    "node: bandwidth is missing": (None, {}, ["node"]),
+    "node must be an object": (None, {"node": 3}),
 }
 
 
-@pytest.mark.parametrize("what", BAD_SYSTEMS)
-def test_bad_systems_are_refused(what, tmp_path):
-    section, changes, removed, message = BAD_SYSTEMS[what]
-    path = edited(SYSTEM, tmp_path / "mine.json", section, changes, removed)
+@pytest.mark.parametrize("message", BAD_SYSTEMS)
+def test_bad_systems_are_refused(message, tmp_path):
+    section, changes, *removed = BAD_SYSTEMS[message]
+    path = edited(SYSTEM, tmp_path / "mine.json", section, changes, *removed)
     with pytest.raises(ValueError, match=message):
         pj.load_system(path)
 
@@ -170,7 +140,6 @@ def test_accelerators_with_less_memory_differ_in_memory_alone():
 
 
 def everything_of(model, size, layers):
-    """All that is counted from a model."""
     layout = Layout(microbatch_size=size)
     properties = ("kv_hidden", "matrix_parameters", "layer_parameters", "embedding_parameters")
     parts = {name: getattr(model, name) for name in (*properties, "head_parameters", "parameters")}

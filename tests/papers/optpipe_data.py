@@ -77,7 +77,6 @@ def grid(idle=lambda setting: 0.18 if setting.limit < 2 else 0.05, bound=lambda 
 
 
 def published(better=0.0):
-    """All printed figures, reached or missed by a difference."""
     asked = list(rows())
     ours = [row.published - better for row in asked]
     return xr.Dataset(

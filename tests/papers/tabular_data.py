@@ -31,7 +31,6 @@ LAYOUT = {
 
 
 def published():
-    """Data in which every claim comes out."""
     data = xr.Dataset(
         {
             name: (list(dims), np.ones([len(values) for values in dims.values()]))

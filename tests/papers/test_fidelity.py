@@ -7,7 +7,6 @@ from figures.kit.rules import faults
 from figures.published import accuracy
 from pipejax.analysis.step.validation import Predictions, prediction_errors, validate
 from pipejax.costs.system.system import DATA
-from pipejax.plots import style
 from sweeps.published import fidelity
 from sweeps.published.accuracy import BIAS, EACH, MEAN, Accuracy
 from sweeps.published.page import Section, page, table
@@ -95,7 +94,6 @@ def test_the_page_says_what_is_beyond_its_limit():
 
 @pytest.mark.usefixtures("unchecked")
 def test_the_figure_has_a_panel_for_each_table(found):
-    style.use()
     data = fidelity.dataset(found)
     assert data.sizes["row"] == 9 + 33 + 22 + 18
     figure = accuracy.draw(data)["accuracy"]

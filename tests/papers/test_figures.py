@@ -26,7 +26,6 @@ from figures.kit.overview import TARGETS, overview
 from figures.kit.rules import faults
 from figures.tabular import schedule_tables
 from pipejax.analysis.uncertainty.sensitivity import EFFICIENCIES
-from pipejax.plots import style
 from pipejax.sweep import STATUS, read_sweep, run_sweep
 from sweeps.design import (
     jitter as jitter_sweep,
@@ -53,11 +52,6 @@ GRID = {
         },
     },
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _style():
-    style.use()
 
 
 @pytest.fixture(scope="session")
@@ -96,26 +90,15 @@ def shaken():
 
 
 def test_the_declared_design_space():
-    """Its schedules have a look, and its parts that the figures read are there."""
     sweep = read_sweep("sweeps/design/design_space.toml")
     axes = {axis.name: axis for axis in sweep.axes}
-    assert {str(choice) for choice in axes["schedule"].values} <= LOOK.keys()
+    names = [str(choice) for choice in axes["schedule"].values]
+    assert {*names} <= LOOK.keys()
+    assert len({LOOK[name]["color"] for name in names}) == len(names)  # or no map could be read
     assert {*pareto.PLAN, "network.bandwidth", "network.latency"} == set(sweep.sizes)
     assert axes["memory.capacity"].values == (axes["system"].values[0].memory_capacity,)
     assert "bound_by" in sweep.outputs
     assert set(timelines_sweep.SHOWN) | set(jitter_sweep.SHOWN) <= LOOK.keys()
-
-
-def test_one_colour_per_schedule():
-    """Two schedules of the design space never share a colour, or the map could not be read."""
-    names = map(
-        str,
-        {axis.name: axis for axis in read_sweep("sweeps/design/design_space.toml").axes}[
-            "schedule"
-        ].values,
-    )
-    colours = [LOOK[name]["color"] for name in names]
-    assert len(set(colours)) == len(colours)
 
 
 def by_hand(data, bandwidth, latency):
@@ -292,17 +275,8 @@ def test_both_ops_of_a_fused_pair_are_drawn(runs):
     assert [op.microbatch for op in bar.ops] == runs.microbatch.values[:2].tolist()
 
 
-def test_jitter(shaken):
-    assert shaken.makespan.shape == (2, 50)
-    drawn = jitter.draw(shaken)["jitter"]
-    labels = [axes.get_xlabel() for axes in drawn.axes]
-    assert labels == ["step time [s]", "step time / that without jitter"]
-    assert [t.get_text() for t in drawn.axes[0].get_yticklabels()] == ["1F1B", "Hanayo, 1 wave"]
-
-
 @pytest.fixture
 def stores(space_store, elasticity, runs, shaken, tmp_path):
-    """A folder with all stores but that of the paper."""
     two = runs.isel(
         schedule=[0, 1], op=np.isin(runs.case, runs.schedule[:2])
     )  # the drawing takes long
@@ -363,7 +337,6 @@ def test_nothing_to_draw(tmp_path, capsys):
 
 
 def test_every_script_has_a_store():
-    """No figure is forgotten."""
     scripts = {script.__name__ for source in command.STORES.values() for script in source.scripts}
     paths = [path.with_suffix("") for path in Path("figures").rglob("*.py")]
     files = {".".join(path.parts) for path in paths if path.name != "__init__"}

@@ -21,13 +21,13 @@ from figures.findings import (
     regimes as regimes_figure,
 )
 from figures.kit.rules import faults
-from pipejax.plots import style
 from sweeps.findings import claims, links, offload, queues, regimes
 from sweeps.kit.claims import COUNTED, HOLDS, judge
 from sweeps.optpipe.cases import METHODS, NO_LINK, Pipe, Setting
 from sweeps.tabular.settings import draw
 
 SEED = 20260101
+DOUBLE = {"F": 1.0, "B": 2.0}
 
 
 def texts(table):
@@ -38,11 +38,11 @@ def texts(table):
     return [[text(cell) for cell in row if cell] for row in table.rows()]
 
 
-def played(table, forward, backward, message, link="delay", scope="worker"):
+def played(table, times, message, link="delay", scope="worker"):
     """The event loop on times of a microbatch on a worker."""
-    stages = list(enumerate(table.worker_parts))
-    lasts = {("F", s): forward * part for s, part in stages}
-    lasts |= {("B", s): backward * part for s, part in stages}
+    lasts = {
+        (x, s): t * part for x, t in times.items() for s, part in enumerate(table.worker_parts)
+    }
     places = product((0, 1), range(table.num_pipes), range(table.num_stages - 1))
     costs = reference.Costs(lasts, {}, dict.fromkeys(places, message))
     return reference.Run(texts(table), table.pipe_of_microbatch.tolist(), costs, link, scope)
@@ -68,11 +68,8 @@ def by_hand(name, workers, microbatches):
 
 
 def of_rows(rows, forward, backward, message, link="delay", scope="worker"):
-    stages, count = range(len(rows)), len(rows[0]) // 2
-    lasts = {("F", s): forward for s in stages} | {("B", s): backward for s in stages}
-    sent = dict.fromkeys(product((0, 1), (0,), stages), message)
-    costs = reference.Costs(lasts, {}, sent)
-    return reference.Run(rows, [0] * count, costs, link, scope).makespan
+    times = {"F": forward, "B": backward}
+    return played(pj.ScheduleTable.from_rows(rows), times, message, link, scope).makespan
 
 
 def test_the_example_by_the_event_loop():
@@ -135,7 +132,7 @@ def test_the_checker_confirms_both_forms(link):
 def waited(case, workers, microbatches, link):
     """A table and a run of it, whose messages take 1."""
     table = draw(case, workers, microbatches)
-    return played(table, 1.0, 2.0, 1.0, link), table
+    return played(table, DOUBLE, 1.0, link), table
 
 
 def longest(run, table, forward, backward, message):
@@ -219,7 +216,7 @@ def test_the_published_form_of_chimera(workers, microbatches):
     table = built("chimera", workers, microbatches)
     for backward in (0.5, 0.9, 1.0, 1.1, 2.0):
         published = (microbatches + workers // 2 - 1) * (1 + backward)
-        found = played(table, 1.0, backward, 0.0).makespan
+        found = played(table, {"F": 1.0, "B": backward}, 0.0).makespan
         assert (abs(found - published) < 1e-9) == (backward == 1.0)
 
 
@@ -228,8 +225,8 @@ def test_the_published_form_of_chimera(workers, microbatches):
 
 def test_queues_cost_time_with_free_messages():
     table = built("chimera-asymmetric", 8, 16, slots={"F": 1, "B": 2})
-    free = played(table, 1.0, 2.0, 0.0)
-    of = {s: played(table, 1.0, 2.0, 0.0, "rendezvous", s).makespan for s in queues.QUEUES}
+    free = played(table, DOUBLE, 0.0)
+    of = {s: played(table, DOUBLE, 0.0, "rendezvous", s).makespan for s in queues.QUEUES}
     assert free.makespan == pytest.approx(57 + 1 / 3)
     assert of["worker"] == pytest.approx(60)
     assert of["pair"] == pytest.approx(free.makespan)
@@ -242,7 +239,7 @@ def test_queues_cost_time_with_free_messages():
         for is_forth, stage, m in zip(forth, sent.stage, sent.microbatch, strict=True)
     ]
     ordered = pj.links.insert_transfers(table, np.argsort(ready, kind="stable"))
-    repaired = played(ordered, 1.0, 2.0, 0.0, "rendezvous").makespan
+    repaired = played(ordered, DOUBLE, 0.0, "rendezvous").makespan
     assert repaired == pytest.approx(free.makespan)
     assert pj.evaluate(ordered, costs, link="rendezvous").makespan == pytest.approx(repaired)
 
@@ -273,38 +270,12 @@ def test_a_queue_per_pair_costs_nothing_at_random_times():
 STRONGEST = Setting(Pipe("1.5B", 4, 24), 8, 0.75, NO_LINK)  # three activations
 
 
-def replayed(table, times, message, parts):
+def replayed(table, times, message):
     """Makespan, and the most that a worker holds: times are of whole workers."""
-    rows = [
-        [(op.phase.name, op.stage, op.microbatch) for cell in row for op in cell]
-        for row in table.rows()
-    ]
-    home = {op: w for w, row in enumerate(rows) for op in row}
-    last, end, free, at = table.num_stages - 1, {}, [0.0] * len(rows), [0] * len(rows)
-    changes = [[] for _ in rows]
-    while len(end) < len(home):
-        for w, row in enumerate(rows):
-            while at[w] < len(row):
-                letter, stage, m = op = row[at[w]]
-                waits = {
-                    "F": [("F", stage - 1, m)] if stage else [],
-                    "I": [("F", stage, m), *([("I", stage + 1, m)] if stage < last else [])],
-                    "W": [("I", stage, m)],
-                }[letter]
-                if any(other not in end for other in waits):
-                    break
-                arrive = [end[o] + message * (home[o] != w) for o in waits]
-                start = max([free[w], *arrive])
-                end[op] = free[w] = start + times[letter] / parts
-                if letter == "F":
-                    changes[w].append((start, 1 / parts))
-                else:
-                    share = STRONGEST.pipe.weight_share
-                    freed = {"I": 1 - share, "W": share}[letter]
-                    changes[w].append((end[op], -freed / parts))
-                at[w] += 1
-    most = max(max(np.cumsum([d for _, d in sorted(each)])) for each in changes)
-    return max(end.values()), most
+    run = played(table, times, message)
+    each, stages = table.worker_parts, table.num_stages
+    curves = run.held(each, [STRONGEST.pipe.weight_share] * stages, [0.0] * stages)
+    return run.makespan, max(level for curve in curves for _, level in curve)
 
 
 def least(setting, seconds=20.0):
@@ -348,7 +319,7 @@ def least(setting, seconds=20.0):
 def test_the_strongest_instance():
     """Interleaved PipeOffload takes 458.2 ms, one stage per worker 532.2 at the least."""
     runs = [
-        replayed(table, STRONGEST.pipe.times, STRONGEST.pipe.message, 2)
+        replayed(table, STRONGEST.pipe.times, STRONGEST.pipe.message)
         for table in METHODS["pipe-offload, interleaved"](STRONGEST)
     ]
     fitting = min(makespan for makespan, most in runs if most <= STRONGEST.activations + 1e-9)
@@ -438,9 +409,12 @@ MINE = [
 ]
 
 
-def put(data, name, value, **at):
-    """Change one variable at some labels."""
-    data[name].loc[at] = value
+def spoil(data, change):
+    if callable(change):
+        change(data)
+        return
+    store, name, value, at = change
+    data[f"finding_{store}"][name].loc[at] = value
 
 
 def spoil_counts(data, link):
@@ -448,45 +422,30 @@ def spoil_counts(data, link):
     data["finding_links"].messages.loc[at] += 1
 
 
-MUTATIONS = {
+MUTATIONS = {  # data, variable, value and where, one for each claim
     "a1": lambda data: spoil_counts(data, "delay"),
     "a2": lambda data: spoil_counts(data, "blocking"),
-    "a3": lambda data: put(
-        data["finding_links"], "ratio", 0.99, link="delay", rounds=2, backward=2.0, message=1e-2
+    "a3": (
+        "links",
+        "ratio",
+        0.99,
+        {"link": "delay", "rounds": 2, "backward": 2.0, "message": 1e-2},
     ),
-    "a4": lambda data: put(
-        data["finding_links"], "verdict", links.DEPENDS, link=links.PER_WORKER, workers=3
-    ),
-    "a5": lambda data: put(
-        data["finding_links"], "where_1f1b", "c >= F", link="queued", workers=8, rounds=1
-    ),
-    "a6": lambda data: put(
-        data["finding_links"], "verdict", links.ONE_NEVER, link=links.PER_WORKER, domain=links.ANY
-    ),
-    "a7": lambda data: put(
-        data["finding_links"], "ratio", 1.02, link="blocking", workers=8, rounds=2, message=1.0
-    ),
-    "b1": lambda data: put(data["finding_offload"], "proven", 0.99),
-    "b2": lambda data: put(data["finding_offload"], "best", 1.0, limit=0.5, host_link=np.inf),
-    "d1": lambda data: put(
-        data["finding_regimes"], "border", 0.1, waves=2, workers_of_border=8, link="delay"
-    ),
-    "d2": lambda data: put(
-        data["finding_regimes"], "ratio", 1.01, pair="chimera", link="blocking", backward=2.0
-    ),
-    "d3": lambda data: put(
-        data["finding_regimes"], "message_of", 0.02, pair="hanayo", system="h100"
-    ),
-    "d4": lambda data: put(
-        data["finding_regimes"], "border", 0.2, waves=4, link="blocking", workers_of_border=4
-    ),
-    "d5": lambda data: put(
-        data["finding_regimes"], "published_where", "everywhere", even_workers=6, rounds=2
-    ),
-    "f1": lambda data: put(data["finding_queues"], "makespan", 60.0, share=2.0, run="repaired"),
-    "f2": lambda data: put(data["finding_queues"], "loss", 0.0, schedule="1f1b"),
-    "g1": lambda data: put(data["finding_offload"], "ada", 1.3, limit=0.5),
-    "g2": lambda data: put(data["finding_offload"], "proven", 1.1, limit=2.0),
+    "a4": ("links", "verdict", links.DEPENDS, {"link": links.PER_WORKER, "workers": 3}),
+    "a5": ("links", "where_1f1b", "c >= F", {"link": "queued", "workers": 8, "rounds": 1}),
+    "a6": ("links", "verdict", links.ONE_NEVER, {"link": links.PER_WORKER, "domain": links.ANY}),
+    "a7": ("links", "ratio", 1.02, {"link": "blocking", "workers": 8, "rounds": 2, "message": 1.0}),
+    "b1": ("offload", "proven", 0.99, {}),
+    "b2": ("offload", "best", 1.0, {"limit": 0.5, "host_link": np.inf}),
+    "d1": ("regimes", "border", 0.1, {"waves": 2, "workers_of_border": 8, "link": "delay"}),
+    "d2": ("regimes", "ratio", 1.01, {"pair": "chimera", "link": "blocking", "backward": 2.0}),
+    "d3": ("regimes", "message_of", 0.02, {"pair": "hanayo", "system": "h100"}),
+    "d4": ("regimes", "border", 0.2, {"waves": 4, "link": "blocking", "workers_of_border": 4}),
+    "d5": ("regimes", "published_where", "everywhere", {"even_workers": 6, "rounds": 2}),
+    "f1": ("queues", "makespan", 60.0, {"share": 2.0, "run": "repaired"}),
+    "f2": ("queues", "loss", 0.0, {"schedule": "1f1b"}),
+    "g1": ("offload", "ada", 1.3, {"limit": 0.5}),
+    "g2": ("offload", "proven", 1.1, {"limit": 2.0}),
 }
 
 
@@ -501,7 +460,7 @@ def test_every_finding_holds_and_each_can_fail(world):
     assert {n for n, holds in verdicts(world).items() if not holds} == set()
     for number, change in MUTATIONS.items():
         data = {name: each.copy(deep=True) for name, each in world.items()}
-        change(data)
+        spoil(data, change)
         assert not verdicts(data)[number], number
 
 
@@ -520,7 +479,6 @@ def test_all_modules_are_judged():
 
 
 def test_every_figure_can_be_printed(world):
-    style.use()
     scripts = (links_figure, offload_figure, queues_figure, regimes_figure)
     stores = ("finding_links", "finding_offload", "finding_queues", "finding_regimes")
     drawn = {

@@ -1,6 +1,5 @@
 """Figures of the comparison with OptPipe, on results that are made up."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 import optpipe_data as made
 import pytest
@@ -17,16 +16,8 @@ from figures.optpipe import (
     refinement as optpipe_refinement,
     timelines as optpipe_timelines,
 )
-from pipejax.plots import style
 from sweeps.optpipe import refinement as refinement_sweep, timelines as timelines_sweep
 from sweeps.optpipe.cases import METHODS, OPTIMA, OPTIMUM
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _style():
-    style.use()
-    yield
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +26,6 @@ def grid():
 
 
 def curve(axes, method):
-    """The line of a method, in fills of the pipe."""
     look = optpipe_cases.LOOK[method]
     (line,) = [
         one

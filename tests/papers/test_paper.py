@@ -67,7 +67,6 @@ def few(fits):
 
 @pytest.fixture(scope="module")
 def whole(few, fits):
-    """With many microbatches only the schedules that the claims look at there."""
     many = sweep((4, 8), (64, 128), MANY, FEW_SETTINGS, fits).reindex(schedule=few.schedule)
     return xr.concat([few, many], "microbatches", data_vars="minimal", join="exact")
 
@@ -101,7 +100,6 @@ def test_more_microbatches_are_admitted_to_the_pipes_of_chimera_alone(few):
 
 
 def one_run(few, at):
-    """One point of the grid, evaluated by itself."""
     table = draw(at["schedule"], at["workers"], at["microbatches"], at["drawn"], at["admission"])
     efficiency = few.fitted_efficiency.sel(
         fitted_minibatch=1024,

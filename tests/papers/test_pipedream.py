@@ -82,7 +82,6 @@ def data():
 
 
 def published():
-    """Data in which every claim comes out."""
     stages = np.array([2, 4, 8])
     law = stages**2 - stages / 2
     runs = {"measured": 0.1, "total": 3.0, "total_without_delay": 2.0}
@@ -285,27 +284,6 @@ def test_how_close_curves_match_is_open_beyond_the_published_ends(data):
     assert row["ours"].startswith("at most 13 times, at the end 13 to 13 by seed; with other")
 
 
-def test_thresholds_have_sources():
-    for claim in pipedream_claims.CLAIMS:
-        for one in claim.thresholds:
-            assert one.words
-            assert one.source.startswith(("ours: ", "the authors' ", "the published "))
-    judged_by = {
-        claim.number: [t.value for t in claim.thresholds] for claim in pipedream_claims.CLAIMS
-    }
-    assert {number: values for number, values in judged_by.items() if values} == {
-        **{
-            f"1, {end}": [3]
-            for end in ("pipedream", *(f"delta={d}" for d in (8, 30, 60, 180, 420)))
-        },
-        "T4": [0.02, 1e-9],
-        "1, match": [2e-6 / 3e-7],
-        "2, ends": [3],
-        "5, PipeDream": [2],
-        "5, LocalSGD": [2],
-    }
-
-
 def test_a_difference_within_the_spread_of_seeds_is_open(data):
     close = data["pipedream_language"].copy(deep=True)
     close["loss"].loc[{"scheme": "local-sgd H=4"}] = close.loss.sel(scheme="local-sgd H=1")
@@ -365,18 +343,6 @@ def test_tables_are_busy_until_the_end_and_not_much_longer(method, options):
     assert end >= 200
     assert table.num_microbatches % whole == 0
     assert end - 200 <= 3 * whole + 8
-
-
-def test_the_settings_are_those_that_were_run():
-    first, second = EXPERIMENTS["quadratic"]
-    assert (first.problem.num_batches, first.problem.batch_size) == (20, 100)
-    assert (second.column, second.problem.num_batches) == (CAPTION, 60)
-    table = build_until("pipedream", first.stages, first.until)
-    assert table.num_microbatches == 400
-    assert op_times(table)[1].max() == first.until
-    assert EXPERIMENTS["nesterov"][0].until == 1230
-    assert EXPERIMENTS["logistic"][0].until == 830
-    assert [s.stages for s in EXPERIMENTS["scaling"][:7]] == [2, 4, 8, 16, 32, 64, 128]
 
 
 TINY = Setting(

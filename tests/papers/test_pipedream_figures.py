@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import xarray as xr
@@ -17,19 +16,11 @@ from figures.pipedream import (
     match as pipedream_match,
     scaling as pipedream_scaling,
 )
-from pipejax.plots import style
 from sweeps.pipedream.curves import QUANTITY, ends, read
 from sweeps.pipedream.settings import AS_RUN, CAPTION
 
 SEEDS, SAMPLES = 3, 7
 NEVER = None  # rate of a scheme that diverges with every step size
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _style():
-    style.use()
-    yield
-    plt.close("all")
 
 
 def made(rates, until=8.0):
@@ -153,16 +144,6 @@ def test_a_step_size_at_the_edge_is_said():
     figure = pipedream_curves.draw(data)["pipedream_nesterov"]
     assert set(lines_of(figure.axes[0])) == {"PipeDream (1/4*)"}
     assert caption_of(figure).endswith("A star marks" + pipedream_curves.EDGE.split("marks")[1])
-
-
-def test_each_scheme_looks_different_in_grey():
-    look = pipedream_cases.looks([*RATES, "rpd delta=8", "rpd delta=60"])
-    families = [
-        [each for name, each in look.items() if family in name] for family in ("sgd", "rpd")
-    ]
-    for family in families:
-        assert len({each["marker"] for each in family}) == len(family)
-        assert len({each["color"] for each in family}) == len(family)
 
 
 def test_match(matched):

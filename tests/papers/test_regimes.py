@@ -1,14 +1,12 @@
 """Regime maps: exact at every point, with their borders, and drawn."""
 
 import jax
-import matplotlib as mpl
 import numpy as np
 import pytest
 
 import pipejax as pj
 from figures.kit.rules import caption_of, faults
 from figures.tabular import regimes as drawing
-from pipejax.plots import style
 from sweeps.tabular import regimes as sweep
 from sweeps.tabular.settings import H100_BANDWIDTH, MAIN, Setting, draw
 
@@ -46,9 +44,7 @@ def test_the_published_outliers_lie_on_both_sides(data):
 
 
 def test_the_figure_can_be_printed(data):
-    with mpl.rc_context():
-        style.use()
-        figure = drawing.draw(data)["regimes"]
+    figure = drawing.draw(data)["regimes"]
     assert faults(figure) == []
     assert f"up to c = {10 / 108:.3f} F" in caption_of(figure)
     assert "claim 3e" in caption_of(figure)

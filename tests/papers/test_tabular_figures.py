@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 import xarray as xr
-from matplotlib.container import BarContainer
 from matplotlib.patches import Rectangle
 
 from figures.kit.cases import LOOK, MAIN
 from figures.kit.rules import caption_of, faults
 from figures.tabular import asymmetric, bubble_ratio, hanayo, memory, ranking, run_time
-from pipejax.plots import style
 from sweeps.kit.cases import CASES
 from sweeps.tabular.claims import CLAIMS
 from sweeps.tabular.settings import MAIN as MAIN_SETTING, SETTINGS, SYSTEMS
@@ -34,7 +32,6 @@ LAYOUT = {
 @pytest.fixture(scope="module")
 def data():
     """Anything but in two places: 1F1B equals GPipe, and one point fits the memory."""
-    style.use()
     rng = np.random.default_rng(0)
     found = xr.Dataset(
         {
@@ -76,14 +73,6 @@ def test_every_figure_can_be_printed(drawn):
 
 def test_claims_name_figures_that_are_drawn(drawn):
     assert {claim.figure.removesuffix(".pdf") for claim in CLAIMS} <= set(drawn)
-
-
-def test_no_figure_has_bars(drawn):
-    """Values that span decades, and gains of either sign, are points."""
-    for figure in drawn.values():
-        assert not any(
-            isinstance(each, BarContainer) for axes in figure.axes for each in axes.containers
-        )
 
 
 def test_a_cell_of_the_ranking_has_a_part_for_every_schedule_that_ties(data, drawn):

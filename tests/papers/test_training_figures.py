@@ -8,7 +8,6 @@ import pipejax.training as pt
 from figures.kit.rules import caption_of, faults
 from figures.pipedream import convergence_bound, schedules as pipedream_schedules, staleness
 from figures.pipedream.schedules import NAMES
-from pipejax.plots import style
 from sweeps.pipedream import (
     convergence_bound as bound_sweep,
     schedules as schedules_sweep,
@@ -17,11 +16,6 @@ from sweeps.pipedream import (
 
 S, UPDATES, STEP_SIZES = 3, 60, (0.01, 0.1, 8.0)
 SIZES = {"dimension": 6, "num_batches": 5, "batch_size": 4, "seed": 0}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _style():
-    style.use()
 
 
 @pytest.fixture(scope="module")
