@@ -137,9 +137,6 @@ def summarise(
     Returns:
       Means by step size, and which is the best.
 
-    Raises:
-      ValueError: if the runs have other axes, or as `choose_step_size`.
-
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("pipedream", num_workers=4, num_microbatches=60)
@@ -186,9 +183,6 @@ def choose_step_size(
 
     Returns:
       Its place, None if every step size diverged or none is stable.
-
-    Raises:
-      ValueError: if there is no such rule, or step sizes are missing or not as many as curves.
 
     Example:
       >>> curves = np.array([[8.0, 1.0, 5.0, 0.5], [8.0, 3.0, 2.0, 1.0], [8.0, 7.0, 6.0, 5.0]])
