@@ -22,7 +22,7 @@ from pipejax.schedules.cells.ops import (
     Phase,
     receive_of,
 )
-from pipejax.schedules.table.communication_cells import TorchLowering, with_waits
+from pipejax.schedules.table.communication_cells import with_sharding, with_waits
 from pipejax.schedules.table.sharding import on_lane
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.schedules.table.table_files import RepairNotice, to_csv
@@ -49,7 +49,7 @@ def complete(table: ScheduleTable, *, sharding: bool) -> ScheduleTable:
     # parameters are sharded, or gradients are to be means. A notice says what was put in.
     if not table.has_communication:
         return table
-    whole = TorchLowering().sharded(table) if sharding else table
+    whole = with_sharding(table) if sharding else table
     whole = whole.with_rows([with_waits([cell for cell in row if cell]) for row in whole.rows()])
     more = np.bincount(whole.phase.ravel(), minlength=len(Phase))
     more -= np.bincount(table.phase.ravel(), minlength=len(Phase))
