@@ -135,7 +135,10 @@ def to_jaxpp(table: ScheduleTable) -> str:
     own = checked(table, "JaxPP")
     split = splits(own)
     rows = [
-        [[_task(op) for op in ops_in(cell, split=split)] for cell in row]
+        [
+            [(KINDS[op.phase], op.stage, op.microbatch) for op in ops_in(cell, split=split)]
+            for cell in row
+        ]
         for row in _with_whole_first_stage(own)
     ]
     return JAXPP_MODULE.substitute(
@@ -145,10 +148,6 @@ def to_jaxpp(table: ScheduleTable) -> str:
         split=split,
         rows=literal(rows),
     )
-
-
-def _task(op: Op) -> tuple[str, int, int]:
-    return KINDS[op.phase], op.stage, op.microbatch
 
 
 def _with_whole_first_stage(table: ScheduleTable) -> Iterator[list[Cell]]:

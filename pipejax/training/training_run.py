@@ -157,11 +157,14 @@ def summarise(
         return np.ma.masked_where(np.broadcast_to(failed[:, None, None] > 0, shape), shown)
 
     gap = kept(runs.gap).mean(axis=1)
+    final = kept(runs.gap)[:, :, -1]
+    no_spread = np.ma.masked_array(np.zeros(len(final)), True)
+    spread = no_spread if shape[1] == 1 else final.std(axis=1, ddof=1)  # unbiased: of one seed none
     return Summary(
         gap=gap,
         value=kept(runs.value).mean(axis=1),
         loss=np.ma.masked_invalid(kept(runs.loss).mean(axis=1)),
-        spread=np.ma.masked_invalid(_deviation(kept(runs.gap)[:, :, -1])),
+        spread=np.ma.masked_invalid(spread),
         diverged=failed,
         best=choose_step_size(gap.filled(np.nan), rule, step_sizes),
     )
@@ -200,13 +203,6 @@ def choose_step_size(
     else:
         score = curves[:, -1] if rule == "final" else curves.mean(axis=1)
     return int(np.where(known, score, np.inf).argmin()) if known.any() else None
-
-
-def _deviation(final: Masked) -> Masked:
-    """Unbiased, so that one seed has none."""
-    if final.shape[1] == 1:
-        return np.ma.masked_array(np.zeros(len(final)), True)
-    return final.std(axis=1, ddof=1)
 
 
 # Runs with every step size and every seed: what is checked, how they are mapped, and one alone.

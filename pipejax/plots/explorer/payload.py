@@ -158,7 +158,8 @@ def _schedule(
     phases: PagePhases,
 ) -> dict[str, Any]:
     run, memory, step, name, recorded = explored
-    cells = _executed_cells(programs)
+    nodes = [p.node_of_cell for p in programs.values() if isinstance(p, Program)]
+    cells = np.flatnonzero(np.any(np.stack(nodes), axis=0))  # a node under some link model
     number = np.full(run.table.cells.phase.size, -1)  # of the op in each cell
     number[cells] = np.arange(len(cells))
     beside = np.unique(_key(run.program, timed_beside_cells(run)), axis=0)
@@ -215,12 +216,6 @@ def _pairs(run: Evaluation) -> dict[str, NumpyArray]:
     of_stage = np.asarray(factor) if np.ndim(factor) == 2 else np.reshape(factor, (-1, 1))
     overlap = np.broadcast_to(of_stage, layout.op_shape).ravel()[program.pair_stage]
     return {"pair": np.asarray(program.pair_index), "overlap": overlap}
-
-
-def _executed_cells(programs: Programs) -> Int[NumpyArray, " ops"]:
-    """Cells (ops) that are a node under some link model, row by row."""
-    nodes = [p.node_of_cell for p in programs.values() if isinstance(p, Program)]
-    return np.flatnonzero(np.any(np.stack(nodes), axis=0))
 
 
 def _key(program: Program, nodes: Int[NumpyArray, " some"]) -> Int[NumpyArray, "some fields"]:

@@ -256,7 +256,11 @@ def _rows(
 ) -> list[list[Cell]]:
     """Put each cell of some steps down with all before it in its row, then its messages."""
     # An op comes down only when a step asks for it or for one behind it.
-    sends = _send_cells(sent)
+    fields = (sent.direction, sent.from_stage, sent.microbatch)
+    sends = [
+        Op(Phase.SEND_B if direction == BACKWARD else Phase.SEND_F, stage, microbatch)
+        for direction, stage, microbatch in zip(*(f.tolist() for f in fields), strict=True)
+    ]
     cells = _held_cells(bare)
     place = {cell: k for row in cells for k, cell in enumerate(row)}
     held = [[cell for cell in row if cell] for row in bare.rows()]
@@ -288,12 +292,4 @@ def _held_cells(table: ScheduleTable) -> list[list[int]]:
     return [
         (worker * table.num_slots + np.flatnonzero(row)).tolist()
         for worker, row in enumerate(table.phase)
-    ]
-
-
-def _send_cells(sent: Dependencies) -> list[Op]:
-    fields = (sent.direction, sent.from_stage, sent.microbatch)
-    return [
-        Op(Phase.SEND_B if direction == BACKWARD else Phase.SEND_F, stage, microbatch)
-        for direction, stage, microbatch in zip(*(f.tolist() for f in fields), strict=True)
     ]
