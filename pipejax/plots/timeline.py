@@ -35,12 +35,12 @@ from pipejax.plots.bars import (
     bar_entries,
     draw_bars,
     draw_memory,
+    draw_messages,
     lanes_below,
     row_height,
     share_row,
 )
 from pipejax.plots.caption import SLOTS, TimeUnit, caption_of_runs, headlines, named, unit_of
-from pipejax.plots.transfers import draw_messages
 from pipejax.schedules.cells.ops import COMPUTING, WAITS
 from pipejax.schedules.table.table import ScheduleTable
 
