@@ -78,7 +78,10 @@ class TrainingObjective(abc.ABC):
 
     def batch_loss(self, blocks: Blocks, batch: Tree) -> Float[Array, ""]:
         """Return the loss of a batch, stage after stage; a shorter way may override it."""
-        return composed_loss(self, blocks, batch)
+        activation = self.input(batch)
+        for stage in range(self.num_stages):
+            activation = self.stage(stage, blocks[stage], activation, batch)
+        return self.loss(activation, batch)
 
     def gap(self, blocks: Blocks) -> Float[Array, ""]:
         """Return how far the value is above its minimum, f - f*."""
@@ -87,14 +90,6 @@ class TrainingObjective(abc.ABC):
     def held(self) -> Bool[NumpyArray, "stages width"] | bool:
         """Return which coordinates of the blocks are parameters and no padding."""
         return True
-
-
-def composed_loss(objective: TrainingObjective, blocks: Blocks, batch: Tree) -> Float[Array, ""]:
-    """Loss of a batch as the pipeline computes it: one stage after the other."""
-    activation = objective.input(batch)
-    for stage in range(objective.num_stages):
-        activation = objective.stage(stage, blocks[stage], activation, batch)
-    return objective.loss(activation, batch)
 
 
 def batch_gradient(objective: TrainingObjective, blocks: Blocks, batch: Tree) -> Blocks:

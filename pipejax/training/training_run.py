@@ -16,15 +16,7 @@ from pipejax.training.objective import TrainingObjective
 
 Curves = Float[Array, "*runs samples"] | Float[NumpyArray, "*runs samples"]
 Masked = np.ma.MaskedArray[tuple[int, ...], np.dtype[np.floating]]
-PER_RUN = (
-    "gap",
-    "diverged",
-    "blocks",
-    "largest_squared_gradient",
-    "mean_squared_gradient",
-    "loss",
-    "minimum",
-)  # fields of a run that many have for each
+OF_ALL = ("update", "time")  # fields that many runs share
 DIVERGED = 1000.0  # times the gap at the start
 RULES = ("final", "mean", "stable")  # that choose a step size
 RISE, ROUNDING = 2.0, 1e-12  # of a stable curve: above its least value, and of its start
@@ -228,7 +220,7 @@ def run_alone(
         raise ValueError(f"objective must be a single one, got {len(objective.minimum)} stacked")
     whole_number(seed, "seed", least=0)
     runs = sweep(objective, step_sizes=[step_size], seeds=[seed], **how)
-    of_runs = {name: getattr(runs, name) for name in PER_RUN}
+    of_runs = {name: value for name, value in runs._asdict().items() if name not in OF_ALL}
     return runs._replace(**jax.tree.map(lambda leaf: leaf[0, 0], of_runs))
 
 
