@@ -150,6 +150,11 @@ class Run(events.Run):
     def peak_in_flight(self):
         return [claims.peak_in_flight(row, self.rules) for row in self.table.rows]
 
+    def held(self, sizes, weight_share, checkpoints):
+        """What each worker holds, [(moment, level)], by sizes and weight shares of stages."""
+        memory = {"sizes": sizes, "weight_share": weight_share, "checkpoints": checkpoints}
+        return [claims.memory_curve(self, memory, row) for row in range(len(self.table.rows))]
+
 
 def _slots(before, after):
     """Slots of the cells of a table by those where SEND and RECV cells were put in."""

@@ -15,7 +15,7 @@ from markupsafe import escape
 
 import pipejax as pj
 from pipejax.analysis.step.step_parts import WAITS, stages_alike, step_parts
-from pipejax.schedules.table.communication_cells import TorchLowering
+from pipejax.schedules.table.communication_cells import with_transfers
 
 LINKS = ("delay", "queued", "blocking", "rendezvous")
 BUILT = [
@@ -149,7 +149,7 @@ def blocked_messages(table, rng):
     name = ["looped-bfs", "interleaved-1f1b", "gpipe", "dualpipe-v"][int(rng.integers(4))]
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
     plain = pj.schedules.build(name, **size)
-    crossed = pj.links.insert_transfers(plain, lowering=TorchLowering(sharding=False))
+    crossed = with_transfers(plain, None, pj.Links(), waits=True)
     costs = healthy(plain, 7, transmit=0.1)
     return crossed, costs, {"link": "rendezvous"}, lambda found: found.kind == "blocking"
 

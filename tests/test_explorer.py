@@ -15,8 +15,8 @@ from markupsafe import escape
 import pipejax as pj
 from pipejax.cli.commands import show_page
 from pipejax.plots.explorer.library import PagePhases, grammar_of_page, library
-from pipejax.plots.explorer.packing import pack
 from pipejax.plots.explorer.page import SCRIPTS, page
+from pipejax.plots.explorer.payload import pack
 from pipejax.schedules.cells.grammar import USUAL
 from pipejax.schedules.cells.ops import CELL_PHASES, format_cell
 from pipejax.schedules.table.links import LINKS

@@ -16,8 +16,8 @@ from mpmd_stand_ins import (
 )
 
 import pipejax as pj
+from pipejax.runtimes.exports import to_jaxpp, to_shardy
 from pipejax.runtimes.formats import FORMATS
-from pipejax.runtimes.mpmd import to_jaxpp, to_shardy
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table_files import LossWarning
 

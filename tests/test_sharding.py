@@ -17,7 +17,7 @@ import pipejax as pj
 from pipejax.costs.stage.stage_costs import stage_parts
 from pipejax.costs.stage.stage_work import gathered_bytes
 from pipejax.plots.explorer.payload import Carried, payload
-from pipejax.schedules.table.communication_cells import TorchLowering
+from pipejax.schedules.table.communication_cells import with_sharding, with_transfers
 from pipejax.schedules.table.sharding import on_lane
 from pipejax.schedules.table.table_files import to_json
 from pipejax.search.tuning.lookahead import LookaheadSearch
@@ -104,8 +104,7 @@ def test_other_lanes_are_refused(lanes, why):
 @pytest.mark.parametrize("posting", ["early", "program"])
 def test_what_pytorch_runs_is_the_event_loop(name, posting):
     built = pj.schedules.build(name, num_workers=3, num_microbatches=6)
-    lowering = TorchLowering(max_active_stages=2, defer_reduce_grad_wait=True)
-    table = on_lane(pj.links.insert_transfers(built, lowering=lowering), "net")
+    table = on_lane(pj.links.insert_transfers(built, lowering="pytorch"), "net")
     data = json.loads(to_json(table)) | {"kinds": [], "graph": []}
     data["rows"] = [[cell or "" for cell in row] for row in data["rows"]]
     for seed, queues in enumerate(("worker", "pair", "direction")):
@@ -190,7 +189,7 @@ def test_every_schedule_keeps_its_residency_in_time(name):
     if not table.offloads:
         how = {"residency": 3, "counted": "stages", "defer_reduce_grad_wait": False}
         ours = pj.schedules.insert_sharding(table, lookahead=2, lane="compute", **how)
-        assert texts_of(ours) == texts_of(TorchLowering().sharded(table))
+        assert texts_of(ours) == texts_of(with_sharding(table))
 
 
 def test_weights_that_are_updated_are_gathered_again():
@@ -218,7 +217,7 @@ def test_wrong_numbers_are_refused(given, why):
 
 def test_messages_are_no_uses():
     bare = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=4)
-    sent = pj.links.insert_transfers(bare, lowering=TorchLowering(sharding=False))
+    sent = with_transfers(bare, None, pj.Links(), waits=True)
     for ahead in (1, 2, 3):
         found = pj.schedules.insert_sharding(sent, lookahead=ahead, residency=1 + ahead // 2)
         rows = [

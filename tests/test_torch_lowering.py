@@ -8,13 +8,17 @@ from legal_sizes import WHOLE
 
 import pipejax as pj
 from pipejax.schedules.cells.ops import SHARDING, WAIT_SEND, format_cell
-from pipejax.schedules.table.communication_cells import TorchLowering, messages_of, producer_order
+from pipejax.schedules.table.communication_cells import (
+    messages_of,
+    producer_order,
+    with_transfers,
+)
 from pipejax.schedules.table.table import without
 
-WAITS = TorchLowering(sharding=False)
-PAIRED = pj.ScheduleTable.from_rows(
-    [["0F0", "1F0", "(0F1;1B0)OVERLAP_F_B", "1F1", "0B0", "1B1", "0B1"]]
-)
+
+def with_waits(table, order=None):
+    """SEND, RECV and waits."""
+    return with_transfers(table, order, pj.Links(), waits=True)
 
 
 def cells(table):
@@ -33,10 +37,8 @@ def lowered(data):
 def test_equal_cell_by_cell(lowered):
     for case in lowered:
         table = pj.ScheduleTable.from_rows(split(case["compute"]))
-        ours = pj.links.insert_transfers(table, lowering=TorchLowering(**case["options"]))
+        ours = pj.links.insert_transfers(table, lowering="PyTorch")
         assert cells(ours) == split(case["lowered"]), case["schedule"]
-        if not case["options"]:
-            assert cells(pj.links.insert_transfers(table, lowering="PyTorch")) == cells(ours)
 
 
 def test_read_written_and_lowered_again(lowered, tmp_path):
@@ -45,15 +47,15 @@ def test_read_written_and_lowered_again(lowered, tmp_path):
         pj.write_table(table, tmp_path / "table.csv")
         read = pj.read_table(tmp_path / "table.csv")
         assert cells(read) == split(case["lowered"])
-        if not case["options"]:  # SEND, RECV and waits give way, the rest stays
-            assert cells(pj.links.insert_transfers(read, lowering="pytorch")) == cells(read)
+        # SEND, RECV and waits give way, the rest stays
+        assert cells(pj.links.insert_transfers(read, lowering="pytorch")) == cells(read)
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_waits_delay_nothing(name):
     built = pj.schedules.build(name, num_workers=4, num_microbatches=8)
     costs = pj.Costs.uniform(built, forward=1.0, backward=2.0, transfer=0.7, offload=0.5)
-    free, held = pj.links.insert_transfers(built), pj.links.insert_transfers(built, lowering=WAITS)
+    free, held = pj.links.insert_transfers(built), with_waits(built)
     assert int(np.isin(held.phase, WAIT_SEND).sum()) == len(messages_of(free).producer)
     for posting in ("early", "program"):
         for queues in ("worker", "pair", "direction"):
@@ -67,12 +69,10 @@ def test_sharding_cells_cost_nothing_unless_given():
     costs = pj.Costs.uniform(built, forward=1.0, backward=2.0, transfer=0.5)
     whole = pj.links.insert_transfers(built, lowering="pytorch")
     assert set(np.unique(whole.phase)) >= set(SHARDING)
-    bare = pj.links.insert_transfers(built, producer_order(built), lowering=WAITS)
+    bare = with_waits(built, producer_order(built))
     spans = [pj.evaluate(each, costs, link="rendezvous").makespan for each in (whole, bare)]
     assert spans[0] == spans[1]
-    assert cells(without(whole, SHARDING)) == cells(
-        pj.links.insert_transfers(built, lowering=WAITS)
-    )
+    assert cells(without(whole, SHARDING)) == cells(with_waits(built))
 
 
 def test_an_order_is_kept_beside_all_else():
@@ -82,21 +82,6 @@ def test_an_order_is_kept_beside_all_else():
     assert cells(without(without(ours, SHARDING), WAIT_SEND)) == cells(
         pj.links.insert_transfers(table, order)
     )
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_active_stages": 0}, "max_active_stages must be a whole number of at least 1"),
-        ({"unshard_lookahead": "all"}, "unknown unshard_lookahead 'all': known are full, auto"),
-        ({"unshard_lookahead": (4, 1)}, "unshard_lookahead must be at most 3, got 4"),
-        ({"unshard_lookahead": (1, 1)}, "needs a number for each of the 1 workers"),
-        ({"max_active_stages": 1}, "max_active_stages must be at least 2, got 1: a fused pair"),
-    ],
-)
-def test_wrong_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        pj.links.insert_transfers(PAIRED, lowering=TorchLowering(**options))
 
 
 def test_unknown_lowerings_and_offloads_are_refused():

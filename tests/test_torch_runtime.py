@@ -7,9 +7,9 @@ import pytest
 from legal_sizes import WHOLE
 
 import pipejax as pj
+from pipejax.runtimes.exports import check_sayable, complete
 from pipejax.runtimes.gloo import runtime
 from pipejax.runtimes.runtime_run import RuntimeJob
-from pipejax.runtimes.torch_tables import check_sayable, complete
 from pipejax.schedules.cells.ops import SHARDING, WAIT_SEND, Phase
 from pipejax.schedules.table.table_files import RepairNotice, to_csv
 

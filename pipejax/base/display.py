@@ -56,7 +56,6 @@ class ResultList(list[Item]):
         return _fitting("[", map(repr, self), f"... {len(self)} in all]", "]")
 
     def _repr_html_(self) -> str:
-
         return list_html(self)
 
 
@@ -68,7 +67,6 @@ class ResultDict(dict[str, Any]):
         return _fitting("{", texts, "...}", "}")
 
     def _repr_html_(self) -> str:
-
         return facts_html("", self.items())
 
 
@@ -94,7 +92,6 @@ def _show(record: Any) -> str:
 
 
 def _as_html(record: Any) -> str:
-
     text = record_html(record)
     return record.above_picture(text) if isinstance(record, Drawn) else text
 

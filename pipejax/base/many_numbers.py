@@ -52,10 +52,6 @@ def _quotient(one: Any, other: Any) -> "Many":
     return _binary(operator.truediv, one, other, lambda a, b, c: (1 / b, -c / b))
 
 
-def _of_power(one: NumpyArray, other: NumpyArray, result: NumpyArray) -> Any:
-    return other * one ** (other - 1), np.log(np.where(one == 0, 1.0, one)) * result
-
-
 class Many:
     """An array of every configuration, whose shape, axes and indices are those of one."""
 
@@ -99,7 +95,10 @@ class Many:
     __rsub__ = _reversed(__sub__)
     __mul__ = __rmul__ = _product
     __truediv__, __rtruediv__ = _quotient, _reversed(_quotient)
-    __pow__ = _operation(operator.pow, _of_power)
+    __pow__ = _operation(
+        operator.pow,
+        lambda a, b, c: (b * a ** (b - 1), np.log(np.where(a == 0, 1.0, a)) * c),
+    )
     __mod__ = _operation(operator.mod)
     __and__ = __rand__ = _operation(operator.and_)
     __lt__, __le__ = _operation(operator.lt), _operation(operator.le)
@@ -309,21 +308,17 @@ def _once(part: NumpyArray) -> NumpyArray:
     return part[:1] if len(part) > 1 and (part == part[:1]).all() else part
 
 
-def _cumulated(many: Many, axis: int) -> Many:
-    return _mapped(many, lambda part, front: np.cumsum(part, axis=_behind(axis, front)))
-
-
-def _as_array(many: Many, dtype: Any = None) -> Many:
-    return many if dtype is None or many.dtype == dtype else many.astype(dtype)
-
-
 # by the names that they have in NumPy
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "asarray": _as_array,
+    "asarray": lambda many, dtype=None: (
+        many if dtype is None or many.dtype == dtype else many.astype(dtype)
+    ),
     "broadcast_to": _broadcast,
     "clip": lambda many, low, high: _smaller(_larger(many, low), high),
     "concatenate": _together(np.concatenate),
-    "cumsum": lambda many, axis=0: _cumulated(many, axis),
+    "cumsum": lambda many, axis=0: _mapped(
+        many, lambda part, front: np.cumsum(part, axis=_behind(axis, front))
+    ),
     "equal": _operation(operator.eq),
     "exp": _unary(np.exp, lambda value, result: result),
     "floor": lambda many: Many(np.floor(many.value)),

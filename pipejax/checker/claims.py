@@ -15,19 +15,12 @@ Curve = list[tuple[float, float]]  # moments, and the memory that a worker holds
 
 
 class Discrepancy(NamedTuple):
-    """One claim that does not hold.
+    """One claim that does not hold."""
 
-    Attributes:
-      claim: what is claimed, down to the op, with its worker and slot, or the worker.
-      claimed: the value that the certificate states; None where it states none.
-      derived: the value that was derived; None where there is none.
-      why: what decides the derived value.
-    """
-
-    claim: str
-    claimed: Any
-    derived: Any
-    why: str = ""
+    claim: str  # what is claimed, down to the op, with its worker and slot, or the worker
+    claimed: Any  # the value that the certificate states; None where it states none
+    derived: Any  # the value that was derived; None where there is none
+    why: str = ""  # what decides the derived value
 
     def __str__(self) -> str:
         """Return one line."""

@@ -58,18 +58,11 @@ NOT_DERIVED = (
 
 
 class CheckedBound(NamedTuple):
-    """A lower bound that a certificate claims.
+    """A lower bound that a certificate claims."""
 
-    Attributes:
-      value: the bound, in the unit of the verdict.
-      by: what it rests on: "path", "worker", "stage", "memory chain" or "memory area"; anything
-        else is the word of who found it, as "solver".
-      checked: whether it was derived again.
-    """
-
-    value: float
-    by: str
-    checked: bool
+    value: float  # in the unit of the verdict
+    by: str  # one of `DERIVED`; anything else is the word of who found it, as "solver"
+    checked: bool  # whether it was derived again
 
 
 class Verdict(NamedTuple):

@@ -88,7 +88,10 @@ def extrapolated_makespans(
         )
     pieces = [(period.before, period.piece) for period in steady.periods]
     times = [more * steady.microbatches // period.microbatches for period in steady.periods]
-    return _of_batch(_last_end, program, costs, batch_size, pieces, steady.rest, _bits(times))
+    # in binary, the lowest bit first: no integer type of JAX holds all numbers
+    width = -(-max(times).bit_length() // BITS) * BITS
+    bits = np.array([[number >> bit & 1 for bit in range(width)] for number in times], bool)
+    return _of_batch(_last_end, program, costs, batch_size, pieces, steady.rest, bits)
 
 
 @in_float64
@@ -123,12 +126,6 @@ def cycle_time(program: Program, costs: Costs, *, batch_size: int | None = None)
     pieces = [period.piece for period in steady.periods]
     microbatches = np.array([period.microbatches for period in steady.periods])
     return _of_batch(_cycle_time, program, costs, batch_size, pieces, microbatches)
-
-
-def _bits(numbers: list[int]) -> Bool[NumpyArray, "numbers bits"]:
-    """Write numbers in binary, the lowest bit first: no integer type of JAX holds them all."""
-    width = -(-max(numbers).bit_length() // BITS) * BITS
-    return np.array([[number >> bit & 1 for bit in range(width)] for number in numbers], bool)
 
 
 def _steady_state(program: Program) -> SteadyState:

@@ -1,11 +1,11 @@
-"""Rows of workers on axes: their ops as bars, and what they hold as areas."""
+"""Rows of workers on axes: ops as bars, messages as lines or bars, and what they hold as areas."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
+from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
@@ -15,7 +15,6 @@ from pipejax.analysis.runs.timeline import Arrow, Bar, phases_of
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.plots import palette, style
-from pipejax.plots.transfers import MAX_SHAPES, draw_transfers
 from pipejax.schedules.cells.ops import COMPUTING, Op
 
 MAX_LABELS = 2000  # more microbatch numbers than this are left out, nobody could read them
@@ -23,7 +22,9 @@ HATCH = "////"
 TRANSFERS = "transfers"  # a lane of pictures alone
 _ROW, _HEIGHT = 0.28, 0.8  # of a worker [inch], and of its bars relative to that
 _ALONE, _SEVERAL, _GAP = 0.14, 0.1, 0.02  # what a lane below them adds, one or each [inch]
-_FRAME, _EDGE = 0.9, 0.4  # widths of lines around ops [point]
+_FRAME, _EDGE, _TRANSFER_EDGE = 0.9, 0.4, 0.2  # widths of lines around ops [point]
+MAX_SHAPES = 5000  # more than this are pixels in a pdf or svg, which would take long to show
+_BEHIND = 0.8  # order: over the line of idle time, behind ops, so that no line crosses a number
 _DIGIT = 0.66  # width of a digit, relative to the size of its font
 Room = tuple[float, float]  # of a number: for each digit [s], and its height in rows
 
@@ -339,3 +340,41 @@ def _draw_numbers(
 
 def _room(part: DrawnOp, start: float, finish: float) -> Room:
     return (finish - start) / len(part.number), part.height
+
+
+def draw_messages(axes: Axes, sent: Sequence[Arrow], *, top: float, bottom: float) -> None:
+    """Lines from the edge of the sender's ops to the edge of the receiver's, behind other rows."""
+    lines = []
+    for a in sent:
+        leaves, arrives = (bottom, top) if a.receiver > a.sender else (top, bottom)
+        lines.append([(a.start, a.sender + leaves), (a.finish, a.receiver + arrives)])
+    colours = [palette.CRITICAL if a.is_critical else palette.MESSAGE for a in sent]
+    widths = [1.0 if a.is_critical else 0.5 for a in sent]
+    look: dict[str, Any] = {
+        "colors": colours,
+        "linewidths": widths,
+        "rasterized": len(lines) > MAX_SHAPES,
+    }
+    axes.add_collection(LineCollection(lines, zorder=_BEHIND, **look))
+
+
+def draw_transfers(axes: Axes, sent: Sequence[Arrow], top: float, height: float) -> None:
+    """Draw messages as bars in a lane of both workers, those of the critical path framed."""
+    for critical in (False, True):
+        boxes: Any = np.array(
+            [
+                (a.start, a.finish, worker + top, worker + top + height)
+                for a in sent
+                if a.is_critical is critical and a.finish > a.start
+                for worker in (a.sender, a.receiver)
+            ]
+        ).reshape(-1, 4)
+        corners = boxes[:, [[0, 2], [1, 2], [1, 3], [0, 3]]]
+        edge = {"edgecolor": palette.CRITICAL if critical else palette.WHITE}
+        widest = _FRAME if critical else _TRANSFER_EDGE
+        widths = style.line_widths(axes, boxes[:, 1] - boxes[:, 0], widest)
+        look: dict[str, Any] = {"facecolor": palette.MESSAGE, "linewidths": widths, **edge}
+        rasterized = len(boxes) > MAX_SHAPES
+        axes.add_collection(
+            PolyCollection(corners, zorder=3 if critical else 1, rasterized=rasterized, **look)
+        )

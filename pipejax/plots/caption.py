@@ -68,7 +68,8 @@ def caption_of_runs(
     sentences = [", ".join([setting] * bool(setting) + shared)]
     for (name, run), given in zip(runs.items(), facts, strict=True):
         own = [fact for fact in given if fact not in shared]
-        sentences.append(f"{name}: {', '.join(own + _results(run, unit))}")
+        own += [f"makespan {unit.text(run.makespan)}", f"bubble ratio {run.bubble_ratio:.4g}"]
+        sentences.append(f"{name}: {', '.join(own)}")
     if window is not None:
         low, high = (f"{time / unit.seconds:.5g}" for time in window)
         sentences.append(f"Shown: {low} to {high} {unit.name}")
@@ -124,7 +125,3 @@ def _links(links: Any) -> str:
     more += ["shared links"] * bool(links.shared_links)
     more += ["shared host links"] * bool(links.host_links)
     return f"{links.model} links" + (f" ({', '.join(more)})" if more else "")
-
-
-def _results(run: Evaluation, unit: TimeUnit) -> list[str]:
-    return [f"makespan {unit.text(run.makespan)}", f"bubble ratio {run.bubble_ratio:.4g}"]

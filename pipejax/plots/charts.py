@@ -36,7 +36,12 @@ def machine_picture(placed: PlacedCosts, shown: Mapping[str, Seats]) -> Figure:
             for axes, (name, places) in zip(rows, shown.items(), strict=True)
         ]
         rows[0].set_ylim(-0.8, max(tops) + 0.15)
-        entries = _link_entries(int(placed.level.max()) + 1)
+        names = ("messages in a node", "between nodes", "between racks")
+        levels = range(int(placed.level.max()) + 1)
+        entries = [
+            Line2D([], [], color=colour, label=name)
+            for colour, name, _ in zip(LINK_COLOURS, names, levels, strict=False)
+        ]
         picture.legend(handles=entries, loc="outside lower center", ncols=len(entries))
     return picture
 
@@ -46,7 +51,9 @@ def _draw_placement(
 ) -> float:
     """Draw the workers node by node, and an arc for each pair that messages cross."""
     # returns the height of the highest arc
-    at, top = _positions(placed.level), 0.5
+    # places are apart by one, and by a gap more for each level between them
+    between = placed.level[np.arange(len(placed.level) - 1), 1:].diagonal()
+    at, top = np.append(0.0, np.cumsum(1.0 + GAP * between)), 0.5
     for level in range(int(placed.level.max())):
         for group in np.unique((placed.level <= level).argmax(axis=1)).tolist():
             _frame(axes, at[placed.level[group] <= level], level)
@@ -71,19 +78,6 @@ def _draw_placement(
         axes.spines[side].set_visible(False)
     axes.set_title(name, loc="left")
     return float(top)
-
-
-def _link_entries(levels: int) -> list[Line2D]:
-    names = ("messages in a node", "between nodes", "between racks")
-    return [
-        Line2D([], [], color=colour, label=name)
-        for colour, name, _ in zip(LINK_COLOURS, names, range(levels), strict=False)
-    ]
-
-
-def _positions(level: Int[NumpyArray, "places places"]) -> NumpyArray:
-    """Where each place stands: apart by one, and by a gap more for each level between them."""
-    return np.append(0.0, np.cumsum(1.0 + GAP * level[np.arange(len(level) - 1), 1:].diagonal()))
 
 
 def _frame(axes: Axes, at: NumpyArray, level: int) -> None:

@@ -35,12 +35,12 @@ from pipejax.plots.bars import (
     bar_entries,
     draw_bars,
     draw_memory,
+    draw_messages,
     lanes_below,
     row_height,
     share_row,
 )
 from pipejax.plots.caption import SLOTS, TimeUnit, caption_of_runs, headlines, named, unit_of
-from pipejax.plots.transfers import draw_messages
 from pipejax.schedules.cells.ops import COMPUTING, WAITS
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -150,9 +150,12 @@ def plot(
     text = caption_of_runs(evaluated, scale, window=window) if caption is True else caption or ""
     page = style.paper(size, font, font_size)
     look = Drawing(scale, page, window, messages, critical, text, transfers, title)
-    panels = [
-        Panel(name, run, _activations(run) if memory else None) for name, run in evaluated.items()
-    ]
+    panels = []
+    for name, run in evaluated.items():
+        curves = None
+        if memory:
+            curves = Curves(activation_memory(run), "activations held", "{:.4g}".format)
+        panels.append(Panel(name, run, curves))
     return draw_panels(panels, look)
 
 
@@ -173,10 +176,6 @@ def _named(runs: Run | Sequence[Run] | Mapping[str, Run]) -> dict[str, Run]:
     if not found:
         raise ValueError("runs must be at least one evaluation or table, got none")
     return found
-
-
-def _activations(run: Evaluation) -> Curves:
-    return Curves(activation_memory(run), "activations held", "{:.4g}".format)
 
 
 def draw_panels(panels: Sequence[Panel], look: Drawing) -> style.Picture:

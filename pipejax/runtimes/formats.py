@@ -23,9 +23,9 @@ class TableFormat(NamedTuple):
 
 
 FORMATS: Mapping[str, TableFormat] = {
-    "torch-csv": TableFormat("pipejax.runtimes.torch_tables", "to_torch_csv"),
-    "jaxpp": TableFormat("pipejax.runtimes.mpmd", "to_jaxpp"),
-    "shardy": TableFormat("pipejax.runtimes.mpmd", "to_shardy"),
+    "torch-csv": TableFormat("pipejax.runtimes.exports", "to_torch_csv"),
+    "jaxpp": TableFormat("pipejax.runtimes.exports", "to_jaxpp"),
+    "shardy": TableFormat("pipejax.runtimes.exports", "to_shardy"),
     "json": TableFormat("pipejax.schedules.table.table_files", "to_json"),
     "chrome-trace": TableFormat("pipejax.analysis.runs.chrome_trace", "chrome_trace", of_run=True),
 }

@@ -17,7 +17,6 @@ from pipejax.training.linear_models import (
 from pipejax.training.objective import (
     TrainingObjective as TrainingObjective,
     batch_gradient as batch_gradient,
-    block_gradient as block_gradient,
     smoothness as smoothness,
 )
 from pipejax.training.replays import (

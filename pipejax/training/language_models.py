@@ -168,8 +168,6 @@ def language_model(
       The objective.
 
     Raises:
-      ValueError: if a count is no whole number in range, heads do not divide the width, or the text
-        is too short.
       OSError: if there is no such file.
 
     Source:

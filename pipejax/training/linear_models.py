@@ -63,9 +63,6 @@ def random_quadratic(
     Returns:
       The objective.
 
-    Raises:
-      ValueError: if a count is no whole number in range, or S does not divide the dimension.
-
     Source:
       The random quadratic of the experiments of arXiv 2606.03498.
 
@@ -104,10 +101,6 @@ def spectral_quadratic(
 
     Returns:
       The objective.
-
-    Raises:
-      ValueError: if a count is no whole number in range, S does not divide the dimension, an
-        eigenvalue is not above 0, or there are fewer examples than eigenvalues.
 
     Example:
       >>> import pipejax as pj
@@ -166,11 +159,6 @@ def nesterov_quadratic(
 
     Returns:
       The objective.
-
-    Raises:
-      ValueError: if a count is no whole number in range, S does not divide the dimension, the
-        condition number is not above 1, mu not above 0, there is no such minimiser, or there are
-        fewer examples than coordinates.
 
     Source:
       Nesterov, Introductory Lectures on Convex Optimization (2004), section 2.1.4.
@@ -313,8 +301,6 @@ def random_logistic(
       The objective.
 
     Raises:
-      ValueError: if a count is no whole number in range, S does not divide the dimension, or l2 or
-        signal is no finite number above 0.
       RuntimeError: if the minimum is not found.
 
     Source:

@@ -52,88 +52,44 @@ class TrainingObjective(abc.ABC):
 
     @abc.abstractmethod
     def init(self, key: Array) -> Blocks:
-        """Return the blocks (stages, width) that training starts from.
-
-        Args:
-          key: of the random numbers, for objectives whose start is random.
-        """
+        """Return the blocks (stages, width) to start from; the key is for a random start."""
 
     @abc.abstractmethod
     def batch(self, index: Int[Array, ""] | int) -> Tree:
-        """Return one batch, a pytree.
-
-        Args:
-          index: which one, from 0 to num_batches - 1; may be traced.
-        """
+        """Return one batch, a pytree; the index may be traced."""
 
     @abc.abstractmethod
     def input(self, batch: Tree) -> Array:
-        """Return the activation that stage 0 takes.
-
-        Args:
-          batch: as from `batch`.
-        """
+        """Return the activation that stage 0 takes."""
 
     @abc.abstractmethod
     def stage(
         self, stage: int, block: Float[Array, " width"], activation: Array, batch: Tree
     ) -> Array:
-        """Return the activation that a stage passes on.
-
-        Args:
-          stage: which one.
-          block: (width) its parameters.
-          activation: from the stage before, or from `input`.
-          batch: as from `batch`.
-        """
+        """Return the activation that a stage passes on."""
 
     @abc.abstractmethod
     def loss(self, activation: Array, batch: Tree) -> Float[Array, ""]:
-        """Return the loss of a batch.
-
-        Args:
-          activation: output of the last stage.
-          batch: as from `batch`.
-        """
+        """Return the loss of a batch."""
 
     @abc.abstractmethod
     def value(self, blocks: Blocks) -> Float[Array, ""]:
-        """Return the objective f itself.
-
-        Args:
-          blocks: (stages, width) parameters.
-        """
+        """Return the objective f itself."""
 
     def batch_loss(self, blocks: Blocks, batch: Tree) -> Float[Array, ""]:
-        """Return the loss of a batch, stage after stage.
-
-        Objectives that have a shorter way override it.
-
-        Args:
-          blocks: (stages, width) parameters.
-          batch: as from `batch`.
-        """
-        return composed_loss(self, blocks, batch)
+        """Return the loss of a batch, stage after stage; a shorter way may override it."""
+        activation = self.input(batch)
+        for stage in range(self.num_stages):
+            activation = self.stage(stage, blocks[stage], activation, batch)
+        return self.loss(activation, batch)
 
     def gap(self, blocks: Blocks) -> Float[Array, ""]:
-        """Return how far the value is above its minimum, f - f*.
-
-        Args:
-          blocks: (stages, width) parameters.
-        """
+        """Return how far the value is above its minimum, f - f*."""
         return self.value(blocks) - self.minimum
 
     def held(self) -> Bool[NumpyArray, "stages width"] | bool:
         """Return which coordinates of the blocks are parameters and no padding."""
         return True
-
-
-def composed_loss(objective: TrainingObjective, blocks: Blocks, batch: Tree) -> Float[Array, ""]:
-    """Loss of a batch as the pipeline computes it: one stage after the other."""
-    activation = objective.input(batch)
-    for stage in range(objective.num_stages):
-        activation = objective.stage(stage, blocks[stage], activation, batch)
-    return objective.loss(activation, batch)
 
 
 def batch_gradient(objective: TrainingObjective, blocks: Blocks, batch: Tree) -> Blocks:
@@ -154,32 +110,6 @@ def batch_gradient(objective: TrainingObjective, blocks: Blocks, batch: Tree) ->
       (4, 2)
     """
     return jax.grad(objective.batch_loss)(blocks, batch)
-
-
-def block_gradient(
-    objective: TrainingObjective, blocks: Blocks, batch: Tree, stage: Int[Array, ""] | int
-) -> Float[Array, " width"]:
-    """Gradient of the loss of a batch with respect to the block of one stage.
-
-    The stage may be traced, so the gradients of all blocks are computed and one is taken: a run
-    over many seeds needs each of them in every step anyway.
-
-    Args:
-      objective: what is trained.
-      blocks: (stages, width) parameters.
-      batch: as from `objective.batch`.
-      stage: whose block, from 0 to S - 1; may be traced.
-
-    Returns:
-      (width) gradient.
-
-    Example:
-      >>> import jax.numpy as jnp, pipejax as pj
-      >>> objective = pj.training.random_quadratic(4, dimension=8, seed=0)
-      >>> pj.training.block_gradient(objective, jnp.zeros((4, 2)), objective.batch(0), 3).shape
-      (2,)
-    """
-    return batch_gradient(objective, blocks, batch)[stage]
 
 
 # Objectives of a linear model: the prediction is a sum, each stage adds the part of its block.

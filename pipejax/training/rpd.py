@@ -11,7 +11,7 @@ Source: arXiv 2606.03498, the method Randomized PipeDream (RPD).
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,17 +48,7 @@ RANDOM_ORDERS = ("drawn", "cyclic")  # of the batches
 
 
 def randomized_pipedream(
-    objective: TrainingObjective,
-    *,
-    step_size: float,
-    seed: int,
-    updates: int,
-    delta: int = 0,
-    delays: Table | None = None,
-    every: int = 1,
-    norms: bool = False,
-    batches: str = "drawn",
-    noise: float = 0.0,
+    objective: TrainingObjective, *, step_size: float, seed: int, **how: Any
 ) -> TrainingRun:
     """Train once by Randomized PipeDream.
 
@@ -66,25 +56,11 @@ def randomized_pipedream(
       objective: what is trained.
       step_size: gamma.
       seed: of start, stages, batches and delays.
-      updates: block updates to do, a multiple of `every`.
-      delta: largest delay: every block is read from a model of the last delta updates, uniformly
-        and on its own. 0 is stochastic block coordinate descent.
-      delays: instead of delta, whole numbers (samples, stages), or (stages, samples, stages) by the
-        stage that is updated: one sample is drawn uniformly and says how many updates old each
-        block is, never older than the start. They can be those of a schedule.
-      every: updates from one sample of the gap to the next.
-      norms: whether to measure the full gradient before every update, which costs as much as f.
-      batches: "drawn", or "cyclic" for batch k mod batches at update k.
-      noise: standard deviation of the normal numbers that are added to every coordinate of every
-        block gradient.
+      **how: updates, delta, delays, every, norms, batches and noise, as for
+        `sweep_randomized_pipedream`.
 
     Returns:
-      The run, in the precision of the objective.
-
-    Raises:
-      ValueError: if the step size is no finite number above 0, the noise none of at least 0, a
-        count or the seed no whole number in range, the delays no such table, both delta and delays
-        are given, or there is no such order of batches.
+      The run, without the axes of `sweep_randomized_pipedream`.
 
     Example:
       >>> import pipejax as pj
@@ -95,9 +71,7 @@ def randomized_pipedream(
       >>> run.update.tolist(), bool(run.gap[-1] < 1e-3 * run.gap[0])
       ([0, 200, 400], True)
     """
-    how = {"updates": updates, "delta": delta, "delays": delays, "every": every, "norms": norms}
-    random = {"batches": batches, "noise": noise}
-    return run_alone(sweep_randomized_pipedream, objective, step_size, seed, **how, **random)
+    return run_alone(sweep_randomized_pipedream, objective, step_size, seed, **how)
 
 
 def sweep_randomized_pipedream(
@@ -122,20 +96,24 @@ def sweep_randomized_pipedream(
       step_sizes: (step_sizes) gamma.
       seeds: (seeds) of start, stages, batches and delays.
       updates: block updates to do, a multiple of `every`.
-      delta: largest delay, as for `randomized_pipedream`; if several, they are a further, leading
+      delta: largest delay: every block is read from a model of the last delta updates, uniformly
+        and on its own; 0 is stochastic block coordinate descent. Several are a further, leading
         axis.
-      delays: instead of delta, as for `randomized_pipedream`.
+      delays: instead of delta, whole numbers (samples, stages), or (stages, samples, stages) by the
+        stage that is updated: one sample is drawn uniformly and says how many updates old each
+        block is, never older than the start. They can be those of a schedule.
       every: updates from one sample of the gap to the next.
       norms: whether to measure the full gradient before every update, which costs as much as f.
-      batches: as for `randomized_pipedream`.
-      noise: as for `randomized_pipedream`.
+      batches: "drawn", or "cyclic" for batch k mod batches at update k.
+      noise: standard deviation of the normal numbers that are added to every coordinate of every
+        block gradient.
 
     Returns:
-      The runs, with leading axes (step_sizes, seeds), or (deltas, step_sizes, seeds).
+      The runs, with leading axes (step_sizes, seeds), or (deltas, step_sizes, seeds), in the
+      precision of the objective.
 
     Raises:
-      ValueError: as `randomized_pipedream`; if there are no step sizes, seeds or deltas, or not as
-        many stacked objectives as seeds.
+      ValueError: if an argument is out of range, or both delta and delays are given.
 
     Cost:
       Holds (largest delay + some times S) blocks for each run, and the numbers of the blocks of

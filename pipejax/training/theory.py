@@ -57,11 +57,6 @@ def convergence_bound(
 ) -> ConvergenceBound:
     """Bound on the mean squared gradient norm of a run; all arguments broadcast.
 
-    For f with an L-Lipschitz gradient and block gradients of second moment at most G^2,
-
-      mean over k < K of E|grad f(w_k)|^2
-          <= 2 S (f_0 - f*) / (gamma K)  +  gamma L G^2 S  +  gamma^2 L^2 G^2 delta^2
-
     Args:
       stages: S.
       updates: K, block updates.
@@ -73,9 +68,6 @@ def convergence_bound(
 
     Returns:
       The three terms and their sum.
-
-    Raises:
-      ValueError: if an argument is not finite and above 0, or delta not finite and at least 0.
 
     Source:
       arXiv 2606.03498, the convergence theorem of Randomized PipeDream.
@@ -119,9 +111,6 @@ def best_step_size(
     Returns:
       gamma.
 
-    Raises:
-      ValueError: as `convergence_bound`.
-
     Example:
       >>> import pipejax as pj
       >>> given = dict(stages=8, updates=3200, smoothness=1.0, gradient_bound=1.0, gap=4.0)
@@ -147,9 +136,6 @@ def pipedream_delay(stages: int) -> int:
     Returns:
       How many block updates, of all stages, happen between a read of a block and the update that
       comes of it.
-
-    Raises:
-      ValueError: if stages is no whole number of at least 1.
 
     Source:
       arXiv 2606.03498, S^2 - S/2 + O(1); the floor is what the schedule gives at S = 2 to 32.
@@ -177,10 +163,6 @@ def delay_term_law(stages: int, updates: Given, *, smoothness: Given, gap: Given
 
     Returns:
       gamma^2 L^2 delta^2 G^2.
-
-    Raises:
-      ValueError: if stages is no whole number of at least 1, another argument not finite and
-        above 0.
 
     Example:
       >>> import pipejax as pj

@@ -16,15 +16,7 @@ from pipejax.training.objective import TrainingObjective
 
 Curves = Float[Array, "*runs samples"] | Float[NumpyArray, "*runs samples"]
 Masked = np.ma.MaskedArray[tuple[int, ...], np.dtype[np.floating]]
-PER_RUN = (
-    "gap",
-    "diverged",
-    "blocks",
-    "largest_squared_gradient",
-    "mean_squared_gradient",
-    "loss",
-    "minimum",
-)  # fields of a run that many have for each
+OF_ALL = ("update", "time")  # fields that many runs share
 DIVERGED = 1000.0  # times the gap at the start
 RULES = ("final", "mean", "stable")  # that choose a step size
 RISE, ROUNDING = 2.0, 1e-12  # of a stable curve: above its least value, and of its start
@@ -137,9 +129,6 @@ def summarise(
     Returns:
       Means by step size, and which is the best.
 
-    Raises:
-      ValueError: if the runs have other axes, or as `choose_step_size`.
-
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("pipedream", num_workers=4, num_microbatches=60)
@@ -160,11 +149,14 @@ def summarise(
         return np.ma.masked_where(np.broadcast_to(failed[:, None, None] > 0, shape), shown)
 
     gap = kept(runs.gap).mean(axis=1)
+    final = kept(runs.gap)[:, :, -1]
+    no_spread = np.ma.masked_array(np.zeros(len(final)), True)
+    spread = no_spread if shape[1] == 1 else final.std(axis=1, ddof=1)  # unbiased: of one seed none
     return Summary(
         gap=gap,
         value=kept(runs.value).mean(axis=1),
         loss=np.ma.masked_invalid(kept(runs.loss).mean(axis=1)),
-        spread=np.ma.masked_invalid(_deviation(kept(runs.gap)[:, :, -1])),
+        spread=np.ma.masked_invalid(spread),
         diverged=failed,
         best=choose_step_size(gap.filled(np.nan), rule, step_sizes),
     )
@@ -187,9 +179,6 @@ def choose_step_size(
     Returns:
       Its place, None if every step size diverged or none is stable.
 
-    Raises:
-      ValueError: if there is no such rule, or step sizes are missing or not as many as curves.
-
     Example:
       >>> curves = np.array([[8.0, 1.0, 5.0, 0.5], [8.0, 3.0, 2.0, 1.0], [8.0, 7.0, 6.0, 5.0]])
       >>> [choose_step_size(curves, rule, [0.5, 0.25, 0.125]) for rule in RULES]
@@ -206,13 +195,6 @@ def choose_step_size(
     else:
         score = curves[:, -1] if rule == "final" else curves.mean(axis=1)
     return int(np.where(known, score, np.inf).argmin()) if known.any() else None
-
-
-def _deviation(final: Masked) -> Masked:
-    """Unbiased, so that one seed has none."""
-    if final.shape[1] == 1:
-        return np.ma.masked_array(np.zeros(len(final)), True)
-    return final.std(axis=1, ddof=1)
 
 
 # Runs with every step size and every seed: what is checked, how they are mapped, and one alone.
@@ -238,7 +220,7 @@ def run_alone(
         raise ValueError(f"objective must be a single one, got {len(objective.minimum)} stacked")
     whole_number(seed, "seed", least=0)
     runs = sweep(objective, step_sizes=[step_size], seeds=[seed], **how)
-    of_runs = {name: getattr(runs, name) for name in PER_RUN}
+    of_runs = {name: value for name, value in runs._asdict().items() if name not in OF_ALL}
     return runs._replace(**jax.tree.map(lambda leaf: leaf[0, 0], of_runs))
 
 

@@ -8,14 +8,6 @@ import torch_tables as torch_own
 
 import pipejax as pj
 from pipejax.schedules.cells.ops import format_cell
-from pipejax.schedules.table.communication_cells import TorchLowering
-
-OPTIONS = [
-    {},
-    {"defer_pp_recv": True},
-    {"max_active_stages": 2, "unshard_lookahead": "auto", "defer_reduce_grad_wait": True},
-    {"max_active_stages": 5, "defer_reduce_grad_wait": True},
-]
 
 
 def counts(ranks):
@@ -31,12 +23,11 @@ def test_lowered_cell_by_cell(ranks):
     compared = 0
     for name, _, per_rank, count, actions in torch_own.grid((ranks,), (1, 2, 3, 4), counts):
         table = pj.ScheduleTable.from_rows(torch_own.texts(actions))
-        for options in OPTIONS:
-            theirs = torch_own.texts(torch_own.lowered(actions, ranks, per_rank, count, **options))
-            ours = pj.links.insert_transfers(table, lowering=TorchLowering(**options))
-            assert cells(ours) == theirs, (name, ranks, per_rank, count, options)
-            compared += 1
-    assert compared > 100
+        theirs = torch_own.texts(torch_own.lowered(actions, ranks, per_rank, count))
+        ours = pj.links.insert_transfers(table, lowering="pytorch")
+        assert cells(ours) == theirs, (name, ranks, per_rank, count)
+        compared += 1
+    assert compared > 25
 
 
 def test_interleaved_zb_has_pytorchs_cells():
@@ -69,7 +60,7 @@ def test_what_the_other_tests_hold_is_what_pytorch_makes():
     for case in json.loads(path.read_text())["tables"]:
         sizes = case["workers"], case["stages_per_worker"], case["microbatches"]
         actions = torch_own.compute_only(case["schedule"], *sizes)
-        lowered = torch_own.lowered(actions, *sizes, **case["options"])
+        lowered = torch_own.lowered(actions, *sizes)
         for rows, kept in ((actions, "compute"), (lowered, "lowered")):
             texts = [" ".join(cell or "-" for cell in row) for row in torch_own.texts(rows)]
             assert texts == case[kept]

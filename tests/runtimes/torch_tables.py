@@ -38,10 +38,10 @@ def stubs(rank, ranks, per_rank, style):
     ]
 
 
-def runtime(ranks, per_rank, microbatches, **options):
+def runtime(ranks, per_rank, microbatches):
     """PyTorch's runtime without a table: it lowers what it is given."""
     return theirs._PipelineScheduleRuntime(
-        stubs(0, ranks, per_rank, "loop"), microbatches, **NO_LOSS, **options
+        stubs(0, ranks, per_rank, "loop"), microbatches, **NO_LOSS
     )
 
 
@@ -69,9 +69,9 @@ def compute_only(name, ranks, per_rank, microbatches):
         return None
 
 
-def lowered(actions, ranks, per_rank, microbatches, **options):
+def lowered(actions, ranks, per_rank, microbatches):
     """The actions by rank with communication, as PyTorch's runtime executes them."""
-    schedule = runtime(ranks, per_rank, microbatches, **options)
+    schedule = runtime(ranks, per_rank, microbatches)
     copied = {rank: list(row) for rank, row in actions.items()}
     schedule._prepare_schedule_with_comms(copied)
     return schedule.pipeline_order_with_comms

@@ -403,7 +403,9 @@ def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
     plan, size = problem.plan, max(map(len, leaves.values()))
     dtype = next(iter(leaves.values())).dtype
     unroll = _unrolls(problem, size, dtype, with_counts)
-    by_level = not with_counts and _goes_by_level(problem, size)
+    is_large = size * plan.ops.num_ops >= WORTH_LEVELS
+    by_level = not with_counts and problem.temperature is None and is_large
+    by_level = by_level and jax.default_backend() == "cpu"
     found: list[tuple[Values, Counts | None]] = []
     results = len(plan.rows.terms) if with_counts else 0
     for part, count, over in _parts(leaves, size, problem.max_bytes, results):
@@ -463,11 +465,6 @@ def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -
     if problem.temperature is not None or not pays:
         return False
     return not with_counts or problem.plan.unrolled_with_counts[dtype] is not None
-
-
-def _goes_by_level(problem: _Problem, size: int) -> bool:
-    is_large = size * problem.plan.ops.num_ops >= WORTH_LEVELS
-    return problem.temperature is None and is_large and jax.default_backend() == "cpu"
 
 
 def _on_host(counts: Counts) -> Counts:

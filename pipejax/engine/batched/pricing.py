@@ -240,15 +240,11 @@ def programs_of_batch(
     _, first, kind = np.unique(
         is_below.reshape(len(is_below), -1), axis=0, return_index=True, return_inverse=True
     )
+    arrays: Costs = jax.tree.map(np.atleast_1d, costs)
     for number, row in enumerate(first.tolist()):
-        one = jax.tree.map(lambda leaf, row=row: leaf[min(row, len(leaf) - 1)], _arrays(costs))
+        one = jax.tree.map(lambda leaf, row=row: leaf[min(row, len(leaf) - 1)], arrays)
         program = settled(lower(table, link=links, costs=one))
         yield program, None if len(first) == 1 else np.flatnonzero(kind.ravel() == number)
-
-
-def _arrays(costs: Costs) -> Costs:
-    arrays: Costs = jax.tree.map(np.atleast_1d, costs)
-    return arrays
 
 
 # A program in which every op and every message has a cost of its own.

@@ -168,35 +168,20 @@ class CostLayout:
 
 @short_repr
 class MessageTable(NamedTuple):
-    """The messages of a program, for reports and drawings; the recurrence does not need them.
+    """The messages of a program, for reports and drawings; the recurrence does not need them."""
 
-    Attributes:
-      producer: (messages) node that makes the message.
-      carrier: (messages) node that transmits it, or the source where it uses no resource.
-      consumer: (messages) node that waits for it.
-      lag_index: (messages) position of the delay between producer or carrier and consumer.
-      phase: (messages) SEND_F or SEND_B.
-      stage: (messages) stage that sends.
-      microbatch: (messages) microbatch.
-      sender: (messages) worker.
-      receiver: (messages) worker.
-      eager: (messages) whether it is buffered for it lies below `Links.eager_below`.
-      direction: (messages) of it among message times.
-      boundary: (messages) likewise.
-    """
-
-    producer: Messages
-    carrier: Messages
-    consumer: Messages
-    lag_index: Messages
-    phase: Messages
-    stage: Messages
+    producer: Messages  # node that makes the message
+    carrier: Messages  # node that transmits it, or the source where it uses no resource
+    consumer: Messages  # node that waits for it
+    lag_index: Messages  # position of the delay between producer or carrier and consumer
+    phase: Messages  # SEND_F or SEND_B
+    stage: Messages  # stage that sends
     microbatch: Messages
-    sender: Messages
-    receiver: Messages
-    eager: Bool[NumpyArray, " messages"]
-    direction: Messages
-    boundary: Messages
+    sender: Messages  # worker
+    receiver: Messages  # worker
+    eager: Bool[NumpyArray, " messages"]  # buffered, for it lies below `Links.eager_below`
+    direction: Messages  # of it among message times
+    boundary: Messages  # likewise
 
     def cells(self, message: Index) -> tuple[Op, Op]:
         """Return the SEND and the RECV of a message."""

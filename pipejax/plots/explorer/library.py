@@ -160,15 +160,11 @@ def library(tables: Mapping[str, Sequence[ScheduleTable]], phases: PagePhases) -
             each_worker = {"stagesPerWorker": table.stages_per_worker}
             which = {"grammar": phases.grammars.index(table.grammar)}
             entries.append({"name": name, **sizes, **each_worker, **which, **_unstated(table)})
-            texts.append(_text(table))
+            # cells by row, without idle ones: their order is all that counts
+            rows = ((table.grammar.text(cell) for cell in row if cell) for row in table.rows())
+            texts.append("\n".join(map(",".join, rows)))
     packed = zlib.compress(APART.join(texts).encode(), LEVEL)
     return {"entries": entries, "apart": APART, "data": base64.b64encode(packed).decode()}
-
-
-def _text(table: ScheduleTable) -> str:
-    """Cells by row, without idle ones: their order is all that counts."""
-    rows = ((table.grammar.text(cell) for cell in row if cell) for row in table.rows())
-    return "\n".join(map(",".join, rows))
 
 
 def _unstated(table: ScheduleTable) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """What a page of the explorer holds: schedules with their costs, memory and programs."""
 
+import base64
+import zlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -22,12 +24,15 @@ from pipejax.plots.explorer.factors import (
     read_by,
 )
 from pipejax.plots.explorer.library import OfferedTimes, PagePhases, grammar_of_page, library
-from pipejax.plots.explorer.packing import Packed, pack
 from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts, with_items
 from pipejax.schedules.cells.ops import IN_FLIGHT, ScheduleError
 from pipejax.schedules.table.links import LINK_MODELS, LINKS, Links, format_pair_links
 from pipejax.schedules.table.table import ScheduleTable
 
+Packed = dict[str, Any]  # as from `pack`
+WHOLE = ("int8", "int16", "int32")  # whole numbers take the first of these that holds them
+REAL = "float64"
+LEVEL = 6  # of zlib: higher ones take long for a few percent
 PerStage = Float[NumpyArray, "stages *microbatches"]
 Programs = Mapping[str, Program | ScheduleError]  # by link model, or why there is none
 
@@ -158,7 +163,8 @@ def _schedule(
     phases: PagePhases,
 ) -> dict[str, Any]:
     run, memory, step, name, recorded = explored
-    cells = _executed_cells(programs)
+    nodes = [p.node_of_cell for p in programs.values() if isinstance(p, Program)]
+    cells = np.flatnonzero(np.any(np.stack(nodes), axis=0))  # a node under some link model
     number = np.full(run.table.cells.phase.size, -1)  # of the op in each cell
     number[cells] = np.arange(len(cells))
     beside = np.unique(_key(run.program, timed_beside_cells(run)), axis=0)
@@ -215,12 +221,6 @@ def _pairs(run: Evaluation) -> dict[str, NumpyArray]:
     of_stage = np.asarray(factor) if np.ndim(factor) == 2 else np.reshape(factor, (-1, 1))
     overlap = np.broadcast_to(of_stage, layout.op_shape).ravel()[program.pair_stage]
     return {"pair": np.asarray(program.pair_index), "overlap": overlap}
-
-
-def _executed_cells(programs: Programs) -> Int[NumpyArray, " ops"]:
-    """Cells (ops) that are a node under some link model, row by row."""
-    nodes = [p.node_of_cell for p in programs.values() if isinstance(p, Program)]
-    return np.flatnonzero(np.any(np.stack(nodes), axis=0))
 
 
 def _key(program: Program, nodes: Int[NumpyArray, " some"]) -> Int[NumpyArray, "some fields"]:
@@ -326,3 +326,40 @@ def _memory(run: Evaluation, memory: MemoryShown, number: Int[NumpyArray, " cell
         },
         steps=("moment", "worker"),
     )
+
+
+# Arrays in a page: whole numbers in as few bytes as they need, deflated, in base64.
+#
+# The browser unpacks them with its own `DecompressionStream`. Positions are stored as steps from
+# one to the next: schedules repeat themselves, so the steps are few different numbers. Position 0
+# is none, and stays 0; so that no step is 0 too, those that do not lead back are 1 larger.
+
+
+def pack(arrays: Mapping[str, NumpyArray], steps: tuple[str, ...] = ()) -> Packed:
+    """Pack arrays of numbers; those that are named in `steps` as steps between entries."""
+    found = {}
+    for name, array in arrays.items():
+        flat = np.ravel(array)
+        if name in steps:
+            flat = flat.astype(np.int64)
+            step = np.diff(flat[flat != 0], prepend=0)
+            flat[flat != 0] = step + (step >= 0)
+        found[name] = flat.astype(_smallest(flat))
+    # the widest first: each array then begins at a multiple of its own width
+    order = sorted(found, key=lambda name: -found[name].itemsize)
+    content = b"".join(
+        found[name].astype(found[name].dtype.newbyteorder("<")).tobytes() for name in order
+    )
+    return {
+        "arrays": [
+            [name, found[name].dtype.name, found[name].size, name in steps] for name in order
+        ],
+        "data": base64.b64encode(zlib.compress(content, LEVEL)).decode(),
+    }
+
+
+def _smallest(values: NumpyArray) -> str:
+    if values.dtype.kind == "f":
+        return REAL
+    largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
+    return next(kind for kind in WHOLE if largest <= np.iinfo(kind).max)

@@ -435,12 +435,6 @@ def agreed_start(rank: int) -> float:
     return float(moment)
 
 
-def run_task(rank: int, request: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
-    """Run one table: a step for its gradients, then steps that are timed."""
-    run = TableRun(rank, request, task)
-    return {**run.errors(run.step()), "steps": run.time_steps(request["steps"])}
-
-
 def answer_to(request: dict[str, Any]) -> dict[str, Any]:
     """Meet the other ranks and run all tables."""
     torch.set_num_threads(1)
@@ -452,7 +446,11 @@ def answer_to(request: dict[str, Any]) -> dict[str, Any]:
         world_size=ranks,
         timeout=datetime.timedelta(seconds=request["timeout"]),
     )
-    found = [run_task(rank, request, task) for task in request["tasks"]]
+    found = []
+    for task in request["tasks"]:  # a step for its gradients, then steps that are timed
+        run = TableRun(rank, request, task)
+        errors = run.errors(run.step())
+        found.append({**errors, "steps": run.time_steps(request["steps"])})
     dist.barrier()
     dist.destroy_process_group()
     return {"version": torch.__version__.split("+")[0], "tasks": found}

@@ -16,9 +16,9 @@ import numpy as np
 from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.costs.costs import PHASE_FIELDS, Costs
+from pipejax.runtimes.exports import check_sayable, complete
 from pipejax.runtimes.processes import call_together
 from pipejax.runtimes.runtime_run import RuntimeJob, RuntimeRun
-from pipejax.runtimes.torch_tables import check_sayable, complete
 from pipejax.schedules.table.communication_cells import insert_transfers
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable

@@ -152,17 +152,14 @@ def errors_of(
         jnp.where(jnp.arange(microbatches) < count, 1 / count, 0.0),
     )
     pairs = zip(step.gradients, gradients, strict=True)
-    errors = [
-        _largest(np.asarray(found[stage]) / count, np.asarray(wanted)[stage])
-        for found, wanted in pairs
-        for stage in range(table.num_stages)
-    ]
+    errors = []
+    for found, wanted in pairs:
+        for stage in range(table.num_stages):
+            exact = np.asarray(wanted)[stage]
+            largest = np.max(np.abs(np.asarray(found[stage]) / count - exact))
+            errors.append(float(largest / np.max(np.abs(exact))))
     mean = float(np.mean(step.losses))
     return StepErrors(float(np.max(errors)), mean, abs(mean - float(loss)) / abs(float(loss)))
-
-
-def _largest(found: NumpyArray, wanted: NumpyArray) -> float:
-    return float(np.max(np.abs(found - wanted)) / np.max(np.abs(wanted)))
 
 
 def run_steps(tables: Sequence[ScheduleTable], model: SmallModel) -> list[StepErrors]:

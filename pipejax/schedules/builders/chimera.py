@@ -17,7 +17,7 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, NumpyArray
 from pipejax.base.checks import MismatchError, whole_number
-from pipejax.schedules.builders.one_f_one_b import Ops, ops_of
+from pipejax.schedules.builders.one_f_one_b import Ops, check_even, ops_of
 from pipejax.schedules.cells.ops import EQUAL_SLOTS, UNIT_SLOTS, Phase, Slots
 from pipejax.schedules.cells.placement import Placement, bidirectional, zigzag
 from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Rules, list_schedule
@@ -87,16 +87,8 @@ def chimera_asymmetric(
 
 
 def _check_even(num_workers: int, num_microbatches: int, name: str) -> None:
-    if num_workers % 2:
-        raise MismatchError(
-            f"{name} needs an even number of workers (2, 4, 6, ...), got {num_workers}: "
-            "the two pipes meet in the middle"
-        )
-    if num_microbatches % 2:
-        raise MismatchError(
-            f"{name} needs an even number of microbatches (2, 4, 6, ...), got "
-            f"{num_microbatches}: half go down, half go up"
-        )
+    check_even(name, num_workers, "workers", "the two pipes meet in the middle")
+    check_even(name, num_microbatches, "microbatches", "half go down, half go up")
 
 
 def _bidirectional(
@@ -180,11 +172,8 @@ def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOT
         P + w of the other.
       num_microbatches: M; microbatches alternate between the pipes.
     """
-    if num_workers % 2:
-        raise MismatchError(
-            f"bitpipe needs an even number of workers (2, 4, 6, ...), got {num_workers}: "
-            "each half of them starts the microbatches of one pipe"
-        )
+    why = "each half of them starts the microbatches of one pipe"
+    check_even("bitpipe", num_workers, "workers", why)
     units = -(-num_microbatches // num_workers)
     rows = []
     for worker in range(num_workers):

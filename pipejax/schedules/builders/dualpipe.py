@@ -27,7 +27,7 @@ import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import MismatchError
-from pipejax.schedules.builders.one_f_one_b import Ops, Turns, check_groups
+from pipejax.schedules.builders.one_f_one_b import Ops, Turns, check_even, check_groups
 from pipejax.schedules.cells.cells import EMPTY
 from pipejax.schedules.cells.grammar import Grammar
 from pipejax.schedules.cells.ops import FOR_W, NETWORK, UNIT_SLOTS, WHOLE, OpKind, Phase, Slots
@@ -60,11 +60,7 @@ def dualpipe(
 
 def two_pipes(name: str, num_workers: int, num_microbatches: int) -> tuple[Rows, Placement, Pipes]:
     """Cells of DualPipe by worker, where its stages are, and the pipe of each microbatch."""
-    if num_workers % 2:
-        raise MismatchError(
-            f"{name} needs an even number of workers (2, 4, 6, ...), got {num_workers}: "
-            "the two pipes meet in the middle"
-        )
+    check_even(name, num_workers, "workers", "the two pipes meet in the middle")
     _check_microbatches(name, num_workers, num_microbatches, 2)
     rows = []
     for worker in range(num_workers):

@@ -161,7 +161,12 @@ def pipe_offload(
     """
     part = share(offload_share, "offload_share")
     kept = share(weight_share, "weight_share")
-    group = _check_group_size(num_workers if group_size is None else group_size, num_workers)
+    group = num_workers if group_size is None else group_size
+    if not 1 <= group <= num_workers:
+        raise MismatchError(
+            f"group_size must be from 1 to {num_workers}, the number of workers, got {group}",
+            "group_size",
+        )
     host_links = known_groups(host_links, num_workers)
     stages = num_workers * stages_per_worker
     size = num_workers, stages_per_worker, num_microbatches, group
@@ -183,15 +188,6 @@ def pipe_offload(
         host_links=host_links,
     )
     return drawn("pipe-offload", cells, slots, host_links, placement)
-
-
-def _check_group_size(group: int, workers: int) -> int:
-    if not 1 <= group <= workers:
-        raise MismatchError(
-            f"group_size must be from 1 to {workers}, the number of workers, got {group}",
-            "group_size",
-        )
-    return group
 
 
 def _row(worker: int, workers: int, loops: int, microbatches: int, group: int) -> list[Op]:

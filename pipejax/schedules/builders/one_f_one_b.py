@@ -135,6 +135,14 @@ def interleaved_1f1b(
     return spread_rows("interleaved-1f1b", rows, slots, looped(num_workers, stages_per_worker))
 
 
+def check_even(name: str, count: int, what: str, why: str) -> None:
+    """Refuse an odd number of workers or microbatches."""
+    if count % 2:
+        raise MismatchError(
+            f"{name} needs an even number of {what} (2, 4, 6, ...), got {count}: {why}"
+        )
+
+
 def check_groups(num_workers: int, num_microbatches: int, group_size: int) -> None:
     """Refuse groups of fewer microbatches than workers: one could wait for the next."""
     last = num_microbatches % group_size

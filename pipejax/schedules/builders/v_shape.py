@@ -190,12 +190,11 @@ def _blocks(work: Work) -> list[BuildingBlock]:
     workers = len(work.limits)
     if min(work.limits) >= 2 * workers:
         return [building_block(work, waits, INTERVAL) for waits in (ZB_V, DENSE_ZB_V)]
-    return [_fitting(work, waits) for waits in (ZB_V, _half(workers), _min(workers))]
-
-
-def _fitting(work: Work, waits: Waits) -> BuildingBlock:
-    laid = (building_block(work, waits, interval) for interval in itertools.count(INTERVAL))
-    return next(block for block in laid if keeps_limits(work, block))
+    blocks = []
+    for waits in (ZB_V, _half(workers), _min(workers)):
+        laid = (building_block(work, waits, interval) for interval in itertools.count(INTERVAL))
+        blocks.append(next(block for block in laid if keeps_limits(work, block)))
+    return blocks
 
 
 def _timed(work: Work, slots: Slots, transfer: float, weight_share: float) -> Work:

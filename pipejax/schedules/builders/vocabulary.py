@@ -94,10 +94,8 @@ def vocabulary_v_half(
     """V-Half over a vocabulary that all workers share; every worker holds 1 or 2 more.
 
     Options:
-      variant: 1 has two reductions before a backward and holds two microbatches more, 2 has one.
-      overlap: whether passes stand behind a backward of the last stage, T beside the next S, as in
-        the authors' schedules, so that compute hides exchanges; else S stands right behind its
-        forward, and T of the second variant behind the backward of its worker.
+      variant: as of `vocabulary-1f1b`.
+      overlap: as of `vocabulary-1f1b`.
       slots: slot durations of F, I and W, for which the order is made.
     """
     table = v_half(num_workers, num_microbatches, slots=slots)

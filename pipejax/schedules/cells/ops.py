@@ -371,11 +371,13 @@ def _op_form(letters: tuple[str, ...], slices: int) -> re.Pattern[str]:
 
 def parse_op(text: str, phases: Mapping[str, AnyPhase] = PHASES, slices: int = 1) -> Op:
     """Read one op, of these phases by letter; a microbatch in slices is followed by the slice."""
-    match = _op_form(tuple(phases), slices).fullmatch(text.strip())
+    plain = text.strip()
+    match = _op_form(tuple(phases), slices).fullmatch(plain)
     if match is None or not (match[1] or match[3]):
         form = "2F0.1" if slices > 1 else "2F0"
+        shown = plain if len(plain) <= 40 else f"{plain[:40]}..."
         raise ValueError(
-            f"{_shorten(text.strip())!r} is not an op: expected stage, letter, microbatch, as in "
+            f"{shown!r} is not an op: expected stage, letter, microbatch, as in "
             f"{form}; letters are {', '.join(phases)}, numbers have at most 9 digits"
         )
     stage, letters, microbatch, part, lane = match.groups()
@@ -386,19 +388,15 @@ def parse_op(text: str, phases: Mapping[str, AnyPhase] = PHASES, slices: int = 1
     ):
         if bool(digits) != carries:
             need = f"a {what}" if carries else f"no {what}"
-            raise ValueError(f"{text.strip()!r} is not an op: {letters} carries {need}")
+            raise ValueError(f"{plain!r} is not an op: {letters} carries {need}")
     if lane not in (None, kind.lane):
-        raise ValueError(f"{text.strip()!r} is not an op: {letters} is on lane {kind.lane}")
+        raise ValueError(f"{plain!r} is not an op: {letters} is on lane {kind.lane}")
     if part and int(part) >= slices:
         known = f"slices are 0 to {slices - 1}" if slices > 1 else "the table has no slices"
-        raise ValueError(f"{text.strip()!r} is not an op: {known}")
+        raise ValueError(f"{plain!r} is not an op: {known}")
     number = int(microbatch) * slices + int(part or 0) if microbatch else NO_MICROBATCH
     phase = cast(Phase, phases[letters])
     return Op(phase, int(stage) if stage else NO_STAGE, number)
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def parse_cell(text: str, phases: Mapping[str, AnyPhase] = PHASES, slices: int = 1) -> Cell:

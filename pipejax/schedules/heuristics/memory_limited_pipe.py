@@ -171,13 +171,12 @@ def zero_bubble_starts(pipe: LimitedPipe, *, by_span: bool = True) -> TimedOps:
     found = [_Rounds(pipe, rules).run() for rules in ALL_RULES]
     if (pipe.limits < pipe.num_stages * pipe.sizes).any():
         found.append(ada_offload_starts(pipe))
-    return min(found, key=lambda ops: _lengths(ops, by_span))
 
+    def lengths(ops: TimedOps) -> tuple[float, ...]:
+        both = float(ops.spans(int(ops.worker.max()) + 1).max()), float(ops.end.max())
+        return both if by_span else both[::-1]  # the one to minimise first
 
-def _lengths(ops: TimedOps, by_span: bool) -> tuple[float, ...]:
-    """Longest span of a worker and makespan, the one to minimise first."""
-    both = float(ops.spans(int(ops.worker.max()) + 1).max()), float(ops.end.max())
-    return both if by_span else both[::-1]
+    return min(found, key=lengths)
 
 
 class _Rounds:

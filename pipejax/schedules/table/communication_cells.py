@@ -7,14 +7,13 @@ them (communication cells do not change these numbers). Where every transfer sta
 must have arrived before its producer can run, the queues that follow the order cannot deadlock.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.base.checks import MismatchError, check_types, known_as, whole_number
+from pipejax.base.checks import MismatchError, check_types, known_as
 from pipejax.base.remembered import remembered
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
 from pipejax.schedules.cells.ops import (
@@ -52,97 +51,22 @@ from pipejax.schedules.table.table import ScheduleTable, row_order, without
 Rows = list[list[Cell]]
 
 LOWERINGS = ("pytorch",)
+GATHERED = Lookahead(2, 3, STAGES)  # by default of PyTorch's `_PipelineScheduleRuntime`
 _WAIT_OF = {Phase.SEND_F: Phase.WAIT_SEND_F, Phase.SEND_B: Phase.WAIT_SEND_B}
-_RECEIVED_BY = {Phase.F: Phase.RECV_F, Phase.B: Phase.RECV_B, Phase.I: Phase.RECV_B}
-_PEER = {Phase.SEND_F: 1, Phase.RECV_F: -1, Phase.SEND_B: -1, Phase.RECV_B: 1}  # stages further
 
 
-@dataclasses.dataclass(frozen=True)
-class TorchLowering:
-    """How PyTorch lowers a table; the names and defaults of its `_PipelineScheduleRuntime`.
-
-    Args:
-      max_active_stages: stages of a worker whose parameters are gathered at a time, at most.
-      unshard_lookahead: stages that are gathered ahead, at most: one number for each worker, "full"
-        (as many as may be active) or "auto" (two on worker 0, one more on each further worker).
-      defer_pp_recv: whether each RECV stands as late as it can.
-      defer_reduce_grad_wait: whether a reduction is awaited only before the next one.
-      sharding: whether UNSHARD, RESHARD, REDUCE_GRAD and WAIT_REDUCE_GRAD are put in; WAIT_SEND
-        cells always are.
-
-    Raises:
-      ValueError: if a number is not whole or not positive, or the lookahead is unknown.
-
-    Example:
-      >>> import pipejax as pj
-      >>> from pipejax.schedules.table.communication_cells import TorchLowering
-      >>> table = pj.ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
-      >>> print(pj.links.insert_transfers(table, lowering=TorchLowering(sharding=False)))
-                 0        1        2        3            4
-        worker 0 0F0      0SEND_F0 0RECV_B0 0B0          0WAIT_SEND_F0
-        worker 1 1RECV_F0 1F0      1B0      1SEND_B0     1WAIT_SEND_B0
-    """
-
-    max_active_stages: int = 3
-    unshard_lookahead: str | Sequence[int] = "full"
-    defer_pp_recv: bool = False
-    defer_reduce_grad_wait: bool = False
-    sharding: bool = True
-
-    def __post_init__(self) -> None:
-        most = whole_number(self.max_active_stages, "max_active_stages")
-        if isinstance(self.unshard_lookahead, str):
-            named = known_as(self.unshard_lookahead, ("full", "auto"), "unshard_lookahead")
-            object.__setattr__(self, "unshard_lookahead", named)
-        else:
-            for ahead in self.unshard_lookahead:
-                whole_number(ahead, "unshard_lookahead", most=most)
-
-    @classmethod
-    def of(cls, lowering: "str | TorchLowering") -> "TorchLowering":
-        """Return the record that a name or a record stands for."""
-        check_types(lowering=(lowering, str, TorchLowering))
-        if isinstance(lowering, TorchLowering):
-            return lowering
-        known_as(lowering, LOWERINGS, "lowering")
-        return cls()
-
-    def sharded(self, table: ScheduleTable) -> ScheduleTable:
-        """Put in what gathers parameters and reduces gradients, and leave out idle cells."""
-        if not self.sharding:
-            return table
-        if table.offloads:
-            raise ValueError("lowering: PyTorch offloads nothing, the table has O and L cells")
-        rows = dense_rows(table)
-        held = {op.phase for row in rows for cell in row for op in cell}
-        if not held & {Phase.UNSHARD, Phase.RESHARD}:
-            ahead = self._lookahead(len(rows))
-            compute = table.grammar.compute
-            hows = (Lookahead(count - 1, self.max_active_stages, STAGES) for count in ahead)
-            rows = [with_gathers(row, compute, how) for row, how in zip(rows, hows, strict=True)]
-        if not held & {Phase.REDUCE_GRAD, Phase.WAIT_REDUCE_GRAD}:
-            ends = table.grammar.ends_backward
-            rows = [with_reductions(row, self.defer_reduce_grad_wait, ends) for row in rows]
-        return table.with_rows(rows)
-
-    def _lookahead(self, num_workers: int) -> list[int]:
-        if self.unshard_lookahead == "full":
-            return [self.max_active_stages] * num_workers
-        if self.unshard_lookahead == "auto":
-            return [min(worker + 2, self.max_active_stages) for worker in range(num_workers)]
-        if len(self.unshard_lookahead) != num_workers:
-            raise ValueError(
-                f"unshard_lookahead needs a number for each of the {num_workers} workers, got "
-                f"{self.unshard_lookahead!r}"
-            )
-        return [int(ahead) for ahead in self.unshard_lookahead]
-
-    def waiting(self, table: ScheduleTable, rows: Rows) -> Rows:
-        """Put in the waits for SENDs, and move RECVs back where that is asked for."""
-        awaited = [with_waits(row) for row in rows]
-        if not self.defer_pp_recv:
-            return awaited
-        return [_with_late_receives(table, worker, row) for worker, row in enumerate(awaited)]
+def with_sharding(table: ScheduleTable) -> ScheduleTable:
+    """Put in what gathers parameters and reduces gradients, and leave out idle cells."""
+    if table.offloads:
+        raise ValueError("lowering: PyTorch offloads nothing, the table has O and L cells")
+    rows = dense_rows(table)
+    held = {op.phase for row in rows for cell in row for op in cell}
+    if not held & {Phase.UNSHARD, Phase.RESHARD}:
+        rows = [with_gathers(row, table.grammar.compute, GATHERED) for row in rows]
+    if not held & {Phase.REDUCE_GRAD, Phase.WAIT_REDUCE_GRAD}:
+        ends = table.grammar.ends_backward
+        rows = [with_reductions(row, deferred=False, ends=ends) for row in rows]
+    return table.with_rows(rows)
 
 
 def with_waits(row: Sequence[Cell]) -> list[Cell]:
@@ -162,35 +86,6 @@ def with_waits(row: Sequence[Cell]) -> list[Cell]:
                 found.append((wait,))
                 del pending[wait]
     return found + [(wait,) for wait in pending if wait not in held]
-
-
-def _with_late_receives(table: ScheduleTable, worker: int, row: Sequence[Cell]) -> list[Cell]:
-    """Move each RECV before the op that uses it, or before a SEND to the same, higher worker."""
-
-    # Of two workers the lower one posts its RECV first, so neither waits for the other.
-    def peer(op: Op) -> int:
-        pipe = table.pipe_of_microbatch[op.microbatch]
-        return int(table.placement[pipe, op.stage + _PEER[op.phase]])
-
-    found: list[Cell] = []
-    late: dict[Op, None] = {}
-    for cell in row:
-        phase = cell[0].phase
-        if phase in _RECEIVED_BY.values():
-            late[cell[0]] = None
-            continue
-        due: list[Op] = []
-        if phase in _WAIT_OF and worker < peer(cell[0]):
-            due = [op for op in late if peer(op) == peer(cell[0])]
-        due += [
-            op._replace(phase=_RECEIVED_BY[op.phase]) for op in cell if op.phase in _RECEIVED_BY
-        ]
-        for op in due:
-            if op in late:
-                del late[op]
-                found.append((op,))
-        found.append(cell)
-    return found
 
 
 Order = Int[NumpyArray, " transfers"]
@@ -287,7 +182,7 @@ def insert_transfers(
     order: Order | None = None,
     *,
     link: str | Links = "delay",
-    lowering: str | TorchLowering | None = None,
+    lowering: str | None = None,
 ) -> ScheduleTable:
     """Put SEND and RECV cells into a table, so that every queue follows one order.
 
@@ -319,18 +214,27 @@ def insert_transfers(
         worker 1 1RECV_F0 1F0      1B0      1SEND_B0
     """
     check_types(table=(table, ScheduleTable))
-    torch = None if lowering is None else TorchLowering.of(lowering)
-    return with_transfers(without_transfers(table), order, Links.of(link), torch)
+    if lowering is not None:
+        check_types(lowering=(lowering, str))
+        known_as(lowering, LOWERINGS, "lowering")
+    is_torch = lowering is not None
+    bare = without_transfers(table)
+    return with_transfers(bare, order, Links.of(link), waits=is_torch, sharding=is_torch)
 
 
 def with_transfers(
-    table: ScheduleTable, order: Order | None, links: Links, torch: TorchLowering | None
+    table: ScheduleTable,
+    order: Order | None,
+    links: Links,
+    *,
+    waits: bool = False,
+    sharding: bool = False,
 ) -> ScheduleTable:
-    """Put SEND and RECV cells into a table that has none, as `insert_transfers` does."""
+    """Put SEND and RECV cells into a table that has none, with waits and sharding if wanted."""
     if not table.grammar.has_usual_messages:
         has = f"{table.name} has {table.grammar.unusual}"
         raise MismatchError(f"SEND and RECV cells carry the usual messages alone, and {has}")
-    bare = table if torch is None else torch.sharded(table)
+    bare = with_sharding(table) if sharding else table
     sent = messages_of(bare)
     if order is None:
         steps = _in_rounds(bare, links)
@@ -342,8 +246,8 @@ def with_transfers(
             )
         steps = [(int(sent.producer[transfer]), [transfer]) for transfer in chosen]
     rows = _rows(bare, sent, steps)
-    if torch is not None:
-        rows = torch.waiting(bare, rows)
+    if waits:
+        rows = [with_waits(row) for row in rows]
     return bare.with_rows(in_host_order(bare, rows) if bare.offloads else rows)
 
 
@@ -352,7 +256,11 @@ def _rows(
 ) -> list[list[Cell]]:
     """Put each cell of some steps down with all before it in its row, then its messages."""
     # An op comes down only when a step asks for it or for one behind it.
-    sends = _send_cells(sent)
+    fields = (sent.direction, sent.from_stage, sent.microbatch)
+    sends = [
+        Op(Phase.SEND_B if direction == BACKWARD else Phase.SEND_F, stage, microbatch)
+        for direction, stage, microbatch in zip(*(f.tolist() for f in fields), strict=True)
+    ]
     cells = _held_cells(bare)
     place = {cell: k for row in cells for k, cell in enumerate(row)}
     held = [[cell for cell in row if cell] for row in bare.rows()]
@@ -384,12 +292,4 @@ def _held_cells(table: ScheduleTable) -> list[list[int]]:
     return [
         (worker * table.num_slots + np.flatnonzero(row)).tolist()
         for worker, row in enumerate(table.phase)
-    ]
-
-
-def _send_cells(sent: Dependencies) -> list[Op]:
-    fields = (sent.direction, sent.from_stage, sent.microbatch)
-    return [
-        Op(Phase.SEND_B if direction == BACKWARD else Phase.SEND_F, stage, microbatch)
-        for direction, stage, microbatch in zip(*(f.tolist() for f in fields), strict=True)
     ]

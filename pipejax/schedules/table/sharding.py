@@ -148,8 +148,8 @@ class _Coming:
         most = max(map(len, self.stages), default=0)
         if most > how.most:
             raise ValueError(
-                f"{'max_active_stages' if how.counted == STAGES else 'residency'} must be at least "
-                f"{most}, got {how.most}: a fused pair needs both of its stages"
+                f"residency must be at least {most}, got {how.most}: a fused pair needs both of "
+                "its stages"
             )
         self._left = [0] * len(row)  # different stages from here to the end
         to_come: set[int] = set()

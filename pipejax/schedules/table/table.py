@@ -14,7 +14,7 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError, check_types, whole_numbers
-from pipejax.base.display import Drawn, abbreviated
+from pipejax.base.display import Drawn, abbreviated, grid_html
 from pipejax.base.remembered import remembered
 from pipejax.schedules.cells import placement as placements
 from pipejax.schedules.cells.cells import NEWEST, NOWHERE, Cells, Content, WeightRule, lay_out
@@ -95,7 +95,7 @@ class ScheduleTable(Content, Drawn):
             check_slots(self.slots, self.grammar)
         except ScheduleError as error:
             raise self.error(error.reason, error.worker, error.slot) from None
-        slots = {letter: _plain(duration) for letter, duration in self.slots.items()}
+        slots = {x: int(t) if t == int(t) else float(t) for x, t in self.slots.items()}
         object.__setattr__(self, "slots", MappingProxyType({**self.grammar.unit_slots, **slots}))
         object.__setattr__(self, "stage_shares", tuple(map(float, self.stage_shares)))
 
@@ -283,8 +283,6 @@ class ScheduleTable(Content, Drawn):
 
     def _repr_html_(self) -> str:
         """Return the first workers and slots as a grid for notebooks."""
-        from pipejax.base.display import grid_html
-
         workers, slots = map(range, np.minimum(self.cells.phase.shape, _IN_NOTEBOOKS).tolist())
         texts = [[self.grammar.text(self.cell(w, slot)) for slot in slots] for w in workers]
         grid = grid_html(repr(self), (f"worker {w}" for w in workers), texts)
@@ -365,10 +363,6 @@ def _whole(values: Any, name: str) -> Int[NumpyArray, "..."]:
         return whole_numbers(values, name)
     except ValueError as error:
         raise ScheduleError(str(error)) from None
-
-
-def _plain(duration: float) -> float:
-    return int(duration) if duration == int(duration) else float(duration)
 
 
 @remembered

@@ -28,7 +28,6 @@ from pipejax.engine.pricing import lower_and_price
 from pipejax.engine.recurrence_host import makespan_on_host
 from pipejax.schedules.cells.ops import ScheduleError
 from pipejax.schedules.table.communication_cells import (
-    TorchLowering,
     producer_order,
     with_transfers,
 )
@@ -62,7 +61,6 @@ REST = (8, 20)  # iterations for which a transfer that has moved rests
 PATIENCE = 150  # iterations without a better order after which the best one is shaken
 SHAKES = 10  # random moves that shake it
 REACH = 32  # positions by which a transfer off the critical path moves at most
-AWAITED = TorchLowering(sharding=False)  # SEND, RECV and waits
 
 
 @short_repr
@@ -184,7 +182,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
             check_finite(self.graph.duration.max() * len(self.graph.duration), costs)
         own, own_makespan = _own_order(table, costs, links)
         by_producer = producer_order(self.graph.table, links)
-        _, by_pytorch = self._run(None, AWAITED)
+        _, by_pytorch = self._run(None, waits=True)
         times = heads_and_tails(self.graph)
         self.free_bound, self.lower_bound = times.makespan, queue_bound(self.graph, times)
         self._batch = max(1, min(BATCH, MAX_BATCH_NODES // self.graph.program.num_nodes))
@@ -235,18 +233,16 @@ class TransferSearch(LocalSearch[TransferOrder]):
 
     def best_so_far(self) -> tuple[TransferOrder, float]:
         """The best order so far, and its makespan [s]."""
-        ordered, makespan = self._run(self.best.order, AWAITED)
+        ordered, makespan = self._run(self.best.order, waits=True)
         if makespan > self.value * (1 + self.precision):  # the step's end waits for SENDs, too
-            ordered, makespan = self._run(self.best.order, None)
+            ordered, makespan = self._run(self.best.order, waits=False)
         best = TransferOrder(self.best.order, ordered, self._given[1], self.free_bound)
         return best, makespan
 
-    def _run(
-        self, order: Order | None, lowering: TorchLowering | None
-    ) -> tuple[ScheduleTable, float]:
+    def _run(self, order: Order | None, *, waits: bool) -> tuple[ScheduleTable, float]:
         """The table with its transfers in an order, in PyTorch's if None, and its makespan [s]."""
         costs, links = self._given
-        ordered = with_transfers(self.graph.table, order, links, lowering)
+        ordered = with_transfers(self.graph.table, order, links, waits=waits)
         return ordered, makespan_on_host(*lower_and_price(ordered, costs, links))
 
     def _finish(self, orders: Orders) -> Float[NumpyArray, "orders nodes"]:
