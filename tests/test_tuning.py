@@ -22,8 +22,7 @@ from pipejax.engine.batched import pricing
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.ops import PARTS as LEDGER_PARTS
 from pipejax.schedules.table.held_activations import held_counts, held_in_rows
-from pipejax.search.tuning import descent
-from pipejax.search.tuning.descent import descend
+from pipejax.search.tuning import step_time_objective
 from pipejax.search.tuning.joint import plain_settings, search_jointly, tune_jointly
 from pipejax.search.tuning.joint_space import PARTS, Jointly, JointProblem, any_size
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
@@ -31,6 +30,7 @@ from pipejax.search.tuning.rounding import (
     improve,
     swaps,
 )
+from pipejax.search.tuning.step_time_objective import descend
 
 front = importlib.import_module("pipejax.search.tuning.tune")
 
@@ -422,7 +422,7 @@ def test_a_second_call_compiles_nothing():
     jitted = (
         pricing._compiled(pricing._priced, False),
         pricing.priced_with_slopes,
-        descent._move,
+        step_time_objective._move,
     )
     first = pj.tune("1f1b", 4, workload, SYSTEM, method="gradient")
     compiled = [each._cache_size() for each in jitted]

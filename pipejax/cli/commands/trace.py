@@ -13,8 +13,7 @@ import typer
 
 import pipejax as pj
 from pipejax.base.files import write_file
-from pipejax.cli.options.given import Line
-from pipejax.cli.options.next_command import command_line, written_but
+from pipejax.cli.options.given import Line, command_line, written_but
 from pipejax.cli.options.values import CountIfGiven, Text, parse_columns, parse_counts
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules

@@ -11,7 +11,7 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.checks import one_of
-from pipejax.cli.options.next_command import command_line, written_but
+from pipejax.cli.options.given import command_line, written_but
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.tables import OF_RUNS, TableOptions
 from pipejax.cli.options.values import CountIfGiven, Text

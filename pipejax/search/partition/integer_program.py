@@ -24,8 +24,7 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.progress import if_interrupted
 from pipejax.schedules.table.held_activations import HeldCounts
 from pipejax.search.partition.cuts import Cut
-from pipejax.search.partition.holdings import dense_layers
-from pipejax.search.partition.splits import Shares, Splits
+from pipejax.search.partition.holdings import Shares, Splits, dense_layers
 
 SLACK = 1e-6  # of a bound: what the solver may be off by its tolerances
 HERE = 1.0  # seconds that a program is solved in this process
