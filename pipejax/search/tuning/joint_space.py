@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.array_types import Array, Int, NumpyArray
 from pipejax.base.checks import divisors
 from pipejax.costs import array_functions as xp
 from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.system.system import Number
-from pipejax.search.tuning.problem import Owners, TuningProblem, as_they_are
+from pipejax.search.tuning.problem import TuningProblem, as_they_are
 from pipejax.search.tuning.rounding import Points
 from pipejax.search.tuning.step_time_objective import Given, Pair, PerConfiguration
 
@@ -92,9 +92,8 @@ class Jointly:
 
 
 class Settings(NamedTuple):
-    """Whole settings of pairs."""
+    """Whole settings."""
 
-    pair: Owners
     size: Int[NumpyArray, " settings"]  # b [sequences]
     layers: Points
     recomputed: Points  # those of them that are recomputed
@@ -105,97 +104,87 @@ class Settings(NamedTuple):
 
 
 class TunedJointly(NamedTuple):
-    """The best setting of each pair."""
+    """The best setting."""
 
-    settings: Settings  # one for each pair
-    step_time: Float[NumpyArray, " pairs"]  # exact [s]
-    memory_bytes: Float[NumpyArray, " pairs"]  # need of the fullest worker [B]
-    evaluated: int  # settings that were evaluated, over all pairs, slopes of relaxed ones included
-    # of the relaxation [s]; None after an exhaustive search
-    relaxed_step_time: Float[NumpyArray, " pairs"] | None = None
-    # its microbatch size and layers; None likewise
-    relaxed: tuple[Float[NumpyArray, " pairs"], StageLayers] | None = None
+    setting: Settings  # without the axis of settings
+    step_time: float  # exact [s]
+    memory_bytes: float  # need of the fullest worker [B]
+    evaluated: int  # settings that were evaluated, slopes of relaxed ones included
+    # step time [s], microbatch size and layers of the relaxation; None after an exhaustive search
+    relaxed: tuple[float, float, StageLayers] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JointProblem:
-    """What is tuned together, for which pairs."""
+    """What is tuned together, for which model and system."""
 
-    problem: TuningProblem  # the pairs under their schedule
+    problem: TuningProblem  # the model on the system under its schedule
     parts: tuple[str, ...]  # names, in the order of `PARTS`
     microbatches: int = 0  # M where the microbatch size is given; 0 where it is tuned
 
-    def sizes(self, pair: int) -> list[int]:
+    @property
+    def sizes(self) -> list[int]:
         """Microbatch sizes that may be legal, ascending."""
-        total = int(self.problem.pairs.minibatch[pair])
+        total = self.problem.workload.minibatch
         return [total // self.microbatches] if self.microbatches else list(divisors(total))
-
-    def count(self, pair: int, size: int) -> int:
-        """Number of microbatches of such a size."""
-        return int(self.problem.pairs.minibatch[pair]) // size
-
-    def assigned(self, settings: Settings) -> StageLayers:
-        """Layers as real numbers."""
-        return StageLayers(settings.layers.astype(float), settings.recomputed.astype(float))
 
     def exact(self, settings: Settings) -> tuple[PerConfiguration, PerConfiguration]:
         """Step times [s] and needs [B], infinite where the schedule does not exist."""
-        times, need = np.full((2, len(settings.pair)), np.inf)
-        counts = self.problem.pairs.minibatch[settings.pair].astype(int) // settings.size
+        times, need = np.full((2, len(settings.size)), np.inf)
+        counts = self.problem.workload.minibatch // settings.size
         for count in np.unique(counts).tolist():
             if self.problem.family.refusal(count):
                 continue
             objective = self.problem.objective(as_they_are, count)
-            mine = np.flatnonzero(counts == count)
-            for at in np.array_split(mine, -(-len(mine) // LANES)):
-                own = settings.at(at)
-                given = self.problem.given(own.pair, count, limited=False)
-                times[at], need[at] = objective.evaluate(self.assigned(own), given)
+            rows = np.flatnonzero(counts == count)
+            for at in np.array_split(rows, -(-len(rows) // LANES)):
+                part = settings.at(at)
+                layers = StageLayers(part.layers.astype(float), part.recomputed.astype(float))
+                given = self.problem.given(len(at), count, limited=False)
+                times[at], need[at] = objective.evaluate(layers, given)
         return times, need
 
     def times(self, settings: Settings) -> PerConfiguration:
         """Step times [s]; where there is no room, more than any, and the more the less room."""
         # So a search that starts where nothing fits is led to where something does.
         times, need = self.exact(settings)
-        over = need / self.problem.capacity[settings.pair]
+        over = need / self.problem.capacity
         return np.where(over <= 1, times, NO_ROOM * over)
 
     def pick(
-        self, settings: Settings, times: PerConfiguration, evaluated: int, **relaxed: Any
+        self,
+        settings: Settings,
+        times: PerConfiguration,
+        evaluated: int,
+        relaxed: tuple[float, float, StageLayers] | None = None,
     ) -> TunedJointly:
-        """Pick each pair's best setting."""
-        order = np.lexsort((times, settings.pair))
-        best = settings.at(order[np.unique(settings.pair[order], return_index=True)[1]])
-        step, need = self.exact(best)
-        for pair in np.flatnonzero(~(need <= self.problem.capacity)).tolist():
-            which = f"pair {pair}: " if len(need) > 1 else ""
-            if np.isinf(need[pair]):
-                total = int(self.problem.pairs.minibatch[pair])
+        """Pick the best setting."""
+        best = int(times.argmin())
+        (step,), (need,) = self.exact(settings.at([best]))
+        setting = settings.at(best)
+        if not need <= self.problem.capacity:
+            if np.isinf(need):
+                total = self.problem.workload.minibatch
                 raise ValueError(
-                    f"{which}no microbatch size is legal for a minibatch of {total}: "
+                    f"no microbatch size is legal for a minibatch of {total}: "
                     f"{self.problem.family.refusal(total)}"
                 )
-            needs = f"{need[pair] / 1e9:.1f} GB per accelerator"
-            has = f"the system has {self.problem.capacity[pair] / 1e9:.1f} GB"
+            needs = f"{need / 1e9:.1f} GB per accelerator"
+            has = f"the system has {self.problem.capacity / 1e9:.1f} GB"
             if self.parts == ("size",):
                 raise NothingFitsError(
-                    f"{which}no microbatch size fits: the smallest need is {needs}, with a "
-                    f"microbatch size of {best.size[pair]}; {has}"
+                    f"no microbatch size fits: the smallest need is {needs}, with a "
+                    f"microbatch size of {setting.size}; {has}"
                 )
-            raise ValueError(f"{which}nothing fits: the smallest need found is {needs}; {has}")
-        return TunedJointly(best, step, need, evaluated, **relaxed)
+            raise ValueError(f"nothing fits: the smallest need found is {needs}; {has}")
+        return TunedJointly(setting, step.item(), need.item(), evaluated, relaxed)
 
 
-def joined(settings: list[Settings]) -> Settings:
-    """All settings of a list, one after the other."""
-    return Settings(*(np.concatenate(each) for each in zip(*settings, strict=True)))
-
-
-def count_settings(joint: JointProblem, pair: int) -> float:
-    """How many settings an exhaustive search of one pair tries."""
-    even = joint.problem.pairs.assigned.layers[pair].astype(int)
+def count_settings(joint: JointProblem) -> float:
+    """Count the settings that an exhaustive search tries."""
+    even = joint.problem.pair.assigned.layers.astype(int)
     stages, total = len(even), int(even.sum())
-    ways: float = len(joint.sizes(pair))
+    ways: float = len(joint.sizes)
     if "layers" in joint.parts and "recompute" in joint.parts:
         # coefficient of x^total in (2 x + 3 x^2 + 4 x^3 + ..)^stages = (1 / (1 - x)^2 - 1)^stages
         ways *= sum(

@@ -33,7 +33,6 @@ from pipejax.engine.batched.pricing import (
     filled,
     priced,
     priced_on_host,
-    priced_with_slopes,
     size_of,
 )
 from pipejax.engine.lowering.program import Program
@@ -107,7 +106,7 @@ def _move(
 
 
 # configurations whose prices NumPy has in less time than a program for them compiles in
-FEW, FEW_SLOPES = 1024, 32
+FEW = 1024
 FEW_RUNS = 8  # that the host has sooner than a program compiles
 OVERRUN = 10.0  # relative penalty of memory beyond the limit, per share of the limit
 PerConfiguration = Float[NumpyArray, " batch"]
@@ -116,10 +115,10 @@ PerConfiguration = Float[NumpyArray, " batch"]
 class Pair(NamedTuple):
     """A model on a system, or a batch of them: numbers only, so that pairs are mapped over."""
 
-    model: Model  # the transformer; every number with a leading pair axis
+    model: Model  # the transformer; in a batch every number has a leading axis
     system: System  # the machine, likewise
     assigned: StageLayers  # layers of each stage, and those recomputed
-    minibatch: Float[NumpyArray, " pairs"]  # sequences per step and pipeline
+    minibatch: Numbers  # sequences per step and pipeline
 
 
 class Given(NamedTuple):
@@ -193,12 +192,11 @@ class StepTimeObjective:
     held: tuple[HeldCounts, ...]  # what their workers hold
     shape: PricingShape  # what prices are compiled for
     relax: Relax  # what the variables mean; a function of a module
-    alone: bool = False  # whether it is of one pair: then few configurations are left to the host
 
     def evaluate(self, variables: Tree, given: Given) -> tuple[PerConfiguration, PerConfiguration]:
         """Evaluate a batch: (batch) values [s], and memory of the fullest worker [B]."""
         size = size_of(variables)
-        if self.alone and size <= FEW:
+        if size <= FEW:
             costs, _ = priced_on_host(self._prices, (), variables, given)
             solved = [(self._makespans(program, costs, size), None) for program in self.programs]
             of_all, _ = priced_on_host(self._values, self._shared, variables, given, solved)
@@ -215,52 +213,19 @@ class StepTimeObjective:
     def value_and_grad(self, variables: Tree, given: Given) -> tuple[Float[Array, " batch"], Tree]:
         """Evaluate a batch, and the derivative with respect to the variables."""
         # Returns (batch) values, and derivatives like the variables.
+        price = functools.partial(priced_on_host, slopes=True)
+        costs, moved = price(self._prices, (), variables, given)
         size, alone = size_of(variables), _ValueAlone(self._values)
-        if self.alone and size <= FEW_SLOPES:
-            price = functools.partial(priced_on_host, slopes=True)
-            costs, moved = price(self._prices, (), variables, given)
-            solved = [_cut(self._solved(each, filled(costs, size)), size) for each in self.programs]
-            value, slopes = price(alone, self._shared, variables, given, solved, moved)
-            return value, _like(variables, slopes)
-        variables, given = filled((variables, given), size)
-        costs, moved = priced_with_slopes(self._prices, (), variables, given)
-        solved = [self._solved(program, costs) for program in self.programs]
-        found = priced_with_slopes(alone, self._shared, variables, given, solved, moved)
-        of_all = found[0], _like(variables, found[1])
-        return of_all if size_of(variables) == size else _cut(of_all, size)
-
-    def minima(
-        self,
-        starts: Float[NumpyArray, "starts pairs ..."],
-        given: Given,
-        *,
-        steps: int,
-        rate: float,
-        lower: Float[NumpyArray, "pairs ..."] | float = -np.inf,
-        upper: Float[NumpyArray, "pairs ..."] | float = np.inf,
-    ) -> Descent:
-        """Descend from several starts of each pair, all at once."""
-        # Returns (starts, pairs, ...) points, and (starts, pairs) their values.
-        count, pairs = starts.shape[:2]
-        size, owner = count * pairs, np.tile(np.arange(pairs), count)
-        flat = starts.reshape(size, *starts.shape[2:])
-        low, high = (np.broadcast_to(each, starts.shape[1:])[owner] for each in (lower, upper))
-        given = jax.tree.map(lambda leaf: leaf[owner], given)
-        if not (self.alone and size <= FEW_SLOPES):
-            flat, low, high, given = filled((flat, low, high, given), size)
-        found = descend(
-            lambda points: self.value_and_grad(points, given),
-            flat,
-            steps=steps,
-            rate=rate,
-            lower=low,
-            upper=high,
-        )
-        return Descent(*(each[:size].reshape(count, pairs, *each.shape[1:]) for each in found))
-
-    def _solved(self, program: Program, costs: Costs) -> tuple[Any, Costs]:
-        """Makespans (batch) [s], and counts on critical paths."""
-        return makespans_and_grad(program, costs, batch_size=size_of(costs))
+        costs = filled(costs, size)
+        solved = [
+            jax.tree.map(
+                lambda leaf: leaf[:size],
+                makespans_and_grad(program, costs, batch_size=size_of(costs)),
+            )
+            for program in self.programs
+        ]
+        value, slopes = price(alone, self._shared, variables, given, solved, moved)
+        return value, _like(variables, slopes)
 
     def _makespans(self, program: Program, costs: Costs, size: int) -> PerConfiguration:
         """Makespans (batch) [s]: of a handful by the recurrence on the host."""
@@ -285,10 +250,6 @@ class StepTimeObjective:
     @property
     def _shared(self) -> tuple[Float[NumpyArray, " programs"], tuple[HeldCounts, ...]]:
         return np.array(self.counts, float), self.held
-
-
-def _cut(found: Tree, size: int) -> Tree:
-    return jax.tree.map(lambda leaf: leaf[:size], found)
 
 
 def _like(variables: Tree, slopes: Float[Array, "batch numbers"]) -> Tree:
