@@ -27,12 +27,15 @@ from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.system.system import Efficiency, Link, System
 from pipejax.search.tuning.joint import (
+    JointProblem,
+    Settings,
+    any_size,
+    count_settings,
     every_assignment,
     improve_settings,
     search_jointly,
     tune_jointly,
 )
-from pipejax.search.tuning.joint_space import JointProblem, Settings, any_size, count_settings
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 
 LAYERS = ("size", "layers")

@@ -15,17 +15,15 @@ from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
 from pipejax.search.tuning import step_time_objective
 from pipejax.search.tuning.joint import (
+    JointProblem,
+    Settings,
+    TunedJointly,
+    count_settings,
     every_setting,
     improve_settings,
     plain_answers,
     search_jointly,
     tune_jointly,
-)
-from pipejax.search.tuning.joint_space import (
-    JointProblem,
-    Settings,
-    TunedJointly,
-    count_settings,
 )
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 

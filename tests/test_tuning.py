@@ -23,8 +23,15 @@ from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.ops import PARTS as LEDGER_PARTS
 from pipejax.schedules.table.held_activations import held_counts, held_in_rows
 from pipejax.search.tuning import step_time_objective
-from pipejax.search.tuning.joint import plain_settings, search_jointly, tune_jointly
-from pipejax.search.tuning.joint_space import PARTS, Jointly, JointProblem, any_size
+from pipejax.search.tuning.joint import (
+    PARTS,
+    Jointly,
+    JointProblem,
+    any_size,
+    plain_settings,
+    search_jointly,
+    tune_jointly,
+)
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 from pipejax.search.tuning.rounding import (
     improve,

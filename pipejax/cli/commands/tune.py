@@ -209,7 +209,7 @@ def _said(
 def _tuned(*given: Any, **how: Any) -> "Found[TunedSetting]":
     """Tune; where no microbatch size fits, say so and tune without the memory limit."""
     try:  # what needs optax is imported only where it is needed
-        from pipejax.search.tuning.joint_space import NothingFitsError
+        from pipejax.search.tuning.joint import NothingFitsError
 
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from None

@@ -19,17 +19,15 @@ from pipejax.costs.system.system import System
 from pipejax.schedules.table.links import Links
 from pipejax.search.found import Found
 from pipejax.search.tuning.joint import (
-    plain_answers,
-    plain_settings,
-    search_jointly,
-    tune_jointly,
-)
-from pipejax.search.tuning.joint_space import (
     PARTS,
     JointProblem,
     NothingFitsError,
     TunedJointly,
     count_settings,
+    plain_answers,
+    plain_settings,
+    search_jointly,
+    tune_jointly,
 )
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem, price
 from pipejax.search.tuning.rounding import MOST
