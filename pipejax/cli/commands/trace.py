@@ -310,7 +310,7 @@ def _deal_json(deal: "NewDeal") -> dict[str, Any]:
 
 def _draw(analysis: "Analysis", result: Mapping[str, Any], out: Output, figure: Output) -> None:
     """The heat maps, and the page of the report."""
-    from pipejax.cli.output.trace_pictures import draw_shares, trace_page
+    from pipejax.cli.output.trace_report import draw_shares, trace_page
 
     if figure.path is not None:
         draw_shares(analysis, figure)

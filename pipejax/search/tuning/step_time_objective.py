@@ -173,16 +173,6 @@ class _Values:
         return (weights * xp.stack(list(ends))).sum(axis=0) * (1 + OVERRUN * overrun), need
 
 
-@dataclasses.dataclass(frozen=True)
-class _ValueAlone:
-    """The value of `_Values` without the memory."""
-
-    values: _Values
-
-    def __call__(self, shared: Any, variables: Tree, given: Given, *ends: Array) -> Array:
-        return self.values(shared, variables, given, *ends)[0]
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepTimeObjective:
     """Step times, with a penalty where memory is short, for batches of variables."""
@@ -215,7 +205,7 @@ class StepTimeObjective:
         # Returns (batch) values, and derivatives like the variables.
         price = functools.partial(priced_on_host, slopes=True)
         costs, moved = price(self._prices, (), variables, given)
-        size, alone = size_of(variables), _ValueAlone(self._values)
+        size = size_of(variables)
         costs = filled(costs, size)
         solved = [
             jax.tree.map(
@@ -224,7 +214,11 @@ class StepTimeObjective:
             )
             for program in self.programs
         ]
-        value, slopes = price(alone, self._shared, variables, given, solved, moved)
+
+        def value_alone(*arguments: Any) -> Array:
+            return self._values(*arguments)[0]
+
+        value, slopes = price(value_alone, self._shared, variables, given, solved, moved)
         return value, _like(variables, slopes)
 
     def _makespans(self, program: Program, costs: Costs, size: int) -> PerConfiguration:
