@@ -1,10 +1,10 @@
 """Joint spaces tuned by gradient against other searches: `python -m benchmarks.tuning`.
 
-Random models on random systems with memory that binds, and spaces of 10^5 settings and more. By
-gradient all cases of a kind are tuned at once; the others have the same batched engine. Exhaustive
-search evaluates all settings; random and coordinate search get as many seconds for each case as the
-gradient took. Prints, by kind, how many times faster the gradient is, and how much slower the steps
-are that each way ends with; writes JSON. What is compiled is compiled before.
+Random models on random systems with memory that binds, and spaces of 10^5 settings and more. All
+searches have the same batched engine. Exhaustive search evaluates all settings; random and
+coordinate search get as many seconds for each case as the gradient took. Prints, by kind, how many
+times faster the gradient is, and how much slower the steps are that each way ends with; writes
+JSON. What is compiled is compiled before.
 """
 
 import argparse
@@ -24,14 +24,18 @@ from benchmarks import prepare_output
 from pipejax.base.files import write_file
 from pipejax.base.provenance import provenance
 from pipejax.costs.model.model import Model
+from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.system.system import Efficiency, Link, System
 from pipejax.search.tuning.joint import (
+    JointProblem,
+    Settings,
+    any_size,
+    count_settings,
     every_assignment,
     improve_settings,
     search_jointly,
     tune_jointly,
 )
-from pipejax.search.tuning.joint_space import JointProblem, Settings, any_size, count_settings
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 
 LAYERS = ("size", "layers")
@@ -67,21 +71,22 @@ def main():
 
 def measure(schedule, workers, parts, layers, count, seed):
     """Tune random cases of one kind in every way."""
-    joint = random_cases(ScheduleFamily(schedule, workers), parts, layers, count, seed)
-    sizes = [count_settings(joint, pair) for pair in range(count)]
+    joints = random_cases(ScheduleFamily(schedule, workers), parts, layers, count, seed)
+    sizes = [count_settings(joint) for joint in joints]
     assert min(sizes) >= LEAST, sizes
-    first, _ = timed(lambda: tune_jointly(joint))
-    seconds, tuned = timed(lambda: tune_jointly(joint))
-    seconds_per_case = seconds / count
+    first, _ = timed(lambda: [tune_jointly(joint) for joint in joints])
+    seconds, tuned = timed(lambda: [tune_jointly(joint) for joint in joints])
+    each = seconds / count
     rng = np.random.default_rng(seed)
-    warm_up(joint, rng)
+    warm_up(joints[0], rng)
     searches = {"random": random_search, "coordinate": coordinate_search}
     ends = {
-        name: np.array([way(joint, pair, rng, seconds_per_case) for pair in range(count)])
+        name: np.array([way(joint, rng, each) for joint in joints])
         for name, way in searches.items()
     }
-    exhaustive, best = timed(lambda: search_jointly(joint))
-    ends["gradient"] = tuned.step_time
+    exhaustive, found = timed(lambda: [search_jointly(joint) for joint in joints])
+    best = np.array([case.step_time for case in found])
+    ends["gradient"] = np.array([case.step_time for case in tuned])
     return {
         "schedule": schedule,
         "workers": workers,
@@ -93,62 +98,52 @@ def measure(schedule, workers, parts, layers, count, seed):
             "exhaustive": exhaustive,
         },
         "faster": exhaustive / seconds,
-        "loss": {name: (end / best.step_time - 1).tolist() for name, end in ends.items()},
+        "loss": {name: (end / best - 1).tolist() for name, end in ends.items()},
     }
 
 
 def timed(work):
     """Seconds that some work takes, and its result."""
     began = time.perf_counter()
-    result = work()
-    return time.perf_counter() - began, result
+    found = work()
+    return time.perf_counter() - began, found
 
 
 def random_cases(family, parts, layers, count, seed):
-    """Pairs whose memory lies between what full and what no recomputation need."""
-    workloads, systems = random_pairs(family.schedule, family.num_workers, count, seed)
-    rng = np.random.default_rng(seed)
-    workloads = [
-        dataclasses.replace(w, model=dataclasses.replace(w.model, layers=int(rng.choice(layers))))
-        for w in workloads
-    ]
-    problem = TuningProblem.of(family, workloads, systems)
-    even, owner = problem.pairs.assigned.layers, np.arange(count)
-    free = JointProblem(problem, LAYERS)
-    size = np.array([int(rng.choice(free.sizes(pair)[:4])) for pair in range(count)])
-    largest, smallest = (
-        free.exact(Settings(owner, size, even, share * even))[1] for share in (0, 1)
-    )
-    tight = rng.uniform(0.1, 0.9, count) if "recompute" in parts else rng.uniform(1, 2, count)
-    room = smallest + tight * (largest - smallest)
-    systems = [
-        dataclasses.replace(system, memory_capacity=float(capacity), memory_reserve=0.0)
-        for system, capacity in zip(systems, room, strict=True)
-    ]
-    return JointProblem(TuningProblem.of(family, workloads, systems), parts)
+    """Cases whose memory lies between what full and what no recomputation need."""
+    rng, joints = np.random.default_rng(seed), []
+    for workload, system in random_pairs(family.schedule, family.num_workers, count, seed):
+        model = dataclasses.replace(workload.model, layers=int(rng.choice(layers)))
+        workload = dataclasses.replace(workload, model=model)
+        problem = TuningProblem.of(family, workload, system)
+        size = int(rng.choice(JointProblem(problem, LAYERS).sizes[:4]))
+        even = problem.pair.assigned.layers
+        most, least = (
+            problem.evaluate(workload.minibatch // size, StageLayers(even, share * even))[1]
+            for share in (0, 1)
+        )
+        tight = rng.uniform(0.1, 0.9) if "recompute" in parts else rng.uniform(1, 2)
+        room = least + tight * (most - least)
+        system = dataclasses.replace(system, memory_capacity=room, memory_reserve=0.0)
+        joints.append(JointProblem(TuningProblem.of(family, workload, system), parts))
+    return joints
 
 
 def random_pairs(schedule, workers, count, seed):
     """Random models and systems; each fits with some microbatch size, many not with all."""
-    rng = np.random.default_rng(seed)
+    rng, family = np.random.default_rng(seed), ScheduleFamily(schedule, workers)
     split = (1, 8)[seed % 2]  # a worker is one accelerator, or a node of eight
-    workloads = [
-        pj.Workload(random_model(rng), int(rng.choice(MINIBATCHES)), tensor_parallel=split)
-        for _ in range(count)
-    ]
-    systems = [random_system(rng, split) for _ in range(count)]
-    problem = TuningProblem.of(
-        ScheduleFamily(schedule, workers), workloads, systems, memory_limit=False
-    )
-    free = problem.given(np.arange(count), limited=False)
-    relaxed = problem.objective(any_size, *problem.family.few_microbatches)
-    _, least = relaxed.evaluate(np.zeros((count, 1)), free)  # sizes of 1
-    room = least * between(rng, 1.4, 40, count)
-    systems = [
-        dataclasses.replace(system, memory_capacity=float(capacity))
-        for system, capacity in zip(systems, room, strict=True)
-    ]
-    return workloads, systems
+    pairs = []
+    for _ in range(count):
+        minibatch = int(rng.choice(MINIBATCHES))
+        workload = pj.Workload(random_model(rng), minibatch, tensor_parallel=split)
+        system = random_system(rng, split)
+        problem = TuningProblem.of(family, workload, system, memory_limit=False)
+        relaxed = problem.objective(any_size, *family.few_microbatches)
+        _, (least,) = relaxed.evaluate(np.zeros((1, 1)), problem.given(1))  # a size of 1
+        room = float(least * between(rng, 1.4, 40))
+        pairs.append((workload, dataclasses.replace(system, memory_capacity=room)))
+    return pairs
 
 
 def between(rng, low, high, size=None):
@@ -202,51 +197,50 @@ def random_steps(rng, low, high):
     return Efficiency((0.0, *map(float, sizes)), tuple(map(float, shares)))
 
 
-def draw(joint, pair, rng, count):
-    """Random settings of one pair, each as likely as any other."""
-    layers, recomputed = every_assignment(joint, pair)
+def draw(joint, rng, count):
+    """Random settings, each as likely as any other."""
+    layers, recomputed = every_assignment(joint)
     which = rng.integers(len(layers), size=count)
-    sizes = rng.choice(joint.sizes(pair), count)
-    return Settings(np.full(count, pair), sizes, layers[which], recomputed[which])
+    return Settings(rng.choice(joint.sizes, count), layers[which], recomputed[which])
 
 
 def warm_up(joint, rng):
     """Compile what the searches at equal time need."""
-    random_search(joint, 0, rng, 1.0)
-    coordinate_search(joint, 0, rng, 1.0)
+    random_search(joint, rng, 1.0)
+    coordinate_search(joint, rng, 1.0)
 
 
-def random_search(joint, pair, rng, seconds):
+def random_search(joint, rng, seconds):
     """The best of random settings."""
     until, best = time.perf_counter() + seconds, np.inf
-    settings = draw(joint, pair, rng, 100_000)  # not counted: drawing is no search
+    settings = draw(joint, rng, 100_000)  # not counted: drawing is no search
     until = time.perf_counter() + seconds
-    for low in range(0, len(settings.pair), BLOCK):
+    for low in range(0, len(settings.size), BLOCK):
         best = min(best, joint.times(settings.at(slice(low, low + BLOCK))).min())
         if time.perf_counter() > until:
             break
     return best
 
 
-def coordinate_search(joint, pair, rng, seconds):
+def coordinate_search(joint, rng, seconds):
     """The best that random settings lead to, by one layer or size.
 
     Each start is the best of a few random settings, for most of them do not fit the memory.
     """
-    starts = draw(joint, pair, rng, 64 * 200)  # not counted either
+    drawn = draw(joint, rng, 64 * 200)  # not counted either
     until, best = time.perf_counter() + seconds, np.inf
-    for low in range(0, len(starts.pair), 64):
-        settings = starts.at(slice(low, low + 64))
-        times = joint.times(settings)
-        settings, value = settings.at([times.argmin()]), times.min()
+    for low in range(0, len(drawn.size), 64):
+        own = drawn.at(slice(low, low + 64))
+        times = joint.times(own)
+        own, value = own.at([times.argmin()]), times.min()
         while time.perf_counter() < until:
-            settings, _ = improve_settings(joint, settings, joint.times)
-            around = otherwise(joint, settings)
+            own, _ = improve_settings(joint, own, joint.times)
+            around = otherwise(joint, own)
             times = joint.times(around)
             least = int(times.argmin())
             if not times[least] < value:
                 break
-            settings, value = around.at([least]), times[least]
+            own, value = around.at([least]), times[least]
         best = min(best, value)
         if time.perf_counter() > until:
             break
@@ -255,7 +249,7 @@ def coordinate_search(joint, pair, rng, seconds):
 
 def otherwise(joint, setting):
     """A setting with every size."""
-    sizes = np.array(joint.sizes(int(setting.pair[0])))
+    sizes = np.array(joint.sizes)
     return setting.at(np.zeros(len(sizes), int))._replace(size=sizes)
 
 
@@ -267,7 +261,7 @@ def show(rows):
     for heading in headings:
         grid.add_column(heading, justify="right")
     for row in rows:
-        loss = {name: np.array(losses) for name, losses in row["loss"].items()}
+        loss = {name: np.array(each) for name, each in row["loss"].items()}
         count = len(loss["gradient"])
         grid.add_row(
             row["schedule"],

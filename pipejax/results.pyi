@@ -10,9 +10,8 @@ from pipejax.analysis.runs.activation_memory import (
     ActivationMemory as ActivationMemory,
     GatheredWeights as GatheredWeights,
 )
-from pipejax.analysis.runs.lanes import LaneTimes as LaneTimes
 from pipejax.analysis.runs.staleness import Staleness as Staleness
-from pipejax.analysis.runs.timeline import Bar as Bar
+from pipejax.analysis.runs.timeline import Bar as Bar, LaneTimes as LaneTimes
 from pipejax.analysis.step.faults import Fault as Fault
 from pipejax.analysis.step.step_parts import Part as Part
 from pipejax.analysis.step.step_report import StepReport as StepReport

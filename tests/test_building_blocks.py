@@ -17,8 +17,8 @@ from pipejax.schedules.heuristics.building_block import (
 from pipejax.schedules.heuristics.list_scheduling import Goal, Rules, list_schedule
 from pipejax.schedules.heuristics.timeline import Timeline, Work
 from pipejax.search.schedule import anytime_search
-from pipejax.search.schedule.block_plans import BlockSearch, block_starts, num_legs
 from pipejax.search.schedule.effort import Budget
+from pipejax.search.schedule.initial_plans import BlockSearch, block_starts, num_legs
 from pipejax.search.schedule.plan import keeps_limits, objective_of
 from pipejax.search.schedule.problem import pose
 

@@ -12,7 +12,7 @@ import pipejax as pj
 from pipejax.costs.stage.microbatches import in_order
 from pipejax.schedules.table.links import Links
 from pipejax.search.orders import deal_search
-from pipejax.search.orders.order_bounds import order_bound, packed_bound
+from pipejax.search.orders.permutations import order_bound, packed_bound
 
 RECORDED = Path(__file__).parent / "data" / "traces_deal" / "durations.csv"
 # schedule, workers, link, replicas, microbatches of each

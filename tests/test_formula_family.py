@@ -8,7 +8,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.analysis.formula.parameters import named_parameters
-from pipejax.analysis.formula.regime_map import regime_map
+from pipejax.analysis.formula.versus import regime_map
 from pipejax.cli.app import run
 
 

@@ -15,16 +15,15 @@ from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
 from pipejax.search.tuning import step_time_objective
 from pipejax.search.tuning.joint import (
+    JointProblem,
+    Settings,
+    TunedJointly,
+    count_settings,
     every_setting,
     improve_settings,
     plain_answers,
     search_jointly,
     tune_jointly,
-)
-from pipejax.search.tuning.joint_space import (
-    JointProblem,
-    TunedJointly,
-    count_settings,
 )
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 
@@ -34,70 +33,81 @@ FAMILY = ScheduleFamily("1f1b", 2)
 WHOLE = ("size", "layers", "recompute")
 
 
-def few(parts=WHOLE):
-    """Three pairs whose memory binds, one of them on a slow machine."""
-    slow = dataclasses.replace(SYSTEM, compute_latency=1e-3)
-    systems = [SYSTEM, slow, dataclasses.replace(slow, memory_capacity=20e9)]
-    workloads = [pj.Workload(MODEL, minibatch, tensor_parallel=8) for minibatch in (8, 8, 12)]
-    problem = TuningProblem.of(FAMILY, workloads, systems)
-    return JointProblem(problem, parts)
+def few(parts=WHOLE, system=SYSTEM, minibatch=8):
+    """A problem whose memory binds."""
+    workload = pj.Workload(MODEL, minibatch, tensor_parallel=8)
+    return JointProblem(TuningProblem.of(FAMILY, workload, system), parts)
+
+
+SLOW = dataclasses.replace(SYSTEM, compute_latency=1e-3)
+CASES = {
+    "fast": (SYSTEM, 8),
+    "slow": (SLOW, 8),
+    "room": (dataclasses.replace(SLOW, memory_capacity=20e9), 12),
+}
 
 
 @pytest.fixture(scope="module")
 def found():
-    """A problem, what gradients find, and the best of all settings."""
+    """By case the problem, what gradients find, and the best of all settings."""
     with jax.enable_x64(True):
-        joint = few()
-        return joint, tune_jointly(joint, starts=4, steps=25), search_jointly(joint)
+        problems = {name: few(WHOLE, *case) for name, case in CASES.items()}
+        return {
+            name: (joint, tune_jointly(joint, starts=4, steps=25), search_jointly(joint))
+            for name, joint in problems.items()
+        }
 
 
-def test_the_best_of_all_settings_is_found(found):
-    joint, tuned, best = found
-    assert np.all(tuned.step_time <= 1.005 * best.step_time)
-    assert np.all(best.step_time <= tuned.step_time * (1 + 1e-12))
-    assert np.all(tuned.memory_bytes <= joint.problem.capacity)
-    settings = tuned.settings
-    assert settings.layers.sum(axis=1).tolist() == [6, 6, 6]
-    assert np.all((settings.recomputed >= 0) & (settings.recomputed <= settings.layers))
-    assert settings.recomputed.any()  # or memory would not bind
-    assert len({*settings.size.tolist()}) > 1
-    assert tuned.relaxed_step_time.shape == tuned.relaxed[0].shape == (3,)
+@pytest.mark.parametrize("case", CASES)
+def test_the_best_of_all_settings_is_found(found, case):
+    joint, tuned, best = found[case]
+    assert best.step_time / (1 + 1e-12) <= tuned.step_time <= 1.005 * best.step_time
+    assert tuned.memory_bytes <= joint.problem.capacity
+    setting = tuned.setting
+    assert setting.layers.sum() == 6
+    assert np.all((setting.recomputed >= 0) & (setting.recomputed <= setting.layers))
+    assert len(tuned.relaxed[2].layers) == 2
+
+
+def test_memory_binds_and_sizes_differ(found):
+    settings = [tuned.setting for _, tuned, _ in found.values()]
+    assert any(setting.recomputed.any() for setting in settings)
+    assert len({int(setting.size) for setting in settings}) > 1
 
 
 def test_a_step_time_is_that_of_evaluate(found):
-    _, tuned, _ = found
-    own = tuned.settings.at(0)
+    _, tuned, _ = found["fast"]
+    own = tuned.setting
     layers = StageLayers(own.layers.astype(float), own.recomputed.astype(float))
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=int(8 // own.size))
     workload = pj.Workload(MODEL, 8, tensor_parallel=8)
     run = pj.evaluate(table, work_costs(stage_work(workload, table, assigned=layers), SYSTEM))
-    assert tuned.step_time[0] == pytest.approx(run.step_time, rel=1e-12)
+    assert tuned.step_time == pytest.approx(run.step_time, rel=1e-12)
     need = pj.memory_bytes(workload, table, layers).max()
-    assert tuned.memory_bytes[0] == pytest.approx(need, rel=1e-12)
+    assert tuned.memory_bytes == pytest.approx(need, rel=1e-12)
 
 
 def test_plain_settings_are_told_first_and_compile_nothing(monkeypatch):
     """Each is better than the one before, and the step time of what it says."""
     monkeypatch.setattr(step_time_objective, "makespans", None)
     workload = pj.Workload(MODEL, 8, tensor_parallel=8)
-    joint = JointProblem(TuningProblem.of(FAMILY, [workload], [SYSTEM]), WHOLE)
-    told = list(plain_answers(joint))
-    times = [found.step_time.sum() for found in told]
+    told = list(plain_answers(few()))
+    times = [found.step_time for found in told]
     assert len(times) > 1
     assert times == sorted(times, reverse=True)
-    own = told[-1].settings.at(0)
+    own = told[-1].setting
     assert own.layers.tolist() == [3, 3]
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=int(8 // own.size))
     layers = StageLayers(own.layers.astype(float), own.recomputed.astype(float))
     run = pj.evaluate(table, work_costs(stage_work(workload, table, assigned=layers), SYSTEM))
-    assert told[-1].step_time[0] == run.step_time
+    assert told[-1].step_time == run.step_time
 
 
-def test_a_setting_is_improved_by_one_layer_at_a_time(found):
-    joint, tuned, _ = found
-    far = tuned.settings._replace(
-        layers=np.array([[5, 1]] * 3), recomputed=np.array([[5, 1], [5, 1], [0, 0]])
-    )
+@pytest.mark.parametrize("case", CASES)
+def test_a_setting_is_improved_by_one_layer_at_a_time(found, case):
+    joint, tuned, _ = found[case]
+    again = [0, 0] if case == "room" else [5, 1]
+    far = Settings(np.array([tuned.setting.size]), np.array([[5, 1]]), np.array([again]))
     with jax.enable_x64(True):
         before = joint.times(far)
         settings, times = improve_settings(joint, far, joint.times)
@@ -108,9 +118,9 @@ def test_a_setting_is_improved_by_one_layer_at_a_time(found):
 
 @pytest.mark.parametrize("parts", [WHOLE, ("size", "layers"), ("recompute",)])
 def test_settings_are_counted(parts):
-    joint = few(parts)
-    blocks = list(every_setting(joint, 2))
-    assert sum(len(block.pair) for block in blocks) == count_settings(joint, 2)
+    joint = few(parts, *CASES["room"])
+    blocks = list(every_setting(joint))
+    assert sum(len(block.size) for block in blocks) == count_settings(joint)
     rows = np.concatenate([np.column_stack([b.size, b.layers, b.recomputed]) for b in blocks])
     assert len(np.unique(rows, axis=0)) == len(rows)
 
@@ -121,10 +131,10 @@ def test_the_command_tunes_several_parts_together(capsys, monkeypatch):
 
     def tune(joint):
         seen.append(joint)
-        setting = next(every_setting(joint, 0)).at([0])
-        step, need = joint.exact(setting)
-        relaxed = np.ones(1), StageLayers(np.ones((1, 2)), np.zeros((1, 2)))
-        return TunedJointly(setting, step, need, 7, step, relaxed)
+        setting = next(every_setting(joint)).at([0])
+        (step,), (need,) = joint.exact(setting)
+        relaxed = step.item(), 1.0, StageLayers(np.ones(2), np.zeros(2))
+        return TunedJointly(setting.at(0), step.item(), need.item(), 7, relaxed)
 
     front = importlib.import_module("pipejax.search.tuning.tune")
     monkeypatch.setattr(front, "tune_jointly", tune)

@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from pipejax.cli.options.next_command import (
+from pipejax.cli.options.given import (
     command_line,
     config_text,
     written,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import pipejax as pj
+from pipejax.search.partition.holdings import default_layouts
 from pipejax.search.partition.integer_program import SLACK
-from pipejax.search.partition.splits import default_layouts
 
 H100 = pj.load_system("h100")
 DENSE = dataclasses.replace(pj.load_model("llama3-8b"), layers=6)

@@ -12,8 +12,7 @@ from daily import daily
 import pipejax as pj
 from pipejax.analysis.step import many_systems
 from pipejax.analysis.step.many_systems import price_systems, resource_shares
-from pipejax.analysis.uncertainty.places import place_sensitivity
-from pipejax.analysis.uncertainty.sensitivity import MODEL_PARAMETERS, swings
+from pipejax.analysis.uncertainty.sensitivity import MODEL_PARAMETERS, place_sensitivity, swings
 from pipejax.cli.app import run
 from pipejax.costs.model.workload import assign_layers
 from pipejax.costs.stage.stage_costs import work_costs

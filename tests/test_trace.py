@@ -693,7 +693,7 @@ def test_what_is_left_out_stands_on_the_page(call, folder):
 
 
 def test_a_run_of_one_replica_is_drawn_by_step(found):
-    from pipejax.cli.output.trace_pictures import _maps, _median_step
+    from pipejax.cli.output.trace_report import _maps, _median_step
 
     workers, stages = _maps(found)
     assert (workers.rows[0], stages.rows[-1]) == ("worker 0", "stage 7")
@@ -707,7 +707,7 @@ def test_a_run_of_one_replica_is_drawn_by_step(found):
 
 
 def test_a_fused_pair_is_drawn_once():
-    from pipejax.cli.output.trace_pictures import _median_step
+    from pipejax.cli.output.trace_report import _median_step
 
     run = drawn(table_of("dualpipe-v"), "delay", transmit=0.2)[0]
     step = _median_step(traces.analyse(traces.of_runs([run]), schedules=["1f1b"]))

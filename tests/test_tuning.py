@@ -23,15 +23,22 @@ from pipejax.engine.batched import pricing
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.ops import PARTS as LEDGER_PARTS
 from pipejax.schedules.table.held_activations import held_counts, held_in_rows
-from pipejax.search.tuning import descent
-from pipejax.search.tuning.descent import descend
-from pipejax.search.tuning.joint import plain_settings, search_jointly, tune_jointly
-from pipejax.search.tuning.joint_space import PARTS, Jointly, JointProblem, any_size
+from pipejax.search.tuning import step_time_objective
+from pipejax.search.tuning.joint import (
+    PARTS,
+    Jointly,
+    JointProblem,
+    any_size,
+    plain_settings,
+    search_jointly,
+    tune_jointly,
+)
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 from pipejax.search.tuning.rounding import (
     improve,
     swaps,
 )
+from pipejax.search.tuning.step_time_objective import descend
 
 front = importlib.import_module("pipejax.search.tuning.tune")
 
@@ -67,8 +74,8 @@ SLOW_CHIMERA = pytest.param("chimera", marks=pytest.mark.slow)
 def test_a_relaxation_takes_only_numbers_of_microbatches_that_exist(schedule, counts):
     family = family_of(schedule)
     assert family.few_microbatches == counts
-    problem = TuningProblem.of(family, [dataclasses.replace(WORKLOAD, minibatch=16)], [SYSTEM])
-    assert problem.pairs.assigned.layers.shape == (1, family.table(counts[0]).num_stages)
+    problem = TuningProblem.of(family, dataclasses.replace(WORKLOAD, minibatch=16), SYSTEM)
+    assert len(problem.pair.assigned.layers) == family.table(counts[0]).num_stages
 
 
 def test_an_exact_evaluation_is_that_of_evaluate():
@@ -92,11 +99,11 @@ def relaxed_size(problem):
 def test_the_relaxation_is_exact_at_multiples_of_the_workers(schedule):
     """In the affine regime, from M = P on where messages are short: to rounding."""
     workload = dataclasses.replace(WORKLOAD, minibatch=192)
-    problem = TuningProblem.of(family_of(schedule), [workload], [SYSTEM])
+    problem = TuningProblem.of(family_of(schedule), workload, SYSTEM)
     plain = plain_settings(JointProblem(problem, ("size",)))
     plain = plain.at((192 // plain.size) % 4 == 0)
     assert len(plain.size) > 7
-    free = problem.given(plain.pair, limited=False)
+    free = problem.given(len(plain.size), limited=False)
     found = relaxed_size(problem).evaluate(np.log(plain.size)[:, None], free)
     exact = JointProblem(problem, ("size",)).exact(plain)
     np.testing.assert_allclose(found, exact, rtol=1e-6)
@@ -104,92 +111,69 @@ def test_the_relaxation_is_exact_at_multiples_of_the_workers(schedule):
 
 @pytest.mark.parametrize("capacity", daily([300.0, 30.0], of=2))  # short of memory, and not
 def test_the_gradient_of_the_relaxed_step_time_is_that_of_differences(capacity):
-    problem = TuningProblem.of(family_of("1f1b"), [WORKLOAD] * 3, [with_memory(capacity)] * 3)
+    problem = TuningProblem.of(family_of("1f1b"), WORKLOAD, with_memory(capacity))
     at, step = np.log([[1.3], [4.7], [21.0]]), 1e-6
-    objective, owner = relaxed_size(problem), np.arange(3)
-    given = problem.given(owner)
+    objective, given = relaxed_size(problem), problem.given(3)
     values, gradient = objective.value_and_grad(at, given)
     up, down = (objective.evaluate(at + sign * step, given)[0] for sign in (1, -1))
     np.testing.assert_allclose(gradient[:, 0], (up - down) / (2 * step), rtol=1e-5)
     np.testing.assert_allclose(values, objective.evaluate(at, given)[0])
-    free, need = objective.evaluate(at, problem.given(owner, limited=False))
+    free, need = objective.evaluate(at, problem.given(3, limited=False))
     assert np.array_equal(free < np.asarray(values), need > capacity * 1e9)
     assert (capacity > 100) == np.all(need < capacity * 1e9)
 
 
-def test_few_configurations_have_on_the_host_what_is_compiled():
-    joint = few_joint()
-    problem, parts = joint.problem, Jointly(joint.parts)
-    compiled = problem.objective(parts, *problem.family.few_microbatches)
+def test_few_configurations_have_on_the_host_what_is_compiled(monkeypatch):
+    """Values and memory, in a relaxation of all that can be tuned."""
+    workload = pj.Workload(FEW, 32, tensor_parallel=8)
+    problem = TuningProblem.of(family_of("1f1b"), workload, with_memory(40.0))
+    objective = problem.objective(Jointly(tuple(PARTS)), *problem.family.few_microbatches)
     at = np.random.default_rng(0).normal(1, 0.2, (3, 1 + 4 + 4))
-    given = problem.given(np.arange(3))
-    found = []
-    for objective in (compiled, dataclasses.replace(compiled, alone=True)):
-        asked = (objective.evaluate, objective.value_and_grad)
-        with jax.enable_x64(True):
-            found.append([ask(at, given) for ask in asked])
-    for both in zip(*found, strict=True):
-        for one, other in zip(*map(jax.tree.leaves, both), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+    with jax.enable_x64(True):
+        host = objective.evaluate(at, problem.given(3))
+        monkeypatch.setattr(step_time_objective, "FEW", 0)
+        compiled = objective.evaluate(at, problem.given(3))
+    np.testing.assert_allclose(host, compiled, rtol=1e-9, atol=1e-12)
 
 
-def few_joint():
-    workload = pj.Workload(dataclasses.replace(FEW, layers=10), 32, tensor_parallel=8)
-    systems = [with_memory(size) for size in (20.0, 40.0, 300.0)]
-    problem = TuningProblem.of(family_of("1f1b"), [workload] * 3, systems)
-    return JointProblem(problem, tuple(PARTS))
-
-
-def tuned_size(family, workloads, systems, **options):
-    problem = TuningProblem.of(family, workloads, systems, **options)
+def tuned_size(family, workload, system, **options):
+    """The best size, of all."""
+    problem = TuningProblem.of(family, workload, system, **options)
     return search_jointly(JointProblem(problem, ("size",)))
 
 
 def test_memory_is_a_limit():
     slow = dataclasses.replace(SYSTEM, compute_latency=5e-3)  # favours large microbatches
-    free = tuned_size(family_of("1f1b"), [WORKLOAD], [slow], memory_limit=False)
-    need = free.memory_bytes[0]
-    assert free.settings.size[0] > 1
-    short = dataclasses.replace(slow, memory_capacity=0.99 * need)
-    exact = dataclasses.replace(slow, memory_capacity=need)
-    bound, same = tuned_size(family_of("1f1b"), [WORKLOAD] * 2, [short, exact]).settings.size
-    assert same == free.settings.size[0]
-    assert bound < same
+    free = tuned_size(family_of("1f1b"), WORKLOAD, slow, memory_limit=False)
+    need = free.memory_bytes
+    assert free.setting.size > 1
+    bound, same = (
+        tuned_size(family_of("1f1b"), WORKLOAD, dataclasses.replace(slow, memory_capacity=room))
+        for room in (0.99 * need, need)
+    )
+    assert same.setting.size == free.setting.size
+    assert bound.setting.size < same.setting.size
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "workers", "minibatches", "memory", "message"),
+    ("name", "workers", "minibatch", "memory", "message"),
     [
         (
             "1f1b",
             4,
-            [64],
-            [2.0],
+            64,
+            2.0,
             "no microbatch size fits: the smallest need is .* of 1; the system has 2.0 GB",
         ),
-        ("1f1b", 4, [64, 64], [80.0, 2.0], "pair 1: no microbatch size fits"),
-        ("chimera", 4, [63], [80.0], "no microbatch size is legal for a minibatch of 63: chimera"),
-        ("chimera", 3, [64], [80.0], "even number of workers"),
+        ("chimera", 4, 63, 80.0, "no microbatch size is legal for a minibatch of 63: chimera"),
+        ("chimera", 3, 64, 80.0, "even number of workers"),
     ],
 )
-def test_nothing_fits_is_an_error(name, workers, minibatches, memory, message):
-    workloads = [dataclasses.replace(WORKLOAD, minibatch=size) for size in minibatches]
+def test_nothing_fits_is_an_error(name, workers, minibatch, memory, message):
+    workload = dataclasses.replace(WORKLOAD, minibatch=minibatch)
     with pytest.raises(ValueError, match=message):
-        tuned_size(family_of(name, workers), workloads, [with_memory(size) for size in memory])
-
-
-def test_pairs_that_are_not_alike_are_refused():
-    family = family_of("1f1b")
-    gated = dataclasses.replace(WORKLOAD, model=pj.load_model("llama3-70b"))
-    with pytest.raises(ValueError, match=r"models of one batch .* llama3-70b and gpt-22b"):
-        TuningProblem.of(family, [WORKLOAD, gated], [SYSTEM] * 2)
-    with pytest.raises(ValueError, match="same parallelism"):
-        TuningProblem.of(
-            family, [WORKLOAD, dataclasses.replace(WORKLOAD, tensor_parallel=4)], [SYSTEM] * 2
-        )
-    with pytest.raises(ValueError, match="as many workloads as systems, got 1 and 2"):
-        TuningProblem.of(family, [WORKLOAD], [SYSTEM] * 2)
+        tuned_size(family_of(name, workers), workload, with_memory(memory))
 
 
 @pytest.mark.parametrize("schedule", REGISTRY)
@@ -219,59 +203,52 @@ def test_descent_keeps_to_its_bounds_and_the_best_point():
 FEW = dataclasses.replace(pj.load_model("llama3-70b"), layers=10)
 
 
-def few_layers(schedule="1f1b", count=3, **changes):
-    """Some systems of different memory and speed, for a model of few layers with a large head."""
+def few_layers(schedule="1f1b", **changes):
+    """A model of few layers with a large head."""
     workload = pj.Workload(FEW, 32, tensor_parallel=8)
-    systems = [
-        dataclasses.replace(SYSTEM, peak_flops=SYSTEM.peak_flops * (k + 1), **changes)
-        for k in range(count)
-    ]
-    return TuningProblem.of(family_of(schedule), [workload] * count, systems)
+    return TuningProblem.of(family_of(schedule), workload, dataclasses.replace(SYSTEM, **changes))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", SLOW_CHIMERA])
-def test_layers_are_those_of_the_exhaustive_search(schedule):
-    problem = few_layers(schedule)
+@pytest.mark.parametrize("speed", [1, 2, 3])
+def test_layers_are_those_of_the_exhaustive_search(schedule, speed):
+    problem = few_layers(schedule, peak_flops=SYSTEM.peak_flops * speed)
     joint = JointProblem(problem, ("layers",), 8)
     tuned, best = tune_jointly(joint), search_jointly(joint)
-    assert best.evaluated == 3 * 84  # ways to write 10 as a sum of 4
-    np.testing.assert_allclose(tuned.step_time, best.step_time, rtol=1e-12)
-    assert tuned.settings.layers.sum(axis=1).tolist() == [10, 10, 10]
-    even, _ = problem.evaluate(8, problem.pairs.assigned, np.arange(3))
-    assert np.all(tuned.step_time < even)  # the head makes the even split a bad one
-    np.testing.assert_allclose(tuned.relaxed[1].layers.sum(axis=1), 10)
+    assert best.evaluated == 84  # ways to write 10 as a sum of 4
+    assert tuned.step_time == pytest.approx(best.step_time, rel=1e-12)
+    assert tuned.setting.layers.sum() == 10
+    even, _ = problem.evaluate(8, problem.pair.assigned)
+    assert tuned.step_time < even  # the head makes the even split a bad one
+    assert tuned.relaxed[2].layers.sum() == pytest.approx(10)
 
 
 @pytest.mark.slow
 def test_recomputed_layers_are_those_of_the_exhaustive_search():
-    owner, free = np.arange(3), few_layers()
-    layers = free.pairs.assigned.layers
+    free = few_layers()
+    layers = free.pair.assigned.layers
     least, most = (
-        free.evaluate(4, StageLayers(layers, again), owner)[1][0] for again in (layers, 0 * layers)
+        free.evaluate(4, StageLayers(layers, again))[1] for again in (layers, 0 * layers)
     )
     limit = (least + most) / 2
     problem = few_layers(memory_capacity=limit)
     joint = JointProblem(problem, ("recompute",), 4)
     tuned, best = tune_jointly(joint), search_jointly(joint)
-    np.testing.assert_allclose(tuned.step_time, best.step_time, rtol=1e-12)
-    assert np.all(tuned.memory_bytes <= limit)
-    full, _ = problem.evaluate(4, StageLayers(layers, layers), owner)
-    assert most > limit
-    assert np.all(tuned.step_time < full)
-    with pytest.raises(
-        ValueError, match=r"pair 0: nothing fits: the smallest need found is .* 1.0 GB"
-    ):
+    assert tuned.step_time == pytest.approx(best.step_time, rel=1e-12)
+    assert tuned.memory_bytes <= limit < most
+    full, _ = problem.evaluate(4, StageLayers(layers, layers))
+    assert tuned.step_time < full
+    with pytest.raises(ValueError, match=r"^nothing fits: the smallest need found is .* 1.0 GB"):
         tune_jointly(JointProblem(few_layers(memory_capacity=1e9), ("recompute",), 4))
 
 
 def test_stage_times_and_memory_of_layers_are_those_of_the_library():
     problem, table = few_layers(), pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-    assigned = StageLayers(np.array([[4.0, 1.0, 2.0, 3.0]]), np.array([[1.0, 0.0, 2.0, 3.0]]))
+    one = StageLayers(np.array([4.0, 1.0, 2.0, 3.0]), np.array([1.0, 0.0, 2.0, 3.0]))
     workload = pj.Workload(FEW, 32, tensor_parallel=8)
-    one = StageLayers(*(each[0] for each in assigned))
     costs = work_costs(stage_work(workload, table, assigned=one), SYSTEM)
-    (step,), (need,) = problem.evaluate(8, assigned, np.zeros(1, int))
+    step, need = problem.evaluate(8, one)
     assert step == pytest.approx(pj.evaluate(table, costs).step_time)
     assert need == pytest.approx(pj.memory_bytes(workload, table, one).max())
 
@@ -397,8 +374,7 @@ def test_a_second_call_compiles_nothing():
     workload = pj.Workload(pj.load_model("gpt-22b"), 8, tensor_parallel=8)
     jitted = (
         pricing._compiled(pricing._priced, False),
-        pricing.priced_with_slopes,
-        descent._move,
+        step_time_objective._move,
     )
     first = pj.tune("1f1b", 4, workload, SYSTEM, method="gradient")
     compiled = [each._cache_size() for each in jitted]

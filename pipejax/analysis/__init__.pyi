@@ -16,9 +16,8 @@ from pipejax.analysis.runs.activation_memory import (
     gathered_weights as gathered_weights,
 )
 from pipejax.analysis.runs.evaluate import bubble_ratio as bubble_ratio, op_counts as op_counts
-from pipejax.analysis.runs.lanes import lane_times as lane_times
 from pipejax.analysis.runs.staleness import op_times as op_times
-from pipejax.analysis.runs.timeline import bars as bars
+from pipejax.analysis.runs.timeline import bars as bars, lane_times as lane_times
 from pipejax.analysis.step.evidence import (
     EVIDENCE as EVIDENCE,
     evidence_of_tables as evidence_of_tables,

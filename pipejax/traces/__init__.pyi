@@ -12,7 +12,6 @@ from pipejax.traces.findings.op_times import costs_of as costs_of, op_times as o
 from pipejax.traces.findings.suspects import suspects as suspects
 from pipejax.traces.readers.reading import read as read
 from pipejax.traces.record import Trace as Trace
-from pipejax.traces.replaying.of_runs import of_runs as of_runs
 from pipejax.traces.replaying.pipelines import (
     pipelines_of as pipelines_of,
     registered as registered,
@@ -21,5 +20,6 @@ from pipejax.traces.replaying.replay import replay as replay
 from pipejax.traces.writers import (
     costs_text as costs_text,
     dataset as dataset,
+    of_runs as of_runs,
     perfetto as perfetto,
 )

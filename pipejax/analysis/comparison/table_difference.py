@@ -44,25 +44,20 @@ class RowDifference(NamedTuple):
 
 @short_repr
 class TableDifference(NamedTuple):
-    """What two tables do differently.
+    """What two tables do differently."""
 
-    Attributes:
-      sizes: workers, stages and microbatches where the tables differ in one of them, by name.
-      rows: workers whose rows differ; workers that only one table has are left out.
-      moved: ops that both have on different workers, with the two.
-      split: backwards (stage, microbatch) that one table does as B and the other as I and W, by
-        which of the tables splits them.
-      fused: pairs that run as one op, in both tables.
-      only: ops of a phase that one table has alone, in both tables' order.
-      other_placement: whether a stage lies on another worker, or a microbatch goes another way.
-    """
-
+    # workers, stages and microbatches where the tables differ in one of them, by name
     sizes: Mapping[str, tuple[int, int]]
+    # workers whose rows differ; workers that only one table has are left out
     rows: Sequence[RowDifference]
-    moved: Mapping[Op, tuple[int, int]]
+    moved: Mapping[Op, tuple[int, int]]  # ops that both have on different workers, with the two
+    # backwards (stage, microbatch) that one table does as B and the other as I and W, by which
+    # of the tables splits them
     split: tuple[int, int]
-    fused: tuple[int, int]
+    fused: tuple[int, int]  # pairs that run as one op, in both tables
+    # ops of a phase that one table has alone, in both tables' order
     only: Mapping[AnyPhase, tuple[int, int]]
+    # whether a stage lies on another worker, or a microbatch goes another way
     other_placement: bool
 
     @property

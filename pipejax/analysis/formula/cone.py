@@ -37,16 +37,11 @@ Facets = tuple[tuple[float, ...], ...]
 
 @short_repr
 class Cone(NamedTuple):
-    """A pointed cone of full dimension: all x with inequality . x >= 0.
+    """A pointed cone of full dimension: all x with inequality . x >= 0."""
 
-    Attributes:
-      rays: (rays, dims) extreme rays, each with the greatest common divisor 1.
-      inequalities: (inequalities, dims) normals.
-      tight: (rays, inequalities) whether a ray lies on the border.
-    """
-
-    rays: Vectors
-    inequalities: Vectors
+    rays: Vectors  # (rays, dims) extreme rays, each with the greatest common divisor 1
+    inequalities: Vectors  # (inequalities, dims) normals
+    # (rays, inequalities) whether a ray lies on the border
     tight: Bool[NumpyArray, "rays inequalities"]
 
     @classmethod

@@ -51,24 +51,16 @@ Batch = Float[NumpyArray, " batch"]
 
 @short_repr
 class Envelope(NamedTuple):
-    """Facets of a makespan, all of them or the most prominent.
+    """Facets of a makespan, all of them or the most prominent."""
 
-    Attributes:
-      facets: (facets, parameters) counts.
-      points: (facets, parameters) where each is the count of a longest path.
-      cone: of all (theta.., z) above the facets; its inequalities are those of the domain, z >= 0,
-        and the facets in their order.
-      lengths: makespan at each ray's theta, by its entries.
-      gap: 1 - facets / makespan at most.
-      evaluations: points at which the program ran.
-    """
-
-    facets: Vectors
-    points: Vectors
+    facets: Vectors  # (facets, parameters) counts
+    points: Vectors  # (facets, parameters) where each is the count of a longest path
+    # of all (theta.., z) above the facets; its inequalities are those of the domain, z >= 0,
+    # and the facets in their order
     cone: Cone
-    lengths: dict[tuple[int, ...], int]
-    gap: Fraction
-    evaluations: int
+    lengths: dict[tuple[int, ...], int]  # makespan at each ray's theta, by its entries
+    gap: Fraction  # 1 - facets / makespan at most
+    evaluations: int  # points at which the program ran
 
 
 def find_facets(solve: Solve, domain: Cone, num_parameters: int, most: int) -> Envelope:

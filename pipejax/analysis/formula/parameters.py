@@ -31,21 +31,14 @@ Counts = Sequence[Fraction]
 
 @short_repr
 class LinearCosts(NamedTuple):
-    """Costs as linear functions of parameters, in whole numbers.
+    """Costs as linear functions of parameters, in whole numbers."""
 
-    Attributes:
-      program: what they are the costs of, spread over microbatches where they differ by them.
-      names: of the parameters.
-      weights: (costs, parameters) of each cost, in the order of `CostLayout`.
-      units: (parameters) parts into which the weights divide the unit of a parameter.
-      costs: what the costs are where one parameter is 1 and all others are 0.
-    """
-
+    # what they are the costs of, spread over microbatches where they differ by them
     program: Program
-    names: tuple[str, ...]
-    weights: Whole
-    units: Whole
-    costs: tuple[Costs, ...]
+    names: tuple[str, ...]  # of the parameters
+    weights: Whole  # (costs, parameters) of each cost, in the order of `CostLayout`
+    units: Whole  # (parameters) parts into which the weights divide the unit of a parameter
+    costs: tuple[Costs, ...]  # what the costs are where one parameter is 1 and all others are 0
 
 
 def default_parameters(program: Program) -> tuple[str, ...]:

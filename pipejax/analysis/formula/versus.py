@@ -14,9 +14,10 @@ import numpy as np
 from pipejax.analysis.formula.cone import Cone, Vector, Vectors, Whole, primitive, regions
 from pipejax.analysis.formula.form import Formula, scale_of, smallest
 from pipejax.analysis.formula.parameters import comparison_text
-from pipejax.base.array_types import NumpyArray
-from pipejax.base.checks import check_types
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import ResultDict, short_repr_of
+from pipejax.base.ties import least_named
 
 
 @short_repr_of("texts counts rays")
@@ -212,3 +213,56 @@ def _region(cone: Cone, form: Formula) -> Region:
             bounds.append((*smallest(counts[:size]),))
     texts = (comparison_text(form.parameters, counts) for counts in bounds)
     return Region((*texts,), (*bounds,), (cone.rays[:, :size] * form.units).astype(float))
+
+
+RANGES = ((0.5, 4.0), (0.0, 2.0))  # of the second and third parameter, in times of the first
+SIDE = 200  # values of each
+# where in its cell a value lies: on no border, where two tie who differ beside it
+WITHIN = 1 / np.pi
+
+
+class RegimeMap(NamedTuple):
+    """A map of the fastest."""
+
+    # forms are homogeneous: of three parameters the ratios of two to the first say all
+
+    # the first, in times of which the others are; that across; that up
+    parameters: tuple[str, str, str]
+    across: Float[NumpyArray, " across"]  # values of the second
+    up: Float[NumpyArray, " up"]  # values of the third
+    names: list[str]  # who is fastest somewhere, ties as "a = b", the largest area first
+    codes: Int[NumpyArray, "up across"]  # (up, across) place in names
+    box: dict[str, tuple[float, float]]  # what is drawn of each parameter; the first is 1
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of the map, by name."""
+        return {name: float(np.mean(self.codes == k)) for k, name in enumerate(self.names)}
+
+
+def regime_map(forms: Mapping[str, Formula]) -> RegimeMap:
+    """Find who is fastest where the second and third of three parameters vary."""
+    first = next(iter(forms.values()))
+    if len(first.parameters) != 3:
+        given = ", ".join(first.parameters)
+        raise wrong("parameters", f"of a map must be three, as F,B,c, got {given}")
+    for name, form in forms.items():
+        if not form.exact:
+            raise ValueError(f"the form of {name} is not exact: give a box or more facets")
+    unit, *others = first.parameters
+    box = {unit: (0.0, np.inf), **dict(zip(others, RANGES, strict=True)), **first.box}
+    for name in others:
+        low, high = box[name]
+        if not low < high < np.inf:
+            raise wrong("box", f"of {name} must be a range to draw a map, got {low:g} to {high:g}")
+    if not box[unit][0] <= 1 <= box[unit][1]:
+        raise wrong("box", f"{unit} must hold 1, in times of which the others are drawn")
+    steps = (np.arange(SIDE) + WITHIN) / SIDE
+    across, up = (
+        float(low) + (float(high) - float(low)) * steps
+        for low, high in (box[name] for name in others)
+    )
+    theta = np.stack(np.broadcast_arrays(1.0, across, up[:, None]), axis=-1)
+    times = np.stack([form(theta) for form in forms.values()])
+    drawn = {unit: (1.0, 1.0)} | {name: box[name] for name in others}
+    return RegimeMap(first.parameters, across, up, *least_named(times, [*forms]), drawn)

@@ -19,8 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipejax.analysis.runs.evaluate import Evaluation
-from pipejax.analysis.runs.lanes import phases_beside
-from pipejax.analysis.runs.timeline import Arrow, Bar, arrows, bars
+from pipejax.analysis.runs.timeline import Arrow, Bar, arrows, bars, phases_beside
 from pipejax.base.checks import check_types
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.schedules.cells.memory_ledger import END, START, ledger_of

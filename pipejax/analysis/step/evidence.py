@@ -24,18 +24,13 @@ USUAL = "megatron-core-2024"  # the stack that systems take for granted where no
 
 @short_repr
 class Regime(NamedTuple):
-    """What decides which terms of the model a step time rests on.
+    """What decides which terms of the model a step time rests on."""
 
-    Attributes:
-      splits_weights: whether replicas split weights (ZeRO 3): exchanges beside every layer.
-      experts: place in `EXPERTS`: whether layers have experts, and whether tokens travel to
-        experts on other nodes.
-      is_narrow: whether products are below 16 bits.
-    """
-
-    splits_weights: bool
+    splits_weights: bool  # whether replicas split weights (ZeRO 3): exchanges beside every layer
+    # place in `EXPERTS`: whether layers have experts, and whether tokens travel to experts on
+    # other nodes
     experts: int
-    is_narrow: bool
+    is_narrow: bool  # whether products are below 16 bits
 
     def __str__(self) -> str:
         parts = [
@@ -51,17 +46,11 @@ class Regime(NamedTuple):
 
 @short_repr
 class Evidence(NamedTuple):
-    """Measured runs of a regime, and how far predictions were from them.
+    """Measured runs of a regime, and how far predictions were from them."""
 
-    Attributes:
-      regime: of the runs.
-      configurations: different ones.
-      mean_error: mean of the absolute errors of their predictions [%].
-    """
-
-    regime: Regime
-    configurations: int
-    mean_error: float
+    regime: Regime  # of the runs
+    configurations: int  # different ones
+    mean_error: float  # mean of the absolute errors of their predictions [%]
 
     @property
     def is_enough(self) -> bool:

@@ -7,14 +7,15 @@ path that each resource takes: none is negative and they sum to 1 (Euler's ident
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.base.array_types import Array, Float
+from pipejax.analysis.runs.evaluate import Evaluation
+from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import are_positive, check_types
 from pipejax.base.compiled import compiled
 from pipejax.base.display import short_repr_of
@@ -22,6 +23,7 @@ from pipejax.costs.costs import Costs
 from pipejax.costs.model.model import Model, check_shape
 from pipejax.costs.model.workload import PricingShape, StageLayers, Workload, assign_layers
 from pipejax.costs.precision import check_finite
+from pipejax.costs.scaling import scaled_costs
 from pipejax.costs.stage.slices import check_whole
 from pipejax.costs.stage.stage_costs import check_machine, costs_of_shape
 from pipejax.costs.system.parts import FIELDS, SECTIONS
@@ -29,6 +31,10 @@ from pipejax.costs.system.system import Number, System
 from pipejax.engine.batched.makespans import makespans, makespans_and_grad
 from pipejax.engine.batched.pricing import priced, programs_of_batch
 from pipejax.engine.lowering.lower import lower
+from pipejax.engine.lowering.program import NO_WORKER
+from pipejax.engine.pricing import lower_and_price
+from pipejax.engine.recurrence_host import makespan_on_host
+from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -243,3 +249,91 @@ def _costs_and_slopes(point: _Point, *, prices: _ScaledPrices) -> tuple[Costs, C
 
     slopes, costs = jax.jacfwd(price, has_aux=True)(jnp.zeros(len(PARAMETERS)))
     return costs, slopes
+
+
+TINY = np.finfo(float).tiny  # pairs that take no time have shares of nothing
+
+
+class PlaceSensitivity(NamedTuple):
+    """What the step takes if everything at one place takes less, or more.
+
+    Attributes:
+      place: stage, worker or boundary with its number, as rules of `scaled_costs` name them.
+      what: compute or message.
+      share: of the critical path that is spent there: elasticity of the step time.
+      step_times: of each factor [s].
+
+    Example:
+      >>> PlaceSensitivity("stage2", "compute", 0.75, (10.0, 20.0)).rule(1.5)
+      'compute@stage2*1.5'
+    """
+
+    place: str
+    what: str
+    share: float
+    step_times: tuple[float, ...]
+
+    def rule(self, factor: float) -> str:
+        """The rule that scales it."""
+        return f"{self.what}@{self.place}*{factor!r}"
+
+
+def place_sensitivity(
+    evaluation: Evaluation, factors: tuple[float, ...] = (0.5, 2.0)
+) -> list[PlaceSensitivity]:
+    """Find how the step depends on each stage, worker and stage boundary, by exact runs."""
+    check_types(evaluation=(evaluation, Evaluation))
+    found = [
+        PlaceSensitivity(place, what, share, _runs(evaluation, f"{what}@{place}", factors))
+        for place, what, share in _shares(evaluation)
+    ]
+    return sorted(found, key=lambda each: (-each.share, -each.step_times[-1]))
+
+
+def _shares(evaluation: Evaluation) -> Iterator[tuple[str, str, float]]:
+    """Places, what is there, and the share of the critical path that is spent there."""
+    program, total = evaluation.program, evaluation.makespan or 1.0
+    critical = evaluation.critical & (np.asarray(program.worker) != NO_WORKER)
+    seconds = np.where(critical, evaluation.node_duration, 0.0)
+    spent = {
+        "stage": _by_stage(evaluation, seconds),
+        "worker": np.bincount(
+            np.asarray(program.worker)[critical], seconds[critical], evaluation.workers
+        ),
+    }
+    for place, of_place in spent.items():
+        for number, share in enumerate((of_place / total).tolist()):
+            yield f"{place}{number}", "compute", share
+    sent = program.messages
+    lasts = (evaluation.message_finish - evaluation.message_start)[evaluation.message_critical]
+    # activations go from stage s over boundary s, gradients over boundary s - 1
+    boundary = np.asarray(sent.stage) - (np.asarray(sent.phase) == Phase.SEND_B)
+    sending = np.bincount(boundary[evaluation.message_critical], lasts, evaluation.stages)
+    for number in np.unique(boundary).tolist():
+        yield f"boundary{number}", "message", float(sending[number]) / total
+
+
+def _by_stage(
+    evaluation: Evaluation, seconds: Float[NumpyArray, " nodes"]
+) -> Float[NumpyArray, " stages"]:
+    """Sum seconds of nodes by stage; those of a fused pair as its two ops share them."""
+    program, count = evaluation.program, evaluation.stages
+    fused = np.zeros(program.num_nodes, bool)
+    fused[np.asarray(program.fused)[:, 0]] = True
+    own = (np.asarray(program.stage) >= 0) & ~fused
+    spent = np.bincount(np.asarray(program.stage)[own], seconds[own], count)
+    if not fused.any():
+        return spent
+    _, vector = lower_and_price(evaluation.table, evaluation.costs, evaluation.links)
+    kind = np.asarray(program.duration_index)[fused] - program.layout.first_pair
+    ops = np.asarray(program.pair_index)[kind]  # (pairs, 2) positions of the forward, the backward
+    share = vector[ops] / np.maximum(vector[ops].sum(axis=1, keepdims=True), TINY)
+    _, stage = program.layout.op_at(ops)
+    return spent + np.bincount(stage.ravel(), (share * seconds[fused, None]).ravel(), count)
+
+
+def _runs(evaluation: Evaluation, what: str, factors: tuple[float, ...]) -> tuple[float, ...]:
+    """Step times with each factor [s]."""
+    table, links = evaluation.table, evaluation.links
+    scaled = (scaled_costs(evaluation.costs, table, f"{what}*{each!r}") for each in factors)
+    return tuple(makespan_on_host(*lower_and_price(table, costs, links)) for costs in scaled)

@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
+from pipejax.cli.options.given import command_line, written_but
 from pipejax.cli.options.memory import ActivationOptions, HeldMemory
-from pipejax.cli.options.next_command import command_line, written_but
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer

@@ -12,6 +12,7 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.files import check_writable
+from pipejax.cli.options.given import command_line, written, written_but
 from pipejax.cli.options.memory import (
     LIMIT_OPTION,
     ActivationOptions,
@@ -19,7 +20,6 @@ from pipejax.cli.options.memory import (
     MemoryLimit,
     Room,
 )
-from pipejax.cli.options.next_command import command_line, written, written_but
 from pipejax.cli.options.pricing import Pricing, pricing_options, required
 from pipejax.cli.options.pricing_steps import takes_host_time
 from pipejax.cli.options.tables import TableChoice

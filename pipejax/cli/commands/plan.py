@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import pipejax as pj
 from pipejax.base.progress import if_interrupted
 from pipejax.cli.options.catalogue import flag
+from pipejax.cli.options.given import command_line, config_text, written
 from pipejax.cli.options.groups import choose_links
 from pipejax.cli.options.memory import MemoryLimit
-from pipejax.cli.options.next_command import command_line, config_text, written
 from pipejax.cli.options.pricing import load_with, shared_options
 from pipejax.cli.options.values import (
     Count,

@@ -75,7 +75,7 @@ def sensitivity(
 
 def _of_places(run: "pj.Evaluation", factors: tuple[float, float], figure: Output) -> Answer:
     """Where times are given: by stage, worker and boundary."""
-    from pipejax.analysis.uncertainty.places import place_sensitivity
+    from pipejax.analysis.uncertainty.sensitivity import place_sensitivity
 
     found = place_sensitivity(run, factors)
     ends: dict[str, Ends] = {

@@ -13,8 +13,7 @@ import typer
 
 import pipejax as pj
 from pipejax.base.files import write_file
-from pipejax.cli.options.given import Line
-from pipejax.cli.options.next_command import command_line, written_but
+from pipejax.cli.options.given import Line, command_line, written_but
 from pipejax.cli.options.values import CountIfGiven, Text, parse_columns, parse_counts
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules
@@ -311,7 +310,7 @@ def _deal_json(deal: "NewDeal") -> dict[str, Any]:
 
 def _draw(analysis: "Analysis", result: Mapping[str, Any], out: Output, figure: Output) -> None:
     """The heat maps, and the page of the report."""
-    from pipejax.cli.output.trace_pictures import draw_shares, trace_page
+    from pipejax.cli.output.trace_report import draw_shares, trace_page
 
     if figure.path is not None:
         draw_shares(analysis, figure)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.checks import one_of
-from pipejax.cli.options.next_command import command_line, written_but
+from pipejax.cli.options.given import command_line, written_but
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.tables import OF_RUNS, TableOptions
 from pipejax.cli.options.values import CountIfGiven, Text
@@ -209,7 +209,7 @@ def _said(
 def _tuned(*given: Any, **how: Any) -> "Found[TunedSetting]":
     """Tune; where no microbatch size fits, say so and tune without the memory limit."""
     try:  # what needs optax is imported only where it is needed
-        from pipejax.search.tuning.joint_space import NothingFitsError
+        from pipejax.search.tuning.joint import NothingFitsError
 
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 
 import pipejax as pj
-from pipejax.cli.options.next_command import command_line, written_but
+from pipejax.cli.options.given import command_line, written_but
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.tables import TableChoice
 from pipejax.cli.options.values import (

@@ -8,8 +8,8 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.cli.commands.tune_orders import proof
+from pipejax.cli.options.given import command_line, written_but
 from pipejax.cli.options.memory import read_weights_limit
-from pipejax.cli.options.next_command import command_line, written_but
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.sharding import ShardingChoice
 from pipejax.cli.options.tables import TableChoice

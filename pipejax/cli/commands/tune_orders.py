@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.cli.options.next_command import command_line
+from pipejax.cli.options.given import command_line
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.values import Seed, TimeLimit, parse_seconds, parse_share
 from pipejax.cli.output.answer import Answer, searched

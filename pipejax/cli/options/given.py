@@ -6,6 +6,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from inspect import Parameter
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin
@@ -319,3 +320,44 @@ def _load(path: Path) -> dict[str, Any]:
         return tomllib.loads(read_file(path).decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {str(error).splitlines()[0]}") from None
+
+
+# options of what this command printed and wrote, or that are written out already
+ANSWERED = ("json", "format", "config", "out", "figure", "certificate", "force")
+
+_written: list[Mapping[str, Any]] = [{}]  # options of the command that runs: the last one counts
+
+
+@contextmanager
+def written_as(options: Mapping[str, Any]) -> Iterator[None]:
+    """Take these for the options of the command that runs in this block."""
+    _written.append(options)
+    try:
+        yield
+    finally:
+        _written.pop()
+
+
+def written(*names: str) -> dict[str, Any]:
+    """Those of some options that this command was given, by name."""
+    return {name: _written[-1][name] for name in names if name in _written[-1]}
+
+
+def written_but(*names: str) -> dict[str, Any]:
+    """All options that this command was given, but some and those of what it answered."""
+    return {k: v for k, v in _written[-1].items() if k not in (*names, *ANSWERED)}
+
+
+def command_line(command: str, options: Mapping[str, Any]) -> str:
+    """Write a command as it is typed."""
+    words = ["pipejax", *command.split()]
+    for name, value in options.items():
+        named = [] if name in BARE else [flag(name)]
+        for each in value if isinstance(value, list) else [value]:  # of options given several times
+            words += named if each is True else [*named, str(each)]
+    return shlex.join(words)
+
+
+def config_text(options: Mapping[str, Any]) -> str:
+    """Write options as a file of `--config`."""
+    return "".join(f"{flag(name)[2:]} = {json.dumps(value)}\n" for name, value in options.items())

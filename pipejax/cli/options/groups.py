@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.given import Line
+from pipejax.cli.options.given import Line, written_as
 from pipejax.cli.options.memory import choose_activations
-from pipejax.cli.options.next_command import written_as
 from pipejax.cli.options.pricing import (
     choose_pricing,
     choose_shared,

@@ -46,7 +46,7 @@ class ShownRun:
     @property
     def lanes(self) -> dict[str, str]:
         """Lanes beside compute, each named as its line."""
-        from pipejax.analysis.runs.lanes import phases_beside
+        from pipejax.analysis.runs.timeline import phases_beside
 
         return {lane: lane for lane in phases_beside(self.run.table)}
 

@@ -6,21 +6,25 @@ resource for all of them, or switches at its ends: it is linear in where it swit
 paths suffice. All arguments may be batched.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import MismatchError
 from pipejax.base.many_numbers import Many
 from pipejax.costs import array_functions as xp
 from pipejax.costs.array_functions import Computed, stacked, stacked_trees
+from pipejax.costs.costs import Costs, with_leaves
 from pipejax.costs.layers.collectives import Collective, collective_time
+from pipejax.costs.layers.layer_ops import OF_MODULE
 from pipejax.costs.model.layout import Group
-from pipejax.costs.model.workload import PerStage
+from pipejax.costs.model.workload import PerStage, Workload
 from pipejax.costs.precision import as_float
 from pipejax.costs.stage.stage_work import StageWork
 from pipejax.costs.system.system import Number, Numbers, System
+from pipejax.schedules.table.table import ScheduleTable
 
 ByPhase = Float[Computed, " phases"]
 
@@ -175,3 +179,66 @@ def exposed_ring(exchange: Number, compute: Numbers, steps: Number) -> Numbers:
     # all c steps.
     exchange, compute, steps = map(as_float, (exchange, compute, steps))
     return xp.maximum(exchange - (steps - 1) / steps * compute, 0.0)
+
+
+ATTENTION, EXCHANGE, EXPERTS = range(3)
+# As braids have it, a layer with experts is attention, with all up to the router and the sorting of
+# tokens before they leave; an exchange that takes tokens to their experts; the experts, shared ones
+# and the MLPs of dense layers too; and an exchange that brings tokens back. The embedding counts as
+# attention, the head as experts.
+# of the cost of each kind, the field of `Costs` that it is of, and which part of it
+OF_LAYERS: Mapping[str, tuple[str, int]] = {
+    **{"fa": ("forward", ATTENTION), "fm": ("forward", EXPERTS)},
+    **{"fd": ("forward", EXCHANGE), "fc": ("forward", EXCHANGE)},
+    **{"ba": ("backward", ATTENTION), "bm": ("backward", EXPERTS)},
+    **{"bd": ("backward", EXCHANGE), "bc": ("backward", EXCHANGE)},
+    **{"ia": ("input_grad", ATTENTION), "im": ("input_grad", EXPERTS)},
+    **{"wa": ("weight_grad", ATTENTION), "wm": ("weight_grad", EXPERTS)},
+}
+BEFORE_EXPERTS = ("router", "routing", "dispatch")
+_EXPERTS = {*OF_MODULE["moe"], *OF_MODULE["mlp"], "mlp_residual"} - {*BEFORE_EXPERTS}
+
+
+def kinds_of_layers(
+    table: ScheduleTable, workload: Workload, system: System
+) -> dict[str, tuple[str, int]]:
+    """Costs of a table's own kinds that are parts of layers."""
+    own = [p for p in table.grammar.own if p.kind.time in OF_LAYERS and p in table.used_phases]
+    if not own:
+        return {}
+    has = f"{table.name} has {own[0].name} ({own[0].kind.name}), a part of layers with experts"
+    if workload.model.moe is None:
+        raise MismatchError(f"{has}, and {workload.model.name or 'the model'} has no experts")
+    if workload.expert_overlap:
+        raise MismatchError(
+            f"{has}, whose exchanges run where the table has them: expert_overlap must be 0, got "
+            f"{workload.expert_overlap}",
+            "expert_overlap",
+        )
+    if system.kernels.priced is not True:
+        raise MismatchError(f"{has}, and {system.name or 'the system'} prices layers as a whole")
+    return {phase.kind.time: OF_LAYERS[phase.kind.time] for phase in own}
+
+
+def attention_alone(work: StageWork) -> StageWork:
+    """The work of stages without experts and head, whose exchanges stay."""
+    kinds = tuple(
+        kind._replace(ops=tuple(op for op in kind.ops if op.name not in _EXPERTS))
+        for kind in work.kinds
+    )
+    return work._replace(kinds=kinds, head=work.head._replace(ops=()))
+
+
+def with_kinds(
+    costs: Costs,
+    kinds: Mapping[str, tuple[str, int]],
+    attention: Mapping[str, PerStage],
+    exchanges: Mapping[str, PerStage],
+) -> Costs:
+    """Costs, and those of kinds that are parts of them."""
+    own = {}
+    for name, (field, part) in kinds.items():
+        share, exchange = attention[field], exchanges[field]
+        others = getattr(costs, field) - exchange
+        own[name] = (share * others, exchange / 2, (1 - share) * others)[part]
+    return with_leaves(costs, own) if own else costs

@@ -38,8 +38,15 @@ from pipejax.costs.model.workload import (
 )
 from pipejax.costs.precision import in_float64, is_traced
 from pipejax.costs.scaling import GROWING, check_workers, scaled_costs
-from pipejax.costs.stage.exchanges import Exchanges, exposed_buckets, exposed_ring, price_exchanges
-from pipejax.costs.stage.kind_costs import attention_alone, kinds_of_layers, with_kinds
+from pipejax.costs.stage.exchanges import (
+    Exchanges,
+    attention_alone,
+    exposed_buckets,
+    exposed_ring,
+    kinds_of_layers,
+    price_exchanges,
+    with_kinds,
+)
 from pipejax.costs.stage.microbatches import Lengths, by_length
 from pipejax.costs.stage.slices import by_slice, check_whole, sliced_model
 from pipejax.costs.stage.stage_work import PerKind, StageWork, stage_work

@@ -8,7 +8,7 @@ what else differs between configurations. It is a function of a module or a reco
 called: programs are compiled for it, equal ones share them, and all numbers are arguments.
 
 The counts of the costs on the critical path (`makespans_and_grad`) turn a step time into a plain
-sum of costs, whose slopes are those of the step time: `priced_with_slopes` takes them forwards,
+sum of costs, whose slopes are those of the step time: `priced_on_host` takes them forwards,
 `pulled` backwards.
 
 Batches come in few sizes, for which everything compiles once: `filled` repeats the last
@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.compiled import compiled
@@ -140,37 +139,6 @@ def _pulled(price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: Tre
     return jax.vmap(of_one)(at, rows, counts)
 
 
-@functools.partial(compiled, static_argnames="price_one")
-def priced_with_slopes(
-    price_one: PriceOne,
-    shared: Tree,
-    at: Tree,
-    rows: Tree,
-    solved: Sequence[tuple[Array, Costs]] = (),
-    moved: Costs | None = None,
-) -> tuple[Tree, Tree]:
-    """The same, and slopes by the numbers of `at`: (batch, ...) values, (batch, numbers, ...)."""
-
-    # What was `solved`, times (batch) and counts (batch, ...), depends on `at`, too: by slopes
-    # `moved` (batch, numbers, ...) of the costs. Slopes are taken in forward mode: counts of FLOP
-    # and bytes share so many terms that XLA takes five times as long to compile their reverse pass.
-    def of_one(at: Tree, row: Tree, solved: Sequence[tuple[Array, Costs]], moved: Any) -> Any:
-        flat, put = ravel_pytree(at)
-        times, counts = [time for time, _ in solved], [count for _, count in solved]
-
-        def value(flat: Array, times: Sequence[Array]) -> Tree:
-            return price_one(shared, put(flat), row, *times)
-
-        def along(direction: Float[Array, " numbers"], moved: Any) -> Any:
-            on_paths = [_sum_along(count, moved) for count in counts]
-            return jax.jvp(value, (flat, times), (direction, on_paths))
-
-        return jax.vmap(along, out_axes=(None, 0))(jnp.eye(len(flat)), moved)
-
-    found: tuple[Tree, Tree] = jax.vmap(of_one)(at, rows, tuple(solved), moved)
-    return found
-
-
 def priced_on_host(
     price_one: PriceOne,
     shared: Tree,
@@ -181,7 +149,7 @@ def priced_on_host(
     *,
     slopes: bool = False,
 ) -> tuple[Tree, Tree]:
-    """Price few configurations as `priced` and `priced_with_slopes`, compiling nothing."""
+    """Price few configurations as `priced`, compiling nothing; with `slopes` by all of `at`."""
     # Without `slopes` what was solved are times alone, and there are none in the result.
     leaves, structure = jax.tree.flatten(at)
     size, ends = len(leaves[0]), np.cumsum([0, *(leaf[0].size for leaf in leaves)])
@@ -219,12 +187,6 @@ def _sums_along(counts: Any, moved: Costs) -> Float[NumpyArray, "batch numbers"]
             count = np.asarray(getattr(counts, name))[:, None]
             found = found + (count * move).reshape(*move.shape[:2], -1).sum(axis=-1)
     return found
-
-
-def _sum_along(counts: Costs, moved: Costs) -> Array:
-    """How far the end of a critical path moves [s], if costs so often on it move."""
-    parts = jax.tree.map(lambda count, move: (count * move).sum(), counts, moved)
-    return sum(jax.tree.leaves(parts), jnp.zeros(()))
 
 
 def programs_of_batch(

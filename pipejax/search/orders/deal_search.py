@@ -30,15 +30,18 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import Found
 from pipejax.search.orders.local_search import LocalSearch
-from pipejax.search.orders.order_bounds import alone, order_bound, packed_bound, with_least
 from pipejax.search.orders.permutations import (
     BATCH,
     EXHAUSTIVE,
     PATIENCE,
     SHAKES,
     Orders,
+    alone,
     batched_makespans,
     neighbours,
+    order_bound,
+    packed_bound,
+    with_least,
 )
 
 Members = Int[NumpyArray, "steps replicas microbatches"]

@@ -21,13 +21,15 @@ from pipejax.engine.pricing import lower_and_price
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.search.found import TIME_LIMIT, Found
-from pipejax.search.orders.order_bounds import alone, order_bound, with_least
 from pipejax.search.orders.permutations import (
     BATCH,
     Order,
     Orders,
     PermutationSearch,
+    alone,
     batched_makespans,
+    order_bound,
+    with_least,
 )
 
 RANDOM = 256  # random orders that the result is compared with

@@ -34,10 +34,8 @@ from pipejax.schedules.table.held_activations import held_counts
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.search.found import TIME_LIMIT, Found, gap
-from pipejax.search.partition.cuts import PathCuts, busy_of_stages
-from pipejax.search.partition.holdings import price_holdings
-from pipejax.search.partition.integer_program import SLACK, SplitProgram
-from pipejax.search.partition.splits import Shares, Splits, default_layouts
+from pipejax.search.partition.holdings import Shares, Splits, default_layouts, price_holdings
+from pipejax.search.partition.integer_program import SLACK, PathCuts, SplitProgram, busy_of_stages
 
 CLOSE = 1e-3  # of the step time: a relaxation that is known so well is not refined
 KEPT = 0.7  # of the centre of the relaxed points, where the second run of a round is

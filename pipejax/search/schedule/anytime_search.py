@@ -14,12 +14,12 @@ from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import Found
-from pipejax.search.schedule.block_plans import block_starts
 from pipejax.search.schedule.bounds import lower_bound, stage_bounds
 from pipejax.search.schedule.cp_model import ScheduleModel, relaxed_bound, search
 from pipejax.search.schedule.effort import BASELINE, Budget
 from pipejax.search.schedule.initial_plans import (
     baseline_tables,
+    block_starts,
     greedy_plan,
     greedy_starts,
     is_pipe,

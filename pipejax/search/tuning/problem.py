@@ -1,16 +1,15 @@
-"""What is tuned: models on systems under one family of schedules, many at once."""
+"""Inputs of every tuning method: a model on a system under a family of schedules."""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from pipejax import schedules
-from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.workload import PricingShape, StageLayers, Workload, assign_layers
@@ -27,12 +26,9 @@ from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.tuning.step_time_objective import (
     Given,
     Pair,
-    PerConfiguration,
     Relax,
     StepTimeObjective,
 )
-
-Owners = Int[NumpyArray, " batch"]  # pair of each configuration
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,66 +121,66 @@ def price(workload: Workload, system: System, table: ScheduleTable) -> Costs:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TuningProblem:
-    """Pairs under one family of schedules, the input of every tuning method."""
+    """A model on a system under a family of schedules, the input of every tuning method."""
 
     family: ScheduleFamily  # the schedule
-    workload: Workload  # parallelism and recomputation, the same for all
-    pairs: Pair  # models, systems, layers and minibatches
-    capacity: Float[NumpyArray, " pairs"]  # memory limit, infinite for none [B]
+    workload: Workload  # model, parallelism and recomputation
+    pair: Pair  # numbers of the model and the system, layers and minibatch
+    capacity: float  # memory limit, infinite for none [B]
 
     @classmethod
     def of(
         cls,
         family: ScheduleFamily,
-        workloads: Sequence[Workload],
-        systems: Sequence[System],
+        workload: Workload,
+        system: System,
         *,
         memory_limit: bool = True,
     ) -> "TuningProblem":
-        """Stack the pairs as arrays."""
+        """Turn the model and the system into trees of numbers."""
         table = family.table(family.few_microbatches[0])
         check_whole(table, "tuning")
-        if workloads[0].stragglers and (table.placement != table.placement[0]).any():
+        if workload.stragglers and (table.placement != table.placement[0]).any():
             raise ValueError(
                 "stragglers: where pipes place a stage on several workers, slow ones make costs "
                 "differ by microbatch, and tuning takes microbatches as alike"
             )
-        pairs = stack_pairs(workloads, systems, table)  # as many of both, or it refuses them
-        for workload, system in zip(workloads, systems, strict=True):
-            check_machine(workload, system)
-        limit = pairs.system.memory_available
-        capacity = np.asarray(limit) if memory_limit else np.full(len(workloads), np.inf)
-        return cls(family, workloads[0], pairs, capacity)
+        assigned = StageLayers(*map(np.asarray, assign_layers(workload, table)))
+        minibatch = np.array(workload.minibatch, float)
+        pair = Pair(_numbers(workload.model), _numbers(system), assigned, minibatch)
+        check_machine(workload, system)
+        limit = float(pair.system.memory_available) if memory_limit else math.inf
+        return cls(family, workload, pair, limit)
 
     @functools.cached_property
     def shape(self) -> PricingShape:
-        """The static argument of the compiled prices of all pairs."""
+        """The static argument of the compiled prices."""
         return PricingShape.of(self.workload, self.family.table(self.family.few_microbatches[-1]))
 
     def objective(self, relax: Relax, *counts: int) -> StepTimeObjective:
         """Step time by variables of any kind, from the programs of so many microbatches."""
         programs, held = map(self.family.program, counts), map(self.family.held, counts)
-        alone = len(self.capacity) == 1
-        return StepTimeObjective(counts, tuple(programs), tuple(held), self.shape, relax, alone)
+        return StepTimeObjective(counts, tuple(programs), tuple(held), self.shape, relax)
 
-    def given(self, owner: Owners, num_microbatches: int = 1, *, limited: bool = True) -> Given:
-        """Fixed inputs of the step time, for configurations of pairs."""
-        for total in np.unique(self.pairs.minibatch[owner]).astype(int).tolist():
-            if total % num_microbatches:
-                raise ValueError(
-                    f"{num_microbatches} microbatches do not divide a minibatch of {total}"
-                )
-        pair = jax.tree.map(lambda leaf: leaf[owner], self.pairs)
-        capacity = self.capacity[owner] if limited else np.full(len(owner), np.inf)
+    def given(self, size: int, num_microbatches: int = 1, *, limited: bool = True) -> Given:
+        """Fixed inputs of the step time, for a batch of so many configurations."""
+        total = self.workload.minibatch
+        if total % num_microbatches:
+            raise ValueError(
+                f"{num_microbatches} microbatches do not divide a minibatch of {total}"
+            )
+        pair = jax.tree.map(lambda leaf: np.repeat(leaf[None], size, axis=0), self.pair)
+        capacity = np.full(size, self.capacity if limited else np.inf)
         return Given(pair, pair.minibatch / num_microbatches, capacity)
 
-    def evaluate(
-        self, num_microbatches: int, assigned: StageLayers, owner: Owners
-    ) -> tuple[PerConfiguration, PerConfiguration]:
-        """Evaluate layers of each stage exactly: (batch) step times [s], and needs [B]."""
+    def evaluate(self, num_microbatches: int, assigned: StageLayers) -> tuple[float, float]:
+        """Evaluate layers of each stage exactly: step time [s], and need [B]."""
         objective = self.objective(as_they_are, num_microbatches)
-        layers = StageLayers(*(np.asarray(each, float) for each in assigned))
-        return objective.evaluate(layers, self.given(owner, num_microbatches, limited=False))
+        layers = StageLayers(*(np.asarray(stages, float)[None] for stages in assigned))
+        (step,), (need,) = objective.evaluate(
+            layers, self.given(1, num_microbatches, limited=False)
+        )
+        return float(step), float(need)
 
 
 def as_they_are(assigned: StageLayers, given: Given) -> tuple[Pair, Number]:
@@ -192,40 +188,7 @@ def as_they_are(assigned: StageLayers, given: Given) -> tuple[Pair, Number]:
     return given.pair._replace(assigned=assigned), given.size
 
 
-def stack_pairs(
-    workloads: Sequence[Workload], systems: Sequence[System], table: ScheduleTable
-) -> Pair:
-    """Lay the numbers of many workloads and systems out as arrays."""
-    if len(workloads) != len(systems) or not workloads:
-        raise ValueError(
-            f"pairs need as many workloads as systems, got {len(workloads)} and {len(systems)}"
-        )
-    first = workloads[0]
-    how = [dataclasses.replace(first, model=w.model, minibatch=w.minibatch) for w in workloads]
-    if how != list(workloads):
-        raise ValueError("workloads of one batch must have the same parallelism and recompute")
-    model = _stacked([workload.model for workload in workloads], "models")
-    _, kinds, which = np.unique(model.layers, return_index=True, return_inverse=True)
-    examples = [workloads[k].model for k in kinds]  # one for each number of layers
-    assigned = [assign_layers(dataclasses.replace(first, model=each), table) for each in examples]
-    return Pair(
-        model=model,
-        system=_stacked(systems, "systems"),
-        assigned=StageLayers(*(np.stack(each)[which] for each in zip(*assigned, strict=True))),
-        minibatch=np.array([workload.minibatch for workload in workloads], float),
-    )
-
-
-def _stacked(things: Sequence[Any], what: str) -> Any:
-    """Turn a list of trees of numbers into a tree of arrays, whose name compiles nothing anew."""
-    first = things[0]
-    alike = [dataclasses.replace(thing, name="", source="") for thing in things]
-    structures: list[Any] = [jax.tree.structure(thing) for thing in alike]
-    for thing, structure in zip(things, structures, strict=True):
-        if structure != structures[0]:
-            raise ValueError(
-                f"{what} of one batch may differ in their numbers only: {thing.name} and "
-                f"{first.name} differ in more"
-            )
-    columns = np.array([jax.tree.leaves(thing) for thing in things], float).T
-    return jax.tree.unflatten(structures[0], columns)
+def _numbers(record: Any) -> Any:
+    """Turn a record into a tree of arrays, whose name compiles nothing anew."""
+    record = dataclasses.replace(record, name="", source="")
+    return jax.tree.map(lambda leaf: np.array(leaf, float), record)

@@ -3,6 +3,9 @@
 A `Relax` says what variables mean: a model on a system, and a microbatch size, all real numbers.
 At fixed costs the makespan is affine in M beyond a few periods, so the makespans of a few small
 programs give that of every M = N / b; those of one program are exact for its own M.
+
+A step time has kinks and, where an efficiency is a step curve, jumps. So the step size of a descent
+shrinks to 0, and what counts is the best point on the way, not the last one.
 """
 
 import dataclasses
@@ -11,9 +14,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.checks import whole_number
+from pipejax.base.compiled import compiled
 from pipejax.costs import array_functions as xp
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.model import Model
@@ -27,17 +33,80 @@ from pipejax.engine.batched.pricing import (
     filled,
     priced,
     priced_on_host,
-    priced_with_slopes,
     size_of,
 )
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import cost_vector, program_for
 from pipejax.engine.recurrence_host import makespan_on_host
 from pipejax.schedules.table.held_activations import HeldCounts
-from pipejax.search.tuning.descent import Descent, descend
+
+try:
+    import optax
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "tuning needs optax: pip install 'pipejax[tuning]'", name=error.name
+    ) from error
+
+Points = Float[Array, "starts ..."] | Float[NumpyArray, "starts ..."]
+Values = Float[Array, " starts"] | Float[NumpyArray, " starts"]
+ValueAndGrad = Callable[[Points], tuple[Values, Points]]
+
+
+class Descent(NamedTuple):
+    """Best point of each start."""
+
+    points: Float[NumpyArray, "starts ..."]  # (starts, ...) best point that each has seen
+    values: Float[NumpyArray, " starts"]  # its value
+
+
+def descend(
+    value_and_grad: ValueAndGrad,
+    starts: Points,
+    *,
+    steps: int = 40,
+    rate: float = 0.3,
+    lower: Points | float = -jnp.inf,
+    upper: Points | float = jnp.inf,
+) -> Descent:
+    """Follow the gradients of a batch of starts with Adam, whose rate falls along a cosine."""
+    whole_number(steps, "steps")
+    points = jnp.clip(jnp.asarray(starts), lower, upper)
+    state = _adam(rate, steps).init(points)
+    best = np.array(points)
+    values = np.full(len(best), np.inf)
+    for step in range(steps + 1):
+        value, gradient = value_and_grad(points)
+        better = np.asarray(value) < values
+        values = np.where(better, value, values)
+        best[better] = np.asarray(points)[better]
+        if step < steps:
+            gradient = jnp.asarray(gradient, points.dtype)
+            points, state = _move(points, state, gradient, rate, lower, upper, steps=steps)
+    return Descent(best, values)
+
+
+def _adam(rate: Array | float, steps: int) -> optax.GradientTransformation:
+    return optax.adam(optax.cosine_decay_schedule(rate, steps, alpha=0.01), b1=0.8)
+
+
+@functools.partial(compiled, static_argnames="steps")
+def _move(
+    points: Array,
+    state: optax.OptState,
+    gradient: Array,
+    rate: Array | float,
+    lower: Array | float,
+    upper: Array | float,
+    *,
+    steps: int,
+) -> tuple[Array, optax.OptState]:
+    """Take one step; one compilation serves all descents of a shape."""
+    updates, state = _adam(rate, steps).update(gradient, state, points)
+    return jnp.clip(optax.apply_updates(points, updates), lower, upper), state
+
 
 # configurations whose prices NumPy has in less time than a program for them compiles in
-FEW, FEW_SLOPES = 1024, 32
+FEW = 1024
 FEW_RUNS = 8  # that the host has sooner than a program compiles
 OVERRUN = 10.0  # relative penalty of memory beyond the limit, per share of the limit
 PerConfiguration = Float[NumpyArray, " batch"]
@@ -46,10 +115,10 @@ PerConfiguration = Float[NumpyArray, " batch"]
 class Pair(NamedTuple):
     """A model on a system, or a batch of them: numbers only, so that pairs are mapped over."""
 
-    model: Model  # the transformer; every number with a leading pair axis
+    model: Model  # the transformer; in a batch every number has a leading axis
     system: System  # the machine, likewise
     assigned: StageLayers  # layers of each stage, and those recomputed
-    minibatch: Float[NumpyArray, " pairs"]  # sequences per step and pipeline
+    minibatch: Numbers  # sequences per step and pipeline
 
 
 class Given(NamedTuple):
@@ -104,16 +173,6 @@ class _Values:
         return (weights * xp.stack(list(ends))).sum(axis=0) * (1 + OVERRUN * overrun), need
 
 
-@dataclasses.dataclass(frozen=True)
-class _ValueAlone:
-    """The value of `_Values` without the memory."""
-
-    values: _Values
-
-    def __call__(self, shared: Any, variables: Tree, given: Given, *ends: Array) -> Array:
-        return self.values(shared, variables, given, *ends)[0]
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepTimeObjective:
     """Step times, with a penalty where memory is short, for batches of variables."""
@@ -123,12 +182,11 @@ class StepTimeObjective:
     held: tuple[HeldCounts, ...]  # what their workers hold
     shape: PricingShape  # what prices are compiled for
     relax: Relax  # what the variables mean; a function of a module
-    alone: bool = False  # whether it is of one pair: then few configurations are left to the host
 
     def evaluate(self, variables: Tree, given: Given) -> tuple[PerConfiguration, PerConfiguration]:
         """Evaluate a batch: (batch) values [s], and memory of the fullest worker [B]."""
         size = size_of(variables)
-        if self.alone and size <= FEW:
+        if size <= FEW:
             costs, _ = priced_on_host(self._prices, (), variables, given)
             solved = [(self._makespans(program, costs, size), None) for program in self.programs]
             of_all, _ = priced_on_host(self._values, self._shared, variables, given, solved)
@@ -145,52 +203,23 @@ class StepTimeObjective:
     def value_and_grad(self, variables: Tree, given: Given) -> tuple[Float[Array, " batch"], Tree]:
         """Evaluate a batch, and the derivative with respect to the variables."""
         # Returns (batch) values, and derivatives like the variables.
-        size, alone = size_of(variables), _ValueAlone(self._values)
-        if self.alone and size <= FEW_SLOPES:
-            price = functools.partial(priced_on_host, slopes=True)
-            costs, moved = price(self._prices, (), variables, given)
-            solved = [_cut(self._solved(each, filled(costs, size)), size) for each in self.programs]
-            value, slopes = price(alone, self._shared, variables, given, solved, moved)
-            return value, _like(variables, slopes)
-        variables, given = filled((variables, given), size)
-        costs, moved = priced_with_slopes(self._prices, (), variables, given)
-        solved = [self._solved(program, costs) for program in self.programs]
-        found = priced_with_slopes(alone, self._shared, variables, given, solved, moved)
-        of_all = found[0], _like(variables, found[1])
-        return of_all if size_of(variables) == size else _cut(of_all, size)
+        price = functools.partial(priced_on_host, slopes=True)
+        costs, moved = price(self._prices, (), variables, given)
+        size = size_of(variables)
+        costs = filled(costs, size)
+        solved = [
+            jax.tree.map(
+                lambda leaf: leaf[:size],
+                makespans_and_grad(program, costs, batch_size=size_of(costs)),
+            )
+            for program in self.programs
+        ]
 
-    def minima(
-        self,
-        starts: Float[NumpyArray, "starts pairs ..."],
-        given: Given,
-        *,
-        steps: int,
-        rate: float,
-        lower: Float[NumpyArray, "pairs ..."] | float = -np.inf,
-        upper: Float[NumpyArray, "pairs ..."] | float = np.inf,
-    ) -> Descent:
-        """Descend from several starts of each pair, all at once."""
-        # Returns (starts, pairs, ...) points, and (starts, pairs) their values.
-        count, pairs = starts.shape[:2]
-        size, owner = count * pairs, np.tile(np.arange(pairs), count)
-        flat = starts.reshape(size, *starts.shape[2:])
-        low, high = (np.broadcast_to(each, starts.shape[1:])[owner] for each in (lower, upper))
-        given = jax.tree.map(lambda leaf: leaf[owner], given)
-        if not (self.alone and size <= FEW_SLOPES):
-            flat, low, high, given = filled((flat, low, high, given), size)
-        found = descend(
-            lambda points: self.value_and_grad(points, given),
-            flat,
-            steps=steps,
-            rate=rate,
-            lower=low,
-            upper=high,
-        )
-        return Descent(*(each[:size].reshape(count, pairs, *each.shape[1:]) for each in found))
+        def value_alone(*arguments: Any) -> Array:
+            return self._values(*arguments)[0]
 
-    def _solved(self, program: Program, costs: Costs) -> tuple[Any, Costs]:
-        """Makespans (batch) [s], and counts on critical paths."""
-        return makespans_and_grad(program, costs, batch_size=size_of(costs))
+        value, slopes = price(value_alone, self._shared, variables, given, solved, moved)
+        return value, _like(variables, slopes)
 
     def _makespans(self, program: Program, costs: Costs, size: int) -> PerConfiguration:
         """Makespans (batch) [s]: of a handful by the recurrence on the host."""
@@ -215,10 +244,6 @@ class StepTimeObjective:
     @property
     def _shared(self) -> tuple[Float[NumpyArray, " programs"], tuple[HeldCounts, ...]]:
         return np.array(self.counts, float), self.held
-
-
-def _cut(found: Tree, size: int) -> Tree:
-    return jax.tree.map(lambda leaf: leaf[:size], found)
 
 
 def _like(variables: Tree, slopes: Float[Array, "batch numbers"]) -> Tree:

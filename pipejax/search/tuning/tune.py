@@ -19,17 +19,15 @@ from pipejax.costs.system.system import System
 from pipejax.schedules.table.links import Links
 from pipejax.search.found import Found
 from pipejax.search.tuning.joint import (
-    plain_answers,
-    plain_settings,
-    search_jointly,
-    tune_jointly,
-)
-from pipejax.search.tuning.joint_space import (
     PARTS,
     JointProblem,
     NothingFitsError,
     TunedJointly,
     count_settings,
+    plain_answers,
+    plain_settings,
+    search_jointly,
+    tune_jointly,
 )
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem, price
 from pipejax.search.tuning.rounding import MOST
@@ -50,11 +48,9 @@ class TuningTask(NamedTuple):
     tell: "Callable[[FoundSetting], object]" = id  # nobody is told
 
     def problem(self) -> TuningProblem:
-        """The pair, under a fresh family, so that no method reuses another's programs."""
+        """The input of a method, under a fresh family: no method reuses another's programs."""
         family = dataclasses.replace(self.family)
-        return TuningProblem.of(
-            family, [self.workload], [self.system], memory_limit=self.memory_limit
-        )
+        return TuningProblem.of(family, self.workload, self.system, memory_limit=self.memory_limit)
 
     def joint(self, what: str) -> JointProblem:
         """The problem of one part, or of several with commas between them."""
@@ -278,7 +274,7 @@ def _choose_method(task: TuningTask, what: str) -> tuple[str, str]:
     """Choose the method by the number of settings, and say why."""
     if what == "recompute" and task.family.is_planned:
         return "exhaustive", f"{task.family.schedule} is planned for each number of layers"
-    settings, limit = count_settings(task.joint(what), 0), JOINT_MOST if "," in what else MOST
+    settings, limit = count_settings(task.joint(what)), JOINT_MOST if "," in what else MOST
     if settings <= limit:
         return "exhaustive", f"{settings:.0f} settings: up to {limit} are all evaluated"
     return "gradient", f"{settings:.3g} settings: more than {limit} are too many to evaluate all"
@@ -294,10 +290,10 @@ def _tune_size(task: TuningTask, way: str, what: str) -> FoundSetting:
         if not np.isfinite(step):
             continue
         size = plain.size[row].item()
-        sizes.insert(0, {"microbatch_size": size, "microbatches": joint.count(0, size)})
+        sizes.insert(0, {"microbatch_size": size, "microbatches": task.workload.minibatch // size})
         sizes[0] |= {"step_time": step.item(), "memory_bytes": need.item()}
         sizes[0]["fits"] = need <= float(task.system.memory_available)  # also if that is no limit
-        if need <= joint.problem.capacity[0] and (best is None or step <= best["step_time"]):
+        if need <= joint.problem.capacity and (best is None or step <= best["step_time"]):
             best = sizes[0]
         if best is not None:
             task.tell(_found_size(best, sizes))
@@ -332,7 +328,7 @@ def _tune_recompute(task: TuningTask, way: str, what: str) -> FoundSetting:
 
 def _recompute_planned(task: TuningTask) -> FoundSetting:
     """As many recomputed layers on every stage, each number with the schedule planned for it."""
-    layers = task.problem().pairs.assigned.layers
+    layers = task.problem().pair.assigned.layers
     answers = [_planned_anew(task, count) for count in range(int(layers.max()) + 1)]
     capacity = float(task.system.memory_available) if task.memory_limit else math.inf
     fitting = [answer for answer in answers if answer.memory_bytes <= capacity]
@@ -349,10 +345,10 @@ def _planned_anew(task: TuningTask, count: int) -> FoundSetting:
     anew = functools.partial(price, workload, task.system)
     family = dataclasses.replace(task.family, price=anew)
     problem = task._replace(workload=workload, family=family).problem()
-    even = problem.pairs.assigned
-    (step,), (need,) = problem.evaluate(task.microbatches, even, np.zeros(1, int))
-    setting = {name: rows[0].astype(int).tolist() for name, rows in even._asdict().items()}
-    return FoundSetting(task.microbatches, float(step), float(need), 1, setting)
+    even = problem.pair.assigned
+    step, need = problem.evaluate(task.microbatches, even)
+    setting = {name: stages.astype(int).tolist() for name, stages in even._asdict().items()}
+    return FoundSetting(task.microbatches, step, need, 1, setting)
 
 
 def _tune_parts(task: TuningTask, way: str, what: str) -> FoundSetting:
@@ -367,23 +363,23 @@ def _tune_parts(task: TuningTask, way: str, what: str) -> FoundSetting:
 
 
 def _found(task: TuningTask, tuned: TunedJointly) -> FoundSetting:
-    best = tuned.settings.at(0)
+    best = tuned.setting
     setting = {"layers": best.layers.tolist(), "recomputed": best.recomputed.tolist()}
-    numbers = tuned.step_time[0].item(), tuned.memory_bytes[0].item(), tuned.evaluated
+    numbers = tuned.step_time, tuned.memory_bytes, tuned.evaluated
     count = task.workload.minibatch // int(best.size)
     return FoundSetting(count, *numbers, setting, _relaxed(task, tuned))
 
 
 def _relaxed(task: TuningTask, tuned: TunedJointly) -> Mapping[str, Any]:
     """The optimum among real numbers; nothing after an exhaustive search."""
-    if tuned.relaxed is None or tuned.relaxed_step_time is None:
+    if tuned.relaxed is None:
         return {}
-    (size,), layers = tuned.relaxed
+    step_time, size, layers = tuned.relaxed
     return {
-        "microbatch_size": float(size),
-        "microbatches": task.workload.minibatch / float(size),
-        "step_time": tuned.relaxed_step_time[0].item(),
-        **{name: stages[0].tolist() for name, stages in layers._asdict().items()},
+        "microbatch_size": size,
+        "microbatches": task.workload.minibatch / size,
+        "step_time": step_time,
+        **{name: stages.tolist() for name, stages in layers._asdict().items()},
     }
 
 
@@ -392,7 +388,7 @@ def _baselines(task: TuningTask, what: str) -> dict[str, float | None]:
     if what == "size" or "," in what:
         return {}
     problem = task.problem()
-    even = problem.pairs.assigned
+    even = problem.pair.assigned
     none, full = (StageLayers(even.layers, share * even.layers) for share in (0, 1))
     settings = {
         "layers": {"even": even},
@@ -402,9 +398,9 @@ def _baselines(task: TuningTask, what: str) -> dict[str, float | None]:
     if task.family.is_planned:
         most = int(even.layers.max())
         answers = {"none": _planned_anew(task, 0), "full": _planned_anew(task, most)}
-        capacity = problem.capacity[0]
+        capacity = problem.capacity
         return {k: v.step_time if v.memory_bytes <= capacity else None for k, v in answers.items()}
     for name, assigned in settings.items():
-        (step,), (need,) = problem.evaluate(task.microbatches, assigned, np.zeros(1, int))
-        times[name] = float(step) if need <= problem.capacity[0] else None
+        step, need = problem.evaluate(task.microbatches, assigned)
+        times[name] = step if need <= problem.capacity else None
     return times

@@ -276,14 +276,6 @@ class PlanResult:
         """
         return columns_of(self.request, self.layouts, self.known)
 
-    def to_dataset(self) -> "xr.Dataset":
-        """Return all layouts as a labelled dataset, one dimension `layout`.
-
-        Returns:
-          Degrees as coordinates; step time, lower bound, memory and whether it fits as variables.
-        """
-        return as_dataset(self.request, self.columns())
-
     def save(self, path: str | Path, *, replace: bool = False) -> None:
         """Write all layouts as a CSV or, where the name ends in .zarr, a Zarr store.
 
