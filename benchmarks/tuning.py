@@ -76,16 +76,16 @@ def measure(schedule, workers, parts, layers, count, seed):
     assert min(sizes) >= LEAST, sizes
     first, _ = timed(lambda: [tune_jointly(joint) for joint in joints])
     seconds, tuned = timed(lambda: [tune_jointly(joint) for joint in joints])
-    each = seconds / count
+    problem = seconds / count
     rng = np.random.default_rng(seed)
     warm_up(joints[0], rng)
     searches = {"random": random_search, "coordinate": coordinate_search}
     ends = {
-        name: np.array([way(joint, rng, each) for joint in joints])
+        name: np.array([way(joint, rng, problem) for joint in joints])
         for name, way in searches.items()
     }
-    exhaustive, found = timed(lambda: [search_jointly(joint) for joint in joints])
-    best = np.array([case.step_time for case in found])
+    exhaustive, searched = timed(lambda: [search_jointly(joint) for joint in joints])
+    best = np.array([case.step_time for case in searched])
     ends["gradient"] = np.array([case.step_time for case in tuned])
     return {
         "schedule": schedule,
@@ -105,8 +105,8 @@ def measure(schedule, workers, parts, layers, count, seed):
 def timed(work):
     """Seconds that some work takes, and its result."""
     began = time.perf_counter()
-    found = work()
-    return time.perf_counter() - began, found
+    result = work()
+    return time.perf_counter() - began, result
 
 
 def random_cases(family, parts, layers, count, seed):
@@ -118,12 +118,12 @@ def random_cases(family, parts, layers, count, seed):
         problem = TuningProblem.of(family, workload, system)
         size = int(rng.choice(JointProblem(problem, LAYERS).sizes[:4]))
         even = problem.pair.assigned.layers
-        most, least = (
+        largest, smallest = (
             problem.evaluate(workload.minibatch // size, StageLayers(even, share * even))[1]
             for share in (0, 1)
         )
         tight = rng.uniform(0.1, 0.9) if "recompute" in parts else rng.uniform(1, 2)
-        room = least + tight * (most - least)
+        room = smallest + tight * (largest - smallest)
         system = dataclasses.replace(system, memory_capacity=room, memory_reserve=0.0)
         joints.append(JointProblem(TuningProblem.of(family, workload, system), parts))
     return joints
@@ -227,20 +227,20 @@ def coordinate_search(joint, rng, seconds):
 
     Each start is the best of a few random settings, for most of them do not fit the memory.
     """
-    drawn = draw(joint, rng, 64 * 200)  # not counted either
+    starts = draw(joint, rng, 64 * 200)  # not counted either
     until, best = time.perf_counter() + seconds, np.inf
-    for low in range(0, len(drawn.size), 64):
-        own = drawn.at(slice(low, low + 64))
-        times = joint.times(own)
-        own, value = own.at([times.argmin()]), times.min()
+    for low in range(0, len(starts.size), 64):
+        settings = starts.at(slice(low, low + 64))
+        times = joint.times(settings)
+        settings, value = settings.at([times.argmin()]), times.min()
         while time.perf_counter() < until:
-            own, _ = improve_settings(joint, own, joint.times)
-            around = otherwise(joint, own)
+            settings, _ = improve_settings(joint, settings, joint.times)
+            around = otherwise(joint, settings)
             times = joint.times(around)
             least = int(times.argmin())
             if not times[least] < value:
                 break
-            own, value = around.at([least]), times[least]
+            settings, value = around.at([least]), times[least]
         best = min(best, value)
         if time.perf_counter() > until:
             break
@@ -261,7 +261,7 @@ def show(rows):
     for heading in headings:
         grid.add_column(heading, justify="right")
     for row in rows:
-        loss = {name: np.array(each) for name, each in row["loss"].items()}
+        loss = {name: np.array(losses) for name, losses in row["loss"].items()}
         count = len(loss["gradient"])
         grid.add_row(
             row["schedule"],

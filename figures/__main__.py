@@ -28,7 +28,7 @@ from figures.findings import (
 )
 from figures.kit.captions import in_latex, in_markdown
 from figures.kit.overview import Source, overview
-from figures.kit.rules import caption_of, faults
+from figures.kit.rules import faults, figure_caption
 from figures.optpipe import (
     gaps as optpipe_gaps,
     links as optpipe_links,
@@ -200,7 +200,7 @@ def _draw(stores: list[str], data: Path, out: Path) -> list[str]:
             for suffix, metadata in SUFFIXES.items():
                 with drafted(out / f"{label}.{suffix}") as draft:
                     figure.savefig(draft, metadata=dict(metadata))
-            captions[label] = caption_of(figure)
+            captions[label] = figure_caption(figure)
             plt.close(figure)
     for name, written in CAPTIONS.items():
         write_file(out / name, written(captions))

@@ -15,7 +15,7 @@ from matplotlib.colors import to_rgb
 from rich.console import Console
 
 import pipejax as pj
-from figures.kit.rules import caption_of, faults
+from figures.kit.rules import faults, figure_caption
 from pipejax.analysis.runs.timeline import (
     arrows,
     bars,
@@ -87,13 +87,13 @@ def test_it_can_be_printed_and_says_what_it_shows(figure):
         "idle",
         "message",
     ]
-    assert caption_of(figure) == (
+    assert figure_caption(figure) == (
         "4 workers, 8 microbatches, F 1 s, messages transmit 0.3 s, delay links. chimera: B 2 s, "
         "makespan 32.6 s, bubble ratio 0.2638. zb-h1: I 1 s, W 1 s, makespan 30.6 s, bubble ratio "
         "0.2157."
     )
     below = " ".join(text.get_text().replace("\n", " ") for text in figure.texts)
-    assert below == caption_of(figure)
+    assert below == figure_caption(figure)
 
 
 def test_of_several_couples_of_pipes_every_second_one_has_strokes():
@@ -113,7 +113,7 @@ def test_a_column_can_be_printed(chimera):
     picture = pj.plot(chimera, size="column", part="warmup", messages=True)
     assert faults(picture) == []
     assert picture.axes[0].get_xlim() == pytest.approx((0, 7.2))
-    assert caption_of(picture).endswith("Shown: 0 to 7.2 s.")
+    assert figure_caption(picture).endswith("Shown: 0 to 7.2 s.")
 
 
 def test_numbers_stand_where_they_fit(chimera):

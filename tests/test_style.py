@@ -9,7 +9,7 @@ from colorspacious import cspace_convert
 from grammar_tables import of_grammar
 from matplotlib.colors import to_rgb
 
-from figures.kit.rules import AXES_DIFFER, caption_of, describe, faults
+from figures.kit.rules import AXES_DIFFER, describe, faults, figure_caption
 from pipejax.analysis.runs.activation_memory import ActivationMemory
 from pipejax.analysis.uncertainty.sensitivity import PARAMETERS
 from pipejax.plots import palette, style
@@ -117,7 +117,7 @@ def good():
 def test_a_good_figure_has_no_faults():
     figure, _ = good()
     assert faults(figure) == []
-    assert caption_of(figure) == "A line that rises."
+    assert figure_caption(figure) == "A line that rises."
 
 
 def unequal(figure, axes):

@@ -47,7 +47,7 @@ def describe(figure: Figure, caption: str) -> Figure:
     return figure
 
 
-def caption_of(figure: Figure) -> str:
+def figure_caption(figure: Figure) -> str:
     """Return the caption of a figure."""
     return str(figure.get_label())
 
@@ -79,7 +79,7 @@ def _page_faults(figure: Figure) -> Iterator[str]:
     width = figure.get_figwidth()
     if width not in (style.COLUMN, style.PAGE):
         yield f"{width:g} inch wide: neither a column ({style.COLUMN}) nor a page ({style.PAGE})"
-    if not caption_of(figure):
+    if not figure_caption(figure):
         yield "it has no caption"
 
 
@@ -159,7 +159,7 @@ def _markers(line: Line2D) -> list[str]:
 
 def _limit_faults(figure: Figure, shown: list[Axes]) -> Iterator[str]:
     """Panels of one quantity whose axes are not equal, though no caption says so."""
-    if AXES_DIFFER in caption_of(figure):
+    if AXES_DIFFER in figure_caption(figure):
         return
     for kind in "xy":
         limits: dict[str, list[tuple[float, ...]]] = {}

@@ -151,8 +151,10 @@ def out_of_box(validations: Sequence[Validation], *reasons: str) -> Section:
     for validation in validations:
         name = Path(validation.measured.file[0]).stem
         machines = ", ".join(dict.fromkeys(validation.measured.system.tolist()))
-        machines += ", fitted to these rows" * (name in (SINGLE, MULTI))
-        machines += ", a profile of these runs" * (name == "simumax_b200")
+        if name in (SINGLE, MULTI):
+            machines += ", fitted to these rows"
+        if name == "simumax_b200":
+            machines += ", a profile of these runs"
         once = validation.by_configuration
         rows += judged(name, machines, time_errors(once), *table_limits(OUT_OF_BOX, name))
     text = (

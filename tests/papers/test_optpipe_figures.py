@@ -5,7 +5,7 @@ import optpipe_data as made
 import pytest
 
 from figures import __main__ as command
-from figures.kit.rules import caption_of, faults
+from figures.kit.rules import faults, figure_caption
 from figures.optpipe import (
     cases as optpipe_cases,
     gaps as optpipe_gaps,
@@ -134,7 +134,7 @@ def test_solutions_that_get_better():
     expected = 100 * (data.time.isel(case=0) / data.time.isel(case=0).sel(policy="refine") - 1)
     for policy, look in optpipe_cases.POLICIES.items():
         np.testing.assert_allclose(lines[look["color"]], expected.sel(policy=policy))
-    said = caption_of(drawn["optpipe_training"])
+    said = figure_caption(drawn["optpipe_training"])
     assert "a job of 1,000 steps (line) 1.3 to 1.6 % more if it waits, 0.0 to 36.2 %" in said
 
 

@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 
 from figures import __main__ as command
-from figures.kit.rules import caption_of, faults
+from figures.kit.rules import faults, figure_caption
 from figures.pipedream import (
     cases as pipedream_cases,
     curves as pipedream_curves,
@@ -133,7 +133,7 @@ def test_captions_have_the_numbers_of_the_table():
     for x, figure in zip(("time", "updates"), pipedream_curves.draw(data).values(), strict=True):
         found = ends(data, "gap", x)
         low, high = sorted(found[name].median for name in ("pipedream", "local-sgd H=2"))
-        assert f"ends lowest, {high / low:.2g} times below" in caption_of(figure)
+        assert f"ends lowest, {high / low:.2g} times below" in figure_caption(figure)
     by_time, by_updates = (ends(data, "gap", x)["pipedream"] for x in ("time", "updates"))
     np.testing.assert_allclose(by_time.median, np.exp(-8))
     np.testing.assert_allclose(by_updates.median, np.exp(-4))
@@ -143,7 +143,7 @@ def test_a_step_size_at_the_edge_is_said():
     data = store("pipedream_nesterov", made({"pipedream": 1.0}).isel(step=[1, 2]))
     figure = pipedream_curves.draw(data)["pipedream_nesterov"]
     assert set(lines_of(figure.axes[0])) == {"PipeDream (1/4*)"}
-    assert caption_of(figure).endswith("A star marks" + pipedream_curves.EDGE.split("marks")[1])
+    assert figure_caption(figure).endswith("A star marks" + pipedream_curves.EDGE.split("marks")[1])
 
 
 def test_match(matched):
@@ -156,7 +156,7 @@ def test_match(matched):
     turn, by_chance = (
         float(matched.apart.sel(scheme=s)) for s in ("pipedream", "pipedream, drawn")
     )
-    words = caption_of(figure)
+    words = figure_caption(figure)
     assert f"at most {turn:.2g} times apart" in words
     assert f"at most {by_chance:.2g} times where" in words
 
@@ -166,7 +166,7 @@ def test_scaling(scaled):
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     (drawn,) = [line for line in axes.lines if line.get_label() == "RPD"]
     np.testing.assert_allclose(drawn.get_ydata(), np.exp([-4, -1.6, -0.8]))
-    assert "PipeDream ends lowest with every seed at S = 2, 4, 8." in caption_of(axes.figure)
+    assert "PipeDream ends lowest with every seed at S = 2, 4, 8." in figure_caption(axes.figure)
 
 
 def test_map_of_winners(machines):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from figures.kit.rules import caption_of, faults
+from figures.kit.rules import faults, figure_caption
 from figures.tabular import regimes as drawing
 from sweeps.tabular import regimes as sweep
 from sweeps.tabular.settings import H100_BANDWIDTH, MAIN, Setting, draw
@@ -46,6 +46,6 @@ def test_the_published_outliers_lie_on_both_sides(data):
 def test_the_figure_can_be_printed(data):
     figure = drawing.draw(data)["regimes"]
     assert faults(figure) == []
-    assert f"up to c = {10 / 108:.3f} F" in caption_of(figure)
-    assert "claim 3e" in caption_of(figure)
+    assert f"up to c = {10 / 108:.3f} F" in figure_caption(figure)
+    assert "claim 3e" in figure_caption(figure)
     assert np.isfinite(data.message_of.values).all()

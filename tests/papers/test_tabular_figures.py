@@ -6,7 +6,7 @@ import xarray as xr
 from matplotlib.patches import Rectangle
 
 from figures.kit.cases import LOOK, MAIN
-from figures.kit.rules import caption_of, faults
+from figures.kit.rules import faults, figure_caption
 from figures.tabular import asymmetric, bubble_ratio, hanayo, memory, ranking, run_time
 from sweeps.kit.cases import CASES
 from sweeps.tabular.claims import CLAIMS
@@ -102,7 +102,7 @@ def test_a_cell_of_the_ranking_has_a_part_for_every_schedule_that_ties(data, dra
             assert {x for x, y in marks if y == k} == set(np.flatnonzero(beaten.values).tolist())
         widths = {p.get_width() for p in axes.patches if isinstance(p, Rectangle)}
         assert {0.5, 1.0} <= widths
-    assert "1 %" in caption_of(drawn["ranking"])
+    assert "1 %" in figure_caption(drawn["ranking"])
 
 
 def test_equal_systems_are_one_row_of_the_ranking(data):
@@ -121,7 +121,7 @@ def test_memory_is_held_against_the_capacity(drawn):
         assert level.get_ydata()[0] == 80.0
         assert axes.get_yscale() == "log"
     count = 2 * len(CASES) * len(MICROBATCHES)
-    assert f"Of all {count} points 1 fit" in caption_of(figure)
+    assert f"Of all {count} points 1 fit" in figure_caption(figure)
 
 
 def test_times_are_relative_and_on_equal_axes(data, drawn):

@@ -5,7 +5,7 @@ import pytest
 
 import pipejax as pj
 import pipejax.training as pt
-from figures.kit.rules import caption_of, faults
+from figures.kit.rules import faults, figure_caption
 from figures.pipedream import convergence_bound, schedules as pipedream_schedules, staleness
 from figures.pipedream.schedules import NAMES
 from sweeps.pipedream import (
@@ -81,7 +81,7 @@ def test_figure_of_staleness(stale):
     for link in stale.link.values:
         np.testing.assert_array_equal(drawn[link], stale.mean_delay_under_messages.sel(link=link))
     assert messages.get_title(loc="left").endswith("S = 4")
-    assert "With a backward of 2 forwards" in caption_of(figure)
+    assert "With a backward of 2 forwards" in figure_caption(figure)
 
 
 def test_divergence_is_data_and_never_a_number(runs):
