@@ -45,10 +45,10 @@ def test_runs_of_one_configuration_count_once():
 def test_what_is_enough_and_tells_of_what():
     assert [Evidence(WHOLE, n, e).is_enough for n, e in ((3, 15), (2, 1), (9, 16))] == [1, 0, 0]
     narrow = Regime(False, 0, True)
-    assert WHOLE.is_told_by(narrow)
-    assert not narrow.is_told_by(WHOLE)
-    assert not SPLIT.is_told_by(WHOLE)
-    assert not Regime(False, 1, False).is_told_by(WHOLE)  # a dense model's runs of one with experts
+    assert WHOLE.is_covered_by(narrow)
+    assert not narrow.is_covered_by(WHOLE)
+    assert not SPLIT.is_covered_by(WHOLE)
+    assert not Regime(False, 1, False).is_covered_by(WHOLE)  # dense, with experts
     assert str(Regime(True, 2, True)) == "below 16 bits, ZeRO 3, experts over nodes"
 
 

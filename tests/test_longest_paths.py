@@ -158,7 +158,7 @@ def test_on_the_command_line(answer, call, mistake):
 def test_a_long_schedule_takes_no_recursion():
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3000)
     found = pj.analysis.longest_paths(pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0)), 3)
-    assert [path.behind for path in found] == [0.0] * 3
+    assert [path.shorter_by for path in found] == [0.0] * 3
     assert len(set(map(tuple, itertools.chain([path.nodes] for path in found)))) == 3
 
 

@@ -22,7 +22,7 @@ from pipejax.analysis.runs.timeline import (
     depths,
     name_of_second,
     second_pipe,
-    segment_of,
+    segment_window,
 )
 from pipejax.base import display
 from pipejax.cli.output.terminal_timeline import ShownRun, print_legend, print_run
@@ -245,7 +245,7 @@ def test_a_slice_stands_behind_its_microbatch():
     one = pj.evaluate(table, costs)
     (axes,) = pj.plot(one).axes
     assert {text.get_text() for text in axes.findobj(_Number)} == {"0.0", "0.1", "1.0", "1.1"}
-    whole = segment_of(run("1f1b"), "warmup")._replace(stop=one.makespan)
+    whole = segment_window(run("1f1b"), "warmup")._replace(stop=one.makespan)
     assert "│F1.0│" in terminal(ShownRun(one, None, whole, False, True), None)
 
 
@@ -311,10 +311,10 @@ def test_forward_and_backward_stay_apart_in_grey_with_strokes(chimera, size):
 def test_segments():
     """On a worker the warm-up ends with its first backward, the cool-down begins behind its last F."""
     one = run("1f1b", costs=pj.Costs(forward=1.0, backward=2.0))
-    windows = [tuple(segment_of(one, name)) for name in ("warmup", "steady", "cooldown")]
+    windows = [tuple(segment_window(one, name)) for name in ("warmup", "steady", "cooldown")]
     assert windows == [(0.0, 10.0), (10.0, 22.0), (22.0, 33.0)]
     with pytest.raises(ValueError, match="gpipe has none"):
-        segment_of(run("gpipe"), "steady")
+        segment_window(run("gpipe"), "steady")
 
 
 def test_large_pictures_are_pixels_and_not_drawn_unasked(chimera, monkeypatch):
@@ -344,7 +344,7 @@ def terminal(shown, colours):
 
 
 def test_the_terminal_has_the_colours_of_the_figures(chimera):
-    whole = segment_of(chimera, "warmup")._replace(stop=chimera.makespan)
+    whole = segment_window(chimera, "warmup")._replace(stop=chimera.makespan)
     shown = ShownRun(chimera, None, whole, False, True)
     coloured, plain = terminal(shown, "truecolor"), terminal(shown, None)
     for letter in "FB":
@@ -361,7 +361,7 @@ def test_the_terminal_has_the_colours_of_the_figures(chimera):
 def test_the_terminal_has_a_line_for_each_lane():
     table, costs = of_grammar("mixed")
     one = pj.evaluate(table, costs)
-    whole = segment_of(run("1f1b"), "warmup")._replace(stop=one.makespan)
+    whole = segment_window(run("1f1b"), "warmup")._replace(stop=one.makespan)
     shown = ShownRun(one, None, whole, False, True)
     lines = terminal(shown, None).splitlines()
     names = [line[:8].strip() for line in lines[:6]]

@@ -213,7 +213,7 @@ def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
 
 
 def _transfers(evaluation: Evaluation) -> dict[str, dict[str, float]]:
-    """When messages leave and arrive, by name."""
+    """Return departure and arrival of each message [s], by name."""
     table, sent = evaluation.table, evaluation.program.messages
     arrows = messages_of(table)
     arrow_ends = (arrows.producer, arrows.consumer, arrows.to_stage)

@@ -8,7 +8,7 @@ from pipejax.schedules.table.table import ScheduleTable
 
 
 class Shape(NamedTuple):
-    """What the closed forms depend on."""
+    """Sizes that the closed forms depend on."""
 
     p: int  # workers
     m: int  # microbatches
@@ -35,7 +35,7 @@ class Times(NamedTuple):
 
 
 class ClosedForm(NamedTuple):
-    """What a paper prints for a schedule."""
+    """Closed forms that a paper prints for a schedule."""
 
     source: str  # where it is printed
     # idle / total as text and as a function, or None if none is printed
@@ -60,7 +60,7 @@ _SLICED = ("(P-1)/(KM+P-1)", lambda n: (n.p - 1) / (n.k * n.m + n.p - 1))
 _FUSED = "F = I, W at most I, max(F, B) <= F&B <= F + B"
 
 
-def _of_span(text: str, idle: Callable[[int], int]) -> Ratio:
+def _span_ratio(text: str, idle: Callable[[int], int]) -> Ratio:
     """Ratio of idle slots in a span with the six ops of each microbatch on two stages."""
     return f"x/(6M+x), x = {text}", lambda n: idle(n.p) / (6 * n.m + idle(n.p))
 
@@ -160,14 +160,14 @@ CLOSED_FORMS: Mapping[str, ClosedForm] = {
         in_flight=("2 min(P//2+1, M)", lambda n, r: 2 * min(n.p // 2 + 1, n.m)),
         assumes="F = I = W, P at least 3, M at least P",
         holds=lambda n: n.m >= n.p >= 3,
-        span_bubble_ratio=_of_span("3P-7 (P even), 3P-4 (odd)", lambda p: 3 * p - 7 + p % 2 * 3),
+        span_bubble_ratio=_span_ratio("3P-7 (P even), 3P-4 (odd)", lambda p: 3 * p - 7 + p % 2 * 3),
     ),
     "v-min": ClosedForm(
         "arXiv:2405.15362, the authors' generator",
         in_flight=("2 min((P+4)//3, M)", lambda n, r: 2 * min((n.p + 4) // 3, n.m)),
         assumes="F = I = W, M at least P",
         holds=lambda n: n.m >= n.p >= 2,
-        span_bubble_ratio=_of_span(
+        span_bubble_ratio=_span_ratio(
             "4P-7 (3 divides P), 4P-5", lambda p: 4 * p - (5 if p % 3 else 7)
         ),
     ),

@@ -99,8 +99,8 @@ def table_bubble_ratio(table: ScheduleTable, slots: Slots | None = None) -> floa
     return float((total - busy) / total) if total else 0.0
 
 
-def slots_of(costs: Costs, table: ScheduleTable) -> dict[str, float]:
-    """Return what F, B, I, W and a table's own kinds take on all stages together."""
+def mean_slots(costs: Costs, table: ScheduleTable) -> dict[str, float]:
+    """Return mean times of F, B, I, W and a table's own kinds, in units of F."""
     # in units of F where F takes time, else of the first that does
     times = {phase.name: costs.time(phase) for phase in [*_PHASES, *table.grammar.own]}
     mean = {letter: float(np.mean(time)) for letter, time in times.items() if time is not None}
@@ -141,13 +141,13 @@ def compare(
     form, shape = closed_form(table)
     run = evaluate(table, costs, link=link)
     formula = form.bubble_ratio[1](shape) if form.bubble_ratio else None
-    slots = {**slots_of(costs, table), **(slots or {})}
+    slots = {**mean_slots(costs, table), **(slots or {})}
     in_table, peak = table_bubble_ratio(table, slots), int(run.peak_in_flight.max())
     held: int | None = None
     reasons: list[str] = []
     if formula is None:
-        of_span = "only the bubble within a worker's span is published"
-        reasons.append(f"no formula: {of_span if form.span_bubble_ratio else form.assumes}")
+        only_span = "only the bubble within a worker's span is published"
+        reasons.append(f"no formula: {only_span if form.span_bubble_ratio else form.assumes}")
     elif abs(formula - in_table) > TOLERANCE:
         side = "above" if in_table > formula else "below"
         reasons.append(
@@ -210,9 +210,9 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots:
             if abs(factor - 1) > TOLERANCE
         ]
         reasons.append(f"workers are not equally fast ({', '.join(slow)})")
-        of_ops = factors_of_ops(table, factors)
+        by_op = factors_of_ops(table, factors)
         times = {
-            name: (cost[:, None] if cost.ndim < of_ops.ndim and cost.ndim else cost) / of_ops
+            name: (cost[:, None] if cost.ndim < by_op.ndim and cost.ndim else cost) / by_op
             for name, cost in times.items()
         }
     uneven = {
@@ -223,7 +223,7 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots:
     }
     reasons += [f"{what} are unequal" for what, differ in uneven.items() if differ]
     per_slot = {k: _relative(table, cost) / (slots[k] or 1.0) for k, cost in times.items()}
-    ratios = {round(float(each.max()), 9) for each in per_slot.values()}
+    ratios = {round(float(seconds.max()), 9) for seconds in per_slot.values()}
     if factors is None and len(ratios) > 1 and not any(uneven.values()):
         ratio = ", ".join(f"{k} = {float(c.max()):.3g} s" for k, c in times.items())
         reasons.append(f"times are not in the ratio of the slots ({ratio})")
@@ -244,26 +244,26 @@ def _span(value: Any) -> str:
 def _worker_factors(
     table: ScheduleTable, times: Mapping[str, NumpyArray]
 ) -> Float[NumpyArray, " workers"] | None:
-    """Factors (workers) on the ops of each, if ops differ by their worker alone."""
+    """Return the factor of each worker (workers), if ops differ by their worker alone."""
     # The median worker has 1. None where workers are alike, or something else differs too.
     sizes = (table.num_stages, table.num_microbatches)
     worker = np.broadcast_to(workers_of_ops(table).reshape(sizes[0], -1), sizes)
     if len(np.unique(worker)) < table.num_workers:
         return None
-    found: NumpyArray | None = None
+    factors: NumpyArray | None = None
     for cost in times.values():
-        each = np.broadcast_to(cost.reshape(*cost.shape, *[1] * (2 - cost.ndim)), sizes)
-        each = each / np.asarray(table.stage_shares)[:, None]
-        if not each.any():
+        seconds = np.broadcast_to(cost.reshape(*cost.shape, *[1] * (2 - cost.ndim)), sizes)
+        seconds = seconds / np.asarray(table.stage_shares)[:, None]
+        if not seconds.any():
             continue
-        own = np.array([each[worker == k].mean() for k in range(table.num_workers)])
-        median = np.sort(own)[(len(own) - 1) // 2]
-        if own.min() <= 0 or np.any(np.abs(each / own[worker] - 1) > TOLERANCE):
+        means = np.array([seconds[worker == k].mean() for k in range(table.num_workers)])
+        median = np.sort(means)[(len(means) - 1) // 2]
+        if means.min() <= 0 or np.any(np.abs(seconds / means[worker] - 1) > TOLERANCE):
             return None
-        if found is not None and np.any(np.abs(own / median - found) > TOLERANCE):
+        if factors is not None and np.any(np.abs(means / median - factors) > TOLERANCE):
             return None
-        found = own / median
-    return None if found is None or np.ptp(found) <= TOLERANCE else found
+        factors = means / median
+    return None if factors is None or np.ptp(factors) <= TOLERANCE else factors
 
 
 def _relative(table: ScheduleTable, cost: NumpyArray) -> NumpyArray:

@@ -1,4 +1,4 @@
-"""What two tables do differently: order, workers, split phases, cells of communication."""
+"""Differences of two tables: order, workers, split phases, cells of communication."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -27,7 +27,7 @@ Rows = Sequence[Sequence[Cell]]
 
 
 class RowDifference(NamedTuple):
-    """How the rows of one worker differ."""
+    """Differences between two rows of one worker."""
 
     worker: int
     first: int  # number of equal cells before the first that differs
@@ -44,7 +44,7 @@ class RowDifference(NamedTuple):
 
 @short_repr
 class TableDifference(NamedTuple):
-    """What two tables do differently."""
+    """Differences between two tables."""
 
     # workers, stages and microbatches where the tables differ in one of them, by name
     sizes: Mapping[str, tuple[int, int]]
@@ -64,43 +64,43 @@ class TableDifference(NamedTuple):
     def communication(self) -> tuple[int, int]:
         """Cells of communication that one table has alone, in both tables' order."""
         counts = [self.only.get(phase, (0, 0)) for phase in COMMUNICATION]
-        return sum(one for one, _ in counts), sum(other for _, other in counts)
+        return sum(first for first, _ in counts), sum(second for _, second in counts)
 
     @property
     def is_none(self) -> bool:
-        """Whether there is no difference but idle slots."""
+        """Return whether the tables differ in idle slots at most."""
         return not (self.sizes or self.rows or self.other_placement)
 
 
-def table_difference(one: ScheduleTable, other: ScheduleTable) -> TableDifference:
+def table_difference(first: ScheduleTable, second: ScheduleTable) -> TableDifference:
     """Compare two tables, cell by cell, whatever their sizes are."""
-    tables = (one, other)
-    if one.grammar.slices != other.grammar.slices:
+    tables = (first, second)
+    if first.grammar.slices != second.grammar.slices:
         raise MismatchError(
-            f"{one.name} has {one.grammar.slices} slices of a microbatch, {other.name} "
-            f"{other.grammar.slices}: no op of one is one of the other"
+            f"{first.name} has {first.grammar.slices} slices of a microbatch, {second.name} "
+            f"{second.grammar.slices}: no op of one is one of the other"
         )
-    rows = [_rows(one), _rows(other, one.grammar)]
-    worker_of = [_workers(each) for each in rows]
-    both = worker_of[0].keys() & worker_of[1].keys()
-    alone = [[op for op in of if op not in both] for of in worker_of]
+    rows = [_rows(first), _rows(second, first.grammar)]
+    workers_by_op = [_workers(table_rows) for table_rows in rows]
+    both = workers_by_op[0].keys() & workers_by_op[1].keys()
+    alone = [[op for op in workers if op not in both] for workers in workers_by_op]
     counts = [Counter(op.phase for op in ops) for ops in alone]
     shared = range(min(table.num_workers for table in tables))
-    found = (_row_difference(worker, rows[0][worker], rows[1][worker]) for worker in shared)
+    differences = (_row_difference(worker, rows[0][worker], rows[1][worker]) for worker in shared)
     sizes = {
-        name: (getattr(one, f"num_{name}"), getattr(other, f"num_{name}"))
+        name: (getattr(first, f"num_{name}"), getattr(second, f"num_{name}"))
         for name in ("workers", "stages", "microbatches")
     }
     moved = {
-        op: (worker_of[0][op], worker_of[1][op])
-        for op in worker_of[0]
-        if op in both and worker_of[0][op] != worker_of[1][op]
+        op: (workers_by_op[0][op], workers_by_op[1][op])
+        for op in workers_by_op[0]
+        if op in both and workers_by_op[0][op] != workers_by_op[1][op]
     }
-    split = [_split(alone[place], worker_of[1 - place]) for place in range(2)]
-    fused = [sum(len(cell) == 2 for row in each for cell in row) for each in rows]
+    split = [_split(alone[place], workers_by_op[1 - place]) for place in range(2)]
+    fused = [sum(len(cell) == 2 for row in table_rows for cell in row) for table_rows in rows]
     return TableDifference(
         sizes={name: pair for name, pair in sizes.items() if pair[0] != pair[1]},
-        rows=[row for row in found if row is not None],
+        rows=[row for row in differences if row is not None],
         moved=moved,
         split=(split[0], split[1]),
         fused=(fused[0], fused[1]),
@@ -108,30 +108,30 @@ def table_difference(one: ScheduleTable, other: ScheduleTable) -> TableDifferenc
             phase: (counts[0][phase], counts[1][phase])
             for phase in sorted(counts[0] | counts[1], key=int)
         },
-        other_placement=_pipes(one) != _pipes(other),
+        other_placement=_pipes(first) != _pipes(second),
     )
 
 
 def row_exchanges(
-    one: ScheduleTable, other: ScheduleTable, workers: Sequence[int], costs: Costs, link: Links
+    table: ScheduleTable, other: ScheduleTable, workers: Sequence[int], costs: Costs, link: Links
 ) -> Iterator[float | None]:
-    """Yield the makespan [s] of `one` with one worker's row of `other`, each worker in turn."""
-    rows, others = _rows(one), _rows(other, one.grammar)
+    """Yield the makespan [s] of `table` with one worker's row from `other`, worker by worker."""
+    rows, others = _rows(table), _rows(other, table.grammar)
     for worker in workers:
         exchanged = [*rows[:worker], others[worker], *rows[worker + 1 :]]
         try:
-            yield evaluate(one.with_rows(exchanged), costs, link=link).makespan
+            yield evaluate(table.with_rows(exchanged), costs, link=link).makespan
         except ScheduleError:
             yield None
 
 
 def _rows(table: ScheduleTable, like: Grammar = USUAL) -> list[list[Cell]]:
-    """Cells by row; kinds of its own are those of another grammar that has such letters."""
+    """Return the cells by row; kinds of the table's own become those of grammar `like`."""
     if not table.grammar.own:
         return [[cell for cell in row if cell] for row in table.rows()]
-    known = {p: cast(Phase, like.by_letters.get(p.name, p)) for p in table.grammar.phases}
+    phases = {p: cast(Phase, like.by_letters.get(p.name, p)) for p in table.grammar.phases}
     return [
-        [tuple(op._replace(phase=known[op.phase]) for op in cell) for cell in row if cell]
+        [tuple(op._replace(phase=phases[op.phase]) for op in cell) for cell in row if cell]
         for row in table.rows()
     ]
 
@@ -157,31 +157,31 @@ def _split(alone: Sequence[Op], other: Mapping[Op, int]) -> int:
 
 
 def _row_difference(
-    worker: int, one: Sequence[Cell], other: Sequence[Cell]
+    worker: int, first: Sequence[Cell], second: Sequence[Cell]
 ) -> RowDifference | None:
-    if list(one) == list(other):
+    if list(first) == list(second):
         return None
-    first = next(
-        (k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-        min(len(one), len(other)),
+    position = next(
+        (k for k, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
+        min(len(first), len(second)),
     )
-    sequences = [_numbered(row) for row in (one, other)]
+    sequences = [_numbered(row) for row in (first, second)]
     place = {op: k for k, op in enumerate(sequences[1])}
     shared = [place[op] for op in sequences[0] if op in place]
     reordered = len(shared) - _longest_ascent(shared)
     only = (len(sequences[0]) - len(shared), len(sequences[1]) - len(shared))
-    return RowDifference(worker, first, (one, other), reordered, only)
+    return RowDifference(worker, position, (first, second), reordered, only)
 
 
 def _numbered(row: Sequence[Cell]) -> list[tuple[Op, int]]:
-    """Ops of a row; those of sharding, which come again, by which time it is."""
+    """Number equal ops of a row, from 0: ops of sharding come again."""
     seen: Counter[Op] = Counter()
-    found = []
+    numbered = []
     for cell in row:
         for op in cell:
-            found.append((op, seen[op]))
+            numbered.append((op, seen[op]))
             seen[op] += op.microbatch == NO_MICROBATCH
-    return found
+    return numbered
 
 
 def _longest_ascent(numbers: Sequence[int]) -> int:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.analysis.formula.cone import Facets, sums_of
+from pipejax.analysis.formula.cone import Facets, facet_sums
 from pipejax.base.array_types import Array
 from pipejax.base.compiled import compiled
 from pipejax.costs.precision import float_type, handed_over, is_traced, known
@@ -24,8 +24,8 @@ def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:
     if is_traced(*values):
         return _largest(facets, tuple(jnp.asarray(value, dtype) for value in values))
     with jax.core.eval_context(), known(dtype):
-        found = _compiled(facets, tuple(_as(dtype, value) for value in values))
-        return handed_over(jax.block_until_ready(found))  # nothing reads the arrays any more
+        largest = _compiled(facets, tuple(_as(dtype, value) for value in values))
+        return handed_over(jax.block_until_ready(largest))  # nothing reads the arrays any more
 
 
 def _as(dtype: np.dtype, value: Any) -> Any:
@@ -36,16 +36,16 @@ def _as(dtype: np.dtype, value: Any) -> Any:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _largest(facets: Facets, values: tuple[Array, ...]) -> Array:
     shape = jnp.broadcast_shapes(*(value.shape for value in values))
-    found = functools.reduce(jnp.maximum, sums_of(facets, values))
-    return jnp.broadcast_to(jnp.asarray(found, values[0].dtype), shape)  # a facet of zeros is 0
+    largest = functools.reduce(jnp.maximum, facet_sums(facets, values))
+    return jnp.broadcast_to(jnp.asarray(largest, values[0].dtype), shape)  # a facet of zeros is 0
 
 
 @_largest.defjvp
 def _largest_jvp(
     facets: Facets, primals: tuple[tuple[Array, ...]], tangents: tuple[tuple[Array, ...]]
 ) -> tuple[Array, Array]:
-    largest, *others = sums_of(facets, primals[0])
-    moves, *moved = sums_of(facets, tangents[0])
+    largest, *others = facet_sums(facets, primals[0])
+    moves, *moved = facet_sums(facets, tangents[0])
     for other, move in zip(others, moved, strict=True):
         moves = jnp.where(other > largest, move, moves)
         largest = jnp.maximum(largest, other)

@@ -57,20 +57,20 @@ class Cone(NamedTuple):
         above, below = self._crossed_edges(np.flatnonzero(value > 0), np.flatnonzero(~keep))
         on_border = np.column_stack([self.tight[above] & self.tight[below], np.ones(len(above))])
         crossings = _crossings(self.rays, value, above, below)
-        kept = np.column_stack([self.tight[keep], value[keep] == 0])
+        tight = np.column_stack([self.tight[keep], value[keep] == 0])
         return Cone(
             np.concatenate([self.rays[keep], crossings]),
             np.vstack([self.inequalities, normal]),
-            np.concatenate([kept, on_border.astype(bool)]),
+            np.concatenate([tight, on_border.astype(bool)]),
         )
 
     def is_facet(self, inequality: int) -> bool:
-        """Whether an inequality bounds the cone by a facet: its rays span one dimension less."""
+        """Return whether an inequality bounds the cone by a facet, one dimension less."""
         return rank(self.rays[self.tight[:, inequality]]) == self.rays.shape[1] - 1
 
     @property
     def largest_sum(self) -> int:
-        """What no sum of the sizes of a ray's entries exceeds."""
+        """Return a bound on the sum of the sizes of any ray's entries."""
         return int(np.abs(self.rays).max()) * self.rays.shape[1]
 
     def _crossed_edges(
@@ -97,7 +97,7 @@ def _crossings(
     above: Int[NumpyArray, " edges"],
     below: Int[NumpyArray, " edges"],
 ) -> Vectors:
-    """Where edges meet the border: (edges, dims)."""
+    """Return the points where edges meet the border: (edges, dims)."""
     bound = 2 * int(np.abs(value).max(initial=0)) * int(np.abs(rays).max())
     value, rays = fitting(value, bound), fitting(rays, bound)
     return primitive(value[above, None] * rays[below] - value[below, None] * rays[above])
@@ -118,18 +118,18 @@ def fitting(whole: NumpyArray, bound: int) -> NumpyArray:
 
 def rank(vectors: Vectors) -> int:
     """Rank of whole vectors, by elimination in whole numbers (Bareiss 1968)."""
-    rows, found, before = vectors.astype(object), 0, 1
+    rows, count, before = vectors.astype(object), 0, 1
     for column in range(rows.shape[1]):
-        at = np.flatnonzero(rows[found:, column])
+        at = np.flatnonzero(rows[count:, column])
         if not len(at):
             continue
-        rows[[found, found + at[0]]] = rows[[found + at[0], found]]
-        pivot, below = rows[found], rows[found + 1 :]
-        rows[found + 1 :] = (below * pivot[column] - below[:, column, None] * pivot) // before
-        before, found = pivot[column], found + 1
-        if found == len(rows):
+        rows[[count, count + at[0]]] = rows[[count + at[0], count]]
+        pivot, below = rows[count], rows[count + 1 :]
+        rows[count + 1 :] = (below * pivot[column] - below[:, column, None] * pivot) // before
+        before, count = pivot[column], count + 1
+        if count == len(rows):
             break
-    return found
+    return count
 
 
 def regions(cone: Cone, num_facets: int) -> tuple[Vectors, list[Int[NumpyArray, " rays"]]]:
@@ -144,30 +144,30 @@ def regions(cone: Cone, num_facets: int) -> tuple[Vectors, list[Int[NumpyArray, 
 
 def cells(cone: Cone, num_facets: int) -> list[tuple[int, ...]]:
     """Cut the region of each facet into simplices: (facet, ray, ray, ...) each."""
-    rays, of_facet = regions(cone, num_facets)
+    rays, spans = regions(cone, num_facets)
     is_above = cone.rays[:, :-1].any(axis=1)
     # faces are sets of rays, as bits of a whole number; those of inequalities hold all others
     borders = {_bits(np.flatnonzero(column)) for column in cone.tight[is_above].T} - {0}
-    known: dict[int, list[tuple[int, ...]]] = {}
+    cells_by_face: dict[int, list[tuple[int, ...]]] = {}
 
     def cut(face: int, dims: int) -> list[tuple[int, ...]]:
         if dims == 1:
             return [(face.bit_length() - 1,)]
-        if face not in known:
+        if face not in cells_by_face:
             first = face & -face
             smaller = {face & border for border in borders} - {face, 0}
             walls = [s for s in smaller if not any(s != t and s & t == s for t in smaller)]
-            known[face] = [
+            cells_by_face[face] = [
                 (first.bit_length() - 1, *rest)
                 for wall in walls
                 if not wall & first
                 for rest in cut(wall, dims - 1)
             ]
-        return known[face]
+        return cells_by_face[face]
 
     return [
         (facet, *cell)
-        for facet, span in enumerate(of_facet)
+        for facet, span in enumerate(spans)
         for cell in cut(_bits(span), rays.shape[1])
     ]
 
@@ -186,13 +186,13 @@ def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:
         return compiled_sums.largest_sum(facets, values)
     dtype = float_type(*values)
     arrays = [np.asarray(value, dtype) for value in values]
-    found = np.asarray(functools.reduce(np.maximum, sums_of(facets, arrays)), dtype)
-    found = np.broadcast_to(found, shape)
-    return found.copy() if shape else found.item()
+    largest = np.asarray(functools.reduce(np.maximum, facet_sums(facets, arrays)), dtype)
+    largest = np.broadcast_to(largest, shape)
+    return largest.copy() if shape else largest.item()
 
 
-def sums_of(facets: Facets, values: Sequence[Any]) -> list[Any]:
-    """Sum up facet by facet, in the order of the parameters; what counts 0 is left out."""
+def facet_sums(facets: Facets, values: Sequence[Any]) -> list[Any]:
+    """Sum up facet by facet, in the order of the parameters; skip counts of 0."""
     return [
         sum(count * value for count, value in zip(counts, values, strict=True) if count)
         for counts in facets

@@ -63,15 +63,15 @@ class Envelope(NamedTuple):
     evaluations: int  # points at which the program ran
 
 
-def find_facets(solve: Solve, domain: Cone, num_parameters: int, most: int) -> Envelope:
+def find_facets(solve: Solve, domain: Cone, num_parameters: int, max_facets: int) -> Envelope:
     """Find the facets of a makespan over a domain."""
     search = _Search(solve, domain, num_parameters)
     while True:
         above = search.rays_below_makespan()
-        if not above or (len(search.found) >= most and not search.drop_redundant()):
+        if not above or (len(search.facets) >= max_facets and not search.drop_redundant()):
             gap = above[0][0] if above else Fraction(0)
             return search.envelope(gap)
-        search.add([counts for _, counts in above], most)
+        search.add([counts for _, counts in above], max_facets)
 
 
 class _Search:
@@ -80,36 +80,36 @@ class _Search:
     def __init__(self, solve: Solve, domain: Cone, num_parameters: int) -> None:
         self.solve, self.cone, self.num_parameters = solve, domain, num_parameters
         self.draw = np.random.default_rng(SEED)
-        self.found: dict[tuple[int, ...], tuple[int, ...]] = {}  # counts -> where they were found
+        self.facets: dict[tuple[int, ...], tuple[int, ...]] = {}  # counts -> where they were found
         self.lengths: dict[tuple[int, ...], int] = {}
         self.counts: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.points: dict[tuple[int, ...], tuple[int, ...]] = {}
         # 2^shift is above every makespan of the steps beside rays, which are shorter than SPREAD
         ones = np.full((1, num_parameters), SPREAD, object)
-        self.most = int(solve(ones)[0][0])
-        self.shift, self.evaluations = self.most.bit_length() + 1, 1
+        self.longest = int(solve(ones)[0][0])
+        self.shift, self.evaluations = self.longest.bit_length() + 1, 1
 
     def rays_below_makespan(self) -> list[tuple[Fraction, tuple[int, ...]]]:
         """Rays whose z is below the makespan: by which share of that, most first, and counts."""
         self._run([theta for theta in self._thetas() if any(theta)])
-        found: dict[tuple[int, ...], Fraction] = {}
+        gaps: dict[tuple[int, ...], Fraction] = {}
         for theta, z in zip(self._thetas(), self.cone.rays[:, -1].tolist(), strict=True):
             length = self.lengths.get(theta, 0)
             if length > z:
                 gap = 1 - Fraction(z, length)
                 counts = self.counts[theta]
-                found[counts] = max(gap, found.get(counts, gap))
-        return sorted(((gap, counts) for counts, gap in found.items()), reverse=True)
+                gaps[counts] = max(gap, gaps.get(counts, gap))
+        return sorted(((gap, counts) for counts, gap in gaps.items()), reverse=True)
 
-    def add(self, above: list[tuple[int, ...]], most: int) -> None:
+    def add(self, above: list[tuple[int, ...]], max_facets: int) -> None:
         """Add the first inequalities, as far as those before leave them something to cut."""
-        for counts in above[: min(PER_ROUND, most - len(self.found))]:
+        for counts in above[: min(PER_ROUND, max_facets - len(self.facets))]:
             normal = np.zeros(self.cone.rays.shape[1], object)
             normal[: self.num_parameters], normal[-1] = [-count for count in counts], 1
             normal = fitting(normal, max(counts) * self.cone.largest_sum)
             if (self.cone.rays @ normal < 0).any():
                 self.cone = self.cone.cut(normal)
-                self.found[counts] = self.points[counts]
+                self.facets[counts] = self.points[counts]
 
     def _thetas(self) -> list[tuple[int, ...]]:
         return [*map(tuple, self.cone.rays[:, : self.num_parameters].tolist())]
@@ -119,9 +119,9 @@ class _Search:
         new = [theta for theta in dict.fromkeys(thetas) if theta not in self.lengths]
         if not new:
             return
-        beside = self.draw.integers(1, SPREAD, (len(new), self.num_parameters))
-        largest = max(map(max, new)) * self.most << self.shift
-        points = (fitting(np.array(new, object), largest) << self.shift) + beside
+        offsets = self.draw.integers(1, SPREAD, (len(new), self.num_parameters))
+        largest = max(map(max, new)) * self.longest << self.shift
+        points = (fitting(np.array(new, object), largest) << self.shift) + offsets
         lengths, counts = self.solve(points)
         self.evaluations += len(new)
         for theta, length, count, point in zip(
@@ -131,43 +131,43 @@ class _Search:
             self.counts[theta] = count
             self.points.setdefault(count, tuple(point))
 
-    def _points_of(self, facets: Vectors) -> Vectors:
-        """Points (facets, parameters) where no other counts than those of the facet are longest."""
+    def _facet_points(self, facets: Vectors) -> Vectors:
+        """Find points (facets, parameters) where the facet's counts alone are longest."""
         # Where they were found, two longest paths may tie: a second step to the side tells them
         # apart, as soon as it falls on the side of the facet.
-        found = np.array([self.found[counts] for counts in map(tuple, facets.tolist())], object)
-        points, left = found.copy(), np.arange(len(found))
+        starts = np.array([self.facets[counts] for counts in map(tuple, facets.tolist())], object)
+        points, tied = starts.copy(), np.arange(len(starts))
         for _ in range(ATTEMPTS):
-            beside = self.draw.integers(1, 1 << FINE, (len(left), self.num_parameters))
-            points[left] = (found[left] << FINE) + beside
-            self.evaluations += len(left)
-            left = left[(self.solve(points[left])[1] != facets[left]).any(axis=1)]
-            if not len(left):
+            offsets = self.draw.integers(1, 1 << FINE, (len(tied), self.num_parameters))
+            points[tied] = (starts[tied] << FINE) + offsets
+            self.evaluations += len(tied)
+            tied = tied[(self.solve(points[tied])[1] != facets[tied]).any(axis=1)]
+            if not len(tied):
                 return points
-        raise AssertionError(f"no point was found for {len(left)} facets")  # chance below 2**-100
+        raise AssertionError(f"no point was found for {len(tied)} facets")  # chance below 2**-100
 
     def drop_redundant(self) -> bool:
-        """Drop sums that later ones made redundant, order the others; whether there were any."""
-        first, count = len(self.cone.inequalities) - len(self.found), len(self.found)
+        """Drop redundant sums and order the others; return whether any were dropped."""
+        first, count = len(self.cone.inequalities) - len(self.facets), len(self.facets)
         order = sorted(
-            ((counts, k) for k, counts in enumerate(self.found, first) if self.cone.is_facet(k)),
+            ((counts, k) for k, counts in enumerate(self.facets, first) if self.cone.is_facet(k)),
             reverse=True,
         )
         columns = [*range(first), *(k for _, k in order)]
         self.cone = Cone(
             self.cone.rays, self.cone.inequalities[columns], self.cone.tight[:, columns]
         )
-        self.found = {counts: self.found[counts] for counts, _ in order}
+        self.facets = {counts: self.facets[counts] for counts, _ in order}
         return len(order) < count
 
     def envelope(self, gap: Fraction) -> Envelope:
         """The facets that bound the cone, in falling order of their counts."""
         self.drop_redundant()
-        if not self.found:  # what takes no time, whatever the parameters are, is one facet of zeros
-            self.found = {(0,) * self.num_parameters: (1,) * self.num_parameters}
-        counts = np.array([*self.found], object)
+        if not self.facets:  # a run without any time is one facet of zeros
+            self.facets = {(0,) * self.num_parameters: (1,) * self.num_parameters}
+        counts = np.array([*self.facets], object)
         facets = fitting(counts, int(counts.max()))
-        points = self._points_of(facets)
+        points = self._facet_points(facets)
         return Envelope(facets, points, self.cone, self.lengths, gap, self.evaluations)
 
 
@@ -205,18 +205,18 @@ def makespans_by_form(program: Program, costs: Costs) -> Batch | None:
         for k, kind in enumerate(moving)
     }
     linear = linear_costs(program, directions)
-    found = find_facets(
+    envelope = find_facets(
         functools.partial(solve, linear.program, linear.weights),
         _domain(linear, moving),
         len(directions),
         MOST_FACETS,
     )
-    if found.gap != 0:
+    if envelope.gap != 0:
         return None
     units = linear.units.tolist()
     facets = tuple(
         tuple(float(Fraction(count, unit)) for count, unit in zip(facet, units, strict=True))
-        for facet in found.facets.tolist()
+        for facet in envelope.facets.tolist()
     )
     dtype = moving[0].values.dtype
     values = np.asarray(largest_sum(facets, [np.ones(1, dtype), *(kind.values for kind in moving)]))
@@ -250,15 +250,15 @@ def _split(leaves: Mapping[str, NumpyArray]) -> tuple[dict[str, NumpyArray], lis
 def _domain(linear: LinearCosts, moving: list[_Moving]) -> Cone:
     """Cone of (staying, moving.., z) that holds the batch: ranges of each kind, made wider."""
     cone, (unit, *units) = Cone.orthant(len(moving) + 2), linear.units.tolist()
-    for k, (kind, own) in enumerate(zip(moving, units, strict=True), 1):
+    for k, (kind, kind_unit) in enumerate(zip(moving, units, strict=True), 1):
         low, high = (Fraction(float(end)) for end in (kind.values.min(), kind.values.max()))
         margin = (high - low) / STEPS
         step = Fraction(2) ** (margin.numerator.bit_length() - margin.denominator.bit_length() - 1)
         ends = (low // step * step, 1), ((high // step + 1) * step, -1)
         for end, sign in ends:
             row = np.zeros(len(moving) + 2, object)
-            # own * kind >= end * (unit * staying), in the units of both, times the denominator
-            row[k], row[0] = sign * own * end.denominator, -sign * unit * end.numerator
+            # kind_unit * kind >= end * (unit * staying), in both units, times the denominator
+            row[k], row[0] = sign * kind_unit * end.denominator, -sign * unit * end.numerator
             cone = cone.cut(row) if end > 0 or sign < 0 else cone
     return cone
 

@@ -23,6 +23,7 @@ MOST_TRIALS = 10**6  # polynomials through the facets of consecutive forms
 
 Parameters = Sequence[str] | Weights | None
 Facet = tuple[Fraction, ...]
+FacetsAt = Mapping[int, list[Facet]]  # facets by number
 Polynomial = tuple[Fraction, ...]  # coefficients, the constant first
 Branch = tuple[tuple[Polynomial, ...], ...]  # facets, and in each a polynomial by parameter
 
@@ -67,9 +68,9 @@ class Family(NamedTuple):
         """Counts of the facets at a number from the first on."""
         whole_number(number, self.symbol, least=self.first)
         if number % self.period not in self.branches:
-            known = ", ".join(map(str, sorted(self.branches)))
+            residues = ", ".join(map(str, sorted(self.branches)))
             raise ValueError(
-                f"{self.symbol} mod {self.period} must be one of {known}, got {number}"
+                f"{self.symbol} mod {self.period} must be one of {residues}, got {number}"
             )
         branch = self.branches[number % self.period]
         return sorted({_counts(facet, number) for facet in branch}, reverse=True)
@@ -79,9 +80,9 @@ class Family(NamedTuple):
         facets = self.facets(number)
 
         def largest(**values: float) -> float:
-            given = [values[name] for name in self.parameters]
+            seconds = [values[name] for name in self.parameters]
             return max(
-                sum(float(count) * value for count, value in zip(facet, given, strict=True))
+                sum(float(count) * value for count, value in zip(facet, seconds, strict=True))
                 for facet in facets
             )
 
@@ -92,7 +93,7 @@ class Family(NamedTuple):
         for residue, branch in sorted(self.branches.items()):
             last = max(n for n in self.found_on if n % self.period == residue)
             facets = [
-                [polynomial_text(self.symbol, each) for each in facet]
+                [polynomial_text(self.symbol, polynomial) for polynomial in facet]
                 for facet in sorted(branch, key=lambda facet: _counts(facet, last), reverse=True)
             ]
             texts.setdefault(_form_text(self.parameters, facets), []).append(residue)
@@ -161,18 +162,18 @@ def formula_family(
     if step < 1 or numbers != [*range(numbers[0], numbers[-1] + 1, step)]:
         raise ValueError(f"numbers must rise in equal steps, got {numbers}")
     forms = {n: _form(program(n), parameters, n) for n in (*numbers, *later)}
-    known = {
+    facets_at = {
         n: [tuple(map(Fraction, counts)) for counts in form.facets] for n, form in forms.items()
     }
     for period in range(step, step * (len(numbers) // (degree + 1 + CHECKS)) + 1, step):
         branches: dict[int, Branch] = {}
         first = numbers[0]
         for residue in {n % period for n in numbers}:
-            of_residue = [n for n in numbers if n % period == residue]
-            found = _branch(of_residue, later, known, period, degree)
-            if found is None:
+            members = [n for n in numbers if n % period == residue]
+            fit = _branch(members, later, facets_at, period, degree)
+            if fit is None:
                 break
-            start, branches[residue] = found
+            start, branches[residue] = fit
             first = max(first, start - period + step)
         else:
             if first > numbers[len(numbers) // 2]:
@@ -188,12 +189,12 @@ def formula_family(
                 (*(n for n in numbers if n >= first),),
                 (*later,),
             )
-    most = max(len(facets) for facets in known.values())
+    largest = max(len(facets) for facets in facets_at.values())
     longest = len(numbers) // (degree + 1 + CHECKS) * step
     steps = f", in multiples of {step}: rise by 1 for others" if step > 1 else ""
     raise NoFamilyError(
         f"no polynomials in {symbol} of degree {degree} were found on {numbers[0]} to "
-        f"{numbers[-1]}: periods up to {longest} show there{steps}; forms have up to {most} "
+        f"{numbers[-1]}: periods up to {longest} show there{steps}; forms have up to {largest} "
         "facets; give more numbers, or fewer parameters"
     )
 
@@ -208,39 +209,37 @@ def _form(
 
 
 def _branch(
-    numbers: list[int], later: list[int], known: Mapping[int, list[Facet]], period: int, degree: int
+    numbers: list[int], later: list[int], facets_at: FacetsAt, period: int, degree: int
 ) -> tuple[int, Branch] | None:
     """Facets of one residue as polynomials, and the first number from which they hold."""
     tail = numbers[-(degree + 1 + CHECKS) :]
     checked = [*tail, *(n for n in later if n % period == numbers[0] % period)]
-    branch = _through(tail[: degree + 1], checked, known)
+    branch = _through(tail[: degree + 1], checked, facets_at)
     if branch is None:
         return None
     start = tail[0]
     for number in reversed(numbers):
-        if {_counts(facet, number) for facet in branch} != {*known[number]}:
+        if {_counts(facet, number) for facet in branch} != {*facets_at[number]}:
             break
         start = number
     return start, branch
 
 
-def _through(
-    bases: list[int], checked: list[int], known: Mapping[int, list[Facet]]
-) -> Branch | None:
-    """Polynomials through facets at some numbers that are facets at all that are checked."""
+def _through(bases: list[int], checked: list[int], facets_at: FacetsAt) -> Branch | None:
+    """Return polynomials through the facets at `bases` that are facets at all checked numbers."""
     # As many as there are facets, and together all of them; None if there are none such.
-    sizes = {len(known[n]) for n in checked}
+    sizes = {len(facets_at[n]) for n in checked}
     count = sizes.pop()
     if sizes or count > MOST_FACETS or count ** len(bases) > MOST_TRIALS:
         return None
-    facets = {n: {*known[n]} for n in checked}
-    found = []
-    for through in itertools.product(*(known[n] for n in bases)):
+    facets = {n: {*facets_at[n]} for n in checked}
+    fits = []
+    for through in itertools.product(*(facets_at[n] for n in bases)):
         polynomials = tuple(_interpolated(bases, values) for values in zip(*through, strict=True))
         if all(_counts(polynomials, n) in facets[n] for n in checked):
-            found.append(polynomials)
-    is_all = all({_counts(facet, n) for facet in found} == facets[n] for n in checked)
-    return tuple(found) if is_all and len(found) == count else None
+            fits.append(polynomials)
+    is_all = all({_counts(facet, n) for facet in fits} == facets[n] for n in checked)
+    return tuple(fits) if is_all and len(fits) == count else None
 
 
 def _interpolated(numbers: Sequence[int], values: Sequence[Fraction]) -> Polynomial:

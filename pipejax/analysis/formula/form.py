@@ -42,7 +42,7 @@ Values = Float[Array, "..."] | Float[NumpyArray, "..."] | float
 
 @short_repr
 class Border(NamedTuple):
-    """Where two neighbouring regimes meet.
+    """Border between two neighbouring regimes.
 
     Attributes:
       one: facet that is the larger on this side of the border.
@@ -149,7 +149,7 @@ class Formula:
         return self(**dict(zip(self.parameters, values, strict=True)))
 
     def active(self, theta: Any = None, /, **values: Any) -> Int[NumpyArray, "..."]:
-        """Which facet is the largest, the first of equals: (...) its number.
+        """Return the number of the largest facet (...), the first of equals.
 
         Arguments are as for the value.
         """
@@ -158,7 +158,7 @@ class Formula:
         return np.asarray(sums.argmax(axis=-1))
 
     def _checked(self, theta: Any, values: Mapping[str, Any]) -> list[Any]:
-        """The parameters in their order; those that are no tracers are checked."""
+        """Return the parameters in their order; check those that are no tracers."""
         if theta is not None:
             values = {**values, **self._by_name(theta)}
         for name in values:
@@ -169,12 +169,12 @@ class Formula:
                 raise ValueError(
                     f"{name} has no value: the form needs {', '.join(self.parameters)}"
                 )
-        found = [checked_seconds(name, values[name]) for name in self.parameters]
-        for name, value in zip(self.parameters, found, strict=True):
+        numbers = [checked_seconds(name, values[name]) for name in self.parameters]
+        for name, value in zip(self.parameters, numbers, strict=True):
             low, high = self.box.get(name, (0.0, np.inf))
             if not is_traced(value) and not np.all((low <= value) & (value <= high)):
                 raise ValueError(f"{name} must be from {low:g} to {high:g} s, got {value}")
-        return found
+        return numbers
 
     def _by_name(self, theta: Any) -> dict[str, Any]:
         """Take parameters from the last axis of an array."""
@@ -188,18 +188,18 @@ class Formula:
 
     @functools.cached_property
     def borders(self) -> tuple[Border, ...]:
-        """Where regimes meet: each pair of facets whose regions share a wall."""
+        """Find the borders of regimes: pairs of facets whose regions share a wall."""
         cone, count = self.envelope.cone, len(self.counts)
         rays, spans = regions(cone, count)
-        found = []
-        for one in range(count):
-            for other in range(one + 1, count):
-                common = np.intersect1d(spans[one], spans[other], assume_unique=True)
+        pairs = []
+        for first in range(count):
+            for second in range(first + 1, count):
+                common = np.intersect1d(spans[first], spans[second], assume_unique=True)
                 if len(common) >= rays.shape[1] - 1 and rank(rays[common]) == rays.shape[1] - 1:
-                    pair = zip(self._fractions[one], self._fractions[other], strict=True)
+                    pair = zip(self._fractions[first], self._fractions[second], strict=True)
                     text = comparison_text(self.parameters, smallest([a - b for a, b in pair]))
-                    found.append(Border(one, other, text))
-        return tuple(found)
+                    pairs.append(Border(first, second, text))
+        return tuple(pairs)
 
     @functools.cached_property
     def middles(self) -> Float[NumpyArray, "facets parameters"]:
@@ -211,10 +211,10 @@ class Formula:
         theta = rays[:, : len(self.parameters)] * self.units
         total = theta.sum(axis=1, keepdims=True)
         is_origin = total[:, 0] == 0  # of a box: a corner of every region
-        of = np.where(is_origin[:, None], 1, total)
+        divisor = np.where(is_origin[:, None], 1, total)
         shares, scale = (
-            (theta / of).astype(float),
-            (scale_of(self, rays)[:, None] / of).astype(float),
+            (theta / divisor).astype(float),
+            (ray_scale(self, rays)[:, None] / divisor).astype(float),
         )
         spans = [span[~is_origin[span]] for span in spans]
         middle = np.array([shares[span].mean(axis=0) for span in spans])
@@ -227,7 +227,7 @@ class Formula:
 
     @functools.cached_property
     def bound_by(self) -> tuple[str, ...]:
-        """What holds more than half of the longest path in the middle of each region (`middles`).
+        """Name the largest cost of the longest path in the middle of each region (`middles`).
 
         "messages", "worker 3", or else "compute", which is then spread over workers. A box cuts
         regions down, so the same sum may be bound by something else in it.
@@ -241,16 +241,16 @@ class Formula:
         nodes, _ = longest_path.critical_path(run.preds, run.finish, run.lag)
         worker = np.asarray(program.worker)
         on_path = nodes & (worker != NO_WORKER)
-        of_worker = np.bincount(
+        worker_seconds = np.bincount(
             worker[on_path], run.duration[on_path], minlength=program.num_workers
         )
         total = run.finish.max() or 1.0
-        if of_worker.max() > HALF * total:
-            return f"worker {int(of_worker.argmax())}"
-        return "compute" if of_worker.sum() > HALF * total else "messages"
+        if worker_seconds.max() > HALF * total:
+            return f"worker {int(worker_seconds.argmax())}"
+        return "compute" if worker_seconds.sum() > HALF * total else "messages"
 
     def as_json(self) -> dict[str, Any]:
-        """What `pipejax formula --json` prints, but for the certificate."""
+        """Return the content that `pipejax formula --json` prints, without the certificate."""
         return ResultDict(
             {
                 "schedule": self.program.name,
@@ -304,7 +304,7 @@ class Formula:
           >>> print(pj.verify(claimed).problems[0])
           facet 1: claimed a path of counts [5, 6, 3, 4], derived [4, 6, 3, 4]
         """
-        _check_is_of(self.program, table)
+        _check_lowered_from(self.program, table)
         links = self.program.links
         if links.posting == "program" and not table.has_communication:
             # the order in which transfers are posted is claimed too
@@ -336,8 +336,8 @@ class Formula:
         )
 
 
-def scale_of(form: Formula, rays: Vectors) -> Whole:
-    """(rays) what divides the parameters on a ray so that they lie in the box; else 0."""
+def ray_scale(form: Formula, rays: Vectors) -> Whole:
+    """Return the divisor (rays) that brings the parameters of a ray into the box; else 0."""
     size = len(form.parameters)
     fixed = fixed_in(form.parameters, form.box)
     if fixed is not None:
@@ -355,12 +355,12 @@ def smallest(counts: list[Fraction]) -> list[Fraction]:
     return [count * parts / common for count in counts]
 
 
-def _check_is_of(program: Program, table: ScheduleTable) -> None:
+def _check_lowered_from(program: Program, table: ScheduleTable) -> None:
     """Check that a program is a lowered table."""
     for step_end in (True, False):
         other = lower(table, link=program.links, step_end=step_end)
         other = by_microbatch(other) if program.layout.per_microbatch else other
         pairs = ((getattr(program, name), getattr(other, name)) for name in ARRAYS)
-        if all(np.array_equal(one, two) for one, two in pairs):
+        if all(np.array_equal(first, second) for first, second in pairs):
             return
     raise ValueError("the table is not the one that was lowered for this form")

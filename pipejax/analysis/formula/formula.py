@@ -96,22 +96,22 @@ def formula(
             tell(evaluated, None, "runs")
             return solve(costs.program, costs.weights, points)
 
-        found = find_facets(run, domain, len(costs.names), max_facets)
-    if found.gap == 1:
+        envelope = find_facets(run, domain, len(costs.names), max_facets)
+    if envelope.gap == 1:
         raise wrong(
             "max_facets", f"= {max_facets} is too few: the makespan exceeds them by any factor"
         )
     return Formula(
         parameters=costs.names,
-        counts=found.facets,
+        counts=envelope.facets,
         units=costs.units,
-        exact=found.gap == 0,
-        gap=float(found.gap),
-        evaluations=found.evaluations,
+        exact=envelope.gap == 0,
+        gap=float(envelope.gap),
+        evaluations=envelope.evaluations,
         box=ranges,
         program=costs.program,
         costs=costs,
-        envelope=found,
+        envelope=envelope,
     )
 
 
@@ -122,7 +122,7 @@ def _domain(costs: LinearCosts, box: Box) -> Cone:
     _check_box(costs.names, box)
     fixed = fixed_in(costs.names, box)
     dims = size + 1 + (bool(box) and fixed is None)
-    at, unit = (size, Fraction(1)) if fixed is None else _unit_of(costs, fixed, box[fixed][0])
+    at, unit = (size, Fraction(1)) if fixed is None else _fixed_unit(costs, fixed, box[fixed][0])
     cone, units = Cone.orthant(dims), dict(zip(costs.names, costs.units.tolist(), strict=True))
     for name, bounds in box.items():
         for bound, sign in zip(bounds, (1, -1), strict=True):
@@ -143,12 +143,12 @@ def _check_box(names: Sequence[str], box: Box) -> None:
             raise wrong("box", f"of {name} must have 0 <= low <= high, got {low!r} and {high!r}")
     fixed = [name for name, (low, high) in box.items() if low == high]
     if fixed[1:] or any(box[name][0] == 0 for name in fixed):
-        given = ", ".join(f"{name} = {box[name][0]:g}" for name in fixed)
-        raise wrong("box", f"may fix one parameter, above 0, got {given}: give ranges to others")
+        values = ", ".join(f"{name} = {box[name][0]:g}" for name in fixed)
+        raise wrong("box", f"may fix one parameter, above 0, got {values}: give ranges to others")
 
 
-def _unit_of(costs: LinearCosts, name: str, value: float) -> tuple[int, Fraction]:
-    """Where a fixed parameter stands, and how often its value holds what it is counted in."""
+def _fixed_unit(costs: LinearCosts, name: str, value: float) -> tuple[int, Fraction]:
+    """Return the place of a fixed parameter, and its value in units of its counts."""
     # That is a part of its unit: units of them are 1.
     at = costs.names.index(name)
     return at, int(costs.units[at]) / Fraction(str(value))
@@ -197,9 +197,9 @@ def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
         program,
         {
             parameter: unchecked_costs(
-                {fields.get(key, key): np.array(value) / unit for key, value in own.items()}
+                {fields.get(key, key): np.array(value) / unit for key, value in parts.items()}
             )
-            for parameter, unit, own in zip(
+            for parameter, unit, parts in zip(
                 content.names, content.units, content.weights, strict=True
             )
         },

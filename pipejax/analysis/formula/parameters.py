@@ -48,10 +48,10 @@ def default_parameters(program: Program) -> tuple[str, ...]:
     backward = {Phase.I, Phase.W} if phases & {Phase.I, Phase.W} else phases & {Phase.B}
     # an activation comes back from the host in the time in which it left
     usual = phases - {Phase[letter] for letter in BACKWARDS} - {Phase.L} | backward
-    known = {p for p in usual if p.kind.of == MICROBATCH} | (phases & {*layout.own})
+    chosen = {p for p in usual if p.kind.of == MICROBATCH} | (phases & {*layout.own})
     named: dict[str, str] = {}
     for phase in layout.timed:  # of kinds that share a cost the first names it
-        if phase in known:
+        if phase in chosen:
             named.setdefault(phase.kind.time, phase.name)
     has_messages = len(program.messages.producer) > 0
     return (*named.values(), *("c_F", "c_B") * has_messages)
@@ -73,23 +73,23 @@ def named_parameters(
       ValueError: if a name is unknown, or two give the same time.
     """
     fields = {phase.kind.time: phase for phase in program.layout.timed}
-    of_workers = {field for field, phase in fields.items() if phase.kind.of == WORKER}
+    worker_fields = {field for field, phase in fields.items() if phase.kind.of == WORKER}
     shares: dict[str, dict[str, NumpyArray]] = {}
-    given: dict[str, NumpyArray] = {}
+    totals: dict[str, NumpyArray] = {}
     for name in names:
         field, where = _direction(program, name)
-        if np.any(given.get(field, 0) * where) or name in shares:
+        if np.any(totals.get(field, 0) * where) or name in shares:
             raise ValueError(f"{name} gives a time that another of {', '.join(names)} gives too")
-        given[field] = given.get(field, 0) + where
+        totals[field] = totals.get(field, 0) + where
         shares[name] = {field: where}
-    for field, where in given.items():
+    for field, where in totals.items():
         if field not in MESSAGES.values() and not np.all(where):
             place = int(np.flatnonzero(where == 0)[0])
-            of = "worker" if field in of_workers else "stage"
-            raise ValueError(f"{', '.join(names)} do not give {field} of {of} {place}")
-    shares = {name: _completed(share, given) for name, share in shares.items()}
+            place_kind = "worker" if field in worker_fields else "stage"
+            raise ValueError(f"{', '.join(names)} do not give {field} of {place_kind} {place}")
+    shares = {name: _completed(share, totals) for name, share in shares.items()}
     if parts is not None:
-        divided = fields.keys() - of_workers
+        divided = fields.keys() - worker_fields
         shares = {
             name: {k: v * parts if k in divided else v for k, v in share.items()}
             for name, share in shares.items()
@@ -98,19 +98,19 @@ def named_parameters(
 
 
 def _completed(
-    share: dict[str, NumpyArray], given: Mapping[str, NumpyArray]
+    share: dict[str, NumpyArray], times: Mapping[str, NumpyArray]
 ) -> dict[str, NumpyArray]:
-    """Add what follows from a time, where nothing gives it: B is I + W, I = W = B / 2, L is O."""
+    """Add times that follow from others: B is I + W, I = W = B / 2, L is O."""
     b, i, w = (PHASE_FIELDS[phase] for phase in BACKWARDS)
     more = {}
-    if b in given and i not in given and w not in given:
+    if b in times and i not in times and w not in times:
         more = {i: {b: 0.5}, w: {b: 0.5}}
-    elif b not in given and i in given and w in given:
+    elif b not in times and i in times and w in times:
         more = {b: {i: 1.0, w: 1.0}}
-    if "load" not in given:
+    if "load" not in times:
         more["load"] = {"offload": 1.0}
     ((field, weight),) = share.items()
-    return share | {name: weight * of[field] for name, of in more.items() if field in of}
+    return share | {name: weight * parts[field] for name, parts in more.items() if field in parts}
 
 
 def _direction(program: Program, name: str) -> tuple[str, NumpyArray]:
@@ -128,16 +128,16 @@ def _direction(program: Program, name: str) -> tuple[str, NumpyArray]:
         return MESSAGES[kind], share
     place, places = suffix[1:], layout.places_of(phases[kind]) if kind in phases else 1
     stages, last = np.arange(places), places - 1
-    of_place = {"": stages >= 0, "first": stages == 0, "last": stages == last}
-    of_place["mid"] = ~(of_place["first"] | of_place["last"])
+    masks = {"": stages >= 0, "first": stages == 0, "last": stages == last}
+    masks["mid"] = ~(masks["first"] | masks["last"])
     if re.fullmatch("[0-9]+", place) and int(place) <= last:
-        of_place[place] = stages == int(place)
-    if kind not in phases or suffix == "_" or place not in of_place:
+        masks[place] = stages == int(place)
+    if kind not in phases or suffix == "_" or place not in masks:
         more = (
             f", each also with _first, _mid, _last or _0 to _{last}; those of messages with _F, _B"
         )
         raise unknown("parameter", name, [*phases, *MESSAGES], more)
-    return phases[kind].kind.time, of_place[place].astype(float)
+    return phases[kind].kind.time, masks[place].astype(float)
 
 
 def fixed_in(names: Sequence[str], box: Mapping[str, Any]) -> str | None:
@@ -167,10 +167,10 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
     fields = dict.fromkeys(
         (*FIELDS, *(field for costs in chosen.values() for field in vars(costs)))
     )
-    known = {
+    parameter_fields = {
         field for costs in chosen.values() for field in fields if vars(costs).get(field) is not None
     }
-    check_known(program, unchecked_costs(dict.fromkeys(known, 0.0)))
+    check_known(program, unchecked_costs(dict.fromkeys(parameter_fields, 0.0)))
     if program.links.eager_below:
         raise ArgumentError(
             "eager_below",
@@ -184,7 +184,7 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
     columns, units, directions = [], [], []
     for costs in chosen.values():
         # what another parameter gives costs nothing along this one
-        along = {field: vars(costs).get(field) for field in fields if field in known}
+        along = {field: vars(costs).get(field) for field in fields if field in parameter_fields}
         along = {field: 0.0 if value is None else value for field, value in along.items()}
         directions.append(unchecked_costs(along))
         vector = np.asarray(cost_vector(program, directions[-1]), np.float64) * is_used
@@ -196,16 +196,16 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
 
 
 def _positions_read(program: Program) -> Bool[NumpyArray, " costs"]:
-    """Which costs a program reads (costs), alone or as parts of a message or a fused pair."""
+    """Mark the costs that a program reads (costs), also as parts of messages or fused pairs."""
     layout = program.layout
-    found = np.zeros(layout.size, bool)
-    found[program.duration_index] = found[program.lag_index] = True
-    latency, transmit, message = found[layout.first_link :].reshape(len(LINK_COSTS), -1)
+    is_read = np.zeros(layout.size, bool)
+    is_read[program.duration_index] = is_read[program.lag_index] = True
+    latency, transmit, message = is_read[layout.first_link :].reshape(len(LINK_COSTS), -1)
     latency |= message
     transmit |= message
-    pairs = found[layout.first_pair : layout.first_link]
-    found[np.asarray(program.pair_index)[pairs]] = True
-    return found
+    pairs = is_read[layout.first_pair : layout.first_link]
+    is_read[np.asarray(program.pair_index)[pairs]] = True
+    return is_read
 
 
 def _whole(weights: NumpyArray) -> tuple[int, Whole]:
@@ -228,7 +228,7 @@ def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
     # (stages), or (workers) of a phase of these; (2, pipes, boundaries) of messages;
     # with a last axis of microbatches where costs differ by them
     layout = program.layout
-    each = (layout.num_microbatches,) if layout.per_microbatch else ()
+    microbatch_axis = (layout.num_microbatches,) if layout.per_microbatch else ()
     codes = {*np.unique(program.phase).tolist(), *map(int, layout.paired_phases)}
     phases = {phase.name: phase for phase in layout.timed if int(phase) in codes}
     shapes: dict[str, tuple[int, ...]] = {
@@ -236,17 +236,17 @@ def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
     }
     shapes |= {"pair": (layout.num_stages,)}
     shapes |= dict.fromkeys(("latency", "transmit"), layout.link_shape[:3])
-    found = {}
+    weights = {}
     for key, shape in shapes.items():
         value = costs.time(phases[key]) if key in phases else getattr(costs, key)
         if value is not None and np.any(np.asarray(value)):
             array = np.asarray(value, np.float64)
-            if each and not (key in phases and phases[key].kind.of == STAGE):
-                shape = (*shape, *each)
+            if microbatch_axis and not (key in phases and phases[key].kind.of == STAGE):
+                shape = (*shape, *microbatch_axis)
                 array = array if array.ndim == len(shape) else array[..., None]
             whole = np.frompyfunc(lambda weight: int(_fraction(weight) * unit), 1, 1)
-            found[key] = whole(np.broadcast_to(array, shape)).tolist()
-    return found
+            weights[key] = whole(np.broadcast_to(array, shape)).tolist()
+    return weights
 
 
 def as_text(names: Sequence[str], facets: Sequence[Counts]) -> str:
@@ -306,7 +306,7 @@ def _sum(symbols: Sequence[str], counts: Counts, factor: Callable[[Fraction], st
 
 
 def _is_decimal(size: Fraction) -> bool:
-    """Whether a number is better read as 39.52 than as 988/25."""
+    """Return whether a number reads better as 39.52 than as 988/25."""
     whole = 10**6 % size.denominator == 0
     return size.denominator > (DECIMAL if whole else READABLE)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.analysis.formula.cone import Cone, Vector, Vectors, Whole, primitive, regions
-from pipejax.analysis.formula.form import Formula, scale_of, smallest
+from pipejax.analysis.formula.form import Formula, ray_scale, smallest
 from pipejax.analysis.formula.parameters import comparison_text
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types, wrong
@@ -37,7 +37,7 @@ class Region(NamedTuple):
 
 @short_repr_of("names verdict parameters one_at_most other_at_most one_slower other_slower")
 class Versus(NamedTuple):
-    """Where one schedule is faster than another.
+    """Parameters for which one schedule is faster than another.
 
     Attributes:
       names: of both schedules.
@@ -71,7 +71,7 @@ class Versus(NamedTuple):
     other_slower: tuple[Mapping[str, float], float]
 
     def as_json(self) -> dict[str, Any]:
-        """What `pipejax formula --versus --json` prints of it."""
+        """Return the content that `pipejax formula --versus --json` prints."""
         sides = {"one_at_most": self.one_at_most, "other_at_most": self.other_at_most}
         slower = {"one_slower": self.one_slower, "other_slower": self.other_slower}
         return ResultDict(
@@ -139,33 +139,33 @@ def _rows(form: Formula) -> Vectors:
     return np.array(form.facets, object)
 
 
-def _slowest(one: Formula, other: Formula) -> tuple[dict[str, float], Fraction | float]:
-    """Where the ratio of the first to the second is the largest: on a ray of its regions."""
+def _slowest(first: Formula, second: Formula) -> tuple[dict[str, float], Fraction | float]:
+    """Return the parameters with the largest ratio of first to second, and that ratio."""
     # On each of these the second is linear and the first convex, so no ratio between rays is
     # larger.
-    rays, _ = regions(other.envelope.cone, len(other.counts))
-    rays = rays[rays[:, : len(one.parameters)].any(axis=1)]
-    theta = rays[:, : len(one.parameters)].astype(object) * other.units.astype(object)
-    ours, theirs = ((theta @ _rows(form).T).max(axis=1) for form in (one, other))
+    rays, _ = regions(second.envelope.cone, len(second.counts))
+    rays = rays[rays[:, : len(first.parameters)].any(axis=1)]
+    theta = rays[:, : len(first.parameters)].astype(object) * second.units.astype(object)
+    ours, theirs = ((theta @ _rows(form).T).max(axis=1) for form in (first, second))
     ratios = [
         Fraction(a) / Fraction(b) if b else (np.inf if a else Fraction(1))
         for a, b in zip(ours.tolist(), theirs.tolist(), strict=True)
     ]
     k = max(range(len(ratios)), key=ratios.__getitem__)
-    scale = scale_of(other, rays[k : k + 1])[0] or sum(theta[k])
+    scale = ray_scale(second, rays[k : k + 1])[0] or sum(theta[k])
     values = [float(Fraction(value) / Fraction(scale)) for value in theta[k]]
-    return dict(zip(one.parameters, values, strict=True)), ratios[k]
+    return dict(zip(first.parameters, values, strict=True)), ratios[k]
 
 
-def _at_most(one: Formula, other: Formula) -> tuple[Region, ...]:
+def _at_most(first: Formula, second: Formula) -> tuple[Region, ...]:
     """Cones on which the first is at most the second, none of them within another."""
-    kept: list[Cone] = []
-    for facet in _rows(other):
-        cone = _below(_domain(one), _rows(one), facet, one.units)
-        if cone is None or any(_holds(wider, cone) for wider in kept):
+    cones: list[Cone] = []
+    for facet in _rows(second):
+        cone = _below(_domain(first), _rows(first), facet, first.units)
+        if cone is None or any(_holds(wider, cone) for wider in cones):
             continue
-        kept = [*(each for each in kept if not _holds(cone, each)), cone]
-    return tuple(_region(cone, one) for cone in kept)
+        cones = [*(smaller for smaller in cones if not _holds(cone, smaller)), cone]
+    return tuple(_region(cone, first) for cone in cones)
 
 
 def _domain(form: Formula) -> Cone:
@@ -198,7 +198,7 @@ def _below(cone: Cone, facets: Vectors, bound: Vector, units: Whole) -> Cone | N
 
 
 def _holds(outer: Cone, inner: Cone) -> bool:
-    """Whether one cone lies within another."""
+    """Return whether the outer cone contains the inner one."""
     return bool((inner.rays.astype(object) @ outer.inequalities.astype(object).T >= 0).all())
 
 
@@ -244,8 +244,8 @@ def regime_map(forms: Mapping[str, Formula]) -> RegimeMap:
     """Find who is fastest where the second and third of three parameters vary."""
     first = next(iter(forms.values()))
     if len(first.parameters) != 3:
-        given = ", ".join(first.parameters)
-        raise wrong("parameters", f"of a map must be three, as F,B,c, got {given}")
+        names = ", ".join(first.parameters)
+        raise wrong("parameters", f"of a map must be three, as F,B,c, got {names}")
     for name, form in forms.items():
         if not form.exact:
             raise ValueError(f"the form of {name} is not exact: give a box or more facets")
@@ -264,5 +264,5 @@ def regime_map(forms: Mapping[str, Formula]) -> RegimeMap:
     )
     theta = np.stack(np.broadcast_arrays(1.0, across, up[:, None]), axis=-1)
     times = np.stack([form(theta) for form in forms.values()])
-    drawn = {unit: (1.0, 1.0)} | {name: box[name] for name in others}
-    return RegimeMap(first.parameters, across, up, *least_named(times, [*forms]), drawn)
+    ranges = {unit: (1.0, 1.0)} | {name: box[name] for name in others}
+    return RegimeMap(first.parameters, across, up, *least_named(times, [*forms]), ranges)

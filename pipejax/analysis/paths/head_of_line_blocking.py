@@ -25,7 +25,7 @@ ROUNDING = 1e-9  # of the makespan: times that differ by less are one
 
 @short_repr
 class TransferWait(NamedTuple):
-    """What one transfer waited for. Times are seconds.
+    """Wait of one transfer. Times are seconds.
 
     Attributes:
       send: its SEND.
@@ -58,13 +58,13 @@ class TransferWait(NamedTuple):
 
     @property
     def wait(self) -> float:
-        """How long it was ready but had not started [s]."""
+        """Return the time from ready to start [s]."""
         return self.start - self.ready
 
 
 @short_repr_of("transfers by_front by_worker")
 class TransferWaits(NamedTuple):
-    """What all transfers of a run waited for.
+    """Waits of all transfers of a run.
 
     Attributes:
       transfers: every transfer, the longest wait first.
@@ -116,21 +116,21 @@ def transfer_waits(evaluation: Evaluation) -> TransferWaits:
         )
     evaluation.links.check_known(("model", "queues", "host_links"), "transfer_waits")
     carrier = evaluation.program.messages.carrier.tolist()
-    transfer_of = {node: transfer for transfer, node in enumerate(carrier)}
-    found = [_wait(evaluation, transfer, transfer_of) for transfer in range(len(carrier))]
-    found.sort(key=lambda waited: -waited.wait)  # stable: ties stay in the order of messages
+    transfers = {node: transfer for transfer, node in enumerate(carrier)}
+    waits = [_wait(evaluation, transfer, transfers) for transfer in range(len(carrier))]
+    waits.sort(key=lambda waited: -waited.wait)  # stable: ties stay in the order of messages
     by_worker = np.zeros(evaluation.workers)
     by_front: dict[tuple[int, Op], float] = {}
-    for waited in found:
+    for waited in waits:
         if waited.worker is not None and waited.front is not None:
             by_worker[waited.worker] += waited.wait
             key = waited.worker, waited.front
             by_front[key] = by_front.get(key, 0.0) + waited.wait
     largest = sorted(by_front.items(), key=lambda entry: -entry[1])
-    return TransferWaits(tuple(found), dict(largest), by_worker)
+    return TransferWaits(tuple(waits), dict(largest), by_worker)
 
 
-def _wait(evaluation: Evaluation, transfer: int, transfer_of: Mapping[int, int]) -> TransferWait:
+def _wait(evaluation: Evaluation, transfer: int, transfers: Mapping[int, int]) -> TransferWait:
     program, sent = evaluation.program, evaluation.program.messages
     send, receive = sent.cells(transfer)
     sender, receiver = int(sent.sender[transfer]), int(sent.receiver[transfer])
@@ -140,7 +140,7 @@ def _wait(evaluation: Evaluation, transfer: int, transfer_of: Mapping[int, int])
     if waited.wait <= same:
         return waited._replace(start=ready)
     preds = program.preds[sent.carrier[transfer]].tolist()
-    in_front = [transfer_of[node] for node in preds if node in transfer_of]
+    in_front = [transfers[node] for node in preds if node in transfers]
     front = max(in_front, key=lambda k: evaluation.message_finish[k])
     ends = int(sent.sender[front]), int(sent.receiver[front])
     worker = sender if sender in ends else receiver
@@ -157,14 +157,14 @@ def queue_makespans(
 ) -> dict[str, float | None]:
     """Evaluate one table with each scope of the queues, and with messages that use no resource."""
     # a queue scope is None where the order of the cells deadlocks
-    links, found = Links.of(link), dict[str, float | None]()
+    links, makespans = Links.of(link), dict[str, float | None]()
     for queues in QUEUES:
         try:
             under = dataclasses.replace(links, model="rendezvous", queues=queues)
-            found[queues] = evaluate(table, costs, link=under).makespan
+            makespans[queues] = evaluate(table, costs, link=under).makespan
         except ScheduleError:
-            found[queues] = None
+            makespans[queues] = None
     free = dataclasses.replace(costs, latency=0.0, transmit=0.0)
-    for name, each in (("delay", costs), ("no messages", free)):
-        found[name] = evaluate(table, each, link=links.without_messages).makespan
-    return found
+    for name, variant in (("delay", costs), ("no messages", free)):
+        makespans[name] = evaluate(table, variant, link=links.without_messages).makespan
+    return makespans

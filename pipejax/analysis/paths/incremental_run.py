@@ -27,7 +27,7 @@ ROUNDING = 1e-12  # relative: what is closer may be equal
 Edge = tuple[int, int]  # node, and position of the lag in the cost vector
 
 
-class _Kept(NamedTuple):
+class _Change(NamedTuple):
     edges: dict[int, list[Edge]]
     rows: tuple[int, int] | None  # queue, and place of the first of two that were swapped
     vector: Float[NumpyArray, " costs"]
@@ -76,8 +76,8 @@ class IncrementalRun:
             [edge for edge in zip(*row, strict=True) if edge[0] != SOURCE]
             for row in zip(np.asarray(program.preds).tolist(), lags.tolist(), strict=True)
         ]
-        beside = program.beside_cells
-        self._reductions = {*beside[program.worker[beside] == NO_WORKER].tolist()}
+        extra_nodes = program.beside_cells
+        self._reductions = {*extra_nodes[program.worker[extra_nodes] == NO_WORKER].tolist()}
         self._node = {_name(bar): bar.node for bar in bars(evaluation)}
         self._ops = {bar.node: bar.ops for bar in bars(evaluation)}
         self._queues = _queues(evaluation.table, program)
@@ -86,13 +86,13 @@ class IncrementalRun:
             for number, queue in enumerate(self._queues)
             for k, node in enumerate(queue)
         }
-        found, node_of = evaluation.table.dependencies, program.node_of_cell.ravel()
-        self._in_cells = set(node_of.tolist()) - {SOURCE}
-        self._needs = set(
-            zip(node_of[found.producer].tolist(), node_of[found.consumer].tolist(), strict=True)
-        )
+        node_by_cell = program.node_of_cell.ravel()
+        self._in_cells = set(node_by_cell.tolist()) - {SOURCE}
+        needs = evaluation.table.dependencies
+        ends = (node_by_cell[cells].tolist() for cells in (needs.producer, needs.consumer))
+        self._needs = set(zip(*ends, strict=True))
         self._readers = _readers(np.asarray(program.duration_index), lags)
-        self._kept: list[_Kept] = []
+        self._changes: list[_Change] = []
         self._around: LongestAround | None = None
 
     @property
@@ -102,7 +102,7 @@ class IncrementalRun:
 
     @property
     def finish(self) -> dict[str, float]:
-        """When each op ends, by its text [s]."""
+        """Return the end of each op [s], by its text."""
         return ResultDict((name, self._path.finish[node]) for name, node in self._node.items())
 
     @property
@@ -131,7 +131,7 @@ class IncrementalRun:
         Raises:
           ValueError: if there is no such op, or the time is negative or not finite.
         """
-        node = self._node_of(op)
+        node = self._find_node(op)
         self._keep({}, None, self._vector)
         self._path.change({node: number(seconds, "seconds")})
         return self.makespan
@@ -153,7 +153,7 @@ class IncrementalRun:
         Raises:
           ValueError: as `set_duration`.
         """
-        node, around = self._node_of(op), self._paths_around()
+        node, around = self._find_node(op), self._paths_around()
         through = around.start[node] + number(seconds, "seconds") + around.tail[node]
         return max(around.without[node], through)
 
@@ -206,18 +206,18 @@ class IncrementalRun:
             offloads, of updates in cells, of what all workers do together.
           ScheduleError: if one waits for the other; nothing is changed then.
         """
-        one, other, queue, slot = self._neighbours(first, second)
-        edges = self._swapped(one, other, *self._beside(queue, slot))
-        kept = {node: self._edges[node] for node in edges}
+        early, late, queue, slot = self._neighbours(first, second)
+        edges = self._swapped(early, late, *self._row_neighbours(queue, slot))
+        previous = {node: self._edges[node] for node in edges}
         try:
-            if (one, other) in self._needs:
-                raise CycleError([one, other])
+            if (early, late) in self._needs:
+                raise CycleError([early, late])
             self._replace(edges)
             self._path.change(waits={node: self._waits(node) for node in edges})
         except CycleError:
-            self._replace(kept)
+            self._replace(previous)
             raise ScheduleError(f"{second} cannot come before {first}: it waits for it") from None
-        self._keep(kept, (queue, slot), self._vector)
+        self._keep(previous, (queue, slot), self._vector)
         self._turn(queue, slot)
         return self.makespan
 
@@ -239,12 +239,12 @@ class IncrementalRun:
           ValueError: as `swap`.
           ScheduleError: as `swap`.
         """
-        found = self._judged(*self._neighbours(first, second))
-        if found is None:
-            around, found = self._around, self.swap(first, second)
+        makespan = self._makespan_from_paths(*self._neighbours(first, second))
+        if makespan is None:
+            around, makespan = self._around, self.swap(first, second)
             self.undo()
             self._around = around
-        return found
+        return makespan
 
     def undo(self) -> float:
         """Take the last change back that was not taken back yet.
@@ -255,13 +255,13 @@ class IncrementalRun:
         Raises:
           ValueError: if there is none.
         """
-        if not self._kept:
+        if not self._changes:
             raise ValueError("there is no change to undo")
-        kept, self._around = self._kept.pop(), None
-        self._replace(kept.edges)
-        self._vector = kept.vector
-        if kept.rows is not None:
-            self._turn(*kept.rows)
+        change, self._around = self._changes.pop(), None
+        self._replace(change.edges)
+        self._vector = change.vector
+        if change.rows is not None:
+            self._turn(*change.rows)
         self._path.undo()
         return self.makespan
 
@@ -271,63 +271,63 @@ class IncrementalRun:
         return self._around
 
     def _neighbours(self, first: str | Op, second: str | Op) -> tuple[int, int, int, int]:
-        """Check two ops that are to be swapped: their nodes, queue, and place of the first."""
-        one, other = self._node_of(first), self._node_of(second)
+        """Check two ops to swap; return their nodes, queue, and the place of the first."""
+        early, late = self._find_node(first), self._find_node(second)
         if self._hangs_on_rows:
             raise ValueError(
                 "link must be delay to swap ops, without offloads, updates in cells, several "
                 "all-reduces on a worker or ops of all workers: their order would change too"
             )
-        number, slot = self._place.get(one, (0, -1))
+        number, slot = self._place.get(early, (0, -1))
         queue = self._queues[number]
-        if not {one, other} <= self._in_cells or queue[slot + 1 : slot + 2] != [other]:
+        if not {early, late} <= self._in_cells or queue[slot + 1 : slot + 2] != [late]:
             raise ValueError(f"{first} and {second} do not follow each other in a row")
-        return one, other, number, slot
+        return early, late, number, slot
 
-    def _beside(self, queue: int, slot: int) -> tuple[int, list[int]]:
-        """Nodes before and behind two neighbours in a queue: the source, or none, at its ends."""
+    def _row_neighbours(self, queue: int, slot: int) -> tuple[int, list[int]]:
+        """Return the nodes before and behind two neighbours in a queue, if there are any."""
         row = self._queues[queue]
         return row[slot - 1] if slot else SOURCE, row[slot + 2 : slot + 3]
 
-    def _judged(self, one: int, other: int, queue: int, slot: int) -> float | None:
-        """Makespan after a swap, from the paths around both nodes; None where they do not tell."""
+    def _makespan_from_paths(self, early: int, late: int, queue: int, slot: int) -> float | None:
+        """Return the makespan after a swap from the paths around both nodes, or None."""
         # The longest path through one of them is found anew. The longest of all others is the one
         # without the first, if that is longer than all through the second, or the other way.
         around, finish, duration = self._paths_around(), self._path.finish, self._path.duration
-        before, behind = self._beside(queue, slot)
-        others = [edge for edge in self._edges[other] if edge[0] != one]
-        moves_reduction = not self._reductions.isdisjoint(self._path.behind[other])
-        is_bound = moves_reduction or (one, other) in self._needs
+        before, followers = self._row_neighbours(queue, slot)
+        others = [edge for edge in self._edges[late] if edge[0] != early]
+        moves_reduction = not self._reductions.isdisjoint(self._path.behind[late])
+        is_bound = moves_reduction or (early, late) in self._needs
         # all that hangs on the first op starts behind it; what the other waits for must not
-        if is_bound or any(around.start[node] >= finish[one] for node, _ in others):
+        if is_bound or any(around.start[node] >= finish[early] for node, _ in others):
             return None
 
         def arrival(node: int, latest: float) -> float:
             edges = self._edges[node]
-            waits = (finish[u] + self._vector[at] for u, at in edges if u not in (before, one))
+            waits = (finish[u] + self._vector[at] for u, at in edges if u not in (before, early))
             return float(max([latest, *waits]))
 
         def tail(node: int, least: float) -> float:
-            rest = (v for v in self._path.behind[node] if v not in (other, *behind))
+            rest = (v for v in self._path.behind[node] if v not in (late, *followers))
             after = (self._lag(node, v) + duration[v] + around.tail[v] for v in rest)
             return max([least, *after])
 
-        end_other = arrival(other, finish[before]) + duration[other]
-        end = arrival(one, end_other) + duration[one]
-        tail_one = tail(one, max([0.0, *(duration[v] + around.tail[v] for v in behind)]))
-        tail_other = tail(other, duration[one] + tail_one)
-        through = max(end + tail_one, end_other + tail_other)
+        end_late = arrival(late, finish[before]) + duration[late]
+        end_early = arrival(early, end_late) + duration[early]
+        tail_early = tail(early, max([0.0, *(duration[v] + around.tail[v] for v in followers)]))
+        tail_late = tail(late, duration[early] + tail_early)
+        through = max(end_early + tail_early, end_late + tail_late)
         if through >= self.makespan:
             return through
-        for node, rest in ((one, other), (other, one)):
+        for node, rest in ((early, late), (late, early)):
             least = around.start[rest] + duration[rest] + around.tail[rest]
             if around.without[node] > least * (1 + ROUNDING):
                 return max(through, around.without[node])
         return None
 
-    def _lag(self, node: int, behind: int) -> float:
+    def _lag(self, node: int, consumer: int) -> float:
         """Lag [s] of the edge between two nodes, the largest where there are several."""
-        return max(float(self._vector[at]) for u, at in self._edges[behind] if u == node)
+        return max(float(self._vector[at]) for u, at in self._edges[consumer] if u == node)
 
     def _keep(
         self,
@@ -335,7 +335,7 @@ class IncrementalRun:
         rows: tuple[int, int] | None,
         vector: Float[NumpyArray, " costs"],
     ) -> None:
-        self._kept.append(_Kept(edges, rows, vector))
+        self._changes.append(_Change(edges, rows, vector))
         self._around = None
 
     def _price(self, costs: Costs) -> Float[NumpyArray, " costs"]:
@@ -344,7 +344,7 @@ class IncrementalRun:
             check_eager(self._program, exact.transmit)
         return np.asarray(cost_vector(self._program, exact))
 
-    def _node_of(self, op: str | Op) -> int:
+    def _find_node(self, op: str | Op) -> int:
         if str(op) not in self._node:
             raise ValueError(f"the run has no op {str(op)!r}")
         return self._node[str(op)]
@@ -363,41 +363,41 @@ class IncrementalRun:
         self._place |= {row[slot]: (queue, slot), row[slot + 1]: (queue, slot + 1)}
 
     def _swapped(
-        self, one: int, other: int, before: int, behind: list[int]
+        self, early: int, late: int, before: int, followers: list[int]
     ) -> dict[int, list[Edge]]:
-        """Edges of the nodes that wait for something else after a swap."""
+        """Return the edges of the nodes that wait for other nodes after a swap."""
         edges = {
-            one: [edge for edge in self._edges[one] if edge != (before, ZERO)] + [(other, ZERO)],
-            other: [edge for edge in self._edges[other] if edge != (one, ZERO)],
+            early: [edge for edge in self._edges[early] if edge != (before, ZERO)] + [(late, ZERO)],
+            late: [edge for edge in self._edges[late] if edge != (early, ZERO)],
         }
         if before != SOURCE:
-            edges[other] = [*edges[other], (before, ZERO)]
-        for node in behind:  # next in the row
-            edges[node] = [(one, ZERO) if e == (other, ZERO) else e for e in self._edges[node]]
+            edges[late] = [*edges[late], (before, ZERO)]
+        for node in followers:  # next in the row
+            edges[node] = [(early, ZERO) if e == (late, ZERO) else e for e in self._edges[node]]
         # an all-reduce waits for the last gradient of its stage in the row
         ends = self._start.grammar.ends_backward
-        stages = {op.stage for op in self._ops[one] if op.phase in ends}
+        stages = {op.stage for op in self._ops[early] if op.phase in ends}
         for node in self._reductions:
-            if self._program.stage[node] in stages and (other, ZERO) in self._edges[node]:
-                edges[node] = [(one, ZERO) if e == (other, ZERO) else e for e in self._edges[node]]
+            if self._program.stage[node] in stages and (late, ZERO) in self._edges[node]:
+                edges[node] = [(early, ZERO) if e == (late, ZERO) else e for e in self._edges[node]]
         return edges
 
 
 def _name(bar: Bar) -> str:
-    """Name an op; one of no stage by its worker too, which has one of its own."""
-    of_worker = bar.ops[0].phase.kind.of == WORKER
-    return f"{bar.label} (worker {bar.worker})" if of_worker else bar.label
+    """Name an op; add the worker if the op belongs to no stage."""
+    is_worker_op = bar.ops[0].phase.kind.of == WORKER
+    return f"{bar.label} (worker {bar.worker})" if is_worker_op else bar.label
 
 
 def _queues(table: ScheduleTable, program: Program) -> list[list[int]]:
     """List the nodes of each row in order, then those of each lane beside it."""
     cells = row_order(table, table.grammar.off_row)
-    worker, node_of = cells // table.num_slots, program.node_of_cell.ravel()
+    worker, node_by_cell = cells // table.num_slots, program.node_of_cell.ravel()
     lane = table.grammar.lane_of[table.phase.ravel()[cells]]
-    found = [np.flatnonzero(program.worker == w).tolist() for w in range(program.num_workers)]
+    queues = [np.flatnonzero(program.worker == w).tolist() for w in range(program.num_workers)]
     for pair in sorted({*zip(worker.tolist(), lane.tolist(), strict=True)}):
-        found.append(node_of[cells[(worker == pair[0]) & (lane == pair[1])]].tolist())
-    return found
+        queues.append(node_by_cell[cells[(worker == pair[0]) & (lane == pair[1])]].tolist())
+    return queues
 
 
 def _stages(table: ScheduleTable) -> list[list[int]]:
@@ -408,10 +408,10 @@ def _stages(table: ScheduleTable) -> list[list[int]]:
 
 def _readers(*indices: NumpyArray) -> tuple[dict[int, list[int]], ...]:
     """List, for each array of positions, the nodes that read a position."""
-    found: tuple[dict[int, list[int]], ...] = tuple({} for _ in indices)
-    for readers, index in zip(found, indices, strict=True):
+    nodes_by_position: tuple[dict[int, list[int]], ...] = tuple({} for _ in indices)
+    for readers, index in zip(nodes_by_position, indices, strict=True):
         for node, positions in enumerate(index.reshape(len(index), -1).tolist()):
             for position in positions:
                 if position != ZERO:
                     readers.setdefault(position, []).append(node)
-    return found
+    return nodes_by_position

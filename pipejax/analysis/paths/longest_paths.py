@@ -36,7 +36,7 @@ class LongPath(NamedTuple):
     """
 
     length: float
-    behind: float
+    shorter_by: float
     counts: Mapping[str, int]
     ops: tuple[str, ...]
     messages: tuple[str, ...]
@@ -90,29 +90,29 @@ def longest_paths(
     preds = np.asarray(program.preds)
     ranking = PathRanking(preds, duration, lag, _last_nodes(program), kinds)
     labels = {bar.node: bar.label for bar in bars(evaluation)}
-    message_of = _messages(program, evaluation.table.grammar.text)
-    found: list[LongPath] = []
+    message_text = _messages(program, evaluation.table.grammar.text)
+    paths: list[LongPath] = []
     for path in itertools.islice(ranking.paths(), count):
         before = preds[path.nodes, path.columns]
         lags = program.lag_index[path.nodes, path.columns]
         spent = [*program.duration_index[path.nodes].tolist(), *lags.tolist()]
         how_often = counted[spent].sum(axis=0).tolist()
         sent = (
-            message_of.get(key)
+            message_text.get(key)
             for edge in zip(before.tolist(), path.nodes, lags.tolist(), strict=True)
             for key in (edge, edge[1])
         )
-        found.append(
+        paths.append(
             LongPath(
                 length=path.length,
-                behind=evaluation.makespan - path.length,
+                shorter_by=evaluation.makespan - path.length,
                 counts=dict(zip(names, how_often, strict=True)),
                 ops=tuple(labels[node] for node in path.nodes if node in labels),
                 messages=tuple(text for text in sent if text is not None),
                 nodes=tuple(path.nodes),
             )
         )
-    return ResultList(found)
+    return ResultList(paths)
 
 
 def _counted(
@@ -124,8 +124,8 @@ def _counted(
     groups = np.array(layout.groups, object)
     each_way = math.prod(layout.link_shape) // 2
     for name in LINK_COSTS:
-        of_message = groups == name
-        groups[of_message] = [_MESSAGE[name] + way for way in ("_F", "_B") for _ in range(each_way)]
+        is_link = groups == name
+        groups[is_link] = [_MESSAGE[name] + way for way in ("_F", "_B") for _ in range(each_way)]
     parts = [[group] for group in groups.tolist()]
     if evaluation.costs.pair is None and evaluation.costs.pair_factor is None:
         # a pair lasts as long as its two ops, and counts as they do

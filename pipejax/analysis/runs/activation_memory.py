@@ -61,8 +61,8 @@ class ActivationMemory(NamedTuple):
         Returns:
           (moments) times [s], and what is held from each of them on; nothing before the first.
         """
-        mine = self.worker == worker
-        return self.time[mine], self.held[mine]
+        on_worker = self.worker == worker
+        return self.time[on_worker], self.held[on_worker]
 
 
 def activation_memory(
@@ -120,15 +120,15 @@ def activation_memory(
     ops = HeldOps.of(evaluation.table)
     cell = ops.worker, ops.start
     ops = ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
-    given = _alike(whole, shares, inputs, *recomputed)
-    if given[0].ndim == 2:
+    arrays = _alike(whole, shares, inputs, *recomputed)
+    if arrays[0].ndim == 2:
         # each microbatch of a stage has a size of its own: their places are numbered through
-        every = evaluation.table.ops
+        table_ops = evaluation.table.ops
         # what is of a stage as a whole counts as the first
-        microbatch = np.maximum(every.microbatch[is_in_ledger(evaluation.table)], 0)
+        microbatch = np.maximum(table_ops.microbatch[is_in_ledger(evaluation.table)], 0)
         ops = ops._replace(stage=ops.stage * shape[1] + microbatch)
-        given = [np.broadcast_to(size, shape).ravel() for size in given]
-    size, part, *others = given
+        arrays = [np.broadcast_to(size, shape).ravel() for size in arrays]
+    size, part, *others = arrays
     is_at_work = any(size.any() for size in recomputed)
     parts = HeldParts.of(ops, evaluation.table.grammar, at_work=is_at_work)
     steps = _steps(parts, np.stack([size, part * size, *others]), evaluation.workers)
@@ -221,9 +221,9 @@ def _shaped(name: str, value: Sizes, shape: tuple[int, int]) -> PerStage:
     """Give numbers one axis, or two where they differ by microbatch."""
     values, (stages, microbatches) = as_floats(value, name), shape
     if values.shape not in ((), (stages,), shape):
-        each = f" and {microbatches} microbatches" * (values.ndim == 2)
+        extra = f" and {microbatches} microbatches" * (values.ndim == 2)
         raise ValueError(
-            f"{name} must be a number or one for each of {stages} stages{each}, got shape "
+            f"{name} must be a number or one for each of {stages} stages{extra}, got shape "
             f"{values.shape}"
         )
     return values if values.ndim == 2 else np.broadcast_to(values, stages)

@@ -49,7 +49,7 @@ def _compute(worker: int) -> Track:
 
 @dataclasses.dataclass
 class _Slice:
-    """What takes time on a track, from start to end [ns]; `tid` is set when all are known."""
+    """Interval on a track, from start to end [ns]; `tid` is set when all slices are there."""
 
     track: Track
     start: int
@@ -59,10 +59,10 @@ class _Slice:
     tid: int = 0
 
     def event(self) -> Event:
-        """Return it as an event with a duration."""
-        lasts = {"dur": _duration(self.start, self.end), "cat": self.track.category}
-        lasts["args"] = self.args
-        return _event("X", self.track.worker, self.tid, self.name, self.start, **lasts)
+        """Return the slice as an event with a duration."""
+        fields = {"dur": _duration(self.start, self.end), "cat": self.track.category}
+        fields["args"] = self.args
+        return _event("X", self.track.worker, self.tid, self.name, self.start, **fields)
 
 
 def chrome_trace(evaluation: Evaluation) -> str:
@@ -91,15 +91,15 @@ def chrome_trace(evaluation: Evaluation) -> str:
     """
     check_types(evaluation=(evaluation, Evaluation))
     ops, messages = bars(evaluation), arrows(evaluation)
-    beside = list(phases_beside(evaluation.table))
-    of_ops = [_slices_of_op(evaluation.table, bar, beside) for bar in ops]
-    of_messages = [_slices_of_message(evaluation.table, arrow) for arrow in messages]
-    slices = [*itertools.chain(*of_ops, *of_messages)]
+    lanes = list(phases_beside(evaluation.table))
+    op_slices = [_slices_of_op(evaluation.table, bar, lanes) for bar in ops]
+    message_slices = [_slices_of_message(evaluation.table, arrow) for arrow in messages]
+    slices = [*itertools.chain(*op_slices, *message_slices)]
     names = _place(slices, evaluation.workers)
-    of_node = {bar.node: parts[0] for bar, parts in zip(ops, of_ops, strict=True)}
+    slice_by_node = {bar.node: parts[0] for bar, parts in zip(ops, op_slices, strict=True)}
     timed = [
         *(part.event() for part in slices),
-        *_flows(evaluation, of_node, of_messages),
+        *_flows(evaluation, slice_by_node, message_slices),
         *_in_flight(evaluation.table, ops),
         *_idle(evaluation.workers, slices),
     ]
@@ -130,21 +130,21 @@ def _duration(start: int, end: int) -> float:
     # Where the sum of start and duration as floats lies beyond the end as a float, the duration is
     # the next smaller one: who adds them must not come out behind the start of what follows.
     begin, finish = start / _PER_MICROSECOND, end / _PER_MICROSECOND
-    lasts = (end - start) / _PER_MICROSECOND
-    while begin + lasts > finish:
-        lasts = min(math.nextafter(lasts, 0.0), finish - begin)
-    return lasts
+    duration = (end - start) / _PER_MICROSECOND
+    while begin + duration > finish:
+        duration = min(math.nextafter(duration, 0.0), finish - begin)
+    return duration
 
 
-def _slices_of_op(table: ScheduleTable, bar: Bar, beside: Sequence[str]) -> list[_Slice]:
+def _slices_of_op(table: ScheduleTable, bar: Bar, lanes: Sequence[str]) -> list[_Slice]:
     """Return the slice of an op, or one on each worker that takes part in a collective."""
     op, tracks = bar.ops[0], [_compute(bar.worker)]
     if bar.worker == NO_WORKER:
         holders = sorted(set(table.placement[:, op.stage].tolist()))
         tracks = [Track(w, COLLECTIVES, 0, "collectives", "collective") for w in holders]
-    elif bar.lane in beside:
+    elif bar.lane in lanes:
         title = _LINKS.get(bar.lane, bar.lane)
-        tracks = [Track(bar.worker, BESIDE, beside.index(bar.lane), title, title)]
+        tracks = [Track(bar.worker, BESIDE, lanes.index(bar.lane), title, title)]
     microbatch, part = divmod(op.microbatch, bar.slices)
     args = {
         "phase": "+".join(op.phase.name for op in bar.ops),
@@ -158,10 +158,10 @@ def _slices_of_op(table: ScheduleTable, bar: Bar, beside: Sequence[str]) -> list
 
 def _slices_of_message(table: ScheduleTable, arrow: Arrow) -> list[_Slice]:
     """Return a message as its sender and as its receiver see it; nothing if it takes no time."""
-    one, other, args = arrow.sender, arrow.receiver, {"critical": arrow.is_critical}
+    sender, receiver, args = arrow.sender, arrow.receiver, {"critical": arrow.is_critical}
     tracks = (
-        Track(one, SEND, other, f"send to worker {other}", "message"),
-        Track(other, RECEIVE, one, f"receive from worker {one}", "message"),
+        Track(sender, SEND, receiver, f"send to worker {receiver}", "message"),
+        Track(receiver, RECEIVE, sender, f"receive from worker {sender}", "message"),
     )
     parts = [_slice(track, arrow, table.grammar.text((arrow.op,)), args) for track in tracks]
     return [part for part in parts if part.end > part.start]
@@ -204,30 +204,30 @@ def _named(what: str, worker: int, tid: int, title: str, rank: int) -> list[Even
 def _lanes(parts: Sequence[_Slice]) -> list[list[_Slice]]:
     """Divide the slices of a track: each goes to the first lane that is free when it starts."""
     lanes: list[list[_Slice]] = [[]]
-    taken: list[tuple[int, int]] = []  # end and number of every lane that is not free
+    busy: list[tuple[int, int]] = []  # end and number of every lane that is not free
     free = [0]
     for part in sorted(parts, key=lambda part: part.start):
-        while taken and taken[0][0] <= part.start:
-            heapq.heappush(free, heapq.heappop(taken)[1])
+        while busy and busy[0][0] <= part.start:
+            heapq.heappush(free, heapq.heappop(busy)[1])
         if not free:
             heapq.heappush(free, len(lanes))
             lanes.append([])
         lane = heapq.heappop(free)
-        heapq.heappush(taken, (part.end, lane))
+        heapq.heappush(busy, (part.end, lane))
         lanes[lane].append(part)
     return lanes
 
 
 def _flows(
-    evaluation: Evaluation, of_node: Mapping[int, _Slice], of_messages: Sequence[Sequence[_Slice]]
+    evaluation: Evaluation, slices: Mapping[int, _Slice], messages: Sequence[Sequence[_Slice]]
 ) -> list[Event]:
     """Lead from every producer over its message to the consumer, where these two take time."""
     # An end binds to the slice around it, or to the last one that began on its track: so it lies a
     # nanosecond inside, since others may begin and end at its borders.
     events, sent = [], evaluation.program.messages
-    ends = zip(sent.producer.tolist(), sent.consumer.tolist(), of_messages, strict=True)
+    ends = zip(sent.producer.tolist(), sent.consumer.tolist(), messages, strict=True)
     for number, (producer, consumer, parts) in enumerate(ends):
-        first, last = of_node[producer], of_node[consumer]
+        first, last = slices[producer], slices[consumer]
         if first.start == first.end or last.start == last.end:
             continue  # nothing can lie inside
         chain = [("s", first, max(first.start, first.end - 1))]
@@ -258,7 +258,7 @@ def _in_flight(table: ScheduleTable, ops: Sequence[Bar]) -> list[Event]:
                 changes.append((at, bar.worker, change))
     start = dict.fromkeys(["activations", *table.grammar.items], 0)
     events, held = [], defaultdict[int, Counter[str]](lambda: Counter(start))
-    for at, worker, change in sorted(changes, key=lambda each: each[0]):
+    for at, worker, change in sorted(changes, key=lambda row: row[0]):
         held[worker].update(change)
         events.append(_event("C", worker, COMPUTE, "in flight", at, args=dict(held[worker])))
     return events

@@ -29,7 +29,7 @@ PerNode = Float[Array, " nodes"] | Float[NumpyArray, " nodes"]
 )
 @dataclasses.dataclass(frozen=True)
 class Evaluation(Drawn):
-    """What one schedule does under one set of costs. Times are seconds, arrays are NumPy's.
+    """Run of one schedule at one set of costs. Times are seconds, arrays are NumPy's.
 
     Attributes:
       schedule: name.

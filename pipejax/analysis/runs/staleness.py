@@ -111,8 +111,9 @@ class Staleness:
         counts = np.zeros(self.max_delay + 1, np.int64)
         for first in range(0, self.applied.shape[1], PART):
             part = slice(first, first + PART)
-            some = dataclasses.replace(self, applied=self.applied[:, part], read=self.read[:, part])
-            counts += np.bincount(some.delays.ravel(), minlength=len(counts))
+            applied, read = self.applied[:, part], self.read[:, part]
+            delays = dataclasses.replace(self, applied=applied, read=read).delays
+            counts += np.bincount(delays.ravel(), minlength=len(counts))
         return counts
 
 
@@ -145,18 +146,18 @@ def staleness(
     steady = slice(quarter, table.num_microbatches - quarter)
     applied = read = np.zeros((table.num_stages, steady.stop - steady.start), np.int64)
     own_lag = np.zeros(table.num_workers, np.int64)
-    found = find_versions(table)
+    versions = find_versions(table)
     if table.updates_within:
         if table.weights.runs == 1 and table.num_microbatches < table.num_stages:
             raise ValueError(
                 f"the number of microbatches must be at least that of stages, {table.num_stages}, "
                 f"got {table.num_microbatches}: the pipe is never full and has no steady state"
             )
-        lag = (found.applied - found.read)[:, steady]
+        lag = (versions.applied - versions.read)[:, steady]
         worker = table.placement[table.pipe_of_microbatch[steady]].T
         np.maximum.at(own_lag, worker, lag)
-        updates = _block_updates(table, found, *op_times(table, costs, link=link))
-        applied, read = (np.where(lag.any(axis=0), each[:, steady], 0) for each in updates)
+        updates = _block_updates(table, versions, *op_times(table, costs, link=link))
+        applied, read = (np.where(lag.any(axis=0), numbers[:, steady], 0) for numbers in updates)
     sizes = table.num_workers, table.num_stages, table.num_microbatches
     return Staleness(table.name, *sizes, versions_held(table), own_lag, applied, read)
 
@@ -176,41 +177,41 @@ def op_times(
 
 
 def _block_updates(
-    table: ScheduleTable,
-    found: Versions,
-    start: PerCell,
-    finish: PerCell,
+    table: ScheduleTable, versions: Versions, start: PerCell, finish: PerCell
 ) -> tuple[PerGradient, PerGradient]:
-    """Number of the block update that applies each gradient, and of those that it can see."""
-    # Runs are separate models: each numbers its own block updates.
+    """Number the block update that applies each gradient, and those that it can see."""
     same = SAME_MOMENT * float(finish.max())
-    updates = table.updates
-    run = table.cells.microbatch.ravel()[updates] % table.weights.runs
+    updates, runs = table.updates, table.weights.runs
+    run = table.cells.microbatch.ravel()[updates] % runs
     ends = finish.ravel()[updates]
+    # Ends within `same` of each other are one moment: ends 3, 1, 1, 2 are moments 2, 0, 0, 1.
     by_end = np.argsort(ends, kind="stable")
     moment = np.empty(len(updates), np.int64)
     moment[by_end] = np.cumsum(np.append(False, np.diff(ends[by_end]) > same))
+    # Runs are separate models, and each numbers its updates from 0, by moment and then stage.
+    # Sorted runs 0, 0, 0, 1, 1 begin at 0, 0, 0, 3, 3: the numbers are 0, 1, 2, 0, 1.
     stage = table.cells.stage.ravel()[updates]
-    last = int(moment.max()) + 1
-    order = np.argsort((run * last + moment) * table.num_stages + stage, kind="stable")
+    order = np.lexsort((stage, moment, run))
     number = np.empty(len(updates), np.int64)
     number[order] = np.arange(len(updates)) - np.searchsorted(run[order], run[order])
-    applied = number[np.searchsorted(updates, found.update_cell)]
+    applied = number[np.searchsorted(updates, versions.update_cell)]
+    # A forward sees the updates of its run that have ended when it begins.
     begins = start.ravel()[table.where[Phase.F]] + same
-    of_run = np.arange(table.num_microbatches) % table.weights.runs
+    microbatch_run = np.arange(table.num_microbatches) % runs
     seen = np.empty_like(applied)
-    for own in range(table.weights.runs):
-        mine = of_run == own
-        seen[:, mine] = np.searchsorted(np.sort(ends[run == own]), begins[:, mine], side="right")
-    return applied, np.minimum(seen, _superseded(table, found, applied))
+    for k in range(runs):
+        run_ends, in_run = np.sort(ends[run == k]), microbatch_run == k
+        seen[:, in_run] = np.searchsorted(run_ends, begins[:, in_run], side="right")
+    return applied, np.minimum(seen, _superseded(table, versions, applied))
 
 
-def _superseded(table: ScheduleTable, found: Versions, applied: PerGradient) -> PerGradient:
-    """Number of the block update that supersedes the version which each forward reads."""
+def _superseded(table: ScheduleTable, versions: Versions, applied: PerGradient) -> PerGradient:
+    """Number the block update that supersedes the version each forward reads."""
     runs, pipe = table.weights.runs, table.pipe_of_microbatch
     stage, microbatch = np.indices(applied.shape)
     copy = (table.placement[pipe].T * table.num_stages + stage) * runs + microbatch % runs
-    last = int(found.updates.max())
-    ends = np.full((int(copy.max()) + 1, last + 1), np.iinfo(np.int64).max)
-    ends[copy, found.applied] = applied
-    return ends[copy, found.read]
+    # row: copy of a stage in a run; column: version; value: the update that replaces the version
+    last = int(versions.updates.max())
+    replaced_by = np.full((int(copy.max()) + 1, last + 1), np.iinfo(np.int64).max)
+    replaced_by[copy, versions.applied] = applied
+    return replaced_by[copy, versions.read]

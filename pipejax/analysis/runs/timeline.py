@@ -54,7 +54,7 @@ class Bar(NamedTuple):
 
     @property
     def lane(self) -> str:
-        """What of its worker it runs on: "compute", or what is beside that."""
+        """Return the lane of the worker that runs the bar: "compute", or one beside it."""
         return self.ops[0].phase.kind.lane
 
     @property
@@ -115,10 +115,10 @@ def bars(evaluation: Evaluation, *, untimed: bool = True) -> list[Bar]:
     ]
 
 
-def phases_of(drawn: Iterable[Bar]) -> list[AnyPhase]:
+def phases_of(bars: Iterable[Bar]) -> list[AnyPhase]:
     """List the phases of some bars by code; tables may number kinds of their own alike."""
-    found = {op.phase.name: op.phase for bar in drawn for op in bar.ops}
-    return sorted(found.values(), key=int)
+    phases = {op.phase.name: op.phase for bar in bars for op in bar.ops}
+    return sorted(phases.values(), key=int)
 
 
 def second_pipe(table: ScheduleTable) -> frozenset[Op]:
@@ -132,23 +132,23 @@ def second_pipe(table: ScheduleTable) -> frozenset[Op]:
 
 def name_of_second(tables: Iterable[ScheduleTable]) -> str:
     """Name what `second_pipe` finds in some tables, for a legend; "" where it finds nothing."""
-    most = max((table.num_pipes for table in tables), default=1)
-    return "" if most == 1 else "second pipe" if most == 2 else "every second pipe"
+    pipes = max((table.num_pipes for table in tables), default=1)
+    return "" if pipes == 1 else "second pipe" if pipes == 2 else "every second pipe"
 
 
 def depths(table: ScheduleTable) -> list[float]:
-    """How early each stage is among those of its worker (stages): 1 is its first, 0 its last."""
-    found = []
+    """Rank the stages of each worker (stages): 1 is its first stage, 0 its last."""
+    values = []
     for stage, worker in enumerate(table.placement[0].tolist()):
-        beside = np.flatnonzero(table.placement[0] == worker)
-        found.append(float(np.mean(beside[beside != stage] > stage)) if len(beside) > 1 else 0.0)
-    return found
+        stages = np.flatnonzero(table.placement[0] == worker)
+        values.append(float(np.mean(stages[stages != stage] > stage)) if len(stages) > 1 else 0.0)
+    return values
 
 
 def name_of_deep(tables: Iterable[ScheduleTable]) -> str:
     """Name what `depths` tells apart in some tables, for a legend; "" where it finds nothing."""
-    most = max((table.stages_per_worker for table in tables), default=1)
-    return "" if most == 1 else f"darker: {'first' if most == 2 else 'earlier'} stages"
+    stages = max((table.stages_per_worker for table in tables), default=1)
+    return "" if stages == 1 else f"darker: {'first' if stages == 2 else 'earlier'} stages"
 
 
 def arrows(evaluation: Evaluation) -> list[Arrow]:
@@ -174,7 +174,7 @@ class Window(NamedTuple):
     stop: float
 
 
-def segment_of(run: Evaluation, segment: str) -> Window:
+def segment_window(run: Evaluation, segment: str) -> Window:
     """Return when a segment of a run begins and ends."""
     name = one_of(segment, SEGMENTS, "part")
     ops = run.table.ops
@@ -211,8 +211,8 @@ def window_of(
     if part is not None:
         if start is not None or stop is not None:
             raise ValueError("part gives both ends of the time axis: leave start and stop out")
-        each = [segment_of(run, part) for run in runs]
-        return Window(min(one.start for one in each), max(one.stop for one in each))
+        spans = [segment_window(run, part) for run in runs]
+        return Window(min(span.start for span in spans), max(span.stop for span in spans))
     if start is None and stop is None:
         return None
     end = max(run.makespan for run in runs)
@@ -233,7 +233,7 @@ Times = Float[NumpyArray, " ops"]
 
 @short_repr
 class LaneTimes(NamedTuple):
-    """What a lane of every worker does.
+    """Times of one lane, by worker.
 
     Attributes:
       lane: its name.
@@ -264,7 +264,7 @@ def lane_times(evaluation: Evaluation) -> list[LaneTimes]:
       [('host', [5.0], [2.5])]
     """
     check_types(evaluation=(evaluation, Evaluation))
-    table, found = evaluation.table, ResultList[LaneTimes]()
+    table, lanes = evaluation.table, ResultList[LaneTimes]()
     for lane, phases in phases_beside(table).items():
         on_lane = np.isin(table.phase, phases)
         both = [
@@ -272,23 +272,23 @@ def lane_times(evaluation: Evaluation) -> list[LaneTimes]:
             for worker in range(evaluation.workers)
         ]
         busy, hidden = np.array(both).T
-        found.append(LaneTimes(lane, busy, busy - hidden))
-    return found
+        lanes.append(LaneTimes(lane, busy, busy - hidden))
+    return lanes
 
 
 def phases_beside(table: ScheduleTable) -> dict[str, list[AnyPhase]]:
     """List what the cells of a table hold on each lane beside compute, by lane."""
-    found: dict[str, list[AnyPhase]] = {}
+    phases_by_lane: dict[str, list[AnyPhase]] = {}
     for phase in table.used_phases:
         if phase.kind.time and phase.kind.lane != COMPUTING:
-            found.setdefault(phase.kind.lane, []).append(phase)
-    return found
+            phases_by_lane.setdefault(phase.kind.lane, []).append(phase)
+    return phases_by_lane
 
 
 def _busy_and_hidden(
     evaluation: Evaluation, worker: int, on_lane: NumpyArray
 ) -> tuple[float, float]:
-    """How long a lane of a worker is busy, and how long its compute is beside it [s]."""
+    """Return how long a lane of a worker is busy, and how much of that its compute hides [s]."""
     start, finish = evaluation.start[worker], evaluation.finish[worker]
     # compute up to a moment is a line that rises while an op runs: what lies between two moments
     # of it is what runs between them; ops of a row, and updates behind it, do not overlap

@@ -24,7 +24,7 @@ USUAL = "megatron-core-2024"  # the stack that systems take for granted where no
 
 @short_repr
 class Regime(NamedTuple):
-    """What decides which terms of the model a step time rests on."""
+    """Facts about a workload that decide which terms of the model a step time rests on."""
 
     splits_weights: bool  # whether replicas split weights (ZeRO 3): exchanges beside every layer
     # place in `EXPERTS`: whether layers have experts, and whether tokens travel to experts on
@@ -39,8 +39,8 @@ class Regime(NamedTuple):
         ]
         return ", ".join([*parts, EXPERTS[self.experts]])
 
-    def is_told_by(self, other: "Regime") -> bool:
-        """Whether runs of another regime tell of this one: those below 16 bits of 16 bits too."""
+    def is_covered_by(self, other: "Regime") -> bool:
+        """Return whether runs of another regime count here: runs in 16 bits do not cover 8 bits."""
         return other[:2] == self[:2] and other.is_narrow >= self.is_narrow
 
 
@@ -54,18 +54,18 @@ class Evidence(NamedTuple):
 
     @property
     def is_enough(self) -> bool:
-        """Whether a step time of the regime is no extrapolation."""
+        """Return whether a step time of the regime is no extrapolation."""
         return self.configurations >= LEAST and self.mean_error <= MOST_ERROR
 
 
-def regimes_of(rows: MeasuredRows, per_node: float) -> list[Regime]:
-    """Return the regime of each row on nodes of so many accelerators where rows do not say it."""
+def row_regimes(rows: MeasuredRows, per_node: float) -> list[Regime]:
+    """Return the regime of each row; `per_node` is for rows that do not give it."""
     # The accelerators that experts are spread over are neighbours: they fill a node first.
     nodes = np.where(rows.accelerators_per_node > 0, rows.accelerators_per_node, per_node)
     experts = (rows.column("experts") > 0) * (1 + (rows.expert > nodes))
     narrow = np.isin(rows.precision, list(OPERAND_BYTES))
     columns = zip((rows.zero >= 3).tolist(), experts.tolist(), narrow.tolist(), strict=True)
-    return [Regime(*each) for each in columns]
+    return [Regime(*values) for values in columns]
 
 
 def regime_of(workload: Workload, per_node: float) -> Regime:
@@ -74,11 +74,11 @@ def regime_of(workload: Workload, per_node: float) -> Regime:
     return Regime(workload.zero >= 3, experts, workload.precision in OPERAND_BYTES)
 
 
-def evidence_for(regime: Regime, known: Iterable[Evidence]) -> Evidence | None:
-    """Return what is known of a regime: the most that is enough, of those that tell of it."""
+def evidence_for(regime: Regime, evidence: Iterable[Evidence]) -> Evidence | None:
+    """Return the best evidence about a regime: enough runs first, then most runs."""
     return max(
-        (each for each in known if regime.is_told_by(each.regime)),
-        key=lambda each: (each.is_enough, each.configurations),
+        (record for record in evidence if regime.is_covered_by(record.regime)),
+        key=lambda record: (record.is_enough, record.configurations),
         default=None,
     )
 
@@ -90,14 +90,14 @@ def evidence_of(
     texts = [rows.column(name).astype(str) for name in CONFIGURATION]
     runs = list(zip(*(column.tolist() for column in texts), strict=True))
     errors: dict[Regime, dict[tuple[str, ...], list[float]]] = {}
-    for regime, run, one in zip(regimes_of(rows, per_node), runs, error.tolist(), strict=True):
-        if np.isfinite(one):
-            errors.setdefault(regime, {}).setdefault(run, []).append(one)
+    for regime, run, value in zip(row_regimes(rows, per_node), runs, error.tolist(), strict=True):
+        if np.isfinite(value):
+            errors.setdefault(regime, {}).setdefault(run, []).append(value)
     return tuple(
         Evidence(
             regime,
             len(by_run),
-            100 * float(np.mean([abs(np.mean(each)) for each in by_run.values()])),
+            100 * float(np.mean([abs(np.mean(run_errors)) for run_errors in by_run.values()])),
         )
         for regime, by_run in sorted(errors.items())
     )
@@ -106,8 +106,8 @@ def evidence_of(
 def as_numbers(evidence: Iterable[Evidence]) -> tuple[tuple[float, ...], ...]:
     """Evidence as files have it: its regime, configurations and mean error, a row each."""
     return tuple(
-        (*map(int, each.regime), each.configurations, round(each.mean_error, 2))
-        for each in evidence
+        (*map(int, record.regime), record.configurations, round(record.mean_error, 2))
+        for record in evidence
     )
 
 
@@ -121,11 +121,11 @@ def from_numbers(rows: Iterable[Sequence[float]]) -> tuple[Evidence, ...]:
     )
 
 
-def evidence_of_tables(found: Sequence[Validation]) -> dict[str, dict[str, list[list[float]]]]:
+def evidence_of_tables(tables: Sequence[Validation]) -> dict[str, dict[str, list[list[float]]]]:
     """Sum up what tables tell of each machine and stack, as `EVIDENCE` has it.
 
     Args:
-      found: tables with their predictions; what is a profile of the same runs is left out.
+      tables: tables with their predictions; what is a profile of the same runs is left out.
 
     Returns:
       By machine and stack a row for each regime: whether weights are split, the place in `EXPERTS`,
@@ -140,25 +140,25 @@ def evidence_of_tables(found: Sequence[Validation]) -> dict[str, dict[str, list[
       >>> [row[:4] for row in evidence_of_tables([runs])["b300"]["megatron-core-2024"]]
       [[0, 1, 0, 2], [0, 1, 1, 9], [0, 2, 0, 1]]
     """
-    if not found:
-        raise ValueError("found: no table is given")
-    measured = joined([one.measured for one in found])
-    error = np.concatenate([one.errors for one in found])
+    if not tables:
+        raise ValueError("tables: no table is given")
+    measured = joined([table.measured for table in tables])
+    error = np.concatenate([table.errors for table in tables])
     stacks = np.where(measured.stack == "", USUAL, measured.stack)
-    known: dict[str, dict[str, list[list[float]]]] = {}
+    rows_by_system: dict[str, dict[str, list[list[float]]]] = {}
     for name, stack in sorted(set(zip(measured.system.tolist(), stacks.tolist(), strict=True))):
         if name in PROFILES:
             continue
-        own = (measured.system == name) & (stacks == stack)
+        is_pair = (measured.system == name) & (stacks == stack)
         per_node = float(load_system(name).gpus_per_node)
-        told = as_numbers(evidence_of(measured.take(own), error[own], per_node))
-        known.setdefault(name, {})[stack] = list(map(list, told))
-    return known
+        numbers = as_numbers(evidence_of(measured.take(is_pair), error[is_pair], per_node))
+        rows_by_system.setdefault(name, {})[stack] = list(map(list, numbers))
+    return rows_by_system
 
 
 def known_evidence(system: System, stack: str) -> tuple[Evidence, ...]:
-    """What is known of a machine and its software: by its calibration, or by the tables here."""
+    """Return the evidence about a machine and its software, from its calibration or our tables."""
     if system.calibration is not None:
         return from_numbers(system.calibration.evidence)
-    known = json.loads(EVIDENCE.read_text("utf-8")).get(system.name, {})
-    return from_numbers(known.get(stack or USUAL, []))
+    by_stack = json.loads(EVIDENCE.read_text("utf-8")).get(system.name, {})
+    return from_numbers(by_stack.get(stack or USUAL, []))

@@ -1,4 +1,4 @@
-"""What a step is slow because of: each cause with what the step would save without it.
+"""Causes of a slow step, each with the time that the step would save without it.
 
 A cause is undone and the run repeated. Stages, workers and links are held against the median of
 the others, for a pipeline is as fast as its slowest worker; start and end are held against those
@@ -83,22 +83,22 @@ def find_faults(evaluation: Evaluation, parts: Sequence[Part] | None = None) -> 
       ('imbalance', 2, 2, 22.5)
     """
     check_types(evaluation=(evaluation, Evaluation))
-    undone = Undone(evaluation)
+    trial = FaultRemoved(evaluation)
     parts = step_parts(evaluation) if parts is None else parts
-    found = [*_imbalance(undone), *_links(undone), *_rules(undone)]
+    faults = [*_imbalance(trial), *_links(trial), *_rules(trial)]
     # the rest as it would be if the slow link were none
-    slow = next((fault for fault in found if fault.kind == "link"), None)
+    slow = next((fault for fault in faults if fault.kind == "link"), None)
     if slow is not None:
-        parts = step_parts(evaluate(undone.table, undone.costs(slow.rules), link=evaluation.links))
+        parts = step_parts(evaluate(trial.table, trial.costs(slow.rules), link=evaluation.links))
     seconds = {part.name: part.seconds for part in parts}
-    found += _of_parts(undone, seconds)
+    faults += _part_faults(trial, seconds)
     least = NEGLIGIBLE * evaluation.makespan
     return sorted(
-        (fault for fault in found if fault.seconds > least), key=lambda each: -each.seconds
+        (fault for fault in faults if fault.seconds > least), key=lambda cause: -cause.seconds
     )
 
 
-class Undone:
+class FaultRemoved:
     """A run whose costs are changed, to see what that saves."""
 
     def __init__(self, evaluation: Evaluation) -> None:
@@ -109,13 +109,13 @@ class Undone:
         return scaled_costs(self.run.costs, self.table, rules or None)
 
     def saves(self, rules: str) -> float:
-        """What the step saves where costs are scaled by rules [s]."""
+        """Return the time that the step saves at costs scaled by rules [s]."""
         program, vector = lower_and_price(self.table, self.costs(rules), self.run.links)
         return self.run.makespan - makespan_on_host(program, vector)
 
 
 class ComputeTimes(NamedTuple):
-    """What a microbatch takes in the ops of each stage, and a step in those of each worker.
+    """Compute times of a microbatch on each stage, and of a step on each worker.
 
     What is of workers, and of no stage, counts on workers alone.
     """
@@ -129,18 +129,18 @@ class ComputeTimes(NamedTuple):
         """Add up the ops of a run; of a fused pair both as if they ran alone."""
         ops, costs = evaluation.table.ops, evaluation.costs
         shape = evaluation.stages, evaluation.microbatches
-        of_stages, of_microbatches = np.zeros(shape[0]), np.zeros(shape[1])
+        stage_seconds, microbatch_seconds = np.zeros(shape[0]), np.zeros(shape[1])
         for phase in evaluation.table.used_phases:
             time = costs.time(phase)
             if phase not in evaluation.table.grammar.compute or time is None:
                 continue
-            each = np.asarray(time, float)
-            seconds = np.broadcast_to(each[:, None] if each.ndim == 1 else each, shape)
-            mine = ops.phase == phase
-            stage, microbatch = ops.stage[mine], ops.microbatch[mine]
-            of_stages += np.bincount(stage, seconds[stage, microbatch], shape[0])
-            of_microbatches += np.bincount(microbatch, seconds[stage, microbatch], shape[1])
-        return cls(of_stages / evaluation.microbatches, evaluation.busy, of_microbatches)
+            cost = np.asarray(time, float)
+            seconds = np.broadcast_to(cost[:, None] if cost.ndim == 1 else cost, shape)
+            is_phase = ops.phase == phase
+            stage, microbatch = ops.stage[is_phase], ops.microbatch[is_phase]
+            stage_seconds += np.bincount(stage, seconds[stage, microbatch], shape[0])
+            microbatch_seconds += np.bincount(microbatch, seconds[stage, microbatch], shape[1])
+        return cls(stage_seconds / evaluation.microbatches, evaluation.busy, microbatch_seconds)
 
     @property
     def even(self) -> str:
@@ -154,17 +154,17 @@ class ComputeTimes(NamedTuple):
 
 
 def _even(place: str, seconds: Float[NumpyArray, " places"]) -> str:
-    """Rules that bring the ops at all places to their mean; what computes nothing stays so."""
-    factors = {where: float(seconds.mean() / own) for where, own in enumerate(seconds) if own > 0}
+    """Return rules that bring the ops at all places to their mean; idle places stay idle."""
+    factors = {at: float(seconds.mean() / value) for at, value in enumerate(seconds) if value > 0}
     return ",".join(
-        f"compute@{place}{where}*{factor!r}"
-        for where, factor in factors.items()
+        f"compute@{place}{at}*{factor!r}"
+        for at, factor in factors.items()
         if abs(factor - 1) > 1e-12
     )
 
 
 def against_others(values: Float[NumpyArray, " places"]) -> Float[NumpyArray, " places"]:
-    """How many times the median of the others each is; 1 where there are none, or all are 0."""
+    """Divide each value by the median of the others; 1 if there are none or all are 0."""
     if len(values) < 2:
         return np.ones(len(values))
     others = medians_of_others(values)
@@ -173,23 +173,23 @@ def against_others(values: Float[NumpyArray, " places"]) -> Float[NumpyArray, " 
 
 
 def slowest_place(evaluation: Evaluation) -> Fault | None:
-    """The stage or worker that costs most by being slower than the median of the others."""
-    undone, times = Undone(evaluation), ComputeTimes.of(evaluation)
-    singles = [*_stages(undone, times), *_workers(undone, times)]
-    return max(singles, key=lambda each: (each.seconds, each.stage is not None), default=None)
+    """Return the place that costs most by being slower than the median of the others."""
+    trial, times = FaultRemoved(evaluation), ComputeTimes.of(evaluation)
+    singles = [*_stages(trial, times), *_workers(trial, times)]
+    return max(singles, key=lambda fault: (fault.seconds, fault.stage is not None), default=None)
 
 
-def _imbalance(undone: Undone) -> Iterator[Fault]:
-    """Stages and workers that differ: the one that is to blame, or all of them."""
-    times = ComputeTimes.of(undone.run)
-    best = slowest_place(undone.run)
+def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
+    """Yield the stage or worker that is to blame for imbalance, or all of them together."""
+    times = ComputeTimes.of(trial.run)
+    best = slowest_place(trial.run)
     even = [rules for rules in (times.even, times.even_workers) if rules]
-    every = max((undone.saves(rules) for rules in even), default=0.0)
-    if best is None and every <= 0:
+    all_saved = max((trial.saves(rules) for rules in even), default=0.0)
+    if best is None and all_saved <= 0:
         return
-    table, best_worker = undone.table, -1 if best is None else best.worker
+    table, best_worker = trial.table, -1 if best is None else best.worker
     fullest = int(times.workers.argmax())
-    total, mean = undone.run.makespan, float(times.workers.mean())
+    total, mean = trial.run.makespan, float(times.workers.mean())
     full = (
         f"computes {_share(times.workers[fullest], total)} of the step, the mean worker "
         f"{_share(mean, total)}"
@@ -198,17 +198,17 @@ def _imbalance(undone: Undone) -> Iterator[Fault]:
     # stages on other workers that differ, too, and not by much less: no single one is to blame.
     # First and last stage are a little longer in most models: that alone hides no slow stage
     differs = np.abs(ratio - 1)
-    by = 0.0 if best is None else float(differs[_stages_of(best, table)].max())
+    by = 0.0 if best is None else float(differs[_fault_stages(best, table)].max())
     others = differs > max(UNEVEN, AS_MUCH * by)
     others &= (table.placement != best_worker).all(axis=0)
-    if best is not None and best.seconds >= MOSTLY * every and not others.any():
+    if best is not None and best.seconds >= MOSTLY * all_saved and not others.any():
         why = f"{best.why}; it {full}" if best.worker == fullest else best.why
-        yield best._replace(seconds=max(every, best.seconds), why=why)
+        yield best._replace(seconds=max(all_saved, best.seconds), why=why)
         return
     on_it = np.flatnonzero((table.placement == fullest).any(axis=0))
     yield Fault(
         "imbalance",
-        every,
+        all_saved,
         f"the split over stages is uneven: worker {fullest} {full}; stages take "
         f"{ratio.min():.3g} to {ratio.max():.3g} times the median stage",
         worker=fullest,
@@ -217,8 +217,8 @@ def _imbalance(undone: Undone) -> Iterator[Fault]:
     )
 
 
-def _stages_of(fault: Fault, table: ScheduleTable) -> Int[NumpyArray, " stages"]:
-    """The stages that a fault is of: its own, or those of its worker."""
+def _fault_stages(fault: Fault, table: ScheduleTable) -> Int[NumpyArray, " stages"]:
+    """Return the stages of a fault: its own, or those of its worker."""
     if fault.stage is not None:
         return np.array([fault.stage])
     return np.flatnonzero((table.placement == fault.worker).any(axis=0))
@@ -228,36 +228,36 @@ def _share(seconds: float, total: float) -> str:
     return f"{100 * seconds / (total or 1.0):.3g} %"
 
 
-def _stages(undone: Undone, times: ComputeTimes) -> Iterator[Fault]:
+def _stages(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
     """Stages that are slower than the median of the others."""
     for stage, ratio in enumerate(against_others(times.stages).tolist()):
         if NOTABLE < ratio < np.inf:
             rules = f"compute@stage{stage}*{1 / ratio!r}"
-            holders = sorted(set(undone.table.placement[:, stage].tolist()))
+            holders = sorted(set(trial.table.placement[:, stage].tolist()))
             on = " and ".join(map(str, holders))
             why = f"stage {stage} on worker {on} takes {ratio:.3g} times the median of the others"
-            yield Fault("imbalance", undone.saves(rules), why, holders[0], stage, rules=rules)
+            yield Fault("imbalance", trial.saves(rules), why, holders[0], stage, rules=rules)
 
 
-def _workers(undone: Undone, times: ComputeTimes) -> Iterator[Fault]:
-    """Workers that are slower than the median of the others, on all of their stages."""
-    of_stages = against_others(times.stages)
+def _workers(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
+    """Yield workers that are slower than the median of the others, on all their stages."""
+    stage_ratios = against_others(times.stages)
     for worker, ratio in enumerate(against_others(times.workers).tolist()):
-        stages = np.flatnonzero((undone.table.placement == worker).any(axis=0))
+        stages = np.flatnonzero((trial.table.placement == worker).any(axis=0))
         least = 1 + ALL_ITS * (ratio - 1)
-        if not NOTABLE < ratio < np.inf or (of_stages[stages] < least).any():
+        if not NOTABLE < ratio < np.inf or (stage_ratios[stages] < least).any():
             continue
         rules = f"compute@worker{worker}*{1 / ratio!r}"
         named = ", ".join(map(str, stages))
         why = f"worker {worker} (stages {named}) takes {ratio:.3g} times the median of the others"
-        one = int(stages[0]) if len(stages) == 1 else None
-        yield Fault("imbalance", undone.saves(rules), why, worker, one, rules=rules)
+        only_stage = int(stages[0]) if len(stages) == 1 else None
+        yield Fault("imbalance", trial.saves(rules), why, worker, only_stage, rules=rules)
 
 
-def _links(undone: Undone) -> Iterator[Fault]:
-    """The link between two workers whose messages take longest against the median of the others."""
-    found = []
-    groups = message_times(undone.table, undone.run.costs)
+def _links(trial: FaultRemoved) -> Iterator[Fault]:
+    """Yield the link whose messages take longest against the median of the others."""
+    faults = []
+    groups = message_times(trial.table, trial.run.costs)
     seconds = np.array([np.mean(list(by_boundary.values())) for by_boundary in groups.values()])
     for (pair, by_boundary), times in zip(
         groups.items(), against_others(seconds).tolist(), strict=True
@@ -272,16 +272,16 @@ def _links(undone: Undone) -> Iterator[Fault]:
         why = (
             f"messages between workers {pair[0]} and {pair[1]} (stage boundary {boundaries}) {many}"
         )
-        found.append(Fault("link", undone.saves(rules), why, link=pair, rules=rules))
-    if found:
-        yield max(found, key=lambda fault: fault.seconds)
+        faults.append(Fault("link", trial.saves(rules), why, link=pair, rules=rules))
+    if faults:
+        yield max(faults, key=lambda fault: fault.seconds)
 
 
-def _rules(undone: Undone) -> Iterator[Fault]:
+def _rules(trial: FaultRemoved) -> Iterator[Fault]:
     """Return the rules of the table among usual ops as a cause."""
-    table, run = without_rules(undone.table), undone.run
+    table, run = without_rules(trial.table), trial.run
     if table is not None:
-        texts = [text for text in undone.table.grammar.texts if text not in table.grammar.texts]
+        texts = [text for text in trial.table.grammar.texts if text not in table.grammar.texts]
         saved = run.makespan - evaluate(table, run.costs, link=run.links).makespan
         why = f"ops wait by rules of the table, as {texts[0]} ({len(texts)} in all)"
         yield Fault(RULES, saved, why)
@@ -290,24 +290,24 @@ def _rules(undone: Undone) -> Iterator[Fault]:
 def message_times(
     table: ScheduleTable, costs: Costs
 ) -> Mapping[tuple[int, int], Mapping[int, float]]:
-    """Mean time of messages by pair of workers and stage boundary [s]; both directions together."""
+    """Return mean times of messages [s] by pair of workers and stage boundary."""
     edges = table.grammar.edges(table.num_stages)
     shape = 2, table.num_pipes, len(edges)
-    each = np.zeros(shape)
+    times = np.zeros(shape)
     for name in MESSAGE_FIELDS:
         value = np.asarray(getattr(costs, name), float)
-        each = each + np.broadcast_to(value.mean(axis=-1) if value.ndim == 4 else value, shape)
-    found: dict[tuple[int, int], dict[int, float]] = {}
+        times = times + np.broadcast_to(value.mean(axis=-1) if value.ndim == 4 else value, shape)
+    times_by_pair: dict[tuple[int, int], dict[int, float]] = {}
     placement = table.placement[0]
-    for boundary, seconds in enumerate(each.mean(axis=(0, 1)).tolist()):
-        one, other = sorted(placement[list(edges[boundary])].tolist())
-        if one != other:
-            found.setdefault((one, other), {})[boundary] = seconds
-    return found
+    for boundary, seconds in enumerate(times.mean(axis=(0, 1)).tolist()):
+        first, second = sorted(placement[list(edges[boundary])].tolist())
+        if first != second:
+            times_by_pair.setdefault((first, second), {})[boundary] = seconds
+    return times_by_pair
 
 
 def _longest_wait(run: Evaluation) -> str:
-    """Which transfer waits longest in a queue, and behind which, where transfers have queues."""
+    """Describe the transfer that waits longest in a queue, and the one in front of it."""
     try:
         worst = transfer_waits(run).transfers[0]
     except ValueError:  # of other links nothing stands in a queue that has a front
@@ -340,9 +340,9 @@ WAITED: Mapping[str, str] = {
 WHICH = {"blocking": _longest_wait, "uneven microbatches": _longest_microbatch}
 
 
-def _of_parts(undone: Undone, seconds: Mapping[str, float]) -> Iterator[Fault]:
-    """Causes that are parts of the step, and too few microbatches."""
-    run = undone.run
+def _part_faults(trial: FaultRemoved, seconds: Mapping[str, float]) -> Iterator[Fault]:
+    """Yield causes that are parts of the step, and too few microbatches."""
+    run = trial.run
     lanes = {name: f"ops on {name} are waited for" for name in seconds if name.startswith(LANE)}
     for name, why in {**WAITED, **lanes}.items():
         if seconds[name] > 0:
@@ -350,8 +350,8 @@ def _of_parts(undone: Undone, seconds: Mapping[str, float]) -> Iterator[Fault]:
             share = _share(seconds[name], run.makespan)
             yield Fault(name, seconds[name], f"{why}: {share} of the step{which}")
     ends = seconds["start"] + seconds["gaps"] + seconds["end"]
-    wanted = ENOUGH * run.workers
-    fewer = max(0.0, 1 - run.microbatches / wanted)
+    enough = ENOUGH * run.workers
+    fewer = max(0.0, 1 - run.microbatches / enough)
     yield Fault(
         "microbatches",
         ends * fewer,

@@ -1,4 +1,4 @@
-"""What makes a workload fit: sequence parallelism, ZeRO and recomputation, the least that does."""
+"""Smallest changes that make a workload fit: sequence parallelism, ZeRO, recomputation."""
 
 import dataclasses
 import itertools
@@ -30,12 +30,12 @@ def fitting_change(workload: Workload, table: ScheduleTable, room: float) -> Cha
 
 
 def _dearness(change: Change) -> tuple[int, int]:
-    """How dear a change is, and of how many fields."""
-    return sum(DEARNESS[each] for each in change.items()), len(change)
+    """Return the cost rank of a change, and its number of fields."""
+    return sum(DEARNESS[entry] for entry in change.items()), len(change)
 
 
 def _changes(workload: Workload) -> Iterator[dict[str, Any]]:
-    """Yield every combination of changes that are some."""
+    """Yield every combination of changes, but none at all."""
     shared = workload.data_parallel * workload.context_parallel > 1
     # flash attention writes no scores out that could be recomputed
     parts = workload.recompute == "none" and not workload.model.flash_attention
@@ -45,7 +45,7 @@ def _changes(workload: Workload) -> Iterator[dict[str, Any]]:
         "zero": [*range(workload.zero + 1, 4)] * shared,
         "recompute": ["selective"] * parts + ["full"] * (not workload.recomputation.layers),
     }
-    for chosen in itertools.product(*([None, *each] for each in values.values())):
+    for chosen in itertools.product(*([None, *options] for options in values.values())):
         change = {k: v for k, v in zip(values, chosen, strict=True) if v is not None}
         if change:
             yield change

@@ -46,17 +46,17 @@ class Slowed(NamedTuple):
     @classmethod
     def of(cls, table: ScheduleTable, stragglers: Mapping[int, float]) -> "Slowed":
         """Find the factors of a table's ops."""
-        found = factors_of_ops(table, stragglers)
-        return cls(found if stragglers else np.ones(table.num_stages))
+        factors = factors_of_ops(table, stragglers)
+        return cls(factors if stragglers else np.ones(table.num_stages))
 
     @property
     def differ(self) -> bool:
-        """Whether copies of a stage differ, so that costs are by microbatch."""
+        """Return whether copies of a stage differ, so that costs are by microbatch."""
         return self.factors.ndim == 2
 
     def costs(self, costs: Costs) -> Costs:
         """Costs (batch, stages) with the factors, (batch, stages, microbatches) if they differ."""
-        return self._each(
+        return self._map_leaves(
             lambda leaf, factors: (leaf[..., None] if self.differ else leaf) * factors, costs
         )
 
@@ -66,9 +66,9 @@ class Slowed(NamedTuple):
         def back(leaf: Any, factors: Any) -> Any:
             return (leaf * factors).sum(axis=-1) if self.differ else leaf * factors
 
-        return self._each(back, counts)
+        return self._map_leaves(back, counts)
 
-    def _each(self, function: Callable[[Any, Any], Any], costs: Costs) -> Costs:
+    def _map_leaves(self, function: Callable[[Any, Any], Any], costs: Costs) -> Costs:
         if np.all(self.factors == 1):
             return costs
         leaves = {name: getattr(costs, name) for name in ON_WORKERS}
@@ -83,27 +83,27 @@ class Slowed(NamedTuple):
 
 
 class StagePlaces(NamedTuple):
-    """Where each stage and each boundary stands among the distinct ones."""
+    """Place of each stage and each boundary among the distinct ones."""
 
     stage: Int[NumpyArray, " stages"]  # (stages) place of each stage
     boundary: Int[NumpyArray, "pipes boundaries"]  # (pipes, boundaries) place of each boundary
 
     def spread(self, costs: Costs) -> Costs:
         """Costs of all stages from those of the distinct ones, behind the axis of a batch."""
-        return _each(
+        return _map_leaves(
             costs,
-            of_stage=lambda leaf: leaf[:, self.stage],
-            of_message=lambda leaf: leaf[:, :, 0, self.boundary],
+            on_stages=lambda leaf: leaf[:, self.stage],
+            on_boundaries=lambda leaf: leaf[:, :, 0, self.boundary],
         )
 
     def gather(self, counts: Costs) -> Costs:
         """Add up what falls on stages that are one, in the shapes of distinct stages."""
         to_stage = _members(self.stage, LEAST_STAGES)
         to_boundary = _members(self.boundary.ravel(), LEAST_BOUNDARIES)
-        return _each(
+        return _map_leaves(
             counts,
-            of_stage=lambda leaf: leaf @ to_stage,
-            of_message=lambda leaf: leaf.reshape(*leaf.shape[:2], 1, -1) @ to_boundary,
+            on_stages=lambda leaf: leaf @ to_stage,
+            on_boundaries=lambda leaf: leaf.reshape(*leaf.shape[:2], 1, -1) @ to_boundary,
         )
 
 
@@ -119,15 +119,15 @@ class PricedSystems(NamedTuple):
     quickly: bool  # whether few systems are priced in all
 
     def rows(self, rows: Rows) -> "PricedSystems":
-        """The same of some systems."""
+        """Return the prices of some of the systems."""
 
-        def some(leaf: Any) -> Any:
+        def pick(leaf: Any) -> Any:
             if isinstance(leaf, Many):
-                return Many(some(leaf.value), {name: some(s) for name, s in leaf.slopes.items()})
+                return Many(pick(leaf.value), {name: pick(s) for name, s in leaf.slopes.items()})
             return leaf[rows] if np.ndim(leaf) and len(leaf) > 1 else leaf
 
-        own = (jax.tree.map(some, each) for each in (self.costs, self.systems, self.moved))
-        costs, systems, moved = own
+        selected = (jax.tree.map(pick, tree) for tree in (self.costs, self.systems, self.moved))
+        costs, systems, moved = selected
         return self._replace(costs=costs, systems=systems, moved=moved)
 
 
@@ -147,7 +147,7 @@ def price_systems(
         moved = work_costs(distinct, many_systems(systems, moved=slopes))
         costs = jax.tree.map(values_of, moved)
     else:
-        costs = in_parts(functools.partial(priced, _costs_of, distinct, quickly=quickly), systems)
+        costs = in_parts(functools.partial(priced, _work_costs, distinct, quickly=quickly), systems)
     costs = places.spread(jax.tree.map(lambda leaf: np.asarray(leaf, dtype), costs))
     size = len(np.asarray(systems.gpus_per_node))
     # what all share is one value, seen so often: the engine keeps it once
@@ -155,12 +155,12 @@ def price_systems(
     return PricedSystems(costs, systems, distinct, places, moved if slopes else None, quickly)
 
 
-def _costs_of(work: StageWork, system: System, _: tuple[()]) -> Costs:
+def _work_costs(work: StageWork, system: System, _: tuple[()]) -> Costs:
     return work_costs(work, system)
 
 
 def are_few_numbers(systems: System) -> bool:
-    """Whether a batch is priced on the host in less time than a program for it compiles in."""
+    """Return whether pricing a batch on the host takes less time than compiling for it."""
     # So it is if there are few systems, or if only their networks differ: of all kernels and of all
     # exchanges inside a node one is priced then.
     without: dict[str, Any] = dict.fromkeys(NETWORK)
@@ -171,15 +171,15 @@ def are_few_numbers(systems: System) -> bool:
 
 
 def many_systems(systems: System, *, moved: bool = False) -> System:
-    """A batch of systems as one whose numbers are `Many`; if `moved` with slopes by resources."""
+    """Turn the numbers of a batch of systems into `Many`; with slopes by resource if `moved`."""
     resources = {FIELDS[name]: name for name in POWER if moved}
 
     def lifted(path: Any, leaf: NumpyArray) -> Many | Any:
-        own, name = many_of(leaf), resources.get(tuple(getattr(key, "name", "") for key in path))
-        return own if name is None else Many(values_of(own), {name: np.ones((1, 1))})
+        value, name = many_of(leaf), resources.get(tuple(getattr(key, "name", "") for key in path))
+        return value if name is None else Many(values_of(value), {name: np.ones((1, 1))})
 
-    found: System = jax.tree_util.tree_map_with_path(lifted, systems)
-    return found
+    batch: System = jax.tree_util.tree_map_with_path(lifted, systems)
+    return batch
 
 
 def resource_shares(
@@ -193,8 +193,8 @@ def resource_shares(
     times, counts = makespans_and_grad(program, priced.costs, batch_size=size)
     # no system has the factor of fused pairs; it is in the counts of their ops
     counts = unchecked_costs({**vars(counts), "pair_factor": None})
-    of_work = priced.places.gather(counts if slowed is None else slowed.counts(counts))
-    slopes = _slopes_by_resource(priced, of_work)
+    work_counts = priced.places.gather(counts if slowed is None else slowed.counts(counts))
+    slopes = _slopes_by_resource(priced, work_counts)
     on_path = [power * slopes[name] * _get(systems, FIELDS[name]) for name, power in POWER.items()]
     return times, np.stack(on_path, axis=-1) / np.asarray(times)[:, None]
 
@@ -205,8 +205,8 @@ def _slopes_by_resource(
     """Slopes of paths with so many of each cost by the numbers of each system."""
     if priced.moved is None:
         pull = functools.partial(_system_slopes, priced.work, priced.quickly)
-        found = in_parts(pull, (priced.systems, counts))
-        return {name: _get(found, FIELDS[name]) for name in POWER}
+        system_slopes = in_parts(pull, (priced.systems, counts))
+        return {name: _get(system_slopes, FIELDS[name]) for name in POWER}
     slopes = {name: np.zeros(len(np.asarray(priced.systems.gpus_per_node))) for name in POWER}
     for field, cost in vars(priced.moved).items():
         for name, slope in cost.slopes.items() if isinstance(cost, Many) else ():
@@ -219,7 +219,7 @@ def _slopes_by_resource(
 def _system_slopes(work: StageWork, quickly: bool, solved: tuple[System, Costs]) -> System:
     """The same by every number of a system, from a compiled pricer."""
     systems, counts = solved
-    slopes: System = pulled(_costs_of, work, systems, (), counts, quickly=quickly)[1]
+    slopes: System = pulled(_work_costs, work, systems, (), counts, quickly=quickly)[1]
     return slopes
 
 
@@ -228,7 +228,7 @@ def _get(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
-    """Keep one stage and one boundary of each kind, and say where all the others are."""
+    """Keep one stage and one boundary of each kind; return the places of all others."""
     stages = work.stages
     # copies of a stage matter to each other, and the two ends of the pipeline do
     alone = (stages.nearest == stages.farthest) & (stages.first + stages.last == 0)
@@ -239,7 +239,7 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
         receivers=np.zeros(()),
         before=np.zeros(()),  # the kinds of layers follow from it, and are there
     )
-    given = (
+    columns = (
         unlinked,
         work.layers,
         work.recomputed,
@@ -247,17 +247,17 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
         work.parameters,
         work.offload_bytes,
     )
-    leaves, structure = jax.tree.flatten(given)
-    kept, stage = _kept([np.broadcast_to(leaf, len(alone)) for leaf in leaves], LEAST_STAGES)
-    found = [np.asarray(leaf)[kept] if np.ndim(leaf) else leaf for leaf in leaves]
+    leaves, structure = jax.tree.flatten(columns)
+    chosen, stage = _distinct([np.broadcast_to(leaf, len(alone)) for leaf in leaves], LEAST_STAGES)
+    distinct = [np.asarray(leaf)[chosen] if np.ndim(leaf) else leaf for leaf in leaves]
     unlinked, layers, recomputed, heads, parameters, offload_bytes = jax.tree.unflatten(
-        structure, found
+        structure, distinct
     )
-    is_real = np.arange(len(kept)) <= stage.max()  # what only fills up is no end of the pipeline
+    is_real = np.arange(len(chosen)) <= stage.max()  # what only fills up is no end of the pipeline
     sent = np.broadcast_to(work.message_bytes, stages.senders.shape)
     links = stages.senders.ravel(), stages.receivers.ravel(), sent.ravel()
-    pairs, boundary = _kept(links, LEAST_BOUNDARIES)
-    senders, receivers, sent = (np.append(each, 0.0)[None, pairs] for each in links)
+    pairs, boundary = _distinct(links, LEAST_BOUNDARIES)
+    senders, receivers, sent = (np.append(link, 0.0)[None, pairs] for link in links)
     few = work._replace(
         stages=unlinked._replace(
             first=unlinked.first * is_real,
@@ -275,31 +275,31 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
     return few, StagePlaces(stage, boundary.reshape(stages.senders.shape))
 
 
-def _kept(rows: Any, least: int) -> tuple[Int[NumpyArray, " kept"], Int[NumpyArray, " columns"]]:
-    """Columns to keep, the last repeated to a power of two, and which of them each column is."""
+def _distinct(rows: Any, least: int) -> tuple[Int[NumpyArray, " new"], Int[NumpyArray, " columns"]]:
+    """Return distinct columns, padded to a power of two, and the place of each column there."""
     # Without columns, the place behind the last is kept.
-    _, kept, place = np.unique(np.stack(rows), axis=1, return_index=True, return_inverse=True)
-    more = _size(len(kept), least) - len(kept)
-    return np.append(kept, np.full(more, kept[-1] if len(kept) else 0)), place.ravel()
+    _, chosen, place = np.unique(np.stack(rows), axis=1, return_index=True, return_inverse=True)
+    more = _size(len(chosen), least) - len(chosen)
+    return np.append(chosen, np.full(more, chosen[-1] if len(chosen) else 0)), place.ravel()
 
 
 def _size(count: int, least: int) -> int:
     return max(least, 1 << max(count - 1, 0).bit_length())
 
 
-def _members(place: Int[NumpyArray, " columns"], least: int) -> Int[NumpyArray, "columns kept"]:
-    """Which of the kept columns each column is, as a matrix of zeros and ones."""
+def _members(place: Int[NumpyArray, " columns"], least: int) -> Int[NumpyArray, "columns new"]:
+    """Return the distinct column of each column, as a matrix of zeros and ones."""
     return np.eye(_size(int(place.max(initial=0)) + 1, least))[place]
 
 
-def _each(
-    costs: Costs, *, of_stage: Callable[[Any], Any], of_message: Callable[[Any], Any]
+def _map_leaves(
+    costs: Costs, *, on_stages: Callable[[Any], Any], on_boundaries: Callable[[Any], Any]
 ) -> Costs:
     """Change the leaves (batch, ...) that have an axis of stages or of boundaries."""
 
     def changed(name: str, leaf: Any) -> Any:
         if leaf is None or np.ndim(leaf) < 2:
             return leaf
-        return (of_message if name in MESSAGE_FIELDS else of_stage)(np.asarray(leaf))
+        return (on_boundaries if name in MESSAGE_FIELDS else on_stages)(np.asarray(leaf))
 
     return unchecked_costs({name: changed(name, leaf) for name, leaf in vars(costs).items()})

@@ -1,4 +1,4 @@
-"""Where the seconds of any step go: parts that sum to it.
+"""Parts of any step that sum to its time.
 
 The mean worker computes for a part of the step and waits for the rest. Each reason to wait is as
 long as the step grows when that reason joins those before it, so the parts telescope to the step:
@@ -91,11 +91,11 @@ FORWARD_MEANING: Mapping[str, str] = {  # of a table without backwards
 
 
 def _waits(table: ScheduleTable) -> Mapping[str, tuple[str, ...]]:
-    """What is added to ops alone: behind `WAITS` each lane that a table has beside compute."""
-    own = table.grammar.own
-    lanes = dict.fromkeys(phase.kind.lane for phase in own if phase.kind.lane != COMPUTING)
-    fields = {lane: tuple(p.kind.time for p in own if p.kind.lane == lane) for lane in lanes}
-    return {**WAITS, **{LANE + lane: each for lane, each in fields.items()}}
+    """List the times added to ops alone: `WAITS`, then each lane beside compute."""
+    phases = table.grammar.own
+    lanes = dict.fromkeys(phase.kind.lane for phase in phases if phase.kind.lane != COMPUTING)
+    fields = {lane: tuple(p.kind.time for p in phases if p.kind.lane == lane) for lane in lanes}
+    return {**WAITS, **{LANE + lane: times for lane, times in fields.items()}}
 
 
 def step_parts(evaluation: Evaluation) -> list[Part]:
@@ -115,10 +115,10 @@ def step_parts(evaluation: Evaluation) -> list[Part]:
       [('compute', 15.0), ('start', 1.875), ('end', 1.875), ('imbalance', 2.25), ('messages', 1.0)]
     """
     check_types(evaluation=(evaluation, Evaluation))
-    found = dict(_telescoped(evaluation))
+    parts = dict(_telescoped(evaluation))
     meaning = {**MEANING, **FORWARD_MEANING} if evaluation.table.grammar.forward_only else MEANING
     return [
-        Part(name, seconds, meaning.get(name, f"ops on {name}")) for name, seconds in found.items()
+        Part(name, seconds, meaning.get(name, f"ops on {name}")) for name, seconds in parts.items()
     ]
 
 
@@ -132,7 +132,7 @@ def without_rules(table: ScheduleTable) -> ScheduleTable | None:
 
 
 def _telescoped(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
-    """Names and seconds of the parts, one after the other."""
+    """Yield names and seconds of the parts, in order."""
     table, costs = evaluation.table, evaluation.costs
     without = {name: 0.0 for names in _waits(table).values() for name in names}
     alone = with_leaves(costs, without)
@@ -152,8 +152,8 @@ def _telescoped(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
         longer = float(_run(table, alike, free)[1].finish.max())
         yield RULES, longer - total
         total = longer
-    for name, each in _levels(evaluation, alone):
-        longer = float(_run(table, *each)[1].finish.max())
+    for name, level in _levels(evaluation, alone):
+        longer = float(_run(table, *level)[1].finish.max())
         yield name, longer - total
         total = longer
 
@@ -191,14 +191,14 @@ def _levels(evaluation: Evaluation, alone: Costs) -> Iterator[tuple[str, tuple[C
 
 
 def stages_alike(costs: Costs, table: ScheduleTable, *, microbatches: bool = False) -> Costs:
-    """Give all stages the mean times of ops; also all microbatches if these are to be alike."""
+    """Give all stages the mean times of ops; with `microbatches` all microbatches too."""
     leaves = {}
     for name in (*ScaledFields.of(table).words["compute"], "pair_factor"):
         value = getattr(costs, name)
         if value is not None and np.ndim(value):
-            each = np.asarray(value, float)
-            is_one = microbatches or each.ndim == 1
-            leaves[name] = each.mean() if is_one else each.mean(axis=0, keepdims=True)
+            values = np.asarray(value, float)
+            is_one = microbatches or values.ndim == 1
+            leaves[name] = values.mean() if is_one else values.mean(axis=0, keepdims=True)
     return with_leaves(costs, leaves)
 
 

@@ -1,4 +1,4 @@
-"""Where the seconds of a training step go, and what they buy: MFU, tokens, price, bands."""
+"""Parts of the time of a training step, and its MFU, tokens, price and bands."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ WAITS: Mapping[str, tuple[str, ...]] = {
 @short_repr
 @dataclasses.dataclass(frozen=True, repr=False)
 class StepReport:
-    """Where the seconds of a training step go, and what they buy.
+    """Parts of the time of a training step, and its throughput and price.
 
     Attributes:
       step_time: [s].
@@ -136,15 +136,15 @@ def bands(system: System, step_time: float) -> dict[str, tuple[float, float]]:
 def breakdown(evaluation: Evaluation, workload: Workload, system: System) -> dict[str, float]:
     """Break a step down into parts that sum to it [s]."""
     computed = stage_parts(workload, system, evaluation.table)
-    found = {name: _mean_busy(evaluation.program, computed[name]) for name in PARTS}
+    compute = {name: _mean_busy(evaluation.program, computed[name]) for name in PARTS}
     parts = {part.name: part.seconds for part in step_parts(evaluation)}
-    if not np.isclose(sum(found.values()), parts["compute"], rtol=1e-6):
+    if not np.isclose(sum(compute.values()), parts["compute"], rtol=1e-6):
         raise ValueError(
             f"{evaluation.schedule} was not priced by this workload and system: evaluate it with "
             "the costs that stage_costs gives for them"
         )
     lanes = {name: seconds for name, seconds in parts.items() if name.startswith((LANE, RULES))}
-    return found | {name: sum(parts[own] for own in of) for name, of in WAITS.items()} | lanes
+    return compute | {name: sum(parts[key] for key in keys) for name, keys in WAITS.items()} | lanes
 
 
 def _mean_busy(program: Program, costs: Costs) -> float:

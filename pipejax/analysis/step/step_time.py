@@ -53,7 +53,7 @@ Values = Float[NumpyArray, "batch values"]
 
 
 class RowInputs(NamedTuple):
-    """What the price of a row depends on beside the system."""
+    """Inputs of a row's price beside the system."""
 
     model: Model  # the transformer
     layout: Layout  # how accelerators share the work
@@ -63,7 +63,7 @@ class RowInputs(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What a row says of its machine, and which of the fitted layers it has."""
+    """Machine numbers of a row, and the fitted group of its layers."""
 
     gpus_per_node: Number  # accelerators of a node, 0 where the system says it
     # that a message between nodes reaches, 0 where the system says it [B/s]
@@ -122,11 +122,11 @@ class RowBatch(NamedTuple):
         from pipejax.engine.batched.pricing import priced  # rows are read without JAX
 
         def price(pairs: tuple[Values, NumpyArray]) -> Leaves:
-            found: Leaves = priced(kind, system, *pairs, quickly=True)
-            return found
+            leaves: Leaves = priced(kind, system, *pairs, quickly=True)
+            return leaves
 
-        found: Known = self._of_pairs(price, values, {})
-        return found
+        costs: Known = self._map_pairs(price, values, {})
+        return costs
 
     def slopes(
         self, kind: PricingKind, system: System, values: Values, counts: Known
@@ -136,22 +136,22 @@ class RowBatch(NamedTuple):
 
         def pull(pairs: tuple[Values, NumpyArray, Known]) -> Array:
             _, slopes = pulled(kind, system, *pairs, quickly=True)
-            found: Array = slopes
-            return found
+            result: Array = slopes
+            return result
 
-        found: NumpyArray = self._of_pairs(pull, values, counts)
-        return found
+        result: NumpyArray = self._map_pairs(pull, values, counts)
+        return result
 
-    def _of_pairs(self, function: Callable[..., Any], values: Values, counts: Known) -> Any:
+    def _map_pairs(self, function: Callable[..., Any], values: Values, counts: Known) -> Any:
         """Call a function on parts of all pairs of values and rows: (batch, rows, ...) each."""
         from pipejax.engine.batched.pricing import in_parts
 
         size, rows = len(values), len(self.rows)
-        value, row = (each.ravel() for each in np.indices((size, rows)))
+        value, row = (index.ravel() for index in np.indices((size, rows)))
         flat = {name: leaf.reshape(size * rows, *leaf.shape[2:]) for name, leaf in counts.items()}
         pairs = (values[value], self.numbers[row], *([flat] if flat else []))
-        found = in_parts(function, pairs, FEW_PAIRS if rows <= FEW else PAIRS)
-        return jax.tree.map(lambda leaf: leaf.reshape(size, rows, *leaf.shape[1:]), found)
+        result = in_parts(function, pairs, FEW_PAIRS if rows <= FEW else PAIRS)
+        return jax.tree.map(lambda leaf: leaf.reshape(size, rows, *leaf.shape[1:]), result)
 
 
 class StepTimes:
@@ -172,8 +172,8 @@ class StepTimes:
         check_types(rows=(rows, MeasuredRows))
         group = np.zeros(len(rows), int) if layer_group is None else layer_group
         self.size = len(rows)
-        self.workloads = workloads_of(rows)
-        self.tables = tables_of(rows)
+        self.workloads = row_workloads(rows)
+        self.tables = row_tables(rows)
         self._builders = [schedules.find(name) for name in rows.schedule.tolist()]
         self.read = [(str(op), int(stage)) for op, stage in zip(rows.op, rows.stage, strict=True)]
         self._lower = functools.cache(lambda table, name: lower(table, link=name, step_end=True))
@@ -182,7 +182,7 @@ class StepTimes:
         columns = (rows.accelerators_per_node, rows.network_bandwidth, group)
         settings = (Setting(*map(float, row)) for row in zip(*columns, strict=True))
         self.inputs = [
-            _inputs(*each) for each in zip(self.workloads, self.tables, settings, strict=True)
+            _inputs(*args) for args in zip(self.workloads, self.tables, settings, strict=True)
         ]
         if system is not None:
             self.programs = list(map(self._program, range(self.size), self._costs(system)))
@@ -200,13 +200,13 @@ class StepTimes:
     @functools.cached_property
     def batches(self) -> tuple[RowBatch, ...]:
         """The rows as arrays, those together that are priced by one compiled function."""
-        most = max((one.stages.layers.shape[-1] for one in self.inputs), default=0)
+        most_stages = max((inputs.stages.layers.shape[-1] for inputs in self.inputs), default=0)
         alike: dict[tuple[Any, Shapes], list[int]] = {}
         leaves: list[list[NumpyArray]] = []
-        for k, one in enumerate(self.inputs):
-            full = one._replace(stages=_filled(one.stages, most))
-            found, form = jax.tree.flatten((_work(full), full.setting))
-            leaves.append([np.asarray(leaf, float) for leaf in found])
+        for k, inputs in enumerate(self.inputs):
+            full = inputs._replace(stages=_filled(inputs.stages, most_stages))
+            numbers, form = jax.tree.flatten((_work(full), full.setting))
+            leaves.append([np.asarray(leaf, float) for leaf in numbers])
             alike.setdefault((form, tuple(leaf.shape for leaf in leaves[k])), []).append(k)
         return tuple(
             self._batch(np.array(members), [leaves[k] for k in members], form, shapes)
@@ -225,7 +225,7 @@ class StepTimes:
         ops = _by_op(read)
         fields = {"forward"} | _reads(programs.values()) | {field for field, _, _ in ops}
         kind = PricingKind((*sorted(fields), *MESSAGE_FIELDS), form, shapes)
-        numbers = np.array([np.concatenate([leaf.ravel() for leaf in one]) for one in leaves])
+        numbers = np.array([np.concatenate([leaf.ravel() for leaf in parts]) for parts in leaves])
         return RowBatch(rows, numbers, kind, _by_program(programs), ops)
 
     def predict(self, system: System) -> Float[NumpyArray, " rows"]:
@@ -238,15 +238,15 @@ class StepTimes:
 
     def _costs(self, system: System) -> list[Costs]:
         """Costs of each row; rows alike are priced once."""
-        known: dict[Hashable, Costs] = {}
+        costs_by_key: dict[Hashable, Costs] = {}
         costs = []
-        for k, one in enumerate(self.inputs):
-            stages = tuple(np.asarray(leaf).tobytes() for leaf in one.stages)
+        for k, inputs in enumerate(self.inputs):
+            stages = tuple(np.asarray(leaf).tobytes() for leaf in inputs.stages)
             model = id(self.workloads[k].model)
-            key = (model, one.layout, stages, one.recompute, one.setting)
-            if key not in known:
-                known[key] = work_costs(_work(one), _as_it_was(system, one.setting))
-            costs.append(known[key])
+            key = (model, inputs.layout, stages, inputs.recompute, inputs.setting)
+            if key not in costs_by_key:
+                costs_by_key[key] = work_costs(_work(inputs), _as_it_was(system, inputs.setting))
+            costs.append(costs_by_key[key])
         return costs
 
     def predict_and_grad(
@@ -294,8 +294,8 @@ def _numbers(system: System) -> System:
     return numbers
 
 
-def workloads_of(rows: MeasuredRows) -> tuple[Workload, ...]:
-    """Return what each row trains, and how its accelerators share the work."""
+def row_workloads(rows: MeasuredRows) -> tuple[Workload, ...]:
+    """Return the workload of each row."""
     columns: dict[str, Sequence[Any]] = {
         "model": [rows.models[k] for k in rows.model.tolist()],
         "minibatch": (rows.microbatches * rows.microbatch_size).tolist(),
@@ -320,15 +320,15 @@ def workloads_of(rows: MeasuredRows) -> tuple[Workload, ...]:
     )
 
 
-def tables_of(rows: MeasuredRows) -> tuple[ScheduleTable, ...]:
+def row_tables(rows: MeasuredRows) -> tuple[ScheduleTable, ...]:
     """Build the schedule of each row; rows of one shape share a table."""
 
     @functools.cache
     def build(name: str, workers: int, per_worker: int, microbatches: int) -> ScheduleTable:
         options = {"stages_per_worker": per_worker} if per_worker > 1 else {}
-        found = schedules.build(name, num_workers=workers, num_microbatches=microbatches, **options)
-        check_whole(found, "a measured row")
-        return found
+        table = schedules.build(name, num_workers=workers, num_microbatches=microbatches, **options)
+        check_whole(table, "a measured row")
+        return table
 
     columns = (rows.schedule, rows.pipeline, rows.stages_per_worker, rows.microbatches)
     shapes = zip(*(column.tolist() for column in columns), strict=True)
@@ -341,19 +341,19 @@ def _inputs(workload: Workload, table: ScheduleTable, setting: Setting) -> RowIn
     return RowInputs(model, workload.layout(table), stages, workload.recompute_in_layer, setting)
 
 
-def _filled(stages: Stages, most: int) -> Stages:
+def _filled(stages: Stages, num_stages: int) -> Stages:
     """Fill up with stages without layers, which are never read."""
-    more = [(0, 0)] * 2 + [(0, most - np.shape(stages.layers)[-1])]
+    more = [(0, 0)] * 2 + [(0, num_stages - np.shape(stages.layers)[-1])]
     full = Stages(*(np.pad(leaf, more[-np.ndim(leaf) :]) for leaf in stages))
     return full._replace(copies=np.maximum(full.copies, 1.0))  # a group of none has no price
 
 
 def _by_op(read: Sequence[tuple[str, int]]) -> tuple[tuple[str, Rows, Rows], ...]:
-    """Rows of profiles by what they read: a field of `Costs`, the rows, and their stages."""
-    found = {op: np.array([k for k, (own, _) in enumerate(read) if own == op]) for op in OPS}
+    """Group rows of profiles by op: a field of `Costs`, the rows, and their stages."""
+    by_op = {op: np.array([k for k, (row_op, _) in enumerate(read) if row_op == op]) for op in OPS}
     return tuple(
         (PHASE_FIELDS[op], rows, np.array([read[k][1] for k in rows]))
-        for op, rows in found.items()
+        for op, rows in by_op.items()
         if len(rows)
     )
 
@@ -361,7 +361,7 @@ def _by_op(read: Sequence[tuple[str, int]]) -> tuple[tuple[str, Rows, Rows], ...
 def _reads(programs: Iterable[Program]) -> set[str]:
     """Name the times of ops that any of the programs reads."""
     layouts = {id(program): program.layout for program in programs}.values()
-    phases = {phase for each in layouts for phase in (*each.phases, *each.paired_phases)}
+    phases = {phase for layout in layouts for phase in (*layout.phases, *layout.paired_phases)}
     return {PHASE_FIELDS[phase.name] for phase in (*phases, *STEP_END)}
 
 
@@ -384,15 +384,15 @@ def _solved(
     from pipejax.engine.batched.pricing import in_parts
 
     for program, rows in batch.programs:
-        of_program = _of_program(rows, program.layout.num_stages)
+        index = _program_index(rows, program.layout.num_stages)
         shape = seconds[:, rows].shape
         size = shape[0] * shape[1]
-        read = {name: leaf[of_program(name, leaf)] for name, leaf in costs.items()}
+        read = {name: leaf[index(name, leaf)] for name, leaf in costs.items()}
         flat = {name: leaf.reshape(size, *leaf.shape[2:]) for name, leaf in read.items()}
-        values, found = in_parts(functools.partial(_solved_part, program), flat)
+        values, parts = in_parts(functools.partial(_solved_part, program), flat)
         seconds[:, rows] = values.reshape(shape)
         for name, leaf in counts.items():
-            leaf[of_program(name, leaf)] = found[name].reshape(*shape, *found[name].shape[1:])
+            leaf[index(name, leaf)] = parts[name].reshape(*shape, *parts[name].shape[1:])
     return seconds, counts
 
 
@@ -404,11 +404,11 @@ def _solved_part(program: Program, leaves: Any) -> tuple[Any, Leaves]:
     return values, {name: getattr(counts, name) for name in leaves}
 
 
-def _of_program(rows: Rows, stages: int) -> Callable[[str, NumpyArray], tuple[Any, ...]]:
-    """Index of some rows in a leaf of costs, without the stages that they are filled up with."""
+def _program_index(rows: Rows, stages: int) -> Callable[[str, NumpyArray], tuple[Any, ...]]:
+    """Return the index of some rows in a leaf of costs, without padded stages."""
 
     def index(name: str, leaf: NumpyArray) -> tuple[Any, ...]:
-        own = slice(stages - (name in MESSAGE_FIELDS))
-        return (slice(None), rows, ..., own) if leaf.ndim > 2 else (slice(None), rows)
+        real_places = slice(stages - (name in MESSAGE_FIELDS))
+        return (slice(None), rows, ..., real_places) if leaf.ndim > 2 else (slice(None), rows)
 
     return index

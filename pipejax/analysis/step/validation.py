@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.step.step_time import StepTimes, workloads_of
+from pipejax.analysis.step.step_time import StepTimes, row_workloads
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import ResultDict, ResultList, short_repr, short_repr_of
@@ -80,7 +80,7 @@ def prediction_errors(
 
 @short_repr
 class Predictions(NamedTuple):
-    """What is predicted of measured rows.
+    """Predictions for measured rows.
 
     Attributes:
       seconds: (rows) a step [s].
@@ -122,7 +122,7 @@ class MemoryVerdicts(NamedTuple):
 
 @short_repr
 class Ranking(NamedTuple):
-    """How well layouts of one job are ranked: same model, accelerators, batch, precision, machine.
+    """Quality of the order in which predictions rank layouts of one job.
 
     Attributes:
       jobs: with at least two different layouts.
@@ -141,10 +141,10 @@ class Ranking(NamedTuple):
     worst_regret: float
 
 
-def _kendall(one: NumpyArray, other: NumpyArray) -> float:
+def _kendall(order: NumpyArray, reference: NumpyArray) -> float:
     """Kendall's tau-a of two orders: pairs alike less pairs reversed, over all pairs."""
-    first, second = np.triu_indices(len(one), 1)
-    alike = np.sign(one[first] - one[second]) * np.sign(other[first] - other[second])
+    first, second = np.triu_indices(len(order), 1)
+    alike = np.sign(order[first] - order[second]) * np.sign(reference[first] - reference[second])
     return float(alike.mean())
 
 
@@ -176,14 +176,14 @@ class Validation:
 
     @property
     def out_of_memory(self) -> "MemoryVerdicts | None":
-        """How well runs that ended for lack of memory are told from others; None without any."""
+        """Compare predicted with measured runs out of memory; None without any."""
         fits, over = self.predicted.fits, self.measured.out_of_memory
         if fits is None or not over.any():
             return None
-        told = fits == 0
-        both = int((told & over).sum())
+        is_over = fits == 0
+        both = int((is_over & over).sum())
         return MemoryVerdicts(
-            int(over.sum()), 100 * both / max(int(told.sum()), 1), 100 * both / int(over.sum())
+            int(over.sum()), 100 * both / max(int(is_over.sum()), 1), 100 * both / int(over.sum())
         )
 
     @property
@@ -193,12 +193,12 @@ class Validation:
 
     @property
     def coverage_90(self) -> float | None:
-        """How many measured step times lie in the 90 % band [%]; None without bands."""
+        """Return the share of measured step times in the 90 % band [%]; None without bands."""
         low, high, seconds = self.predicted.low, self.predicted.high, self.measured.seconds
-        known = np.isfinite(low) & np.isfinite(high) & np.isfinite(seconds)
-        if not known.any():
+        has_band = np.isfinite(low) & np.isfinite(high) & np.isfinite(seconds)
+        if not has_band.any():
             return None
-        return float(100 * np.mean(((low <= seconds) & (seconds <= high))[known]))
+        return float(100 * np.mean(((low <= seconds) & (seconds <= high))[has_band]))
 
     def take(self, which: NumpyArray) -> "Validation":
         """Select rows by a mask or by their indices."""
@@ -206,7 +206,7 @@ class Validation:
 
     @property
     def by_configuration(self) -> "Validation":
-        """The same with one row for each configuration: what was measured often is its mean."""
+        """Average the measurements of each configuration: one row for each."""
         texts = [self.measured.column(name).astype(str) for name in CONFIGURATION]
         runs = list(zip(*(text.tolist() for text in texts), strict=True))
         place = {run: k for k, run in reversed(list(enumerate(runs)))}
@@ -214,16 +214,16 @@ class Validation:
         which = np.unique(first)
         seconds = [self.measured.seconds[first == k] for k in which]
         measured = dataclasses.replace(
-            self.measured.take(which), seconds=np.array([each.mean() for each in seconds])
+            self.measured.take(which), seconds=np.array([times.mean() for times in seconds])
         )
         return Validation(measured, self.predicted.take(which))
 
     @property
     def ranking(self) -> Ranking | None:
-        """How well layouts of one job are ranked; None where no job has several."""
+        """Judge how predictions rank layouts of one job; None where no job has several."""
         once = self.by_configuration
-        known = np.isfinite(once.errors)
-        rows, times = once.measured.take(known), once.predicted.seconds[known]
+        is_finite = np.isfinite(once.errors)
+        rows, times = once.measured.take(is_finite), once.predicted.seconds[is_finite]
         columns = (
             *OF_MODEL,
             "model",
@@ -234,17 +234,17 @@ class Validation:
             "stack",
         )
         texts = [rows.column(name).astype(str).tolist() for name in columns]
-        of_job: dict[tuple[str, ...], list[int]] = {}
+        rows_by_job: dict[tuple[str, ...], list[int]] = {}
         for k, job in enumerate(zip(*texts, strict=True)):
-            of_job.setdefault(job, []).append(k)
-        several = [np.array(own) for own in of_job.values() if len(own) > 1]
+            rows_by_job.setdefault(job, []).append(k)
+        several = [np.array(job_rows) for job_rows in rows_by_job.values() if len(job_rows) > 1]
         if not several:
             return None
         taus, regrets = [], []
-        for own in several:
-            taken, predicted = rows.seconds[own], times[own]
-            taus.append(_kendall(predicted, taken))
-            regrets.append(100 * (taken[predicted.argmin()] / taken.min() - 1))
+        for job_rows in several:
+            measured, predicted = rows.seconds[job_rows], times[job_rows]
+            taus.append(_kendall(predicted, measured))
+            regrets.append(100 * (measured[predicted.argmin()] / measured.min() - 1))
         return Ranking(
             jobs=len(several),
             layouts=sum(map(len, several)),
@@ -307,8 +307,8 @@ LARGE = ("nanotron_h100",)  # tables that take longer than all others, and are a
 
 def measured_tables(*, large: bool = False) -> tuple[Path, ...]:
     """Files of measured rows that come with pipejax, those that are `LARGE` only if asked for."""
-    every = sorted((DATA / "measured").glob("*.csv"))
-    return tuple(path for path in every if large or path.stem not in LARGE)
+    paths = sorted((DATA / "measured").glob("*.csv"))
+    return tuple(path for path in paths if large or path.stem not in LARGE)
 
 
 def validate(
@@ -363,33 +363,33 @@ def validate(
         first = int(np.argmax(nameless))
         where = f"{rows.file[first]}, row {rows.row[first]}"
         raise wrong("system", f"must be given: {where}, names none")
-    found = _none(len(rows))
+    predictions = _none(len(rows))
     for name in dict.fromkeys(rows.system.tolist()):
         which = rows.system == name
-        _fill(found, which, _predict(rows.take(which), load_system(name), predict))
-    return Validation(rows, found)
+        _fill(predictions, which, _predict(rows.take(which), load_system(name), predict))
+    return Validation(rows, predictions)
 
 
-def judge(own: Validation, path: str | Path) -> tuple[Validation, Validation]:
+def judge(ours: Validation, path: str | Path) -> tuple[Validation, Validation]:
     """Hold a simulator's predictions against measured rows, and ours of the same rows.
 
     Args:
-      own: rows of one file, with our predictions.
+      ours: rows of one file, with our predictions.
       path: the simulator's predictions, as `read_predictions` reads them.
 
     Returns:
       Its predictions and ours, of the rows that it predicts.
     """
-    files = set(own.measured.file)
+    files = set(ours.measured.file)
     if len(files) != 1:
         raise wrong("predictions", f"are of one file of measured rows, got {len(files)} files")
-    found = read_predictions(path, len(own.measured))
-    none = np.full(len(own.measured), np.nan)
-    theirs = Validation(own.measured, Predictions(**found, low=none, high=none))
-    which = np.isfinite(found["seconds"])
+    columns = read_predictions(path, len(ours.measured))
+    none = np.full(len(ours.measured), np.nan)
+    theirs = Validation(ours.measured, Predictions(**columns, low=none, high=none))
+    which = np.isfinite(columns["seconds"])
     if not which.any():
         raise ValueError(f"{path} predicts no step time")
-    return theirs.take(which), own.take(which)
+    return theirs.take(which), ours.take(which)
 
 
 def _read(data: str | Path | Sequence[str | Path], stack: str | Path | None) -> MeasuredRows:
@@ -405,25 +405,25 @@ def _none(rows: int) -> Predictions:
     return Predictions(*(np.full(rows, np.nan) for _ in Predictions._fields))
 
 
-def _fill(found: Predictions, which: NumpyArray, part: Predictions) -> None:
-    for values, new in zip(found, part, strict=True):
+def _fill(predictions: Predictions, which: NumpyArray, part: Predictions) -> None:
+    for values, new in zip(predictions, part, strict=True):
         if new is not None and values is not None:
             values[which] = new
 
 
 def _predict(rows: MeasuredRows, system: System, predict: Predict) -> Predictions:
-    found = _none(len(rows))
+    predictions = _none(len(rows))
     for name in dict.fromkeys(rows.stack.tolist()):
         which = rows.stack == name
         machine = load_stack(name).on(system) if name else system
-        _fill(found, which, predict(rows.take(which), machine))
+        _fill(predictions, which, predict(rows.take(which), machine))
     for name in ("seconds", "memory_bytes"):
-        values, wanted = getattr(found, name), getattr(rows, name)
-        missing = ~np.isfinite(values) & np.isfinite(wanted)
+        values, measured = getattr(predictions, name), getattr(rows, name)
+        missing = ~np.isfinite(values) & np.isfinite(measured)
         if missing.any():
             first = int(np.argmax(missing))
             raise ValueError(f"{rows.file[first]}, row {rows.row[first]}: no {name} predicted")
-    return found
+    return predictions
 
 
 def predicted_by_costs(
@@ -444,7 +444,7 @@ def predicted_by_costs(
 
 def check_machine_of_rows(rows: MeasuredRows, system: System) -> None:
     """Name the first row that needs what the system does not say: a peak, or a rate of its host."""
-    for k, workload in enumerate(workloads_of(rows)):
+    for k, workload in enumerate(row_workloads(rows)):
         try:
             check_machine(workload, system)
         except ValueError as error:

@@ -93,19 +93,19 @@ def corners(
       Sapatnekar: Timing (2004), on corners and slack.
     """
     check_types(program=(program, Program), costs=(costs, Mapping))
-    check_types(**{f"costs of corner {name}": (each, Costs) for name, each in costs.items()})
+    check_types(**{f"costs of corner {name}": (corner, Costs) for name, corner in costs.items()})
     if not costs:
         raise ValueError("costs must hold at least one corner, got none")
     until = None if target is None else float(checked_seconds("target", target))
-    for each in costs.values():
-        each.check_values()
-        program = program_for(program, each)  # what one needs per microbatch, all can have
+    for corner in costs.values():
+        corner.check_values()
+        program = program_for(program, corner)  # what one needs per microbatch, all can have
     in_numpy = partial(jax.tree.map, lambda leaf: np.asarray(leaf, np.float64))
-    vectors = np.stack([cost_vector(program, in_numpy(each)) for each in costs.values()])
+    vectors = np.stack([cost_vector(program, in_numpy(corner)) for corner in costs.values()])
     with jax.enable_x64(True):
         duration, lag = vectors[:, program.duration_index], vectors[:, program.lag_index]
-        found = _run(program.preds, program.last_node, until, duration, lag)
-    makespan, late, spare = map(np.asarray, found)
+        results = _run(program.preds, program.last_node, until, duration, lag)
+    makespan, late, spare = map(np.asarray, results)
     check_finite({"makespan": makespan}, dict(costs))
     return Corners(
         names=tuple(costs),
@@ -128,9 +128,9 @@ def _run(
 ) -> tuple[Float[Array, " corners"], Float[Array, " corners"], Float[Array, "corners nodes"]]:
     """Makespans, total negative slack and slack of all corners."""
 
-    def one(duration: Times, lag: Lags) -> tuple[Float[Array, ""], Float[Array, ""], Times]:
+    def run_corner(duration: Times, lag: Lags) -> tuple[Float[Array, ""], Float[Array, ""], Times]:
         finish, tail = finish_and_tails(preds, duration, lag)
         late = jnp.zeros(()) if target is None else tns_of(finish[ends], target)
         return finish.max(), late, slack_of(finish, tail, target)
 
-    return jax.vmap(one)(duration, lag)
+    return jax.vmap(run_corner)(duration, lag)

@@ -145,7 +145,7 @@ class Straggler:
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Jitter:
-    """How durations vary from their costs; all factors on an op are multiplied.
+    """Random variation of durations around their costs; factors on one op are multiplied.
 
     Attributes:
       op: on each op on its own, all-reduces and updates too.

@@ -44,7 +44,7 @@ Samples = Float[NumpyArray, " samples"]
 @short_repr_of("evaluation deterministic mean worst makespans jitter seed")
 @dataclasses.dataclass(frozen=True)
 class Jittered:
-    """What jitter does to the makespan of one schedule. Times are seconds, arrays are NumPy's.
+    """Makespans of one schedule under jitter. Times are seconds, arrays are NumPy's.
 
     Attributes:
       evaluation: the deterministic run, every factor 1.
@@ -171,20 +171,20 @@ def jitter(
         raise wrong("seed", f"must be at most {LARGEST_SEED}, got {seed}")
     whole_number(max_bytes, "max_bytes")
     run = evaluate(table, costs, link=link)
-    own = per_op_costs(run.program, _price(run, costs))
+    per_op = per_op_costs(run.program, _price(run, costs))
     slowest = _Slowest(samples, replicas)
     draws = samples * replicas
     with _settings(), telling("jitter", on_progress) as tell:
-        for first, values, on_path in _parts(own, factors, run.workers, draws, seed, max_bytes):
+        for first, values, on_path in _parts(per_op, factors, run.workers, draws, seed, max_bytes):
             slowest.add(first, values, on_path)
             tell((first + len(values)) // replicas, samples, "samples")
     makespans, counts = slowest.makespans, slowest.counts
     with np.errstate(over="ignore", invalid="ignore"):
         check_finite([makespans, makespans.sum()], costs)
-    nodes, messages = np.zeros(run.program.num_nodes), np.zeros(len(own.messages))
-    nodes[own.ops] = counts[: len(own.ops)] / samples
-    width = len(own.op_seconds)
-    messages[own.messages] = counts[width : width + len(own.messages)] / samples
+    nodes, messages = np.zeros(run.program.num_nodes), np.zeros(len(per_op.messages))
+    nodes[per_op.ops] = counts[: len(per_op.ops)] / samples
+    width = len(per_op.op_seconds)
+    messages[per_op.messages] = counts[width : width + len(per_op.messages)] / samples
     carrier = run.program.messages.carrier
     nodes[carrier[carrier > 0]] = messages[carrier > 0]
     nodes[0] = 1.0  # every path starts at the source
@@ -207,15 +207,15 @@ class _Slowest:
         draw = first + np.arange(len(values))
         sample = draw // self._replicas
         order = np.lexsort((-draw, values, sample))  # of equals the first is the slowest
-        found = order[np.diff(sample, append=-1) != 0]
-        found = found[values[found] > self.makespans[sample[found]]]  # of the sample begun before
-        if not len(found):
+        worst = order[np.diff(sample, append=-1) != 0]
+        worst = worst[values[worst] > self.makespans[sample[worst]]]  # of the sample begun before
+        if not len(worst):
             return
-        if np.isfinite(self.makespans[sample[found[0]]]):
+        if np.isfinite(self.makespans[sample[worst[0]]]):
             self.counts = self.counts - self._last
-        self.counts = self.counts + on_path[:, found].sum(axis=1, dtype=np.int64)
-        self._last = on_path[:, found[-1]].astype(np.int64)
-        self.makespans[sample[found]], self.draws[sample[found]] = values[found], draw[found]
+        self.counts = self.counts + on_path[:, worst].sum(axis=1, dtype=np.int64)
+        self._last = on_path[:, worst[-1]].astype(np.int64)
+        self.makespans[sample[worst]], self.draws[sample[worst]] = values[worst], draw[worst]
 
 
 def sample_costs(run: Jittered, costs: Costs, sample: int) -> NodeCosts:
@@ -223,12 +223,12 @@ def sample_costs(run: Jittered, costs: Costs, sample: int) -> NodeCosts:
     count = len(run.makespans)
     if not 0 <= sample < count:
         raise ValueError(f"sample must be from 0 to {count - 1}, got {sample}")
-    own = per_op_costs(run.evaluation.program, _price(run.evaluation, costs))
+    per_op = per_op_costs(run.evaluation.program, _price(run.evaluation, costs))
     with _settings():
-        draw = _sampler(own, run.jitter, run.evaluation.workers, run.seed)
+        draw = _sampler(per_op, run.jitter, run.evaluation.workers, run.seed)
         durations = draw(np.uint32(run.draws[sample]), size=SMALLEST)
     row = np.concatenate([[0.0], *(np.asarray(piece)[0] for piece in durations)])
-    return NodeCosts(row[own.duration_index], row[own.lag_index])
+    return NodeCosts(row[per_op.duration_index], row[per_op.lag_index])
 
 
 def _price(run: Evaluation, costs: Costs) -> NodeCosts:
@@ -244,7 +244,7 @@ def _settings() -> Iterator[None]:
 
 
 def _sampler(
-    own: PerOpCosts, factors: Jitter, workers: int, seed: int
+    per_op: PerOpCosts, factors: Jitter, workers: int, seed: int
 ) -> Callable[..., tuple[Array, ...]]:
     """Return `_durations` of a program under some jitter: a function of first sample and size."""
     spread = tuple(factor_table(d) for d in (factors.op, factors.worker, factors.message))
@@ -254,24 +254,24 @@ def _sampler(
         jax.random.key(seed, impl="threefry2x32"),
         spread,
         np.array(rare, np.float64),
-        own.op_seconds,
-        own.op_worker,
-        own.message_seconds,
+        per_op.op_seconds,
+        per_op.op_worker,
+        per_op.message_seconds,
         num_workers=1 << workers.bit_length(),  # their bucket, and one more that no worker has
     )
 
 
 def _parts(
-    own: PerOpCosts, factors: Jitter, workers: int, samples: int, seed: int, max_bytes: int
+    per_op: PerOpCosts, factors: Jitter, workers: int, samples: int, seed: int, max_bytes: int
 ) -> Iterator[tuple[int, Samples, UInt[NumpyArray, "columns samples"]]]:
     """Yield first sample, makespans (samples) [s], and what is on their paths for each part."""
-    columns = len(own.op_seconds) + sum(map(len, own.message_seconds))
+    columns = len(per_op.op_seconds) + sum(map(len, per_op.message_seconds))
     room = max(LANES, min(PART, max_bytes // (BYTES_OF_COLUMN * columns)))
     size = min(1 << (room.bit_length() - 1), max(SMALLEST, 1 << (samples - 1).bit_length()))
-    draw = _sampler(own, factors, workers, seed)
+    draw = _sampler(per_op, factors, workers, seed)
     for first in range(0, samples, size):
         pieces = draw(np.uint32(first), size=size)
-        values, counts = interpreted_makespans(own.task, pieces)
+        values, counts = interpreted_makespans(per_op.task, pieces)
         count = min(size, samples - first)
         yield first, np.asarray(values)[:count], np.asarray(counts)[1:, :count]
 
@@ -305,15 +305,15 @@ def _durations(
         chance = draw(stream, jax.random.uniform, count)
         return jnp.where(chance < straggler[0], straggler[1], 1.0)
 
-    of_worker = vary(WORKERS, spread[1], num_workers) * strike(STRAGGLERS, rare[0], num_workers)
+    by_worker = vary(WORKERS, spread[1], num_workers) * strike(STRAGGLERS, rare[0], num_workers)
     # an all-reduce is on no worker: the last entry, which no worker has
-    of_worker = of_worker.at[:, NO_WORKER].set(1.0)
+    by_worker = by_worker.at[:, NO_WORKER].set(1.0)
     ops = len(op_seconds)
-    of_op = vary(OPS, spread[0], ops) * strike(OP_STRAGGLERS, rare[1], ops)
-    of_op *= of_worker[:, op_worker]
-    of_message = vary(MESSAGES, spread[2], len(message_seconds[0])) if message_seconds else of_op
-    messages = (of_message * seconds[None, :] for seconds in message_seconds)
-    return of_op * op_seconds[None, :], *messages
+    by_op = vary(OPS, spread[0], ops) * strike(OP_STRAGGLERS, rare[1], ops)
+    by_op *= by_worker[:, op_worker]
+    by_message = vary(MESSAGES, spread[2], len(message_seconds[0])) if message_seconds else by_op
+    messages = (by_message * seconds[None, :] for seconds in message_seconds)
+    return by_op * op_seconds[None, :], *messages
 
 
 def _look_up(
@@ -425,16 +425,16 @@ def jitter_dataset(runs: Mapping[str, Jittered]) -> "xr.Dataset":
     """
     import xarray as xr  # an extra: the engine does without
 
-    every = list(runs.values())
-    robustness(every)  # refuses runs that are not comparable
-    first = every[0]
-    links = {(r.evaluation.links, r.evaluation.workers, r.evaluation.microbatches) for r in every}
+    results = list(runs.values())
+    robustness(results)  # refuses runs that are not comparable
+    first = results[0]
+    links = {(r.evaluation.links, r.evaluation.workers, r.evaluation.microbatches) for r in results}
     if len(links) != 1:
-        found = sorted(map(str, links))
-        raise ValueError(f"runs must have the same links, workers and microbatches, got {found}")
+        texts = sorted(map(str, links))
+        raise ValueError(f"runs must have the same links, workers and microbatches, got {texts}")
     seconds, run = {"units": "s"}, first.evaluation
-    makespans = np.stack([each.makespans for each in every])
-    deterministic = np.array([each.deterministic for each in every])
+    makespans = np.stack([result.makespans for result in results])
+    deterministic = np.array([result.deterministic for result in results])
     return xr.Dataset(
         {
             "makespan": (("schedule", "sample"), makespans, seconds),

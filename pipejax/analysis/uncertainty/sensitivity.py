@@ -60,7 +60,7 @@ PARAMETERS = (
 
 @short_repr_of("step_time bound_by share elasticity")
 class Sensitivity(NamedTuple):
-    """What the step time depends on, and how strongly.
+    """Parameters that the step time depends on, and how strongly.
 
     Attributes:
       step_time: [s].
@@ -164,23 +164,23 @@ def swings(
         raise ValueError(f"factors must be two numbers above 0, got {factors!r}")
     names = [name for name in PARAMETERS if name not in EFFICIENCIES]
     with jax.enable_x64(True):
-        one_each = np.eye(len(PARAMETERS))[[PARAMETERS.index(name) for name in names]]
-        logs = np.kron(one_each, np.log(factors)[:, None])  # two rows for each name
+        unit_rows = np.eye(len(PARAMETERS))[[PARAMETERS.index(name) for name in names]]
+        logs = np.kron(unit_rows, np.log(factors)[:, None])  # two rows for each name
         prices, point = (
             _ScaledPrices(PricingShape.of(workload, table)),
             _point(table, workload, system),
         )
         costs, times = priced(prices, point, logs), np.empty(len(logs))
         for program, rows in programs_of_batch(table, Links.of(link), costs):
-            own = costs if rows is None else jax.tree.map(lambda x, r=rows: x[r], costs)
+            program_costs = costs if rows is None else jax.tree.map(lambda x, r=rows: x[r], costs)
             which = np.arange(len(logs))[slice(None) if rows is None else rows]
-            times[which] = makespans(program, own, batch_size=len(which))
-    found = times.tolist()
-    return dict(zip(names, zip(found[::2], found[1::2], strict=True), strict=True))
+            times[which] = makespans(program, program_costs, batch_size=len(which))
+    seconds = times.tolist()
+    return dict(zip(names, zip(seconds[::2], seconds[1::2], strict=True), strict=True))
 
 
 def is_possible(model: Model, parameter: str, factor: float) -> bool:
-    """Whether there is a model with so many times a parameter."""
+    """Return whether a model with so many times a parameter exists."""
     # A slope asks for no such model, a whole step time does.
     name = parameter.removeprefix("model.")
     if name == parameter:
@@ -221,11 +221,11 @@ class _ScaledPrices:
         model = {
             name: getattr(point.model, name) * factor[f"model.{name}"] for name in MODEL_PARAMETERS
         }
-        of_field = {FIELDS[name]: factor[name] for name in (*RESOURCES, *EFFICIENCIES)}
+        by_field = {FIELDS[name]: factor[name] for name in (*RESOURCES, *EFFICIENCIES)}
 
         def scaled(path: Any, leaf: Number) -> Number:
             # the leaves of an efficiency are the entries of its curve, without names of their own
-            return leaf * of_field.get(tuple(key.name for key in path if hasattr(key, "name")), 1.0)
+            return leaf * by_field.get(tuple(key.name for key in path if hasattr(key, "name")), 1.0)
 
         costs = costs_of_shape(
             self.shape,
@@ -255,7 +255,7 @@ TINY = np.finfo(float).tiny  # pairs that take no time have shares of nothing
 
 
 class PlaceSensitivity(NamedTuple):
-    """What the step takes if everything at one place takes less, or more.
+    """Step times if everything at one place takes less, or more.
 
     Attributes:
       place: stage, worker or boundary with its number, as rules of `scaled_costs` name them.
@@ -283,15 +283,15 @@ def place_sensitivity(
 ) -> list[PlaceSensitivity]:
     """Find how the step depends on each stage, worker and stage boundary, by exact runs."""
     check_types(evaluation=(evaluation, Evaluation))
-    found = [
+    results = [
         PlaceSensitivity(place, what, share, _runs(evaluation, f"{what}@{place}", factors))
         for place, what, share in _shares(evaluation)
     ]
-    return sorted(found, key=lambda each: (-each.share, -each.step_times[-1]))
+    return sorted(results, key=lambda result: (-result.share, -result.step_times[-1]))
 
 
 def _shares(evaluation: Evaluation) -> Iterator[tuple[str, str, float]]:
-    """Places, what is there, and the share of the critical path that is spent there."""
+    """Yield places, their costs, and the share of the critical path that is spent there."""
     program, total = evaluation.program, evaluation.makespan or 1.0
     critical = evaluation.critical & (np.asarray(program.worker) != NO_WORKER)
     seconds = np.where(critical, evaluation.node_duration, 0.0)
@@ -301,14 +301,14 @@ def _shares(evaluation: Evaluation) -> Iterator[tuple[str, str, float]]:
             np.asarray(program.worker)[critical], seconds[critical], evaluation.workers
         ),
     }
-    for place, of_place in spent.items():
-        for number, share in enumerate((of_place / total).tolist()):
+    for place, place_seconds in spent.items():
+        for number, share in enumerate((place_seconds / total).tolist()):
             yield f"{place}{number}", "compute", share
     sent = program.messages
-    lasts = (evaluation.message_finish - evaluation.message_start)[evaluation.message_critical]
+    durations = (evaluation.message_finish - evaluation.message_start)[evaluation.message_critical]
     # activations go from stage s over boundary s, gradients over boundary s - 1
     boundary = np.asarray(sent.stage) - (np.asarray(sent.phase) == Phase.SEND_B)
-    sending = np.bincount(boundary[evaluation.message_critical], lasts, evaluation.stages)
+    sending = np.bincount(boundary[evaluation.message_critical], durations, evaluation.stages)
     for number in np.unique(boundary).tolist():
         yield f"boundary{number}", "message", float(sending[number]) / total
 
@@ -320,8 +320,8 @@ def _by_stage(
     program, count = evaluation.program, evaluation.stages
     fused = np.zeros(program.num_nodes, bool)
     fused[np.asarray(program.fused)[:, 0]] = True
-    own = (np.asarray(program.stage) >= 0) & ~fused
-    spent = np.bincount(np.asarray(program.stage)[own], seconds[own], count)
+    on_stage = (np.asarray(program.stage) >= 0) & ~fused
+    spent = np.bincount(np.asarray(program.stage)[on_stage], seconds[on_stage], count)
     if not fused.any():
         return spent
     _, vector = lower_and_price(evaluation.table, evaluation.costs, evaluation.links)
@@ -335,5 +335,5 @@ def _by_stage(
 def _runs(evaluation: Evaluation, what: str, factors: tuple[float, ...]) -> tuple[float, ...]:
     """Step times with each factor [s]."""
     table, links = evaluation.table, evaluation.links
-    scaled = (scaled_costs(evaluation.costs, table, f"{what}*{each!r}") for each in factors)
+    scaled = (scaled_costs(evaluation.costs, table, f"{what}*{factor!r}") for factor in factors)
     return tuple(makespan_on_host(*lower_and_price(table, costs, links)) for costs in scaled)

@@ -132,7 +132,7 @@ def paths_json(paths: "Iterable[LongPath]") -> list[dict[str, Any]]:
     return [
         {
             "length": path.length,
-            "behind": path.behind,
+            "behind": path.shorter_by,
             "counts": dict(path.counts),
             "ops": list(path.ops),
             "messages": list(path.messages),
@@ -144,7 +144,7 @@ def paths_json(paths: "Iterable[LongPath]") -> list[dict[str, Any]]:
 def paths_table(paths: "list[LongPath]") -> Table:
     """Show the longest paths: how far behind each is, what it counts, and the way it takes."""
     names = list(paths[0].counts) if paths else []
-    behind = (path.behind * (path.behind > _ROUNDING * path.length) for path in paths)
+    behind = (path.shorter_by * (path.shorter_by > _ROUNDING * path.length) for path in paths)
     columns: list[tuple[str, Iterable[object]]] = [
         ("path", range(1, len(paths) + 1)),
         ("length", [seconds(path.length) for path in paths]),
